@@ -1,0 +1,325 @@
+"""Is the database at our revision, and how does it get there: check, upgrade, print the SQL.
+
+The ledger's tables live in a schema of their own, built by the Alembic scripts in ``migrations/``. Four
+doors lead to the same tables: the command ``seekpoint db upgrade``; a revision in the host's own Alembic tree
+that calls :func:`upgrade`; our scripts as a second version location of the host's Alembic; and plain SQL. Each
+step records itself in ``<schema>.alembic_version``, whichever door it came through; :func:`check` reads only
+that.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from io import StringIO
+from pathlib import Path
+from types import ModuleType
+from typing import TypeAlias
+
+from alembic import op
+from alembic.migration import MigrationContext
+from alembic.operations import Operations
+from alembic.runtime.environment import IncludeNameFn, NameFilterParentNames, NameFilterType
+from alembic.script import ScriptDirectory
+from sqlalchemy import (
+    Column,
+    Connection,
+    Dialect,
+    Engine,
+    MetaData,
+    PrimaryKeyConstraint,
+    String,
+    Table,
+    func,
+    insert,
+    inspect,
+    select,
+    update,
+)
+from sqlalchemy.schema import CreateSchema, CreateTable, DropTable
+
+from seekpoint.errors import ConfigError, SchemaMismatch
+from seekpoint.tables import DEFAULT_SCHEMA
+
+HEAD = "0001"
+"""The revision that this library reads and writes. Ids are four digits, so that they sort."""
+
+BASE = "base"
+"""Alembic's word for: before the first revision."""
+
+_VERSION_TABLE = "alembic_version"
+_STRANGER = (
+    "another Alembic keeps its versions there; give the ledger a schema of its own "
+    f"(--schema, default {DEFAULT_SCHEMA})"
+)
+
+Target: TypeAlias = Engine | Connection | ModuleType
+
+# The schema that the running steps build in. Unset: Alembic runs our scripts by itself (a version location).
+_chosen: ContextVar[str | None] = ContextVar("seekpoint_schema", default=None)
+
+# `alembic.op` is one module for the whole process: only one thread at a time may stand behind it.
+_one_thread = threading.Lock()
+
+
+def check(connection: Connection, schema: str = DEFAULT_SCHEMA) -> None:
+    """Pass in silence if the ledger's tables are at :data:`HEAD`, the revision this library works with.
+
+    Raises :class:`SchemaMismatch` when they are missing, older or newer, naming both revisions and the
+    command that mends it. Reads ``<schema>.alembic_version`` and nothing else.
+    """
+    found = current(connection, schema)
+    if found != HEAD:
+        raise SchemaMismatch(_difference(schema, found))
+
+
+def current(connection: Connection, schema: str = DEFAULT_SCHEMA) -> str | None:
+    """Return the revision of the ledger's tables in this database, or None where there are none.
+
+    Raises :class:`SchemaMismatch` if the version table holds several revisions, so is not the ledger's own.
+    """
+    versions = _versions(schema)
+    if not inspect(connection).has_table(versions.name, schema=versions.schema):
+        return None
+    found = connection.scalars(select(versions.c.version_num).order_by(versions.c.version_num)).all()
+    if len(found) > 1:
+        raise SchemaMismatch(f"{schema}.{_VERSION_TABLE} holds {', '.join(found)}: {_STRANGER}")
+    return found[0] if found else None
+
+
+def upgrade(target: Target, *, to: str | None = None, schema: str = DEFAULT_SCHEMA, since: str = BASE) -> None:
+    """Build the ledger's tables, or bring them up to revision ``to``; do nothing where they are there already.
+
+    ``target`` is one of:
+
+    - an ``Engine``: one transaction of its own, committed at the end;
+    - a ``Connection``: inside the caller's transaction, so committing is up to the caller;
+    - Alembic's ``op``, in a revision of the host's own: inside the host's migration, online or offline
+      (``--sql``). Name ``to`` there: a revision must do the same thing next year. An offline script
+      cannot ask the database where it stands, so it starts at ``since``, the revision that the host's
+      previous call went to.
+
+    ``schema`` is the name of the Postgres schema; it is created if it is not there. Concurrent calls wait for
+    one another under an advisory lock that lasts as long as the transaction.
+
+    Raises :class:`ConfigError` for a target, name or revision that cannot work, and :class:`SchemaMismatch`
+    if the tables are newer than this library.
+    """
+    if to is None and target is op:
+        raise ConfigError(f'name the revision in a migration of your own: upgrade(op, to="{HEAD}")')
+    _travel(target, schema, to or HEAD, since, up=True)
+
+
+def downgrade(target: Target, *, to: str = BASE, schema: str = DEFAULT_SCHEMA, since: str = HEAD) -> None:
+    """Take the ledger's tables back to revision ``to``; ``"base"`` drops them, and every offset with them.
+
+    The schema itself stays: it may be somebody else's, with grants on it. ``target``, ``schema`` and errors
+    are those of :func:`upgrade`; ``since`` is where an offline script starts.
+    """
+    _travel(target, schema, to, since, up=False)
+
+
+def sql(*, schema: str = DEFAULT_SCHEMA, to: str = HEAD, since: str = BASE) -> str:
+    """Return, as plain SQL in one transaction, what :func:`upgrade` would run from ``since`` to ``to``.
+
+    The row in ``<schema>.alembic_version`` is part of it, so :func:`check` is content afterwards. Raises
+    :class:`ConfigError` for a name or revision that cannot work.
+    """
+    _refuse_bad_name(schema)
+    script = StringIO()
+    context = MigrationContext.configure(
+        dialect_name="postgresql",
+        dialect_opts={"paramstyle": "named"},  # psycopg's own would double each percent sign in a name
+        opts={"as_sql": True, "output_buffer": script},
+    )
+    with _one_thread, Operations.context(context):
+        _run(schema, _steps(since, to, up=True))
+    return f"BEGIN;\n\n{script.getvalue()}COMMIT;\n"
+
+
+def not_ours(schema: str = DEFAULT_SCHEMA) -> IncludeNameFn:
+    """Return a hook for the host's ``env.py`` that keeps its autogenerate off the ledger's schema.
+
+    It goes to ``context.configure(include_schemas=True, include_name=not_ours())``; without it, a host that
+    looks at all schemas would propose to drop our tables. A host with a hook of its own asks both.
+    """
+
+    def include_name(name: str | None, type_: NameFilterType, parent_names: NameFilterParentNames) -> bool:
+        return (name if type_ == "schema" else parent_names.get("schema_name")) != schema
+
+    return include_name
+
+
+def version_location() -> Path:
+    """Return the folder of our Alembic revisions, for ``version_locations``: in a wheel or in a checkout."""
+    return _scripts_folder() / "versions"
+
+
+@contextmanager
+def step(*, to: str | None, since: str | None) -> Iterator[str]:
+    """Frame one of our own revision scripts: yield the schema to build in, and record the step at its end.
+
+    For the scripts in ``migrations/versions`` alone. ``to`` and ``since`` are revisions, None the state
+    before the first. Recording is each step's own affair because, as a second version location, our scripts
+    are run by the host's Alembic, which knows nothing of our version table.
+    """
+    context = op.get_context()
+    schema = _chosen.get()
+    if schema is None:
+        schema = (context.config and context.config.get_main_option("seekpoint_schema")) or DEFAULT_SCHEMA
+        _refuse_bad_name(schema)
+    if (context.version_table, context.version_table_schema) == (_VERSION_TABLE, schema):
+        raise ConfigError(
+            f"this Alembic keeps its own versions in schema {schema!r}: give the ledger another schema, "
+            "or migrate it alone with `seekpoint db upgrade`"
+        )
+    if since is None:
+        _create_schema(context, schema)
+    yield schema
+    _record(schema, to, since)
+
+
+def _travel(target: Target, schema: str, to: str, since: str, *, up: bool) -> None:
+    _refuse_bad_name(schema)
+    if isinstance(target, Engine):
+        _refuse_other_database(target.dialect)
+        # Read committed, whatever the engine says: a snapshot from before the wait would not see the work
+        # of the one we waited for.
+        with target.connect().execution_options(isolation_level="READ COMMITTED") as own, own.begin():
+            _travel(own, schema, to, since, up=up)
+    elif isinstance(target, Connection):
+        context = MigrationContext.configure(connection=target)
+        here = _locked_revision(context, schema)
+        with _one_thread, Operations.context(context):
+            _run(schema, _steps(here, to, up=up))
+    elif target is op:
+        context = op.get_context()
+        here = since if context.as_sql else _locked_revision(context, schema)
+        _run(schema, _steps(here, to, up=up))
+    else:
+        raise ConfigError(
+            f"expected an Engine, a Connection or Alembic's op, not {type(target).__name__}; "
+            "an AsyncEngine goes: "
+            "`async with engine.begin() as connection: await connection.run_sync(seekpoint.schema.upgrade)`"
+        )
+
+
+def _locked_revision(context: MigrationContext, schema: str) -> str:
+    """Wait for whoever else is migrating this schema, then say where it stands."""
+    connection = context.connection
+    assert connection is not None, "only an offline script has no connection"
+    _refuse_other_database(connection.dialect)
+    if getattr(connection.connection.driver_connection, "autocommit", False):
+        raise ConfigError(
+            "the schema is changed in one transaction, but this connection is in autocommit mode: "
+            'open it with execution_options(isolation_level="READ COMMITTED")'
+        )
+    key = func.hashtextextended(f"seekpoint schema {schema}", 0)
+    connection.execute(select(func.pg_advisory_xact_lock(key)))
+    found = current(connection, schema)
+    if found is None:
+        return BASE
+    if found not in _known(_scripts()):
+        raise SchemaMismatch(_difference(schema, found))
+    return found
+
+
+def _steps(here: str, to: str, *, up: bool) -> Sequence[Callable[[], None]]:
+    """The functions of our scripts that lead from one revision to another; none if the way leads nowhere."""
+    scripts = _scripts()
+    line = (BASE, *_known(scripts))
+    for revision in (here, to):
+        if revision not in line:
+            raise ConfigError(f"this version of Seekpoint has no schema revision {revision!r}, only {', '.join(line)}")
+    low, high = (here, to) if up else (to, here)
+    between = [scripts.get_revision(each).module for each in line[line.index(low) + 1 : line.index(high) + 1]]
+    return [module.upgrade for module in between] if up else [module.downgrade for module in reversed(between)]
+
+
+def _run(schema: str, steps: Sequence[Callable[[], None]]) -> None:
+    """Run steps of our scripts against whatever Alembic context stands behind ``op``."""
+    token = _chosen.set(schema)
+    try:
+        for each in steps:
+            each()
+    finally:
+        _chosen.reset(token)
+
+
+def _create_schema(context: MigrationContext, schema: str) -> None:
+    # Postgres asks for the right to create before it looks for the name, so IF NOT EXISTS is refused to a
+    # role whose schema was made for it. Where we can look first, we do.
+    if context.as_sql or not inspect(context.connection).has_schema(schema):
+        op.execute(CreateSchema(schema, if_not_exists=True))
+
+
+def _record(schema: str, to: str | None, since: str | None) -> None:
+    versions = _versions(schema)
+    if to is None:
+        op.execute(DropTable(versions))
+    elif since is None:
+        op.execute(CreateTable(versions))
+        op.execute(insert(versions).values(version_num=op.inline_literal(to)))
+    else:
+        at = versions.c.version_num == op.inline_literal(since)
+        op.execute(update(versions).where(at).values(version_num=op.inline_literal(to)))
+
+
+def _versions(schema: str) -> Table:
+    """The version table, column for column as Alembic itself would make it."""
+    return Table(
+        _VERSION_TABLE,
+        MetaData(),
+        Column("version_num", String(32), nullable=False),
+        PrimaryKeyConstraint("version_num", name="alembic_version_pkc"),
+        schema=schema,
+    )
+
+
+def _scripts_folder() -> Path:
+    package = Path(__file__).resolve().parent
+    for folder in (package / "migrations", package.parent.parent / "migrations"):
+        if (folder / "versions").is_dir():
+            return folder
+    raise ConfigError(f"this installation of seekpoint in {package} has no migrations: install it again")
+
+
+def _scripts() -> ScriptDirectory:
+    return ScriptDirectory(str(_scripts_folder()))
+
+
+def _known(scripts: ScriptDirectory) -> Sequence[str]:
+    return sorted(script.revision for script in scripts.walk_revisions())
+
+
+def _refuse_other_database(dialect: Dialect) -> None:
+    if dialect.name != "postgresql":
+        raise ConfigError(f"the ledger lives in Postgres, not in {dialect.name}")
+
+
+def _refuse_bad_name(schema: str) -> None:
+    """Refuse what Postgres cuts short or keeps for itself, and ``public``, where the host's versions may be."""
+    if not schema or "\0" in schema or len(schema.encode()) > 63:
+        raise ConfigError(f"the name of a Postgres schema has 1 to 63 bytes and no NUL: {schema!r}")
+    if schema in {"public", "information_schema"} or schema.startswith("pg_"):
+        raise ConfigError(f"the ledger needs a schema of its own, not {schema!r}; the default is {DEFAULT_SCHEMA!r}")
+
+
+def _difference(schema: str, found: str | None) -> str:
+    """Say how the database differs from this library, and what mends it."""
+    command = "seekpoint db upgrade"
+    if schema != DEFAULT_SCHEMA:
+        command += f" --schema {shlex.quote(schema)}"
+    mend = f"run `{command}`, or your own Alembic's upgrade if it carries the ledger"
+    if found is None:
+        return f"schema {schema!r} has no ledger tables, and this library needs revision {HEAD}: {mend}"
+    where = f"the ledger in schema {schema!r} is at revision {found}"
+    if not re.fullmatch(r"\d{4}", found):
+        return f"{where}, which is none of Seekpoint's ({HEAD}): {_STRANGER}"
+    if found < HEAD:
+        return f"{where}, older than revision {HEAD}, which this library needs: {mend}"
+    return f"{where}, newer than revision {HEAD} of this library: run `pip install --upgrade seekpoint`"

@@ -1,0 +1,134 @@
+"""The ledger's own tables, as SQLAlchemy metadata. The migrations build the same; a test holds them together.
+
+Every table lives in the schema that stands here as ``seekpoint``; another name is put in its place when a
+statement runs (:func:`in_schema`). Offsets are bigint everywhere, times are the database's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    DateTime,
+    ForeignKey,
+    Identity,
+    Index,
+    Integer,
+    MetaData,
+    PrimaryKeyConstraint,
+    Table,
+    Text,
+    Uuid,
+    false,
+    func,
+    text,
+)
+from sqlalchemy.dialects.postgresql import ARRAY
+
+DEFAULT_SCHEMA = "seekpoint"
+
+metadata = MetaData(
+    schema=DEFAULT_SCHEMA,
+    naming_convention={
+        "pk": "%(table_name)s_pkey",
+        "fk": "%(table_name)s_%(column_0_name)s_fkey",
+        "ck": "%(table_name)s_%(constraint_name)s_check",
+        "ix": "%(table_name)s_%(column_0_N_name)s_idx",
+    },
+)
+
+
+def in_schema(schema: str) -> Mapping[str, Any]:
+    """Execution options that put ``schema`` in the place of the default one, for one statement."""
+    return {"schema_translate_map": {DEFAULT_SCHEMA: schema}}
+
+
+def _now(name: str) -> Column[Any]:
+    return Column(name, DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp())
+
+
+# The row that administration and cut-over lock first, and whose FOR SHARE lock every claim takes.
+consumer_group = Table(
+    "consumer_group",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("cluster_id", Text, comment="Kafka cluster the offsets belong to"),
+    Column("version", Integer, nullable=False, server_default=text("1"), comment="handler version"),
+    Column("tables", ARRAY(Text), nullable=False, server_default=text("'{}'"), comment="tables the group writes"),
+    Column("paused", Boolean, nullable=False, server_default=false()),
+    Column("paused_reason", Text),
+    Column("paused_by", Text),
+    _now("created_at"),
+)
+
+# One row per partition; the hot row of every commit. No further index and a low fillfactor: updates stay HOT.
+partition_offset = Table(
+    "partition_offset",
+    metadata,
+    Column("consumer_group", Text, ForeignKey(consumer_group.c.name), nullable=False),
+    Column("topic", Text, nullable=False),
+    Column("partition", Integer, nullable=False),
+    Column("topic_id", Uuid, nullable=False, comment="the topic's id when the offset was first stored"),
+    Column("first_offset", BigInteger, nullable=False, comment="the first position ever applied"),
+    Column("next_offset", BigInteger, nullable=False, comment="position to read next; never last processed"),
+    Column("leader_epoch", Integer, comment="epoch of the last applied record; NULL: none is known"),
+    Column("claim", Uuid, nullable=False, comment="fencing token, drawn anew by every claim and every move"),
+    Column("epoch", BigInteger, nullable=False, comment="counts the tokens, for people and for order"),
+    Column("owner", Uuid, comment="process that claimed it, for display; NULL after a release"),
+    Column("claimed_at", DateTime(timezone=True)),
+    Column("unreleased_claims", Integer, nullable=False, server_default=text("0")),
+    Column("attempt_offset", BigInteger),
+    Column("attempts", Integer, nullable=False, server_default=text("0")),
+    Column("committed_at", DateTime(timezone=True)),
+    Column("record_time", DateTime(timezone=True), comment="timestamp of the last applied record"),
+    PrimaryKeyConstraint("consumer_group", "topic", "partition"),
+    CheckConstraint("next_offset >= 0", name="next_offset"),
+    # Not `postgresql_with=`: SQLAlchemy 2.0 has it for indexes only. The migration sets these; a test compares.
+    info={
+        "storage": {
+            "fillfactor": "50",
+            "autovacuum_vacuum_scale_factor": "0.0",
+            "autovacuum_vacuum_threshold": "1000",
+        }
+    },
+)
+
+# Every range that was given up: retention, truncation, a recreated topic (I4).
+lost_range = Table(
+    "lost_range",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    Column("consumer_group", Text, ForeignKey(consumer_group.c.name), nullable=False),
+    Column("topic", Text, nullable=False),
+    Column("topic_id", Uuid, nullable=False),
+    Column("partition", Integer, nullable=False),
+    Column("from_offset", BigInteger, nullable=False),
+    Column("to_offset", BigInteger, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("decision", Text, nullable=False),
+    Column("actor", Text, nullable=False),
+    _now("at"),
+    Index(None, "consumer_group", "topic", "partition"),
+)
+
+# Who moved what, from where to where, why and when (I5).
+admin_action = Table(
+    "admin_action",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    Column("consumer_group", Text, ForeignKey(consumer_group.c.name), nullable=False),
+    Column("action", Text, nullable=False),
+    Column("topic", Text),
+    Column("partition", Integer),
+    Column("from_offset", BigInteger),
+    Column("to_offset", BigInteger),
+    Column("actor", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+    _now("at"),
+    Index(None, "consumer_group", "at"),
+)

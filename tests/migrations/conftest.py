@@ -1,0 +1,28 @@
+"""Each migration test gets a database of its own: what is asked about here is whole databases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from uuid import uuid4
+
+import pytest
+from sqlalchemy import Engine, create_engine, make_url, text
+from sqlalchemy.pool import NullPool
+
+
+@pytest.fixture
+def database_url(seekpoint_dsn: str) -> Iterator[str]:
+    """URL (with its password) of an empty database, dropped after the test."""
+    name = f"migrations_{uuid4().hex}"
+    server = create_engine(seekpoint_dsn, isolation_level="AUTOCOMMIT", poolclass=NullPool)
+    with server.connect() as connection:
+        connection.execute(text(f"CREATE DATABASE {name} TEMPLATE template0"))
+    yield make_url(seekpoint_dsn).set(database=name).render_as_string(hide_password=False)
+    with server.connect() as connection:
+        connection.execute(text(f"DROP DATABASE {name} WITH (FORCE)"))
+
+
+@pytest.fixture
+def engine(database_url: str) -> Engine:
+    """An engine on that database, which keeps no connection open."""
+    return create_engine(database_url, poolclass=NullPool)

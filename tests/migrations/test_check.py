@@ -1,0 +1,85 @@
+"""A worker must refuse a ledger that is missing, older or newer: the message names both revisions and the remedy."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import Engine, text
+
+from seekpoint import schema
+from seekpoint.errors import SchemaMismatch
+
+
+def stamp(engine: Engine, *revisions: str) -> None:
+    with engine.begin() as connection:
+        connection.execute(text("DELETE FROM seekpoint.alembic_version"))
+        for revision in revisions:
+            connection.execute(text("INSERT INTO seekpoint.alembic_version VALUES (:it)"), {"it": revision})
+
+
+def complaint(engine: Engine, name: str = "seekpoint") -> str:
+    with engine.connect() as connection, pytest.raises(SchemaMismatch) as caught:
+        schema.check(connection, name)
+    return str(caught.value)
+
+
+def test_at_head_it_passes(engine: Engine) -> None:
+    schema.upgrade(engine)
+    with engine.connect() as connection:
+        schema.check(connection)
+
+
+def test_missing(engine: Engine) -> None:
+    said = complaint(engine)
+    assert "schema 'seekpoint' has no ledger tables" in said
+    assert f"needs revision {schema.HEAD}" in said
+    assert "run `seekpoint db upgrade`" in said
+
+
+def test_missing_under_another_name_the_command_is_ready_to_paste(engine: Engine) -> None:
+    schema.upgrade(engine)
+    assert """`seekpoint db upgrade --schema 'my ledger'`""" in complaint(engine, "my ledger")
+
+
+def test_a_schema_without_tables_is_missing_too(engine: Engine) -> None:
+    schema.upgrade(engine)
+    schema.downgrade(engine)
+    assert "has no ledger tables" in complaint(engine)
+
+
+def test_an_empty_version_table_is_missing_too(engine: Engine) -> None:
+    schema.upgrade(engine)
+    stamp(engine)
+    assert "has no ledger tables" in complaint(engine)
+
+
+def test_older(engine: Engine) -> None:
+    schema.upgrade(engine)
+    stamp(engine, "0000")
+    said = complaint(engine)
+    assert f"at revision 0000, older than revision {schema.HEAD}" in said
+    assert "run `seekpoint db upgrade`" in said
+
+
+def test_newer(engine: Engine) -> None:
+    schema.upgrade(engine)
+    stamp(engine, "9999")
+    said = complaint(engine)
+    assert f"at revision 9999, newer than revision {schema.HEAD}" in said
+    assert "run `pip install --upgrade seekpoint`" in said
+    assert "db upgrade" not in said, "it would not help"
+
+
+@pytest.mark.parametrize("revisions", [["3f2a9c01d7e4"], ["0001", "3f2a9c01d7e4"]])
+def test_somebody_elses_version_table(engine: Engine, revisions: list[str]) -> None:
+    schema.upgrade(engine)
+    stamp(engine, *revisions)
+    said = complaint(engine)
+    assert "3f2a9c01d7e4" in said
+    assert "give the ledger a schema of its own" in said
+
+
+def test_current_is_the_revision_or_none(engine: Engine) -> None:
+    with engine.begin() as connection:
+        assert schema.current(connection) is None
+        schema.upgrade(connection)
+        assert schema.current(connection) == schema.HEAD

@@ -1,0 +1,240 @@
+"""Up, down and up again through our own doors: engine, connection, plain SQL."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psycopg
+import pytest
+from sqlalchemy import Engine, create_engine, func, inspect, make_url, select, text
+from sqlalchemy.pool import NullPool
+
+from seekpoint import schema, tables
+from seekpoint.errors import ConfigError, SchemaMismatch
+
+OURS = {"admin_action", "alembic_version", "consumer_group", "lost_range", "partition_offset"}
+ODD_NAMES = ["Ledger", 'we"ird', "with space", "100%", "a.b", "colon:name", "naïve", "select", "'; DROP TABLE x; --"]
+
+
+def made(engine: Engine, name: str = "seekpoint") -> set[str]:
+    with engine.connect() as connection:
+        return set(inspect(connection).get_table_names(schema=name))
+
+
+def at(engine: Engine, name: str = "seekpoint") -> str | None:
+    with engine.connect() as connection:
+        return schema.current(connection, name)
+
+
+def run_script(database_url: str, script: str) -> None:
+    """As ``psql -f`` would: each statement by itself, the transaction in the script's own hands."""
+    dsn = make_url(database_url).set(drivername="postgresql").render_as_string(hide_password=False)
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(script.encode())
+
+
+def test_up_down_up(engine: Engine) -> None:
+    schema.upgrade(engine)
+    assert (made(engine), at(engine)) == (OURS, schema.HEAD)
+    schema.downgrade(engine)
+    assert (made(engine), at(engine)) == (set(), None)
+    schema.upgrade(engine)
+    assert (made(engine), at(engine)) == (OURS, schema.HEAD)
+
+
+def test_both_ways_are_idempotent(engine: Engine) -> None:
+    schema.upgrade(engine)
+    with engine.begin() as connection:
+        connection.execute(tables.consumer_group.insert().values(name="billing"))
+    schema.upgrade(engine)
+    with engine.connect() as connection:
+        assert connection.scalar(select(tables.consumer_group.c.name)) == "billing"
+    schema.downgrade(engine)
+    schema.downgrade(engine)
+    assert made(engine) == set()
+
+
+def test_downgrade_leaves_the_schema_and_what_others_keep_in_it(engine: Engine) -> None:
+    schema.upgrade(engine)
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE seekpoint.theirs ()"))
+    schema.downgrade(engine)
+    assert made(engine) == {"theirs"}
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_odd_but_legal_names(engine: Engine, name: str) -> None:
+    schema.upgrade(engine, schema=name)
+    assert (made(engine, name), at(engine, name)) == (OURS, schema.HEAD)
+    with engine.connect() as connection:
+        schema.check(connection, name)
+        assert (
+            connection.execution_options(**tables.in_schema(name)).scalar(
+                select(func.count()).select_from(tables.partition_offset)
+            )
+            == 0
+        )
+    schema.downgrade(engine, schema=name)
+    assert made(engine, name) == set()
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_plain_sql_makes_what_the_upgrade_makes(engine: Engine, database_url: str, name: str) -> None:
+    run_script(database_url, schema.sql(schema=name))
+    with engine.connect() as connection:
+        schema.check(connection, name)
+    assert made(engine, name) == OURS
+
+
+@pytest.mark.parametrize("name", ["", "public", "pg_ledger", "information_schema", "x" * 64, "ü" * 32, "a\0b"])
+def test_names_that_cannot_work_are_refused(engine: Engine, name: str) -> None:
+    for attempt in (
+        lambda: schema.upgrade(engine, schema=name),
+        lambda: schema.downgrade(engine, schema=name),
+        lambda: schema.sql(schema=name),
+    ):
+        with pytest.raises(ConfigError, match="schema"):
+            attempt()
+
+
+def test_a_name_of_63_bytes_is_not_cut_short(engine: Engine) -> None:
+    name = "x" * 63
+    schema.upgrade(engine, schema=name)
+    assert made(engine, name) == OURS
+
+
+def test_a_connection_keeps_its_transaction(engine: Engine) -> None:
+    with engine.connect() as connection:
+        schema.upgrade(connection)
+        schema.check(connection)
+        connection.rollback()
+    assert made(engine) == set(), "the caller rolled back"
+    with engine.begin() as connection:
+        schema.upgrade(connection)
+    assert at(engine) == schema.HEAD
+
+
+def test_a_failed_upgrade_leaves_nothing_behind(engine: Engine) -> None:
+    with engine.begin() as connection:
+        connection.execute(text("CREATE SCHEMA seekpoint"))
+        connection.execute(text("CREATE TABLE seekpoint.admin_action ()"))
+    with pytest.raises(Exception, match="admin_action"):
+        schema.upgrade(engine)
+    assert made(engine) == {"admin_action"}
+    with engine.begin() as connection:
+        connection.execute(text("DROP TABLE seekpoint.admin_action"))
+    schema.upgrade(engine)
+    assert made(engine) == OURS, "and the next one starts afresh, in the same process"
+
+
+@pytest.mark.parametrize("level", ["AUTOCOMMIT", "REPEATABLE READ", "SERIALIZABLE"])
+def test_an_engine_of_any_isolation_level_will_do(database_url: str, level: str) -> None:
+    engine = create_engine(database_url, isolation_level=level, poolclass=NullPool)
+    schema.upgrade(engine)
+    assert at(engine) == schema.HEAD
+
+
+def test_a_connection_in_autocommit_is_refused(engine: Engine) -> None:
+    autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
+    with autocommit.connect() as connection, pytest.raises(ConfigError, match="autocommit mode: open it with"):
+        schema.upgrade(connection)
+    assert made(engine) == set()
+
+
+class AsyncEngine:
+    """SQLAlchemy's own needs greenlet, which is not a dependency; the type's name is all that is said of it."""
+
+
+def test_other_databases_and_targets_are_refused() -> None:
+    with pytest.raises(ConfigError, match="in Postgres, not in sqlite"):
+        schema.upgrade(create_engine("sqlite://", poolclass=NullPool))
+    with pytest.raises(ConfigError, match=r"not AsyncEngine.*run_sync\(seekpoint\.schema\.upgrade\)"):
+        schema.upgrade(AsyncEngine())  # type: ignore[arg-type]
+
+
+def test_unknown_revisions_are_refused(engine: Engine) -> None:
+    with pytest.raises(ConfigError, match="no schema revision '9999', only base, 0001"):
+        schema.upgrade(engine, to="9999")
+    with pytest.raises(ConfigError, match="no schema revision 'head'"):
+        schema.sql(since="head")
+
+
+def test_a_newer_ledger_is_neither_upgraded_nor_taken_down(engine: Engine) -> None:
+    schema.upgrade(engine)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE seekpoint.alembic_version SET version_num = '9999'"))
+    for attempt in (schema.upgrade, schema.downgrade):
+        with pytest.raises(SchemaMismatch, match="9999, newer than revision 0001"):
+            attempt(engine)
+    assert made(engine) == OURS
+
+
+def test_the_right_to_create_schemas_is_not_needed_where_one_was_made_for_us(engine: Engine, database_url: str) -> None:
+    role = f"migrator_{make_url(database_url).database}"
+    with engine.begin() as connection:
+        connection.execute(text(f"CREATE ROLE {role}"))
+        connection.execute(text(f"CREATE SCHEMA seekpoint AUTHORIZATION {role}"))
+    try:
+        with engine.begin() as connection:
+            connection.execute(text(f"SET LOCAL ROLE {role}"))
+            schema.upgrade(connection)
+        assert at(engine) == schema.HEAD
+    finally:
+        with engine.begin() as connection:
+            connection.execute(text(f"DROP OWNED BY {role} CASCADE"))
+            connection.execute(text(f"DROP ROLE {role}"))
+
+
+WAITING = text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND database = "
+               "(SELECT oid FROM pg_database WHERE datname = current_database())")  # fmt: skip
+UPGRADE = "import sys, sqlalchemy, seekpoint.schema as s; s.upgrade(sqlalchemy.create_engine(sys.stdin.read()))"
+
+
+def test_two_processes_upgrade_at_once(engine: Engine, database_url: str) -> None:
+    """Both are seen to wait for the lock that an upgrade in flight holds; then one builds, the other finds it built."""
+    with engine.connect() as first:
+        schema.upgrade(first)
+        racers = [
+            subprocess.Popen([sys.executable, "-c", UPGRADE], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            for _ in range(2)
+        ]
+        for racer in racers:
+            assert racer.stdin
+            racer.stdin.write(database_url)
+            racer.stdin.close()
+            racer.stdin = None
+        pause = threading.Event()
+        with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as watcher:
+            for _ in range(600):
+                if watcher.scalar(WAITING) == 2 or any(racer.poll() is not None for racer in racers):
+                    break
+                pause.wait(0.05)
+            assert watcher.scalar(WAITING) == 2
+        first.rollback()  # so that a racer finds nothing and has to build
+    for racer in racers:
+        _, complaint = racer.communicate(timeout=60)
+        assert racer.returncode == 0, complaint
+    assert (made(engine), at(engine)) == (OURS, schema.HEAD)
+
+
+def test_threads_upgrade_schemas_of_their_own(engine: Engine) -> None:
+    """Alembic's ``op`` is one for the process: two threads that stood behind it at once would build anywhere."""
+    names = [f"ledger_{number}" for number in range(6)]
+    with ThreadPoolExecutor(len(names)) as pool:
+        list(pool.map(lambda name: schema.upgrade(engine, schema=name), names))
+    assert [made(engine, name) for name in names] == [OURS] * len(names)
+
+
+def test_the_scripts_are_found_in_a_checkout_and_in_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (schema.version_location() / "0001_ledger.py").is_file()
+    package = tmp_path / "site-packages" / "seekpoint"
+    (package / "migrations" / "versions").mkdir(parents=True)
+    monkeypatch.setattr(schema, "__file__", str(package / "schema.py"))
+    assert schema.version_location() == package / "migrations" / "versions"
+    (package / "migrations" / "versions").rmdir()
+    with pytest.raises(ConfigError, match="has no migrations: install it again"):
+        schema.version_location()

@@ -87,8 +87,13 @@ def revision(
 
 def _write_revision(config: Path, message: str, head: str, schema: str, since: str) -> Path:
     ledger_schema.sql(schema=schema, since=since)  # refuses a name or revision before it stands in a file
-    host = Config(config, toml_file="pyproject.toml")
-    scripts = ScriptDirectory.from_config(host)
+    host = Config(config, toml_file=config.with_name("pyproject.toml"))
+    try:
+        scripts = ScriptDirectory.from_config(host)
+    except CommandError as error:
+        raise ConfigError(
+            f"{config} (or pyproject.toml beside it) leads to no Alembic tree; name yours with --config: {error}"
+        ) from error
     elsewhere = "" if schema == DEFAULT_SCHEMA else f", schema={schema!r}"
     onwards = "" if since == ledger_schema.BASE else f', since="{since}"'
     up = f'seekpoint.schema.upgrade(op, to="{ledger_schema.HEAD}"{elsewhere}{onwards})'

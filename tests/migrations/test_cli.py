@@ -1,0 +1,135 @@
+"""``seekpoint db``: what it prints, where it exits, and that no password comes out of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import psycopg
+import pytest
+from sqlalchemy import Engine, make_url, text
+from typer.testing import CliRunner, Result
+
+from seekpoint import schema
+from seekpoint.cli.db import app
+
+VARIABLE = "SEEKPOINT_DATABASE_URL"
+
+
+def db(*arguments: str, url: str | None = None) -> Result:
+    result = CliRunner().invoke(app, list(arguments), env={VARIABLE: url, "COLUMNS": "200", "NO_COLOR": "1"})
+    assert result.exception is None or isinstance(result.exception, SystemExit), "no traceback for the user"
+    return result
+
+
+def stamp(engine: Engine, revision: str) -> None:
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE seekpoint.alembic_version SET version_num = :it"), {"it": revision})
+
+
+def test_upgrade_and_check(database_url: str) -> None:
+    first = db("upgrade", url=database_url)
+    assert (first.exit_code, first.output) == (0, "seekpoint: nothing → 0001\n")
+    assert db("upgrade", url=database_url).output == "seekpoint: already at 0001\n"
+    assert db("check", url=database_url).exit_code == 0
+
+
+def test_the_url_as_an_option_wins_over_the_environment(database_url: str) -> None:
+    result = db("upgrade", "--database-url", database_url, url="postgresql://nobody@127.0.0.1:1/nowhere")
+    assert result.exit_code == 0
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+psycopg", "postgresql+psycopg2"])
+def test_any_postgres_url_is_understood(database_url: str, scheme: str) -> None:
+    rest = database_url.split("://", 1)[1]
+    assert db("upgrade", url=f"{scheme}://{rest}").exit_code == 0
+
+
+def test_json(database_url: str) -> None:
+    missing = db("check", "--json", "--schema", "other", url=database_url)
+    assert missing.exit_code == 1
+    told = json.loads(missing.stdout)
+    assert "run `seekpoint db upgrade --schema other`" in told.pop("message")
+    assert told == {"schema": "other", "library": "0001", "database": None, "ok": False}
+    upgraded = db("upgrade", "--json", "--schema", "other", url=database_url)
+    assert json.loads(upgraded.stdout) == {"schema": "other", "before": None, "after": "0001"}
+    good = json.loads(db("check", "--json", "--schema", "other", url=database_url).stdout)
+    assert good == {"schema": "other", "library": "0001", "database": "0001", "ok": True}
+
+
+@pytest.mark.parametrize(("revision", "word"), [("0000", "older"), ("9999", "newer")])
+def test_check_exits_with_1(engine: Engine, database_url: str, revision: str, word: str) -> None:
+    schema.upgrade(engine)
+    stamp(engine, revision)
+    result = db("check", url=database_url)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert f"at revision {revision}, {word} than revision 0001" in result.stderr
+    assert json.loads(db("check", "--json", url=database_url).stdout)["database"] == revision
+
+
+def test_sql_needs_no_database_and_makes_the_ledger(engine: Engine, database_url: str) -> None:
+    result = db("sql", "--schema", "Odd name")
+    assert result.exit_code == 0
+    dsn = make_url(database_url).set(drivername="postgresql").render_as_string(hide_password=False)
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(result.stdout.encode())
+    assert db("check", "--schema", "Odd name", url=database_url).exit_code == 0
+    nothing = db("sql", "--since", "0001").stdout
+    assert "CREATE" not in nothing
+
+
+@pytest.mark.parametrize(
+    ("arguments", "url", "said"),
+    [
+        (["check"], None, "--database-url"),
+        (["check", "--no-such-option"], None, "--no-such-option"),
+        (["sql", "--schema", "public"], None, "needs a schema of its own, not 'public'"),
+        (["sql", "--since", "0815"], None, "no schema revision '0815'"),
+        (["upgrade"], "mysql://root:hunter2@127.0.0.1/shop", "in Postgres, not in mysql"),
+        (["upgrade"], "postgresql://me:hunter2@127.0.0.1:port/shop", "--database-url is no URL"),
+        (["upgrade"], "hunter2", "--database-url is no URL"),
+        (["revision", "--config", "nowhere.ini"], None, "nowhere.ini"),
+    ],
+)
+def test_wrong_usage_exits_with_2(
+    arguments: list[str], url: str | None, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = db(*arguments, url=url)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert said in result.stderr
+    assert "hunter2" not in result.output
+
+
+def test_a_wrong_password_is_named_but_not_shown(database_url: str) -> None:
+    wrong = make_url(database_url).set(password="hunter2").render_as_string(hide_password=False)
+    result = db("check", url=wrong)
+    assert result.exit_code == 1
+    assert "password authentication failed" in result.stderr
+    assert "hunter2" not in result.output
+
+
+def test_a_server_that_is_down_and_a_database_that_is_not_there(database_url: str) -> None:
+    down = make_url(database_url).set(port=1).render_as_string(hide_password=False)
+    gone = make_url(database_url).set(database="no_such_database").render_as_string(hide_password=False)
+    for url, said in ((down, "refused"), (gone, 'database "no_such_database" does not exist')):
+        result = db("check", url=url)
+        assert result.exit_code == 1
+        assert said in result.stderr
+        assert str(make_url(url).password) not in result.output
+        assert "sqlalche.me" not in result.output
+
+
+def test_a_missing_right_is_named(engine: Engine, database_url: str) -> None:
+    role = f"reader_{make_url(database_url).database}"
+    with engine.begin() as connection:
+        connection.execute(text(f"CREATE ROLE {role} LOGIN PASSWORD 'hunter2'"))
+    try:
+        url = make_url(database_url).set(username=role, password="hunter2")
+        result = db("upgrade", url=url.render_as_string(hide_password=False))
+        assert result.exit_code == 1
+        assert "permission denied for database" in result.stderr
+        assert "hunter2" not in result.output
+    finally:
+        with engine.begin() as connection:
+            connection.execute(text(f"DROP ROLE {role}"))

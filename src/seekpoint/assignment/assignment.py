@@ -1,0 +1,461 @@
+"""From Kafka's assignment to a claimed, placed partition, and back. Callbacks only record; the loop acts.
+
+A partition is *waiting* (assigned, not yet claimed), *placed* (claimed, read from the ledger's offset on) or
+*parked* (claimed, not read until somebody decides). What Kafka says of ownership is a hint; only the ledger
+decides (I2, I6).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from time import monotonic
+from types import TracebackType
+from typing import Any, Self
+from uuid import UUID
+
+from sqlalchemy import Connection
+
+from seekpoint import events
+from seekpoint.assignment.chunk import Chunk, Read, chain
+from seekpoint.errors import Fenced, GroupPaused, PartitionStopped
+from seekpoint.events import Announcer
+from seekpoint.kafka import client as kafka
+from seekpoint.kafka.client import Client, Message
+from seekpoint.kafka.identity import Answer, Identity, KafkaAway
+from seekpoint.kafka.loss import lost
+from seekpoint.kafka.watermarks import Watermarks
+from seekpoint.ledger import Claim, Expected, Ledger, Move, Position
+from seekpoint.ledger.claim import recreated
+from seekpoint.policy import Backoff, StartAt
+from seekpoint.records import Partition
+
+
+@dataclass(slots=True)
+class Placed:
+    """A partition that is read. ``cursor`` is the reader's own: it moves when a chunk is read, never on a commit."""
+
+    claim: Claim
+    cursor: int
+    end: int | None = None  # the log's end, when the client said that it was reached
+    quiet_since: float = 0.0
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A partition that is ours by Kafka's word and not yet claimed. ``known`` is the last position we committed."""
+
+    not_before: float = 0.0
+    known: int | None = None
+
+
+class Assignment:
+    """The partitions of one consumer, read from the ledger's offsets. For people who own their loop.
+
+    ``consumer`` is a ``confluent_kafka.Consumer`` made with :func:`seekpoint.consumer_config`, ``kafka`` that
+    same configuration (for an admin client that asks for topic ids). With ``partitions=[(topic, number), ...]``
+    there is no group: the list is read, owned through the ledger alone, and the newest claim wins.
+    Leaving the ``with`` block releases the claims and closes the consumer.
+    """
+
+    def __init__(
+        self,
+        consumer: Any,
+        ledger: Ledger,
+        topics: Collection[str],
+        *,
+        kafka: Mapping[str, Any],
+        start: StartAt = StartAt.earliest(),  # noqa: B008 -- immutable
+        partitions: Iterable[tuple[str, int]] | None = None,
+        announce: Announcer | None = None,
+    ) -> None:
+        self.ledger, self.limits = ledger, ledger.limits
+        self.topics = (topics,) if isinstance(topics, str) else tuple(topics)
+        self.client = Client(consumer, kafka)
+        self.identity = Identity(kafka, self.limits.kafka_timeout)
+        self.watermarks = Watermarks(self.identity, committed=kafka.get("isolation.level") != "read_uncommitted")
+        self.placed: dict[Partition, Placed] = {}
+        self.parked: dict[Partition, PartitionStopped] = {}
+        self.waiting: dict[Partition, Waiting] = {}
+        self._start, self._announce = start, announce or Announcer()
+        self._fixed = None if partitions is None else [Partition(*p) for p in partitions]
+        self._gone: set[Partition] = set()
+        self._released: list[Claim] = []
+        self._troubled: set[Partition] = set()
+        self._backoff = Backoff().waits(random.Random())  # noqa: S311 -- jitter
+        self._claim_at = self._look_at = 0.0
+        self._paused: str | None = None
+
+    # -- for people who own their loop ----------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        self.join()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.leave()
+
+    def settle(self, messages: Iterable[Message]) -> Chunk:
+        """Call it with what each ``consume`` returned, and apply only what it gives back.
+
+        Drops what is stale, acts on what the callbacks recorded (releases, claims, places), and notices
+        positions that were moved. Raises ClusterChanged, HandlerOutdated, and database errors as they are.
+        """
+        chunk = self.take(messages)
+        self.tend()
+        return chunk
+
+    def advance(self, tx: Connection, *chunks: Chunk) -> list[Claim]:
+        """Move the offsets over these chunks, in your transaction; call it before your own statements.
+
+        Asks for the topics' ids, then holds and advances. Raises Fenced (nothing may be written; call
+        :meth:`place_again`), TopicRecreated, KafkaAway. Give the result to :meth:`accept` after COMMIT.
+        """
+        reads = chain(chunks)
+        answer = self.identity.ask({p.topic for p in reads})
+        transaction = self.ledger.hold(tx, [Expected(r.claim, r.start) for r in reads.values()])
+        if stopped := self.strangers(answer, reads):
+            raise next(iter(stopped.values()))
+        return self.ledger.advance(tx, [r.move() for r in reads.values()], transaction)
+
+    def accept(self, moved: Iterable[Claim]) -> None:
+        """Take the claims over, after COMMIT."""
+        now = monotonic()
+        for claim in moved:
+            placed = self.placed.get(claim.partition)
+            if placed is not None and placed.claim.token == claim.token:
+                placed.claim, placed.quiet_since = claim, now
+        self._backoff = Backoff().waits(random.Random())  # noqa: S311 -- progress resets the waits
+
+    def place_again(self) -> None:
+        """After an exception around COMMIT: ask the ledger what is true, and read on from there."""
+        self.resolve({})
+
+    # -- joining and leaving --------------------------------------------------------------------------
+
+    def join(self) -> None:
+        """Subscribe, or take the fixed partitions; nothing is read before the first :meth:`tend`."""
+        if self._fixed is None:
+            self.client.subscribe(self.topics, self._on_assigned, self._on_gone)
+        else:
+            self.waiting = {p: Waiting() for p in self._fixed}
+
+    def leave(self, deadline: float = 10.0) -> None:
+        """Release every claim and leave the group; what was read and not committed is read again elsewhere."""
+        try:
+            claims = [p.claim for p in self.placed.values()] + self._released
+            if claims:
+                self.ledger.release(claims)
+                self._announce(events.Released(partitions=tuple(c.partition for c in claims)))
+        finally:
+            self.placed, self.parked, self.waiting = {}, {}, {}
+            self.client.close(deadline)
+
+    def _on_assigned(self, partitions: list[Partition]) -> None:
+        self.waiting.update((p, Waiting()) for p in partitions)
+        self._announce(events.Assigned(partitions=tuple(partitions)))
+
+    def _on_gone(self, partitions: list[Partition], is_lost: bool) -> None:
+        for partition in partitions:
+            self.waiting.pop(partition, None)
+        self._gone.update(partitions)
+        self._announce(events.Gone(partitions=tuple(partitions), lost=is_lost))
+
+    @property
+    def changed(self) -> bool:
+        """Whether Kafka took a partition away since the last :meth:`tend`: draw nothing more, commit, tend."""
+        return bool(self._gone)
+
+    # -- reading --------------------------------------------------------------------------------------
+
+    def take(self, messages: Iterable[Message]) -> Chunk:
+        """Keep what belongs to a placed partition and was not read before; move the cursors over it."""
+        kept: list[Message] = []
+        reads: dict[Partition, Read] = {}
+        last: dict[Partition, Message] = {}
+        for message in messages:
+            if message.error() is not None:
+                self._in_stream(message)
+                continue
+            at: Any = (message.topic(), message.partition())
+            placed = self.placed.get(at)
+            offset: Any = message.offset()
+            if placed is None or offset < placed.cursor or at in self._gone:
+                continue  # read under an earlier placement
+            read = reads.get(at)
+            if read is None:
+                read = reads[placed.claim.partition] = Read(placed.claim, placed.cursor, placed.cursor)
+            placed.cursor = read.end = offset + 1
+            last[at] = message
+            kept.append(message)
+        for partition, message in last.items():
+            raw = kafka.raw_record(message)
+            reads[partition].leader_epoch, reads[partition].timestamp_ms = raw.leader_epoch, raw.timestamp_ms
+        return Chunk(kept, reads)
+
+    def _in_stream(self, message: Message) -> None:
+        """An event that came in the place of a record."""
+        error: Any = message.error()
+        partition = Partition(message.topic() or "", -1 if (n := message.partition()) is None else n)
+        placed = self.placed.get(partition)
+        if error.code() == kafka.END_OF_PARTITION:
+            offset: Any = message.offset()
+            if placed is not None and offset > placed.cursor:
+                placed.end = offset
+        elif error.code() == kafka.OUT_OF_RANGE and placed is not None:
+            self._troubled.add(partition)
+        else:
+            kafka.raise_if_fatal(error)
+            self._announce(events.KafkaTrouble(error=f"{partition.topic}: {error.str()}"))
+
+    # -- tending: the loop's own step -----------------------------------------------------------------
+
+    def tend(self) -> None:
+        """Act on what was recorded: release what is gone, decide on lost offsets, claim and place, look for moves."""
+        self._let_go()
+        if self._troubled:
+            self._judge_troubled()
+        now = monotonic()
+        if self.waiting and now >= self._claim_at:
+            self._claim(now)
+        if now >= self._look_at:
+            self._look_at = now + self.limits.idle_check
+            self._look(now)
+
+    def _let_go(self) -> None:
+        gone, self._gone = self._gone, set()
+        for partition in gone:
+            self.parked.pop(partition, None)
+            if (placed := self.placed.pop(partition, None)) is not None:
+                self._released.append(placed.claim)
+        if self._released:
+            self.ledger.release(self._released)  # kept for the next time if the database is away
+            self._announce(events.Released(partitions=tuple(c.partition for c in self._released)))
+            self._released = []
+
+    def _claim(self, now: float) -> None:
+        wanted = [p for p, w in self.waiting.items() if w.not_before <= now]
+        if not wanted:
+            return
+        found = self.identity.ask({p.topic for p in wanted}).result()
+        ids = {topic: topic_id for topic, topic_id in found.items() if topic_id is not None}
+        self._park_deleted([p for p in wanted if p.topic not in ids])
+        wanted = [p for p in wanted if p.topic in ids]
+        try:
+            claimed = self.ledger.claim(
+                wanted,
+                ids,
+                cluster_id=self.identity.cluster_id(),
+                start=lambda topic: self.watermarks.resolve(topic, self._start, self.ledger.group),
+            )
+        except GroupPaused as error:
+            self._claim_at = now + self.limits.idle_check
+            if self._paused != str(error):
+                self._announce(events.Paused(reason=str(error)))
+            self._paused = str(error)
+            return
+        self._paused = None
+        if claimed.stalled:
+            self._announce(events.Stalled(partitions=claimed.stalled, ended=claimed.ended))
+            for partition in claimed.stalled:
+                self.waiting[partition].not_before = now + self.limits.idle_check
+        for partition, stop in claimed.refused.items():
+            self.park(partition, stop)
+        self._place({p: claimed.granted[p] for p in wanted if p in claimed.granted})
+
+    def _park_deleted(self, partitions: Sequence[Partition]) -> None:
+        rows = self.ledger.look(partitions, locked=False) if partitions else {}
+        for partition in partitions:
+            row = rows.get(partition)
+            stop = _deleted(partition, 0 if row is None else row.next_offset)
+            stop.token = None if row is None else row.token
+            self.park(partition, stop)
+
+    def _place(self, claims: Mapping[Partition, Claim]) -> None:
+        """Put the client where the ledger stands."""
+        if not claims:
+            return
+        now = monotonic()
+        cursors = {p: placed.cursor for p, placed in self.placed.items()}
+        self.client.place({p: (c.next_offset, c.leader_epoch) for p, c in claims.items()}, cursors)
+        for partition, claim in claims.items():
+            before = self.waiting.pop(partition, Waiting())
+            self.parked.pop(partition, None)
+            self.placed[partition] = Placed(claim, claim.next_offset, quiet_since=now)
+            self._announce(events.Placed(partition=partition, offset=claim.next_offset, epoch=claim.epoch))
+            if before.known is not None and claim.next_offset < before.known:
+                self._rolled_back(partition, before.known, claim.next_offset)
+
+    def _look(self, now: float) -> None:
+        """What others did to partitions that we are not writing: moves, pauses, recreated topics."""
+        quiet = [p for p, at in self.placed.items() if now - at.quiet_since >= self.limits.idle_check]
+        asked = [*quiet, *self.parked]
+        if not asked:
+            return
+        self._pass_ends([p for p in quiet if (end := self.placed[p].end) is not None and end > self.placed[p].cursor])
+        answer = self.identity.ask({p.topic for p in asked})
+        rows = self.ledger.look(asked, locked=False)
+        for partition in quiet:
+            placed = self.placed.get(partition)
+            if placed is not None and (partition not in rows or rows[partition].token != placed.claim.token):
+                self._ousted(partition, rows.get(partition))
+        for partition, stop in list(self.parked.items()):
+            row = rows.get(partition)
+            if row is not None and stop.token != row.token:
+                del self.parked[partition]
+                self.waiting[partition] = Waiting()
+        try:
+            strange = self.strangers(answer, [p for p in quiet if p in self.placed])
+        except KafkaAway as error:
+            self._announce(events.KafkaTrouble(error=str(error)))
+        else:
+            for partition, stop in strange.items():
+                self.park(partition, stop)
+
+    def _pass_ends(self, partitions: Sequence[Partition]) -> None:
+        """Advance idle partitions over trailing control records, so that they never look like loss (I3)."""
+        if not partitions:
+            return
+        answer = self.identity.ask({p.topic for p in partitions})
+        ends = self.watermarks.ends(partitions)
+        moves = []
+        for partition in partitions:
+            placed, edge = self.placed[partition], ends[partition]
+            if placed.end is not None:
+                # No record was applied at this end: only the epoch that the broker has *there* may be kept.
+                epoch = edge.leader_epoch if edge.offset == placed.end else None
+                moves.append(Move(placed.claim, placed.cursor, placed.end, epoch))
+        if stopped := self.strangers(answer, partitions):
+            for partition, stop in stopped.items():
+                self.park(partition, stop)
+            return
+        try:
+            moved = self.ledger.advance_alone(moves)
+        except Fenced as error:
+            self._announce(events.Refused(reason=error.reason))
+            self.resolve({p: self.placed[p].cursor for p in partitions})
+            return
+        for claim in moved:
+            placed = self.placed[claim.partition]
+            placed.claim, placed.cursor, placed.end = claim, claim.next_offset, None
+
+    # -- refused, lost, parked ------------------------------------------------------------------------
+
+    def expected(self, starts: Mapping[Partition, int]) -> list[Expected]:
+        """What hold must find: every placed partition at its cursor, those of a batch where its reading began."""
+        return [Expected(placed.claim, starts.get(p, placed.cursor)) for p, placed in self.placed.items()]
+
+    def resolve(self, starts: Mapping[Partition, int]) -> set[Partition]:
+        """Ask the ledger, under the rows' locks, what is true; returns the partitions whose batch must be dropped.
+
+        ``starts`` is where the reading of the batch in hand began. A partition that stands exactly there may
+        be tried again; everything else is placed anew or claimed again.
+        """
+        rows = self.ledger.look(self.placed)
+        dropped: set[Partition] = set()
+        fresh: dict[Partition, Claim] = {}
+        for partition, placed in list(self.placed.items()):
+            row, expected = rows.get(partition), starts.get(partition, placed.cursor)
+            if row is None or row.token != placed.claim.token:
+                dropped.add(partition)
+                self._ousted(partition, row)
+            elif row.next_offset == placed.cursor:
+                placed.claim = replace(placed.claim, next_offset=row.next_offset, leader_epoch=row.leader_epoch)
+                if partition in starts and expected != row.next_offset:  # all that was read is committed already
+                    dropped.add(partition)
+                    self._resynced(partition, expected, row.next_offset, "reply lost")
+            elif partition not in starts or row.next_offset != expected:
+                dropped.add(partition)
+                fresh[partition] = replace(
+                    placed.claim, next_offset=row.next_offset, leader_epoch=row.leader_epoch, epoch=row.epoch
+                )
+                if row.next_offset > placed.claim.next_offset:
+                    self._resynced(partition, expected, row.next_offset, "reply lost")
+                elif row.next_offset < placed.claim.next_offset:
+                    self._rolled_back(partition, placed.claim.next_offset, row.next_offset)
+        self._place(fresh)
+        return dropped
+
+    def _resynced(self, partition: Partition, expected: int, found: int, cause: str) -> None:
+        self._announce(events.Resynced(partition=partition, expected=expected, found=found, cause=cause))
+
+    def _rolled_back(self, partition: Partition, known: int, found: int) -> None:
+        """The database went back in time, rows and offset together; Kafka replays the rest. Leave a trace."""
+        self._resynced(partition, known, found, "rolled back")
+        self.ledger.record("rolled back", partition, known, found, reason="the database lost what was committed here")
+
+    def _ousted(self, partition: Partition, row: Position | None) -> None:
+        """The claim is not ours any more: stop reading at once; claim again if Kafka still says it is ours."""
+        placed = self.placed[partition]
+        self._announce(events.Ousted(partition=partition))
+        self._unplace([partition])
+        moved = row is not None and row.owner == self.ledger.owner  # an operator's move keeps the owner
+        if self._fixed is not None and not moved:
+            raise Fenced(f"{partition} was claimed by another worker; without a group the newest claim wins")
+        wait = 0.0 if moved else next(self._backoff)
+        self.waiting[partition] = Waiting(monotonic() + wait, None if moved else placed.claim.next_offset)
+
+    def _unplace(self, partitions: Collection[Partition]) -> None:
+        cursors = {p: placed.cursor for p, placed in self.placed.items()}
+        self.client.unplace(partitions, cursors)
+        for partition in partitions:
+            self.placed.pop(partition, None)
+
+    def suspend(self) -> None:
+        """The database is away: read nothing, stay in the group, claim everything again when it is back."""
+        for partition, placed in self.placed.items():
+            self.waiting.setdefault(partition, Waiting(known=placed.claim.next_offset))
+        self._unplace(list(self.placed))
+
+    def park(self, partition: Partition, stop: PartitionStopped) -> None:
+        """Stop reading one partition until its row is moved or it is assigned anew; the others go on."""
+        if (placed := self.placed.get(partition)) is not None:
+            stop.token = placed.claim.token
+            self._unplace([partition])
+        self.waiting.pop(partition, None)
+        self.parked[partition] = stop
+        self._announce(events.Parked(partition=partition, error=stop))
+
+    def _judge_troubled(self) -> None:
+        """The broker has no record at the position: find out why, and stop in front of it (I4)."""
+        troubled = [p for p in self._troubled if p in self.placed]
+        answer = self.identity.ask({p.topic for p in troubled})
+        strange = self.strangers(answer, troubled)
+        rest = [p for p in troubled if p not in strange]
+        starts, ends = self.watermarks.starts(rest), self.watermarks.ends(rest)
+        for partition in troubled:
+            stop = strange.get(partition)
+            self.park(
+                partition, stop or lost(partition, self.placed[partition].cursor, starts[partition], ends[partition])
+            )
+        self._troubled.clear()
+
+    # -- identity -------------------------------------------------------------------------------------
+
+    def strangers(self, answer: Answer, partitions: Iterable[Partition]) -> dict[Partition, PartitionStopped]:
+        """Those of ``partitions`` whose topic is not the one their claim belongs to. Raises KafkaAway."""
+        ids: Mapping[str, UUID | None] = answer.result()
+        found: dict[Partition, PartitionStopped] = {}
+        for partition in partitions:
+            placed = self.placed.get(partition)
+            now = ids[partition.topic]
+            if placed is None or now == placed.claim.topic_id:
+                continue
+            found[partition] = (
+                _deleted(partition, placed.claim.next_offset)
+                if now is None
+                else recreated(partition, placed.claim.next_offset, placed.claim.topic_id, now)
+            )
+        return found
+
+
+def _deleted(partition: Partition, offset: int) -> PartitionStopped:
+    return PartitionStopped(
+        partition,
+        offset,
+        f"topic {partition.topic!r} does not exist any more",
+        choices=("create it again and decide then", "take it out of the pipeline's topics", "stop: leave it"),
+    )

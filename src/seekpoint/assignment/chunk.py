@@ -1,0 +1,62 @@
+"""What was read: messages together with the positions before and after them, and the claim they were read under."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from seekpoint.errors import ConfigError, Fenced
+from seekpoint.kafka.client import Message
+from seekpoint.ledger import Claim, Move
+from seekpoint.records import Partition, utc
+
+
+@dataclass(slots=True)
+class Read:
+    """What was read of one partition: the claim it was read under, and the cursor before and after (I3)."""
+
+    claim: Claim
+    start: int
+    end: int
+    leader_epoch: int | None = None
+    timestamp_ms: int | None = None
+
+    def move(self) -> Move:
+        """The step this asks of the ledger."""
+        return Move(self.claim, self.start, self.end, self.leader_epoch, utc(self.timestamp_ms))
+
+
+class Chunk(Sequence[Message]):
+    """Messages that may be applied, and what they ask of the ledger. Make one with :meth:`Assignment.settle`."""
+
+    __slots__ = ("_messages", "reads")
+
+    def __init__(self, messages: list[Message], reads: dict[Partition, Read]) -> None:
+        self._messages, self.reads = messages, reads
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def __iter__(self) -> Iterator[Message]:
+        return iter(self._messages)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._messages[index]
+
+
+def chain(chunks: Iterable[Chunk]) -> dict[Partition, Read]:
+    """Join chunks that were read one after the other: each must begin where the one before ended (I3)."""
+    joined: dict[Partition, Read] = {}
+    for chunk in chunks:
+        if not isinstance(chunk, Chunk):
+            raise ConfigError(f"pass on what settle() returned, not a {type(chunk).__name__}")
+        for partition, read in chunk.reads.items():
+            before = joined.get(partition)
+            if before is None:
+                joined[partition] = replace(read)
+                continue
+            if before.end != read.start or before.claim.token != read.claim.token:
+                raise Fenced(f"a chunk of {partition} is missing between {before.end} and {read.start}")
+            joined[partition] = replace(read, start=before.start)
+    return joined

@@ -1,0 +1,58 @@
+"""From bytes to values: JSON, text, bytes, or any callable.
+
+A codec is a callable ``bytes -> V``, or an object with ``decode(record) -> V`` for formats that need the
+whole record (headers, topic). Null never reaches a callable: a null key is None; a null value (a tombstone)
+is poison unless the codec declares ``tombstones=True``, and is then None. Whatever a codec raises makes its
+record a poison record. Do not put ``pickle.loads`` here: whoever can write to the topic could then run code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from seekpoint.codecs.json import Json
+from seekpoint.codecs.text import Bytes, Text
+from seekpoint.errors import ConfigError, Poison
+from seekpoint.records import RawRecord
+
+__all__ = ["Bytes", "Codec", "Json", "RecordCodec", "Text", "key_decoder", "value_decoder"]
+
+V_co = TypeVar("V_co", covariant=True)
+
+
+@runtime_checkable
+class RecordCodec(Protocol[V_co]):
+    """A codec that sees the whole record, null values included."""
+
+    def decode(self, record: RawRecord, /) -> V_co: ...
+
+
+Codec = Callable[[bytes], Any] | RecordCodec[Any]
+
+
+def value_decoder(codec: Codec) -> Callable[[RawRecord], Any]:
+    """A function from a raw record to its decoded value; it raises whatever the codec raises."""
+    if isinstance(codec, RecordCodec):
+        return codec.decode
+    if not callable(codec):
+        raise ConfigError(f"a codec must be callable or have decode(record), got {codec!r}")
+    tombstones = bool(getattr(codec, "tombstones", False))
+
+    def decode(record: RawRecord) -> Any:
+        if record.value is not None:
+            return codec(record.value)
+        if tombstones:
+            return None
+        raise Poison("a null value, and the codec does not declare tombstones=True", record)
+
+    return decode
+
+
+def key_decoder(codec: Codec) -> Callable[[RawRecord], Any]:
+    """A function from a raw record to its decoded key; a null key is None."""
+    if isinstance(codec, RecordCodec):
+        return codec.decode
+    if not callable(codec):
+        raise ConfigError(f"a codec must be callable or have decode(record), got {codec!r}")
+    return lambda record: None if record.key is None else codec(record.key)

@@ -1,0 +1,32 @@
+"""JSON, decoded and validated in one pass by msgspec."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar, overload
+
+import msgspec
+
+V = TypeVar("V")
+
+
+class Json(Generic[V]):
+    """Decode JSON into ``type``: a msgspec Struct, dataclass, TypedDict or builtin type; without one, into dicts.
+
+    Raises ``msgspec.ValidationError`` (a record's fault) where the bytes do not fit the type. With
+    ``tombstones=True`` a null value decodes to None.
+    """
+
+    @overload
+    def __init__(self: Json[V], type: type[V], *, tombstones: bool = False) -> None: ...
+    @overload
+    def __init__(self: Json[Any], *, tombstones: bool = False) -> None: ...
+    def __init__(self, type: Any = Any, *, tombstones: bool = False) -> None:  # noqa: A002
+        self.type = type
+        self.tombstones = tombstones
+        self._decode = msgspec.json.Decoder(type).decode
+
+    def __call__(self, data: bytes) -> V:
+        return self._decode(data)  # type: ignore[no-any-return]
+
+    def __repr__(self) -> str:
+        return f"Json({getattr(self.type, '__name__', self.type)})"

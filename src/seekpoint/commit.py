@@ -1,0 +1,141 @@
+"""One unit of work: hold, apply, advance, COMMIT; and what to do when that fails.
+
+The only place where a worker commits (I1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import count
+from time import monotonic
+from typing import Protocol
+
+from sqlalchemy.exc import DBAPIError
+
+from seekpoint import events
+from seekpoint.apply import SinkRefused, apply
+from seekpoint.errors import Fenced, PartitionStopped
+from seekpoint.events import Announcer
+from seekpoint.guard import Session, connection_lost, passes
+from seekpoint.intake import OpenBatch
+from seekpoint.kafka.identity import Answer, KafkaAway
+from seekpoint.ledger import Claim, Expected, Ledger
+from seekpoint.pipeline import Pipeline
+from seekpoint.records import Partition
+
+TRIES = 3  # of one batch, at once; then it is given back, and the loop waits
+
+
+class Holder(Protocol):
+    """Who knows which partitions are placed: the assignment, or the test kit."""
+
+    def expected(self, starts: Mapping[Partition, int]) -> list[Expected]:
+        """Every placed partition, each at its cursor; those of the batch at where its reading began."""
+
+    def accept(self, moved: Iterable[Claim]) -> None:
+        """Take the claims over, after COMMIT."""
+
+    def resolve(self, starts: Mapping[Partition, int]) -> set[Partition]:
+        """After a refusal: ask the ledger; returns what must be dropped from the batch."""
+
+    def strangers(self, answer: Answer, partitions: Iterable[Partition]) -> Mapping[Partition, PartitionStopped]:
+        """Those whose topic is not the one that was claimed."""
+
+    def park(self, partition: Partition, stop: PartitionStopped) -> None:
+        """Stop reading one partition."""
+
+
+class Committer:
+    """Brings one batch after the other to its end, in order, one transaction at a time."""
+
+    def __init__(self, ledger: Ledger, pipeline: Pipeline, holder: Holder, announce: Announcer) -> None:
+        self._ledger, self._pipeline, self._holder, self._announce = ledger, pipeline, holder, announce
+        self._session = Session(ledger.engine)
+
+    def close(self) -> None:
+        """Give the connection back."""
+        self._session.close()
+
+    def commit(self, batch: OpenBatch) -> None:
+        """Apply the batch exactly once, or raise with nothing of it written.
+
+        Refused partitions are dropped from it and the others hold again without them. An unknown COMMIT and
+        any error that may pass run the same transaction again from the kept records: hold lets the ledger say
+        whether it already happened.
+        """
+        for attempt in count(1):
+            try:
+                self._attempt(batch, attempt)
+            except Exception as error:
+                if not self._mended(error, batch, attempt):
+                    _note(error, batch)
+                    raise
+            else:
+                return
+            if not batch.reads:
+                return
+
+    def _mended(self, error: Exception, batch: OpenBatch, attempt: int) -> bool:
+        """Do what the error asks for; False if another attempt would not help."""
+        match error:
+            case Fenced():
+                self._announce(events.Refused(reason=error.reason))
+                batch.drop(self._holder.resolve(batch.starts))
+            case SinkRefused():
+                batch.cut(error.stop)
+            case _Strange():
+                for partition, stop in error.stops.items():
+                    self._holder.park(partition, stop)
+                batch.drop(set(error.stops))
+            case KafkaAway() if attempt < TRIES:
+                self._announce(events.KafkaTrouble(error=str(error)))
+                batch.ask_again()
+            case _ if attempt < TRIES and passes(error):
+                self._announce(events.DatabaseTrouble(error=error))
+            case _:
+                return False
+        return True
+
+    def _attempt(self, batch: OpenBatch, attempt: int) -> None:
+        began = monotonic()
+        self._announce(events.BatchOpened(attempt=attempt))
+        committing = False
+        try:
+            with self._session.transaction() as tx:
+                expected = self._holder.expected(batch.starts)
+                transaction = self._ledger.hold(tx, expected)
+                self._announce(events.Held(partitions=len(expected)))
+                records = apply(tx, self._pipeline, batch)
+                self._announce(events.Applied(records=records))
+                moves = batch.moves()
+                moved = self._ledger.advance(tx, moves, transaction) if moves else []
+                self._check_identity(batch)
+                self._announce(events.Advanced(spans=batch.spans))
+                committing = True
+        except DBAPIError as error:
+            if committing and connection_lost(error):
+                self._announce(events.CommitUnknown(error=error))
+            raise
+        self._holder.accept(moved)
+        self._announce(events.Committed(spans=batch.spans, records=records, seconds=monotonic() - began))
+        for partition, stop in batch.cuts.items():
+            self._holder.park(partition, stop)
+
+    def _check_identity(self, batch: OpenBatch) -> None:
+        """The topics still are who they were after the last read: the records belong to the offsets (I4)."""
+        assert batch.identity is not None
+        if strange := self._holder.strangers(batch.identity, list(batch.reads)):
+            raise _Strange(strange)
+
+
+class _Strange(Exception):  # noqa: N818 -- control: rolls the transaction back
+    def __init__(self, stops: Mapping[Partition, PartitionStopped]) -> None:
+        super().__init__()
+        self.stops = stops
+
+
+def _note(error: Exception, batch: OpenBatch) -> None:
+    error.add_note(
+        f"while applying {', '.join(map(str, batch.spans)) or 'an empty batch'}; nothing of this batch was written, "
+        "and it is read again from there"
+    )

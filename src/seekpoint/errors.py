@@ -1,0 +1,112 @@
+"""What can go wrong, and what to do about it.
+
+::
+
+    SeekpointError
+    ├── ConfigError             the declaration or the configuration contradicts itself
+    │   └── HandlerMisuse       a handler committed, closed or broke the transaction it was lent
+    ├── SchemaMismatch          the ledger's tables are missing, older or newer than this library
+    ├── Fenced                  somebody else moved the position: nothing was written
+    ├── HandlerOutdated         a newer version of the handler owns the group
+    ├── GroupPaused             an operator paused the group
+    └── PartitionStopped        this partition waits for a decision; the others go on
+        ├── OffsetLost          the stored offset is no longer (or not yet) in the log
+        ├── TopicRecreated      the topic was deleted and created anew
+        ├── ClusterChanged      the brokers belong to another cluster than the stored offsets
+        └── PoisonStop          a record cannot be applied, and the policy is to stop
+
+    Poison                      raised by users' code only: this record cannot be applied
+
+Errors of the database and of Kafka pass through unwrapped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from seekpoint.records import Partition, Record
+
+
+class SeekpointError(Exception):
+    """The root of every error that Seekpoint itself raises."""
+
+
+class ConfigError(SeekpointError):
+    """The declaration, the configuration or the environment cannot work; the message names the remedy."""
+
+
+class HandlerMisuse(ConfigError):  # noqa: N818 -- named after what happened, as the public API promises
+    """A handler ended, closed or broke the transaction it was lent; the transaction was thrown away."""
+
+
+class SchemaMismatch(SeekpointError):  # noqa: N818
+    """The ledger's schema is missing, older or newer than this library; the message names the command."""
+
+
+class Fenced(SeekpointError):  # noqa: N818
+    """The ledger refused the write: the claim or the position is no longer ours. Nothing was written.
+
+    ``reason`` is the sentence the database answered.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class HandlerOutdated(SeekpointError):  # noqa: N818
+    """The group is at a newer handler version than this process runs: it stands down."""
+
+
+class GroupPaused(SeekpointError):  # noqa: N818
+    """The group was paused by an operator; ``reason`` and ``actor`` say why and by whom."""
+
+    def __init__(self, group: str, reason: str | None, actor: str | None) -> None:
+        super().__init__(
+            f"group {group!r} is paused by {actor or 'unknown'}: {reason or 'no reason given'}; "
+            f"resume it with Ledger.resume()"
+        )
+        self.group, self.reason, self.actor = group, reason, actor
+
+
+class PartitionStopped(SeekpointError):  # noqa: N818
+    """One partition waits for a decision at ``offset``; ``choices`` are what can be decided."""
+
+    def __init__(self, partition: Partition, offset: int, message: str, choices: Sequence[str] = ()) -> None:
+        listed = "".join(f"\n  - {choice}" for choice in choices)
+        super().__init__(
+            f"{partition} stopped at offset {offset}: {message}" + (f"\nChoices:{listed}" if choices else "")
+        )
+        self.partition, self.offset, self.choices = partition, offset, tuple(choices)
+        self.token: UUID | None = None  # the claim it was stopped under: a move draws another, and ends the stop
+
+
+class OffsetLost(PartitionStopped):
+    """The stored offset is below the log's start, beyond its end, or in a truncated part of it."""
+
+
+class TopicRecreated(PartitionStopped):
+    """The topic's id is not the one the stored offset belongs to."""
+
+
+class ClusterChanged(PartitionStopped):
+    """The brokers' cluster id is not the one the stored offsets belong to."""
+
+
+class PoisonStop(PartitionStopped):
+    """A record cannot be decoded or applied, and the pipeline's policy is to stop in front of it."""
+
+
+class Poison(Exception):  # noqa: N818 -- a control exception of users' code, like StopIteration
+    """Raise this in a handler or in ``row=`` to say: this record can never be applied.
+
+    Name the records and no search for them is needed: ``raise Poison("negative amount", record)``.
+    """
+
+    def __init__(self, reason: str, *records: Record[Any, Any]) -> None:
+        super().__init__(reason)
+        self.reason, self.records = reason, records

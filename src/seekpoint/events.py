@@ -1,0 +1,268 @@
+"""What can happen, as frozen values: one list for logs, health, metrics, test waits and crash points.
+
+Observers get every event, in order, on the worker's thread: ``Worker(..., observe=[print])``. The events of
+one transaction come as ``BatchOpened, Held, ChunkRead…, Applied, Advanced, Committed``; killing the process
+inside an observer is how the chaos suite stops a worker at a named step.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import ClassVar
+
+from seekpoint.records import Partition, Span
+
+logger = logging.getLogger("seekpoint.events")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """``at`` is the monotonic clock, in seconds."""
+
+    level: ClassVar[int] = logging.DEBUG
+    at: float = field(default_factory=monotonic, repr=False, compare=False)
+
+
+# -- lifecycle ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started(Event):
+    """The worker runs: brokers and database answered, the schema fits."""
+
+    level = logging.INFO
+    group: str
+    owner: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draining(Event):
+    """A stop was asked for; the batch in hand is finished first."""
+
+    level = logging.INFO
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopped(Event):
+    """The worker has ended; ``error`` is None after a clean stop."""
+
+    level = logging.INFO
+    error: BaseException | None = None
+
+
+# -- partitions -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assigned(Event):
+    """Kafka assigned partitions; nothing is read before they are claimed and placed."""
+
+    level = logging.INFO
+    partitions: tuple[Partition, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed(Event):
+    """Claimed in the ledger and placed at the stored offset: reading begins there."""
+
+    level = logging.INFO
+    partition: Partition
+    offset: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gone(Event):
+    """Kafka took partitions away; ``lost`` where it says that somebody else may already have them."""
+
+    level = logging.INFO
+    partitions: tuple[Partition, ...]
+    lost: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Released(Event):
+    """The claims were given back."""
+
+    partitions: tuple[Partition, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stalled(Event):
+    """A claim waits for another owner's transaction; ``ended`` names the backends that were terminated."""
+
+    level = logging.WARNING
+    partitions: tuple[Partition, ...]
+    ended: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parked(Event):
+    """The partition is not read until the cause is gone or somebody decides; the others go on."""
+
+    level = logging.ERROR
+    partition: Partition
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paused(Event):
+    """The group is paused by an operator; its partitions wait."""
+
+    level = logging.WARNING
+    reason: str
+
+
+# -- one transaction ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchOpened(Event):
+    """The first records are in hand; no statement was sent yet."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held(Event):
+    """The rows of all placed partitions are locked: claims and positions are as expected."""
+
+    partitions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkRead(Event):
+    """Records came from the client's queue into the batch."""
+
+    records: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applied(Event):
+    """Sinks and handler are done; the offsets are not yet advanced."""
+
+    records: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advanced(Event):
+    """The offsets are advanced inside the transaction; COMMIT comes next."""
+
+    spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed(Event):
+    """Rows and offsets became visible together (I1)."""
+
+    spans: tuple[Span, ...]
+    records: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LagSampled(Event):
+    """Records behind the last stable offset, by partition."""
+
+    lag: Mapping[Partition, int]
+
+
+# -- what goes wrong ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused(Event):
+    """The fence refused the batch: nothing was written."""
+
+    level = logging.WARNING
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ousted(Event):
+    """The claim is somebody else's now."""
+
+    level = logging.WARNING
+    partition: Partition
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resynced(Event):
+    """The ledger's position is not the reader's; reading goes on from the ledger's.
+
+    ``cause``: ``reply lost`` (the ledger is ahead: an unanswered COMMIT took effect) or ``rolled back``
+    (the ledger is behind: a failover or a crash without synchronous commit lost its tail).
+    """
+
+    level = logging.WARNING
+    partition: Partition
+    expected: int
+    found: int
+    cause: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitUnknown(Event):
+    """COMMIT was sent and no answer came; the ledger will be asked."""
+
+    level = logging.WARNING
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatabaseTrouble(Event):
+    """The database failed in a way that may pass; the next try is in ``wait`` seconds."""
+
+    level = logging.WARNING
+    error: Exception
+    wait: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovered(Event):
+    """What was in trouble answers again."""
+
+    level = logging.INFO
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KafkaTrouble(Event):
+    """Trouble with the brokers; the client reconnects by itself. ``wait`` seconds until we ask again."""
+
+    level = logging.WARNING
+    error: str
+    wait: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept(Event):
+    """A long transaction: the group membership was renewed meanwhile."""
+
+
+Observer = Callable[[Event], None]
+
+
+class Announcer:
+    """Hands every event to the observers and to the log ``seekpoint.events``.
+
+    An observer that raises is logged and ignored: watching must not change what is watched.
+    """
+
+    def __init__(self, observers: Sequence[Observer] = ()) -> None:
+        self._observers = tuple(observers)
+
+    def add(self, observer: Observer) -> None:
+        """One more observer, from now on."""
+        self._observers = (*self._observers, observer)
+
+    def __call__(self, event: Event) -> None:
+        if logger.isEnabledFor(event.level):
+            logger.log(event.level, "%r", event)
+        for observer in self._observers:
+            try:
+                observer(event)
+            except Exception:
+                logger.exception("an observer raised on %r; ignored", event)

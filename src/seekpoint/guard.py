@@ -1,0 +1,127 @@
+"""The connection that is lent to handlers: they write with it, and cannot end its transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import psycopg
+from psycopg.pq import TransactionStatus
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError
+
+from seekpoint.errors import HandlerMisuse
+from seekpoint.policy import Fault, fault
+
+
+class LentConnection(Connection):
+    """A SQLAlchemy connection inside Seekpoint's transaction.
+
+    Use it like any other; for the ORM, ``Session(tx, join_transaction_mode="create_savepoint")``. Savepoints
+    (``tx.begin_nested()``) are yours. Ending the transaction or the connection is not: the rows would part
+    from the offset (I1). It raises HandlerMisuse before anything reaches the server.
+    """
+
+    def _misuse(self, what: str) -> NoReturn:
+        raise HandlerMisuse(
+            f"the handler called {what} on the connection it was lent: rows and offset are committed together, by the "
+            "worker, after the handler returns. For a part that may fail, use `with tx.begin_nested():`"
+        )
+
+    def commit(self) -> None:
+        self._misuse("commit()")
+
+    def rollback(self) -> None:
+        self._misuse("rollback()")
+
+    def close(self) -> None:
+        self._misuse("close()")
+
+    def detach(self) -> None:
+        self._misuse("detach()")
+
+    def invalidate(self, exception: BaseException | None = None) -> None:  # noqa: ARG002
+        self._misuse("invalidate()")
+
+    def check(self) -> None:
+        """Raise HandlerMisuse if the transaction was ended or broken behind our back."""
+        transaction = self.get_transaction()
+        driver = self.connection.driver_connection
+        status = driver.info.transaction_status if isinstance(driver, psycopg.Connection) else None
+        if transaction is None or not transaction.is_active or status == TransactionStatus.IDLE:
+            raise HandlerMisuse("the handler ended the transaction it was lent; what it wrote before may be half done")
+        if status == TransactionStatus.INERROR:
+            raise HandlerMisuse(
+                "the handler caught a database error and went on: the transaction is broken, nothing was written. Let "
+                "the error out, or put the statement that may fail into `with tx.begin_nested():`"
+            )
+
+    def drop(self) -> None:
+        """Throw the connection away, transaction and all: the next one starts clean."""
+        super().invalidate()
+        super().close()
+
+    def put_back(self) -> None:
+        """Return the connection to the pool."""
+        super().close()
+
+
+class Session:
+    """One connection for a worker's transactions, one after another; a new one after any failure."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._connection: LentConnection | None = None
+
+    @contextmanager
+    def transaction(self) -> Iterator[LentConnection]:
+        """A READ COMMITTED transaction: committed at the end of the block, thrown away on any exception."""
+        tx = self._connection
+        if tx is None:
+            tx = self._connection = LentConnection(self._engine)
+            tx.execution_options(isolation_level="READ COMMITTED")
+        try:
+            transaction = tx.begin()
+            yield tx
+            transaction.commit()
+        except BaseException:
+            self.close(broken=True)
+            raise
+
+    def close(self, *, broken: bool = False) -> None:
+        """Give the connection back; a broken one is dropped instead, so that nobody gets it inside a transaction."""
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        if not broken:
+            connection.put_back()
+            return
+        try:
+            connection.drop()
+        except DBAPIError:  # it was already beyond telling; the pool discards it
+            return
+
+
+def sqlstate(error: BaseException) -> str | None:
+    """The SQLSTATE of a database error, None for a lost connection or another kind of error."""
+    inner: Any = error.orig if isinstance(error, DBAPIError) else error
+    code = getattr(inner, "sqlstate", None)
+    return code if isinstance(code, str) else None
+
+
+def passes(error: BaseException) -> bool:
+    """Whether a database error may pass: the same may succeed when it is tried again."""
+    inner = error.orig if isinstance(error, DBAPIError) else error
+    if not isinstance(inner, psycopg.Error):
+        return False
+    code = sqlstate(error)
+    if code is None:  # never reached the server, or lost on the way
+        return isinstance(inner, psycopg.OperationalError | psycopg.InterfaceError)
+    return fault(code) is Fault.TRANSIENT
+
+
+def connection_lost(error: BaseException) -> bool:
+    """Whether the server's answer is missing, so that nobody knows what became of a COMMIT."""
+    code = sqlstate(error)
+    return passes(error) and (code is None or code[:2] in {"08", "57"})

@@ -1,0 +1,106 @@
+"""Events folded into a snapshot that any thread may read."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from time import monotonic
+
+from seekpoint import events
+from seekpoint.errors import PartitionStopped
+from seekpoint.records import Partition
+
+STALE_AFTER = 60.0  # seconds without progress while records wait or something is in trouble
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """A worker's state at one moment; values are copies, safe to keep.
+
+    ``live``: its thread runs (answer a liveness probe with it). ``ready``: it is in the group, and nothing is
+    in trouble. ``stale``: no commit for a minute although it is in trouble, or records are waiting. ``lag``
+    counts records behind the last stable offset, by partition, as of the last sample. ``trouble`` says what
+    is wrong now, ``stopped`` which partitions wait for a decision.
+    """
+
+    live: bool = False
+    ready: bool = False
+    stale: bool = False
+    trouble: str | None = None
+    error: BaseException | None = None
+    positions: Mapping[Partition, int] = field(default_factory=dict)
+    stopped: Mapping[Partition, Exception] = field(default_factory=dict)
+    lag: Mapping[Partition, int] = field(default_factory=dict)
+    records: int = 0
+    transactions: int = 0
+    fenced: int = 0
+    last_commit: float | None = None
+
+
+class HealthBoard:
+    """An observer that keeps the current :class:`Health`."""
+
+    def __init__(self, stale_after: float = STALE_AFTER) -> None:
+        self._lock = threading.Lock()
+        self._stale_after = stale_after
+        self._health = Health()
+        self._progress = monotonic()
+
+    def read(self) -> Health:
+        """The state now; may be called from any thread."""
+        with self._lock:
+            health, quiet = self._health, monotonic() - self._progress
+        waiting = health.trouble is not None or any(health.lag.values())
+        return replace(health, stale=health.live and waiting and quiet > self._stale_after)
+
+    def __call__(self, event: events.Event) -> None:
+        """Fold one event in."""
+        with self._lock:
+            self._health = self._fold(self._health, event)
+
+    def _fold(self, h: Health, event: events.Event) -> Health:  # noqa: PLR0911, C901 -- one line per event
+        match event:
+            case events.Started():
+                self._progress = event.at
+                return replace(h, live=True, ready=True)
+            case events.Stopped():
+                return replace(h, live=False, ready=False, error=event.error)
+            case events.Placed():
+                stopped = {p: e for p, e in h.stopped.items() if p != event.partition}
+                return replace(h, positions={**h.positions, event.partition: event.offset}, stopped=stopped)
+            case events.Gone() | events.Released():
+                left = {p: at for p, at in h.positions.items() if p not in event.partitions}
+                stopped = {p: e for p, e in h.stopped.items() if p not in event.partitions}
+                return replace(h, positions=left, stopped=stopped)
+            case events.Parked():
+                return replace(h, stopped={**h.stopped, event.partition: event.error})
+            case events.Committed():
+                self._progress = event.at
+                moved = {span.partition: span.end for span in event.spans}
+                return replace(
+                    h,
+                    ready=True,
+                    trouble=None,
+                    positions={**h.positions, **moved},
+                    records=h.records + event.records,
+                    transactions=h.transactions + 1,
+                    last_commit=event.at,
+                )
+            case events.Refused():
+                return replace(h, fenced=h.fenced + 1)
+            case events.Paused():
+                return replace(h, ready=False, trouble=event.reason)
+            case events.DatabaseTrouble() | events.KafkaTrouble():
+                return replace(h, ready=False, trouble=str(event.error))
+            case events.Recovered():
+                return replace(h, ready=True, trouble=None)
+            case events.LagSampled():
+                return replace(h, lag=dict(event.lag))
+            case _:
+                return h
+
+
+def stops(health: Health) -> list[PartitionStopped]:
+    """The stops among what waits, in the order of topic and partition."""
+    return [e for _, e in sorted(health.stopped.items()) if isinstance(e, PartitionStopped)]

@@ -1,0 +1,1 @@
+"""Everything that speaks to Kafka: the keys we own, the client, identities, watermarks."""

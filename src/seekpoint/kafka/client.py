@@ -1,0 +1,189 @@
+"""One consumer: acknowledged empty in its callbacks, placed from the loop, read in chunks.
+
+The pattern was run against Apache Kafka under the eager, the cooperative and the KIP-848 protocol. Callbacks
+only record: an exception that leaves one loses records and makes ``close()`` hang. One thread at a time
+touches the consumer; :meth:`Client.keep` is the only call meant for a second one.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Mapping
+from time import monotonic
+from typing import Any
+
+from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, KafkaException, Message
+from confluent_kafka import TopicPartition as _TopicPartition
+
+from seekpoint.kafka.config import is_eager
+from seekpoint.records import Partition, RawRecord
+
+logger = logging.getLogger("seekpoint.kafka")
+
+END_OF_PARTITION = KafkaError._PARTITION_EOF  # noqa: SLF001 -- librdkafka's own name
+OUT_OF_RANGE = KafkaError._AUTO_OFFSET_RESET  # noqa: SLF001
+_NO_RIGHT = {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+}
+
+_Callback = Callable[[Consumer, list[_TopicPartition]], None]
+OnAssigned = Callable[[list[Partition]], None]
+OnGone = Callable[[list[Partition], bool], None]
+
+
+class Client:
+    """The operations on a consumer that the assignment and the intake need, the same under every protocol."""
+
+    def __init__(self, consumer: Consumer, config: Mapping[str, Any]) -> None:
+        self._consumer = consumer
+        self._turn = threading.Lock()
+        self._eager = is_eager(config)
+        self.contact = monotonic()  # when the group last saw us poll
+
+    # -- membership -----------------------------------------------------------------------------------
+
+    def subscribe(self, topics: Collection[str], on_assigned: OnAssigned, on_gone: OnGone) -> None:
+        """Join the group. Both callbacks only record; they run inside :meth:`read` and :meth:`close`."""
+
+        def assigned(_: Consumer, partitions: list[_TopicPartition]) -> None:
+            self._acknowledge()
+            on_assigned(_named(partitions))
+
+        def gone(lost: bool) -> _Callback:
+            def callback(_: Consumer, partitions: list[_TopicPartition]) -> None:
+                self._let_go(partitions)
+                on_gone(_named(partitions), lost)
+
+            return callback
+
+        self._consumer.subscribe(
+            list(topics), on_assign=_quiet(assigned), on_revoke=_quiet(gone(False)), on_lost=_quiet(gone(True))
+        )
+
+    def _acknowledge(self) -> None:
+        """Say yes to the assignment, but read nothing yet: offsets come from the ledger, outside the callback."""
+        if self._eager:
+            self._consumer.assign([])
+        else:
+            self._consumer.incremental_assign([])
+
+    def _let_go(self, partitions: Collection[_TopicPartition]) -> None:
+        if self._eager:
+            self._consumer.unassign()
+            return
+        held = {(p.topic, p.partition) for p in self._consumer.assignment()}
+        self._consumer.incremental_unassign([p for p in partitions if (p.topic, p.partition) in held])
+
+    # -- placement ------------------------------------------------------------------------------------
+
+    def place(self, fresh: Mapping[Partition, tuple[int, int | None]], others: Mapping[Partition, int]) -> None:
+        """Read ``fresh`` partitions from (offset, leader epoch) on; ``others`` go on at their cursors.
+
+        Whatever the client had buffered of a fresh partition is thrown away.
+        """
+        with self._turn:
+            tps = [_TopicPartition(p.topic, p.number, offset) for p, (offset, _) in fresh.items()]
+            if self._eager:
+                rest = [_TopicPartition(p.topic, p.number, at) for p, at in others.items() if p not in fresh]
+                self._consumer.assign(tps + rest)
+            else:
+                self._unassign(fresh)
+                self._consumer.incremental_assign(tps)
+            self._consumer.resume(tps)  # a pause outlives revocation and re-assignment
+            for p, (offset, epoch) in fresh.items():
+                if epoch is not None:  # only seek lets the broker check the epoch, and so see a truncated log
+                    self._consumer.seek(_TopicPartition(p.topic, p.number, offset, leader_epoch=epoch))
+
+    def unplace(self, partitions: Collection[Partition], others: Mapping[Partition, int]) -> None:
+        """Stop reading these partitions and throw their buffers away; the group membership stays."""
+        with self._turn:
+            if self._eager:
+                self._consumer.assign(
+                    [_TopicPartition(p.topic, p.number, at) for p, at in others.items() if p not in partitions]
+                )
+            else:
+                self._unassign(partitions)
+
+    def _unassign(self, partitions: Collection[Partition]) -> None:
+        held = {(p.topic, p.partition) for p in self._consumer.assignment()}
+        if mine := [_TopicPartition(p.topic, p.number) for p in partitions if tuple(p) in held]:
+            self._consumer.incremental_unassign(mine)
+
+    # -- reading --------------------------------------------------------------------------------------
+
+    def read(self, most: int, wait: float) -> list[Message]:
+        """Up to ``most`` messages: waits for the first one, then takes what is there without waiting."""
+        with self._turn:
+            self.contact = monotonic()
+            if wait <= 0:
+                return self._consumer.consume(most, 0)
+            first = self._consumer.poll(wait)  # consume() would wait the full time unless `most` arrived
+            if first is None:
+                return []
+            return [first, *(self._consumer.consume(most - 1, 0) if most > 1 else ())]
+
+    def keep(self) -> bool:
+        """Renew the membership without reading or running a callback; False if the consumer is in use."""
+        if not self._turn.acquire(blocking=False):
+            return False
+        try:
+            self._consumer.consume(0, 0)
+            self.contact = monotonic()
+        finally:
+            self._turn.release()
+        return True
+
+    def close(self, deadline: float = 10.0) -> bool:
+        """Leave the group; False if the client did not come back within ``deadline`` seconds."""
+        closer = threading.Thread(target=self._consumer.close, name="seekpoint-close", daemon=True)
+        closer.start()
+        closer.join(deadline)
+        return not closer.is_alive()
+
+
+def raise_if_fatal(error: KafkaError) -> None:
+    """Raise what the client cannot recover from by itself: fatal errors and missing rights."""
+    if error.fatal() or error.code() in _NO_RIGHT:
+        raise KafkaException(error)
+
+
+def raw_record(message: Any) -> RawRecord:
+    """A message of the client (one that is no error) as a plain value.
+
+    Untyped on purpose: the client's stubs allow None and str in places where a consumer never returns them.
+    """
+    kind, milliseconds = message.timestamp()
+    return RawRecord(
+        message.topic(),
+        message.partition(),
+        message.offset(),
+        None if kind == TIMESTAMP_NOT_AVAILABLE else milliseconds,
+        message.key(),
+        message.value(),
+        tuple(message.headers() or ()),
+        message.leader_epoch(),
+    )
+
+
+def _named(partitions: Collection[_TopicPartition]) -> list[Partition]:
+    return [Partition(p.topic, p.partition) for p in partitions]
+
+
+def _quiet(
+    callback: Callable[[Consumer, list[_TopicPartition]], None],
+) -> Callable[[Consumer, list[_TopicPartition]], None]:
+    """Never let an exception out of a callback: it would lose records and make close() hang."""
+
+    def guarded(consumer: Consumer, partitions: list[_TopicPartition]) -> None:
+        try:
+            callback(consumer, partitions)
+        except Exception:
+            logger.exception("a rebalance callback failed for %s", _named(partitions))
+
+    return guarded
+
+
+__all__ = ["END_OF_PARTITION", "OUT_OF_RANGE", "Client", "KafkaException", "Message", "raise_if_fatal", "raw_record"]

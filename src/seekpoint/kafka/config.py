@@ -1,0 +1,107 @@
+"""The configuration keys that the promise hangs on: forced, or refused where they contradict it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaException
+
+from seekpoint.errors import ConfigError
+
+OWNED: Mapping[str, tuple[Any, str]] = {
+    "enable.auto.commit": (False, "offsets are committed in Postgres, with the rows (I1)"),
+    "enable.auto.offset.store": (False, "nothing is read from Kafka's own commits (I6)"),
+    "auto.offset.reset": ("error", "a position that Kafka no longer has is a decision, never a silent jump (I4)"),
+    "enable.partition.eof": (True, "the end of a partition moves the offset over trailing control records (I3)"),
+}
+"""Keys that are ours: key -> (value, why)."""
+
+DEFAULTS: Mapping[str, Any] = {
+    # librdkafka waits 1000 ms after its queue was full before it fetches again: 3 to 5 times slower overall.
+    "fetch.queue.backoff.ms": 10,
+    "isolation.level": "read_committed",
+}
+
+# What an admin client needs of a consumer's configuration; the rest would only make it warn.
+_ADMIN_PREFIXES = (
+    "bootstrap.servers",
+    "metadata.broker.list",
+    "security.",
+    "sasl.",
+    "ssl.",
+    "socket.",
+    "broker.",
+    "reconnect.",
+    "client.",
+    "api.version",
+    "oauth_cb",
+    "enable.sasl",
+    "enable.ssl",
+    "resolve.",
+    "connections.",
+    "retry.",
+)
+
+
+def _same(given: Any, owned: Any) -> bool:
+    return str(given).strip().lower() == str(owned).strip().lower()
+
+
+def consumer_config(config: Mapping[str, Any], *, group: str) -> dict[str, Any]:
+    """The configuration for a ``confluent_kafka.Consumer`` whose positions live in the ledger.
+
+    Takes librdkafka's own keys. Forces those that the promise hangs on, and raises ConfigError, naming the
+    reason, where ``config`` says otherwise; gives ``fetch.queue.backoff.ms`` and ``isolation.level`` better
+    defaults.
+    """
+    if not (config.get("bootstrap.servers") or config.get("metadata.broker.list")):
+        raise ConfigError("kafka needs 'bootstrap.servers', e.g. {'bootstrap.servers': 'localhost:9092'}")
+    for key, (value, why) in OWNED.items():
+        if key in config and not _same(config[key], value):
+            raise ConfigError(
+                f"remove {key!r}: {config[key]!r} from the Kafka configuration; it is {value!r} because {why}"
+            )
+    if config.get("group.id", group) != group:
+        raise ConfigError(
+            f"remove 'group.id': {config['group.id']!r} from the Kafka configuration; the group is the pipeline's: "
+            f"{group!r}"
+        )
+    for key in ("on_commit", "default.topic.config"):
+        if key in config:
+            raise ConfigError(f"remove {key!r} from the Kafka configuration: it has no effect with offsets in Postgres")
+    owned = {key: value for key, (value, _) in OWNED.items()}
+    return {**DEFAULTS, **config, **owned, "group.id": group}
+
+
+def is_eager(config: Mapping[str, Any]) -> bool:
+    """Whether the group revokes everything at each rebalance: then assignments are made whole, else by differences.
+
+    The client does not tell, and refuses the calls of the other kind.
+    """
+    if str(config.get("group.protocol", "classic")).lower() == "consumer":
+        return False
+    return "cooperative-sticky" not in str(config.get("partition.assignment.strategy", ""))
+
+
+def admin_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a consumer's configuration that an admin client understands.
+
+    It logs only what is critical: brokers that are away are told once, by the consumer.
+    """
+    kept = {key: value for key, value in config.items() if key.startswith(_ADMIN_PREFIXES)}
+    return {"log_level": 2, **kept}
+
+
+def make_consumer(config: Mapping[str, Any], **callbacks: Any) -> Consumer:
+    """A consumer; a key or value that librdkafka does not know is a ConfigError in its own words.
+
+    librdkafka's log lines go to the logger ``seekpoint.kafka.client``, unless the configuration has a ``logger``.
+    """
+    try:
+        return Consumer({"logger": logging.getLogger("seekpoint.kafka.client"), **config, **callbacks})
+    except KafkaException as error:
+        raise ConfigError(f"the Kafka configuration was refused: {error.args[0].str()}") from None
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"the Kafka configuration was refused: {error}") from None

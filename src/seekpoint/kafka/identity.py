@@ -1,0 +1,86 @@
+"""Who the topics and the cluster are: their ids, asked for anew, never remembered (I4).
+
+A topic that was deleted and created anew is read on at the old offset without an error in any protocol; only
+its id tells. An id never comes back, so asking between the last read and COMMIT shows that everything in the
+batch was read under that id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from concurrent.futures import Future
+from typing import Any
+from uuid import UUID
+
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import AdminClient
+
+from seekpoint.errors import ConfigError
+from seekpoint.kafka.config import admin_config
+
+
+class KafkaAway(Exception):  # noqa: N818 -- a state of the world, not a mistake
+    """The brokers did not answer in time; the same question may be answered later."""
+
+
+class Answer:
+    """A question on its way: the ids of topics. ``result()`` waits for it."""
+
+    def __init__(self, futures: Mapping[str, Future[Any]], timeout: float) -> None:
+        self._futures, self._timeout = futures, timeout
+
+    def result(self) -> dict[str, UUID | None]:
+        """The id of each topic, None for one that does not exist. Raises KafkaAway."""
+        return {topic: self._one(topic, future) for topic, future in self._futures.items()}
+
+    def _one(self, topic: str, future: Future[Any]) -> UUID | None:
+        try:
+            described = future.result(self._timeout)
+        except KafkaException as error:
+            if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                return None
+            raise KafkaAway(f"no answer about topic {topic!r}: {error.args[0].str()}") from error
+        except TimeoutError as error:
+            raise KafkaAway(f"no answer about topic {topic!r} within {self._timeout} s") from error
+        high, low = described.topic_id.get_most_significant_bits(), described.topic_id.get_least_significant_bits()
+        return UUID(int=(high % 2**64 << 64) | low % 2**64)
+
+
+class Identity:
+    """Asks the brokers who they and their topics are. Its client has a thread of its own."""
+
+    def __init__(self, config: Mapping[str, Any], timeout: float) -> None:
+        self.admin = AdminClient(admin_config(config))
+        self.timeout = timeout
+        self._servers = config.get("bootstrap.servers") or config.get("metadata.broker.list")
+
+    def ask(self, topics: Collection[str]) -> Answer:
+        """Send the question for the topics' ids; do something else until the answer is needed (about 1 ms)."""
+        futures = self.admin.describe_topics(TopicCollection(sorted(topics)), request_timeout=self.timeout)
+        return Answer(futures, self.timeout + 1)
+
+    def cluster_id(self, timeout: float | None = None) -> str:
+        """The id of the cluster. Raises KafkaAway."""
+        timeout = timeout or self.timeout
+        try:
+            described = self.admin.describe_cluster(request_timeout=timeout).result(timeout + 1)
+        except (KafkaException, TimeoutError) as error:
+            raise KafkaAway(f"no broker answered at {self._servers} within {timeout} s: {error}") from error
+        return str(described.cluster_id)
+
+    def partitions(self, topics: Collection[str]) -> dict[str, int]:
+        """How many partitions each topic has; a topic that does not exist is a ConfigError."""
+        futures = self.admin.describe_topics(TopicCollection(sorted(topics)), request_timeout=self.timeout)
+        counts = {}
+        for topic, future in futures.items():
+            try:
+                counts[topic] = len(future.result(self.timeout + 1).partitions)
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    raise KafkaAway(f"no answer about topic {topic!r}: {error.args[0].str()}") from error
+                raise ConfigError(
+                    f"topic {topic!r} does not exist on the brokers {self._servers}: create it, or correct topics="
+                ) from None
+            except TimeoutError as error:
+                raise KafkaAway(f"no answer about topic {topic!r} within {self.timeout} s") from error
+        return counts

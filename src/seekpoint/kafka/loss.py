@@ -1,0 +1,47 @@
+"""Judging a position that the broker refuses: by the log's ends, never by the client's message text."""
+
+from __future__ import annotations
+
+from seekpoint.errors import OffsetLost
+from seekpoint.kafka.watermarks import Edge
+from seekpoint.records import Partition
+
+
+def lost(partition: Partition, offset: int, start: Edge, end: Edge) -> OffsetLost:
+    """The error that says what happened to ``offset`` and what can be decided."""
+    call = f"Ledger.move({partition.topic!r}, {partition.number}"
+    stop = "stop: leave it; nothing is read or written until it is decided"
+    if offset < start.offset:
+        return OffsetLost(
+            partition,
+            offset,
+            f"retention has passed it: the first offset left is {start.offset}, up to {start.offset - offset} records "
+            "are lost",
+            choices=(
+                f"give them up: {call}, to={start.offset}, lost='retention', reason=...) goes on and records the range",
+                "bring them back: restore the rows from an archive, then move",
+                stop,
+            ),
+        )
+    if offset > end.offset:
+        return OffsetLost(
+            partition,
+            offset,
+            f"it is behind the end of the log ({end.offset}): the log was truncated, or belongs to other brokers",
+            choices=(
+                f"go back: {call}, to={end.offset}, reason=...) reads what is written from now on",
+                "check that these are the brokers that were read before",
+                stop,
+            ),
+        )
+    return OffsetLost(
+        partition,
+        offset,
+        "the log was truncated before it and written anew (the leader epoch stored with it is unknown or older): what "
+        "was applied may not be what the log holds now",
+        choices=(
+            f"accept: {call}, to={offset}, reason=...) goes on here",
+            f"read again: {call}, to=<offset before the truncation>, reason=...)",
+            stop,
+        ),
+    )

@@ -1,0 +1,101 @@
+"""Where logs begin and end, and StartAt resolved to numbers. Ends are the last stable offset: what can be read."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+from confluent_kafka import ConsumerGroupTopicPartitions, IsolationLevel, KafkaException, TopicPartition
+from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # not re-exported by its stubs
+
+from seekpoint.errors import ConfigError
+from seekpoint.kafka.identity import Identity, KafkaAway
+from seekpoint.policy import StartAt
+from seekpoint.records import Partition
+
+_EARLIEST: Any = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+_LATEST: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+
+
+class Edge(NamedTuple):
+    """One end of a log: the offset, and the leader epoch there (None where the broker does not say)."""
+
+    offset: int
+    leader_epoch: int | None
+
+
+class Watermarks:
+    """Asks where logs begin and end; on the admin client, so that no pending fetch delays the answer."""
+
+    def __init__(self, identity: Identity, *, committed: bool = True) -> None:
+        self._identity = identity
+        self._isolation = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
+
+    def starts(self, partitions: Collection[Partition]) -> dict[Partition, Edge]:
+        """The first offset that is still in the log."""
+        return self._ask(dict.fromkeys(partitions, _EARLIEST))
+
+    def ends(self, partitions: Collection[Partition]) -> dict[Partition, Edge]:
+        """The offset behind the last record that can be read."""
+        return self._ask(dict.fromkeys(partitions, _LATEST))
+
+    def _ask(self, specs: Mapping[Partition, Any]) -> dict[Partition, Edge]:
+        if not specs:
+            return {}
+        futures = self._identity.admin.list_offsets(
+            {TopicPartition(p.topic, p.number): spec for p, spec in specs.items()},
+            isolation_level=self._isolation,
+            request_timeout=self._identity.timeout,
+        )
+        answers: dict[Partition, Edge] = {}
+        for at, future in futures.items():
+            try:
+                info = future.result(self._identity.timeout + 1)
+            except (KafkaException, TimeoutError) as error:
+                raise KafkaAway(f"no answer about the log of {at.topic}/{at.partition}: {error}") from error
+            epoch = info.leader_epoch
+            answers[Partition(at.topic, at.partition)] = Edge(
+                info.offset, epoch if epoch is not None and epoch >= 0 else None
+            )
+        return answers
+
+    def resolve(self, topic: str, start: StartAt, group: str) -> dict[Partition, int]:
+        """The first position of every partition of ``topic``, as numbers."""
+        partitions = [Partition(topic, n) for n in range(self._identity.partitions([topic])[topic])]
+        match start.kind:
+            case "earliest":
+                return _offsets(self.starts(partitions))
+            case "latest":
+                return _offsets(self.ends(partitions))
+            case "time":
+                return self._at_time(partitions, start)
+            case "offsets":
+                return _named(partitions, dict(start.given), "StartAt.offsets names no offset for")
+            case _:
+                return self._committed(partitions, group)
+
+    def _at_time(self, partitions: Collection[Partition], start: StartAt) -> dict[Partition, int]:
+        if start.at is None:
+            raise ConfigError("StartAt.time needs a time")
+        found = self._ask(dict.fromkeys(partitions, OffsetSpec.for_timestamp(round(start.at.timestamp() * 1000))))
+        late = [p for p, edge in found.items() if edge.offset < 0]  # no record that late: behind the last one
+        return _offsets(found) | _offsets(self.ends(late))
+
+    def _committed(self, partitions: Collection[Partition], group: str) -> dict[Partition, int]:
+        asked = [ConsumerGroupTopicPartitions(group, [TopicPartition(p.topic, p.number) for p in partitions])]
+        try:
+            answer = self._identity.admin.list_consumer_group_offsets(asked)[group].result(self._identity.timeout + 1)
+        except (KafkaException, TimeoutError) as error:
+            raise KafkaAway(f"no answer about the commits of group {group!r}: {error}") from error
+        known = {Partition(at.topic, at.partition): at.offset for at in answer.topic_partitions if at.offset >= 0}
+        return _named(partitions, known, f"group {group!r} has no commit in Kafka for")
+
+
+def _offsets(edges: Mapping[Partition, Edge]) -> dict[Partition, int]:
+    return {partition: edge.offset for partition, edge in edges.items()}
+
+
+def _named(partitions: Collection[Partition], known: Mapping[Partition, int], problem: str) -> dict[Partition, int]:
+    if missing := [str(p) for p in partitions if p not in known]:
+        raise ConfigError(f"{problem} {', '.join(missing)}: every partition of a new topic needs a first position")
+    return {p: known[p] for p in partitions}

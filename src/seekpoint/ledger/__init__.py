@@ -1,0 +1,14 @@
+"""The ledger: where each partition of a group stands, and who may move it. The one place that writes offsets.
+
+The protocol in three sentences. A *claim* draws a new token for a partition and answers its committed
+position, waiting for any transaction in flight. *Hold*, the first statement of every transaction, locks the
+rows where token and position are exactly what the reader believes; *advance*, the last, moves them under the
+same condition. Whoever moves a position without owning it draws a new token, and so fences the owner.
+"""
+
+from seekpoint.ledger.advance import Expected, Move
+from seekpoint.ledger.claim import Claim, Claimed, StartOffsets
+from seekpoint.ledger.ledger import Ledger
+from seekpoint.ledger.read import Position
+
+__all__ = ["Claim", "Claimed", "Expected", "Ledger", "Move", "Position", "StartOffsets"]

@@ -1,0 +1,108 @@
+"""Hold, then advance: the two statements on which the promise hangs (I1, I2, I3)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy.exc import DBAPIError
+
+from seekpoint.errors import Fenced
+from seekpoint.ledger import statements as sql
+from seekpoint.ledger.claim import Claim
+from seekpoint.ledger.scope import Scope
+
+INVALID_TEXT = "22P02"  # what casting the refusal's text raises
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """A claim, and the position the reader began to read from: what hold asks the ledger to confirm."""
+
+    claim: Claim
+    from_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One partition's step in one transaction: from the exact position that was read to the one after it.
+
+    ``leader_epoch`` is the last applied record's; None where the step ends on no applied record.
+    """
+
+    claim: Claim
+    from_offset: int
+    to_offset: int
+    leader_epoch: int | None = None
+    record_time: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Settings of one transaction, sent along with hold; times in seconds."""
+
+    application_name: str
+    synchronous_commit: bool
+    transaction_age: float
+
+
+def hold(tx: Scope, expected: Sequence[Expected], settings: Settings) -> str:
+    """Lock the rows where claim and position are as expected; the first statement of every transaction.
+
+    Returns the transaction's id, which :func:`advance` compares. Raises Fenced, and then nothing may be
+    written: a zombie is stopped here, before it does any work; a successor's claim waits from here to COMMIT.
+    """
+    ordered = sorted(expected, key=lambda e: e.claim.partition)
+    parameters: dict[str, Any] = {
+        "expected": len(ordered),
+        "held_topic": [e.claim.partition.topic for e in ordered],
+        "held_partition": [e.claim.partition.number for e in ordered],
+        "held_claim": [e.claim.token for e in ordered],
+        "held_from_offset": [e.from_offset for e in ordered],
+        "application_name": settings.application_name,
+        "synchronous_commit": "on" if settings.synchronous_commit else "off",
+        "idle_in_transaction_session_timeout": f"{round(settings.transaction_age * 1000)}ms",
+    }
+    statement = sql.HOLD
+    if (tx.connection.dialect.server_version_info or (0,)) >= (17,):
+        statement = sql.HOLD_17
+        parameters["transaction_timeout"] = f"{round(settings.transaction_age * 1000)}ms"
+    row = _fenced(tx, statement, parameters)
+    return str(row.transaction)
+
+
+def advance(tx: Scope, moves: Iterable[Move], transaction: str | None = None) -> list[Claim]:
+    """Move the offsets; the last statement before COMMIT. Returns the claims as they are after COMMIT.
+
+    ``transaction`` is what :func:`hold` returned: a handler's literal COMMIT in between is refused. Raises
+    Fenced where claim or position are not the expected ones.
+    """
+    ordered = sorted(moves, key=lambda m: m.claim.partition)
+    _fenced(
+        tx,
+        sql.ADVANCE,
+        {
+            "expected": len(ordered),
+            "transaction": transaction,
+            "moving_topic": [m.claim.partition.topic for m in ordered],
+            "moving_partition": [m.claim.partition.number for m in ordered],
+            "moving_claim": [m.claim.token for m in ordered],
+            "moving_from_offset": [m.from_offset for m in ordered],
+            "moving_to_offset": [m.to_offset for m in ordered],
+            "moving_leader_epoch": [m.leader_epoch for m in ordered],
+            "moving_record_time": [m.record_time for m in ordered],
+        },
+    )
+    return [replace(m.claim, next_offset=m.to_offset, leader_epoch=m.leader_epoch) for m in ordered]
+
+
+def _fenced(tx: Scope, statement: Any, parameters: dict[str, Any]) -> Any:
+    try:
+        return tx.execute(statement, **parameters).one()
+    except DBAPIError as error:
+        if getattr(error.orig, "sqlstate", None) == INVALID_TEXT and sql.REFUSAL in str(error.orig):
+            message = str(error.orig)
+            raise Fenced(message[message.index(sql.REFUSAL) :].splitlines()[0].rstrip('"')) from None
+        raise

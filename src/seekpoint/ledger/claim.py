@@ -1,0 +1,188 @@
+"""Claiming partitions: who may move them from now on, and from which position (I2, I5, I6)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+from sqlalchemy import Row
+from sqlalchemy.exc import OperationalError
+
+from seekpoint.errors import ClusterChanged, GroupPaused, HandlerOutdated, PartitionStopped, TopicRecreated
+from seekpoint.ledger import statements as sql
+from seekpoint.ledger.move import record_action
+from seekpoint.ledger.scope import Scope
+from seekpoint.records import Partition
+
+LOCK_NOT_AVAILABLE = "55P03"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The right to advance one partition, and where it stands. A frozen value: taken over only after COMMIT.
+
+    ``token`` is the fence; ``epoch`` counts tokens for people; ``next_offset`` is the position to read.
+    """
+
+    partition: Partition
+    token: UUID
+    epoch: int
+    next_offset: int
+    leader_epoch: int | None
+    topic_id: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """The outcome of a claim: granted, refused for a stated reason, or waiting for another's transaction."""
+
+    granted: Mapping[Partition, Claim]
+    refused: Mapping[Partition, PartitionStopped]
+    stalled: tuple[Partition, ...] = ()
+    ended: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Claimant:
+    """Who claims: the group, the process, the handler's version, the cluster and the tables it writes."""
+
+    group: str
+    owner: UUID
+    version: int
+    cluster_id: str
+    tables: tuple[str, ...] = ()
+
+
+StartOffsets = Callable[[str], Mapping[Partition, int]]
+"""The first positions of a topic nobody has read yet: one for every partition of it."""
+
+
+def prepare(tx: Scope, claimant: Claimant, topic_ids: Mapping[str, UUID], start: StartOffsets) -> tuple[str, ...]:
+    """Make the group's row, raise its version, and make the first rows of new topics; once for all workers.
+
+    Runs under the group row's FOR UPDATE lock, so that two workers that start a new topic at ``latest``
+    resolve it once. ``start`` asks the brokers while the lock is held: it must be bounded in time. Returns
+    the topics whose rows it made.
+    """
+    tx.execute(sql.INSERT_GROUP, version=claimant.version)
+    group = tx.execute(sql.LOCK_GROUP).one()
+    admit(group, claimant)
+    if claimant.version > group.version:
+        reason = f"handler version {group.version} -> {claimant.version}"
+        record_action(tx, "version", actor=f"worker {claimant.owner}", reason=reason)
+        tx.execute(sql.REDRAW)  # I5: workers of the older version are refused at their next hold
+    tables = sorted({*group.tables, *claimant.tables})
+    tx.execute(sql.UPDATE_GROUP, to_version=claimant.version, cluster=claimant.cluster_id, tables=tables)
+    new = unknown_topics(tx, topic_ids)
+    rows = sorted((p, topic_ids[topic], offset) for topic in new for p, offset in start(topic).items())
+    if rows:
+        tx.execute(
+            sql.INSERT_ROWS,
+            new_topic=[p.topic for p, _, _ in rows],
+            new_partition=[p.number for p, _, _ in rows],
+            new_topic_id=[topic_id for _, topic_id, _ in rows],
+            new_start=[offset for _, _, offset in rows],
+            new_claim=[uuid4() for _ in rows],
+        )
+    return new
+
+
+def needs_preparing(tx: Scope, claimant: Claimant, topic_ids: Mapping[str, UUID]) -> bool:
+    """Whether the group's row or a topic's rows are missing, or the group's row is behind this process."""
+    group = tx.execute(sql.READ_GROUP).one_or_none()
+    if group is None or group.cluster_id is None or group.version < claimant.version:
+        return True
+    return not set(claimant.tables) <= set(group.tables) or bool(unknown_topics(tx, topic_ids))
+
+
+def unknown_topics(tx: Scope, topics: Collection[str]) -> tuple[str, ...]:
+    """The topics of which the ledger has no row at all."""
+    known = tx.execute(sql.KNOWN_TOPICS, topics=sorted(topics)).scalars()
+    return tuple(sorted(set(topics) - set(known)))
+
+
+def admit(group: Row[Any], claimant: Claimant) -> None:
+    """Raise unless the group's row lets this process in; the error names both sides."""
+    if group.cluster_id is not None and group.cluster_id != claimant.cluster_id:
+        raise ClusterChanged(
+            Partition("(all topics)", 0),
+            0,
+            f"group {claimant.group!r} holds offsets of Kafka cluster {group.cluster_id}, these brokers are cluster "
+            f"{claimant.cluster_id}",
+            choices=(
+                "correct bootstrap.servers",
+                "read this cluster under another group name",
+                "clear consumer_group.cluster_id if the cluster's data were moved with its offsets",
+            ),
+        )
+    if group.version > claimant.version:
+        raise HandlerOutdated(
+            f"group {claimant.group!r} is at handler version {group.version}, this process runs version "
+            f"{claimant.version}: deploy version {group.version} or newer"
+        )
+    if group.paused:
+        raise GroupPaused(claimant.group, group.paused_reason, group.paused_by)
+
+
+def claim(
+    tx: Scope, claimant: Claimant, wanted: Sequence[Partition], topic_ids: Mapping[str, UUID]
+) -> dict[Partition, Claim]:
+    """Draw new tokens and answer the committed positions; a partition of another topic id is not answered.
+
+    Waits for transactions in flight on these rows, at most the transaction's ``lock_timeout`` (55P03).
+    """
+    group = tx.execute(sql.SHARE_GROUP).one()
+    admit(group, claimant)
+    ordered = sorted(wanted)
+    rows = tx.execute(
+        sql.CLAIM,
+        owner=claimant.owner,
+        wanted_topic=[p.topic for p in ordered],
+        wanted_partition=[p.number for p in ordered],
+        wanted_topic_id=[topic_ids[p.topic] for p in ordered],
+        wanted_claim=[uuid4() for _ in ordered],  # I5: a new token at every claim, unique across failovers
+    )
+    return {
+        Partition(r.topic, r.partition): Claim(
+            Partition(r.topic, r.partition), r.claim, r.epoch, r.next_offset, r.leader_epoch, r.topic_id
+        )
+        for r in rows
+    }
+
+
+def recreated(partition: Partition, offset: int, stored: UUID, topic_id: UUID) -> TopicRecreated:
+    """The error for a position that belongs to an earlier incarnation of the topic, with the choices."""
+    call = f"Ledger.move({partition.topic!r}, {partition.number}"
+    return TopicRecreated(
+        partition,
+        offset,
+        f"topic {partition.topic!r} was deleted and created anew: the stored offset belongs to topic id {stored}, the "
+        f"brokers answer {topic_id}",
+        choices=(
+            f"restart: {call}, to=0, topic_id=UUID('{topic_id}'), ...) reads the new topic from its beginning",
+            f"adopt: {call}, to=<offset>, topic_id=UUID('{topic_id}'), ...) goes on at an offset of the new topic",
+            "stop: leave it; nothing is read or written until it is decided",
+        ),
+    )
+
+
+def is_lock_timeout(error: OperationalError) -> bool:
+    """Whether the statement gave up waiting for a row's lock."""
+    return getattr(error.orig, "sqlstate", None) == LOCK_NOT_AVAILABLE
+
+
+def end_abandoned(tx: Scope, stalled: Sequence[Partition], older_than: float) -> tuple[int, ...]:
+    """Terminate the sessions of ours whose transaction blocks these rows for more than ``older_than`` seconds.
+
+    Returns their backend pids. Needs no superuser: the sessions belong to the same role.
+    """
+    pids = tx.execute(
+        sql.ABANDONED,
+        asked_topic=[p.topic for p in stalled],
+        asked_partition=[p.number for p in stalled],
+        age=timedelta(seconds=older_than),
+    ).scalars()
+    return tuple(pid for pid in list(pids) if tx.connection.execute(sql.TERMINATE, {"pid": pid}).scalar_one())

@@ -1,0 +1,173 @@
+"""A pipeline: which topics, how their records become values, and what is done with them. A pure declaration.
+
+No I/O, no engine, no secrets: worker, command line, Spark tasks and tests import it by name. Importing this
+module needs neither a database driver nor a Kafka client.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from sqlalchemy import Connection
+
+from seekpoint.codecs import Bytes, Codec, key_decoder, value_decoder
+from seekpoint.errors import ConfigError
+from seekpoint.policy import StartAt
+from seekpoint.records import AnyRecord, Batch, RawRecord, Record
+
+Handler = Callable[[Connection, Batch[Any, Any]], None]
+Row = tuple[Any, ...]
+
+_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")  # what a broker accepts as a topic's name
+
+
+class Writer(Protocol):
+    """What an open sink takes rows with."""
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """Take these rows; an error of the n-th row written since the sink was opened is a RowRefused."""
+
+
+@runtime_checkable
+class Sink(Protocol):
+    """A table that records are written to, inside the transaction that moves the offset."""
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """The tables it writes, as ``schema.table`` or ``table``."""
+
+    def takes(self, topic: str) -> bool:
+        """Whether records of this topic go to this sink."""
+
+    def rows(self, record: AnyRecord) -> Iterable[Row]:
+        """The rows that one record becomes; the same function in the stream and in a reload."""
+
+    def open(self, tx: Connection) -> AbstractContextManager[Writer]:
+        """Begin to write; leaving the block without an error means that the database has taken every row."""
+
+
+class RowRefused(Exception):  # noqa: N818 -- passes a database error on, with the place where it belongs
+    """The database refused one row: the ``line``-th (from 1) written since the sink was opened."""
+
+    def __init__(self, line: int, cause: Exception) -> None:
+        super().__init__(f"row {line}: {cause}")
+        self.line, self.cause = line, cause
+
+
+class Pipeline:
+    """Declares what a group of workers does with some topics' records.
+
+    ``group`` names the offsets in the ledger and the consumer group in Kafka. ``topics`` is a name, several
+    names, or ``{name: value codec}`` (then without ``value``). ``value`` and ``key`` are codecs. At least one
+    of ``sinks`` and ``handle`` says what is done; sinks write in their order, then ``handle(tx, batch)`` runs
+    with the transaction's SQLAlchemy connection: everything in one transaction with the offset (I1).
+    ``writes`` names the tables the handler writes. ``version`` is the handler's version: once a worker of a
+    higher one has claimed, older ones stand down. ``start`` is where a topic begins that nobody has read.
+
+    ``on_poison="stop"``: a record that cannot be decoded or applied stops its partition in front of it, the
+    records before it are committed, the other partitions go on. With ``strict=True`` a stopped partition ends
+    the worker. ``synchronous_commit=False`` is safe here, because rows and offset vanish together in a crash
+    and Kafka still has the records, as long as nobody outside acts on rows that were seen.
+
+    Raises ConfigError where the declaration contradicts itself.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        *,
+        topics: str | Iterable[str] | Mapping[str, Codec],
+        value: Codec | None = None,
+        key: Codec = Bytes(),  # noqa: B008 -- immutable
+        sinks: Sequence[Sink] = (),
+        handle: Handler | None = None,
+        writes: Sequence[str] = (),
+        version: int = 1,
+        start: StartAt = StartAt.earliest(),  # noqa: B008 -- immutable
+        on_poison: Literal["stop"] = "stop",
+        strict: bool = False,
+        synchronous_commit: bool = True,
+    ) -> None:
+        self.group = _group(group)
+        self.codecs = _codecs(topics, value)
+        self.key, self.sinks, self.handle, self.writes = key, tuple(sinks), handle, tuple(writes)
+        self.version, self.start, self.strict = version, start, strict
+        self.on_poison, self.synchronous_commit = on_poison, synchronous_commit
+        self._check()
+        self._values = {topic: value_decoder(codec) for topic, codec in self.codecs.items()}
+        self._key = key_decoder(key)
+
+    def __repr__(self) -> str:
+        return f"Pipeline({self.group!r}, topics={list(self.codecs)})"
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """The topics' names, sorted."""
+        return tuple(sorted(self.codecs))
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Every table the pipeline says it writes."""
+        return tuple(sorted({*self.writes, *(table for sink in self.sinks for table in sink.tables)}))
+
+    def decode(self, raw: RawRecord) -> AnyRecord:
+        """The record with key and value decoded; raises whatever the codecs raise."""
+        return Record(
+            raw.topic,
+            raw.partition,
+            raw.offset,
+            raw.timestamp_ms,
+            self._key(raw),
+            self._values[raw.topic](raw),
+            raw.headers,
+            raw.leader_epoch,
+        )
+
+    def _check(self) -> None:
+        if not self.sinks and self.handle is None:
+            raise ConfigError(f"{self!r} does nothing: give it sinks=[...] or handle=...")
+        for sink in self.sinks:
+            if not isinstance(sink, Sink):
+                raise ConfigError(f"{self!r}: {sink!r} is not a sink; seekpoint.Append is one")
+            if not any(map(sink.takes, self.codecs)):
+                raise ConfigError(f"{self!r}: {sink!r} takes none of the pipeline's topics; correct its topics=")
+        if self.handle is not None and (
+            inspect.iscoroutinefunction(self.handle)
+            or inspect.iscoroutinefunction(getattr(self.handle, "__call__", None))  # noqa: B004
+        ):
+            raise ConfigError(
+                f"{self!r}: the handler is an async function, and would never run; write a plain function "
+                "handle(tx, batch): the worker has a thread of its own"
+            )
+        if self.version < 1:
+            raise ConfigError(f"{self!r}: version must be 1 or greater, got {self.version}")
+        if self.on_poison != "stop":
+            raise ConfigError(f"{self!r}: on_poison must be 'stop', got {self.on_poison!r}")
+
+
+def _group(name: str) -> str:
+    if not name or "\0" in name:
+        raise ConfigError(f"a group needs a name without NUL characters, got {name!r}")
+    return name
+
+
+def _codecs(topics: str | Iterable[str] | Mapping[str, Codec], value: Codec | None) -> dict[str, Codec]:
+    if isinstance(topics, Mapping):
+        if value is not None:
+            raise ConfigError("give the value codecs either in topics={name: codec} or as value=, not both")
+        codecs = dict(topics)
+    else:
+        names: Collection[str] = [topics] if isinstance(topics, str) else list(topics)
+        if value is None:
+            raise ConfigError("value= is missing: e.g. value=Json(Order), or value=Bytes() to keep the bytes")
+        codecs = dict.fromkeys(names, value)
+    if not codecs:
+        raise ConfigError("a pipeline needs at least one topic")
+    for topic in codecs:
+        if not _TOPIC.fullmatch(topic) or topic in {".", ".."}:
+            raise ConfigError(f"{topic!r} cannot be a topic: names have 1 to 249 letters, digits, '.', '_' or '-'")
+    return codecs

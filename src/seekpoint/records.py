@@ -1,0 +1,112 @@
+"""The values that pass through the house: partition, record, batch, span. Plain, frozen, without I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Generic, NamedTuple, TypeVar, overload
+
+import msgspec
+
+V = TypeVar("V")
+K = TypeVar("K")
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Partition(NamedTuple):
+    """One partition of one topic; sorts by topic, then number, which is the order of every lock we take."""
+
+    topic: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.number}"
+
+
+class Span(NamedTuple):
+    """A half-open range of offsets of one partition: ``start`` was the position, ``end`` is the next one."""
+
+    partition: Partition
+    start: int
+    end: int
+
+    def __str__(self) -> str:
+        return f"{self.partition} [{self.start}, {self.end})"
+
+
+class Record(msgspec.Struct, Generic[V, K], frozen=True, gc=False):
+    """One record of a topic, its key and value decoded (or still bytes).
+
+    ``timestamp_ms`` is milliseconds since the epoch, or None where the log has none; ``headers`` are pairs in
+    order, duplicates kept; ``leader_epoch`` is the epoch of the leader that appended it, None where the broker
+    does not say.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int | None
+    key: K
+    value: V
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+    leader_epoch: int | None = None
+
+    @property
+    def timestamp(self) -> datetime | None:
+        """The record's time, aware, in UTC; None where it has none or it is beyond year 9999."""
+        return utc(self.timestamp_ms)
+
+    @property
+    def id(self) -> str:
+        """``topic/partition/offset``: the idempotency key for effects outside this database."""
+        return f"{self.topic}/{self.partition}/{self.offset}"
+
+
+def utc(milliseconds: int | None) -> datetime | None:
+    """Milliseconds since the epoch as an aware UTC time; None for times that Python cannot hold."""
+    if milliseconds is None:
+        return None
+    try:
+        return EPOCH + timedelta(milliseconds=milliseconds)
+    except OverflowError:
+        return None
+
+
+RawRecord = Record[bytes | None, bytes | None]
+
+
+class Batch(Sequence[Record[V, K]]):
+    """The records of one transaction. Partitions may interleave; within each, order is the log's."""
+
+    __slots__ = ("_records", "spans")
+
+    def __init__(self, records: Sequence[Record[V, K]], spans: Sequence[Span] = ()) -> None:
+        self._records = tuple(records)
+        self.spans: tuple[Span, ...] = tuple(spans)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __iter__(self) -> Iterator[Record[V, K]]:
+        return iter(self._records)
+
+    @overload
+    def __getitem__(self, index: int) -> Record[V, K]: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Record[V, K], ...]: ...
+    def __getitem__(self, index: int | slice) -> Record[V, K] | tuple[Record[V, K], ...]:
+        return self._records[index]
+
+    def __repr__(self) -> str:
+        return f"Batch({len(self)} records: {', '.join(map(str, self.spans))})"
+
+    def by_partition(self) -> Mapping[Partition, Sequence[Record[V, K]]]:
+        """The same records, grouped; each group in the order of its offsets."""
+        groups: dict[Partition, list[Record[V, K]]] = {}
+        for record in self._records:
+            groups.setdefault(Partition(record.topic, record.partition), []).append(record)
+        return groups
+
+
+AnyRecord = Record[Any, Any]

@@ -1,0 +1,192 @@
+"""Running a worker: as a process until SIGTERM, or inside a service on a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from sqlalchemy import URL, Engine
+
+from seekpoint import events
+from seekpoint.errors import ConfigError
+from seekpoint.events import Announcer, Observer
+from seekpoint.health import Health, HealthBoard
+from seekpoint.kafka.config import consumer_config
+from seekpoint.ledger import Ledger
+from seekpoint.pipeline import Pipeline
+from seekpoint.policy import Limits
+from seekpoint.tables import DEFAULT_SCHEMA
+from seekpoint.worker import Loop
+
+
+class Worker:
+    """Applies a pipeline's records exactly once, as one member of its group.
+
+    ``engine`` is a URL or sync ``Engine`` on ``postgresql+psycopg``; ``kafka`` librdkafka's own configuration,
+    passed through but for the keys that the promise hangs on. ``partitions=[(topic, number), ...]`` reads a
+    fixed list without a group. ``observe`` gets every event, on the worker's thread. Scale by more workers in
+    more processes, not by threads.
+
+    Making a worker does no I/O; clients and connections are made in the thread that runs it. A worker runs
+    once. Raises ConfigError where the declaration, the engine or the configuration contradict each other.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        *,
+        engine: Engine | URL | str,
+        kafka: Mapping[str, Any],
+        schema: str = DEFAULT_SCHEMA,
+        limits: Limits | None = None,
+        partitions: Iterable[tuple[str, int]] | None = None,
+        observe: Sequence[Observer] = (),
+    ) -> None:
+        if not isinstance(pipeline, Pipeline):
+            raise ConfigError(f"Worker needs a Pipeline, got {type(pipeline).__name__}")
+        consumer_config(kafka, group=pipeline.group)  # refuse contradictions now, where they were written
+        self.pipeline = pipeline
+        self._ledger = Ledger(
+            engine,
+            pipeline.group,
+            schema=schema,
+            version=pipeline.version,
+            tables=pipeline.tables,
+            limits=limits,
+            synchronous_commit=pipeline.synchronous_commit,
+        )
+        self._kafka = dict(kafka)
+        self._partitions: Collection[tuple[str, int]] | None = None if partitions is None else list(partitions)
+        self._check_partitions()
+        self._board = HealthBoard()
+        self._announce = Announcer((self._board, *observe))
+        self._stopping = threading.Event()
+        self._begun = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"Worker({self.pipeline!r}, engine={self._ledger.engine.url.render_as_string(hide_password=True)!r})"
+
+    def _check_partitions(self) -> None:
+        if self._partitions is None:
+            return
+        if not self._partitions:
+            raise ConfigError(
+                "partitions= is empty: name at least one (topic, number), or leave it out to join the group"
+            )
+        if strangers := {topic for topic, _ in self._partitions} - set(self.pipeline.topics):
+            raise ConfigError(
+                f"partitions= names topics that the pipeline does not read: {', '.join(sorted(strangers))}"
+            )
+
+    def health(self) -> Health:
+        """The state now; may be called from any thread."""
+        return self._board.read()
+
+    def stop(self) -> None:
+        """Ask the worker to finish the batch in hand and leave; returns at once, from any thread."""
+        self._stopping.set()
+
+    def run(self) -> None:
+        """Work until SIGTERM or SIGINT, finishing the batch in hand; returns when drained.
+
+        A second signal aborts: the open transaction is thrown away, and its records are read again by
+        whoever comes next. Outside the main thread no signal handler is installed. Raises what cannot be
+        mended: ConfigError, SchemaMismatch, HandlerOutdated, what the handler raises, and errors of the
+        database and of Kafka as they are.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            self._run()
+            return
+        before = {s: signal.signal(s, self._on_signal) for s in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            self._run()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if self._stopping.is_set():
+            raise KeyboardInterrupt(f"second {signal.Signals(number).name}: aborted")
+        self._stopping.set()
+
+    def _run(self) -> None:
+        if not self._begun.acquire(blocking=False):
+            raise ConfigError("a worker runs once: make a new one")
+        Loop(
+            self.pipeline,
+            self._ledger,
+            kafka=self._kafka,
+            partitions=self._partitions,
+            announce=self._announce,
+            stopping=self._stopping,
+        ).run()
+
+    def running(self) -> Running:
+        """Run on a thread of its own, for the length of a ``with`` or ``async with`` block.
+
+        Entering waits until the worker has started; leaving drains it, and raises the error that ended it
+        early, if one did. ``health().live`` turns False at once when that happens. Installs no signal handler.
+        """
+        return Running(self, self._announce)
+
+
+class Running:
+    """A worker on its own thread, for the length of a block."""
+
+    def __init__(self, worker: Worker, announce: Announcer) -> None:
+        self.worker = worker
+        self._announce = announce
+        self._error: BaseException | None = None
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=self._target, name=f"seekpoint-{worker.pipeline.group}", daemon=True)
+
+    def _target(self) -> None:
+        self._announce.add(self._on_event)
+        try:
+            self.worker.run()
+        except BaseException as error:  # noqa: BLE001 -- raised again where the block is left
+            self._error = error
+        finally:
+            self._started.set()
+
+    def _on_event(self, event: events.Event) -> None:
+        if isinstance(event, events.Started):
+            self._started.set()
+
+    def health(self) -> Health:
+        """The worker's state now."""
+        return self.worker.health()
+
+    def _enter(self) -> Self:
+        self._thread.start()
+        self._started.wait()
+        if self._error is not None:
+            self._thread.join()
+            raise self._error
+        return self
+
+    def _leave(self, failing: bool) -> None:
+        self.worker.stop()
+        self._thread.join()
+        if self._error is not None and not failing:
+            raise self._error
+
+    def __enter__(self) -> Self:
+        return self._enter()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leave(failing=error is not None)
+
+    async def __aenter__(self) -> Self:
+        return await asyncio.to_thread(self._enter)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self._leave, error is not None)

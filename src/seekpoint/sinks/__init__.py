@@ -1,0 +1,5 @@
+"""Sinks: tables that records are written to, inside the transaction that moves the offset."""
+
+from seekpoint.sinks.append import Append
+
+__all__ = ["Append"]

@@ -1,0 +1,180 @@
+"""The loop: tend the assignment, read, commit, back off. The only file where records and partitions meet."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from time import monotonic
+from typing import Any
+
+from seekpoint import events, schema
+from seekpoint.assignment import Assignment, Chunk
+from seekpoint.commit import Committer
+from seekpoint.errors import ConfigError
+from seekpoint.events import Announcer
+from seekpoint.guard import passes
+from seekpoint.intake import CHUNK, Keeper, OpenBatch
+from seekpoint.kafka.client import KafkaException, raise_if_fatal
+from seekpoint.kafka.config import consumer_config, make_consumer
+from seekpoint.kafka.identity import Identity, KafkaAway
+from seekpoint.ledger import Ledger
+from seekpoint.pipeline import Pipeline
+from seekpoint.policy import Backoff
+
+POLL = 0.2  # seconds: how long a quiet loop waits for a record before it looks at anything else
+
+
+class Loop:
+    """One worker's life, on one thread: made, run once, and over."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        ledger: Ledger,
+        *,
+        kafka: Mapping[str, Any],
+        partitions: Collection[tuple[str, int]] | None,
+        announce: Announcer,
+        stopping: threading.Event,
+    ) -> None:
+        self._pipeline, self._ledger, self._limits = pipeline, ledger, ledger.limits
+        self._announce, self._stopping = announce, stopping
+        self._config = consumer_config(kafka, group=pipeline.group)
+        self._partitions = partitions
+        self._in_trouble = False
+        self._waits = Backoff().waits(random.Random())  # noqa: S311 -- jitter
+        self._held: Assignment
+        self._committer: Committer
+        self._keeper: Keeper
+
+    # -- start and end --------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Work until ``stopping`` is set, finishing the batch in hand. Raises what cannot be mended."""
+        error: BaseException | None = None
+        try:
+            self._check()
+            self._open()
+            try:
+                self._work()
+                self._announce(events.Draining())
+            finally:
+                self._close()
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            self._announce(events.Stopped(error=error))
+
+    def _check(self) -> None:
+        """Everything that can be wrong before the first record is said now, in one sentence."""
+        with self._ledger.engine.connect() as connection:
+            schema.check(connection, self._ledger.schema)
+        identity = Identity(self._config, self._limits.start_wait)
+        try:
+            identity.cluster_id()
+            identity.partitions(self._pipeline.topics)
+        except KafkaAway as error:
+            raise ConfigError(f"{error}; check bootstrap.servers and the security settings") from error
+
+    def _open(self) -> None:
+        consumer = make_consumer(self._config, error_cb=self._on_client_error())
+        self._held = Assignment(
+            consumer,
+            self._ledger,
+            self._pipeline.topics,
+            kafka=self._config,
+            start=self._pipeline.start,
+            partitions=self._partitions,
+            announce=self._announce,
+        )
+        max_poll = int(self._config.get("max.poll.interval.ms", 300_000)) / 1000
+        self._keeper = Keeper(self._held.client, max_poll, self._limits.transaction_age, self._announce)
+        self._committer = Committer(self._ledger, self._pipeline, self._held, self._announce)
+        self._held.join()
+        self._announce(events.Started(group=self._pipeline.group, owner=self._ledger.owner.hex))
+
+    def _close(self) -> None:
+        self._keeper.stop()
+        self._committer.close()
+        try:
+            self._held.leave()
+        except Exception as error:
+            if not passes(error):
+                raise
+            # The claims stay until somebody claims over them: nothing is lost but a count.
+            self._announce(events.DatabaseTrouble(error=error))
+
+    def _on_client_error(self) -> Callable[[Any], None]:
+        """Brokers that are away are reported dozens of times a second: once a second is enough."""
+        said: dict[int, float] = {}
+
+        def on_error(error: Any) -> None:
+            now = monotonic()
+            if now - said.get(error.code(), 0.0) >= 1.0:
+                said[error.code()] = now
+                self._announce(events.KafkaTrouble(error=error.str()))
+
+        return on_error
+
+    # -- the loop -------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._step()
+            except KafkaException as error:
+                raise_if_fatal(error.args[0])
+                text = error.args[0].str()
+                self._back_off(events.KafkaTrouble(error=text))
+            except KafkaAway as error:
+                self._back_off(events.KafkaTrouble(error=str(error)))
+            except Exception as error:
+                if not passes(error):
+                    raise
+                self._back_off(events.DatabaseTrouble(error=error))
+
+    def _step(self) -> None:
+        self._held.tend()
+        self._recovered()
+        self._raise_if_strict()
+        chunk = self._held.take(self._held.client.read(CHUNK, POLL))
+        if not len(chunk):
+            return
+        self._announce(events.ChunkRead(records=len(chunk)))
+        with self._keeper:
+            self._committer.commit(OpenBatch(chunk, self._draw, self._held.identity.ask, self._limits))
+        self._recovered()
+
+    def _draw(self) -> Chunk | None:
+        """What more is there for the open batch; None once a partition was taken away or the end was asked for."""
+        if self._held.changed or self._stopping.is_set():
+            return None
+        chunk = self._held.take(self._held.client.read(CHUNK, 0))
+        if len(chunk):
+            self._announce(events.ChunkRead(records=len(chunk)))
+        return chunk
+
+    def _raise_if_strict(self) -> None:
+        if self._pipeline.strict and self._held.parked:
+            raise next(iter(self._held.parked.values()))
+
+    # -- trouble --------------------------------------------------------------------------------------
+
+    def _back_off(self, trouble: events.KafkaTrouble | events.DatabaseTrouble) -> None:
+        """Read nothing and let rebalances run for a while; then claim again: the ledger says where to go on."""
+        wait = next(self._waits)
+        self._in_trouble = True
+        self._announce(replace(trouble, wait=wait))
+        self._held.suspend()
+        until = monotonic() + wait
+        while not self._stopping.is_set() and (left := until - monotonic()) > 0:
+            self._held.take(self._held.client.read(CHUNK, min(left, POLL)))
+
+    def _recovered(self) -> None:
+        if self._in_trouble and not self._held.waiting:
+            self._in_trouble = False
+            self._waits = Backoff().waits(random.Random())  # noqa: S311 -- jitter
+            self._announce(events.Recovered())

@@ -23,7 +23,7 @@ class Limits:
     ``transaction_age`` a worker keeps its partitions while a handler runs, however long it takes.
     ``start_wait`` (seconds) is how long brokers may take to answer for the first time; ``kafka_timeout``
     (seconds) bounds every question put to them afterwards. ``idle_check`` (seconds) is how often a quiet
-    worker looks whether somebody moved its positions.
+    worker looks whether somebody moved its positions, ``lag_check`` (seconds) how often it samples its lag.
     """
 
     batch_records: int = 10_000
@@ -34,6 +34,7 @@ class Limits:
     start_wait: float = 15.0
     kafka_timeout: float = 10.0
     idle_check: float = 1.0
+    lag_check: float = 10.0
 
     def __post_init__(self) -> None:
         for name in self.__slots__:

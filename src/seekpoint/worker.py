@@ -44,7 +44,9 @@ class Loop:
         self._config = consumer_config(kafka, group=pipeline.group)
         self._partitions = partitions
         self._in_trouble = False
-        self._waits = Backoff().waits(random.Random())  # noqa: S311 -- jitter
+        self._lag_at = 0.0
+        self._chance = random.Random()  # noqa: S311 -- jitter
+        self._waits = Backoff().waits(self._chance)
         self._held: Assignment
         self._committer: Committer
         self._keeper: Keeper
@@ -140,6 +142,7 @@ class Loop:
         self._held.tend()
         self._recovered()
         self._raise_if_strict()
+        self._sample_lag()
         chunk = self._held.take(self._held.client.read(CHUNK, POLL))
         if not len(chunk):
             return
@@ -161,6 +164,15 @@ class Loop:
         if self._pipeline.strict and self._held.parked:
             raise next(iter(self._held.parked.values()))
 
+    def _sample_lag(self) -> None:
+        now = monotonic()
+        if now < self._lag_at:
+            return
+        self._lag_at = now + self._limits.lag_check
+        cursors = {p: placed.cursor for p, placed in self._held.placed.items()}
+        ends = self._held.watermarks.ends(list(cursors))
+        self._announce(events.LagSampled(lag={p: max(0, edge.offset - cursors[p]) for p, edge in ends.items()}))
+
     # -- trouble --------------------------------------------------------------------------------------
 
     def _back_off(self, trouble: events.KafkaTrouble | events.DatabaseTrouble) -> None:
@@ -176,5 +188,5 @@ class Loop:
     def _recovered(self) -> None:
         if self._in_trouble and not self._held.waiting:
             self._in_trouble = False
-            self._waits = Backoff().waits(random.Random())  # noqa: S311 -- jitter
+            self._waits = Backoff().waits(self._chance)
             self._announce(events.Recovered())

@@ -18,28 +18,19 @@ from uuid import UUID
 from sqlalchemy import Connection
 
 from seekpoint import events
-from seekpoint.assignment.chunk import Chunk, Read, chain
+from seekpoint.assignment.chunk import Chunk, chain
+from seekpoint.assignment.cursors import Cursors, Placed
 from seekpoint.errors import Fenced, GroupPaused, PartitionStopped
 from seekpoint.events import Announcer
-from seekpoint.kafka import client as kafka
+from seekpoint.guard import passes
 from seekpoint.kafka.client import Client, Message
 from seekpoint.kafka.identity import Answer, Identity, KafkaAway
-from seekpoint.kafka.loss import lost
+from seekpoint.kafka.loss import deleted, lost
 from seekpoint.kafka.watermarks import Watermarks
 from seekpoint.ledger import Claim, Expected, Ledger, Move, Position
 from seekpoint.ledger.claim import recreated
 from seekpoint.policy import Backoff, StartAt
 from seekpoint.records import Partition
-
-
-@dataclass(slots=True)
-class Placed:
-    """A partition that is read. ``cursor`` is the reader's own: it moves when a chunk is read, never on a commit."""
-
-    claim: Claim
-    cursor: int
-    end: int | None = None  # the log's end, when the client said that it was reached
-    quiet_since: float = 0.0
 
 
 @dataclass(slots=True)
@@ -75,15 +66,17 @@ class Assignment:
         self.client = Client(consumer, kafka)
         self.identity = Identity(kafka, self.limits.kafka_timeout)
         self.watermarks = Watermarks(self.identity, committed=kafka.get("isolation.level") != "read_uncommitted")
-        self.placed: dict[Partition, Placed] = {}
+        self._announce = announce or Announcer()
+        self._cursors = Cursors(self._announce)
+        self.placed = self._cursors.placed
         self.parked: dict[Partition, PartitionStopped] = {}
         self.waiting: dict[Partition, Waiting] = {}
-        self._start, self._announce = start, announce or Announcer()
+        self._start = start
         self._fixed = None if partitions is None else [Partition(*p) for p in partitions]
         self._gone: set[Partition] = set()
         self._released: list[Claim] = []
-        self._troubled: set[Partition] = set()
-        self._backoff = Backoff().waits(random.Random())  # noqa: S311 -- jitter
+        self._chance = random.Random()  # noqa: S311 -- jitter
+        self._backoff = Backoff().waits(self._chance)
         self._claim_at = self._look_at = 0.0
         self._paused: str | None = None
 
@@ -128,11 +121,20 @@ class Assignment:
             placed = self.placed.get(claim.partition)
             if placed is not None and placed.claim.token == claim.token:
                 placed.claim, placed.quiet_since = claim, now
-        self._backoff = Backoff().waits(random.Random())  # noqa: S311 -- progress resets the waits
+        self._backoff = Backoff().waits(self._chance)  # progress resets the waits
 
     def place_again(self) -> None:
-        """After an exception around COMMIT: ask the ledger what is true, and read on from there."""
-        self.resolve({})
+        """After an exception around COMMIT: ask the ledger what is true, and read on from there.
+
+        If the database is away, everything is claimed again by a later :meth:`settle`, when it is back.
+        """
+        try:
+            self.resolve({})
+        except Exception as error:
+            if not passes(error):
+                raise
+            self._announce(events.DatabaseTrouble(error=error))
+            self.suspend()
 
     # -- joining and leaving --------------------------------------------------------------------------
 
@@ -151,7 +153,8 @@ class Assignment:
                 self.ledger.release(claims)
                 self._announce(events.Released(partitions=tuple(c.partition for c in claims)))
         finally:
-            self.placed, self.parked, self.waiting = {}, {}, {}
+            self.placed.clear()
+            self.parked, self.waiting = {}, {}
             self.client.close(deadline)
 
     def _on_assigned(self, partitions: list[Partition]) -> None:
@@ -173,50 +176,14 @@ class Assignment:
 
     def take(self, messages: Iterable[Message]) -> Chunk:
         """Keep what belongs to a placed partition and was not read before; move the cursors over it."""
-        kept: list[Message] = []
-        reads: dict[Partition, Read] = {}
-        last: dict[Partition, Message] = {}
-        for message in messages:
-            if message.error() is not None:
-                self._in_stream(message)
-                continue
-            at: Any = (message.topic(), message.partition())
-            placed = self.placed.get(at)
-            offset: Any = message.offset()
-            if placed is None or offset < placed.cursor or at in self._gone:
-                continue  # read under an earlier placement
-            read = reads.get(at)
-            if read is None:
-                read = reads[placed.claim.partition] = Read(placed.claim, placed.cursor, placed.cursor)
-            placed.cursor = read.end = offset + 1
-            last[at] = message
-            kept.append(message)
-        for partition, message in last.items():
-            raw = kafka.raw_record(message)
-            reads[partition].leader_epoch, reads[partition].timestamp_ms = raw.leader_epoch, raw.timestamp_ms
-        return Chunk(kept, reads)
-
-    def _in_stream(self, message: Message) -> None:
-        """An event that came in the place of a record."""
-        error: Any = message.error()
-        partition = Partition(message.topic() or "", -1 if (n := message.partition()) is None else n)
-        placed = self.placed.get(partition)
-        if error.code() == kafka.END_OF_PARTITION:
-            offset: Any = message.offset()
-            if placed is not None and offset > placed.cursor:
-                placed.end = offset
-        elif error.code() == kafka.OUT_OF_RANGE and placed is not None:
-            self._troubled.add(partition)
-        else:
-            kafka.raise_if_fatal(error)
-            self._announce(events.KafkaTrouble(error=f"{partition.topic}: {error.str()}"))
+        return self._cursors.take(messages, gone=self._gone)
 
     # -- tending: the loop's own step -----------------------------------------------------------------
 
     def tend(self) -> None:
         """Act on what was recorded: release what is gone, decide on lost offsets, claim and place, look for moves."""
         self._let_go()
-        if self._troubled:
+        if self._cursors.troubled:
             self._judge_troubled()
         now = monotonic()
         if self.waiting and now >= self._claim_at:
@@ -242,7 +209,7 @@ class Assignment:
             return
         found = self.identity.ask({p.topic for p in wanted}).result()
         ids = {topic: topic_id for topic, topic_id in found.items() if topic_id is not None}
-        self._park_deleted([p for p in wanted if p.topic not in ids])
+        self._parkdeleted([p for p in wanted if p.topic not in ids])
         wanted = [p for p in wanted if p.topic in ids]
         try:
             claimed = self.ledger.claim(
@@ -266,11 +233,11 @@ class Assignment:
             self.park(partition, stop)
         self._place({p: claimed.granted[p] for p in wanted if p in claimed.granted})
 
-    def _park_deleted(self, partitions: Sequence[Partition]) -> None:
+    def _parkdeleted(self, partitions: Sequence[Partition]) -> None:
         rows = self.ledger.look(partitions, locked=False) if partitions else {}
         for partition in partitions:
             row = rows.get(partition)
-            stop = _deleted(partition, 0 if row is None else row.next_offset)
+            stop = deleted(partition, 0 if row is None else row.next_offset)
             stop.token = None if row is None else row.token
             self.park(partition, stop)
 
@@ -421,7 +388,7 @@ class Assignment:
 
     def _judge_troubled(self) -> None:
         """The broker has no record at the position: find out why, and stop in front of it (I4)."""
-        troubled = [p for p in self._troubled if p in self.placed]
+        troubled = [p for p in self._cursors.troubled if p in self.placed]
         answer = self.identity.ask({p.topic for p in troubled})
         strange = self.strangers(answer, troubled)
         rest = [p for p in troubled if p not in strange]
@@ -431,7 +398,7 @@ class Assignment:
             self.park(
                 partition, stop or lost(partition, self.placed[partition].cursor, starts[partition], ends[partition])
             )
-        self._troubled.clear()
+        self._cursors.troubled.clear()
 
     # -- identity -------------------------------------------------------------------------------------
 
@@ -445,17 +412,8 @@ class Assignment:
             if placed is None or now == placed.claim.topic_id:
                 continue
             found[partition] = (
-                _deleted(partition, placed.claim.next_offset)
+                deleted(partition, placed.claim.next_offset)
                 if now is None
                 else recreated(partition, placed.claim.next_offset, placed.claim.topic_id, now)
             )
         return found
-
-
-def _deleted(partition: Partition, offset: int) -> PartitionStopped:
-    return PartitionStopped(
-        partition,
-        offset,
-        f"topic {partition.topic!r} does not exist any more",
-        choices=("create it again and decide then", "take it out of the pipeline's topics", "stop: leave it"),
-    )

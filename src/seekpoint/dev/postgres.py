@@ -69,7 +69,7 @@ def start_postgres(
         server = PostgresServer(
             Given(DSN_VARIABLE), url_of(dsn), "given", f"start that server, or unset {DSN_VARIABLE}"
         )
-        server.patience = 5.0
+        server.patience = 2.0
     elif docker_answers():
         server = _contained({**SETTINGS, **(settings or {})})
     else:

@@ -55,8 +55,11 @@ def start_pair(
     with ThreadPoolExecutor(max_workers=2) as pool:
         broker = pool.submit(start_kafka, own=own, properties=properties, progress=progress)
         database = pool.submit(start_postgres, settings, own=own)
-        with ExitStack() as undo:
-            postgres = undo.enter_context(database.result())
-            kafka = undo.enter_context(broker.result())
-            undo.pop_all()
-    return Pair(postgres, kafka)
+        try:
+            return Pair(database.result(), broker.result())
+        except BaseException:
+            if broker.exception() is None:
+                broker.result().close()
+            if database.exception() is None:
+                database.result().close()
+            raise

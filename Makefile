@@ -1,0 +1,64 @@
+# Everything runs from .venv, built from requirements.lock and nothing else. Needs Python 3.11 or newer, and make.
+.PHONY: help setup demo test check chaos bench docs mutants lock clean
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+BIN := .venv/bin
+UV := VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv
+READY := .venv/ready
+
+ROUNDS ?= 20
+SEED ?= $(shell date +%s)
+
+help:  ## this list
+	@sed -n 's/^\([a-z]*\):.*  ## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
+
+setup: $(READY)  ## build .venv (every other target does it when it is due)
+
+# uv comes first, by the hash that the lock has for it; it then installs the rest. The project itself is built
+# by the locked hatchling: no build fetches anything that the lock does not name.
+$(READY): pyproject.toml requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or newer is needed; name one: make PYTHON=python3.12"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	test -x $(BIN)/uv || { awk '/^uv==/ {on = 1; print; next} /^[^ ]/ {on = 0} on' requirements.lock > .venv/uv.lock && \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r .venv/uv.lock; }
+	$(UV) pip sync --quiet --require-hashes requirements.lock
+	$(UV) pip install --quiet --no-deps --no-build-isolation -e .
+	touch $(READY)
+
+demo: $(READY)  ## real flights, real servers, real crashes: nothing lost, nothing twice
+	$(BIN)/seekpoint demo $(ARGS)
+
+test: check  ## the whole suite, on a real Kafka and a real Postgres
+	SEEKPOINT_REQUIRE_SERVERS=1 $(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal $(ARGS)
+
+check: $(READY)  ## style, types, layers, and migrations that equal the metadata
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	CI=true $(BIN)/pytest -q tests/migrations/test_metadata.py
+
+chaos: $(READY)  ## kill workers and servers: make chaos ROUNDS=200 SEED=7
+	$(BIN)/python tests/chaos/run.py --rounds $(ROUNDS) --seed $(SEED) $(ARGS)
+
+mutants: $(READY)  ## break the lines that the promise hangs on, one by one: a test must fail each time
+	$(BIN)/python tests/mutants/run.py $(ARGS)
+
+bench: $(READY)  ## records per second, next to the floor and to the plain loop
+	$(BIN)/python benchmarks/run.py $(ARGS)
+
+docs: $(READY)  ## run every code block of README and docs
+	$(BIN)/pytest tests/docs $(ARGS)
+
+# Beside what pyproject.toml names: uv itself, and what hatchling asks for when it installs a checkout.
+lock: $(READY)  ## resolve all dependencies anew: requirements.lock, and the broker's jars
+	printf 'uv\neditables\n' | $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade \
+	  --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" --no-annotate \
+	  --extra cli --extra dev --extra demo --group test --group check --output-file requirements.lock pyproject.toml -
+	$(BIN)/python -m seekpoint.dev.jars > .venv/kafka-jars.lock
+	mv .venv/kafka-jars.lock src/seekpoint/dev/kafka-jars.lock
+
+clean:  ## remove .venv and what tools left behind
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist build

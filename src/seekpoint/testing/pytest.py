@@ -1,0 +1,216 @@
+"""A pytest plugin that lends real servers to tests: ``pytest_plugins = ["seekpoint.testing.pytest"]``.
+
+- ``seekpoint_dsn``: the URL of a Postgres, for SQLAlchemy (``postgresql+psycopg://…``).
+- ``seekpoint_broker``: the ``bootstrap.servers`` of a Kafka broker.
+- ``seekpoint_schema``: the name of a schema that is this test's alone (it does not exist yet).
+- ``seekpoint_engine``: an engine, with the ledger's tables built in that schema, dropped after the test.
+
+Each server is started when a test first asks for it, once for the run, whatever number of pytest-xdist's workers
+share it; servers that are given (``SEEKPOINT_TEST_DSN``, ``SEEKPOINT_TEST_BROKERS``) are used instead. Where a
+server cannot be started its tests are skipped. They fail instead under ``CI=true``; and with
+``SEEKPOINT_REQUIRE_SERVERS=1`` both servers are started before the first test, and without them there is no run.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from multiprocessing.connection import Client, Connection, Listener
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.schema import DropSchema
+
+from seekpoint import schema
+from seekpoint.dev import kafka, postgres
+from seekpoint.dev.child import ServerFailed
+from seekpoint.dev.jars import to_stderr
+from seekpoint.dev.kafka import KafkaServer, start_kafka
+from seekpoint.dev.postgres import PostgresServer, start_postgres
+
+REQUIRE_VARIABLE = "SEEKPOINT_REQUIRE_SERVERS"
+
+
+class _Servers:
+    """The run's servers, in the process that outlives all its workers: each started when first asked for."""
+
+    def __init__(self, progress: Callable[[str], None]) -> None:
+        self._pool = ThreadPoolExecutor(max_workers=2)
+        self._lock = threading.Lock()
+        self._progress = progress
+        self._postgres: Future[PostgresServer] | None = None
+        self._kafka: Future[KafkaServer] | None = None
+        self._listener: Listener | None = None
+
+    def start(self) -> None:
+        """Start whatever has not been started, both at once, without waiting."""
+        with self._lock:
+            self._postgres = self._postgres or self._pool.submit(start_postgres)
+            self._kafka = self._kafka or self._pool.submit(start_kafka, progress=self._progress)
+
+    def postgres(self) -> PostgresServer:
+        with self._lock:
+            self._postgres = self._postgres or self._pool.submit(start_postgres)
+        return self._postgres.result()
+
+    def kafka(self) -> KafkaServer:
+        with self._lock:
+            self._kafka = self._kafka or self._pool.submit(start_kafka, progress=self._progress)
+        return self._kafka.result()
+
+    def describe(self) -> str:
+        """The servers that run, and for the others what would be started."""
+        with self._lock:
+            running = (self._postgres, self._kafka)
+        known = (postgres.origin(), kafka.origin())
+        return ", ".join(
+            f"{would} on first use" if future is None else future.result().describe()
+            for future, would in zip(running, known, strict=True)
+        )
+
+    def address_of(self, kind: str) -> str:
+        """``postgres``: its URL; ``kafka``: its ``bootstrap.servers``."""
+        return self.postgres().url if kind == "postgres" else self.kafka().bootstrap
+
+    def serve(self) -> tuple[str, int, str]:
+        """Host, port and key at which workers ask for addresses (see :class:`_Elsewhere`)."""
+        if self._listener is None:
+            self._key = secrets.token_hex(16)
+            self._listener = Listener(("127.0.0.1", 0), authkey=self._key.encode())
+            threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
+        host, port = self._listener.address
+        return str(host), int(port), self._key
+
+    def _accept(self, listener: Listener) -> None:
+        while True:
+            try:
+                caller = listener.accept()
+            except OSError:
+                return  # closed: the run is over
+            threading.Thread(target=self._answer, args=(caller,), daemon=True).start()
+
+    def _answer(self, caller: Connection[tuple[bool, str], str]) -> None:
+        with caller:
+            try:
+                caller.send((True, self.address_of(caller.recv())))
+            except ServerFailed as error:
+                caller.send((False, str(error)))
+
+    def close(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+        for future in (self._postgres, self._kafka):
+            if future is not None and future.exception() is None:
+                future.result().close()
+        self._pool.shutdown()
+
+
+class _Elsewhere:
+    """The same, seen from a worker of pytest-xdist: the servers belong to the controller."""
+
+    def __init__(self, host: str, port: int, key: str) -> None:
+        self._address, self._key = (host, port), key.encode()
+
+    def address_of(self, kind: str) -> str:
+        with Client(self._address, authkey=self._key) as controller:
+            controller.send(kind)
+            started, answer = controller.recv()
+        if not started:
+            raise ServerFailed(answer)
+        return str(answer)
+
+
+_SERVERS = pytest.StashKey[_Servers | _Elsewhere]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    given = getattr(config, "workerinput", {}).get("seekpoint_servers")
+    config.stash[_SERVERS] = _Elsewhere(*given) if given else _Servers(_progress(config))
+
+
+def _progress(config: pytest.Config) -> Callable[[str], None]:
+    def show(line: str) -> None:
+        reporter = config.pluginmanager.get_plugin("terminalreporter")
+        (to_stderr if reporter is None else reporter.write_line)(line)
+
+    return show
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """pytest-xdist's hook: tell a worker where to ask."""
+    servers = node.config.stash[_SERVERS]
+    node.workerinput["seekpoint_servers"] = servers.serve()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    servers = session.config.stash[_SERVERS]
+    if (
+        os.environ.get(REQUIRE_VARIABLE) == "1"
+        and isinstance(servers, _Servers)
+        and not session.config.option.collectonly
+    ):
+        servers.start()
+        try:
+            servers.describe()
+        except ServerFailed as error:
+            pytest.exit(f"{REQUIRE_VARIABLE}=1, and a server could not be started.\n{error}", returncode=1)
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    servers = config.stash[_SERVERS]
+    return f"servers: {servers.describe()}" if isinstance(servers, _Servers) else None
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    servers = config.stash.get(_SERVERS, None)
+    if isinstance(servers, _Servers):
+        servers.close()
+
+
+def _address(config: pytest.Config, kind: str) -> str:
+    try:
+        return config.stash[_SERVERS].address_of(kind)
+    except ServerFailed as error:
+        required = {os.environ.get("CI", "").lower(), os.environ.get(REQUIRE_VARIABLE)} & {"1", "true"}
+        if required:
+            pytest.fail(f"the real {kind} could not be started: {error}", pytrace=False)
+        pytest.skip(f"no real {kind}: {error}")
+
+
+@pytest.fixture(scope="session")
+def seekpoint_dsn(pytestconfig: pytest.Config) -> str:
+    """The URL of a real Postgres, for SQLAlchemy's ``create_engine``."""
+    return _address(pytestconfig, "postgres")
+
+
+@pytest.fixture(scope="session")
+def seekpoint_broker(pytestconfig: pytest.Config) -> str:
+    """The ``bootstrap.servers`` of a real Kafka broker."""
+    return _address(pytestconfig, "kafka")
+
+
+@pytest.fixture
+def seekpoint_schema() -> str:
+    """The name of a schema that no other test uses."""
+    return f"seekpoint_{secrets.token_hex(6)}"
+
+
+@pytest.fixture
+def seekpoint_engine(seekpoint_dsn: str, seekpoint_schema: str) -> Iterator[Engine]:
+    """An engine of a real Postgres with the ledger's tables in ``seekpoint_schema``, dropped afterwards."""
+    engine = create_engine(seekpoint_dsn)
+    try:
+        schema.upgrade(engine, schema=seekpoint_schema)
+        yield engine
+        with engine.begin() as tx:
+            # A transaction that the test left open is a mistake to hear about, not to wait for.
+            tx.execute(text("SET LOCAL lock_timeout = '10s'"))
+            tx.execute(DropSchema(seekpoint_schema, cascade=True, if_exists=True))
+    finally:
+        engine.dispose()

@@ -1,0 +1,148 @@
+"""What all tests share: the real servers (from the plugin), and topics, groups and records of their own."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import pytest
+from confluent_kafka import KafkaError, Message, Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from seekpoint.dev.kafka import KafkaServer, start_kafka
+from seekpoint.dev.postgres import PostgresServer, start_postgres
+
+pytest_plugins = ["seekpoint.testing.pytest"]
+
+
+@pytest.fixture
+def group(request: pytest.FixtureRequest) -> str:
+    """The name of a consumer group that no other test uses."""
+    return f"{_test(request)}-{secrets.token_hex(4)}"
+
+
+def _test(request: pytest.FixtureRequest) -> str:
+    return str(request.node.name).split("[")[0][:40]
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> Iterator[Callable[..., str]]:
+    """``topic(partitions=1, name=…, bootstrap=…, config={…})`` creates a topic and returns its name.
+
+    By default the name is new and the broker the shared one. It returns when every partition has a leader.
+    """
+    clients: dict[str, AdminClient] = {}
+    made: list[tuple[str, str]] = []
+
+    def make(
+        partitions: int = 1,
+        *,
+        name: str | None = None,
+        bootstrap: str | None = None,
+        config: Mapping[str, str] | None = None,
+    ) -> str:
+        shared = bootstrap is None
+        bootstrap = bootstrap or request.getfixturevalue("seekpoint_broker")
+        name = name or f"{_test(request)}-{secrets.token_hex(4)}"
+        if bootstrap not in clients:
+            clients[bootstrap] = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+        admin = clients[bootstrap]
+        order = NewTopic(name, partitions, 1, config=dict(config or {}))
+        admin.create_topics([order], operation_timeout=20)[name].result(30)
+        _wait_for_leaders(admin, name, partitions)
+        if shared:
+            made.append((bootstrap, name))
+        return name
+
+    yield make
+    for bootstrap, name in made:
+        try:
+            clients[bootstrap].delete_topics([name])[name].result(30)
+        except Exception as error:
+            if _code(error) != KafkaError.UNKNOWN_TOPIC_OR_PART:  # the test deleted it
+                raise
+
+
+def _code(error: Exception) -> object:
+    return error.args[0].code() if error.args and isinstance(error.args[0], KafkaError) else None
+
+
+def _wait_for_leaders(admin: AdminClient, name: str, partitions: int) -> None:
+    deadline, pause = time.monotonic() + 20, threading.Event()
+    while time.monotonic() < deadline:
+        known = admin.list_topics(name, timeout=20).topics[name].partitions
+        if sum(partition.leader >= 0 for partition in known.values()) == partitions:
+            return
+        pause.wait(0.02)
+    raise AssertionError(f"{name} has no leaders after 20 s")
+
+
+@pytest.fixture
+def produce(request: pytest.FixtureRequest) -> Callable[..., list[tuple[int, int]]]:
+    """``produce(topic, values, partition=…, bootstrap=…, headers=…)`` appends records and waits for all of them.
+
+    A value is bytes, text or None, or a pair of key and value. Returns partition and offset of each.
+    """
+
+    def send(
+        topic: str,
+        values: Iterable[bytes | str | tuple[bytes | str | None, bytes | str | None] | None],
+        *,
+        partition: int | None = None,
+        bootstrap: str | None = None,
+        headers: list[tuple[str, str | bytes | None]] | None = None,
+    ) -> list[tuple[int, int]]:
+        bootstrap = bootstrap or request.getfixturevalue("seekpoint_broker")
+        producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 1, "log_level": 0})
+        stored: dict[int, tuple[int, int]] = {}
+        refused: list[KafkaError] = []
+
+        def note(number: int) -> Callable[[KafkaError | None, Message], None]:
+            def delivered(error: KafkaError | None, message: Message) -> None:
+                if error is not None:
+                    refused.append(error)
+                else:
+                    stored[number] = (message.partition() or 0, message.offset() or 0)
+
+            return delivered
+
+        count = 0
+        for count, value in enumerate(values, start=1):
+            key, payload = value if isinstance(value, tuple) else (None, value)
+            while True:
+                try:
+                    producer.produce(
+                        topic,
+                        payload,
+                        key,
+                        partition=-1 if partition is None else partition,
+                        on_delivery=note(count),
+                        headers=headers,
+                    )
+                    break
+                except BufferError:  # the client's queue is full: let some of it go first
+                    producer.poll(0.1)
+            producer.poll(0)
+        left = producer.flush(60)
+        assert not refused, f"the broker refused {len(refused)} records: {refused[0]}"
+        assert left == 0, f"{left} records were not delivered within 60 s"
+        return [stored[number] for number in range(1, count + 1)]
+
+    return send
+
+
+@pytest.fixture
+def own_postgres() -> Iterator[PostgresServer]:
+    """A Postgres that this test may stop, kill, freeze and start again."""
+    with start_postgres(own=True) as server:
+        yield server
+
+
+@pytest.fixture
+def own_kafka() -> Iterator[KafkaServer]:
+    """A broker that this test may stop, kill, freeze and start again."""
+    with start_kafka(own=True) as server:
+        yield server

@@ -300,10 +300,20 @@ class TestVersionLocation:
         with pytest.raises(CommandError, match="Multiple head revisions"):
             host.run(command.upgrade, "head")
 
+    def test_the_host_goes_on_writing_revisions(self, host: Host, engine: Engine) -> None:
+        host.add_version_location()
+        host.run(command.upgrade, "heads")
+        host.run(command.revision, message="later", head="a1@head", autogenerate=True)
+        (later,) = (host.folder / "alembic" / "versions").glob("*later*.py")
+        assert "down_revision = 'a1'" in later.read_text()
+        assert "partition_offset" not in later.read_text()
+        host.run(command.upgrade, "heads")
+        assert_complete(engine)
+
     def test_a_ledger_that_is_there_already_is_stamped(self, host: Host, engine: Engine) -> None:
         schema.upgrade(engine)
         host.add_version_location()
-        host.run(command.stamp, "0001")
+        host.run(command.stamp, "seekpoint@0001")
         host.run(command.upgrade, "heads")
         assert_complete(engine)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -19,7 +20,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from seekpoint.dev import java
+from seekpoint.dev import java, kafka, postgres
 from seekpoint.dev.child import ServerFailed, free_port
 from seekpoint.dev.jars import CACHE_VARIABLE, classpath
 from seekpoint.dev.kafka import BROKERS_VARIABLE, KafkaServer, start_kafka
@@ -267,6 +268,14 @@ def test_a_given_broker_is_used_and_never_broken(own_kafka: KafkaServer, monkeyp
         with pytest.raises(ServerFailed, match="not ours to break"):
             given.kill()
     assert own_kafka.running
+
+
+def test_docker_compose_starts_a_broker_with_the_same_settings_from_the_same_images() -> None:
+    compose = (Path(__file__).parents[2] / "docker-compose.yml").read_text()
+    given = dict(re.findall(r'^ +KAFKA_(\w+): "?([^"\n]+?)"?$', compose, re.MULTILINE))
+    wanted = {name.upper().replace(".", "_"): value for name, value in kafka.SETTINGS.items()}
+    assert wanted.items() <= given.items()
+    assert re.findall(r"image: (\S+)", compose) == [postgres.IMAGE, kafka.IMAGE]
 
 
 # -- Java and the jars ------------------------------------------------------------------------------------

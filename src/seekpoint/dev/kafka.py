@@ -169,7 +169,11 @@ class _Listeners:
             "controller.quorum.voters": f"1@127.0.0.1:{self.controller}",
             "controller.listener.names": "CONTROLLER",
             "inter.broker.listener.name": "PLAINTEXT",
-            "listeners": ",".join(f"{name}://{host}:{port}" for name, port in listen.items()),
+            "listeners": ",".join(
+                # Nobody but the broker itself talks to its controller.
+                f"{name}://{'127.0.0.1' if name == 'CONTROLLER' else host}:{port}"
+                for name, port in listen.items()
+            ),
             "advertised.listeners": ",".join(f"{name}://127.0.0.1:{port}" for name, port in advertise.items()),
             "listener.security.protocol.map": ",".join(f"{name}:PLAINTEXT" for name in listen),
         }

@@ -10,7 +10,7 @@ from seekpoint import events
 from seekpoint.assignment.chunk import Chunk, Read, chain
 from seekpoint.errors import PartitionStopped
 from seekpoint.events import Announcer
-from seekpoint.kafka.client import Client, raw_record
+from seekpoint.kafka.client import Client
 from seekpoint.kafka.identity import Answer
 from seekpoint.ledger import Move
 from seekpoint.policy import Limits
@@ -18,7 +18,7 @@ from seekpoint.records import Partition, RawRecord, Span
 
 CHUNK = 500  # records per draw: small chunks stay in the processor's cache; 100 to 500 measured best
 
-Draw = Callable[[], Chunk | None]
+Draw = Callable[[], Chunk[RawRecord] | None]
 Ask = Callable[[set[str]], Answer]
 
 
@@ -31,10 +31,9 @@ class OpenBatch:
     partition's part in front of a record that cannot be applied.
     """
 
-    def __init__(self, first: Chunk, draw: Draw, ask: Ask, limits: Limits) -> None:
+    def __init__(self, first: Chunk[RawRecord], draw: Draw, ask: Ask, limits: Limits) -> None:
         self._draw, self._ask, self._limits = draw, ask, limits
         self._kept: list[list[RawRecord]] = []
-        self._chunks: list[Chunk] = []
         self._dropped: set[Partition] = set()
         self._closes_at = monotonic() + limits.batch_age
         self._bytes = self._records = 0
@@ -43,14 +42,12 @@ class OpenBatch:
         self.identity: Answer | None = None
         self._keep(first)
 
-    def _keep(self, chunk: Chunk) -> list[RawRecord]:
-        records = [raw_record(message) for message in chunk]
+    def _keep(self, chunk: Chunk[RawRecord]) -> None:
+        records = list(chunk)
         self._kept.append(records)
         self._records += len(records)
         self._bytes += sum(len(r.value or b"") + len(r.key or b"") for r in records)
-        self._chunks.append(chunk)
-        self.reads = chain((_Joined(self.reads), chunk)) if self.reads else chain((chunk,))
-        return records
+        self.reads = chain((Chunk((), self.reads), chunk))
 
     @property
     def closed(self) -> bool:
@@ -143,15 +140,6 @@ class OpenBatch:
     def starts(self) -> dict[Partition, int]:
         """Where the reading of each partition's part began."""
         return {partition: read.start for partition, read in self.reads.items()}
-
-
-class _Joined(Chunk):
-    """What was read so far, as the first link of a longer chain."""
-
-    __slots__ = ()
-
-    def __init__(self, reads: dict[Partition, Read]) -> None:
-        super().__init__([], reads)
 
 
 class Keeper:

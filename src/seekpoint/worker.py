@@ -16,12 +16,13 @@ from seekpoint.errors import ConfigError
 from seekpoint.events import Announcer
 from seekpoint.guard import passes
 from seekpoint.intake import CHUNK, Keeper, OpenBatch
-from seekpoint.kafka.client import KafkaException, raise_if_fatal
+from seekpoint.kafka.client import KafkaException, raise_if_fatal, raw_record
 from seekpoint.kafka.config import consumer_config, make_consumer
 from seekpoint.kafka.identity import Identity, KafkaAway
 from seekpoint.ledger import Ledger
 from seekpoint.pipeline import Pipeline
 from seekpoint.policy import Backoff
+from seekpoint.records import RawRecord
 
 POLL = 0.2  # seconds: how long a quiet loop waits for a record before it looks at anything else
 
@@ -143,22 +144,22 @@ class Loop:
         self._recovered()
         self._raise_if_strict()
         self._sample_lag()
-        chunk = self._held.take(self._held.client.read(CHUNK, POLL))
-        if not len(chunk):
+        if (chunk := self._read(POLL)) is None:
             return
-        self._announce(events.ChunkRead(records=len(chunk)))
         with self._keeper:
             self._committer.commit(OpenBatch(chunk, self._draw, self._held.identity.ask, self._limits))
         self._recovered()
 
-    def _draw(self) -> Chunk | None:
-        """What more is there for the open batch; None once a partition was taken away or the end was asked for."""
-        if self._held.changed or self._stopping.is_set():
+    def _read(self, wait: float) -> Chunk[RawRecord] | None:
+        taken = self._held.take(self._held.client.read(CHUNK, wait))
+        if not len(taken):
             return None
-        chunk = self._held.take(self._held.client.read(CHUNK, 0))
-        if len(chunk):
-            self._announce(events.ChunkRead(records=len(chunk)))
-        return chunk
+        self._announce(events.ChunkRead(records=len(taken)))
+        return Chunk([raw_record(message) for message in taken], taken.reads)
+
+    def _draw(self) -> Chunk[RawRecord] | None:
+        """What more is there for the open batch; None once a partition was taken away or the end was asked for."""
+        return None if self._held.changed or self._stopping.is_set() else self._read(0)
 
     def _raise_if_strict(self) -> None:
         if self._pipeline.strict and self._held.parked:

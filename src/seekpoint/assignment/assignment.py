@@ -91,7 +91,7 @@ class Assignment:
     ) -> None:
         self.leave()
 
-    def settle(self, messages: Iterable[Message]) -> Chunk:
+    def settle(self, messages: Iterable[Message]) -> Chunk[Message]:
         """Call it with what each ``consume`` returned, and apply only what it gives back.
 
         Drops what is stale, acts on what the callbacks recorded (releases, claims, places), and notices
@@ -101,7 +101,7 @@ class Assignment:
         self.tend()
         return chunk
 
-    def advance(self, tx: Connection, *chunks: Chunk) -> list[Claim]:
+    def advance(self, tx: Connection, *chunks: Chunk[Message]) -> list[Claim]:
         """Move the offsets over these chunks, in your transaction; call it before your own statements.
 
         Asks for the topics' ids, then holds and advances. Raises Fenced (nothing may be written; call
@@ -174,7 +174,7 @@ class Assignment:
 
     # -- reading --------------------------------------------------------------------------------------
 
-    def take(self, messages: Iterable[Message]) -> Chunk:
+    def take(self, messages: Iterable[Message]) -> Chunk[Message]:
         """Keep what belongs to a placed partition and was not read before; move the cursors over it."""
         return self._cursors.take(messages, gone=self._gone)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Generic, TypeVar, overload
 
 from seekpoint.errors import ConfigError, Fenced
-from seekpoint.kafka.client import Message
 from seekpoint.ledger import Claim, Move
 from seekpoint.records import Partition, utc
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -27,25 +28,29 @@ class Read:
         return Move(self.claim, self.start, self.end, self.leader_epoch, utc(self.timestamp_ms))
 
 
-class Chunk(Sequence[Message]):
+class Chunk(Sequence[T], Generic[T]):
     """Messages that may be applied, and what they ask of the ledger. Make one with :meth:`Assignment.settle`."""
 
     __slots__ = ("_messages", "reads")
 
-    def __init__(self, messages: list[Message], reads: dict[Partition, Read]) -> None:
+    def __init__(self, messages: Sequence[T], reads: dict[Partition, Read]) -> None:
         self._messages, self.reads = messages, reads
 
     def __len__(self) -> int:
         return len(self._messages)
 
-    def __iter__(self) -> Iterator[Message]:
+    def __iter__(self) -> Iterator[T]:
         return iter(self._messages)
 
-    def __getitem__(self, index: Any) -> Any:
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[T]: ...
+    def __getitem__(self, index: int | slice) -> T | Sequence[T]:
         return self._messages[index]
 
 
-def chain(chunks: Iterable[Chunk]) -> dict[Partition, Read]:
+def chain(chunks: Iterable[Chunk[Any]]) -> dict[Partition, Read]:
     """Join chunks that were read one after the other: each must begin where the one before ended (I3)."""
     joined: dict[Partition, Read] = {}
     for chunk in chunks:

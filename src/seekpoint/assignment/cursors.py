@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any
 
 from seekpoint import events
@@ -33,7 +34,7 @@ class Cursors:
         self.troubled: set[Partition] = set()
         self._announce = announce
 
-    def take(self, messages: Iterable[Message], *, gone: Collection[Partition]) -> Chunk:
+    def take(self, messages: Iterable[Message], *, gone: Collection[Partition]) -> Chunk[Message]:
         """Keep what belongs to a placed partition and was not read before; move the cursors over it."""
         kept: list[Message] = []
         reads: dict[Partition, Read] = {}
@@ -53,7 +54,9 @@ class Cursors:
             placed.cursor = read.end = offset + 1
             last[at] = message
             kept.append(message)
+        now = monotonic()
         for partition, message in last.items():
+            self.placed[partition].quiet_since = now
             raw = kafka.raw_record(message)
             reads[partition].leader_epoch, reads[partition].timestamp_ms = raw.leader_epoch, raw.timestamp_ms
         return Chunk(kept, reads)

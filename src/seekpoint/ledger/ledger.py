@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from uuid import UUID, uuid4
 
-from sqlalchemy import URL, Connection, Engine, create_engine, make_url, text
+from sqlalchemy import URL, Connection, Engine, create_engine, make_url
 from sqlalchemy.exc import OperationalError
 
 from seekpoint.errors import ConfigError, PartitionStopped
@@ -227,7 +227,7 @@ class Ledger:
             # Never-analyzed tables get bad plans for advancing many partitions (54 times slower for 1,000).
             with self.engine.connect() as connection, connection.begin():
                 quoted = connection.dialect.identifier_preparer.quote(self.schema)
-                connection.execute(text(f"ANALYZE {quoted}.partition_offset"))
+                connection.exec_driver_sql(f"ANALYZE {quoted}.partition_offset")  # text() would read : and %
 
     def _claim(
         self, claimant: Claimant, wanted: Sequence[Partition], topic_ids: Mapping[str, UUID]

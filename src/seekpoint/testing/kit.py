@@ -1,0 +1,189 @@
+"""Records made by hand, and the real unit of work without a broker. There is no fake ledger: the fence is real SQL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, TypeVar
+from uuid import NAMESPACE_URL, UUID, uuid5
+
+from sqlalchemy import URL, Engine
+
+from seekpoint import events
+from seekpoint.assignment.chunk import Chunk, Read
+from seekpoint.commit import Committer
+from seekpoint.errors import ConfigError, PartitionStopped
+from seekpoint.events import Announcer, Observer
+from seekpoint.intake import OpenBatch
+from seekpoint.kafka.identity import Answer
+from seekpoint.ledger import Claim, Expected, Ledger
+from seekpoint.pipeline import Pipeline
+from seekpoint.policy import Limits
+from seekpoint.records import EPOCH, Batch, Partition, RawRecord, Record, Span
+from seekpoint.tables import DEFAULT_SCHEMA
+
+V = TypeVar("V")
+
+CLUSTER = "seekpoint-testing"
+
+
+def raw(
+    value: bytes | None,
+    *,
+    topic: str = "topic",
+    partition: int = 0,
+    offset: int = 0,
+    key: bytes | None = None,
+    headers: Iterable[tuple[str, bytes | None]] = (),
+    timestamp: datetime | None = None,
+    leader_epoch: int | None = None,
+) -> RawRecord:
+    """A record as Kafka holds it: key and value are bytes or None."""
+    return RawRecord(topic, partition, offset, _milliseconds(timestamp), key, value, tuple(headers), leader_epoch)
+
+
+def record(
+    value: V,
+    *,
+    topic: str = "topic",
+    partition: int = 0,
+    offset: int = 0,
+    key: Any = None,
+    headers: Iterable[tuple[str, bytes | None]] = (),
+    timestamp: datetime | None = None,
+    leader_epoch: int | None = None,
+) -> Record[V, Any]:
+    """A decoded record, as handlers and ``row=`` get it."""
+    return Record(topic, partition, offset, _milliseconds(timestamp), key, value, tuple(headers), leader_epoch)
+
+
+def batch(*records: Record[Any, Any]) -> Batch[Any, Any]:
+    """A batch as handlers get it; its spans reach from each partition's first record to behind its last."""
+    spans: dict[Partition, Span] = {}
+    for one in records:
+        at = Partition(one.topic, one.partition)
+        before = spans.get(at)
+        spans[at] = Span(at, one.offset if before is None else before.start, one.offset + 1)
+    return Batch(records, list(spans.values()))
+
+
+def _milliseconds(timestamp: datetime | None) -> int | None:
+    return None if timestamp is None else round((timestamp - EPOCH).total_seconds() * 1000)
+
+
+def topic_id(topic: str) -> UUID:
+    """The id under which :func:`process` stores a topic's offsets."""
+    return uuid5(NAMESPACE_URL, topic)
+
+
+@dataclass(frozen=True, slots=True)
+class Processed:
+    """What one transaction did: the spans it advanced, how many records it applied, and what it stopped at."""
+
+    spans: tuple[Span, ...] = ()
+    records: int = 0
+    stopped: Mapping[Partition, PartitionStopped] = field(default_factory=dict)
+
+
+def process(
+    pipeline: Pipeline,
+    engine: Engine | URL | str,
+    records: Iterable[RawRecord],
+    *,
+    schema: str = DEFAULT_SCHEMA,
+    observe: Iterable[Observer] = (),
+) -> Processed:
+    """Apply raw records through the real unit of work: claim, hold, sinks and handler, advance, COMMIT.
+
+    Offsets of one partition must rise. The first call stores each partition's first position; records below
+    the stored position are left out, as after a restart: calling it twice applies them once. Raises what a
+    worker would raise; a poison record is in ``stopped``, with the records before it applied.
+    """
+    seen = _Seen()
+    ledger = Ledger(
+        engine,
+        pipeline.group,
+        schema=schema,
+        version=pipeline.version,
+        tables=pipeline.tables,
+        synchronous_commit=pipeline.synchronous_commit,
+    )
+    grouped = Batch(list(records)).by_partition()
+    topic_ids = {p.topic: topic_id(p.topic) for p in grouped}
+    claims = ledger.claim(
+        grouped,
+        topic_ids,
+        cluster_id=CLUSTER,
+        start=lambda topic: {p: found[0].offset for p, found in grouped.items() if p.topic == topic},
+    )
+    for stop in claims.refused.values():
+        raise stop
+    chunk = _chunk(grouped, claims.granted)
+    if not len(chunk):
+        return Processed()
+    hands = _Hands(ledger, dict(claims.granted))
+    committer = Committer(ledger, pipeline, hands, Announcer((seen, *observe)))
+    try:
+        committer.commit(OpenBatch(chunk, lambda: None, _known, Limits()))
+    finally:
+        committer.close()
+    ledger.release(claims.granted.values())
+    return Processed(seen.spans, seen.records, hands.stopped)
+
+
+def _chunk(grouped: Mapping[Partition, Any], claims: Mapping[Partition, Claim]) -> Chunk[RawRecord]:
+    kept: list[RawRecord] = []
+    reads: dict[Partition, Read] = {}
+    for partition, found in grouped.items():
+        claim = claims[partition]
+        new = [one for one in found if one.offset >= claim.next_offset]
+        if [one.offset for one in new] != sorted({one.offset for one in new}):
+            raise ConfigError(f"the offsets of {partition} must rise from record to record")
+        if new:
+            last = new[-1]
+            end = last.offset + 1
+            reads[partition] = Read(claim, claim.next_offset, end, last.leader_epoch, last.timestamp_ms)
+            kept.extend(new)
+    return Chunk(kept, reads)
+
+
+def _known(_topics: set[str]) -> Answer:
+    """No broker is asked: the topics are who they are."""
+    return Answer({}, 0)
+
+
+class _Seen:
+    """What the one transaction committed."""
+
+    def __init__(self) -> None:
+        self.spans: tuple[Span, ...] = ()
+        self.records = 0
+
+    def __call__(self, event: events.Event) -> None:
+        if isinstance(event, events.Committed):
+            self.spans, self.records = event.spans, event.records
+
+
+class _Hands:
+    """Holds the claims of one batch, in the place of a consumer's assignment."""
+
+    def __init__(self, ledger: Ledger, claims: dict[Partition, Claim]) -> None:
+        self._ledger, self._claims = ledger, claims
+        self.stopped: dict[Partition, PartitionStopped] = {}
+
+    def expected(self, starts: Mapping[Partition, int]) -> list[Expected]:
+        return [Expected(self._claims[p], at) for p, at in starts.items()]
+
+    def accept(self, moved: Iterable[Claim]) -> None:
+        self._claims.update((claim.partition, claim) for claim in moved)
+
+    def resolve(self, starts: Mapping[Partition, int]) -> set[Partition]:
+        rows = self._ledger.look(starts)
+        return {p for p, at in starts.items() if rows[p].token != self._claims[p].token or rows[p].next_offset != at}
+
+    def strangers(self, _answer: Answer, _partitions: Iterable[Partition]) -> Mapping[Partition, PartitionStopped]:
+        return {}
+
+    def park(self, partition: Partition, stop: PartitionStopped) -> None:
+        self.stopped[partition] = stop

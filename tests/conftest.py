@@ -5,15 +5,22 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, Message, Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
+from sqlalchemy import Engine
 
 from seekpoint.dev.kafka import KafkaServer, start_kafka
 from seekpoint.dev.postgres import PostgresServer, start_postgres
+from seekpoint.events import Observer
+from seekpoint.pipeline import Pipeline
+from seekpoint.running import Worker
+from workers import Run
 
 pytest_plugins = ["seekpoint.testing.pytest"]
 
@@ -146,3 +153,33 @@ def own_kafka() -> Iterator[KafkaServer]:
     """A broker that this test may stop, kill, freeze and start again."""
     with start_kafka(own=True) as server:
         yield server
+
+
+@pytest.fixture
+def run_worker(
+    seekpoint_engine: Engine, seekpoint_broker: str, seekpoint_schema: str, topic: Callable[..., str]
+) -> Iterator[Callable[..., Run]]:
+    """``run_worker(pipeline, observe=[…], kafka={…}, **options)`` runs a worker until the test ends (see ``workers``).
+
+    It works on the shared servers unless ``engine``, ``kafka`` or ``schema`` say otherwise. An error that ended it
+    early fails the test, unless the test has met it in ``stop()``. It ends before its topics are deleted.
+    """
+    with ExitStack() as running:
+
+        def start(
+            pipeline: Pipeline,
+            *,
+            observe: Sequence[Observer] = (),
+            kafka: Mapping[str, Any] | None = None,
+            **options: Any,
+        ) -> Run:
+            def make(observe: Sequence[Observer]) -> Worker:
+                given = {"engine": seekpoint_engine, "schema": seekpoint_schema, **options}
+                servers = {"bootstrap.servers": seekpoint_broker, **(kafka or {})}
+                return Worker(pipeline, kafka=servers, observe=observe, **given)
+
+            run = Run(make, observe)
+            running.callback(run.stop)
+            return run
+
+        yield start

@@ -1,0 +1,308 @@
+"""Explore every state that the protocol of ledger_model.py can reach within bounds.
+
+    python -m tests.model.explore                  # the protocol as designed, in the three default configurations
+    python -m tests.model.explore --break NAME     # a broken variant, and the shortest history of its harm
+    python -m tests.model.explore --all            # the protocol and every variant
+    python -m tests.model.explore --wide           # the protocol within wider bounds: minutes, a few GiB
+    python -m tests.model.explore --config pair --failovers 1 --records 1      # bounds of your own
+
+Three properties are checked. *Right*: no reachable state breaks a promise (``violation``). *Spared*: who was placed by
+the ledger and still holds the claim is not refused. *Never stuck*, where claims are unbounded: from every reachable
+state, if nothing more goes wrong, everything can still be applied.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise, permutations
+from typing import NamedTuple
+
+from .ledger_model import Step, steps
+from .state import OUT, READY, STALE, Database, Part, Rules, Slot, State, Tx, Worker, finished, start, violation
+
+LONE = Rules()  # one partition, every kind of fault
+ENDLESS = Rules(records=2, claims=-1, recreations=0, rewinds=1)  # claims without bound: is it ever stuck?
+PAIR = Rules(partitions=2, records=2, claims=-1, failovers=0, cutovers=0, recreations=0)
+CONFIGS = {"lone": LONE, "endless": ENDLESS, "pair": PAIR}
+WIDER = [
+    LONE._replace(claims=3, rewinds=1),
+    LONE._replace(claims=-1, rewinds=1),
+    PAIR._replace(cutovers=1),
+    PAIR._replace(rewinds=1),
+    PAIR._replace(recreations=1),
+    PAIR._replace(failovers=1, depth=1),
+]
+
+UNSAFE = {  # and the configuration in which the harm is found
+    "from is the last commit": PAIR,
+    "advance only some": PAIR,
+    "refused records are written": PAIR,
+    "old code claims": LONE,
+    "no token": LONE,
+    "counter as token": LONE,
+    "no position": LONE,
+    "no topic id": LONE,
+    "topic id at claim only": LONE,
+    "topic id before the last read": LONE,
+    "blind retry": LONE,
+    "two transactions": LONE,
+    "silent cut-over": LONE,
+    "a move draws no token": LONE,
+    "last processed instead of next": LONE,
+}
+ONLY_SLOW = {  # never wrong; and the configuration in which the price shows: a needless refusal, or standing still
+    "assumes committed": LONE,
+    "cached position": LONE,
+    "claim does not wait": LONE,
+    "looks without lock": LONE,
+    "release of a stranger's claim": PAIR,
+    "idle worker does not look": ENDLESS,
+}
+
+
+class Findings(NamedTuple):
+    states: int
+    finished: int  # states with all applied
+    seconds: float
+    violation: str | None = None
+    needless: int = 0  # transitions that refuse needlessly
+    stuck: int | None = None  # states from which all applied cannot be reached; None: not asked (claims are bounded)
+    history: tuple[str, ...] = ()  # the shortest one to the first harm found
+
+
+# -- states that differ only in names are one --------------------------------------------------------------
+
+
+# These variants act on what a worker believes though its token is stale: then beliefs must be kept apart.
+BELIEVERS = frozenset({"no token", "refused records are written", "blind retry"})
+
+
+def canonical(s: State, rules: Rules) -> State:
+    """One state for all that differ only in the names of workers, partitions and tokens, or in what is dead."""
+    s = renamed(s, rules)
+    if s.orphans:
+        s = s._replace(orphans=tuple(tx if tx.sent else only_locks(tx) for tx in s.orphans))
+    same = tuple(range(rules.partitions))
+    if "advance only some" in rules.broken:  # the one variant that treats partitions unequally
+        return permuted(s, same)
+    return min(permuted(s, order) for order in permutations(same) if in_order(s.db, order))
+
+
+def renamed(s: State, rules: Rules) -> State:
+    """Of a token only equality matters, and only with those that rows hold or may come to hold again."""
+    if "counter as token" in rules.broken:
+        return s
+    all_names = []
+    for p in range(rules.partitions):
+        names: dict[int, int] = {}
+        for db in (s.db, *s.past):
+            names.setdefault(db.rows[p].token, len(names))
+        all_names.append(names)
+
+    def database(db: Database) -> Database:
+        rows = (row._replace(token=names[row.token]) for names, row in zip(all_names, db.rows, strict=True))
+        return db._replace(rows=tuple(rows))
+
+    workers = tuple(w._replace(slots=believed(w, all_names, rules)) for w in s.workers)
+    if all(old == new for names in all_names for old, new in names.items()):
+        return s._replace(workers=workers)
+    return s._replace(db=database(s.db), past=tuple(map(database, s.past)), workers=workers)
+
+
+def believed(w: Worker, all_names: list[dict[int, int]], rules: Rules) -> tuple[Slot, ...]:
+    held = {part.partition for part in w.tx.parts} if w.tx else set()
+    collapse = rules.broken.isdisjoint(BELIEVERS)
+    slots = []
+    for p, (slot, names) in enumerate(zip(w.slots, all_names, strict=True)):
+        token = names.get(slot.token, STALE)
+        if slot.mode == OUT:
+            slots.append(Slot())
+        elif token == STALE and collapse and p not in held:  # to be refused: only whether it read anything matters
+            waits = slot.mode == READY and slot.buffer != ()
+            slots.append(slot._replace(token=STALE, cursor=int(waits), buffer=(1,) * waits))
+        else:
+            slots.append(slot if token == slot.token else slot._replace(token=token))
+    return tuple(slots)
+
+
+def only_locks(tx: Tx) -> Tx:
+    return Tx(tuple(Part(part.partition, 0, ()) for part in tx.parts))
+
+
+def in_order(db: Database, order: tuple[int, ...]) -> bool:
+    return all(db.rows[p] <= db.rows[q] for p, q in pairwise(order))
+
+
+def permuted(s: State, order: tuple[int, ...]) -> State:
+    """The partitions in this order, the workers and orphans sorted."""
+    if order == tuple(range(len(order))):
+        return s._replace(workers=tuple(sorted(s.workers)), orphans=tuple(sorted(s.orphans)))
+
+    def database(db: Database) -> Database:
+        return db._replace(rows=tuple(db.rows[p] for p in order))
+
+    def transaction(tx: Tx) -> Tx:
+        parts = (part._replace(partition=order.index(part.partition)) for part in tx.parts)
+        return tx._replace(parts=tuple(sorted(parts)))
+
+    workers = (
+        Worker(tuple(w.slots[p] for p in order), w.version, transaction(w.tx) if w.tx else ()) for w in s.workers
+    )
+    return s._replace(
+        db=database(s.db),
+        past=tuple(map(database, s.past)),
+        claims=tuple(s.claims[p] for p in order),
+        workers=tuple(sorted(workers)),
+        orphans=tuple(sorted(map(transaction, s.orphans))),
+    )
+
+
+# -- breadth first -----------------------------------------------------------------------------------------
+
+
+class Graph:
+    """The states found so far, in the order of their distance from the start."""
+
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+        self.states = [canonical(start(rules), rules)]
+        self.ids = {self.states[0]: 0}
+        self.parents = [-1]
+        self.helpful: list[tuple[int, int]] = []  # the transitions in which nothing goes wrong
+
+    def reach(self, k: int, step: Step) -> State | None:
+        """Follow a step from state ``k``; the state it leads to if it was not known."""
+        t = canonical(step.to, self.rules)
+        j = self.ids.setdefault(t, len(self.states))
+        if not step.fault and self.rules.claims < 0:
+            self.helpful.append((k, j))
+        if j < len(self.states):
+            return None
+        self.states.append(t)
+        self.parents.append(k)
+        return t
+
+    def stuck(self, goals: list[int]) -> list[int]:
+        """The states from which helpful transitions reach none of these."""
+        back: list[list[int]] = [[] for _ in self.states]
+        for k, j in self.helpful:
+            back[j].append(k)
+        safe = set(goals)
+        todo = list(goals)
+        while todo:
+            new = [k for k in back[todo.pop()] if k not in safe]
+            safe.update(new)
+            todo += new
+        return [k for k in range(len(self.states)) if k not in safe]
+
+    def history(self, k: int) -> tuple[tuple[str, ...], State]:
+        """What happened on the shortest way to state ``k``, told with the same names throughout, and its end."""
+        chain = []
+        while k:
+            chain.append(self.states[k])
+            k = self.parents[k]
+        told: list[str] = []
+        s = start(self.rules)
+        for target in reversed(chain):
+            step = next(step for step in steps(s, self.rules) if canonical(step.to, self.rules) == target)
+            told.append(step.what)
+            s = step.to
+        return tuple(told), s
+
+
+def explore(rules: Rules) -> Findings:
+    """Visit every state, nearest first; stop at the first violation."""
+    began = time.monotonic()
+    graph = Graph(rules)
+    goals: list[int] = []
+    needless = 0
+    history: tuple[str, ...] = ()
+    with no_garbage():
+        for k, s in enumerate(graph.states):  # it grows meanwhile
+            if finished(s):
+                goals.append(k)
+            for step in steps(s, rules):
+                if step.needless:
+                    needless += 1
+                    history = history or refusal(graph, k)
+                t = graph.reach(k, step)
+                bad = violation(t) if t else None
+                if bad:
+                    told, _ = graph.history(len(graph.states) - 1)
+                    return Findings(len(graph.states), len(goals), time.monotonic() - began, bad, needless, None, told)
+        stuck = graph.stuck(goals) if rules.claims < 0 else None
+        if stuck and not history:
+            history, _ = graph.history(stuck[0])
+    seconds = time.monotonic() - began
+    return Findings(
+        len(graph.states), len(goals), seconds, None, needless, None if stuck is None else len(stuck), history
+    )
+
+
+def refusal(graph: Graph, k: int) -> tuple[str, ...]:
+    told, s = graph.history(k)
+    return (*told, next(step.what for step in steps(s, graph.rules) if step.needless))
+
+
+@contextmanager
+def no_garbage() -> Iterator[None]:
+    """Millions of tuples and not one cycle: the collector would only cost time."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+# -- command line ------------------------------------------------------------------------------------------
+
+
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.model.explore", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--break", dest="broken", choices=[*UNSAFE, *ONLY_SLOW], metavar="NAME", help="a variant")
+    parser.add_argument("--all", action="store_true", help="the protocol and every variant")
+    parser.add_argument("--wide", action="store_true", help="the protocol within wider bounds")
+    parser.add_argument("--config", choices=CONFIGS, help="start from these bounds")
+    for bound in Rules._fields[:-1]:
+        parser.add_argument(f"--{bound}", type=int)
+    return parser.parse_args(argv)
+
+
+def chosen(args: argparse.Namespace) -> list[Rules]:
+    own = {bound: getattr(args, bound) for bound in Rules._fields[:-1] if getattr(args, bound) is not None}
+    variants = {**UNSAFE, **ONLY_SLOW}
+    if args.broken:
+        rules = [variants[args.broken] if args.config is None else CONFIGS[args.config]]
+    else:
+        rules = (
+            [CONFIGS[args.config]] if args.config else [LONE] if own else WIDER if args.wide else [*CONFIGS.values()]
+        )
+    broken = frozenset([args.broken] if args.broken else [])
+    more = [bounds._replace(broken=frozenset([name])) for name, bounds in variants.items()] if args.all else []
+    return [bounds._replace(broken=broken, **own) for bounds in rules] + more
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    surprises = 0
+    for rules in chosen(arguments(argv)):
+        found = explore(rules)
+        name = next(iter(rules.broken), "as designed")
+        surprises += (name in UNSAFE) != bool(found.violation)
+        bounds = ", ".join(f"{k} {v}" for k, v in zip(rules._fields[:-1], rules, strict=False))
+        print(f"{name} ({bounds}): {found.violation or 'no violation'}")
+        print(f"    {found.states} states, {found.finished} with all applied, {found.seconds:.1f} s;", end=" ")
+        print(f"needless refusals: {found.needless}; stuck: {'not asked' if found.stuck is None else found.stuck}")
+        for number, step in enumerate(found.history, 1):
+            print(f"    {number:2}. {step}", flush=True)
+    return 1 if surprises else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,155 @@
+"""What the model knows: database, transactions, workers; and what must never be true of them.
+
+All values are tuples of plain, ordered values, so that states can be hashed, compared and sorted.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+OUT, READY, DOUBT = "out", "ready", "doubt"  # a worker's standing on one partition
+STALE = -1  # the token of a worker that no row holds, nor ever will again
+
+
+class Rules(NamedTuple):
+    """The bounds of one exploration, and the lines of the protocol that are broken in it."""
+
+    partitions: int = 1
+    records: int = 3  # per partition
+    claims: int = 2  # per partition; negative: without bound
+    failovers: int = 1
+    depth: int = 2  # how many commits a failover may lose
+    cutovers: int = 1
+    recreations: int = 1
+    rewinds: int = 0
+    broken: frozenset[str] = frozenset()
+
+
+Record = tuple[int, int]  # as applied: (incarnation of the topic it was read from, version of the handler)
+
+
+class Row(NamedTuple):
+    """The ledger's row of a partition, and the result rows that belong to it."""
+
+    token: int = 0  # drawn anew by every claim and every move; a uuid in real life
+    next: int = 0
+    topic: int = 1
+    applied: tuple[tuple[Record, ...], ...] = ()  # per offset: each time it was applied
+
+
+class Database(NamedTuple):
+    rows: tuple[Row, ...]
+    version: int = 1  # handler version that the group must run
+
+
+class Part(NamedTuple):
+    """What a transaction does to one partition: it holds the row, writes records from ``start``, advances."""
+
+    partition: int
+    start: int
+    records: tuple[Record, ...]
+
+
+class Tx(NamedTuple):
+    """A server transaction that has passed *hold*. It may outlive its client, and then keeps its row locks."""
+
+    parts: tuple[Part, ...]
+    checked: bool = False  # the topic's id was looked at after the last read
+    sent: bool = False  # COMMIT is on its way
+
+
+class Slot(NamedTuple):
+    """What a worker believes of one partition."""
+
+    mode: str = OUT
+    token: int = STALE
+    cursor: int = 0  # where the client reads next; the ledger's position never moves it, only claim and seek do
+    buffer: tuple[int, ...] = ()  # what was read and waits, up to the cursor: incarnation of the topic of each
+    known: int = 0  # the last committed position it heard of: used by broken variants alone
+    sure: bool = False  # for the checker: the ledger placed the cursor, and nothing has parted them since
+
+    @property
+    def first(self) -> int:
+        """Where the reading of the buffer began: what *hold* expects."""
+        return self.cursor - len(self.buffer)
+
+
+class Worker(NamedTuple):
+    slots: tuple[Slot, ...]
+    version: int = 1  # of its handler: belongs to the process, changes only with its death
+    tx: Tx | tuple[()] = ()
+
+
+class State(NamedTuple):
+    db: Database
+    workers: tuple[Worker, ...]
+    past: tuple[Database, ...] = ()  # older commits that a failover may return to
+    orphans: tuple[Tx, ...] = ()  # transactions whose client is gone
+    topic: int = 1  # incarnation of the topic in Kafka
+    claims: tuple[int, ...] = ()
+    failovers: int = 0
+    cutovers: int = 0
+    recreations: int = 0
+    rewinds: int = 0
+
+
+def start(rules: Rules) -> State:
+    """Two workers that have nothing yet, and a ledger at 0."""
+    n = rules.partitions
+    row = Row(applied=((),) * rules.records)
+    return State(Database((row,) * n), (Worker((Slot(),) * n),) * 2, claims=(0,) * n)
+
+
+def violation(s: State) -> str | None:
+    """Which promise the database breaks, or None."""
+    for p, row in enumerate(s.db.rows):
+        for offset, applied in enumerate(row.applied):
+            where = f"partition {p} offset {offset}"
+            if len(applied) > 1:
+                return f"{where} applied {len(applied)} times"
+            if offset < row.next and not applied:
+                return f"{where} lost"
+            if offset >= row.next and applied:
+                return f"{where} applied but position is {row.next}"
+            if applied and applied[0][0] != row.topic:
+                return f"{where} holds a record of another incarnation of the topic"
+            if applied and applied[0][1] != s.db.version:
+                return f"{where} was written by handler {applied[0][1]}, the group is at {s.db.version}"
+    return None
+
+
+def finished(s: State) -> bool:
+    """Everything that Kafka has is applied."""
+    return all(row.next == len(row.applied) and row.topic == s.topic for row in s.db.rows)
+
+
+def put(s: State, i: int, w: Worker) -> State:
+    return s._replace(workers=(*s.workers[:i], w, *s.workers[i + 1 :]))
+
+
+def place(w: Worker, p: int, slot: Slot) -> Worker:
+    return w._replace(slots=(*w.slots[:p], slot, *w.slots[p + 1 :]))
+
+
+def with_row(db: Database, p: int, row: Row) -> Database:
+    return db._replace(rows=(*db.rows[:p], row, *db.rows[p + 1 :]))
+
+
+def commit(s: State, db: Database, rules: Rules) -> State:
+    """The database's new state; the older ones are kept as long as a failover may return to them."""
+    past = (*s.past, s.db)[-rules.depth :] if s.failovers < rules.failovers else ()
+    return s._replace(db=db, past=past)
+
+
+def locked(s: State, p: int) -> bool:
+    """At most one transaction has passed *hold* on a partition, because hold takes the row's lock."""
+    transactions = (*s.orphans, *(w.tx for w in s.workers if w.tx))
+    return any(part.partition == p for tx in transactions for part in tx.parts)
+
+
+def draw(s: State, p: int, rules: Rules) -> int:
+    """A token that no row of the partition holds, nor held, nor any worker."""
+    if "counter as token" in rules.broken:
+        return s.db.rows[p].token + 1
+    rows = [db.rows[p].token for db in (s.db, *s.past)]
+    return max(rows + [w.slots[p].token for w in s.workers]) + 1

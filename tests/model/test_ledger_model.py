@@ -1,0 +1,110 @@
+"""The protocol stands in every interleaving within the bounds, and every broken variant of it is found out."""
+
+from __future__ import annotations
+
+import pytest
+
+from .explore import CONFIGS, ENDLESS, LONE, ONLY_SLOW, PAIR, UNSAFE, Graph, canonical, explore, main
+from .ledger_model import steps
+from .state import Rules, State, start, violation
+
+HARM = {  # in the words of the violation that the shortest history ends in
+    "from is the last commit": "lost",
+    "advance only some": "applied but position is",
+    "refused records are written": "applied 2 times",
+    "old code claims": "was written by handler 1",
+    "no token": "another incarnation",
+    "counter as token": "another incarnation",
+    "no position": "lost",
+    "no topic id": "another incarnation",
+    "topic id at claim only": "another incarnation",
+    "topic id before the last read": "another incarnation",
+    "blind retry": "applied 2 times",
+    "two transactions": "applied but position is",
+    "silent cut-over": "was written by handler 1",
+    "a move draws no token": "another incarnation",
+    "last processed instead of next": "applied but position is",
+}
+CALM = Rules(cutovers=0, recreations=0)  # no fault but death, a lost connection, failover
+SMALL = {
+    "lone": CALM._replace(records=2),
+    "pair": CALM._replace(partitions=2, records=1, claims=1, failovers=0, rewinds=1),
+}
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_as_designed_nothing_is_lost_twice_refused_needlessly_or_stuck(config: str) -> None:
+    found = explore(CONFIGS[config])
+    assert found.violation is None, found.history
+    assert found.finished > 100
+    assert found.needless == 0, found.history
+    assert found.stuck == (0 if CONFIGS[config].claims < 0 else None), found.history
+
+
+@pytest.mark.parametrize("name", UNSAFE)
+def test_an_unsafe_variant_does_harm(name: str) -> None:
+    found = explore(UNSAFE[name]._replace(broken=frozenset([name])))
+    assert found.violation is not None
+    assert HARM[name] in found.violation, found.history
+    assert found.history[0] == "A claims partition 0 at 0"
+    assert found.history[-1].startswith(("A's COMMIT takes effect", "B's COMMIT takes effect"))
+
+
+@pytest.mark.parametrize("name", ONLY_SLOW)
+def test_a_slow_variant_does_no_harm_but_has_a_price(name: str) -> None:
+    """The rows stay right because hold compares the position: watch refusals and progress to catch these."""
+    found = explore(ONLY_SLOW[name]._replace(broken=frozenset([name])))
+    assert found.violation is None, found.history
+    assert found.finished > 100
+    assert found.needless or found.stuck, "as designed both are 0"
+
+
+@pytest.mark.parametrize("name", ["no token", "counter as token"])
+def test_a_reload_needs_the_token_even_where_no_topic_is_recreated(name: str) -> None:
+    found = explore(LONE._replace(recreations=0, broken=frozenset([name])))
+    assert found.violation is not None
+    assert "was written by handler 1, the group is at 2" in found.violation
+    assert "a reload cuts over" in found.history
+    assert ("counter" in name) == any("failover" in step for step in found.history)
+
+
+def test_from_must_survive_a_batch_dropped_because_its_other_partition_was_refused() -> None:
+    found = explore(PAIR._replace(broken=frozenset(["from is the last commit"])))
+    assert "A is refused [0] of [0, 1], drops [1] too and does not seek" in found.history
+    assert found.violation == "partition 1 offset 0 lost"
+
+
+def test_a_last_chunk_that_was_dropped_is_found_by_the_idle_look_alone() -> None:
+    found = explore(ENDLESS._replace(broken=frozenset(["idle worker does not look"])))
+    assert found.stuck
+    assert found.history[-1] == "A drops what it read of 0 and does not seek"
+
+
+@pytest.mark.parametrize("name", [None, *ONLY_SLOW])
+@pytest.mark.parametrize("bounds", SMALL)
+def test_what_is_merged_is_the_same(bounds: str, name: str | None) -> None:
+    """Without merging states that differ in names alone, nothing is reached that the merged walk misses."""
+    rules = SMALL[bounds]._replace(broken=frozenset([name] if name else []))
+    first = start(rules)
+    raw: set[State] = {first}
+    todo = [first]
+    while todo:
+        new = {step.to for step in steps(todo.pop(), rules)} - raw
+        raw |= new
+        todo += new
+    assert all(violation(s) is None for s in raw)
+    graph = Graph(rules)
+    for k, s in enumerate(graph.states):  # it grows meanwhile
+        for step in steps(s, rules):
+            graph.reach(k, step)
+    assert len(raw) > 2 * len(graph.states)
+    assert {canonical(s, rules) for s in raw} <= set(graph.states)
+    assert all(canonical(s, rules) == s for s in graph.states)
+
+
+def test_the_command_prints_the_shortest_history(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--break", "no position", "--records", "2"]) == 0
+    told = capsys.readouterr().out
+    assert "no position (partitions 1, records 2, claims 2" in told
+    assert "partition 0 offset 0 lost" in told
+    assert " 3. A drops what it read of 0 and does not seek\n" in told

@@ -47,8 +47,10 @@ class _Keeper:
                     start_new_session=True,  # Ctrl-C in the terminal is not meant for it
                 )
                 atexit.register(self._let_go)
-            if self._process.stdin is not None:
-                self._process.stdin.write(f"{line}\n".encode())
+            # Somebody who killed the keeper is told by its absence; in an orderly end we clean up ourselves.
+            with contextlib.suppress(BrokenPipeError):
+                if self._process.stdin is not None:
+                    self._process.stdin.write(f"{line}\n".encode())
 
     def _let_go(self) -> None:
         if self._process is not None and self._process.stdin is not None:
@@ -99,8 +101,9 @@ def free_port() -> int:
 
 
 def reachable_by_all(path: Path) -> bool:
-    """Whether any user of this machine may walk down to ``path`` and read it."""
-    return all(folder.stat().st_mode & 0o001 for folder in path.parents) and bool(path.stat().st_mode & 0o004)
+    """Whether any user of this machine may walk down to ``path`` and read it, or enter it."""
+    wanted = 0o005 if path.is_dir() else 0o004
+    return all(folder.stat().st_mode & 0o001 for folder in path.parents) and path.stat().st_mode & wanted == wanted
 
 
 class Folder:

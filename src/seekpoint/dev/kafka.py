@@ -205,7 +205,10 @@ def _from_jars(
     config.write_text("".join(f"{name}={value}\n" for name, value in settings.items()), encoding="utf-8")
     # Native libraries are unpacked into the temporary folder of Java: into ours, which is removed.
     scratch = (f"-Djava.io.tmpdir={folder.path}", "-Dlog4j2.level=WARN")
-    command = [str(java), *JVM, *scratch, "-cp", os.pathsep.join(map(str, jars))]
+    # Through a file: 46 paths would fill the list of processes.
+    classes = folder.path / "classpath"
+    classes.write_text(f'-cp "{os.pathsep.join(map(str, jars))}"', encoding="utf-8")
+    command = [str(java), *JVM, *scratch, f"@{classes}"]
     try:
         _format(command, config)
     except BaseException:

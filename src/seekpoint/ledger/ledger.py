@@ -89,13 +89,15 @@ class Ledger:
         *,
         cluster_id: str,
         start: StartOffsets,
+        patient: bool = True,
     ) -> Claimed:
         """Claim partitions: new tokens, and the committed position of each (never a cached one).
 
         ``topic_ids`` are what the brokers answer now; ``start`` gives the first positions of a topic that has
         no row yet, and is called once, under a lock that all workers of the group share. Waits for
         transactions in flight, at most ``Limits.claim_wait`` seconds; then claims one by one, so that one
-        stalled holder costs one partition, and ends transactions older than ``Limits.transaction_age``.
+        stalled holder costs one partition, and ends transactions older than ``Limits.transaction_age``. Without
+        ``patient`` it begins one by one, and hardly waits: for partitions that were stalled a moment ago.
 
         Raises ClusterChanged, HandlerOutdated, GroupPaused for the whole claim; a partition of a recreated
         topic is in ``refused``.
@@ -104,7 +106,7 @@ class Ledger:
         claimant = Claimant(self.group, self.owner, self.version, cluster_id, self.tables)
         asked = {p.topic: topic_ids[p.topic] for p in wanted}
         self._prepare(claimant, asked, start)
-        granted, stalled = self._claim(claimant, wanted, asked)
+        granted, stalled = self._claim(claimant, wanted, asked, patient)
         ended: tuple[int, ...] = ()
         refused: dict[Partition, PartitionStopped] = {}
         left = [p for p in wanted if p not in granted and p not in stalled]
@@ -230,12 +232,13 @@ class Ledger:
                 connection.exec_driver_sql(f"ANALYZE {quoted}.partition_offset")  # text() would read : and %
 
     def _claim(
-        self, claimant: Claimant, wanted: Sequence[Partition], topic_ids: Mapping[str, UUID]
+        self, claimant: Claimant, wanted: Sequence[Partition], topic_ids: Mapping[str, UUID], patient: bool
     ) -> tuple[dict[Partition, Claim], list[Partition]]:
         """All at once; where somebody's transaction is in the way for too long, one by one."""
         try:
-            with self._begin() as tx:
-                return _claim.claim(tx, claimant, wanted, topic_ids), []
+            if patient:
+                with self._begin() as tx:
+                    return _claim.claim(tx, claimant, wanted, topic_ids), []
         except OperationalError as error:
             if not _claim.is_lock_timeout(error):
                 raise
@@ -258,7 +261,9 @@ def postgres_engine(engine: Engine | URL | str) -> Engine:
         url = make_url(engine)
         if url.drivername in {"postgresql", "postgres"}:
             url = url.set(drivername="postgresql+psycopg")
-        engine = create_engine(url, pool_pre_ping=True) if url.drivername == "postgresql+psycopg" else _refuse(url)
+        if url.drivername != "postgresql+psycopg":
+            _refuse(url)
+        engine = create_engine(url, pool_pre_ping=True, connect_args=dict(_KEEPALIVES.items() - url.query.keys()))
     if not isinstance(engine, Engine):
         raise ConfigError(
             f"engine must be a URL or a sync SQLAlchemy Engine on postgresql+psycopg, got {type(engine).__name__}; "

@@ -46,8 +46,12 @@ def _array(name: str, of: Any) -> BindParameter[Any]:
 
 
 def _unnest(alias: str, **columns: Any) -> TableValuedAlias:
-    """``unnest(:alias_a, :alias_b, ...) AS alias(a, b, ...)``: one row per element."""
-    arrays = [_array(f"{alias}_{name}", kind) for name, kind in columns.items()]
+    """``unnest((SELECT :alias_a), (SELECT :alias_b), ...) AS alias(a, b, ...)``: one row per element.
+
+    Behind a sub-select the planner does not see how long the arrays are and assumes ten elements: it looks each
+    row up by the primary key, for one partition and for a thousand, and never reads the table from end to end.
+    """
+    arrays = [select(_array(f"{alias}_{name}", kind)).scalar_subquery() for name, kind in columns.items()]
     named: list[ColumnElement[Any]] = [column(name, kind) for name, kind in columns.items()]
     return func.unnest(*arrays).table_valued(*named).render_derived(name=alias)
 
@@ -196,11 +200,15 @@ PAUSE_GROUP = (
     )
 )
 
-KNOWN_TOPICS = (
+_named = _unnest("named", topic=Text)
+_first_row = (
     select(offset.topic)
-    .where(offset.consumer_group == GROUP, offset.topic == func.any(_array("topics", Text)))
-    .distinct()
+    .where(offset.consumer_group == GROUP, offset.topic == _named.c.topic)
+    .order_by(offset.partition)
+    .limit(literal_column("1"))
+    .lateral("known")
 )
+KNOWN_TOPICS = select(_first_row.c.topic).select_from(_named.join(_first_row, literal(True)))
 
 _new = _unnest("new", topic=Text, partition=Integer, topic_id=Uuid, start=BigInteger, claim=Uuid)
 INSERT_ROWS = insert(partition_offset).from_select(
@@ -283,13 +291,26 @@ GLANCE = select(_glanced).select_from(_asked.join(_glanced, literal(True)))
 LOOK = select(_awaited).select_from(_asked.join(_awaited, literal(True)))
 
 _released = _unnest("released", topic=Text, partition=Integer, claim=Uuid)
-RELEASE = (
-    update(partition_offset)
+_let_go = (
+    select(offset.topic, offset.partition, offset.claim)
     .where(
         offset.consumer_group == GROUP,
         offset.topic == _released.c.topic,
         offset.partition == _released.c.partition,
         offset.claim == _released.c.claim,  # I2: a stranger's claim is not ours to release
+    )
+    .with_for_update(key_share=True)
+    .lateral("mine")
+)
+# The successor claims the same rows at the same time: they are locked in order first, then written.
+_mine = select(_let_go).select_from(_released.join(_let_go, literal(True))).cte("ordered")
+RELEASE = (
+    update(partition_offset)
+    .where(
+        offset.consumer_group == GROUP,
+        offset.topic == _mine.c.topic,
+        offset.partition == _mine.c.partition,
+        offset.claim == _mine.c.claim,
     )
     .values(owner=null(), unreleased_claims=0, attempts=0, attempt_offset=null())
 )
@@ -354,10 +375,22 @@ MOVE = (
     )
     .returning(partition_offset)
 )
-# A pause or resume is a move too: every token of the group is drawn anew, so running workers notice.
+# A pause or resume is a move too: every token of the group is drawn anew, so running workers notice. The rows
+# are locked in order first: workers hold them in that order at the same time.
+_all = (
+    select(offset.topic, offset.partition)
+    .where(offset.consumer_group == GROUP)
+    .order_by(offset.topic, offset.partition)
+    .with_for_update(key_share=True)
+    .cte("ordered")
+)
 REDRAW = (
     update(partition_offset)
-    .where(offset.consumer_group == GROUP)
+    .where(
+        offset.consumer_group == GROUP,
+        offset.topic == _all.c.topic,
+        offset.partition == _all.c.partition,
+    )
     .values(claim=func.gen_random_uuid(), epoch=offset.epoch + 1)
 )
 RECORD_ACTION = insert(admin_action)

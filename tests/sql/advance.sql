@@ -1,0 +1,7 @@
+WITH moved AS
+(UPDATE seekpoint.partition_offset SET next_offset=moving.to_offset, leader_epoch=moving.leader_epoch, unreleased_claims=%(param_3)s::INTEGER, attempt_offset=NULL, attempts=%(param_4)s::INTEGER, committed_at=clock_timestamp(), record_time=coalesce(moving.record_time, seekpoint.partition_offset.record_time) FROM unnest((SELECT %(moving_topic)s::TEXT[] AS anon_1), (SELECT %(moving_partition)s::INTEGER[] AS anon_2), (SELECT %(moving_claim)s::UUID[] AS anon_3), (SELECT %(moving_from_offset)s::BIGINT[] AS anon_4), (SELECT %(moving_to_offset)s::BIGINT[] AS anon_5), (SELECT %(moving_leader_epoch)s::INTEGER[] AS anon_6), (SELECT %(moving_record_time)s::TIMESTAMP WITH TIME ZONE[] AS anon_7)) AS moving(topic, partition, claim, from_offset, to_offset, leader_epoch, record_time) WHERE seekpoint.partition_offset.consumer_group = %(group)s::VARCHAR AND seekpoint.partition_offset.topic = moving.topic AND seekpoint.partition_offset.partition = moving.partition AND seekpoint.partition_offset.claim = moving.claim AND seekpoint.partition_offset.next_offset = moving.from_offset RETURNING 1 AS one),
+rows AS
+(SELECT count(*) AS n
+FROM moved)
+ SELECT CASE WHEN (rows.n = %(expected)s::INTEGER AND (%(transaction)s::VARCHAR IS NULL OR CAST(pg_current_xact_id() AS TEXT) = %(transaction)s::VARCHAR)) THEN rows.n WHEN (rows.n = %(expected)s::INTEGER) THEN CAST(%(param_1)s::VARCHAR || CAST(rows.n AS TEXT) AS INTEGER) ELSE CAST(%(param_2)s::VARCHAR || CAST(rows.n AS TEXT) AS INTEGER) END AS moved
+FROM rows;

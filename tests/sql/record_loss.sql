@@ -1,0 +1,1 @@
+INSERT INTO seekpoint.lost_range (consumer_group, topic, topic_id, partition, from_offset, to_offset, reason, decision, actor) VALUES (%(consumer_group)s::VARCHAR, %(topic)s::VARCHAR, %(topic_id)s::UUID, %(partition)s::INTEGER, %(from_offset)s::BIGINT, %(to_offset)s::BIGINT, %(reason)s::VARCHAR, %(decision)s::VARCHAR, %(actor)s::VARCHAR) RETURNING seekpoint.lost_range.id;

@@ -1,0 +1,131 @@
+"""Every statement of the ledger, as the server sees it, beside this file: a change of SQL is a change to look at.
+
+``SEEKPOINT_REWRITE_SQL=1 pytest tests/sql/test_snapshots.py`` writes the files anew; the diff is for the reviewer.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from sqlalchemy import Engine, event
+from sqlalchemy.dialects.postgresql import psycopg
+from sqlalchemy.sql.base import Executable
+
+from seekpoint.errors import Fenced
+from seekpoint.ledger import Expected, Ledger, Move, statements
+from seekpoint.ledger.claim import end_abandoned
+from seekpoint.records import Partition
+from seekpoint.tables import DEFAULT_SCHEMA
+
+FOLDER = Path(__file__).parent
+REWRITE = os.environ.get("SEEKPOINT_REWRITE_SQL") == "1"
+
+#: A plain INSERT names the columns that it is given: those that the ledger gives.
+GIVEN = {
+    "RECORD_ACTION": ["consumer_group", "action", "topic", "partition", "from_offset", "to_offset", "actor", "reason"],
+    "RECORD_LOSS": [
+        *["consumer_group", "topic", "topic_id", "partition"],
+        *["from_offset", "to_offset", "reason", "decision", "actor"],
+    ],
+}
+STATEMENTS: dict[str, Any] = {
+    name: value for name, value in vars(statements).items() if name.isupper() and isinstance(value, Executable)
+}
+
+
+def rendered(name: str) -> str:
+    """The statement's text for psycopg, in the default schema."""
+    compiled = STATEMENTS[name].compile(dialect=psycopg.dialect(), column_keys=GIVEN.get(name))  # type: ignore[no-untyped-call]
+    lines = [line.rstrip() for line in str(compiled).strip().splitlines()]
+    return "\n".join(lines) + ";\n"
+
+
+def snapshot(name: str) -> Path:
+    return FOLDER / f"{name.lower()}.sql"
+
+
+@pytest.mark.parametrize("name", sorted(STATEMENTS))
+def test_statement_is_its_snapshot(name: str) -> None:
+    """I1, I2, I3 hang on these texts: none changes unseen."""
+    if REWRITE:
+        snapshot(name).write_text(rendered(name))
+    assert snapshot(name).exists(), f"{snapshot(name).name} is missing: run with SEEKPOINT_REWRITE_SQL=1"
+    assert rendered(name) == snapshot(name).read_text(), "look at the change; then run with SEEKPOINT_REWRITE_SQL=1"
+
+
+def test_no_snapshot_is_left_of_a_statement_that_is_gone() -> None:
+    """I1..I3: the folder shows what runs, and nothing else."""
+    files = {path.name for path in FOLDER.glob("*.sql")}
+    gone = files - {snapshot(name).name for name in STATEMENTS}
+    if REWRITE:
+        for name in gone:
+            (FOLDER / name).unlink()
+    assert REWRITE or not gone, f"remove {', '.join(sorted(gone))}"
+
+
+@contextmanager
+def overheard(engine: Engine) -> Iterator[set[str]]:
+    """The texts of all statements that the engine runs meanwhile."""
+    texts: set[str] = set()
+
+    def note(_connection: Any, _cursor: Any, text: str, *_: Any) -> None:
+        texts.add("\n".join(line.rstrip() for line in text.strip().splitlines()) + ";\n")
+
+    event.listen(engine, "before_cursor_execute", note)
+    try:
+        yield texts
+    finally:
+        event.remove(engine, "before_cursor_execute", note)
+
+
+def everything_a_ledger_does(ledger: Ledger, topic: str, count: int) -> None:
+    """Every method once, over ``count`` partitions."""
+    partitions = [Partition(topic, n) for n in range(count)]
+    ids = {topic: uuid4()}
+
+    def claim(by: Ledger) -> list[Any]:
+        start = dict.fromkeys(partitions, 0)
+        granted = by.claim(partitions, ids, cluster_id="c", start=lambda _: start).granted
+        return [granted[p] for p in partitions]
+
+    claims = claim(ledger)
+    with ledger.engine.begin() as tx:
+        transaction = ledger.hold(tx, [Expected(claim, 0) for claim in claims])
+        claims = ledger.advance(tx, [Move(claim, 0, 10, 3) for claim in claims], transaction)
+    claims = ledger.advance_alone([Move(claim, 10, 11) for claim in claims])
+    ledger.look(partitions)
+    ledger.look(partitions, locked=False)
+    ledger.read()
+    with ledger._begin() as scope:
+        end_abandoned(scope, partitions, 60.0)
+    ledger.record("found", partitions[0], 0, 1, reason="a test")
+    ledger.move(topic, 0, 5, reason="a test", lost="a test")
+    with pytest.raises(Fenced):
+        ledger.move(topic, 0, 5, reason="a test", expected=4)
+    ledger.pause(reason="a test")
+    ledger.resume()
+    newer = Ledger(ledger.engine, ledger.group, schema=ledger.schema, version=2)
+    newer.release(claim(newer))
+
+
+def test_what_runs_is_what_the_snapshots_show(seekpoint_engine: Engine, seekpoint_schema: str) -> None:
+    """I1..I3: no statement outside the snapshots, and no text that varies with the number of partitions."""
+    ledger = Ledger(seekpoint_engine, "g", schema=seekpoint_schema)
+    with overheard(seekpoint_engine) as texts:
+        everything_a_ledger_does(ledger, "one", 1)
+        ledger = Ledger(seekpoint_engine, "g2", schema=seekpoint_schema)
+        everything_a_ledger_does(ledger, "seven", 7)
+    ran = {re.sub(rf"\b{seekpoint_schema}\b", DEFAULT_SCHEMA, text) for text in texts}
+    shown = {snapshot(name).read_text(): name for name in STATEMENTS}
+    assert ran - set(shown) == {f"ANALYZE {DEFAULT_SCHEMA}.partition_offset;\n"}
+    never = {name for text, name in shown.items() if text not in ran}
+    # HOLD is for servers before 17, TERMINATE for a transaction that was abandoned: neither is here.
+    server = seekpoint_engine.dialect.server_version_info or (0,)
+    assert never == {"TERMINATE", "HOLD" if server >= (17,) else "HOLD_17"}

@@ -16,7 +16,7 @@ from seekpoint import events
 from seekpoint.apply import SinkRefused, apply
 from seekpoint.errors import Fenced, PartitionStopped
 from seekpoint.events import Announcer
-from seekpoint.guard import Session, connection_lost, passes
+from seekpoint.guard import Session, connection_lost, is_data_fault, passes
 from seekpoint.intake import OpenBatch
 from seekpoint.kafka.identity import Answer, KafkaAway
 from seekpoint.ledger import Claim, Expected, Ledger
@@ -61,7 +61,7 @@ class Committer:
 
         Refused partitions are dropped from it and the others hold again without them. An unknown COMMIT and
         any error that may pass run the same transaction again from the kept records: hold lets the ledger say
-        whether it already happened.
+        whether it already happened. A row that the database refuses without naming it is searched for.
         """
         for attempt in count(1):
             try:
@@ -90,8 +90,12 @@ class Committer:
             case KafkaAway() if attempt < TRIES:
                 self._announce(events.KafkaTrouble(error=str(error)))
                 batch.ask_again()
+            case _ if is_data_fault(error) and self._pipeline.sinks and not batch.searching:
+                batch.searching = True
             case _ if attempt < TRIES and passes(error):
                 self._announce(events.DatabaseTrouble(error=error))
+                if connection_lost(error):  # perhaps in doubt: the look waits for its end, and no longer than it may
+                    batch.drop(self._holder.resolve(batch.starts))
             case _:
                 return False
         return True

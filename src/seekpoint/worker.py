@@ -78,9 +78,15 @@ class Loop:
         identity = Identity(self._config, self._limits.start_wait)
         try:
             identity.cluster_id()
-            identity.partitions(self._pipeline.topics)
+            counts = identity.partitions(self._pipeline.topics)
         except KafkaAway as error:
             raise ConfigError(f"{error}; check bootstrap.servers and the security settings") from error
+        for topic, number in self._partitions or ():
+            if not 0 <= number < counts[topic]:
+                raise ConfigError(
+                    f"partitions= names {topic}/{number}, but topic {topic!r} has {counts[topic]} partitions, numbered "
+                    "from 0"
+                )
 
     def _open(self) -> None:
         consumer = make_consumer(self._config, error_cb=self._on_client_error())
@@ -162,8 +168,8 @@ class Loop:
         return None if self._held.changed or self._stopping.is_set() else self._read(0)
 
     def _raise_if_strict(self) -> None:
-        if self._pipeline.strict and self._held.parked:
-            raise next(iter(self._held.parked.values()))
+        if self._pipeline.strict and (stopped := self._held.stopped):
+            raise next(iter(stopped.values()))
 
     def _sample_lag(self) -> None:
         now = monotonic()

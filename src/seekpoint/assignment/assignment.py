@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import monotonic
 from types import TracebackType
 from typing import Any, Self
@@ -19,7 +19,7 @@ from sqlalchemy import Connection
 
 from seekpoint import events
 from seekpoint.assignment.chunk import Chunk, chain
-from seekpoint.assignment.cursors import Cursors, Placed
+from seekpoint.assignment.places import Placed, Places, Waiting
 from seekpoint.errors import Fenced, GroupPaused, PartitionStopped
 from seekpoint.events import Announcer
 from seekpoint.guard import passes
@@ -31,14 +31,6 @@ from seekpoint.ledger import Claim, Expected, Ledger, Move, Position
 from seekpoint.ledger.claim import recreated
 from seekpoint.policy import Backoff, StartAt
 from seekpoint.records import Partition
-
-
-@dataclass(slots=True)
-class Waiting:
-    """A partition that is ours by Kafka's word and not yet claimed. ``known`` is the last position we committed."""
-
-    not_before: float = 0.0
-    known: int | None = None
 
 
 class Assignment:
@@ -67,18 +59,30 @@ class Assignment:
         self.identity = Identity(kafka, self.limits.kafka_timeout)
         self.watermarks = Watermarks(self.identity, committed=kafka.get("isolation.level") != "read_uncommitted")
         self._announce = announce or Announcer()
-        self._cursors = Cursors(self._announce)
-        self.placed = self._cursors.placed
-        self.parked: dict[Partition, PartitionStopped] = {}
-        self.waiting: dict[Partition, Waiting] = {}
+        self._places = Places(self.client, self._announce)
+        self._unread: dict[Partition, Claim] = {}  # the claims of those that were parked while they were read
         self._start = start
         self._fixed = None if partitions is None else [Partition(*p) for p in partitions]
-        self._gone: set[Partition] = set()
-        self._released: list[Claim] = []
+        self._unreleased: list[Claim] = []
         self._chance = random.Random()  # noqa: S311 -- jitter
         self._backoff = Backoff().waits(self._chance)
         self._claim_at = self._look_at = 0.0
         self._paused: str | None = None
+
+    @property
+    def placed(self) -> Mapping[Partition, Placed]:
+        """What is read now."""
+        return self._places.placed
+
+    @property
+    def stopped(self) -> Mapping[Partition, PartitionStopped]:
+        """What waits for a decision, and why."""
+        return {partition: at.stop for partition, at in self._places.parked.items()}
+
+    @property
+    def waiting(self) -> bool:
+        """Whether assigned partitions are not claimed yet."""
+        return bool(self._places.waiting)
 
     # -- for people who own their loop ----------------------------------------------------------------
 
@@ -141,82 +145,67 @@ class Assignment:
     def join(self) -> None:
         """Subscribe, or take the fixed partitions; nothing is read before the first :meth:`tend`."""
         if self._fixed is None:
-            self.client.subscribe(self.topics, self._on_assigned, self._on_gone)
+            self.client.subscribe(self.topics, self._places.assigned, self._places.taken)
         else:
-            self.waiting = {p: Waiting() for p in self._fixed}
+            self._places.waiting.update((p, Waiting()) for p in self._fixed)
 
     def leave(self, deadline: float = 10.0) -> None:
         """Release every claim and leave the group; what was read and not committed is read again elsewhere."""
         try:
-            claims = [p.claim for p in self.placed.values()] + self._released
-            if claims:
-                self.ledger.release(claims)
-                self._announce(events.Released(partitions=tuple(c.partition for c in claims)))
+            self._release(self._places.claims())
         finally:
-            self.placed.clear()
-            self.parked, self.waiting = {}, {}
             self.client.close(deadline)
-
-    def _on_assigned(self, partitions: list[Partition]) -> None:
-        self.waiting.update((p, Waiting()) for p in partitions)
-        self._announce(events.Assigned(partitions=tuple(partitions)))
-
-    def _on_gone(self, partitions: list[Partition], is_lost: bool) -> None:
-        for partition in partitions:
-            self.waiting.pop(partition, None)
-        self._gone.update(partitions)
-        self._announce(events.Gone(partitions=tuple(partitions), lost=is_lost))
 
     @property
     def changed(self) -> bool:
         """Whether Kafka took a partition away since the last :meth:`tend`: draw nothing more, commit, tend."""
-        return bool(self._gone)
+        return bool(self._places.gone)
 
     # -- reading --------------------------------------------------------------------------------------
 
     def take(self, messages: Iterable[Message]) -> Chunk[Message]:
         """Keep what belongs to a placed partition and was not read before; move the cursors over it."""
-        return self._cursors.take(messages, gone=self._gone)
+        return self._places.take(messages)
 
     # -- tending: the loop's own step -----------------------------------------------------------------
 
     def tend(self) -> None:
         """Act on what was recorded: release what is gone, decide on lost offsets, claim and place, look for moves."""
-        self._let_go()
-        if self._cursors.troubled:
+        self._release(self._places.forget_gone())
+        if self._places.troubled:
             self._judge_troubled()
         now = monotonic()
-        if self.waiting and now >= self._claim_at:
+        if self._places.waiting and now >= self._claim_at:
             self._claim(now)
         if now >= self._look_at:
             self._look_at = now + self.limits.idle_check
             self._look(now)
 
-    def _let_go(self) -> None:
-        gone, self._gone = self._gone, set()
-        for partition in gone:
-            self.parked.pop(partition, None)
-            if (placed := self.placed.pop(partition, None)) is not None:
-                self._released.append(placed.claim)
-        if self._released:
-            self.ledger.release(self._released)  # kept for the next time if the database is away
-            self._announce(events.Released(partitions=tuple(c.partition for c in self._released)))
-            self._released = []
+    def _release(self, claims: Sequence[Claim]) -> None:
+        self._unreleased += claims  # kept for the next time if the database is away
+        if self._unreleased:
+            self.ledger.release(self._unreleased)
+            self._announce(events.Released(partitions=tuple(c.partition for c in self._unreleased)))
+            self._unreleased = []
 
     def _claim(self, now: float) -> None:
-        wanted = [p for p, w in self.waiting.items() if w.not_before <= now]
+        due = [p for p, w in self._places.waiting.items() if w.not_before <= now]
+        if not due:
+            return
+        found = self.identity.ask({p.topic for p in due}).result()
+        ids = {topic: topic_id for topic, topic_id in found.items() if topic_id is not None}
+        self._park_deleted([p for p in due if p.topic not in ids])
+        wanted = [p for p in due if p.topic in ids]
         if not wanted:
             return
-        found = self.identity.ask({p.topic for p in wanted}).result()
-        ids = {topic: topic_id for topic, topic_id in found.items() if topic_id is not None}
-        self._parkdeleted([p for p in wanted if p.topic not in ids])
-        wanted = [p for p in wanted if p.topic in ids]
+        patient = not all(self._places.waiting[p].stalled for p in wanted)
         try:
             claimed = self.ledger.claim(
                 wanted,
                 ids,
                 cluster_id=self.identity.cluster_id(),
                 start=lambda topic: self.watermarks.resolve(topic, self._start, self.ledger.group),
+                patient=patient,
             )
         except GroupPaused as error:
             self._claim_at = now + self.limits.idle_check
@@ -227,13 +216,14 @@ class Assignment:
         self._paused = None
         if claimed.stalled:
             self._announce(events.Stalled(partitions=claimed.stalled, ended=claimed.ended))
+            later = now + self.limits.idle_check
             for partition in claimed.stalled:
-                self.waiting[partition].not_before = now + self.limits.idle_check
+                self._places.wait(partition, replace(self._places.waiting[partition], stalled=True, not_before=later))
         for partition, stop in claimed.refused.items():
-            self.park(partition, stop)
+            self._places.park(partition, stop)
         self._place({p: claimed.granted[p] for p in wanted if p in claimed.granted})
 
-    def _parkdeleted(self, partitions: Sequence[Partition]) -> None:
+    def _park_deleted(self, partitions: Sequence[Partition]) -> None:
         rows = self.ledger.look(partitions, locked=False) if partitions else {}
         for partition in partitions:
             row = rows.get(partition)
@@ -242,24 +232,17 @@ class Assignment:
             self.park(partition, stop)
 
     def _place(self, claims: Mapping[Partition, Claim]) -> None:
-        """Put the client where the ledger stands."""
-        if not claims:
-            return
-        now = monotonic()
-        cursors = {p: placed.cursor for p, placed in self.placed.items()}
-        self.client.place({p: (c.next_offset, c.leader_epoch) for p, c in claims.items()}, cursors)
-        for partition, claim in claims.items():
-            before = self.waiting.pop(partition, Waiting())
-            self.parked.pop(partition, None)
-            self.placed[partition] = Placed(claim, claim.next_offset, quiet_since=now)
-            self._announce(events.Placed(partition=partition, offset=claim.next_offset, epoch=claim.epoch))
-            if before.known is not None and claim.next_offset < before.known:
-                self._rolled_back(partition, before.known, claim.next_offset)
+        """Put the client where the ledger stands (I6)."""
+        for partition, before in self._places.place(claims).items():
+            known, claim = before.known, claims[partition]
+            # A move by hand in between would have raised the epoch by one more than our own claim did.
+            if known is not None and claim.next_offset < known.next_offset and claim.epoch <= known.epoch + 1:
+                self._rolled_back(partition, known.next_offset, claim.next_offset)
 
     def _look(self, now: float) -> None:
         """What others did to partitions that we are not writing: moves, pauses, recreated topics."""
         quiet = [p for p, at in self.placed.items() if now - at.quiet_since >= self.limits.idle_check]
-        asked = [*quiet, *self.parked]
+        asked = [*quiet, *self._places.parked]
         if not asked:
             return
         self._pass_ends([p for p in quiet if (end := self.placed[p].end) is not None and end > self.placed[p].cursor])
@@ -269,18 +252,18 @@ class Assignment:
             placed = self.placed.get(partition)
             if placed is not None and (partition not in rows or rows[partition].token != placed.claim.token):
                 self._ousted(partition, rows.get(partition))
-        for partition, stop in list(self.parked.items()):
-            row = rows.get(partition)
-            if row is not None and stop.token != row.token:
-                del self.parked[partition]
-                self.waiting[partition] = Waiting()
+        for partition, at in list(self._places.parked.items()):
+            if partition in rows and rows[partition].token != at.stop.token:  # somebody decided
+                del self._places.parked[partition]
+                self._places.wait(partition, Waiting())
         try:
-            strange = self.strangers(answer, [p for p in quiet if p in self.placed])
+            self._park_all(self.strangers(answer, [p for p in quiet if p in self.placed]))
         except KafkaAway as error:
             self._announce(events.KafkaTrouble(error=str(error)))
-        else:
-            for partition, stop in strange.items():
-                self.park(partition, stop)
+
+    def _park_all(self, stops: Mapping[Partition, PartitionStopped]) -> None:
+        for partition, stop in stops.items():
+            self._places.park(partition, stop)
 
     def _pass_ends(self, partitions: Sequence[Partition]) -> None:
         """Advance idle partitions over trailing control records, so that they never look like loss (I3)."""
@@ -295,9 +278,8 @@ class Assignment:
                 # No record was applied at this end: only the epoch that the broker has *there* may be kept.
                 epoch = edge.leader_epoch if edge.offset == placed.end else None
                 moves.append(Move(placed.claim, placed.cursor, placed.end, epoch))
-        if stopped := self.strangers(answer, partitions):
-            for partition, stop in stopped.items():
-                self.park(partition, stop)
+        if stops := self.strangers(answer, partitions):
+            self._park_all(stops)
             return
         try:
             moved = self.ledger.advance_alone(moves)
@@ -336,9 +318,10 @@ class Assignment:
                     self._resynced(partition, expected, row.next_offset, "reply lost")
             elif partition not in starts or row.next_offset != expected:
                 dropped.add(partition)
-                fresh[partition] = replace(
-                    placed.claim, next_offset=row.next_offset, leader_epoch=row.leader_epoch, epoch=row.epoch
-                )
+                if partition not in self._places.gone:  # Kafka took it away meanwhile: not to be read any more
+                    fresh[partition] = replace(
+                        placed.claim, next_offset=row.next_offset, leader_epoch=row.leader_epoch, epoch=row.epoch
+                    )
                 if row.next_offset > placed.claim.next_offset:
                     self._resynced(partition, expected, row.next_offset, "reply lost")
                 elif row.next_offset < placed.claim.next_offset:
@@ -358,37 +341,24 @@ class Assignment:
         """The claim is not ours any more: stop reading at once; claim again if Kafka still says it is ours."""
         placed = self.placed[partition]
         self._announce(events.Ousted(partition=partition))
-        self._unplace([partition])
+        self._places.unplace([partition])
         moved = row is not None and row.owner == self.ledger.owner  # an operator's move keeps the owner
         if self._fixed is not None and not moved:
             raise Fenced(f"{partition} was claimed by another worker; without a group the newest claim wins")
         wait = 0.0 if moved else next(self._backoff)
-        self.waiting[partition] = Waiting(monotonic() + wait, None if moved else placed.claim.next_offset)
-
-    def _unplace(self, partitions: Collection[Partition]) -> None:
-        cursors = {p: placed.cursor for p, placed in self.placed.items()}
-        self.client.unplace(partitions, cursors)
-        for partition in partitions:
-            self.placed.pop(partition, None)
+        self._places.wait(partition, Waiting(monotonic() + wait, known=None if moved else placed.claim))
 
     def suspend(self) -> None:
-        """The database is away: read nothing, stay in the group, claim everything again when it is back."""
-        for partition, placed in self.placed.items():
-            self.waiting.setdefault(partition, Waiting(known=placed.claim.next_offset))
-        self._unplace(list(self.placed))
+        """The database or the brokers are away: read nothing, stay in the group, claim everything again later."""
+        self._places.suspend()
 
     def park(self, partition: Partition, stop: PartitionStopped) -> None:
         """Stop reading one partition until its row is moved or it is assigned anew; the others go on."""
-        if (placed := self.placed.get(partition)) is not None:
-            stop.token = placed.claim.token
-            self._unplace([partition])
-        self.waiting.pop(partition, None)
-        self.parked[partition] = stop
-        self._announce(events.Parked(partition=partition, error=stop))
+        self._places.park(partition, stop)
 
     def _judge_troubled(self) -> None:
         """The broker has no record at the position: find out why, and stop in front of it (I4)."""
-        troubled = [p for p in self._cursors.troubled if p in self.placed]
+        troubled = [p for p in self._places.troubled if p in self.placed]
         answer = self.identity.ask({p.topic for p in troubled})
         strange = self.strangers(answer, troubled)
         rest = [p for p in troubled if p not in strange]
@@ -398,7 +368,7 @@ class Assignment:
             self.park(
                 partition, stop or lost(partition, self.placed[partition].cursor, starts[partition], ends[partition])
             )
-        self._cursors.troubled.clear()
+        self._places.troubled.clear()
 
     # -- identity -------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 from uuid import UUID, uuid4
 
 from sqlalchemy import URL, Connection, Engine, create_engine, make_url
@@ -255,6 +256,16 @@ class Ledger:
         return granted, stalled
 
 
+# A peer that vanished without a word is noticed within a minute or so; a URL may say otherwise.
+_KEEPALIVES: dict[str, Any] = {
+    "connect_timeout": 10,
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 60_000,
+}
+
+
 def postgres_engine(engine: Engine | URL | str) -> Engine:
     """The engine itself, or one made from a URL; refuses other drivers, async engines and AUTOCOMMIT."""
     if isinstance(engine, str | URL):
@@ -263,7 +274,8 @@ def postgres_engine(engine: Engine | URL | str) -> Engine:
             url = url.set(drivername="postgresql+psycopg")
         if url.drivername != "postgresql+psycopg":
             _refuse(url)
-        engine = create_engine(url, pool_pre_ping=True, connect_args=dict(_KEEPALIVES.items() - url.query.keys()))
+        silent = {key: value for key, value in _KEEPALIVES.items() if key not in url.query}
+        engine = create_engine(url, pool_pre_ping=True, connect_args=silent)
     if not isinstance(engine, Engine):
         raise ConfigError(
             f"engine must be a URL or a sync SQLAlchemy Engine on postgresql+psycopg, got {type(engine).__name__}; "

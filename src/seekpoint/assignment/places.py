@@ -1,0 +1,176 @@
+"""Where each assigned partition stands: waiting for a claim, placed and read, or parked until somebody decides."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+from seekpoint import events
+from seekpoint.assignment.chunk import Chunk, Read
+from seekpoint.errors import PartitionStopped
+from seekpoint.events import Announcer
+from seekpoint.kafka import client as kafka
+from seekpoint.kafka.client import Client, Message
+from seekpoint.ledger import Claim
+from seekpoint.records import Partition
+
+
+@dataclass(slots=True)
+class Placed:
+    """A partition that is read. ``cursor`` is the reader's own: it moves when a chunk is read, never on a commit."""
+
+    claim: Claim
+    cursor: int
+    end: int | None = None  # the log's end, when the client said that it was reached
+    quiet_since: float = 0.0
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A partition that is ours by Kafka's word and not yet claimed. ``known`` is the claim we had of it before."""
+
+    not_before: float = 0.0
+    stalled: bool = False  # somebody's transaction was in the way
+    known: Claim | None = None
+
+
+@dataclass(slots=True)
+class Parked:
+    """A partition that is not read; ``claim`` is ours where it was placed before."""
+
+    stop: PartitionStopped
+    claim: Claim | None = None
+
+
+class Places:
+    """The state of every assigned partition, and the client kept in step with it. Does not know the ledger.
+
+    ``gone`` are partitions that Kafka took away and that were not released yet; ``troubled`` those whose
+    position the broker refused.
+    """
+
+    def __init__(self, client: Client, announce: Announcer) -> None:
+        self.placed: dict[Partition, Placed] = {}
+        self.waiting: dict[Partition, Waiting] = {}
+        self.parked: dict[Partition, Parked] = {}
+        self.gone: set[Partition] = set()
+        self.troubled: set[Partition] = set()
+        self._client, self._announce = client, announce
+
+    # -- what the callbacks record --------------------------------------------------------------------
+
+    def assigned(self, partitions: list[Partition]) -> None:
+        """Kafka says that these are ours."""
+        self.waiting.update((p, Waiting()) for p in partitions)
+        self._announce(events.Assigned(partitions=tuple(partitions)))
+
+    def taken(self, partitions: list[Partition], is_lost: bool) -> None:
+        """Kafka says that these are ours no longer."""
+        for partition in partitions:
+            self.waiting.pop(partition, None)
+        self.gone.update(partitions)
+        self._announce(events.Gone(partitions=tuple(partitions), lost=is_lost))
+
+    # -- changes of state, made by the loop -----------------------------------------------------------
+
+    def forget_gone(self) -> list[Claim]:
+        """Drop what Kafka took away; returns the claims to give back."""
+        gone, self.gone = self.gone, set()
+        claims = [self.placed.pop(p).claim for p in gone if p in self.placed]
+        parked = [self.parked.pop(p).claim for p in gone if p in self.parked]
+        return claims + [claim for claim in parked if claim is not None]
+
+    def claims(self) -> list[Claim]:
+        """Every claim we have."""
+        parked = [at.claim for at in self.parked.values() if at.claim is not None]
+        return [at.claim for at in self.placed.values()] + parked
+
+    def place(self, claims: Mapping[Partition, Claim]) -> dict[Partition, Waiting]:
+        """Read these from where their claims stand; returns what was known of them while they waited."""
+        if not claims:
+            return {}
+        self._client.place({p: (c.next_offset, c.leader_epoch) for p, c in claims.items()}, self._positions())
+        now = monotonic()
+        before = {p: self.waiting.pop(p, Waiting()) for p in claims}
+        for partition, claim in claims.items():
+            self.parked.pop(partition, None)
+            self.placed[partition] = Placed(claim, claim.next_offset, quiet_since=now)
+            self._announce(events.Placed(partition=partition, offset=claim.next_offset, epoch=claim.epoch))
+        return before
+
+    def unplace(self, partitions: Collection[Partition]) -> None:
+        """Stop reading these, and throw away what the client has buffered of them."""
+        self._client.unplace(partitions, self._positions())
+        for partition in partitions:
+            self.placed.pop(partition, None)
+
+    def wait(self, partition: Partition, waiting: Waiting) -> None:
+        """Claim it later, unless Kafka took it away: then claiming it again would only disturb its new owner."""
+        if partition not in self.gone:
+            self.waiting[partition] = waiting
+
+    def park(self, partition: Partition, stop: PartitionStopped) -> None:
+        """Stop reading one partition until its row is moved or it is assigned anew; the others go on."""
+        placed = self.placed.get(partition)
+        if placed is not None:
+            stop.token = placed.claim.token
+            self.unplace([partition])
+        self.waiting.pop(partition, None)
+        self.parked[partition] = Parked(stop, None if placed is None else placed.claim)
+        self._announce(events.Parked(partition=partition, error=stop))
+
+    def suspend(self) -> None:
+        """Read nothing, stay in the group, claim everything again later."""
+        for partition, placed in self.placed.items():
+            self.wait(partition, Waiting(known=placed.claim))
+        self.unplace(list(self.placed))
+
+    def _positions(self) -> dict[Partition, int]:
+        """The cursors of what we may read; a partition that Kafka took away must not be assigned again."""
+        return {p: at.cursor for p, at in self.placed.items() if p not in self.gone}
+
+    # -- reading --------------------------------------------------------------------------------------
+
+    def take(self, messages: Iterable[Message]) -> Chunk[Message]:
+        """Keep what belongs to a placed partition and was not read before; move the cursors over it."""
+        kept: list[Message] = []
+        reads: dict[Partition, Read] = {}
+        last: dict[Partition, Message] = {}
+        for message in messages:
+            if message.error() is not None:
+                self._in_stream(message)
+                continue
+            at: Any = (message.topic(), message.partition())
+            placed = self.placed.get(at)
+            offset: Any = message.offset()
+            if placed is None or offset < placed.cursor or at in self.gone:
+                continue  # read under an earlier placement
+            read = reads.get(at)
+            if read is None:
+                read = reads[placed.claim.partition] = Read(placed.claim, placed.cursor, placed.cursor)
+            placed.cursor = read.end = offset + 1
+            last[at] = message
+            kept.append(message)
+        now = monotonic()
+        for partition, message in last.items():
+            self.placed[partition].quiet_since = now
+            raw = kafka.raw_record(message)
+            reads[partition].leader_epoch, reads[partition].timestamp_ms = raw.leader_epoch, raw.timestamp_ms
+        return Chunk(kept, reads)
+
+    def _in_stream(self, message: Message) -> None:
+        """An event that came in the place of a record."""
+        error: Any = message.error()
+        partition = Partition(message.topic() or "", -1 if (n := message.partition()) is None else n)
+        placed = self.placed.get(partition)
+        if error.code() == kafka.END_OF_PARTITION:
+            offset: Any = message.offset()
+            if placed is not None and offset > placed.cursor:
+                placed.end = offset
+        elif error.code() == kafka.OUT_OF_RANGE and placed is not None:
+            self.troubled.add(partition)
+        else:
+            kafka.raise_if_fatal(error)
+            self._announce(events.KafkaTrouble(error=f"{partition.topic}: {error.str()}"))

@@ -7,8 +7,6 @@ the command was wrong. A password is never printed.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,15 +14,12 @@ import typer
 from alembic.config import Config
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError, rev_id
-from sqlalchemy import Engine, create_engine, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError
-from sqlalchemy.pool import NullPool
 
 from seekpoint import schema as ledger_schema
-from seekpoint.errors import ConfigError, SchemaMismatch
+from seekpoint.cli.explain import explained
+from seekpoint.cli.options import AsJson, DatabaseUrl, Schema, one_off_engine
+from seekpoint.errors import ConfigError
 from seekpoint.tables import DEFAULT_SCHEMA
-
-MISMATCH, USAGE = 1, 2
 
 app = typer.Typer(
     help="The ledger's tables: upgrade, sql, check, revision.",
@@ -32,19 +27,13 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,  # locals hold the database's URL
 )
 
-DatabaseUrl = Annotated[
-    str,
-    typer.Option(envvar="SEEKPOINT_DATABASE_URL", help="postgresql://user:password@host:5432/database"),
-]
-Schema = Annotated[str, typer.Option(help="Postgres schema of the ledger.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Since = Annotated[str, typer.Option(help="Revision to start from: what is there already.")]
 
 
 @app.command()
 def upgrade(database_url: DatabaseUrl, schema: Schema = DEFAULT_SCHEMA, as_json: AsJson = False) -> None:
     """Build the ledger's tables, or bring them up to this library's revision."""
-    with _explained(), _engine(database_url).begin() as connection:
+    with explained(), one_off_engine(database_url).begin() as connection:
         before = ledger_schema.current(connection, schema)
         ledger_schema.upgrade(connection, schema=schema)
         after = ledger_schema.current(connection, schema)
@@ -55,7 +44,7 @@ def upgrade(database_url: DatabaseUrl, schema: Schema = DEFAULT_SCHEMA, as_json:
 @app.command()
 def sql(schema: Schema = DEFAULT_SCHEMA, since: Since = ledger_schema.BASE) -> None:
     """Print what `upgrade` would run, as plain SQL in one transaction; needs no database."""
-    with _explained():
+    with explained():
         typer.echo(ledger_schema.sql(schema=schema, since=since), nl=False)
 
 
@@ -63,7 +52,7 @@ def sql(schema: Schema = DEFAULT_SCHEMA, since: Since = ledger_schema.BASE) -> N
 def check(database_url: DatabaseUrl, schema: Schema = DEFAULT_SCHEMA, as_json: AsJson = False) -> None:
     """Exit with 0 if the ledger's tables are at this library's revision, and with 1 if not."""
     report: dict[str, Any] = {"schema": schema, "library": ledger_schema.HEAD, "database": None, "ok": False}
-    with _explained(report if as_json else None), _engine(database_url).connect() as connection:
+    with explained(report if as_json else None), one_off_engine(database_url).connect() as connection:
         report["database"] = ledger_schema.current(connection, schema)
         ledger_schema.check(connection, schema)
     _tell({**report, "ok": True}, f"{schema}: at {ledger_schema.HEAD}, as this library needs it", as_json=as_json)
@@ -80,7 +69,7 @@ def revision(
     as_json: AsJson = False,
 ) -> None:
     """Write a revision into your own Alembic tree that builds the ledger; your `alembic upgrade head` runs it."""
-    with _explained():
+    with explained():
         path = _write_revision(config, message, head, schema, since)
     _tell({"path": str(path), "schema": schema, "to": ledger_schema.HEAD}, f"wrote {path}", as_json=as_json)
 
@@ -107,37 +96,6 @@ def _write_revision(config: Path, message: str, head: str, schema: str, since: s
     if written is None:
         raise ConfigError(f"Alembic wrote no revision into {scripts.dir}: look at its script.py.mako")
     return Path(written.path)
-
-
-def _engine(database_url: str) -> Engine:
-    try:
-        url = make_url(database_url)
-    except (ArgumentError, ValueError):  # neither message nor cause is shown: they may quote the password
-        raise ConfigError("--database-url is no URL; expected postgresql://user:password@host:5432/database") from None
-    if url.get_backend_name() not in {"postgresql", "postgres"}:
-        raise ConfigError(f"the ledger lives in Postgres, not in {url.get_backend_name()}: postgresql://…")
-    return create_engine(url.set(drivername="postgresql+psycopg"), poolclass=NullPool)
-
-
-@contextmanager
-def _explained(report: dict[str, Any] | None = None) -> Iterator[None]:
-    """Turn what went wrong into one readable message, in ``report`` if there is one, and the exit code."""
-    try:
-        yield
-    except SchemaMismatch as error:
-        _fail(str(error), MISMATCH, report)
-    except DBAPIError as error:  # without the statement and the link that SQLAlchemy adds
-        _fail(f"Postgres: {str(error.orig).strip()}", MISMATCH, report)
-    except (ConfigError, CommandError) as error:
-        _fail(str(error), USAGE, report)
-
-
-def _fail(message: str, code: int, report: dict[str, Any] | None) -> None:
-    if report is not None:
-        typer.echo(json.dumps({**report, "message": message}, indent=2))
-    else:
-        typer.echo(f"error: {message}", err=True)
-    raise typer.Exit(code)
 
 
 def _tell(report: dict[str, Any], sentence: str, *, as_json: bool) -> None:

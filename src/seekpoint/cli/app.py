@@ -1,0 +1,42 @@
+"""The commands, put together."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from seekpoint.cli import db, demo, dev, explain, run, status
+
+app = typer.Typer(
+    name="seekpoint",
+    help="Kafka to Postgres, effectively exactly once. Exit codes: 0 well, 1 failed, 2 wrong usage, 130 aborted.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(db.app, name="db")
+app.command("run", no_args_is_help=True)(run.run)
+app.command("status", no_args_is_help=True)(status.status)
+app.command("demo")(demo.demo)
+app.command("dev")(dev.dev)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"seekpoint {version('seekpoint')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    *,
+    traceback: Annotated[
+        bool,
+        typer.Option("--traceback", envvar="SEEKPOINT_TRACEBACK", help="Show where an error came from."),
+    ] = False,
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    explain.with_traceback.set(traceback)

@@ -1,0 +1,21 @@
+"""The door: says what is missing where the extra ``cli`` was not installed."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Run the command line and exit."""
+    try:
+        from seekpoint.cli.app import app  # noqa: PLC0415 -- it needs what may not be installed
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] not in {"typer", "rich"}:
+            raise
+        sys.stderr.write("error: the command needs Typer and Rich: pip install 'seekpoint[cli]'\n")
+        sys.exit(2)
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""Options that several commands share, and what they become."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from sqlalchemy import URL, Engine, create_engine, make_url
+from sqlalchemy.exc import ArgumentError
+from sqlalchemy.pool import NullPool
+
+from seekpoint.cli.explain import keep_secret
+from seekpoint.errors import ConfigError
+
+DatabaseUrl = Annotated[
+    str,
+    typer.Option(envvar="SEEKPOINT_DATABASE_URL", help="postgresql://user:password@host:5432/database"),
+]
+OptionalDatabaseUrl = Annotated[
+    str | None,
+    typer.Option(envvar="SEEKPOINT_DATABASE_URL", help="postgresql://user:password@host:5432/database"),
+]
+Schema = Annotated[str, typer.Option(help="Postgres schema of the ledger.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Kafka = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--kafka", metavar="KEY=VALUE", help="A key of librdkafka's configuration; repeat it. Wins over the file."
+    ),
+]
+KafkaConfig = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="SEEKPOINT_KAFKA_CONFIG", metavar="FILE", help="A properties file with librdkafka's configuration."
+    ),
+]
+
+
+def database(text: str) -> URL:
+    """The URL, on psycopg whatever driver it names; raises ConfigError for what is none, without quoting it."""
+    try:
+        url = make_url(text)
+    except (ArgumentError, ValueError):  # neither message nor cause is shown: they may quote the password
+        raise ConfigError("--database-url is no URL; expected postgresql://user:password@host:5432/database") from None
+    if url.get_backend_name() not in {"postgresql", "postgres"}:
+        raise ConfigError(f"the ledger lives in Postgres, not in {url.get_backend_name()}: postgresql://…")
+    keep_secret(url)
+    return url.set(drivername="postgresql+psycopg")
+
+
+def one_off_engine(text: str) -> Engine:
+    """An engine that keeps no connection open, for commands that look once and end."""
+    return create_engine(database(text), poolclass=NullPool)
+
+
+def kafka_settings(pairs: Iterable[str] | None, file: Path | None) -> dict[str, str]:
+    """librdkafka's configuration from a properties file and from ``key=value`` pairs, which win."""
+    settings = {} if file is None else dict(_properties(file))
+    for pair in pairs or ():
+        key, equals, value = pair.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"--kafka takes key=value, e.g. --kafka bootstrap.servers=localhost:9092, not {key!r}")
+        settings[key.strip()] = value.strip()
+    keep_secret(kafka=settings)
+    return settings
+
+
+def _properties(file: Path) -> Mapping[str, str]:
+    """``key=value`` lines; blank lines and those that begin with ``#`` or ``!`` are skipped."""
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigError(f"the Kafka configuration {file} cannot be read: {why}") from None
+    found: dict[str, str] = {}
+    for number, line in enumerate(map(str.strip, lines), 1):
+        if not line or line[0] in "#!":
+            continue
+        key, equals, value = line.partition("=")
+        if not equals or not key.strip():  # the line is not quoted: it may hold a password
+            raise ConfigError(f"{file}, line {number}: expected key=value, or # before a comment")
+        found[key.strip()] = value.strip()
+    return found
+
+
+def without(settings: Mapping[str, Any]) -> str | None:
+    """What to say where no brokers are named; None where they are."""
+    if settings.get("bootstrap.servers") or settings.get("metadata.broker.list"):
+        return None
+    return (
+        "no brokers are named: give --kafka bootstrap.servers=host:9092, or a properties file with --kafka-config or "
+        "SEEKPOINT_KAFKA_CONFIG"
+    )

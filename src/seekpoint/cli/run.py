@@ -1,0 +1,80 @@
+"""``seekpoint run``: one worker, as a process, until SIGTERM or Ctrl-C."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Annotated
+
+import typer
+
+from seekpoint.cli.explain import explained, masked
+from seekpoint.cli.options import Kafka, KafkaConfig, OptionalDatabaseUrl, Schema, database, kafka_settings, without
+from seekpoint.cli.target import load
+from seekpoint.errors import ConfigError
+from seekpoint.running import Worker
+from seekpoint.tables import DEFAULT_SCHEMA
+
+logger = logging.getLogger("seekpoint.cli")
+
+Target = Annotated[
+    str, typer.Argument(metavar="MODULE:NAME", help="A Pipeline, a Worker, or a function that returns one.")
+]
+
+
+def run(
+    context: typer.Context,
+    target: Target,
+    *,
+    database_url: OptionalDatabaseUrl = None,
+    kafka: Kafka = None,
+    kafka_config: KafkaConfig = None,
+    schema: Schema = DEFAULT_SCHEMA,
+) -> None:
+    """Run a worker until SIGTERM or Ctrl-C, finishing the batch in hand; a second signal aborts.
+
+    Modules are looked for in the current directory first. Events go to stderr, unless the module itself has
+    set up logging.
+    """
+    with explained():
+        made = load(target)
+        _set_up_logging()
+        if isinstance(made, Worker):
+            _refuse_extras(context, target)
+            worker = made
+        else:
+            if not database_url:
+                raise ConfigError("no database is named: give --database-url, or set SEEKPOINT_DATABASE_URL")
+            url, settings = database(database_url), kafka_settings(kafka, kafka_config)
+            if (problem := without(settings)) is not None:
+                raise ConfigError(problem)
+            worker = Worker(made, engine=url, kafka=settings, schema=schema)
+        worker.run()
+        health = worker.health()
+        logger.info("drained: %d records in %d transactions", health.records, health.transactions)
+
+
+def _refuse_extras(context: typer.Context, target: str) -> None:
+    """A Worker brings its own database and brokers: saying otherwise on the command line is a contradiction."""
+    for name in ("database_url", "kafka", "kafka_config", "schema"):
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            option = "--" + name.replace("_", "-")
+            raise ConfigError(f"{target} is a Worker and brings its own database and brokers: remove {option}")
+
+
+class _Masking(logging.Formatter):
+    """No password gets into the log, whoever's message it stands in."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return masked(super().format(record))
+
+
+def _set_up_logging() -> None:
+    root = logging.getLogger()
+    if root.handlers:
+        return
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Masking("%(asctime)s %(levelname)-7s %(name)s %(message)s"))
+    root.addHandler(handler)
+    logging.getLogger("seekpoint").setLevel(logging.INFO)

@@ -1,0 +1,70 @@
+"""From ``module:name`` to the pipeline or worker that is meant."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from seekpoint.errors import ConfigError
+from seekpoint.pipeline import Pipeline
+from seekpoint.running import Worker
+
+_EXPECTED = "a Pipeline, a Worker, or a function without arguments that returns one"
+
+
+def load(target: str) -> Pipeline | Worker:
+    """Import ``module`` (the current directory comes first) and return what ``name`` stands for.
+
+    Raises ConfigError where there is nothing of the kind, and whatever the module itself raises.
+    """
+    module_name, _, name = target.partition(":")
+    if not module_name or not name:
+        raise ConfigError(f"{target!r} is not module:name, e.g. billing.ingest:orders")
+    found = _attribute(_import(module_name), name)
+    if isinstance(found, Pipeline | Worker):
+        return found
+    if inspect.isclass(found) or not callable(found):
+        raise ConfigError(f"{target} is {_kind(found)}; expected {_EXPECTED}")
+    if inspect.iscoroutinefunction(found):
+        raise ConfigError(f"{target} is an async function; expected {_EXPECTED}")
+    try:
+        inspect.signature(found).bind()
+    except TypeError as error:
+        raise ConfigError(f"{target} is a function that cannot be called without arguments ({error})") from None
+    made = found()
+    if not isinstance(made, Pipeline | Worker):
+        raise ConfigError(f"{target} returned {_kind(made)}; expected {_EXPECTED}")
+    return made
+
+
+def _import(name: str) -> ModuleType:
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # not this one, but one that it imports
+        raise ConfigError(f"there is no module {error.name!r}, neither in {here} nor among what is installed") from None
+
+
+def _attribute(module: ModuleType, name: str) -> Any:
+    found: Any = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            known = [n for n, value in vars(module).items() if isinstance(value, Pipeline | Worker)]
+            there = f"; it has {', '.join(known)}" if known else ""
+            raise ConfigError(f"module {module.__name__!r} has no {name!r}{there}")
+        found = getattr(found, part)
+    return found
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "None"
+    return f"the class {value.__name__}" if inspect.isclass(value) else f"of type {type(value).__name__}"

@@ -1,0 +1,92 @@
+"""The whole performance: servers, topic, table, two workers, faults, comparison, report."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from sqlalchemy import create_engine
+
+from seekpoint import schema
+from seekpoint.dev.demo.crew import Crew
+from seekpoint.dev.demo.faults import FAULTS, Script
+from seekpoint.dev.demo.flights import PARTITIONS, RECORDS, Feed, create_topic, read_flights, table
+from seekpoint.dev.demo.report import Report, compare
+from seekpoint.dev.servers import Pair, start_pair
+from seekpoint.errors import ConfigError
+
+SMALLEST = 5_000  # records: fewer would leave a fault without any in flight
+
+# Small batches make many transactions to be killed in; the times make faults short, and are the only ones changed.
+LIMITS = {"batch_records": 2_000, "claim_wait": 1.0, "transaction_age": 5.0}
+TIMES = {"session.timeout.ms": 2_000, "heartbeat.interval.ms": 400}
+
+
+def perform(records: int = RECORDS, *, console: Console) -> Report:
+    """Run the demo on servers of its own, and return what it has found. Progress goes to ``console``.
+
+    Raises ConfigError for a missing data set or a number of records that is too small, ServerFailed where a
+    server cannot be started, and DemoFailed where a step cannot be brought about.
+    """
+    if not SMALLEST <= records <= RECORDS:
+        raise ConfigError(f"the demo takes {SMALLEST:,} to {RECORDS:,} records, not {records:,}")
+    next(read_flights(1))  # a missing data set is said before servers are started
+    with console.status("starting Postgres and Kafka"):
+        pair = start_pair(own=True, progress=console.print)
+    with pair, tempfile.TemporaryDirectory(prefix="seekpoint-demo-") as folder:
+        console.print(pair.describe(), highlight=False)
+        return _perform(pair, records, Path(folder), console)
+
+
+def _perform(pair: Pair, records: int, folder: Path, console: Console) -> Report:
+    engine = create_engine(pair.postgres.url)
+    try:
+        schema.upgrade(engine)
+        table.metadata.create_all(engine)
+        create_topic(pair.kafka.bootstrap)
+        kafka = {"bootstrap.servers": pair.kafka.bootstrap, **TIMES}
+        order = {"database": pair.postgres.url, "kafka": kafka, "limits": LIMITS}
+        with Crew(order, PARTITIONS, folder) as crew, _progress(console, records) as (update, tell):
+            crew.on_progress = update
+            crew.start("A")
+            crew.start("B")
+            crew.wait("both workers to share the partitions", lambda: crew.settled)
+            feed = Feed(pair.kafka.bootstrap, read_flights(records))
+            began = monotonic()
+            outcome = Script(crew, feed, engine, records // (FAULTS + 1), tell).run()
+            feed.send()
+            crew.wait("every record to be committed", lambda: crew.committed == feed.sent)
+            seconds = monotonic() - began
+            exit_codes = tuple(crew.stop())
+        with console.status("comparing the table with the file, row by row"):
+            comparison = compare(engine, read_flights(records))
+    finally:
+        engine.dispose()
+    return Report(comparison, outcome, seconds, pair.kafka.describe(), pair.postgres.describe(), exit_codes)
+
+
+@contextmanager
+def _progress(console: Console, records: int) -> Iterator[tuple[Callable[[int], None], Callable[[str], None]]]:
+    """A bar of committed records, and a way to print lines above it."""
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("records committed", total=records)
+
+        def update(committed: int) -> None:
+            progress.update(task, completed=committed)
+
+        def tell(line: str) -> None:
+            progress.console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+        yield update, tell

@@ -9,6 +9,7 @@ record a poison record. Do not put ``pickle.loads`` here: whoever can write to t
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from seekpoint.codecs.json import Json
@@ -55,4 +56,6 @@ def key_decoder(codec: Codec) -> Callable[[RawRecord], Any]:
         return codec.decode
     if not callable(codec):
         raise ConfigError(f"a codec must be callable or have decode(record), got {codec!r}")
+    if isinstance(codec, Bytes):
+        return attrgetter("key")
     return lambda record: None if record.key is None else codec(record.key)

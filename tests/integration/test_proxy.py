@@ -124,6 +124,22 @@ def test_much_data_arrives_complete_though_the_reader_is_slow(proxy: Proxy) -> N
     assert received == data
 
 
+@pytest.mark.parametrize("obstacle", ["a server that does not read", "frozen", "a long delay"])
+def test_a_sender_that_nobody_hears_has_to_wait(obstacle: str) -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        with Proxy("127.0.0.1", server.getsockname()[1]) as proxy, dial(proxy) as client:
+            accepted, _ = server.accept()
+            if obstacle == "frozen":
+                proxy.freeze()
+            elif obstacle == "a long delay":
+                proxy.delay(3600)
+            client.settimeout(0.5)
+            with accepted, pytest.raises(TimeoutError):
+                client.sendall(bytes(128 << 20))  # far more than the proxy and the kernel may hold
+
+
 def test_cut_resets_both_sides_and_new_connections_work(proxy: Proxy, echo: Echo) -> None:
     with dial(proxy) as first, dial(proxy) as second:
         ask(first, b"a")
@@ -170,15 +186,18 @@ def test_frozen_bytes_come_after_the_thaw(proxy: Proxy, echo: Echo) -> None:
             assert receive(late, 4) == b"late"
 
 
-def test_the_end_of_a_client_goes_unnoticed_while_frozen(proxy: Proxy, echo: Echo) -> None:
+@pytest.mark.parametrize("ending", ["fin", "reset"])
+def test_the_end_of_a_client_goes_unnoticed_while_frozen(proxy: Proxy, echo: Echo, ending: str) -> None:
     sock = dial(proxy)
     ask(sock, b"before")
     proxy.freeze()
+    if ending == "reset":
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     sock.close()
     with echo.ended:
         assert not echo.ended.wait_for(lambda: echo.endings, 0.2)
     proxy.thaw()
-    assert echo.wait_endings(1) == ["fin"]
+    assert echo.wait_endings(1) == [ending]
 
 
 def test_what_was_frozen_is_lost_with_a_cut(proxy: Proxy) -> None:

@@ -70,6 +70,11 @@ class Watermarks:
             case "time":
                 return self._at_time(partitions, start)
             case "offsets":
+                if strangers := [str(p) for p, _ in start.given if p.topic == topic and p not in partitions]:
+                    raise ConfigError(
+                        f"StartAt.offsets names {', '.join(strangers)}, but topic {topic!r} has {len(partitions)} "
+                        "partitions, numbered from 0"
+                    )
                 return _named(partitions, dict(start.given), "StartAt.offsets names no offset for")
             case _:
                 return self._committed(partitions, group)

@@ -1,0 +1,130 @@
+"""What every test of a worker compares in the end: the records that went in, and the rows that came out.
+
+``Book`` is a table without a unique key: a record that is applied twice is two rows, and ``n`` keeps the order
+of writing. ``Stream`` produces steadily on a thread of its own and remembers what the broker acknowledged.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any, Self
+
+from confluent_kafka import KafkaError, Message, Producer
+from sqlalchemy import BigInteger, Column, Connection, Engine, Identity, Integer, MetaData, Table, Text, insert, select
+from sqlalchemy.schema import CreateTable
+
+from seekpoint import Append, Batch, Pipeline, codecs
+
+Stored = Iterable[tuple[int, int]]
+"""Partition and offset of each record, as ``produce`` and ``Stream`` answer them."""
+
+
+class Book:
+    """The table of one test, how pipelines write it, and what it must hold."""
+
+    def __init__(self, engine: Engine, schema: str) -> None:
+        self.engine, self.schema = engine, schema
+        self.table = Table(
+            "book",
+            MetaData(schema=schema),
+            Column("n", BigInteger, Identity(always=True)),
+            Column("topic", Text),
+            Column("partition", Integer),
+            Column("offset", BigInteger),
+            Column("value", Text),
+        )
+
+    def create(self) -> Self:
+        """Make the table."""
+        with self.engine.begin() as tx:
+            tx.execute(CreateTable(self.table))
+        return self
+
+    @property
+    def sink(self) -> Append:
+        """Rows stream into the open COPY."""
+        return Append(
+            (self.schema, "book"),
+            columns=["topic", "partition", "offset", "value"],
+            row=lambda r: (r.topic, r.partition, r.offset, r.value),
+        )
+
+    def enter(self, tx: Connection, batch: Batch[str, Any]) -> None:
+        """The same by a handler, with the transaction's connection."""
+        rows = [{"topic": r.topic, "partition": r.partition, "offset": r.offset, "value": r.value} for r in batch]
+        if rows:
+            tx.execute(insert(self.table), rows)
+
+    def pipeline(self, group: str, topics: str | Iterable[str], **options: Any) -> Pipeline:
+        """A pipeline that writes this book: by COPY, unless ``handle`` is given."""
+        if "handle" not in options:
+            options["sinks"] = [self.sink]
+        return Pipeline(group, topics=topics, value=codecs.Text(), **options)
+
+    def written(self, topic: str) -> list[tuple[int, int]]:
+        """Partition and offset of each row, in the order of writing."""
+        c = self.table.c
+        with self.engine.connect() as connection:
+            found = connection.execute(select(c.partition, c.offset).where(c.topic == topic).order_by(c.n))
+            return [(partition, offset) for partition, offset in found]
+
+    def assert_holds(self, topic: str, stored: Stored) -> None:
+        """Each of these records exactly once, nothing else, and in order within each partition."""
+        expected, found = Counter(stored), Counter(written := self.written(topic))
+        assert not (expected - found), f"lost: {sorted((expected - found).elements())[:10]}"
+        assert not (found - expected), f"twice, or from nowhere: {sorted((found - expected).elements())[:10]}"
+        for partition in {p for p, _ in written}:
+            offsets = [offset for p, offset in written if p == partition]
+            assert offsets == sorted(offsets), f"partition {partition} was written out of order"
+
+
+class Stream:
+    """Produces ``rate`` records a second, round and round the partitions, for the length of a ``with`` block."""
+
+    def __init__(self, bootstrap: str, topic: str, partitions: int, rate: float = 500) -> None:
+        self._producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 1, "log_level": 0})
+        self._topic, self._partitions, self._pause = topic, partitions, 10 / rate
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="stream")
+        self._refused: list[KafkaError] = []
+        self.stored: list[tuple[int, int]] = []
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
+        left = self._producer.flush(30)
+        assert not self._refused, f"the broker refused {len(self._refused)} records: {self._refused[0]}"
+        assert left == 0, f"{left} records were not delivered within 30 s"
+
+    def _run(self) -> None:
+        number = 0
+        while not self._ended.wait(self._pause):
+            for _ in range(10):
+                self._producer.produce(
+                    self._topic, f"{number}", partition=number % self._partitions, on_delivery=self._delivered
+                )
+                number += 1
+            self._producer.poll(0)
+
+    def _delivered(self, error: KafkaError | None, message: Message) -> None:
+        if error is None:
+            self.stored.append((message.partition() or 0, message.offset() or 0))
+        else:
+            self._refused.append(error)
+
+
+def ends(stored: Stored) -> dict[int, int]:
+    """Behind the last record of each partition."""
+    found: dict[int, int] = {}
+    for partition, offset in stored:
+        found[partition] = max(found.get(partition, 0), offset + 1)
+    return found

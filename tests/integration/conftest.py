@@ -1,0 +1,69 @@
+"""What the tests on real servers share: a scene, the three protocols, members in processes of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, create_engine
+
+from member import Member
+from scene import PROTOCOLS, Scene
+from seekpoint import schema
+from seekpoint.dev.kafka import KafkaServer
+from seekpoint.dev.postgres import PostgresServer
+
+
+@pytest.fixture(params=PROTOCOLS)
+def protocol(request: pytest.FixtureRequest) -> Mapping[str, Any]:
+    """The client's configuration for each of the three group protocols."""
+    return PROTOCOLS[request.param]
+
+
+@pytest.fixture
+def new_member() -> Iterator[Callable[..., Member]]:
+    """``new_member(**what)`` starts a worker's process; it is ended after the test."""
+    members: list[Member] = []
+
+    def start(**what: Any) -> Member:
+        members.append(Member(**what))
+        return members[-1]
+
+    yield start
+    for one in members:
+        one.close()
+
+
+@pytest.fixture
+def scene(scene_on: Callable[..., Scene]) -> Scene:
+    """The scene on the shared servers."""
+    return scene_on()
+
+
+@pytest.fixture
+def scene_on(request: pytest.FixtureRequest, seekpoint_schema: str, group: str) -> Iterator[Callable[..., Scene]]:
+    """``scene_on(postgres=…, kafka=…)``: the scene on servers of the test's own, where they are given."""
+    engines: list[Engine] = []
+    tools = {
+        "schema": seekpoint_schema,
+        "group": group,
+        "run_worker": request.getfixturevalue("run_worker"),
+        "new_member": request.getfixturevalue("new_member"),
+        "make_topic": request.getfixturevalue("topic"),
+        "produce": request.getfixturevalue("produce"),
+    }
+
+    def make(*, postgres: PostgresServer | None = None, kafka: KafkaServer | None = None) -> Scene:
+        if postgres is None:
+            engine = request.getfixturevalue("seekpoint_engine")
+        else:
+            engine = create_engine(postgres.url, pool_pre_ping=True)
+            engines.append(engine)
+            schema.upgrade(engine, schema=seekpoint_schema)
+        broker = request.getfixturevalue("seekpoint_broker") if kafka is None else kafka.bootstrap
+        return Scene(engine=engine, broker=broker, shared=kafka is None, **tools)
+
+    yield make
+    for engine in engines:
+        engine.dispose()

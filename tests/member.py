@@ -1,0 +1,159 @@
+"""A worker in a real process, to be killed, frozen and drained: ``Member`` on this side, ``main`` on the other.
+
+The process runs ``Worker.run()`` in its main thread and prints each event as a line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import psutil  # type: ignore[import-untyped]
+from sqlalchemy import create_engine
+
+from book import Book
+from seekpoint import Limits, Worker
+from seekpoint.events import Event
+
+Said = Mapping[str, Any]
+
+
+class Member:
+    """One process. ``stop_at=("Held", 3)`` makes it stop itself (SIGSTOP) at its third such event."""
+
+    def __init__(self, **what: Any) -> None:
+        self.said: list[Said] = []
+        self._news = threading.Condition()
+        self._process = subprocess.Popen(
+            [sys.executable, "-W", "error", __file__, json.dumps(what)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+        )
+        self._errors = ""
+        self._readers = [threading.Thread(target=self._read), threading.Thread(target=self._read_errors)]
+        for reader in self._readers:
+            reader.start()
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            with self._news:
+                self.said.append(json.loads(line))
+                self._news.notify_all()
+        with self._news:
+            self.said.append({"event": "(process ended)"})
+            self._news.notify_all()
+
+    def _read_errors(self) -> None:
+        assert self._process.stderr is not None
+        self._errors = self._process.stderr.read()
+
+    def all(self, event: str) -> list[Said]:
+        """Its events of this name so far."""
+        with self._news:
+            return [one for one in self.said if one["event"] == event]
+
+    def wait_for(
+        self, event: str, where: Callable[[Said], bool] | None = None, *, count: int = 1, timeout: float = 30
+    ) -> Said:
+        """The ``count``-th event of this name; fails at once if the process has ended without it."""
+        deadline = monotonic() + timeout
+        with self._news:
+            while True:
+                found = [one for one in self.said if one["event"] == event and (where is None or where(one))]
+                if len(found) >= count:
+                    return found[count - 1]
+                ended = bool(self.said) and self.said[-1]["event"] == "(process ended)"
+                if ended or not self._news.wait(max(0.0, deadline - monotonic())):
+                    tail = "\n  ".join(map(str, self.said[-20:]))
+                    raise AssertionError(f"{event}: {len(found)} of {count} in {timeout} s\n  {tail}\n{self._errors}")
+
+    def wait_until_stopped(self, timeout: float = 30) -> None:
+        """Until the process has stopped itself."""
+        deadline, pause, process = monotonic() + timeout, threading.Event(), psutil.Process(self.pid)
+        while process.status() != psutil.STATUS_STOPPED:
+            assert monotonic() < deadline, f"it did not stop itself within {timeout} s: {self.said[-5:]}"
+            pause.wait(0.01)
+
+    def signal(self, number: int) -> None:
+        """Send it a signal."""
+        self._process.send_signal(number)
+
+    def freeze(self) -> None:
+        """SIGSTOP."""
+        self.signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """SIGCONT."""
+        self.signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """SIGKILL, and wait for its end."""
+        self._process.kill()
+        self.ended()
+
+    def ended(self, timeout: float = 30) -> tuple[int, str]:
+        """Wait for its end; the exit code (negative: the signal) and what it wrote to stderr."""
+        code = self._process.wait(timeout)
+        for reader in self._readers:
+            reader.join(10)
+        for stream in (self._process.stdout, self._process.stderr):
+            assert stream is not None
+            stream.close()
+        return code, self._errors
+
+    def close(self) -> None:
+        """End it, whatever it is doing."""
+        if self._process.returncode is None:
+            self.kill()
+
+
+def _say(event: Event) -> None:
+    line = {f.name: str(getattr(event, f.name)) for f in fields(event)} | {"event": type(event).__name__}
+    os.write(1, (json.dumps(line) + "\n").encode())
+
+
+def main(what: Mapping[str, Any]) -> None:
+    """Run a worker as ``what`` says, in the main thread, until SIGTERM."""
+    engine = create_engine(what["dsn"])
+    book = Book(engine, what["schema"])
+    at, left = what.get("stop_at") or ("", 0)
+
+    def watch(event: Event) -> None:
+        nonlocal left
+        _say(event)
+        if type(event).__name__ == at:
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGSTOP)
+
+    worker = Worker(
+        book.pipeline(what["group"], what["topic"], **what.get("options", {})),
+        engine=engine,
+        kafka=what["kafka"],
+        schema=what["schema"],
+        limits=Limits(**what.get("limits", {})),
+        partitions=what.get("partitions"),
+        observe=[watch],
+    )
+    worker.run()
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
+from . import ledger_model
 from .explore import CONFIGS, ENDLESS, LONE, ONLY_SLOW, PAIR, UNSAFE, Graph, canonical, explore, main
-from .ledger_model import steps
-from .state import Rules, State, start, violation
+from .ledger_model import ACTS, drop, steps
+from .state import READY, Rules, State, finished, violation
 
 HARM = {  # in the words of the violation that the shortest history ends in
     "from is the last commit": "lost",
@@ -80,26 +83,41 @@ def test_a_last_chunk_that_was_dropped_is_found_by_the_idle_look_alone() -> None
     assert found.history[-1] == "A drops what it read of 0 and does not seek"
 
 
-@pytest.mark.parametrize("name", [None, *ONLY_SLOW])
-@pytest.mark.parametrize("bounds", SMALL)
-def test_what_is_merged_is_the_same(bounds: str, name: str | None) -> None:
-    """Without merging states that differ in names alone, nothing is reached that the merged walk misses."""
-    rules = SMALL[bounds]._replace(broken=frozenset([name] if name else []))
-    first = start(rules)
-    raw: set[State] = {first}
-    todo = [first]
-    while todo:
-        new = {step.to for step in steps(todo.pop(), rules)} - raw
-        raw |= new
-        todo += new
-    assert all(violation(s) is None for s in raw)
-    graph = Graph(rules)
+def test_a_rewind_on_a_quiet_topic_is_obeyed_by_the_idle_look_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ledger_model.ACTS, READY, tuple(act for act in ACTS[READY] if act is not drop))
+    rules = ENDLESS._replace(failovers=0, cutovers=0)
+    assert explore(rules).stuck == 0
+    found = explore(rules._replace(broken=frozenset(["idle worker does not look"])))
+    assert found.stuck
+    assert found.history[-1] == "an operator rewinds 0"
+
+
+def walked(rules: Rules, merge: Callable[[State, Rules], State]) -> tuple[set[State], set[State]]:
+    """All states, and those that are stuck."""
+    graph = Graph(rules, merge)
     for k, s in enumerate(graph.states):  # it grows meanwhile
         for step in steps(s, rules):
             graph.reach(k, step)
-    assert len(raw) > 2 * len(graph.states)
-    assert {canonical(s, rules) for s in raw} <= set(graph.states)
-    assert all(canonical(s, rules) == s for s in graph.states)
+    goals = [k for k, s in enumerate(graph.states) if finished(s)]
+    return set(graph.states), {graph.states[k] for k in graph.stuck(goals)}
+
+
+@pytest.mark.parametrize("name", [None, *ONLY_SLOW])
+@pytest.mark.parametrize("bounds", SMALL)
+def test_what_is_merged_is_the_same(bounds: str, name: str | None) -> None:
+    """Unmerged, nothing is reached that the merged walk misses, and the same states are stuck.
+
+    (Claims are bounded here, or the unmerged walk would not end: so there are stuck states.)
+    """
+    rules = SMALL[bounds]._replace(broken=frozenset([name] if name else []))
+    raw, raw_stuck = walked(rules, lambda s, _: s)
+    merged, merged_stuck = walked(rules, canonical)
+    image = {canonical(s, rules) for s in raw}
+    assert all(violation(s) is None for s in raw)
+    assert len(raw) > 2 * len(merged)
+    assert image <= merged
+    assert {canonical(s, rules) for s in raw_stuck} == merged_stuck & image
+    assert all(canonical(s, rules) == s for s in merged)
 
 
 def test_the_command_prints_the_shortest_history(capsys: pytest.CaptureFixture[str]) -> None:

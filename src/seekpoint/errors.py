@@ -23,12 +23,10 @@ Errors of the database and of Kafka pass through unwrapped.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from uuid import UUID
 
-if TYPE_CHECKING:
-    from uuid import UUID
-
-    from seekpoint.records import Partition, Record
+from seekpoint.records import Partition, Record
 
 
 class SeekpointError(Exception):

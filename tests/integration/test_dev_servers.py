@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 import psycopg
 import pytest
 from confluent_kafka import Consumer, KafkaException, TopicPartition

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 from seekpoint.dev import keeper
 from seekpoint.errors import ConfigError

@@ -147,9 +147,9 @@ def test_a_refusal_comes_before_a_commit_that_is_already_on_its_way(desk: Desks,
             raw.execute(advance, bound)
             raw.execute("COMMIT")
 
-    with psycopg.connect(dsn, autocommit=True) as raw:
-        with pytest.raises(psycopg.errors.InvalidTextRepresentation, match="rows advanced: 0"):
-            without_looking(raw)
+    refused = pytest.raises(psycopg.errors.InvalidTextRepresentation, match="rows advanced: 0")
+    with psycopg.connect(dsn, autocommit=True) as raw, refused:
+        without_looking(raw)
     worker.exactly({0: 0})
 
 

@@ -1,0 +1,98 @@
+"""Whoever moves a position without owning it is loud: a new token, a higher epoch, a row that says who and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from sqlalchemy import Engine
+
+from integration.ledger.desk import Desk, backend, wait_until_blocked
+from integration.ledger.test_group import actions, refused_at_hold
+from seekpoint.errors import ConfigError, Fenced
+from seekpoint.policy import Limits
+from seekpoint.tables import in_schema, lost_range
+
+Desks = Callable[..., Desk]
+
+
+def test_a_move_fences_the_owner(desk: Desks, seekpoint_engine: Engine) -> None:
+    """I5: rewound or not, even to where it stands: the owner's token is no longer good, and it is still the owner."""
+    worker = desk()
+    worker.claim(0, 1)
+    worker.commit({0: 5, 1: 5})
+    before = worker.row()
+    moved = worker.ledger.move("t", 0, to=5, reason="look again", actor="alice")
+    after = worker.row()
+    assert (moved.token, moved.epoch, moved.next_offset) == (after.claim, before.epoch + 1, 5)
+    assert after.claim != before.claim
+    assert (after.owner, after.leader_epoch) == (worker.ledger.owner, None)
+    refused_at_hold(worker, seekpoint_engine)
+    worker.claim(0)
+    worker.commit({0: 6, 1: 6})
+    worker.exactly({0: 6, 1: 6})
+
+
+def test_a_move_leaves_a_row(desk: Desks) -> None:
+    """I5: who, from where, to where, why."""
+    worker = desk()
+    worker.claim(0)
+    worker.commit({0: 5})
+    worker.ledger.move("t", 0, to=2, reason="bug 17", actor="alice")
+    [action] = actions(worker)
+    assert (action.action, action.topic, action.partition) == ("move", "t", 0)
+    assert (action.from_offset, action.to_offset, action.actor, action.reason) == (5, 2, "alice", "bug 17")
+    assert action.at is not None
+
+
+def test_a_move_waits_for_the_transaction_in_flight(
+    desk: Desks, seekpoint_engine: Engine, elsewhere: ThreadPoolExecutor
+) -> None:
+    """I1, I5: the batch in hand is finished, and the move starts from what it committed."""
+    worker = desk()
+    worker.claim(0)
+    operator = desk(limits=Limits(claim_wait=20.0)).ledger
+    with seekpoint_engine.begin() as tx:
+        worker.work(tx, {0: 5})
+        moving = elsewhere.submit(operator.move, "t", 0, 2, reason="rewind")
+        wait_until_blocked(seekpoint_engine, by=backend(tx))
+    assert moving.result().next_offset == 2
+    assert actions(worker)[0].from_offset == 5
+
+
+def test_a_move_of_an_expected_position_is_a_comparison(desk: Desks) -> None:
+    """I5: what was looked up an hour ago may no longer be so: nothing is moved, nothing recorded."""
+    worker = desk()
+    worker.claim(0)
+    worker.commit({0: 5})
+    before = worker.row()
+    with pytest.raises(Fenced, match=r"t/0 stands at 5, not at the expected 4: look again"):
+        worker.ledger.move("t", 0, to=2, expected=4, reason="late")
+    assert worker.row() == before
+    assert actions(worker) == []
+    assert worker.ledger.move("t", 0, to=2, expected=5, reason="in time").next_offset == 2
+
+
+def test_a_skip_writes_what_is_lost(desk: Desks) -> None:
+    """I4: the range that is given up is a row, in the same transaction."""
+    worker = desk()
+    worker.claim(0)
+    worker.commit({0: 5})
+    worker.ledger.move("t", 0, to=8, reason="cannot be decoded", actor="alice", lost="poison")
+    with worker.ledger.engine.connect() as tx:
+        [lost] = tx.execute(lost_range.select(), execution_options=in_schema(worker.ledger.schema))
+    assert (lost.topic, lost.partition, lost.topic_id) == ("t", 0, worker.topic_id)
+    assert (lost.from_offset, lost.to_offset, lost.reason, lost.actor) == (5, 8, "poison", "alice")
+    assert lost.decision == "go on at 8"
+
+
+def test_orders_that_cannot_be_meant_are_refused(desk: Desks) -> None:
+    """I5: a misspelled topic or an impossible offset is an error that says so."""
+    worker = desk()
+    worker.claim(0)
+    with pytest.raises(ConfigError, match=r"group 'g' has no stored offset for t/7"):
+        worker.ledger.move("t", 7, to=0, reason="x")
+    with pytest.raises(ConfigError, match=r"cannot move t/0 to offset -1"):
+        worker.ledger.move("t", 0, to=-1, reason="x")
+    assert worker.stands() == {0: 0}

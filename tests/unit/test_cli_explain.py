@@ -1,0 +1,68 @@
+"""What the command says of an error: the words, the exit code, and no password."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import make_url
+
+from seekpoint.cli import explain
+from seekpoint.cli.explain import exit_code, keep_secret, masked, message_of
+from seekpoint.errors import ConfigError, SchemaMismatch
+from seekpoint.kafka.identity import KafkaAway
+
+
+@pytest.fixture(autouse=True)
+def _no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(explain, "_secrets", set())
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "postgresql://me:hunter2@db:5432/shop",
+        "postgresql+psycopg://me:hun@ter2@db/shop",
+        "host=db password=hunter2 dbname=shop",
+        "password='hunter2 with more'",
+        "{'sasl.password': 'hunter2'}",
+        "sasl.oauthbearer.client.secret: hunter2",
+        'sasl.jaas.config="x required password=hunter2;"',
+    ],
+)
+def test_passwords_are_masked_where_they_look_like_one(said: str) -> None:
+    shown = masked(said)
+    assert "***" in shown
+    assert "hunter2" not in shown
+    assert "ter2@" not in shown
+
+
+def test_passwords_that_were_given_are_masked_anywhere() -> None:
+    keep_secret(make_url("postgresql://me:p%40ss%3Aword@db/shop"))
+    keep_secret(kafka={"sasl.password": "hunter2", "client.id": "billing"})
+    assert masked("p@ss:word and hunter2 of billing") == "*** and *** of billing"
+
+
+def test_a_password_that_is_a_name_does_not_mask_the_name() -> None:
+    keep_secret(make_url("postgresql://postgres:postgres@db/postgres"))
+    assert masked('database "postgres" does not exist') == 'database "postgres" does not exist'
+
+
+def test_an_example_url_stays_readable() -> None:
+    example = "write postgresql+psycopg://user:password@host/database"
+    assert masked(example) == example
+
+
+def test_exit_codes() -> None:
+    assert exit_code(ConfigError("x")) == 2
+    assert exit_code(SchemaMismatch("x")) == 1
+    assert exit_code(KafkaAway("x")) == 1
+    assert exit_code(ModuleNotFoundError("x", name="jgo.maven")) == 2
+    assert exit_code(ZeroDivisionError()) == 1
+    away = ConfigError("no broker answered")
+    away.__cause__ = KafkaAway("x")
+    assert exit_code(away) == 1, "brokers may come back: that is no wrong usage"
+
+
+def test_notes_are_shown() -> None:
+    error = SchemaMismatch("the schema is old")
+    error.add_note("while upgrading")
+    assert message_of(error) == "the schema is old\nwhile upgrading"

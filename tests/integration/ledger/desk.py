@@ -9,14 +9,24 @@ from time import monotonic
 from typing import Any
 from uuid import UUID, uuid4
 
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import BigInteger, Column, Connection, Engine, Integer, MetaData, Table, Text, select, text
 
 from seekpoint.ledger import Claim, Claimed, Expected, Ledger, Move
 from seekpoint.records import Partition
-from seekpoint.tables import in_schema, partition_offset
+from seekpoint.tables import DEFAULT_SCHEMA, in_schema, partition_offset
 
 SECONDS = 20.0
 CLUSTER = "cluster-1"
+
+
+# The results: without a unique key, so that what was written twice is there twice.
+applied = Table(
+    "applied",
+    MetaData(schema=DEFAULT_SCHEMA),
+    Column("partition", Integer, nullable=False),
+    Column("record", BigInteger, nullable=False),
+    Column("by", Text),
+)
 
 
 @dataclass
@@ -49,10 +59,8 @@ class Desk:
 
     def write(self, tx: Connection, number: int, start: int, end: int) -> None:
         """The records' rows, inside the transaction."""
-        tx.execute(
-            text(f"INSERT INTO {_applied(self.ledger)} SELECT :n, r, :by FROM generate_series(:a, CAST(:b AS int)) r"),
-            {"n": number, "by": self.ledger.owner.hex, "a": start, "b": end - 1},
-        )
+        rows = [{"partition": number, "record": r, "by": self.ledger.owner.hex} for r in range(start, end)]
+        tx.execute(applied.insert(), rows, execution_options=in_schema(self.ledger.schema))
 
     def move(self, number: int, end: int, start: int | None = None) -> Move:
         claim = self.claims[number]
@@ -92,20 +100,16 @@ class Desk:
     def exactly(self, ends: Mapping[int, int]) -> None:
         """Each partition stands there, and each record before it was written once: none lost, none twice."""
         with self.ledger.engine.connect() as tx:
-            rows = tx.execute(text(f"SELECT partition, record FROM {_applied(self.ledger)} ORDER BY 1, 2"))
+            query = select(applied.c.partition, applied.c.record).order_by(applied.c.partition, applied.c.record)
+            rows = tx.execute(query, execution_options=in_schema(self.ledger.schema))
             assert [tuple(row) for row in rows] == [(n, r) for n, end in sorted(ends.items()) for r in range(end)]
         assert self.stands() == dict(ends)
 
 
 def make_table(engine: Engine, schema: str) -> None:
-    """The table of results: without a unique key, so that what was written twice is there twice."""
+    """Build the table of results in the ledger's schema."""
     with engine.begin() as tx:
-        name = tx.dialect.identifier_preparer.quote(schema)
-        tx.exec_driver_sql(f"CREATE TABLE {name}.applied (partition int, record bigint, by text)")
-
-
-def _applied(ledger: Ledger) -> str:
-    return f"{ledger.engine.dialect.identifier_preparer.quote(ledger.schema)}.applied".replace(":", r"\:")
+        applied.create(tx.execution_options(**in_schema(schema)))
 
 
 def scalar(engine: Engine, query: str, **values: Any) -> Any:

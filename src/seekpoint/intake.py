@@ -31,23 +31,25 @@ class OpenBatch:
     partition's part in front of a record that cannot be applied.
     """
 
-    def __init__(self, first: Chunk[RawRecord], draw: Draw, ask: Ask, limits: Limits) -> None:
-        self._draw, self._ask, self._limits = draw, ask, limits
+    def __init__(
+        self, first: Chunk[RawRecord], draw: Draw, ask: Ask, limits: Limits, *, clock: Callable[[], float] = monotonic
+    ) -> None:
+        self._draw, self._ask, self._limits, self._clock = draw, ask, limits, clock
         self._kept: list[list[RawRecord]] = []
-        self._dropped: set[Partition] = set()
-        self._closes_at = monotonic() + limits.batch_age
+        self._closes_at = clock() + limits.batch_age
         self._bytes = self._records = 0
         self.cuts: dict[Partition, PartitionStopped] = {}
+        self.searching = False  # the database refused a row and did not say which: find it
         self.reads: dict[Partition, Read] = {}
         self.identity: Answer | None = None
         self._keep(first)
 
     def _keep(self, chunk: Chunk[RawRecord]) -> None:
+        self.reads = chain((Chunk((), self.reads), chunk))  # first: what does not follow must not be applied
         records = list(chunk)
         self._kept.append(records)
         self._records += len(records)
         self._bytes += sum(len(r.value or b"") + len(r.key or b"") for r in records)
-        self.reads = chain((Chunk((), self.reads), chunk))
 
     @property
     def closed(self) -> bool:
@@ -63,14 +65,21 @@ class OpenBatch:
         """Ask for the topics' ids; the answer is awaited before COMMIT."""
         self.identity = self._ask({p.topic for p in self.reads})
 
+    @property
+    def room(self) -> int:
+        """How many more records the batch may take."""
+        return self._limits.batch_records - self._records
+
     def _full(self) -> bool:
         limits = self._limits
         return (
-            self._records >= limits.batch_records or self._bytes >= limits.batch_bytes or monotonic() >= self._closes_at
+            self.room <= 0
+            or self._bytes >= limits.batch_bytes
+            or self._clock() >= self._closes_at
         )
 
     def chunks(self) -> Iterator[list[RawRecord]]:
-        """The records, chunk by chunk, those behind a cut and of dropped partitions left out."""
+        """The records, chunk by chunk, those behind a cut left out."""
         at = 0
         while True:
             while at < len(self._kept):
@@ -89,14 +98,11 @@ class OpenBatch:
         return map(self._wanted, list(self._kept))
 
     def _wanted(self, records: list[RawRecord]) -> list[RawRecord]:
-        if not self.cuts and not self._dropped:
-            return records
-        return [r for r in records if self._wants(r)]
+        return [r for r in records if self._wants(r)] if self.cuts else records
 
     def _wants(self, record: RawRecord) -> bool:
-        at = Partition(record.topic, record.partition)
-        cut = self.cuts.get(at)
-        return at not in self._dropped and (cut is None or record.offset < cut.offset)
+        cut = self.cuts.get(Partition(record.topic, record.partition))
+        return cut is None or record.offset < cut.offset
 
     def cut(self, stop: PartitionStopped) -> None:
         """End the partition's part in front of this offset; the earliest cut counts."""
@@ -105,8 +111,11 @@ class OpenBatch:
             self.cuts[stop.partition] = stop
 
     def drop(self, partitions: set[Partition]) -> None:
-        """Leave these partitions out: they were refused, and are read again from where the ledger says."""
-        self._dropped |= partitions
+        """Leave out what was read of these partitions: they were refused, and the ledger says where to read on.
+
+        What is drawn of them later was read from there, and is a part of the batch like any other.
+        """
+        self._kept = [[r for r in records if (r.topic, r.partition) not in partitions] for records in self._kept]
         for partition in partitions:
             self.reads.pop(partition, None)
             self.cuts.pop(partition, None)

@@ -3,18 +3,26 @@
 Two roads. With exactly one sink and no handler, rows stream into the open COPY: a chunk is decoded while the
 server works on the one before. Anything else closes the batch first; sinks write in declared order, then the
 handler runs. A record that cannot be decoded or shaped into a row never reaches the server: it is a *cut*.
+Where the database refuses a row and does not say which, the next attempt *searches*: by halves, under savepoints.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from seekpoint.errors import ConfigError, Poison, PoisonStop
-from seekpoint.guard import LentConnection
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
+
+from seekpoint.errors import ConfigError, HandlerMisuse, Poison, PoisonStop
+from seekpoint.guard import LentConnection, is_data_fault
 from seekpoint.intake import OpenBatch
 from seekpoint.pipeline import Handler, Pipeline, Row, RowRefused, Sink
 from seekpoint.records import AnyRecord, Batch, Partition, RawRecord
+
+SAID = 1000  # characters of an error that are passed on: a message may quote a value of many megabytes
+CHECK_DEFERRED = text("SET CONSTRAINTS ALL IMMEDIATE")
 
 Rows = tuple[Row, ...]
 
@@ -32,7 +40,7 @@ def apply(tx: LentConnection, pipeline: Pipeline, batch: OpenBatch) -> int:
 
     Raises SinkRefused for a record that the database refuses, and whatever the handler raises.
     """
-    if pipeline.handle is None and len(pipeline.sinks) == 1:
+    if pipeline.handle is None and len(pipeline.sinks) == 1 and not batch.searching:
         return _stream(tx, pipeline, pipeline.sinks[0], batch)
     return _whole(tx, pipeline, batch)
 
@@ -47,33 +55,77 @@ def _stream(tx: LentConnection, pipeline: Pipeline, sink: Sink, batch: OpenBatch
                 applied += len(made)
     except RowRefused as refused:
         written = (record for raw in batch.kept() for record, (rows,) in _rows(pipeline, raw, batch) for _ in rows)
-        raise SinkRefused(_blame(sink, written, refused)) from refused
+        raise _blame(sink, written, refused) from refused
     return applied
 
 
 def _whole(tx: LentConnection, pipeline: Pipeline, batch: OpenBatch) -> int:
     made = [one for raw in batch.chunks() for one in _rows(pipeline, raw, batch)]
     made = [one for one in made if not _is_cut(one[0], batch)]  # a record that one sink cannot take, none gets
+    alone = pipeline.handle is None and len(pipeline.sinks) == 1
     for n, sink in enumerate(pipeline.sinks):
-        try:
-            with sink.open(tx) as writer:
-                writer.write([row for _, rows in made for row in rows[n]])
-        except RowRefused as refused:
-            raise SinkRefused(_blame(sink, (record for record, rows in made for _ in rows[n]), refused)) from refused
-    if pipeline.handle is not None:
+        lines = [(record, row) for record, rows in made for row in rows[n]]
+        if batch.searching:
+            _search(tx, sink, lines, deferred=alone)
+        else:
+            _write(tx, sink, lines)
+    if pipeline.handle is not None and made:  # of no records, an executemany would insert a row of defaults
         _handle(tx, pipeline.handle, Batch([record for record, _ in made], batch.spans))
     return len(made)
 
 
+def _write(tx: LentConnection, sink: Sink, lines: Sequence[tuple[AnyRecord, Row]]) -> None:
+    try:
+        with sink.open(tx) as writer:
+            writer.write([row for _, row in lines])
+    except RowRefused as refused:
+        raise _blame(sink, (record for record, _ in lines), refused) from refused
+
+
+def _search(tx: LentConnection, sink: Sink, lines: Sequence[tuple[AnyRecord, Row]], *, deferred: bool) -> None:
+    """Write the rows; where the database refuses some and does not say which, halve them until one is left.
+
+    ``deferred`` constraints are checked too, where nothing comes after this sink that could fulfil them.
+    """
+    try:
+        with tx.begin_nested():
+            _write(tx, sink, lines)
+            if deferred:
+                tx.execute(CHECK_DEFERRED)
+    except SinkRefused:
+        raise
+    except Exception as error:
+        if not is_data_fault(error):
+            raise
+        if len(lines) == 1:
+            raise SinkRefused(_refusal(sink, lines[0][0], error)) from error
+        half = len(lines) // 2
+        _search(tx, sink, lines[:half], deferred=deferred)
+        _search(tx, sink, lines[half:], deferred=deferred)
+
+
 def _handle(tx: LentConnection, handle: Handler, batch: Batch[Any, Any]) -> None:
     try:
-        handle(tx, batch)
+        returned: object = handle(tx, batch)  # type: ignore[func-returns-value]
     except Poison as poison:
         if not poison.records:
             raise
-        first = min(poison.records, key=lambda r: r.offset)
-        raise SinkRefused(_stop(first, poison)) from poison
+        raise SinkRefused(_stop(_named(poison, batch), poison)) from poison
+    if inspect.iscoroutine(returned) or inspect.isgenerator(returned):
+        returned.close()
+        raise HandlerMisuse(
+            f"the handler returned a {type(returned).__name__}, which nobody runs: call a plain function"
+        )
     tx.check()
+
+
+def _named(poison: Poison, batch: Batch[Any, Any]) -> AnyRecord:
+    """The first record of the batch that it names; to leave out any other would change nothing, for ever."""
+    ours = {record.id for record in batch}
+    named = [r for r in poison.records if getattr(r, "id", None) in ours]
+    if not named:
+        raise HandlerMisuse(f"{poison!r} names no record of this batch: name those that the batch gave you") from poison
+    return min(named, key=lambda r: r.offset)
 
 
 def _rows(pipeline: Pipeline, raw: Sequence[RawRecord], batch: OpenBatch) -> list[tuple[AnyRecord, list[Rows]]]:
@@ -99,16 +151,26 @@ def _is_cut(record: AnyRecord, batch: OpenBatch) -> bool:
     return cut is not None and record.offset >= cut.offset
 
 
-def _blame(sink: Sink, written: Iterable[AnyRecord], refused: RowRefused) -> PoisonStop:
-    """Which record the refused row came from; ``written`` names a record for each row, in order."""
+def _blame(sink: Sink, written: Iterable[AnyRecord], refused: RowRefused) -> Exception:
+    """Names the record that the refused row came from; ``written`` names a record for each row, in order."""
+    if refused.line is None:
+        return refused.cause
     for line, record in enumerate(written, 1):
         if line == refused.line:
-            return _stop(record, refused.cause, f"the database refused its row for {', '.join(sink.tables)}")
-    raise ConfigError(f"{sink!r}: row= made other rows when it was asked again; it must depend on its record alone")
+            return SinkRefused(_refusal(sink, record, refused.cause))
+    return ConfigError(f"{sink!r}: row= made other rows when it was asked again; it must depend on its record alone")
+
+
+def _refusal(sink: Sink, record: AnyRecord, error: Exception) -> PoisonStop:
+    cause = error.orig if isinstance(error, DBAPIError) and isinstance(error.orig, Exception) else error
+    return _stop(record, cause, f"the database refused its row for {', '.join(sink.tables)}")
 
 
 def _stop(record: AnyRecord, error: Exception, what: str = "it cannot be applied") -> PoisonStop:
-    said = " ".join(str(error).split())
+    said = str(error)
+    if len(said) > SAID:
+        said = f"{said[:SAID]}… ({len(said)} characters)"
+    said = " ".join(said.split())
     call = f"Ledger.move({record.topic!r}, {record.partition}, to={record.offset + 1}"
     return PoisonStop(
         Partition(record.topic, record.partition),

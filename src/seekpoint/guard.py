@@ -123,6 +123,12 @@ def passes(error: BaseException) -> bool:
     return fault(code) is Fault.TRANSIENT
 
 
+def is_data_fault(error: BaseException) -> bool:
+    """Whether a database error is some record's fault: the same rows are refused whenever they come."""
+    code = sqlstate(error)
+    return code is not None and fault(code) is Fault.DATA
+
+
 def connection_lost(error: BaseException) -> bool:
     """Whether the server's answer is missing, so that nobody knows what became of a COMMIT."""
     code = sqlstate(error)

@@ -10,7 +10,7 @@ import inspect
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from sqlalchemy import Connection
 
@@ -21,6 +21,7 @@ from seekpoint.records import AnyRecord, Batch, RawRecord, Record
 
 Handler = Callable[[Connection, Batch[Any, Any]], None]
 Row = tuple[Any, ...]
+V = TypeVar("V")
 
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")  # what a broker accepts as a topic's name
 
@@ -51,10 +52,14 @@ class Sink(Protocol):
 
 
 class RowRefused(Exception):  # noqa: N818 -- passes a database error on, with the place where it belongs
-    """The database refused one row: the ``line``-th (from 1) written since the sink was opened."""
+    """The database refused one row: the ``line``-th (from 1) written since the sink was opened.
 
-    def __init__(self, line: int, cause: Exception) -> None:
-        super().__init__(f"row {line}: {cause}")
+    ``line`` is None where the database does not say which: foreign keys are checked behind the last row, and
+    it speaks its administrator's language.
+    """
+
+    def __init__(self, line: int | None, cause: Exception) -> None:
+        super().__init__(f"row {line}: {cause}" if line else str(cause))
         self.line, self.cause = line, cause
 
 
@@ -94,7 +99,8 @@ class Pipeline:
     ) -> None:
         self.group = _group(group)
         self.codecs = _codecs(topics, value)
-        self.key, self.sinks, self.handle, self.writes = key, tuple(sinks), handle, tuple(writes)
+        self.key, self.handle = key, handle
+        self.sinks, self.writes = _several("sinks", sinks, Sink), _several("writes", writes, str)
         self.version, self.start, self.strict = version, start, strict
         self.on_poison, self.synchronous_commit = on_poison, synchronous_commit
         self._check()
@@ -131,26 +137,53 @@ class Pipeline:
         if not self.sinks and self.handle is None:
             raise ConfigError(f"{self!r} does nothing: give it sinks=[...] or handle=...")
         for sink in self.sinks:
-            if not isinstance(sink, Sink):
+            if isinstance(sink, type) or not isinstance(sink, Sink):
                 raise ConfigError(f"{self!r}: {sink!r} is not a sink; seekpoint.Append is one")
             if not any(map(sink.takes, self.codecs)):
                 raise ConfigError(f"{self!r}: {sink!r} takes none of the pipeline's topics; correct its topics=")
-        if self.handle is not None and (
-            inspect.iscoroutinefunction(self.handle)
-            or inspect.iscoroutinefunction(getattr(self.handle, "__call__", None))  # noqa: B004
-        ):
-            raise ConfigError(
-                f"{self!r}: the handler is an async function, and would never run; write a plain function "
-                "handle(tx, batch): the worker has a thread of its own"
-            )
-        if self.version < 1:
-            raise ConfigError(f"{self!r}: version must be 1 or greater, got {self.version}")
+        if self.handle is not None:
+            _check_handler(repr(self), self.handle)
+        elif left := [topic for topic in self.topics if not any(sink.takes(topic) for sink in self.sinks)]:
+            raise ConfigError(f"{self!r}: no sink takes {', '.join(left)}: its records would be read and thrown away")
+        if not _is(self.version, int) or self.version < 1:
+            raise ConfigError(f"{self!r}: version must be a number, 1 or greater, got {self.version!r}")
+        if not _is(self.start, StartAt):
+            raise ConfigError(f"{self!r}: start must be a StartAt, e.g. StartAt.earliest(), got {self.start!r}")
         if self.on_poison != "stop":
             raise ConfigError(f"{self!r}: on_poison must be 'stop', got {self.on_poison!r}")
 
 
+def _check_handler(pipeline: str, handle: object) -> None:
+    if not callable(handle):
+        raise ConfigError(f"{pipeline}: the handler must be a function handle(tx, batch), got {handle!r}")
+    for function in (handle, getattr(handle, "__call__", None)):  # noqa: B004
+        never = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+        if any(kind(function) for kind in never):
+            raise ConfigError(
+                f"{pipeline}: the handler is an async function or a generator, and would never run; write a plain "
+                "function handle(tx, batch): the worker has a thread of its own"
+            )
+    try:
+        inspect.signature(handle).bind(None, None)
+    except TypeError as error:
+        raise ConfigError(f"{pipeline}: the handler is called as handle(tx, batch): {error}") from None
+    except ValueError:
+        return  # a builtin that does not tell its arguments
+
+
+def _is(given: object, kind: type) -> bool:
+    """What the annotations promise is looked at, too: not everybody has a type checker."""
+    return isinstance(given, kind)
+
+
+def _several(name: str, given: Iterable[V], kind: type) -> tuple[V, ...]:
+    if _is(given, kind):
+        raise ConfigError(f"{name}= takes several: write {name}=[{given!r}]")
+    return tuple(given)
+
+
 def _group(name: str) -> str:
-    if not name or "\0" in name:
+    if not _is(name, str) or not name or "\0" in name:
         raise ConfigError(f"a group needs a name without NUL characters, got {name!r}")
     return name
 
@@ -168,6 +201,6 @@ def _codecs(topics: str | Iterable[str] | Mapping[str, Codec], value: Codec | No
     if not codecs:
         raise ConfigError("a pipeline needs at least one topic")
     for topic in codecs:
-        if not _TOPIC.fullmatch(topic) or topic in {".", ".."}:
+        if not _is(topic, str) or not _TOPIC.fullmatch(topic) or topic in {".", ".."}:
             raise ConfigError(f"{topic!r} cannot be a topic: names have 1 to 249 letters, digits, '.', '_' or '-'")
     return codecs

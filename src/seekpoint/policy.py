@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -38,8 +39,9 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"Limits({name}={getattr(self, name)!r}): must be greater than 0")
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not 0 < value < math.inf:  # NaN is no number of seconds either
+                raise ConfigError(f"Limits({name}={value!r}): must be a finite number greater than 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +75,13 @@ class StartAt:
     @classmethod
     def offsets(cls, given: Mapping[tuple[str, int], int]) -> StartAt:
         """At the given offset of each ``(topic, partition)``; every partition must be named."""
-        if bad := {key: value for key, value in given.items() if value < 0}:
-            raise ConfigError(f"StartAt.offsets: offsets must be 0 or greater, got {bad}")
-        return cls("offsets", given=tuple(sorted((Partition(*key), value) for key, value in given.items())))
+        try:
+            pairs = sorted((Partition(*key), value) for key, value in given.items())
+        except TypeError:
+            raise ConfigError(f"StartAt.offsets: give {{(topic, partition): offset}}, got {given!r}") from None
+        if bad := [f"{partition}: {value}" for partition, value in pairs if value < 0]:
+            raise ConfigError(f"StartAt.offsets: offsets must be 0 or greater, got {', '.join(bad)}")
+        return cls("offsets", given=tuple(pairs))
 
     @classmethod
     def committed(cls) -> StartAt:
@@ -115,8 +121,9 @@ class Fault(Enum):
 # not available, 55006 object in use.
 _TRANSIENT_CLASSES = frozenset({"08", "40", "53", "57", "58", "F0"})
 _TRANSIENT_CODES = frozenset({"25006", "25P03", "25P04", "55P03", "55006"})
-# 22 data exception, 23 integrity constraint violation.
-_DATA_CLASSES = frozenset({"22", "23"})
+# 22 data exception, 23 integrity constraint violation, 44 WITH CHECK OPTION violation, 54 program limit exceeded
+# (a value too long for an index, JSON nested too deep for the server's stack).
+_DATA_CLASSES = frozenset({"22", "23", "44", "54"})
 
 
 def fault(sqlstate: str | None) -> Fault:

@@ -8,9 +8,12 @@ record a poison record. Do not put ``pickle.loads`` here: whoever can write to t
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, Protocol, TypeVar, runtime_checkable
+
+import msgspec
 
 from seekpoint.codecs.json import Json
 from seekpoint.codecs.text import Bytes, Text
@@ -32,12 +35,25 @@ class RecordCodec(Protocol[V_co]):
 Codec = Callable[[bytes], Any] | RecordCodec[Any]
 
 
+def _check(codec: Any) -> None:
+    """What is easily meant, and does something else to every record."""
+    if isinstance(codec, type) and (hasattr(codec, "decode") or issubclass(codec, Json | Text | Bytes | str)):
+        raise ConfigError(
+            f"{codec.__name__} is a class, and a codec a value: write Json(), Text(), Bytes() or the like"
+        )
+    if isinstance(codec, msgspec.json.Decoder | msgspec.msgpack.Decoder):
+        raise ConfigError("a msgspec Decoder decodes bytes, not records: give its method, decoder.decode")
+    if inspect.iscoroutinefunction(codec):
+        raise ConfigError(f"the codec {codec!r} is an async function: its values would be coroutines that nobody runs")
+    if not callable(codec) and not isinstance(codec, RecordCodec):
+        raise ConfigError(f"a codec must be callable or have decode(record), got {codec!r}")
+
+
 def value_decoder(codec: Codec) -> Callable[[RawRecord], Any]:
     """A function from a raw record to its decoded value; it raises whatever the codec raises."""
+    _check(codec)
     if isinstance(codec, RecordCodec):
         return codec.decode
-    if not callable(codec):
-        raise ConfigError(f"a codec must be callable or have decode(record), got {codec!r}")
     tombstones = bool(getattr(codec, "tombstones", False))
 
     def decode(record: RawRecord) -> Any:
@@ -52,10 +68,9 @@ def value_decoder(codec: Codec) -> Callable[[RawRecord], Any]:
 
 def key_decoder(codec: Codec) -> Callable[[RawRecord], Any]:
     """A function from a raw record to its decoded key; a null key is None."""
+    _check(codec)
     if isinstance(codec, RecordCodec):
         return codec.decode
-    if not callable(codec):
-        raise ConfigError(f"a codec must be callable or have decode(record), got {codec!r}")
     if isinstance(codec, Bytes):
         return attrgetter("key")
     return lambda record: None if record.key is None else codec(record.key)

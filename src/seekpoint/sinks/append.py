@@ -46,7 +46,10 @@ class Append:
             raise ConfigError(f"Append({table!r}): give row= or rows=, not both")
         if isinstance(columns, str) or (columns is not None and not columns):
             raise ConfigError(f"Append({table!r}): columns must be a sequence of names, got {columns!r}")
+        if columns is not None and len({*columns}) < len(columns):
+            raise ConfigError(f"Append({table!r}): columns= names one twice: {', '.join(columns)}")
         self.columns = None if columns is None else tuple(columns)
+        self._named_by: type | None = None  # whose fields the columns are, where columns= does not name them
         self._row, self._rows = row, rows
         self._topics = None if topics is None else frozenset([topics] if isinstance(topics, str) else topics)
         self._shapes: dict[type, Callable[[Any], Row]] = {}
@@ -99,8 +102,15 @@ class Append:
         raise Poison(f"{self!r}: a row must be a Struct, dataclass, mapping or tuple, got {kind.__name__}")
 
     def _by_attribute(self, kind: type, fields: tuple[str, ...]) -> Callable[[Any], Row]:
+        if not fields:
+            raise ConfigError(f"{self!r}: {kind.__name__} has no fields, so its rows have no columns")
         if self.columns is None:
-            self.columns = fields
+            self.columns, self._named_by = fields, kind
+        elif self._named_by is not None and set(fields) != set(self.columns):
+            raise ConfigError(
+                f"{self!r}: {kind.__name__} has other fields than {self._named_by.__name__}: name those that go into "
+                "the table with columns=[...], or give each topic a sink of its own (topics=)"
+            )
         elif missing := set(self.columns) - set(fields):
             raise ConfigError(f"{self!r}: {kind.__name__} has no field {', '.join(sorted(missing))}")
         get = attrgetter(*self.columns)

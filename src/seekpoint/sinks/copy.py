@@ -16,8 +16,6 @@ from seekpoint.errors import ConfigError
 from seekpoint.pipeline import Row, RowRefused
 from seekpoint.policy import Fault, fault
 
-_LINE = re.compile(r"\bCOPY [^\n]*?, line (\d+)")  # how the server's context names the row
-
 
 class _Copy:
     """A COPY in text format, begun with the first row."""
@@ -36,9 +34,14 @@ class _Copy:
             return
         copy = self._copy or self._begin()
         write_row = copy.write_row
-        for row in rows:
-            self._line += 1
-            write_row(row)
+        try:
+            for row in rows:
+                self._line += 1
+                write_row(row)
+        except psycopg.Error:
+            raise
+        except Exception as error:  # a lone surrogate, a datetime inside of JSON: the dumpers raise what they like
+            raise RowRefused(self._line, error) from error
 
     def _begin(self) -> psycopg.Copy:
         columns = self._columns()
@@ -55,13 +58,15 @@ class _Copy:
     def refused(self, error: psycopg.Error) -> Exception:
         """The error with its row, where it is a row's fault: the server names the line, the client stops at it."""
         code = error.diag.sqlstate or error.sqlstate
-        if code is None and not isinstance(error, psycopg.DataError):
+        if code is None:
             # A value the client cannot adapt never reached the server; a lost connection is no row's fault.
-            return RowRefused(self._line, error) if isinstance(error, psycopg.ProgrammingError) else error
-        if code is not None and fault(code) is not Fault.DATA:
+            stopped_here = isinstance(error, psycopg.DataError | psycopg.ProgrammingError)
+            return RowRefused(self._line, error) if stopped_here else error
+        if fault(code) is not Fault.DATA:
             return error
-        named = _LINE.search(error.diag.context or "")
-        return RowRefused(int(named[1]) if named else self._line, error) if named or code is None else error
+        # "COPY orders, line 7, column amount: ..."; by the table's own name, which may hold ", line 8" itself.
+        named = re.search(rf"\bCOPY {re.escape(self._path[-1])}, line (\d+)", error.diag.context or "")
+        return RowRefused(int(named[1]) if named else None, error)
 
 
 @contextmanager

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import pairwise
 from typing import Any, TypeVar
 from uuid import NAMESPACE_URL, UUID, uuid5
 
@@ -13,7 +14,7 @@ from sqlalchemy import URL, Engine
 from seekpoint import events
 from seekpoint.assignment.chunk import Chunk, Read
 from seekpoint.commit import Committer
-from seekpoint.errors import ConfigError, PartitionStopped
+from seekpoint.errors import ConfigError, Fenced, PartitionStopped
 from seekpoint.events import Announcer, Observer
 from seekpoint.intake import OpenBatch
 from seekpoint.kafka.identity import Answer
@@ -98,9 +99,13 @@ def process(
 
     Offsets of one partition must rise. The first call stores each partition's first position; records below
     the stored position are left out, as after a restart: calling it twice applies them once. Raises what a
-    worker would raise; a poison record is in ``stopped``, with the records before it applied.
+    worker would raise; a poison record is in ``stopped``, with the records before it applied. Raises ConfigError
+    for records that no log could hold, or of topics that the pipeline does not read.
     """
-    seen = _Seen()
+    given = list(records)
+    grouped = _grouped(pipeline, given)
+    if not grouped:
+        return Processed()
     ledger = Ledger(
         engine,
         pipeline.group,
@@ -109,42 +114,71 @@ def process(
         tables=pipeline.tables,
         synchronous_commit=pipeline.synchronous_commit,
     )
-    grouped = Batch(list(records)).by_partition()
-    topic_ids = {p.topic: topic_id(p.topic) for p in grouped}
-    claims = ledger.claim(
-        grouped,
-        topic_ids,
-        cluster_id=CLUSTER,
-        start=lambda topic: {p: found[0].offset for p, found in grouped.items() if p.topic == topic},
-    )
-    for stop in claims.refused.values():
-        raise stop
-    chunk = _chunk(grouped, claims.granted)
+    try:
+        claims = ledger.claim(
+            grouped,
+            {p.topic: topic_id(p.topic) for p in grouped},
+            cluster_id=CLUSTER,
+            start=lambda topic: {p: found[0].offset for p, found in grouped.items() if p.topic == topic},
+        )
+        try:
+            for stop in claims.refused.values():
+                raise stop
+            if claims.stalled:
+                raise Fenced(f"{', '.join(map(str, claims.stalled))}: another transaction is writing there")
+            return _commit(ledger, pipeline, _chunk(given, claims.granted), claims.granted, observe)
+        finally:
+            ledger.release(claims.granted.values())
+    finally:
+        if not isinstance(engine, Engine):
+            ledger.engine.dispose()  # it was made here
+
+
+def _grouped(pipeline: Pipeline, records: Sequence[RawRecord]) -> Mapping[Partition, Sequence[RawRecord]]:
+    grouped = Batch(records).by_partition()
+    for partition, found in grouped.items():
+        if partition.topic not in pipeline.topics:
+            raise ConfigError(
+                f"{pipeline!r} does not read topic {partition.topic!r}: make its records with raw(..., topic=)"
+            )
+        for one, following in pairwise(found):
+            if one.offset >= following.offset:
+                raise ConfigError(
+                    f"the offsets of {partition} must rise from record to record, and {following.offset} comes after "
+                    f"{one.offset}: make them with raw(..., offset=)"
+                )
+    return grouped
+
+
+def _commit(
+    ledger: Ledger,
+    pipeline: Pipeline,
+    chunk: Chunk[RawRecord],
+    claims: Mapping[Partition, Claim],
+    observe: Iterable[Observer],
+) -> Processed:
     if not len(chunk):
         return Processed()
-    hands = _Hands(ledger, dict(claims.granted))
+    seen, hands = _Seen(), _Hands(ledger, dict(claims))
     committer = Committer(ledger, pipeline, hands, Announcer((seen, *observe)))
     try:
         committer.commit(OpenBatch(chunk, lambda: None, _known, Limits()))
     finally:
         committer.close()
-    ledger.release(claims.granted.values())
     return Processed(seen.spans, seen.records, hands.stopped)
 
 
-def _chunk(grouped: Mapping[Partition, Any], claims: Mapping[Partition, Claim]) -> Chunk[RawRecord]:
+def _chunk(records: Sequence[RawRecord], claims: Mapping[Partition, Claim]) -> Chunk[RawRecord]:
+    """The records that are not applied yet, in the order in which they were given."""
     kept: list[RawRecord] = []
     reads: dict[Partition, Read] = {}
-    for partition, found in grouped.items():
-        claim = claims[partition]
-        new = [one for one in found if one.offset >= claim.next_offset]
-        if [one.offset for one in new] != sorted({one.offset for one in new}):
-            raise ConfigError(f"the offsets of {partition} must rise from record to record")
-        if new:
-            last = new[-1]
-            end = last.offset + 1
-            reads[partition] = Read(claim, claim.next_offset, end, last.leader_epoch, last.timestamp_ms)
-            kept.extend(new)
+    for one in records:
+        claim = claims[Partition(one.topic, one.partition)]
+        if one.offset < claim.next_offset:
+            continue
+        kept.append(one)
+        start, end = claim.next_offset, one.offset + 1
+        reads[claim.partition] = Read(claim, start, end, one.leader_epoch, one.timestamp_ms)
     return Chunk(kept, reads)
 
 

@@ -13,7 +13,7 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 from seekpoint.errors import SeekpointError
 

@@ -35,13 +35,14 @@ def compare(engine: Engine, flights: Iterable[Flight]) -> Comparison:
     found = Comparison()
     with engine.connect() as connection:
         result = connection.execution_options(yield_per=5_000).execute(select(table).order_by(table.c.id))
-        _compare(map(tuple, result), flights, found)
+        count_differences(map(tuple, result), flights, found)
     with engine.connect() as connection:
         found.transactions = connection.execute(_TRANSACTIONS).scalar_one()
     return found
 
 
-def _compare(rows: Iterator[tuple[Any, ...]], flights: Iterable[Flight], found: Comparison) -> None:
+def count_differences(rows: Iterator[tuple[Any, ...]], flights: Iterable[Flight], found: Comparison) -> None:
+    """Walk through both at once, each in the order of its ids, and count into ``found``."""
     row = next(rows, None)
     for flight in flights:
         found.records_in += 1

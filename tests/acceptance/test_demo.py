@@ -1,0 +1,127 @@
+"""``seekpoint demo`` with fewer records: every fault, the proof, and nothing left behind. All of it: ``make demo``."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from time import monotonic
+
+import psutil
+import pytest
+
+COMMAND = [sys.executable, "-m", "seekpoint.cli.main", "demo", "--records", "20000"]
+
+
+@pytest.mark.usefixtures("seekpoint_dsn", "seekpoint_broker")  # skipped or failed where no server can be started
+def test_the_demo(tmp_path: Path) -> None:
+    done = subprocess.run([*COMMAND, "--json"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=170)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report == json.loads((tmp_path / "demo-report.json").read_text())
+    assert report.pop("transactions") > 10
+    assert report.pop("seconds") > 0
+    assert report.pop("records_per_second") > 0
+    assert report.pop("broker").startswith("Apache Kafka 4.")
+    assert report.pop("postgres").startswith("PostgreSQL ")
+    assert report == {
+        "records_in": 20_000,
+        "rows_out": 20_000,
+        "lost": 0,
+        "twice": 0,
+        "kills": 4,
+        "kills_in_transaction": 4,
+        "fenced": 2,
+    }
+    told = " ".join(done.stderr.split())
+    for name in "AB":
+        assert told.count(f"killed {name} at ") == 2
+    assert told.count(" open in backend ") == 5, "each kill, and the second freeze, with the transaction it met"
+    assert told.count("fenced (seekpoint: claim or position is not the expected one") == 2
+    assert "froze A with a batch read and no transaction open; B took over" in told
+    assert "froze B with transaction " in told
+
+
+def _gone(processes: list[psutil.Process], seconds: float) -> bool:
+    _, alive = psutil.wait_procs(processes, timeout=seconds)
+    return all(process.status() == psutil.STATUS_ZOMBIE for process in alive)  # nobody may be there to reap them
+
+
+@pytest.mark.usefixtures("seekpoint_dsn", "seekpoint_broker")
+def test_a_killed_demo_leaves_nothing_behind(tmp_path: Path) -> None:
+    demo = subprocess.Popen(COMMAND, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    reached = threading.Event()
+
+    def listen() -> None:
+        assert demo.stderr is not None
+        for line in demo.stderr:
+            if "killed A at " in line:
+                reached.set()
+
+    listener = threading.Thread(target=listen, daemon=True)
+    listener.start()
+    try:
+        assert reached.wait(90), "the demo did not come to its first fault"
+        family = psutil.Process(demo.pid).children(recursive=True)
+        assert sum("seekpoint.dev.demo.member" in " ".join(one.cmdline()) for one in family) >= 1
+    finally:
+        demo.kill()
+        demo.wait()
+    assert _gone(family, 30)
+    listener.join(10)
+    assert demo.stderr is not None
+    demo.stderr.close()
+
+
+FROZEN = """\
+import sys, threading
+from pathlib import Path
+from seekpoint.dev.demo.crew import Member
+
+member = Member("A", {}, threading.Condition(), Path("A.log"))
+member.freeze()
+while not member.is_stopped:
+    threading.Event().wait(0.01)
+print(member._process.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_frozen_worker_dies_with_the_demo(tmp_path: Path) -> None:
+    demo = subprocess.Popen(
+        [sys.executable, "-c", FROZEN], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert demo.stdin is not None
+    assert demo.stdout is not None
+    with demo.stdin, demo.stdout:
+        frozen = psutil.Process(int(demo.stdout.readline()))
+        assert frozen.status() == psutil.STATUS_STOPPED
+        demo.kill()
+        demo.wait()
+    assert _gone([frozen], 20)
+
+
+def test_ctrl_c_ends_the_demo_and_removes_everything(tmp_path: Path) -> None:
+    folders = tmp_path / "tmp"
+    folders.mkdir()
+    demo = subprocess.Popen(
+        COMMAND,
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(folders)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    deadline, pause = monotonic() + 60, threading.Event()
+    while not any(folders.iterdir()):  # the first server's folder
+        assert monotonic() < deadline
+        pause.wait(0.02)
+    demo.send_signal(signal.SIGINT)
+    said, _ = demo.communicate(timeout=60)
+    assert demo.returncode == 130, said
+    assert "Traceback" not in said
+    assert not list(folders.iterdir())

@@ -17,18 +17,21 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-import psutil  # type: ignore[import-untyped]
-from sqlalchemy import create_engine
+import psutil
+from sqlalchemy import Connection, create_engine, text
 
 from book import Book
-from seekpoint import Limits, Worker
+from seekpoint import Batch, Limits, Worker
 from seekpoint.events import Event
 
 Said = Mapping[str, Any]
 
 
 class Member:
-    """One process. ``stop_at=("Held", 3)`` makes it stop itself (SIGSTOP) at its third such event."""
+    """One process. ``stop_at=("Held", 3)`` makes it stop itself (SIGSTOP) at its third such event.
+
+    ``handle="blocks"`` gives it a handler that never returns, ``"slow"`` one that waits for the database.
+    """
 
     def __init__(self, **what: Any) -> None:
         self.said: list[Said] = []
@@ -91,6 +94,10 @@ class Member:
             assert monotonic() < deadline, f"it did not stop itself within {timeout} s: {self.said[-5:]}"
             pause.wait(0.01)
 
+    def memory(self) -> int:
+        """Its resident memory, in bytes."""
+        return int(psutil.Process(self.pid).memory_info().rss)
+
     def signal(self, number: int) -> None:
         """Send it a signal."""
         self._process.send_signal(number)
@@ -125,8 +132,33 @@ class Member:
 
 
 def _say(event: Event) -> None:
-    line = {f.name: str(getattr(event, f.name)) for f in fields(event)} | {"event": type(event).__name__}
-    os.write(1, (json.dumps(line) + "\n").encode())
+    _tell(type(event).__name__, **{f.name: str(getattr(event, f.name)) for f in fields(event)})
+
+
+def _blocks(tx: Connection, batch: Batch[str, Any]) -> None:
+    """A handler that comes back only by an exception."""
+    was = signal.getsignal(signal.SIGTERM)
+
+    def handle(number: int, frame: Any) -> None:
+        _tell("signal seen")
+        assert callable(was)
+        was(number, frame)
+
+    signal.signal(signal.SIGTERM, handle)
+    _tell("handler entered")
+    threading.Event().wait(60)
+
+
+def _slow(tx: Connection, batch: Batch[str, Any]) -> None:
+    """A handler that waits for a slow database."""
+    tx.execute(text("SELECT pg_sleep(0.25)"))
+
+
+_HANDLERS: dict[str, Any] = {"blocks": _blocks, "slow": _slow}
+
+
+def _tell(event: str, **more: str) -> None:
+    os.write(1, (json.dumps({**more, "event": event}) + "\n").encode())
 
 
 def main(what: Mapping[str, Any]) -> None:
@@ -143,9 +175,11 @@ def main(what: Mapping[str, Any]) -> None:
             if left == 0:
                 os.kill(os.getpid(), signal.SIGSTOP)
 
+    handler = {"handle": _HANDLERS[what["handle"]]} if "handle" in what else {}
+    engine.dispose()  # it was the book's; the worker gets a URL, and what it opens it closes
     worker = Worker(
-        book.pipeline(what["group"], what["topic"], **what.get("options", {})),
-        engine=engine,
+        book.pipeline(what["group"], what["topic"], **handler),
+        engine=what["dsn"],
         kafka=what["kafka"],
         schema=what["schema"],
         limits=Limits(**what.get("limits", {})),

@@ -72,11 +72,7 @@ class OpenBatch:
 
     def _full(self) -> bool:
         limits = self._limits
-        return (
-            self.room <= 0
-            or self._bytes >= limits.batch_bytes
-            or self._clock() >= self._closes_at
-        )
+        return self.room <= 0 or self._bytes >= limits.batch_bytes or self._clock() >= self._closes_at
 
     def chunks(self) -> Iterator[list[RawRecord]]:
         """The records, chunk by chunk, those behind a cut left out."""

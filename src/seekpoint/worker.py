@@ -48,6 +48,7 @@ class Loop:
         self._lag_at = 0.0
         self._chance = random.Random()  # noqa: S311 -- jitter
         self._waits = Backoff().waits(self._chance)
+        announce.add(self._watch)
         self._held: Assignment
         self._committer: Committer
         self._keeper: Keeper
@@ -150,22 +151,23 @@ class Loop:
         self._recovered()
         self._raise_if_strict()
         self._sample_lag()
-        if (chunk := self._read(POLL)) is None:
+        if (chunk := self._read(POLL, self._limits.batch_records)) is None:
             return
+        batch = OpenBatch(chunk, lambda: self._draw(batch.room), self._held.identity.ask, self._limits)
         with self._keeper:
-            self._committer.commit(OpenBatch(chunk, self._draw, self._held.identity.ask, self._limits))
+            self._committer.commit(batch)
         self._recovered()
 
-    def _read(self, wait: float) -> Chunk[RawRecord] | None:
-        taken = self._held.take(self._held.client.read(CHUNK, wait))
+    def _read(self, wait: float, most: int) -> Chunk[RawRecord] | None:
+        taken = self._held.take(self._held.client.read(min(CHUNK, most), wait))
         if not len(taken):
             return None
         self._announce(events.ChunkRead(records=len(taken)))
         return Chunk([raw_record(message) for message in taken], taken.reads)
 
-    def _draw(self) -> Chunk[RawRecord] | None:
+    def _draw(self, most: int) -> Chunk[RawRecord] | None:
         """What more is there for the open batch; None once a partition was taken away or the end was asked for."""
-        return None if self._held.changed or self._stopping.is_set() else self._read(0)
+        return None if self._held.changed or self._stopping.is_set() else self._read(0, most)
 
     def _raise_if_strict(self) -> None:
         if self._pipeline.strict and (stopped := self._held.stopped):
@@ -185,15 +187,21 @@ class Loop:
     def _back_off(self, trouble: events.KafkaTrouble | events.DatabaseTrouble) -> None:
         """Read nothing and let rebalances run for a while; then claim again: the ledger says where to go on."""
         wait = next(self._waits)
-        self._in_trouble = True
         self._announce(replace(trouble, wait=wait))
         self._held.suspend()
         until = monotonic() + wait
         while not self._stopping.is_set() and (left := until - monotonic()) > 0:
             self._held.take(self._held.client.read(CHUNK, min(left, POLL)))
 
+    def _watch(self, event: events.Event) -> None:
+        """Whoever announces a trouble, its end is announced here."""
+        if isinstance(event, events.KafkaTrouble | events.DatabaseTrouble | events.Paused):
+            self._in_trouble = True
+
     def _recovered(self) -> None:
+        """Say when it is over: everything is claimed, and the brokers answer (a quiet topic would not show it)."""
         if self._in_trouble and not self._held.waiting:
+            self._held.identity.cluster_id()  # KafkaAway: it is not over
             self._in_trouble = False
             self._waits = Backoff().waits(self._chance)
             self._announce(events.Recovered())

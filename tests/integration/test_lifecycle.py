@@ -1,0 +1,234 @@
+"""A worker's life: made without I/O, run once, drained by a signal or at the end of a block, loud when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection
+
+from scene import QUICK, Scene
+from seekpoint import Batch, Limits, Pipeline, Text, Worker, events
+from seekpoint.errors import ConfigError, PoisonStop
+from workers import Gate, Recorder
+
+
+def nothing(tx: Connection, batch: Batch[str, Any]) -> None:
+    """A handler that writes nothing."""
+
+
+def test_making_a_worker_does_no_io() -> None:
+    Worker(
+        Pipeline("g", topics="t", value=Text(), handle=nothing),
+        engine="postgresql://nobody:secret@192.0.2.1:1/none",
+        kafka={"bootstrap.servers": "192.0.2.1:1"},
+    )
+
+
+def test_the_repr_of_a_worker_hides_the_password() -> None:
+    worker = Worker(
+        Pipeline("g", topics="t", value=Text(), handle=nothing),
+        engine="postgresql://nobody:secret@192.0.2.1:1/none",
+        kafka={"bootstrap.servers": "192.0.2.1:1"},
+    )
+    assert "nobody" in repr(worker)
+    assert "secret" not in repr(worker)
+
+
+# -- a process of its own -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains_the_batch_in_hand_and_gives_the_partitions_back(scene: Scene, number: int) -> None:
+    name = scene.topic(2)
+    stored = scene.produce(name, 100, partition=0) + scene.produce(name, 100, partition=1)
+    member = scene.member(name, stop_at=("Applied", 1))
+    member.wait_until_stopped()  # inside its transaction
+    member.signal(number)
+    member.thaw()
+    code, errors = member.ended()
+    assert (code, errors) == (0, "")
+    assert member.all("Committed")
+    assert [row.owner for row in scene.ledger.read()] == [None, None]
+    assert sum(row.unreleased_claims for row in scene.ledger.read()) == 0
+    committed = {f"{topic}/{number}": at for (topic, number), at in scene.positions().items()}
+    scene.book.assert_holds(name, [at for at in stored if at[1] < committed[f"{name}/{at[0]}"]])
+
+
+def test_a_second_signal_throws_the_open_transaction_away(scene: Scene) -> None:
+    name = scene.topic()
+    stored = scene.produce(name, 100)
+    member = scene.member(name, handle="blocks")
+    member.wait_for("handler entered")
+    member.signal(signal.SIGTERM)
+    member.wait_for("signal seen")
+    member.signal(signal.SIGTERM)
+    code, errors = member.ended()
+    assert code != 0
+    assert "second SIGTERM: aborted" in errors
+    assert not member.all("Committed")
+    assert scene.book.written(name) == []
+    assert [row.owner for row in scene.ledger.read()] == [None]
+    heir = scene.worker(name)
+    heir.reached(name, 100)
+    heir.stop()
+    scene.book.assert_holds(name, stored)
+
+
+# -- inside a service -----------------------------------------------------------------------------------------
+
+
+def make(scene: Scene, pipeline: Pipeline, **options: Any) -> Worker:
+    """A worker that the test runs itself."""
+    kafka = {"bootstrap.servers": scene.broker, **QUICK}
+    return Worker(pipeline, engine=scene.engine, kafka=kafka, schema=scene.schema, **options)
+
+
+def test_a_with_block_runs_the_worker_and_drains_it(scene: Scene) -> None:
+    name, seen = scene.topic(), Recorder()
+    stored = scene.produce(name, 10)
+    worker = make(scene, scene.pipeline(name), observe=[seen])
+    assert not worker.health().live
+    with worker.running() as running:
+        assert running.health().live
+        seen.wait_for(events.Committed)
+        assert worker.health().ready
+    assert not worker.health().live
+    assert worker.health().error is None
+    assert [type(e) for e in seen.events[-1:]] == [events.Stopped]
+    assert [row.owner for row in scene.ledger.read()] == [None]
+    scene.book.assert_holds(name, stored)
+
+
+def test_an_async_with_block_does_the_same_without_blocking_the_loop(scene: Scene) -> None:
+    name, seen = scene.topic(), Recorder()
+    stored = scene.produce(name, 10)
+    gate = Gate(events.Advanced)
+    worker = make(scene, scene.pipeline(name), observe=[seen, gate])
+
+    async def serve() -> None:
+        async with worker.running() as running:
+            await asyncio.to_thread(gate.wait)
+            left = asyncio.create_task(asyncio.to_thread(gate.open))
+            assert running.health().live
+            await left
+
+    asyncio.run(serve())
+    assert seen.all(events.Committed)
+    scene.book.assert_holds(name, stored)
+
+
+def test_an_error_in_the_block_drains_the_worker_and_passes(scene: Scene) -> None:
+    worker = make(scene, scene.pipeline(scene.topic()))
+    with pytest.raises(ZeroDivisionError), worker.running():
+        _ = 1 / 0
+    assert not worker.health().live
+
+
+def test_a_fatal_error_turns_live_false_at_once_and_is_raised_on_leaving(scene: Scene) -> None:
+    name, seen = scene.topic(), Recorder()
+
+    def fails(tx: Connection, batch: Batch[str, Any]) -> None:
+        raise LookupError("no such account")
+
+    scene.produce(name, 3)
+    worker = make(scene, scene.pipeline(name, handle=fails), observe=[seen])
+
+    def serve() -> None:
+        with worker.running():
+            seen.wait_for(events.Stopped)
+            assert not worker.health().live
+            assert isinstance(worker.health().error, LookupError)
+
+    with pytest.raises(LookupError, match="no such account") as caught:
+        serve()
+    assert f"while applying {name}/0 [0, 3)" in caught.value.__notes__[0]
+    assert scene.positions() == dict.fromkeys(scene.positions(), 0)
+
+
+@pytest.mark.parametrize(
+    ("unknown", "nobody", "says"),
+    [("no-such-topic", None, "does not exist"), (None, "127.0.0.1:1", "check bootstrap.servers")],
+)
+def test_what_is_wrong_from_the_start_is_said_on_entering(
+    scene: Scene, unknown: str | None, nobody: str | None, says: str
+) -> None:
+    kafka = {"bootstrap.servers": nobody or scene.broker, **QUICK}
+    pipeline = scene.pipeline(unknown or scene.topic())
+    worker = Worker(pipeline, engine=scene.engine, kafka=kafka, schema=scene.schema, limits=Limits(start_wait=2))
+    with pytest.raises(ConfigError, match=says), worker.running():
+        raise AssertionError("it must not have started")
+    assert isinstance(worker.health().error, ConfigError)
+
+
+def test_stop_may_be_called_from_any_thread(scene: Scene) -> None:
+    name, seen = scene.topic(), Recorder()
+    worker = make(scene, scene.pipeline(name), observe=[seen])
+    runner = threading.Thread(target=worker.run)  # run() outside the main thread installs no signal handler
+    runner.start()
+    seen.wait_for(events.Placed)
+    before = signal.getsignal(signal.SIGTERM)
+    threading.Thread(target=worker.stop).start()
+    runner.join(20)
+    assert not runner.is_alive()
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert worker.health().error is None
+
+
+def test_run_in_the_main_thread_puts_the_signal_handlers_back(scene: Scene) -> None:
+    if threading.current_thread() is not threading.main_thread():
+        pytest.skip("this runner runs its tests outside the main thread")
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+
+    def stop(event: events.Event) -> None:
+        if isinstance(event, events.Started):
+            worker.stop()
+
+    worker = make(scene, scene.pipeline(scene.topic()), observe=[stop])
+    worker.run()
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+def test_a_worker_runs_once(scene: Scene) -> None:
+    worker = make(scene, scene.pipeline(scene.topic()))
+    with worker.running():
+        pass
+    with pytest.raises(ConfigError, match="runs once"), worker.running():
+        raise AssertionError("it must not have started")
+
+
+def test_an_observer_that_raises_is_ignored(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    name, seen = scene.topic(), Recorder()
+    stored = scene.produce(name, 5)
+
+    def broken(event: events.Event) -> None:
+        raise ValueError(f"cannot watch {type(event).__name__}")
+
+    with make(scene, scene.pipeline(name), observe=[broken, seen]).running():
+        seen.wait_for(events.Committed)
+    scene.book.assert_holds(name, stored)
+    assert "an observer raised" in caplog.text
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_stopped_partition_ends_the_worker_only_if_it_is_strict(scene: Scene, strict: bool) -> None:
+    name, seen = scene.topic(2), Recorder()
+    stored = scene.produce(name, ["fine"], partition=0)
+    scene.produce(name, [b"\xff\xfe"], partition=0)  # not UTF-8
+    worker = make(scene, scene.pipeline(name, strict=strict), observe=[seen])
+    if strict:
+        with pytest.raises(PoisonStop) as caught, worker.running():
+            seen.wait_for(events.Stopped)
+        assert (caught.value.partition, caught.value.offset) == ((name, 0), 1)
+    else:
+        with worker.running():
+            seen.wait_for(events.Parked)
+            stored += scene.produce(name, ["the other partition goes on"], partition=1)
+            seen.wait_for(events.Committed, lambda e: e.spans[0].partition.number == 1)
+            assert list(worker.health().stopped) == [(name, 0)]
+            assert worker.health().live
+    scene.book.assert_holds(name, stored)
+    assert [row.owner for row in scene.ledger.read()] == [None, None], "a parked partition is given back too"

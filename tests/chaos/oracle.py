@@ -1,0 +1,156 @@
+"""The judges: a sampler that looks at snapshots while faults happen, and the account at the end of each round.
+
+They read the database directly, never through a proxy, and share no code with the library.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+import psycopg
+
+TABLE = "chaos_results"
+
+# One snapshot: where the ledger stands, and what the table holds, for each partition.
+SNAPSHOT = """
+SELECT o.partition, o.next_offset, count(r."offset"), count(DISTINCT r."offset"), min(r."offset"), max(r."offset")
+FROM seekpoint.partition_offset o
+LEFT JOIN chaos_results r ON r.topic = o.topic AND r.partition = o.partition
+WHERE o.topic = %s
+GROUP BY o.partition, o.next_offset
+ORDER BY o.partition
+"""
+DISORDER = """
+SELECT partition, "offset", before, seq FROM (
+  SELECT partition, "offset", seq, lag("offset") OVER (PARTITION BY partition ORDER BY seq) AS before
+  FROM chaos_results WHERE topic = %s) AS rows
+WHERE "offset" <= before ORDER BY seq LIMIT 20
+"""
+TWICE = """
+SELECT partition, "offset", count(*), array_agg(worker ORDER BY seq) FROM chaos_results WHERE topic = %s
+GROUP BY partition, "offset" HAVING count(*) > 1 ORDER BY partition, "offset"
+"""
+LOST = """
+SELECT e.partition, n FROM unnest(%s::int[], %s::bigint[], %s::bigint[]) AS e(partition, low, high)
+CROSS JOIN generate_series(e.low, e.high - 1) AS n
+WHERE NOT EXISTS (SELECT FROM chaos_results r WHERE r.topic = %s AND r.partition = e.partition AND r."offset" = n)
+ORDER BY e.partition, n
+"""
+STRANGE = """
+SELECT r.partition, r."offset", r.worker FROM chaos_results r
+LEFT JOIN unnest(%s::int[], %s::bigint[], %s::bigint[]) AS e(partition, low, high) USING (partition)
+WHERE r.topic IS DISTINCT FROM %s OR e.low IS NULL OR r."offset" < e.low OR r."offset" >= e.high
+ORDER BY r.partition, r."offset"
+"""
+
+
+class Sampler:
+    """Checks the prefix in one read-only snapshot after the other, for the length of a ``with`` block (O2).
+
+    In every snapshot, for each partition, the rows are exactly the offsets from ``base`` (where the round began)
+    up to the ledger's position. ``may_fall``: whether a position may go back in this round (O4).
+    """
+
+    def __init__(self, dsn: str, topic: str, base: Mapping[int, int], may_fall: bool) -> None:
+        self._dsn, self._topic, self._base, self._may_fall = dsn, topic, base, may_fall
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
+        self.news = threading.Condition()
+        self.positions: dict[int, int] = dict(base)
+        self.snapshots = 0
+        self.violations: list[str] = []
+
+    @property
+    def applied(self) -> int:
+        """How many records the ledger has passed, as of the last snapshot."""
+        return sum(self.positions.values())
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopping.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                with psycopg.connect(self._dsn, connect_timeout=2, autocommit=True) as connection:
+                    self._watch(connection)
+            except psycopg.OperationalError:
+                self._stopping.wait(0.05)  # the server is down: that is this round's fault
+
+    def _watch(self, connection: psycopg.Connection[Any]) -> None:
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        connection.read_only = True
+        while not self._stopping.wait(0.02):
+            with connection.transaction():
+                rows = connection.execute(SNAPSHOT, [self._topic]).fetchall()
+            self._judge(rows)
+
+    def _judge(self, rows: Sequence[tuple[Any, ...]]) -> None:
+        with self.news:
+            self.snapshots += 1
+            for partition, position, count, distinct, low, high in rows:
+                base = self._base[partition]
+                expected = (position - base, position - base, *((base, position - 1) if count else (None, None)))
+                if (count, distinct, low, high) != expected:
+                    self.violations.append(
+                        f"snapshot {self.snapshots}: partition {partition} stands at {position}, the round "
+                        f"began at {base}, with {count} rows, {distinct} distinct, from {low} to {high}"
+                    )
+                before = self.positions[partition]
+                if position < before and not self._may_fall:
+                    self.violations.append(f"partition {partition} went back from {before} to {position} without cause")
+                self.positions[partition] = position
+            self.news.notify_all()
+
+    def wait_for(self, ends: Mapping[int, int], seconds: float) -> bool:
+        """Wait until the ledger stands at these positions; False at the deadline."""
+        with self.news:
+            return self.news.wait_for(lambda: self.positions == dict(ends) or bool(self.violations), seconds)
+
+
+@dataclass
+class Account:
+    """The end of a round: every record that was produced against every row (O1, O3)."""
+
+    records: int
+    lost: list[str] = field(default_factory=list)
+    twice: list[str] = field(default_factory=list)
+    disorder: list[str] = field(default_factory=list)
+
+    @property
+    def differing(self) -> list[str]:
+        """Everything that is not as it must be, as lines."""
+        return [*self.lost, *self.twice, *self.disorder]
+
+
+def account(
+    connection: psycopg.Connection[Any], topic: str, low: Mapping[int, int], high: Mapping[int, int]
+) -> Account:
+    """Compare rows and log: each offset in ``[low, high)`` once, nothing else, in the order of the log."""
+    numbers = sorted(low)
+    ranges = [numbers, [low[n] for n in numbers], [high[n] for n in numbers], topic]
+    made = Account(sum(high[n] - low[n] for n in numbers))
+    made.lost = [f"lost: {topic}/{p} offset {n}" for p, n in connection.execute(LOST, ranges)]
+    made.twice = [
+        f"{count} times: {topic}/{p} offset {n} by {', '.join(workers)}"
+        for p, n, count, workers in connection.execute(TWICE, [topic])
+    ]
+    made.twice += [
+        f"applied again or never produced: partition {p} offset {n} by {worker}"
+        for p, n, worker in connection.execute(STRANGE, ranges)
+    ]
+    made.disorder = [
+        f"out of order: {topic}/{p} offset {n} was written (row {seq}) after offset {before}"
+        for p, n, before, seq in connection.execute(DISORDER, [topic])
+    ]
+    return made

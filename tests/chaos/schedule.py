@@ -1,0 +1,161 @@
+"""What will be done to whom, and when: drawn from the seed alone, before anything starts.
+
+Times are counts of records and of steps, never seconds, so that the same seed is the same schedule on any machine.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TypeVar
+
+T = TypeVar("T")
+
+CREW = 3  # workers
+
+# The steps at which a worker can be stopped: events of its own, and Copying, a chunk read while the COPY is open.
+STEPS = ("BatchOpened", "Held", "Copying", "Applied", "Advanced", "Committed", "Placed")
+IN_TRANSACTION = ("Held", "Copying", "Applied", "Advanced")
+
+KINDS = (
+    "kill_at_batch_opened",
+    "kill_at_held",
+    "kill_at_copying",
+    "kill_at_applied",
+    "kill_at_advanced",
+    "kill_at_committed",
+    "kill_at_placed",
+    "kill_at_random",
+    "zombie_before_writing",
+    "zombie_in_transaction",
+    "commit_cut_before",
+    "commit_cut_after",
+    "commit_delayed",
+    "cut_at_hold",
+    "cut_in_copy",
+    "cut_at_advance",
+    "link_frozen",
+    "backend_terminated",
+    "postgres_killed",
+    "postgres_killed_async",
+    "postgres_frozen",
+    "broker_killed",
+    "broker_frozen",
+    "join",
+    "leave",
+    "rewind",
+    "pause",
+)
+KILLS = {f"kill_at_{name}": step for name, step in zip(
+    ("batch_opened", "held", "copying", "applied", "advanced", "committed", "placed"), STEPS, strict=True
+)}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class CrewPlan:
+    """How a crew works: under which of Kafka's protocols, and whether its commits wait for the disk."""
+
+    protocol: str
+    durable: bool = True
+
+    def __str__(self) -> str:
+        return self.protocol if self.durable else f"{self.protocol}, async"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that goes wrong.
+
+    ``after`` records were applied since the load began or the last fault healed, worker number ``victim`` (in the
+    order of names, modulo) is struck, at its ``nth`` event ``step`` from then on. ``amount`` is how many records a
+    rewind goes back. ``early``: the dead are replaced before their partitions were taken over; a COMMIT that was held
+    back arrives while the worker asks what became of it, not when it has already given up for a while.
+    """
+
+    kind: str
+    after: int
+    victim: int
+    step: str
+    nth: int
+    amount: int
+    early: bool
+
+    def __str__(self) -> str:
+        step = f" at {self.step} #{self.nth}" if self.step else ""
+        return f"{self.kind} after {self.after} records: worker {self.victim}{step}, amount {self.amount}" + (
+            ", early" if self.early else ""
+        )
+
+
+@dataclass(frozen=True)
+class Round:
+    """Some faults, one after the other, under one load; the oracles judge at its end."""
+
+    number: int
+    crew: CrewPlan
+    faults: tuple[Fault, ...]
+    portion: int  # records per partition in each portion of the load
+
+    def __str__(self) -> str:
+        return f"round {self.number} ({self.crew}, portions of {self.portion}): " + "; ".join(map(str, self.faults))
+
+
+def deal(seed: int, rounds: int, kinds: Sequence[str] = KINDS) -> list[Round]:
+    """The schedule: every kind once before any comes again, each pass in an order of its own, over all crews.
+
+    Fewer rounds than kinds have several faults each.
+    """
+    chance = random.Random(seed)
+    dealt: list[tuple[CrewPlan, str]] = []
+    while len(dealt) < max(rounds, len(kinds)):
+        dealt += _pass(chance, kinds, legs=min(4, rounds, len(kinds)))
+    dealt = dealt[: max(rounds, len(kinds))]
+    made: list[Round] = []
+    for number, part in enumerate(_split(dealt, rounds), 1):
+        crew = next((plan for plan, _ in part if not plan.durable), part[0][0])
+        faults = tuple(_fault(chance, kind) for _, kind in part)
+        made.append(Round(number, crew, faults, portion=chance.choice((3, 10, 40))))
+    return made
+
+
+def _pass(chance: random.Random, kinds: Sequence[str], legs: int) -> list[tuple[CrewPlan, str]]:
+    """Each kind once, in legs: a crew stays for some rounds, since starting one takes as long as a round."""
+    protocols = ["eager", "cooperative", "consumer"]
+    chance.shuffle(protocols)
+    crews = [*map(CrewPlan, protocols), CrewPlan(chance.choice(protocols), durable=False)]
+    if legs < len(crews):
+        crews = [*crews[: legs - 1], crews[-1]]
+    deck = chance.sample(list(kinds), len(kinds))
+    async_only = [kind for kind in deck if kind.endswith("_async")]
+    parts = _split([kind for kind in deck if kind not in async_only], legs)
+    parts[-1] = chance.sample([*parts[-1], *async_only], len(parts[-1]) + len(async_only))
+    pairs = list(zip(crews, parts, strict=True))
+    chance.shuffle(pairs)
+    return [(crew, kind) for crew, part in pairs for kind in part]
+
+
+def _split(things: Sequence[T], parts: int) -> list[list[T]]:
+    """In ``parts`` runs of almost equal length."""
+    edges = [len(things) * n // parts for n in range(parts + 1)]
+    return [list(things[a:b]) for a, b in pairwise(edges)]
+
+
+def _fault(chance: random.Random, kind: str) -> Fault:
+    fault = Fault(
+        kind,
+        after=chance.randrange(50, 1500),
+        victim=chance.randrange(CREW),
+        step=KILLS.get(kind, ""),
+        nth=chance.randrange(1, 6),
+        amount=chance.randrange(200, 1500),
+        early=chance.random() < 0.5,
+    )
+    if kind == "zombie_before_writing":
+        return replace(fault, step="BatchOpened")
+    if kind in {"zombie_in_transaction", "backend_terminated", "link_frozen"}:
+        return replace(fault, step=chance.choice(IN_TRANSACTION))
+    if kind == "kill_at_placed":
+        return replace(fault, nth=1)
+    return fault

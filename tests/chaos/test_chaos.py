@@ -1,0 +1,83 @@
+"""A short chaos run in the suite: one fault of each family, and the judges' own test."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from chaos.oracle import account
+from chaos.run import STRIKES, run
+from chaos.schedule import KINDS, deal
+
+SEED = 20240719
+SAMPLE = (
+    "kill_at_applied",
+    "kill_at_random",
+    "zombie_before_writing",
+    "zombie_in_transaction",
+    "commit_cut_before",
+    "commit_cut_after",
+    "postgres_killed",
+    "rewind",
+)
+
+
+def test_every_kind_has_its_fault() -> None:
+    assert set(STRIKES) == set(KINDS)
+
+
+@pytest.mark.parametrize("rounds", [1, 3, 20, 27, 60])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_schedule_holds_every_kind_and_is_the_same_for_the_same_seed(rounds: int, seed: int) -> None:
+    dealt = deal(seed, rounds)
+    assert dealt == deal(seed, rounds)
+    assert dealt != deal(seed + 1, rounds)
+    assert [round_.number for round_ in dealt] == list(range(1, rounds + 1))
+    assert {fault.kind for round_ in dealt for fault in round_.faults} == set(KINDS)
+    for round_ in dealt:
+        needs_async = any(fault.kind.endswith("_async") for fault in round_.faults)
+        assert not (needs_async and round_.crew.durable)
+
+
+def test_the_judge_sees_what_is_lost_twice_strange_and_out_of_order(seekpoint_dsn: str) -> None:
+    dsn = seekpoint_dsn.replace("postgresql+psycopg://", "postgresql://")
+    with psycopg.connect(dsn) as connection:
+        connection.execute(
+            'CREATE TEMP TABLE chaos_results (seq bigserial, topic text, partition int, "offset" bigint, worker text)'
+        )
+        rows = [(0, 5), (0, 6), (0, 8), (0, 6), (1, 0), (1, 2), (1, 1), (1, 9), (2, 0)]
+        for partition, offset in rows:
+            connection.execute(
+                'INSERT INTO chaos_results (topic, partition, "offset", worker) VALUES (%s, %s, %s, %s)',
+                ["t", partition, offset, "w"],
+            )
+        found = account(connection, "t", {0: 5, 1: 0}, {0: 9, 1: 3})
+    assert found.records == 7
+    assert found.lost == ["lost: t/0 offset 7"]
+    assert [line.split(": ")[0] for line in found.twice[:1]] == ["2 times"]
+    assert [line.split(" by ")[0] for line in found.twice[1:]] == [
+        "applied again or never produced: partition 1 offset 9",
+        "applied again or never produced: partition 2 offset 0",
+    ]
+    assert [line.split(" was ")[0] for line in found.disorder] == [
+        "out of order: t/0 offset 6",
+        "out of order: t/1 offset 1",
+    ]
+
+
+def test_a_few_rounds_lose_nothing_and_apply_nothing_twice(tmp_path: Path) -> None:
+    print(f"seed {SEED}")
+    path = tmp_path / "chaos-report.json"
+    report = run(len(SAMPLE), SEED, kinds=SAMPLE, report_path=path)
+    assert report.passed, "\n".join(report.failure or report.vacuous)
+    written = json.loads(path.read_text(encoding="utf-8"))
+    assert (written["lost"], written["twice"]) == (0, 0)
+    assert set(written["faults"]) == set(SAMPLE)
+    assert all(written["faults"].values())
+    assert written["fences"] > 0
+    assert written["unknown_commits"] > 0
+    assert written["rebalances"] > 0
+    assert written["records"] > 0

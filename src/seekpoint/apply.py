@@ -18,7 +18,7 @@ from sqlalchemy.exc import DBAPIError
 from seekpoint.errors import ConfigError, HandlerMisuse, Poison, PoisonStop
 from seekpoint.guard import LentConnection, is_data_fault
 from seekpoint.intake import OpenBatch
-from seekpoint.pipeline import Handler, Pipeline, Row, RowRefused, Sink
+from seekpoint.pipeline import Handler, Pipeline, Row, RowRefused, Sink, ValueSink
 from seekpoint.records import AnyRecord, Batch, Partition, RawRecord
 
 SAID = 1000  # characters of an error that are passed on: a message may quote a value of many megabytes
@@ -50,6 +50,11 @@ def _stream(tx: LentConnection, pipeline: Pipeline, sink: Sink, batch: OpenBatch
     try:
         with sink.open(tx) as writer:
             for raw in batch.chunks():
+                rows = _rows_at_once(pipeline, sink, raw)
+                if rows is not None:
+                    writer.write(rows)
+                    applied += len(raw)
+                    continue
                 made = _rows(pipeline, raw, batch)
                 writer.write([row for _, (rows,) in made for row in rows])
                 applied += len(made)
@@ -126,6 +131,18 @@ def _named(poison: Poison, batch: Batch[Any, Any]) -> AnyRecord:
     if not named:
         raise HandlerMisuse(f"{poison!r} names no record of this batch: name those that the batch gave you") from poison
     return min(named, key=lambda r: r.offset)
+
+
+def _rows_at_once(pipeline: Pipeline, sink: Sink, raw: Sequence[RawRecord]) -> list[Row] | None:
+    """A row for each record of a chunk, from the values alone; None where the records must be looked at one by one."""
+    if not isinstance(sink, ValueSink) or not all(map(sink.takes, pipeline.codecs)):
+        return None
+    try:
+        return sink.value_rows(pipeline.values(raw))
+    except ConfigError:
+        raise
+    except Exception:  # noqa: BLE001 -- found again, with its record, one by one
+        return None
 
 
 def _rows(pipeline: Pipeline, raw: Sequence[RawRecord], batch: OpenBatch) -> list[tuple[AnyRecord, list[Rows]]]:

@@ -80,7 +80,9 @@ class Committer:
         match error:
             case Fenced():
                 self._announce(events.Refused(reason=error.reason))
-                batch.drop(self._holder.resolve(batch.starts))
+                dropped = self._holder.resolve(batch.starts)
+                batch.drop(dropped)
+                return bool(dropped) or attempt < TRIES  # refused again and again where the ledger sees no reason
             case SinkRefused():
                 batch.cut(error.stop)
             case _Strange():

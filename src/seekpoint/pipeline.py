@@ -51,6 +51,14 @@ class Sink(Protocol):
         """Begin to write; leaving the block without an error means that the database has taken every row."""
 
 
+@runtime_checkable
+class ValueSink(Sink, Protocol):
+    """A sink that may make its rows from values alone: no record is made where none is looked at."""
+
+    def value_rows(self, values: Sequence[Any]) -> list[Row] | None:
+        """One row for each value, the same as :meth:`rows` makes; None if it needs whole records."""
+
+
 class RowRefused(Exception):  # noqa: N818 -- passes a database error on, with the place where it belongs
     """The database refused one row: the ``line``-th (from 1) written since the sink was opened.
 
@@ -132,6 +140,11 @@ class Pipeline:
             raw.headers,
             raw.leader_epoch,
         )
+
+    def values(self, raw: Sequence[RawRecord]) -> list[Any]:
+        """The decoded values of many records; raises whatever the codec of one of them raises."""
+        decoders = self._values
+        return [decoders[one.topic](one) for one in raw]
 
     def _check(self) -> None:
         if not self.sinks and self.handle is None:

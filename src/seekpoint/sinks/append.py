@@ -71,6 +71,13 @@ class Append:
         made = record.value if self._row is None else self._row(record)
         return () if made is None and self._row is not None else (self._shape(made),)
 
+    def value_rows(self, values: Sequence[Any]) -> list[Row] | None:
+        """The rows of many records at once, where the value is the row; None where ``row=`` or ``rows=`` make it."""
+        if self._row is not None or self._rows is not None:
+            return None
+        shapes, shape = self._shapes, self._shape
+        return [shapes[kind](value) if (kind := type(value)) in shapes else shape(value) for value in values]
+
     @contextmanager
     def open(self, tx: Connection) -> Iterator[Writer]:
         """Open the COPY when the first row comes: only then are the columns of Structs known."""

@@ -32,6 +32,7 @@ class Member:
         self.owner = ""
         self.placed: dict[int, int] = {}  # partition -> position, of what it reads now
         self.halted: str | None = None
+        self.commits = 0
         self.refusals: list[str] = []
         self.troubles: list[str] = []
         self.stalls: list[Mapping[str, Any]] = []
@@ -75,6 +76,7 @@ class Member:
                 for partition in event["partitions"]:
                     self.placed.pop(partition, None)
             case "Committed":
+                self.commits += 1
                 self.placed |= {int(p): end for p, end in event["ends"].items() if int(p) in self.placed}
             case "Ordered":
                 self._ordered = event["step"]

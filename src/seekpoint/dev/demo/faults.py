@@ -101,31 +101,27 @@ class Script:
     def _freeze_before_writing(self, name: str) -> None:
         """A zombie with a batch in hand and no transaction: its first statement must be refused."""
         member = self._halted(name, "BatchOpened")
-        before = len(member.refusals)
         waited = self._outlive(member)
-        member.thaw()
-        member.go()
-        self._expect_refusal(member, before, waited, "a batch read and no transaction open")
+        self._tell_of_freeze(member, "a batch read and no transaction open", waited)
+        self._expect_refusal(member)
 
     def _freeze_in_transaction(self, name: str) -> None:
         """A zombie inside its transaction: the successor's claim waits for it, but not for long."""
         member = self._halted(name, "Applied")
-        before, troubles = len(member.refusals), len(member.troubles)
         open_ = self._open_transaction(member)
         if open_ is None:
             raise DemoFailed(f"worker {name} halted at Applied, but the server knows of no open transaction of it")
-        heir = self._crew.other(name)
+        heir, troubles = self._crew.other(name), len(member.troubles)
         stalls = len(heir.stalls)
         waited = self._outlive(member)
-        ended = {pid for stall in heir.stalls[stalls:] for pid in stall["ended"]}
+        put_off = heir.stalls[stalls:]
         if self._is_open(open_):
             raise DemoFailed(f"worker {heir.name} went on over {open_}")
-        member.thaw()
-        member.go()
-        self._expect_refusal(member, before, waited, str(open_))
-        by = f"{heir.name}'s claim" if open_.pid in ended else "the server"
+        self._tell_of_freeze(member, str(open_), waited)
+        self._expect_refusal(member)
+        by = f"{heir.name}'s claim" if any(open_.pid in stall["ended"] for stall in put_off) else "the server"
         said = f" ({member.troubles[troubles]})" if len(member.troubles) > troubles else ""
-        self._say(f"  that transaction was ended by {by}{said}; until then {heir.name} was put off, not blocked")
+        self._say(f"  its transaction was ended by {by}{said}; {heir.name}'s claim was put off {len(put_off)} times")
 
     def _outlive(self, zombie: Member) -> float:
         """Freeze it until the other one has claimed all it had and gone on; returns the seconds that took."""
@@ -141,12 +137,24 @@ class Script:
         )
         return monotonic() - began
 
-    def _expect_refusal(self, zombie: Member, before: int, waited: float, having: str) -> None:
-        self._crew.wait(f"the fence to refuse worker {zombie.name}", lambda: len(zombie.refusals) > before)
-        self.outcome.fenced += 1
+    def _tell_of_freeze(self, zombie: Member, having: str, waited: float) -> None:
         heir = self._crew.other(zombie.name).name
         self._say(f"froze {zombie.name} with {having}; {heir} took over and went on after {waited:.1f} s")
-        self._say(f"  continued {zombie.name}: fenced ({zombie.refusals[-1]})")
+
+    def _expect_refusal(self, zombie: Member) -> None:
+        """Let the zombie go on with what it was about to do."""
+        refusals, commits = len(zombie.refusals), zombie.commits
+        zombie.thaw()
+        zombie.go()
+        self._crew.wait(
+            f"worker {zombie.name} to be fenced",
+            lambda: len(zombie.refusals) > refusals or zombie.commits > commits,
+        )
+        if len(zombie.refusals) > refusals:
+            self.outcome.fenced += 1
+            self._say(f"  continued {zombie.name}: fenced ({zombie.refusals[refusals]})")
+        else:
+            self._say(f"  continued {zombie.name}: NOT fenced, its write was committed")
 
     # -- what the server says -------------------------------------------------------------------------
 

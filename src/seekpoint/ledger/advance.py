@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy.exc import DBAPIError
 
-from seekpoint.errors import Fenced
+from seekpoint.errors import Fenced, HandlerMisuse
 from seekpoint.ledger import statements as sql
 from seekpoint.ledger.claim import Claim
 from seekpoint.ledger.scope import Scope
@@ -76,8 +76,9 @@ def hold(tx: Scope, expected: Sequence[Expected], settings: Settings) -> str:
 def advance(tx: Scope, moves: Iterable[Move], transaction: str | None = None) -> list[Claim]:
     """Move the offsets; the last statement before COMMIT. Returns the claims as they are after COMMIT.
 
-    ``transaction`` is what :func:`hold` returned: a handler's literal COMMIT in between is refused. Raises
-    Fenced where claim or position are not the expected ones.
+    ``transaction`` is what :func:`hold` returned: a literal COMMIT in between is HandlerMisuse, for what it
+    committed cannot be taken back, and to try again would write it twice. Raises Fenced where claim or position
+    are not the expected ones.
     """
     ordered = sorted(moves, key=lambda m: m.claim.partition)
     _fenced(
@@ -104,5 +105,10 @@ def _fenced(tx: Scope, statement: Any, parameters: dict[str, Any]) -> Any:
     except DBAPIError as error:
         if getattr(error.orig, "sqlstate", None) == INVALID_TEXT and sql.REFUSAL in str(error.orig):
             message = str(error.orig)
+            if sql.ENDED in message:
+                raise HandlerMisuse(
+                    "the transaction was ended between hold and advance, by a COMMIT or ROLLBACK that is not ours: "
+                    "what was written before it may be half done, and the offset did not move"
+                ) from None
             raise Fenced(message[message.index(sql.REFUSAL) :].splitlines()[0].rstrip('"')) from None
         raise

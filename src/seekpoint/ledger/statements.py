@@ -62,6 +62,7 @@ APPLICATION = "seekpoint "
 # How a refusal begins. It is raised inside SQL, by casting a text that is no number (22P02 quotes it back):
 # in a pipeline COMMIT is on its way before Python could compare a count, and the fence must be shut by then.
 REFUSAL = "seekpoint: "
+ENDED = "the transaction that held the rows has ended"
 
 
 def _refuse(problem: str, count: ColumnElement[int]) -> ColumnElement[int]:
@@ -159,7 +160,7 @@ ADVANCE = select(
         ),
         (
             _count.c.n == bindparam("expected", type_=Integer),
-            _refuse("the transaction that held the rows has ended; rows: ", _count.c.n),
+            _refuse(f"{ENDED}; rows: ", _count.c.n),
         ),
         else_=_refuse("claim or position is not the expected one; rows advanced: ", _count.c.n),
     ).label("moved")

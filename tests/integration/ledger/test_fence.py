@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from integration.ledger.desk import Desk, backend, wait_until_blocked
-from seekpoint.errors import Fenced
+from seekpoint.errors import Fenced, HandlerMisuse
 from seekpoint.ledger import Expected, Move, statements
 
 Desks = Callable[..., Desk]
@@ -161,7 +161,7 @@ def test_advance_belongs_to_the_transaction_of_hold(desk: Desks, seekpoint_engin
         transaction = worker.hold(tx)
         tx.exec_driver_sql("COMMIT")
         tx.exec_driver_sql("BEGIN")
-        with pytest.raises(Fenced, match="the transaction that held the rows has ended"):
+        with pytest.raises(HandlerMisuse, match="ended between hold and advance"):
             worker.ledger.advance(tx, [worker.move(0, 3)], transaction)
     worker.exactly({0: 0})
 

@@ -15,6 +15,7 @@ from typing import Any
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
+from seekpoint.codecs import Bytes
 from seekpoint.errors import ConfigError, HandlerMisuse, Poison, PoisonStop
 from seekpoint.guard import LentConnection, is_data_fault
 from seekpoint.intake import OpenBatch
@@ -135,7 +136,9 @@ def _named(poison: Poison, batch: Batch[Any, Any]) -> AnyRecord:
 
 def _rows_at_once(pipeline: Pipeline, sink: Sink, raw: Sequence[RawRecord]) -> list[Row] | None:
     """A row for each record of a chunk, from the values alone; None where the records must be looked at one by one."""
-    if not isinstance(sink, ValueSink) or not all(map(sink.takes, pipeline.codecs)):
+    if not isinstance(sink, ValueSink) or not isinstance(pipeline.key, Bytes):  # other keys may be undecodable
+        return None
+    if not all(map(sink.takes, pipeline.codecs)):
         return None
     try:
         return sink.value_rows(pipeline.values(raw))

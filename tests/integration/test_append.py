@@ -419,6 +419,27 @@ def test_a_record_that_cannot_be_decoded_stops_its_partition(
     assert ground.positions(pipeline) == {Partition(TOPIC, 0): 2, Partition(TOPIC, 1): 1}
 
 
+@pytest.mark.parametrize("refused_later", [False, True])
+def test_a_key_that_cannot_be_decoded_stops_its_partition_too(ground: Ground, group: str, refused_later: bool) -> None:
+    """Also where the row is the value alone, and where a later row of the same COPY is refused by the server."""
+    pipeline = Pipeline(group, topics=TOPIC, value=Json(Order), key=Text(), sinks=[ground.append("id int, note text")])
+    records = [
+        raw(f'{{"id": {2**40 if refused_later and n == 3 else n}}}'.encode(), topic=TOPIC, offset=n, key=key)
+        for n, key in enumerate([b"k", b"\xff", b"k", b"k"])
+    ]
+    assert "UnicodeDecodeError" in str(stopped_at(ground.process(pipeline, *records), 0, 1))
+    assert ground.rows("id") == [(0,)]
+
+
+def test_a_tombstone_is_no_row_unless_row_makes_one_of_it(ground: Ground, group: str) -> None:
+    pipeline = of(group, Json(Order, tombstones=True), ground.append("id int, note text"))
+    done = ground.process(pipeline, *orders(b'{"id": 1}', None, b'{"id": 2}'))
+    assert "a null value has no row; say with row= what it becomes" in str(stopped_at(done, 0, 1))
+    mended = of(group, Json(Order, tombstones=True), Append((ground.schema, "t"), row=lambda r: r.value))
+    assert ground.process(mended, *orders(b'{"id": 1}', None, b'{"id": 2}')).records == 2
+    assert ground.rows("id") == [(1,), (2,)]
+
+
 def test_a_stop_does_not_quote_megabytes(ground: Ground, group: str) -> None:
     sink = ground.append("v int", columns=["v"], row=lambda r: (r.value,))
     stop = stopped_at(ground.process(of(group, Text(), sink), *orders(b"x" * 10_000_000)), 0, 0)

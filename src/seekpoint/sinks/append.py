@@ -97,6 +97,8 @@ class Append:
             return self._by_attribute(kind, kind.__struct_fields__)
         if dataclasses.is_dataclass(kind):
             return self._by_attribute(kind, tuple(f.name for f in dataclasses.fields(kind)))
+        if made is None:
+            raise Poison(f"{self!r}: a null value has no row; say with row= what it becomes")
         if self.columns is None:
             raise ConfigError(
                 f"{self!r}: rows of type {kind.__name__} do not name their columns; give columns=[...], or decode "

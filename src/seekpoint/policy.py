@@ -77,9 +77,10 @@ class StartAt:
         """At the given offset of each ``(topic, partition)``; every partition must be named."""
         try:
             pairs = sorted((Partition(*key), value) for key, value in given.items())
-        except TypeError:
+            bad = [f"{partition}: {value}" for partition, value in pairs if value < 0]
+        except (TypeError, AttributeError):
             raise ConfigError(f"StartAt.offsets: give {{(topic, partition): offset}}, got {given!r}") from None
-        if bad := [f"{partition}: {value}" for partition, value in pairs if value < 0]:
+        if bad:
             raise ConfigError(f"StartAt.offsets: offsets must be 0 or greater, got {', '.join(bad)}")
         return cls("offsets", given=tuple(pairs))
 

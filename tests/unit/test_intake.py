@@ -1,0 +1,271 @@
+"""The open batch: when it closes, what it repeats, what it leaves out, and that nothing is missing between chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from uuid import UUID, uuid4
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seekpoint.assignment.chunk import Chunk, Read, chain
+from seekpoint.errors import ConfigError, Fenced, PoisonStop
+from seekpoint.intake import OpenBatch
+from seekpoint.kafka.identity import Answer
+from seekpoint.ledger import Claim
+from seekpoint.policy import Limits
+from seekpoint.records import Partition, RawRecord, Span
+from seekpoint.testing import raw
+
+A, B = Partition("a", 0), Partition("b", 1)
+TOKENS: dict[Partition, UUID] = {A: uuid4(), B: uuid4()}
+
+
+def read_of(partition: Partition, start: int, end: int, token: UUID | None = None) -> Read:
+    claim = Claim(partition, token or TOKENS[partition], 1, 0, None, uuid4())
+    return Read(claim, start, end, leader_epoch=7, timestamp_ms=end)
+
+
+def chunk(*parts: tuple[Partition, int, int], value: bytes = b"v") -> Chunk[RawRecord]:
+    """Records [start, end) of each partition, one for every offset."""
+    records = [
+        raw(value, topic=p.topic, partition=p.number, offset=offset, leader_epoch=offset // 10)
+        for p, start, end in parts
+        for offset in range(start, end)
+    ]
+    return Chunk(records, {p: read_of(p, start, end) for p, start, end in parts})
+
+
+class Source:
+    """Chunks that are drawn one after the other, and the questions that were asked."""
+
+    def __init__(self, *chunks: Chunk[RawRecord] | None) -> None:
+        self.left = list(chunks)
+        self.asked: list[set[str]] = []
+
+    def draw(self) -> Chunk[RawRecord] | None:
+        return self.left.pop(0) if self.left else None
+
+    def ask(self, topics: set[str]) -> Answer:
+        self.asked.append(topics)
+        return Answer({}, 0)
+
+
+def opened(
+    first: Chunk[RawRecord], *more: Chunk[RawRecord] | None, clock: Callable[[], float] = lambda: 0.0, **limits: float
+) -> tuple[OpenBatch, Source]:
+    source = Source(*more)
+    return OpenBatch(first, source.draw, source.ask, Limits(**limits), clock=clock), source  # type: ignore[arg-type]
+
+
+def offsets(chunks: Iterable[Iterable[RawRecord]]) -> list[tuple[str, int]]:
+    return [(r.topic, r.offset) for records in chunks for r in records]
+
+
+def stop(partition: Partition, offset: int) -> PoisonStop:
+    return PoisonStop(partition, offset, "bad")
+
+
+# -- closing ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", [None, Chunk([], {})], ids=["none", "empty"])
+def test_it_closes_on_an_empty_queue_and_only_then_asks_who_the_topics_are(end: Chunk[RawRecord] | None) -> None:
+    batch, source = opened(chunk((A, 0, 2)), chunk((A, 2, 3), (B, 5, 6)), end, chunk((A, 3, 4)))
+    chunks = batch.chunks()
+    assert offsets([next(chunks)]) == [("a", 0), ("a", 1)]
+    assert source.asked == []
+    assert offsets(chunks) == [("a", 2), ("b", 5)]
+    assert batch.closed
+    assert source.asked == [{"a", "b"}], "once, after the last read"
+    assert len(source.left) == 1
+    assert batch.spans == (Span(A, 0, 3), Span(B, 5, 6))
+    assert batch.starts == {A: 0, B: 5}
+
+
+def test_it_closes_on_records() -> None:
+    batch, source = opened(chunk((A, 0, 2)), chunk((A, 2, 4)), chunk((A, 4, 6)), batch_records=3)
+    assert offsets(batch.chunks()) == [("a", n) for n in range(4)], "the chunk that reaches the limit is the last"
+    assert len(source.left) == 1
+
+
+def test_it_closes_on_bytes_of_keys_and_values() -> None:
+    first = Chunk([raw(b"12", topic="a", key=b"345"), raw(None, topic="a", offset=1)], {A: read_of(A, 0, 2)})
+    batch, source = opened(first, chunk((A, 2, 3), value=b"678"), chunk((A, 3, 4)), batch_bytes=8)
+    assert offsets(batch.chunks()) == [("a", 0), ("a", 1), ("a", 2)]
+    assert len(source.left) == 1
+
+
+def test_it_closes_on_age() -> None:
+    now = [100.0]
+    batch, source = opened(
+        chunk((A, 0, 1)), chunk((A, 1, 2)), chunk((A, 2, 3)), chunk((A, 3, 4)), clock=lambda: now[0], batch_age=5
+    )
+    chunks = batch.chunks()
+    next(chunks)
+    now[0] = 104.9
+    next(chunks)
+    now[0] = 105.0
+    assert list(chunks) == []
+    assert len(source.left) == 2
+
+
+def test_a_closed_batch_draws_nothing_and_asks_once() -> None:
+    batch, source = opened(chunk((A, 0, 1)), chunk((A, 1, 2)))
+    batch.close()
+    batch.close()
+    assert offsets(batch.chunks()) == [("a", 0)]
+    assert (len(source.left), len(source.asked)) == (1, 1)
+    batch.ask_again()
+    assert len(source.asked) == 2
+
+
+# -- repeating ----------------------------------------------------------------------------------------------
+
+
+def test_a_retry_repeats_what_was_read_first_and_then_draws_on() -> None:
+    batch, _ = opened(chunk((A, 0, 2)), chunk((A, 2, 3)), chunk((A, 3, 4)))
+    attempt = batch.chunks()
+    next(attempt), next(attempt)
+    assert offsets(batch.kept()) == [("a", 0), ("a", 1), ("a", 2)]
+    assert offsets(batch.chunks()) == [("a", n) for n in range(4)]
+    assert offsets(batch.chunks()) == [("a", n) for n in range(4)]
+    assert batch.spans == (Span(A, 0, 4),)
+
+
+# -- cutting ------------------------------------------------------------------------------------------------
+
+
+def test_a_cut_ends_its_partition_alone_and_keeps_what_is_drawn_later_out() -> None:
+    batch, _ = opened(chunk((A, 0, 4), (B, 0, 2)), chunk((A, 4, 6), (B, 2, 3)))
+    batch.cut(stop(A, 2))
+    assert offsets(batch.chunks()) == [("a", 0), ("a", 1), ("b", 0), ("b", 1), ("b", 2)]
+    assert offsets(batch.kept()) == offsets(batch.chunks())
+    assert batch.spans == (Span(A, 0, 2), Span(B, 0, 3))
+    (move, _) = batch.moves()
+    assert move.leader_epoch == 0, "of the last record that is applied"
+    assert move.record_time is None
+
+
+def test_the_earliest_cut_of_a_partition_counts() -> None:
+    batch, _ = opened(chunk((A, 0, 9)))
+    for offset in (5, 3, 7):
+        batch.cut(stop(A, offset))
+    assert batch.cuts[A].offset == 3
+    assert batch.spans == (Span(A, 0, 3),)
+
+
+def test_a_cut_in_front_of_the_first_record_moves_nothing() -> None:
+    """Even where the first record lies behind the position: what was compacted away is passed with the record."""
+    batch, _ = opened(Chunk([raw(b"", topic="a", offset=8)], {A: read_of(A, 5, 9)}))
+    batch.cut(stop(A, 8))
+    assert batch.moves() == []
+    assert batch.spans == ()
+    assert batch.starts == {A: 5}
+
+
+def test_a_cut_behind_a_gap_moves_up_to_the_bad_record() -> None:
+    records = [raw(b"", topic="a", offset=n, leader_epoch=3) for n in (5, 9)]
+    batch, _ = opened(Chunk(records, {A: read_of(A, 5, 10)}))
+    batch.cut(stop(A, 9))
+    assert batch.spans == (Span(A, 5, 9),)
+    assert batch.moves()[0].leader_epoch == 3
+
+
+# -- dropping -----------------------------------------------------------------------------------------------
+
+
+def test_a_dropped_partition_leaves_rows_and_offsets_alike() -> None:
+    batch, _ = opened(chunk((A, 0, 2), (B, 0, 2)), chunk((B, 2, 3)))
+    batch.cut(stop(A, 1))
+    batch.drop({A})
+    assert offsets(batch.chunks()) == [("b", 0), ("b", 1), ("b", 2)]
+    assert batch.spans == (Span(B, 0, 3),)
+    assert batch.cuts == {}
+
+
+def test_what_is_read_of_a_dropped_partition_later_is_applied_and_advanced() -> None:
+    """A failover put A back at 4: it is sought there while the batch of B is still open."""
+    batch, _ = opened(chunk((A, 10, 12), (B, 0, 1)), chunk((A, 4, 6), (B, 1, 2)))
+    batch.drop({A})
+    assert offsets(batch.chunks()) == [("b", 0), ("a", 4), ("a", 5), ("b", 1)]
+    assert set(batch.spans) == {Span(A, 4, 6), Span(B, 0, 2)}, "never an offset without its records (I4)"
+
+
+def test_when_everything_is_dropped_nothing_is_left() -> None:
+    batch, _ = opened(chunk((A, 0, 2)))
+    batch.drop({A})
+    assert (batch.reads, batch.moves(), offsets(batch.kept())) == ({}, [], [])
+
+
+# -- the chain ----------------------------------------------------------------------------------------------
+
+
+def test_a_missing_chunk_is_refused_and_what_lies_behind_it_is_not_applied() -> None:
+    batch, _ = opened(chunk((A, 0, 2)), chunk((A, 3, 5)))
+    with pytest.raises(Fenced, match="a chunk of a/0 is missing between 2 and 3"):
+        list(batch.chunks())
+    assert offsets(batch.kept()) == [("a", 0), ("a", 1)]
+    assert batch.spans == (Span(A, 0, 2),)
+
+
+def test_chunks_of_two_claims_do_not_chain() -> None:
+    other: Chunk[RawRecord] = Chunk([], {A: read_of(A, 2, 3, token=uuid4())})
+    with pytest.raises(Fenced, match="a/0"):
+        chain([chunk((A, 0, 2)), other])
+
+
+def test_only_what_settle_returned_chains() -> None:
+    with pytest.raises(ConfigError, match=r"pass on what settle\(\) returned, not a list"):
+        chain([[]])  # type: ignore[list-item]
+
+
+def test_chain_leaves_the_chunks_as_they_are() -> None:
+    first, second = chunk((A, 0, 2)), chunk((A, 2, 5))
+    joined = chain([first, second])
+    assert (joined[A].start, joined[A].end) == (0, 5)
+    assert (first.reads[A].end, second.reads[A].start) == (2, 2)
+
+
+def test_a_chunk_is_a_sequence() -> None:
+    some = chunk((A, 0, 3))
+    assert len(some) == 3
+    assert some[1].offset == 1
+    assert [r.offset for r in some[1:]] == [1, 2]
+    assert [r.offset for r in some] == [0, 1, 2]
+
+
+Steps = list[tuple[str, Partition, int]]
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["draw", "cut", "drop"]), st.sampled_from([A, B]), st.integers(1, 5)), max_size=30
+    )
+)
+def test_whatever_happens_the_offsets_cover_exactly_the_records(steps: Steps) -> None:
+    """I3 and I4 as a property: each moved span holds all its records, and no record lies outside of a span."""
+    cursors = {A: 0, B: 0}
+    queue: list[Chunk[RawRecord]] = []
+    batch = OpenBatch(chunk((A, 0, 1)), lambda: queue.pop(0) if queue else None, lambda _: Answer({}, 0), Limits())
+    cursors[A] = 1
+    reading = batch.chunks()
+    next(reading)
+    for step, partition, number in steps:
+        if step == "draw":
+            end = cursors[partition] + number
+            queue.append(chunk((partition, cursors[partition], end)))
+            cursors[partition] = end
+            next(reading)
+        elif step == "cut":
+            batch.cut(stop(partition, max(0, cursors[partition] - number)))
+        else:
+            batch.drop({partition})
+            cursors[partition] += number  # wherever the ledger says
+            reading = batch.chunks()
+            for _ in range(len(list(batch.kept()))):
+                next(reading)
+    applied = sorted((r.topic, r.offset) for records in batch.kept() for r in records)
+    covered = sorted((s.partition.topic, o) for s in batch.spans for o in range(s.start, s.end))
+    assert applied == covered

@@ -85,7 +85,9 @@ class Stream:
     """Produces ``rate`` records a second, round and round the partitions, for the length of a ``with`` block."""
 
     def __init__(self, bootstrap: str, topic: str, partitions: int, rate: float = 500) -> None:
-        self._producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 1, "log_level": 0})
+        # Without idempotence a record whose answer was lost would be in the log twice, and rightly in the table too.
+        settings = {"bootstrap.servers": bootstrap, "linger.ms": 1, "log_level": 0, "enable.idempotence": True}
+        self._producer = Producer({**settings, "reconnect.backoff.max.ms": 250, "retry.backoff.max.ms": 250})
         self._topic, self._partitions, self._pause = topic, partitions, 10 / rate
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="stream")

@@ -72,7 +72,8 @@ class HealthBoard:
             case events.Gone() | events.Released():
                 left = {p: at for p, at in h.positions.items() if p not in event.partitions}
                 stopped = {p: e for p, e in h.stopped.items() if p not in event.partitions}
-                return replace(h, positions=left, stopped=stopped)
+                lag = {p: n for p, n in h.lag.items() if p not in event.partitions}  # somebody else's now
+                return replace(h, positions=left, stopped=stopped, lag=lag)
             case events.Parked():
                 return replace(h, stopped={**h.stopped, event.partition: event.error})
             case events.Committed():

@@ -17,6 +17,7 @@ from seekpoint.events import Announcer, Observer
 from seekpoint.health import Health, HealthBoard
 from seekpoint.kafka.config import consumer_config
 from seekpoint.ledger import Ledger
+from seekpoint.ledger.ledger import shown
 from seekpoint.pipeline import Pipeline
 from seekpoint.policy import Limits
 from seekpoint.tables import DEFAULT_SCHEMA
@@ -69,7 +70,7 @@ class Worker:
         self._begun = threading.Lock()
 
     def __repr__(self) -> str:
-        return f"Worker({self.pipeline!r}, engine={self._ledger.engine.url.render_as_string(hide_password=True)!r})"
+        return f"Worker({self.pipeline!r}, engine={shown(self._ledger.engine.url)!r})"
 
     def _check_partitions(self) -> None:
         if self._partitions is None:

@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from sqlalchemy import URL, Connection, Engine, create_engine, make_url
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import ArgumentError, OperationalError
 
 from seekpoint.errors import ConfigError, PartitionStopped
 from seekpoint.ledger import advance as _advance
@@ -269,7 +269,7 @@ _KEEPALIVES: dict[str, Any] = {
 def postgres_engine(engine: Engine | URL | str) -> Engine:
     """The engine itself, or one made from a URL; refuses other drivers, async engines and AUTOCOMMIT."""
     if isinstance(engine, str | URL):
-        url = make_url(engine)
+        url = _parse(engine)
         if url.drivername in {"postgresql", "postgres"}:
             url = url.set(drivername="postgresql+psycopg")
         if url.drivername != "postgresql+psycopg":
@@ -288,8 +288,22 @@ def postgres_engine(engine: Engine | URL | str) -> Engine:
     return engine
 
 
+def shown(url: URL) -> str:
+    """The URL as it may be logged: without passwords, in whichever place they stand."""
+    return url.difference_update_query(["password", "sslpassword"]).render_as_string(hide_password=True)
+
+
+def _parse(engine: URL | str) -> URL:
+    try:
+        return make_url(engine)
+    except (ArgumentError, ValueError):  # their words may quote the whole URL
+        raise ConfigError(
+            "the database's URL cannot be read: write postgresql+psycopg://user:password@host:5432/database, and "
+            "percent-encode what is special in the password (urllib.parse.quote_plus)"
+        ) from None
+
+
 def _refuse(url: URL) -> Engine:
     raise ConfigError(
-        f"engine {url.render_as_string(hide_password=True)!r} is not on psycopg 3: write "
-        "postgresql+psycopg://user:password@host/database"
+        f"engine {shown(url)!r} is not on psycopg 3: write postgresql+psycopg://user:password@host/database"
     )

@@ -14,7 +14,6 @@ from sqlalchemy import Connection
 from seekpoint.errors import ConfigError, Poison
 from seekpoint.pipeline import Row, Writer
 from seekpoint.records import AnyRecord
-from seekpoint.sinks.copy import open_copy
 
 
 class Append:
@@ -59,9 +58,11 @@ class Append:
 
     @property
     def tables(self) -> tuple[str, ...]:
+        """The table it writes, as ``schema.table`` or ``table``."""
         return (".".join(self.path),)
 
     def takes(self, topic: str) -> bool:
+        """Whether records of this topic go to the table."""
         return self._topics is None or topic in self._topics
 
     def rows(self, record: AnyRecord) -> Iterable[Row]:
@@ -81,6 +82,8 @@ class Append:
     @contextmanager
     def open(self, tx: Connection) -> Iterator[Writer]:
         """Open the COPY when the first row comes: only then are the columns of Structs known."""
+        from seekpoint.sinks.copy import open_copy  # noqa: PLC0415 -- a declaration needs no database driver
+
         with open_copy(tx, self.path, lambda: self.columns) as writer:
             yield writer
 

@@ -174,12 +174,18 @@ def _cut(field: Field, fault: Fault, step: str, statement: str | None) -> Strike
 
 
 def link_frozen(field: Field, fault: Fault) -> Strike:
-    """The network goes silent in mid-transaction: the server ends it in time, the worker learns of it later."""
+    """The network goes silent in mid-transaction, and delivers everything when the transaction is ended.
+
+    The server's own timeouts end it, but not while it waits for the rest of a COPY: then the worker, who answers
+    nobody, loses its partitions, and the successor's claim ends it.
+    """
     victim = field.crew.victim(fault.victim)
     strike = _waiting(field, victim, fault.step, fault.nth)
     pid = _backend(field, victim)
     victim.proxy.freeze()
     victim.go()
+    if fault.step == "Copying":
+        field.taken_over(strike.partitions, of=victim, since=strike.mark)
     _gone(field, pid)
     victim.proxy.thaw()
     field.arena.log.wait(("DatabaseTrouble", "CommitUnknown"), by=victim.name, since=strike.mark)

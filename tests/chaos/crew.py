@@ -20,6 +20,7 @@ from chaos.schedule import CREW, CrewPlan
 from seekpoint.dev.proxy import PostgresProxy
 
 SESSION_MS = 1000  # after so long without a heartbeat a worker has lost its partitions
+MAX_POLL_MS = 3000  # after so long in one call, although it still sends heartbeats, too
 LIMITS = {"claim_wait": 0.5, "transaction_age": 2.0, "idle_check": 0.3, "kafka_timeout": 2.0, "lag_check": 60.0}
 KAFKA: Mapping[str, Mapping[str, Any]] = {
     "eager": {"session.timeout.ms": SESSION_MS, "heartbeat.interval.ms": 250},
@@ -196,7 +197,7 @@ class Crew:
             **what,
             "durable": plan.durable,
             "limits": LIMITS,
-            "kafka": {**what["kafka"], **KAFKA[plan.protocol]},
+            "kafka": {**what["kafka"], **KAFKA[plan.protocol], "max.poll.interval.ms": MAX_POLL_MS},
         }
         self.members: list[Member] = []
         self._born = 0
@@ -217,10 +218,13 @@ class Crew:
 
     def fill(self) -> None:
         """Bury the dead and bring the crew back to its size."""
-        for member in [m for m in self.members if not m.alive]:
-            self.bury(member)
+        self._bury_the_dead()
         while len(self.members) < CREW:
             self.start()
+
+    def _bury_the_dead(self) -> None:
+        for member in [m for m in self.members if not m.alive]:
+            self.bury(member)
 
     def bury(self, member: Member) -> None:
         """Forget a member that has ended."""
@@ -242,6 +246,7 @@ class Crew:
 
     def disband(self) -> None:
         """SIGTERM to all: each must drain and end with code 0."""
+        self._bury_the_dead()
         for member in self.members:
             member.terminate()
         try:

@@ -53,7 +53,16 @@ def _gone(processes: list[psutil.Process], seconds: float) -> bool:
 
 @pytest.mark.usefixtures("seekpoint_dsn", "seekpoint_broker")
 def test_a_killed_demo_leaves_nothing_behind(tmp_path: Path) -> None:
-    demo = subprocess.Popen(COMMAND, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    folders = tmp_path / "tmp"
+    folders.mkdir()
+    demo = subprocess.Popen(
+        COMMAND,
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(folders)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     reached = threading.Event()
 
     def listen() -> None:
@@ -72,6 +81,7 @@ def test_a_killed_demo_leaves_nothing_behind(tmp_path: Path) -> None:
         demo.kill()
         demo.wait()
     assert _gone(family, 30)
+    assert not list(folders.iterdir())
     listener.join(10)
     assert demo.stderr is not None
     demo.stderr.close()

@@ -30,6 +30,7 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
+    context: typer.Context,
     *,
     traceback: Annotated[
         bool,
@@ -39,4 +40,5 @@ def _options(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    explain.with_traceback.set(traceback)
+    before = explain.with_traceback.set(traceback)
+    context.call_on_close(lambda: explain.with_traceback.reset(before))

@@ -65,17 +65,20 @@ class Script:
         self._kill(*third)
         self._freeze_in_transaction("B")
         self._kill(*fourth)
+        self._both_at_work()
         return self.outcome
 
     def _say(self, line: str) -> None:
         self.outcome.story.append(line)
         self._tell(line)
 
+    def _both_at_work(self) -> None:
+        self._crew.wait("both workers to share the partitions", lambda: self._crew.settled)
+
     def _halted(self, name: str, step: str) -> Member:
         """Both workers at work, records on their way, and this one standing still at the step."""
-        crew = self._crew
-        crew.wait("both workers to share the partitions", lambda: crew.settled)
-        member = crew[name]
+        self._both_at_work()
+        crew, member = self._crew, self._crew[name]
         crew.wait(f"worker {name} to take an order", member.halt_at(step))
         self._feed.send(self._share)
         crew.wait(f"worker {name} to reach {step}", lambda: member.halted == step)

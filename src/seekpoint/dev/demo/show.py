@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from time import monotonic
 
@@ -13,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from sqlalchemy import create_engine
 
 from seekpoint import schema
+from seekpoint.dev.child import Folder
 from seekpoint.dev.demo.crew import Crew
 from seekpoint.dev.demo.faults import FAULTS, Script
 from seekpoint.dev.demo.flights import PARTITIONS, RECORDS, Feed, create_topic, read_flights, table
@@ -38,9 +38,9 @@ def perform(records: int = RECORDS, *, console: Console) -> Report:
     next(read_flights(1))  # a missing data set is said before servers are started
     with console.status("starting Postgres and Kafka"):
         pair = start_pair(own=True, progress=console.print)
-    with pair, tempfile.TemporaryDirectory(prefix="seekpoint-demo-") as folder:
+    with pair, closing(Folder("demo")) as folder:
         console.print(pair.describe(), highlight=False)
-        return _perform(pair, records, Path(folder), console)
+        return _perform(pair, records, folder.path, console)
 
 
 def _perform(pair: Pair, records: int, folder: Path, console: Console) -> Report:

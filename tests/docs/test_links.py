@@ -1,0 +1,60 @@
+"""Links lead somewhere, and pages keep to what a page may say."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from pages import PAGES, ROOT, anchors, blocks, links, name_of, read
+
+LANGUAGES = {"python", "py", "sql", "console", "text", "ini", "yaml", "json"}
+ELSEWHERE = re.compile(r"^(https?|mailto):")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_internal_link_and_anchor_resolves(page: Path) -> None:
+    broken = []
+    for link in links(read(page)):
+        if ELSEWHERE.match(link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or ROOT not in (target, *target.parents):
+            broken.append(f"{link}: there is no such file")
+        elif anchor and anchor not in anchors(read(target)):
+            broken.append(f"{link}: {name_of(target)} has no such heading")
+    assert not broken, "\n".join(broken)
+
+
+def test_every_page_is_reached_from_the_readme() -> None:
+    reached, left = set(), [ROOT / "README.md"]
+    while left:
+        page = left.pop()
+        if page in reached or page.suffix != ".md":
+            continue
+        reached.add(page)
+        paths = [link.partition("#")[0] for link in links(read(page)) if not ELSEWHERE.match(link)]
+        left += [(page.parent / path).resolve() for path in paths if path]
+    assert not {name_of(page) for page in PAGES} - {name_of(page) for page in reached}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_block_says_what_it_is(page: Path) -> None:
+    strange = [f"line {b.line}: {b.language or 'nothing'}" for b in blocks(read(page)) if b.language not in LANGUAGES]
+    assert not strange, "\n".join(strange)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_fragments_that_cannot_run_are_python_all_the_same(page: Path) -> None:
+    for block in blocks(read(page), "py"):
+        compile(block.text, f"{name_of(page)}:{block.line}", "exec")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_a_page_knows_no_machine(page: Path) -> None:
+    """No path of somebody's home, no address of a private network or host."""
+    text = read(page)
+    found = re.findall(r"(?:/home/|/Users/|/root/|/work/)\S*|\b10\.\d+\.\d+\.\d+\b|\b192\.168\.\d+\.\d+\b", text)
+    assert not found

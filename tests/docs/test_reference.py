@@ -1,0 +1,167 @@
+"""The reference pages have what the code has: names, parameters, fields, levels, defaults, variables, modules."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import re
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import seekpoint
+from pages import ROOT, named, section
+from seekpoint import Assignment, Ledger, Limits, Pipeline, StartAt, Worker, consumer_config, errors, events, testing
+from seekpoint.health import Health
+from seekpoint.kafka import config
+from seekpoint.ledger.ledger import _KEEPALIVES
+from seekpoint.sinks import Append
+
+API, EVENTS, CONFIGURATION = (named(f"docs/reference/{name}.md") for name in ("api", "events", "configuration"))
+ALL_EVENTS = [
+    kind
+    for kind in vars(events).values()
+    if inspect.isclass(kind) and issubclass(kind, events.Event) and kind is not events.Event
+]
+ALL_ERRORS = [
+    kind
+    for kind in vars(errors).values()
+    if inspect.isclass(kind) and issubclass(kind, Exception) and kind.__module__ == errors.__name__
+]
+
+
+def ticked(text: str) -> set[str]:
+    """Every word that stands in backticks."""
+    return {word for code in re.findall(r"`([^`]+)`", text) for word in re.findall(r"\w+", code)}
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    """The rows of the text's tables, by what stands in backticks in their first cell."""
+    found = {}
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("| `"):
+            for name in re.findall(r"`(\w[\w.=-]*)`", cells[0]):
+                found[name] = cells[1:]
+    return found
+
+
+@pytest.mark.parametrize("kind", ALL_EVENTS, ids=lambda kind: str(kind.__name__))
+def test_every_event_is_in_the_reference_with_level_and_fields(kind: type[events.Event]) -> None:
+    level, told, meaning = rows(EVENTS)[kind.__name__]
+    assert level == logging.getLevelName(kind.level)
+    assert [f.name for f in fields(kind) if f.name != "at"] == re.findall(r"`(\w+)`", told)
+    assert meaning
+
+
+def test_the_reference_has_no_event_that_does_not_exist() -> None:
+    assert {name for name in rows(EVENTS) if name[0].isupper()} == {kind.__name__ for kind in ALL_EVENTS}
+
+
+@pytest.mark.parametrize("name", seekpoint.__all__)
+def test_every_public_name_is_in_the_reference(name: str) -> None:
+    assert name in ticked(API) or f"## {name}\n" in API
+
+
+@pytest.mark.parametrize("made", [Pipeline, Append, Worker, Ledger, Assignment], ids=lambda made: str(made.__name__))
+def test_every_parameter_is_in_the_reference(made: Any) -> None:
+    text = section(API, made.__name__)
+    signature = re.search(rf"`{made.__name__}\((.*?)\)`", text, re.DOTALL)
+    assert signature is not None
+    shown = re.sub(r"StartAt\.earliest\(\)|Bytes\(\)|\(\)", "", signature[1])
+    names = [part.split("=")[0].strip() for part in shown.split(",")]
+    assert [name for name in names if name != "*"] == list(inspect.signature(made).parameters)
+    if made is not Ledger:
+        assert set(inspect.signature(made).parameters) <= ticked(text)
+
+
+@pytest.mark.parametrize("made", [Worker, Ledger, Assignment], ids=lambda made: str(made.__name__))
+def test_every_public_method_is_in_the_reference(made: type) -> None:
+    public = {name for name, value in vars(made).items() if not name.startswith("_") and not inspect.isclass(value)}
+    inner = (
+        {"expected", "resolve", "strangers", "take", "tend", "changed", "join", "leave"}
+        if made is Assignment
+        else set()
+    )
+    assert public - inner <= ticked(section(API, made.__name__))
+
+
+@pytest.mark.parametrize("name", ["move", "pause", "resume", "claim", "record"])
+def test_the_ledgers_methods_are_shown_with_their_parameters(name: str) -> None:
+    shown = re.search(rf"`{name}\(([^`]*)\)`", section(API, "Ledger"))
+    assert shown is not None
+    names = re.findall(r"(\w+)(?:=[^,]+)?(?:,|$)", shown[1])
+    assert names == list(inspect.signature(getattr(Ledger, name)).parameters)[1:]
+
+
+@pytest.mark.parametrize("kind", ALL_ERRORS, ids=lambda kind: str(kind.__name__))
+def test_every_error_is_in_the_reference(kind: type[Exception]) -> None:
+    assert kind.__name__ in rows(re.sub(r"`Poison\([^`]*\)`", "`Poison`", section(API, "Errors")))
+
+
+def test_every_start_is_in_the_reference() -> None:
+    starts = {name for name, value in vars(StartAt).items() if isinstance(value, classmethod)}
+    assert starts <= ticked(section(API, "StartAt"))
+
+
+def test_every_field_of_health_is_in_the_reference() -> None:
+    assert set(rows(section(API, "Health"))) == {field.name for field in fields(Health)}
+
+
+def test_every_name_of_the_test_kit_is_in_the_reference() -> None:
+    assert set(testing.__all__) <= ticked(section(API, "seekpoint.testing"))
+    assert is_dataclass(testing.Processed)
+
+
+def test_every_limit_is_in_the_reference_with_its_default() -> None:
+    shown = rows(section(CONFIGURATION, "Limits"))
+    assert {name: float(cells[0]) for name, cells in shown.items()} == {
+        field.name: float(getattr(Limits(), field.name)) for field in fields(Limits)
+    }
+    assert {field.name for field in fields(Limits)} <= ticked(section(API, "Limits"))
+
+
+def test_the_keys_we_own_and_our_defaults_are_in_the_reference() -> None:
+    shown = rows(section(CONFIGURATION, "Kafka"))
+    given = consumer_config({"bootstrap.servers": "localhost:9092"}, group="g")
+    for key, (value, why) in config.OWNED.items():
+        assert shown[key] == [f"`{value}`", why]
+        assert given[key] == value
+    for key, value in config.DEFAULTS.items():
+        assert shown[key][0] == f"`{value}`"
+
+
+def test_the_connection_parameters_are_in_the_reference() -> None:
+    shown = rows(section(CONFIGURATION, "Database"))
+    assert {name: int(cells[0].split("`")[1]) for name, cells in shown.items()} == _KEEPALIVES
+
+
+def test_every_environment_variable_is_in_the_reference() -> None:
+    text = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py"))
+    read = set(re.findall(r"[\"'`](SEEKPOINT_[A-Z_]+)\b", text))
+    assert read == set(rows(section(CONFIGURATION, "Environment")))
+
+
+def test_every_module_has_its_sentence() -> None:
+    package = ROOT / "src" / "seekpoint"
+    modules = {path.stem for path in package.iterdir() if _is_module(path)}
+    shown = rows(section(named("docs/internals/architecture.md"), "The house"))
+    assert set(shown) == modules
+
+
+def _is_module(path: Path) -> bool:
+    if path.is_dir():
+        return any(path.glob("*.py"))
+    return path.suffix == ".py" and path.stem != "__init__"
+
+
+def test_every_decision_is_in_the_list_and_says_what_follows() -> None:
+    folder = ROOT / "docs" / "internals" / "decisions"
+    files = sorted(path.name for path in folder.glob("0*.md"))
+    assert re.findall(r"\((0\d{3}-[\w-]+\.md)\)", (folder / "README.md").read_text(encoding="utf-8")) == files
+    for name in files:
+        text = (folder / name).read_text(encoding="utf-8")
+        assert text.startswith(f"# {name[:4]}: ")
+        assert all(f"**{part}.**" in text for part in ("Context", "Decision", "Consequences"))

@@ -1,0 +1,77 @@
+"""The pages of the project: README, docs and the other Markdown files, read as blocks, headings and links."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
+_HEADING = re.compile(r"^#+ +(.+)$", re.MULTILINE)
+_LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)\)")
+
+
+class Block(NamedTuple):
+    """A fenced block: its language, its text, and the line of the page where it begins."""
+
+    language: str
+    text: str
+    line: int
+
+
+def read(page: Path) -> str:
+    """The page's text."""
+    return page.read_text(encoding="utf-8")
+
+
+def named(name: str) -> str:
+    """The text of the page at this path below the project's folder."""
+    return read(ROOT / name)
+
+
+def name_of(page: Path) -> str:
+    """``docs/start.md``."""
+    return str(page.relative_to(ROOT))
+
+
+def blocks(text: str, language: str | None = None) -> list[Block]:
+    """The fenced blocks, of one language or all."""
+    found = [Block(m[1], m[2], text[: m.start()].count("\n") + 1) for m in _FENCE.finditer(text)]
+    return [block for block in found if language in {None, block.language}]
+
+
+def prose(text: str) -> str:
+    """The text without blocks and comments, where Markdown's links and headings are what they look like."""
+    return _COMMENT.sub("", _FENCE.sub("", text))
+
+
+def anchors(text: str) -> set[str]:
+    """What ``#…`` may point to: each heading's slug, as GitHub makes it."""
+    found: set[str] = set()
+    for heading in _HEADING.findall(prose(text)):
+        plain = re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", heading).replace("`", "")
+        slug = re.sub(r"[^\w\- ]", "", plain.strip().lower()).replace(" ", "-")
+        number = 0
+        while (numbered := slug if number == 0 else f"{slug}-{number}") in found:
+            number += 1
+        found.add(numbered)
+    return found
+
+
+def links(text: str) -> Iterator[str]:
+    """Every target of a link."""
+    yield from _LINK.findall(re.sub(r"`[^`\n]*`(?!\])", "", prose(text)))
+
+
+def section(text: str, heading: str) -> str:
+    """What stands below this heading, up to the next one of its own or a higher level."""
+    start = re.search(rf"^(#+) {re.escape(heading)}$", text, re.MULTILINE)
+    assert start is not None, f"there is no heading {heading!r}"
+    rest = text[start.end() :]
+    end = re.search(rf"^#{{1,{len(start[1])}}} ", rest, re.MULTILINE)
+    return rest if end is None else rest[: end.start()]

@@ -275,6 +275,24 @@ def test_a_deleted_topic_stops_its_partitions_and_the_others_go_on(scene: Scene,
     scene.book.assert_holds(other, kept)
 
 
+def test_a_topic_that_comes_back_after_its_deletion_was_seen_is_told_from_the_old_one(scene: Scene) -> None:
+    name = scene.topic()
+    stored = scene.produce(name, ["old"] * 10)
+    run = scene.worker(name, partitions=[(name, 0)])  # nobody assigns it anew
+    run.reached(name, 10)
+    scene.admin.delete_topics([name])[name].result(20)
+    stop = stop_of(run)
+    assert "does not exist any more" in str(stop)
+    mark = run.seen.mark()
+    scene.topic(name=name)
+    new = scene.produce(name, 20)
+    decide_for(scene, run, name, stop_of(run, since=mark))
+    run.reached(name, 20)
+    run.stop()
+    assert scene.book.written(name) == stored + new
+    assert [row.owner for row in scene.ledger.read()] == [None]
+
+
 # -- brokers that go away -----------------------------------------------------------------------------------------
 
 

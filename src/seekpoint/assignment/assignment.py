@@ -98,11 +98,16 @@ class Assignment:
     def settle(self, messages: Iterable[Message]) -> Chunk[Message]:
         """Call it with what each ``consume`` returned, and apply only what it gives back.
 
-        Drops what is stale, acts on what the callbacks recorded (releases, claims, places), and notices
-        positions that were moved. Raises ClusterChanged, HandlerOutdated, and database errors as they are.
+        Drops what is stale, acts on what the callbacks recorded (releases, claims, places), and notices moves.
+        Raises ClusterChanged, HandlerOutdated, KafkaAway, and database errors as they are; after any of them
+        everything is claimed anew by the next call.
         """
         chunk = self.take(messages)
-        self.tend()
+        try:
+            self.tend()
+        except BaseException:
+            self.suspend()  # the caller never sees this chunk: read it again, from where the ledger stands
+            raise
         return chunk
 
     def advance(self, tx: Connection, *chunks: Chunk[Message]) -> list[Claim]:
@@ -219,8 +224,7 @@ class Assignment:
             later = now + self.limits.idle_check
             for partition in claimed.stalled:
                 self._places.wait(partition, replace(self._places.waiting[partition], stalled=True, not_before=later))
-        for partition, stop in claimed.refused.items():
-            self._places.park(partition, stop)
+        self._park_all(claimed.refused)
         self._place({p: claimed.granted[p] for p in wanted if p in claimed.granted})
 
     def _park_deleted(self, partitions: Sequence[Partition]) -> None:
@@ -252,18 +256,25 @@ class Assignment:
             placed = self.placed.get(partition)
             if placed is not None and (partition not in rows or rows[partition].token != placed.claim.token):
                 self._ousted(partition, rows.get(partition))
-        for partition, at in list(self._places.parked.items()):
-            if partition in rows and rows[partition].token != at.stop.token:  # somebody decided
-                del self._places.parked[partition]
-                self._places.wait(partition, Waiting())
         try:
             self._park_all(self.strangers(answer, [p for p in quiet if p in self.placed]))
+            self._look_at_parked(rows, answer)
         except KafkaAway as error:
             self._announce(events.KafkaTrouble(error=str(error)))
 
+    def _look_at_parked(self, rows: Mapping[Partition, Position], answer: Answer) -> None:
+        """Claim again what somebody has decided about, and what is another topic by now: the claim says so."""
+        ids = answer.result()
+        for partition, at in list(self._places.parked.items()):
+            row = rows.get(partition)
+            token, topic_id = (None, None) if row is None else (row.token, row.topic_id)
+            if at.over(token, topic_id, ids[partition.topic]):
+                del self._places.parked[partition]
+                self._places.wait(partition, Waiting(known=at.claim))
+
     def _park_all(self, stops: Mapping[Partition, PartitionStopped]) -> None:
         for partition, stop in stops.items():
-            self._places.park(partition, stop)
+            self.park(partition, stop)
 
     def _pass_ends(self, partitions: Sequence[Partition]) -> None:
         """Advance idle partitions over trailing control records, so that they never look like loss (I3)."""

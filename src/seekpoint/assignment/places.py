@@ -6,10 +6,11 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
+from uuid import UUID
 
 from seekpoint import events
 from seekpoint.assignment.chunk import Chunk, Read
-from seekpoint.errors import PartitionStopped
+from seekpoint.errors import PartitionStopped, TopicRecreated
 from seekpoint.events import Announcer
 from seekpoint.kafka import client as kafka
 from seekpoint.kafka.client import Client, Message
@@ -43,6 +44,14 @@ class Parked:
     stop: PartitionStopped
     claim: Claim | None = None
 
+    def over(self, token: UUID | None, stored: UUID | None, now: UUID | None) -> bool:
+        """Whether to claim it again: somebody decided (the row has another token), or it is another topic by now.
+
+        ``stored`` is the topic's id in the row, ``now`` what the brokers answer; None where there is none.
+        """
+        decided = token is not None and token != self.stop.token
+        return decided or (now is not None and now != stored and not isinstance(self.stop, TopicRecreated))
+
 
 class Places:
     """The state of every assigned partition, and the client kept in step with it. Does not know the ledger.
@@ -57,6 +66,7 @@ class Places:
         self.parked: dict[Partition, Parked] = {}
         self.gone: set[Partition] = set()
         self.troubled: set[Partition] = set()
+        self._left: list[Claim] = []  # claims of what Kafka took away, not yet given back
         self._client, self._announce = client, announce
 
     # -- what the callbacks record --------------------------------------------------------------------
@@ -69,7 +79,9 @@ class Places:
     def taken(self, partitions: list[Partition], is_lost: bool) -> None:
         """Kafka says that these are ours no longer."""
         for partition in partitions:
-            self.waiting.pop(partition, None)
+            waiting = self.waiting.pop(partition, None)
+            if waiting is not None and waiting.known is not None:
+                self._left.append(waiting.known)
         self.gone.update(partitions)
         self._announce(events.Gone(partitions=tuple(partitions), lost=is_lost))
 
@@ -77,15 +89,20 @@ class Places:
 
     def forget_gone(self) -> list[Claim]:
         """Drop what Kafka took away; returns the claims to give back."""
+        self._drop_gone()
+        left, self._left = self._left, []
+        return left
+
+    def _drop_gone(self) -> None:
         gone, self.gone = self.gone, set()
-        claims = [self.placed.pop(p).claim for p in gone if p in self.placed]
+        self._left += [self.placed.pop(p).claim for p in gone if p in self.placed]
         parked = [self.parked.pop(p).claim for p in gone if p in self.parked]
-        return claims + [claim for claim in parked if claim is not None]
+        self._left += [claim for claim in parked if claim is not None]
 
     def claims(self) -> list[Claim]:
         """Every claim we have."""
-        parked = [at.claim for at in self.parked.values() if at.claim is not None]
-        return [at.claim for at in self.placed.values()] + parked
+        others = [at.claim for at in self.parked.values()] + [at.known for at in self.waiting.values()]
+        return [at.claim for at in self.placed.values()] + [c for c in others if c is not None] + self._left
 
     def place(self, claims: Mapping[Partition, Claim]) -> dict[Partition, Waiting]:
         """Read these from where their claims stand; returns what was known of them while they waited."""
@@ -117,14 +134,15 @@ class Places:
         if placed is not None:
             stop.token = placed.claim.token
             self.unplace([partition])
-        self.waiting.pop(partition, None)
-        self.parked[partition] = Parked(stop, None if placed is None else placed.claim)
+        before = self.waiting.pop(partition, Waiting())
+        self.parked[partition] = Parked(stop, before.known if placed is None else placed.claim)
         self._announce(events.Parked(partition=partition, error=stop))
 
     def suspend(self) -> None:
         """Read nothing, stay in the group, claim everything again later."""
+        self._drop_gone()
         for partition, placed in self.placed.items():
-            self.wait(partition, Waiting(known=placed.claim))
+            self.waiting.setdefault(partition, Waiting(known=placed.claim))
         self.unplace(list(self.placed))
 
     def _positions(self) -> dict[Partition, int]:

@@ -1,0 +1,130 @@
+"""Where partitions stand while Kafka takes them away in the middle of something else."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, cast
+from uuid import uuid4
+
+import pytest
+
+from seekpoint.assignment.places import Parked, Places, Waiting
+from seekpoint.errors import OffsetLost, TopicRecreated
+from seekpoint.events import Announcer
+from seekpoint.kafka.client import Client
+from seekpoint.ledger import Claim
+from seekpoint.records import Partition
+
+P, Q = Partition("t", 0), Partition("t", 1)
+
+
+class Told:
+    """Stands where the client stands, and keeps what it was told to read."""
+
+    def __init__(self) -> None:
+        self.reads: set[Partition] = set()
+
+    def place(self, fresh: Mapping[Partition, Any], others: Mapping[Partition, int]) -> None:
+        self.reads = {*fresh, *others}
+
+    def unplace(self, partitions: Collection[Partition], others: Mapping[Partition, int]) -> None:
+        self.reads = set(others) - set(partitions)
+
+
+def claim(partition: Partition, offset: int = 0) -> Claim:
+    return Claim(partition, uuid4(), 1, offset, None, uuid4())
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told()
+
+
+@pytest.fixture
+def places(told: Told) -> Places:
+    """P and Q are assigned, claimed and read."""
+    made = Places(cast("Client", told), Announcer())
+    made.assigned([P, Q])
+    made.place({P: claim(P, 5), Q: claim(Q, 7)})
+    return made
+
+
+def test_what_kafka_took_away_is_not_claimed_again_after_a_refusal(places: Places) -> None:
+    places.taken([P], False)
+    places.unplace([P])  # another worker's claim was found in the row
+    places.wait(P, Waiting())
+    assert P not in places.waiting
+    places.wait(Q, Waiting())
+    assert Q in places.waiting
+
+
+def test_what_kafka_took_away_is_not_claimed_again_after_a_trouble(places: Places, told: Told) -> None:
+    mine = places.placed[P].claim
+    places.taken([P], False)
+    places.suspend()
+    assert list(places.waiting) == [Q]
+    assert told.reads == set()
+    assert places.forget_gone() == [mine], "its claim is given back, when the database answers"
+    assert places.forget_gone() == []
+
+
+def test_what_is_taken_away_while_it_waits_is_given_back_too(places: Places) -> None:
+    mine = places.placed[P].claim
+    places.suspend()
+    places.taken([P], True)
+    assert list(places.waiting) == [Q]
+    assert places.forget_gone() == [mine]
+
+
+def test_what_is_assigned_anew_before_the_loop_has_looked_stays_ours(places: Places) -> None:
+    mine = places.placed[P].claim
+    places.taken([P], False)
+    places.assigned([P])
+    assert places.forget_gone() == [mine]
+    assert P in places.waiting
+
+
+def test_what_kafka_took_away_is_not_read_again_when_others_are_placed(places: Places, told: Told) -> None:
+    places.taken([P], False)
+    places.place({Q: claim(Q, 9)})
+    assert told.reads == {Q}
+
+
+def test_everything_claimed_is_given_back_in_the_end(places: Places) -> None:
+    mine = {places.placed[P].claim, places.placed[Q].claim}
+    places.park(P, OffsetLost(P, 5, "gone"))
+    places.suspend()
+    assert set(places.claims()) == mine
+
+
+def test_a_parked_partition_keeps_its_claim_while_it_is_looked_at_again(places: Places) -> None:
+    mine = places.placed[P].claim
+    places.park(P, OffsetLost(P, 5, "gone"))
+    at = places.parked.pop(P)
+    places.wait(P, Waiting(known=at.claim))
+    places.park(P, TopicRecreated(P, 5, "another"))
+    assert mine in places.claims()
+
+
+OLD, NEW, TOKEN, MOVED = (uuid4() for _ in range(4))
+
+
+@pytest.mark.parametrize(
+    ("kind", "token", "stored", "now", "over"),
+    [
+        (OffsetLost, TOKEN, OLD, OLD, False),
+        (OffsetLost, MOVED, OLD, OLD, True),  # somebody decided
+        (OffsetLost, TOKEN, OLD, None, False),  # deleted: nothing to claim
+        (OffsetLost, TOKEN, OLD, NEW, True),  # another topic: the claim says so
+        (TopicRecreated, TOKEN, OLD, NEW, False),  # that was said already
+        (TopicRecreated, MOVED, NEW, NEW, True),
+        (OffsetLost, None, None, NEW, True),  # deleted before anybody had claimed it
+        (OffsetLost, None, None, None, False),
+    ],
+)
+def test_a_stop_is_over_when_somebody_decided_or_the_topic_is_another(
+    kind: Any, token: Any, stored: Any, now: Any, over: bool
+) -> None:
+    stop = kind(P, 5, "why")
+    stop.token = TOKEN
+    assert Parked(stop).over(token, stored, now) is over

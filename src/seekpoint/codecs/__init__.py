@@ -29,7 +29,8 @@ V_co = TypeVar("V_co", covariant=True)
 class RecordCodec(Protocol[V_co]):
     """A codec that sees the whole record, null values included."""
 
-    def decode(self, record: RawRecord, /) -> V_co: ...
+    def decode(self, record: RawRecord, /) -> V_co:
+        """The record's value (or key); whatever it raises makes the record a poison record."""
 
 
 Codec = Callable[[bytes], Any] | RecordCodec[Any]

@@ -1,0 +1,128 @@
+"""The public surface: every name is there and says what it promises, and the code stays small enough to be read."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import pytest
+
+import seekpoint
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = sorted(
+    path for folder in ("src", "migrations", "benchmarks", "examples") for path in (ROOT / folder).rglob("*.py")
+)
+
+PUBLIC_MODULES = [
+    "seekpoint.errors",
+    "seekpoint.events",
+    "seekpoint.codecs",
+    "seekpoint.ledger",
+    "seekpoint.schema",
+    "seekpoint.testing",
+]
+
+
+def public(module: Any) -> list[str]:
+    """The names a module offers: its ``__all__``, or what it defines itself."""
+    listed = getattr(module, "__all__", None)
+    if listed is not None:
+        return list(listed)
+    return [
+        name
+        for name, what in vars(module).items()
+        if not name.startswith("_") and getattr(what, "__module__", None) == module.__name__
+    ]
+
+
+NAMES = [("seekpoint", name) for name in seekpoint.__all__] + [
+    (module, name) for module in PUBLIC_MODULES for name in public(importlib.import_module(module))
+]
+
+
+def test_all_is_sorted_and_what_can_be_loaded() -> None:
+    assert list(seekpoint.__all__) == sorted(seekpoint.__all__)
+    assert set(seekpoint.__all__) == set(seekpoint._HOMES)
+
+
+def test_the_roots_names_are_those_of_the_design() -> None:
+    assert set(seekpoint.__all__) == {
+        "Append", "Assignment", "Batch", "Bytes", "Fenced", "Json", "Ledger", "Limits", "Partition", "Pipeline",
+        "Poison", "Record", "SeekpointError", "Span", "StartAt", "Text", "Worker", "consumer_config",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", seekpoint.__all__)
+def test_every_name_can_be_imported_and_is_the_one_of_its_home(name: str) -> None:
+    scope: dict[str, Any] = {}
+    exec(f"from seekpoint import {name}", scope)
+    assert scope[name] is getattr(importlib.import_module(seekpoint._HOMES[name]), name)
+
+
+def test_another_name_is_an_attribute_error_that_names_it() -> None:
+    with pytest.raises(AttributeError, match="module 'seekpoint' has no attribute 'Pipelin'"):
+        seekpoint.Pipelin  # noqa: B018
+
+
+def test_the_package_says_that_it_is_typed() -> None:
+    assert (ROOT / "src/seekpoint/py.typed").exists()
+
+
+# -- promises -----------------------------------------------------------------------------------------------
+
+
+def documented(module: str, name: str) -> Iterator[tuple[str, Any]]:
+    """A public name, and each public method and property that its class defines itself."""
+    what = getattr(importlib.import_module(module), name)
+    if not inspect.isclass(what) and not inspect.isfunction(what):
+        return  # an alias of a type
+    yield name, what
+    if inspect.isclass(what):
+        for attribute, member in vars(what).items():
+            plain = isinstance(member, FunctionType | property | classmethod | staticmethod)
+            if plain and not attribute.startswith("_") and not _is_overload(member):
+                yield f"{name}.{attribute}", member
+
+
+def _is_overload(member: Any) -> bool:
+    return getattr(member, "__name__", "") == "_overload_dummy"
+
+
+@pytest.mark.parametrize(("module", "name"), NAMES, ids=[f"{m}.{n}" for m, n in NAMES])
+def test_every_public_name_opens_with_its_promise_in_one_sentence(module: str, name: str) -> None:
+    for full, what in documented(module, name):
+        said = inspect.cleandoc(what.__doc__ or "")
+        assert said, f"{full} has no docstring"
+        assert not said.startswith(f"{name}("), f"{full} has only what dataclass wrote"
+        opening = said.split("\n\n")[0].split("\n::")[0]
+        assert opening[0].isupper() or opening[0] == "`", f"{full}: {opening!r}"
+        assert opening.rstrip().endswith((".", ":")), f"{full} does not end its first sentence: {opening!r}"
+        assert len(opening.split()) >= 3, f"{full} promises nothing: {opening!r}"
+
+
+# -- small enough to be read --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_module_is_read_in_one_sitting_and_a_function_on_one_screen(path: Path) -> None:
+    text = path.read_text()
+    assert len(text.splitlines()) <= 400, "a module has at most 400 lines: part it"
+    tree = ast.parse(text)
+    assert ast.get_docstring(tree), "a module says what it is for"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            assert length <= 60, f"{node.name} has {length} lines: a function fits on a screen"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_module_is_called_after_nothing(path: Path) -> None:
+    assert not {"utils", "util", "helpers", "common", "misc", "manager"} & set(
+        path.relative_to(ROOT).with_suffix("").parts
+    )

@@ -1,0 +1,168 @@
+"""The error tree as it is drawn, what errors say, and that none of them says a password."""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import traceback
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine, make_url
+from sqlalchemy.exc import DBAPIError
+
+from seekpoint import Ledger, Pipeline, Text, Worker, errors
+from seekpoint.errors import ConfigError, Fenced, GroupPaused, PartitionStopped, Poison, PoisonStop, SeekpointError
+from seekpoint.kafka.config import consumer_config, make_consumer
+from seekpoint.kafka.identity import Identity, KafkaAway
+from seekpoint.policy import Limits
+from seekpoint.records import Partition
+from seekpoint.testing import record
+
+DRAWN = re.compile(r"^    ([│ ]*(?:├── |└── )?)(\w+)(?: {2,}\S.*)?$", re.MULTILINE)
+
+
+def test_the_tree_in_the_docstring_is_the_tree() -> None:
+    path: list[str] = []
+    drawn: dict[str, str | None] = {}
+    for indent, name in DRAWN.findall(errors.__doc__ or ""):
+        depth = len(indent) // 4
+        path[depth:] = [name]
+        drawn[name] = path[depth - 1] if depth else None
+    real = {
+        name: None if (base := kind.__bases__[0]) is Exception else base.__name__
+        for name, kind in vars(errors).items()
+        if isinstance(kind, type) and issubclass(kind, Exception) and kind.__module__ == errors.__name__
+    }
+    assert drawn == real
+
+
+def test_a_stop_names_partition_offset_and_choices() -> None:
+    stop = PoisonStop(Partition("orders", 3), 41, "it cannot be applied", choices=["mend it", "skip it"])
+    assert str(stop) == "orders/3 stopped at offset 41: it cannot be applied\nChoices:\n  - mend it\n  - skip it"
+    assert (stop.partition, stop.offset, stop.choices) == (("orders", 3), 41, ("mend it", "skip it"))
+    assert str(PartitionStopped(Partition("a", 0), 1, "why")) == "a/0 stopped at offset 1: why"
+
+
+def test_fenced_keeps_the_databases_sentence() -> None:
+    assert Fenced("the claim is another's").reason == str(Fenced("the claim is another's"))
+
+
+def test_a_pause_says_who_and_why() -> None:
+    assert str(GroupPaused("g", "migration", "ann")).startswith("group 'g' is paused by ann: migration; resume it with")
+    assert "paused by unknown: no reason given" in str(GroupPaused("g", None, None))
+
+
+def test_poison_names_its_records_and_is_no_error_of_ours() -> None:
+    one, two = record(1), record(2, offset=1)
+    poison = Poison("negative amount", one, two)
+    assert (poison.reason, poison.records, str(poison)) == ("negative amount", (one, two), "negative amount")
+    assert not isinstance(poison, SeekpointError)
+
+
+# -- passwords ----------------------------------------------------------------------------------------------
+
+CANARY = "c4n4ry-Sup3rSecret"
+PORT = 1  # nobody listens; the same for all of pytest-xdist's workers, which compare the tests' names
+URLS = [
+    f"postgresql+psycopg://ann:{CANARY}@127.0.0.1:{PORT}/shop",
+    f"postgresql://ann:{CANARY}@127.0.0.1:{PORT}/shop",
+    f"postgresql+psycopg://127.0.0.1:{PORT}/shop?user=ann&password={CANARY}&sslpassword={CANARY}",
+]
+REFUSED_URLS = [
+    f"mysql://ann:{CANARY}@127.0.0.1/shop",
+    f"postgresql+asyncpg://ann:{CANARY}@127.0.0.1/shop",
+    f"postgresql+psycopg2://127.0.0.1/shop?password={CANARY}",
+    f"postgresql//ann:{CANARY}@127.0.0.1/shop",
+    f"postgresql://ann:{CANARY}@127.0.0.1:port/shop",
+    f"postgresql://ann:{CANARY}/@127.0.0.1:5432:5433/shop",
+    f"{CANARY}",
+]
+KAFKA = {
+    "bootstrap.servers": f"127.0.0.1:{PORT}",
+    "security.protocol": "SASL_PLAINTEXT",
+    "sasl.mechanism": "PLAIN",
+    "sasl.username": "ann",
+    "sasl.password": CANARY,
+    "ssl.key.password": CANARY,
+}
+PIPELINE = Pipeline("g", topics="orders", value=Text(), handle=lambda tx, batch: None)
+
+
+def everything(error: BaseException) -> str:
+    """The error as a log would have it, with all that it stems from."""
+    return "".join([*traceback.format_exception(error), repr(error), str(error), *map(repr, error.args)])
+
+
+@pytest.mark.parametrize("url", URLS)
+@pytest.mark.parametrize("parsed", [False, True])
+def test_no_password_in_what_is_shown(url: str, parsed: bool) -> None:
+    given = make_url(url) if parsed else url
+    worker = Worker(PIPELINE, engine=given, kafka=KAFKA)
+    ledger = Ledger(given, "g")
+    assert f":{PORT}/shop" in repr(worker)
+    for one in (worker, ledger, worker.running(), worker.health(), PIPELINE):
+        assert CANARY not in repr(one) + str(one)
+
+
+@pytest.mark.parametrize("url", REFUSED_URLS)
+def test_no_password_in_a_url_that_is_refused(url: str) -> None:
+    for make in (lambda: Worker(PIPELINE, engine=url, kafka=KAFKA), lambda: Ledger(url, "g")):
+        with pytest.raises(ConfigError, match=r"postgresql\+psycopg://user:password@host") as caught:
+            make()
+        assert CANARY not in everything(caught.value)
+
+
+def test_no_password_in_an_engine_that_is_refused() -> None:
+    engine = create_engine(URLS[2], isolation_level="AUTOCOMMIT", execution_options={"isolation_level": "AUTOCOMMIT"})
+    with pytest.raises(ConfigError, match="AUTOCOMMIT") as caught:
+        Ledger(engine, "g")
+    assert CANARY not in everything(caught.value)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"group.id": "other"},
+        {"enable.auto.commit": True},
+        {"on_commit": print},
+        {"sasl.pasword": CANARY},
+        {"sasl.mechanism": "NONE-SUCH"},
+        {"session.timeout.ms": "soon"},
+        {"security.protocol": "SASL_SSL", "ssl.key.location": "/none", "ssl.certificate.location": "/none"},
+    ],
+)
+def test_no_password_in_a_kafka_configuration_that_is_refused(config: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_consumer(consumer_config({**KAFKA, **config}, group="g")).close()
+    assert CANARY not in everything(caught.value)
+
+
+@pytest.mark.parametrize("url", URLS)
+def test_no_password_when_the_database_is_away(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    worker = Worker(PIPELINE, engine=url, kafka=KAFKA)
+    with pytest.raises(DBAPIError) as caught, worker.running():
+        raise AssertionError("it cannot have started")
+    assert "127.0.0.1" in str(caught.value)
+    assert "Stopped" in caplog.text
+    assert CANARY not in everything(caught.value) + caplog.text + repr(worker.health())
+
+
+def test_no_password_when_the_brokers_are_away(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    told = threading.Event()
+    consumer = make_consumer(consumer_config(KAFKA, group="g"), error_cb=lambda error: told.set())
+    try:
+        with pytest.raises(KafkaAway) as caught:
+            Identity(consumer_config(KAFKA, group="g"), Limits(start_wait=0.5).start_wait).cluster_id()
+        for _ in range(50):
+            consumer.poll(0.1)
+            if told.is_set():
+                break
+        assert told.is_set()
+    finally:
+        consumer.close()
+    assert f"127.0.0.1:{PORT}" in str(caught.value)
+    assert CANARY not in everything(caught.value) + caplog.text

@@ -1,0 +1,111 @@
+"""Events: one list of frozen values, and observers that cannot change what they watch."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import logging
+from typing import Any
+
+import pytest
+
+from seekpoint import events
+from seekpoint.events import Announcer, Event
+from seekpoint.records import Partition, Span
+
+KINDS = [kind for kind in vars(events).values() if inspect.isclass(kind) and issubclass(kind, Event)]
+CONCRETE = [kind for kind in KINDS if kind is not Event]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_event_is_a_frozen_value_with_a_promise_and_a_level(kind: type[Event]) -> None:
+    assert dataclasses.is_dataclass(kind)
+    assert "__slots__" in vars(kind)
+    assert kind.__doc__
+    assert not kind.__doc__.startswith(f"{kind.__name__}(")
+    assert kind.level in {logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR}
+    assert all(field.kw_only for field in dataclasses.fields(kind))
+
+
+def test_there_are_as_many_as_are_described() -> None:
+    assert len(CONCRETE) >= 25
+    assert len({kind.__name__ for kind in CONCRETE}) == len(CONCRETE)
+
+
+def test_when_it_happened_is_no_part_of_its_value() -> None:
+    early, late = events.Held(partitions=3, at=1.0), events.Held(partitions=3, at=2.0)
+    assert early == late
+    assert early.at < late.at
+    assert repr(early) == "Held(partitions=3)"
+    assert events.Held(partitions=3).at <= events.Held(partitions=3).at
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        early.partitions = 4  # type: ignore[misc]
+
+
+def test_observers_get_every_event_in_order_the_earlier_observer_first() -> None:
+    seen: list[tuple[str, Event]] = []
+    announce = Announcer([lambda e: seen.append(("first", e)), lambda e: seen.append(("second", e))])
+    one, two = events.Draining(), events.Held(partitions=1)
+    announce(one)
+    announce.add(lambda e: seen.append(("third", e)))
+    announce(two)
+    assert seen == [("first", one), ("second", one), ("first", two), ("second", two), ("third", two)]
+
+
+def test_an_observer_that_raises_is_logged_and_ignored(caplog: pytest.LogCaptureFixture) -> None:
+    seen: list[Event] = []
+
+    def broken(event: Event) -> None:
+        raise ZeroDivisionError("the observer's own mistake")
+
+    announce = Announcer([broken, seen.append])
+    announce(events.Held(partitions=2))
+    assert seen == [events.Held(partitions=2)]
+    (logged,) = [r for r in caplog.records if r.levelno == logging.ERROR]
+    assert logged.name == "seekpoint.events"
+    assert logged.getMessage() == "an observer raised on Held(partitions=2); ignored"
+    assert logged.exc_info is not None
+    assert logged.exc_info[0] is ZeroDivisionError
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit])
+def test_an_interruption_in_an_observer_is_not_ignored(interruption: type[BaseException]) -> None:
+    def interrupted(event: Event) -> None:
+        raise interruption
+
+    with pytest.raises(interruption):
+        Announcer([interrupted])(events.Draining())
+
+
+SPAN = Span(Partition("orders", 3), 5, 9)
+
+
+@pytest.mark.parametrize(
+    ("event", "level", "said"),
+    [
+        (events.Committed(spans=(SPAN,), records=4, seconds=0.5), logging.DEBUG, "orders"),
+        (events.Placed(partition=SPAN.partition, offset=5, epoch=2), logging.INFO, "offset=5"),
+        (events.Refused(reason="the claim is another's"), logging.WARNING, "the claim is another's"),
+        (events.Parked(partition=SPAN.partition, error=ValueError("why")), logging.ERROR, "why"),
+    ],
+)
+def test_every_event_is_logged_at_its_level(
+    event: Event, level: int, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, logger="seekpoint.events")
+    Announcer()(event)
+    (logged,) = caplog.records
+    assert (logged.name, logged.levelno) == ("seekpoint.events", level)
+    assert said in logged.getMessage()
+
+
+def test_what_nobody_listens_to_is_not_formatted(caplog: pytest.LogCaptureFixture) -> None:
+    class UnshowableError(Exception):
+        def __repr__(self) -> str:
+            raise AssertionError("formatted for nothing")
+
+    caplog.set_level(logging.CRITICAL, logger="seekpoint.events")
+    seen: list[Any] = []
+    Announcer([seen.append])(events.CommitUnknown(error=UnshowableError()))
+    assert len(seen) == 1
+    assert caplog.records == []

@@ -1,0 +1,185 @@
+"""The health board: each event folded into what a probe may ask."""
+
+from __future__ import annotations
+
+import threading
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from seekpoint import events
+from seekpoint.errors import PoisonStop
+from seekpoint.events import Event
+from seekpoint.health import Health, HealthBoard, stops
+from seekpoint.records import Partition, Span
+
+A, B = Partition("a", 0), Partition("b", 1)
+STOP_A, STOP_B = PoisonStop(A, 5, "bad"), PoisonStop(B, 7, "bad")
+
+
+def after(*seen: Event, stale_after: float = 60.0) -> Health:
+    board = HealthBoard(stale_after)
+    for event in seen:
+        board(event)
+    return board.read()
+
+
+def started(at: float | None = None) -> events.Started:
+    return events.Started(group="g", owner="o", **({} if at is None else {"at": at}))
+
+
+def placed(partition: Partition, offset: int) -> events.Placed:
+    return events.Placed(partition=partition, offset=offset, epoch=1)
+
+
+def committed(*spans: Span, records: int = 1, at: float | None = None) -> events.Committed:
+    return events.Committed(spans=spans, records=records, seconds=0.1, at=monotonic() if at is None else at)
+
+
+def test_before_it_runs_it_is_neither_live_nor_ready() -> None:
+    assert after() == Health()
+    assert (after().live, after().ready, after().stale) == (False, False, False)
+
+
+def test_a_started_worker_is_live_and_ready() -> None:
+    health = after(started())
+    assert (health.live, health.ready, health.trouble, health.error) == (True, True, None, None)
+
+
+@pytest.mark.parametrize("error", [None, ValueError("why")])
+def test_a_stopped_worker_is_neither_and_keeps_its_error(error: Exception | None) -> None:
+    health = after(started(), placed(A, 5), events.Draining(), events.Stopped(error=error))
+    assert (health.live, health.ready, health.error) == (False, False, error)
+
+
+def test_positions_follow_placing_and_commits() -> None:
+    seen = [started(), placed(A, 5), placed(B, 7), committed(Span(A, 5, 9), Span(B, 7, 8), records=4, at=12.5)]
+    health = after(*seen)
+    assert health.positions == {A: 9, B: 8}
+    assert (health.records, health.transactions, health.last_commit) == (4, 1, 12.5)
+    again = after(*seen, committed(Span(A, 9, 10), records=1))
+    assert again.positions == {A: 10, B: 8}
+    assert (again.records, again.transactions) == (5, 2)
+    assert after(*seen, placed(A, 2)).positions == {A: 2, B: 8}, "rewound"
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        events.Gone(partitions=(A,), lost=False),
+        events.Gone(partitions=(A,), lost=True),
+        events.Released(partitions=(A,)),
+    ],
+)
+def test_what_is_gone_is_no_longer_ours_to_tell(left: Event) -> None:
+    seen = [started(), placed(A, 5), placed(B, 7), events.LagSampled(lag={A: 100, B: 0})]
+    parked = [events.Parked(partition=A, error=STOP_A), events.Parked(partition=B, error=STOP_B)]
+    health = after(*seen, *parked, left)
+    assert (health.positions, health.lag, health.stopped) == ({B: 7}, {B: 0}, {B: STOP_B})
+
+
+def test_a_parked_partition_is_told_until_it_is_placed_again() -> None:
+    seen: list[Event] = [started(), placed(A, 5), placed(B, 1), events.Parked(partition=A, error=STOP_A)]
+    assert after(*seen).stopped == {A: STOP_A}
+    assert after(*seen).ready, "the others go on"
+    assert after(*seen, placed(B, 1)).stopped == {A: STOP_A}
+    assert after(*seen, placed(A, 6)).stopped == {}
+
+
+def test_stops_come_in_the_order_of_partitions() -> None:
+    other = events.Parked(partition=Partition("c", 0), error=ValueError())
+    seen = [events.Parked(partition=B, error=STOP_B), other, events.Parked(partition=A, error=STOP_A)]
+    assert stops(after(*seen)) == [STOP_A, STOP_B]
+
+
+@pytest.mark.parametrize(
+    ("trouble", "said"),
+    [
+        (events.DatabaseTrouble(error=ValueError("the database is away")), "the database is away"),
+        (events.KafkaTrouble(error="all brokers down"), "all brokers down"),
+        (events.Paused(reason="paused by ann"), "paused by ann"),
+    ],
+)
+@pytest.mark.parametrize("mended", [events.Recovered(), committed()])
+def test_trouble_lasts_until_it_is_over(trouble: Event, said: str, mended: Event) -> None:
+    health = after(started(), trouble)
+    assert (health.live, health.ready, health.trouble) == (True, False, said)
+    health = after(started(), trouble, mended)
+    assert (health.ready, health.trouble) == (True, None)
+
+
+def test_refusals_are_counted() -> None:
+    assert after(started(), events.Refused(reason="x"), events.Refused(reason="y")).fenced == 2
+
+
+LONG_AGO = monotonic() - 100
+
+
+@pytest.mark.parametrize(
+    ("seen", "stale"),
+    [
+        ([], False),
+        ([events.LagSampled(lag={A: 5})], True),
+        ([events.LagSampled(lag={A: 0})], False),
+        ([events.LagSampled(lag={A: 5}), events.LagSampled(lag={A: 0})], False),
+        ([events.KafkaTrouble(error="down")], True),
+        ([events.KafkaTrouble(error="down"), events.Recovered()], False),
+        ([events.LagSampled(lag={A: 5}), committed(Span(A, 1, 2))], False),
+        ([events.LagSampled(lag={A: 5}), committed(Span(A, 1, 2), at=LONG_AGO)], True),
+        ([events.LagSampled(lag={A: 5}), events.Gone(partitions=(A,), lost=False)], False),
+        ([events.LagSampled(lag={A: 5}), events.Stopped()], False),
+    ],
+)
+def test_stale_is_no_progress_although_there_is_work_or_trouble(seen: list[Event], stale: bool) -> None:
+    assert after(started(at=LONG_AGO), *seen).stale is stale
+    assert not after(started(at=LONG_AGO), *seen, stale_after=1e6).stale
+
+
+def test_every_other_event_leaves_it_as_it_is() -> None:
+    before = after(started(), placed(A, 5))
+    quiet: list[Event] = [
+        events.Assigned(partitions=(A,)),
+        events.BatchOpened(attempt=1),
+        events.Held(partitions=1),
+        events.ChunkRead(records=5),
+        events.Applied(records=5),
+        events.Advanced(spans=(Span(A, 5, 9),)),
+        events.CommitUnknown(error=ValueError()),
+        events.Ousted(partition=A),
+        events.Resynced(partition=A, expected=1, found=2, cause="reply lost"),
+        events.Stalled(partitions=(A,)),
+        events.Kept(),
+        events.Draining(),
+    ]
+    assert after(started(), placed(A, 5), *quiet) == before
+
+
+def test_a_snapshot_does_not_change_behind_its_readers_back() -> None:
+    board = HealthBoard()
+    board(placed(A, 5))
+    first = board.read()
+    board(committed(Span(A, 5, 9)))
+    board(events.Parked(partition=A, error=STOP_A))
+    assert (first.positions, first.stopped, first.records) == ({A: 5}, {}, 0)
+
+
+def test_any_thread_may_read_while_the_worker_writes() -> None:
+    """Each snapshot is one moment: as many records as transactions, and a position to match."""
+    board, ended, wrong = HealthBoard(), threading.Event(), []
+
+    def read() -> None:
+        while not ended.is_set():
+            health: Any = board.read()
+            if health.records != health.transactions or health.positions.get(A, 0) != health.records:
+                wrong.append(health)
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    for n in range(2000):
+        board(committed(Span(A, n, n + 1)))
+    ended.set()
+    for reader in readers:
+        reader.join()
+    assert not wrong

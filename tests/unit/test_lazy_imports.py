@@ -1,0 +1,51 @@
+"""A declaration needs neither the database driver nor the Kafka client: Spark tasks and tests import it alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import seekpoint
+
+HEAVY = ("psycopg", "confluent_kafka", "alembic", "typer", "pytest", "pyspark")
+DECLARATIONS = sorted(set(seekpoint.__all__) - {"Assignment", "Ledger", "Worker", "consumer_config"})
+
+
+def loaded_by(code: str) -> set[str]:
+    """Which of the heavy packages a fresh interpreter has loaded after running this."""
+    script = f"{code}\nimport sys\nprint(*[name for name in {HEAVY!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+def test_the_package_itself_loads_nothing() -> None:
+    assert loaded_by("import seekpoint") == set()
+
+
+def test_a_declarations_names_load_neither_driver_nor_client() -> None:
+    assert len(DECLARATIONS) == 14
+    assert loaded_by(f"from seekpoint import {', '.join(DECLARATIONS)}") == set()
+
+
+def test_a_whole_declaration_and_its_transform_load_neither_driver_nor_client() -> None:
+    """What a Spark task does: import it by name, decode, and make rows."""
+    code = """
+import msgspec
+from seekpoint import Append, Batch, Bytes, Json, Limits, Pipeline, Poison, Record, StartAt, Text
+from seekpoint.records import RawRecord
+
+class Order(msgspec.Struct):
+    id: int
+
+sink = Append("billing.orders", columns=["id"])
+pipeline = Pipeline("billing", topics="orders", value=Json(Order), key=Text(), sinks=[sink], start=StartAt.latest())
+record = pipeline.decode(RawRecord("orders", 0, 7, None, b"k", b'{"id": 5}'))
+assert list(sink.rows(record)) == [(5,)], record
+"""
+    assert loaded_by(code) == set()
+
+
+def test_who_works_loads_what_it_needs() -> None:
+    assert loaded_by("from seekpoint import Worker") >= {"psycopg", "confluent_kafka"}
+    assert "confluent_kafka" not in loaded_by("from seekpoint import Ledger"), "a ledger talks to the database alone"

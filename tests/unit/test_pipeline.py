@@ -1,0 +1,200 @@
+"""Declarations: what they hold, and each contradiction they refuse."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from seekpoint import Append, Batch, Bytes, Json, Pipeline, StartAt, Text
+from seekpoint.errors import ConfigError
+from seekpoint.pipeline import RowRefused, Sink, ValueSink
+from seekpoint.records import Record
+from seekpoint.testing import raw
+
+
+def handle(tx: Any, batch: Batch[Any, Any]) -> None:
+    """A plain handler."""
+
+
+async def handle_later(tx: Any, batch: Batch[Any, Any]) -> None:
+    """Would return a coroutine."""
+
+
+def handle_lazily(tx: Any, batch: Batch[Any, Any]) -> Iterator[None]:
+    """Would return a generator."""
+    yield
+
+
+async def handle_lazily_later(tx: Any, batch: Batch[Any, Any]) -> AsyncIterator[None]:
+    """Would return an asynchronous generator."""
+    yield
+
+
+class Later:
+    """A callable object whose call is asynchronous."""
+
+    async def __call__(self, tx: Any, batch: Batch[Any, Any]) -> None: ...
+
+
+class Poster:
+    """A callable object, and one with a method."""
+
+    def __call__(self, tx: Any, batch: Batch[Any, Any]) -> None: ...
+
+    def post(self, tx: Any, batch: Batch[Any, Any], *, currency: str = "EUR") -> None: ...
+
+
+def declared(**options: Any) -> Pipeline:
+    return Pipeline(**{"group": "g", "topics": "orders", "value": Bytes(), "handle": handle, **options})
+
+
+# -- what it holds ------------------------------------------------------------------------------------------
+
+
+def test_the_least_that_is_needed() -> None:
+    pipeline = Pipeline("billing", topics="orders", value=Json(), handle=handle)
+    assert (pipeline.group, pipeline.topics, pipeline.tables, pipeline.version) == ("billing", ("orders",), (), 1)
+    assert pipeline.start == StartAt.earliest()
+    assert repr(pipeline) == "Pipeline('billing', topics=['orders'])"
+
+
+@pytest.mark.parametrize("topics", [["b", "a"], ("b", "a"), {"b", "a"}, iter(["b", "a", "b"])])
+def test_topics_are_names(topics: Any) -> None:
+    assert declared(topics=topics).topics == ("a", "b")
+
+
+def test_each_topic_may_have_a_codec_of_its_own() -> None:
+    pipeline = declared(topics={"a": Json(int), "b": Text()}, value=None, key=Text())
+    assert pipeline.topics == ("a", "b")
+    headers = (("h", b"1"), ("h", None))
+    one = raw(b"5", topic="a", partition=3, offset=9, key=b"k", headers=headers, leader_epoch=2)
+    assert pipeline.decode(one) == Record("a", 3, 9, None, "k", 5, headers, 2)
+    assert pipeline.decode(raw(b"5", topic="b")).value == "5"
+    assert pipeline.values([one, raw(b"x", topic="b")]) == [5, "x"]
+
+
+def test_tables_are_those_of_sinks_and_handler() -> None:
+    sinks = [Append("s.b", columns=["x"]), Append(("odd.schema", "T"), columns=["x"])]
+    assert declared(sinks=sinks, writes=["a", "s.b"]).tables == ("a", "odd.schema.T", "s.b")
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        handle,
+        Poster(),
+        Poster().post,
+        functools.partial(Poster().post, currency="USD"),
+        lambda tx, batch: None,
+        lambda *arguments: None,
+        lambda tx, batch, more=None: None,
+    ],
+)
+def test_any_plain_callable_of_two_arguments_is_a_handler(plain: Any) -> None:
+    assert declared(handle=plain).handle is plain
+
+
+@pytest.mark.parametrize("name", ["a", "A-z_0.9", "x" * 249])
+def test_names_that_a_broker_accepts(name: str) -> None:
+    assert declared(topics=name).topics == (name,)
+
+
+@pytest.mark.parametrize("name", ["g", "with 'quotes\"", "ü", " ", "a\nb"])
+def test_any_name_without_nul_is_a_groups(name: str) -> None:
+    assert declared(group=name).group == name
+
+
+def test_append_is_a_sink() -> None:
+    assert isinstance(Append("t"), Sink)
+    assert isinstance(Append("t"), ValueSink)
+
+
+# -- what it refuses ----------------------------------------------------------------------------------------
+
+SINK = Append("t", columns=["x"])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"group": ""}, r"a group needs a name without NUL characters, got ''"),
+        ({"group": "a\0b"}, r"a group needs a name without NUL characters, got 'a\\x00b'"),
+        ({"group": None}, r"a group needs a name without NUL characters, got None"),
+        ({"topics": []}, r"a pipeline needs at least one topic"),
+        ({"topics": {}, "value": None}, r"a pipeline needs at least one topic"),
+        ({"topics": ""}, r"'' cannot be a topic: names have 1 to 249 letters, digits, '\.', '_' or '-'"),
+        ({"topics": "a b"}, r"'a b' cannot be a topic"),
+        ({"topics": "."}, r"'\.' cannot be a topic"),
+        ({"topics": ".."}, r"'\.\.' cannot be a topic"),
+        ({"topics": "ü"}, r"'ü' cannot be a topic"),
+        ({"topics": "orders\n"}, r"'orders\\n' cannot be a topic"),
+        ({"topics": "x" * 250}, r"cannot be a topic"),
+        ({"topics": ["a", 5]}, r"5 cannot be a topic"),
+        ({"topics": {"a": Bytes()}}, r"either in topics=\{name: codec\} or as value=, not both"),
+        ({"value": None}, r"value= is missing: e\.g\. value=Json\(Order\), or value=Bytes\(\) to keep the bytes"),
+        ({"value": "json"}, r"a codec must be callable or have decode\(record\), got 'json'"),
+        ({"value": Json}, r"Json is a class, and a codec a value: write Json\(\)"),
+        ({"key": 5}, r"a codec must be callable or have decode\(record\), got 5"),
+        ({"topics": {"a": Bytes(), "b": 5}, "value": None}, r"a codec must be callable"),
+        ({"handle": None}, r"Pipeline\('g', topics=\['orders'\]\) does nothing: give it sinks=\[\.\.\.\] or handle="),
+        ({"handle": handle_later}, r"the handler is an async function or a generator, and would never run; write a"),
+        ({"handle": functools.partial(handle_later)}, r"the handler is an async function"),
+        ({"handle": Later()}, r"the handler is an async function"),
+        ({"handle": handle_lazily}, r"the handler is an async function or a generator"),
+        ({"handle": handle_lazily_later}, r"the handler is an async function or a generator"),
+        ({"handle": "post"}, r"the handler must be a function handle\(tx, batch\), got 'post'"),
+        ({"handle": lambda batch: None}, r"the handler is called as handle\(tx, batch\): too many positional"),
+        (
+            {"handle": lambda tx, batch, more: None},
+            r"called as handle\(tx, batch\): missing a required argument: 'more'",
+        ),
+        ({"sinks": SINK}, r"sinks= takes several: write sinks=\[Append\('t'\)\]"),
+        ({"sinks": [Append]}, r"<class '.*Append'> is not a sink; seekpoint\.Append is one"),
+        ({"sinks": ["t"]}, r"'t' is not a sink; seekpoint\.Append is one"),
+        ({"sinks": [Append("t", topics=["other"])]}, r"Append\('t'\) takes none of the pipeline's topics; correct its"),
+        ({"sinks": [Append("t", topics=[])]}, r"Append\('t'\) takes none of the pipeline's topics"),
+        (
+            {"handle": None, "topics": ["a", "b", "c"], "sinks": [Append("t", topics="b")]},
+            r"no sink takes a, c: its records would be read and thrown away",
+        ),
+        ({"writes": "billing.entries"}, r"writes= takes several: write writes=\['billing\.entries'\]"),
+        ({"version": 0}, r"version must be a number, 1 or greater, got 0"),
+        ({"version": "2"}, r"version must be a number, 1 or greater, got '2'"),
+        ({"start": "earliest"}, r"start must be a StartAt, e\.g\. StartAt\.earliest\(\), got 'earliest'"),
+        ({"on_poison": "skip"}, r"on_poison must be 'stop', got 'skip'"),
+    ],
+)
+def test_a_declaration_that_contradicts_itself_says_what_to_write(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        declared(**options)
+
+
+def test_a_handler_takes_what_no_sink_takes() -> None:
+    assert declared(topics=["a", "b"], sinks=[Append("t", topics="b")]).topics == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "said"),
+    [
+        (("",), {}, r"name it 'table' or 'schema\.table', or give a tuple of the parts"),
+        (("a.b.c",), {}, r"name it 'table' or 'schema\.table'"),
+        ((".t",), {}, r"name it 'table' or 'schema\.table'"),
+        (((),), {}, r"name it 'table' or 'schema\.table'"),
+        (("t",), {"row": lambda r: r, "rows": lambda r: [r]}, r"give row= or rows=, not both"),
+        (("t",), {"columns": "id"}, r"columns must be a sequence of names, got 'id'"),
+        (("t",), {"columns": []}, r"columns must be a sequence of names, got \[\]"),
+        (("t",), {"columns": ["a", "b", "a"]}, r"columns= names one twice: a, b, a"),
+    ],
+)
+def test_a_sink_that_contradicts_itself_says_what_to_write(arguments: Any, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Append(*arguments, **options)
+
+
+def test_a_refused_row_says_its_line_where_it_is_known() -> None:
+    cause = ValueError("too long")
+    assert str(RowRefused(3, cause)) == "row 3: too long"
+    assert str(RowRefused(None, cause)) == "too long"

@@ -149,7 +149,7 @@ def _rows_at_once(pipeline: Pipeline, sink: Sink, raw: Sequence[RawRecord]) -> l
 
 
 def _rows(pipeline: Pipeline, raw: Sequence[RawRecord], batch: OpenBatch) -> list[tuple[AnyRecord, list[Rows]]]:
-    """Each record that is not cut, with its rows for each sink; a record that has none to give is cut."""
+    """Each record that is not cut, with its rows for each sink; one that has none to give is cut (I4)."""
     made: list[tuple[AnyRecord, list[Rows]]] = []
     for one in raw:
         if batch.cuts and _is_cut(one, batch):

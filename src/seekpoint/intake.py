@@ -117,7 +117,7 @@ class OpenBatch:
             self.cuts.pop(partition, None)
 
     def moves(self) -> list[Move]:
-        """What the batch asks of the ledger: for each partition, from the first position read to behind the last."""
+        """What the batch asks of the ledger: per partition, from the first position read to behind the last (I3)."""
         moves = []
         for partition, read in self.reads.items():
             cut = self.cuts.get(partition)

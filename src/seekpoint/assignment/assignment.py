@@ -244,7 +244,7 @@ class Assignment:
                 self._rolled_back(partition, known.next_offset, claim.next_offset)
 
     def _look(self, now: float) -> None:
-        """What others did to partitions that we are not writing: moves, pauses, recreated topics."""
+        """What others did to partitions that we are not writing: moves, pauses, recreated topics (I5)."""
         quiet = [p for p, at in self.placed.items() if now - at.quiet_since >= self.limits.idle_check]
         asked = [*quiet, *self._places.parked]
         if not asked:

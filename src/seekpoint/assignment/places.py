@@ -152,7 +152,7 @@ class Places:
     # -- reading --------------------------------------------------------------------------------------
 
     def take(self, messages: Iterable[Message]) -> Chunk[Message]:
-        """Keep what belongs to a placed partition and was not read before; move the cursors over it."""
+        """Keep what belongs to a placed partition and was not read before; move the cursors over it (I3)."""
         kept: list[Message] = []
         reads: dict[Partition, Read] = {}
         last: dict[Partition, Message] = {}

@@ -87,6 +87,7 @@ class Watermarks:
         return _offsets(found) | _offsets(self.ends(late))
 
     def _committed(self, partitions: Collection[Partition], group: str) -> dict[Partition, int]:
+        """The one-time import (I6)."""
         asked = [ConsumerGroupTopicPartitions(group, [TopicPartition(p.topic, p.number) for p in partitions])]
         try:
             answer = self._identity.admin.list_consumer_group_offsets(asked)[group].result(self._identity.timeout + 1)

@@ -1,0 +1,230 @@
+"""The breakages: each takes away one line that the promise hangs on, and names the tests that must notice."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+FENCE = "tests/integration/ledger/test_fence.py"
+CLAIM = "tests/integration/ledger/test_claim.py"
+GROUP = "tests/integration/ledger/test_group.py"
+MOVE = "tests/integration/ledger/test_move.py"
+UNIT = "tests/integration/test_unit_of_work.py"
+WORKER = "tests/integration/test_worker.py"
+ASSIGNMENT = "tests/integration/test_assignment.py"
+INTERLEAVINGS = "tests/integration/test_interleavings.py"
+KAFKA = "tests/integration/test_kafka_faults.py"
+REBALANCE = "tests/integration/test_rebalance.py"
+LOST = "tests/integration/test_lost_commits.py"
+BATCH = "tests/unit/test_intake.py"
+IDLE_REWIND = f"{INTERLEAVINGS}::test_a_rewind_under_an_idle_worker"
+DROPPED = f"{INTERLEAVINGS}::test_a_dropped_chunk_is_a_refusal_and_not_a_gap"
+RECREATED = f"{KAFKA}::test_i4_a_topic_recreated_while_a_batch_is_applied_rolls_it_back"
+
+
+class Edit(NamedTuple):
+    """Replace ``old`` by ``new`` in a file of the package; it must stand there exactly ``times`` times."""
+
+    file: str
+    old: str
+    new: str
+    times: int = 1
+
+
+class Breakage(NamedTuple):
+    """What is taken away, and who must notice. Most are of rows lost or doubled; ``progress`` ones of refusals."""
+
+    name: str
+    edits: tuple[Edit, ...]
+    tests: tuple[str, ...]
+
+
+_STATEMENTS = "ledger/statements.py"
+_TOKEN = (
+    Edit(_STATEMENTS, "        offset.claim == _held.c.claim,  # I2: only the holder of the current claim\n", ""),
+    Edit(_STATEMENTS, "        offset.claim == _moving.c.claim,  # I2\n", ""),
+)
+_POSITION = (
+    Edit(
+        _STATEMENTS,
+        "        offset.next_offset == _held.c.from_offset,  # I3: only from the exact position that was read\n",
+        "",
+    ),
+    Edit(_STATEMENTS, "        offset.next_offset == _moving.c.from_offset,  # I3\n", ""),
+)
+_COUNTER = 'cast(func.lpad(func.to_hex(offset.epoch + 1), 32, "0"), Uuid)'
+_NO_LOOK_BEFORE_COMMIT = Edit(
+    "commit.py",
+    "        if strange := self._holder.strangers(batch.identity, list(batch.reads)):",
+    "        if strange := {}:",
+)
+
+BREAKAGES = (
+    Breakage(
+        "no claim token check",
+        _TOKEN,
+        (f"{FENCE}::test_a_zombie_is_refused_at_hold", f"{FENCE}::test_a_zombie_is_refused_at_advance"),
+    ),
+    Breakage(
+        "counter instead of token",
+        (
+            Edit(_STATEMENTS, '        "claim": _claim.excluded.claim,\n', f'        "claim": {_COUNTER},\n'),
+            Edit(_STATEMENTS, '        claim=bindparam("to_claim", type_=Uuid),\n', f"        claim={_COUNTER},\n"),
+        ),
+        ("tests/integration/ledger/test_failover.py",),
+    ),
+    Breakage(
+        "no position check",
+        _POSITION,
+        (f"{FENCE}::test_another_position_is_refused",),
+    ),
+    Breakage(
+        "from is the last commit",
+        (
+            Edit(
+                "assignment/places.py",
+                "Read(placed.claim, placed.cursor, placed.cursor)",
+                "Read(placed.claim, placed.claim.next_offset, placed.cursor)",
+            ),
+            Edit(
+                "assignment/assignment.py",
+                "Expected(placed.claim, starts.get(p, placed.cursor))",
+                "Expected(placed.claim, placed.claim.next_offset)",
+            ),
+        ),
+        (f"{INTERLEAVINGS}::test_one_of_two_partitions_in_a_batch_is_refused", DROPPED),
+    ),
+    Breakage(
+        "no topic id check",
+        (
+            _NO_LOOK_BEFORE_COMMIT,
+            Edit(_STATEMENTS, "    where=offset.topic_id == _claim.excluded.topic_id,\n", ""),
+            Edit(
+                "assignment/assignment.py",
+                "            if placed is None or now == placed.claim.topic_id:",
+                "            if True:",
+            ),
+        ),
+        (f"{GROUP}::test_a_recreated_topic_stops_its_partitions_alone", RECREATED),
+    ),
+    Breakage(
+        "topic id looked at in the claim only",
+        (_NO_LOOK_BEFORE_COMMIT,),
+        (RECREATED,),
+    ),
+    Breakage(
+        "advance in another transaction",
+        (
+            Edit(
+                "commit.py",
+                "                moved = self._ledger.advance(tx, moves, transaction) if moves else []\n",
+                "",
+            ),
+            Edit(
+                "commit.py",
+                "        self._holder.accept(moved)\n",
+                "        moved = self._ledger.advance_alone(moves) if moves else []\n"
+                "        self._holder.accept(moved)\n",
+            ),
+        ),
+        (f"{LOST}::test_the_wire_is_cut_in_front_of_any_statement",),
+    ),
+    Breakage(
+        "blind retry after an unknown COMMIT",
+        (
+            Edit(
+                "commit.py",
+                "                    batch.drop(self._holder.resolve(batch.starts))\n",
+                "                    pass\n",
+            ),
+            Edit(
+                "commit.py",
+                "                transaction = self._ledger.hold(tx, expected)\n",
+                "                transaction = self._ledger.hold(tx, expected) if attempt == 1 else None\n",
+            ),
+            Edit(
+                "commit.py",
+                "                moved = self._ledger.advance(tx, moves, transaction) if moves else []\n",
+                "                moved = [] if attempt > 1 else self._ledger.advance(tx, moves, transaction)\n",
+            ),
+        ),
+        (f"{LOST}::test_a_commit_that_took_effect_and_was_not_answered",),
+    ),
+    Breakage(
+        "a move that draws no token",
+        (
+            Edit(
+                _STATEMENTS,
+                '        claim=bindparam("to_claim", type_=Uuid),\n',
+                '        claim=func.coalesce(offset.claim, bindparam("to_claim", type_=Uuid)),\n',
+            ),
+        ),
+        (f"{MOVE}::test_a_move_fences_the_owner",),
+    ),
+    Breakage(
+        "buffered records kept after a seek",
+        (
+            Edit(
+                "intake.py",
+                "if (r.topic, r.partition) not in partitions] for records in self._kept]",
+                "] for records in self._kept]",
+            ),
+        ),
+        (BATCH,),
+    ),
+    Breakage(
+        "buffered records kept after a revocation",
+        (Edit("assignment/places.py", "offset < placed.cursor or at in self.gone", "offset < placed.cursor"),),
+        ("tests/unit/test_take.py",),
+    ),
+    Breakage(
+        "last processed instead of next",
+        (
+            Edit(
+                "assignment/places.py",
+                "            placed.cursor = read.end = offset + 1\n",
+                "            placed.cursor, read.end = offset + 1, offset\n",
+            ),
+        ),
+        (f"{WORKER}::test_one_record_is_written_at_once_in_a_transaction_of_its_own",),
+    ),
+    Breakage(
+        "seek with the leader epoch left out",
+        (
+            Edit(
+                "kafka/client.py",
+                "                if epoch is not None:  # only seek",
+                "                if False:  # only seek",
+            ),
+        ),
+        (f"{KAFKA}::test_i4_a_truncated_log_is_noticed_by_the_stored_leader_epoch",),
+    ),
+    Breakage(
+        "release of a stranger's claim",
+        (
+            Edit(
+                _STATEMENTS,
+                "        offset.claim == _released.c.claim,  # I2: a stranger's claim is not ours to release\n",
+                "",
+            ),
+        ),
+        (f"{CLAIM}::test_a_strangers_claim_is_not_released",),
+    ),
+    Breakage(
+        "positions cached across assignments",
+        (
+            Edit(
+                "assignment/assignment.py",
+                "        for partition, before in self._places.place(claims).items():\n",
+                "        cached = {p: CACHE.setdefault(p, c.next_offset) for p, c in claims.items()}\n"
+                "        claims = {p: replace(c, next_offset=cached[p]) for p, c in claims.items()}\n"
+                "        for partition, before in self._places.place(claims).items():\n",
+            ),
+            Edit(
+                "assignment/assignment.py",
+                "class Assignment:\n",
+                "CACHE: dict[Partition, int] = {}\n\n\nclass Assignment:\n",
+            ),
+        ),
+        (IDLE_REWIND, f"{REBALANCE}::test_members_that_join_and_leave_hand_their_partitions_over"),
+    ),
+)

@@ -1,0 +1,121 @@
+"""Break the lines that the promise hangs on, one at a time: a named test must fail each time.
+
+    python tests/mutants/run.py [--only NAME] [--jobs N]
+
+Each mutant is a copy of the package with one breakage (:mod:`mutants.breakages`), against which the tests that
+guard the line run on real servers. Prints ``killed NAME by TEST`` or ``survived NAME`` for each; exit code 1 if
+one survives, if a breakage no longer fits the code, or if the tests do not pass on the unbroken package.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests"))
+
+from mutants.breakages import BREAKAGES, Breakage  # noqa: E402
+from seekpoint.dev.servers import start_pair  # noqa: E402
+
+TESTS_FAILED = 1  # pytest's exit code; 2 and above mean that it could not run
+MOST_SECONDS = 240  # a mutant may hang: that is a failure of its test, too
+
+
+def main() -> int:
+    """Run them all; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", metavar="NAME", help="run this one; may be repeated")
+    parser.add_argument("--jobs", type=int, default=max(1, min(4, (os.cpu_count() or 2) - 1)))
+    parser.add_argument(
+        "--skip-baseline", action="store_true", help="trust that the tests pass on the unbroken package"
+    )
+    options = parser.parse_args()
+    chosen = [b for b in BREAKAGES if not options.only or b.name in options.only]
+    if not chosen:
+        parser.error(f"there is no mutant {options.only}; there are: {', '.join(b.name for b in BREAKAGES)}")
+    with start_pair() as pair, tempfile.TemporaryDirectory(prefix="seekpoint-mutants-") as folder:
+        servers = {"SEEKPOINT_TEST_DSN": pair.postgres.dsn, "SEEKPOINT_TEST_BROKERS": pair.kafka.bootstrap}
+        if not options.skip_baseline and not _baseline(chosen, servers, options.jobs):
+            return 1
+        with ThreadPoolExecutor(options.jobs) as pool:
+            outcomes = list(pool.map(lambda b: _judge(b, Path(folder), servers), chosen))
+    survived = outcomes.count(False)
+    print(f"{len(outcomes) - survived} killed, {survived} survived")
+    return 1 if survived else 0
+
+
+def _baseline(chosen: list[Breakage], servers: dict[str, str], jobs: int) -> bool:
+    """A test that fails anyway kills nothing."""
+    tests = sorted({test for b in chosen for test in b.tests})
+    code, output = _pytest(tests, ROOT / "src", servers, "-n", str(jobs))
+    if code != 0:
+        print(output, f"the tests do not pass on the unbroken package (exit code {code})", sep="\n")
+    return code == 0
+
+
+def _judge(breakage: Breakage, folder: Path, servers: dict[str, str]) -> bool:
+    home = folder / breakage.name.replace(" ", "-")
+    try:
+        source = _broken_copy(breakage, home)
+        code, output = _pytest(breakage.tests, source, servers, "-x")
+    except LookupError as error:
+        print(f"stale {breakage.name}: {error}", flush=True)
+        return False
+    except subprocess.TimeoutExpired:
+        print(f"killed {breakage.name} by {breakage.tests[0]} (it hung)", flush=True)
+        return True
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
+    if code == TESTS_FAILED and failed:
+        print(f"killed {breakage.name} by {failed[1]}", flush=True)
+        return True
+    print(
+        f"survived {breakage.name}", *([] if code == 0 else [f"pytest exit code {code}", output]), sep="\n", flush=True
+    )
+    return False
+
+
+def _broken_copy(breakage: Breakage, home: Path) -> Path:
+    """The package with the breakage in it; a breakage that does not fit exactly once is stale."""
+    for part in ("src", "migrations"):
+        shutil.copytree(ROOT / part, home / part, ignore=shutil.ignore_patterns("__pycache__"))
+    for edit in breakage.edits:
+        path = home / "src" / "seekpoint" / edit.file
+        text = path.read_text()
+        if (n := text.count(edit.old)) != edit.times:
+            raise LookupError(f"{edit.file} has {n} times, not {edit.times}: {edit.old!r}")
+        path.write_text(text.replace(edit.old, edit.new))
+    return home / "src"
+
+
+def _pytest(tests: tuple[str, ...] | list[str], source: Path, servers: dict[str, str], *more: str) -> tuple[int, str]:
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "--no-header",
+        "-p",
+        "no:cacheprovider",
+        "--timeout=120",
+        *more,
+        *tests,
+    ]
+    environment = {**os.environ, **servers, "PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=MOST_SECONDS, check=False
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+"""What is read counts only under the placement that it was read under."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import uuid4
+
+from seekpoint.assignment.places import Places
+from seekpoint.events import Announcer
+from seekpoint.ledger import Claim
+from seekpoint.records import Partition
+
+ZERO, ONE = Partition("t", 0), Partition("t", 1)
+
+
+class Message:
+    """A record as the client gives it."""
+
+    def __init__(self, partition: int, offset: int) -> None:
+        self._partition, self._offset = partition, offset
+
+    def error(self) -> None:
+        return None
+
+    def topic(self) -> str:
+        return "t"
+
+    def partition(self) -> int:
+        return self._partition
+
+    def offset(self) -> int:
+        return self._offset
+
+    def timestamp(self) -> tuple[int, int]:
+        return 1, 0
+
+    def key(self) -> None:
+        return None
+
+    def value(self) -> bytes:
+        return b""
+
+    def headers(self) -> None:
+        return None
+
+    def leader_epoch(self) -> int:
+        return 0
+
+
+class Client:
+    """Takes every placement."""
+
+    def place(self, fresh: object, others: object) -> None: ...
+
+
+def placed() -> Places:
+    """Both partitions at offset 10."""
+    made = Places(Client(), Announcer())  # type: ignore[arg-type]
+    made.place({p: Claim(p, uuid4(), 1, 10, None, uuid4()) for p in (ZERO, ONE)})
+    return made
+
+
+def take(made: Places, *read: tuple[int, int]) -> dict[Partition, tuple[int, int]]:
+    messages: Any = [Message(partition, offset) for partition, offset in read]
+    return {p: (r.start, r.end) for p, r in made.take(messages).reads.items()}
+
+
+def test_cursors_move_when_records_are_read_and_chain_over_gaps() -> None:
+    """I3: the next chunk starts where this one ended, whatever offsets lie between."""
+    made = placed()
+    assert take(made, (0, 10), (1, 12), (0, 15)) == {ZERO: (10, 16), ONE: (10, 13)}
+    assert take(made, (0, 16)) == {ZERO: (16, 17)}
+
+
+def test_records_below_the_cursor_are_stale() -> None:
+    """I3: what was read before is not read twice."""
+    assert take(placed(), (0, 9), (0, 10), (0, 10)) == {ZERO: (10, 11)}
+
+
+def test_records_of_a_partition_that_is_gone_are_stale() -> None:
+    """I2: what the client still had when Kafka took the partition away is dropped, before it is released."""
+    made = placed()
+    made.taken([ZERO], True)
+    assert take(made, (0, 10), (1, 10)) == {ONE: (10, 11)}

@@ -23,6 +23,8 @@ logger = logging.getLogger("seekpoint.kafka")
 
 END_OF_PARTITION = KafkaError._PARTITION_EOF  # noqa: SLF001 -- librdkafka's own name
 OUT_OF_RANGE = KafkaError._AUTO_OFFSET_RESET  # noqa: SLF001
+_NOT_YET = {KafkaError._STATE, KafkaError._PREV_IN_PROGRESS}  # noqa: SLF001
+SEEK_PATIENCE = 5.0  # seconds for what takes milliseconds
 _NO_RIGHT = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
     KafkaError.GROUP_AUTHORIZATION_FAILED,
@@ -95,7 +97,23 @@ class Client:
             self._consumer.resume(tps)  # a pause outlives revocation and re-assignment
             for p, (offset, epoch) in fresh.items():
                 if epoch is not None:  # only seek lets the broker check the epoch, and so see a truncated log
-                    self._consumer.seek(_TopicPartition(p.topic, p.number, offset, leader_epoch=epoch))
+                    self._seek(_TopicPartition(p.topic, p.number, offset, leader_epoch=epoch))
+
+    def _seek(self, at: _TopicPartition) -> None:
+        """Seek to where it was just assigned; for some milliseconds the client may still be ending what was before.
+
+        It then answers _STATE (in a quarter of all placements of a partition that was being read).
+        """
+        pause, deadline = threading.Event(), monotonic() + SEEK_PATIENCE
+        while True:
+            try:
+                self._consumer.seek(at)
+            except KafkaException as error:
+                if error.args[0].code() not in _NOT_YET or monotonic() > deadline:
+                    raise
+                pause.wait(0.002)
+            else:
+                return
 
     def unplace(self, partitions: Collection[Partition], others: Mapping[Partition, int]) -> None:
         """Stop reading these partitions and throw their buffers away; the group membership stays."""

@@ -244,7 +244,7 @@ class Assignment:
                 self._rolled_back(partition, known.next_offset, claim.next_offset)
 
     def _look(self, now: float) -> None:
-        """What others did to partitions that we are not writing: moves, pauses, recreated topics (I5)."""
+        """What happened to partitions that we are not writing: moves, pauses, recreated topics (I5), failovers."""
         quiet = [p for p, at in self.placed.items() if now - at.quiet_since >= self.limits.idle_check]
         asked = [*quiet, *self._places.parked]
         if not asked:
@@ -256,6 +256,8 @@ class Assignment:
             placed = self.placed.get(partition)
             if placed is not None and (partition not in rows or rows[partition].token != placed.claim.token):
                 self._ousted(partition, rows.get(partition))
+        if any(p in self.placed and rows[p].next_offset < self.placed[p].claim.next_offset for p in quiet):
+            self.resolve({})
         try:
             self._park_all(self.strangers(answer, [p for p in quiet if p in self.placed]))
             self._look_at_parked(rows, answer)

@@ -10,7 +10,9 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from time import monotonic
 from typing import Any
+from uuid import UUID
 
+from confluent_kafka import TopicCollection
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs do not re-export them
     AdminClient,
     AlterConfigOpType,
@@ -114,14 +116,21 @@ class Scene:
 
     def wait_for_position(self, topic: str, offset: int, partition: int = 0, timeout: float = SECONDS) -> None:
         """Wait until the ledger stands there."""
-        self._wait(lambda: self.positions().get(Partition(topic, partition)) == offset, timeout)
+        self.wait(lambda: self.positions().get(Partition(topic, partition)) == offset, timeout)
 
     def wait_until_caught_up(self, topic: str, stored: Stored, timeout: float = SECONDS) -> None:
         """Wait until the ledger stands behind the last of these records in every partition."""
         wanted = {Partition(topic, number): end for number, end in ends(stored).items()}
-        self._wait(lambda: wanted.items() <= self.positions().items(), timeout)
+        self.wait(lambda: wanted.items() <= self.positions().items(), timeout)
 
-    def _wait(self, there: Callable[[], bool], timeout: float) -> None:
+    def topic_id(self, topic: str) -> UUID:
+        """The id that the brokers answer now."""
+        found = self.admin.describe_topics(TopicCollection([topic]))[topic].result(20).topic_id
+        high, low = found.get_most_significant_bits(), found.get_least_significant_bits()
+        return UUID(int=(high % 2**64 << 64) | low % 2**64)
+
+    def wait(self, there: Callable[[], bool], timeout: float = SECONDS) -> None:
+        """For what nobody announces: look again and again."""
         deadline, pause = monotonic() + timeout, threading.Event()
         while not there():
             assert monotonic() < deadline, f"not within {timeout} s; the ledger stands at {self.positions()}"

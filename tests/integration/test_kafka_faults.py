@@ -6,16 +6,14 @@ Work goes on by itself, or the partition stops with the choices spelled out; not
 from __future__ import annotations
 
 import shutil
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
 from typing import Any
-from uuid import UUID
 
 import pytest
-from confluent_kafka import Producer, TopicCollection, TopicPartition
+from confluent_kafka import Producer, TopicPartition
 from sqlalchemy import text
 
 from scene import PROTOCOLS, QUICK, Scene
@@ -45,14 +43,6 @@ def lost_ranges(scene: Scene) -> list[tuple[int, int, str]]:
         table = f'"{scene.schema}".lost_range'
         rows = connection.execute(text(f"SELECT from_offset, to_offset, reason FROM {table} ORDER BY id"))
         return [(row.from_offset, row.to_offset, row.reason) for row in rows]
-
-
-def wait_until(there: Callable[[], bool], what: str, timeout: float = 20) -> None:
-    """For what nobody announces: look again and again."""
-    deadline, pause = monotonic() + timeout, threading.Event()
-    while not there():
-        assert monotonic() < deadline, f"{what}: not within {timeout} s"
-        pause.wait(0.05)
 
 
 def trim(scene: Scene, name: str, to: int) -> None:
@@ -168,17 +158,10 @@ def test_i4_a_truncated_log_is_noticed_by_the_stored_leader_epoch(
 # -- another topic under the same name ------------------------------------------------------------------------
 
 
-def topic_id(scene: Scene, name: str) -> UUID:
-    """The id that the brokers answer."""
-    found = scene.admin.describe_topics(TopicCollection([name]))[name].result(20).topic_id
-    high, low = found.get_most_significant_bits(), found.get_least_significant_bits()
-    return UUID(int=(high % 2**64 << 64) | low % 2**64)
-
-
 def recreate(scene: Scene, name: str, records: int) -> list[tuple[int, int]]:
     """Delete the topic, and create it anew with more records than it had."""
     scene.admin.delete_topics([name])[name].result(20)
-    wait_until(lambda: name not in scene.admin.list_topics(timeout=10).topics, f"{name} is deleted")
+    scene.wait(lambda: name not in scene.admin.list_topics(timeout=10).topics)
     scene.topic(name=name)
     return scene.produce(name, (f"new {n}" for n in range(records)))
 
@@ -186,7 +169,7 @@ def recreate(scene: Scene, name: str, records: int) -> list[tuple[int, int]]:
 def decide_for(scene: Scene, run: Run, name: str, stop: PartitionStopped) -> None:
     """Take the choice ``restart`` that the stop spells out."""
     assert isinstance(stop, TopicRecreated)
-    new = topic_id(scene, name)
+    new = scene.topic_id(name)
     assert f"to=0, topic_id=UUID('{new}')" in stop.choices[0]
     scene.ledger.move(name, 0, 0, topic_id=new, reason="restart", lost="topic recreated")
 
@@ -255,7 +238,7 @@ def test_adopting_a_recreated_topic_goes_on_at_the_offset_that_was_chosen(scene:
     new = recreate(scene, name, 50)
     run = scene.worker(name)
     stop_of(run)
-    scene.ledger.move(name, 0, 10, topic_id=topic_id(scene, name), reason="the first ten are the same")
+    scene.ledger.move(name, 0, 10, topic_id=scene.topic_id(name), reason="the first ten are the same")
     run.reached(name, 50)
     run.stop()
     assert scene.book.written(name) == stored + new[10:]
@@ -306,14 +289,14 @@ def test_a_broker_that_is_killed_and_comes_back_costs_nothing_but_time(
         run.seen.wait_for(events.Committed, count=5)
         own_kafka.kill()
         run.seen.wait_for(events.KafkaTrouble)
-        wait_until(lambda: run.health().trouble is not None, "health() says trouble")
+        scene.wait(lambda: run.health().trouble is not None)
         assert run.health().live
         assert not run.health().ready
         own_kafka.start()
         mark = run.seen.mark()
         run.seen.wait_for(events.Committed, count=5, since=mark)
     scene.wait_until_caught_up(name, stream.stored)
-    wait_until(lambda: run.health().ready and run.health().trouble is None, "health() has recovered")
+    scene.wait(lambda: run.health().ready and run.health().trouble is None)
     run.stop()
     scene.book.assert_holds(name, stream.stored)
 
@@ -328,7 +311,7 @@ def test_a_quiet_worker_is_healthy_again_when_its_broker_is_back(scene_on: Scene
     assert not run.health().ready
     own_kafka.start()
     run.seen.wait_for(events.Recovered)
-    wait_until(lambda: run.health().ready and run.health().trouble is None, "health() has recovered")
+    scene.wait(lambda: run.health().ready and run.health().trouble is None)
     stored = scene.produce(name, 5)
     run.reached(name, 5)
     run.stop()

@@ -35,6 +35,7 @@ from sybil.evaluators.python import PythonEvaluator
 from sybil.parsers.markdown import CodeBlockParser
 
 from pages import PAGES, ROOT, blocks, name_of, read
+from seekpoint import Ledger
 
 SECONDS = 60.0  # for what takes a few
 TYPED = {"README.md", "docs/start.md"}
@@ -172,8 +173,13 @@ class Reader:
             parsers.append(CodeBlockParser("console", self._run_console))
         document = Sybil(parsers=parsers, path=str(ROOT)).parse(self._page)
         document.namespace.update(given)
-        for example in document.examples():
-            example.evaluate()
+        try:
+            for example in document.examples():
+                example.evaluate()
+        finally:
+            for made in document.namespace.values():
+                if isinstance(made, Ledger):
+                    made.engine.dispose()
 
     def _run_python(self, example: Example) -> None:
         header = re.match(r"# (\w+\.py)\n", example.parsed)

@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 
 from seekpoint import events
 from seekpoint.apply import SinkRefused, apply
-from seekpoint.errors import Fenced, PartitionStopped
+from seekpoint.errors import Fenced, HandlerMisuse, PartitionStopped
 from seekpoint.events import Announcer
 from seekpoint.guard import Session, connection_lost, is_data_fault, passes
 from seekpoint.intake import OpenBatch
@@ -141,7 +141,7 @@ class _Strange(Exception):  # noqa: N818 -- control: rolls the transaction back
 
 
 def _note(error: Exception, batch: OpenBatch) -> None:
-    error.add_note(
-        f"while applying {', '.join(map(str, batch.spans)) or 'an empty batch'}; nothing of this batch was written, "
-        "and it is read again from there"
-    )
+    note = f"while applying {', '.join(map(str, batch.spans)) or 'an empty batch'}"
+    if not isinstance(error, HandlerMisuse) and not connection_lost(error):  # else it may have been, all or in part
+        note += "; nothing of this batch was written, and it is read again from there"
+    error.add_note(note)

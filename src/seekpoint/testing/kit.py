@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any, TypeVar
 from uuid import NAMESPACE_URL, UUID, uuid5
@@ -22,6 +22,7 @@ from seekpoint.ledger import Claim, Expected, Ledger
 from seekpoint.pipeline import Pipeline
 from seekpoint.policy import Limits
 from seekpoint.records import EPOCH, Batch, Partition, RawRecord, Record, Span
+from seekpoint.schema import check
 from seekpoint.tables import DEFAULT_SCHEMA
 
 V = TypeVar("V")
@@ -70,7 +71,11 @@ def batch(*records: Record[Any, Any]) -> Batch[Any, Any]:
 
 
 def _milliseconds(timestamp: datetime | None) -> int | None:
-    return None if timestamp is None else round((timestamp - EPOCH).total_seconds() * 1000)
+    if timestamp is None:
+        return None
+    if timestamp.tzinfo is None:
+        raise ConfigError(f"timestamp={timestamp!r}: give an aware time, e.g. datetime(..., tzinfo=UTC)")
+    return (timestamp - EPOCH) // timedelta(milliseconds=1)
 
 
 def topic_id(topic: str) -> UUID:
@@ -115,6 +120,8 @@ def process(
         synchronous_commit=pipeline.synchronous_commit,
     )
     try:
+        with ledger.engine.connect() as connection:
+            check(connection, schema)
         claims = ledger.claim(
             grouped,
             {p.topic: topic_id(p.topic) for p in grouped},

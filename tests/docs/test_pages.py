@@ -218,7 +218,11 @@ def test_the_blocks_of_a_page_run(
             shell.close()
 
 
-def test_the_readme_shows_the_shortest_pipeline_whole() -> None:
-    """Table, file, commands: on the first screen and a half, with nothing left out."""
-    shown = [block.language for block in blocks(read(ROOT / "README.md"))]
-    assert shown[:4] == ["text", "sql", "python", "console"]
+def test_the_readme_shows_the_promise_the_picture_and_the_shortest_pipeline_whole() -> None:
+    """Picture, two commands, then table, file and commands with nothing left out; the boundary beside the promise."""
+    text = read(ROOT / "README.md")
+    shown = blocks(text)
+    assert [block.language for block in shown[:5]] == ["text", "console", "sql", "python", "console"]
+    assert re.findall(r"^\$ make (\w+)", shown[1].text, re.MULTILINE) == ["demo", "test"]
+    assert shown[2].line < 45
+    assert "boundary is *this database*" in text[: text.index("\n## ")]

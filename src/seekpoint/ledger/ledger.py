@@ -162,10 +162,11 @@ class Ledger:
         Records who, from where, to where and why. ``expected`` makes it a compare-and-set: Fenced if the
         partition stands elsewhere. ``topic_id`` adopts a recreated topic. ``lost`` says why the records
         between are given up, and writes them to ``lost_range``. Rows that were written stay as they are:
-        records that are read again are applied again.
+        records that are read again are applied again. Waits for the batch in hand, at most
+        ``Limits.transaction_age`` seconds.
         """
         actor = actor or getpass.getuser()
-        with self._begin() as tx:
+        with self._begin(lock_wait=self.limits.transaction_age) as tx:
             return _move.move(
                 tx,
                 Partition(topic, partition),
@@ -179,12 +180,12 @@ class Ledger:
 
     def pause(self, *, reason: str, actor: str | None = None) -> None:
         """Stop all workers of the group before their next commit; they wait, and keep their partitions."""
-        with self._begin() as tx:
+        with self._begin(lock_wait=self.limits.transaction_age) as tx:
             _move.set_paused(tx, True, actor=actor or getpass.getuser(), reason=reason)
 
     def resume(self, *, reason: str = "resumed", actor: str | None = None) -> None:
         """Let the group's workers go on."""
-        with self._begin() as tx:
+        with self._begin(lock_wait=self.limits.transaction_age) as tx:
             _move.set_paused(tx, False, actor=actor or getpass.getuser(), reason=reason)
 
     def record(self, action: str, partition: Partition, from_offset: int, to_offset: int, *, reason: str) -> None:

@@ -11,7 +11,6 @@ from sqlalchemy import Engine
 from integration.ledger.desk import Desk, backend, wait_until_blocked
 from integration.ledger.test_group import actions, refused_at_hold
 from seekpoint.errors import ConfigError, Fenced
-from seekpoint.policy import Limits
 from seekpoint.tables import in_schema, lost_range
 
 Desks = Callable[..., Desk]
@@ -52,11 +51,12 @@ def test_a_move_waits_for_the_transaction_in_flight(
     """I1, I5: the batch in hand is finished, and the move starts from what it committed."""
     worker = desk()
     worker.claim(0)
-    operator = desk(limits=Limits(claim_wait=20.0)).ledger
+    operator = desk().ledger
     with seekpoint_engine.begin() as tx:
         worker.work(tx, {0: 5})
         moving = elsewhere.submit(operator.move, "t", 0, 2, reason="rewind")
         wait_until_blocked(seekpoint_engine, by=backend(tx))
+        assert not moving.done()
     assert moving.result().next_offset == 2
     assert actions(worker)[0].from_offset == 5
 

@@ -88,6 +88,16 @@ def test_claims_and_moves_are_durable_whatever_the_batches_are(desk: Desks, care
     assert set(seen) == {"on"}
 
 
+@pytest.mark.parametrize("order", ORDERS)
+def test_an_order_waits_as_long_as_a_batch_may_take(desk: Desks, seekpoint_engine: Engine, order: str) -> None:
+    """I5: a claim gives up soon and comes again; what an operator orders waits for the batch in hand."""
+    worker = desk(limits=Limits(claim_wait=3.0, transaction_age=90.0))
+    worker.claim(0)
+    with at_commit(seekpoint_engine, "lock_timeout") as seen:
+        ORDERS[order](worker.ledger)
+    assert set(seen) - {"3s"} == ({"90s"} if order in {"move", "pause", "resume"} else set()), seen
+
+
 def test_a_transaction_is_bounded_and_named(desk: Desks, seekpoint_engine: Engine) -> None:
     """I2: what its successor, and whoever looks at pg_stat_activity, finds it by; and when the server ends it."""
     worker = desk(limits=Limits(transaction_age=12.5))

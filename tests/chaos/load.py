@@ -46,6 +46,13 @@ class Load:
             self._finish()
 
     def _run(self) -> None:
+        try:
+            self._produce()
+        except Exception as error:
+            self.error = repr(error)
+            raise
+
+    def _produce(self) -> None:
         while not self._stopping.wait(TICK):
             if self._sent - (self._applied() - self._start) < BACKLOG:
                 for _ in range(self._portion):

@@ -58,6 +58,18 @@ class Log:
         self.accidents.append(what)
         self.news.notify_all()
 
+    def alarm(self, what: str) -> None:
+        """A judge found something: whoever waits stops waiting."""
+        with self.news:
+            if len(self.accidents) < 20:
+                self.accident(what)
+
+    def calm(self) -> None:
+        """Raise Stuck if there was an accident or an alarm."""
+        with self.news:
+            if self.accidents:
+                raise Stuck("; ".join(self.accidents))
+
     def mark(self) -> int:
         """Now, as a number for ``since``."""
         with self.news:
@@ -102,6 +114,6 @@ class Log:
 
     def _wait(self, deadline: float, what: str) -> None:
         if self.accidents:
-            raise Stuck(f"waited for {what}, but {self.accidents[0]}")
+            raise Stuck(f"waited for {what}, but " + "; ".join(self.accidents))
         if not self.news.wait(deadline - monotonic()):
             raise Stuck(f"waited in vain for {what}")

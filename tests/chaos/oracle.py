@@ -6,7 +6,7 @@ They read the database directly, never through a proxy, and share no code with t
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -52,17 +52,19 @@ class Sampler:
     """Checks the prefix in one read-only snapshot after the other, for the length of a ``with`` block (O2).
 
     In every snapshot, for each partition, the rows are exactly the offsets from ``base`` (where the round began)
-    up to the ledger's position. ``may_fall``: whether a position may go back in this round (O4).
+    up to the ledger's position. ``may_fall``: whether a position may go back in this round (O4). ``alarm`` is told
+    of every violation.
     """
 
-    def __init__(self, dsn: str, topic: str, base: Mapping[int, int], may_fall: bool) -> None:
-        self._dsn, self._topic, self._base, self._may_fall = dsn, topic, base, may_fall
+    def __init__(
+        self, dsn: str, topic: str, base: Mapping[int, int], may_fall: bool, alarm: Callable[[str], None]
+    ) -> None:
+        self._dsn, self._topic, self._base, self._may_fall, self._alarm = dsn, topic, base, may_fall, alarm
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
         self.news = threading.Condition()
         self.positions: dict[int, int] = dict(base)
         self.snapshots = 0
-        self.violations: list[str] = []
 
     @property
     def applied(self) -> int:
@@ -86,6 +88,9 @@ class Sampler:
                     self._watch(connection)
             except psycopg.OperationalError:
                 self._stopping.wait(0.05)  # the server is down: that is this round's fault
+            except Exception as error:
+                self._alarm(f"the sampler broke down: {error!r}")
+                raise
 
     def _watch(self, connection: psycopg.Connection[Any]) -> None:
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
@@ -102,20 +107,20 @@ class Sampler:
                 base = self._base[partition]
                 expected = (position - base, position - base, *((base, position - 1) if count else (None, None)))
                 if (count, distinct, low, high) != expected:
-                    self.violations.append(
+                    self._alarm(
                         f"snapshot {self.snapshots}: partition {partition} stands at {position}, the round "
                         f"began at {base}, with {count} rows, {distinct} distinct, from {low} to {high}"
                     )
                 before = self.positions[partition]
                 if position < before and not self._may_fall:
-                    self.violations.append(f"partition {partition} went back from {before} to {position} without cause")
+                    self._alarm(f"partition {partition} went back from {before} to {position} without cause")
                 self.positions[partition] = position
             self.news.notify_all()
 
     def wait_for(self, ends: Mapping[int, int], seconds: float) -> bool:
         """Wait until the ledger stands at these positions; False at the deadline."""
         with self.news:
-            return self.news.wait_for(lambda: self.positions == dict(ends) or bool(self.violations), seconds)
+            return self.news.wait_for(lambda: self.positions == dict(ends), seconds)
 
 
 @dataclass
@@ -131,6 +136,12 @@ class Account:
     def differing(self) -> list[str]:
         """Everything that is not as it must be, as lines."""
         return [*self.lost, *self.twice, *self.disorder]
+
+
+def positions(connection: psycopg.Connection[Any], topic: str) -> dict[int, int]:
+    """Where the ledger stands."""
+    asked = "SELECT partition, next_offset FROM seekpoint.partition_offset WHERE topic = %s"
+    return dict(connection.execute(asked, [topic]).fetchall())
 
 
 def account(

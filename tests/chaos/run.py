@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import monotonic
 
+import psycopg
+
 if __name__ == "__main__":  # run by path: the package is the folder around this file
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
@@ -21,7 +23,7 @@ from chaos.arena import Arena
 from chaos.field import Field, Strike
 from chaos.load import Load
 from chaos.log import Stuck
-from chaos.oracle import Sampler, account
+from chaos.oracle import Sampler, account, positions
 from chaos.report import Report
 from chaos.schedule import KILLS, KINDS, Fault, Round, deal
 
@@ -55,7 +57,7 @@ MAY_FALL = {"rewind", "postgres_killed", "postgres_killed_async"}  # where a pos
 
 
 class Failed(AssertionError):  # noqa: N818 -- named after what happened
-    """An oracle found something."""
+    """The round is lost; ``findings`` say why."""
 
     def __init__(self, findings: Sequence[str]) -> None:
         super().__init__(f"{len(findings)} findings")
@@ -63,36 +65,57 @@ class Failed(AssertionError):  # noqa: N818 -- named after what happened
 
 
 def play(arena: Arena, round_: Round, report: Report) -> str:
-    """One round: load, faults, healing, account. Returns a line for people; raises Failed or Stuck."""
-    crew = arena.lead(round_.crew)
+    """One round: load, faults, healing, account. Returns a line for people; raises Failed."""
+    try:
+        crew = arena.lead(round_.crew)
+    except Stuck as stuck:
+        raise Failed([f"no crew for this round: {stuck}"]) from stuck
     may_fall = any(fault.kind in MAY_FALL for fault in round_.faults)
-    outcomes: list[str] = []
-    with Sampler(arena.dsn, arena.topic, arena.base, may_fall) as sampler:
-        field = Field(arena, crew, sampler)
-        bootstrap, partitions = arena.pair.kafka.bootstrap, len(arena.base)
-        with Load(bootstrap, arena.topic, partitions, round_.portion, lambda: sampler.applied) as load:
-            for number, fault in enumerate(round_.faults):
-                if number:
-                    crew.fill()
-                    crew.ready()
-                outcomes.append(_strike(field, fault, report))
-        ends = arena.ends()
-        if forgotten := {p for p, end in load.delivered.items() if end > ends[p]}:
-            raise Stuck(f"the broker acknowledged records of partitions {forgotten} that its log does not hold")
-        in_time = sampler.wait_for(ends, seconds=40)
-    report.snapshots += sampler.snapshots
+    with Sampler(arena.dsn, arena.topic, arena.base, may_fall, arena.log.alarm) as sampler:
+        try:
+            outcomes, ends = _under_load(Field(arena, crew, sampler), round_, report)
+            arena.log.calm()
+        except Stuck as stuck:
+            raise Failed([f"stuck: {stuck}", *_autopsy(arena, report)]) from stuck
+        finally:
+            report.snapshots += sampler.snapshots
     with arena.connect() as connection:
         judged = account(connection, arena.topic, arena.base, ends)
     report.add(judged)
-    findings = [*sampler.violations[:10], *judged.differing[:30]]
-    if not in_time and not findings:
-        findings = [f"not caught up within 40 s: the ledger stands at {sampler.positions}, the log ends at {ends}"]
-    if arena.log.accidents:
-        findings += arena.log.accidents
-    if findings:
-        raise Failed(findings)
+    if judged.differing:
+        raise Failed(judged.differing)
     arena.settle(ends)
     return f"{'; '.join(outcomes)}   {judged.records:,} records"
+
+
+def _under_load(field: Field, round_: Round, report: Report) -> tuple[list[str], dict[int, int]]:
+    """The faults, while records keep coming; returns when the ledger stands where the log ends, which is there."""
+    arena, sampler, outcomes = field.arena, field.sampler, []
+    bootstrap, partitions = arena.pair.kafka.bootstrap, len(arena.base)
+    with Load(bootstrap, arena.topic, partitions, round_.portion, lambda: sampler.applied) as load:
+        for number, fault in enumerate(round_.faults):
+            if number:
+                field.crew.fill()
+                field.crew.ready()
+            outcomes.append(_strike(field, fault, report))
+    ends = arena.ends()
+    if forgotten := {p for p, end in load.delivered.items() if end > ends[p]}:
+        raise Stuck(f"the broker acknowledged records of partitions {forgotten} that its log does not hold")
+    if not sampler.wait_for(ends, seconds=40):
+        raise Stuck(f"not caught up within 40 s: the ledger stands at {sampler.positions}, the log ends at {ends}")
+    return outcomes, ends
+
+
+def _autopsy(arena: Arena, report: Report) -> list[str]:
+    """The round did not come to its end: whether the rows agree with the ledger at least."""
+    try:
+        with arena.connect() as connection, connection.transaction():
+            connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            judged = account(connection, arena.topic, arena.base, positions(connection, arena.topic))
+    except psycopg.OperationalError as error:
+        return [f"and the database cannot be asked about its rows: {error}"]
+    report.add(judged)
+    return judged.differing or ["all rows agree with the ledger"]
 
 
 def _strike(field: Field, fault: Fault, report: Report) -> str:
@@ -118,7 +141,7 @@ def run(
             started = monotonic()
             try:
                 outcome = play(arena, round_, report)
-            except AssertionError as error:
+            except Failed as error:
                 report.failure = _failure(arena, round_, error, rounds, seed)
                 break
             finally:
@@ -133,12 +156,11 @@ def run(
     return report
 
 
-def _failure(arena: Arena, round_: Round, error: AssertionError, rounds: int, seed: int) -> list[str]:
+def _failure(arena: Arena, round_: Round, error: Failed, rounds: int, seed: int) -> list[str]:
     """Everything that one needs to look for the cause."""
-    findings = error.findings if isinstance(error, Failed) else [f"{type(error).__name__}: {error}"]
     return [
         f"FAILED in {round_}",
-        *(f"  {finding}" for finding in findings),
+        *(f"  {finding}" for finding in error.findings[:50]),
         "what was said last:",
         *(f"  {line}" for line in arena.log.tail(40)),
         f"what each worker said in this round is kept in {arena.folder}",

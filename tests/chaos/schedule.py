@@ -125,10 +125,9 @@ def _pass(chance: random.Random, kinds: Sequence[str], legs: int) -> list[tuple[
     protocols = ["eager", "cooperative", "consumer"]
     chance.shuffle(protocols)
     crews = [*map(CrewPlan, protocols), CrewPlan(chance.choice(protocols), durable=False)]
-    if legs < len(crews):
-        crews = [*crews[: legs - 1], crews[-1]]
     deck = chance.sample(list(kinds), len(kinds))
     async_only = [kind for kind in deck if kind.endswith("_async")]
+    crews = [*chance.sample(crews[:-1], legs - 1), crews[-1]] if async_only else chance.sample(crews, legs)
     parts = _split([kind for kind in deck if kind not in async_only], legs)
     parts[-1] = chance.sample([*parts[-1], *async_only], len(parts[-1]) + len(async_only))
     pairs = list(zip(crews, parts, strict=True))

@@ -145,7 +145,7 @@ def pause(field: Field, fault: Fault) -> Strike:
     behind = ledger.read()
     commits = [s for s in log.since(paused) if s.name == "Committed" and s.at > at + 1]
     if commits or ledger.read() != behind:
-        raise AssertionError(f"a paused group went on: {commits}")
+        raise Stuck(f"a paused group went on: {commits}")
     ledger.resume(actor="chaos")
     return Strike(at, EVERY, mark, over=monotonic())
 

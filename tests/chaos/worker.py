@@ -105,8 +105,8 @@ def listen(watch: Watch) -> None:
     for line in sys.stdin:
         order = json.loads(line)
         if "trap" in order:
+            say("TrapSet", 0.0)  # before it is: it may spring at once
             watch.set_trap(**order["trap"])
-            say("TrapSet", 0.0)
         else:
             watch.go()
     os._exit(3)

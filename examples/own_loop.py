@@ -21,8 +21,7 @@ from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.exc import OperationalError
 
 from seekpoint import Assignment, Fenced, Ledger, consumer_config
-from seekpoint.errors import PartitionStopped
-from seekpoint.kafka.identity import KafkaAway
+from seekpoint.errors import KafkaAway, PartitionStopped
 
 COUNT = text(
     "INSERT INTO words (word, seen) VALUES (:word, :seen) "

@@ -14,11 +14,11 @@ from sqlalchemy.exc import DBAPIError
 
 from seekpoint import events
 from seekpoint.apply import SinkRefused, apply
-from seekpoint.errors import Fenced, HandlerMisuse, PartitionStopped
+from seekpoint.errors import Fenced, HandlerMisuse, KafkaAway, PartitionStopped
 from seekpoint.events import Announcer
 from seekpoint.guard import Session, connection_lost, is_data_fault, passes
 from seekpoint.intake import OpenBatch
-from seekpoint.kafka.identity import Answer, KafkaAway
+from seekpoint.kafka.identity import Answer
 from seekpoint.ledger import Claim, Expected, Ledger
 from seekpoint.pipeline import Pipeline
 from seekpoint.records import Partition

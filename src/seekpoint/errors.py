@@ -9,10 +9,11 @@
     ├── Fenced                  somebody else moved the position: nothing was written
     ├── HandlerOutdated         a newer version of the handler owns the group
     ├── GroupPaused             an operator paused the group
+    ├── ClusterChanged          the brokers belong to another cluster than the stored offsets
+    ├── KafkaAway               the brokers did not answer in time; ask again later
     └── PartitionStopped        this partition waits for a decision; the others go on
         ├── OffsetLost          the stored offset is no longer (or not yet) in the log
         ├── TopicRecreated      the topic was deleted and created anew
-        ├── ClusterChanged      the brokers belong to another cluster than the stored offsets
         └── PoisonStop          a record cannot be applied, and the policy is to stop
 
     Poison                      raised by users' code only: this record cannot be applied
@@ -31,6 +32,10 @@ from seekpoint.records import Partition, Record
 
 class SeekpointError(Exception):
     """The root of every error that Seekpoint itself raises."""
+
+
+def _listed(choices: Sequence[str]) -> str:
+    return "\nChoices:" + "".join(f"\n  - {choice}" for choice in choices) if choices else ""
 
 
 class ConfigError(SeekpointError):
@@ -71,14 +76,23 @@ class GroupPaused(SeekpointError):  # noqa: N818
         self.group, self.reason, self.actor = group, reason, actor
 
 
+class ClusterChanged(SeekpointError):  # noqa: N818
+    """The brokers' cluster id is not the one the group's offsets belong to; ``choices`` are what can be decided."""
+
+    def __init__(self, message: str, choices: Sequence[str] = ()) -> None:
+        super().__init__(f"{message}{_listed(choices)}")
+        self.choices = tuple(choices)
+
+
+class KafkaAway(SeekpointError):  # noqa: N818
+    """The brokers did not answer a question in time; the same question may be answered later."""
+
+
 class PartitionStopped(SeekpointError):  # noqa: N818
     """One partition waits for a decision at ``offset``; ``choices`` are what can be decided."""
 
     def __init__(self, partition: Partition, offset: int, message: str, choices: Sequence[str] = ()) -> None:
-        listed = "".join(f"\n  - {choice}" for choice in choices)
-        super().__init__(
-            f"{partition} stopped at offset {offset}: {message}" + (f"\nChoices:{listed}" if choices else "")
-        )
+        super().__init__(f"{partition} stopped at offset {offset}: {message}{_listed(choices)}")
         self.partition, self.offset, self.choices = partition, offset, tuple(choices)
         self.token: UUID | None = None  # the claim it was stopped under: a move draws another, and ends the stop
 
@@ -89,10 +103,6 @@ class OffsetLost(PartitionStopped):
 
 class TopicRecreated(PartitionStopped):
     """The topic's id is not the one the stored offset belongs to."""
-
-
-class ClusterChanged(PartitionStopped):
-    """The brokers' cluster id is not the one the stored offsets belong to."""
 
 
 class PoisonStop(PartitionStopped):

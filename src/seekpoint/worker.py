@@ -12,13 +12,13 @@ from typing import Any
 from seekpoint import events, schema
 from seekpoint.assignment import Assignment, Chunk
 from seekpoint.commit import Committer
-from seekpoint.errors import ConfigError
+from seekpoint.errors import ConfigError, KafkaAway
 from seekpoint.events import Announcer
 from seekpoint.guard import passes
 from seekpoint.intake import CHUNK, Keeper, OpenBatch
 from seekpoint.kafka.client import KafkaException, raise_if_fatal, raw_record
 from seekpoint.kafka.config import consumer_config, make_consumer
-from seekpoint.kafka.identity import Identity, KafkaAway
+from seekpoint.kafka.identity import Identity
 from seekpoint.ledger import Ledger
 from seekpoint.pipeline import Pipeline
 from seekpoint.policy import Backoff

@@ -7,8 +7,7 @@ from sqlalchemy import make_url
 
 from seekpoint.cli import explain
 from seekpoint.cli.explain import exit_code, keep_secret, masked, message_of
-from seekpoint.errors import ConfigError, SchemaMismatch
-from seekpoint.kafka.identity import KafkaAway
+from seekpoint.errors import ConfigError, KafkaAway, SchemaMismatch
 
 
 @pytest.fixture(autouse=True)

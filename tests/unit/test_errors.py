@@ -13,9 +13,18 @@ from sqlalchemy import create_engine, make_url
 from sqlalchemy.exc import DBAPIError
 
 from seekpoint import Ledger, Pipeline, Text, Worker, errors
-from seekpoint.errors import ConfigError, Fenced, GroupPaused, PartitionStopped, Poison, PoisonStop, SeekpointError
+from seekpoint.errors import (
+    ConfigError,
+    Fenced,
+    GroupPaused,
+    KafkaAway,
+    PartitionStopped,
+    Poison,
+    PoisonStop,
+    SeekpointError,
+)
 from seekpoint.kafka.config import consumer_config, make_consumer
-from seekpoint.kafka.identity import Identity, KafkaAway
+from seekpoint.kafka.identity import Identity
 from seekpoint.policy import Limits
 from seekpoint.records import Partition
 from seekpoint.testing import record

@@ -20,12 +20,12 @@ from sqlalchemy import Connection
 from seekpoint import events
 from seekpoint.assignment.chunk import Chunk, chain
 from seekpoint.assignment.places import Placed, Places, Waiting
-from seekpoint.errors import Fenced, GroupPaused, PartitionStopped
+from seekpoint.errors import Fenced, GroupPaused, KafkaAway, PartitionStopped
 from seekpoint.events import Announcer
 from seekpoint.guard import passes
 from seekpoint.kafka.client import Client, Message
-from seekpoint.kafka.identity import Answer, Identity, KafkaAway
-from seekpoint.kafka.loss import deleted, lost
+from seekpoint.kafka.identity import Answer, Identity
+from seekpoint.kafka.loss import deleted, judge
 from seekpoint.kafka.watermarks import Watermarks
 from seekpoint.ledger import Claim, Expected, Ledger, Move, Position
 from seekpoint.ledger.claim import recreated
@@ -60,7 +60,6 @@ class Assignment:
         self.watermarks = Watermarks(self.identity, committed=kafka.get("isolation.level") != "read_uncommitted")
         self._announce = announce or Announcer()
         self._places = Places(self.client, self._announce)
-        self._unread: dict[Partition, Claim] = {}  # the claims of those that were parked while they were read
         self._start = start
         self._fixed = None if partitions is None else [Partition(*p) for p in partitions]
         self._unreleased: list[Claim] = []
@@ -371,16 +370,9 @@ class Assignment:
 
     def _judge_troubled(self) -> None:
         """The broker has no record at the position: find out why, and stop in front of it (I4)."""
-        troubled = [p for p in self._places.troubled if p in self.placed]
-        answer = self.identity.ask({p.topic for p in troubled})
-        strange = self.strangers(answer, troubled)
-        rest = [p for p in troubled if p not in strange]
-        starts, ends = self.watermarks.starts(rest), self.watermarks.ends(rest)
-        for partition in troubled:
-            stop = strange.get(partition)
-            self.park(
-                partition, stop or lost(partition, self.placed[partition].cursor, starts[partition], ends[partition])
-            )
+        troubled = {p: self.placed[p].cursor for p in self._places.troubled if p in self.placed}
+        strange = self.strangers(self.identity.ask({p.topic for p in troubled}), troubled)
+        self._park_all({**judge({p: at for p, at in troubled.items() if p not in strange}, self.watermarks), **strange})
         self._places.troubled.clear()
 
     # -- identity -------------------------------------------------------------------------------------

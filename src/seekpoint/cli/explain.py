@@ -19,9 +19,8 @@ from sqlalchemy import URL
 from sqlalchemy.exc import DBAPIError
 
 import seekpoint
-from seekpoint.errors import ConfigError, SeekpointError
+from seekpoint.errors import ConfigError, KafkaAway, SeekpointError
 from seekpoint.kafka.client import KafkaException
-from seekpoint.kafka.identity import KafkaAway
 
 FAILED, USAGE, ABORTED = 1, 2, 130
 

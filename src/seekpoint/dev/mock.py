@@ -28,9 +28,7 @@ ALL_BROKERS: Final = -1
 NO_LEADER: Final = -1
 """Stands for no broker in ``set_leader``: the partition has no leader until the next call."""
 
-_PRODUCER: Final = (
-    0  # rd_kafka_type_t: the mock cluster hangs on some client, and a producer is the lighter one
-)
+_PRODUCER: Final = 0  # rd_kafka_type_t: the mock cluster hangs on some client, and a producer is the lighter one
 _CONF_OK: Final = 0
 
 _CLUSTER = ctypes.c_void_p

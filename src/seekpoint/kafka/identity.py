@@ -15,12 +15,8 @@ from uuid import UUID
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient
 
-from seekpoint.errors import ConfigError
+from seekpoint.errors import ConfigError, KafkaAway
 from seekpoint.kafka.config import admin_config
-
-
-class KafkaAway(Exception):  # noqa: N818 -- a state of the world, not a mistake
-    """The brokers did not answer in time; the same question may be answered later."""
 
 
 class Answer:

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from seekpoint.errors import OffsetLost, PartitionStopped
-from seekpoint.kafka.watermarks import Edge
+from seekpoint.kafka.watermarks import Edge, Watermarks
 from seekpoint.records import Partition
+
+
+def judge(positions: Mapping[Partition, int], watermarks: Watermarks) -> dict[Partition, OffsetLost]:
+    """For each position that the broker refused, why. Raises KafkaAway."""
+    starts, ends = watermarks.starts(list(positions)), watermarks.ends(list(positions))
+    return {p: lost(p, offset, starts[p], ends[p]) for p, offset in positions.items()}
 
 
 def lost(partition: Partition, offset: int, start: Edge, end: Edge) -> OffsetLost:

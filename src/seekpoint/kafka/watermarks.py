@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from confluent_kafka import ConsumerGroupTopicPartitions, IsolationLevel, KafkaException, TopicPartition
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # not re-exported by its stubs
 
-from seekpoint.errors import ConfigError
-from seekpoint.kafka.identity import Identity, KafkaAway
+from seekpoint.errors import ConfigError, KafkaAway
+from seekpoint.kafka.identity import Identity
 from seekpoint.policy import StartAt
 from seekpoint.records import Partition
 

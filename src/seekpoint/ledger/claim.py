@@ -108,8 +108,6 @@ def admit(group: Row[Any], claimant: Claimant) -> None:
     """Raise unless the group's row lets this process in; the error names both sides."""
     if group.cluster_id is not None and group.cluster_id != claimant.cluster_id:
         raise ClusterChanged(
-            Partition("(all topics)", 0),
-            0,
             f"group {claimant.group!r} holds offsets of Kafka cluster {group.cluster_id}, these brokers are cluster "
             f"{claimant.cluster_id}",
             choices=(

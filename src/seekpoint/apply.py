@@ -67,7 +67,6 @@ def _stream(tx: LentConnection, pipeline: Pipeline, sink: Sink, batch: OpenBatch
 
 def _whole(tx: LentConnection, pipeline: Pipeline, batch: OpenBatch) -> int:
     made = [one for raw in batch.chunks() for one in _rows(pipeline, raw, batch)]
-    made = [one for one in made if not _is_cut(one[0], batch)]  # a record that one sink cannot take, none gets
     alone = pipeline.handle is None and len(pipeline.sinks) == 1
     for n, sink in enumerate(pipeline.sinks):
         lines = [(record, row) for record, rows in made for row in rows[n]]

@@ -309,6 +309,7 @@ def test_a_quiet_worker_is_healthy_again_when_its_broker_is_back(scene_on: Scene
     own_kafka.kill()
     run.seen.wait_for(events.KafkaTrouble, lambda e: e.wait > 0)  # it has noticed, and backs off
     assert not run.health().ready
+    assert not run.seen.all(events.Recovered), "nothing is over while no broker has answered"
     own_kafka.start()
     run.seen.wait_for(events.Recovered)
     scene.wait(lambda: run.health().ready and run.health().trouble is None)

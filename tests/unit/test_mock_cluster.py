@@ -163,9 +163,7 @@ def test_a_topic_deleted_and_created_again_starts_at_zero(
     fresh.close()
 
 
-def test_an_outage_delays_records_and_loses_none(
-    cluster: MockCluster, producer: Producer, consumer: Consumer
-) -> None:
+def test_an_outage_delays_records_and_loses_none(cluster: MockCluster, producer: Producer, consumer: Consumer) -> None:
     cluster.create_topic("orders")
     consumer.assign([TopicPartition("orders", 0, 0)])
     produce(producer, "orders", "before")

@@ -66,10 +66,12 @@ class Failed(AssertionError):  # noqa: N818 -- named after what happened
 
 def play(arena: Arena, round_: Round, report: Report) -> str:
     """One round: load, faults, healing, account. Returns a line for people; raises Failed."""
+    began = monotonic()
     try:
         crew = arena.lead(round_.crew)
     except Stuck as stuck:
         raise Failed([f"no crew for this round: {stuck}"]) from stuck
+    ready = monotonic() - began
     may_fall = any(fault.kind in MAY_FALL for fault in round_.faults)
     with Sampler(arena.dsn, arena.topic, arena.base, may_fall, arena.log.alarm) as sampler:
         try:
@@ -85,7 +87,7 @@ def play(arena: Arena, round_: Round, report: Report) -> str:
     if judged.differing:
         raise Failed(judged.differing)
     arena.settle(ends)
-    return f"{'; '.join(outcomes)}   {judged.records:,} records"
+    return f"crew in {ready:3.1f} s  {'; '.join(outcomes)}  {judged.records:,} records"
 
 
 def _under_load(field: Field, round_: Round, report: Report) -> tuple[list[str], dict[int, int]]:

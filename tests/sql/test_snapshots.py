@@ -124,7 +124,7 @@ def test_what_runs_is_what_the_snapshots_show(seekpoint_engine: Engine, seekpoin
         everything_a_ledger_does(ledger, "seven", 7)
     ran = {re.sub(rf"\b{seekpoint_schema}\b", DEFAULT_SCHEMA, text) for text in texts}
     shown = {snapshot(name).read_text(): name for name in STATEMENTS}
-    assert ran - set(shown) == {f"ANALYZE {DEFAULT_SCHEMA}.partition_offset;\n"}
+    assert ran <= set(shown)
     never = {name for text, name in shown.items() if text not in ran}
     # HOLD is for servers before 17, TERMINATE for a transaction that was abandoned: neither is here.
     server = seekpoint_engine.dialect.server_version_info or (0,)

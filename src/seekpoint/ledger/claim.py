@@ -60,12 +60,11 @@ StartOffsets = Callable[[str], Mapping[Partition, int]]
 """The first positions of a topic nobody has read yet: one for every partition of it."""
 
 
-def prepare(tx: Scope, claimant: Claimant, topic_ids: Mapping[str, UUID], start: StartOffsets) -> tuple[str, ...]:
+def prepare(tx: Scope, claimant: Claimant, topic_ids: Mapping[str, UUID], start: StartOffsets) -> None:
     """Make the group's row, raise its version, and make the first rows of new topics; once for all workers.
 
     Runs under the group row's FOR UPDATE lock, so that two workers that start a new topic at ``latest``
-    resolve it once. ``start`` asks the brokers while the lock is held: it must be bounded in time. Returns
-    the topics whose rows it made.
+    resolve it once. ``start`` asks the brokers while the lock is held: it must be bounded in time.
     """
     tx.execute(sql.INSERT_GROUP, version=claimant.version)
     group = tx.execute(sql.LOCK_GROUP).one()
@@ -87,7 +86,6 @@ def prepare(tx: Scope, claimant: Claimant, topic_ids: Mapping[str, UUID], start:
             new_start=[offset for _, _, offset in rows],
             new_claim=[uuid4() for _ in rows],
         )
-    return new
 
 
 def needs_preparing(tx: Scope, claimant: Claimant, topic_ids: Mapping[str, UUID]) -> bool:

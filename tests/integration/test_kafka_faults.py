@@ -118,8 +118,8 @@ def test_a_position_behind_the_end_of_the_log_stops_the_partition(scene: Scene) 
 
 @contextmanager
 def stopped(kafka: KafkaServer) -> Iterator[None]:
-    """While the broker is down."""
-    kafka.stop()
+    """While the broker is down (killed, which is quicker than asking it to go)."""
+    kafka.kill()
     yield
     kafka.start()
 
@@ -375,26 +375,22 @@ def in_transactions(scene: Scene, name: str, *batches: tuple[int, bool]) -> list
     return stored
 
 
-@pytest.mark.parametrize("restart", [True, False], ids=["worker restarted", "worker running"])
 def test_i3_an_end_that_was_passed_across_a_change_of_leader_epoch_is_no_truncation(
-    scene_on: SceneOn, own_kafka: KafkaServer, restart: bool
+    scene_on: SceneOn, own_kafka: KafkaServer
 ) -> None:
     scene = scene_on(kafka=own_kafka)
     name = scene.topic()
     stored = in_transactions(scene, name, (5, True))  # 0 to 4, marker at 5
     run = scene.worker(name)
     scene.wait_for_position(name, 6)
-    for end in (9, 12):
-        own_kafka.kill()
-        own_kafka.start()  # every restart raises the epoch
-        in_transactions(scene, name, (2, False))  # nothing to apply: only the end moves, under the new epoch
-        scene.wait_for_position(name, end)
-        if restart:
-            run.stop()
-            run = scene.worker(name)
-            run.placed()
+    own_kafka.kill()
+    own_kafka.start()  # every restart raises the epoch
+    in_transactions(scene, name, (2, False))  # nothing to apply: only the end moves, under the new epoch
+    scene.wait_for_position(name, 9)
+    run.stop()
+    run = scene.worker(name)  # its claim brings the stored epoch, and seek asks the broker about it
     stored += in_transactions(scene, name, (3, True))
-    scene.wait_for_position(name, 16)
+    scene.wait_for_position(name, 13)
     run.stop()
     assert not run.seen.all(events.Parked)
     assert not run.seen.all(events.Resynced)

@@ -19,9 +19,10 @@ class Health:
     """A worker's state at one moment; values are copies, safe to keep.
 
     ``live``: its thread runs (answer a liveness probe with it). ``ready``: it is in the group, and nothing is
-    in trouble. ``stale``: no commit for a minute although it is in trouble, or records are waiting. ``lag``
-    counts records behind the last stable offset, by partition, as of the last sample. ``trouble`` says what
-    is wrong now, ``stopped`` which partitions wait for a decision.
+    in trouble. ``stale``: no commit for a minute although it is in trouble, or records are waiting, or in hand
+    (a database that never answers shows itself in nothing else). ``lag`` counts records behind the last stable
+    offset, by partition, as of the last sample. ``trouble`` says what is wrong now, ``stopped`` which
+    partitions wait for a decision.
     """
 
     live: bool = False
@@ -45,24 +46,32 @@ class HealthBoard:
         self._lock = threading.Lock()
         self._stale_after = stale_after
         self._health = Health()
-        self._progress = monotonic()
+        self._in_hand = False  # a batch is open
+        self._due_since: float | None = None  # when a commit became due: the last one, or when work or trouble came
 
     def read(self) -> Health:
         """The state now; may be called from any thread."""
         with self._lock:
-            health, quiet = self._health, monotonic() - self._progress
-        waiting = health.trouble is not None or any(health.lag.values())
-        return replace(health, stale=health.live and waiting and quiet > self._stale_after)
+            health, since = self._health, self._due_since
+        return replace(health, stale=health.live and since is not None and monotonic() - since > self._stale_after)
 
     def __call__(self, event: events.Event) -> None:
         """Fold one event in."""
         with self._lock:
-            self._health = self._fold(self._health, event)
+            h = self._health = self._fold(self._health, event)
+            match event:
+                case events.BatchOpened():
+                    self._in_hand = True
+                case events.Committed() | events.Refused() | events.Parked() | events.DatabaseTrouble():
+                    self._in_hand = False
+            if not (self._in_hand or h.trouble is not None or any(h.lag.values())):
+                self._due_since = None
+            elif self._due_since is None or isinstance(event, events.Committed):
+                self._due_since = event.at
 
     def _fold(self, h: Health, event: events.Event) -> Health:  # noqa: PLR0911, C901 -- one line per event
         match event:
             case events.Started():
-                self._progress = event.at
                 return replace(h, live=True, ready=True)
             case events.Stopped():
                 return replace(h, live=False, ready=False, error=event.error)
@@ -77,7 +86,6 @@ class HealthBoard:
             case events.Parked():
                 return replace(h, stopped={**h.stopped, event.partition: event.error})
             case events.Committed():
-                self._progress = event.at
                 moved = {span.partition: span.end for span in event.spans}
                 return replace(
                     h,

@@ -120,10 +120,15 @@ LONG_AGO = monotonic() - 100
     ("seen", "stale"),
     [
         ([], False),
-        ([events.LagSampled(lag={A: 5})], True),
+        ([events.LagSampled(lag={A: 5}, at=LONG_AGO)], True),
+        ([events.LagSampled(lag={A: 5})], False),  # idle until now, and the work has just come
+        ([events.BatchOpened(attempt=1, at=LONG_AGO)], True),  # a database that never answers says nothing
+        ([events.BatchOpened(attempt=1, at=LONG_AGO), committed(Span(A, 1, 2))], False),
+        ([events.BatchOpened(attempt=1, at=LONG_AGO), events.Refused(reason="moved")], False),
         ([events.LagSampled(lag={A: 0})], False),
         ([events.LagSampled(lag={A: 5}), events.LagSampled(lag={A: 0})], False),
-        ([events.KafkaTrouble(error="down")], True),
+        ([events.KafkaTrouble(error="down", at=LONG_AGO)], True),
+        ([events.KafkaTrouble(error="down", at=LONG_AGO), events.KafkaTrouble(error="down")], True),
         ([events.KafkaTrouble(error="down"), events.Recovered()], False),
         ([events.LagSampled(lag={A: 5}), committed(Span(A, 1, 2))], False),
         ([events.LagSampled(lag={A: 5}), committed(Span(A, 1, 2), at=LONG_AGO)], True),

@@ -40,6 +40,9 @@ PROTOCOLS: Mapping[str, Mapping[str, Any]] = {
     "848": {**QUICK, "max.poll.interval.ms": 10_000, "group.protocol": "consumer"},
 }
 
+Way = Callable[[str, int], dict[str, Any]]
+"""``way(topic, partitions)``: a worker's options, in a group or with a fixed list."""
+
 
 class Scene:
     """One test's servers, names and workers."""

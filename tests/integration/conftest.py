@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Engine, create_engine
 
 from member import Member
-from scene import PROTOCOLS, Scene
+from scene import PROTOCOLS, Scene, Way
 from seekpoint import schema
 from seekpoint.dev.kafka import KafkaServer
 from seekpoint.dev.postgres import PostgresServer
@@ -19,6 +19,18 @@ from seekpoint.dev.postgres import PostgresServer
 def protocol(request: pytest.FixtureRequest) -> Mapping[str, Any]:
     """The client's configuration for each of the three group protocols."""
     return PROTOCOLS[request.param]
+
+
+@pytest.fixture(params=[*PROTOCOLS, "fixed"])
+def way(request: pytest.FixtureRequest) -> Way:
+    """A worker's options: in a group of each protocol, and without a group."""
+
+    def options(topic: str, partitions: int) -> dict[str, Any]:
+        if request.param == "fixed":
+            return {"partitions": [(topic, n) for n in range(partitions)]}
+        return {"kafka": PROTOCOLS[request.param]}
+
+    return options
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -10,24 +10,11 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.cimpl import NewPartitions
 
-from scene import PROTOCOLS, Scene
+from scene import Scene, Way
 from seekpoint import Assignment, StartAt, consumer_config, events
 from seekpoint.errors import ConfigError, Fenced
 
 Protocol = Mapping[str, Any]
-Way = Callable[[str, int], dict[str, Any]]
-
-
-@pytest.fixture(params=[*PROTOCOLS, "fixed"])
-def way(request: pytest.FixtureRequest) -> Way:
-    """``way(topic, partitions)``: a worker's options, in a group of each protocol and with a fixed list."""
-
-    def options(topic: str, partitions: int) -> dict[str, Any]:
-        if request.param == "fixed":
-            return {"partitions": [(topic, n) for n in range(partitions)]}
-        return {"kafka": PROTOCOLS[request.param]}
-
-    return options
 
 
 def commit_to_kafka(scene: Scene, offsets: dict[tuple[str, int], int]) -> None:

@@ -16,7 +16,7 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from sqlalchemy import text
 
-from scene import PROTOCOLS, QUICK, Scene
+from scene import QUICK, Scene, Way
 from seekpoint import Limits, Partition, events
 from seekpoint.dev.kafka import KafkaServer
 from seekpoint.errors import OffsetLost, PartitionStopped, TopicRecreated
@@ -174,13 +174,11 @@ def decide_for(scene: Scene, run: Run, name: str, stop: PartitionStopped) -> Non
     scene.ledger.move(name, 0, 0, topic_id=new, reason="restart", lost="topic recreated")
 
 
-@pytest.mark.parametrize("way", ["eager", "cooperative", "848", "fixed"])
-def test_i4_a_topic_recreated_under_an_idle_worker_is_not_read_on(scene: Scene, way: str) -> None:
+def test_i4_a_topic_recreated_under_an_idle_worker_is_not_read_on(scene: Scene, way: Way) -> None:
 
     name = scene.topic()
     stored = scene.produce(name, ["old"] * 10)
-    options: dict[str, Any] = {"partitions": [(name, 0)]} if way == "fixed" else {"kafka": PROTOCOLS[way]}
-    run = scene.worker(name, **options)
+    run = scene.worker(name, **way(name, 1))
     run.reached(name, 10)
     new = recreate(scene, name, 50)
     stop = run.seen.wait_for(events.Parked, lambda e: isinstance(e.error, TopicRecreated)).error
@@ -280,12 +278,12 @@ def test_a_topic_that_comes_back_after_its_deletion_was_seen_is_told_from_the_ol
 
 
 def test_a_broker_that_is_killed_and_comes_back_costs_nothing_but_time(
-    scene_on: SceneOn, own_kafka: KafkaServer, protocol: Protocol
+    scene_on: SceneOn, own_kafka: KafkaServer, way: Way
 ) -> None:
     scene = scene_on(kafka=own_kafka)
     name = scene.topic(2)
     with scene.stream(name, 2, rate=200) as stream:
-        run = scene.worker(name, kafka=protocol)
+        run = scene.worker(name, **way(name, 2))
         run.seen.wait_for(events.Committed, count=5)
         own_kafka.kill()
         run.seen.wait_for(events.KafkaTrouble)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, create_engine, text
 
-from scene import PROTOCOLS, QUICK, Scene
+from scene import PROTOCOLS, QUICK, Scene, Way
 from seekpoint import Limits, Partition, Worker, events
 from seekpoint.dev.postgres import PostgresServer
 from seekpoint.dev.proxy import PostgresProxy, When
@@ -204,12 +204,12 @@ def test_a_worker_drains_while_the_database_is_away(scene: Scene, proxy: Postgre
 
 
 def test_a_postgres_killed_and_restarted_costs_nothing_but_time(
-    scene_on: SceneOn, own_postgres: PostgresServer, protocol: Protocol
+    scene_on: SceneOn, own_postgres: PostgresServer, way: Way
 ) -> None:
     scene = scene_on(postgres=own_postgres)
     name = scene.topic(2)
     with scene.stream(name, 2, rate=300) as stream:
-        run = scene.worker(name, kafka=protocol)
+        run = scene.worker(name, **way(name, 2))
         run.seen.wait_for(events.Committed, count=5)
         own_postgres.kill()
         run.seen.wait_for(events.DatabaseTrouble, lambda e: e.wait > 0)

@@ -158,6 +158,10 @@ class Member:
         self.wanted_end = True
         self._process.terminate()
 
+    def stop(self) -> None:
+        """SIGSTOP."""
+        self._process.send_signal(signal.SIGSTOP)
+
     def go_on(self) -> None:
         """SIGCONT."""
         self._process.send_signal(signal.SIGCONT)

@@ -38,8 +38,14 @@ class Field:
 
     def records(self, count: int) -> None:
         """Wait until so many more records were committed."""
-        goal = self.arena.log.records + count
-        self.arena.log.until(lambda: self.arena.log.records >= goal, f"{count} more records to be committed")
+        self.arena.log.until_records(count, SECONDS)
+
+    def lull(self, count: int, seconds: float) -> None:
+        """Wait for so many more records, or so long where nobody commits any more."""
+        try:
+            self.arena.log.until_records(count, seconds)
+        except Stuck:
+            self.arena.log.calm()
 
     def taken_over(self, partitions: Collection[int], *, of: Member, since: int, working: bool = False) -> None:
         """Wait until others have claimed all these partitions; ``working``: until they commit to one, too."""

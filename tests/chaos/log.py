@@ -112,6 +112,11 @@ class Log:
             while not true():
                 self._wait(deadline, what)
 
+    def until_records(self, count: int, seconds: float) -> None:
+        """Wait until so many more records were committed."""
+        goal = self.records + count
+        self.until(lambda: self.records >= goal, f"{count} more records to be committed", seconds)
+
     def _wait(self, deadline: float, what: str) -> None:
         if self.accidents:
             raise Stuck(f"waited for {what}, but " + "; ".join(self.accidents))

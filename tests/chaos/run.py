@@ -48,6 +48,7 @@ _PLAIN = (
     upheavals.leave,
     upheavals.rewind,
     upheavals.pause,
+    upheavals.storm,
 )
 STRIKES: Mapping[str, Callable[[Field, Fault], Strike | None]] = {
     **dict.fromkeys(KILLS, blows.kill_at_step),

@@ -47,6 +47,7 @@ KINDS = (
     "leave",
     "rewind",
     "pause",
+    "storm",
 )
 KILLS = {f"kill_at_{name}": step for name, step in zip(
     ("batch_opened", "held", "copying", "applied", "advanced", "committed", "placed"), STEPS, strict=True
@@ -70,8 +71,9 @@ class Fault:
 
     ``after`` records were applied since the load began or the last fault healed, worker number ``victim`` (in the
     order of names, modulo) is struck, at its ``nth`` event ``step`` from then on. ``amount`` is how many records a
-    rewind goes back. ``early``: the dead are replaced before their partitions were taken over; a COMMIT that was held
-    back arrives while the worker asks what became of it, not when it has already given up for a while.
+    rewind goes back, and the seed of a storm. ``early``: the dead are replaced before their partitions were taken
+    over; a COMMIT that was held back arrives while the worker asks what became of it, not when it has already given
+    up for a while.
     """
 
     kind: str
@@ -116,7 +118,7 @@ def deal(seed: int, rounds: int, kinds: Sequence[str] = KINDS) -> list[Round]:
     for number, part in enumerate(_split(dealt, rounds), 1):
         crew = next((plan for plan, _ in part if not plan.durable), part[0][0])
         faults = tuple(_fault(chance, kind) for _, kind in part)
-        made.append(Round(number, crew, faults, portion=chance.choice((3, 10, 40))))
+        made.append(Round(number, crew, faults, portion=chance.choice((3, 10, 25))))
     return made
 
 

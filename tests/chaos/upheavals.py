@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from time import monotonic
 
 from sqlalchemy import text
@@ -10,10 +11,13 @@ from chaos.crew import SESSION_MS
 from chaos.field import EVERY, Field, Strike
 from chaos.log import Stuck
 from chaos.oracle import TABLE
-from chaos.schedule import Fault
+from chaos.schedule import CREW, Fault
 from seekpoint import Ledger
 from seekpoint.ledger.move import move
 from seekpoint.records import Partition
+
+BLOWS = 8  # in a storm
+SESSIONS = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE starts_with(application_name, %s)"
 
 # -- servers --------------------------------------------------------------------------------------------
 
@@ -109,6 +113,38 @@ def _drained(field: Field, name: str) -> None:
     if not any(said.name == "Released" for said in field.arena.log.since(mark) if said.worker == name):
         raise Stuck(f"{name} ended without releasing its claims")
     field.crew.bury(member)
+
+
+# -- everything at once ---------------------------------------------------------------------------------
+
+
+def storm(field: Field, fault: Fault) -> Strike:
+    """Blow upon blow without waiting for anything to heal: kills, stops, cut wires, ended sessions."""
+    chance, mark, at = random.Random(fault.amount), field.arena.log.mark(), monotonic()
+    for blow in chance.choices(("kill", "stop", "cut", "terminate", "go on"), k=BLOWS):
+        victim = field.crew.victim(chance.randrange(CREW))
+        match blow:
+            case "kill":
+                victim.kill()
+                victim.ended()
+                field.crew.fill()
+            case "stop":
+                victim.stop()
+            case "cut":
+                victim.proxy.cut()
+            case "terminate":
+                with field.arena.connect() as connection:
+                    connection.execute(SESSIONS, [f"seekpoint {victim.owner[:8]}"])
+            case _:
+                _all_go_on(field)
+        field.lull(chance.randrange(20, 400), seconds=1.0)
+    _all_go_on(field)
+    return Strike(at, EVERY, mark, over=monotonic())
+
+
+def _all_go_on(field: Field) -> None:
+    for member in field.crew.members:
+        member.go_on()
 
 
 # -- the operator ---------------------------------------------------------------------------------------

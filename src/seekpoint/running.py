@@ -96,9 +96,9 @@ class Worker:
         """Work until SIGTERM or SIGINT, finishing the batch in hand; returns when drained.
 
         A second signal aborts: the open transaction is thrown away, and its records are read again by
-        whoever comes next. Outside the main thread no signal handler is installed. Raises what cannot be
-        mended: ConfigError, SchemaMismatch, HandlerOutdated, what the handler raises, and errors of the
-        database and of Kafka as they are.
+        whoever comes next. A third ends the process at once, also where a server never answers. Outside the
+        main thread no signal handler is installed. Raises what cannot be mended: ConfigError, SchemaMismatch,
+        HandlerOutdated, what the handler raises, and errors of the database and of Kafka as they are.
         """
         if threading.current_thread() is not threading.main_thread():
             self._run()
@@ -112,6 +112,8 @@ class Worker:
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if self._stopping.is_set():
+            for each in (signal.SIGTERM, signal.SIGINT):  # to abort speaks to the database too, which may not answer
+                signal.signal(each, signal.SIG_DFL)
             raise KeyboardInterrupt(f"second {signal.Signals(number).name}: aborted")
         self._stopping.set()
 

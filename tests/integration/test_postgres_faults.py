@@ -5,6 +5,9 @@ Everywhere the table is compared with what Kafka acknowledged, and the fault is 
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from time import monotonic
@@ -240,6 +243,31 @@ def test_a_frozen_postgres_is_waited_for(scene_on: SceneOn, own_postgres: Postgr
     run.stop()
     assert not [e for e in run.seen.all(events.Gone) if e.lost]
     scene.book.assert_holds(name, stream.stored)
+
+
+def test_a_third_signal_ends_a_worker_whose_database_never_answers(
+    scene_on: SceneOn, own_postgres: PostgresServer
+) -> None:
+    scene = scene_on(postgres=own_postgres)
+    name = scene.topic()
+    stored = scene.produce(name, 10)
+    member = scene.member(name, kafka=PROTOCOLS["eager"], stop_at=("Held", 2))
+    member.wait_for("Committed")
+    stored += scene.produce(name, 10)
+    member.wait_until_stopped()  # inside its transaction
+    own_postgres.freeze()
+    for _ in range(3):
+        member.signal(signal.SIGTERM)
+        member.thaw()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            member.ended(2)
+    code, _ = member.ended(5)
+    assert code == -signal.SIGTERM
+    own_postgres.thaw()
+    heir = scene.worker(name, kafka=PROTOCOLS["eager"], limits=Limits(claim_wait=0.5))
+    scene.wait_until_caught_up(name, stored)
+    heir.stop()
+    scene.book.assert_holds(name, stored)
 
 
 def test_i1_without_synchronous_commit_a_crash_takes_rows_and_offsets_together(

@@ -8,7 +8,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from chaos.log import Log
 from chaos.oracle import account
+from chaos.report import Report
 from chaos.run import STRIKES, run
 from chaos.schedule import KINDS, deal
 
@@ -66,6 +68,22 @@ def test_the_judge_sees_what_is_lost_twice_strange_and_out_of_order(seekpoint_ds
         "out of order: t/0 offset 6",
         "out of order: t/1 offset 1",
     ]
+
+
+def test_a_run_in_which_a_fault_never_happened_fails(tmp_path: Path) -> None:
+    report = Report(SEED, ("kill_at_held", "rewind"))
+    report.happened("rewind", 0.5)
+    assert report.vacuous == ["kill_at_held"]
+    assert not report.passed
+    report.happened("kill_at_held", 1.5)
+    assert report.passed
+    report.twice = 1
+    assert not report.passed
+    report.write(tmp_path / "report.json", Log())
+    written = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    assert written["faults"] == {"kill_at_held": 1, "rewind": 1}
+    assert written["worst_recovery_seconds"] == 1.5
+    assert not written["passed"]
 
 
 def test_a_few_rounds_lose_nothing_and_apply_nothing_twice(tmp_path: Path) -> None:

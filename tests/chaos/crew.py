@@ -166,6 +166,10 @@ class Member:
         """SIGCONT."""
         self._process.send_signal(signal.SIGCONT)
 
+    def wait_started(self) -> None:
+        """Until it has found both servers and joined the group."""
+        self.log.until(lambda: bool(self.owner), f"{self.name} to start")
+
     def wait_stopped(self, seconds: float = 5.0) -> None:
         """Until the kernel says that it stands still."""
         process, deadline, pause = psutil.Process(self._process.pid), monotonic() + seconds, threading.Event()
@@ -252,6 +256,7 @@ class Crew:
         """SIGTERM to all: each must drain and end with code 0."""
         self._bury_the_dead()
         for member in self.members:
+            member.wait_started()  # a replacement of the last minute does not listen to signals yet
             member.terminate()
         try:
             codes = {member.name: member.ended() for member in self.members}

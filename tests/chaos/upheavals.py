@@ -106,11 +106,12 @@ def leave(field: Field, fault: Fault) -> Strike:
 
 def _drained(field: Field, name: str) -> None:
     member = next(m for m in field.crew.members if m.name == name)
-    mark = field.arena.log.mark()
     member.terminate()
     if code := member.ended():
         raise Stuck(f"{name} did not drain: it ended with code {code}")
-    if not any(said.name == "Released" for said in field.arena.log.since(mark) if said.worker == name):
+    with field.arena.connect() as connection:
+        kept = connection.execute("SELECT FROM seekpoint.partition_offset WHERE owner = %s", [member.owner]).fetchone()
+    if kept is not None:
         raise Stuck(f"{name} ended without releasing its claims")
     field.crew.bury(member)
 
@@ -123,6 +124,7 @@ def storm(field: Field, fault: Fault) -> Strike:
     chance, mark, at = random.Random(fault.amount), field.arena.log.mark(), monotonic()
     for blow in chance.choices(("kill", "stop", "cut", "terminate", "go on"), k=BLOWS):
         victim = field.crew.victim(chance.randrange(CREW))
+        victim.wait_started()  # whoever cannot even begin says so and ends
         match blow:
             case "kill":
                 victim.kill()

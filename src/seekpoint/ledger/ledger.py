@@ -179,7 +179,10 @@ class Ledger:
             )
 
     def pause(self, *, reason: str, actor: str | None = None) -> None:
-        """Stop all workers of the group before their next commit; they wait, and keep their partitions."""
+        """Stop all workers of the group before their next commit; they wait, and keep their partitions.
+
+        Waits for the batches in hand, at most ``Limits.transaction_age`` seconds; claims of the group wait meanwhile.
+        """
         with self._begin(lock_wait=self.limits.transaction_age) as tx:
             _move.set_paused(tx, True, actor=actor or getpass.getuser(), reason=reason)
 

@@ -46,10 +46,14 @@ def move(
     topic_id: UUID | None = None,
     lost: str | None = None,
 ) -> Position:
-    """Put a partition at ``to``, under the group row's lock; see :meth:`seekpoint.Ledger.move`."""
+    """Put a partition at ``to``; see :meth:`seekpoint.Ledger.move`.
+
+    Shares the group row with claims, so that other partitions are claimed while this one's batch is waited for; a
+    pause, or whoever else takes the group as a whole, still comes before or after it.
+    """
     if to < 0:
         raise ConfigError(f"cannot move {partition} to offset {to}: offsets begin at 0")
-    tx.execute(sql.LOCK_GROUP)
+    tx.execute(sql.SHARE_GROUP)
     row = tx.execute(sql.LOCK_ROW, topic=partition.topic, partition=partition.number).one_or_none()
     if row is None:
         raise ConfigError(

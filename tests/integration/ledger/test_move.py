@@ -11,6 +11,7 @@ from sqlalchemy import Engine
 from integration.ledger.desk import Desk, backend, wait_until_blocked
 from integration.ledger.test_group import actions, refused_at_hold
 from seekpoint.errors import ConfigError, Fenced
+from seekpoint.policy import Limits
 from seekpoint.tables import in_schema, lost_range
 
 Desks = Callable[..., Desk]
@@ -96,3 +97,21 @@ def test_orders_that_cannot_be_meant_are_refused(desk: Desks) -> None:
     with pytest.raises(ConfigError, match=r"cannot move t/0 to offset -1"):
         worker.ledger.move("t", 0, to=-1, reason="x")
     assert worker.stands() == {0: 0}
+
+
+def test_a_move_that_waits_lets_other_partitions_be_claimed(
+    desk: Desks, seekpoint_engine: Engine, elsewhere: ThreadPoolExecutor
+) -> None:
+    """I5: an order for a busy partition costs nobody else: another is claimed, and a trace is written, meanwhile."""
+    worker, other = desk(), desk(limits=Limits(claim_wait=0.5))
+    worker.claim(0, 1)
+    with seekpoint_engine.begin() as tx:
+        transaction = worker.hold(tx, 0)
+        worker.write(tx, 0, 0, 5)
+        moving = elsewhere.submit(desk().ledger.move, "t", 0, 2, reason="rewind")
+        wait_until_blocked(seekpoint_engine, by=backend(tx))
+        assert other.claim(1).stalled == ()
+        other.ledger.record("seen", other.at(1), 0, 0, reason="test")
+        assert not moving.done()
+        worker.ledger.advance(tx, [worker.move(0, 5)], transaction)
+    assert moving.result().next_offset == 2

@@ -27,6 +27,7 @@ def commit_to_kafka(scene: Scene, offsets: dict[tuple[str, int], int]) -> None:
 
 
 def test_i6_positions_come_from_the_ledger_whatever_was_committed_to_kafka(scene: Scene, way: Way) -> None:
+    """I6: commits ahead of the ledger and behind it, before the first start and between two."""
     name = scene.topic(2)
     stored = scene.produce(name, 30, partition=0) + scene.produce(name, 20, partition=1)
     commit_to_kafka(scene, {(name, 0): 17, (name, 1): 3})  # before the first start …
@@ -45,6 +46,7 @@ def test_i6_positions_come_from_the_ledger_whatever_was_committed_to_kafka(scene
 
 
 def test_a_restart_goes_on_where_the_ledger_was_moved_to(scene: Scene, way: Way) -> None:
+    """I6: nothing is remembered elsewhere."""
     name = scene.topic()
     stored = scene.produce(name, 20)
     run = scene.worker(name, **way(name, 1))
@@ -92,6 +94,7 @@ def start_at(case: str, name: str, middle: datetime) -> tuple[StartAt, int]:
 
 @pytest.mark.parametrize("case", STARTS)
 def test_start_at_is_resolved_once_to_numbers_and_stored(case: str, scene: Scene) -> None:
+    """I6: from then on the ledger's numbers count, whatever Kafka has."""
     name, now = scene.topic(), datetime.now(UTC)
     producer = Producer({"bootstrap.servers": scene.broker, "log_level": 0})
     for n in range(20):  # ten records of an hour ago, ten of half an hour ago

@@ -55,6 +55,7 @@ def trim(scene: Scene, name: str, to: int) -> None:
 
 
 def test_i4_retention_past_the_stored_offset_stops_the_partition_until_it_is_decided(scene: Scene) -> None:
+    """I4: nothing jumps by itself: the partition stops, and the other goes on."""
     name = scene.topic(2)
     stored = scene.produce(name, 10, partition=0) + scene.produce(name, 10, partition=1)
     run = scene.worker(name)
@@ -82,6 +83,7 @@ def test_i4_retention_past_the_stored_offset_stops_the_partition_until_it_is_dec
 
 
 def test_i4_retention_that_overtakes_a_running_reader_stops_it_where_it_stands(scene: Scene) -> None:
+    """I4: also in mid-reading, and the error names the first offset left."""
     name = scene.topic()
     stored = scene.produce(name, LARGE * 100)
     gate = Gate(events.Applied)
@@ -127,6 +129,7 @@ def stopped(kafka: KafkaServer) -> Iterator[None]:
 def test_i4_a_truncated_log_is_noticed_by_the_stored_leader_epoch(
     scene_on: SceneOn, own_kafka: KafkaServer, tmp_path: Path, protocol: Protocol
 ) -> None:
+    """I4: other records stand at the same offsets; the epoch tells."""
     folder = getattr(getattr(own_kafka, "_handle", None), "_folder", None)
     if folder is None:
         pytest.skip("the broker's files are out of reach")
@@ -175,7 +178,7 @@ def decide_for(scene: Scene, run: Run, name: str, stop: PartitionStopped) -> Non
 
 
 def test_i4_a_topic_recreated_under_an_idle_worker_is_not_read_on(scene: Scene, way: Way) -> None:
-
+    """I4: nothing comes that would be refused: the idle look notices the new id."""
     name = scene.topic()
     stored = scene.produce(name, ["old"] * 10)
     run = scene.worker(name, **way(name, 1))
@@ -192,6 +195,7 @@ def test_i4_a_topic_recreated_under_an_idle_worker_is_not_read_on(scene: Scene, 
 
 
 def test_i4_a_topic_recreated_while_the_worker_is_down_is_not_read_on(scene: Scene, protocol: Protocol) -> None:
+    """I4: the claim compares the topic's id with the stored one."""
     name = scene.topic()
     stored = scene.produce(name, ["old"] * 10)
     run = scene.worker(name, kafka=protocol)
@@ -208,6 +212,7 @@ def test_i4_a_topic_recreated_while_the_worker_is_down_is_not_read_on(scene: Sce
 
 
 def test_i4_a_topic_recreated_while_a_batch_is_applied_rolls_it_back(scene: Scene) -> None:
+    """I4: the id is asked for after the last read, before COMMIT."""
     name = scene.topic()
     gate = Gate(events.ChunkRead)
     run = scene.worker(name, observe=[gate], kafka=SMALL_FETCHES)
@@ -376,6 +381,7 @@ def in_transactions(scene: Scene, name: str, *batches: tuple[int, bool]) -> list
 def test_i3_an_end_that_was_passed_across_a_change_of_leader_epoch_is_no_truncation(
     scene_on: SceneOn, own_kafka: KafkaServer
 ) -> None:
+    """I3: only the epoch that the broker has at the end may be kept with it."""
     scene = scene_on(kafka=own_kafka)
     name = scene.topic()
     stored = in_transactions(scene, name, (5, True))  # 0 to 4, marker at 5

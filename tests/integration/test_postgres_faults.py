@@ -273,6 +273,7 @@ def test_a_third_signal_ends_a_worker_whose_database_never_answers(
 def test_i1_without_synchronous_commit_a_crash_takes_rows_and_offsets_together(
     scene_on: SceneOn, own_postgres: PostgresServer
 ) -> None:
+    """I1: the tail that was not synced is gone from both, and Kafka replays it."""
     scene = scene_on(postgres=own_postgres)
     with scene.engine.connect() as connection:
         connection.execution_options(isolation_level="AUTOCOMMIT")
@@ -309,7 +310,7 @@ def test_i1_without_synchronous_commit_a_crash_takes_rows_and_offsets_together(
 def test_i3_a_rolled_back_partition_is_read_again_while_the_other_goes_on(
     scene_on: SceneOn, own_postgres: PostgresServer
 ) -> None:
-    """The refusal is met inside a batch that has records of both: none of them may be passed over."""
+    """I3: the refusal is met inside a batch that has records of both: none of them may be passed over."""
     scene = scene_on(postgres=own_postgres)
     name = scene.topic(2)
     run = scene.worker(name)

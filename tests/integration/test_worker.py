@@ -126,6 +126,7 @@ def transactional(scene: Scene, name: str) -> Iterator[Callable[..., None]]:
 
 
 def test_i3_aborted_records_and_control_records_are_gaps_not_losses(scene: Scene) -> None:
+    """I3: they are not delivered to anybody; the position goes over them, the trailing marker too."""
     name = scene.topic()
     with transactional(scene, name) as write:
         write(["a", "b"])  # 0, 1, and the marker at 2
@@ -147,6 +148,7 @@ def test_i3_aborted_records_and_control_records_are_gaps_not_losses(scene: Scene
 
 
 def test_i3_a_log_that_ends_in_an_aborted_transaction_is_passed(scene: Scene) -> None:
+    """I3: nothing is applied, and the position stands at the log's end."""
     name = scene.topic()
     with transactional(scene, name) as write:
         write(["x", "y", "z"], commit=False)
@@ -252,6 +254,7 @@ def test_i5_a_move_while_a_batch_is_applied_waits_for_it(scene: Scene) -> None:
 
 
 def test_i5_a_move_before_hold_refuses_the_batch_in_hand(scene: Scene) -> None:
+    """I5: the move draws a token, so what was read before it is not written."""
     name = scene.topic()
     stored = scene.produce(name, 10)
     gate = Gate(events.BatchOpened)

@@ -8,9 +8,7 @@ FENCE = "tests/integration/ledger/test_fence.py"
 CLAIM = "tests/integration/ledger/test_claim.py"
 GROUP = "tests/integration/ledger/test_group.py"
 MOVE = "tests/integration/ledger/test_move.py"
-UNIT = "tests/integration/test_unit_of_work.py"
 WORKER = "tests/integration/test_worker.py"
-ASSIGNMENT = "tests/integration/test_assignment.py"
 INTERLEAVINGS = "tests/integration/test_interleavings.py"
 KAFKA = "tests/integration/test_kafka_faults.py"
 REBALANCE = "tests/integration/test_rebalance.py"
@@ -31,7 +29,7 @@ class Edit(NamedTuple):
 
 
 class Breakage(NamedTuple):
-    """What is taken away, and who must notice. Most are of rows lost or doubled; ``progress`` ones of refusals."""
+    """What is taken away, and who must notice. Most lose or double rows; some only stop progress."""
 
     name: str
     edits: tuple[Edit, ...]

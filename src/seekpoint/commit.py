@@ -1,6 +1,6 @@
 """One unit of work: hold, apply, advance, COMMIT; and what to do when that fails.
 
-The only place where a worker commits (I1).
+The only place where a worker commits rows (I1).
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ class Worker:
 
     ``engine`` is a URL or sync ``Engine`` on ``postgresql+psycopg``; ``kafka`` librdkafka's own configuration,
     passed through but for the keys that the promise hangs on. ``partitions=[(topic, number), ...]`` reads a
-    fixed list without a group. ``observe`` gets every event, on the worker's thread. Scale by more workers in
-    more processes, not by threads.
+    fixed list without a group. ``observe`` gets every event, on the worker's thread (``Kept`` on the keeper's).
+    Scale by more workers in more processes, not by threads.
 
     Making a worker does no I/O; clients and connections are made in the thread that runs it. A worker runs
     once. Raises ConfigError where the declaration, the engine or the configuration contradict each other.

@@ -76,7 +76,7 @@ class Ledger:
         return _advance.advance(self._scope(tx), moves, transaction)
 
     def advance_alone(self, moves: Sequence[Move]) -> list[Claim]:
-        """Hold and advance in a transaction of its own, where no record was applied (a partition's idle end)."""
+        """Hold and advance in a transaction of its own, where no record was applied: an idle end, no rows (I1)."""
         with self._begin() as tx:
             transaction = self.hold(tx.connection, [Expected(m.claim, m.from_offset) for m in moves])
             return self.advance(tx.connection, moves, transaction)

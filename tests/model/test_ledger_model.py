@@ -28,6 +28,7 @@ HARM = {  # in the words of the violation that the shortest history ends in
     "a move draws no token": "another incarnation",
     "last processed instead of next": "applied but position is",
 }
+STATES = {"lone": 27_127, "endless": 10_611, "pair": 40_700}  # as docs/internals/model.md has them
 CALM = Rules(cutovers=0, recreations=0)  # no fault but death, a lost connection, failover
 SMALL = {
     "lone": CALM._replace(records=2),
@@ -39,6 +40,7 @@ SMALL = {
 def test_as_designed_nothing_is_lost_twice_refused_needlessly_or_stuck(config: str) -> None:
     found = explore(CONFIGS[config])
     assert found.violation is None, found.history
+    assert found.states == STATES[config]
     assert found.finished > 100
     assert found.needless == 0, found.history
     assert found.stuck == (0 if CONFIGS[config].claims < 0 else None), found.history

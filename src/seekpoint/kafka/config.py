@@ -19,7 +19,7 @@ OWNED: Mapping[str, tuple[Any, str]] = {
 """Keys that are ours: key -> (value, why)."""
 
 DEFAULTS: Mapping[str, Any] = {
-    # librdkafka waits 1000 ms after its queue was full before it fetches again: 3 to 5 times slower overall.
+    # librdkafka waits 1000 ms after its queue was full before it fetches again: work stands still meanwhile.
     "fetch.queue.backoff.ms": 10,
     "isolation.level": "read_committed",
 }

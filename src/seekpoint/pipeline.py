@@ -1,6 +1,6 @@
 """A pipeline: which topics, how their records become values, and what is done with them. A pure declaration.
 
-No I/O, no engine, no secrets: worker, command line, Spark tasks and tests import it by name. Importing this
+No I/O, no engine, no secrets: worker, command line and tests import it by name. Importing this
 module needs neither a database driver nor a Kafka client.
 """
 
@@ -45,7 +45,7 @@ class Sink(Protocol):
         """Whether records of this topic go to this sink."""
 
     def rows(self, record: AnyRecord) -> Iterable[Row]:
-        """The rows that one record becomes; the same function in the stream and in a reload."""
+        """The rows that one record becomes; the same ones when it is asked again."""
 
     def open(self, tx: Connection) -> AbstractContextManager[Writer]:
         """Begin to write; leaving the block without an error means that the database has taken every row."""

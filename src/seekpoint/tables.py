@@ -52,7 +52,7 @@ def _now(name: str) -> Column[Any]:
     return Column(name, DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp())
 
 
-# The row that administration and cut-over lock first, and whose FOR SHARE lock every claim takes.
+# The row that whoever speaks for the whole group locks first, and whose FOR SHARE lock every claim and move takes.
 consumer_group = Table(
     "consumer_group",
     metadata,

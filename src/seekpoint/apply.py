@@ -151,7 +151,7 @@ def _rows(pipeline: Pipeline, raw: Sequence[RawRecord], batch: OpenBatch) -> lis
     """Each record that is not cut, with its rows for each sink; one that has none to give is cut (I4)."""
     made: list[tuple[AnyRecord, list[Rows]]] = []
     for one in raw:
-        if batch.cuts and _is_cut(one, batch):
+        if batch.cuts and not batch.wants(one):
             continue
         try:
             record = pipeline.decode(one)
@@ -163,11 +163,6 @@ def _rows(pipeline: Pipeline, raw: Sequence[RawRecord], batch: OpenBatch) -> lis
             continue
         made.append((record, rows))
     return made
-
-
-def _is_cut(record: AnyRecord, batch: OpenBatch) -> bool:
-    cut = batch.cuts.get(Partition(record.topic, record.partition))
-    return cut is not None and record.offset >= cut.offset
 
 
 def _blame(sink: Sink, written: Iterable[AnyRecord], refused: RowRefused) -> Exception:

@@ -153,12 +153,12 @@ class Assignment:
         else:
             self._places.waiting.update((p, Waiting()) for p in self._fixed)
 
-    def leave(self, deadline: float = 10.0) -> None:
+    def leave(self) -> None:
         """Release every claim and leave the group; what was read and not committed is read again elsewhere."""
         try:
             self._release(self._places.claims())
         finally:
-            self.client.close(deadline)
+            self.client.close()
 
     @property
     def changed(self) -> bool:

@@ -30,14 +30,9 @@ class Answer:
         return {topic: self._one(topic, future) for topic, future in self._futures.items()}
 
     def _one(self, topic: str, future: Future[Any]) -> UUID | None:
-        try:
-            described = future.result(self._timeout)
-        except KafkaException as error:
-            if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-                return None
-            raise KafkaAway(f"no answer about topic {topic!r}: {error.args[0].str()}") from error
-        except TimeoutError as error:
-            raise KafkaAway(f"no answer about topic {topic!r} within {self._timeout} s") from error
+        described = _described(topic, future, self._timeout)
+        if described is None:
+            return None
         high, low = described.topic_id.get_most_significant_bits(), described.topic_id.get_least_significant_bits()
         return UUID(int=(high % 2**64 << 64) | low % 2**64)
 
@@ -55,13 +50,12 @@ class Identity:
         futures = self.admin.describe_topics(TopicCollection(sorted(topics)), request_timeout=self.timeout)
         return Answer(futures, self.timeout + 1)
 
-    def cluster_id(self, timeout: float | None = None) -> str:
+    def cluster_id(self) -> str:
         """The id of the cluster. Raises KafkaAway."""
-        timeout = timeout or self.timeout
         try:
-            described = self.admin.describe_cluster(request_timeout=timeout).result(timeout + 1)
+            described = self.admin.describe_cluster(request_timeout=self.timeout).result(self.timeout + 1)
         except (KafkaException, TimeoutError) as error:
-            raise KafkaAway(f"no broker answered at {self._servers} within {timeout} s: {error}") from error
+            raise KafkaAway(f"no broker answered at {self._servers} within {self.timeout} s: {error}") from error
         return str(described.cluster_id)
 
     def partitions(self, topics: Collection[str]) -> dict[str, int]:
@@ -69,14 +63,22 @@ class Identity:
         futures = self.admin.describe_topics(TopicCollection(sorted(topics)), request_timeout=self.timeout)
         counts = {}
         for topic, future in futures.items():
-            try:
-                counts[topic] = len(future.result(self.timeout + 1).partitions)
-            except KafkaException as error:
-                if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
-                    raise KafkaAway(f"no answer about topic {topic!r}: {error.args[0].str()}") from error
+            described = _described(topic, future, self.timeout + 1)
+            if described is None:
                 raise ConfigError(
                     f"topic {topic!r} does not exist on the brokers {self._servers}: create it, or correct topics="
-                ) from None
-            except TimeoutError as error:
-                raise KafkaAway(f"no answer about topic {topic!r} within {self.timeout} s") from error
+                )
+            counts[topic] = len(described.partitions)
         return counts
+
+
+def _described(topic: str, future: Future[Any], timeout: float) -> Any | None:
+    """What the brokers say of a topic, None for one that does not exist. Raises KafkaAway."""
+    try:
+        return future.result(timeout)
+    except KafkaException as error:
+        if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            return None
+        raise KafkaAway(f"no answer about topic {topic!r}: {error.args[0].str()}") from error
+    except TimeoutError as error:
+        raise KafkaAway(f"no answer about topic {topic!r} within {timeout} s") from error

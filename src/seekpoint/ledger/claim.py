@@ -181,4 +181,4 @@ def end_abandoned(tx: Scope, stalled: Sequence[Partition], older_than: float) ->
         asked_partition=[p.number for p in stalled],
         age=timedelta(seconds=older_than),
     ).scalars()
-    return tuple(pid for pid in list(pids) if tx.connection.execute(sql.TERMINATE, {"pid": pid}).scalar_one())
+    return tuple(pid for pid in list(pids) if tx.execute(sql.TERMINATE, pid=pid).scalar_one())

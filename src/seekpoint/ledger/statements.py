@@ -276,7 +276,6 @@ CLAIM = _claim.on_conflict_do_update(
     offset.epoch,
     offset.next_offset,
     offset.leader_epoch,
-    offset.unreleased_claims,
 )
 
 _asked = _unnest("asked", topic=Text, partition=Integer)

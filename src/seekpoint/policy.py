@@ -18,7 +18,8 @@ class Limits:
     """How much one transaction may hold, and how long things may take.
 
     A transaction closes on ``batch_records``, on ``batch_bytes`` of keys and values, after ``batch_age``
-    seconds, or as soon as nothing more is waiting to be read. ``claim_wait`` (seconds) bounds the wait for
+    seconds, or as soon as nothing more is waiting to be read; bytes and age are looked at between chunks, so one
+    chunk may go beyond them. ``claim_wait`` (seconds) bounds the wait for
     another owner's transaction; one older than ``transaction_age`` (seconds) is abandoned: the server ends it
     where it can (``transaction_timeout``), and a successor's claim does where it cannot. Within
     ``transaction_age`` a worker keeps its partitions while a handler runs, however long it takes.

@@ -16,6 +16,7 @@ from pages import ROOT, named, section
 from seekpoint import Assignment, Ledger, Limits, Pipeline, StartAt, Worker, consumer_config, errors, events, testing
 from seekpoint.health import Health
 from seekpoint.kafka import config
+from seekpoint.kafka.client import Client
 from seekpoint.ledger.ledger import _KEEPALIVES
 from seekpoint.sinks import Append
 
@@ -86,6 +87,12 @@ def test_every_public_method_is_in_the_reference(made: type) -> None:
         else set()
     )
     assert public - inner <= ticked(section(API, made.__name__))
+
+
+def test_what_the_loop_reads_with_is_in_the_reference() -> None:
+    shown = re.search(r"^\| `client` \|.*`client\.read\(([^`]*)\)`", section(API, "Assignment"), re.MULTILINE)
+    assert shown is not None
+    assert shown[1].split(", ") == list(inspect.signature(Client.read).parameters)[1:]
 
 
 @pytest.mark.parametrize("name", ["move", "pause", "resume", "claim", "record"])

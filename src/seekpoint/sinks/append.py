@@ -25,6 +25,9 @@ class Append:
     ``columns``; ``columns`` is required for all but Structs and dataclasses. ``topics`` narrows the sink to
     some of the pipeline's topics.
 
+    A dict goes to a json or jsonb column, a list to a Postgres array; for a jsonb column wrap the list in
+    ``psycopg.types.json.Jsonb``.
+
     A mapping that lacks a column makes its record a poison record; keys beyond ``columns`` are ignored. The
     database's own defaults fill the columns that are not named.
     """

@@ -1,8 +1,9 @@
 """What can happen, as frozen values: one list for logs, health, metrics, test waits and crash points.
 
-Observers get every event, in order, on the worker's thread: ``Worker(..., observe=[print])``. The events of
-one transaction come as ``BatchOpened, Held, ChunkRead…, Applied, Advanced, Committed``; killing the process
-inside an observer is how the chaos suite stops a worker at a named step.
+Observers get every event, in order, on the worker's thread (``Kept`` alone comes from the keeper's, in between):
+``Worker(..., observe=[print])``. The events of one transaction come as ``ChunkRead`` (its first records),
+``BatchOpened, Held, ChunkRead…, Applied, Advanced, Committed``; killing the process inside an observer is how
+the chaos suite stops a worker at a named step.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import ClassVar
 
+from seekpoint.errors import PartitionStopped
 from seekpoint.records import Partition, Span
 
 logger = logging.getLogger("seekpoint.events")
@@ -105,7 +107,7 @@ class Parked(Event):
 
     level = logging.ERROR
     partition: Partition
-    error: Exception
+    error: PartitionStopped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

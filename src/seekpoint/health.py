@@ -31,7 +31,7 @@ class Health:
     trouble: str | None = None
     error: BaseException | None = None
     positions: Mapping[Partition, int] = field(default_factory=dict)
-    stopped: Mapping[Partition, Exception] = field(default_factory=dict)
+    stopped: Mapping[Partition, PartitionStopped] = field(default_factory=dict)
     lag: Mapping[Partition, int] = field(default_factory=dict)
     records: int = 0
     transactions: int = 0
@@ -89,8 +89,6 @@ class HealthBoard:
                 moved = {span.partition: span.end for span in event.spans}
                 return replace(
                     h,
-                    ready=True,
-                    trouble=None,
                     positions={**h.positions, **moved},
                     records=h.records + event.records,
                     transactions=h.transactions + 1,
@@ -108,8 +106,3 @@ class HealthBoard:
                 return replace(h, lag=dict(event.lag))
             case _:
                 return h
-
-
-def stops(health: Health) -> list[PartitionStopped]:
-    """The stops among what waits, in the order of topic and partition."""
-    return [e for _, e in sorted(health.stopped.items()) if isinstance(e, PartitionStopped)]

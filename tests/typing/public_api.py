@@ -112,7 +112,7 @@ def seen(event: Event) -> None:
 def working(pipeline: Pipeline, engine: Engine) -> None:
     worker = Worker(pipeline, engine=engine, kafka={"bootstrap.servers": "localhost"}, observe=[seen, print])
     assert_type(worker.health(), Health)
-    assert_type(worker.health().stopped, Mapping[Partition, Exception])
+    assert_type(worker.health().stopped, Mapping[Partition, PartitionStopped])
     assert_type(worker.run(), None)
     with worker.running() as running:
         assert_type(running.health().live, bool)

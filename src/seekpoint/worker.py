@@ -25,6 +25,7 @@ from seekpoint.policy import Backoff
 from seekpoint.records import RawRecord
 
 POLL = 0.2  # seconds: how long a quiet loop waits for a record before it looks at anything else
+REPEAT = 10.0  # seconds until the client's same error is told again
 
 
 class Loop:
@@ -45,6 +46,7 @@ class Loop:
         self._config = consumer_config(kafka, group=pipeline.group)
         self._partitions = partitions
         self._in_trouble = False
+        self._said: dict[int, float] = {}  # the client's errors of this trouble: code -> when it was told
         self._lag_at = 0.0
         self._chance = random.Random()  # noqa: S311 -- jitter
         self._waits = Backoff().waits(self._chance)
@@ -118,13 +120,12 @@ class Loop:
             self._announce(events.DatabaseTrouble(error=error))
 
     def _on_client_error(self) -> Callable[[Any], None]:
-        """Brokers that are away are reported dozens of times a second: once a second is enough."""
-        said: dict[int, float] = {}
+        """Brokers that are away are reported dozens of times a second: once in a while, and at the first, is enough."""
 
         def on_error(error: Any) -> None:
             now = monotonic()
-            if now - said.get(error.code(), 0.0) >= 1.0:
-                said[error.code()] = now
+            if now - self._said.get(error.code(), -REPEAT) >= REPEAT:
+                self._said[error.code()] = now
                 self._announce(events.KafkaTrouble(error=error.str()))
 
         return on_error
@@ -203,5 +204,6 @@ class Loop:
         if self._in_trouble and not self._held.waiting:
             self._held.identity.cluster_id()  # KafkaAway: it is not over
             self._in_trouble = False
+            self._said.clear()
             self._waits = Backoff().waits(self._chance)
             self._announce(events.Recovered())

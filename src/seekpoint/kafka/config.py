@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from time import monotonic
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaException
@@ -94,13 +95,42 @@ def admin_config(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"log_level": 2, **kept}
 
 
+class Sparing(logging.Filter):
+    """One line of each kind in ten seconds, with the number of those left out: an outage says the same for hours."""
+
+    PAUSE = 10.0  # seconds
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: dict[tuple[int, object], tuple[float, int]] = {}  # kind -> (when it was let pass, left out since)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the line passes; its kind is librdkafka's facility (FAIL, ERROR, CONFWARN ...) and level."""
+        args = record.args if isinstance(record.args, tuple) else ()
+        kind, now = (record.levelno, args[0] if args else record.msg), monotonic()
+        at, left_out = self._said.get(kind, (now - self.PAUSE, 0))
+        if now - at < self.PAUSE:
+            self._said[kind] = at, left_out + 1
+            return False
+        self._said[kind] = now, 0
+        if left_out:
+            record.msg, record.args = f"{record.msg} (and %d more of this kind before)", (*args, left_out)
+        return True
+
+
+_SPARING = Sparing()
+
+
 def make_consumer(config: Mapping[str, Any], **callbacks: Any) -> Consumer:
     """A consumer; a key or value that librdkafka does not know is a ConfigError in its own words.
 
-    librdkafka's log lines go to the logger ``seekpoint.kafka.client``, unless the configuration has a ``logger``.
+    librdkafka's log lines go to the logger ``seekpoint.kafka.client``, a few of each kind (:class:`Sparing`), unless
+    the configuration has a ``logger``.
     """
+    logger = logging.getLogger("seekpoint.kafka.client")
+    logger.addFilter(_SPARING)
     try:
-        return Consumer({"logger": logging.getLogger("seekpoint.kafka.client"), **config, **callbacks})
+        return Consumer({"logger": logger, **config, **callbacks})
     except KafkaException as error:
         raise ConfigError(f"the Kafka configuration was refused: {error.args[0].str()}") from None
     except (TypeError, ValueError) as error:

@@ -151,7 +151,7 @@ def test_a_module_that_fails_names_the_line(place: Place) -> None:
         ),
         (["--database-url", "postgresql://h/d"], "no brokers are named: give --kafka bootstrap.servers=host:9092"),
         (["--database-url", "mysql://u:hunter2@h/d"], "the ledger lives in Postgres, not in mysql"),
-        (["--database-url", "hunter2"], "--database-url is no URL"),
+        (["--database-url", "hunter2"], "the database's URL cannot be read"),
         (["--database-url", "postgresql://h/d", "--kafka", "hunter2"], "--kafka takes key=value"),
         (["--database-url", "postgresql://h/d", "--kafka-config", "gone.properties"], "No such file or directory"),
         (

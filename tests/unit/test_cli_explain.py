@@ -7,6 +7,7 @@ from sqlalchemy import make_url
 
 from seekpoint.cli import explain
 from seekpoint.cli.explain import exit_code, keep_secret, masked, message_of
+from seekpoint.cli.options import database
 from seekpoint.errors import ConfigError, KafkaAway, SchemaMismatch
 
 
@@ -48,6 +49,21 @@ def test_a_password_that_is_a_name_does_not_mask_the_name() -> None:
 def test_an_example_url_stays_readable() -> None:
     example = "write postgresql+psycopg://user:password@host/database"
     assert masked(example) == example
+
+
+@pytest.mark.parametrize(
+    "password", ["hunter@2secret", "2secret@hunter", "p@hunter2/secret", "hunter2@a:secret", "p@hunter2?secret"]
+)
+def test_a_password_that_would_be_taken_for_a_host_is_refused_and_not_shown(password: str) -> None:
+    with pytest.raises(ConfigError, match="percent-encode the password: @ is %40, / is %2F, : is %3A") as caught:
+        database(f"postgresql://me:{password}@localhost:5432/shop")
+    assert caught.value.__cause__ is None
+    assert "hunter" not in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_password_may_hold_anything_that_is_encoded() -> None:
+    assert database("postgresql://me:p%40ss%3Aw%2Frd@db/shop?application_name=a@b").password == "p@ss:w/rd"
 
 
 def test_exit_codes() -> None:

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from sqlalchemy import URL, Engine, create_engine, make_url
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy import URL, Engine, create_engine
 from sqlalchemy.pool import NullPool
 
 from seekpoint.cli.explain import keep_secret
 from seekpoint.errors import ConfigError
+from seekpoint.ledger.ledger import read_url
 
 DatabaseUrl = Annotated[
     str,
@@ -40,10 +40,7 @@ KafkaConfig = Annotated[
 
 def database(text: str) -> URL:
     """The URL, on psycopg whatever driver it names; raises ConfigError for what is none, without quoting it."""
-    try:
-        url = make_url(text)
-    except (ArgumentError, ValueError):  # neither message nor cause is shown: they may quote the password
-        raise ConfigError("--database-url is no URL; expected postgresql://user:password@host:5432/database") from None
+    url = read_url(text)
     if url.get_backend_name() not in {"postgresql", "postgres"}:
         raise ConfigError(f"the ledger lives in Postgres, not in {url.get_backend_name()}: postgresql://…")
     keep_secret(url)

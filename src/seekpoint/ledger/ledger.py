@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -268,7 +269,7 @@ _KEEPALIVES: dict[str, Any] = {
 def postgres_engine(engine: Engine | URL | str) -> Engine:
     """The engine itself, or one made from a URL; refuses other drivers, async engines and AUTOCOMMIT."""
     if isinstance(engine, str | URL):
-        url = _parse(engine)
+        url = read_url(engine)
         if url.drivername in {"postgresql", "postgres"}:
             url = url.set(drivername="postgresql+psycopg")
         if url.drivername != "postgresql+psycopg":
@@ -292,14 +293,22 @@ def shown(url: URL) -> str:
     return url.difference_update_query(["password", "sslpassword"]).render_as_string(hide_password=True)
 
 
-def _parse(engine: URL | str) -> URL:
+def read_url(given: URL | str) -> URL:
+    """The database's URL; raises ConfigError, quoting nothing of it, where a password would be taken for a host."""
     try:
-        return make_url(engine)
+        url = make_url(given)
+        # An @ or / of the password ends it: the rest would be looked up as a host, and shown.
+        ambiguous = "@" in f"{url.host}{url.database}" or (
+            isinstance(given, str) and re.split(r"\?\w+=", given)[0].count("@") > 1
+        )
     except (ArgumentError, ValueError):  # their words may quote the whole URL
+        ambiguous = True
+    if ambiguous:
         raise ConfigError(
-            "the database's URL cannot be read: write postgresql+psycopg://user:password@host:5432/database, and "
-            "percent-encode what is special in the password (urllib.parse.quote_plus)"
-        ) from None
+            "the database's URL cannot be read: write postgresql://user:password@host:5432/database, and "
+            "percent-encode the password: @ is %40, / is %2F, : is %3A"
+        )
+    return url
 
 
 def _refuse(url: URL) -> Engine:

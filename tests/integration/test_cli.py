@@ -249,7 +249,9 @@ def test_brokers_that_do_not_answer(place: Place, lines: str) -> None:
     )
     result = seekpoint("run", f"{module}:worker")
     assert result.exit_code == 1
-    assert "error: no broker answered at 127.0.0.1:1 within 1.0 s" in result.stderr
+    assert "error: no broker answered at 127.0.0.1:1 within 1.0 s: 127.0.0.1:1/bootstrap: Connect to" in result.stderr
+    assert "Connection refused" in result.stderr
+    assert "KafkaError{" not in result.stderr
     assert "check bootstrap.servers and the security settings" in result.stderr
 
 

@@ -41,9 +41,14 @@ class Identity:
     """Asks the brokers who they and their topics are. Its client has a thread of its own."""
 
     def __init__(self, config: Mapping[str, Any], timeout: float) -> None:
-        self.admin = AdminClient(admin_config(config))
+        self._why = ""  # the client's last reason: refused, not resolved, no handshake ...
+        self.admin = AdminClient({**admin_config(config), "error_cb": self._on_error})
         self.timeout = timeout
         self._servers = config.get("bootstrap.servers") or config.get("metadata.broker.list")
+
+    def _on_error(self, error: KafkaError) -> None:
+        if error.code() != KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001 -- its name; and it says less than the others
+            self._why = error.str()
 
     def ask(self, topics: Collection[str]) -> Answer:
         """Send the question for the topics' ids; do something else until the answer is needed (about 1 ms)."""
@@ -52,10 +57,14 @@ class Identity:
 
     def cluster_id(self) -> str:
         """The id of the cluster. Raises KafkaAway."""
+        self._why = ""
         try:
             described = self.admin.describe_cluster(request_timeout=self.timeout).result(self.timeout + 1)
         except (KafkaException, TimeoutError) as error:
-            raise KafkaAway(f"no broker answered at {self._servers} within {self.timeout} s: {error}") from error
+            self.admin.poll(0)  # hands over what the client had to say meanwhile
+            why = self._why or (error.args[0].str() if isinstance(error, KafkaException) else "no answer")
+            raise KafkaAway(f"no broker answered at {self._servers} within {self.timeout} s: {why}") from error
+        self.admin.poll(0)
         return str(described.cluster_id)
 
     def partitions(self, topics: Collection[str]) -> dict[str, int]:

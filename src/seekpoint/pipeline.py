@@ -10,6 +10,7 @@ import inspect
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from types import FunctionType
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from sqlalchemy import Connection
@@ -151,7 +152,8 @@ class Pipeline:
             raise ConfigError(f"{self!r} does nothing: give it sinks=[...] or handle=...")
         for sink in self.sinks:
             if isinstance(sink, type) or not isinstance(sink, Sink):
-                raise ConfigError(f"{self!r}: {sink!r} is not a sink; seekpoint.Append is one")
+                meant = "a function goes into handle=" if _is(sink, FunctionType) else "seekpoint.Append is one"
+                raise ConfigError(f"{self!r}: {sink!r} is not a sink; {meant}")
             if not any(map(sink.takes, self.codecs)):
                 raise ConfigError(f"{self!r}: {sink!r} takes none of the pipeline's topics; correct its topics=")
         if self.handle is not None:

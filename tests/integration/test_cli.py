@@ -109,6 +109,7 @@ def rows(engine: Engine, table: str) -> list[str]:
     ("target", "said"),
     [
         ("nonsense", "'nonsense' is not module:name, e.g. billing.ingest:orders"),
+        ("billing/shop.py:orders", "'billing/shop.py:orders' names a file: write billing.shop:orders"),
         ("nowhere.ingest:orders", "there is no module 'nowhere', neither in "),
         ("{module}:order", "module '{module}' has no 'order'; it has orders"),
         ("{module}:post", "{module}:post is a function that cannot be called without arguments"),
@@ -138,8 +139,12 @@ def test_a_module_that_fails_names_the_line(place: Place) -> None:
     result = place.run(broken)
     assert result.exit_code == 1
     assert f"error: {broken}.py:3 in <module>: KeyError: 'EUR'" in result.stderr
-    inner = place.module("import no_such_module_of_mine")
-    assert "No module named 'no_such_module_of_mine'" in place.run(inner).stderr
+    inner = place.run(place.module("import no_such_module_of_mine"))
+    assert inner.exit_code == 2
+    assert "No module named 'no_such_module_of_mine'" in inner.stderr
+    typo = place.run(place.module("def post(tx, batch)"))
+    assert typo.exit_code == 2
+    assert "SyntaxError: expected ':'" in typo.stderr
 
 
 @pytest.mark.parametrize(

@@ -227,6 +227,7 @@ async def later(data: bytes) -> bytes:
         (str, r"str is a class"),
         (bytes, r"bytes is a class"),
         (Versioned, r"Versioned is a class"),
+        (Order, r"Order is the values' type, and no codec: did you mean Json\(Order\)\?"),
         (msgspec.json.Decoder(Order), r"give its method, decoder\.decode"),
         (msgspec.msgpack.Decoder(), r"give its method, decoder\.decode"),
         (later, r"is an async function"),

@@ -153,6 +153,7 @@ SINK = Append("t", columns=["x"])
         ),
         ({"sinks": SINK}, r"sinks= takes several: write sinks=\[Append\('t'\)\]"),
         ({"sinks": [Append]}, r"<class '.*Append'> is not a sink; seekpoint\.Append is one"),
+        ({"sinks": [lambda tx, batch: None]}, r"is not a sink; a function goes into handle="),
         ({"sinks": ["t"]}, r"'t' is not a sink; seekpoint\.Append is one"),
         ({"sinks": [Append("t", topics=["other"])]}, r"Append\('t'\) takes none of the pipeline's topics; correct its"),
         ({"sinks": [Append("t", topics=[])]}, r"Append\('t'\) takes none of the pipeline's topics"),

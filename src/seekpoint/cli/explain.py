@@ -98,7 +98,7 @@ def exit_code(error: Exception) -> int:
         return USAGE if error.args[0].name() == "_INVALID_ARG" else FAILED
     # Brokers that do not answer when a worker starts may answer later; and so may a server of ours.
     passing = isinstance(error.__cause__, KafkaAway) or type(error).__name__ == "ServerFailed"
-    wrong = isinstance(error, ConfigError | CommandError) or _missing_extra(error) is not None
+    wrong = isinstance(error, ConfigError | CommandError | ImportError | SyntaxError)
     return USAGE if wrong and not passing else FAILED
 
 

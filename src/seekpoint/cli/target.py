@@ -24,6 +24,9 @@ def load(target: str) -> Pipeline | Worker:
     module_name, _, name = target.partition(":")
     if not module_name or not name:
         raise ConfigError(f"{target!r} is not module:name, e.g. billing.ingest:orders")
+    if module_name.endswith(".py"):
+        module = ".".join(Path(module_name).with_suffix("").parts)
+        raise ConfigError(f"{target!r} names a file: write {module}:{name}")
     found = _attribute(_import(module_name), name)
     if isinstance(found, Pipeline | Worker):
         return found

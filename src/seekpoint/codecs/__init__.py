@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import is_dataclass
 from operator import attrgetter
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, is_typeddict, runtime_checkable
 
 import msgspec
 
@@ -42,6 +43,8 @@ def _check(codec: Any) -> None:
         raise ConfigError(
             f"{codec.__name__} is a class, and a codec a value: write Json(), Text(), Bytes() or the like"
         )
+    if isinstance(codec, type) and (issubclass(codec, msgspec.Struct) or is_dataclass(codec) or is_typeddict(codec)):
+        raise ConfigError(f"{codec.__name__} is the values' type, and no codec: did you mean Json({codec.__name__})?")
     if isinstance(codec, msgspec.json.Decoder | msgspec.msgpack.Decoder):
         raise ConfigError("a msgspec Decoder decodes bytes, not records: give its method, decoder.decode")
     if inspect.iscoroutinefunction(codec):

@@ -7,9 +7,10 @@ batch was read under that id.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import threading
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
@@ -17,6 +18,8 @@ from confluent_kafka.admin import AdminClient
 
 from seekpoint.errors import ConfigError, KafkaAway
 from seekpoint.kafka.config import admin_config
+
+T = TypeVar("T")
 
 
 class Answer:
@@ -42,7 +45,8 @@ class Identity:
 
     def __init__(self, config: Mapping[str, Any], timeout: float) -> None:
         self._why = ""  # the client's last reason: refused, not resolved, no handshake ...
-        self.admin = AdminClient({**admin_config(config), "error_cb": self._on_error})
+        told: Mapping[str, Any] = {"error_cb": self._on_error}
+        self.admin = AdminClient({**admin_config(config), **told})
         self.timeout = timeout
         self._servers = config.get("bootstrap.servers") or config.get("metadata.broker.list")
 
@@ -59,7 +63,9 @@ class Identity:
         """The id of the cluster. Raises KafkaAway."""
         self._why = ""
         try:
-            described = self.admin.describe_cluster(request_timeout=self.timeout).result(self.timeout + 1)
+            # Never describe_cluster: librdkafka 2.16 aborts the process when a broker that is just let in again
+            # answers that it knows no brokers.
+            described = _in_background(self.admin.list_topics, timeout=self.timeout).result(self.timeout + 1)
         except (KafkaException, TimeoutError) as error:
             self.admin.poll(0)  # hands over what the client had to say meanwhile
             why = self._why or (error.args[0].str() if isinstance(error, KafkaException) else "no answer")
@@ -79,6 +85,20 @@ class Identity:
                 )
             counts[topic] = len(described.partitions)
         return counts
+
+
+def _in_background(call: Callable[..., T], **arguments: Any) -> Future[T]:
+    """Call it on a thread of its own: signals are served meanwhile, which a call into the client keeps waiting."""
+    answer: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(call(**arguments))
+        except Exception as error:  # noqa: BLE001 -- raised where the answer is asked for
+            answer.set_exception(error)
+
+    threading.Thread(target=run, name="seekpoint-metadata", daemon=True).start()
+    return answer
 
 
 def _described(topic: str, future: Future[Any], timeout: float) -> Any | None:

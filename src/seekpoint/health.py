@@ -47,6 +47,7 @@ class HealthBoard:
         self._stale_after = stale_after
         self._health = Health()
         self._in_hand = False  # a batch is open
+        self._draining = False
         self._due_since: float | None = None  # when a commit became due: the last one, or when work or trouble came
 
     def read(self) -> Health:
@@ -60,6 +61,8 @@ class HealthBoard:
         with self._lock:
             h = self._health = self._fold(self._health, event)
             match event:
+                case events.Draining():
+                    self._draining = True
                 case events.BatchOpened():
                     self._in_hand = True
                 case events.Committed() | events.Refused() | events.Parked() | events.DatabaseTrouble():
@@ -80,7 +83,8 @@ class HealthBoard:
                 return replace(h, positions={**h.positions, event.partition: event.offset}, stopped=stopped)
             case events.Gone() | events.Released():
                 left = {p: at for p, at in h.positions.items() if p not in event.partitions}
-                stopped = {p: e for p, e in h.stopped.items() if p not in event.partitions}
+                kept = self._draining  # leaving decides nothing: what is stopped stays so, and is told at the end
+                stopped = {p: e for p, e in h.stopped.items() if kept or p not in event.partitions}
                 lag = {p: n for p, n in h.lag.items() if p not in event.partitions}  # somebody else's now
                 return replace(h, positions=left, stopped=stopped, lag=lag)
             case events.Parked():

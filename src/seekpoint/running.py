@@ -65,7 +65,8 @@ class Worker:
         self._partitions: Collection[tuple[str, int]] | None = None if partitions is None else list(partitions)
         self._check_partitions()
         self._board = HealthBoard()
-        self._announce = Announcer((self._board, *observe))
+        self._announce = Announcer((self._board, self._on_event, *observe))
+        self._has_started = False
         self._stopping = threading.Event()
         self._begun = threading.Lock()
 
@@ -110,11 +111,17 @@ class Worker:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
+    def _on_event(self, event: events.Event) -> None:
+        if isinstance(event, events.Started):
+            self._has_started = True
+
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        if self._stopping.is_set():
+        unborn = number == signal.SIGINT and not self._has_started  # waits for its servers: nothing is in hand
+        if unborn or self._stopping.is_set():
             for each in (signal.SIGTERM, signal.SIGINT):  # to abort speaks to the database too, which may not answer
                 signal.signal(each, signal.SIG_DFL)
-            raise KeyboardInterrupt(f"second {signal.Signals(number).name}: aborted")
+            told = "before the worker had started" if unborn else f"second {signal.Signals(number).name}: aborted"
+            raise KeyboardInterrupt(told)
         self._stopping.set()
 
     def _run(self) -> None:

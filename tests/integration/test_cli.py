@@ -464,6 +464,21 @@ def test_a_signal_drains(  # noqa: PLR0917 -- fixtures
     assert str(make_url(place.url).password) not in process.said
 
 
+ALARM = """
+import os
+threading.Timer(3.0, os.kill, (os.getpid(), signal.SIGINT)).start()  # the wait is 15 seconds
+"""
+
+
+def test_ctrl_c_ends_the_wait_for_the_first_answer(
+    place: Place, lines: str, start: Callable[..., Process], produce: Callable[..., object]
+) -> None:
+    module = place.module("import signal, threading", TO_TABLE, given=ALARM)
+    process = start("run", f"{module}:pipe", *place.options(broker="127.0.0.1:1"))
+    assert process.end(10) == 130, process.said
+    assert "aborted: before the worker had started" in process.said
+
+
 def test_a_second_signal_aborts(
     place: Place,
     lines: str,
@@ -493,10 +508,12 @@ def test_a_stopped_partition_is_told_and_the_others_go_on(
     produce(place.topic, [b"\xff"], partition=0)
     produce(place.topic, ["fine"], partition=1)
     process = start("run", f"{place.module(TO_TABLE.replace(', strict=True', ''))}:pipe", *place.options())
-    process.wait_for("ERROR   seekpoint.events Parked(")
-    assert f"{place.topic}/0 stopped at offset 0: it cannot be applied: UnicodeDecodeError" in process.said
+    process.wait_for(f"ERROR   seekpoint.events Parked: {place.topic}/0 stopped at offset 0: it cannot be applied:")
+    process.wait_for("Choices:\n  - mend the codec")
     process.signal(signal.SIGTERM)
-    assert process.end() == 0, process.said
+    assert process.end() == 1, process.said
+    assert "stopping after the batch in hand; Ctrl-C again aborts" in process.said
+    assert f"error: 1 partitions stopped: {place.topic}/0\n" in process.said
 
 
 def test_dev_lends_a_pair_until_ctrl_c(place: Place, start: Callable[..., Process]) -> None:

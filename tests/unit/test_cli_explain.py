@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 from sqlalchemy import make_url
 
@@ -9,6 +11,7 @@ from seekpoint.cli import explain
 from seekpoint.cli.explain import exit_code, keep_secret, masked, message_of
 from seekpoint.cli.options import database
 from seekpoint.errors import ConfigError, KafkaAway, SchemaMismatch
+from seekpoint.kafka import config
 
 
 @pytest.fixture(autouse=True)
@@ -75,6 +78,24 @@ def test_exit_codes() -> None:
     away = ConfigError("no broker answered")
     away.__cause__ = KafkaAway("x")
     assert exit_code(away) == 1, "brokers may come back: that is no wrong usage"
+
+
+def test_the_clients_same_log_line_passes_once_in_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(config, "monotonic", lambda: now)
+    sparing = config.Sparing()
+
+    def line(facility: str) -> logging.LogRecord:
+        return logging.LogRecord("x", logging.ERROR, "x", 1, "%s [%s] %s", (facility, "me", "refused"), None)
+
+    passed = [sparing.filter(line(facility)) for facility in ("FAIL", "FAIL", "FAIL", "ERROR")]
+    assert passed == [True, False, False, True]
+    now += 10.0
+    later = line("FAIL")
+    assert sparing.filter(later)
+    assert later.getMessage() == "FAIL [me] refused (and 2 more of this kind before)"
 
 
 def test_notes_are_shown() -> None:

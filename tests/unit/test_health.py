@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import threading
 from time import monotonic
 from typing import Any
@@ -77,6 +79,8 @@ def test_what_is_gone_is_no_longer_ours_to_tell(left: Event) -> None:
     parked = [events.Parked(partition=A, error=STOP_A), events.Parked(partition=B, error=STOP_B)]
     health = after(*seen, *parked, left)
     assert (health.positions, health.lag, health.stopped) == ({B: 7}, {B: 0}, {B: STOP_B})
+    at_the_end = after(*seen, *parked, events.Draining(), left).stopped
+    assert at_the_end == {A: STOP_A, B: STOP_B}, "leaving mends nothing"
 
 
 def test_a_parked_partition_is_told_until_it_is_placed_again() -> None:
@@ -111,28 +115,29 @@ LONG_AGO = monotonic() - 100
 
 
 @pytest.mark.parametrize(
-    ("seen", "stale"),
+    ("make", "stale"),
     [
-        ([], False),
-        ([events.LagSampled(lag={A: 5}, at=LONG_AGO)], True),
-        ([events.LagSampled(lag={A: 5})], False),  # idle until now, and the work has just come
-        ([events.BatchOpened(attempt=1, at=LONG_AGO)], True),  # a database that never answers says nothing
-        ([events.BatchOpened(attempt=1, at=LONG_AGO), committed(Span(A, 1, 2))], False),
-        ([events.BatchOpened(attempt=1, at=LONG_AGO), events.Refused(reason="moved")], False),
-        ([events.LagSampled(lag={A: 0})], False),
-        ([events.LagSampled(lag={A: 5}), events.LagSampled(lag={A: 0})], False),
-        ([events.KafkaTrouble(error="down", at=LONG_AGO)], True),
-        ([events.KafkaTrouble(error="down", at=LONG_AGO), events.KafkaTrouble(error="down")], True),
-        ([events.KafkaTrouble(error="down"), events.Recovered()], False),
-        ([events.LagSampled(lag={A: 5}), committed(Span(A, 1, 2))], False),
-        ([events.LagSampled(lag={A: 5}), committed(Span(A, 1, 2), at=LONG_AGO)], True),
-        ([events.LagSampled(lag={A: 5}), events.Gone(partitions=(A,), lost=False)], False),
-        ([events.LagSampled(lag={A: 5}), events.Stopped()], False),
+        (list, False),
+        (lambda: [events.LagSampled(lag={A: 5}, at=LONG_AGO)], True),
+        (lambda: [events.LagSampled(lag={A: 5})], False),  # idle until now, and the work has just come
+        (lambda: [events.BatchOpened(attempt=1, at=LONG_AGO)], True),  # a database that never answers says nothing
+        (lambda: [events.BatchOpened(attempt=1, at=LONG_AGO), committed(Span(A, 1, 2))], False),
+        (lambda: [events.BatchOpened(attempt=1, at=LONG_AGO), events.Refused(reason="moved")], False),
+        (lambda: [events.LagSampled(lag={A: 0})], False),
+        (lambda: [events.LagSampled(lag={A: 5}), events.LagSampled(lag={A: 0})], False),
+        (lambda: [events.KafkaTrouble(error="down", at=LONG_AGO)], True),
+        (lambda: [events.KafkaTrouble(error="down", at=LONG_AGO), events.KafkaTrouble(error="down")], True),
+        (lambda: [events.KafkaTrouble(error="down"), events.Recovered()], False),
+        (lambda: [events.LagSampled(lag={A: 5}), committed(Span(A, 1, 2))], False),
+        (lambda: [events.LagSampled(lag={A: 5}), committed(Span(A, 1, 2), at=LONG_AGO)], True),
+        (lambda: [events.LagSampled(lag={A: 5}), events.Gone(partitions=(A,), lost=False)], False),
+        (lambda: [events.LagSampled(lag={A: 5}), events.Stopped()], False),
     ],
 )
-def test_stale_is_no_progress_although_there_is_work_or_trouble(seen: list[Event], stale: bool) -> None:
-    assert after(started(at=LONG_AGO), *seen).stale is stale
-    assert not after(started(at=LONG_AGO), *seen, stale_after=1e6).stale
+def test_stale_is_no_progress_although_there_is_work_or_trouble(make: Callable[[], list[Event]], stale: bool) -> None:
+    """The events are made here and not at collection, which may be minutes ago."""
+    assert after(started(at=LONG_AGO), *make()).stale is stale
+    assert not after(started(at=LONG_AGO), *make(), stale_after=1e6).stale
 
 
 def test_every_other_event_leaves_it_as_it_is() -> None:

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import logging
+import signal
+import socket
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import copy
 from typing import Annotated
 
 import typer
 
-from seekpoint.cli.explain import explained, masked
+from seekpoint import events
+from seekpoint.cli.explain import FAILED, explained, masked
 from seekpoint.cli.options import Kafka, KafkaConfig, OptionalDatabaseUrl, Schema, database, kafka_settings, without
 from seekpoint.cli.target import load
 from seekpoint.errors import ConfigError
@@ -49,9 +56,37 @@ def run(
             if (problem := without(settings)) is not None:
                 raise ConfigError(problem)
             worker = Worker(made, engine=url, kafka=settings, schema=schema)
-        worker.run()
+        with _first_signal_told():
+            worker.run()
         health = worker.health()
         logger.info("drained: %d records in %d transactions", health.records, health.transactions)
+        if stopped := sorted(health.stopped):
+            typer.echo(f"error: {len(stopped)} partitions stopped: {', '.join(map(str, stopped))}", err=True)
+            raise typer.Exit(FAILED)
+
+
+@contextmanager
+def _first_signal_told() -> Iterator[None]:
+    """Say at once that a signal was heard: the batch in hand may take a while."""
+    heard, told = socket.socketpair()  # a signal's number comes through it; a handler could not print safely
+    told.setblocking(False)
+
+    def tell() -> None:
+        while number := heard.recv(1):
+            if number[0] in {signal.SIGTERM, signal.SIGINT}:
+                typer.echo("stopping after the batch in hand; Ctrl-C again aborts", err=True)
+                return
+
+    teller = threading.Thread(target=tell, name="seekpoint-signals", daemon=True)
+    teller.start()
+    before = signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        told.close()
+        teller.join(1.0)
+        heard.close()
 
 
 def _refuse_extras(context: typer.Context, target: str) -> None:
@@ -64,9 +99,16 @@ def _refuse_extras(context: typer.Context, target: str) -> None:
 
 
 class _Masking(logging.Formatter):
-    """No password gets into the log, whoever's message it stands in."""
+    """No password gets into the log, whoever's message it stands in; and what people decide upon is readable."""
 
     def format(self, record: logging.LogRecord) -> str:
+        match record.args:
+            case (events.Parked() as event,):
+                record = copy(record)
+                record.msg, record.args = "Parked: %s", (event.error,)
+            case (events.Stopped(error=BaseException()),):  # it is told once, by the command
+                record = copy(record)
+                record.msg, record.args = "Stopped, by an error", ()
         return masked(super().format(record))
 
 

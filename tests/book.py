@@ -93,6 +93,7 @@ class Stream:
         self._thread = threading.Thread(target=self._run, name="stream")
         self._refused: list[KafkaError] = []
         self.stored: list[tuple[int, int]] = []
+        self._unplaced = 0  # acknowledged as duplicates of a batch sent before: where they are, nobody says
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -106,6 +107,9 @@ class Stream:
         left = self._producer.flush(30)
         assert not self._refused, f"the broker refused {len(self._refused)} records: {self._refused[0]}"
         assert left == 0, f"{left} records were not delivered within 30 s"
+        for partition, end in ends(self.stored).items() if self._unplaced else ():
+            known = {offset for p, offset in self.stored if p == partition}
+            self.stored += [(partition, offset) for offset in range(min(known), end) if offset not in known]
 
     def _run(self) -> None:
         number = 0
@@ -119,7 +123,11 @@ class Stream:
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
         if error is None:
-            self.stored.append((message.partition() or 0, message.offset() or 0))
+            partition, offset = message.partition(), message.offset()
+            if partition is not None and offset is not None and offset >= 0:
+                self.stored.append((partition, offset))
+            else:
+                self._unplaced += 1
         else:
             self._refused.append(error)
 

@@ -18,11 +18,10 @@ from sqlalchemy.exc import DBAPIError
 from seekpoint.codecs import Bytes
 from seekpoint.errors import ConfigError, HandlerMisuse, Poison, PoisonStop
 from seekpoint.guard import LentConnection, is_data_fault
-from seekpoint.intake import OpenBatch
+from seekpoint.intake import OpenBatch, poison_stop
 from seekpoint.pipeline import Handler, Pipeline, Row, RowRefused, Sink, ValueSink
-from seekpoint.records import AnyRecord, Batch, Partition, RawRecord
+from seekpoint.records import AnyRecord, Batch, RawRecord
 
-SAID = 1000  # characters of an error that are passed on: a message may quote a value of many megabytes
 CHECK_DEFERRED = text("SET CONSTRAINTS ALL IMMEDIATE")
 
 Rows = tuple[Row, ...]
@@ -115,7 +114,7 @@ def _handle(tx: LentConnection, handle: Handler, batch: Batch[Any, Any]) -> None
     except Poison as poison:
         if not poison.records:
             raise
-        raise SinkRefused(_stop(_named(poison, batch), poison)) from poison
+        raise SinkRefused(poison_stop(_named(poison, batch), poison)) from poison
     if inspect.iscoroutine(returned) or inspect.isgenerator(returned):
         returned.close()
         raise HandlerMisuse(
@@ -159,7 +158,7 @@ def _rows(pipeline: Pipeline, raw: Sequence[RawRecord], batch: OpenBatch) -> lis
         except ConfigError:
             raise
         except Exception as error:  # noqa: BLE001 -- whatever a codec or row= raises is that record's fault
-            batch.cut(_stop(one, error))
+            batch.cut(poison_stop(one, error))
             continue
         made.append((record, rows))
     return made
@@ -177,21 +176,4 @@ def _blame(sink: Sink, written: Iterable[AnyRecord], refused: RowRefused) -> Exc
 
 def _refusal(sink: Sink, record: AnyRecord, error: Exception) -> PoisonStop:
     cause = error.orig if isinstance(error, DBAPIError) and isinstance(error.orig, Exception) else error
-    return _stop(record, cause, f"the database refused its row for {', '.join(sink.tables)}")
-
-
-def _stop(record: AnyRecord, error: Exception, what: str = "it cannot be applied") -> PoisonStop:
-    said = str(error)
-    if len(said) > SAID:
-        said = f"{said[:SAID]}… ({len(said)} characters)"
-    said = " ".join(said.split())
-    call = f"Ledger.move({record.topic!r}, {record.partition}, to={record.offset + 1}"
-    return PoisonStop(
-        Partition(record.topic, record.partition),
-        record.offset,
-        f"{what}: {type(error).__name__}: {said}",
-        choices=(
-            "mend the codec, row= or handler, and start the worker again",
-            f"skip it: {call}, lost='poison', reason=...)",
-        ),
-    )
+    return poison_stop(record, cause, f"the database refused its row for {', '.join(sink.tables)}")

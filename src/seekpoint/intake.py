@@ -8,18 +8,38 @@ from time import monotonic
 
 from seekpoint import events
 from seekpoint.assignment.chunk import Chunk, Read, chain
-from seekpoint.errors import PartitionStopped
+from seekpoint.errors import PartitionStopped, PoisonStop
 from seekpoint.events import Announcer
 from seekpoint.kafka.client import Client
 from seekpoint.kafka.identity import Answer
 from seekpoint.ledger import Move
 from seekpoint.policy import Limits
-from seekpoint.records import Partition, RawRecord, Span
+from seekpoint.records import AnyRecord, Partition, RawRecord, Span
 
 CHUNK = 500  # records per draw: small chunks stay in the processor's cache
 
+SAID = 1000  # characters of an error that are passed on: a message may quote a value of many megabytes
+
 Draw = Callable[[], Chunk[RawRecord] | None]
 Ask = Callable[[set[str]], Answer]
+
+
+def poison_stop(record: AnyRecord, error: Exception, what: str = "it cannot be applied") -> PoisonStop:
+    """The error that stops a partition in front of this record, with what can be decided."""
+    said = str(error)
+    if len(said) > SAID:
+        said = f"{said[:SAID]}… ({len(said)} characters)"
+    said = " ".join(said.split())
+    call = f"Ledger.move({record.topic!r}, {record.partition}, to={record.offset + 1}"
+    return PoisonStop(
+        Partition(record.topic, record.partition),
+        record.offset,
+        f"{what}: {type(error).__name__}: {said}",
+        choices=(
+            "mend the codec, row= or handler, and start the worker again",
+            f"skip it: {call}, lost='poison', reason=...)",
+        ),
+    )
 
 
 class OpenBatch:
@@ -46,6 +66,8 @@ class OpenBatch:
 
     def _keep(self, chunk: Chunk[RawRecord]) -> None:
         self.reads = chain((Chunk((), self.reads), chunk))  # first: what does not follow must not be applied
+        for stop in chunk.stops:
+            self.cut(stop)
         records = list(chunk)
         self._kept.append(records)
         self._records += len(records)

@@ -15,8 +15,8 @@ from seekpoint.commit import Committer
 from seekpoint.errors import ConfigError, KafkaAway
 from seekpoint.events import Announcer
 from seekpoint.guard import passes
-from seekpoint.intake import CHUNK, Keeper, OpenBatch
-from seekpoint.kafka.client import KafkaException, raise_if_fatal, raw_record
+from seekpoint.intake import CHUNK, Keeper, OpenBatch, poison_stop
+from seekpoint.kafka.client import KafkaException, Unreadable, raise_if_fatal, raw_record
 from seekpoint.kafka.config import consumer_config, make_consumer
 from seekpoint.kafka.identity import Identity
 from seekpoint.ledger import Ledger
@@ -60,6 +60,7 @@ class Loop:
     def run(self) -> None:
         """Work until ``stopping`` is set, finishing the batch in hand. Raises what cannot be mended."""
         error: BaseException | None = None
+        self._ledger.draw_owner()  # here, and not when the worker was made: a fork in between makes two of us
         try:
             self._check()
             self._open()
@@ -164,7 +165,14 @@ class Loop:
         if not len(taken):
             return None
         self._announce(events.ChunkRead(records=len(taken)))
-        return Chunk([raw_record(message) for message in taken], taken.reads)
+        records, stops = [], []
+        for message in taken:
+            try:
+                records.append(raw_record(message))
+            except Unreadable as error:
+                records.append(error.record)
+                stops.append(poison_stop(error.record, error))
+        return Chunk(records, taken.reads, stops)
 
     def _draw(self, most: int) -> Chunk[RawRecord] | None:
         """What more is there for the open batch; None once a partition was taken away or the end was asked for."""
@@ -180,7 +188,11 @@ class Loop:
             return
         self._lag_at = now + self._limits.lag_check
         cursors = {p: placed.cursor for p, placed in self._held.placed.items()}
-        ends = self._held.watermarks.ends(list(cursors))
+        try:
+            ends = self._held.watermarks.ends(list(cursors))
+        except KafkaAway as error:  # one partition without a leader keeps no other from being read
+            self._announce(events.KafkaTrouble(error=str(error)))
+            return
         self._announce(events.LagSampled(lag={p: max(0, edge.offset - cursors[p]) for p, edge in ends.items()}))
 
     # -- trouble --------------------------------------------------------------------------------------

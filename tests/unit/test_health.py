@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import threading
+from collections.abc import Callable
 from time import monotonic
 from typing import Any
 

@@ -128,3 +128,14 @@ def test_a_stop_is_over_when_somebody_decided_or_the_topic_is_another(
     stop = kind(P, 5, "why")
     stop.token = TOKEN
     assert Parked(stop).over(token, stored, now) is over
+
+
+def test_what_was_taken_and_assigned_anew_cannot_be_parked_by_its_old_batch(places: Places) -> None:
+    """I2: one call of the client may bring both callbacks; the old batch then ends at a poison record. P stays ours."""
+    mine = places.placed[P].claim
+    places.taken([P], False)
+    places.assigned([P])
+    places.park(P, OffsetLost(P, 5, "a poison record of the old batch"))
+    assert places.forget_gone() == [mine]
+    assert P in places.waiting, "else nobody would ever read it"
+    assert P not in places.parked

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar, overload
 
-from seekpoint.errors import ConfigError, Fenced
+from seekpoint.errors import ConfigError, Fenced, PartitionStopped
 from seekpoint.ledger import Claim, Move
 from seekpoint.records import Partition, utc
 
@@ -29,12 +29,17 @@ class Read:
 
 
 class Chunk(Sequence[T], Generic[T]):
-    """Messages that may be applied, and what they ask of the ledger. Make one with :meth:`Assignment.settle`."""
+    """Messages that may be applied, and what they ask of the ledger. Make one with :meth:`Assignment.settle`.
 
-    __slots__ = ("_messages", "reads")
+    ``stops`` end the part of a partition in front of a message that cannot be read.
+    """
 
-    def __init__(self, messages: Sequence[T], reads: dict[Partition, Read]) -> None:
-        self._messages, self.reads = messages, reads
+    __slots__ = ("_messages", "reads", "stops")
+
+    def __init__(
+        self, messages: Sequence[T], reads: dict[Partition, Read], stops: Sequence[PartitionStopped] = ()
+    ) -> None:
+        self._messages, self.reads, self.stops = messages, reads, stops
 
     def __len__(self) -> int:
         return len(self._messages)

@@ -129,7 +129,12 @@ class Places:
             self.waiting[partition] = waiting
 
     def park(self, partition: Partition, stop: PartitionStopped) -> None:
-        """Stop reading one partition until its row is moved or it is assigned anew; the others go on."""
+        """Stop reading one partition until its row is moved or it is assigned anew; the others go on.
+
+        One that Kafka took away is nobody's to stop; if it was assigned anew at once, the new claim's reader will.
+        """
+        if partition in self.gone:
+            return
         placed = self.placed.get(partition)
         if placed is not None:
             stop.token = placed.claim.token
@@ -174,8 +179,7 @@ class Places:
         now = monotonic()
         for partition, message in last.items():
             self.placed[partition].quiet_since = now
-            raw = kafka.raw_record(message)
-            reads[partition].leader_epoch, reads[partition].timestamp_ms = raw.leader_epoch, raw.timestamp_ms
+            reads[partition].leader_epoch, reads[partition].timestamp_ms = kafka.standing(message)
         return Chunk(kept, reads)
 
     def _in_stream(self, message: Message) -> None:

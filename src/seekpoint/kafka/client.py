@@ -23,6 +23,7 @@ logger = logging.getLogger("seekpoint.kafka")
 
 END_OF_PARTITION = KafkaError._PARTITION_EOF  # noqa: SLF001 -- librdkafka's own name
 OUT_OF_RANGE = KafkaError._AUTO_OFFSET_RESET  # noqa: SLF001
+FATAL = KafkaError._FATAL  # noqa: SLF001 -- what comes in the place of a record; its fatal() says False
 _NOT_YET = {KafkaError._STATE, KafkaError._PREV_IN_PROGRESS}  # noqa: SLF001
 SEEK_PATIENCE = 5.0  # seconds for what takes milliseconds
 _NO_RIGHT = {
@@ -163,26 +164,49 @@ class Client:
 
 def raise_if_fatal(error: KafkaError) -> None:
     """Raise what the client cannot recover from by itself: fatal errors and missing rights."""
-    if error.fatal() or error.code() in _NO_RIGHT:
+    if error.fatal() or error.code() == FATAL or error.code() in _NO_RIGHT:
         raise KafkaException(error)
 
 
+def standing(message: Any) -> tuple[int | None, int | None]:
+    """A message's leader epoch, and its time in milliseconds; None where there is none."""
+    kind, milliseconds = message.timestamp()
+    return message.leader_epoch(), None if kind == TIMESTAMP_NOT_AVAILABLE else milliseconds
+
+
+class Unreadable(Exception):  # noqa: N818 -- passes on what the client said
+    """The client cannot give a message's headers (a name that is not UTF-8); ``record`` is the rest of it."""
+
+    def __init__(self, record: RawRecord, cause: BaseException) -> None:
+        super().__init__(f"its headers cannot be read: {cause.__cause__ or cause}")
+        self.record = record
+
+
 def raw_record(message: Any) -> RawRecord:
-    """A message of the client (one that is no error) as a plain value.
+    """A message of the client (one that is no error) as a plain value. Raises Unreadable.
 
     Untyped on purpose: the client's stubs allow None and str in places where a consumer never returns them.
     """
-    kind, milliseconds = message.timestamp()
-    return Record(  # not RawRecord: calling a generic alias is slow, and this runs for every record
+    epoch, milliseconds = standing(message)
+    failure: BaseException | None = None
+    headers: Any = None
+    try:
+        headers = message.headers()  # once: asked again after a failure, the client gives a list with a hole in it
+    except (SystemError, UnicodeError) as error:
+        failure = error
+    record = Record(  # not RawRecord: calling a generic alias is slow, and this runs for every record
         message.topic(),
         message.partition(),
         message.offset(),
-        None if kind == TIMESTAMP_NOT_AVAILABLE else milliseconds,
+        milliseconds,
         message.key(),
         message.value(),
-        tuple(message.headers() or ()),
-        message.leader_epoch(),
+        tuple(headers or ()),
+        epoch,
     )
+    if failure is not None:
+        raise Unreadable(record, failure)
+    return record
 
 
 def _named(partitions: Collection[_TopicPartition]) -> list[Partition]:
@@ -203,4 +227,14 @@ def _quiet(
     return guarded
 
 
-__all__ = ["END_OF_PARTITION", "OUT_OF_RANGE", "Client", "KafkaException", "Message", "raise_if_fatal", "raw_record"]
+__all__ = [
+    "END_OF_PARTITION",
+    "OUT_OF_RANGE",
+    "Client",
+    "KafkaException",
+    "Message",
+    "Unreadable",
+    "raise_if_fatal",
+    "raw_record",
+    "standing",
+]

@@ -52,11 +52,16 @@ class Ledger:
         self.engine = postgres_engine(engine)
         self.group, self.schema, self.version, self.tables = group, schema, version, tuple(tables)
         self.limits = limits or Limits()
-        self.owner = uuid4()
+        self._synchronous_commit = synchronous_commit
         self._options = in_schema(schema)
+        self.draw_owner()
+
+    def draw_owner(self) -> None:
+        """Become another owner, for display and for telling a move from a stranger's claim; after a fork, say."""
+        self.owner = uuid4()
         self._settings = Settings(
-            application_name=f"{sql.APPLICATION}{self.owner.hex[:8]} {group}"[:63],
-            synchronous_commit=synchronous_commit,
+            application_name=f"{sql.APPLICATION}{self.owner.hex[:8]} {self.group}"[:63],
+            synchronous_commit=self._synchronous_commit,
             transaction_age=self.limits.transaction_age,
         )
 

@@ -172,6 +172,8 @@ SETTLE = select(  # claims and moves are durable whatever the batches are, and n
     func.set_config(literal("synchronous_commit", Text), literal("on", Text), True),
     func.set_config(literal("lock_timeout", Text), bindparam("lock_timeout", type_=Text), True),
     func.set_config(literal("application_name", Text), bindparam("application_name", type_=Text), True),
+    # A record's time near year 1 or 9999 is beyond what Python holds in a zone other than UTC.
+    func.set_config(literal("TimeZone", Text), literal("UTC", Text), True),
 )
 
 INSERT_GROUP = (

@@ -127,7 +127,10 @@ class Member:
             case "DatabaseTrouble" | "KafkaTrouble" if said["wait"]:
                 self.placed.clear()
             case "Stopped":
-                if said["error"] is not None:
+                if "_FATAL" in str(said["error"]):  # its client is beyond recovery: to end is right, and counted
+                    self.wanted_end = True
+                    self.log.totals["fatal"] += 1
+                elif said["error"] is not None:
                     self.log.accident(f"{self.name} gave up: {said['error']}")
 
     @property

@@ -66,6 +66,7 @@ class Report:
             "worst_recovery_seconds": round(max(self.recovery.values(), default=0.0), 2),
             "worst_recovery_by_kind": {kind: round(self.recovery[kind], 2) for kind in sorted(self.recovery)},
             "snapshots": self.snapshots,
+            "fatal_clients": log.totals["fatal"],
             "transactions": log.totals["Committed"],
             "seconds": round(self.seconds, 1),
             "servers": self.servers,

@@ -86,8 +86,8 @@ def test_sql_needs_no_database_and_makes_the_ledger(engine: Engine, database_url
         (["sql", "--schema", "public"], None, "needs a schema of its own, not 'public'"),
         (["sql", "--since", "0815"], None, "no schema revision '0815'"),
         (["upgrade"], "mysql://root:hunter2@127.0.0.1/shop", "in Postgres, not in mysql"),
-        (["upgrade"], "postgresql://me:hunter2@127.0.0.1:port/shop", "--database-url is no URL"),
-        (["upgrade"], "hunter2", "--database-url is no URL"),
+        (["upgrade"], "postgresql://me:hunter2@127.0.0.1:port/shop", "the database's URL cannot be read"),
+        (["upgrade"], "hunter2", "the database's URL cannot be read"),
         (["revision", "--config", "nowhere.ini"], None, "nowhere.ini"),
     ],
 )

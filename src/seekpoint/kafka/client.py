@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Mapping
+from operator import methodcaller
 from time import monotonic
 from typing import Any
 
@@ -31,6 +32,10 @@ _NO_RIGHT = {
     KafkaError.GROUP_AUTHORIZATION_FAILED,
     KafkaError.CLUSTER_AUTHORIZATION_FAILED,
 }
+
+# Called from C, where a failure that the client leaves behind beside a result is noticed; a call from a hot place of
+# Python's own would pass it on, to come out of whatever is called next.
+_HEADERS = methodcaller("headers")
 
 _Callback = Callable[[Consumer, list[_TopicPartition]], None]
 OnAssigned = Callable[[list[Partition]], None]
@@ -191,7 +196,7 @@ def raw_record(message: Any) -> RawRecord:
     failure: BaseException | None = None
     headers: Any = None
     try:
-        headers = message.headers()  # once: asked again after a failure, the client gives a list with a hole in it
+        headers = _HEADERS(message)  # once: asked again after a failure, the client gives a list with a hole in it
     except (SystemError, UnicodeError) as error:
         failure = error
     record = Record(  # not RawRecord: calling a generic alias is slow, and this runs for every record

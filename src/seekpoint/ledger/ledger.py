@@ -310,8 +310,8 @@ def read_url(given: URL | str) -> URL:
         ambiguous = True
     if ambiguous:
         raise ConfigError(
-            "the database's URL cannot be read: write postgresql://user:password@host:5432/database, and "
-            "percent-encode the password: @ is %40, / is %2F, : is %3A"
+            "the database's URL cannot be read: write postgresql://user:password@host:5432/database, with %40 for @, "
+            "%2F for / and %3A for : in the password"
         )
     return url
 

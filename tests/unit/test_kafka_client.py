@@ -12,7 +12,7 @@ from seekpoint.kafka.client import raise_if_fatal
     "code", [KafkaError._FATAL, KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED]
 )
 def test_a_client_beyond_recovery_or_without_rights_ends_the_work(code: int) -> None:
-    """In the stream a fatal error carries its code, and `fatal()` says no: without a look at it nothing is ever read."""
+    """In the stream a fatal error carries its code, and `fatal()` says no: nothing would be read any more."""
     error = KafkaError(code, "no way back")
     assert not error.fatal()
     with pytest.raises(KafkaException, match="no way back"):

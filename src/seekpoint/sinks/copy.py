@@ -1,14 +1,15 @@
-"""COPY, row by row, with errors that name the row."""
+"""COPY, row by row, with errors that name the row; and values as the text that COPY would send."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import psycopg
 from psycopg import sql
+from psycopg.adapt import PyFormat, Transformer
 from psycopg.types.json import JsonDumper
 from sqlalchemy import Connection
 
@@ -17,14 +18,50 @@ from seekpoint.pipeline import Row, RowRefused
 from seekpoint.policy import Fault, fault
 
 
+class Unwritable(ValueError):
+    """A value that the database driver cannot write; the message begins with its column."""
+
+
+def driver_of(tx: Connection) -> psycopg.Connection[Any]:
+    """The psycopg connection below; raises ConfigError if it is another driver's."""
+    driver = tx.connection.driver_connection
+    if not isinstance(driver, psycopg.Connection):
+        raise ConfigError(f"COPY needs a psycopg connection, got {type(driver).__name__}")
+    return driver
+
+
+def writing_cursor(driver: psycopg.Connection[Any]) -> psycopg.Cursor[Any]:
+    """A cursor that writes a nested object to a json or jsonb column."""
+    cursor = driver.cursor()
+    cursor.adapters.register_dumper(dict, JsonDumper)
+    return cursor
+
+
+class Texts:
+    """Values as the text that COPY sends for them: one way of writing a value, whatever the statement."""
+
+    def __init__(self, cursor: psycopg.Cursor[Any], columns: Sequence[str]) -> None:
+        self._transformer, self._columns = Transformer.from_context(cursor), columns
+
+    def of(self, row: Row) -> list[str | None]:
+        """The row's values. Raises Unwritable."""
+        return [self._text(name, value) for name, value in zip(self._columns, row, strict=True)]
+
+    def _text(self, column: str, value: Any) -> str | None:
+        if value is None:
+            return None
+        try:
+            dumped = self._transformer.get_dumper(value, PyFormat.TEXT).dump(value)
+            return None if dumped is None else bytes(dumped).decode()
+        except Exception as error:  # the dumpers raise what they like
+            raise Unwritable(f"column {column!r}: {type(error).__name__}: {error}") from error
+
+
 class _Copy:
     """A COPY in text format, begun with the first row."""
 
     def __init__(self, tx: Connection, path: Sequence[str], columns: Callable[[], Sequence[str] | None]) -> None:
-        driver = tx.connection.driver_connection
-        if not isinstance(driver, psycopg.Connection):
-            raise ConfigError(f"COPY needs a psycopg connection, got {type(driver).__name__}")
-        self._driver, self._path, self._columns = driver, path, columns
+        self._driver, self._path, self._columns = driver_of(tx), path, columns
         self._stack = ExitStack()
         self._copy: psycopg.Copy | None = None
         self._line = 0
@@ -34,35 +71,40 @@ class _Copy:
             return
         copy = self._copy or self._begin()
         write_row = copy.write_row
+        row: Row = ()
         try:
             for row in rows:
                 self._line += 1
                 write_row(row)
-        except psycopg.Error:
+        except psycopg.Error as error:
+            if error.sqlstate is None and isinstance(error, psycopg.DataError | psycopg.ProgrammingError):
+                self._refuse(row, error)  # it never reached the server; a lost connection is no row's fault
             raise
         except Exception as error:  # a lone surrogate, a datetime inside of JSON: the dumpers raise what they like
-            raise RowRefused(self._line, error) from error
+            self._refuse(row, error)
+
+    def _refuse(self, row: Row, error: Exception) -> NoReturn:
+        try:
+            Texts(self._cursor, self._columns() or ()).of(row)
+        except Unwritable as named:
+            raise RowRefused(self._line, named) from error
+        raise RowRefused(self._line, error) from error
 
     def _begin(self) -> psycopg.Copy:
         columns = self._columns()
         if columns is None:
             raise ConfigError(f"COPY {'.'.join(self._path)}: the columns are not known")
-        cursor = self._stack.enter_context(self._driver.cursor())
-        cursor.adapters.register_dumper(dict, JsonDumper)  # a nested object goes to a json or jsonb column
+        self._cursor = self._stack.enter_context(writing_cursor(self._driver))
         statement = sql.SQL("COPY {} ({}) FROM STDIN").format(
             sql.Identifier(*self._path), sql.SQL(", ").join(map(sql.Identifier, columns))
         )
-        self._copy = self._stack.enter_context(cursor.copy(statement))
+        self._copy = self._stack.enter_context(self._cursor.copy(statement))
         return self._copy
 
     def refused(self, error: psycopg.Error) -> Exception:
-        """The error with its row, where it is a row's fault: the server names the line, the client stops at it."""
+        """The error with its row, where it is a row's fault: the server names the line."""
         code = error.diag.sqlstate or error.sqlstate
-        if code is None:
-            # A value the client cannot adapt never reached the server; a lost connection is no row's fault.
-            stopped_here = isinstance(error, psycopg.DataError | psycopg.ProgrammingError)
-            return RowRefused(self._line, error) if stopped_here else error
-        if fault(code) is not Fault.DATA:
+        if code is None or fault(code) is not Fault.DATA:
             return error
         # "COPY orders, line 7, column amount: ..."; by the table's own name, which may hold ", line 8" itself.
         named = re.search(rf"\bCOPY {re.escape(self._path[-1])}, line (\d+)", error.diag.context or "")

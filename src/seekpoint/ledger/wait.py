@@ -1,0 +1,262 @@
+"""Waiting until a record was passed, to read what came of it: looks again and again, and holds nothing meanwhile."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import BigInteger, Integer, Row, Text, and_, bindparam, func, literal, literal_column, select, true
+
+from seekpoint.errors import ConfigError, NotApplied
+from seekpoint.failure import State
+from seekpoint.ledger import statements as sql
+from seekpoint.ledger.scope import Scope
+from seekpoint.records import Partition
+from seekpoint.tables import admin_action, consumer_group, dead_letter, partition_offset
+
+# A look costs the server one lookup by primary key. The pause between two looks is a share of the time waited so
+# far, within bounds (seconds): the answer is late by that share at most, and a long wait costs ten looks a second.
+SHORTEST, LONGEST, SHARE = 0.005, 0.1, 0.25
+MOST = 2**63 - 1
+
+_offset, _group, _action, _letter = partition_offset.c, consumer_group.c, admin_action.c, dead_letter.c
+_asked = bindparam("asked_offset", type_=BigInteger)
+_row = (
+    _offset.consumer_group == sql.GROUP,
+    _offset.topic == bindparam("topic", type_=Text),
+    _offset.partition == bindparam("partition", type_=Integer),
+)
+PASSED_YET = select(_offset.next_offset, _offset.topic_id).where(*_row)
+
+# The last move that went over the offset, in either direction: forwards, nobody has read the record since;
+# backwards, it was read again before the position could lie behind it once more.
+_crossing = (
+    select(_action.actor, _action.reason, (_action.from_offset < _action.to_offset).label("forwards"))
+    .where(
+        _action.consumer_group == sql.GROUP,
+        _action.action == literal("move", Text),
+        _action.topic == _offset.topic,
+        _action.partition == _offset.partition,
+        func.least(_action.from_offset, _action.to_offset) <= _asked,
+        func.greatest(_action.from_offset, _action.to_offset) > _asked,
+    )
+    .order_by(_action.id.desc())
+    .limit(literal_column("1"))
+    .lateral("crossing")
+)
+# Position and fate in one snapshot: the offset and its dead letter became visible together (I1).
+BECAME = (
+    select(
+        _offset.next_offset,
+        _offset.topic_id,
+        _offset.first_offset,
+        _crossing.c.forwards,
+        _crossing.c.actor,
+        _crossing.c.reason,
+        _letter.state,
+    )
+    .select_from(
+        partition_offset.outerjoin(_crossing, true()).outerjoin(
+            dead_letter,
+            and_(
+                _letter.consumer_group == _offset.consumer_group,
+                _letter.topic_id == _offset.topic_id,
+                _letter.partition == _offset.partition,
+                _letter.record_offset == _asked,
+                _letter.state != literal(State.SUPERSEDED.value, Text),  # it was read again since
+            ),
+        )
+    )
+    .where(*_row)
+)
+STANDS = (
+    select(
+        partition_offset,
+        _group.paused,
+        _group.paused_reason,
+        _group.paused_by,
+        func.extract("epoch", func.clock_timestamp() - _offset.committed_at).label("still"),
+        func.extract("epoch", _offset.retry_at - func.clock_timestamp()).label("retry_in"),
+    )
+    .join(consumer_group, _group.name == _offset.consumer_group)
+    .where(*_row)
+)
+
+Look = Callable[[], AbstractContextManager[Scope]]
+"""Lends a connection for one statement outside of any transaction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """The position of a partition lies behind an offset; and what became of the record there.
+
+    ``position`` is the partition's ``next_offset``, ``state`` that of the record's dead letter, None where it has
+    none; ``unread`` says why nobody read it (somebody moved the position over it, or the group began behind it),
+    None where it was read. ``str()`` is one sentence for people.
+    """
+
+    partition: Partition
+    offset: int
+    position: int
+    state: State | None = None
+    unread: str | None = None
+
+    @property
+    def applied(self) -> bool:
+        """Whether what the pipeline makes of the record is in the database."""
+        return self.unread is None and self.state in {None, State.REPLAYED}
+
+    def __str__(self) -> str:
+        at = f"{self.partition}: offset {self.offset}"
+        if self.unread is not None:
+            return f"{at} was not read: {self.unread}"
+        if self.state is None:
+            return f"{at} was applied"
+        return f"{at} was {self.state}" + ("" if self.applied else ": it is a dead letter, and was not applied")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which record is waited for, for how many seconds, and of which incarnation of its topic (None: today's)."""
+
+    partition: Partition
+    offset: Any
+    timeout: Any
+    topic_id: UUID | None = None
+
+    def __post_init__(self) -> None:
+        if self.partition.number < 0:
+            raise ConfigError(f"cannot wait for {self.partition}: partitions are counted from 0")
+        if not isinstance(self.offset, int) or not 0 <= self.offset < MOST:
+            raise ConfigError(
+                f"cannot wait for offset {self.offset!r} of {self.partition}: offsets are counted from 0; take the one "
+                "that the producer's delivery report has (it has none with acks=0)"
+            )
+        if not isinstance(self.timeout, int | float) or not 0 <= self.timeout < math.inf:
+            raise ConfigError(f"timeout={self.timeout!r}: must be a finite number of seconds, 0 or greater")
+
+    def ask(self, look: Look, statement: Any, **more: Any) -> Row[Any] | None:
+        """One look, by a connection that is given back at once."""
+        with look() as scope:
+            return scope.execute(
+                statement, topic=self.partition.topic, partition=self.partition.number, **more
+            ).one_or_none()
+
+
+def wait(look: Look, wanted: Wanted) -> Passed:
+    """Until the position lies behind the offset; see :meth:`seekpoint.Ledger.wait_until_applied`."""
+    began = time.monotonic()
+    topic_id, met = wanted.topic_id, False
+    while True:
+        row = wanted.ask(look, PASSED_YET)
+        if row is None:
+            raise _unknown(look, wanted)
+        topic_id = topic_id or row.topic_id
+        if row.topic_id == topic_id:
+            met = True
+            if row.next_offset > wanted.offset and (passed := _passed(look, wanted, topic_id)) is not None:
+                return passed
+        elif met:
+            raise _recreated(wanted, row, topic_id)
+        waited = time.monotonic() - began
+        if waited >= wanted.timeout:
+            raise _late(look, wanted, topic_id)
+        time.sleep(min(pause(waited), wanted.timeout - waited))
+
+
+def pause(waited: float) -> float:
+    """Seconds until the next look, after so many seconds of waiting."""
+    return min(LONGEST, max(SHORTEST, waited * SHARE))
+
+
+def _passed(look: Look, wanted: Wanted, topic_id: UUID) -> Passed | None:
+    """What became of the record; None if somebody moved the position back to it in this very moment."""
+    row = wanted.ask(look, BECAME, asked_offset=wanted.offset)
+    if row is None or row.topic_id != topic_id or row.next_offset <= wanted.offset:
+        return None
+    unread = None
+    if row.forwards:
+        unread = f"{row.actor} moved the position over it ({row.reason})"
+    elif row.forwards is None and wanted.offset < row.first_offset:
+        unread = f"the group began behind it, at offset {row.first_offset}"
+    state = None if row.state is None else State(row.state)
+    return Passed(wanted.partition, wanted.offset, row.next_offset, state, unread)
+
+
+# -- why not ----------------------------------------------------------------------------------------------------
+
+
+def _unknown(look: Look, wanted: Wanted) -> ConfigError:
+    with look() as scope:
+        group = scope.execute(sql.READ_GROUP).one_or_none()
+        if group is None:
+            return ConfigError(
+                f"there is no group {scope.group!r} in the ledger: check the name, or start a worker once"
+            )
+        return ConfigError(
+            f"group {scope.group!r} has no stored offset for {wanted.partition}: check the names; a partition gets one "
+            "when a worker of the group first claims it"
+        )
+
+
+def _recreated(wanted: Wanted, row: Row[Any], topic_id: UUID) -> NotApplied:
+    return NotApplied(
+        wanted.partition,
+        wanted.offset,
+        row.next_offset,
+        f"topic {wanted.partition.topic!r} was recreated meanwhile: the stored offset belonged to topic id {topic_id}, "
+        f"now to {row.topic_id}. What became of a record of the old topic, they no longer say; for one of the new, "
+        f"wait again, with topic_id=UUID('{row.topic_id}')",
+    )
+
+
+def _late(look: Look, wanted: Wanted, topic_id: UUID) -> NotApplied:
+    """Says where the partition stands, and what it waits for."""
+    row = wanted.ask(look, STANDS)
+    if row is None:
+        return NotApplied(wanted.partition, wanted.offset, None, "the partition's row was deleted meanwhile")
+    behind = wanted.offset - row.next_offset
+    stands = f"stands at offset {row.next_offset}" + (f", {behind} before it" if behind > 0 else "")
+    return NotApplied(
+        wanted.partition,
+        wanted.offset,
+        row.next_offset,
+        f"not applied within {wanted.timeout:g} s; group {row.consumer_group!r} {stands}. {_reason(row, topic_id)}",
+    )
+
+
+def _reason(row: Row[Any], topic_id: UUID) -> str:
+    """What the partition waits for, as far as the ledger knows: the most telling first."""
+    if row.topic_id != topic_id:
+        return (
+            f"That offset belongs to topic id {row.topic_id}, the record to {topic_id}: the topic was recreated; "
+            "decide where to go on, with Ledger.move(..., topic_id=...)"
+        )
+    if row.paused:
+        by, why = row.paused_by or "unknown", row.paused_reason or "no reason given"
+        return f"The group is paused by {by} ({why}): resume it with Ledger.resume()"
+    if row.attempt_offset is not None:
+        return _attempt(row)
+    if row.owner is None:
+        return "No worker has claimed the partition: start one"
+    if row.still is None:
+        return "It has not moved since it was first claimed: look at its worker's log and health"
+    return f"It last moved {row.still:.1f} s ago: wait again, or look at its worker's log and health"
+
+
+def _attempt(row: Row[Any]) -> str:
+    """The record in front of it has failed, or is suspected to kill the process that tries it."""
+    tried = f"The record at offset {row.attempt_offset} failed ({row.attempt_error})"
+    if row.attempt_error is None:
+        return f"The record at offset {row.attempt_offset} is tried alone: workers that tried it did not come back"
+    if row.retry_in is None:
+        return (
+            f"{tried}, and the partition is stopped in front of it until somebody decides: look at `seekpoint status`"
+        )
+    when = f"in {row.retry_in:.1f} s" if row.retry_in > 0 else "now"
+    return f"{tried}, attempt {row.attempts} of {row.attempts_allowed}; it is tried again {when}"

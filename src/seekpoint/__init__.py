@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from seekpoint.kafka.config import consumer_config
     from seekpoint.ledger import Ledger
     from seekpoint.pipeline import Pipeline
-    from seekpoint.policy import Limits, StartAt
+    from seekpoint.policy import DeadLetterLimits, Limits, OnPoison, Retry, StartAt
     from seekpoint.records import Batch, Partition, Record, Span
     from seekpoint.running import Worker
     from seekpoint.sinks import Append
@@ -27,14 +27,17 @@ _HOMES = {
     "Assignment": "seekpoint.assignment",
     "Batch": "seekpoint.records",
     "Bytes": "seekpoint.codecs",
+    "DeadLetterLimits": "seekpoint.policy",
     "Fenced": "seekpoint.errors",
     "Json": "seekpoint.codecs",
     "Ledger": "seekpoint.ledger",
     "Limits": "seekpoint.policy",
+    "OnPoison": "seekpoint.policy",
     "Partition": "seekpoint.records",
     "Pipeline": "seekpoint.pipeline",
     "Poison": "seekpoint.errors",
     "Record": "seekpoint.records",
+    "Retry": "seekpoint.policy",
     "SeekpointError": "seekpoint.errors",
     "Span": "seekpoint.records",
     "StartAt": "seekpoint.policy",
@@ -48,14 +51,17 @@ __all__ = [
     "Assignment",
     "Batch",
     "Bytes",
+    "DeadLetterLimits",
     "Fenced",
     "Json",
     "Ledger",
     "Limits",
+    "OnPoison",
     "Partition",
     "Pipeline",
     "Poison",
     "Record",
+    "Retry",
     "SeekpointError",
     "Span",
     "StartAt",

@@ -2,47 +2,79 @@
 
 Two roads. With exactly one sink and no handler, rows stream into the open COPY: a chunk is decoded while the
 server works on the one before. Anything else closes the batch first; sinks write in declared order, then the
-handler runs. A record that cannot be decoded or shaped into a row never reaches the server: it is a *cut*.
-Where the database refuses a row and does not say which, the next attempt *searches*: by halves, under savepoints.
+handler runs. A record that cannot be decoded or shaped into a row never reaches the server: its verdict is
+given at once. What fails later is :class:`Failed`; the next attempt isolates it.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Sequence
-from typing import Any
-
-from sqlalchemy import text
-from sqlalchemy.exc import DBAPIError
+from dataclasses import dataclass
 
 from seekpoint.codecs import Bytes
-from seekpoint.errors import ConfigError, HandlerMisuse, Poison, PoisonStop
-from seekpoint.guard import LentConnection, is_data_fault
-from seekpoint.intake import OpenBatch, poison_stop
+from seekpoint.errors import ConfigError, HandlerMisuse, Poison
+from seekpoint.failure import Cause
+from seekpoint.guard import LentConnection, is_data_fault, is_database_error
+from seekpoint.intake import OpenBatch
 from seekpoint.pipeline import Handler, Pipeline, Row, RowRefused, Sink, ValueSink
-from seekpoint.records import AnyRecord, Batch, RawRecord
-
-CHECK_DEFERRED = text("SET CONSTRAINTS ALL IMMEDIATE")
+from seekpoint.records import AnyRecord, Batch, RawRecord, Span
+from seekpoint.verdict import fail
 
 Rows = tuple[Row, ...]
 
 
-class SinkRefused(Exception):  # noqa: N818 -- control: the batch is run again without the record
-    """The database refused a row of this record; nothing of the transaction remains."""
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A record, decoded, with its rows for each sink."""
 
-    def __init__(self, stop: PoisonStop) -> None:
-        super().__init__(str(stop))
-        self.stop = stop
+    raw: RawRecord
+    record: AnyRecord
+    rows: Sequence[Rows]
+
+
+class Failed(Exception):  # noqa: N818 -- control: the batch is run again, by parts
+    """Some record of what was written failed; nothing of it remains.
+
+    ``named`` are those that failed where they are known, as (record, error), else empty: it is one of them all.
+    """
+
+    def __init__(self, error: Exception, cause: Cause, named: Sequence[RawRecord] = ()) -> None:
+        super().__init__(f"{type(error).__name__}: {error}")
+        self.error, self.cause, self.named = error, cause, tuple(named)
 
 
 def apply(tx: LentConnection, pipeline: Pipeline, batch: OpenBatch) -> int:
     """Write the batch; returns how many records were applied.
 
-    Raises SinkRefused for a record that the database refuses, and whatever the handler raises.
+    Raises Failed where a record is at fault; misuse, and database errors that are no record's fault, as they are.
     """
-    if pipeline.handle is None and len(pipeline.sinks) == 1 and not batch.searching:
+    if pipeline.handle is None and len(pipeline.sinks) == 1:
         return _stream(tx, pipeline, pipeline.sinks[0], batch)
-    return _whole(tx, pipeline, batch)
+    made = made_of(pipeline, batch)
+    write(tx, pipeline, made, batch.spans)
+    return len(made)
+
+
+def made_of(pipeline: Pipeline, batch: OpenBatch) -> list[Made]:
+    """Every record of the batch that is to be applied, which closes it."""
+    return [one for raw in batch.chunks() for one in _make(pipeline, raw, batch)]
+
+
+def write(tx: LentConnection, pipeline: Pipeline, made: Sequence[Made], spans: Sequence[Span]) -> None:
+    """Sinks in their declared order, then the handler. Raises Failed where a record is at fault."""
+    for n, sink in enumerate(pipeline.sinks):
+        try:
+            with sink.open(tx) as writer:
+                writer.write([row for one in made for row in one.rows[n]])
+        except RowRefused as refused:
+            raise _refused(sink, (one.raw for one in made for _ in one.rows[n]), refused) from refused
+        except Exception as error:
+            if is_data_fault(error):
+                raise Failed(error, Cause.DATABASE) from error
+            raise
+    if pipeline.handle is not None and made:  # of no records, an executemany would insert a row of defaults
+        _handle(tx, pipeline.handle, made, spans)
 
 
 def _stream(tx: LentConnection, pipeline: Pipeline, sink: Sink, batch: OpenBatch) -> int:
@@ -50,92 +82,28 @@ def _stream(tx: LentConnection, pipeline: Pipeline, sink: Sink, batch: OpenBatch
     try:
         with sink.open(tx) as writer:
             for raw in batch.chunks():
-                rows = _rows_at_once(pipeline, sink, raw)
+                rows = _rows_at_once(pipeline, sink, raw, batch)
                 if rows is not None:
                     writer.write(rows)
                     applied += len(raw)
                     continue
-                made = _rows(pipeline, raw, batch)
-                writer.write([row for _, (rows,) in made for row in rows])
+                made = _make(pipeline, raw, batch)
+                writer.write([row for one in made for row in one.rows[0]])
                 applied += len(made)
     except RowRefused as refused:
-        written = (record for raw in batch.kept() for record, (rows,) in _rows(pipeline, raw, batch) for _ in rows)
-        raise _blame(sink, written, refused) from refused
+        written = (one.raw for raw in batch.kept() for one in _make(pipeline, raw, batch) for _ in one.rows[0])
+        raise _refused(sink, written, refused) from refused
+    except Exception as error:
+        if is_data_fault(error):
+            raise Failed(error, Cause.DATABASE) from error
+        raise
     return applied
 
 
-def _whole(tx: LentConnection, pipeline: Pipeline, batch: OpenBatch) -> int:
-    made = [one for raw in batch.chunks() for one in _rows(pipeline, raw, batch)]
-    alone = pipeline.handle is None and len(pipeline.sinks) == 1
-    for n, sink in enumerate(pipeline.sinks):
-        lines = [(record, row) for record, rows in made for row in rows[n]]
-        if batch.searching:
-            _search(tx, sink, lines, deferred=alone)
-        else:
-            _write(tx, sink, lines)
-    if pipeline.handle is not None and made:  # of no records, an executemany would insert a row of defaults
-        _handle(tx, pipeline.handle, Batch([record for record, _ in made], batch.spans))
-    return len(made)
-
-
-def _write(tx: LentConnection, sink: Sink, lines: Sequence[tuple[AnyRecord, Row]]) -> None:
-    try:
-        with sink.open(tx) as writer:
-            writer.write([row for _, row in lines])
-    except RowRefused as refused:
-        raise _blame(sink, (record for record, _ in lines), refused) from refused
-
-
-def _search(tx: LentConnection, sink: Sink, lines: Sequence[tuple[AnyRecord, Row]], *, deferred: bool) -> None:
-    """Write the rows; where the database refuses some and does not say which, halve them until one is left.
-
-    ``deferred`` constraints are checked too, where nothing comes after this sink that could fulfil them.
-    """
-    try:
-        with tx.begin_nested():
-            _write(tx, sink, lines)
-            if deferred:
-                tx.execute(CHECK_DEFERRED)
-    except SinkRefused:
-        raise
-    except Exception as error:
-        if not is_data_fault(error):
-            raise
-        if len(lines) == 1:
-            raise SinkRefused(_refusal(sink, lines[0][0], error)) from error
-        half = len(lines) // 2
-        _search(tx, sink, lines[:half], deferred=deferred)
-        _search(tx, sink, lines[half:], deferred=deferred)
-
-
-def _handle(tx: LentConnection, handle: Handler, batch: Batch[Any, Any]) -> None:
-    try:
-        returned: object = handle(tx, batch)  # type: ignore[func-returns-value]
-    except Poison as poison:
-        if not poison.records:
-            raise
-        raise SinkRefused(poison_stop(_named(poison, batch), poison)) from poison
-    if inspect.iscoroutine(returned) or inspect.isgenerator(returned):
-        returned.close()
-        raise HandlerMisuse(
-            f"the handler returned a {type(returned).__name__}, which nobody runs: call a plain function"
-        )
-    tx.check()
-
-
-def _named(poison: Poison, batch: Batch[Any, Any]) -> AnyRecord:
-    """The first record of the batch that it names; to leave out any other would change nothing, for ever."""
-    ours = {record.id for record in batch}
-    named = [r for r in poison.records if getattr(r, "id", None) in ours]
-    if not named:
-        raise HandlerMisuse(f"{poison!r} names no record of this batch: name those that the batch gave you") from poison
-    return min(named, key=lambda r: r.offset)
-
-
-def _rows_at_once(pipeline: Pipeline, sink: Sink, raw: Sequence[RawRecord]) -> list[Row] | None:
+def _rows_at_once(pipeline: Pipeline, sink: Sink, raw: Sequence[RawRecord], batch: OpenBatch) -> list[Row] | None:
     """A row for each record of a chunk, from the values alone; None where the records must be looked at one by one."""
-    if not isinstance(sink, ValueSink) or not isinstance(pipeline.key, Bytes):  # other keys may be undecodable
-        return None
+    if batch.unreadable or not isinstance(sink, ValueSink) or not isinstance(pipeline.key, Bytes):
+        return None  # (other keys may be undecodable)
     if not all(map(sink.takes, pipeline.codecs)):
         return None
     try:
@@ -146,34 +114,62 @@ def _rows_at_once(pipeline: Pipeline, sink: Sink, raw: Sequence[RawRecord]) -> l
         return None
 
 
-def _rows(pipeline: Pipeline, raw: Sequence[RawRecord], batch: OpenBatch) -> list[tuple[AnyRecord, list[Rows]]]:
-    """Each record that is not cut, with its rows for each sink; one that has none to give is cut (I4)."""
-    made: list[tuple[AnyRecord, list[Rows]]] = []
+def _make(pipeline: Pipeline, raw: Sequence[RawRecord], batch: OpenBatch) -> list[Made]:
+    """Each record that is to be applied, with its rows for each sink; on one that has none, the verdict is given."""
+    made: list[Made] = []
     for one in raw:
-        if batch.cuts and not batch.wants(one):
+        if batch.is_sifting and not batch.wants(one):  # a record of this chunk may have failed just now
             continue
+        cause = Cause.DECODE
         try:
+            if batch.unreadable and (unreadable := batch.unread(one)) is not None:
+                raise unreadable
             record = pipeline.decode(one)
+            cause = Cause.ROW
             rows: list[Rows] = [tuple(s.rows(record)) if s.takes(one.topic) else () for s in pipeline.sinks]
         except ConfigError:
             raise
         except Exception as error:  # noqa: BLE001 -- whatever a codec or row= raises is that record's fault
-            batch.cut(poison_stop(one, error))
+            fail(pipeline, batch, one, error, cause)
             continue
-        made.append((record, rows))
+        made.append(Made(one, record, rows))
     return made
 
 
-def _blame(sink: Sink, written: Iterable[AnyRecord], refused: RowRefused) -> Exception:
+def _refused(sink: Sink, written: Iterable[RawRecord], refused: RowRefused) -> Exception:
     """Names the record that the refused row came from; ``written`` names a record for each row, in order."""
     if refused.line is None:
-        return refused.cause
-    for line, record in enumerate(written, 1):
+        return Failed(refused.cause, Cause.DATABASE)
+    for line, raw in enumerate(written, 1):
         if line == refused.line:
-            return SinkRefused(_refusal(sink, record, refused.cause))
+            return Failed(refused.cause, Cause.DATABASE, [raw])
     return ConfigError(f"{sink!r}: row= made other rows when it was asked again; it must depend on its record alone")
 
 
-def _refusal(sink: Sink, record: AnyRecord, error: Exception) -> PoisonStop:
-    cause = error.orig if isinstance(error, DBAPIError) and isinstance(error.orig, Exception) else error
-    return poison_stop(record, cause, f"the database refused its row for {', '.join(sink.tables)}")
+def _handle(tx: LentConnection, handle: Handler, made: Sequence[Made], spans: Sequence[Span]) -> None:
+    try:
+        returned: object = handle(tx, Batch([one.record for one in made], spans))  # type: ignore[func-returns-value]
+    except Poison as poison:
+        raise Failed(poison, Cause.POISON, _named(poison, made)) from poison
+    except ConfigError:
+        raise
+    except Exception as error:
+        if is_database_error(error) and not is_data_fault(error):
+            raise
+        raise Failed(error, Cause.DATABASE if is_database_error(error) else Cause.HANDLER) from error
+    if inspect.iscoroutine(returned) or inspect.isgenerator(returned):
+        returned.close()
+        raise HandlerMisuse(
+            f"the handler returned a {type(returned).__name__}, which nobody runs: call a plain function"
+        )
+    tx.check()
+
+
+def _named(poison: Poison, made: Sequence[Made]) -> list[RawRecord]:
+    """The records of the batch that it names; to leave out any others would change nothing, for ever."""
+    if not poison.records:
+        return []
+    names = {getattr(record, "id", None) for record in poison.records}
+    if not (named := [one.raw for one in made if one.raw.id in names]):
+        raise HandlerMisuse(f"{poison!r} names no record of this batch: name those that the batch gave you") from poison
+    return named

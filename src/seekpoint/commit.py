@@ -1,11 +1,11 @@
-"""One unit of work: hold, apply, advance, COMMIT; and what to do when that fails.
+"""One unit of work: hold, apply, park, advance, COMMIT; and what to do when that fails.
 
 The only place where a worker commits rows (I1).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from time import monotonic
 from typing import Protocol
@@ -13,15 +13,19 @@ from typing import Protocol
 from sqlalchemy.exc import DBAPIError
 
 from seekpoint import events
-from seekpoint.apply import SinkRefused, apply
-from seekpoint.errors import Fenced, HandlerMisuse, KafkaAway, PartitionStopped
+from seekpoint.apply import Failed, apply
+from seekpoint.deadletters import DeadLetters
+from seekpoint.errors import Fenced, HandlerMisuse, KafkaAway, PartitionStopped, PoisonStop, RetryLater
 from seekpoint.events import Announcer
-from seekpoint.guard import Session, connection_lost, is_data_fault, passes
+from seekpoint.guard import LentConnection, Session, connection_lost, is_data_fault, passes
 from seekpoint.intake import OpenBatch
+from seekpoint.isolate import Isolation
 from seekpoint.kafka.identity import Answer
-from seekpoint.ledger import Claim, Expected, Ledger
+from seekpoint.ledger import Attempt, Claim, Expected, Ledger
 from seekpoint.pipeline import Pipeline
-from seekpoint.records import Partition
+from seekpoint.quarantine import Quarantine
+from seekpoint.records import Partition, RawRecord
+from seekpoint.verdict import fail
 
 TRIES = 3  # of one batch, at once; then it is given back, and the loop waits
 
@@ -44,6 +48,9 @@ class Holder(Protocol):
     def park(self, partition: Partition, stop: PartitionStopped) -> None:
         """Stop reading one partition."""
 
+    def hold_back(self, stop: RetryLater, records: Sequence[RawRecord], position: int) -> None:
+        """Keep what was read of one partition until its first record, which failed, is due again."""
+
 
 class Committer:
     """Brings one batch after the other to its end, in order, one transaction at a time."""
@@ -51,6 +58,9 @@ class Committer:
     def __init__(self, ledger: Ledger, pipeline: Pipeline, holder: Holder, announce: Announcer) -> None:
         self._ledger, self._pipeline, self._holder, self._announce = ledger, pipeline, holder, announce
         self._session = Session(ledger.engine)
+        self._dead_letters = DeadLetters(ledger)
+        self._isolation = Isolation()
+        self._quarantine = Quarantine(pipeline.dead_letter_limits)
 
     def close(self) -> None:
         """Give the connection back."""
@@ -61,8 +71,9 @@ class Committer:
 
         Refused partitions are dropped from it and the others hold again without them. An unknown COMMIT and
         any error that may pass run the same transaction again from the kept records: hold lets the ledger say
-        whether it already happened. A row that the database refuses without naming it is searched for.
+        whether it already happened. Where a record is at fault, the next attempt isolates it.
         """
+        batch.isolating = batch.isolating or self._isolation.expects_failures
         for attempt in count(1):
             try:
                 self._attempt(batch, attempt)
@@ -83,8 +94,11 @@ class Committer:
                 dropped = self._holder.resolve(batch.starts)
                 batch.drop(dropped)
                 return bool(dropped) or attempt < TRIES  # refused again and again where the ledger sees no reason
-            case SinkRefused():
-                batch.cut(error.stop)
+            case Failed():
+                self._announce(events.Isolating(error=error.error))
+                for raw in error.named:
+                    fail(self._pipeline, batch, raw, error.error, error.cause)
+                batch.isolating = True
             case _Strange():
                 for partition, stop in error.stops.items():
                     self._holder.park(partition, stop)
@@ -92,8 +106,9 @@ class Committer:
             case KafkaAway() if attempt < TRIES:
                 self._announce(events.KafkaTrouble(error=str(error)))
                 batch.ask_again()
-            case _ if is_data_fault(error) and self._pipeline.sinks and not batch.searching:
-                batch.searching = True
+            case _ if is_data_fault(error) and not batch.deferred:  # what a constraint had put off until COMMIT
+                self._announce(events.Isolating(error=error))
+                batch.isolating = batch.deferred = True
             case _ if attempt < TRIES and passes(error):
                 self._announce(events.DatabaseTrouble(error=error))
                 if connection_lost(error):  # perhaps in doubt: the look waits for its end, and no longer than it may
@@ -111,10 +126,16 @@ class Committer:
                 expected = self._holder.expected(batch.starts)
                 transaction = self._ledger.hold(tx, expected)
                 self._announce(events.Held(partitions=len(expected)))
-                records = apply(tx, self._pipeline, batch)
+                if self._pipeline.hold_key:
+                    batch.hold_keys(self._dead_letters.open_keys(tx, [e.claim.partition for e in expected]))
+                run = self._isolation.apply if batch.isolating else apply
+                records = run(tx, self._pipeline, batch)
                 self._announce(events.Applied(records=records))
+                tally = self._quarantine.weigh(batch, records)
+                self._park(tx, batch)
                 moves = batch.moves()
                 moved = self._ledger.advance(tx, moves, transaction) if moves else []
+                self._note_attempts(tx, batch)
                 self._check_identity(batch)
                 self._announce(events.Advanced(spans=batch.spans))
                 committing = True
@@ -123,9 +144,61 @@ class Committer:
                 self._announce(events.CommitUnknown(error=error))
             raise
         self._holder.accept(moved)
+        self._quarantine.count(tally)
         self._announce(events.Committed(spans=batch.spans, records=records, seconds=monotonic() - began))
+        self._announce_asides(batch)
+        self._end_at_cuts(batch)
+
+    def _park(self, tx: LentConnection, batch: OpenBatch) -> None:
+        """What is passed without being applied becomes a row, in this transaction (I1, I4)."""
+        if asides := batch.asides:
+            topic_ids = {p.topic: read.claim.topic_id for p, read in batch.reads.items()}
+            self._dead_letters.park(tx, asides, topic_ids, self._pipeline.version)
+
+    def _note_attempts(self, tx: LentConnection, batch: OpenBatch) -> None:
+        """In front of which record a partition waits, how often it was tried, and when it is due."""
+        notes = []
         for partition, stop in batch.cuts.items():
-            self._holder.park(partition, stop)
+            if partition not in batch.reads or not isinstance(stop, RetryLater | PoisonStop):
+                continue
+            wait = stop.wait if isinstance(stop, RetryLater) else None
+            failure, policy = stop.failure, self._pipeline
+            attempt = Attempt(
+                stop.offset, failure.attempts, failure.error, wait, policy.retry.attempts, policy.on_poison.value
+            )
+            notes.append((batch.reads[partition].claim, attempt))
+        if notes:
+            self._ledger.note(tx, notes)
+
+    def _announce_asides(self, batch: OpenBatch) -> None:
+        for aside in batch.asides:
+            at = aside.record
+            self._announce(
+                events.SetAside(
+                    partition=Partition(at.topic, at.partition),
+                    offset=at.offset,
+                    state=aside.state,
+                    failure=aside.failure,
+                )
+            )
+
+    def _end_at_cuts(self, batch: OpenBatch) -> None:
+        for partition, stop in batch.cuts.items():
+            if not isinstance(stop, RetryLater):
+                self._holder.park(partition, stop)
+                continue
+            self._announce(
+                events.RetryScheduled(
+                    partition=partition,
+                    offset=stop.offset,
+                    attempt=stop.failure.attempts,
+                    attempts=self._pipeline.retry.attempts,
+                    wait=stop.wait,
+                    failure=stop.failure,
+                    then=self._pipeline.on_poison.value,
+                )
+            )
+            self._holder.hold_back(stop, batch.rest(partition, stop.offset), batch.position(partition))
 
     def _check_identity(self, batch: OpenBatch) -> None:
         """The topics still are who they were after the last read: the records belong to the offsets (I4)."""

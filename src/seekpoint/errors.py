@@ -11,10 +11,13 @@
     ├── GroupPaused             an operator paused the group
     ├── ClusterChanged          the brokers belong to another cluster than the stored offsets
     ├── KafkaAway               the brokers did not answer in time; ask again later
+    ├── NotApplied              a record was waited for, and not passed in time (a TimeoutError too)
+    ├── TooManyDeadLetters      the limits on dead letters are reached: the worker stops instead
     └── PartitionStopped        this partition waits for a decision; the others go on
         ├── OffsetLost          the stored offset is no longer (or not yet) in the log
         ├── TopicRecreated      the topic was deleted and created anew
-        └── PoisonStop          a record cannot be applied, and the policy is to stop
+        ├── PoisonStop          a record cannot be applied, and the policy is to stop
+        └── RetryLater          a record failed and is tried again; the partition waits in front of it
 
     Poison                      raised by users' code only: this record cannot be applied
 
@@ -27,6 +30,7 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
+from seekpoint.failure import Failure
 from seekpoint.records import Partition, Record
 
 
@@ -88,6 +92,18 @@ class KafkaAway(SeekpointError):  # noqa: N818
     """The brokers did not answer a question in time; the same question may be answered later."""
 
 
+class NotApplied(SeekpointError, TimeoutError):  # noqa: N818
+    """``offset`` of a partition was not passed while somebody waited for it; the partition stands at ``position``.
+
+    The record is not lost for that: it may be applied in the next moment. The message says what the partition waits
+    for, as far as the ledger knows.
+    """
+
+    def __init__(self, partition: Partition, offset: int, position: int | None, message: str) -> None:
+        super().__init__(f"{partition}: offset {offset}: {message}")
+        self.partition, self.offset, self.position = partition, offset, position
+
+
 class PartitionStopped(SeekpointError):  # noqa: N818
     """One partition waits for a decision at ``offset``; ``choices`` are what can be decided."""
 
@@ -106,7 +122,25 @@ class TopicRecreated(PartitionStopped):
 
 
 class PoisonStop(PartitionStopped):
-    """A record cannot be decoded or applied, and the pipeline's policy is to stop in front of it."""
+    """A record cannot be applied, and the pipeline's policy is to stop in front of it; ``failure`` says why."""
+
+    def __init__(
+        self, partition: Partition, offset: int, message: str, choices: Sequence[str] = (), *, failure: Failure
+    ) -> None:
+        super().__init__(partition, offset, message, choices)
+        self.failure = failure
+
+
+class RetryLater(PartitionStopped):
+    """A record failed, was tried ``failure.attempts`` times, and will be tried again ``wait`` seconds from now."""
+
+    def __init__(self, partition: Partition, offset: int, message: str, *, failure: Failure, wait: float) -> None:
+        super().__init__(partition, offset, message)
+        self.failure, self.wait = failure, wait
+
+
+class TooManyDeadLetters(SeekpointError):  # noqa: N818
+    """More records failed than the pipeline's limits allow: nothing of the last batch was written, and none is lost."""
 
 
 class Poison(Exception):  # noqa: N818 -- a control exception of users' code, like StopIteration

@@ -15,6 +15,7 @@ from time import monotonic
 from typing import ClassVar
 
 from seekpoint.errors import PartitionStopped
+from seekpoint.failure import Failure, State
 from seekpoint.records import Partition, Span
 
 logger = logging.getLogger("seekpoint.events")
@@ -173,6 +174,61 @@ class LagSampled(Event):
 
 
 # -- what goes wrong ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryScheduled(Event):
+    """A record failed; its partition waits in front of it. It is tried again in ``wait`` seconds.
+
+    It was tried ``attempt`` times of ``attempts``; what follows the last one is ``then``, the policy for poison.
+    """
+
+    level = logging.WARNING
+    partition: Partition
+    offset: int
+    attempt: int
+    attempts: int
+    wait: float
+    failure: Failure
+    then: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Isolating(Event):
+    """A batch failed: its records are run again, by parts, until those that fail stand alone."""
+
+    level = logging.INFO
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetAside(Event):
+    """A record was passed without being applied: it is a dead letter, committed with its batch (I4)."""
+
+    level = logging.WARNING
+    partition: Partition
+    offset: int
+    state: State
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TriedAlone(Event):
+    """A record is tried in a transaction of its own; that it is, is on record before: ``attempt`` counts it."""
+
+    partition: Partition
+    offset: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspicious(Event):
+    """Owners of this partition died without progress: its next records, up to ``until``, are tried one by one."""
+
+    level = logging.WARNING
+    partition: Partition
+    deaths: int
+    until: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

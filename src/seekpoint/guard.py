@@ -123,6 +123,11 @@ def passes(error: BaseException) -> bool:
     return fault(code) is Fault.TRANSIENT
 
 
+def is_database_error(error: BaseException) -> bool:
+    """Whether the database, its driver or SQLAlchemy's use of them raised this."""
+    return isinstance(error, DBAPIError | psycopg.Error)
+
+
 def is_data_fault(error: BaseException) -> bool:
     """Whether a database error is some record's fault: the same rows are refused whenever they come."""
     code = sqlstate(error)

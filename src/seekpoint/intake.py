@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from time import monotonic
 
 from seekpoint import events
 from seekpoint.assignment.chunk import Chunk, Read, chain
-from seekpoint.errors import PartitionStopped, PoisonStop
+from seekpoint.errors import PartitionStopped
 from seekpoint.events import Announcer
+from seekpoint.failure import HELD_BEHIND, Aside, State
 from seekpoint.kafka.client import Client
 from seekpoint.kafka.identity import Answer
 from seekpoint.ledger import Move
@@ -18,28 +19,9 @@ from seekpoint.records import AnyRecord, Partition, RawRecord, Span
 
 CHUNK = 500  # records per draw: small chunks stay in the processor's cache
 
-SAID = 1000  # characters of an error that are passed on: a message may quote a value of many megabytes
-
 Draw = Callable[[], Chunk[RawRecord] | None]
 Ask = Callable[[set[str]], Answer]
-
-
-def poison_stop(record: AnyRecord, error: Exception, what: str = "it cannot be applied") -> PoisonStop:
-    """The error that stops a partition in front of this record, with what can be decided."""
-    said = str(error)
-    if len(said) > SAID:
-        said = f"{said[:SAID]}… ({len(said)} characters)"
-    said = " ".join(said.split())
-    call = f"Ledger.move({record.topic!r}, {record.partition}, to={record.offset + 1}"
-    return PoisonStop(
-        Partition(record.topic, record.partition),
-        record.offset,
-        f"{what}: {type(error).__name__}: {said}",
-        choices=(
-            "mend the codec, row= or handler, and start the worker again",
-            f"skip it: {call}, lost='poison', reason=...)",
-        ),
-    )
+Place = tuple[Partition, int]  # a record's partition and offset
 
 
 class OpenBatch:
@@ -48,26 +30,39 @@ class OpenBatch:
     Iterating :meth:`chunks` first repeats what was read before, then draws more without waiting, until the
     limits, an empty queue or a rebalance closes it. The raw records are kept until the outcome is known, so
     that a retry, an unknown COMMIT or a refused row replays them through the same code. A *cut* ends one
-    partition's part in front of a record that cannot be applied.
+    partition's part in front of a record. One that is set *aside* is passed without being applied: it becomes a
+    dead letter. ``tries`` says how often a record was tried before this batch.
     """
 
     def __init__(
-        self, first: Chunk[RawRecord], draw: Draw, ask: Ask, limits: Limits, *, clock: Callable[[], float] = monotonic
+        self,
+        first: Chunk[RawRecord],
+        draw: Draw,
+        ask: Ask,
+        limits: Limits,
+        *,
+        tries: Mapping[Place, int] | None = None,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         self._draw, self._ask, self._limits, self._clock = draw, ask, limits, clock
         self._kept: list[list[RawRecord]] = []
         self._closes_at = clock() + limits.batch_age
         self._bytes = self._records = 0
         self.cuts: dict[Partition, PartitionStopped] = {}
-        self.searching = False  # the database refused a row and did not say which: find it
+        self.unreadable: dict[Place, Exception] = {}  # what the client could not read whole
+        self.tries = tries or {}
+        self.isolating = False  # some record failed: run the parts one by one, and find it
+        self.deferred = False  # a constraint refused the rows at COMMIT: ask it after every part
+        self._asides: dict[Place, Aside] = {}
+        self._keys: dict[tuple[Partition, bytes], int] | None = None  # with hold_key: where each dead key begins
         self.reads: dict[Partition, Read] = {}
         self.identity: Answer | None = None
         self._keep(first)
 
     def _keep(self, chunk: Chunk[RawRecord]) -> None:
         self.reads = chain((Chunk((), self.reads), chunk))  # first: what does not follow must not be applied
-        for stop in chunk.stops:
-            self.cut(stop)
+        for record, error in chunk.unreadable:
+            self.unreadable[Partition(record.topic, record.partition), record.offset] = error
         records = list(chunk)
         self._kept.append(records)
         self._records += len(records)
@@ -116,18 +111,82 @@ class OpenBatch:
         return map(self._wanted, list(self._kept))
 
     def _wanted(self, records: list[RawRecord]) -> list[RawRecord]:
-        return [r for r in records if self.wants(r)] if self.cuts else records
+        return [r for r in records if self.wants(r)] if self.is_sifting else records
 
-    def wants(self, record: RawRecord) -> bool:
-        """Whether the record lies before its partition's cut, if there is one."""
-        cut = self.cuts.get(Partition(record.topic, record.partition))
-        return cut is None or record.offset < cut.offset
+    @property
+    def is_sifting(self) -> bool:
+        """Whether there is a record that :meth:`wants` might refuse."""
+        return bool(self.cuts or self._asides or self._keys)
+
+    def wants(self, record: AnyRecord) -> bool:
+        """Whether the record is to be applied: not behind its partition's cut, not set aside, not behind its key."""
+        partition = Partition(record.topic, record.partition)
+        cut = self.cuts.get(partition)
+        if cut is not None and record.offset >= cut.offset:
+            return False
+        return (partition, record.offset) not in self._asides and not self._hold(partition, record)
+
+    def _hold(self, partition: Partition, record: RawRecord) -> bool:
+        """Whether an earlier record of its key is a dead letter; then it is kept behind it (in the raw, as read)."""
+        if self._keys is None or record.key is None:
+            return False
+        first = self._keys.get((partition, record.key))
+        if first is None or first >= record.offset:
+            return False
+        self._asides[partition, record.offset] = Aside(record, HELD_BEHIND, State.HELD)
+        return True
 
     def cut(self, stop: PartitionStopped) -> None:
         """End the partition's part in front of this offset; the earliest cut counts."""
         before = self.cuts.get(stop.partition)
         if before is None or stop.offset < before.offset:
             self.cuts[stop.partition] = stop
+
+    def unread(self, record: RawRecord) -> Exception | None:
+        """What the client said of a record that it could not read whole."""
+        return self.unreadable.get((Partition(record.topic, record.partition), record.offset))
+
+    def set_aside(self, aside: Aside) -> None:
+        """Pass this record without applying it."""
+        partition, offset = Partition(aside.record.topic, aside.record.partition), aside.record.offset
+        self._asides[partition, offset] = aside
+        if self._keys is not None and aside.state is State.PARKED and aside.record.key is not None:
+            at = partition, aside.record.key
+            self._keys[at] = min(offset, self._keys.get(at, offset))
+
+    def hold_keys(self, found: Mapping[tuple[Partition, bytes], int]) -> None:
+        """With ``hold_key``: the first open dead letter of each key, as the transaction that begins now finds them."""
+        self._keys = dict(found)
+        for at, aside in list(self._asides.items()):
+            if aside.state is State.HELD:
+                del self._asides[at]  # what it was held behind may have been replayed meanwhile
+            else:
+                self.set_aside(aside)
+
+    @property
+    def asides(self) -> list[Aside]:
+        """The records that are passed without being applied, in the order of partition and offset."""
+        return [
+            aside
+            for (partition, offset), aside in sorted(self._asides.items())
+            if partition not in self.cuts or offset < self.cuts[partition].offset
+        ]
+
+    def passed(self) -> Iterator[RawRecord]:
+        """What the batch leaves behind: every record in front of the cuts but those held behind their key."""
+        held = {at for at, aside in self._asides.items() if aside.state is State.HELD}
+        for records in self._kept:
+            for record in records:
+                partition = Partition(record.topic, record.partition)
+                cut = self.cuts.get(partition)
+                if (cut is None or record.offset < cut.offset) and (partition, record.offset) not in held:
+                    yield record
+
+    def rest(self, partition: Partition, start: int) -> list[RawRecord]:
+        """What was read of one partition from this offset on, in order."""
+        return [
+            r for records in self._kept for r in records if (r.topic, r.partition) == partition and r.offset >= start
+        ]
 
     def drop(self, partitions: set[Partition]) -> None:
         """Leave out what was read of these partitions: they were refused, and the ledger says where to read on.
@@ -138,6 +197,7 @@ class OpenBatch:
         for partition in partitions:
             self.reads.pop(partition, None)
             self.cuts.pop(partition, None)
+        self._asides = {at: aside for at, aside in self._asides.items() if at[0] not in partitions}
 
     def moves(self) -> list[Move]:
         """What the batch asks of the ledger: per partition, from the first position read to behind the last (I3)."""
@@ -158,6 +218,11 @@ class OpenBatch:
         if last is None:
             return Read(read.claim, read.start, read.start).move()
         return Read(read.claim, read.start, end, last.leader_epoch, last.timestamp_ms).move()
+
+    def position(self, partition: Partition) -> int:
+        """Where the partition stands once the batch is committed."""
+        read, cut = self.reads[partition], self.cuts.get(partition)
+        return (read.move() if cut is None else self._move_to_cut(partition, read, cut.offset)).to_offset
 
     @property
     def spans(self) -> tuple[Span, ...]:

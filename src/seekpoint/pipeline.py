@@ -10,6 +10,7 @@ import inspect
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from datetime import timedelta
 from types import FunctionType
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
@@ -17,7 +18,7 @@ from sqlalchemy import Connection
 
 from seekpoint.codecs import Bytes, Codec, key_decoder, value_decoder
 from seekpoint.errors import ConfigError
-from seekpoint.policy import StartAt
+from seekpoint.policy import DeadLetterLimits, OnPoison, Retry, StartAt
 from seekpoint.records import AnyRecord, Batch, RawRecord, Record
 
 Handler = Callable[[Connection, Batch[Any, Any]], None]
@@ -82,9 +83,15 @@ class Pipeline:
     ``writes`` names the tables the handler writes. ``version`` is the handler's version: once a worker of a
     higher one has claimed, older ones stand down. ``start`` is where a topic begins that nobody has read.
 
-    ``on_poison="stop"``: a record that cannot be decoded or applied stops its partition in front of it, the
-    records before it are committed, the other partitions go on. With ``strict=True`` a stopped partition ends
-    the worker. ``synchronous_commit=False`` is safe here, because rows and offset vanish together in a crash
+    A record whose handler raises is tried again as ``retry`` says; one that can never be applied is a poison
+    record. ``on_poison="stop"``: it stops its partition in front of it, the records before it are committed, the
+    other partitions go on; with ``strict=True`` a stopped partition ends the worker. ``"dead_letter"``: it is kept
+    in the ledger's ``dead_letter`` table by the transaction that passes its offset; ``"skip"``: passed, and only
+    its offset and error are kept; past ``dead_letter_limits`` the worker stops. ``hold_key=True``: later records of
+    a dead letter's key are kept behind it, in order, until it is replayed or discarded. ``delay``: a record is
+    handled no earlier than its timestamp plus this.
+
+    ``synchronous_commit=False`` is safe here, because rows and offset vanish together in a crash
     and Kafka still has the records, as long as nobody outside acts on rows that were seen.
 
     Raises ConfigError where the declaration contradicts itself.
@@ -102,7 +109,11 @@ class Pipeline:
         writes: Sequence[str] = (),
         version: int = 1,
         start: StartAt = StartAt.earliest(),  # noqa: B008 -- immutable
-        on_poison: Literal["stop"] = "stop",
+        retry: Retry = Retry(),  # noqa: B008 -- immutable
+        on_poison: OnPoison | Literal["stop", "dead_letter", "skip"] = OnPoison.STOP,
+        dead_letter_limits: DeadLetterLimits = DeadLetterLimits(),  # noqa: B008 -- immutable
+        hold_key: bool = False,
+        delay: timedelta | None = None,
         strict: bool = False,
         synchronous_commit: bool = True,
     ) -> None:
@@ -111,7 +122,8 @@ class Pipeline:
         self.key, self.handle = key, handle
         self.sinks, self.writes = _several("sinks", sinks, Sink), _several("writes", writes, str)
         self.version, self.start, self.strict = version, start, strict
-        self.on_poison, self.synchronous_commit = on_poison, synchronous_commit
+        self.retry, self.on_poison, self.dead_letter_limits = retry, _on_poison(on_poison), dead_letter_limits
+        self.hold_key, self.delay, self.synchronous_commit = hold_key, delay, synchronous_commit
         self._check()
         self._values = {topic: value_decoder(codec) for topic, codec in self.codecs.items()}
         self._key = key_decoder(key)
@@ -164,8 +176,22 @@ class Pipeline:
             raise ConfigError(f"{self!r}: version must be a number, 1 or greater, got {self.version!r}")
         if not _is(self.start, StartAt):
             raise ConfigError(f"{self!r}: start must be a StartAt, e.g. StartAt.earliest(), got {self.start!r}")
-        if self.on_poison != "stop":
-            raise ConfigError(f"{self!r}: on_poison must be 'stop', got {self.on_poison!r}")
+        self._check_failing()
+
+    def _check_failing(self) -> None:
+        """What is said about records that fail, and about when records are due."""
+        for name, kind in (("retry", Retry), ("dead_letter_limits", DeadLetterLimits)):
+            if not _is(getattr(self, name), kind):
+                raise ConfigError(
+                    f"{self!r}: {name} must be a {kind.__name__}, e.g. {kind.__name__}(), got {getattr(self, name)!r}"
+                )
+        if self.delay is not None and (not _is(self.delay, timedelta) or self.delay <= timedelta(0)):
+            raise ConfigError(f"{self!r}: delay must be a timedelta above 0, got {self.delay!r}")
+        if self.hold_key and self.on_poison is not OnPoison.DEAD_LETTER:
+            raise ConfigError(
+                f"{self!r}: hold_key=True keeps records behind a dead letter of their key: it needs "
+                "on_poison='dead_letter'"
+            )
 
 
 def _check_handler(pipeline: str, handle: object) -> None:
@@ -201,6 +227,14 @@ def _group(name: str) -> str:
     if not _is(name, str) or not name or "\0" in name:
         raise ConfigError(f"a group needs a name without NUL characters, got {name!r}")
     return name
+
+
+def _on_poison(given: str) -> OnPoison:
+    try:
+        return OnPoison(given)
+    except ValueError:
+        known = ", ".join(repr(one.value) for one in OnPoison)
+        raise ConfigError(f"on_poison must be one of {known}, got {given!r}") from None
 
 
 def _codecs(topics: str | Iterable[str] | Mapping[str, Codec], value: Codec | None) -> dict[str, Codec]:

@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from enum import Enum
+from enum import Enum, StrEnum
 
 from seekpoint.errors import ConfigError
 from seekpoint.records import Partition
@@ -91,6 +91,87 @@ class StartAt:
         return cls("committed")
 
 
+class OnPoison(StrEnum):
+    """What becomes of a record that can never be applied."""
+
+    STOP = "stop"  # its partition waits in front of it until somebody decides; the others go on
+    DEAD_LETTER = "dead_letter"  # it is kept, whole, in the transaction that passes its offset
+    SKIP = "skip"  # it is passed; a row says so, without its value (I4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retry:
+    """When a record whose handler raised is tried again, and how often.
+
+    A record is tried ``attempts`` times in all; then it is a poison record. The wait behind the n-th failure is
+    ``wait_initial * multiplier ** (n - 1)`` seconds, at most ``wait_max``; of each wait the share ``jitter`` is
+    drawn at random, so that what failed together does not come back together. Meanwhile its partition waits in
+    front of it, with no transaction open; the other partitions go on. ``on`` names the exceptions that are
+    worth another try; others are poison at once, as data errors (a codec's, ``Poison``, a value or constraint
+    that the database refuses) always are. Errors of the database that may pass (a deadlock, a lost connection) are
+    apart from this: the whole transaction is tried again, without limit, while the claim holds.
+
+    ``crashes``: a worker that takes over from so many owners who died without any progress hands on one record per
+    transaction, and a record that was handed on so often without the process coming back is poison.
+    """
+
+    attempts: int = 5
+    wait_initial: float = 1.0
+    wait_max: float = 60.0
+    multiplier: float = 2.0
+    jitter: float = 0.5
+    on: type[Exception] | tuple[type[Exception], ...] = (Exception,)
+    crashes: int = 2
+
+    def __post_init__(self) -> None:
+        kinds: tuple[object, ...] = (self.on,) if isinstance(self.on, type) else self.on
+        if not all(isinstance(kind, type) and issubclass(kind, Exception) for kind in kinds):
+            raise ConfigError(f"Retry(on={self.on!r}): name exception classes, e.g. on=(TimeoutError,)")
+        for name in ("attempts", "crashes"):
+            _whole(self, name)
+        for name, least in (("wait_initial", 0.0), ("wait_max", 0.0), ("multiplier", 1.0), ("jitter", 0.0)):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not least <= value < math.inf:
+                raise ConfigError(f"Retry({name}={value!r}): must be a finite number, {least:g} or greater")
+        if self.jitter > 1:
+            raise ConfigError(f"Retry(jitter={self.jitter!r}): is a share of the wait, 1 at most")
+
+    def wait(self, failures: int, chance: random.Random) -> float:
+        """Seconds to wait behind the n-th failure (from 1)."""
+        try:
+            full = min(self.wait_max, self.wait_initial * self.multiplier ** (failures - 1))
+        except OverflowError:
+            full = self.wait_max
+        return full * (1 - self.jitter * chance.random())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetterLimits:
+    """Past which the worker stops instead of draining a topic into the dead letters; None sets no limit.
+
+    ``consecutive`` records of one partition without one between them that was applied; or more than the share
+    ``ratio`` of the last ``window`` records that this worker passed. Held records are not counted.
+    """
+
+    consecutive: int | None = 100
+    ratio: float | None = 0.5
+    window: int = 1000
+
+    def __post_init__(self) -> None:
+        if self.consecutive is not None:
+            _whole(self, "consecutive")
+        _whole(self, "window")
+        ratio: object = self.ratio
+        if ratio is not None and not (isinstance(ratio, int | float) and 0 < ratio <= 1):
+            raise ConfigError(f"DeadLetterLimits(ratio={ratio!r}): must be above 0 and at most 1, or None")
+
+
+def _whole(settings: object, name: str) -> None:
+    value = getattr(settings, name)
+    if not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{type(settings).__name__}({name}={value!r}): must be a whole number, 1 or greater")
+
+
 @dataclass(frozen=True, slots=True)
 class Backoff:
     """Waits that double from ``initial`` to ``ceiling`` seconds, each drawn from its upper half.
@@ -124,8 +205,9 @@ class Fault(Enum):
 _TRANSIENT_CLASSES = frozenset({"08", "40", "53", "57", "58", "F0"})
 _TRANSIENT_CODES = frozenset({"25006", "25P03", "25P04", "55P03", "55006"})
 # 22 data exception, 23 integrity constraint violation, 44 WITH CHECK OPTION violation, 54 program limit exceeded
-# (a value too long for an index, JSON nested too deep for the server's stack).
-_DATA_CLASSES = frozenset({"22", "23", "44", "54"})
+# (a value too long for an index, JSON nested too deep for the server's stack), P0 raised by a function in PL/pgSQL
+# (a trigger that refuses a row).
+_DATA_CLASSES = frozenset({"22", "23", "44", "54", "P0"})
 
 
 def fault(sqlstate: str | None) -> Fault:

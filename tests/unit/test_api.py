@@ -21,6 +21,7 @@ SOURCES = sorted(
 
 PUBLIC_MODULES = [
     "seekpoint.errors",
+    "seekpoint.failure",
     "seekpoint.events",
     "seekpoint.codecs",
     "seekpoint.ledger",
@@ -53,8 +54,9 @@ def test_all_is_sorted_and_what_can_be_loaded() -> None:
 
 def test_the_roots_names_are_those_of_the_design() -> None:
     assert set(seekpoint.__all__) == {
-        "Append", "Assignment", "Batch", "Bytes", "Fenced", "Json", "Ledger", "Limits", "Partition", "Pipeline",
-        "Poison", "Record", "SeekpointError", "Span", "StartAt", "Text", "Worker", "consumer_config",
+        "Append", "Assignment", "Batch", "Bytes", "DeadLetterLimits", "Fenced", "Json", "Ledger", "Limits", "OnPoison",
+        "Partition", "Pipeline", "Poison", "Record", "Retry", "SeekpointError", "Span", "StartAt", "Text", "Worker",
+        "consumer_config",
     }  # fmt: skip
 
 

@@ -20,7 +20,6 @@ from seekpoint.errors import (
     KafkaAway,
     PartitionStopped,
     Poison,
-    PoisonStop,
     SeekpointError,
 )
 from seekpoint.kafka.config import consumer_config, make_consumer
@@ -48,7 +47,7 @@ def test_the_tree_in_the_docstring_is_the_tree() -> None:
 
 
 def test_a_stop_names_partition_offset_and_choices() -> None:
-    stop = PoisonStop(Partition("orders", 3), 41, "it cannot be applied", choices=["mend it", "skip it"])
+    stop = errors.OffsetLost(Partition("orders", 3), 41, "it cannot be applied", choices=["mend it", "skip it"])
     assert str(stop) == "orders/3 stopped at offset 41: it cannot be applied\nChoices:\n  - mend it\n  - skip it"
     assert (stop.partition, stop.offset, stop.choices) == (("orders", 3), 41, ("mend it", "skip it"))
     assert str(PartitionStopped(Partition("a", 0), 1, "why")) == "a/0 stopped at offset 1: why"

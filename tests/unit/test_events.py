@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from seekpoint import events
-from seekpoint.errors import PoisonStop
+from seekpoint.errors import OffsetLost
 from seekpoint.events import Announcer, Event
 from seekpoint.records import Partition, Span
 
@@ -87,7 +87,7 @@ SPAN = Span(Partition("orders", 3), 5, 9)
         (events.Committed(spans=(SPAN,), records=4, seconds=0.5), logging.DEBUG, "orders"),
         (events.Placed(partition=SPAN.partition, offset=5, epoch=2), logging.INFO, "offset=5"),
         (events.Refused(reason="the claim is another's"), logging.WARNING, "the claim is another's"),
-        (events.Parked(partition=SPAN.partition, error=PoisonStop(SPAN.partition, 5, "why")), logging.ERROR, "why"),
+        (events.Parked(partition=SPAN.partition, error=OffsetLost(SPAN.partition, 5, "why")), logging.ERROR, "why"),
     ],
 )
 def test_every_event_is_logged_at_its_level(

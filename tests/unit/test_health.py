@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from seekpoint import events
-from seekpoint.errors import PoisonStop
+from seekpoint.errors import OffsetLost
 from seekpoint.events import Event
 from seekpoint.health import Health, HealthBoard
 from seekpoint.records import Partition, Span
 
 A, B = Partition("a", 0), Partition("b", 1)
-STOP_A, STOP_B = PoisonStop(A, 5, "bad"), PoisonStop(B, 7, "bad")
+STOP_A, STOP_B = OffsetLost(A, 5, "bad"), OffsetLost(B, 7, "bad")
 
 
 def after(*seen: Event, stale_after: float = 60.0) -> Health:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from seekpoint.assignment.chunk import Chunk, Read, chain
 from seekpoint.errors import ConfigError, Fenced, PoisonStop
+from seekpoint.failure import Cause, Failure
 from seekpoint.intake import OpenBatch
 from seekpoint.kafka.identity import Answer
 from seekpoint.ledger import Claim
@@ -64,7 +65,7 @@ def offsets(chunks: Iterable[Iterable[RawRecord]]) -> list[tuple[str, int]]:
 
 
 def stop(partition: Partition, offset: int) -> PoisonStop:
-    return PoisonStop(partition, offset, "bad")
+    return PoisonStop(partition, offset, "bad", failure=Failure(Cause.DECODE, "bad"))
 
 
 # -- closing ------------------------------------------------------------------------------------------------

@@ -165,7 +165,7 @@ SINK = Append("t", columns=["x"])
         ({"version": 0}, r"version must be a number, 1 or greater, got 0"),
         ({"version": "2"}, r"version must be a number, 1 or greater, got '2'"),
         ({"start": "earliest"}, r"start must be a StartAt, e\.g\. StartAt\.earliest\(\), got 'earliest'"),
-        ({"on_poison": "skip"}, r"on_poison must be 'stop', got 'skip'"),
+        ({"on_poison": "pass"}, r"on_poison must be one of 'stop', 'dead_letter', 'skip', got 'pass'"),
     ],
 )
 def test_a_declaration_that_contradicts_itself_says_what_to_write(options: dict[str, Any], said: str) -> None:

@@ -130,7 +130,7 @@ TRANSIENT, DATA, PROGRAM = Fault.TRANSIENT, Fault.DATA, Fault.PROGRAM
         ("42P01", PROGRAM),  # no such table
         ("0A000", PROGRAM),  # not supported
         ("XX000", PROGRAM),  # internal error
-        ("P0001", PROGRAM),  # RAISE EXCEPTION
+        ("P0001", DATA),  # RAISE EXCEPTION: a trigger that refuses a row
     ],
 )
 def test_what_an_sqlstate_says(code: str | None, expected: Fault) -> None:

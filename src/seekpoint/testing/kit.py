@@ -14,7 +14,7 @@ from sqlalchemy import URL, Engine
 from seekpoint import events
 from seekpoint.assignment.chunk import Chunk, Read
 from seekpoint.commit import Committer
-from seekpoint.errors import ConfigError, Fenced, PartitionStopped
+from seekpoint.errors import ConfigError, Fenced, PartitionStopped, RetryLater
 from seekpoint.events import Announcer, Observer
 from seekpoint.intake import OpenBatch
 from seekpoint.kafka.identity import Answer
@@ -85,11 +85,16 @@ def topic_id(topic: str) -> UUID:
 
 @dataclass(frozen=True, slots=True)
 class Processed:
-    """What one transaction did: the spans it advanced, how many records it applied, and what it stopped at."""
+    """What one transaction did: the spans it advanced, how many records it applied, and what it did not.
+
+    ``stopped`` are partitions that wait in front of a poison record; ``set_aside`` the records that are dead letters
+    now, with their state and failure.
+    """
 
     spans: tuple[Span, ...] = ()
     records: int = 0
     stopped: Mapping[Partition, PartitionStopped] = field(default_factory=dict)
+    set_aside: tuple[events.SetAside, ...] = ()
 
 
 def process(
@@ -103,9 +108,11 @@ def process(
     """Apply raw records through the real unit of work: claim, hold, sinks and handler, advance, COMMIT.
 
     Offsets of one partition must rise. The first call stores each partition's first position; records below
-    the stored position are left out, as after a restart: calling it twice applies them once. Raises what a
-    worker would raise; a poison record is in ``stopped``, with the records before it applied. Raises ConfigError
-    for records that no log could hold, or of topics that the pipeline does not read.
+    the stored position are left out, as after a restart: calling it twice applies them once. A poison record is in
+    ``stopped`` or in ``set_aside``, as the pipeline's policy says. Where a worker would wait and try again, the
+    handler's exception is raised, with the records before it applied, as a worker does. Raises what a
+    worker would raise, and ConfigError for records that no log could hold, or of topics that the pipeline does
+    not read.
     """
     given = list(records)
     grouped = _grouped(pipeline, given)
@@ -172,7 +179,9 @@ def _commit(
         committer.commit(OpenBatch(chunk, lambda: None, _known, Limits()))
     finally:
         committer.close()
-    return Processed(seen.spans, seen.records, hands.stopped)
+    for stop in hands.waiting:
+        raise stop.__cause__ or stop
+    return Processed(seen.spans, seen.records, hands.stopped, tuple(seen.set_aside))
 
 
 def _chunk(records: Sequence[RawRecord], claims: Mapping[Partition, Claim]) -> Chunk[RawRecord]:
@@ -200,10 +209,13 @@ class _Seen:
     def __init__(self) -> None:
         self.spans: tuple[Span, ...] = ()
         self.records = 0
+        self.set_aside: list[events.SetAside] = []
 
     def __call__(self, event: events.Event) -> None:
         if isinstance(event, events.Committed):
             self.spans, self.records = event.spans, event.records
+        if isinstance(event, events.SetAside):
+            self.set_aside.append(event)
 
 
 class _Hands:
@@ -212,6 +224,7 @@ class _Hands:
     def __init__(self, ledger: Ledger, claims: dict[Partition, Claim]) -> None:
         self._ledger, self._claims = ledger, claims
         self.stopped: dict[Partition, PartitionStopped] = {}
+        self.waiting: list[RetryLater] = []
 
     def expected(self, starts: Mapping[Partition, int]) -> list[Expected]:
         return [Expected(self._claims[p], at) for p, at in starts.items()]
@@ -228,3 +241,6 @@ class _Hands:
 
     def park(self, partition: Partition, stop: PartitionStopped) -> None:
         self.stopped[partition] = stop
+
+    def hold_back(self, stop: RetryLater, _records: Sequence[RawRecord], _position: int) -> None:
+        self.waiting.append(stop)

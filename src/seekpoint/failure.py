@@ -1,0 +1,92 @@
+"""Why a record was not applied, as a plain value that can be stored, shown and compared. No I/O."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass
+from enum import StrEnum
+
+from seekpoint.records import RawRecord
+
+SAID = 1000  # characters of an error that are passed on: a message may quote a value of many megabytes
+TRACED = 20_000  # characters of a traceback that are kept: the innermost ones
+
+
+class Cause(StrEnum):
+    """What kind of thing went wrong with a record."""
+
+    DECODE = "decode"  # a codec could not read key, value or headers
+    ROW = "row"  # row= or rows= of a sink raised, or made something that is no row
+    HANDLER = "handler"  # the handler raised, and goes on raising when the record is tried again
+    POISON = "poison"  # the handler said so itself
+    DATABASE = "database"  # the database refused what was made of it
+    KILLED = "killed"  # the process that tried it never came back
+    HELD = "held"  # nothing: an earlier record of its key is a dead letter
+
+
+class State(StrEnum):
+    """Where a dead letter stands. The first two are open: somebody has to decide."""
+
+    PARKED = "parked"
+    HELD = "held"
+    SKIPPED = "skipped"
+    REPLAYED = "replayed"
+    DISCARDED = "discarded"
+    SUPERSEDED = "superseded"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What went wrong with one record. All text is without NUL characters and lone surrogates: Postgres takes it.
+
+    ``error`` is one line, ``type: message``; ``sqlstate`` the database's code where it was the database;
+    ``attempts`` how often the record was tried.
+    """
+
+    cause: Cause
+    error: str
+    traceback: str | None = None
+    sqlstate: str | None = None
+    attempts: int = 1
+
+    @classmethod
+    def of(cls, error: BaseException, cause: Cause, *, attempts: int = 1) -> Failure:
+        """The failure that this exception was."""
+        original = getattr(error, "orig", None)  # SQLAlchemy's wrapping adds the whole statement to the message
+        told = original if isinstance(original, BaseException) else error
+        state = getattr(told, "sqlstate", None)
+        trace = "".join(traceback.format_exception(error))
+        return cls(
+            cause,
+            one_line(told),
+            storable(trace[-TRACED:]),
+            state if isinstance(state, str) else None,
+            attempts,
+        )
+
+
+HELD_BEHIND = Failure(Cause.HELD, "an earlier record of its key is a dead letter", attempts=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Aside:
+    """A record that is not applied, though its offset is passed: it goes to the dead letters with its batch."""
+
+    record: RawRecord
+    failure: Failure
+    state: State
+
+
+def storable(text: str) -> str:
+    """The text as Postgres can hold it: NUL and lone surrogates written out."""
+    if "\0" in text:
+        text = text.replace("\0", "\\x00")
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def one_line(error: BaseException) -> str:
+    """``type: message`` on one line, bounded in length, storable."""
+    said = str(error)
+    if len(said) > SAID:
+        said = f"{said[:SAID]}… ({len(said)} characters)"
+    return storable(" ".join(f"{type(error).__name__}: {said}".split()).rstrip(":"))

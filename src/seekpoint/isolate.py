@@ -1,0 +1,135 @@
+"""Apply a batch of which some records fail: in parts, under savepoints, until those records stand alone.
+
+What fails is found by halves: the records in front of it stay applied, and the search goes on behind it. One bad
+record in n costs about log2(n) calls; where the database or the handler names it, one. Where many fail, no
+part is longer than a share of the distance at which they come, so that the cost grows with their number, not
+with the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import text
+
+from seekpoint.apply import Failed, Made, made_of, write
+from seekpoint.failure import Cause
+from seekpoint.guard import LentConnection, is_data_fault
+from seekpoint.intake import OpenBatch
+from seekpoint.pipeline import Pipeline
+from seekpoint.records import Partition, RawRecord, Span
+from seekpoint.verdict import fail
+
+CHECK_DEFERRED = text("SET CONSTRAINTS ALL IMMEDIATE")
+
+FEW = 2  # failures in one batch, below which all that is left is tried as a whole each time
+SHARE = 4  # parts per distance between two failures: longer ones are run in vain, shorter ones cost round trips
+LEAST = 16  # records of one part, at the least
+
+
+class Isolation:
+    """Remembers from batch to batch how far apart the failures come. One per worker."""
+
+    def __init__(self) -> None:
+        self._stride: int | None = None  # records per part; None: all that is left
+
+    @property
+    def expects_failures(self) -> bool:
+        """Whether the last batch had so many that the next one had better begin in parts."""
+        return self._stride is not None
+
+    def apply(self, tx: LentConnection, pipeline: Pipeline, batch: OpenBatch) -> int:
+        """Write what can be written, and give the verdict on what cannot; returns how many records were applied.
+
+        Raises misuse, and database errors that are no record's fault, as they are.
+        """
+        search = _Search(tx, pipeline, batch)
+        made = made_of(pipeline, batch)
+        begin = furthest = 0
+        while begin < len(made):
+            end = min(len(made), begin + (self._stride or len(made)))
+            # A verdict may have ended a partition, or keep back the records of the same key.
+            places = [n for n in range(begin, end) if batch.wants(made[n].raw)]
+            part = [made[n] for n in places]
+            failed = search.run(part) if part else None
+            if failed is None:
+                begin = end
+                continue
+            settled = search.narrow(part, failed)
+            begin = places[settled] if settled < len(places) else end
+            furthest = max(furthest, places[search.at])
+            if search.found >= FEW:
+                self._stride = max(LEAST, furthest // search.found // SHARE)
+        if search.found < FEW:
+            self._stride = None
+        return search.applied
+
+
+class _Search:
+    """One batch's: ``applied`` records so far, ``found`` failures, the last one ``at`` that place of its part."""
+
+    def __init__(self, tx: LentConnection, pipeline: Pipeline, batch: OpenBatch) -> None:
+        self._tx, self._pipeline, self._batch = tx, pipeline, batch
+        self.applied = self.found = self.at = 0
+
+    def run(self, part: Sequence[Made]) -> Failed | None:
+        """Apply these records, all or none."""
+        try:
+            with self._tx.begin_nested():
+                write(self._tx, self._pipeline, part, _spans(part))
+                if self._batch.deferred:
+                    self._check_deferred()
+        except Failed as failed:
+            return failed
+        self.applied += len(part)
+        return None
+
+    def narrow(self, part: Sequence[Made], failed: Failed) -> int:
+        """Find what failed in a part, and give the verdict; returns how many records from its front are settled."""
+        low, high, is_known = 0, len(part), True  # part[low:high] fails, if that is known; what is below is applied
+        while not failed.named and high - low > 1:
+            middle = (low + high) // 2
+            below = self.run(part[low:middle])
+            if below is None:
+                low, is_known = middle, False
+            else:
+                high, failed, is_known = middle, below, True
+        if not is_known and not failed.named:  # alone, it may succeed: not every error is one record's fault
+            alone = self.run(part[low:high])
+            if alone is None:
+                return high
+            failed = alone
+        if not failed.named:
+            self._verdict([part[low].raw], failed, low)
+            return high
+        named = {raw.id for raw in failed.named}
+        self._verdict(failed.named, failed, max(n for n, one in enumerate(part) if one.raw.id in named))
+        return low
+
+    def _verdict(self, raws: Sequence[RawRecord], failed: Failed, at: int) -> None:
+        self.at = at
+        for raw in raws:
+            self.found += 1
+            fail(self._pipeline, self._batch, raw, failed.error, failed.cause)
+
+    def _check_deferred(self) -> None:
+        """Ask now what would be asked at COMMIT; and take the question back, as later parts may wait for it."""
+        probe = self._tx.begin_nested()
+        try:
+            self._tx.execute(CHECK_DEFERRED)
+        except Exception as error:
+            if is_data_fault(error):
+                raise Failed(error, Cause.DATABASE) from error
+            raise
+        finally:
+            probe.rollback()
+
+
+def _spans(part: Sequence[Made]) -> list[Span]:
+    """The offsets that a part covers, as a handler is told them."""
+    spans: dict[Partition, Span] = {}
+    for one in part:
+        partition = Partition(one.raw.topic, one.raw.partition)
+        start = spans[partition].start if partition in spans else one.raw.offset
+        spans[partition] = Span(partition, start, one.raw.offset + 1)
+    return list(spans.values())

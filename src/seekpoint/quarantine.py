@@ -1,0 +1,79 @@
+"""The limits on dead letters: a worker stops, instead of draining a topic into them."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from seekpoint.errors import TooManyDeadLetters
+from seekpoint.failure import Aside, State
+from seekpoint.intake import OpenBatch
+from seekpoint.policy import DeadLetterLimits
+from seekpoint.records import Partition
+
+
+@dataclass(slots=True)
+class Tally:
+    """What one batch adds: per partition the failures in a row, and how many of all records failed."""
+
+    rows: dict[Partition, int] = field(default_factory=dict)
+    passed: int = 0
+    failed: int = 0
+
+
+class Quarantine:
+    """Counts what one worker passed and set aside, batch by batch."""
+
+    def __init__(self, limits: DeadLetterLimits) -> None:
+        self._limits = limits
+        self._rows: dict[Partition, int] = {}
+        self._window: deque[tuple[int, int]] = deque()
+        self._passed = self._failed = 0
+
+    def weigh(self, batch: OpenBatch, applied: int) -> Tally:
+        """What the batch adds, not counted yet. Raises TooManyDeadLetters: then nothing of it may be committed."""
+        asides = [aside for aside in batch.asides if aside.state is not State.HELD]
+        tally = Tally(passed=applied + len(asides), failed=len(asides))
+        if asides:
+            self._weigh_rows(batch, asides, tally)
+            self._weigh_share(asides[-1], tally)
+        else:
+            tally.rows = {p: n for p, n in self._rows.items() if p not in batch.reads}
+        return tally
+
+    def count(self, tally: Tally) -> None:
+        """Count a batch that was committed."""
+        self._rows = tally.rows
+        self._window.append((tally.passed, tally.failed))
+        self._passed, self._failed = self._passed + tally.passed, self._failed + tally.failed
+        while self._passed - self._window[0][0] >= self._limits.window:
+            passed, failed = self._window.popleft()
+            self._passed, self._failed = self._passed - passed, self._failed - failed
+
+    def _weigh_rows(self, batch: OpenBatch, asides: list[Aside], tally: Tally) -> None:
+        failed = {(a.record.topic, a.record.partition, a.record.offset): a for a in asides}
+        tally.rows = dict(self._rows)
+        most = self._limits.consecutive
+        for record in batch.passed():
+            partition = Partition(record.topic, record.partition)
+            aside = failed.get((record.topic, record.partition, record.offset))
+            if aside is None:
+                tally.rows.pop(partition, None)
+                continue
+            row = tally.rows[partition] = tally.rows.get(partition, 0) + 1
+            if most is not None and row > most:
+                raise _too_many(aside, f"more than {most} records in a row failed", "consecutive")
+
+    def _weigh_share(self, last: Aside, tally: Tally) -> None:
+        ratio, passed, failed = self._limits.ratio, self._passed + tally.passed, self._failed + tally.failed
+        if ratio is not None and passed >= self._limits.window and failed > ratio * passed:
+            raise _too_many(last, f"{failed} of the last {passed} records failed, the limit is {ratio:.0%}", "ratio")
+
+
+def _too_many(last: Aside, what: str, limit: str) -> TooManyDeadLetters:
+    at = last.record
+    return TooManyDeadLetters(
+        f"{what}: the worker stops in front of them instead of draining the topic into the dead letters. The last one "
+        f"is {at.topic}/{at.partition} at offset {at.offset}: {last.failure.error}. Mend the handler, the codec or "
+        f"the table and start again; or raise DeadLetterLimits({limit}=...)"
+    )

@@ -1,0 +1,207 @@
+"""The search for records that fail: what is applied, what is judged, and how many calls that takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seekpoint import Batch, Bytes, Partition, Pipeline, Poison
+from seekpoint.assignment.chunk import Chunk, Read
+from seekpoint.errors import PoisonStop, RetryLater
+from seekpoint.failure import Cause, State
+from seekpoint.intake import OpenBatch
+from seekpoint.isolate import LEAST, Isolation
+from seekpoint.kafka.identity import Answer
+from seekpoint.ledger import Claim
+from seekpoint.policy import Limits, Retry
+from seekpoint.records import RawRecord
+from seekpoint.testing import raw
+
+
+class Tx:
+    """A transaction that is nothing but a list, with savepoints."""
+
+    def __init__(self) -> None:
+        self.rows: list[str] = []
+
+    @contextmanager
+    def begin_nested(self) -> Iterator[None]:
+        before = len(self.rows)
+        try:
+            yield
+        except Exception:
+            del self.rows[before:]
+            raise
+
+    def check(self) -> None:
+        pass
+
+
+Handle = Callable[[Any, Batch[Any, Any]], None]
+
+
+def opened(records: Sequence[RawRecord]) -> OpenBatch:
+    reads: dict[Partition, Read] = {}
+    for one in records:
+        at = Partition(one.topic, one.partition)
+        reads[at] = Read(Claim(at, uuid4(), 1, 0, None, uuid4()), 0, one.offset + 1)
+    return OpenBatch(Chunk(records, reads), lambda: None, lambda _: Answer({}, 0), Limits())
+
+
+def records_of(count: int, partitions: int = 1) -> list[RawRecord]:
+    return [raw(b"v", topic="t", partition=n % partitions, offset=n // partitions) for n in range(count)]
+
+
+class Handler:
+    """Writes each record's id, and raises what is asked for at some of them."""
+
+    def __init__(self, bad: dict[str, Exception], *, names: bool = False) -> None:
+        self.bad, self.names = bad, names
+        self.calls = self.handed = 0
+
+    def __call__(self, tx: Any, batch: Batch[Any, Any]) -> None:
+        self.calls += 1
+        self.handed += len(batch)
+        for record in batch:
+            if record.id in self.bad:
+                error = self.bad[record.id]
+                raise Poison("named", record) if self.names else error
+            tx.rows.append(record.id)
+
+
+def isolated(handle: Handle, records: Sequence[RawRecord], **options: Any) -> tuple[Tx, OpenBatch, int]:
+    tx, batch = Tx(), opened(records)
+    pipeline = Pipeline("g", topics="t", value=Bytes(), handle=handle, **{"on_poison": "dead_letter", **options})
+    return tx, batch, Isolation().apply(tx, pipeline, batch)  # type: ignore[arg-type]
+
+
+@given(
+    count=st.integers(1, 80),
+    partitions=st.integers(1, 3),
+    bad=st.sets(st.integers(0, 79), max_size=20),
+    named=st.booleans(),
+)
+def test_the_good_are_applied_once_and_in_order_and_the_bad_are_set_aside(
+    count: int, partitions: int, bad: set[int], named: bool
+) -> None:
+    records = records_of(count, partitions)
+    wrong = {records[n].id for n in bad if n < count}
+    handler = Handler({i: Poison("no") for i in wrong}, names=named)
+    tx, batch, applied = isolated(handler, records)
+    assert tx.rows == [r.id for r in records if r.id not in wrong]
+    assert applied == len(tx.rows)
+    assert {aside.record.id for aside in batch.asides} == wrong
+    assert all(a.state is State.PARKED and a.failure.cause is Cause.POISON for a in batch.asides)
+    assert not batch.cuts
+
+
+@pytest.mark.parametrize("count", [2, 16, 1024, 10_000])
+@pytest.mark.parametrize("place", [0.0, 0.37, 1.0])
+def test_one_bad_record_costs_about_log2_calls(count: int, place: float) -> None:
+    records = records_of(count)
+    handler = Handler({records[round(place * (count - 1))].id: Poison("no")})
+    isolated(handler, records)
+    assert handler.calls <= math.log2(count) + 3
+
+
+def test_a_record_that_the_handler_names_costs_one_call() -> None:
+    records = records_of(1024)
+    handler = Handler({records[600].id: Poison("no")}, names=True)
+    isolated(handler, records)
+    assert handler.calls == 2
+
+
+@pytest.mark.parametrize("every", [10, 100, 1000])
+def test_many_bad_records_do_not_make_the_work_grow_with_the_batch(every: int) -> None:
+    """The first batch finds out how far apart they come; the next ones are cut into parts from the beginning."""
+    isolation, count = Isolation(), 20_000
+    handed = []
+    for _ in range(3):
+        records = records_of(count)
+        handler = Handler({records[n].id: Poison("no") for n in range(every // 2, count, every)})
+        tx, batch = Tx(), opened(records)
+        pipeline = Pipeline("g", topics="t", value=Bytes(), handle=handler, on_poison="dead_letter")
+        applied = isolation.apply(tx, pipeline, batch)  # type: ignore[arg-type]
+        assert len(batch.asides) == count // every
+        assert applied == len(tx.rows) == count - count // every
+        assert isolation.expects_failures
+        handed.append(handler.handed / count)
+    assert handed[0] <= 8
+    assert max(handed[1:]) <= (2.2 if every > LEAST else 5)
+
+
+def test_after_a_clean_batch_the_next_one_is_tried_whole_again() -> None:
+    isolation, records = Isolation(), records_of(1000)
+    pipeline = Pipeline(
+        "g", topics="t", value=Bytes(), handle=Handler({r.id: Poison("no") for r in records[::100]}), on_poison="skip"
+    )
+    isolation.apply(Tx(), pipeline, opened(records))  # type: ignore[arg-type]
+    assert isolation.expects_failures
+    clean = Pipeline("g", topics="t", value=Bytes(), handle=Handler({}))
+    isolation.apply(Tx(), clean, opened(records))  # type: ignore[arg-type]
+    assert not isolation.expects_failures
+
+
+def test_an_exception_ends_its_partition_and_the_others_go_on() -> None:
+    records = records_of(30, 3)
+    handler = Handler({"t/1/4": ConnectionError("no answer")})
+    tx, batch, _ = isolated(handler, records)
+    assert tx.rows == [r.id for r in records if r.partition != 1 or r.offset < 4]
+    stop = batch.cuts[Partition("t", 1)]
+    assert isinstance(stop, RetryLater)
+    assert (stop.offset, stop.failure.attempts, stop.failure.cause) == (4, 1, Cause.HANDLER)
+    assert not batch.asides
+
+
+def test_an_error_that_no_record_alone_makes_is_no_records_fault() -> None:
+    """A handler that cannot take more than three at once is served by parts, and nobody is blamed."""
+    records = records_of(20)
+
+    def handle(tx: Any, batch: Batch[Any, Any]) -> None:
+        if len(batch) > 3:
+            raise ValueError("too many")
+        tx.rows += [r.id for r in batch]
+
+    tx, batch, applied = isolated(handle, records)
+    assert tx.rows == [r.id for r in records]
+    assert applied == 20
+    assert not batch.cuts
+    assert not batch.asides
+
+
+def test_stop_applies_what_is_in_front_and_the_other_partitions() -> None:
+    records = records_of(20, 2)
+    tx, batch, _ = isolated(Handler({"t/0/3": Poison("no")}), records, on_poison="stop")
+    assert tx.rows == [r.id for r in records if r.partition or r.offset < 3]
+    assert isinstance(batch.cuts[Partition("t", 0)], PoisonStop)
+
+
+def test_the_errors_that_are_not_to_be_tried_again_are_poison_at_once() -> None:
+    records = records_of(4)
+    handler = Handler({"t/0/2": KeyError("x")})
+    _, batch, _ = isolated(handler, records, retry=Retry(on=(ConnectionError,)))
+    assert [(a.record.offset, a.failure.cause, a.failure.attempts) for a in batch.asides] == [(2, Cause.HANDLER, 1)]
+
+
+def test_several_that_are_named_at_once_are_judged_at_once() -> None:
+    records = records_of(100)
+    calls = 0
+
+    def handle(tx: Any, batch: Batch[Any, Any]) -> None:
+        nonlocal calls
+        calls += 1
+        if bad := [r for r in batch if r.offset % 10 == 7]:
+            raise Poison("sevens", *bad)
+        tx.rows += [r.id for r in batch]
+
+    tx, batch, _ = isolated(handle, records)
+    assert calls <= 1 + math.ceil(100 / LEAST)
+    assert len(batch.asides) == 10
+    assert len(tx.rows) == 90

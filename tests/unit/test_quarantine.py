@@ -1,0 +1,90 @@
+"""The limits on dead letters: what is counted, and that the batch that goes beyond them is refused."""
+
+from __future__ import annotations
+
+from uuid import uuid4
+
+import pytest
+
+from seekpoint import DeadLetterLimits, Partition
+from seekpoint.assignment.chunk import Chunk, Read
+from seekpoint.errors import TooManyDeadLetters
+from seekpoint.failure import HELD_BEHIND, Aside, Cause, Failure, State
+from seekpoint.intake import OpenBatch
+from seekpoint.kafka.identity import Answer
+from seekpoint.ledger import Claim
+from seekpoint.policy import Limits
+from seekpoint.quarantine import Quarantine
+from seekpoint.testing import raw
+
+
+class Source:
+    """Batches of one or several partitions: a letter for each record, x where it failed, h where it is held."""
+
+    def __init__(self) -> None:
+        self.at: dict[int, int] = {}
+
+    def batch(self, **partitions: str) -> tuple[OpenBatch, int]:
+        records, reads, asides = [], {}, []
+        for name, kinds in partitions.items():
+            number = int(name[1:])
+            at, start = Partition("t", number), self.at.get(number, 0)
+            self.at[number] = start + len(kinds)
+            reads[at] = Read(Claim(at, uuid4(), 1, start, None, uuid4()), start, start + len(kinds))
+            for n, kind in enumerate(kinds):
+                record = raw(b"", topic="t", partition=number, offset=start + n)
+                records.append(record)
+                if kind == "x":
+                    asides.append(Aside(record, Failure(Cause.DECODE, f"ValueError: {start + n}"), State.PARKED))
+                if kind == "h":
+                    asides.append(Aside(record, HELD_BEHIND, State.HELD))
+        batch = OpenBatch(Chunk(records, reads), lambda: None, lambda _: Answer({}, 0), Limits())
+        for aside in asides:
+            batch.set_aside(aside)
+        return batch, len(records) - len(asides)
+
+
+def passes(quarantine: Quarantine, batch: OpenBatch, applied: int) -> None:
+    quarantine.count(quarantine.weigh(batch, applied))
+
+
+def test_a_row_of_failures_is_counted_over_batches_and_by_partition() -> None:
+    quarantine, source = Quarantine(DeadLetterLimits(consecutive=3, ratio=None)), Source()
+    passes(quarantine, *source.batch(p0=".xx", p1="xx"))
+    passes(quarantine, *source.batch(p1="."))  # ends the row of partition 1, and of no other
+    passes(quarantine, *source.batch(p0="x", p1="xxx"))
+    with pytest.raises(TooManyDeadLetters, match=r"more than 3 .* t/0 at offset 4: ValueError: 4"):
+        quarantine.weigh(*source.batch(p0="x"))
+
+
+def test_a_record_that_is_applied_ends_the_row_and_one_that_is_held_does_not_count() -> None:
+    quarantine, source = Quarantine(DeadLetterLimits(consecutive=2, ratio=None)), Source()
+    passes(quarantine, *source.batch(p0="xxhhh"))
+    passes(quarantine, *source.batch(p0=".xx.xx"))
+    with pytest.raises(TooManyDeadLetters):
+        quarantine.weigh(*source.batch(p0="hx"))
+
+
+def test_what_was_only_weighed_is_not_counted() -> None:
+    quarantine, source = Quarantine(DeadLetterLimits(consecutive=2, ratio=None)), Source()
+    batch = source.batch(p0="xx")
+    for _ in range(3):  # attempts of one batch that were rolled back
+        tally = quarantine.weigh(*batch)
+    quarantine.count(tally)
+    with pytest.raises(TooManyDeadLetters):
+        quarantine.weigh(*source.batch(p0="x"))
+
+
+def test_the_share_is_judged_over_a_full_window() -> None:
+    quarantine, source = Quarantine(DeadLetterLimits(consecutive=None, ratio=0.5, window=10)), Source()
+    passes(quarantine, *source.batch(p0="xxxx"))  # four of four: too few to tell
+    passes(quarantine, *source.batch(p0="....x"))
+    passes(quarantine, *source.batch(p0="....."))
+    passes(quarantine, *source.batch(p0="xxxxx"))  # the window has slid: 5 of 10
+    with pytest.raises(TooManyDeadLetters, match="the limit is 50%"):
+        quarantine.weigh(*source.batch(p0="x"))
+
+
+def test_without_limits_nothing_is_too_many() -> None:
+    quarantine, source = Quarantine(DeadLetterLimits(consecutive=None, ratio=None)), Source()
+    passes(quarantine, *source.batch(p0="x" * 5000))

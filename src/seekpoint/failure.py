@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from seekpoint.records import RawRecord
@@ -45,7 +45,7 @@ class Failure:
 
     cause: Cause
     error: str
-    traceback: str | None = None
+    traceback: str | None = field(default=None, repr=False)
     sqlstate: str | None = None
     attempts: int = 1
 

@@ -129,9 +129,14 @@ def is_database_error(error: BaseException) -> bool:
 
 
 def is_data_fault(error: BaseException) -> bool:
-    """Whether a database error is some record's fault: the same rows are refused whenever they come."""
+    """Whether a database error is some record's fault: the same rows are refused whenever they come.
+
+    Without an SQLSTATE it never reached the server: then it is the driver that cannot write a value (a NUL character).
+    """
     code = sqlstate(error)
-    return code is not None and fault(code) is Fault.DATA
+    if code is None:
+        return isinstance(error.orig if isinstance(error, DBAPIError) else error, psycopg.DataError)
+    return fault(code) is Fault.DATA
 
 
 def connection_lost(error: BaseException) -> bool:

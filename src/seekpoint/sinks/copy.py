@@ -18,7 +18,7 @@ from seekpoint.pipeline import Row, RowRefused
 from seekpoint.policy import Fault, fault
 
 
-class Unwritable(ValueError):
+class Unwritable(ValueError):  # noqa: N818 -- its name is read in messages about records
     """A value that the database driver cannot write; the message begins with its column."""
 
 
@@ -42,6 +42,7 @@ class Texts:
 
     def __init__(self, cursor: psycopg.Cursor[Any], columns: Sequence[str]) -> None:
         self._transformer, self._columns = Transformer.from_context(cursor), columns
+        self._encoding = cursor.connection.info.encoding
 
     def of(self, row: Row) -> list[str | None]:
         """The row's values. Raises Unwritable."""
@@ -52,7 +53,7 @@ class Texts:
             return None
         try:
             dumped = self._transformer.get_dumper(value, PyFormat.TEXT).dump(value)
-            return None if dumped is None else bytes(dumped).decode()
+            return None if dumped is None else bytes(dumped).decode(self._encoding)
         except Exception as error:  # the dumpers raise what they like
             raise Unwritable(f"column {column!r}: {type(error).__name__}: {error}") from error
 
@@ -80,7 +81,7 @@ class _Copy:
             if error.sqlstate is None and isinstance(error, psycopg.DataError | psycopg.ProgrammingError):
                 self._refuse(row, error)  # it never reached the server; a lost connection is no row's fault
             raise
-        except Exception as error:  # a lone surrogate, a datetime inside of JSON: the dumpers raise what they like
+        except Exception as error:  # noqa: BLE001 -- a lone surrogate, a datetime inside of JSON: dumpers raise what they like
             self._refuse(row, error)
 
     def _refuse(self, row: Row, error: Exception) -> NoReturn:

@@ -40,7 +40,7 @@ class TableSink:
         if columns is not None and len({*columns}) < len(columns):
             raise ConfigError(f"{me}: columns= names one twice: {', '.join(columns)}")
         self.columns = None if columns is None else tuple(columns)
-        self.provenance = _provenance(me, provenance)
+        self.provenance = origins(me, provenance)
         self._named_by: type | None = None  # whose fields the columns are, where columns= does not name them
         self._row, self._rows = row, rows
         self._topics = None if topics is None else frozenset([topics] if isinstance(topics, str) else topics)
@@ -165,7 +165,7 @@ class TableSink:
         return shape
 
 
-def _provenance(me: str, given: Mapping[str, str] | Sequence[str] | None) -> dict[str, str]:
+def origins(me: str, given: Mapping[str, str] | Sequence[str] | None) -> dict[str, str]:
     """What of a record goes into which column, in the order of :data:`ORIGINS`."""
     if given is None:
         return {}

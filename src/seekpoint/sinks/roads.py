@@ -1,0 +1,86 @@
+"""Which way an upsert's rows take to the table, by their number and by how the last ones fared. No I/O."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from enum import StrEnum
+
+SMALL = 100  # rows: below, one statement beats COPY's round trips
+LONGEST = 512  # large transactions without a try of COPY into the table, at most
+
+
+class Road(StrEnum):
+    """How rows reach the table."""
+
+    UNNEST = "unnest"  # all in one statement
+    STAGE = "stage"  # COPY into a temporary table, then INSERT .. ON CONFLICT from there
+    COPY = "copy"  # COPY into the table itself, behind a savepoint: right while every key is new
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wrote:
+    """What one opening of an ``Upsert`` did.
+
+    ``rows`` came in; ``upserts`` and ``deletes`` went to the server after folding by key. ``fell_back``: COPY into
+    the table met a key that is there, and the rows were staged after all. ``folded_by`` is ``"client"``, or
+    ``"server"`` where only the server can tell whether two keys are equal. ``pooled``: a connection pooler stands
+    between.
+    """
+
+    road: Road
+    rows: int
+    upserts: int
+    deletes: int
+    fell_back: bool = False
+    folded_by: str = "client"
+    pooled: bool = False
+
+
+class Roads:
+    """One sink's choice, and what it learned.
+
+    COPY into the table is tried as long as it succeeds. Each failure doubles the number of large transactions that
+    are staged before the next try, each success halves it: a stream of new keys is written at the speed of
+    COPY, a stream of updates loses one try in some hundreds, which ends at its first row.
+    """
+
+    def __init__(self) -> None:
+        self.taken: Counter[Road] = Counter()
+        self.conflicts = 0  # tries of COPY into the table that met a key that is there
+        self.last: Wrote | None = None
+        self.current: Road | None = None  # the road of the last large transaction
+        self._pause = self._wait = 0
+        self._named = False  # the last statement was refused without a line: stage the next, whose errors have one
+
+    def choose(self, rows: int, *, folded: bool, direct: bool) -> Road:
+        """The road for so many rows.
+
+        ``folded``: no two of them have the same key. ``direct``: the table takes COPY, and has the unique index.
+        """
+        if rows < SMALL and folded and not self._named:
+            return Road.UNNEST
+        if rows < SMALL or not folded or not direct:
+            return Road.STAGE
+        if self._wait:
+            self._wait -= 1
+            return Road.STAGE
+        return Road.COPY
+
+    def met_a_conflict(self) -> None:
+        """COPY into the table failed on a key that is there."""
+        self.conflicts += 1
+        self._pause = self._wait = min(LONGEST, max(1, self._pause * 2))
+
+    def was_refused(self) -> None:
+        """A row was refused, and nobody knows which."""
+        self._named = True
+
+    def wrote(self, what: Wrote) -> None:
+        """All rows are taken."""
+        self.last, self._named = what, False
+        self.taken[what.road] += 1
+        if what.road is Road.COPY:
+            self._pause //= 2
+        if what.road is not Road.UNNEST:
+            self.current = what.road

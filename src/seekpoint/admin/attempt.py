@@ -1,0 +1,171 @@
+"""One dead letter through a pipeline, in the transaction that closes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from seekpoint.admin import statements as sql
+from seekpoint.admin.admission import behind, check_group, check_topic, closed, keeps_order, refused
+from seekpoint.admin.choice import without_value
+from seekpoint.admin.outcome import Replayed
+from seekpoint.admin.patience import patiently
+from seekpoint.apply import Failed, Made, write
+from seekpoint.deadletters import DeadLetter, DeadLetters
+from seekpoint.errors import ConfigError, HandlerMisuse
+from seekpoint.failure import Cause, Failure, State
+from seekpoint.guard import LentConnection, Session, connection_lost, is_data_fault
+from seekpoint.ledger.read import look
+from seekpoint.ledger.statements import READ_GROUP
+from seekpoint.pipeline import Pipeline
+from seekpoint.records import RawRecord, Span
+
+
+@dataclass(slots=True)
+class _Road:
+    """How far one transaction came."""
+
+    letter: DeadLetter | None = None
+    transaction: str | None = None
+    committing: bool = False
+
+
+class Attempt:
+    """Puts letters of one group through one pipeline, one transaction each."""
+
+    def __init__(self, pipeline: Pipeline, dead_letters: DeadLetters, session: Session, actor: str) -> None:
+        self._pipeline, self._dead_letters, self._session, self._actor = pipeline, dead_letters, session, actor
+        self._ledger = dead_letters.ledger
+
+    def replay(self, id: int, reason: str) -> Replayed:  # noqa: A002 -- the column's name
+        """Apply it and close it, together (I1); where it fails again, it stays open with the new error.
+
+        Raises Fenced where it is not to be replayed (any more); HandlerOutdated, GroupPaused, ConfigError; what the
+        handler's misuse raises; and errors of the database that are not the record's.
+        """
+        before: list[_Road] = []
+
+        def once() -> Replayed:
+            if before and before[-1].committing and (letter := self._became(before[-1])) is not None:
+                return Replayed(without_value(letter))
+            before.append(road := _Road())
+            return self._once(id, reason, road)
+
+        try:
+            return patiently(once)
+        except DBAPIError as error:
+            if before and before[-1].committing and connection_lost(error):
+                error.add_note(
+                    f"COMMIT had no answer, and nobody could be asked: `show {id}` says whether dead letter {id} was "
+                    "replayed; to replay it again is safe, for it is applied once"
+                )
+            raise
+
+    def _once(self, id: int, reason: str, road: _Road) -> Replayed:  # noqa: A002
+        try:
+            self._transaction(id, reason, road)
+        except Failed as failed:
+            failure = Failure.of(failed.error, failed.cause)
+        except DBAPIError as error:
+            if not (road.committing and is_data_fault(error)):
+                raise
+            failure = Failure.of(error, Cause.DATABASE)  # a constraint that was put off until COMMIT
+        else:
+            assert road.letter is not None
+            return Replayed(without_value(road.letter))
+        assert road.letter is not None
+        letter = road.letter
+        patiently(lambda: self._keep(letter, failure))
+        return Replayed(without_value(letter), failure)
+
+    def _transaction(self, id: int, reason: str, road: _Road) -> None:  # noqa: A002
+        with self._session.transaction() as tx:
+            settings = tx.execute(sql.REMEMBER).mappings().one()
+            road.letter = letter = self._dead_letters.lock(tx, id)
+            self._admit(tx, letter)
+            road.transaction = self._as_worker(tx, dict(settings))
+            made = _made(self._pipeline, letter.record)
+            write(tx, self._pipeline, [made], [Span(letter.at, letter.offset, letter.offset + 1)])
+            if tx.execute(sql.CURRENT).scalar_one() != road.transaction:
+                raise HandlerMisuse(
+                    "the handler ended the transaction it was lent: what it wrote before may be half done, and dead "
+                    f"letter {id} stays open"
+                )
+            self._dead_letters.close(tx, letter, State.REPLAYED, self._actor, reason)
+            road.committing = True
+
+    def _as_worker(self, tx: LentConnection, before: Mapping[str, str]) -> str:
+        """Set the session as a worker sets it for its handler; the transaction stays durable. Returns its id."""
+        age = f"{round(self._ledger.limits.transaction_age * 1000)}ms"
+        settings = {**before, "idle_in_transaction_session_timeout": age}
+        statement = sql.AS_WORKER
+        if (tx.dialect.server_version_info or (0,)) >= (17,):
+            statement = sql.AS_WORKER_17
+            settings["transaction_timeout"] = age
+        return str(tx.execute(statement, settings).one().transaction)
+
+    def _admit(self, tx: Connection, letter: DeadLetter) -> None:
+        scope = self._ledger.scope(tx)
+        check_group(scope.execute(READ_GROUP).one(), self._pipeline)
+        if (refusal := refused(letter, look(scope, [letter.at], locked=False).get(letter.at))) is not None:
+            raise refusal
+        check_topic(letter, self._pipeline)
+        if keeps_order(self._pipeline, letter):
+            first = self._dead_letters.first_open_of_key(tx, letter)
+            if first is not None and first < letter.offset:
+                raise behind(letter, self.open_at(letter, first))
+
+    def open_at(self, letter: DeadLetter, offset: int) -> DeadLetter | None:
+        """The open letter at another offset of the same partition, in the same life of the topic; without its value."""
+        found = self._dead_letters.list(
+            topic=letter.topic, partition=letter.partition, from_offset=offset, to_offset=offset + 1, with_values=False
+        )
+        return next((one for one in found if one.topic_id == letter.topic_id and one.is_open), None)
+
+    def follower(self, letter: DeadLetter) -> DeadLetter | None:
+        """The next open letter of its key, without its value; None where keys are not held, or none is left."""
+        if letter.key is None or not keeps_order(self._pipeline, letter):
+            return None
+        with self._ledger.begin() as tx:
+            first = self._dead_letters.first_open_of_key(tx.connection, letter)
+        return None if first is None else self.open_at(letter, first)
+
+    def _keep(self, letter: DeadLetter, failure: Failure) -> None:
+        """The new error beside the old one, in a transaction of its own: what the replay wrote is rolled back."""
+        with self._ledger.begin() as tx:
+            now = self._dead_letters.lock(tx.connection, letter.id)
+            if not now.is_open:  # somebody was quicker between the two transactions
+                raise closed(now)
+            self._dead_letters.failed_again(tx.connection, now, failure)
+
+    def _became(self, road: _Road) -> DeadLetter | None:
+        """What became of a COMMIT without an answer: the letter if it was closed by it, None if nothing was written.
+
+        The lock waits for a COMMIT that is still under way.
+        """
+        assert road.letter is not None
+        with self._ledger.begin() as tx:
+            now = self._dead_letters.lock(tx.connection, road.letter.id)
+            if now.is_open:
+                return None
+            status = tx.connection.execute(sql.STATUS, {"transaction": road.transaction}).scalar()
+        if now.state is State.REPLAYED and status == "committed":
+            return now
+        raise closed(now)
+
+
+def _made(pipeline: Pipeline, raw: RawRecord) -> Made:
+    """The record, decoded, with its rows; the same steps as a worker's."""
+    cause = Cause.DECODE
+    try:
+        record = pipeline.decode(raw)
+        cause = Cause.ROW
+        rows = [tuple(sink.rows(record)) if sink.takes(raw.topic) else () for sink in pipeline.sinks]
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise Failed(error, cause, [raw]) from error
+    return Made(raw, record, rows)

@@ -79,6 +79,6 @@ def stopped_at(done: Processed, partition: int, offset: int) -> PartitionStopped
     stop = done.stopped[Partition(TOPIC, partition)]
     assert stop.offset == offset
     assert str(stop).startswith(f"{TOPIC}/{partition} stopped at offset {offset}: ")
-    assert len(stop.choices) == 2
+    assert len(stop.choices) == 3
     assert f"Ledger.move('{TOPIC}', {partition}, to={offset + 1}, lost='poison'" in str(stop)
     return stop

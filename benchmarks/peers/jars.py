@@ -1,0 +1,78 @@
+"""Class paths of the peers that run in Java: found by name in ``locks/NAME.jars``, fetched once, checked by SHA-256.
+
+The same way, and the same cache folder, as the broker's own jars (:mod:`seekpoint.dev.jars`).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import jgo.maven
+
+from peers.locks import LOCKS
+from peers.trial import SkippedError
+from seekpoint.dev.jars import cache_folder
+
+
+def classpath(name: str) -> list[Path]:
+    """The jars of ``locks/NAME.jars``, fetched where they are missing; SkippedError where they cannot be had."""
+    lines = (LOCKS / f"{name}.jars").read_text(encoding="ascii").splitlines()
+    cache = cache_folder()
+    context = jgo.maven.MavenContext(repo_cache=cache / "maven", timeout=60)
+
+    def fetch(line: str) -> Path:
+        digest, coordinate = line.split()
+        group, artifact, version = coordinate.split(":")
+        jar = cache.joinpath("maven", *group.split("."), artifact, version, f"{artifact}-{version}.jar")
+        if not (jar.exists() and _digest(jar) == digest):
+            jar.unlink(missing_ok=True)  # cut short by an earlier end
+            context.create_dependency(coordinate).artifact.resolve()
+        if _digest(jar) != digest:
+            raise SkippedError(f"{coordinate} is not the file that {name}.jars names")
+        return jar
+
+    with (cache / "peers.lock").open("w") as lock, ThreadPoolExecutor(max_workers=8) as pool:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            return list(pool.map(fetch, lines))
+        except (OSError, RuntimeError) as error:
+            raise SkippedError(f"the jars of {name} cannot be fetched: {_short(error)}") from error
+
+
+def version(name: str, artifact: str) -> str:
+    """The version that ``locks/NAME.jars`` has of this artifact."""
+    for line in (LOCKS / f"{name}.jars").read_text(encoding="ascii").splitlines():
+        _, found, number = line.split()[1].split(":")
+        if found == artifact:
+            return number
+    raise LookupError(f"{name}.jars has no {artifact}")
+
+
+def joined(jars: list[Path]) -> str:
+    """For ``-cp``."""
+    return os.pathsep.join(map(str, jars))
+
+
+def compiled(java: Path, source: Path, jars: list[Path], into: Path) -> Path:
+    """``source`` compiled against ``jars``, by a compiler that is a jar itself: a plain Java runtime is enough."""
+    command = [str(java), "-jar", str(classpath("compiler")[0]), "-17", "-nowarn", "-proc:none"]
+    command += ["-cp", joined(jars), "-d", str(into), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{source.name} does not compile:\n{done.stdout}{done.stderr}")
+    return into
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _short(error: BaseException) -> str:
+    """Without the addresses of registries, which are nobody's business in a report."""
+    return str(error).split(" in remote repositories")[0].splitlines()[0]

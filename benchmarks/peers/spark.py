@@ -1,0 +1,93 @@
+"""Spark's JDBC writer, fed from a DataFrame with Kafka's columns that is cached in memory: no Kafka in its time.
+
+Spark's own Kafka source needs a jar (spark-token-provider-kafka) that is not always to be had; any DataFrame with
+the columns of that source will do for the writer. JSON is decoded inside the measured time. Both tables.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from functools import partial
+from pathlib import Path
+
+from confluent_kafka import Consumer, TopicPartition
+
+from peers import jars, kinds, venvs
+from peers.processes import answer
+from peers.trial import Measured, Trial, play
+from seekpoint.dev.child import Folder
+from seekpoint.dev.java import find_java
+
+TYPES = {"numeric": "decimal(12,2)", "text": "string", "timestamp with time zone": "timestamp"}
+
+
+def dump(trial: Trial, path: Path) -> None:
+    """The topic as lines of JSON, with the columns of Spark's Kafka source; key and value in base64."""
+    ends = kinds.ends(trial.kind, trial.brokers)
+    consumer = Consumer({"bootstrap.servers": trial.brokers, "group.id": trial.group("dump"), "log_level": 0})
+    consumer.assign([TopicPartition(trial.kind.name, partition, 0) for partition in ends])
+    left = sum(ends.values())
+    with path.open("w", encoding="ascii") as file:
+        while left:
+            for message in consumer.consume(min(left, 1000), 1.0):
+                if (problem := message.error()) is not None:
+                    raise RuntimeError(problem)
+                line = {
+                    "key": base64.b64encode(message.key() or b"").decode(),
+                    "value": base64.b64encode(message.value() or b"").decode(),
+                    "topic": message.topic(),
+                    "partition": message.partition(),
+                    "offset": message.offset(),
+                    "timestamp": message.timestamp()[1],
+                }
+                file.write(json.dumps(line) + "\n")
+                left -= 1
+    consumer.close()
+
+
+def run(trial: Trial, *, upsert: bool) -> Measured:
+    """One write of the whole DataFrame by a session that wrote a tenth of it before."""
+    kinds.fresh(trial.kind, trial.dsn, key=upsert, warm=True)
+    driver = jars.classpath("spark")
+    folder = Folder("peer-spark")
+    try:
+        dump(trial, folder.path / "records.json")
+        settings = {
+            "path": str(folder.path / "records.json"),
+            "folder": str(folder.path),
+            "jar": str(driver[0]),
+            "url": trial.jdbc,
+            "database": trial.database,
+            "dsn": trial.dsn,
+            "table": trial.kind.name,
+            "fields": {column: TYPES.get(type_, type_) for column, type_ in trial.kind.columns.items()},
+            "batch": trial.batch,
+            "parallelism": trial.parallelism,
+            "upsert": upsert,
+        }
+        found = answer("spark", "spark_job.py", settings, JAVA_HOME=str(find_java().resolve().parent.parent))
+    finally:
+        folder.close()
+    kinds.verify(trial.kind, trial.dsn, trial.records)
+    return Measured(
+        venvs.version("spark", "pyspark"),
+        found["seconds"],
+        trial.records,
+        "at least once per task; no offsets",
+        None,
+        {
+            "batchsize": trial.batch,
+            "master": f"local[{trial.parallelism}]",
+            "reWriteBatchedInserts": True,
+            "source": "a cached DataFrame with Kafka's columns",
+            "warmed": "wrote a tenth of the rows before",
+            "recommended_by": "Spark SQL guide: JDBC To Other Databases (batchsize, numPartitions); pgJDBC",
+        },
+    )
+
+
+MODES = {"append": partial(run, upsert=False), "upsert": partial(run, upsert=True)}
+
+if __name__ == "__main__":
+    play("spark", MODES)

@@ -1,0 +1,57 @@
+"""An environment of its own for each peer that is written in Python: made from ``locks/NAME.txt``, thrown away at will.
+
+It lies in the cache folder of the throwaway servers (``SEEKPOINT_CACHE``); a changed lock makes a new one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import uv
+
+from peers.locks import LOCKS
+from peers.trial import SkippedError
+from seekpoint.dev.jars import cache_folder
+
+
+def interpreter(name: str) -> Path:
+    """The Python of the environment ``name``, made when it is not there; SkippedError where it cannot be made."""
+    lock = LOCKS / f"{name}.txt"
+    digest = hashlib.sha256(lock.read_bytes() + sys.version.encode()).hexdigest()[:12]
+    folder = cache_folder() / "peers" / f"{name}-{digest}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as only_one:
+        fcntl.flock(only_one, fcntl.LOCK_EX)
+        python, ready = folder / "venv" / "bin" / "python", folder / "ready"
+        if not ready.exists():
+            _uv("venv", "--quiet", "--clear", "--python", sys.executable, str(folder / "venv"), name=name)
+            _uv("pip", "sync", "--quiet", "--python", str(python), str(lock), name=name)
+            ready.touch()
+    return python
+
+
+def version(name: str, package: str) -> str:
+    """The version that ``locks/NAME.txt`` has of this package."""
+    for line in (LOCKS / f"{name}.txt").read_text(encoding="ascii").splitlines():
+        if line.startswith(f"{package}=="):
+            return line.split(" ")[0].removeprefix(f"{package}==")
+    raise LookupError(f"{name}.txt has no {package}")
+
+
+def clean_environment() -> dict[str, str]:
+    """Our own environment without what would lead another Python into ours."""
+    return {k: v for k, v in os.environ.items() if k not in {"VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME"}}
+
+
+def _uv(*arguments: str, name: str) -> None:
+    done = subprocess.run(
+        [uv.find_uv_bin(), *arguments], capture_output=True, text=True, check=False, env=clean_environment()
+    )
+    if done.returncode:
+        why = next((line for line in done.stderr.splitlines() if line.strip()), "no reason given")
+        raise SkippedError(f"the environment of {name} cannot be made: {why.strip()}")

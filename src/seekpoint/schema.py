@@ -41,11 +41,12 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.schema import CreateSchema, CreateTable, DropTable
+from sqlalchemy.sql import quoted_name
 
 from seekpoint.errors import ConfigError, SchemaMismatch
 from seekpoint.tables import DEFAULT_SCHEMA
 
-HEAD = "0001"
+HEAD = "0002"
 """The revision that this library reads and writes. Ids are four digits, so that they sort."""
 
 BASE = "base"
@@ -179,7 +180,7 @@ def step(*, to: str | None, since: str | None) -> Iterator[str]:
         )
     if since is None:
         _create_schema(context, schema)
-    yield schema
+    yield quoted_name(schema, None)  # in a plain str, Alembic's ALTER TABLE takes a dot for the end of a name
     _record(schema, to, since)
 
 

@@ -19,16 +19,22 @@ from sqlalchemy import (
     Identity,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     PrimaryKeyConstraint,
     Table,
     Text,
+    UniqueConstraint,
     Uuid,
+    and_,
     false,
     func,
+    literal_column,
     text,
 )
 from sqlalchemy.dialects.postgresql import ARRAY
+
+from seekpoint.failure import State
 
 DEFAULT_SCHEMA = "seekpoint"
 
@@ -39,6 +45,7 @@ metadata = MetaData(
         "fk": "%(table_name)s_%(column_0_name)s_fkey",
         "ck": "%(table_name)s_%(constraint_name)s_check",
         "ix": "%(table_name)s_%(column_0_N_name)s_idx",
+        "uq": "%(table_name)s_record_key",
     },
 )
 
@@ -86,6 +93,12 @@ partition_offset = Table(
     Column("attempts", Integer, nullable=False, server_default=text("0")),
     Column("committed_at", DateTime(timezone=True)),
     Column("record_time", DateTime(timezone=True), comment="timestamp of the last applied record"),
+    Column("attempt_crashes", Integer, nullable=False, server_default=text("0")),
+    Column("attempt_running", Boolean, nullable=False, server_default=false()),
+    Column("attempt_error", Text, comment="NULL: the process that tried it never came back"),
+    Column("retry_at", DateTime(timezone=True)),
+    Column("attempts_allowed", Integer),
+    Column("attempt_policy", Text, comment="what follows the last attempt"),
     PrimaryKeyConstraint("consumer_group", "topic", "partition"),
     CheckConstraint("next_offset >= 0", name="next_offset"),
     # Not `postgresql_with=`: SQLAlchemy 2.0 has it for indexes only. The migration sets these; a test compares.
@@ -96,6 +109,65 @@ partition_offset = Table(
             "autovacuum_vacuum_threshold": "1000",
         }
     },
+)
+
+# Every record that was passed and not applied, whole (I1, I4), and what became of it.
+dead_letter = Table(
+    "dead_letter",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    Column("consumer_group", Text, ForeignKey(consumer_group.c.name), nullable=False),
+    Column("topic", Text, nullable=False),
+    Column("topic_id", Uuid, nullable=False),
+    Column("partition", Integer, nullable=False),
+    Column("record_offset", BigInteger, nullable=False),
+    Column("leader_epoch", Integer),
+    Column("timestamp_ms", BigInteger),
+    Column("key", LargeBinary),
+    Column("value", LargeBinary, comment="NULL also where the record was skipped"),
+    Column("header_names", ARRAY(LargeBinary), nullable=False),
+    Column("header_values", ARRAY(LargeBinary), nullable=False),
+    Column("state", Text, nullable=False),
+    Column("cause", Text, nullable=False),
+    Column("error", Text, nullable=False),
+    Column("traceback", Text),
+    Column("sqlstate", Text),
+    Column("attempts", Integer, nullable=False),
+    Column("version", Integer, nullable=False, comment="handler version"),
+    _now("parked_at"),
+    Column("parked_by", Uuid, comment="process that parked it"),
+    Column("replays", Integer, nullable=False, server_default=text("0")),
+    Column("replayed_at", DateTime(timezone=True)),
+    Column("replay_error", Text),
+    Column("replay_traceback", Text),
+    Column("closed_at", DateTime(timezone=True)),
+    Column("closed_by", Text),
+    Column("closed_reason", Text),
+    UniqueConstraint("consumer_group", "topic_id", "partition", "record_offset"),
+    CheckConstraint(f"state IN ({', '.join(repr(state.value) for state in State)})", name="state"),
+    CheckConstraint("cardinality(header_names) = cardinality(header_values)", name="headers"),
+)
+_letter = dead_letter.c
+# Somebody has to decide. Literals, so that the planner knows the indexes' predicate again in a prepared statement.
+IS_OPEN = _letter.state.in_([literal_column("'parked'"), literal_column("'held'")])
+# The open ones, in the order of their records: per batch where keys are held, and for people.
+Index(
+    "dead_letter_open_idx",
+    _letter.consumer_group,
+    _letter.topic,
+    _letter.partition,
+    _letter.record_offset,
+    postgresql_where=IS_OPEN,
+)
+# The first open one of a key. Not the key itself: one of more than 2,700 bytes fits no index, and could not be parked.
+Index(
+    "dead_letter_key_idx",
+    _letter.consumer_group,
+    _letter.topic,
+    _letter.partition,
+    func.sha256(_letter.key),
+    _letter.record_offset,
+    postgresql_where=and_(IS_OPEN, _letter.key.is_not(None)),
 )
 
 # Every range that was given up: retention, truncation, a recreated topic (I4).

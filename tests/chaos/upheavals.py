@@ -158,7 +158,7 @@ def rewind(field: Field, fault: Fault) -> Strike:
     number = min(owner.placed)
     topic, ledger = field.arena.topic, _ledger(field)
     mark = log.mark()
-    with ledger._begin() as tx:
+    with ledger.begin() as tx:
         at = ledger.look([Partition(topic, number)], locked=False)[Partition(topic, number)]
         to = max(field.arena.base[number], at.next_offset - fault.amount)
         move(tx, Partition(topic, number), to, actor="chaos", reason="rewind under load")

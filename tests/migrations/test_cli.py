@@ -29,8 +29,8 @@ def stamp(engine: Engine, revision: str) -> None:
 
 def test_upgrade_and_check(database_url: str) -> None:
     first = db("upgrade", url=database_url)
-    assert (first.exit_code, first.output) == (0, "seekpoint: nothing → 0001\n")
-    assert db("upgrade", url=database_url).output == "seekpoint: already at 0001\n"
+    assert (first.exit_code, first.output) == (0, "seekpoint: nothing → 0002\n")
+    assert db("upgrade", url=database_url).output == "seekpoint: already at 0002\n"
     assert db("check", url=database_url).exit_code == 0
 
 
@@ -50,11 +50,11 @@ def test_json(database_url: str) -> None:
     assert missing.exit_code == 1
     told = json.loads(missing.stdout)
     assert "run `seekpoint db upgrade --schema other`" in told.pop("message")
-    assert told == {"schema": "other", "library": "0001", "database": None, "ok": False}
+    assert told == {"schema": "other", "library": "0002", "database": None, "ok": False}
     upgraded = db("upgrade", "--json", "--schema", "other", url=database_url)
-    assert json.loads(upgraded.stdout) == {"schema": "other", "before": None, "after": "0001"}
+    assert json.loads(upgraded.stdout) == {"schema": "other", "before": None, "after": "0002"}
     good = json.loads(db("check", "--json", "--schema", "other", url=database_url).stdout)
-    assert good == {"schema": "other", "library": "0001", "database": "0001", "ok": True}
+    assert good == {"schema": "other", "library": "0002", "database": "0002", "ok": True}
 
 
 @pytest.mark.parametrize(("revision", "word"), [("0000", "older"), ("9999", "newer")])
@@ -63,7 +63,7 @@ def test_check_exits_with_1(engine: Engine, database_url: str, revision: str, wo
     stamp(engine, revision)
     result = db("check", url=database_url)
     assert (result.exit_code, result.stdout) == (1, "")
-    assert f"at revision {revision}, {word} than revision 0001" in result.stderr
+    assert f"at revision {revision}, {word} than revision 0002" in result.stderr
     assert json.loads(db("check", "--json", url=database_url).stdout)["database"] == revision
 
 
@@ -74,7 +74,7 @@ def test_sql_needs_no_database_and_makes_the_ledger(engine: Engine, database_url
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(result.stdout.encode())
     assert db("check", "--schema", "Odd name", url=database_url).exit_code == 0
-    nothing = db("sql", "--since", "0001").stdout
+    nothing = db("sql", "--since", "0002").stdout
     assert "CREATE" not in nothing
 
 

@@ -16,7 +16,7 @@ from sqlalchemy.pool import NullPool
 from seekpoint import schema, tables
 from seekpoint.errors import ConfigError, SchemaMismatch
 
-OURS = {"admin_action", "alembic_version", "consumer_group", "lost_range", "partition_offset"}
+OURS = {"admin_action", "alembic_version", "consumer_group", "dead_letter", "lost_range", "partition_offset"}
 ODD_NAMES = ["Ledger", 'we"ird', "with space", "100%", "a.b", "colon:name", "naïve", "select", "'; DROP TABLE x; --"]
 
 
@@ -157,7 +157,7 @@ def test_other_databases_and_targets_are_refused() -> None:
 
 
 def test_unknown_revisions_are_refused(engine: Engine) -> None:
-    with pytest.raises(ConfigError, match="no schema revision '9999', only base, 0001"):
+    with pytest.raises(ConfigError, match="no schema revision '9999', only base, 0001, 0002"):
         schema.upgrade(engine, to="9999")
     with pytest.raises(ConfigError, match="no schema revision 'head'"):
         schema.sql(since="head")
@@ -168,7 +168,7 @@ def test_a_newer_ledger_is_neither_upgraded_nor_taken_down(engine: Engine) -> No
     with engine.begin() as connection:
         connection.execute(text("UPDATE seekpoint.alembic_version SET version_num = '9999'"))
     for attempt in (schema.upgrade, schema.downgrade):
-        with pytest.raises(SchemaMismatch, match="9999, newer than revision 0001"):
+        with pytest.raises(SchemaMismatch, match="9999, newer than revision 0002"):
             attempt(engine)
     assert made(engine) == OURS
 

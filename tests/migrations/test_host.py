@@ -25,7 +25,7 @@ from seekpoint import schema
 from seekpoint.cli.db import app
 from seekpoint.errors import ConfigError, SchemaMismatch
 
-OURS = {"admin_action", "alembic_version", "consumer_group", "lost_range", "partition_offset"}
+OURS = {"admin_action", "alembic_version", "consumer_group", "dead_letter", "lost_range", "partition_offset"}
 
 # Whoever has a naming convention has one like this; it must not reach our constraints.
 ENV = """
@@ -164,8 +164,8 @@ def assert_complete(engine: Engine, name: str = "seekpoint") -> None:
 class TestOwnRevision:
     def test_what_is_written(self, host: Host) -> None:
         written = host.write_ledger_revision().read_text()
-        assert 'seekpoint.schema.upgrade(op, to="0001")' in written
-        assert 'seekpoint.schema.downgrade(op, to="base", since="0001")' in written
+        assert 'seekpoint.schema.upgrade(op, to="0002")' in written
+        assert 'seekpoint.schema.downgrade(op, to="base", since="0002")' in written
         assert "import seekpoint.schema" in written
         assert "down_revision = 'a1'" in written
 
@@ -228,12 +228,12 @@ class TestOwnRevision:
 
     def test_the_revision_must_name_where_it_goes(self, host: Host, engine: Engine) -> None:
         host.add("b2", "a1", "import seekpoint.schema; seekpoint.schema.upgrade(op)")
-        with pytest.raises(ConfigError, match=r'name the revision .* upgrade\(op, to="0001"\)'):
+        with pytest.raises(ConfigError, match=r'name the revision .* upgrade\(op, to="0002"\)'):
             host.run(command.upgrade, "head")
         assert made(engine, "crm") == set(), "the host's whole transaction was rolled back"
 
     def test_the_hosts_op_works_on_after_our_call(self, host: Host, engine: Engine) -> None:
-        call = 'import seekpoint.schema; seekpoint.schema.upgrade(op, to="0001")'
+        call = 'import seekpoint.schema; seekpoint.schema.upgrade(op, to="0002")'
         host.add("b2", "a1", f'{call}; op.execute("CREATE TABLE crm.after ()")')
         host.run(command.upgrade, "head")
         assert made(engine, "crm") == {"customer", "after"}
@@ -282,7 +282,7 @@ class TestVersionLocation:
         host.add_version_location()
         run_script(host.url, host.run(command.upgrade, "heads", sql=True))
         assert_complete(engine)
-        run_script(host.url, host.run(command.downgrade, "seekpoint@0001:seekpoint@base", sql=True))
+        run_script(host.url, host.run(command.downgrade, "seekpoint@0002:seekpoint@base", sql=True))
         assert made(engine) == set()
 
     @pytest.mark.parametrize("name", ["Ledger", 'we"ird'])
@@ -313,7 +313,7 @@ class TestVersionLocation:
     def test_a_ledger_that_is_there_already_is_stamped(self, host: Host, engine: Engine) -> None:
         schema.upgrade(engine)
         host.add_version_location()
-        host.run(command.stamp, "seekpoint@0001")
+        host.run(command.stamp, "seekpoint@0002")
         host.run(command.upgrade, "heads")
         assert_complete(engine)
 

@@ -37,6 +37,7 @@ class Breakage(NamedTuple):
 
 
 _STATEMENTS = "ledger/statements.py"
+_ADMINISTRATION = "ledger/administration.py"
 _TOKEN = (
     Edit(_STATEMENTS, "        offset.claim == _held.c.claim,  # I2: only the holder of the current claim\n", ""),
     Edit(_STATEMENTS, "        offset.claim == _moving.c.claim,  # I2\n", ""),
@@ -49,7 +50,7 @@ _POSITION = (
     ),
     Edit(_STATEMENTS, "        offset.next_offset == _moving.c.from_offset,  # I3\n", ""),
 )
-_COUNTER = 'cast(func.lpad(func.to_hex(offset.epoch + 1), 32, "0"), Uuid)'
+_COUNTER = 'func.lpad(func.to_hex(offset.epoch + 1), 32, "0").cast(Uuid)'
 _NO_LOOK_BEFORE_COMMIT = Edit(
     "commit.py",
     "        if strange := self._holder.strangers(batch.identity, list(batch.reads)):",
@@ -66,7 +67,7 @@ BREAKAGES = (
         "counter instead of token",
         (
             Edit(_STATEMENTS, '        "claim": _claim.excluded.claim,\n', f'        "claim": {_COUNTER},\n'),
-            Edit(_STATEMENTS, '        claim=bindparam("to_claim", type_=Uuid),\n', f"        claim={_COUNTER},\n"),
+            Edit(_ADMINISTRATION, '        claim=bindparam("to_claim", type_=Uuid),\n', f"        claim={_COUNTER},\n"),
         ),
         ("tests/integration/ledger/test_failover.py",),
     ),
@@ -151,7 +152,7 @@ BREAKAGES = (
         "a move that draws no token",
         (
             Edit(
-                _STATEMENTS,
+                _ADMINISTRATION,
                 '        claim=bindparam("to_claim", type_=Uuid),\n',
                 '        claim=func.coalesce(offset.claim, bindparam("to_claim", type_=Uuid)),\n',
             ),

@@ -20,7 +20,7 @@ from seekpoint.records import Partition
 
 ROWS = 10_000
 COUNTS = (6, 1_000)
-NAMES = ("HOLD", "HOLD_17", "ADVANCE", "CLAIM", "LOOK", "GLANCE", "RELEASE", "KNOWN_TOPICS")
+NAMES = ("HOLD", "HOLD_17", "ADVANCE", "CLAIM", "LOOK", "GLANCE", "RELEASE", "NOTE", "KNOWN_TOPICS")
 FILL = """
     INSERT INTO {schema}.partition_offset
       (consumer_group, topic, partition, topic_id, first_offset, next_offset, claim, epoch)
@@ -78,10 +78,16 @@ def parameters(rows: list[Row[Any]]) -> Mapping[str, Any]:
         "to_offset": [9] * count,
         "leader_epoch": [None] * count,
         "record_time": [None] * count,
+        "offset": [0] * count,
+        "number": [1] * count,
+        "error": ["ValueError"] * count,
+        "wait": [1.0] * count,
+        "allowed": [5] * count,
+        "policy": ["stop"] * count,
     }
     arrays = {
         f"{alias}_{name}": values
-        for alias in ("held", "moving", "wanted", "asked", "released")
+        for alias in ("held", "moving", "wanted", "asked", "released", "noted")
         for name, values in columns.items()
     }
     return {

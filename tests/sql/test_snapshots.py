@@ -11,17 +11,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 from sqlalchemy import Engine, event
 from sqlalchemy.dialects.postgresql import psycopg
 from sqlalchemy.sql.base import Executable
 
+from seekpoint.deadletters import DeadLetters
+from seekpoint.deadletters import statements as deadletters
 from seekpoint.errors import Fenced
-from seekpoint.ledger import Expected, Ledger, Move, statements
+from seekpoint.failure import Aside, Cause, Failure, State
+from seekpoint.ledger import Attempt, Expected, Ledger, Move, administration, statements
 from seekpoint.ledger.claim import end_abandoned
-from seekpoint.records import Partition
+from seekpoint.records import Partition, RawRecord
 from seekpoint.tables import DEFAULT_SCHEMA
 
 FOLDER = Path(__file__).parent
@@ -36,7 +39,10 @@ GIVEN = {
     ],
 }
 STATEMENTS: dict[str, Any] = {
-    name: value for name, value in vars(statements).items() if name.isupper() and isinstance(value, Executable)
+    name: value
+    for module in (statements, administration, deadletters)
+    for name, value in vars(module).items()
+    if name.isupper() and isinstance(value, Executable)
 }
 
 
@@ -103,7 +109,7 @@ def everything_a_ledger_does(ledger: Ledger, topic: str, count: int) -> None:
     ledger.look(partitions)
     ledger.look(partitions, locked=False)
     ledger.read()
-    with ledger._begin() as scope:
+    with ledger.begin() as scope:
         end_abandoned(scope, partitions, 60.0)
     ledger.record("found", partitions[0], 0, 1, reason="a test")
     ledger.move(topic, 0, 5, reason="a test", lost="a test")
@@ -112,7 +118,27 @@ def everything_a_ledger_does(ledger: Ledger, topic: str, count: int) -> None:
     ledger.pause(reason="a test")
     ledger.resume()
     newer = Ledger(ledger.engine, ledger.group, schema=ledger.schema, version=2)
-    newer.release(claim(newer))
+    claims = newer.note_alone([(each, Attempt(0, 1)) for each in claim(newer)])
+    everything_that_is_done_to_dead_letters(DeadLetters(newer), claims, ids)
+    newer.release(claims)
+
+
+def everything_that_is_done_to_dead_letters(letters: DeadLetters, claims: list[Any], ids: dict[str, UUID]) -> None:
+    """Every method once, over one letter per partition."""
+    partitions = [claim.partition for claim in claims]
+    failure = Failure(Cause.POISON, "Poison: a test")
+    asides = [Aside(RawRecord(p.topic, p.number, 0, None, b"k", b"v"), failure, State.PARKED) for p in partitions]
+    engine = letters.ledger.engine
+    with engine.begin() as tx:
+        assert letters.open_keys(tx, partitions) == {}
+        letters.park(tx, asides, ids, version=2)
+    parked = letters.list()
+    assert sum(letters.count_open().values()) == len(parked) == len(claims)
+    with engine.begin() as tx:
+        one = letters.lock(tx, letters.get(parked[0].id).id)
+        assert letters.first_open_of_key(tx, one) == 0
+        letters.failed_again(tx, one, failure)
+        letters.close(tx, one, State.DISCARDED, "alice", "a test")
 
 
 def test_what_runs_is_what_the_snapshots_show(seekpoint_engine: Engine, seekpoint_schema: str) -> None:

@@ -7,8 +7,9 @@ same condition. Whoever moves a position without owning it draws a new token, an
 """
 
 from seekpoint.ledger.advance import Expected, Move
-from seekpoint.ledger.claim import Claim, Claimed, StartOffsets
+from seekpoint.ledger.claim import Attempt, Claim, Claimed, StartOffsets
 from seekpoint.ledger.ledger import Ledger
 from seekpoint.ledger.read import Position
+from seekpoint.ledger.wait import Passed
 
-__all__ = ["Claim", "Claimed", "Expected", "Ledger", "Move", "Position", "StartOffsets"]
+__all__ = ["Attempt", "Claim", "Claimed", "Expected", "Ledger", "Move", "Passed", "Position", "StartOffsets"]

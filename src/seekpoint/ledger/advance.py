@@ -69,7 +69,7 @@ def hold(tx: Scope, expected: Sequence[Expected], settings: Settings) -> str:
     if (tx.connection.dialect.server_version_info or (0,)) >= (17,):
         statement = sql.HOLD_17
         parameters["transaction_timeout"] = f"{round(settings.transaction_age * 1000)}ms"
-    row = _fenced(tx, statement, parameters)
+    row = fenced(tx, statement, parameters)
     return str(row.transaction)
 
 
@@ -81,7 +81,7 @@ def advance(tx: Scope, moves: Iterable[Move], transaction: str | None = None) ->
     are not the expected ones.
     """
     ordered = sorted(moves, key=lambda m: m.claim.partition)
-    _fenced(
+    fenced(
         tx,
         sql.ADVANCE,
         {
@@ -96,10 +96,14 @@ def advance(tx: Scope, moves: Iterable[Move], transaction: str | None = None) ->
             "moving_record_time": [m.record_time for m in ordered],
         },
     )
-    return [replace(m.claim, next_offset=m.to_offset, leader_epoch=m.leader_epoch) for m in ordered]
+    return [
+        replace(m.claim, next_offset=m.to_offset, leader_epoch=m.leader_epoch, unreleased=0, attempt=None)
+        for m in ordered
+    ]
 
 
-def _fenced(tx: Scope, statement: Any, parameters: dict[str, Any]) -> Any:
+def fenced(tx: Scope, statement: Any, parameters: dict[str, Any]) -> Any:
+    """Run a statement that refuses inside SQL; what it refuses is Fenced."""
     try:
         return tx.execute(statement, **parameters).one()
     except DBAPIError as error:

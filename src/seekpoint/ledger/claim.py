@@ -12,6 +12,7 @@ from sqlalchemy import Row
 from sqlalchemy.exc import OperationalError
 
 from seekpoint.errors import ClusterChanged, GroupPaused, HandlerOutdated, PartitionStopped, TopicRecreated
+from seekpoint.ledger import administration
 from seekpoint.ledger import statements as sql
 from seekpoint.ledger.move import record_action
 from seekpoint.ledger.scope import Scope
@@ -21,10 +22,31 @@ LOCK_NOT_AVAILABLE = "55P03"
 
 
 @dataclass(frozen=True, slots=True)
+class Attempt:
+    """How often the record at ``offset`` was tried, and what follows; on record, so that no crash forgets it.
+
+    ``number`` counts from 1. ``error`` is one line; None where the process that tried it never came back, and in
+    :meth:`Ledger.note`, where the attempt is about to begin. ``wait`` is seconds until the next one, by the
+    database's clock, never negative; None where none is due by itself. ``allowed`` and ``then`` say how many attempts
+    it has, and what follows the last one. ``crashes`` of the attempts ended with their process: counted by claims.
+    """
+
+    offset: int
+    number: int
+    error: str | None = None
+    wait: float | None = None
+    allowed: int | None = None
+    then: str | None = None
+    crashes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Claim:
     """The right to advance one partition, and where it stands. A frozen value: taken over only after COMMIT.
 
     ``token`` is the fence; ``epoch`` counts tokens for people; ``next_offset`` is the position to read.
+    ``unreleased`` counts the owners in a row that went without a word and without progress; ``attempt`` is what is on
+    record of a record at or past the position that failed, or did not come back.
     """
 
     partition: Partition
@@ -33,6 +55,8 @@ class Claim:
     next_offset: int
     leader_epoch: int | None
     topic_id: UUID
+    unreleased: int = 0
+    attempt: Attempt | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,20 +90,20 @@ def prepare(tx: Scope, claimant: Claimant, topic_ids: Mapping[str, UUID], start:
     Runs under the group row's FOR UPDATE lock, so that two workers that start a new topic at ``latest``
     resolve it once. ``start`` asks the brokers while the lock is held: it must be bounded in time.
     """
-    tx.execute(sql.INSERT_GROUP, version=claimant.version)
-    group = tx.execute(sql.LOCK_GROUP).one()
+    tx.execute(administration.INSERT_GROUP, version=claimant.version)
+    group = tx.execute(administration.LOCK_GROUP).one()
     admit(group, claimant)
     if claimant.version > group.version:
         reason = f"handler version {group.version} -> {claimant.version}"
         record_action(tx, "version", actor=f"worker {claimant.owner}", reason=reason)
-        tx.execute(sql.REDRAW)  # I5: workers of the older version are refused at their next hold
+        tx.execute(administration.REDRAW)  # I5: workers of the older version are refused at their next hold
     tables = sorted({*group.tables, *claimant.tables})
-    tx.execute(sql.UPDATE_GROUP, to_version=claimant.version, cluster=claimant.cluster_id, tables=tables)
+    tx.execute(administration.UPDATE_GROUP, to_version=claimant.version, cluster=claimant.cluster_id, tables=tables)
     new = unknown_topics(tx, topic_ids)
     rows = sorted((p, topic_ids[topic], offset) for topic in new for p, offset in start(topic).items())
     if rows:
         tx.execute(
-            sql.INSERT_ROWS,
+            administration.INSERT_ROWS,
             new_topic=[p.topic for p, _, _ in rows],
             new_partition=[p.number for p, _, _ in rows],
             new_topic_id=[topic_id for _, topic_id, _ in rows],
@@ -141,12 +165,31 @@ def claim(
         wanted_topic_id=[topic_ids[p.topic] for p in ordered],
         wanted_claim=[uuid4() for _ in ordered],  # I5: a new token at every claim, unique across failovers
     )
-    return {
-        Partition(r.topic, r.partition): Claim(
-            Partition(r.topic, r.partition), r.claim, r.epoch, r.next_offset, r.leader_epoch, r.topic_id
+    return {claim.partition: claim for claim in map(_granted, rows)}
+
+
+def _granted(row: Row[Any]) -> Claim:
+    attempt = None
+    if row.attempt_offset is not None:
+        attempt = Attempt(
+            row.attempt_offset,
+            row.attempts,
+            row.attempt_error,
+            row.wait,
+            row.attempts_allowed,
+            row.attempt_policy,
+            row.attempt_crashes,
         )
-        for r in rows
-    }
+    return Claim(
+        Partition(row.topic, row.partition),
+        row.claim,
+        row.epoch,
+        row.next_offset,
+        row.leader_epoch,
+        row.topic_id,
+        row.unreleased_claims,
+        attempt,
+    )
 
 
 def recreated(partition: Partition, offset: int, stored: UUID, topic_id: UUID) -> TopicRecreated:
@@ -176,9 +219,9 @@ def end_abandoned(tx: Scope, stalled: Sequence[Partition], older_than: float) ->
     Returns their backend pids. Needs no superuser: the sessions belong to the same role.
     """
     pids = tx.execute(
-        sql.ABANDONED,
+        administration.ABANDONED,
         asked_topic=[p.topic for p in stalled],
         asked_partition=[p.number for p in stalled],
         age=timedelta(seconds=older_than),
     ).scalars()
-    return tuple(pid for pid in list(pids) if tx.execute(sql.TERMINATE, pid=pid).scalar_one())
+    return tuple(pid for pid in list(pids) if tx.execute(administration.TERMINATE, pid=pid).scalar_one())

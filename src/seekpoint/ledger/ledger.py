@@ -16,12 +16,15 @@ from seekpoint.errors import ConfigError, PartitionStopped
 from seekpoint.ledger import advance as _advance
 from seekpoint.ledger import claim as _claim
 from seekpoint.ledger import move as _move
+from seekpoint.ledger import note as _note
 from seekpoint.ledger import read as _read
 from seekpoint.ledger import statements as sql
+from seekpoint.ledger import wait as _wait
 from seekpoint.ledger.advance import Expected, Move, Settings
-from seekpoint.ledger.claim import Claim, Claimant, Claimed, StartOffsets
+from seekpoint.ledger.claim import Attempt, Claim, Claimant, Claimed, StartOffsets
 from seekpoint.ledger.read import Position
 from seekpoint.ledger.scope import Scope
+from seekpoint.ledger.wait import Passed, Wanted
 from seekpoint.policy import Limits
 from seekpoint.records import Partition
 from seekpoint.tables import DEFAULT_SCHEMA, in_schema
@@ -72,20 +75,34 @@ class Ledger:
 
         Returns the transaction's id, for :meth:`advance`.
         """
-        return _advance.hold(self._scope(tx), expected, self._settings)
+        return _advance.hold(self.scope(tx), expected, self._settings)
 
     def advance(self, tx: Connection, moves: Iterable[Move], transaction: str | None = None) -> list[Claim]:
         """Move the offsets under the same condition, or raise Fenced: the last statement before COMMIT.
 
         Returns the claims as they stand after COMMIT; take them over only then.
         """
-        return _advance.advance(self._scope(tx), moves, transaction)
+        return _advance.advance(self.scope(tx), moves, transaction)
 
     def advance_alone(self, moves: Sequence[Move]) -> list[Claim]:
         """Hold and advance in a transaction of its own, where no record was applied: an idle end, no rows (I1)."""
-        with self._begin() as tx:
+        with self.begin() as tx:
             transaction = self.hold(tx.connection, [Expected(m.claim, m.from_offset) for m in moves])
             return self.advance(tx.connection, moves, transaction)
+
+    def note(self, tx: Connection, noted: Iterable[tuple[Claim, Attempt]]) -> list[Claim]:
+        """Write how often a record was tried, and what follows; also behind :meth:`advance`, in its transaction.
+
+        An attempt without an error is one that is about to begin: if the partition's next claim comes from another
+        process, without a release between, its process died in it. Advances and moves clear what is on record; a
+        release keeps it. Returns the claims as they stand after COMMIT; raises Fenced unless all of them are ours.
+        """
+        return _note.note(self.scope(tx), noted)
+
+    def note_alone(self, noted: Iterable[tuple[Claim, Attempt]]) -> list[Claim]:
+        """The same in a durable transaction of its own: before a record is handed on that may end the process."""
+        with self.begin() as tx:
+            return _note.note(tx, noted)
 
     # -- ownership ------------------------------------------------------------------------------------
 
@@ -118,7 +135,7 @@ class Ledger:
         refused: dict[Partition, PartitionStopped] = {}
         left = [p for p in wanted if p not in granted and p not in stalled]
         if left or stalled:
-            with self._begin() as tx:
+            with self.begin() as tx:
                 rows = _read.look(tx, left, locked=False)
                 for p in left:
                     at = rows[p]
@@ -131,7 +148,7 @@ class Ledger:
     def release(self, claims: Iterable[Claim]) -> None:
         """Give claims back, so that the next owner's claim counts no crash; a stranger's claim is left alone."""
         ordered = sorted(claims, key=lambda c: c.partition)
-        with self._begin() as tx:
+        with self.begin() as tx:
             tx.execute(
                 sql.RELEASE,
                 released_topic=[c.partition.topic for c in ordered],
@@ -141,15 +158,30 @@ class Ledger:
 
     def look(self, partitions: Iterable[Partition], *, locked: bool = True) -> dict[Partition, Position]:
         """Where these partitions stand. ``locked`` waits for a transaction in flight: ask so before deciding."""
-        with self._begin() as tx:
+        with self.begin() as tx:
             return _read.look(tx, partitions, locked=locked)
 
     # -- everybody else -------------------------------------------------------------------------------
 
     def read(self) -> list[Position]:
         """All positions of the group, as committed now."""
-        with self._begin() as tx:
+        with self.begin() as tx:
             return _read.read(tx)
+
+    def wait_until_applied(
+        self, topic: str, partition: int, offset: int, timeout: float = 10.0, *, topic_id: UUID | None = None
+    ) -> Passed:
+        """Wait until the stored position lies behind ``offset``, to read what the record made; at most ``timeout`` s.
+
+        The answer's ``applied`` says whether it was; ``state`` and ``unread`` what else became of it. A position that
+        was moved back is waited for again. ``topic_id`` (what the brokers answer for the topic) keeps a recreated
+        topic's offsets apart from the old one's; without it, the one that the row has now is meant. Looks by one
+        short statement at a time, on a connection that is given back; holds no transaction.
+
+        Raises NotApplied (a TimeoutError) when the time is over, or when the topic turns out to be recreated;
+        ConfigError for a group or partition that the ledger does not know, and for what is no offset.
+        """
+        return _wait.wait(self._glimpse, Wanted(Partition(topic, partition), offset, timeout, topic_id))
 
     def move(
         self,
@@ -172,7 +204,7 @@ class Ledger:
         ``Limits.transaction_age`` seconds.
         """
         actor = actor or getpass.getuser()
-        with self._begin(lock_wait=self.limits.transaction_age) as tx:
+        with self.begin(lock_wait=self.limits.transaction_age) as tx:
             return _move.move(
                 tx,
                 Partition(topic, partition),
@@ -189,17 +221,17 @@ class Ledger:
 
         Waits for the batches in hand, at most ``Limits.transaction_age`` seconds; claims of the group wait meanwhile.
         """
-        with self._begin(lock_wait=self.limits.transaction_age) as tx:
+        with self.begin(lock_wait=self.limits.transaction_age) as tx:
             _move.set_paused(tx, True, actor=actor or getpass.getuser(), reason=reason)
 
     def resume(self, *, reason: str = "resumed", actor: str | None = None) -> None:
         """Let the group's workers go on."""
-        with self._begin(lock_wait=self.limits.transaction_age) as tx:
+        with self.begin(lock_wait=self.limits.transaction_age) as tx:
             _move.set_paused(tx, False, actor=actor or getpass.getuser(), reason=reason)
 
     def record(self, action: str, partition: Partition, from_offset: int, to_offset: int, *, reason: str) -> None:
         """Write a change that this process found, not made (a failover that lost the tail) to ``admin_action``."""
-        with self._begin() as tx:
+        with self.begin() as tx:
             _move.record_action(
                 tx,
                 action,
@@ -212,29 +244,44 @@ class Ledger:
 
     # -- inside ---------------------------------------------------------------------------------------
 
-    def _scope(self, connection: Connection) -> Scope:
+    def scope(self, connection: Connection) -> Scope:
+        """This group's rows, through a connection of the caller's: what statements of ours run on."""
         return Scope(connection, self.group, self._options)
 
+    def settle(self, tx: Connection, lock_wait: float | None = None) -> None:
+        """Make a transaction durable whatever the batches are, and its waits for locks bounded (seconds).
+
+        The first statement of a transaction that is not a worker's; ``lock_wait`` is ``Limits.claim_wait`` by default.
+        """
+        wait = self.limits.claim_wait if lock_wait is None else lock_wait
+        self.scope(tx).execute(
+            sql.SETTLE,
+            lock_timeout=f"{max(1, round(wait * 1000))}ms",
+            application_name=self._settings.application_name,
+        )
+
     @contextmanager
-    def _begin(self, lock_wait: float | None = None) -> Iterator[Scope]:
+    def begin(self, lock_wait: float | None = None) -> Iterator[Scope]:
         """A transaction of the ledger's own: durable whatever the batches are, bounded in its waits."""
         with self.engine.connect() as connection:
             connection.execution_options(isolation_level="READ COMMITTED")
             with connection.begin():
-                scope = self._scope(connection)
-                wait = self.limits.claim_wait if lock_wait is None else lock_wait
-                scope.execute(
-                    sql.SETTLE,
-                    lock_timeout=f"{max(1, round(wait * 1000))}ms",
-                    application_name=self._settings.application_name,
-                )
+                scope = self.scope(connection)
+                self.settle(connection, lock_wait)
                 yield scope
 
+    @contextmanager
+    def _glimpse(self) -> Iterator[Scope]:
+        """A connection for one plain read: no transaction is begun, so one round trip is all that it costs."""
+        with self.engine.connect() as connection:
+            connection.execution_options(isolation_level="AUTOCOMMIT")
+            yield self.scope(connection)
+
     def _prepare(self, claimant: Claimant, topic_ids: Mapping[str, UUID], start: StartOffsets) -> None:
-        with self._begin() as tx:
+        with self.begin() as tx:
             if not _claim.needs_preparing(tx, claimant, topic_ids):
                 return
-        with self._begin(lock_wait=max(self.limits.claim_wait, self.limits.kafka_timeout)) as tx:
+        with self.begin(lock_wait=max(self.limits.claim_wait, self.limits.kafka_timeout)) as tx:
             _claim.prepare(tx, claimant, topic_ids, start)
 
     def _claim(
@@ -243,7 +290,7 @@ class Ledger:
         """All at once; where somebody's transaction is in the way for too long, one by one."""
         try:
             if patient:
-                with self._begin() as tx:
+                with self.begin() as tx:
                     return _claim.claim(tx, claimant, wanted, topic_ids), []
         except OperationalError as error:
             if not _claim.is_lock_timeout(error):
@@ -252,7 +299,7 @@ class Ledger:
         stalled: list[Partition] = []
         for partition in wanted:
             try:
-                with self._begin(lock_wait=min(0.05, self.limits.claim_wait)) as tx:
+                with self.begin(lock_wait=min(0.05, self.limits.claim_wait)) as tx:
                     granted |= _claim.claim(tx, claimant, [partition], topic_ids)
             except OperationalError as error:
                 if not _claim.is_lock_timeout(error):

@@ -6,9 +6,10 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from seekpoint.errors import ConfigError, Fenced
-from seekpoint.ledger import statements as sql
+from seekpoint.ledger import administration as sql
 from seekpoint.ledger.read import Position, position
 from seekpoint.ledger.scope import Scope
+from seekpoint.ledger.statements import SHARE_GROUP
 from seekpoint.records import Partition
 
 
@@ -48,12 +49,14 @@ def move(
 ) -> Position:
     """Put a partition at ``to``; see :meth:`seekpoint.Ledger.move`.
 
+    Dead letters at or past the new position are superseded: their records will be read again.
+
     Shares the group row with claims, so that other partitions are claimed while this one's batch is waited for; a
     pause, or whoever else takes the group as a whole, still comes before or after it.
     """
     if to < 0:
         raise ConfigError(f"cannot move {partition} to offset {to}: offsets begin at 0")
-    tx.execute(sql.SHARE_GROUP)
+    tx.execute(SHARE_GROUP)
     row = tx.execute(sql.LOCK_ROW, topic=partition.topic, partition=partition.number).one_or_none()
     if row is None:
         raise ConfigError(
@@ -82,6 +85,14 @@ def move(
         to_topic_id=topic_id or row.topic_id,
         to_claim=uuid4(),  # I5: whoever reads on under the old token is refused
     ).one()
+    tx.execute(
+        sql.SUPERSEDE,
+        at_topic_id=moved.topic_id,
+        at_partition=partition.number,
+        to_offset=to,
+        actor=actor,
+        reason=f"moved to {to}: {reason}",
+    )
     return position(moved)
 
 

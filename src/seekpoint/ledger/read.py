@@ -11,13 +11,20 @@ from uuid import UUID
 from sqlalchemy import Row
 
 from seekpoint.ledger import statements as sql
+from seekpoint.ledger.administration import READ
 from seekpoint.ledger.scope import Scope
 from seekpoint.records import Partition
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """One row of the ledger. ``next_offset`` is the position to read; times are the database's."""
+    """One row of the ledger. ``next_offset`` is the position to read; times are the database's.
+
+    ``attempt_offset`` is the record that is being retried, None where there is none; it was tried ``attempts`` of
+    ``attempts_allowed`` times, ``attempt_crashes`` of which ended with their process, and ``attempt_running`` says
+    that a process is at it. ``attempt_error`` is what went wrong, ``retry_at`` the time of the next attempt,
+    ``attempt_policy`` what follows the last one.
+    """
 
     partition: Partition
     topic_id: UUID
@@ -31,6 +38,14 @@ class Position:
     committed_at: datetime | None
     record_time: datetime | None
     unreleased_claims: int
+    attempt_offset: int | None
+    attempts: int
+    attempts_allowed: int | None
+    attempt_crashes: int
+    attempt_running: bool
+    attempt_error: str | None
+    retry_at: datetime | None
+    attempt_policy: str | None
 
 
 def position(row: Row[Any]) -> Position:
@@ -48,6 +63,14 @@ def position(row: Row[Any]) -> Position:
         row.committed_at,
         row.record_time,
         row.unreleased_claims,
+        row.attempt_offset if row.attempts else None,  # at 0, its only attempt was given up and taken back
+        row.attempts,
+        row.attempts_allowed,
+        row.attempt_crashes,
+        row.attempt_running,
+        row.attempt_error,
+        row.retry_at,
+        row.attempt_policy,
     )
 
 
@@ -64,4 +87,4 @@ def look(tx: Scope, partitions: Iterable[Partition], *, locked: bool) -> dict[Pa
 
 def read(tx: Scope) -> list[Position]:
     """All positions of the group, in the order of topic and partition."""
-    return [position(row) for row in tx.execute(sql.READ)]
+    return [position(row) for row in tx.execute(READ)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,11 @@ class Scope:
     def execute(self, statement: Executable, **parameters: Any) -> CursorResult[Any]:
         """Run one of :mod:`seekpoint.ledger.statements`."""
         return self.connection.execute(statement, {"group": self.group, **parameters}, execution_options=self.options)
+
+    def execute_many(self, statement: Executable, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Run one of them once per row, in one go (psycopg pipelines it): for values too large to stand in arrays."""
+        given = [{"group": self.group, **row} for row in rows]
+        self.connection.execute(statement, given, execution_options=self.options)
 
     def insert(self, statement: Executable, **values: Any) -> None:
         """Insert one row whose group stands in the column ``consumer_group``."""

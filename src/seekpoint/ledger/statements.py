@@ -1,4 +1,6 @@
-"""Every statement the ledger runs, as constants. Their text never varies: arrays carry what does.
+"""The statements of a worker, as constants. Their text never varies: arrays carry what does.
+
+Those of administration stand in :mod:`seekpoint.ledger.administration`.
 
 Each is rendered to a snapshot under ``tests/sql``; those that run per batch have an EXPLAIN test. Rows are
 always locked in the order (topic, partition): callers sort the arrays, and the scans keep that order.
@@ -6,12 +8,14 @@ always locked in the order (topic, partition): callers sort the arrays, and the 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import (
     ARRAY,
     BigInteger,
     DateTime,
+    Double,
     Integer,
     Interval,
     Text,
@@ -21,39 +25,49 @@ from sqlalchemy import (
     case,
     cast,
     column,
+    false,
     func,
-    insert,
     literal,
     literal_column,
     null,
     or_,
     select,
-    table,
     update,
 )
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.sql.elements import BindParameter, ColumnElement
-from sqlalchemy.sql.selectable import TableValuedAlias
+from sqlalchemy.sql.selectable import CTE, LateralFromClause, TableValuedAlias
 
-from seekpoint.tables import admin_action, consumer_group, lost_range, partition_offset
+from seekpoint.tables import consumer_group, partition_offset
 
 offset = partition_offset.c
 GROUP: BindParameter[str] = bindparam("group", type_=Text)
 
 
-def _array(name: str, of: Any) -> BindParameter[Any]:
+def array(name: str, of: Any) -> BindParameter[Any]:
     return bindparam(name, type_=ARRAY(of))
 
 
-def _unnest(alias: str, **columns: Any) -> TableValuedAlias:
+def unnest(alias: str, **columns: Any) -> TableValuedAlias:
     """``unnest((SELECT :alias_a), (SELECT :alias_b), ...) AS alias(a, b, ...)``: one row per element.
 
     Behind a sub-select the planner does not see how long the arrays are and assumes ten elements: it looks each
     row up by the primary key, for one partition and for a thousand, and never reads the table from end to end.
     """
-    arrays = [select(_array(f"{alias}_{name}", kind)).scalar_subquery() for name, kind in columns.items()]
+    arrays = [select(array(f"{alias}_{name}", kind)).scalar_subquery() for name, kind in columns.items()]
     named: list[ColumnElement[Any]] = [column(name, kind) for name, kind in columns.items()]
     return func.unnest(*arrays).table_valued(*named).render_derived(name=alias)
+
+
+def _to_update(name: str, rows: TableValuedAlias, locked: LateralFromClause | None = None) -> CTE:
+    """The rows, those that could be locked where a lock is asked for, each with the group's name: to join an UPDATE.
+
+    The planner must not see the name as a constant: where it knows nothing of a table yet, it takes the rows of a
+    group for a handful, and would read all of them instead of looking each one up.
+    """
+    source = rows if locked is None else rows.join(locked, literal(True))
+    query = select(GROUP.label("consumer_group"), rows).select_from(source)
+    return query.cte(name).prefix_with("MATERIALIZED")
 
 
 # How the application_name of every transaction of ours begins: successors and people find them by it.
@@ -65,13 +79,26 @@ REFUSAL = "seekpoint: "
 ENDED = "the transaction that held the rows has ended"
 
 
+# What a position that was moved knows of attempts at the record in front of it: nothing.
+NO_ATTEMPT: Mapping[str, Any] = {
+    "attempt_offset": null(),
+    "attempts": 0,
+    "attempt_crashes": 0,
+    "attempt_running": false(),
+    "attempt_error": null(),
+    "retry_at": null(),
+    "attempts_allowed": null(),
+    "attempt_policy": null(),
+}
+
+
 def _refuse(problem: str, count: ColumnElement[int]) -> ColumnElement[int]:
     return cast(literal(f"{REFUSAL}{problem}", Text) + count.cast(Text), Integer)
 
 
 # -- one transaction of a worker (I1, I2, I3) ------------------------------------------------------------
 
-_held = _unnest("held", topic=Text, partition=Integer, claim=Uuid, from_offset=BigInteger)
+_held = unnest("held", topic=Text, partition=Integer, claim=Uuid, from_offset=BigInteger)
 _locked = (
     select(literal_column("1").label("one"))
     .select_from(partition_offset)
@@ -113,20 +140,23 @@ HOLD = _hold(*_SETTINGS)
 # transaction_timeout came with Postgres 17; older servers would refuse the name.
 HOLD_17 = _hold(*_SETTINGS, "transaction_timeout")
 
-_moving = _unnest(
+_moving = _to_update(
     "moving",
-    topic=Text,
-    partition=Integer,
-    claim=Uuid,
-    from_offset=BigInteger,
-    to_offset=BigInteger,
-    leader_epoch=Integer,
-    record_time=DateTime(timezone=True),
+    unnest(
+        "moving",
+        topic=Text,
+        partition=Integer,
+        claim=Uuid,
+        from_offset=BigInteger,
+        to_offset=BigInteger,
+        leader_epoch=Integer,
+        record_time=DateTime(timezone=True),
+    ),
 )
 _moved = (
     update(partition_offset)
     .where(
-        offset.consumer_group == GROUP,
+        offset.consumer_group == _moving.c.consumer_group,
         offset.topic == _moving.c.topic,
         offset.partition == _moving.c.partition,
         offset.claim == _moving.c.claim,  # I2
@@ -138,8 +168,7 @@ _moved = (
         record_time=func.coalesce(_moving.c.record_time, offset.record_time),
         committed_at=func.clock_timestamp(),
         unreleased_claims=0,
-        attempts=0,
-        attempt_offset=null(),
+        **NO_ATTEMPT,
     )
     .returning(literal_column("1").label("one"))
     .cte("moved")
@@ -166,6 +195,67 @@ ADVANCE = select(
     ).label("moved")
 )
 
+# An attempt at the record in front of the position. One that is about to begin has no error yet; what the one
+# before it left behind (error, time of the retry) stays until its own outcome is known. Token alone: the position
+# may have been advanced in this very transaction. The rows are locked in order first.
+_noted = unnest(
+    "noted",
+    topic=Text,
+    partition=Integer,
+    claim=Uuid,
+    offset=BigInteger,
+    number=Integer,
+    error=Text,
+    wait=Double,
+    allowed=Integer,
+    policy=Text,
+)
+_tried = (
+    select(literal_column("1").label("one"))
+    .where(
+        offset.consumer_group == GROUP,
+        offset.topic == _noted.c.topic,
+        offset.partition == _noted.c.partition,
+        offset.claim == _noted.c.claim,  # I2
+    )
+    .with_for_update(key_share=True)
+    .lateral("tried")
+)
+_notable = _to_update("ordered", _noted, _tried)
+_again = offset.attempt_offset == _notable.c.offset
+_begins = _notable.c.error.is_(None)
+_written = (
+    update(partition_offset)
+    .where(
+        offset.consumer_group == _notable.c.consumer_group,
+        offset.topic == _notable.c.topic,
+        offset.partition == _notable.c.partition,
+        offset.claim == _notable.c.claim,
+    )
+    .values(
+        attempt_offset=_notable.c.offset,
+        attempts=_notable.c.number,
+        attempt_crashes=case((_again, offset.attempt_crashes), else_=0),
+        attempt_running=_begins,
+        attempt_error=func.coalesce(_notable.c.error, case((_again, offset.attempt_error))),
+        retry_at=case(
+            (and_(_begins, _again), offset.retry_at),
+            else_=func.clock_timestamp() + _notable.c.wait * literal_column("interval '1 second'", Interval),
+        ),
+        attempts_allowed=_notable.c.allowed,
+        attempt_policy=_notable.c.policy,
+    )
+    .returning(literal_column("1").label("one"))
+    .cte("written")
+)
+_notes = select(func.count().label("n")).select_from(_written).cte("rows")
+NOTE = select(
+    case(
+        (_notes.c.n == bindparam("expected", type_=Integer), _notes.c.n),
+        else_=_refuse("the claim is not the expected one; attempts noted: ", _notes.c.n),
+    ).label("noted")
+)
+
 # -- claim, look, release ---------------------------------------------------------------------------------
 
 SETTLE = select(  # claims and moves are durable whatever the batches are, and never wait without bound
@@ -176,34 +266,9 @@ SETTLE = select(  # claims and moves are durable whatever the batches are, and n
     func.set_config(literal("TimeZone", Text), literal("UTC", Text), True),
 )
 
-INSERT_GROUP = (
-    postgresql.insert(consumer_group)
-    .values(name=GROUP, version=bindparam("version", type_=Integer))
-    .on_conflict_do_nothing()
-)
 READ_GROUP = select(consumer_group).where(consumer_group.c.name == GROUP)
 SHARE_GROUP = READ_GROUP.with_for_update(read=True)
-LOCK_GROUP = READ_GROUP.with_for_update()
-UPDATE_GROUP = (
-    update(consumer_group)
-    .where(consumer_group.c.name == GROUP)
-    .values(
-        version=bindparam("to_version", type_=Integer),
-        cluster_id=bindparam("cluster", type_=Text),
-        tables=_array("tables", Text),
-    )
-)
-PAUSE_GROUP = (
-    update(consumer_group)
-    .where(consumer_group.c.name == GROUP)
-    .values(
-        paused=bindparam("to_paused"),
-        paused_reason=bindparam("reason", type_=Text),
-        paused_by=bindparam("actor", type_=Text),
-    )
-)
-
-_named = _unnest("named", topic=Text)
+_named = unnest("named", topic=Text)
 _first_row = (
     select(offset.topic)
     .where(offset.consumer_group == GROUP, offset.topic == _named.c.topic)
@@ -213,22 +278,7 @@ _first_row = (
 )
 KNOWN_TOPICS = select(_first_row.c.topic).select_from(_named.join(_first_row, literal(True)))
 
-_new = _unnest("new", topic=Text, partition=Integer, topic_id=Uuid, start=BigInteger, claim=Uuid)
-INSERT_ROWS = insert(partition_offset).from_select(
-    ["consumer_group", "topic", "partition", "topic_id", "first_offset", "next_offset", "claim", "epoch"],
-    select(
-        GROUP,
-        _new.c.topic,
-        _new.c.partition,
-        _new.c.topic_id,
-        _new.c.start,
-        _new.c.start,
-        _new.c.claim,
-        literal(0),
-    ).order_by(_new.c.topic, _new.c.partition),
-)
-
-_wanted = _unnest("wanted", topic=Text, partition=Integer, topic_id=Uuid, claim=Uuid)
+_wanted = unnest("wanted", topic=Text, partition=Integer, topic_id=Uuid, claim=Uuid)
 _claim = postgresql.insert(partition_offset).from_select(
     [
         "consumer_group",
@@ -255,6 +305,12 @@ _claim = postgresql.insert(partition_offset).from_select(
         func.clock_timestamp(),
     ).order_by(_wanted.c.topic, _wanted.c.partition),
 )
+_seconds_until_retry = func.greatest(
+    func.extract("epoch", offset.retry_at - func.clock_timestamp()).cast(Double), literal_column("0")
+)
+# The owner before is this very process, or said that it was leaving: an attempt of it that has not ended was given
+# up, and is taken back. Any other owner died in it, or must be taken for dead.
+_alive = or_(offset.owner.is_(None), offset.owner == _claim.excluded.owner)
 # One statement inserts or updates, in lock order, and answers the committed position even where it had to
 # wait for the transaction that moved it. A row of another topic id is left alone and not answered.
 CLAIM = _claim.on_conflict_do_update(
@@ -264,10 +320,13 @@ CLAIM = _claim.on_conflict_do_update(
         "epoch": offset.epoch + 1,
         "owner": _claim.excluded.owner,
         "claimed_at": _claim.excluded.claimed_at,
-        "unreleased_claims": case(
-            (or_(offset.owner.is_(None), offset.owner == _claim.excluded.owner), offset.unreleased_claims),
-            else_=offset.unreleased_claims + 1,
+        "unreleased_claims": case((_alive, offset.unreleased_claims), else_=offset.unreleased_claims + 1),
+        "attempts": case((and_(offset.attempt_running, _alive), offset.attempts - 1), else_=offset.attempts),
+        "attempt_crashes": case(
+            (and_(offset.attempt_running, ~_alive), offset.attempt_crashes + 1), else_=offset.attempt_crashes
         ),
+        "attempt_error": case((and_(offset.attempt_running, ~_alive), null()), else_=offset.attempt_error),
+        "attempt_running": false(),
     },
     where=offset.topic_id == _claim.excluded.topic_id,
 ).returning(
@@ -278,23 +337,34 @@ CLAIM = _claim.on_conflict_do_update(
     offset.epoch,
     offset.next_offset,
     offset.leader_epoch,
+    offset.unreleased_claims,
+    # At or past the position: compaction may have taken the records between the two.
+    case((and_(offset.attempts > 0, offset.attempt_offset >= offset.next_offset), offset.attempt_offset)).label(
+        "attempt_offset"
+    ),
+    offset.attempts,
+    offset.attempt_crashes,
+    offset.attempt_error,
+    case((offset.retry_at.is_not(None), _seconds_until_retry)).label("wait"),  # greatest() would overlook the NULL
+    offset.attempts_allowed,
+    offset.attempt_policy,
 )
 
-_asked = _unnest("asked", topic=Text, partition=Integer)
+_asked = unnest("asked", topic=Text, partition=Integer)
 _row = select(partition_offset).where(
     offset.consumer_group == GROUP,
     offset.topic == _asked.c.topic,
     offset.partition == _asked.c.partition,
 )
-_glanced = _row.lateral("o")
+_glanced = _row.limit(literal_column("1")).lateral("o")  # the limit keeps it a lookup per row
 _awaited = _row.with_for_update(read=True).lateral("o")
 GLANCE = select(_glanced).select_from(_asked.join(_glanced, literal(True)))
 # The same under the row's lock: waits for a transaction in flight, so the answer is the settled one.
 LOOK = select(_awaited).select_from(_asked.join(_awaited, literal(True)))
 
-_released = _unnest("released", topic=Text, partition=Integer, claim=Uuid)
+_released = unnest("released", topic=Text, partition=Integer, claim=Uuid)
 _let_go = (
-    select(offset.topic, offset.partition, offset.claim)
+    select(literal_column("1").label("one"))
     .where(
         offset.consumer_group == GROUP,
         offset.topic == _released.c.topic,
@@ -305,95 +375,20 @@ _let_go = (
     .lateral("mine")
 )
 # The successor claims the same rows at the same time: they are locked in order first, then written.
-_mine = select(_let_go).select_from(_released.join(_let_go, literal(True))).cte("ordered")
+_mine = _to_update("ordered", _released, _let_go)
 RELEASE = (
     update(partition_offset)
     .where(
-        offset.consumer_group == GROUP,
+        offset.consumer_group == _mine.c.consumer_group,
         offset.topic == _mine.c.topic,
         offset.partition == _mine.c.partition,
         offset.claim == _mine.c.claim,
     )
-    .values(owner=null(), unreleased_claims=0, attempts=0, attempt_offset=null())
-)
-
-# Who holds the row's lock at this moment: the writer's transaction id stands in the row's xmax.
-_activity = table(
-    "pg_stat_activity",
-    column("pid", Integer),
-    column("backend_xid"),
-    column("application_name", Text),
-    column("xact_start", DateTime(timezone=True)),
-).alias("activity")
-_blocked = partition_offset.alias("blocked")
-ABANDONED = (
-    select(_activity.c.pid)
-    .select_from(_asked)
-    .join(
-        _blocked,
-        and_(
-            _blocked.c.consumer_group == GROUP,
-            _blocked.c.topic == _asked.c.topic,
-            _blocked.c.partition == _asked.c.partition,
-        ),
-    )
-    .join(_activity, _activity.c.backend_xid == literal_column("blocked.xmax"))
-    .where(
-        _activity.c.application_name.startswith(APPLICATION),
-        _activity.c.xact_start < func.clock_timestamp() - cast(bindparam("age"), Interval),
-    )
-    .distinct()
-)
-TERMINATE = select(func.pg_terminate_backend(bindparam("pid", type_=Integer)))
-
-# -- read and move ----------------------------------------------------------------------------------------
-
-READ = select(partition_offset).where(offset.consumer_group == GROUP).order_by(offset.topic, offset.partition)
-LOCK_ROW = (
-    select(partition_offset)
-    .where(
-        offset.consumer_group == GROUP,
-        offset.topic == bindparam("topic", type_=Text),
-        offset.partition == bindparam("partition", type_=Integer),
-    )
-    .with_for_update(key_share=True)
-)
-# Keeps the owner: whose partition it is has not changed, only where it stands (I5).
-MOVE = (
-    update(partition_offset)
-    .where(
-        offset.consumer_group == GROUP,
-        offset.topic == bindparam("at_topic", type_=Text),
-        offset.partition == bindparam("at_partition", type_=Integer),
-    )
     .values(
-        next_offset=bindparam("to_offset", type_=BigInteger),
-        topic_id=bindparam("to_topic_id", type_=Uuid),
-        leader_epoch=null(),  # no record was applied here: an old epoch would report a truncation that never was
-        claim=bindparam("to_claim", type_=Uuid),
-        epoch=offset.epoch + 1,
-        attempts=0,
-        attempt_offset=null(),
+        owner=null(),
+        unreleased_claims=0,
+        # An attempt that has not ended was given up: its record did not kill this process.
+        attempts=case((offset.attempt_running, offset.attempts - 1), else_=offset.attempts),
+        attempt_running=false(),
     )
-    .returning(partition_offset)
 )
-# A pause or resume is a move too: every token of the group is drawn anew, so running workers notice. The rows
-# are locked in order first: workers hold them in that order at the same time.
-_all = (
-    select(offset.topic, offset.partition)
-    .where(offset.consumer_group == GROUP)
-    .order_by(offset.topic, offset.partition)
-    .with_for_update(key_share=True)
-    .cte("ordered")
-)
-REDRAW = (
-    update(partition_offset)
-    .where(
-        offset.consumer_group == GROUP,
-        offset.topic == _all.c.topic,
-        offset.partition == _all.c.partition,
-    )
-    .values(claim=func.gen_random_uuid(), epoch=offset.epoch + 1)
-)
-RECORD_ACTION = insert(admin_action)
-RECORD_LOSS = insert(lost_range)

@@ -1,0 +1,173 @@
+"""The statements on ``dead_letter``, as constants; each has a snapshot under ``tests/sql``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    Boolean,
+    DateTime,
+    Integer,
+    LargeBinary,
+    Text,
+    Uuid,
+    and_,
+    bindparam,
+    case,
+    func,
+    null,
+    or_,
+    select,
+    true,
+    tuple_,
+    update,
+)
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.sql.elements import ColumnElement
+
+from seekpoint.ledger.statements import GROUP, array, unnest
+from seekpoint.tables import IS_OPEN, dead_letter, partition_offset
+
+_time = DateTime(timezone=True)
+_letter = dead_letter.c
+_offset = partition_offset.c
+_OWN = {"id", "consumer_group", "parked_at", "replays", "replayed_at"}
+_OWN |= {"replay_error", "replay_traceback", "closed_at", "closed_by", "closed_reason"}
+_GIVEN = [column for column in dead_letter.columns if column.name not in _OWN]
+
+# Run once per record, in a pipeline: values of many megabytes would make one array of them larger than a message
+# may be, and arrays of headers are ragged. A record that was passed before (the position was moved back, or a
+# failover lost the tail) opens its letter anew: what was decided then was about another reading of it.
+_insert = (
+    postgresql.insert(dead_letter)
+    .inline()
+    .values(consumer_group=GROUP, **{c.name: bindparam(f"its_{c.name}", type_=c.type) for c in _GIVEN})
+)
+PARK_LETTERS = _insert.on_conflict_do_update(
+    constraint="dead_letter_record_key",
+    set_={
+        **{column.name: _insert.excluded[column.name] for column in _GIVEN},
+        "parked_at": func.clock_timestamp(),
+        "replays": 0,
+        **dict.fromkeys(("replayed_at", "replay_error", "replay_traceback"), null()),
+        **dict.fromkeys(("closed_at", "closed_by", "closed_reason"), null()),
+    },
+)
+
+# The keys that have an open letter, of the topic as it is today: offsets of an earlier one come before nothing.
+_asked = unnest("asked", topic=Text, partition=Integer)
+_first = (
+    select(_letter.key, func.min(_letter.record_offset).label("first"))
+    .where(
+        _letter.consumer_group == GROUP,
+        _letter.topic == _asked.c.topic,
+        _letter.partition == _asked.c.partition,
+        _letter.topic_id == _offset.topic_id,
+        _letter.key.is_not(None),
+        IS_OPEN,
+    )
+    .group_by(_letter.key)
+    .lateral("first")
+)
+OPEN_KEYS = select(_asked.c.topic, _asked.c.partition, _first.c.key, _first.c.first).select_from(
+    _asked.join(
+        partition_offset,
+        and_(
+            _offset.consumer_group == GROUP,
+            _offset.topic == _asked.c.topic,
+            _offset.partition == _asked.c.partition,
+        ),
+    ).join(_first, true())
+)
+
+COUNT_OPEN = (
+    select(_letter.topic, _letter.partition, func.count().label("n"))
+    .where(_letter.consumer_group == GROUP, IS_OPEN)
+    .group_by(_letter.topic, _letter.partition)
+    .order_by(_letter.topic, _letter.partition)
+)
+
+# -- for people ------------------------------------------------------------------------------------------------
+
+
+def _whole(value: ColumnElement[Any]) -> list[ColumnElement[Any]]:
+    """A letter's columns; the value may be left out, its size is always told."""
+    columns: list[ColumnElement[Any]] = []
+    for each in dead_letter.columns:
+        if each.name == "value":
+            columns += [value.label("value"), func.octet_length(each).label("size")]
+        elif each.name != "consumer_group":
+            columns.append(each)
+    return columns
+
+
+_mine = (_letter.consumer_group == GROUP, _letter.id == bindparam("id", type_=BigInteger))
+GET_LETTER = select(*_whole(_letter.value)).where(*_mine)
+LOCK_LETTER = GET_LETTER.with_for_update()
+FIND_LETTER = select(_letter.topic, _letter.partition).where(*_mine)
+
+
+def _if_given(name: str, kind: Any, condition: ColumnElement[bool]) -> ColumnElement[bool]:
+    return or_(bindparam(name, type_=kind).is_(None), condition)
+
+
+_order = (_letter.topic, _letter.partition, _letter.record_offset, _letter.id)
+_after = dead_letter.alias("after")
+_behind = select(_after.c.topic, _after.c.partition, _after.c.record_offset, _after.c.id).where(
+    _after.c.consumer_group == GROUP, _after.c.id == bindparam("after", type_=BigInteger)
+)
+LIST_LETTERS = (
+    select(*_whole(case((bindparam("with_values", type_=Boolean), _letter.value))))
+    .where(
+        _letter.consumer_group == GROUP,
+        _if_given("topic", Text, _letter.topic == bindparam("topic", type_=Text)),
+        _if_given("partition", Integer, _letter.partition == bindparam("partition", type_=Integer)),
+        _if_given("states", ARRAY(Text), _letter.state == func.any(array("states", Text))),
+        _if_given("cause", Text, _letter.cause == bindparam("cause", type_=Text)),
+        _if_given("from_offset", BigInteger, _letter.record_offset >= bindparam("from_offset", type_=BigInteger)),
+        _if_given("to_offset", BigInteger, _letter.record_offset < bindparam("to_offset", type_=BigInteger)),
+        _if_given("said", Text, func.strpos(_letter.error, bindparam("said", type_=Text)) > 0),
+        _if_given("since", _time, _letter.parked_at >= bindparam("since", type_=_time)),
+        _if_given("after", BigInteger, tuple_(*_order) > _behind.scalar_subquery()),
+    )
+    .order_by(*_order)
+    .limit(bindparam("most", type_=BigInteger))
+)
+
+# -- redrive and discard -----------------------------------------------------------------------------------------
+
+# The topic id is the letter's own: a key's order means something within one life of the topic.
+FIRST_OF_KEY = select(func.min(_letter.record_offset)).where(
+    _letter.consumer_group == GROUP,
+    _letter.topic == bindparam("topic", type_=Text),
+    _letter.topic_id == bindparam("topic_id", type_=Uuid),
+    _letter.partition == bindparam("partition", type_=Integer),
+    func.sha256(_letter.key) == func.sha256(bindparam("key", type_=LargeBinary)),
+    _letter.key == bindparam("key", type_=LargeBinary),
+    IS_OPEN,
+)
+_replayed = bindparam("replayed", type_=Boolean)
+CLOSE_LETTER = (
+    update(dead_letter)
+    .where(_letter.consumer_group == GROUP, _letter.id == bindparam("closing", type_=BigInteger), IS_OPEN)
+    .values(
+        state=bindparam("to_state", type_=Text),
+        closed_at=func.clock_timestamp(),
+        closed_by=bindparam("actor", type_=Text),
+        closed_reason=bindparam("reason", type_=Text),
+        replays=_letter.replays + case((_replayed, 1), else_=0),
+        replayed_at=case((_replayed, func.clock_timestamp()), else_=_letter.replayed_at),
+    )
+)
+FAILED_AGAIN = (
+    update(dead_letter)
+    .where(_letter.consumer_group == GROUP, _letter.id == bindparam("failing", type_=BigInteger), IS_OPEN)
+    .values(
+        replays=_letter.replays + 1,
+        replayed_at=func.clock_timestamp(),
+        replay_error=bindparam("its_error", type_=Text),
+        replay_traceback=bindparam("its_traceback", type_=Text),
+    )
+)

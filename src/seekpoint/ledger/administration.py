@@ -1,0 +1,180 @@
+"""The statements of those who speak for a whole group, or move what they do not own: constants, too.
+
+New groups and topics, pauses, moves, abandoned sessions, and the rows that say who did what.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    DateTime,
+    Integer,
+    Interval,
+    Text,
+    Uuid,
+    and_,
+    bindparam,
+    cast,
+    column,
+    func,
+    insert,
+    literal,
+    literal_column,
+    null,
+    select,
+    table,
+    update,
+)
+from sqlalchemy.dialects import postgresql
+
+from seekpoint.failure import State
+from seekpoint.ledger.statements import APPLICATION, GROUP, NO_ATTEMPT, READ_GROUP, array, unnest
+from seekpoint.tables import admin_action, consumer_group, dead_letter, lost_range, partition_offset
+
+offset = partition_offset.c
+
+# -- the group, and topics nobody has read yet ---------------------------------------------------------------
+
+INSERT_GROUP = (
+    postgresql.insert(consumer_group)
+    .values(name=GROUP, version=bindparam("version", type_=Integer))
+    .on_conflict_do_nothing()
+)
+# Not FOR UPDATE, which would shut out the foreign key's own lock (FOR KEY SHARE): a worker that parks a record in
+# its transaction, its offsets held, would wait for a pause that waits for it.
+LOCK_GROUP = READ_GROUP.with_for_update(key_share=True)
+UPDATE_GROUP = (
+    update(consumer_group)
+    .where(consumer_group.c.name == GROUP)
+    .values(
+        version=bindparam("to_version", type_=Integer),
+        cluster_id=bindparam("cluster", type_=Text),
+        tables=array("tables", Text),
+    )
+)
+PAUSE_GROUP = (
+    update(consumer_group)
+    .where(consumer_group.c.name == GROUP)
+    .values(
+        paused=bindparam("to_paused"),
+        paused_reason=bindparam("reason", type_=Text),
+        paused_by=bindparam("actor", type_=Text),
+    )
+)
+
+_new = unnest("new", topic=Text, partition=Integer, topic_id=Uuid, start=BigInteger, claim=Uuid)
+INSERT_ROWS = insert(partition_offset).from_select(
+    ["consumer_group", "topic", "partition", "topic_id", "first_offset", "next_offset", "claim", "epoch"],
+    select(
+        GROUP,
+        _new.c.topic,
+        _new.c.partition,
+        _new.c.topic_id,
+        _new.c.start,
+        _new.c.start,
+        _new.c.claim,
+        literal(0),
+    ).order_by(_new.c.topic, _new.c.partition),
+)
+
+# -- sessions that were left behind ---------------------------------------------------------------------------
+
+# Who holds the row's lock at this moment: the writer's transaction id stands in the row's xmax.
+_activity = table(
+    "pg_stat_activity",
+    column("pid", Integer),
+    column("backend_xid"),
+    column("application_name", Text),
+    column("xact_start", DateTime(timezone=True)),
+).alias("activity")
+_asked = unnest("asked", topic=Text, partition=Integer)
+_blocked = partition_offset.alias("blocked")
+ABANDONED = (
+    select(_activity.c.pid)
+    .select_from(_asked)
+    .join(
+        _blocked,
+        and_(
+            _blocked.c.consumer_group == GROUP,
+            _blocked.c.topic == _asked.c.topic,
+            _blocked.c.partition == _asked.c.partition,
+        ),
+    )
+    .join(_activity, _activity.c.backend_xid == literal_column("blocked.xmax"))
+    .where(
+        _activity.c.application_name.startswith(APPLICATION),
+        _activity.c.xact_start < func.clock_timestamp() - cast(bindparam("age"), Interval),
+    )
+    .distinct()
+)
+TERMINATE = select(func.pg_terminate_backend(bindparam("pid", type_=Integer)))
+
+# -- read and move ----------------------------------------------------------------------------------------
+
+READ = select(partition_offset).where(offset.consumer_group == GROUP).order_by(offset.topic, offset.partition)
+LOCK_ROW = (
+    select(partition_offset)
+    .where(
+        offset.consumer_group == GROUP,
+        offset.topic == bindparam("topic", type_=Text),
+        offset.partition == bindparam("partition", type_=Integer),
+    )
+    .with_for_update(key_share=True)
+)
+# Keeps the owner: whose partition it is has not changed, only where it stands (I5).
+MOVE = (
+    update(partition_offset)
+    .where(
+        offset.consumer_group == GROUP,
+        offset.topic == bindparam("at_topic", type_=Text),
+        offset.partition == bindparam("at_partition", type_=Integer),
+    )
+    .values(
+        next_offset=bindparam("to_offset", type_=BigInteger),
+        topic_id=bindparam("to_topic_id", type_=Uuid),
+        leader_epoch=null(),  # no record was applied here: an old epoch would report a truncation that never was
+        claim=bindparam("to_claim", type_=Uuid),
+        epoch=offset.epoch + 1,
+        unreleased_claims=0,
+        **NO_ATTEMPT,
+    )
+    .returning(partition_offset)
+)
+# A dead letter's offset lies before the position. Where the position is put in front of it, the record will be read
+# again, and what becomes of it then is what counts.
+SUPERSEDE = (
+    update(dead_letter)
+    .where(
+        dead_letter.c.consumer_group == GROUP,
+        dead_letter.c.topic_id == bindparam("at_topic_id", type_=Uuid),
+        dead_letter.c.partition == bindparam("at_partition", type_=Integer),
+        dead_letter.c.record_offset >= bindparam("to_offset", type_=BigInteger),
+        dead_letter.c.state != literal(State.SUPERSEDED.value, Text),
+    )
+    .values(
+        state=literal(State.SUPERSEDED.value, Text),
+        closed_at=func.clock_timestamp(),
+        closed_by=bindparam("actor", type_=Text),
+        closed_reason=bindparam("reason", type_=Text),
+    )
+)
+# A pause or resume is a move too: every token of the group is drawn anew, so running workers notice. The rows
+# are locked in order first: workers hold them in that order at the same time.
+_all = (
+    select(offset.topic, offset.partition)
+    .where(offset.consumer_group == GROUP)
+    .order_by(offset.topic, offset.partition)
+    .with_for_update(key_share=True)
+    .cte("ordered")
+)
+REDRAW = (
+    update(partition_offset)
+    .where(
+        offset.consumer_group == GROUP,
+        offset.topic == _all.c.topic,
+        offset.partition == _all.c.partition,
+    )
+    .values(claim=func.gen_random_uuid(), epoch=offset.epoch + 1)
+)
+RECORD_ACTION = insert(admin_action)
+RECORD_LOSS = insert(lost_range)

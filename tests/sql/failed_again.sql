@@ -1,0 +1,1 @@
+UPDATE seekpoint.dead_letter SET replays=(seekpoint.dead_letter.replays + %(replays_1)s::INTEGER), replayed_at=clock_timestamp(), replay_error=%(its_error)s::VARCHAR, replay_traceback=%(its_traceback)s::VARCHAR WHERE seekpoint.dead_letter.consumer_group = %(group)s::VARCHAR AND seekpoint.dead_letter.id = %(failing)s::BIGINT AND seekpoint.dead_letter.state IN ('parked', 'held');

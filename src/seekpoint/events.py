@@ -168,9 +168,10 @@ class Committed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LagSampled(Event):
-    """Records behind the last stable offset, by partition."""
+    """Records behind the last stable offset, by partition; in those ``waiting``, the next one is not due yet."""
 
     lag: Mapping[Partition, int]
+    waiting: frozenset[Partition] = frozenset()
 
 
 # -- what goes wrong ------------------------------------------------------------------------------------

@@ -6,10 +6,13 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from time import monotonic
+from typing import TypeVar
 
 from seekpoint import events
 from seekpoint.errors import PartitionStopped
 from seekpoint.records import Partition
+
+V = TypeVar("V")
 
 STALE_AFTER = 60.0  # seconds without progress while records wait or something is in trouble
 
@@ -22,7 +25,9 @@ class Health:
     in trouble. ``stale``: no commit for a minute although it is in trouble, or records are waiting, or in hand
     (a database that never answers shows itself in nothing else). ``lag`` counts records behind the last stable
     offset, by partition, as of the last sample. ``trouble`` says what is wrong now, ``stopped`` which
-    partitions wait for a decision.
+    partitions wait for a decision, ``retrying`` which wait for the next try of a record that failed, and which one
+    that is; ``delayed`` which wait until their next record is old enough. Records that wait as declared make
+    nobody stale.
     """
 
     live: bool = False
@@ -33,6 +38,8 @@ class Health:
     positions: Mapping[Partition, int] = field(default_factory=dict)
     stopped: Mapping[Partition, PartitionStopped] = field(default_factory=dict)
     lag: Mapping[Partition, int] = field(default_factory=dict)
+    retrying: Mapping[Partition, events.RetryScheduled] = field(default_factory=dict)
+    delayed: frozenset[Partition] = frozenset()
     records: int = 0
     transactions: int = 0
     fenced: int = 0
@@ -67,33 +74,39 @@ class HealthBoard:
                     self._in_hand = True
                 case events.Committed() | events.Refused() | events.Parked() | events.DatabaseTrouble():
                     self._in_hand = False
-            if not (self._in_hand or h.trouble is not None or any(h.lag.values())):
+            if not (self._in_hand or h.trouble is not None or _has_work(h)):
                 self._due_since = None
             elif self._due_since is None or isinstance(event, events.Committed):
                 self._due_since = event.at
 
-    def _fold(self, h: Health, event: events.Event) -> Health:  # noqa: PLR0911, C901 -- one line per event
+    def _fold(self, h: Health, event: events.Event) -> Health:  # noqa: PLR0911, PLR0912, C901 -- one case per event
         match event:
             case events.Started():
                 return replace(h, live=True, ready=True)
             case events.Stopped():
                 return replace(h, live=False, ready=False, error=event.error)
             case events.Placed():
-                stopped = {p: e for p, e in h.stopped.items() if p != event.partition}
-                return replace(h, positions={**h.positions, event.partition: event.offset}, stopped=stopped)
+                stopped, retrying = _without(h.stopped, event.partition), _without(h.retrying, event.partition)
+                positions = {**h.positions, event.partition: event.offset}
+                return replace(h, positions=positions, stopped=stopped, retrying=retrying)
             case events.Gone() | events.Released():
-                left = {p: at for p, at in h.positions.items() if p not in event.partitions}
-                kept = self._draining  # leaving decides nothing: what is stopped stays so, and is told at the end
-                stopped = {p: e for p, e in h.stopped.items() if kept or p not in event.partitions}
-                lag = {p: n for p, n in h.lag.items() if p not in event.partitions}  # somebody else's now
-                return replace(h, positions=left, stopped=stopped, lag=lag)
+                gone = event.partitions
+                left, lag = _without(h.positions, *gone), _without(h.lag, *gone)  # somebody else's now
+                # Leaving decides nothing: what is stopped stays so, and is told at the end.
+                stopped = dict(h.stopped) if self._draining else _without(h.stopped, *gone)
+                return replace(h, positions=left, stopped=stopped, lag=lag, retrying=_without(h.retrying, *gone))
             case events.Parked():
-                return replace(h, stopped={**h.stopped, event.partition: event.error})
+                retrying = _without(h.retrying, event.partition)
+                return replace(h, stopped={**h.stopped, event.partition: event.error}, retrying=retrying)
+            case events.RetryScheduled():
+                return replace(h, retrying={**h.retrying, event.partition: event})
             case events.Committed():
                 moved = {span.partition: span.end for span in event.spans}
+                passed = [p for p, at in h.retrying.items() if moved.get(p, 0) > at.offset]
                 return replace(
                     h,
                     positions={**h.positions, **moved},
+                    retrying=_without(h.retrying, *passed) if passed else h.retrying,
                     records=h.records + event.records,
                     transactions=h.transactions + 1,
                     last_commit=event.at,
@@ -107,6 +120,15 @@ class HealthBoard:
             case events.Recovered():
                 return replace(h, ready=True, trouble=None)
             case events.LagSampled():
-                return replace(h, lag=dict(event.lag))
+                return replace(h, lag=dict(event.lag), delayed=event.waiting - h.retrying.keys())
             case _:
                 return h
+
+
+def _without(known: Mapping[Partition, V], *gone: Partition) -> dict[Partition, V]:
+    return {partition: value for partition, value in known.items() if partition not in gone}
+
+
+def _has_work(h: Health) -> bool:
+    """Whether records could be applied now."""
+    return any(n and p not in h.retrying and p not in h.delayed for p, n in h.lag.items())

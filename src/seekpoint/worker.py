@@ -10,19 +10,21 @@ from time import monotonic
 from typing import Any
 
 from seekpoint import events, schema
-from seekpoint.assignment import Assignment, Chunk
+from seekpoint.assignment import Alone, Assignment, Chunk
 from seekpoint.commit import Committer
-from seekpoint.errors import ConfigError, KafkaAway
+from seekpoint.errors import ConfigError, Fenced, KafkaAway
 from seekpoint.events import Announcer
+from seekpoint.failure import Cause
 from seekpoint.guard import passes
-from seekpoint.intake import CHUNK, Keeper, OpenBatch, poison_stop
+from seekpoint.intake import CHUNK, Keeper, OpenBatch
 from seekpoint.kafka.client import KafkaException, Unreadable, raise_if_fatal, raw_record
 from seekpoint.kafka.config import consumer_config, make_consumer
 from seekpoint.kafka.identity import Identity
-from seekpoint.ledger import Ledger
+from seekpoint.ledger import Attempt, Ledger
 from seekpoint.pipeline import Pipeline
 from seekpoint.policy import Backoff
-from seekpoint.records import RawRecord
+from seekpoint.records import Partition, RawRecord
+from seekpoint.verdict import Killer, fail
 
 POLL = 0.2  # seconds: how long a quiet loop waits for a record before it looks at anything else
 REPEAT = 10.0  # seconds until the client's same error is told again
@@ -48,6 +50,8 @@ class Loop:
         self._in_trouble = False
         self._said: dict[int, float] = {}  # the client's errors of this trouble: code -> when it was told
         self._lag_at = 0.0
+        self._took = 0.0  # seconds of the last batch: as long, records are tried alone before it is others' turn
+        self._first = False  # whether a single free place in a batch is a waiting record's
         self._chance = random.Random()  # noqa: S311 -- jitter
         self._waits = Backoff().waits(self._chance)
         announce.add(self._watch)
@@ -102,6 +106,7 @@ class Loop:
             start=self._pipeline.start,
             partitions=self._partitions,
             announce=self._announce,
+            pipeline=self._pipeline,
         )
         max_poll = int(self._config.get("max.poll.interval.ms", 300_000)) / 1000
         self._keeper = Keeper(self._held.client, max_poll, self._limits.transaction_age, self._announce)
@@ -153,26 +158,45 @@ class Loop:
         self._recovered()
         self._raise_if_strict()
         self._sample_lag()
-        if (chunk := self._read(POLL, self._limits.batch_records)) is None:
+        has_tried = self._try_alone()
+        if (chunk := self._read(0 if has_tried else POLL, self._limits.batch_records)) is None:
+            self._took = 0.0
             return
         batch = OpenBatch(chunk, lambda: self._draw(batch.room), self._held.identity.ask, self._limits)
+        began = monotonic()
         with self._keeper:
             self._committer.commit(batch)
+        self._took = monotonic() - began
         self._recovered()
 
     def _read(self, wait: float, most: int) -> Chunk[RawRecord] | None:
-        taken = self._held.take(self._held.client.read(min(CHUNK, most), wait))
-        if not len(taken):
-            return None
+        """What has waited long enough, and what the client has; waits for the first record, if there is none."""
+        room, due = min(CHUNK, most), None
+        if self._held.turns:
+            # Half of the room each: neither what waits nor what comes in keeps the other out.
+            self._first = not self._first
+            due = self._held.turns.due(room // 2 + self._first)
+            room -= len(due)
+            wait = 0 if len(due) else self._held.turns.wait(wait)
+        taken = self._held.take(self._held.client.read(room, wait)) if room else None
+        if taken is None or not len(taken):
+            return due if due is not None and len(due) else None
         self._announce(events.ChunkRead(records=len(taken)))
-        records, stops = [], []
+        chunk = self._readable(taken)
+        return chunk if due is None or not len(due) else due.and_then(chunk)
+
+    def _readable(self, taken: Chunk[Any]) -> Chunk[RawRecord]:
+        records, unreadable = [], []
         for message in taken:
             try:
                 records.append(raw_record(message))
             except Unreadable as error:
                 records.append(error.record)
-                stops.append(poison_stop(error.record, error))
-        return Chunk(records, taken.reads, stops)
+                unreadable.append((error.record, error))
+                self._held.placed[Partition(error.record.topic, error.record.partition)].unreadable[
+                    error.record.offset
+                ] = error
+        return Chunk(records, taken.reads, unreadable)
 
     def _draw(self, most: int) -> Chunk[RawRecord] | None:
         """What more is there for the open batch; None once a partition was taken away or the end was asked for."""
@@ -187,13 +211,48 @@ class Loop:
         if now < self._lag_at:
             return
         self._lag_at = now + self._limits.lag_check
-        cursors = {p: placed.cursor for p, placed in self._held.placed.items()}
+        cursors = {p: placed.position for p, placed in self._held.placed.items()}
         try:
             ends = self._held.watermarks.ends(list(cursors))
         except KafkaAway as error:  # one partition without a leader keeps no other from being read
             self._announce(events.KafkaTrouble(error=str(error)))
             return
-        self._announce(events.LagSampled(lag={p: max(0, edge.offset - cursors[p]) for p, edge in ends.items()}))
+        lag = {p: max(0, edge.offset - cursors[p]) for p, edge in ends.items()}
+        self._announce(events.LagSampled(lag=lag, waiting=self._held.turns.waiting()))
+
+    # -- one record at a time -------------------------------------------------------------------------
+
+    def _try_alone(self) -> bool:
+        """Try what is to be tried alone and due, for about as long as the last batch took; whether there was any."""
+        until, has_tried = monotonic() + self._took, False
+        while not self._stopping.is_set() and (alone := self._held.turns.alone()) is not None:
+            self._try(alone)
+            has_tried = True
+            if monotonic() >= until:
+                break
+        return has_tried
+
+    def _try(self, alone: Alone) -> None:
+        """One record in a transaction of its own; that it is tried goes on record before, as it may be the end of us.
+
+        One that ended as many processes as it may is poison, and no handler sees it.
+        """
+        at = alone.partition, alone.record.offset
+        batch = OpenBatch(alone.chunk, lambda: None, self._held.identity.ask, self._limits, tries={at: alone.tries})
+        if alone.is_convicted:
+            fail(self._pipeline, batch, alone.record, Killer(alone.deaths), Cause.KILLED)
+        else:
+            policy = self._pipeline
+            attempt = Attempt(at[1], alone.tries + 1, allowed=policy.retry.attempts, then=policy.on_poison.value)
+            try:
+                self._ledger.note_alone([(alone.claim, attempt)])
+            except Fenced as error:
+                self._announce(events.Refused(reason=error.reason))
+                self._held.resolve({})
+                return
+            self._announce(events.TriedAlone(partition=at[0], offset=at[1], attempt=attempt.number))
+        with self._keeper:
+            self._committer.commit(batch)
 
     # -- trouble --------------------------------------------------------------------------------------
 

@@ -2,5 +2,6 @@
 
 from seekpoint.assignment.assignment import Assignment
 from seekpoint.assignment.chunk import Chunk, Read
+from seekpoint.assignment.turns import Alone, Turns
 
-__all__ = ["Assignment", "Chunk", "Read"]
+__all__ = ["Alone", "Assignment", "Chunk", "Read", "Turns"]

@@ -19,8 +19,10 @@ from sqlalchemy import Connection
 
 from seekpoint import events
 from seekpoint.assignment.chunk import Chunk, chain
+from seekpoint.assignment.claims import Claims
 from seekpoint.assignment.places import Placed, Places, Waiting
-from seekpoint.errors import Fenced, GroupPaused, KafkaAway, PartitionStopped
+from seekpoint.assignment.turns import Turns
+from seekpoint.errors import Fenced, KafkaAway, PartitionStopped, RetryLater
 from seekpoint.events import Announcer
 from seekpoint.guard import passes
 from seekpoint.kafka.client import Client, Message
@@ -29,8 +31,9 @@ from seekpoint.kafka.loss import deleted, judge
 from seekpoint.kafka.watermarks import Watermarks
 from seekpoint.ledger import Claim, Expected, Ledger, Move, Position
 from seekpoint.ledger.claim import recreated
+from seekpoint.pipeline import Pipeline
 from seekpoint.policy import Backoff, StartAt
-from seekpoint.records import Partition
+from seekpoint.records import Partition, RawRecord
 
 
 class Assignment:
@@ -38,7 +41,8 @@ class Assignment:
 
     ``consumer`` is a ``confluent_kafka.Consumer`` made with :func:`seekpoint.consumer_config`, ``kafka`` that
     same configuration (for an admin client that asks for topic ids). With ``partitions=[(topic, number), ...]``
-    there is no group: the list is read, owned through the ledger alone, and the newest claim wins.
+    there is no group: the list is read, owned through the ledger alone, and the newest claim wins. With the
+    ``pipeline``, records that may not be applied yet are kept back, and given by ``turns`` when they are due.
     Leaving the ``with`` block releases the claims and closes the consumer.
     """
 
@@ -52,6 +56,7 @@ class Assignment:
         start: StartAt = StartAt.earliest(),  # noqa: B008 -- immutable
         partitions: Iterable[tuple[str, int]] | None = None,
         announce: Announcer | None = None,
+        pipeline: Pipeline | None = None,
     ) -> None:
         self.ledger, self.limits = ledger, ledger.limits
         self.topics = (topics,) if isinstance(topics, str) else tuple(topics)
@@ -60,13 +65,14 @@ class Assignment:
         self.watermarks = Watermarks(self.identity, committed=kafka.get("isolation.level") != "read_uncommitted")
         self._announce = announce or Announcer()
         self._places = Places(self.client, self._announce)
-        self._start = start
+        self.turns = Turns(self._places, self.client, ledger, self.watermarks, self._announce, pipeline=pipeline)
+        self._claims = Claims(
+            self._places, ledger, self.identity, self.watermarks, self._announce, start=start, turns=self.turns
+        )
         self._fixed = None if partitions is None else [Partition(*p) for p in partitions]
-        self._unreleased: list[Claim] = []
         self._chance = random.Random()  # noqa: S311 -- jitter
         self._backoff = Backoff().waits(self._chance)
-        self._claim_at = self._look_at = 0.0
-        self._paused: str | None = None
+        self._look_at = 0.0
 
     @property
     def placed(self) -> Mapping[Partition, Placed]:
@@ -129,6 +135,8 @@ class Assignment:
             placed = self.placed.get(claim.partition)
             if placed is not None and placed.claim.token == claim.token:
                 placed.claim, placed.quiet_since = claim, now
+                if placed.backlog is not None:
+                    placed.passed(claim.next_offset)
         self._backoff = Backoff().waits(self._chance)  # progress resets the waits
 
     def place_again(self) -> None:
@@ -156,7 +164,7 @@ class Assignment:
     def leave(self) -> None:
         """Release every claim and leave the group; what was read and not committed is read again elsewhere."""
         try:
-            self._release(self._places.claims())
+            self._claims.release(self._places.claims())
         finally:
             self.client.close()
 
@@ -169,78 +177,38 @@ class Assignment:
 
     def take(self, messages: Iterable[Message]) -> Chunk[Message]:
         """Keep what belongs to a placed partition and was not read before; move the cursors over it."""
-        return self._places.take(messages)
+        chunk = self._places.take(messages)
+        if self.turns:
+            self.turns.bound()
+        return chunk
+
+    def hold_back(self, stop: RetryLater, records: Sequence[RawRecord], position: int) -> None:
+        """Keep what was read of one partition until its first record, which failed, is due again; after COMMIT."""
+        self.turns.hold_back(stop, records, position)
 
     # -- tending: the loop's own step -----------------------------------------------------------------
 
     def tend(self) -> None:
         """Act on what was recorded: release what is gone, decide on lost offsets, claim and place, look for moves."""
-        self._release(self._places.forget_gone())
+        self._claims.release(self._places.forget_gone())
         if self._places.troubled:
             self._judge_troubled()
         now = monotonic()
-        if self._places.waiting and now >= self._claim_at:
-            self._claim(now)
+        if self._places.waiting:
+            self._claims.claim(now)
+        if self.turns:
+            self._tend_backlogs()
         if now >= self._look_at:
             self._look_at = now + self.limits.idle_check
             self._look(now)
 
-    def _release(self, claims: Sequence[Claim]) -> None:
-        self._unreleased += claims  # kept for the next time if the database is away
-        if self._unreleased:
-            self.ledger.release(self._unreleased)
-            self._announce(events.Released(partitions=tuple(c.partition for c in self._unreleased)))
-            self._unreleased = []
-
-    def _claim(self, now: float) -> None:
-        due = [p for p, w in self._places.waiting.items() if w.not_before <= now]
-        if not due:
-            return
-        found = self.identity.ask({p.topic for p in due}).result()
-        ids = {topic: topic_id for topic, topic_id in found.items() if topic_id is not None}
-        self._park_deleted([p for p in due if p.topic not in ids])
-        wanted = [p for p in due if p.topic in ids]
-        if not wanted:
-            return
-        patient = not all(self._places.waiting[p].stalled for p in wanted)
+    def _tend_backlogs(self) -> None:
+        self.turns.tend()
         try:
-            claimed = self.ledger.claim(
-                wanted,
-                ids,
-                cluster_id=self.identity.cluster_id(),
-                start=lambda topic: self.watermarks.resolve(topic, self._start, self.ledger.group),
-                patient=patient,
-            )
-        except GroupPaused as error:
-            self._claim_at = now + self.limits.idle_check
-            if self._paused != str(error):
-                self._announce(events.Paused(reason=str(error)))
-            self._paused = str(error)
-            return
-        self._paused = None
-        if claimed.stalled:
-            self._announce(events.Stalled(partitions=claimed.stalled, ended=claimed.ended))
-            later = now + self.limits.idle_check
-            for partition in claimed.stalled:
-                self._places.wait(partition, replace(self._places.waiting[partition], stalled=True, not_before=later))
-        self._park_all(claimed.refused)
-        self._place({p: claimed.granted[p] for p in wanted if p in claimed.granted})
-
-    def _park_deleted(self, partitions: Sequence[Partition]) -> None:
-        rows = self.ledger.look(partitions, locked=False) if partitions else {}
-        for partition in partitions:
-            row = rows.get(partition)
-            stop = deleted(partition, 0 if row is None else row.next_offset)
-            stop.token = None if row is None else row.token
-            self.park(partition, stop)
-
-    def _place(self, claims: Mapping[Partition, Claim]) -> None:
-        """Put the client where the ledger stands (I6)."""
-        for partition, before in self._places.place(claims).items():
-            known, claim = before.known, claims[partition]
-            # A move by hand in between would have raised the epoch by one more than our own claim did.
-            if known is not None and claim.next_offset < known.next_offset and claim.epoch <= known.epoch + 1:
-                self._rolled_back(partition, known.next_offset, claim.next_offset)
+            self.turns.note_horizons()
+        except Fenced as error:
+            self._announce(events.Refused(reason=error.reason))
+            self.resolve({})
 
     def _look(self, now: float) -> None:
         """What happened to partitions that we are not writing: moves, pauses, recreated topics (I5), failovers."""
@@ -248,7 +216,7 @@ class Assignment:
         asked = [*quiet, *self._places.parked]
         if not asked:
             return
-        self._pass_ends([p for p in quiet if (end := self.placed[p].end) is not None and end > self.placed[p].cursor])
+        self._pass_ends([p for p in quiet if self.placed[p].has_trailing])
         answer = self.identity.ask({p.topic for p in asked})
         rows = self.ledger.look(asked, locked=False)
         for partition in quiet:
@@ -306,8 +274,8 @@ class Assignment:
     # -- refused, lost, parked ------------------------------------------------------------------------
 
     def expected(self, starts: Mapping[Partition, int]) -> list[Expected]:
-        """What hold must find: every placed partition at its cursor, those of a batch where its reading began."""
-        return [Expected(placed.claim, starts.get(p, placed.cursor)) for p, placed in self.placed.items()]
+        """What hold must find: every placed partition at its position, those of a batch where its reading began."""
+        return [Expected(placed.claim, starts.get(p, placed.position)) for p, placed in self.placed.items()]
 
     def resolve(self, starts: Mapping[Partition, int]) -> set[Partition]:
         """Ask the ledger, under the rows' locks, what is true; returns the partitions whose batch must be dropped.
@@ -319,35 +287,31 @@ class Assignment:
         dropped: set[Partition] = set()
         fresh: dict[Partition, Claim] = {}
         for partition, placed in list(self.placed.items()):
-            row, expected = rows.get(partition), starts.get(partition, placed.cursor)
+            row, expected = rows.get(partition), starts.get(partition, placed.position)
             if row is None or row.token != placed.claim.token:
                 dropped.add(partition)
                 self._ousted(partition, row)
-            elif row.next_offset == placed.cursor:
+            elif row.next_offset == placed.position:
                 placed.claim = replace(placed.claim, next_offset=row.next_offset, leader_epoch=row.leader_epoch)
                 if partition in starts and expected != row.next_offset:  # all that was read is committed already
                     dropped.add(partition)
-                    self._resynced(partition, expected, row.next_offset, "reply lost")
+                    self._claims.resynced(partition, expected, row.next_offset, "reply lost")
             elif partition not in starts or row.next_offset != expected:
                 dropped.add(partition)
-                if partition not in self._places.gone:  # Kafka took it away meanwhile: not to be read any more
-                    fresh[partition] = replace(
-                        placed.claim, next_offset=row.next_offset, leader_epoch=row.leader_epoch, epoch=row.epoch
-                    )
+                known = replace(
+                    placed.claim, next_offset=row.next_offset, leader_epoch=row.leader_epoch, epoch=row.epoch
+                )
+                if row.attempt_offset is not None:  # when it is due, and how often it was tried, the claim will say
+                    self._places.unplace([partition])
+                    self._places.wait(partition, Waiting(known=known))
+                elif partition not in self._places.gone:  # Kafka took it away meanwhile: not to be read any more
+                    fresh[partition] = replace(known, unreleased=0, attempt=None)
                 if row.next_offset > placed.claim.next_offset:
-                    self._resynced(partition, expected, row.next_offset, "reply lost")
+                    self._claims.resynced(partition, expected, row.next_offset, "reply lost")
                 elif row.next_offset < placed.claim.next_offset:
-                    self._rolled_back(partition, placed.claim.next_offset, row.next_offset)
-        self._place(fresh)
+                    self._claims.rolled_back(partition, placed.claim.next_offset, row.next_offset)
+        self._claims.place(fresh)
         return dropped
-
-    def _resynced(self, partition: Partition, expected: int, found: int, cause: str) -> None:
-        self._announce(events.Resynced(partition=partition, expected=expected, found=found, cause=cause))
-
-    def _rolled_back(self, partition: Partition, known: int, found: int) -> None:
-        """The database went back in time, rows and offset together; Kafka replays the rest. Leave a trace."""
-        self._resynced(partition, known, found, "rolled back")
-        self.ledger.record("rolled back", partition, known, found, reason="the database lost what was committed here")
 
     def _ousted(self, partition: Partition, row: Position | None) -> None:
         """The claim is not ours any more: stop reading at once; claim again if Kafka still says it is ours."""
@@ -369,11 +333,17 @@ class Assignment:
         self._places.park(partition, stop)
 
     def _judge_troubled(self) -> None:
-        """The broker has no record at the position: find out why, and stop in front of it (I4)."""
-        troubled = {p: self.placed[p].cursor for p in self._places.troubled if p in self.placed}
+        """The broker has no record at the cursor: find out why, and stop in front of it (I4).
+
+        What was read before and waits is applied first: it may be nowhere else any more.
+        """
+        at = {p: self.placed[p] for p in self._places.troubled if p in self.placed}
+        troubled = {p: placed.cursor for p, placed in at.items() if placed.position == placed.cursor}
+        if not troubled:
+            return
         strange = self.strangers(self.identity.ask({p.topic for p in troubled}), troubled)
         self._park_all({**judge({p: at for p, at in troubled.items() if p not in strange}, self.watermarks), **strange})
-        self._places.troubled.clear()
+        self._places.troubled = at.keys() - troubled.keys()
 
     # -- identity -------------------------------------------------------------------------------------
 

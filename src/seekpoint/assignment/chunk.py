@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar, overload
 
-from seekpoint.errors import ConfigError, Fenced, PartitionStopped
+from seekpoint.errors import ConfigError, Fenced
 from seekpoint.ledger import Claim, Move
 from seekpoint.records import Partition, utc
 
@@ -31,21 +31,25 @@ class Read:
 class Chunk(Sequence[T], Generic[T]):
     """Messages that may be applied, and what they ask of the ledger. Make one with :meth:`Assignment.settle`.
 
-    ``stops`` end the part of a partition in front of a message that cannot be read.
+    ``unreadable`` are those among them that the client could not read whole, with what it said.
     """
 
-    __slots__ = ("_messages", "reads", "stops")
+    __slots__ = ("_messages", "reads", "unreadable")
 
     def __init__(
-        self, messages: Sequence[T], reads: dict[Partition, Read], stops: Sequence[PartitionStopped] = ()
+        self, messages: Sequence[T], reads: dict[Partition, Read], unreadable: Sequence[tuple[T, Exception]] = ()
     ) -> None:
-        self._messages, self.reads, self.stops = messages, reads, stops
+        self._messages, self.reads, self.unreadable = messages, reads, unreadable
 
     def __len__(self) -> int:
         return len(self._messages)
 
     def __iter__(self) -> Iterator[T]:
         return iter(self._messages)
+
+    def and_then(self, other: Chunk[T]) -> Chunk[T]:
+        """Both, one behind the other; where they share a partition, the second must begin where the first ends."""
+        return Chunk([*self, *other], chain((self, other)), [*self.unreadable, *other.unreadable])
 
     @overload
     def __getitem__(self, index: int) -> T: ...

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 from uuid import UUID
 
 from seekpoint import events
+from seekpoint.assignment.backlog import Backlog, Moment
 from seekpoint.assignment.chunk import Chunk, Read
 from seekpoint.errors import PartitionStopped, TopicRecreated
 from seekpoint.events import Announcer
@@ -20,12 +21,35 @@ from seekpoint.records import Partition
 
 @dataclass(slots=True)
 class Placed:
-    """A partition that is read. ``cursor`` is the reader's own: it moves when a chunk is read, never on a commit."""
+    """A partition that is read. ``cursor`` is the reader's own: it moves when a chunk is read, never on a commit.
+
+    Where records have to wait, they wait in ``backlog``: it belongs to this placement, and ends with it.
+    """
 
     claim: Claim
     cursor: int
     end: int | None = None  # the log's end, when the client said that it was reached
     quiet_since: float = 0.0
+    backlog: Backlog | None = None
+    leader_epoch: int | None = None  # of the last record that went into the backlog
+    is_paused: bool = False  # its backlog is full: the client reads no more of it
+    unreadable: dict[int, Exception] = field(default_factory=dict)  # what the client said of records read
+
+    @property
+    def position(self) -> int:
+        """Where the records that are given next begin: what the ledger stands at, unless a batch is in hand."""
+        return self.cursor if self.backlog is None or not len(self.backlog) else self.backlog.position
+
+    @property
+    def has_trailing(self) -> bool:
+        """Whether nothing but control records lies between the position and the log's end."""
+        return self.end is not None and self.end > self.cursor == self.position
+
+    def passed(self, offset: int) -> None:
+        """The ledger stands at ``offset`` now: what was on record in front of it is gone."""
+        self.unreadable = {at: error for at, error in self.unreadable.items() if at >= offset}
+        if self.backlog is not None:
+            self.backlog.noted = -1
 
 
 @dataclass(slots=True)
@@ -57,11 +81,13 @@ class Places:
     """The state of every assigned partition, and the client kept in step with it. Does not know the ledger.
 
     ``gone`` are partitions that Kafka took away and that were not released yet; ``troubled`` those whose
-    position the broker refused.
+    position the broker refused; ``backlogged`` those of the placed ones that have a backlog, in the order of their
+    turns.
     """
 
     def __init__(self, client: Client, announce: Announcer) -> None:
         self.placed: dict[Partition, Placed] = {}
+        self.backlogged: dict[Partition, Placed] = {}
         self.waiting: dict[Partition, Waiting] = {}
         self.parked: dict[Partition, Parked] = {}
         self.gone: set[Partition] = set()
@@ -95,6 +121,7 @@ class Places:
 
     def _drop_gone(self) -> None:
         gone, self.gone = self.gone, set()
+        self._forget_backlogs(gone)
         self._left += [self.placed.pop(p).claim for p in gone if p in self.placed]
         parked = [self.parked.pop(p).claim for p in gone if p in self.parked]
         self._left += [claim for claim in parked if claim is not None]
@@ -113,6 +140,8 @@ class Places:
         before = {p: self.waiting.pop(p, Waiting()) for p in claims}
         for partition, claim in claims.items():
             self.parked.pop(partition, None)
+            self.backlogged.pop(partition, None)
+            self.troubled.discard(partition)
             self.placed[partition] = Placed(claim, claim.next_offset, quiet_since=now)
             self._announce(events.Placed(partition=partition, offset=claim.next_offset, epoch=claim.epoch))
         return before
@@ -120,8 +149,13 @@ class Places:
     def unplace(self, partitions: Collection[Partition]) -> None:
         """Stop reading these, and throw away what the client has buffered of them."""
         self._client.unplace(partitions, self._positions())
+        self._forget_backlogs(partitions)
         for partition in partitions:
             self.placed.pop(partition, None)
+
+    def _forget_backlogs(self, partitions: Collection[Partition]) -> None:
+        for partition in partitions:
+            self.backlogged.pop(partition, None)
 
     def wait(self, partition: Partition, waiting: Waiting) -> None:
         """Claim it later, unless Kafka took it away: then claiming it again would only disturb its new owner."""
@@ -154,13 +188,32 @@ class Places:
         """The cursors of what we may read; a partition that Kafka took away must not be assigned again."""
         return {p: at.cursor for p, at in self.placed.items() if p not in self.gone}
 
+    # -- backlogs -------------------------------------------------------------------------------------
+
+    def give_backlog(self, partition: Partition, backlog: Backlog | None) -> None:
+        """What is read of a placed partition waits in there from now on; None: it need not wait any more."""
+        placed = self.placed[partition]
+        placed.backlog = backlog
+        if backlog is None:
+            self.backlogged.pop(partition, None)
+        else:
+            self.backlogged[partition] = placed
+
+    def next_turn(self, partition: Partition) -> None:
+        """It has given something: the others are first now."""
+        self.backlogged[partition] = self.backlogged.pop(partition)
+
     # -- reading --------------------------------------------------------------------------------------
 
     def take(self, messages: Iterable[Message]) -> Chunk[Message]:
-        """Keep what belongs to a placed partition and was not read before; move the cursors over it (I3)."""
+        """Keep what belongs to a placed partition and was not read before; move the cursors over it (I3).
+
+        What has to wait goes into its partition's backlog instead.
+        """
         kept: list[Message] = []
         reads: dict[Partition, Read] = {}
         last: dict[Partition, Message] = {}
+        waits: list[tuple[Placed, Message]] = []
         for message in messages:
             if message.error() is not None:
                 self._in_stream(message)
@@ -170,17 +223,36 @@ class Places:
             offset: Any = message.offset()
             if placed is None or offset < placed.cursor or at in self.gone:
                 continue  # read under an earlier placement
+            if placed.backlog is not None:
+                waits.append((placed, message))
+                continue
             read = reads.get(at)
             if read is None:
                 read = reads[placed.claim.partition] = Read(placed.claim, placed.cursor, placed.cursor)
             placed.cursor = read.end = offset + 1
             last[at] = message
             kept.append(message)
+        if waits:
+            self._store(waits)
         now = monotonic()
         for partition, message in last.items():
             self.placed[partition].quiet_since = now
             reads[partition].leader_epoch, reads[partition].timestamp_ms = kafka.standing(message)
         return Chunk(kept, reads)
+
+    def _store(self, waits: Sequence[tuple[Placed, Message]]) -> None:
+        """Put these into their backlogs. The partitions stay quiet: somebody may move them while they wait."""
+        at, stored = Moment.now(), 0
+        for placed, message in waits:
+            record, error = kafka.readable(message)
+            if placed.backlog is None or record.offset < placed.cursor:
+                continue  # twice in one answer of the client
+            if error is not None:
+                placed.unreadable[record.offset] = error
+            placed.backlog.add(record, placed.cursor, at)
+            placed.cursor, placed.leader_epoch = record.offset + 1, record.leader_epoch
+            stored += 1
+        self._announce(events.ChunkRead(records=stored))
 
     def _in_stream(self, message: Message) -> None:
         """An event that came in the place of a record."""

@@ -49,6 +49,7 @@ class Client:
         self._consumer = consumer
         self._turn = threading.Lock()
         self._eager = is_eager(config)
+        self._paused: set[Partition] = set()
         self.contact = monotonic()  # when the group last saw us poll
 
     # -- membership -----------------------------------------------------------------------------------
@@ -93,10 +94,10 @@ class Client:
         Whatever the client had buffered of a fresh partition is thrown away.
         """
         with self._turn:
+            self._paused.difference_update(fresh)
             tps = [_TopicPartition(p.topic, p.number, offset) for p, (offset, _) in fresh.items()]
             if self._eager:
-                rest = [_TopicPartition(p.topic, p.number, at) for p, at in others.items() if p not in fresh]
-                self._consumer.assign(tps + rest)
+                self._assign(tps, {p: at for p, at in others.items() if p not in fresh})
             else:
                 self._unassign(fresh)
                 self._consumer.incremental_assign(tps)
@@ -104,6 +105,12 @@ class Client:
             for p, (offset, epoch) in fresh.items():
                 if epoch is not None:  # only seek lets the broker check the epoch, and so see a truncated log
                     self._seek(_TopicPartition(p.topic, p.number, offset, leader_epoch=epoch))
+
+    def _assign(self, fresh: list[_TopicPartition], others: Mapping[Partition, int]) -> None:
+        """The whole assignment anew; what was paused stays so."""
+        self._consumer.assign(fresh + [_TopicPartition(p.topic, p.number, at) for p, at in others.items()])
+        if paused := [_TopicPartition(p.topic, p.number) for p in others if p in self._paused]:
+            self._consumer.pause(paused)
 
     def _seek(self, at: _TopicPartition) -> None:
         """Seek to where it was just assigned; for some milliseconds the client may still be ending what was before.
@@ -125,9 +132,7 @@ class Client:
         """Stop reading these partitions and throw their buffers away; the group membership stays."""
         with self._turn:
             if self._eager:
-                self._consumer.assign(
-                    [_TopicPartition(p.topic, p.number, at) for p, at in others.items() if p not in partitions]
-                )
+                self._assign([], {p: at for p, at in others.items() if p not in partitions})
             else:
                 self._unassign(partitions)
 
@@ -135,6 +140,21 @@ class Client:
         held = {(p.topic, p.partition) for p in self._consumer.assignment()}
         if mine := [_TopicPartition(p.topic, p.number) for p in partitions if tuple(p) in held]:
             self._consumer.incremental_unassign(mine)
+
+    def pause(self, partitions: Collection[Partition]) -> None:
+        """Read nothing more of these until :meth:`resume`; what the client has buffered of them is thrown away."""
+        with self._turn:
+            self._paused.update(partitions)
+            self._consumer.pause([_TopicPartition(p.topic, p.number) for p in partitions])
+
+    def resume(self, cursors: Mapping[Partition, tuple[int, int | None]]) -> None:
+        """Read these on from (offset, leader epoch of the record before it)."""
+        with self._turn:
+            self._paused.difference_update(cursors)
+            self._consumer.resume([_TopicPartition(p.topic, p.number) for p in cursors])
+            for p, (offset, epoch) in cursors.items():  # without a seek it may take a second to begin
+                at = _TopicPartition(p.topic, p.number, offset)
+                self._seek(at if epoch is None else _TopicPartition(p.topic, p.number, offset, leader_epoch=epoch))
 
     # -- reading --------------------------------------------------------------------------------------
 
@@ -214,6 +234,14 @@ def raw_record(message: Any) -> RawRecord:
     return record
 
 
+def readable(message: Any) -> tuple[RawRecord, Unreadable | None]:
+    """The same with what the client could not read beside it."""
+    try:
+        return raw_record(message), None
+    except Unreadable as error:
+        return error.record, error
+
+
 def _named(partitions: Collection[_TopicPartition]) -> list[Partition]:
     return [Partition(p.topic, p.partition) for p in partitions]
 
@@ -241,5 +269,6 @@ __all__ = [
     "Unreadable",
     "raise_if_fatal",
     "raw_record",
+    "readable",
     "standing",
 ]

@@ -1,0 +1,249 @@
+"""Whose turn it is: the backlogs of all placed partitions, made, bounded, and given to the worker when due."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from seekpoint import events
+from seekpoint.assignment.backlog import DELAYED, Backlog, Moment, Try, Watch
+from seekpoint.assignment.chunk import Chunk, Read
+from seekpoint.assignment.places import Placed, Places
+from seekpoint.errors import RetryLater
+from seekpoint.events import Announcer
+from seekpoint.failure import Cause, Failure
+from seekpoint.kafka.client import Client
+from seekpoint.kafka.watermarks import Watermarks
+from seekpoint.ledger import Attempt, Claim, Ledger
+from seekpoint.pipeline import Pipeline
+from seekpoint.policy import Retry
+from seekpoint.records import Partition, RawRecord
+
+# The least that one partition's backlog may hold, however many partitions share the limits of a batch.
+LEAST_RECORDS = 1000
+LEAST_BYTES = 1024 * 1024
+
+EARLY = "its timestamp lies in the future: the delay is counted from when it was seen first"
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """A record to be tried in a transaction of its own, ``tries`` times tried before.
+
+    ``deaths`` of the tries ended with their process. ``is_convicted``: it killed so many that it is not tried again.
+    """
+
+    chunk: Chunk[RawRecord]
+    claim: Claim
+    record: RawRecord
+    tries: int
+    deaths: int
+    is_convicted: bool
+
+    @property
+    def partition(self) -> Partition:
+        """The record's."""
+        return self.claim.partition
+
+
+class Turns:
+    """The backlogs of one assignment. Partitions that have one take turns; those that have none are not touched."""
+
+    def __init__(
+        self,
+        places: Places,
+        client: Client,
+        ledger: Ledger,
+        watermarks: Watermarks,
+        announce: Announcer,
+        *,
+        pipeline: Pipeline | None,
+    ) -> None:
+        self._places, self._client, self._ledger, self._watermarks = places, client, ledger, watermarks
+        self._announce, self._limits = announce, ledger.limits
+        self._retry = None if pipeline is None else pipeline.retry  # None: whoever owns the loop decides all this
+        self._then = "" if pipeline is None else pipeline.on_poison.value
+        self._delay = None if pipeline is None or pipeline.delay is None else pipeline.delay.total_seconds()
+
+    def __bool__(self) -> bool:
+        return bool(self._places.backlogged)
+
+    # -- made -----------------------------------------------------------------------------------------
+
+    def suspects(self, claims: Iterable[Claim]) -> dict[Partition, Watch]:
+        """Of which partitions the next records are tried one by one: their owners died, with records to read.
+
+        Raises KafkaAway.
+        """
+        suspected = [c for c in claims if self._retry is not None and c.unreleased >= self._retry.crashes]
+        ends = self._watermarks.ends([c.partition for c in suspected])
+        found = {}
+        for claim in suspected:
+            end = ends[claim.partition].offset
+            if end <= claim.next_offset:
+                continue  # nothing was there to kill anybody
+            found[claim.partition] = Watch(self._limits.batch_records, end)
+            until = min(end, claim.next_offset + self._limits.batch_records)
+            self._announce(events.Suspicious(partition=claim.partition, deaths=claim.unreleased, until=until))
+        return found
+
+    def begin(self, claims: Iterable[Claim], suspects: Mapping[Partition, Watch]) -> None:
+        """These were placed: what of them will have to wait, waits from the first record on."""
+        if self._retry is None:
+            return
+        at = Moment.now()
+        for claim in claims:
+            attempt = claim.attempt
+            if attempt is not None and attempt.then == DELAYED and self._delay is None:
+                attempt = None  # a process before this one waited for it
+            if self._delay is None and attempt is None and claim.partition not in suspects:
+                continue
+            backlog = Backlog(delay=self._delay, watch=suspects.get(claim.partition))
+            if attempt is not None:
+                backlog.remember(attempt, at)
+                self._announce_next(self._retry, claim.partition, attempt)
+            self._places.give_backlog(claim.partition, backlog)
+
+    def _announce_next(self, retry: Retry, partition: Partition, attempt: Attempt) -> None:
+        if not attempt.wait or attempt.error is None or attempt.then == DELAYED:
+            return
+        self._announce(
+            events.RetryScheduled(
+                partition=partition,
+                offset=attempt.offset,
+                attempt=attempt.number,
+                attempts=attempt.allowed or retry.attempts,
+                wait=attempt.wait,
+                failure=Failure(Cause.HANDLER, attempt.error, attempts=attempt.number),
+                then=attempt.then or self._then,
+            )
+        )
+
+    def hold_back(self, stop: RetryLater, records: Sequence[RawRecord], position: int) -> None:
+        """What was read of a partition from ``stop.offset`` on is next again, when the wait is over."""
+        placed = self._places.placed.get(stop.partition)
+        if placed is None or stop.partition in self._places.gone or placed.position != records[-1].offset + 1:
+            return  # not what was read under this placement: the ledger says where to read on
+        backlog = placed.backlog
+        if backlog is None:
+            self._places.give_backlog(stop.partition, backlog := Backlog(delay=self._delay))
+        failure = stop.failure
+        attempt = Attempt(stop.offset, failure.attempts, failure.error, stop.wait)
+        backlog.put_back(records, position, attempt, Moment.now())
+        if placed.cursor == records[-1].offset + 1:
+            placed.leader_epoch = records[-1].leader_epoch
+
+    # -- given ----------------------------------------------------------------------------------------
+
+    def _open(self) -> list[tuple[Partition, Placed, Backlog]]:
+        gone = self._places.gone
+        return [
+            (partition, placed, placed.backlog)
+            for partition, placed in self._places.backlogged.items()
+            if placed.backlog is not None and partition not in gone
+        ]
+
+    def wait(self, most: float) -> float:
+        """Seconds until something is due; at most ``most``."""
+        if not self:
+            return most
+        at = Moment.now()
+        waits = (wait for _, _, backlog in self._open() if (wait := backlog.wait(at)) is not None)
+        return min(most, min(waits, default=most))
+
+    def due(self, most: int) -> Chunk[RawRecord]:
+        """Up to ``most`` records that have waited long enough, and are not to be tried alone."""
+        given: list[RawRecord] = []
+        reads: dict[Partition, Read] = {}
+        unreadable: list[tuple[RawRecord, Exception]] = []
+        at = Moment.now()
+        for partition, placed, backlog in self._open():
+            if len(given) >= most:
+                break
+            start = placed.position
+            if not (records := backlog.give(most - len(given), at)):
+                continue
+            last = records[-1]
+            reads[partition] = Read(placed.claim, start, last.offset + 1, last.leader_epoch, last.timestamp_ms)
+            unreadable += _unreadable(placed, records)
+            given += records
+            self._places.next_turn(partition)
+        return Chunk(given, reads, unreadable)
+
+    def alone(self) -> Alone | None:
+        """The next record that is due and to be tried in a transaction of its own; the partitions in turn."""
+        at = Moment.now()
+        for partition, placed, backlog in self._open():
+            if (tried := backlog.give_alone(at)) is not None:
+                self._places.next_turn(partition)
+                return self._alone(placed, tried)
+        return None
+
+    def _alone(self, placed: Placed, tried: Try) -> Alone:
+        record, attempt = tried.record, tried.attempt
+        read = Read(placed.claim, tried.start, record.offset + 1, record.leader_epoch, record.timestamp_ms)
+        chunk = Chunk([record], {placed.claim.partition: read}, _unreadable(placed, [record]))
+        deaths = 0 if attempt is None else attempt.crashes
+        # An error beside the deaths is a verdict that was spoken since: somebody has started the worker again.
+        is_mended = attempt is not None and attempt.error is not None
+        is_convicted = not is_mended and self._retry is not None and deaths >= self._retry.crashes
+        return Alone(chunk, placed.claim, record, tried.tries, deaths, is_convicted)
+
+    # -- tended ---------------------------------------------------------------------------------------
+
+    def bound(self) -> None:
+        """Read nothing more of partitions whose backlog is full."""
+        records, size = self._bounds()
+        full = [
+            (partition, placed)
+            for partition, placed, backlog in self._open()
+            if not placed.is_paused and (len(backlog) >= records or backlog.bytes >= size)
+        ]
+        if full:
+            self._client.pause([partition for partition, _ in full])
+            for _, placed in full:
+                placed.is_paused = True
+
+    def tend(self) -> None:
+        """Forget backlogs that are over, and read those on that have drained."""
+        if not self:
+            return
+        records, size = self._bounds()
+        drained: dict[Partition, tuple[int, int | None]] = {}
+        for partition, placed, backlog in self._open():
+            if placed.is_paused and len(backlog) <= records // 2 and backlog.bytes <= size // 2:
+                drained[partition] = placed.cursor, placed.leader_epoch
+                placed.is_paused = False
+            if backlog.is_over:
+                self._places.give_backlog(partition, None)
+        if drained:
+            self._client.resume(drained)
+
+    def _bounds(self) -> tuple[int, int]:
+        """How many records and bytes one backlog may hold: together about as much as a batch."""
+        shares = max(1, len(self._places.placed))
+        limits = self._limits
+        return max(LEAST_RECORDS, limits.batch_records // shares), max(LEAST_BYTES, limits.batch_bytes // shares)
+
+    def note_horizons(self) -> None:
+        """Put on record until when records wait whose timestamps lie in the future. Raises Fenced."""
+        if self._delay is None:
+            return
+        at, notes = Moment.now(), []
+        for _, placed, backlog in self._open():
+            if (horizon := backlog.horizon(at)) is not None:
+                wait = horizon.wall - at.wall
+                notes.append((placed.claim, Attempt(horizon.offset, 1, EARLY, wait, None, DELAYED)))
+                backlog.noted = horizon.offset
+        if notes:
+            self._ledger.note_alone(notes)
+
+    def waiting(self) -> frozenset[Partition]:
+        """The partitions whose next record is not due yet: their lag is meant to be."""
+        at = Moment.now()
+        return frozenset(partition for partition, _, backlog in self._open() if backlog.wait(at))
+
+
+def _unreadable(placed: Placed, records: Sequence[RawRecord]) -> list[tuple[RawRecord, Exception]]:
+    known = placed.unreadable
+    return [(r, known[r.offset]) for r in records if r.offset in known] if known else []

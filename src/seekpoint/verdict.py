@@ -28,7 +28,7 @@ def fail(pipeline: Pipeline, batch: OpenBatch, raw: RawRecord, error: BaseExcept
     """Take the record out of the batch, as the pipeline's policy says.
 
     An exception of the handler that is worth another try cuts the partition in front of the record; so does
-    poison under ``STOP``. Otherwise the record is set aside, and goes to the dead letters with the batch.
+    poison under ``STOP``. Otherwise the record is set aside, and goes to the dead letters with the batch (I4).
     """
     partition = Partition(raw.topic, raw.partition)
     tried = batch.tries.get((partition, raw.offset), 0)

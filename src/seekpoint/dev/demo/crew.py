@@ -27,7 +27,14 @@ class DemoFailed(SeekpointError):  # noqa: N818 -- named after what happened, li
 class Member:
     """One worker process. What it tells is folded into its fields by a thread of its own, under ``changed``."""
 
-    def __init__(self, name: str, order: Mapping[str, Any], changed: threading.Condition, log: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        order: Mapping[str, Any],
+        changed: threading.Condition,
+        log: Path,
+        program: str = "seekpoint.dev.demo.member",
+    ) -> None:
         self.name, self._changed, self._log = name, changed, log
         self.owner = ""
         self.placed: dict[int, int] = {}  # partition -> position, of what it reads now
@@ -40,7 +47,7 @@ class Member:
         self._ordered: str | None = None
         with log.open("ab") as stderr:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "seekpoint.dev.demo.member"],
+                [sys.executable, "-m", program],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
@@ -150,6 +157,8 @@ class Member:
 class Crew:
     """The members of one group: at most one of each name. Leaving the block kills what still runs."""
 
+    program = "seekpoint.dev.demo.member"  # what a member runs: the module's name
+
     def __init__(self, order: Mapping[str, Any], partitions: int, folder: Path) -> None:
         self._order, self._partitions, self._folder = dict(order), partitions, folder
         self._changed = threading.Condition()
@@ -176,7 +185,7 @@ class Crew:
 
     def start(self, name: str) -> None:
         """Start a process under this name; an earlier one must be dead."""
-        member = Member(name, self._order, self._changed, self._folder / f"{name}.log")
+        member = Member(name, self._order, self._changed, self._folder / f"{name}.log", self.program)
         self._members[name] = member
         threading.Thread(target=member.listen, args=(self._heard,), name=f"listen-{name}", daemon=True).start()
 
@@ -187,11 +196,20 @@ class Crew:
         self.wait("the workers to drain and leave", lambda: all(m.ended for m in self._members.values()))
         return [member.exit_code or 0 for member in self._members.values()]
 
+    def _ended(self, member: Member, what: str) -> None:
+        raise DemoFailed(
+            f"worker {member.name} ended by itself with exit code {member.exit_code} while the demo waited for {what}; "
+            f"its log ends with\n{member.log_tail}"
+        )
+
     def _heard(self, _member: Member, event: Mapping[str, Any]) -> None:
         if event["event"] == "Committed":
             for partition, end in event["ends"].items():
-                self.ends[int(partition)] = max(end, self.ends.get(int(partition), 0))
-            self.on_progress(self.committed)
+                self._reached(int(partition), end)
+
+    def _reached(self, partition: int, end: int) -> None:
+        self.ends[partition] = max(end, self.ends.get(partition, 0))
+        self.on_progress(self.committed)
 
     @property
     def committed(self) -> int:
@@ -213,12 +231,9 @@ class Crew:
         deadline = monotonic() + patience
         with self._changed:
             while not until():
-                for member in self._members.values():
+                for member in list(self._members.values()):
                     if member.ended and not member.expected_to_end:
-                        raise DemoFailed(
-                            f"worker {member.name} ended by itself with exit code {member.exit_code} while the demo "
-                            f"waited for {what}; its log ends with\n{member.log_tail}"
-                        )
+                        self._ended(member, what)
                 if (left := deadline - monotonic()) <= 0:
                     raise DemoFailed(f"waited {patience:.0f} s for {what}, in vain")
                 # Most conditions come true by what a worker tells; those that ask the system are asked in between.

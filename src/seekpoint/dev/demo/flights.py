@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from confluent_kafka import KafkaError, Producer
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # not re-exported by its stubs
 from sqlalchemy import BigInteger, Column, DateTime, Integer, MetaData, SmallInteger, Table, Text
 
 from seekpoint.codecs import Json
-from seekpoint.errors import ConfigError, SeekpointError
+from seekpoint.dev.demo.wire import Wire
+from seekpoint.errors import ConfigError
 from seekpoint.pipeline import Pipeline
 from seekpoint.sinks import Append
 
@@ -91,41 +90,18 @@ def _data_set() -> Path:
     return Path(package.origin).parent / "data" / "flights.csv.zip"
 
 
-def create_topic(bootstrap: str) -> None:
-    """Create the demo's topic on these brokers."""
-    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
-    admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)])[TOPIC].result(30)
-
-
 class Feed:
     """Produces flights to the topic, share by share, so that every fault finds records in flight."""
 
     def __init__(self, bootstrap: str, flights: Iterable[Flight]) -> None:
         self._flights = iter(flights)
-        self._producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5, "log_level": 0})
-        self._refused: list[KafkaError] = []
+        self._wire = Wire(bootstrap, TOPIC)
         self.sent = 0
 
     def send(self, count: int | None = None) -> None:
         """Produce the next ``count`` flights (all that are left: None), and wait until the broker has them."""
         encode = msgspec.json.Encoder().encode
         for flight in islice(self._flights, count):
-            self._produce(encode(flight), flight.carrier)
+            self._wire.send(encode(flight), flight.carrier)
             self.sent += 1
-        if self._producer.flush(60) or self._refused:
-            why = str(self._refused[0]) if self._refused else "no answer within 60 s"
-            raise SeekpointError(f"the broker did not take every record: {why}")
-
-    def _produce(self, value: bytes, key: str) -> None:
-        while True:
-            try:
-                self._producer.produce(TOPIC, value, key, on_delivery=self._on_delivery)
-            except BufferError:  # the client's queue is full: let some of it go first
-                self._producer.poll(0.1)
-            else:
-                self._producer.poll(0)
-                return
-
-    def _on_delivery(self, error: KafkaError | None, _message: object) -> None:
-        if error is not None:
-            self._refused.append(error)
+        self._wire.flush()

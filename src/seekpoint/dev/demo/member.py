@@ -11,10 +11,12 @@ import logging
 import os
 import sys
 import threading
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any
 
 from seekpoint import events
 from seekpoint.dev.demo.flights import pipeline
+from seekpoint.pipeline import Pipeline
 from seekpoint.policy import Limits
 from seekpoint.running import Worker
 
@@ -57,7 +59,7 @@ class Reporter:
             self._out.flush()
 
 
-def _told(event: events.Event) -> dict[str, Any] | None:  # noqa: PLR0911 -- one line per event
+def _told(event: events.Event) -> dict[str, Any] | None:  # noqa: C901, PLR0911 -- one line per event
     """What the demo needs to know of an event; None for what it need not hear of."""
     match event:
         case events.Started():
@@ -72,6 +74,10 @@ def _told(event: events.Event) -> dict[str, Any] | None:  # noqa: PLR0911 -- one
             return {"partitions": [p.number for p in event.partitions], "ended": list(event.ended)}
         case events.Committed():
             return {"ends": {span.partition.number: span.end for span in event.spans}}
+        case events.SetAside():
+            return {"partition": event.partition.number, "offset": event.offset, "cause": event.failure.cause}
+        case events.RetryScheduled():
+            return {"partition": event.partition.number, "offset": event.offset, "attempt": event.attempt}
         case events.Refused():
             return {"reason": event.reason}
         case events.DatabaseTrouble():
@@ -80,17 +86,22 @@ def _told(event: events.Event) -> dict[str, Any] | None:  # noqa: PLR0911 -- one
             return None
 
 
-def main() -> None:
-    """Run one worker until SIGTERM."""
+def serve(prepare: Callable[[Mapping[str, Any]], tuple[Pipeline, Sequence[events.Observer]]]) -> None:
+    """Run one worker until SIGTERM; ``prepare`` makes its pipeline, and who else observes, from the configuration."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(message)s")
     order = json.loads(sys.stdin.readline())
     reporter = Reporter(sys.stdout)
+    made, observers = prepare(order)
     worker = Worker(
-        pipeline, engine=order["database"], kafka=order["kafka"], limits=Limits(**order["limits"]), observe=[reporter]
+        made,
+        engine=order["database"],
+        kafka=order["kafka"],
+        limits=Limits(**order["limits"]),
+        observe=[*observers, reporter],
     )
     threading.Thread(target=reporter.obey, args=(sys.stdin,), daemon=True).start()
     worker.run()
 
 
 if __name__ == "__main__":
-    main()
+    serve(lambda _order: (pipeline, ()))

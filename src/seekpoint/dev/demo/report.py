@@ -43,26 +43,34 @@ def compare(engine: Engine, flights: Iterable[Flight]) -> Comparison:
 
 def count_differences(rows: Iterator[tuple[Any, ...]], flights: Iterable[Flight], found: Comparison) -> None:
     """Walk through both at once, each in the order of its ids, and count into ``found``."""
+    for flight, copies, equal in matched(rows, flights):
+        found.rows_out += copies
+        found.strange += copies - equal
+        if flight is not None:
+            found.records_in += 1
+            found.lost += equal == 0
+            found.twice += max(0, equal - 1)
+
+
+def matched(rows: Iterator[tuple[Any, ...]], flights: Iterable[Flight]) -> Iterator[tuple[Flight | None, int, int]]:
+    """Each flight with how many rows have its id and how many of them equal it; None with a row that is no flight's.
+
+    Both come in the order of their ids.
+    """
     row = next(rows, None)
     for flight in flights:
-        found.records_in += 1
         while row is not None and row[0] < flight.id:
-            found.rows_out, found.strange = found.rows_out + 1, found.strange + 1
+            yield None, 1, 0
             row = next(rows, None)
-        if row is None or row[0] > flight.id:
-            found.lost += 1
-            continue
         copies = equal = 0
         expected = msgspec.structs.astuple(flight)
         while row is not None and row[0] == flight.id:
             copies, equal = copies + 1, equal + (row == expected)
             row = next(rows, None)
-        found.rows_out += copies
-        found.strange += copies - equal
-        found.lost += equal == 0
-        found.twice += max(0, equal - 1)
-    left = sum(1 for _ in rows) + (row is not None)
-    found.rows_out, found.strange = found.rows_out + left, found.strange + left
+        yield flight, copies, equal
+    while row is not None:
+        yield None, 1, 0
+        row = next(rows, None)
 
 
 @dataclass(frozen=True, slots=True)

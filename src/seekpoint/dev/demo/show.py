@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from time import monotonic
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from sqlalchemy import create_engine
 
 from seekpoint import schema
 from seekpoint.dev.child import Folder
+from seekpoint.dev.demo.bar import bar
 from seekpoint.dev.demo.crew import Crew
 from seekpoint.dev.demo.faults import FAULTS, Script
-from seekpoint.dev.demo.flights import PARTITIONS, RECORDS, Feed, create_topic, read_flights, table
+from seekpoint.dev.demo.flights import PARTITIONS, RECORDS, TOPIC, Feed, read_flights, table
 from seekpoint.dev.demo.report import Report, compare
+from seekpoint.dev.demo.wire import create_topic
 from seekpoint.dev.servers import Pair, start_pair
 from seekpoint.errors import ConfigError
 
@@ -48,10 +48,10 @@ def _perform(pair: Pair, records: int, folder: Path, console: Console) -> Report
     try:
         schema.upgrade(engine)
         table.metadata.create_all(engine)
-        create_topic(pair.kafka.bootstrap)
+        create_topic(pair.kafka.bootstrap, TOPIC, PARTITIONS)
         kafka = {"bootstrap.servers": pair.kafka.bootstrap, **TIMES}
         order = {"database": pair.postgres.url, "kafka": kafka, "limits": LIMITS}
-        with Crew(order, PARTITIONS, folder) as crew, _progress(console, records) as (update, tell):
+        with Crew(order, PARTITIONS, folder) as crew, bar(console, "records committed", records) as (update, tell):
             crew.on_progress = update
             crew.start("A")
             crew.start("B")
@@ -68,25 +68,3 @@ def _perform(pair: Pair, records: int, folder: Path, console: Console) -> Report
     finally:
         engine.dispose()
     return Report(comparison, outcome, seconds, pair.kafka.describe(), pair.postgres.describe(), exit_codes)
-
-
-@contextmanager
-def _progress(console: Console, records: int) -> Iterator[tuple[Callable[[int], None], Callable[[str], None]]]:
-    """A bar of committed records, and a way to print lines above it."""
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task("records committed", total=records)
-
-        def update(committed: int) -> None:
-            progress.update(task, completed=committed)
-
-        def tell(line: str) -> None:
-            progress.console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-        yield update, tell

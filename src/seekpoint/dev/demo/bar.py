@@ -1,0 +1,31 @@
+"""A bar of what is done, and lines of what happened above it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+
+@contextmanager
+def bar(console: Console, what: str, total: int) -> Iterator[tuple[Callable[[int], None], Callable[[str], None]]]:
+    """A bar that fills up to ``total``: yields how to move it, and how to print lines above it."""
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task(what, total=total)
+
+        def update(done: int) -> None:
+            progress.update(task, completed=done)
+
+        def tell(line: str) -> None:
+            progress.console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+        yield update, tell

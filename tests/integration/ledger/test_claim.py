@@ -10,6 +10,7 @@ from sqlalchemy import Engine, text
 
 from integration.ledger.desk import CLUSTER, Desk, backend, scalar, until, wait_until_blocked
 from seekpoint.errors import Fenced
+from seekpoint.ledger import Attempt
 from seekpoint.policy import Limits
 from seekpoint.records import Partition
 
@@ -171,6 +172,7 @@ OPERATIONS: Mapping[str, Callable[[Desk], object]] = {
     "claim": lambda d: d.claim(*reversed(range(6))),
     "hold": lambda d: d.commit(dict.fromkeys(reversed(range(6)), 9)),
     "look": lambda d: d.ledger.look(map(d.at, reversed(range(6)))),
+    "note": lambda d: d.ledger.note_alone([(claim, Attempt(9, 1)) for claim in reversed(d.claims.values())]),
     "release": lambda d: d.ledger.release(reversed(d.claims.values())),
     "pause": lambda d: d.ledger.pause(reason="a test"),
     "new version": lambda d: Desk(

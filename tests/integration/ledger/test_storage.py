@@ -11,7 +11,7 @@ from sqlalchemy import Engine, create_engine, make_url, text
 from integration.ledger.desk import Desk, make_table, scalar
 from seekpoint import schema
 from seekpoint.dev.postgres import PostgresServer, start_postgres
-from seekpoint.ledger import Expected, Ledger, Move
+from seekpoint.ledger import Attempt, Expected, Ledger, Move
 
 PAGE = 8192
 SIZE = "SELECT pg_relation_size('seekpoint.partition_offset')"
@@ -77,7 +77,7 @@ def test_advances_are_hot_and_the_table_does_not_grow(alone: Engine) -> None:
     assert scalar(alone, INDEX) == index
 
 
-def test_claims_moves_and_releases_are_hot_too(alone: Engine) -> None:
+def test_claims_notes_moves_and_releases_are_hot_too(alone: Engine) -> None:
     """I5's price: a restart loop does not bloat the ledger either."""
     desk = Desk(Ledger(alone, "g"))
     desk.claim(*range(6))
@@ -85,6 +85,8 @@ def test_claims_moves_and_releases_are_hot_too(alone: Engine) -> None:
     for _ in range(50):
         desk.claim(*range(6))
         desk.commit(dict.fromkeys(range(6), desk.claims[0].next_offset + 1))
+        attempt = Attempt(desk.claims[0].next_offset, 1, "ValueError: of some length", wait=1.0)
+        desk.ledger.note_alone([(claim, attempt) for claim in desk.claims.values()])
         desk.ledger.release(desk.claims.values())
         desk.ledger.pause(reason="x")
         desk.ledger.resume()
@@ -93,7 +95,7 @@ def test_claims_moves_and_releases_are_hot_too(alone: Engine) -> None:
         tx.commit()
     alone.dispose()  # sessions tell what they counted when they end
     updated, hot, _ = (after - b for after, b in zip(updates(alone), before, strict=True))
-    assert updated >= 50 * 6 * 5 - 6
+    assert updated >= 50 * 6 * 6 - 6
     assert hot == updated
     assert scalar(alone, INDEX) == index
 

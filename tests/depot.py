@@ -1,0 +1,173 @@
+"""A group that fails on the records it is told to fail on, its dead letters, and people who replay them.
+
+Give it to a test with a fixture of its own::
+
+    @pytest.fixture
+    def depot(seekpoint_engine: Engine, seekpoint_schema: str) -> Depot:
+        return Depot(seekpoint_engine, seekpoint_schema)
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Engine,
+    Identity,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    insert,
+    select,
+    text,
+)
+from sqlalchemy.schema import CreateTable
+
+from seekpoint import Batch, Bytes, Ledger, Pipeline, Record
+from seekpoint.admin import Redrive, Where
+from seekpoint.deadletters import DeadLetter
+from seekpoint.failure import State
+from seekpoint.policy import Limits, Retry
+from seekpoint.records import RawRecord
+from seekpoint.testing import Processed, process, raw
+
+TOPIC = "orders"
+EVERY = Where(states=tuple(State))
+
+
+class Halt:
+    """Stops a handler inside its transaction; ``pid`` is its session at the server."""
+
+    def __init__(self) -> None:
+        self.pid = 0
+        self._reached, self._open = threading.Event(), threading.Event()
+
+    def __call__(self, tx: Connection, record: object) -> None:
+        if not self._reached.is_set():
+            self.pid = int(tx.execute(text("SELECT pg_backend_pid()")).scalar_one())
+            self._reached.set()
+            assert self._open.wait(30), "nobody let the handler go on"
+
+    def wait(self) -> None:
+        """Until the handler stands still."""
+        assert self._reached.wait(30), "the handler was not reached"
+
+    def open(self) -> None:
+        """Let it go on."""
+        self._open.set()
+
+
+class Depot:
+    """``bad`` holds the values that the handler refuses to take; ``on_record`` is called with each that it has booked.
+
+    The table has no unique key: what was applied twice is there twice, in the order of writing.
+    """
+
+    def __init__(self, engine: Engine, schema: str, group: str = "g", topic: str = TOPIC) -> None:
+        self.engine, self.schema, self.group, self.topic = engine, schema, group, topic
+        self.bad: set[bytes] = set()
+        self.batches: list[Batch[Any, Any]] = []
+        self.on_record: Callable[[Connection, Record[Any, Any]], object] = lambda tx, record: None
+        self.table = Table(
+            "applied",
+            MetaData(schema=schema),
+            Column("n", BigInteger, Identity(always=True)),
+            Column("partition", Integer),
+            Column("record", BigInteger),
+            Column("key", LargeBinary),
+            Column("value", LargeBinary),
+            Column("zone", Text),
+        )
+
+    def create(self) -> Depot:
+        """Make the table."""
+        with self.engine.begin() as tx:
+            tx.execute(CreateTable(self.table))
+        return self
+
+    def book(self, tx: Connection, batch: Batch[Any, Any]) -> None:
+        """The handler."""
+        self.batches.append(batch)
+        for r in batch:
+            if r.value in self.bad:
+                raise ValueError(f"{r.value!r} is not to be taken")
+            tx.execute(
+                insert(self.table).values(
+                    partition=r.partition,
+                    record=r.offset,
+                    key=r.key,
+                    value=r.value,
+                    zone=text("current_setting('TimeZone')"),
+                )
+            )
+            self.on_record(tx, r)
+
+    def pipeline(self, **options: Any) -> Pipeline:
+        """Parks what fails, at the first try."""
+        given = {"value": Bytes(), "handle": self.book, "on_poison": "dead_letter", "retry": Retry(attempts=1)}
+        return Pipeline(self.group, topics=self.topic, **{**given, **options})
+
+    def process(self, records: Iterable[RawRecord], **options: Any) -> Processed:
+        """Apply records as a worker does."""
+        return process(self.pipeline(**options), self.engine, records, schema=self.schema)
+
+    def park(self, *records: RawRecord, **options: Any) -> list[DeadLetter]:
+        """Apply records of which some are bad; returns the open letters."""
+        self.process(records, **options)
+        return self.open()
+
+    def redrive(self, actor: str = "ada", *, engine: Any = None, **options: Any) -> Redrive:
+        """A person at work."""
+        limits = Limits(transaction_age=20.0)
+        pipeline = self.pipeline(**options)
+        return Redrive(pipeline, engine or self.engine, schema=self.schema, actor=actor, limits=limits)
+
+    # -- what is there ------------------------------------------------------------------------------------
+
+    @property
+    def ledger(self) -> Ledger:
+        return Ledger(self.engine, self.group, schema=self.schema)
+
+    def letters(self) -> list[DeadLetter]:
+        """All letters, whatever became of them."""
+        return list(self.redrive().list(EVERY))
+
+    def open(self) -> list[DeadLetter]:
+        """The letters that wait for a decision."""
+        return list(self.redrive().list())
+
+    def states(self, partition: int = 0) -> dict[int, str]:
+        """The state of each letter of a partition, by its offset."""
+        return {one.offset: one.state.value for one in self.letters() if one.partition == partition}
+
+    def applied(self, partition: int = 0) -> list[int]:
+        """The offsets of a partition that were applied, in the order of writing."""
+        c = self.table.c
+        with self.engine.connect() as tx:
+            return list(tx.execute(select(c.record).where(c.partition == partition).order_by(c.n)).scalars())
+
+    def of_key(self, key: bytes) -> list[tuple[int, int]]:
+        """Partition and offset of what was applied of one key, in the order of writing."""
+        c = self.table.c
+        with self.engine.connect() as tx:
+            return [tuple(row) for row in tx.execute(select(c.partition, c.record).where(c.key == key).order_by(c.n))]
+
+    def actions(self) -> list[tuple[str, int | None, str, str]]:
+        """What people did: action, offset, actor, reason."""
+        with self.engine.connect() as tx:
+            rows = tx.execute(
+                text(f'SELECT action, from_offset, actor, reason FROM "{self.schema}".admin_action ORDER BY id')
+            )
+            return [tuple(row) for row in rows]
+
+
+def orders(*values: bytes | None, start: int = 0, key: bytes | None = None, partition: int = 0) -> list[RawRecord]:
+    """Records with these values, one after the other."""
+    return [raw(v, topic=TOPIC, partition=partition, offset=n, key=key) for n, v in enumerate(values, start)]

@@ -19,6 +19,7 @@ app.add_typer(db.app, name="db")
 app.command("run", no_args_is_help=True)(run.run)
 app.command("status", no_args_is_help=True)(status.status)
 app.command("demo")(demo.demo)
+app.command("demo-poison")(demo.demo_poison)
 app.command("dev")(dev.dev)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from seekpoint.codecs import Bytes
 from seekpoint.errors import ConfigError, HandlerMisuse, Poison
-from seekpoint.failure import Cause
+from seekpoint.failure import Cause, one_line
 from seekpoint.guard import LentConnection, is_data_fault, is_database_error
 from seekpoint.intake import OpenBatch
 from seekpoint.pipeline import Handler, Pipeline, Row, RowRefused, Sink, ValueSink
@@ -40,7 +40,7 @@ class Failed(Exception):  # noqa: N818 -- control: the batch is run again, by pa
     """
 
     def __init__(self, error: Exception, cause: Cause, named: Sequence[RawRecord] = ()) -> None:
-        super().__init__(f"{type(error).__name__}: {error}")
+        super().__init__(one_line(error))
         self.error, self.cause, self.named = error, cause, tuple(named)
 
 

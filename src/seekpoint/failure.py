@@ -55,7 +55,8 @@ class Failure:
         original = getattr(error, "orig", None)  # SQLAlchemy's wrapping adds the whole statement to the message
         told = original if isinstance(original, BaseException) else error
         state = getattr(told, "sqlstate", None)
-        trace = "".join(traceback.format_exception(error))
+        # Each message is bounded by itself: one of many megabytes would leave nothing of the lines that raised it.
+        trace = "".join(_bounded(part, "\n") for part in traceback.format_exception(error))
         return cls(
             cause,
             one_line(told),
@@ -86,7 +87,12 @@ def storable(text: str) -> str:
 
 def one_line(error: BaseException) -> str:
     """``type: message`` on one line, bounded in length, storable."""
-    said = str(error)
-    if len(said) > SAID:
-        said = f"{said[:SAID]}… ({len(said)} characters)"
-    return storable(" ".join(f"{type(error).__name__}: {said}".split()).rstrip(":"))
+    try:
+        said = str(error)
+    except Exception as failed:  # noqa: BLE001 -- parking must not fail because of how an error tells itself
+        said = f"(its message cannot be told: {type(failed).__name__})"
+    return storable(" ".join(f"{type(error).__name__}: {_bounded(said)}".split()).rstrip(":"))
+
+
+def _bounded(said: str, end: str = "") -> str:
+    return said if len(said) <= SAID else f"{said[:SAID]}… ({len(said)} characters){end}"

@@ -34,6 +34,21 @@ def test_upgrade_and_check(database_url: str) -> None:
     assert db("check", url=database_url).exit_code == 0
 
 
+def test_a_database_of_the_release_before(engine: Engine, database_url: str) -> None:
+    """The refusal names both revisions and the command, and the command is all that it takes."""
+    schema.upgrade(engine, to="0001")
+    refused = db("check", url=database_url)
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    assert "at revision 0001, older than revision 0002, which this library needs: run `seekpoint db upgrade`" in (
+        " ".join(refused.stderr.split())
+    )
+    assert db("upgrade", url=database_url).output == "seekpoint: 0001 → 0002\n"
+    assert db("check", url=database_url).exit_code == 0
+    script = db("sql", "--since", "0001").stdout
+    assert "ADD COLUMN attempt_error" in script
+    assert "CREATE TABLE seekpoint.consumer_group" not in script
+
+
 def test_the_url_as_an_option_wins_over_the_environment(database_url: str) -> None:
     result = db("upgrade", "--database-url", database_url, url="postgresql://nobody@127.0.0.1:1/nowhere")
     assert result.exit_code == 0

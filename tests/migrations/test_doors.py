@@ -11,6 +11,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from sqlalchemy import Engine, create_engine, func, inspect, make_url, select, text
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import NullPool
 
 from seekpoint import schema, tables
@@ -238,3 +239,116 @@ def test_the_scripts_are_found_in_a_checkout_and_in_a_wheel(tmp_path: Path, monk
     (package / "migrations" / "versions").rmdir()
     with pytest.raises(ConfigError, match="has no migrations: install it again"):
         schema.version_location()
+
+
+# -- the second revision ----------------------------------------------------------------------------------------------
+
+FIRST = OURS - {"dead_letter"}
+ROWS = """
+    INSERT INTO {s}.consumer_group (name, cluster_id, version) VALUES ('g', 'c', 3);
+    INSERT INTO {s}.partition_offset
+      (consumer_group, topic, partition, topic_id, first_offset, next_offset, claim, epoch, unreleased_claims)
+    SELECT 'g', 't', n, gen_random_uuid(), 0, n * 10, gen_random_uuid(), 7, 2 FROM generate_series(0, 99) n;
+    INSERT INTO {s}.lost_range
+      (consumer_group, topic, topic_id, partition, from_offset, to_offset, reason, decision, actor)
+    VALUES ('g', 't', gen_random_uuid(), 0, 1, 2, 'r', 'd', 'a');
+    INSERT INTO {s}.admin_action (consumer_group, action, actor, reason) VALUES ('g', 'pause', 'a', 'r')"""
+LETTER = """
+    INSERT INTO {s}.dead_letter (consumer_group, topic, topic_id, partition, record_offset, header_names, header_values,
+                                 state, cause, error, attempts, version)
+    VALUES ('g', 't', gen_random_uuid(), 0, 1, '{{}}', '{{}}', 'parked', 'row', 'e', 1, 1)"""
+KEPT = {table: f"SELECT to_jsonb(t) FROM {{s}}.{table} t ORDER BY 1" for table in sorted(FIRST - {"alembic_version"})}
+
+
+def asked(engine: Engine, statements: str, name: str) -> list[tuple[object, ...]]:
+    """Run statements in the schema, without a word of SQLAlchemy's; returns the rows of the last one."""
+    url = engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    quoted = '"' + name.replace('"', '""') + '"'
+    with psycopg.connect(url) as connection:
+        cursor = connection.execute(statements.format(s=quoted).encode())
+        return cursor.fetchall() if cursor.description else []
+
+
+def kept(engine: Engine, name: str) -> dict[str, list[dict[str, object]]]:
+    """Every row of the first revision's tables."""
+    return {table: [dict(row) for (row,) in asked(engine, query, name)] for table, query in KEPT.items()}  # type: ignore[call-overload]
+
+
+def file_of(engine: Engine, name: str) -> object:
+    """Which file holds the offsets: another one after the table was rewritten."""
+    [(file,)] = asked(
+        engine, "SELECT pg_relation_filenode('{s}.partition_offset')".replace("{s}", _literal(name)), name
+    )
+    return file
+
+
+def _literal(name: str) -> str:
+    return '"' + name.replace('"', '""').replace("'", "''") + '"'
+
+
+@pytest.mark.parametrize("name", ["seekpoint", *ODD_NAMES])
+@pytest.mark.parametrize("door", ["engine", "connection", "plain SQL"])
+def test_a_ledger_in_use_is_brought_up_and_down(engine: Engine, database_url: str, door: str, name: str) -> None:
+    """Rows stay as they are, no table is rewritten, and every step records itself."""
+
+    def up(to: str, since: str) -> None:
+        match door:
+            case "engine":
+                schema.upgrade(engine, to=to, schema=name)
+            case "connection":
+                with engine.begin() as connection:
+                    schema.upgrade(connection, to=to, schema=name)
+            case _:
+                run_script(database_url, schema.sql(schema=name, to=to, since=since))
+
+    up("0001", "base")
+    assert (made(engine, name), at(engine, name)) == (FIRST, "0001")
+    asked(engine, ROWS, name)
+    rows, file = kept(engine, name), file_of(engine, name)
+    assert [len(each) for each in rows.values()] == [1, 1, 1, 100]
+
+    up("0002", "0001")
+    assert (made(engine, name), at(engine, name)) == (OURS, "0002")
+    with engine.connect() as connection:
+        schema.check(connection, name)
+    assert file_of(engine, name) == file
+    new: dict[str, object] = {"attempt_crashes": 0, "attempt_running": False}
+    new |= dict.fromkeys(("attempt_error", "retry_at", "attempts_allowed", "attempt_policy"))
+    upgraded = {**rows, "partition_offset": [row | new for row in rows["partition_offset"]]}
+    assert kept(engine, name) == upgraded
+    asked(engine, LETTER, name)
+
+    schema.downgrade(engine, to="0001", schema=name)
+    assert (made(engine, name), at(engine, name)) == (FIRST, "0001")
+    assert kept(engine, name) == rows
+    up("0002", "0001")
+    assert (made(engine, name), at(engine, name)) == (OURS, "0002")
+    assert kept(engine, name) == upgraded
+    schema.downgrade(engine, schema=name)
+    assert (made(engine, name), at(engine, name)) == (set(), None)
+
+
+def test_a_ledger_beyond_the_revision_that_is_asked_for_is_left_alone(engine: Engine) -> None:
+    schema.upgrade(engine)
+    asked(engine, ROWS, "seekpoint")
+    schema.upgrade(engine, to="0001")
+    assert (made(engine), at(engine)) == (OURS, "0002")
+    schema.downgrade(engine, to="0001")
+    schema.downgrade(engine, to="0002")
+    assert (made(engine), at(engine)) == (FIRST, "0001")
+
+
+def test_an_upgrade_that_cannot_have_its_lock_changes_nothing(engine: Engine) -> None:
+    schema.upgrade(engine, to="0001")
+    asked(engine, ROWS, "seekpoint")
+    rows = kept(engine, "seekpoint")
+    with engine.begin() as worker:
+        worker.execute(text("SELECT FROM seekpoint.partition_offset FOR UPDATE"))
+        with engine.connect() as connection:
+            connection.execute(text("SET LOCAL lock_timeout = '50ms'"))
+            with pytest.raises(OperationalError, match="lock timeout"):
+                schema.upgrade(connection)
+    assert (made(engine), at(engine)) == (FIRST, "0001")
+    assert kept(engine, "seekpoint") == rows
+    schema.upgrade(engine)
+    assert at(engine) == "0002"

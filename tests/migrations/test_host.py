@@ -161,6 +161,23 @@ def assert_complete(engine: Engine, name: str = "seekpoint") -> None:
     assert not [each for each in (*names, *indexes) if "hosts_" in each]
 
 
+def fill(engine: Engine) -> None:
+    """One partition that stands at 5, as the first revision knows it."""
+    with engine.begin() as connection:
+        connection.execute(text("INSERT INTO seekpoint.consumer_group (name) VALUES ('g')"))
+        connection.execute(
+            text(
+                "INSERT INTO seekpoint.partition_offset (consumer_group, topic, partition, topic_id, first_offset, "
+                "next_offset, claim, epoch) VALUES ('g', 't', 0, gen_random_uuid(), 0, 5, gen_random_uuid(), 1)"
+            )
+        )
+
+
+def positions(engine: Engine) -> list[int]:
+    with engine.connect() as connection:
+        return list(connection.scalars(text("SELECT next_offset FROM seekpoint.partition_offset")))
+
+
 class TestOwnRevision:
     def test_what_is_written(self, host: Host) -> None:
         written = host.write_ledger_revision().read_text()
@@ -267,6 +284,65 @@ class TestOwnRevision:
         assert str(path) in again.output
 
 
+class TestSecondOwnRevision:
+    """A host whose revision brought the ledger to 0001, and who now upgrades the library."""
+
+    FIRST = 'import seekpoint.schema; seekpoint.schema.{}(op, to="{}"{})'
+
+    @pytest.fixture
+    def upgraded(self, host: Host) -> Host:
+        down = self.FIRST.format("downgrade", "base", ', since="0001"')
+        host.add("b2", "a1", self.FIRST.format("upgrade", "0001", ""), down)
+        host.run(command.upgrade, "head")
+        return host
+
+    def test_what_is_written(self, upgraded: Host) -> None:
+        written = upgraded.write_ledger_revision("--since", "0001").read_text()
+        assert 'seekpoint.schema.upgrade(op, to="0002", since="0001")' in written
+        assert 'seekpoint.schema.downgrade(op, to="0001", since="0002")' in written
+        assert "down_revision = 'b2'" in written
+
+    def test_online(self, upgraded: Host, engine: Engine) -> None:
+        assert made(engine) == OURS - {"dead_letter"}
+        fill(engine)
+        upgraded.write_ledger_revision("--since", "0001")
+        upgraded.run(command.upgrade, "head")
+        assert_complete(engine)
+        assert positions(engine) == [5]
+        upgraded.run(command.check)
+        upgraded.run(command.downgrade, "-1")
+        assert (made(engine), positions(engine)) == (OURS - {"dead_letter"}, [5])
+        upgraded.run(command.upgrade, "head")
+        assert_complete(engine)
+        upgraded.run(command.downgrade, "base")
+        assert made(engine) == set()
+        upgraded.run(command.upgrade, "head")
+        assert_complete(engine)
+
+    def test_offline(self, upgraded: Host, engine: Engine) -> None:
+        fill(engine)
+        upgraded.write_ledger_revision("--since", "0001")
+        mine = ScriptDirectory.from_config(upgraded.config()[0]).get_current_head()
+        run_script(upgraded.url, upgraded.run(command.upgrade, "b2:head", sql=True))
+        assert_complete(engine)
+        run_script(upgraded.url, upgraded.run(command.downgrade, f"{mine}:b2", sql=True))
+        assert (made(engine), positions(engine)) == (OURS - {"dead_letter"}, [5])
+        run_script(upgraded.url, upgraded.run(command.downgrade, "b2:a1", sql=True))
+        assert made(engine) == set()
+        run_script(upgraded.url, upgraded.run(command.upgrade, "a1:head", sql=True))
+        assert_complete(engine)
+
+    @pytest.mark.parametrize("name", ["Ledger", 'we"ird.dot'])
+    def test_another_schema(self, host: Host, engine: Engine, name: str) -> None:
+        host.hook = f"schema.not_ours({name!r})"
+        host.add("b2", "a1", self.FIRST.format("upgrade", "0001", f", schema={name!r}"))
+        host.run(command.upgrade, "head")
+        host.write_ledger_revision("--schema", name, "--since", "0001")
+        host.run(command.upgrade, "head")
+        assert_complete(engine, name)
+        host.run(command.check)
+
+
 class TestVersionLocation:
     def test_online_up_down_up(self, host: Host, engine: Engine) -> None:
         host.add_version_location()
@@ -307,6 +383,25 @@ class TestVersionLocation:
         (later,) = (host.folder / "alembic" / "versions").glob("*later*.py")
         assert "down_revision = 'a1'" in later.read_text()
         assert "partition_offset" not in later.read_text()
+        host.run(command.upgrade, "heads")
+        assert_complete(engine)
+
+    def test_the_second_revision(self, host: Host, engine: Engine) -> None:
+        host.add_version_location()
+        host.run(command.upgrade, "a1")
+        host.run(command.upgrade, "seekpoint@0001")
+        assert made(engine) == OURS - {"dead_letter"}
+        fill(engine)
+        host.run(command.upgrade, "heads")
+        assert_complete(engine)
+        assert positions(engine) == [5]
+        host.run(command.check)
+        host.run(command.downgrade, "seekpoint@0001")
+        assert (made(engine), positions(engine)) == (OURS - {"dead_letter"}, [5])
+        run_script(host.url, host.run(command.upgrade, "seekpoint@0001:seekpoint@0002", sql=True))
+        assert_complete(engine)
+        run_script(host.url, host.run(command.downgrade, "seekpoint@0002:seekpoint@0001", sql=True))
+        assert (made(engine), positions(engine)) == (OURS - {"dead_letter"}, [5])
         host.run(command.upgrade, "heads")
         assert_complete(engine)
 

@@ -15,11 +15,13 @@ from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.pool import NullPool
 
 from seekpoint import schema, tables
-from seekpoint.ledger import Ledger
-from seekpoint.ledger.advance import Expected, Move
-from seekpoint.records import Partition
+from seekpoint.deadletters import DeadLetters
+from seekpoint.failure import Aside, Cause, Failure, State
+from seekpoint.ledger import Attempt, Expected, Ledger, Move
+from seekpoint.records import Partition, RawRecord
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "schema.md").read_text(encoding="utf-8")
+FAILURE = Failure(Cause.POISON, "Poison: a test")
 SHORT = {"TIMESTAMP WITH TIME ZONE": "timestamptz"}
 
 
@@ -57,11 +59,20 @@ def test_the_rights_suffice_for_a_worker_and_its_operator(worker_url: str) -> No
         schema.check(connection)
     ledger = Ledger(engine, "billing", tables=["orders"])
     here, topic = Partition("orders", 0), uuid4()
-    claimed = ledger.claim([here], {"orders": topic}, cluster_id="one", start=lambda _: {here: 0})
+    topics, letters = {"orders": topic}, DeadLetters(ledger)
+    claimed = ledger.claim([here], topics, cluster_id="one", start=lambda _: {here: 0})
     claim = claimed.granted[here]
     with engine.begin() as tx:
         held = ledger.hold(tx, [Expected(claim, 0)])
+        letters.park(tx, [Aside(RawRecord("orders", 0, 9, None, b"k", b"v"), FAILURE, State.PARKED)], topics, 1)
         (claim,) = ledger.advance(tx, [Move(claim, 0, 10, None, None)], held)
+        ledger.note(tx, [(claim, Attempt(10, 1, "ValueError", 5.0))])
+    ledger.note_alone([(claim, Attempt(10, 2))])
+    with engine.begin() as tx:
+        assert letters.open_keys(tx, [here]) == {(here, b"k"): 9}
+        [letter] = letters.list()
+        letters.failed_again(tx, letters.lock(tx, letter.id), FAILURE)
+        letters.close(tx, letter, State.REPLAYED, "alice", "a test")
     ledger.move("orders", 0, 20, reason="a test", lost="a test gave them up")
     ledger.pause(reason="a test")
     ledger.resume()
@@ -72,7 +83,8 @@ def test_the_rights_suffice_for_a_worker_and_its_operator(worker_url: str) -> No
 @pytest.mark.parametrize(
     "statement",
     ["DELETE FROM seekpoint.partition_offset", "UPDATE seekpoint.admin_action SET reason = 'none'",
-     "DELETE FROM seekpoint.lost_range", "UPDATE seekpoint.alembic_version SET version_num = '9999'",
+     "DELETE FROM seekpoint.lost_range", "DELETE FROM seekpoint.dead_letter",
+     "UPDATE seekpoint.alembic_version SET version_num = '9999'",
      "CREATE TABLE seekpoint.more ()"],
 )  # fmt: skip
 def test_the_rights_are_no_more_than_that(worker_url: str, statement: str) -> None:

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from datetime import timedelta
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -21,7 +22,8 @@ import psutil
 from sqlalchemy import Connection, create_engine, text
 
 from book import Book
-from seekpoint import Batch, Limits, Worker
+from deadly import Deadly
+from seekpoint import Batch, Limits, Retry, Worker
 from seekpoint.events import Event
 
 Said = Mapping[str, Any]
@@ -30,7 +32,9 @@ Said = Mapping[str, Any]
 class Member:
     """One process. ``stop_at=("Held", 3)`` makes it stop itself (SIGSTOP) at its third such event.
 
-    ``handle="blocks"`` gives it a handler that never returns, ``"slow"`` one that waits for the database.
+    ``handle="blocks"`` gives it a handler that never returns, ``"slow"`` one that waits for the database,
+    ``"deadly"`` one that does as the records say. ``retry={...}``, ``delay=seconds`` and ``on_poison=`` go to its
+    pipeline.
     """
 
     def __init__(self, **what: Any) -> None:
@@ -175,16 +179,23 @@ def main(what: Mapping[str, Any]) -> None:
             if left == 0:
                 os.kill(os.getpid(), signal.SIGSTOP)
 
-    handler = {"handle": _HANDLERS[what["handle"]]} if "handle" in what else {}
+    deadly = Deadly(book)
+    options: dict[str, Any] = {"on_poison": what.get("on_poison", "stop")}
+    if "handle" in what:
+        options["handle"] = deadly if what["handle"] == "deadly" else _HANDLERS[what["handle"]]
+    if "retry" in what:
+        options["retry"] = Retry(**what["retry"])
+    if "delay" in what:
+        options["delay"] = timedelta(seconds=what["delay"])
     engine.dispose()  # it was the book's; the worker gets a URL, and what it opens it closes
     worker = Worker(
-        book.pipeline(what["group"], what["topic"], **handler),
+        book.pipeline(what["group"], what["topic"], **options),
         engine=what["dsn"],
         kafka=what["kafka"],
         schema=what["schema"],
         limits=Limits(**what.get("limits", {})),
         partitions=what.get("partitions"),
-        observe=[watch],
+        observe=[deadly.watch, watch],
     )
     worker.run()
 

@@ -1,0 +1,201 @@
+"""Records that are handled later: no earlier than their time plus the delay, in order, read from the client once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import psutil
+import pytest
+from confluent_kafka import KafkaError, Message, Producer
+from sqlalchemy import Connection
+
+from scene import PROTOCOLS, Scene
+from seekpoint import Batch, Limits, Partition, Pipeline, events
+from workers import Run
+
+Protocol = Mapping[str, Any]
+SLACK = 1.5  # seconds later than due, on a machine that does other things too
+FAR = 4_102_444_800.0  # 2100-01-01
+
+
+class Ledgered:
+    """A handler that writes the book, and notes when each record was handled."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+        self.handled: dict[tuple[int, int], float] = {}
+
+    def __call__(self, tx: Connection, batch: Batch[str, Any]) -> None:
+        now = time.time()
+        self.handled.update({(r.partition, r.offset): now for r in batch})
+        self._scene.book.enter(tx, batch)
+
+
+def delayed(scene: Scene, name: str, seconds: float, **options: Any) -> Pipeline:
+    return scene.pipeline(name, delay=timedelta(seconds=seconds), **options)
+
+
+def produce(scene: Scene, name: str, *times: float, partition: int = 0) -> list[tuple[int, int]]:
+    """Records with these timestamps, in seconds since the epoch."""
+    stored: list[tuple[int, int]] = []
+
+    def delivered(error: KafkaError | None, message: Message) -> None:
+        assert error is None, error
+        stored.append((message.partition() or 0, message.offset() or 0))
+
+    producer = Producer({"bootstrap.servers": scene.broker, "linger.ms": 1, "log_level": 0})
+    for at in times:
+        producer.produce(
+            name,
+            "x",
+            partition=partition,
+            timestamp=round(at * 1000),
+            on_delivery=delivered,
+        )
+    assert producer.flush(30) == 0
+    return stored
+
+
+def pulled(run: Run) -> int:
+    """How many records the client has given."""
+    return sum(event.records for event in run.seen.all(events.ChunkRead))
+
+
+def test_a_record_is_handled_when_it_is_old_enough_and_in_order(scene: Scene) -> None:
+    name, now = scene.topic(), time.time()
+    handler = Ledgered(scene)
+    times = [now - 60, now - 1, now - 60, now, now - 60]  # old ones behind new ones
+    stored = produce(scene, name, *times)
+    run = scene.worker(delayed(scene, name, 3, handle=handler))
+    run.reached(name, 1)
+    run.reached(name, 5)
+    run.stop()
+    scene.book.assert_holds(name, stored)
+    assert handler.handled[0, 0] < now + 2, "it was old enough when it was read"
+    for offset, due in ((1, now + 2), (2, now + 2), (3, now + 3), (4, now + 3)):
+        assert due <= handler.handled[0, offset] + 0.001
+        assert handler.handled[0, offset] < due + SLACK
+
+
+def test_one_partitions_wait_does_not_hold_anothers_records(scene: Scene) -> None:
+    name, now = scene.topic(2), time.time()
+    produce(scene, name, *[now] * 20, partition=0)
+    old = produce(scene, name, *[now - 7200] * 20, partition=1)
+    run = scene.worker(delayed(scene, name, 3600), limits=Limits(lag_check=0.2))
+    run.reached(name, 20, 1)
+    run.seen.wait_for(
+        events.LagSampled, lambda e: e.waiting == {Partition(name, 0)} and e.lag[Partition(name, 0)] == 20
+    )
+    health = run.health()
+    assert health.delayed == {Partition(name, 0)}
+    assert health.ready
+    began = time.monotonic()
+    run.stop()
+    assert time.monotonic() - began < 5, "nobody waits for what is not due"
+    scene.book.assert_holds(name, old)
+
+
+def test_what_waits_costs_no_processor_time_and_survives_a_restart(scene: Scene) -> None:
+    name, now = scene.topic(), time.time()
+    handler = Ledgered(scene)
+    stored = produce(scene, name, *[now] * 300)
+    member = scene.member(name, delay=6, kafka=PROTOCOLS["cooperative"])
+    member.wait_for("ChunkRead")
+    process = psutil.Process(member.pid)
+    spent = sum(process.cpu_times()[:2])
+    scene.wait(lambda: time.time() > now + 3)
+    assert sum(process.cpu_times()[:2]) - spent < 0.5, "it spins"
+    member.kill()
+    run = scene.worker(delayed(scene, name, 6, handle=handler), kafka=PROTOCOLS["cooperative"])
+    run.reached(name, 300)
+    run.stop()
+    scene.book.assert_holds(name, stored)
+    assert now + 6 <= min(handler.handled.values()) + 0.001
+
+
+def test_a_timestamp_in_the_future_waits_no_longer_than_the_delay_though_the_worker_is_restarted(scene: Scene) -> None:
+    name = scene.topic(config={"message.timestamp.after.max.ms": str(2**62)})
+    stored = produce(scene, name, *[FAR] * 20)
+    first = scene.worker(delayed(scene, name, 5))
+    seen = first.seen.wait_for(events.ChunkRead).at
+    scene.wait(lambda: scene.ledger.read()[0].attempt_policy == "delay")
+    scene.wait(lambda: time.monotonic() > seen + 3.5)
+    first.stop()
+    assert not first.seen.all(events.Committed)
+    second = scene.worker(delayed(scene, name, 5))
+    done = second.seen.wait_for(events.Committed).at
+    second.reached(name, 20)
+    second.stop()
+    assert seen + 4.9 <= done < seen + 5 + SLACK, "else it began anew"
+    scene.book.assert_holds(name, stored)
+    assert not second.seen.all(events.TriedAlone)
+
+
+def test_a_rebalance_neither_loses_nor_hastens_what_waits(scene: Scene, protocol: Protocol) -> None:
+    name, handler = scene.topic(4), Ledgered(scene)
+    scene.notice_the_dead_soon()
+    now, stored = time.time(), []
+    first = scene.worker(delayed(scene, name, 4, handle=handler), kafka=protocol)
+    first.placed(4)
+    for partition in range(4):
+        stored += produce(scene, name, *[now] * 50, partition=partition)
+    first.seen.wait_for(events.ChunkRead)
+    second = scene.worker(delayed(scene, name, 4, handle=handler), kafka=protocol)
+    second.placed()
+    scene.wait_until_caught_up(name, stored)
+    first.stop()
+    second.stop()
+    scene.book.assert_holds(name, stored)
+    assert now + 4 <= min(handler.handled.values()) + 0.001
+    assert second.seen.all(events.Committed), "the second one has taken some over"
+
+
+@pytest.mark.parametrize("bound", ["records", "bytes"])
+def test_more_than_a_backlog_holds_is_read_once_and_memory_is_bounded(
+    scene: Scene, protocol: Protocol, bound: str
+) -> None:
+    name = scene.topic(2)
+    size, many = (1, 5000) if bound == "records" else (10_000, 600)
+    limits = Limits(batch_records=1000) if bound == "records" else Limits(batch_bytes=1024 * 1024)
+    began = time.time()
+    stored = scene.produce(name, ["x" * size] * many)
+    patient = {**protocol, "max.poll.interval.ms": 3500}
+    run = scene.worker(delayed(scene, name, 5), kafka=patient, limits=limits)
+    most = 1500 if bound == "records" else 700
+    run.seen.wait_for(events.ChunkRead)
+    scene.wait(lambda: time.time() > began + 4)  # longer than the group waits for a poll
+    assert 0 < pulled(run) <= most, "the backlog is bounded"
+    assert not run.seen.all(events.Committed)
+    run.reached(name, many)
+    run.stop()
+    assert pulled(run) == many, "nothing is read twice"
+    assert not run.seen.all(events.Gone)[:-1], "it was a member all the time"
+    scene.book.assert_holds(name, stored)
+
+
+def test_a_move_while_records_wait_is_obeyed(scene: Scene) -> None:
+    name = scene.topic()
+    produce(scene, name, *[time.time()] * 20)
+    old = produce(scene, name, *[time.time() - 7200] * 5)
+    run = scene.worker(delayed(scene, name, 3600))
+    run.seen.wait_for(events.ChunkRead)
+    scene.ledger.move(name, 0, 20, reason="not these", lost="not wanted")
+    run.reached(name, 25)
+    run.stop()
+    scene.book.assert_holds(name, old)
+
+
+def test_a_suspended_worker_forgets_what_waits_and_reads_it_again(scene: Scene) -> None:
+    name = scene.topic()
+    stored = produce(scene, name, *[time.time()] * 20)
+    run = scene.worker(delayed(scene, name, 4))
+    run.seen.wait_for(events.ChunkRead)
+    scene.ledger.pause(reason="a test")
+    run.seen.wait_for(events.Paused)
+    scene.ledger.resume()
+    run.reached(name, 20)
+    run.stop()
+    scene.book.assert_holds(name, stored)

@@ -97,7 +97,7 @@ class Depot:
         self.batches.append(batch)
         for r in batch:
             if r.value in self.bad:
-                raise ValueError(f"{r.value!r} is not to be taken")
+                raise ValueError(f"{r.value[:20]!r} is not to be taken")
             tx.execute(
                 insert(self.table).values(
                     partition=r.partition,

@@ -50,6 +50,7 @@ CLASSPATHS = {
     "compiler": [["org.eclipse.jdt:ecj:3.43.0"]],
     "connect": [
         ["org.apache.kafka:connect-runtime:4.3.1", "org.apache.kafka:connect-json:4.3.1"],
+        ["org.apache.logging.log4j:log4j-slf4j-impl:2.25.4"],
     ],
     "debezium": [["io.debezium:debezium-connector-jdbc:3.5.0.Final"]],
     "spark": [[_DRIVER]],
@@ -58,6 +59,9 @@ CLASSPATHS = {
 LEFT_OUT = {
     "flink": {"tools.profiler:async-profiler"},
     "debezium": {
+        "com.fasterxml.jackson.core:jackson-annotations",
+        "com.fasterxml.jackson.core:jackson-core",
+        "com.fasterxml.jackson.core:jackson-databind",
         "com.microsoft.sqlserver:mssql-jdbc",
         "com.mysql:mysql-connector-j",
         "com.oracle.database.jdbc:ojdbc11",

@@ -6,7 +6,7 @@ from functools import partial
 
 from peers import kinds, venvs
 from peers.processes import job, started
-from peers.trial import Measured, Trial, play
+from peers.trial import Measured, SkippedError, Trial, play
 from peers.watch import watch
 
 
@@ -24,7 +24,14 @@ def run(trial: Trial, *, key: bool) -> Measured:
     command, env = job("quix", "quix_job.py", settings)
     with started("quix", command, env) as child:
         seen = watch(trial, child)
-    kinds.verify(trial.kind, trial.dsn, trial.records)
+    try:
+        kinds.verify(trial.kind, trial.dsn, trial.records)
+    except AssertionError as difference:
+        # quixstreams 3.28: `columns = list(rows[0].keys())`, and None is left out of a row.
+        raise SkippedError(
+            "its sink takes the columns of a batch from the batch's first record, without those that are null there, "
+            f"and so loses values of the others: {difference}"
+        ) from difference
     return Measured(
         venvs.version("quix", "quixstreams"),
         seen.seconds,

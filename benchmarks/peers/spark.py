@@ -47,7 +47,7 @@ def dump(trial: Trial, path: Path) -> None:
 
 
 def run(trial: Trial, *, upsert: bool) -> Measured:
-    """One write of the whole DataFrame by a session that wrote a tenth of it before."""
+    """One write of the whole DataFrame by a session that wrote it before, into another table."""
     kinds.fresh(trial.kind, trial.dsn, key=upsert, warm=True)
     driver = jars.classpath("spark")
     folder = Folder("peer-spark")
@@ -56,7 +56,7 @@ def run(trial: Trial, *, upsert: bool) -> Measured:
         settings = {
             "path": str(folder.path / "records.json"),
             "folder": str(folder.path),
-            "jar": str(driver[0]),
+            "jars": [str(jar) for jar in driver],
             "url": trial.jdbc,
             "database": trial.database,
             "dsn": trial.dsn,
@@ -81,7 +81,7 @@ def run(trial: Trial, *, upsert: bool) -> Measured:
             "master": f"local[{trial.parallelism}]",
             "reWriteBatchedInserts": True,
             "source": "a cached DataFrame with Kafka's columns",
-            "warmed": "wrote a tenth of the rows before",
+            "warmed": "wrote the same rows before, in the same session",
             "recommended_by": "Spark SQL guide: JDBC To Other Databases (batchsize, numPartitions); pgJDBC",
         },
     )

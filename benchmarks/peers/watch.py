@@ -13,7 +13,7 @@ from peers import kinds
 from peers.trial import PeerError, Trial
 from seekpoint.dev.child import Child
 
-PATIENCE = 300.0  # seconds without a new page until a peer counts as stuck
+PATIENCE = 90.0  # seconds without a new page until a peer counts as stuck
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,8 @@ def session() -> Any:
         .config("spark.local.dir", JOB["folder"])
         .config("spark.sql.warehouse.dir", JOB["folder"])
         .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.jars", JOB["jar"])
-        .config("spark.driver.extraClassPath", JOB["jar"])
+        .config("spark.jars", ",".join(JOB["jars"]))
+        .config("spark.driver.extraClassPath", os.pathsep.join(JOB["jars"]))
         .getOrCreate()
     )
 
@@ -52,7 +52,10 @@ def execute(*statements: str) -> None:
     """Through the driver that Spark has: this environment has no other."""
     jvm = SparkSession.getActiveSession()._jvm  # noqa: SLF001 -- the only way to the driver from here
     at = JOB["database"]
-    connection = jvm.java.sql.DriverManager.getConnection(JOB["url"], at["user"], at["password"])
+    login = jvm.java.util.Properties()
+    login.setProperty("user", at["user"])
+    login.setProperty("password", at["password"])
+    connection = jvm.org.postgresql.Driver().connect(JOB["url"], login)
     for statement in statements:
         connection.createStatement().execute(statement)
     connection.close()
@@ -65,12 +68,13 @@ def main() -> None:
     lines = spark.read.schema(KAFKA).json(JOB["path"])
     binary = lines.withColumn("key", f.unbase64("key")).withColumn("value", f.unbase64("value"))
     records = binary.repartition(JOB["parallelism"]).cache()
-    count, table = records.count(), JOB["table"]
+    records.count()
+    table = JOB["table"]
     if JOB["upsert"]:
         execute(
             *(f"CREATE UNLOGGED TABLE {name}_stage (LIKE {name})" for name in (table, f"{table}_warm")),
         )
-    write(records.limit(count // 10), f"{table}_warm")
+    write(records, f"{table}_warm")
     began = time.monotonic()
     write(records, table)
     seconds = time.monotonic() - began

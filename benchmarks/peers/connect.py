@@ -1,0 +1,190 @@
+"""Kafka Connect, one standalone worker, with a JDBC sink connector. Both tables.
+
+``insert`` and ``upsert``: Debezium's JDBC sink. ``aiven-*``: Aiven's, which is published as source alone; it runs where
+BENCH_AIVEN_PLUGIN names a folder with its jars. JSON without a schema becomes rows by the converter's own option
+``schema.content``, so the topic is the same plain one.
+
+Warmed: a first connector of the same kind fills a second table, in the same worker; the second connector counts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import urllib.error
+import urllib.request
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from peers import jars, kinds
+from peers.processes import started
+from peers.trial import Measured, PeerError, SkippedError, Trial, play
+from peers.watch import watch
+from seekpoint.dev.child import Child, Folder, free_port
+from seekpoint.dev.java import find_java
+
+AIVEN = "BENCH_AIVEN_PLUGIN"
+HEAP = "2g"
+TYPES = {"bigint": "int64", "integer": "int32", "smallint": "int16"}
+LOGGING = """\
+rootLogger.level=WARN
+rootLogger.appenderRef.0.ref=O
+appender.0.type=Console
+appender.0.name=O
+appender.0.layout.type=PatternLayout
+appender.0.layout.pattern=%d %p %c %m%n
+"""
+
+
+def run(trial: Trial, *, upsert: bool, aiven: bool) -> Measured:
+    """``parallelism`` tasks, batches of ``batch`` records."""
+    kinds.fresh(trial.kind, trial.dsn, key=upsert, warm=True)
+    folder = Folder("peer-connect")
+    try:
+        _lay_out_plugin(folder.path / "plugins" / "jdbc", aiven=aiven)
+        port = free_port()
+        (folder.path / "log4j2.properties").write_text(LOGGING, encoding="ascii")
+        (folder.path / "worker.properties").write_text(_worker(trial, folder.path, port), encoding="utf-8")
+        libraries = jars.classpath("connect")
+        command = [str(find_java()), f"-Xmx{HEAP}", f"-Djava.io.tmpdir={folder.path}"]
+        command += [f"-Dlog4j2.configurationFile={folder.path / 'log4j2.properties'}", "-cp", jars.joined(libraries)]
+        command += ["org.apache.kafka.connect.cli.ConnectStandalone", str(folder.path / "worker.properties")]
+        with started("connect", command) as child:
+            _until_ready(child, port)
+            warm, table = f"{trial.kind.name}_warm", trial.kind.name
+            _ask(child, port, "POST", "", {"name": warm, "config": sink(trial, warm, upsert=upsert, aiven=aiven)})
+            watch(trial, child, table=warm, all_of_it=True)
+            _ask(child, port, "DELETE", f"/{warm}")
+            _ask(child, port, "POST", "", {"name": table, "config": sink(trial, table, upsert=upsert, aiven=aiven)})
+            seen = watch(trial, child)
+    finally:
+        folder.close()
+    kinds.verify(trial.kind, trial.dsn, trial.records)
+    return Measured(
+        f"Connect {jars.version('connect', 'connect-runtime')}, "
+        + ("Aiven's JDBC sink" if aiven else f"Debezium {jars.version('debezium', 'debezium-connector-jdbc')}"),
+        seen.seconds,
+        seen.records,
+        "at least once, idempotent by key" if upsert else "at least once",
+        seen.cpu_seconds,
+        {
+            "tasks.max": trial.parallelism,
+            "batch.size": trial.batch,
+            "max.poll.records": trial.batch,
+            "reWriteBatchedInserts": True,
+            "heap": HEAP,
+            "warmed": "a connector of the same kind before, in the same worker",
+            "recommended_by": "Debezium, JDBC connector (batch.size equal to max.poll.records, use.reduction.buffer "
+            "for upserts); Kafka, JsonConverter (schema.content); pgJDBC",
+        },
+    )
+
+
+def sink(trial: Trial, table: str, *, upsert: bool, aiven: bool) -> dict[str, str]:
+    """The connector's configuration."""
+    at = trial.database
+    fields = [
+        {"field": column, "type": TYPES.get(type_, "string"), "optional": column != "id"}
+        for column, type_ in trial.kind.columns.items()
+    ]
+    common = {
+        "topics": trial.kind.name,
+        "tasks.max": str(trial.parallelism),
+        "key.converter": "org.apache.kafka.connect.storage.StringConverter",
+        "value.converter": "org.apache.kafka.connect.json.JsonConverter",
+        "value.converter.schemas.enable": "true",
+        "value.converter.schema.content": json.dumps({"type": "struct", "optional": False, "fields": fields}),
+        "consumer.override.auto.offset.reset": "earliest",
+        "consumer.override.max.poll.records": str(trial.batch),
+        "consumer.override.fetch.min.bytes": "1000000",
+        "consumer.override.fetch.max.wait.ms": "200",
+        "consumer.override.max.partition.fetch.bytes": "8000000",
+        "connection.url": trial.jdbc,
+        "connection.password": at["password"],
+        "batch.size": str(trial.batch),
+        "insert.mode": "upsert" if upsert else "insert",
+    }
+    if aiven:
+        keyed = {"pk.mode": "record_value", "pk.fields": "id"} if upsert else {"pk.mode": "none"}
+        return {
+            **common,
+            **keyed,
+            "connector.class": "io.aiven.connect.jdbc.JdbcSinkConnector",
+            "connection.user": at["user"],
+            "table.name.format": table,
+        }
+    keyed = {"primary.key.mode": "record_value", "primary.key.fields": "id"} if upsert else {"primary.key.mode": "none"}
+    return {
+        **common,
+        **keyed,
+        "connector.class": "io.debezium.connector.jdbc.JdbcSinkConnector",
+        "connection.username": at["user"],
+        "collection.name.format": table,
+        "schema.evolution": "none",
+        "use.reduction.buffer": str(upsert).lower(),
+    }
+
+
+def _worker(trial: Trial, folder: Path, port: int) -> str:
+    settings = {
+        "bootstrap.servers": trial.brokers,
+        "key.converter": "org.apache.kafka.connect.storage.StringConverter",
+        "value.converter": "org.apache.kafka.connect.json.JsonConverter",
+        "offset.storage.file.filename": str(folder / "offsets"),
+        "offset.flush.interval.ms": "5000",
+        "plugin.path": str(folder / "plugins"),
+        "plugin.discovery": "service_load",
+        "listeners": f"http://127.0.0.1:{port}",
+        "connector.client.config.override.policy": "All",
+    }
+    return "".join(f"{name}={value}\n" for name, value in settings.items())
+
+
+def _lay_out_plugin(folder: Path, *, aiven: bool) -> None:
+    """Connect loads each plugin from a folder of its own."""
+    if aiven:
+        given = os.environ.get(AIVEN)
+        if given is None:
+            raise SkippedError(f"Aiven's JDBC sink is published as source alone: set {AIVEN} to a folder with its jars")
+        found = sorted(Path(given).glob("*.jar"))
+    else:
+        found = jars.classpath("debezium")
+    folder.mkdir(parents=True)
+    for jar in found:
+        (folder / jar.name).symlink_to(jar)
+
+
+def _until_ready(child: Child, port: int) -> None:
+    deadline = time.monotonic() + 90
+    while child.running and time.monotonic() < deadline:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/connectors", timeout=5):
+                return
+        except OSError:
+            time.sleep(0.1)
+    raise PeerError(f"the worker does not answer\n{child.log_tail()}")
+
+
+def _ask(child: Child, port: int, method: str, path: str, body: dict[str, Any] | None = None) -> None:
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/connectors{path}",
+        method=method,
+        data=None if body is None else json.dumps(body).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    try:
+        urllib.request.urlopen(request, timeout=60).close()
+    except urllib.error.HTTPError as error:
+        raise PeerError(f"{method} {path}: {error.read().decode()}\n{child.log_tail()}") from error
+
+
+MODES = {
+    f"{'aiven-' if aiven else ''}{'upsert' if upsert else 'insert'}": partial(run, upsert=upsert, aiven=aiven)
+    for aiven in (False, True)
+    for upsert in (False, True)
+}
+
+if __name__ == "__main__":
+    play("connect", MODES)

@@ -262,6 +262,25 @@ def test_values_come_out_as_they_went_in(ground: Ground, group: str, kind: str, 
     assert type(first) is type(wanted) or kind == "inet"
 
 
+def test_provenance_makes_the_audit_a_query(ground: Ground, group: str) -> None:
+    sink = ground.append("id int, note text, t text, p int, o bigint", provenance=("t", "p", "o"))
+    pipeline = of(group, Json(Order), sink)
+    ground.process(pipeline, *orders(b'{"id": 1}', b'{"id": 2}'), *orders(b'{"id": 3}', partition=2, start=7))
+    assert ground.rows("id", "t", "p", "o") == [(1, TOPIC, 0, 0), (2, TOPIC, 0, 1), (3, TOPIC, 2, 7)]
+
+    some = ground.append(
+        "v int, o bigint", name="some", columns=["v"], provenance={"offset": "o"}, rows=lambda r: [(1,), (2,)]
+    )
+    ground.process(of(f"{group}-some", Bytes(), some), *orders(b"", start=5))
+    assert ground.rows("v", "o", name="some") == [(1, 5), (2, 5)]
+
+
+def test_provenance_that_the_row_has_itself_is_refused(ground: Ground, group: str) -> None:
+    sink = ground.append("id int, note text", provenance={"offset": "note"})
+    with pytest.raises(ConfigError, match="note would be written twice"):
+        ground.process(of(group, Json(Order), sink), *orders(b'{"id": 1}'))
+
+
 @pytest.mark.parametrize(("text", "shown"), [("300000-01-01", "300000-01-01"), ("0044-03-15 BC", "0044-03-15 BC")])
 def test_dates_beyond_pythons_own_go_as_text(ground: Ground, group: str, text: str, shown: str) -> None:
     sink = ground.append("v date", columns=["v"], row=lambda r: (r.value,))
@@ -305,7 +324,7 @@ BAD: dict[str, tuple[str, Callable[[], Any], str]] = {
     "a varchar that is too long": ("varchar(3)", lambda: "long", "value too long for type character varying(3)"),
     "an integer that overflows": ("int", lambda: 2**31, "out of range for type integer"),
     "a bigint that overflows": ("bigint", lambda: 2**63, "out of range for type bigint"),
-    "an integer of 5,000 digits": ("numeric", lambda: 10**5000, "ValueError: Exceeds the limit"),
+    "an integer of 5,000 digits": ("numeric", lambda: 10**5000, "column 'v': ValueError: Exceeds the limit"),
     "NOT NULL": ("text NOT NULL", lambda: None, 'null value in column "v"'),
     "CHECK": ("int CHECK (v < 100)", lambda: 100, 'violates check constraint "t_v_check"'),
     "UNIQUE": ("text UNIQUE", lambda: "0", 'duplicate key value violates unique constraint "t_v_key"'),
@@ -317,7 +336,7 @@ BAD: dict[str, tuple[str, Callable[[], Any], str]] = {
     "NUL in text": ("text", lambda: "a\0b", "NUL"),
     "NUL in jsonb": ("jsonb", lambda: {"a": "\0"}, "unsupported Unicode escape sequence"),
     "NaN in jsonb": ("jsonb", lambda: {"a": float("nan")}, "invalid input syntax for type json"),
-    "a lone surrogate": ("text", lambda: "\ud800", "UnicodeEncodeError"),
+    "a lone surrogate": ("text", lambda: "\ud800", "column 'v': UnicodeEncodeError"),
     "a datetime in jsonb": ("jsonb", lambda: {"at": datetime(2026, 1, 1, tzinfo=UTC)}, "not JSON serializable"),
     "JSON that contains itself": ("jsonb", circle, "Circular reference"),
     "JSON too deep for the server": ("jsonb", lambda: "[" * 50_000 + "]" * 50_000, "stack depth limit exceeded"),
@@ -326,7 +345,7 @@ BAD: dict[str, tuple[str, Callable[[], Any], str]] = {
     "year 0": ("timestamptz", lambda: "0000-01-01T00:00:00Z", "date/time field value out of range"),
     "year 300000": ("timestamptz", lambda: "300000-01-01T00:00:00Z", "out of range"),
     "a list for jsonb": ("jsonb", lambda: [1, 2], "invalid input syntax for type json"),
-    "a value of no known type": ("text", Strange, "cannot adapt type 'Strange'"),
+    "a value of no known type": ("text", Strange, "column 'v': ProgrammingError: cannot adapt type 'Strange'"),
     "a Struct within": ("jsonb", lambda: Order(1), "cannot adapt type 'Order'"),
     "an unset field": ("text", lambda: msgspec.UNSET, "cannot adapt type 'UnsetType'"),
     "text too long for its index": ("text UNIQUE", lambda: "".join(map(chr, range(256, 9000))), "index row"),

@@ -199,7 +199,7 @@ class Flush:
 
     def _execute(self, statement: sql.Composed, parameters: Sequence[Any] = ()) -> int:
         try:
-            return self._driver.execute(statement, parameters or None).rowcount
+            return self._driver.execute(statement, parameters).rowcount
         except psycopg.Error as error:
             code = error.diag.sqlstate or error.sqlstate
             if code is not None and fault(code) is Fault.DATA:

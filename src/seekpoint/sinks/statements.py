@@ -10,7 +10,7 @@ from psycopg import sql
 from seekpoint.sinks.fold import Target
 from seekpoint.sinks.layout import DELETED, LINE, Layout, quoted, stage_name
 
-_STORED, _NEW = sql.Identifier("stored"), sql.Identifier("new")
+_STORED, _NEW = sql.Identifier("stored"), sql.Identifier("new")  # aliases
 Composable = sql.Composable
 
 
@@ -19,8 +19,8 @@ class Statements:
 
     def __init__(self, target: Target, layout: Layout) -> None:
         self._target, self._layout = target, layout
-        self._table = sql.Identifier(*target.path)
-        self._stage = sql.Identifier("pg_temp", stage_name(target))
+        self._table = _name(*target.path)
+        self._stage = _name("pg_temp", stage_name(target))
 
     @property
     def gate(self) -> list[object]:
@@ -51,23 +51,23 @@ class Statements:
     def merge(self) -> sql.Composed:
         """From the stage, where no key is twice and the rows are sorted by key."""
         assert self._target.columns is not None
-        names = _list(map(sql.Identifier, self._target.columns))
+        names = _list(map(_name, self._target.columns))
         return sql.SQL("{} SELECT {} FROM {} {}").format(self._into, names, self._stage, self._conflict)
 
     @cached_property
     def merge_folded(self) -> sql.Composed:
         """From the stage, the newest row of each key."""
         assert self._target.columns is not None
-        names = _list(map(sql.Identifier, self._target.columns))
+        names = _list(map(_name, self._target.columns))
         return sql.SQL("{} SELECT {} FROM {} WHERE NOT {} {}").format(
-            self._into, names, self._newest, sql.Identifier(DELETED), self._conflict
+            self._into, names, self._newest, _name(DELETED), self._conflict
         )
 
     @cached_property
     def delete_folded(self) -> sql.Composed:
         """From the stage, those keys whose newest is a tombstone."""
         return sql.SQL("DELETE FROM {} AS {} USING {} WHERE {}.{} AND {}").format(
-            self._table, _STORED, self._newest, _NEW, sql.Identifier(DELETED), self._matched
+            self._table, _STORED, self._newest, _NEW, _name(DELETED), self._matched
         )
 
     # -- parts --------------------------------------------------------------------------------------------
@@ -77,27 +77,25 @@ class Statements:
         assert self._target.columns is not None
         overriding = " OVERRIDING SYSTEM VALUE" if self._layout.overriding else ""
         return sql.SQL("INSERT INTO {} AS {} ({}){}").format(
-            self._table, _STORED, _list(map(sql.Identifier, self._target.columns)), sql.SQL(overriding)
+            self._table, _STORED, _list(map(_name, self._target.columns)), sql.SQL(overriding)
         )
 
     @cached_property
     def _conflict(self) -> Composable:
         target = self._target
-        key = _list(map(sql.Identifier, target.key))
+        key = _list(map(_name, target.key))
         changing = [name for name in target.columns or () if name not in target.key]
         if not changing:
             return sql.SQL("ON CONFLICT ({}) DO NOTHING").format(key)
-        new = sql.Identifier("excluded")
-        changes = _list(sql.SQL("{0} = {1}.{0}").format(sql.Identifier(name), new) for name in changing)
+        new = _name("excluded")
+        changes = _list(sql.SQL("{0} = {1}.{0}").format(_name(name), new) for name in changing)
         update = sql.SQL("ON CONFLICT ({}) DO UPDATE SET {}").format(key, changes)
         guard = self._newer(new)
         return update if guard is None else sql.SQL("{} WHERE {}").format(update, guard)
 
     @cached_property
     def _matched(self) -> Composable:
-        equal = [
-            sql.SQL("{}.{} = {}.{}").format(_STORED, name, _NEW, name) for name in map(sql.Identifier, self._target.key)
-        ]
+        equal = [sql.SQL("{}.{} = {}.{}").format(_STORED, name, _NEW, name) for name in map(_name, self._target.key)]
         guard = self._newer(_NEW)
         return sql.SQL(" AND ").join(equal if guard is None else [*equal, guard])
 
@@ -106,29 +104,27 @@ class Statements:
         column = self._target.order_by or self._target.offset
         if column is None:
             return None
-        name = sql.Identifier(column)
+        name = _name(column)
         newer = sql.SQL("{0}.{2} IS NULL OR {1}.{2} >= {0}.{2}").format(_STORED, new, name)
         elsewhere = [
-            sql.SQL(" OR {0}.{2} IS DISTINCT FROM {1}.{2}").format(_STORED, new, sql.Identifier(name))
+            sql.SQL(" OR {0}.{2} IS DISTINCT FROM {1}.{2}").format(_STORED, new, _name(name))
             for name in self._target.origin
         ]
         return sql.SQL("({}{})").format(newer, sql.Composed(elsewhere))
 
     @cached_property
     def _newest(self) -> sql.Composed:
-        key = _list(map(sql.Identifier, self._target.key))
-        order = (
-            sql.SQL("{} DESC, ").format(sql.Identifier(self._target.order_by)) if self._target.order_by else sql.SQL("")
-        )
+        key = _list(map(_name, self._target.key))
+        order = sql.SQL("{} DESC, ").format(_name(self._target.order_by)) if self._target.order_by else sql.SQL("")
         return sql.SQL("(SELECT DISTINCT ON ({0}) * FROM {1} ORDER BY {0}, {2}{3} DESC) AS {4}").format(
-            key, self._stage, order, sql.Identifier(LINE), _NEW
+            key, self._stage, order, _name(LINE), _NEW
         )
 
     def _cast(self, columns: Sequence[str]) -> sql.Composed:
         """The text as the column's type, without its modifier: only an assignment says that a text is too long."""
         known = self._layout.columns
         return _list(
-            sql.SQL("CAST({0} AS {1}) AS {0}").format(sql.Identifier(name), sql.SQL(known[name].type))
+            sql.SQL("CAST({0} AS {1}) AS {0}").format(_name(name), sql.SQL(_spared(known[name].type)))
             for name in columns
         )
 
@@ -141,7 +137,16 @@ _GATE = sql.SQL(
 
 def _given(columns: Sequence[str]) -> sql.Composed:
     arrays = sql.SQL(", ").join([sql.SQL("%s::text[]")] * len(columns))
-    return sql.SQL("unnest({}) AS given ({})").format(arrays, _list(map(sql.Identifier, columns)))
+    return sql.SQL("unnest({}) AS given ({})").format(arrays, _list(map(_name, columns)))
+
+
+def _name(*parts: str) -> sql.Identifier:
+    return sql.Identifier(*map(_spared, parts))
+
+
+def _spared(text: str) -> str:
+    """Statements are run with parameters, where a lone ``%`` would begin one."""
+    return text.replace("%", "%%")
 
 
 def _list(parts: Iterable[Composable]) -> sql.Composed:

@@ -15,12 +15,14 @@ from sqlalchemy.dialects.postgresql import psycopg
 from sqlalchemy.schema import DropSchema
 
 from seekpoint import schema
+from seekpoint.deadletters import statements as deadletters
 from seekpoint.ledger import Expected, Ledger, Move, statements
 from seekpoint.records import Partition
 
 ROWS = 10_000
 COUNTS = (6, 1_000)
-NAMES = ("HOLD", "HOLD_17", "ADVANCE", "CLAIM", "LOOK", "GLANCE", "RELEASE", "NOTE", "KNOWN_TOPICS")
+NAMES = ("HOLD", "HOLD_17", "ADVANCE", "CLAIM", "LOOK", "GLANCE", "RELEASE", "NOTE", "KNOWN_TOPICS", "OPEN_KEYS")
+STATEMENTS = {**vars(statements), "OPEN_KEYS": deadletters.OPEN_KEYS}
 FILL = """
     INSERT INTO {schema}.partition_offset
       (consumer_group, topic, partition, topic_id, first_offset, next_offset, claim, epoch)
@@ -135,7 +137,7 @@ def test_rows_are_found_by_the_primary_key(crowd: Crowd, name: str, count: int) 
     """I2, I3: the fence costs a lookup per partition, for 6 of 10,000 rows and for 1,000 of them."""
     skip_unless_known(name, crowd.engine)
     with crowd.engine.connect() as tx:
-        compiled = getattr(statements, name).compile(dialect=tx.dialect)
+        compiled = STATEMENTS[name].compile(dialect=tx.dialect)
         given = compiled.construct_params(
             {k: v for k, v in parameters(ours(tx, crowd, count)).items() if k in compiled.binds}
         )
@@ -150,7 +152,7 @@ def test_the_prepared_statement_is_planned_the_same(crowd: Crowd, name: str) -> 
     """I2, I3: psycopg prepares what is repeated; the plan that no longer sees the values is by the key as well."""
     skip_unless_known(name, crowd.engine)
     dialect = psycopg.dialect(paramstyle="numeric_dollar")  # type: ignore[no-untyped-call]
-    query = str(getattr(statements, name).compile(dialect=dialect)).replace("seekpoint.", f"{crowd.schema}.")
+    query = str(STATEMENTS[name].compile(dialect=dialect)).replace("seekpoint.", f"{crowd.schema}.")
     with crowd.engine.connect() as tx:
         if (tx.dialect.server_version_info or (0,)) < (16,):
             pytest.skip("EXPLAIN (GENERIC_PLAN) came with Postgres 16")

@@ -145,7 +145,7 @@ class DeadLetters:
                 partition=letter.partition,
                 key=letter.key,
             )
-            .scalar_one()
+            .scalar_one_or_none()
         )
         return found
 

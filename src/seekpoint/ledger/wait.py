@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from time import monotonic, sleep
 from typing import Any
 from uuid import UUID
 
@@ -150,7 +150,7 @@ class Wanted:
 
 def wait(look: Look, wanted: Wanted) -> Passed:
     """Until the position lies behind the offset; see :meth:`seekpoint.Ledger.wait_until_applied`."""
-    began = time.monotonic()
+    began = monotonic()
     topic_id, met = wanted.topic_id, False
     while True:
         row = wanted.ask(look, PASSED_YET)
@@ -163,10 +163,10 @@ def wait(look: Look, wanted: Wanted) -> Passed:
                 return passed
         elif met:
             raise _recreated(wanted, row, topic_id)
-        waited = time.monotonic() - began
+        waited = monotonic() - began
         if waited >= wanted.timeout:
             raise _late(look, wanted, topic_id)
-        time.sleep(min(pause(waited), wanted.timeout - waited))
+        sleep(min(pause(waited), wanted.timeout - waited))
 
 
 def pause(waited: float) -> float:
@@ -240,23 +240,27 @@ def _reason(row: Row[Any], topic_id: UUID) -> str:
     if row.paused:
         by, why = row.paused_by or "unknown", row.paused_reason or "no reason given"
         return f"The group is paused by {by} ({why}): resume it with Ledger.resume()"
-    if row.attempt_offset is not None:
-        return _attempt(row)
     if row.owner is None:
         return "No worker has claimed the partition: start one"
+    if row.attempt_offset is not None and row.attempts:  # at 0, the only attempt was given up and taken back
+        return _attempt(row)
     if row.still is None:
         return "It has not moved since it was first claimed: look at its worker's log and health"
     return f"It last moved {row.still:.1f} s ago: wait again, or look at its worker's log and health"
 
 
 def _attempt(row: Row[Any]) -> str:
-    """The record in front of it has failed, or is suspected to kill the process that tries it."""
-    tried = f"The record at offset {row.attempt_offset} failed ({row.attempt_error})"
+    """A record in front of it has failed, or is suspected to kill the process that tries it."""
+    record = f"The record at offset {row.attempt_offset}"
+    if row.attempt_running:
+        return f"{record} is tried alone at this moment, attempt {row.attempts}"
     if row.attempt_error is None:
-        return f"The record at offset {row.attempt_offset} is tried alone: workers that tried it did not come back"
+        return f"{record} killed the processes that tried it, {row.attempts} so far, or they died beside it"
     if row.retry_in is None:
         return (
-            f"{tried}, and the partition is stopped in front of it until somebody decides: look at `seekpoint status`"
+            f"{record} failed ({row.attempt_error}), and the partition is stopped in front of it until somebody "
+            "decides: look at `seekpoint status`"
         )
     when = f"in {row.retry_in:.1f} s" if row.retry_in > 0 else "now"
-    return f"{tried}, attempt {row.attempts} of {row.attempts_allowed}; it is tried again {when}"
+    tried = f"attempt {row.attempts} of {row.attempts_allowed}"
+    return f"{record} failed ({row.attempt_error}), {tried}; it is tried again {when}"

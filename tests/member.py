@@ -57,6 +57,11 @@ class Member:
         """Its process id."""
         return self._process.pid
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether it has not ended yet."""
+        return self._process.poll() is None
+
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:

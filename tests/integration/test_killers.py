@@ -1,0 +1,220 @@
+"""Records that end the process: found, and parked after so many deaths; the records beside them applied once each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from deadly import Deadly
+from member import Member
+from scene import PROTOCOLS, Scene
+from seekpoint import Limits, Partition, Retry, events
+from workers import Gate
+
+Protocol = Mapping[str, Any]
+COOPERATIVE = PROTOCOLS["cooperative"]
+
+
+def letters(scene: Scene) -> list[tuple[int, int, str, str]]:
+    """Partition, offset, state and cause of each dead letter."""
+    with scene.engine.connect() as connection:
+        rows = connection.execute(
+            text(
+                "SELECT partition, record_offset, state, cause "
+                f'FROM "{scene.schema}".dead_letter ORDER BY partition, record_offset'
+            )
+        )
+        return [tuple(row) for row in rows]
+
+
+def restart_until(scene: Scene, start: Callable[[], Member], there: Callable[[], bool], most: int) -> list[int]:
+    """Start a worker again whenever it has died; the exit codes of those that did."""
+    codes: list[int] = []
+    while True:
+        member = start()
+        scene.wait(lambda member=member: there() or not member.is_alive, 60)  # type: ignore[misc]
+        if member.is_alive:
+            member.close()
+            return codes
+        codes.append(member.ended()[0])
+        assert len(codes) <= most, f"it died again and again: {codes}, {letters(scene)}, {scene.ledger.read()}"
+
+
+def starts(scene: Scene, name: str, **what: Any) -> Callable[[], Member]:
+    """A member without a group: nobody waits for a dead one's session."""
+    given = {"handle": "deadly", "on_poison": "dead_letter", "retry": {"crashes": 2}, **what}
+    partitions = given.pop("partitions", 1)
+    return lambda: scene.member(name, partitions=[(name, n) for n in range(partitions)], **given)
+
+
+def at_end(scene: Scene, stored: list[tuple[int, int]], name: str) -> Callable[[], bool]:
+    wanted = {Partition(name, p): max(o for q, o in stored if q == p) + 1 for p, _ in stored}
+    return lambda: wanted.items() <= scene.positions().items()
+
+
+@pytest.mark.parametrize(("how", "code"), [("exit", 3), ("sigkill", -9), ("segfault", -11)])
+def test_a_record_that_kills_is_parked_and_the_others_are_applied_once(scene: Scene, how: str, code: int) -> None:
+    name = scene.topic()
+    stored = scene.produce(name, ["ok"] * 30 + [how] + ["ok"] * 30)
+    deaths = restart_until(scene, starts(scene, name), at_end(scene, stored, name), 4)
+    assert deaths == [code] * 4, "two until it was suspected, and two alone"
+    assert letters(scene) == [(0, 30, "parked", "killed")]
+    scene.book.assert_holds(name, stored[:30] + stored[31:])
+
+
+def test_a_killer_at_the_head_and_one_next_to_it(scene: Scene) -> None:
+    name = scene.topic()
+    stored = scene.produce(name, ["exit", "exit", "ok", "ok", "exit", "ok"])
+    deaths = restart_until(scene, starts(scene, name), at_end(scene, stored, name), 8)
+    assert letters(scene) == [(0, at, "parked", "killed") for at in (0, 1, 4)]
+    assert len(deaths) == 2 + 3 * 2, "two until the partition is suspected, then two each"
+    scene.book.assert_holds(name, [stored[2], stored[3], stored[5]])
+
+
+def test_an_idle_partition_and_a_busy_one_beside_a_killer_lose_nothing(scene: Scene) -> None:
+    name = scene.topic(3)
+    stored = scene.produce(name, ["ok"] * 5 + ["exit"] + ["ok"] * 5, partition=0)
+    stored += scene.produce(name, ["ok"] * 40, partition=1)
+    start = starts(scene, name, partitions=3, limits={"lag_check": 0.2})
+    members: list[Member] = []
+
+    def begin() -> Member:
+        members.append(start())
+        return members[-1]
+
+    restart_until(scene, begin, at_end(scene, stored, name), 4)
+    assert letters(scene) == [(0, 5, "parked", "killed")]
+    scene.book.assert_holds(name, [at for at in stored if at != (0, 5)])
+    suspected = {event["partition"] for member in members for event in member.all("Suspicious")}
+    assert f"{name}/2" not in suspected, "nothing was there to kill anybody"
+
+
+def test_a_killer_in_a_group_of_two(scene: Scene) -> None:
+    scene.notice_the_dead_soon()
+    name = scene.topic(4)
+    stored = [at for n in range(4) for at in scene.produce(name, ["ok"] * 20, partition=n)]
+    killer = scene.produce(name, ["exit"], partition=2)
+    stored += scene.produce(name, ["ok"] * 20, partition=2)
+
+    def start() -> Member:
+        return scene.member(name, handle="deadly", on_poison="dead_letter", retry={"crashes": 2}, kafka=COOPERATIVE)
+
+    members = [start(), start()]
+    there, died = at_end(scene, stored, name), 0
+    while not there():
+        scene.wait(lambda: there() or not all(m.is_alive for m in members), 60)
+        for at, member in enumerate(members):
+            if not member.is_alive:
+                died += 1
+                assert died <= 8, f"{letters(scene)}, {scene.ledger.read()}"
+                member.ended()
+                members[at] = start()
+    assert letters(scene) == [(2, killer[0][1], "parked", "killed")]
+    scene.book.assert_holds(name, stored)
+
+
+def test_under_stop_the_partition_stops_in_front_of_the_killer_and_the_worker_lives(scene: Scene) -> None:
+    name = scene.topic(2)
+    stored = scene.produce(name, ["ok", "exit", "ok"], partition=0)
+    other = scene.produce(name, ["ok"] * 5, partition=1)
+    start = starts(scene, name, partitions=2, on_poison="stop")
+    made: list[Member] = []
+
+    def begin() -> Member:
+        made.append(start())
+        return made[-1]
+
+    beside = at_end(scene, other, name)
+    deaths = restart_until(scene, begin, lambda: bool(made[-1].all("Parked")) and beside(), 4)
+    assert len(deaths) == 4
+    assert scene.positions()[Partition(name, 0)] == 1
+    scene.book.assert_holds(name, [stored[0], *other])
+    # It is mended, and started again: the record is tried once more.
+    run = scene.worker(scene.pipeline(name, on_poison="stop"), partitions=[(name, 0), (name, 1)])
+    run.reached(name, 3)
+    run.stop()
+    scene.book.assert_holds(name, [*stored, *other])
+
+
+def test_suspected_records_that_are_innocent_are_applied_once_and_suspicion_ends(scene: Scene) -> None:
+    name = scene.topic()
+    stored = scene.produce(name, 20)
+    for _ in range(2):  # killed in the middle of a batch, for no fault of a record
+        member = scene.member(name, partitions=[(name, 0)], stop_at=("Applied", 1))
+        member.wait_until_stopped()
+        member.kill()
+    run = scene.worker(name, partitions=[(name, 0)], limits=Limits(batch_records=10))
+    suspicious = run.seen.wait_for(events.Suspicious)
+    assert (suspicious.partition, suspicious.deaths, suspicious.until) == (Partition(name, 0), 2, 10)
+    run.reached(name, 20)
+    stored += scene.produce(name, 5)
+    run.reached(name, 25)
+    run.stop()
+    assert [e.offset for e in run.seen.all(events.TriedAlone)] == list(range(10))
+    scene.book.assert_holds(name, stored)
+    assert not letters(scene)
+
+
+# -- what is no death ---------------------------------------------------------------------------------------
+
+
+def wait_for_a_try(scene: Scene, name: str, gate: Gate) -> Any:
+    """A worker that stands in the second try of the record at offset 1, held by the gate."""
+    deadly = Deadly(scene.book)
+    made = scene.pipeline(
+        name, handle=deadly, retry=Retry(attempts=3, wait_initial=0.1, crashes=1), on_poison="dead_letter"
+    )
+    run = scene.worker(made, observe=[deadly.watch, gate], limits=Limits(idle_check=0.3))
+    gate.wait()
+    return run
+
+
+def test_a_stop_in_the_middle_of_a_try_is_no_death(scene: Scene) -> None:
+    name = scene.topic()
+    stored = scene.produce(name, ["ok", "fail 1", "ok"])
+    gate = Gate(events.TriedAlone)
+    run = wait_for_a_try(scene, name, gate)
+    run.worker.stop()
+    gate.open()
+    run.stop()
+    row = scene.ledger.read()[0]
+    assert (row.attempt_crashes, row.unreleased_claims) == (0, 0)
+    again = scene.worker(scene.pipeline(name, retry=Retry(crashes=1)))
+    scene.wait_until_caught_up(name, stored)
+    again.stop()
+    scene.book.assert_holds(name, stored)
+    assert not letters(scene)
+
+
+def test_a_trouble_of_the_database_in_the_middle_of_a_try_is_no_death(scene: Scene) -> None:
+    name = scene.topic()
+    stored = scene.produce(name, ["ok", "fail 1", "ok"])
+    tried = Gate(events.TriedAlone)
+    run = wait_for_a_try(scene, name, tried)
+    ours = text(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+        "WHERE application_name LIKE :ours AND pid <> pg_backend_pid()"
+    )
+    with scene.engine.connect() as connection:
+        connection.execute(ours, {"ours": f"seekpoint %{scene.group[:40]}%"})
+    tried.open()
+    run.reached(name, 3)
+    run.stop()
+    scene.book.assert_holds(name, stored)
+    assert not letters(scene)
+
+
+def test_a_move_in_the_middle_of_a_try_is_obeyed(scene: Scene) -> None:
+    name = scene.topic()
+    stored = scene.produce(name, ["ok", "fail 1", "ok"])
+    gate = Gate(events.RetryScheduled)
+    run = wait_for_a_try(scene, name, gate)
+    scene.ledger.move(name, 0, 2, reason="not this one", lost="poison")
+    gate.open()
+    run.reached(name, 3)
+    run.stop()
+    scene.book.assert_holds(name, [stored[0], stored[2]])
+    assert not letters(scene)

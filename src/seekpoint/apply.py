@@ -148,7 +148,9 @@ def _refused(sink: Sink, written: Iterable[RawRecord], refused: RowRefused) -> E
 
 def _handle(tx: LentConnection, handle: Handler, made: Sequence[Made], spans: Sequence[Span]) -> None:
     try:
-        returned: object = handle(tx, Batch([one.record for one in made], spans))  # type: ignore[func-returns-value]
+        with tx.lent():
+            returned: object = handle(tx, Batch([one.record for one in made], spans))  # type: ignore[func-returns-value]
+            tx.check()
     except Poison as poison:
         raise Failed(poison, Cause.POISON, _named(poison, made)) from poison
     except ConfigError:
@@ -162,7 +164,6 @@ def _handle(tx: LentConnection, handle: Handler, made: Sequence[Made], spans: Se
         raise HandlerMisuse(
             f"the handler returned a {type(returned).__name__}, which nobody runs: call a plain function"
         )
-    tx.check()
 
 
 def _named(poison: Poison, made: Sequence[Made]) -> list[RawRecord]:

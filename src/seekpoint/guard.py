@@ -46,6 +46,22 @@ class LentConnection(Connection):
             self._misuse("invalidate()")
         super().invalidate(exception)  # SQLAlchemy's own call: the server has ended the connection
 
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """While a handler has it: a savepoint that it leaves open ends with its call, like one in a ``with`` block.
+
+        Ours, around a part that is tried, could not be ended before it.
+        """
+        ours = self.get_nested_transaction()
+        try:
+            yield
+        except BaseException:
+            while (left := self.get_nested_transaction()) is not None and left is not ours:
+                left.rollback()
+            raise
+        while (left := self.get_nested_transaction()) is not None and left is not ours:
+            left.commit()
+
     def check(self) -> None:
         """Raise HandlerMisuse if the transaction was ended or broken behind our back."""
         transaction = self.get_transaction()

@@ -1,0 +1,5 @@
+"""Every way in which a record fails: what it looks like (``kinds``), how pipelines write (``roads``), who judges."""
+
+import pytest
+
+pytest.register_assert_rewrite("failing.judge")

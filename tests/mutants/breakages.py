@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 FENCE = "tests/integration/ledger/test_fence.py"
 CLAIM = "tests/integration/ledger/test_claim.py"
+ATTEMPTS = "tests/integration/ledger/test_attempts.py"
+LETTERS = "tests/integration/test_deadletters_store.py"
 GROUP = "tests/integration/ledger/test_group.py"
 MOVE = "tests/integration/ledger/test_move.py"
 WORKER = "tests/integration/test_worker.py"
@@ -86,7 +88,7 @@ BREAKAGES = (
             ),
             Edit(
                 "assignment/assignment.py",
-                "Expected(placed.claim, starts.get(p, placed.cursor))",
+                "Expected(placed.claim, starts.get(p, placed.position))",
                 "Expected(placed.claim, placed.claim.next_offset)",
             ),
         ),
@@ -205,23 +207,77 @@ BREAKAGES = (
                 "        offset.claim == _released.c.claim,  # I2: a stranger's claim is not ours to release\n",
                 "",
             ),
+            Edit(_STATEMENTS, "        offset.claim == _mine.c.claim,\n", ""),
         ),
         (f"{CLAIM}::test_a_strangers_claim_is_not_released",),
+    ),
+    Breakage(
+        "a note under a stranger's claim",
+        (
+            Edit(_STATEMENTS, "        offset.claim == _noted.c.claim,  # I2\n", ""),
+            Edit(_STATEMENTS, "        offset.claim == _notable.c.claim,\n", ""),
+        ),
+        (f"{ATTEMPTS}::test_a_zombies_note_is_refused",),
+    ),
+    Breakage(
+        "an attempt that was given up counts",
+        (
+            Edit(
+                _STATEMENTS,
+                "        attempts=case((offset.attempt_running, offset.attempts - 1), else_=offset.attempts),\n"
+                "        attempt_running=false(),\n",
+                "",
+            ),
+            Edit(
+                _STATEMENTS,
+                '        "attempts": case((and_(offset.attempt_running, _alive), offset.attempts - 1), '
+                "else_=offset.attempts),\n",
+                "",
+            ),
+        ),
+        (f"{ATTEMPTS}::test_an_attempt_that_was_given_up_is_taken_back",),
+    ),
+    Breakage(
+        "a move that leaves dead letters open",
+        (
+            Edit(
+                _ADMINISTRATION,
+                '        dead_letter.c.record_offset >= bindparam("to_offset", type_=BigInteger),\n',
+                '        dead_letter.c.record_offset < bindparam("to_offset", type_=BigInteger),\n',
+            ),
+        ),
+        (f"{LETTERS}::test_a_move_supersedes_what_will_be_read_again",),
+    ),
+    Breakage(
+        "a dead letter is closed twice",
+        (
+            Edit(
+                "deadletters/statements.py",
+                '_letter.id == bindparam("closing", type_=BigInteger), IS_OPEN)',
+                '_letter.id == bindparam("closing", type_=BigInteger))',
+            ),
+        ),
+        (f"{LETTERS}::test_two_operators_at_once_decide_once",),
+    ),
+    Breakage(
+        "a pause that shuts out foreign keys",
+        (Edit(_ADMINISTRATION, "READ_GROUP.with_for_update(key_share=True)", "READ_GROUP.with_for_update()"),),
+        (f"{LETTERS}::test_a_pause_and_a_worker_that_parks_do_not_wait_for_each_other",),
     ),
     Breakage(
         "positions cached across assignments",
         (
             Edit(
-                "assignment/assignment.py",
+                "assignment/claims.py",
                 "        for partition, before in self._places.place(claims).items():\n",
                 "        cached = {p: CACHE.setdefault(p, c.next_offset) for p, c in claims.items()}\n"
                 "        claims = {p: replace(c, next_offset=cached[p]) for p, c in claims.items()}\n"
                 "        for partition, before in self._places.place(claims).items():\n",
             ),
             Edit(
-                "assignment/assignment.py",
-                "class Assignment:\n",
-                "CACHE: dict[Partition, int] = {}\n\n\nclass Assignment:\n",
+                "assignment/claims.py",
+                "class Claims:\n",
+                "CACHE: dict[Partition, int] = {}\n\n\nclass Claims:\n",
             ),
         ),
         (IDLE_REWIND, f"{REBALANCE}::test_members_that_join_and_leave_hand_their_partitions_over"),

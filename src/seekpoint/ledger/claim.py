@@ -87,7 +87,7 @@ StartOffsets = Callable[[str], Mapping[Partition, int]]
 def prepare(tx: Scope, claimant: Claimant, topic_ids: Mapping[str, UUID], start: StartOffsets) -> None:
     """Make the group's row, raise its version, and make the first rows of new topics; once for all workers.
 
-    Runs under the group row's FOR UPDATE lock, so that two workers that start a new topic at ``latest``
+    Runs under the group row's own lock, so that two workers that start a new topic at ``latest``
     resolve it once. ``start`` asks the brokers while the lock is held: it must be bounded in time.
     """
     tx.execute(administration.INSERT_GROUP, version=claimant.version)

@@ -1,8 +1,8 @@
 """Kafka Connect, one standalone worker, with a JDBC sink connector. Both tables.
 
-``insert`` and ``upsert``: Debezium's JDBC sink. ``aiven-*``: Aiven's, which is published as source alone; it runs where
-BENCH_AIVEN_PLUGIN names a folder with its jars. JSON without a schema becomes rows by the converter's own option
-``schema.content``, so the topic is the same plain one.
+``insert`` and ``upsert``: Debezium's JDBC sink; ``-unnest``: with the option that its documentation names for speed.
+``aiven-*``: Aiven's, which is published as source alone; it runs where BENCH_AIVEN_PLUGIN names a folder with its jars.
+JSON without a schema becomes rows by the converter's own option ``schema.content``, so the topic is the plain one.
 
 Warmed: a first connector of the same kind fills a second table, in the same worker; the second connector counts.
 """
@@ -14,6 +14,7 @@ import os
 import time
 import urllib.error
 import urllib.request
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from typing import Any
 from peers import jars, kinds
 from peers.processes import started
 from peers.trial import Measured, PeerError, SkippedError, Trial, play
-from peers.watch import watch
+from peers.watch import Seen, watch
 from seekpoint.dev.child import Child, Folder, free_port
 from seekpoint.dev.java import find_java
 
@@ -38,12 +39,21 @@ appender.0.layout.pattern=%d %p %c %m%n
 """
 
 
-def run(trial: Trial, *, upsert: bool, aiven: bool) -> Measured:
+@dataclass(frozen=True)
+class Mode:
+    """Which connector, and how it writes."""
+
+    upsert: bool = False
+    aiven: bool = False
+    unnest: bool = False
+
+
+def run(trial: Trial, *, mode: Mode) -> Measured:
     """``parallelism`` tasks, batches of ``batch`` records."""
-    kinds.fresh(trial.kind, trial.dsn, key=upsert, warm=True)
+    kinds.fresh(trial.kind, trial.dsn, key=mode.upsert, warm=True)
     folder = Folder("peer-connect")
     try:
-        _lay_out_plugin(folder.path / "plugins" / "jdbc", aiven=aiven)
+        _lay_out_plugin(folder.path / "plugins" / "jdbc", aiven=mode.aiven)
         port = free_port()
         (folder.path / "log4j2.properties").write_text(LOGGING, encoding="ascii")
         (folder.path / "worker.properties").write_text(_worker(trial, folder.path, port), encoding="utf-8")
@@ -53,27 +63,23 @@ def run(trial: Trial, *, upsert: bool, aiven: bool) -> Measured:
         command += ["org.apache.kafka.connect.cli.ConnectStandalone", str(folder.path / "worker.properties")]
         with started("connect", command) as child:
             _until_ready(child, port)
-            warm, table = f"{trial.kind.name}_warm", trial.kind.name
-            _ask(child, port, "POST", "", {"name": warm, "config": sink(trial, warm, upsert=upsert, aiven=aiven)})
-            watch(trial, child, table=warm, all_of_it=True)
-            _ask(child, port, "DELETE", f"/{warm}")
-            _ask(child, port, "POST", "", {"name": table, "config": sink(trial, table, upsert=upsert, aiven=aiven)})
-            seen = watch(trial, child)
+            seen = _warm_and_measure(trial, child, port, mode)
     finally:
         folder.close()
     kinds.verify(trial.kind, trial.dsn, trial.records)
     return Measured(
         f"Connect {jars.version('connect', 'connect-runtime')}, "
-        + ("Aiven's JDBC sink" if aiven else f"Debezium {jars.version('debezium', 'debezium-connector-jdbc')}"),
+        + ("Aiven's JDBC sink" if mode.aiven else f"Debezium {jars.version('debezium', 'debezium-connector-jdbc')}"),
         seen.seconds,
         seen.records,
-        "at least once, idempotent by key" if upsert else "at least once",
+        "at least once, idempotent by key" if mode.upsert else "at least once",
         seen.cpu_seconds,
         {
             "tasks.max": trial.parallelism,
             "batch.size": trial.batch,
             "max.poll.records": trial.batch,
             "reWriteBatchedInserts": True,
+            "unnest": mode.unnest,
             "heap": HEAP,
             "warmed": "a connector of the same kind before, in the same worker",
             "recommended_by": "Debezium, JDBC connector (batch.size equal to max.poll.records, use.reduction.buffer "
@@ -82,13 +88,26 @@ def run(trial: Trial, *, upsert: bool, aiven: bool) -> Measured:
     )
 
 
-def sink(trial: Trial, table: str, *, upsert: bool, aiven: bool) -> dict[str, str]:
+def _warm_and_measure(trial: Trial, child: Child, port: int, mode: Mode) -> Seen:
+    for table in (f"{trial.kind.name}_warm", trial.kind.name):
+        name = trial.group(table)  # a connector's consumer group is named after it: it must be new
+        _ask(child, port, "POST", "", {"name": name, "config": sink(trial, table, mode)})
+        seen = watch(trial, child, table=table, all_of_it=table != trial.kind.name)
+        _ask(child, port, "DELETE", f"/{name}")
+    return seen
+
+
+def sink(trial: Trial, table: str, mode: Mode) -> dict[str, str]:
     """The connector's configuration."""
     at = trial.database
-    fields = [
-        {"field": column, "type": TYPES.get(type_, "string"), "optional": column != "id"}
-        for column, type_ in trial.kind.columns.items()
-    ]
+    if mode.unnest and "numeric" in trial.kind.columns.values():
+        raise SkippedError("with unnest, this connector cannot write text into a numeric column")
+    fields: list[dict[str, Any]] = []
+    for column, type_ in trial.kind.columns.items():
+        field: dict[str, Any] = {"field": column, "type": TYPES.get(type_, "string"), "optional": column != "id"}
+        if type_.startswith("timestamp") and not mode.aiven:
+            field["name"] = "io.debezium.time.ZonedTimestamp"  # its own name for times that are text
+        fields.append(field)
     common = {
         "topics": trial.kind.name,
         "tasks.max": str(trial.parallelism),
@@ -104,10 +123,10 @@ def sink(trial: Trial, table: str, *, upsert: bool, aiven: bool) -> dict[str, st
         "connection.url": trial.jdbc,
         "connection.password": at["password"],
         "batch.size": str(trial.batch),
-        "insert.mode": "upsert" if upsert else "insert",
+        "insert.mode": "upsert" if mode.upsert else "insert",
     }
-    if aiven:
-        keyed = {"pk.mode": "record_value", "pk.fields": "id"} if upsert else {"pk.mode": "none"}
+    if mode.aiven:
+        keyed = {"pk.mode": "record_value", "pk.fields": "id"} if mode.upsert else {"pk.mode": "none"}
         return {
             **common,
             **keyed,
@@ -115,7 +134,9 @@ def sink(trial: Trial, table: str, *, upsert: bool, aiven: bool) -> dict[str, st
             "connection.user": at["user"],
             "table.name.format": table,
         }
-    keyed = {"primary.key.mode": "record_value", "primary.key.fields": "id"} if upsert else {"primary.key.mode": "none"}
+    keyed = {"primary.key.mode": "none"}
+    if mode.upsert:
+        keyed = {"primary.key.mode": "record_value", "primary.key.fields": "id"}
     return {
         **common,
         **keyed,
@@ -123,7 +144,8 @@ def sink(trial: Trial, table: str, *, upsert: bool, aiven: bool) -> dict[str, st
         "connection.username": at["user"],
         "collection.name.format": table,
         "schema.evolution": "none",
-        "use.reduction.buffer": str(upsert).lower(),
+        "use.reduction.buffer": str(mode.upsert).lower(),
+        "dialect.postgres.unnest.insert.enabled": str(mode.unnest).lower(),
     }
 
 
@@ -180,11 +202,15 @@ def _ask(child: Child, port: int, method: str, path: str, body: dict[str, Any] |
         raise PeerError(f"{method} {path}: {error.read().decode()}\n{child.log_tail()}") from error
 
 
-MODES = {
-    f"{'aiven-' if aiven else ''}{'upsert' if upsert else 'insert'}": partial(run, upsert=upsert, aiven=aiven)
-    for aiven in (False, True)
-    for upsert in (False, True)
+_MODES = {
+    "insert": Mode(),
+    "upsert": Mode(upsert=True),
+    "insert-unnest": Mode(unnest=True),
+    "upsert-unnest": Mode(upsert=True, unnest=True),
+    "aiven-insert": Mode(aiven=True),
+    "aiven-upsert": Mode(upsert=True, aiven=True),
 }
+MODES = {name: partial(run, mode=mode) for name, mode in _MODES.items()}
 
 if __name__ == "__main__":
     play("connect", MODES)

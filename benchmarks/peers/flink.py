@@ -6,7 +6,6 @@ Warmed: the same job runs first into a second table, in the same JVM; the second
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 
 import psycopg
 from psycopg import sql
@@ -54,7 +53,9 @@ def run(trial: Trial, *, mode: str) -> Measured:
             "reWriteBatchedInserts": True,
             "heap": HEAP,
             "warmed": "the same job before, in the same JVM",
-            "clock": "from the first record read to the last visible row" if mode == "xa" else "first to last visible row",
+            "clock": "from the first record read to the last visible row"
+            if mode == "xa"
+            else "first to last visible row",
             "recommended_by": "Flink, JDBC SQL connector (sink.buffer-flush.*), DataStream JDBC connector "
             "(JdbcExactlyOnceOptions.withTransactionPerConnection, maxRetries 0 for Postgres); pgJDBC",
         },

@@ -44,7 +44,9 @@ def write(records: Any, table: str) -> None:
     if JOB["upsert"]:
         columns = ", ".join(JOB["fields"])
         changes = ", ".join(f"{c} = excluded.{c}" for c in JOB["fields"] if c != "id")
-        merge = f"INSERT INTO {table} ({columns}) SELECT {columns} FROM {target} ON CONFLICT (id) DO UPDATE SET {changes}"
+        merge = (
+            f"INSERT INTO {table} ({columns}) SELECT {columns} FROM {target} ON CONFLICT (id) DO UPDATE SET {changes}"
+        )
         execute(merge)
 
 

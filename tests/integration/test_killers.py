@@ -218,3 +218,24 @@ def test_a_move_in_the_middle_of_a_try_is_obeyed(scene: Scene) -> None:
     run.stop()
     scene.book.assert_holds(name, [stored[0], stored[2]])
     assert not letters(scene)
+
+
+def test_neither_a_suspected_partition_nor_a_busy_one_starves_the_other(scene: Scene) -> None:
+    name = scene.topic(2)
+    stored = scene.produce(name, 400, partition=0)
+    for _ in range(2):
+        member = scene.member(name, partitions=[(name, 0)], stop_at=("Applied", 1))
+        member.wait_until_stopped()
+        member.kill()
+    busy = scene.produce(name, 30_000, partition=1)
+    run = scene.worker(name, partitions=[(name, 0), (name, 1)], limits=Limits(batch_records=1000))
+    scene.wait_until_caught_up(name, [*stored, *busy], 60)
+    run.stop()
+    batches = [e for e in run.seen.all(events.Committed) if any(s.partition.number == 1 for s in e.spans)]
+    tries = run.seen.all(events.TriedAlone)
+    assert len(tries) == 400
+    during = [e for e in tries if batches[0].at < e.at < batches[-1].at]
+    assert len(during) >= len(batches) - 1, "one at least between two batches"
+    spent = sum(b.seconds for b in batches)
+    assert batches[-1].at - batches[0].at < 4 * spent + 2, "and not for much longer than a batch takes"
+    scene.book.assert_holds(name, [*stored, *busy])

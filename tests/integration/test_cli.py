@@ -590,13 +590,15 @@ def test_status(applied: Place) -> None:
         "lag": None,
         "epoch": 1,
         "owner": None,
+        "dead": 0,
+        "waits": None,
     }
     [line] = json.loads(seekpoint("status", applied.group, *where, *brokers, "--json").stdout)
     assert (line["next"], line["end"], line["lag"]) == (3, 4, 1)
     shown = seekpoint("status", applied.group, *where, *brokers)
     assert shown.exit_code == 0
-    assert shown.stdout.splitlines()[1].split()[:6] == ["topic", "partition", "next", "end", "lag", "epoch"]
-    assert shown.stdout.splitlines()[2].split()[:6] == [applied.topic, "0", "3", "4", "1", "1"]
+    assert shown.stdout.splitlines()[1].split()[:7] == ["topic", "partition", "next", "end", "lag", "dead", "epoch"]
+    assert shown.stdout.splitlines()[2].split()[:7] == [applied.topic, "0", "3", "4", "1", "0", "1"]
     assert str(make_url(applied.url).password) not in shown.output
 
 

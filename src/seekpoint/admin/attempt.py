@@ -11,6 +11,7 @@ from sqlalchemy.exc import DBAPIError
 from seekpoint.admin import statements as sql
 from seekpoint.admin.admission import behind, check_group, check_topic, closed, keeps_order, refused
 from seekpoint.admin.choice import without_value
+from seekpoint.admin.letters import open_at
 from seekpoint.admin.outcome import Replayed
 from seekpoint.admin.patience import patiently
 from seekpoint.apply import Failed, Made, write
@@ -116,14 +117,7 @@ class Attempt:
         if keeps_order(self._pipeline, letter):
             first = self._dead_letters.first_open_of_key(tx, letter)
             if first is not None and first < letter.offset:
-                raise behind(letter, self.open_at(letter, first))
-
-    def open_at(self, letter: DeadLetter, offset: int) -> DeadLetter | None:
-        """The open letter at another offset of the same partition, in the same life of the topic; without its value."""
-        found = self._dead_letters.list(
-            topic=letter.topic, partition=letter.partition, from_offset=offset, to_offset=offset + 1, with_values=False
-        )
-        return next((one for one in found if one.topic_id == letter.topic_id and one.is_open), None)
+                raise behind(letter, open_at(self._dead_letters, letter, first))
 
     def follower(self, letter: DeadLetter) -> DeadLetter | None:
         """The next open letter of its key, without its value; None where keys are not held, or none is left."""
@@ -131,7 +125,7 @@ class Attempt:
             return None
         with self._ledger.begin() as tx:
             first = self._dead_letters.first_open_of_key(tx.connection, letter)
-        return None if first is None else self.open_at(letter, first)
+        return None if first is None else open_at(self._dead_letters, letter, first)
 
     def _keep(self, letter: DeadLetter, failure: Failure) -> None:
         """The new error beside the old one, in a transaction of its own: what the replay wrote is rolled back."""

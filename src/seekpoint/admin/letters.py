@@ -53,10 +53,23 @@ class Letters:
         """One letter, whole. Raises ConfigError where the group has none of that id."""
         return self._dead_letters.get(id)
 
+    def first_of_key(self, letter: DeadLetter) -> DeadLetter | None:
+        """The first open letter of its key, without its value; None for a null key, or where none is open."""
+        with self.ledger.begin() as tx:
+            first = self._dead_letters.first_open_of_key(tx.connection, letter)
+        return None if first is None else open_at(self._dead_letters, letter, first)
+
     def export(self, where: Where = Where()) -> Iterator[dict[str, Any]]:  # noqa: B008
         """Letters as :func:`portable` dictionaries, whole, one in memory at a time."""
         for letter in self.list(where):
             yield portable(self.get(letter.id), self.ledger.group)
+
+    def plan_discard(self, chosen: Chosen) -> tuple[Discarded, ...]:
+        """What a discard of these would do, without doing it."""
+        return tuple(
+            Discarded(one, None if one.is_open else closed(one).reason)
+            for one in chosen_letters(self._dead_letters, chosen)
+        )
 
     def discard(
         self, chosen: Chosen, *, reason: str, progress: Callable[[Discarded], None] | None = None
@@ -91,6 +104,14 @@ class Letters:
             return Discarded(letter, None if ours and not is_first else closed(now).reason)
 
         return patiently(once)
+
+
+def open_at(dead_letters: DeadLetters, letter: DeadLetter, offset: int) -> DeadLetter | None:
+    """The open letter at another offset of its partition, in the same life of the topic; without its value."""
+    found = dead_letters.list(
+        topic=letter.topic, partition=letter.partition, from_offset=offset, to_offset=offset + 1, with_values=False
+    )
+    return next((one for one in found if one.topic_id == letter.topic_id and one.is_open), None)
 
 
 def group_of(engine: Engine | URL | str, id: int, *, schema: str = DEFAULT_SCHEMA) -> str:  # noqa: A002

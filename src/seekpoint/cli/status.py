@@ -25,6 +25,8 @@ from seekpoint.cli.options import (
     one_off_engine,
     without,
 )
+from seekpoint.cli.waiting import Waits
+from seekpoint.deadletters import DeadLetters
 from seekpoint.errors import ConfigError
 from seekpoint.kafka.identity import Identity
 from seekpoint.kafka.watermarks import Watermarks
@@ -37,7 +39,10 @@ KAFKA_TIMEOUT = 10.0  # seconds
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One partition. ``end`` is behind the last record that can be read; it and ``lag`` need the brokers."""
+    """One partition. ``end`` is behind the last record that can be read; it and ``lag`` need the brokers.
+
+    ``dead`` counts its open dead letters; ``waits`` tells of the record that it waits in front of.
+    """
 
     topic: str
     partition: int
@@ -47,12 +52,15 @@ class Line:
     epoch: int
     owner: str | None
     committed_at: datetime | None
+    dead: int
+    waits: Waits | None
 
     def as_dict(self) -> dict[str, Any]:
         """The line for machines."""
-        at = self.committed_at
+        at, waits = self.committed_at, self.waits
         return {name: getattr(self, name) for name in self.__slots__} | {
-            "committed_at": None if at is None else at.isoformat()
+            "committed_at": None if at is None else at.isoformat(),
+            "waits": None if waits is None else waits.as_dict(),
         }
 
 
@@ -65,8 +73,9 @@ def status(
     schema: Schema = DEFAULT_SCHEMA,
     as_json: AsJson = False,
 ) -> None:
-    """Show where a group stands: next offset, end of the log, lag, epoch and owner of each partition.
+    """Show where a group stands: next offset, end of the log, lag, open dead letters, epoch, owner of each partition.
 
+    Below, a line for each partition that waits in front of a record that failed: why, and when it is tried again.
     Without brokers (--kafka, --kafka-config) end and lag are empty. Reads only; workers are not disturbed.
     """
     with explained():
@@ -74,20 +83,26 @@ def status(
         settings = kafka_settings(kafka, kafka_config)
         if settings and (problem := without(settings)) is not None:
             raise ConfigError(problem)
-        positions = _positions(engine, group, schema)
+        known_group(engine, group, schema)
+        ledger = Ledger(engine, group, schema=schema)
+        positions, dead = ledger.read(), DeadLetters(ledger).count_open()
         ends, doubts = _ends(positions, settings) if settings else ({}, [])
-        lines = [_line(at, ends.get(at.partition)) for at in positions]
+        lines = [_line(at, ends.get(at.partition), dead.get(at.partition, 0)) for at in positions]
         if as_json:
             typer.echo(json.dumps([line.as_dict() for line in lines], indent=2))
         else:
             # A width beyond any terminal keeps lines whole where the output is no terminal.
             console = Console(soft_wrap=True)
             console.print(_table(group, lines))
+            for line in lines:
+                if line.waits is not None:
+                    typer.echo(line.waits.sentence())
         for doubt in doubts:
             typer.echo(f"warning: {doubt}", err=True)
 
 
-def _positions(engine: Engine, group: str, schema: str) -> list[Position]:
+def known_group(engine: Engine, group: str, schema: str) -> None:
+    """Pass if the ledger knows the group; else say which ones it knows, and exit."""
     with engine.connect() as connection:
         ledger_schema.check(connection, schema)
         names = connection.scalars(select(consumer_group.c.name).execution_options(**in_schema(schema))).all()
@@ -95,7 +110,6 @@ def _positions(engine: Engine, group: str, schema: str) -> list[Position]:
         known = f"it knows {', '.join(sorted(names))}" if names else "no worker has claimed anything yet"
         typer.echo(f"error: the ledger in schema {schema!r} has no group {group!r}; {known}", err=True)
         raise typer.Exit(FAILED)
-    return Ledger(engine, group, schema=schema).read()
 
 
 def _ends(positions: Sequence[Position], settings: Mapping[str, Any]) -> tuple[dict[Partition, int], list[str]]:
@@ -115,7 +129,7 @@ def _ends(positions: Sequence[Position], settings: Mapping[str, Any]) -> tuple[d
     return {partition: edge.offset for partition, edge in watermarks.ends(same).items()}, list(doubts.values())
 
 
-def _line(at: Position, end: int | None) -> Line:
+def _line(at: Position, end: int | None, dead: int) -> Line:
     return Line(
         topic=at.partition.topic,
         partition=at.partition.number,
@@ -125,15 +139,18 @@ def _line(at: Position, end: int | None) -> Line:
         epoch=at.epoch,
         owner=None if at.owner is None else str(at.owner),
         committed_at=at.committed_at,
+        dead=dead,
+        waits=Waits.of(at),
     )
 
 
 def _table(group: str, lines: Sequence[Line]) -> Table:
     table = Table(title=group, title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for name in ("topic", "partition", "next", "end", "lag", "epoch", "owner", "committed at"):
-        table.add_column(name, justify="right" if name in {"partition", "next", "end", "lag", "epoch"} else "left")
+    numeric = ("partition", "next", "end", "lag", "dead", "epoch")
+    for name in ("topic", *numeric, "owner", "committed at"):
+        table.add_column(name, justify="right" if name in numeric else "left")
     for line in lines:
-        numbers = (line.partition, line.next, line.end, line.lag, line.epoch)
+        numbers = (line.partition, line.next, line.end, line.lag, line.dead, line.epoch)
         shown = ["" if number is None else str(number) for number in numbers]
         at = "" if line.committed_at is None else line.committed_at.isoformat(" ", "seconds")
         table.add_row(line.topic, *shown, (line.owner or "")[:8], at)

@@ -1,0 +1,325 @@
+"""``seekpoint dead-letters``: records that were passed and not applied, and what is done about them.
+
+Exit codes: 0 where all that was meant is done (or would be); 1 where some failed again or were refused, and where
+the database cannot be reached; 2 where the command, its configuration or the pipeline is wrong.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from sqlalchemy import Engine
+
+from seekpoint import schema as ledger_schema
+from seekpoint.admin import Chosen, Discarded, Letters, Planned, Redrive, Replayed, Summary, group_of
+from seekpoint.cli.choosing import (
+    Actor,
+    All,
+    Apply,
+    CauseChoice,
+    ErrorPart,
+    Filters,
+    Ids,
+    PartitionNumber,
+    Since,
+    States,
+    Topic,
+)
+from seekpoint.cli.explain import FAILED, explained, masked
+from seekpoint.cli.letters import as_line, as_place, choices, cut, listed, plain, planned, shown
+from seekpoint.cli.options import AsJson, DatabaseUrl, Schema, one_off_engine
+from seekpoint.cli.run import Target
+from seekpoint.cli.status import known_group
+from seekpoint.cli.target import load
+from seekpoint.errors import ConfigError
+from seekpoint.pipeline import Pipeline
+from seekpoint.tables import DEFAULT_SCHEMA
+
+app = typer.Typer(
+    help="Records that were passed and not applied: list, show, replay, discard, export.",
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,  # locals hold the database's URL
+)
+
+Group = Annotated[str, typer.Argument(help="The group's name, as the pipeline declares it.")]
+_UNLISTED = ("value", "traceback", "replay_traceback")
+
+
+@app.command("list")
+def list_letters(
+    group: Group,
+    *,
+    database_url: DatabaseUrl,
+    topic: Topic = None,
+    partition: PartitionNumber = None,
+    state: States = None,
+    cause: CauseChoice = None,
+    since: Since = None,
+    error: ErrorPart = None,
+    limit: Annotated[int, typer.Option(help="At most so many.", min=1)] = 100,
+    schema: Schema = DEFAULT_SCHEMA,
+    as_json: AsJson = False,
+) -> None:
+    """List a group's dead letters in the order of topic, partition and offset; by default those that are open."""
+    with explained():
+        engine = _engine(database_url, schema)
+        known_group(engine, group, schema)
+        letters = Letters(engine, group, schema=schema)
+        where = Filters(topic, partition, state, cause, since, error).where()
+        found = list(letters.list(where, limit=limit + 1))
+        is_cut, found = len(found) > limit, found[:limit]
+        if as_json:
+            typer.echo(json.dumps([as_line(one, group, *_UNLISTED) for one in found], indent=2))
+        elif found:
+            _print(listed(group, found))
+        else:
+            typer.echo(f"{group}: no dead letters{'' if where == Filters().where() else ' meet these conditions'}")
+        if is_cut:
+            typer.echo(f"these are the first {limit}; --limit shows more", err=True)
+
+
+@app.command()
+def show(
+    id: Annotated[int, typer.Argument(metavar="ID")],  # noqa: A002 -- the word on the command line
+    *,
+    database_url: DatabaseUrl,
+    full: Annotated[bool, typer.Option("--full", help="The whole value, however long.")] = False,
+    schema: Schema = DEFAULT_SCHEMA,
+    as_json: AsJson = False,
+) -> None:
+    """Show one dead letter: the record, why it failed, how often it was tried, and what can be done next."""
+    with explained():
+        engine = _engine(database_url, schema)
+        group = group_of(engine, id, schema=schema)
+        letters = Letters(engine, group, schema=schema)
+        letter = letters.get(id)
+        first = letters.first_of_key(letter)
+        if as_json:
+            typer.echo(json.dumps(as_line(letter, group) | {"choices": [*choices(letter, group, first)]}, indent=2))
+            return
+        for line in shown(letter, group, full=full):
+            typer.echo(line)
+        typer.echo("what can be done")
+        for line in choices(letter, group, first):
+            typer.echo(f"  {line}")
+
+
+@app.command()
+def replay(
+    target: Target,
+    ids: Ids = None,
+    *,
+    database_url: DatabaseUrl,
+    everything: All = False,
+    topic: Topic = None,
+    partition: PartitionNumber = None,
+    cause: CauseChoice = None,
+    since: Since = None,
+    error: ErrorPart = None,
+    apply: Apply = False,
+    reason: Annotated[str, typer.Option(help="Why, for the record.")] = "redrive",
+    actor: Actor = None,
+    schema: Schema = DEFAULT_SCHEMA,
+    as_json: AsJson = False,
+) -> None:
+    """Put dead letters through their pipeline's own codecs, sinks and handler; each is applied once, and closed.
+
+    Exits with 1 if some failed again or were refused: they stay open, with the new error beside the old one.
+    """
+    with explained():
+        pipeline = _pipeline(target)
+        engine = _engine(database_url, schema)
+        redrive = Redrive(pipeline, engine, schema=schema, actor=actor)
+        chosen = Filters(topic, partition, None, cause, since, error).chosen(ids, everything)
+        if not apply:
+            _tell_plan(redrive.plan(chosen), as_json=as_json)
+            return
+        with _bar("replaying") as (bar, task):
+
+            def progress(_: Replayed, done: int, total: int) -> None:
+                bar.update(task, completed=done, total=total)
+
+            try:
+                summary = redrive.replay_all(chosen, reason=reason, progress=progress)
+            except KeyboardInterrupt as aborted:
+                raise KeyboardInterrupt(*getattr(aborted, "__notes__", ())) from None
+        _tell_summary(summary, as_json=as_json)
+
+
+@app.command()
+def discard(
+    ids: Ids = None,
+    *,
+    database_url: DatabaseUrl,
+    reason: Annotated[str, typer.Option(help="Why the records are given up.")],
+    everything: All = False,
+    group: Annotated[str | None, typer.Option(help="With --all: of this group.")] = None,
+    topic: Topic = None,
+    partition: PartitionNumber = None,
+    cause: CauseChoice = None,
+    since: Since = None,
+    error: ErrorPart = None,
+    apply: Apply = False,
+    actor: Actor = None,
+    schema: Schema = DEFAULT_SCHEMA,
+    as_json: AsJson = False,
+) -> None:
+    """Close dead letters without applying their records: the rows stay, with who gave them up and why.
+
+    Exits with 1 if some were refused, because they were not open any more.
+    """
+    with explained():
+        engine = _engine(database_url, schema)
+        chosen = Filters(topic, partition, None, cause, since, error).chosen(ids, everything)
+        if everything and group is None:
+            raise ConfigError("--all needs --group: the group whose dead letters are meant")
+        done: list[Discarded] = []
+        with _bar("discarding") as (bar, task):
+            for name, mine in _by_group(engine, schema, group, chosen).items():
+                known_group(engine, name, schema)
+                letters = Letters(engine, name, schema=schema, actor=actor)
+                if apply:
+                    done += letters.discard(mine, reason=reason, progress=lambda _: bar.advance(task))
+                else:
+                    done += letters.plan_discard(mine)
+        _tell_discarded(done, apply=apply, as_json=as_json)
+
+
+@app.command()
+def export(
+    group: Group,
+    *,
+    database_url: DatabaseUrl,
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Not to stdout.")] = None,
+    topic: Topic = None,
+    partition: PartitionNumber = None,
+    state: States = None,
+    cause: CauseChoice = None,
+    since: Since = None,
+    error: ErrorPart = None,
+    schema: Schema = DEFAULT_SCHEMA,
+) -> None:
+    """Write dead letters as JSON lines, without loss: one object per letter, bytes as base64 and, where they are, text.
+
+    By default those that are open. A file is there when it is complete.
+    """
+    with explained():
+        engine = _engine(database_url, schema)
+        known_group(engine, group, schema)
+        letters = Letters(engine, group, schema=schema)
+        where = Filters(topic, partition, state, cause, since, error).where()
+        lines = (json.dumps(as_line(letters.get(one.id), group)) for one in letters.list(where))
+        if output is None:
+            for line in lines:
+                typer.echo(line)
+            return
+        count = 0
+        part = output.with_name(f"{output.name}.part")
+        with _bar("exporting") as (bar, task), part.open("w", encoding="ascii") as file:
+            for count, line in enumerate(lines, 1):  # noqa: B007 -- the last one is told
+                file.write(f"{line}\n")
+                bar.advance(task)
+        part.replace(output)
+        typer.echo(f"{count} dead letters in {output}", err=True)
+
+
+# -- inside -----------------------------------------------------------------------------------------------
+
+
+def _engine(database_url: str, schema: str) -> Engine:
+    engine = one_off_engine(database_url)
+    with engine.connect() as connection:
+        ledger_schema.check(connection, schema)
+    return engine
+
+
+def _pipeline(target: str) -> Pipeline:
+    """What applies the records; of a Worker its pipeline: the database is named on the command line."""
+    made = load(target)
+    return made if isinstance(made, Pipeline) else made.pipeline
+
+
+def _by_group(engine: Engine, schema: str, group: str | None, chosen: Chosen) -> dict[str, Chosen]:
+    """What is meant, group by group: ids may be of several."""
+    if group is not None or not isinstance(chosen, list):
+        assert group is not None
+        return {group: chosen}
+    found: dict[str, list[int]] = {}
+    for one in chosen:
+        found.setdefault(group_of(engine, one, schema=schema), []).append(one)
+    return {**found}
+
+
+@contextmanager
+def _bar(what: str) -> Iterator[tuple[Progress, TaskID]]:
+    """A progress bar on stderr, where that is a terminal; gone when it is done."""
+    console = Console(stderr=True)
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        yield bar, bar.add_task(what, total=None)
+
+
+def _print(table: Table) -> None:
+    Console(soft_wrap=True).print(table)  # a width beyond any terminal keeps lines whole
+
+
+def _tell_plan(plan: Sequence[Planned], *, as_json: bool) -> None:
+    refused = sum(one.refusal is not None for one in plan)
+    if as_json:
+        lines = [as_place(one.letter, behind=one.behind, refusal=_masked(one.refusal)) for one in plan]
+        typer.echo(json.dumps({"applied": False, "planned": lines}, indent=2))
+    else:
+        if plan:
+            _print(planned("dry run", plan))
+        typer.echo(f"dry run: {len(plan) - refused} would be replayed, {refused} refused; --apply does it")
+    if refused:
+        raise typer.Exit(FAILED)
+
+
+def _tell_summary(summary: Summary, *, as_json: bool) -> None:
+    if as_json:
+        failed = [as_place(one.letter, error=_masked(_error(one))) for one in summary.failed]
+        refused = [as_place(one.letter, refusal=_masked(one.refusal)) for one in summary.refused]
+        report = {"applied": True, "replayed": summary.replayed, "failed": failed, "refused": refused}
+        typer.echo(json.dumps(report, indent=2))
+    else:
+        for one in summary.failed:
+            where = f"{one.letter.id} ({one.letter.at} offset {one.letter.offset})"
+            typer.echo(f"failed again: {where}: {plain(masked(_error(one) or ''))}")
+        for one in summary.refused:
+            typer.echo(f"refused: {plain(masked(one.refusal or ''))}")
+        typer.echo(f"{summary.replayed} replayed, {len(summary.failed)} failed again, {len(summary.refused)} refused")
+    if not summary.is_complete:
+        raise typer.Exit(FAILED)
+
+
+def _tell_discarded(done: Sequence[Discarded], *, apply: bool, as_json: bool) -> None:
+    refused = sum(one.refusal is not None for one in done)
+    if as_json:
+        lines = [as_place(one.letter, refusal=_masked(one.refusal)) for one in done]
+        typer.echo(json.dumps({"applied": apply, "discarded": lines}, indent=2))
+    else:
+        for one in done:
+            where = f"{one.letter.id} ({one.letter.at} offset {one.letter.offset})"
+            would = f"discarded: {where}" if apply else f"would be discarded: {where}: {plain(cut(one.letter.error))}"
+            typer.echo(would if one.refusal is None else f"refused: {plain(masked(one.refusal))}")
+        count = f"{len(done) - refused} {'' if apply else 'would be '}discarded, {refused} refused"
+        typer.echo(count if apply else f"dry run: {count}; --apply does it")
+    if refused:
+        raise typer.Exit(FAILED)
+
+
+def _error(one: Replayed) -> str | None:
+    return None if one.failure is None else one.failure.error
+
+
+def _masked(text: str | None) -> str | None:
+    return None if text is None else masked(text)

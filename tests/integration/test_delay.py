@@ -188,6 +188,28 @@ def test_a_move_while_records_wait_is_obeyed(scene: Scene) -> None:
     scene.book.assert_holds(name, old)
 
 
+def test_a_full_backlog_stays_paused_while_another_partition_is_placed_anew(scene: Scene, protocol: Protocol) -> None:
+    """Under the eager protocol that assigns everything anew, and what was paused must stay so."""
+    name, many = scene.topic(2), 4000
+    began = time.time()
+    stored = scene.produce(name, many)
+    other = produce(scene, name, *[began - 60] * 10, partition=1)
+    run = scene.worker(delayed(scene, name, 6), kafka=protocol, limits=Limits(batch_records=1000))
+    run.reached(name, 10, 1)
+    run.seen.wait_for(events.ChunkRead)
+    for place in (5, 0):
+        mark = run.seen.mark()
+        scene.ledger.move(name, 1, place, reason="again")
+        run.seen.wait_for(events.Committed, since=mark)
+    scene.wait(lambda: time.time() > began + 5)
+    assert pulled(run) <= 10 + 5 + 10 + 1500
+    run.reached(name, many)
+    run.stop()
+    assert pulled(run) == many + 10 + 5 + 10, "nothing of it is read twice"
+    assert scene.book.written(name)[:25] == [*other, *other[5:], *other]
+    assert scene.book.written(name)[25:] == stored
+
+
 def test_a_suspended_worker_forgets_what_waits_and_reads_it_again(scene: Scene) -> None:
     name = scene.topic()
     stored = produce(scene, name, *[time.time()] * 20)

@@ -12,6 +12,7 @@ import pytest
 from seekpoint import events
 from seekpoint.errors import OffsetLost
 from seekpoint.events import Event
+from seekpoint.failure import Cause, Failure
 from seekpoint.health import Health, HealthBoard
 from seekpoint.records import Partition, Span
 
@@ -186,3 +187,43 @@ def test_any_thread_may_read_while_the_worker_writes() -> None:
     for reader in readers:
         reader.join()
     assert not wrong
+
+
+# -- records that wait as declared ----------------------------------------------------------------------------
+
+
+def retry(partition: Partition, offset: int) -> events.RetryScheduled:
+    failure = Failure(Cause.HANDLER, "TimeoutError: no answer")
+    return events.RetryScheduled(
+        partition=partition, offset=offset, attempt=1, attempts=5, wait=60, failure=failure, then="stop"
+    )
+
+
+def test_a_retry_is_shown_until_its_record_is_passed() -> None:
+    waits = retry(A, 5)
+    assert after(started(), placed(A, 5), waits).retrying == {A: waits}
+    assert after(started(), placed(A, 5), waits, committed(Span(A, 3, 5), Span(B, 0, 9))).retrying == {A: waits}
+    assert not after(started(), placed(A, 5), waits, committed(Span(A, 5, 6))).retrying
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        events.Placed(partition=A, offset=5, epoch=2),
+        events.Gone(partitions=(A,), lost=False),
+        events.Released(partitions=(A,)),
+        events.Parked(partition=A, error=STOP_A),
+    ],
+)
+def test_a_retry_is_not_shown_where_the_partition_is_somewhere_else(end: Event) -> None:
+    assert not after(started(), placed(A, 5), retry(A, 5), end).retrying
+
+
+def test_who_waits_as_declared_is_not_stale() -> None:
+    lag = events.LagSampled(lag={A: 10, B: 5}, waiting=frozenset({A, B}), at=monotonic() - 100)
+    assert after(started(), placed(A, 5), placed(B, 0), lag).delayed == {A, B}
+    assert not after(started(), lag).stale
+    one = events.LagSampled(lag={A: 10, B: 5}, waiting=frozenset({A}), at=monotonic() - 100)
+    assert after(started(), one).stale, "the other one does not move"
+    assert not after(started(), retry(B, 5), one).stale
+    assert after(started(), retry(B, 5), lag).delayed == {A}, "one reason is enough"

@@ -8,6 +8,7 @@ from uuid import uuid4
 
 import pytest
 
+from seekpoint.assignment.backlog import Backlog
 from seekpoint.assignment.places import Parked, Places, Waiting
 from seekpoint.errors import OffsetLost, TopicRecreated
 from seekpoint.events import Announcer
@@ -104,6 +105,37 @@ def test_a_parked_partition_keeps_its_claim_while_it_is_looked_at_again(places: 
     places.wait(P, Waiting(known=at.claim))
     places.park(P, TopicRecreated(P, 5, "another"))
     assert mine in places.claims()
+
+
+@pytest.mark.parametrize("how", ["taken", "unplaced", "placed anew", "parked", "suspended"])
+def test_what_waits_ends_with_its_placement(places: Places, how: str) -> None:
+    """I3: nothing that was read under an earlier placement is ever given; the ledger says where to read on."""
+    places.give_backlog(P, Backlog(delay=1.0))
+    before = places.placed[P]
+    match how:
+        case "taken":
+            places.taken([P], False)
+            places.forget_gone()
+        case "unplaced":
+            places.unplace([P])
+        case "placed anew":
+            places.place({P: claim(P, 5)})
+        case "parked":
+            places.park(P, OffsetLost(P, 5, "gone"))
+        case "suspended":
+            places.suspend()
+    assert not places.backlogged
+    assert places.placed.get(P) is not before
+
+
+def test_what_waits_takes_turns(places: Places) -> None:
+    for partition in (P, Q):
+        places.give_backlog(partition, Backlog(delay=1.0))
+    places.next_turn(P)
+    assert list(places.backlogged) == [Q, P]
+    places.give_backlog(Q, None)
+    assert list(places.backlogged) == [P]
+    assert places.placed[Q].backlog is None
 
 
 OLD, NEW, TOKEN, MOVED = (uuid4() for _ in range(4))

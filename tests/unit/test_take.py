@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 from uuid import uuid4
 
+from seekpoint.assignment.backlog import Backlog, Moment
 from seekpoint.assignment.places import Places
 from seekpoint.events import Announcer
 from seekpoint.ledger import Claim
@@ -88,3 +89,18 @@ def test_records_of_a_partition_that_is_gone_are_stale() -> None:
     made = placed()
     made.taken([ZERO], True)
     assert take(made, (0, 10), (1, 10)) == {ONE: (10, 11)}
+
+
+def test_what_has_to_wait_moves_the_cursor_and_not_the_position() -> None:
+    """I3: the position moves when the records are given."""
+    made = placed()
+    made.give_backlog(ZERO, Backlog(delay=60.0))
+    assert take(made, (0, 10), (1, 10), (0, 12), (0, 12)) == {ONE: (10, 11)}
+    at = made.placed[ZERO]
+    assert (at.cursor, at.position, len(at.backlog or ())) == (13, 10, 2)
+    assert at.backlog is not None
+    assert [r.offset for r in at.backlog.give(1, Moment(0.0, 1e12))] == [10]
+    assert at.position == 11
+    assert [r.offset for r in at.backlog.give(9, Moment(0.0, 1e12))] == [12]
+    assert at.position == 13
+    assert not at.has_trailing

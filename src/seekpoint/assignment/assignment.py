@@ -135,7 +135,7 @@ class Assignment:
             placed = self.placed.get(claim.partition)
             if placed is not None and placed.claim.token == claim.token:
                 placed.claim, placed.quiet_since = claim, now
-                if placed.backlog is not None:
+                if placed.backlog is not None or placed.unreadable:
                     placed.passed(claim.next_offset)
         self._backoff = Backoff().waits(self._chance)  # progress resets the waits
 

@@ -16,33 +16,33 @@ from seekpoint.sinks.fold import Column, Target
 
 LINE, DELETED = "seekpoint line", "seekpoint deleted"  # the stage's own columns
 
-_COLUMNS = text(
+_SURVEY = text(
     """
-    SELECT a.attname, a.attnum, format_type(a.atttypid, -1), CAST(a.atttypid AS bigint), a.atttypmod, t.typtype,
-           coalesce(c.collisdeterministic, true), a.attidentity = 'a',
-           coalesce(s.atttypid = a.atttypid AND s.atttypmod = a.atttypmod, false)
+    SELECT a.attname, a.attnum, format_type(a.atttypid, -1) AS type, CAST(a.atttypid AS bigint) AS oid, a.atttypmod,
+           y.typtype, coalesce(c.collisdeterministic, true) AS deterministic, a.attidentity = 'a' AS drawn,
+           coalesce(s.atttypid = a.atttypid AND s.atttypmod = a.atttypmod, false) AS staged, whole.*
     FROM pg_attribute a
-    JOIN pg_type t ON t.oid = a.atttypid
+    JOIN pg_type y ON y.oid = a.atttypid
     LEFT JOIN pg_collation c ON c.oid = a.attcollation
     LEFT JOIN pg_attribute s ON s.attrelid = to_regclass(:stage) AND s.attname = a.attname AND s.attnum > 0
+    CROSS JOIN (
+        SELECT t.relkind, row_security_active(t.oid) AS secured,
+               EXISTS (
+                   SELECT FROM pg_index i
+                   WHERE i.indrelid = t.oid AND i.indisunique AND i.indimmediate AND i.indisvalid
+                     AND i.indpred IS NULL AND i.indexprs IS NULL
+                     AND (SELECT array_agg(CAST(k.attname AS text) ORDER BY k.attname COLLATE "C")
+                          FROM pg_attribute k
+                          WHERE k.attrelid = i.indrelid
+                            AND k.attnum = ANY((CAST(i.indkey AS int2[]))[0\\:i.indnkeyatts - 1])) = :key
+               ) AS indexed,
+               to_regclass(:stage) IS NOT NULL AS stage_exists,
+               coalesce(pg_relation_size(to_regclass(:stage)) > 0, false) AS stage_used,
+               pg_backend_pid() AS pid
+        FROM pg_class t WHERE t.oid = to_regclass(:table)
+    ) whole
     WHERE a.attrelid = to_regclass(:table) AND a.attnum > 0 AND a.attname = ANY(:columns)
     ORDER BY a.attnum
-    """
-)
-_TABLE = text(
-    """
-    SELECT (SELECT relkind FROM pg_class WHERE oid = to_regclass(:table)),
-           coalesce(row_security_active(CAST(to_regclass(:table) AS oid)), false),
-           EXISTS (
-               SELECT FROM pg_index i
-               WHERE i.indrelid = to_regclass(:table) AND i.indisunique AND i.indimmediate AND i.indisvalid
-                 AND i.indpred IS NULL AND i.indexprs IS NULL
-                 AND (SELECT array_agg(CAST(k.attname AS text) ORDER BY k.attname COLLATE "C")
-                      FROM pg_attribute k WHERE k.attrelid = i.indrelid
-                       AND k.attnum = ANY((CAST(i.indkey AS int2[]))[0\\:i.indnkeyatts - 1])) = :key
-           ),
-           to_regclass(:stage) IS NOT NULL, coalesce(pg_relation_size(to_regclass(:stage)) > 0, false),
-           pg_backend_pid()
     """
 )
 
@@ -85,30 +85,28 @@ def survey(tx: Connection, target: Target) -> tuple[Layout, Stage]:
     stage = stage_name(target)
     driver = driver_of(tx)
     driver.execute(sql.SQL("LOCK TABLE {} IN ROW EXCLUSIVE MODE").format(sql.Identifier(*target.path)))
-    asked = {"table": quoted(*target.path), "stage": quoted("pg_temp", stage)}
-    found = tx.execute(_COLUMNS, {**asked, "columns": list(columns)}).all()
+    asked = {"table": quoted(*target.path), "stage": quoted("pg_temp", stage), "key": sorted(target.key)}
+    found = tx.execute(_SURVEY, {**asked, "columns": list(columns)}).all()
     if len(found) < len(set(columns)):
         _provoke(tx, target, columns)
-    kind, secured, has_index, exists, used, pid = tx.execute(_TABLE, {**asked, "key": sorted(target.key)}).one()
-    plain = kind in {"r", "p"}
-    if plain and not has_index:
+    whole = found[0]
+    plain = whole.relkind in {"r", "p"}
+    if plain and not whole.indexed:
         names = ", ".join(map(quoted, target.key))
         raise ConfigError(
             f"{target.name}: the table has no unique index on exactly ({names}); create it: CREATE UNIQUE INDEX ON "
             f"{quoted(*target.path)} ({names}). A partial or deferrable one does not count"
         )
     layout = Layout(
-        {
-            name: Column(type_, _kind(oid, typtype, same), typmod)
-            for name, _, type_, oid, typmod, typtype, same, *_ in found
-        },
-        tuple(row[1] for row in found),
-        tuple(row[3] for row in found),
-        any(row[7] for row in found),
-        plain and not secured,
+        {row.attname: Column(row.type, _kind(row.oid, row.typtype, row.deterministic), row.atttypmod) for row in found},
+        tuple(row.attnum for row in found),
+        tuple(row.oid for row in found),
+        any(row.drawn for row in found),
+        plain and not whole.secured,
     )
-    pooled = pid != driver.info.backend_pid
-    return layout, Stage(stage, exists, exists and all(row[8] for row in found), used, pooled)
+    pooled = whole.pid != driver.info.backend_pid
+    fits = whole.stage_exists and all(row.staged for row in found)
+    return layout, Stage(stage, whole.stage_exists, fits, whole.stage_used, pooled)
 
 
 def _kind(oid: int, typtype: str, deterministic: bool) -> str:

@@ -17,7 +17,7 @@ from seekpoint.apply import Failed, apply
 from seekpoint.deadletters import DeadLetters
 from seekpoint.errors import Fenced, HandlerMisuse, KafkaAway, PartitionStopped, PoisonStop, RetryLater
 from seekpoint.events import Announcer
-from seekpoint.guard import LentConnection, Session, connection_lost, is_data_fault, passes
+from seekpoint.guard import LentConnection, Session, connection_lost, is_data_fault, passes, sqlstate
 from seekpoint.intake import OpenBatch
 from seekpoint.isolate import Isolation
 from seekpoint.kafka.identity import Answer
@@ -28,6 +28,8 @@ from seekpoint.records import Partition, RawRecord
 from seekpoint.verdict import fail
 
 TRIES = 3  # of one batch, at once; then it is given back, and the loop waits
+QUERY_CANCELED = "57014"  # statement_timeout, mostly
+STALE_PLAN = "0A000"  # "cached plan must not change result type"
 
 
 class Holder(Protocol):
@@ -61,6 +63,7 @@ class Committer:
         self._dead_letters = DeadLetters(ledger)
         self._isolation = Isolation()
         self._quarantine = Quarantine(pipeline.dead_letter_limits)
+        self._shortened = False  # by the attempt that just failed
 
     def close(self) -> None:
         """Give the connection back."""
@@ -109,13 +112,32 @@ class Committer:
             case _ if is_data_fault(error) and not batch.deferred:  # what a constraint had put off until COMMIT
                 self._announce(events.Isolating(error=error))
                 batch.isolating = batch.deferred = True
-            case _ if attempt < TRIES and passes(error):
-                self._announce(events.DatabaseTrouble(error=error))
-                if connection_lost(error):  # perhaps in doubt: the look waits for its end, and no longer than it may
-                    batch.drop(self._holder.resolve(batch.starts))
             case _:
-                return False
+                return self._may_pass(error, batch, attempt)
         return True
+
+    def _may_pass(self, error: Exception, batch: OpenBatch, attempt: int) -> bool:
+        """Whether the same transaction may succeed when it is run again at once."""
+        # A plan is stale where a table has changed; a fresh connection makes it anew.
+        is_worth_it = (attempt < TRIES and (passes(error) or sqlstate(error) == STALE_PLAN)) or self._shortened
+        if is_worth_it:
+            batch.isolating, self._shortened = batch.isolating or self._shortened, False
+            self._announce(events.DatabaseTrouble(error=error))
+            if connection_lost(error):  # perhaps in doubt: the look waits for its end, and no longer than it may
+                batch.drop(self._holder.resolve(batch.starts))
+        return is_worth_it
+
+    def _shorten(self, error: Exception, batch: OpenBatch) -> bool:
+        """What takes longer than a statement may is written in smaller parts, from now on; whether it can be."""
+        if sqlstate(error) != QUERY_CANCELED:
+            return False
+        if self._isolation.shorten(sum(map(len, batch.kept()))):
+            return True
+        error.add_note(
+            "one record alone takes longer than a statement may: raise statement_timeout for this worker's "
+            "role or URL, or look for what its statement waits for"
+        )
+        return False
 
     def _attempt(self, batch: OpenBatch, attempt: int) -> None:
         began = monotonic()
@@ -129,7 +151,11 @@ class Committer:
                 if self._pipeline.hold_key:
                     batch.hold_keys(self._dead_letters.open_keys(tx, [e.claim.partition for e in expected]))
                 run = self._isolation.apply if batch.isolating else apply
-                records = run(tx, self._pipeline, batch)
+                try:
+                    records = run(tx, self._pipeline, batch)
+                except Exception as error:
+                    self._shortened = self._shorten(error, batch)
+                    raise
                 self._announce(events.Applied(records=records))
                 tally = self._quarantine.weigh(batch, records)
                 self._park(tx, batch)

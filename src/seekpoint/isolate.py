@@ -32,11 +32,19 @@ class Isolation:
 
     def __init__(self) -> None:
         self._stride: int | None = None  # records per part; None: all that is left
+        self._most: int | None = None  # records that a part may have at most; None: any number
 
     @property
     def expects_failures(self) -> bool:
-        """Whether the last batch had so many that the next one had better begin in parts."""
-        return self._stride is not None
+        """Whether the next batch had better begin in parts: the last one had many failures, or took too long."""
+        return self._stride is not None or self._most is not None
+
+    def shorten(self, tried: int) -> bool:
+        """So many records took longer than a statement may: from now on half as many. False where it was one."""
+        tried = min(tried, self._most or tried)
+        if tried > 1:
+            self._most = tried // 2
+        return tried > 1
 
     def apply(self, tx: LentConnection, pipeline: Pipeline, batch: OpenBatch) -> int:
         """Write what can be written, and give the verdict on what cannot; returns how many records were applied.
@@ -47,7 +55,7 @@ class Isolation:
         made = made_of(pipeline, batch)
         begin = furthest = 0
         while begin < len(made):
-            end = min(len(made), begin + (self._stride or len(made)))
+            end = min(len(made), begin + min(self._stride or len(made), self._most or len(made)))
             # A verdict may have ended a partition, or keep back the records of the same key.
             places = [n for n in range(begin, end) if batch.wants(made[n].raw)]
             part = [made[n] for n in places]

@@ -48,34 +48,8 @@ def _attempt() -> list[sa.Column[object]]:
 def _dead_letter(schema: str) -> None:
     op.create_table(
         "dead_letter",
-        sa.Column("id", sa.BigInteger, sa.Identity(always=True), nullable=False),
-        sa.Column("consumer_group", sa.Text, nullable=False),
-        sa.Column("topic", sa.Text, nullable=False),
-        sa.Column("topic_id", sa.Uuid, nullable=False),
-        sa.Column("partition", sa.Integer, nullable=False),
-        sa.Column("record_offset", sa.BigInteger, nullable=False),
-        sa.Column("leader_epoch", sa.Integer),
-        sa.Column("timestamp_ms", sa.BigInteger),
-        sa.Column("key", sa.LargeBinary),
-        sa.Column("value", sa.LargeBinary, comment="NULL also where the record was skipped"),
-        sa.Column("header_names", postgresql.ARRAY(sa.LargeBinary), nullable=False),
-        sa.Column("header_values", postgresql.ARRAY(sa.LargeBinary), nullable=False),
-        sa.Column("state", sa.Text, nullable=False),
-        sa.Column("cause", sa.Text, nullable=False),
-        sa.Column("error", sa.Text, nullable=False),
-        sa.Column("traceback", sa.Text),
-        sa.Column("sqlstate", sa.Text),
-        sa.Column("attempts", sa.Integer, nullable=False),
-        sa.Column("version", sa.Integer, nullable=False, comment="handler version"),
-        sa.Column("parked_at", sa.DateTime(timezone=True), nullable=False, server_default=sa.func.clock_timestamp()),
-        sa.Column("parked_by", sa.Uuid, comment="process that parked it"),
-        sa.Column("replays", sa.Integer, nullable=False, server_default=sa.text("0")),
-        sa.Column("replayed_at", sa.DateTime(timezone=True)),
-        sa.Column("replay_error", sa.Text),
-        sa.Column("replay_traceback", sa.Text),
-        sa.Column("closed_at", sa.DateTime(timezone=True)),
-        sa.Column("closed_by", sa.Text),
-        sa.Column("closed_reason", sa.Text),
+        *_record(),
+        *_fate(),
         sa.PrimaryKeyConstraint("id", name=op.f("dead_letter_pkey")),
         sa.ForeignKeyConstraint(
             ["consumer_group"], [f"{schema}.consumer_group.name"], name=op.f("dead_letter_consumer_group_fkey")
@@ -92,6 +66,10 @@ def _dead_letter(schema: str) -> None:
         ),
         schema=schema,
     )
+    _indexes(schema)
+
+
+def _indexes(schema: str) -> None:
     op.create_index(
         op.f("dead_letter_open_idx"),
         "dead_letter",
@@ -106,3 +84,43 @@ def _dead_letter(schema: str) -> None:
         schema=schema,
         postgresql_where=sa.text("state IN ('parked', 'held') AND key IS NOT NULL"),
     )
+
+
+def _record() -> list[sa.Column[object]]:
+    """Where it comes from, and all that the log has of it."""
+    return [
+        sa.Column("id", sa.BigInteger, sa.Identity(always=True), nullable=False),
+        sa.Column("consumer_group", sa.Text, nullable=False),
+        sa.Column("topic", sa.Text, nullable=False),
+        sa.Column("topic_id", sa.Uuid, nullable=False),
+        sa.Column("partition", sa.Integer, nullable=False),
+        sa.Column("record_offset", sa.BigInteger, nullable=False),
+        sa.Column("leader_epoch", sa.Integer),
+        sa.Column("timestamp_ms", sa.BigInteger),
+        sa.Column("key", sa.LargeBinary),
+        sa.Column("value", sa.LargeBinary, comment="NULL also where the record was skipped"),
+        sa.Column("header_names", postgresql.ARRAY(sa.LargeBinary), nullable=False),
+        sa.Column("header_values", postgresql.ARRAY(sa.LargeBinary), nullable=False),
+    ]
+
+
+def _fate() -> list[sa.Column[object]]:
+    """Why it was parked, and what became of it."""
+    return [
+        sa.Column("state", sa.Text, nullable=False),
+        sa.Column("cause", sa.Text, nullable=False),
+        sa.Column("error", sa.Text, nullable=False),
+        sa.Column("traceback", sa.Text),
+        sa.Column("sqlstate", sa.Text),
+        sa.Column("attempts", sa.Integer, nullable=False),
+        sa.Column("version", sa.Integer, nullable=False, comment="handler version"),
+        sa.Column("parked_at", sa.DateTime(timezone=True), nullable=False, server_default=sa.func.clock_timestamp()),
+        sa.Column("parked_by", sa.Uuid, comment="process that parked it"),
+        sa.Column("replays", sa.Integer, nullable=False, server_default=sa.text("0")),
+        sa.Column("replayed_at", sa.DateTime(timezone=True)),
+        sa.Column("replay_error", sa.Text),
+        sa.Column("replay_traceback", sa.Text),
+        sa.Column("closed_at", sa.DateTime(timezone=True)),
+        sa.Column("closed_by", sa.Text),
+        sa.Column("closed_reason", sa.Text),
+    ]

@@ -251,6 +251,7 @@ class Loop:
                 self._held.resolve({})
                 return
             self._announce(events.TriedAlone(partition=at[0], offset=at[1], attempt=attempt.number))
+        batch.isolating = True  # it stands alone already: a failure is its own, and is not looked for by a second call
         with self._keeper:
             self._committer.commit(batch)
 

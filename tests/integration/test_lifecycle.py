@@ -8,7 +8,8 @@ import threading
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import ProgrammingError
 
 from scene import QUICK, Scene
 from seekpoint import Batch, Limits, Pipeline, Text, Worker, events
@@ -132,7 +133,7 @@ def test_a_fatal_error_turns_live_false_at_once_and_is_raised_on_leaving(scene: 
     name, seen = scene.topic(), Recorder()
 
     def fails(tx: Connection, batch: Batch[str, Any]) -> None:
-        raise LookupError("no such account")
+        tx.execute(text("SELECT FROM no_such_table"))  # a mistake in the program: no record is at fault
 
     scene.produce(name, 3)
     worker = make(scene, scene.pipeline(name, handle=fails), observe=[seen])
@@ -141,9 +142,9 @@ def test_a_fatal_error_turns_live_false_at_once_and_is_raised_on_leaving(scene: 
         with worker.running():
             seen.wait_for(events.Stopped)
             assert not worker.health().live
-            assert isinstance(worker.health().error, LookupError)
+            assert isinstance(worker.health().error, ProgrammingError)
 
-    with pytest.raises(LookupError, match="no such account") as caught:
+    with pytest.raises(ProgrammingError, match="no_such_table") as caught:
         serve()
     assert f"while applying {name}/0 [0, 3)" in caught.value.__notes__[0]
     assert scene.positions() == dict.fromkeys(scene.positions(), 0)

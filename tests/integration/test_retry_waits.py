@@ -63,6 +63,8 @@ def test_the_schedule_is_kept_and_told_and_the_others_go_on(scene: Scene) -> Non
     ]
     tried = run.seen.all(events.TriedAlone)
     assert [e.attempt for e in tried] == [2, 3, 4]
+    opened = [e.attempt for e in run.seen.events if isinstance(e, events.BatchOpened) and e.at > tried[0].at]
+    assert set(opened) == {1}, "what is tried alone is handed on once"
     for scheduled, begun in zip(waits, tried, strict=True):
         assert scheduled.wait <= begun.at - scheduled.at + 0.001 < scheduled.wait + 1
     assert not run.health().retrying

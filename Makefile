@@ -1,5 +1,5 @@
 # Everything runs from .venv, built from requirements.lock and nothing else. Needs Python 3.11 or newer, and make.
-.PHONY: help setup demo test check chaos bench docs mutants lock clean
+.PHONY: help setup demo demo-poison test check chaos bench docs mutants lock clean
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
@@ -11,7 +11,7 @@ ROUNDS ?= 20
 SEED ?= $(shell date +%s)
 
 help:  ## this list
-	@sed -n 's/^\([a-z]*\):.*  ## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
 
 setup: $(READY)  ## build .venv (every other target does it when it is due)
 
@@ -29,6 +29,9 @@ $(READY): pyproject.toml requirements.lock
 
 demo: $(READY)  ## real flights, real servers, real crashes: nothing lost, nothing twice
 	$(BIN)/seekpoint demo $(ARGS)
+
+demo-poison: $(READY)  ## the same flights, one in 1,000 broken: parked, replayed with a mended handler, none lost
+	$(BIN)/seekpoint demo-poison $(ARGS)
 
 test: check  ## the whole suite, on a real Kafka and a real Postgres
 	SEEKPOINT_REQUIRE_SERVERS=1 $(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal $(ARGS)

@@ -37,7 +37,7 @@ from seekpoint.records import Batch, Record
 
 CLEAN, POISONED = "flights_clean", "flights"  # topic, table and group
 EXITED = 66  # what a killed worker's exit code says of who it was
-RETRY = Retry(attempts=4, wait_initial=0.2, wait_max=1.0)
+RETRY = Retry(attempts=4, wait_initial=0.1, wait_max=1.0)
 INT2, MILES = 32_767, 1_000_000  # a smallint's end; what somebody has multiplied a distance by
 
 

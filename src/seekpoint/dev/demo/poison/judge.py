@@ -120,23 +120,30 @@ def _weigh_letters(letters: Iterable[DeadLetter], broken: Mapping[int, Sent], fo
         fate.said = letter.error
         fate.replayed += letter.state is State.REPLAYED
         found.killers_parked += sent.kind.kills and letter.cause is Cause.KILLED
-        if complaint := _complaint(letter, sent):
-            found.wrong.append(f"{_named(letter)} ({sent.kind.name}): {complaint}")
+        if difference := _difference(letter, sent):
+            found.wrong.append(f"{_named(letter)} ({sent.kind.name}): {difference}")
         elif letter.is_open or letter.state is State.SKIPPED:
             kept[id_] = letter.state
+        if complaint := _complaint(letter, sent):
+            found.wrong.append(f"{_named(letter)} ({sent.kind.name}): {complaint}")
     found.twice += sum(times - 1 for times in count.values())
     missing = [id_ for id_, sent in broken.items() if sent.kind.cause is not None and id_ not in count]
     found.wrong += [f"flight {id_} ({broken[id_].kind.name}) has no dead letter" for id_ in missing]
     return kept
 
 
-def _complaint(letter: DeadLetter, sent: Sent) -> str | None:
-    """What of a letter is not as the record was sent, or not as its kind must end; None if all is well."""
-    kind = sent.kind
+def _difference(letter: DeadLetter, sent: Sent) -> str | None:
+    """What of a letter is not as the record was sent; None if the record could be applied from it."""
     if (letter.partition, letter.offset) != (sent.partition, sent.offset):
         return f"the record was sent to partition {sent.partition}, offset {sent.offset}"
     if (letter.key, letter.value) != (sent.key, sent.value):
         return "key or value are not what was sent"
+    return None
+
+
+def _complaint(letter: DeadLetter, sent: Sent) -> str | None:
+    """What of a letter is not as its kind must end; None if all is well."""
+    kind = sent.kind
     if letter.cause is not kind.cause or letter.sqlstate != kind.sqlstate or kind.said not in letter.error:
         return f"it tells another error: {letter.cause}, {letter.sqlstate}, {letter.error}"
     expected = State.PARKED if kind.is_undecodable else State.REPLAYED

@@ -23,9 +23,9 @@ class Report:
     """All that the demo has found.
 
     ``seconds`` is from the first poisoned record produced to the last dead letter replayed, killers included. The
-    rates are records per second of the first nine tenths of either run, end to end from the first one produced to
-    the last one committed; the killers are in the last tenth, and not in the rates. ``clean_rows`` and
-    ``clean_records`` are those of the clean run; ``replayed`` is what the redrive said of itself.
+    rates are records per second of either run, end to end, from the first one produced to the last one committed, of
+    all records but the last fiftieth, which the killers are among: what they cost is not in the rates.
+    ``clean_rows`` and ``clean_records`` are those of the clean run; ``replayed`` is what the redrive said of itself.
     """
 
     verdict: Verdict
@@ -98,11 +98,12 @@ class Report:
         return Group(self._of_kinds(), Text(), self._of_all())
 
     def _of_kinds(self) -> Table:
-        shown = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-        for name in ("broken by", "made", "where it ended", "what the error said"):
-            shown.add_column(name, justify="right" if name == "made" else "left", no_wrap=True)
+        shown = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", expand=True)
+        for name in ("broken by", "made", "retries", "where they ended"):
+            shown.add_column(name, justify="right" if name in {"made", "retries"} else "left", no_wrap=True)
+        shown.add_column("what the error said", no_wrap=True, ratio=1)  # cut off where the terminal ends
         for name, fate in self.verdict.fates.items():
-            shown.add_row(name, f"{fate.made:,}", _end(fate), Text(fate.said))  # cut off where the terminal ends
+            shown.add_row(name, f"{fate.made:,}", f"{fate.retried:,}", _end(fate), Text(fate.said))
         return shown
 
     def _of_all(self) -> Table:
@@ -133,11 +134,13 @@ KILLER_NAMES = tuple(kind.name for kind in KINDS if kind.kills)
 
 
 def _end(fate: Fate) -> str:
-    if fate.replayed:
-        return f"parked{f' after {fate.retried} retries' if fate.retried else ''}, replayed: {fate.replayed:,}"
-    if fate.parked:
-        return f"parked: {fate.parked:,}"
-    return f"applied: {fate.applied:,}, after {fate.retried} retries"
+    ends = {
+        "applied": fate.applied - fate.replayed,
+        "replayed": fate.replayed,
+        "parked": fate.parked,
+        "lost": fate.made - fate.applied - fate.parked,
+    }
+    return ", ".join(f"{number:,} {name}" for name, number in ends.items() if number)
 
 
 def _count(number: int) -> str:

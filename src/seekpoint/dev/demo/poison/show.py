@@ -31,7 +31,7 @@ SMALLEST = 5_000  # records: fewer would leave too few sound ones beside the bro
 PATIENCE = 150.0  # seconds for one run: the killers' part takes a session timeout for each death
 
 # Small batches leave fewer records to be tried alone beside a killer; a short session is missed sooner.
-LIMITS = {"batch_records": 2_000, "claim_wait": 1.0, "transaction_age": 30.0}
+LIMITS = {"batch_records": 5_000, "claim_wait": 1.0, "transaction_age": 30.0}
 TIMES = {"session.timeout.ms": 2_000, "heartbeat.interval.ms": 400}
 
 Notices = Iterable[tuple[Flight, bytes, Sent | None]]

@@ -1,0 +1,256 @@
+"""``seekpoint demo-poison`` with fewer records: every kind of damage, the proof, and that the proof can fail.
+
+All of it: ``make demo-poison``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from rich.console import Console
+from sqlalchemy import Engine, create_engine, text
+from typer.testing import CliRunner
+
+from seekpoint.cli.app import app
+from seekpoint.codecs import Json
+from seekpoint.dev.child import Folder
+from seekpoint.dev.demo.flights import Flight, read_flights
+from seekpoint.dev.demo.poison import show
+from seekpoint.dev.demo.poison.handling import Notice, mended
+from seekpoint.dev.demo.poison.kinds import ID, KILLERS, KINDS, break_some, choose, tail
+from seekpoint.dev.demo.poison.report import Report
+from seekpoint.dev.demo.poison.show import SMALLEST, Stage
+from seekpoint.dev.servers import start_pair
+from seekpoint.errors import ConfigError
+from seekpoint.records import Record
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND = [sys.executable, "-m", "seekpoint.cli.main", "demo-poison", "--records", str(SMALLEST)]
+KEYS = [
+    *("records", "applied", "parked", "skipped", "lost", "twice", "killers_parked", "replayed", "seconds"),
+    *("rate_clean", "rate_poisoned"),
+]
+BROKEN = sum(kind.number or 1 for kind in KINDS)  # of so few records
+UNDECODABLE = sum(kind.is_undecodable for kind in KINDS)
+IN_THE_END = sum(kind.number or 1 for kind in KINDS if kind.cause is None)  # applied without any help
+FLIGHTS = list(read_flights(SMALLEST))
+
+
+# -- what is broken ---------------------------------------------------------------------------------------
+
+
+def test_what_is_broken_depends_on_the_seed_alone() -> None:
+    assert choose(FLIGHTS, 7) == choose(FLIGHTS, 7) != choose(FLIGHTS, 8)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_kind_is_there_and_the_killers_are_at_the_end(seed: int) -> None:
+    chosen = choose(FLIGHTS, seed)
+    assert Counter(kind.name for kind in chosen.values()) == {kind.name: kind.number or 1 for kind in KINDS}
+    killers = [id_ for id_, kind in chosen.items() if kind.kills]
+    assert len(killers) == KILLERS == 2
+    assert min(killers) > SMALLEST - tail(SMALLEST)
+
+
+def test_about_one_in_a_thousand_is_broken() -> None:
+    flights = list(read_flights(100_000))
+    assert len(choose(flights, 1)) == 100
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: str(kind.name))
+def test_the_mended_handler_finds_the_flight_again(kind: Any) -> None:
+    broken = [(f, sent) for f, _, sent in break_some(FLIGHTS, dict.fromkeys(range(600, SMALLEST, 7), kind)) if sent]
+    decode = Json(Notice)
+    assert len(broken) > 600
+    for flight, sent in broken:
+        assert sent.value != msgspec.json.encode(flight)
+        if kind.is_undecodable:
+            with pytest.raises((msgspec.DecodeError, msgspec.ValidationError)):
+                decode(sent.value)
+            continue
+        key: bytes | None = sent.key
+        record = Record("t", 0, 0, None, key, decode(sent.value), ((ID, str(flight.id).encode()),))
+        assert mended(record) == flight
+        assert type(mended(record)) is Flight
+
+
+def test_a_number_of_records_that_cannot_be() -> None:
+    with pytest.raises(ConfigError, match="the demo takes 5,000 to 336,776 records, not 10"):
+        show.perform(10, console=Console(quiet=True))
+
+
+# -- the whole ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("seekpoint_dsn", "seekpoint_broker")  # skipped or failed where no server can be started
+@pytest.mark.timeout(280)
+def test_the_demo(tmp_path: Path) -> None:
+    done = subprocess.run([*COMMAND, "--json"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=270)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report == json.loads((tmp_path / "poison-report.json").read_text())
+    assert list(report)[: len(KEYS)] == KEYS
+    assert report["applied"] + report["parked"] + report["skipped"] == report["records"] == SMALLEST
+    assert (report["parked"], report["skipped"], report["lost"], report["twice"]) == (UNDECODABLE, 0, 0, 0)
+    assert (report["killers_parked"], report["replayed"]) == (KILLERS, BROKEN - UNDECODABLE - IN_THE_END)
+    assert min(report[name] for name in ("seconds", "rate_clean", "rate_poisoned")) > 0
+    for kind in KINDS:
+        fate = report["kinds"][kind.name]
+        assert fate["made"] == (kind.number or 1)
+        assert fate["applied"] + fate["parked"] == fate["made"]
+        assert fate["retried"] >= kind.outages * fate["made"]
+        assert kind.said in fate["said"]
+    assert "(exit code -11, segfault); started again" in done.stderr
+    assert "(exit code 66, os._exit); started again" in done.stderr
+    assert done.stderr.count("parked by ") == KILLERS
+
+
+# -- the proof can fail -------------------------------------------------------------------------------------
+
+A_LETTER = "UPDATE seekpoint.dead_letter SET"
+# What is done to the database behind the demo's back, how it is undone, and what must be said then.
+TAMPERED = {
+    "a row is gone": (
+        "CREATE TABLE kept AS SELECT * FROM flights WHERE id = 77; DELETE FROM flights WHERE id = 77",
+        "INSERT INTO flights SELECT * FROM kept; DROP TABLE kept",
+        "error: 1 records are lost",
+    ),
+    "a row is another": (
+        "UPDATE flights SET distance = distance + 1 WHERE id = 77",
+        "UPDATE flights SET distance = distance - 1 WHERE id = 77",
+        "error: 1 records are lost\nerror: 1 rows are not what was sent",
+    ),
+    "a row is there twice": (
+        "ALTER TABLE flights DROP CONSTRAINT flights_pkey; INSERT INTO flights SELECT * FROM flights WHERE id = 77",
+        "DELETE FROM flights a USING flights b WHERE a.id = b.id AND a.ctid > b.ctid; ALTER TABLE flights ADD PRIMARY KEY (id)",
+        "error: 1 records are there twice",
+    ),
+    "a row is no flight's": (
+        "CREATE TABLE kept AS SELECT * FROM flights WHERE id = 77; UPDATE kept SET id = 0; INSERT INTO flights TABLE kept",
+        "DELETE FROM flights WHERE id = 0; DROP TABLE kept",
+        "error: 1 rows are not what was sent",
+    ),
+    "an applied record's letter is open": (
+        f"{A_LETTER} state = 'parked' WHERE sqlstate = '23514'",
+        f"{A_LETTER} state = 'replayed' WHERE sqlstate = '23514'",
+        "error: 1 records are there twice",
+    ),
+    "an undecodable record's letter is closed": (
+        f"{A_LETTER} state = 'discarded' WHERE error LIKE 'DecodeError%'",
+        f"{A_LETTER} state = 'parked' WHERE state = 'discarded'",
+        "error: 1 records are lost",
+    ),
+    "a parked value is another": (
+        f"{A_LETTER} value = value || '!'::bytea WHERE error LIKE 'DecodeError%'",
+        f"{A_LETTER} value = substr(value, 1, length(value) - 1) WHERE error LIKE 'DecodeError%'",
+        "error: 1 records are lost",
+    ),
+    "a parked record is at another offset": (
+        f"{A_LETTER} record_offset = record_offset + 1000000 WHERE error LIKE 'DecodeError%'",
+        f"{A_LETTER} record_offset = record_offset - 1000000 WHERE error LIKE 'DecodeError%'",
+        "error: 1 records are lost",
+    ),
+    "a killer was not parked as one": (
+        f"{A_LETTER} cause = 'handler' WHERE cause = 'killed'",
+        f"{A_LETTER} cause = 'killed' WHERE error LIKE 'Killer%'",
+        "error: 0 of 2 killers were parked",
+    ),
+    "a letter tells another error": (
+        f"{A_LETTER} sqlstate = '23000' WHERE sqlstate = '23514'",
+        f"{A_LETTER} sqlstate = '23514' WHERE sqlstate = '23000'",
+        "(CHECK): it tells another error: database, 23000",
+    ),
+    "the clean run lacks a row": (
+        "CREATE TABLE kept AS SELECT * FROM flights_clean WHERE id = 77; DELETE FROM flights_clean WHERE id = 77",
+        "INSERT INTO flights_clean SELECT * FROM kept; DROP TABLE kept",
+        "error: 3,999 of 4,000 clean rows",
+    ),
+    "a sound record has a letter": (
+        f"{A_LETTER} header_values[1] = '77'::bytea WHERE sqlstate = '23514'",
+        "",  # the last one
+        "is of a record that was not broken",
+    ),
+}
+
+
+def problems_told(report: Report, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What the command says of this report, which it must fail for."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(show, "perform", lambda *_, **__: report)
+    result = CliRunner().invoke(app, ["demo-poison"])
+    assert result.exit_code == (1 if report.problems else 0)
+    return result.stderr
+
+
+def alter(engine: Engine, statements: str) -> None:
+    with engine.begin() as connection:
+        for one in filter(None, statements.split("; ")):
+            connection.execute(text(one))
+
+
+@pytest.mark.usefixtures("seekpoint_dsn", "seekpoint_broker")
+@pytest.mark.timeout(280)
+def test_whatever_is_not_as_it_was_sent_fails_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with start_pair(own=True) as pair, closing(Folder("demo")) as folder:
+        engine = create_engine(pair.postgres.url)
+        try:
+            stage = Stage(pair, engine, FLIGHTS, seed=5, folder=folder.path, console=Console(quiet=True))
+            stage.play()
+            assert problems_told(stage.report(), tmp_path, monkeypatch) == ""
+            for name, (done, undone, said) in TAMPERED.items():
+                alter(engine, done)
+                assert said in problems_told(stage.report(), tmp_path, monkeypatch), name
+                if undone:
+                    alter(engine, undone)
+                    assert stage.report().problems == [], name
+        finally:
+            engine.dispose()
+
+
+def without(parked: str) -> Callable[[Path], None]:
+    """A copy of the package in which a line of ``commit.py`` is gone."""
+
+    def break_it(home: Path) -> None:
+        for part in ("src", "migrations"):
+            shutil.copytree(ROOT / part, home / part, ignore=shutil.ignore_patterns("__pycache__"))
+        file = home / "src" / "seekpoint" / "commit.py"
+        source = file.read_text(encoding="utf-8")
+        assert source.count(parked) == 1, "the line that is to be broken has changed: name the new one"
+        file.write_text(source.replace(parked, "pass"), encoding="utf-8")
+
+    return break_it
+
+
+@pytest.mark.usefixtures("seekpoint_dsn", "seekpoint_broker")
+@pytest.mark.timeout(280)
+def test_a_worker_that_parks_nothing_fails_the_demo(tmp_path: Path) -> None:
+    without("self._dead_letters.park(tx, asides, topic_ids, self._pipeline.version)")(tmp_path)
+    done = subprocess.run(
+        COMMAND,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "src")},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=270,
+    )
+    assert done.returncode == 1, done.stderr
+    assert f"error: {BROKEN - IN_THE_END} records are lost\n" in done.stderr
+    assert "error: 0 of 2 killers were parked\n" in done.stderr
+    report = json.loads((tmp_path / "poison-report.json").read_text())
+    assert (report["lost"], report["parked"], report["applied"]) == (
+        BROKEN - IN_THE_END,
+        0,
+        SMALLEST - BROKEN + IN_THE_END,
+    )

@@ -55,7 +55,7 @@ def main() -> int:
         print("\n".join(f"{peer}:{mode}" for peer in PEERS for mode in _modes(peer)))
         return 0
     subjects = _chosen(parser, options.subjects, options.table)
-    console = Console(stderr=True)
+    console = Console(stderr=True, width=None if sys.stderr.isatty() else 180)
     with start_pair(own=True, settings=POSTGRES) as pair:
         environment = _environment(pair, options)
         rows = []

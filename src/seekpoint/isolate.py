@@ -65,7 +65,8 @@ class Isolation:
                 continue
             settled = search.narrow(part, failed)
             begin = places[settled] if settled < len(places) else end
-            furthest = max(furthest, places[search.at])
+            if search.at is not None:
+                furthest = max(furthest, places[search.at])
             if search.found >= FEW:
                 self._stride = max(LEAST, furthest // search.found // SHARE)
         if search.found < FEW:
@@ -74,11 +75,15 @@ class Isolation:
 
 
 class _Search:
-    """One batch's: ``applied`` records so far, ``found`` failures, the last one ``at`` that place of its part."""
+    """One batch's: ``applied`` records so far, ``found`` failures; the last one ``at`` that place of the part in hand.
+
+    ``at`` is None where the part failed as a whole, and none of its records alone.
+    """
 
     def __init__(self, tx: LentConnection, pipeline: Pipeline, batch: OpenBatch) -> None:
         self._tx, self._pipeline, self._batch = tx, pipeline, batch
-        self.applied = self.found = self.at = 0
+        self.applied = self.found = 0
+        self.at: int | None = None
 
     def run(self, part: Sequence[Made]) -> Failed | None:
         """Apply these records, all or none."""
@@ -94,6 +99,7 @@ class _Search:
 
     def narrow(self, part: Sequence[Made], failed: Failed) -> int:
         """Find what failed in a part, and give the verdict; returns how many records from its front are settled."""
+        self.at = None
         low, high, is_known = 0, len(part), True  # part[low:high] fails, if that is known; what is below is applied
         while not failed.named and high - low > 1:
             middle = (low + high) // 2

@@ -209,3 +209,19 @@ def test_several_that_are_named_at_once_are_judged_at_once() -> None:
     assert calls <= 1 + math.ceil(100 / LEAST)
     assert len(batch.asides) == 10
     assert len(tx.rows) == 90
+
+
+def test_a_part_that_fails_only_as_a_whole_is_applied_behind_one_with_a_bad_record() -> None:
+    """What was learned of the part before says nothing about this one."""
+    records = records_of(40)
+
+    def handle(tx: Any, batch: Batch[Any, Any]) -> None:
+        if any(record.offset == 30 for record in batch):
+            raise Poison("no")
+        if len(batch) == 9:
+            raise OSError("not all at once")
+        tx.rows.extend(record.id for record in batch)
+
+    tx, batch, applied = isolated(handle, records)
+    assert tx.rows == [r.id for r in records if r.offset != 30]
+    assert (applied, [aside.record.offset for aside in batch.asides]) == (39, [30])

@@ -268,12 +268,12 @@ class Found:
                 return
             assert state is (State.PARKED if mixture.policy is OnPoison.DEAD_LETTER else State.SKIPPED)
             if cause is Cause.KILLED:
-                assert deaths >= 4, f"{kind} at {at} is called a killer after {deaths} deaths"
+                assert deaths >= 2, f"{kind} at {at} is called a killer after {deaths} deaths"
             else:
                 assert kind in POISON, f"{kind} at {at} is a dead letter: {cause}"
                 assert cause is POISON[kind][mixture.road]
         if at in self.passed and kind not in {*POISON, "killer"}:
-            assert deaths >= 4, f"{kind} at {at} stopped its partition after {deaths} deaths"
+            assert deaths >= 2, f"{kind} at {at} stopped its partition after {deaths} deaths"
 
     def _judge_keys(self, log: Mapping[tuple[int, int], tuple[str, str | None]]) -> None:
         """No record is applied behind an open letter of its key, and none is held that is not behind one."""

@@ -279,6 +279,7 @@ def test_a_paused_group_says_who_paused_it(terminal: Terminal) -> None:
     park(terminal)
     terminal.depot.ledger.pause(reason="an index", actor="ada")
     assert "paused by ada: an index" in terminal.replay("--all", "--apply", exits=1).stderr
+    assert terminal.replay("--all", "--apply", "--while-paused").stdout == "3 replayed, 0 failed again, 0 refused\n"
 
 
 # -- discard and export ---------------------------------------------------------------------------------------

@@ -217,9 +217,10 @@ def test_a_paused_group_is_left_alone(depot: Depot) -> None:
         with pytest.raises(GroupPaused, match="paused by eve: an index"):
             work()
     assert [d.refusal for d in depot.redrive().discard(second.id, reason="a test")] == [None]
-    depot.ledger.resume()
-    assert depot.redrive().replay(first.id).is_applied
+    mine = Redrive(depot.pipeline(), depot.engine, schema=depot.schema, while_paused=True)
+    assert mine.replay(first.id).is_applied
     assert depot.applied() == [0]
+    depot.ledger.resume()
 
 
 def test_letters_of_an_earlier_topic_are_refused(depot: Depot) -> None:
@@ -254,6 +255,10 @@ def test_other_letters_that_cannot_be_replayed(depot: Depot) -> None:
         error = "Unreadable: its headers cannot be read: invalid start byte"
         tx.execute(text(f"UPDATE \"{depot.schema}\".dead_letter SET cause = 'decode', error = '{error}'"))
     assert "is not whole: its headers cannot be read" in refusal(lambda: depot.redrive().replay(letter.id))
+    with depot.engine.begin() as tx:
+        tx.execute(text(f'UPDATE "{depot.schema}".partition_offset SET next_offset = 1'))
+    said = refusal(lambda: depot.redrive().replay(letter.id))
+    assert said.endswith("the partition stands in front of it, at 1: it will be read again")
     assert depot.applied() == []
 
 

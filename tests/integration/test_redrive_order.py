@@ -190,29 +190,25 @@ def test_a_redrive_takes_along_what_a_worker_goes_on_holding(  # noqa: PLR0917 -
     run = run_worker(depot.pipeline())
     produce(name, [(b"k", b"bad"), (b"k", b"1"), (b"x", b"2")], partition=0)
     run.reached(name, 3)
-    stop, sent = threading.Event(), [3]
+    sent = [3]
 
     def stream() -> None:
-        while not stop.is_set():
+        for _ in range(60):  # not for ever: a key whose records come faster than they are replayed is never done
             sent[0] += len(produce(name, [(b"k", b"more"), (b"x", b"other")], partition=0))
 
     depot.bad.clear()
     producer = threading.Thread(target=stream)
     producer.start()
-    try:
-        (head,) = [letter for letter in depot.open() if letter.state is State.PARKED]
-        until(lambda: len(depot.open()) > 10, "a worker that holds more of the key")
-        done = depot.redrive().replay(head.id)
-        assert done.is_applied
-        assert len(done.followers) > 10
-        assert all(one.is_applied for one in done.followers)
-        mark = sent[0]
-        until(lambda: sent[0] > mark + 20, "some more")
-    finally:
-        stop.set()
-        producer.join()
+    (head,) = [letter for letter in depot.open() if letter.state is State.PARKED]
+    until(lambda: len(depot.open()) > 10, "a worker that holds more of the key")
+    done = depot.redrive().replay(head.id)
+    assert done.is_applied
+    assert len(done.followers) > 10
+    assert all(one.is_applied for one in done.followers)
+    producer.join()
     run.reached(name, sent[0])
     assert depot.open() == []
+    assert sent[0] == 123
     of_k = [offset for _, offset in depot.of_key(b"k")]
     assert of_k == [0, 1, *range(3, sent[0], 2)]
     assert [offset for _, offset in depot.of_key(b"x")] == [2, *range(4, sent[0], 2)]

@@ -19,7 +19,7 @@ def keeps_order(pipeline: Pipeline, letter: DeadLetter) -> bool:
     return letter.key is not None and (pipeline.hold_key or letter.state is State.HELD)
 
 
-def check_group(group: Row[Any], pipeline: Pipeline) -> None:
+def check_group(group: Row[Any], pipeline: Pipeline, *, while_paused: bool) -> None:
     """Raise unless the group's row lets this handler write."""
     if group.version > pipeline.version:
         raise HandlerOutdated(
@@ -32,7 +32,7 @@ def check_group(group: Row[Any], pipeline: Pipeline) -> None:
             f"{pipeline.version}: start a worker of version {pipeline.version} first, which raises it for all; two "
             "versions must not write side by side"
         )
-    if group.paused:  # whoever paused it counts on its tables being left alone
+    if group.paused and not while_paused:  # whoever paused it counts on its tables being left alone
         raise GroupPaused(pipeline.group, group.paused_reason, group.paused_by)
 
 
@@ -57,7 +57,7 @@ def refused(letter: DeadLetter, position: Position | None) -> Fenced | None:
             "discard it"
         )
     if position is not None and position.next_offset <= letter.offset:
-        return Fenced(f"{name} lies before the partition's position {position.next_offset}: it will be read again")
+        return Fenced(f"{name}: the partition stands in front of it, at {position.next_offset}: it will be read again")
     if letter.cause is Cause.DECODE and letter.error.startswith(f"{Unreadable.__name__}: "):
         return Fenced(
             f"{name} is not whole: {letter.error.partition(': ')[2]}, and are not kept. Produce the record again with "

@@ -10,7 +10,7 @@ from sqlalchemy.exc import DBAPIError
 
 from seekpoint.admin import statements as sql
 from seekpoint.admin.admission import behind, check_group, check_topic, closed, keeps_order, refused
-from seekpoint.admin.choice import without_value
+from seekpoint.admin.choice import lean
 from seekpoint.admin.letters import open_at
 from seekpoint.admin.outcome import Replayed
 from seekpoint.admin.patience import patiently
@@ -31,18 +31,23 @@ class _Road:
 
     letter: DeadLetter | None = None
     transaction: str | None = None
+    following: int | None = None
     committing: bool = False
 
 
 class Attempt:
     """Puts letters of one group through one pipeline, one transaction each."""
 
-    def __init__(self, pipeline: Pipeline, dead_letters: DeadLetters, session: Session, actor: str) -> None:
+    def __init__(
+        self, pipeline: Pipeline, dead_letters: DeadLetters, session: Session, actor: str, *, while_paused: bool
+    ) -> None:
         self._pipeline, self._dead_letters, self._session, self._actor = pipeline, dead_letters, session, actor
-        self._ledger = dead_letters.ledger
+        self._ledger, self._while_paused = dead_letters.ledger, while_paused
 
-    def replay(self, id: int, reason: str) -> Replayed:  # noqa: A002 -- the column's name
+    def replay(self, id: int, reason: str) -> tuple[Replayed, int | None]:  # noqa: A002 -- the column's name
         """Apply it and close it, together (I1); where it fails again, it stays open with the new error.
+
+        Where keys are held and it was applied, also the offset of the next open letter of its key.
 
         Raises Fenced where it is not to be replayed (any more); HandlerOutdated, GroupPaused, ConfigError; what the
         handler's misuse raises; and errors of the database that are not the record's.
@@ -50,13 +55,14 @@ class Attempt:
         before: list[_Road] = []
 
         def once() -> Replayed:
-            if before and before[-1].committing and (letter := self._became(before[-1])) is not None:
-                return Replayed(without_value(letter))
+            if before and before[-1].committing and self._took_effect(before[-1]):
+                assert before[-1].letter is not None
+                return Replayed(lean(before[-1].letter))
             before.append(road := _Road())
             return self._once(id, reason, road)
 
         try:
-            return patiently(once)
+            outcome = patiently(once)
         except DBAPIError as error:
             if before and before[-1].committing and connection_lost(error):
                 error.add_note(
@@ -64,6 +70,7 @@ class Attempt:
                     "replayed; to replay it again is safe, for it is applied once"
                 )
             raise
+        return outcome, before[-1].following if outcome.is_applied else None
 
     def _once(self, id: int, reason: str, road: _Road) -> Replayed:  # noqa: A002
         try:
@@ -76,26 +83,28 @@ class Attempt:
             failure = Failure.of(error, Cause.DATABASE)  # a constraint that was put off until COMMIT
         else:
             assert road.letter is not None
-            return Replayed(without_value(road.letter))
+            return Replayed(lean(road.letter))
         assert road.letter is not None
         letter = road.letter
         patiently(lambda: self._keep(letter, failure))
-        return Replayed(without_value(letter), failure)
+        return Replayed(lean(letter), failure)
 
     def _transaction(self, id: int, reason: str, road: _Road) -> None:  # noqa: A002
         with self._session.transaction() as tx:
-            settings = tx.execute(sql.REMEMBER).mappings().one()
+            settings = tx.execute(sql.REMEMBER_SESSION).mappings().one()
             road.letter = letter = self._dead_letters.lock(tx, id)
             self._admit(tx, letter)
             road.transaction = self._as_worker(tx, dict(settings))
             made = _made(self._pipeline, letter.record)
             write(tx, self._pipeline, [made], [Span(letter.at, letter.offset, letter.offset + 1)])
-            if tx.execute(sql.CURRENT).scalar_one() != road.transaction:
+            if tx.execute(sql.CURRENT_TRANSACTION).scalar_one() != road.transaction:
                 raise HandlerMisuse(
                     "the handler ended the transaction it was lent: what it wrote before may be half done, and dead "
                     f"letter {id} stays open"
                 )
             self._dead_letters.close(tx, letter, State.REPLAYED, self._actor, reason)
+            if keeps_order(self._pipeline, letter):
+                road.following = self._dead_letters.first_open_of_key(tx, letter)
             road.committing = True
 
     def _as_worker(self, tx: LentConnection, before: Mapping[str, str]) -> str:
@@ -110,7 +119,7 @@ class Attempt:
 
     def _admit(self, tx: Connection, letter: DeadLetter) -> None:
         scope = self._ledger.scope(tx)
-        check_group(scope.execute(READ_GROUP).one(), self._pipeline)
+        check_group(scope.execute(READ_GROUP).one(), self._pipeline, while_paused=self._while_paused)
         if (refusal := refused(letter, look(scope, [letter.at], locked=False).get(letter.at))) is not None:
             raise refusal
         check_topic(letter, self._pipeline)
@@ -118,14 +127,6 @@ class Attempt:
             first = self._dead_letters.first_open_of_key(tx, letter)
             if first is not None and first < letter.offset:
                 raise behind(letter, open_at(self._dead_letters, letter, first))
-
-    def follower(self, letter: DeadLetter) -> DeadLetter | None:
-        """The next open letter of its key, without its value; None where keys are not held, or none is left."""
-        if letter.key is None or not keeps_order(self._pipeline, letter):
-            return None
-        with self._ledger.begin() as tx:
-            first = self._dead_letters.first_open_of_key(tx.connection, letter)
-        return None if first is None else open_at(self._dead_letters, letter, first)
 
     def _keep(self, letter: DeadLetter, failure: Failure) -> None:
         """The new error beside the old one, in a transaction of its own: what the replay wrote is rolled back."""
@@ -135,8 +136,8 @@ class Attempt:
                 raise closed(now)
             self._dead_letters.failed_again(tx.connection, now, failure)
 
-    def _became(self, road: _Road) -> DeadLetter | None:
-        """What became of a COMMIT without an answer: the letter if it was closed by it, None if nothing was written.
+    def _took_effect(self, road: _Road) -> bool:
+        """What became of a COMMIT without an answer: False if nothing was written; Fenced if another one closed it.
 
         The lock waits for a COMMIT that is still under way.
         """
@@ -144,10 +145,10 @@ class Attempt:
         with self._ledger.begin() as tx:
             now = self._dead_letters.lock(tx.connection, road.letter.id)
             if now.is_open:
-                return None
-            status = tx.connection.execute(sql.STATUS, {"transaction": road.transaction}).scalar()
+                return False
+            status = tx.connection.execute(sql.TRANSACTION_STATUS, {"transaction": road.transaction}).scalar()
         if now.state is State.REPLAYED and status == "committed":
-            return now
+            return True
         raise closed(now)
 
 

@@ -10,11 +10,11 @@ from typing import Any
 from sqlalchemy import URL, Engine
 
 from seekpoint.admin.admission import closed
-from seekpoint.admin.choice import Chosen, Where, chosen_letters
+from seekpoint.admin.choice import Chosen, Where, chosen_letters, lean
 from seekpoint.admin.outcome import Discarded
 from seekpoint.admin.patience import patiently
 from seekpoint.admin.portable import portable
-from seekpoint.admin.statements import GROUP_OF
+from seekpoint.admin.statements import GROUP_OF_LETTER
 from seekpoint.deadletters import DeadLetter, DeadLetters
 from seekpoint.errors import ConfigError
 from seekpoint.failure import State, storable
@@ -67,7 +67,7 @@ class Letters:
     def plan_discard(self, chosen: Chosen) -> tuple[Discarded, ...]:
         """What a discard of these would do, without doing it."""
         return tuple(
-            Discarded(one, None if one.is_open else closed(one).reason)
+            Discarded(lean(one), None if one.is_open else closed(one).reason)
             for one in chosen_letters(self._dead_letters, chosen)
         )
 
@@ -83,7 +83,7 @@ class Letters:
         if not reason.strip():
             raise ConfigError("a record is given up for a reason: give reason='...'")
         done = []
-        for letter in chosen_letters(self._dead_letters, chosen):
+        for letter in map(lean, chosen_letters(self._dead_letters, chosen)):
             done.append(self._discard(letter, storable(reason)))
             if progress is not None:
                 progress(done[-1])
@@ -117,7 +117,9 @@ def open_at(dead_letters: DeadLetters, letter: DeadLetter, offset: int) -> DeadL
 def group_of(engine: Engine | URL | str, id: int, *, schema: str = DEFAULT_SCHEMA) -> str:  # noqa: A002
     """The group that a dead letter belongs to. Raises ConfigError where there is none of that id."""
     with postgres_engine(engine).connect() as connection:
-        found: str | None = connection.execute(GROUP_OF, {"id": id}, execution_options=in_schema(schema)).scalar()
+        found: str | None = connection.execute(
+            GROUP_OF_LETTER, {"id": id}, execution_options=in_schema(schema)
+        ).scalar()
     if found is None:
         raise ConfigError(f"the ledger in schema {schema!r} has no dead letter {id}: `list` shows those of a group")
-    return found
+    return str(found)

@@ -10,7 +10,7 @@ from seekpoint.failure import Failure
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A letter that is meant, without its value; ``refusal`` says why it would be left as it is, None if it would not.
+    """A letter that is meant, without value and tracebacks; ``refusal`` says why it would be left as it is, or None.
 
     ``behind`` is the id of the letter of its key that draws it along, where it was not chosen itself.
     """
@@ -24,7 +24,7 @@ class Planned:
 class Replayed:
     """What became of one letter: applied and closed; failed again (``failure``), or refused (``refusal``): still there.
 
-    ``letter`` is as it was before, without its value. ``followers`` are those of its key that came after it.
+    ``letter`` is as it was before, without value and tracebacks. ``followers`` are those of its key that came after it.
     """
 
     letter: DeadLetter

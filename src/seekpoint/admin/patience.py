@@ -7,8 +7,6 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from sqlalchemy.exc import DBAPIError
-
 from seekpoint.guard import passes, sqlstate
 from seekpoint.ledger.claim import LOCK_NOT_AVAILABLE
 from seekpoint.policy import Backoff
@@ -29,7 +27,7 @@ def patiently(transaction: Callable[[], T]) -> T:
     for _ in range(TRIES - 1):
         try:
             return transaction()
-        except DBAPIError as error:
+        except Exception as error:
             if sqlstate(error) == LOCK_NOT_AVAILABLE:
                 error.add_note("a batch of this partition is being written, or somebody else has it in hand: try again")
                 raise

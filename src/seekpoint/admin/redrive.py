@@ -12,8 +12,8 @@ from sqlalchemy import URL, Engine
 
 from seekpoint.admin.admission import behind, check_group, check_topic, keeps_order, refused
 from seekpoint.admin.attempt import Attempt
-from seekpoint.admin.choice import Chosen, Where, chosen_letters, place
-from seekpoint.admin.letters import Letters
+from seekpoint.admin.choice import Chosen, Where, chosen_letters, lean, place
+from seekpoint.admin.letters import Letters, open_at
 from seekpoint.admin.outcome import Planned, Replayed, Summary
 from seekpoint.deadletters import DeadLetter
 from seekpoint.errors import ConfigError, Fenced
@@ -39,9 +39,11 @@ class Redrive(Letters):
     and the letter stays open with the new error beside the old one.
 
     Where keys are held, letters of one key are replayed in the order of their offsets, and the first one draws the
-    others along, one transaction each, until none is open or one fails.
+    others along, one transaction each, until none is open or one fails. Where a running worker holds records of that
+    key faster than they are replayed, that is never: pause the group meanwhile.
 
-    A paused group is left alone (GroupPaused), and so are letters of a topic that was created anew since (Fenced).
+    A paused group is left alone (GroupPaused) unless ``while_paused`` says that the pause is yours; letters of a topic
+    that was created anew since are always (Fenced).
     The pipeline must be of the group's version: HandlerOutdated if it is older, ConfigError if it is newer.
     """
 
@@ -53,11 +55,12 @@ class Redrive(Letters):
         schema: str = DEFAULT_SCHEMA,
         actor: str | None = None,
         limits: Limits | None = None,
+        while_paused: bool = False,
     ) -> None:
         if not isinstance(pipeline, Pipeline):
             raise ConfigError(f"Redrive needs a Pipeline, got {type(pipeline).__name__}")
         super().__init__(engine, pipeline.group, schema=schema, actor=actor, limits=limits)
-        self.pipeline = pipeline
+        self.pipeline, self.while_paused = pipeline, while_paused
 
     def plan(self, chosen: Chosen = Where()) -> tuple[Planned, ...]:  # noqa: B008 -- immutable
         """What a replay of these would do, without doing it, in the order in which it would be done.
@@ -68,10 +71,10 @@ class Redrive(Letters):
             group = tx.execute(READ_GROUP).one_or_none()
         if group is None:
             raise ConfigError(f"there is no group {self.pipeline.group!r} in the ledger: check name and schema")
-        check_group(group, self.pipeline)
+        check_group(group, self.pipeline, while_paused=self.while_paused)
         positions = {at.partition: at for at in self.ledger.read()}
         planned = []
-        for letter in chosen_letters(self._dead_letters, chosen):
+        for letter in map(lean, chosen_letters(self._dead_letters, chosen)):
             check_topic(letter, self.pipeline)
             refusal = refused(letter, positions.get(letter.at))
             planned.append(Planned(letter, None if refusal is None else refusal.reason))
@@ -85,12 +88,10 @@ class Redrive(Letters):
         pipeline, group or database.
         """
         with self._attempt() as attempt:
-            first = attempt.replay(id, storable(reason))
+            first, following = attempt.replay(id, storable(reason))
             if progress is not None:
                 progress(first, 1, 1)
-            if not first.is_applied:
-                return first
-            follower = attempt.follower(first.letter)
+            follower = None if following is None else open_at(self._dead_letters, first.letter, following)
             followers = [] if follower is None else [follower]
             rest = self._each(attempt, followers, storable(reason), progress, done=1)
             return replace(first, followers=tuple(rest))
@@ -140,32 +141,33 @@ class Redrive(Letters):
         """Replay these, the lowest offsets first, and what turns up behind them in keys that are held."""
         work = [(*place(letter), letter) for letter in letters]
         heapify(work)
-        known = {letter.id for *_, letter in work}
+        known = {(letter.at, letter.topic_id, letter.offset) for *_, letter in work}
         stuck: dict[Key, DeadLetter] = {}
         while work:
             *_, letter = heappop(work)
-            outcome = self._one(attempt, letter, reason, stuck)
-            if outcome.is_applied:
-                follower = attempt.follower(letter)
-                if follower is not None and follower.id not in known:
-                    known.add(follower.id)
-                    heappush(work, (*place(follower), follower))
+            outcome, following = self._one(attempt, letter, reason, stuck)
+            if following is not None and (at := (letter.at, letter.topic_id, following)) not in known:
+                known.add(at)
+                if (follower := open_at(self._dead_letters, letter, following)) is not None:
+                    heappush(work, (*place(follower), lean(follower)))
             done += 1
             if progress is not None:
                 progress(outcome, done, done + len(work))
             yield outcome
 
-    def _one(self, attempt: Attempt, letter: DeadLetter, reason: str, stuck: dict[Key, DeadLetter]) -> Replayed:
+    def _one(
+        self, attempt: Attempt, letter: DeadLetter, reason: str, stuck: dict[Key, DeadLetter]
+    ) -> tuple[Replayed, int | None]:
         key = self._key(letter)
         if key is not None and key in stuck:
-            return Replayed(letter, refusal=behind(letter, stuck[key]).reason)
+            return Replayed(letter, refusal=behind(letter, stuck[key]).reason), None
         try:
-            outcome = attempt.replay(letter.id, reason)
+            outcome, following = attempt.replay(letter.id, reason)
         except Fenced as refusal:
-            return Replayed(letter, refusal=refusal.reason)
+            return Replayed(letter, refusal=refusal.reason), None
         if key is not None and outcome.failure is not None:
             stuck[key] = letter
-        return outcome
+        return outcome, following
 
     def _key(self, letter: DeadLetter) -> Key | None:
         if letter.key is None or not keeps_order(self.pipeline, letter):
@@ -179,7 +181,7 @@ class Redrive(Letters):
         wanted = {self._key(one.letter) for one in planned if one.letter.id in good} - {None}
         first: dict[Key, DeadLetter] = {}
         for topic, partition in sorted({key[:2] for key in wanted if key is not None}):
-            for letter in self.list(Where(topic=topic, partition=partition)):
+            for letter in map(lean, self.list(Where(topic=topic, partition=partition))):
                 key = None if letter.key is None else (topic, partition, letter.topic_id, letter.key)
                 if key is None or key not in wanted:
                     continue
@@ -198,6 +200,6 @@ class Redrive(Letters):
     def _attempt(self) -> Iterator[Attempt]:
         session = Session(self.ledger.engine)
         try:
-            yield Attempt(self.pipeline, self._dead_letters, session, self.actor)
+            yield Attempt(self.pipeline, self._dead_letters, session, self.actor, while_paused=self.while_paused)
         finally:
             session.close()

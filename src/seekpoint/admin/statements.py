@@ -26,9 +26,9 @@ def _set_local(name: str) -> ColumnElement[str]:
 
 _CURRENT = func.pg_current_xact_id().cast(Text)
 # Ids are unique among all groups: people need to type nothing else.
-GROUP_OF = select(dead_letter.c.consumer_group).where(dead_letter.c.id == bindparam("id", type_=BigInteger))
+GROUP_OF_LETTER = select(dead_letter.c.consumer_group).where(dead_letter.c.id == bindparam("id", type_=BigInteger))
 # What the handler's session was set to, before our own statements changed it for themselves.
-REMEMBER = select(
+REMEMBER_SESSION = select(
     func.current_setting(literal("TimeZone", Text)).label("TimeZone"),
     func.current_setting(literal("lock_timeout", Text)).label("lock_timeout"),
 )
@@ -36,6 +36,6 @@ _SETTINGS = ("TimeZone", "lock_timeout", "idle_in_transaction_session_timeout")
 # Handler and sinks run as in a worker's transaction. Answers the transaction's id.
 AS_WORKER = select(_CURRENT.label("transaction"), *map(_set_local, _SETTINGS))
 AS_WORKER_17 = select(_CURRENT.label("transaction"), *map(_set_local, (*_SETTINGS, "transaction_timeout")))
-CURRENT = select(_CURRENT)
+CURRENT_TRANSACTION = select(_CURRENT)
 # NULL for one that ended too long ago.
-STATUS = select(func.pg_xact_status(cast(cast(bindparam("transaction", type_=Text), Text), _Xid8)))
+TRANSACTION_STATUS = select(func.pg_xact_status(cast(cast(bindparam("transaction", type_=Text), Text), _Xid8)))

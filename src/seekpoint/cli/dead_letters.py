@@ -127,6 +127,7 @@ def replay(
     apply: Apply = False,
     reason: Annotated[str, typer.Option(help="Why, for the record.")] = "redrive",
     actor: Actor = None,
+    while_paused: Annotated[bool, typer.Option("--while-paused", help="Though the group is paused.")] = False,
     schema: Schema = DEFAULT_SCHEMA,
     as_json: AsJson = False,
 ) -> None:
@@ -137,7 +138,7 @@ def replay(
     with explained():
         pipeline = _pipeline(target)
         engine = _engine(database_url, schema)
-        redrive = Redrive(pipeline, engine, schema=schema, actor=actor)
+        redrive = Redrive(pipeline, engine, schema=schema, actor=actor, while_paused=while_paused)
         chosen = Filters(topic, partition, None, cause, since, error).chosen(ids, everything)
         if not apply:
             _tell_plan(redrive.plan(chosen), as_json=as_json)

@@ -1,0 +1,1 @@
+SELECT CAST(pg_current_xact_id() AS TEXT) AS transaction, set_config(%(param_1)s::VARCHAR, %(TimeZone)s::VARCHAR, %(set_config_1)s) AS "TimeZone", set_config(%(param_2)s::VARCHAR, %(lock_timeout)s::VARCHAR, %(set_config_2)s) AS lock_timeout, set_config(%(param_3)s::VARCHAR, %(idle_in_transaction_session_timeout)s::VARCHAR, %(set_config_3)s) AS idle_in_transaction_session_timeout;

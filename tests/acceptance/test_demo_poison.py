@@ -133,11 +133,11 @@ TAMPERED = {
     ),
     "a row is there twice": (
         "ALTER TABLE flights DROP CONSTRAINT flights_pkey; INSERT INTO flights SELECT * FROM flights WHERE id = 77",
-        "DELETE FROM flights a USING flights b WHERE a.id = b.id AND a.ctid > b.ctid; ALTER TABLE flights ADD PRIMARY KEY (id)",
+        "DELETE FROM flights a USING flights b WHERE a.id = b.id AND a.ctid > b.ctid",  # and goes on without the key
         "error: 1 records are there twice",
     ),
     "a row is no flight's": (
-        "CREATE TABLE kept AS SELECT * FROM flights WHERE id = 77; UPDATE kept SET id = 0; INSERT INTO flights TABLE kept",
+        "CREATE TABLE kept AS SELECT * FROM flights LIMIT 1; UPDATE kept SET id = 0; INSERT INTO flights TABLE kept",
         "DELETE FROM flights WHERE id = 0; DROP TABLE kept",
         "error: 1 rows are not what was sent",
     ),

@@ -15,7 +15,7 @@ from seekpoint.cli import explain
 from seekpoint.cli.app import app
 
 ROOT_COMMAND = get_command(app)
-TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 
 
 def commands_on(page: Path) -> list[tuple[int, list[str]]]:

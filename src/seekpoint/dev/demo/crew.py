@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
@@ -68,6 +69,10 @@ class Member:
                 heard(self, event)
                 self._changed.notify_all()
         self._process.wait()
+        self._process.stdout.close()
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # the rest of an order that nobody reads any more
+            self._process.stdin.close()
         with self._changed:
             self.ended = True
             self.placed.clear()
@@ -103,7 +108,7 @@ class Member:
         try:
             self._process.stdin.write(json.dumps(order) + "\n")
             self._process.stdin.flush()
-        except BrokenPipeError:
+        except (BrokenPipeError, ValueError):  # ended, or ended and closed
             raise DemoFailed(f"worker {self.name} has ended by itself; its log ends with\n{self.log_tail}") from None
 
     def halt_at(self, step: str) -> Callable[[], bool]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from seekpoint.policy import DeadLetterLimits, Limits, OnPoison, Retry, StartAt
     from seekpoint.records import Batch, Partition, Record, Span
     from seekpoint.running import Worker
-    from seekpoint.sinks import Append
+    from seekpoint.sinks import Append, Upsert
 
 _HOMES = {
     "Append": "seekpoint.sinks",
@@ -42,6 +42,7 @@ _HOMES = {
     "Span": "seekpoint.records",
     "StartAt": "seekpoint.policy",
     "Text": "seekpoint.codecs",
+    "Upsert": "seekpoint.sinks",
     "Worker": "seekpoint.running",
     "consumer_config": "seekpoint.kafka.config",
 }
@@ -66,6 +67,7 @@ __all__ = [
     "Span",
     "StartAt",
     "Text",
+    "Upsert",
     "Worker",
     "consumer_config",
 ]

@@ -12,6 +12,8 @@ import inspect
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from sqlalchemy.exc import DBAPIError
+
 from seekpoint.codecs import Bytes
 from seekpoint.errors import ConfigError, HandlerMisuse, Poison
 from seekpoint.failure import Cause, one_line
@@ -36,7 +38,7 @@ class Made:
 class Failed(Exception):  # noqa: N818 -- control: the batch is run again, by parts
     """Some record of what was written failed; nothing of it remains.
 
-    ``named`` are those that failed where they are known, as (record, error), else empty: it is one of them all.
+    ``named`` are those that failed, where they are known; else empty: it is one of them all.
     """
 
     def __init__(self, error: Exception, cause: Cause, named: Sequence[RawRecord] = ()) -> None:
@@ -71,7 +73,7 @@ def write(tx: LentConnection, pipeline: Pipeline, made: Sequence[Made], spans: S
             raise _refused(sink, (one.raw for one in made for _ in one.rows[n]), refused) from refused
         except Exception as error:
             if is_data_fault(error):
-                raise Failed(error, Cause.DATABASE) from error
+                raise Failed(_of(sink, error), Cause.DATABASE) from error
             raise
     if pipeline.handle is not None and made:  # of no records, an executemany would insert a row of defaults
         _handle(tx, pipeline.handle, made, spans)
@@ -95,7 +97,7 @@ def _stream(tx: LentConnection, pipeline: Pipeline, sink: Sink, batch: OpenBatch
         raise _refused(sink, written, refused) from refused
     except Exception as error:
         if is_data_fault(error):
-            raise Failed(error, Cause.DATABASE) from error
+            raise Failed(_of(sink, error), Cause.DATABASE) from error
         raise
     return applied
 
@@ -139,11 +141,18 @@ def _make(pipeline: Pipeline, raw: Sequence[RawRecord], batch: OpenBatch) -> lis
 def _refused(sink: Sink, written: Iterable[RawRecord], refused: RowRefused) -> Exception:
     """Names the record that the refused row came from; ``written`` names a record for each row, in order."""
     if refused.line is None:
-        return Failed(refused.cause, Cause.DATABASE)
+        return Failed(_of(sink, refused.cause), Cause.DATABASE)
     for line, raw in enumerate(written, 1):
         if line == refused.line:
-            return Failed(refused.cause, Cause.DATABASE, [raw])
+            return Failed(_of(sink, refused.cause), Cause.DATABASE, [raw])
     return ConfigError(f"{sink!r}: row= made other rows when it was asked again; it must depend on its record alone")
+
+
+def _of(sink: Sink, error: Exception) -> Exception:
+    """The error, with a note that names the sink's tables: not every message of the database does."""
+    told = error.orig if isinstance(error, DBAPIError) and isinstance(error.orig, Exception) else error
+    told.add_note(f"in a row for {', '.join(sink.tables)}")
+    return error
 
 
 def _handle(tx: LentConnection, handle: Handler, made: Sequence[Made], spans: Sequence[Span]) -> None:

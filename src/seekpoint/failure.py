@@ -39,7 +39,7 @@ class State(StrEnum):
 class Failure:
     """What went wrong with one record. All text is without NUL characters and lone surrogates: Postgres takes it.
 
-    ``error`` is one line, ``type: message``; ``sqlstate`` the database's code where it was the database;
+    ``error`` is one line, ``type: message (notes)``; ``sqlstate`` the database's code where it was the database;
     ``attempts`` how often the record was tried.
     """
 
@@ -59,7 +59,7 @@ class Failure:
         trace = "".join(_bounded(part, "\n") for part in traceback.format_exception(error))
         return cls(
             cause,
-            one_line(told),
+            " ".join([one_line(told), *(f"({storable(note)})" for note in getattr(told, "__notes__", ()))]),
             storable(trace[-TRACED:]),
             state if isinstance(state, str) else None,
             attempts,

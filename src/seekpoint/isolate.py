@@ -69,7 +69,7 @@ class Isolation:
                 furthest = max(furthest, places[search.at])
             if search.found >= FEW:
                 self._stride = max(LEAST, furthest // search.found // SHARE)
-        if search.found < FEW:
+        if search.found < FEW and len(made) > LEAST:  # a record that was tried alone tells nothing
             self._stride = None
         return search.applied
 

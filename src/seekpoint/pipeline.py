@@ -88,7 +88,8 @@ class Pipeline:
     other partitions go on; with ``strict=True`` a stopped partition ends the worker. ``"dead_letter"``: it is kept
     in the ledger's ``dead_letter`` table by the transaction that passes its offset; ``"skip"``: passed, and only
     its offset and error are kept; past ``dead_letter_limits`` the worker stops. ``hold_key=True``: later records of
-    a dead letter's key are kept behind it, in order, until it is replayed or discarded. ``delay``: a record is
+    a dead letter's key are kept behind it, in order, until it is replayed or discarded (always so with an ``Upsert``
+    that does not know which row is newer). ``delay``: a record is
     handled no earlier than its timestamp plus this.
 
     ``synchronous_commit=False`` is safe here, because rows and offset vanish together in a crash
@@ -123,8 +124,11 @@ class Pipeline:
         self.sinks, self.writes = _several("sinks", sinks, Sink), _several("writes", writes, str)
         self.version, self.start, self.strict = version, start, strict
         self.retry, self.on_poison, self.dead_letter_limits = retry, _on_poison(on_poison), dead_letter_limits
-        self.hold_key, self.delay, self.synchronous_commit = hold_key, delay, synchronous_commit
+        self.delay, self.synchronous_commit = delay, synchronous_commit
+        self.hold_key = hold_key
         self._check()
+        if self.on_poison is OnPoison.DEAD_LETTER and not all(getattr(sink, "guarded", True) for sink in self.sinks):
+            self.hold_key = True  # a replayed record would overwrite its key's newer row
         self._values = {topic: value_decoder(codec) for topic, codec in self.codecs.items()}
         self._key = key_decoder(key)
 

@@ -24,7 +24,7 @@ def test_the_package_itself_loads_nothing() -> None:
 
 
 def test_a_declarations_names_load_neither_driver_nor_client() -> None:
-    assert len(DECLARATIONS) == 17
+    assert len(DECLARATIONS) == 18
     assert loaded_by(f"from seekpoint import {', '.join(DECLARATIONS)}") == set()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from seekpoint import Append, Batch, Bytes, Json, Pipeline, StartAt, Text
+from seekpoint import Append, Batch, Bytes, Json, Pipeline, StartAt, Text, Upsert
 from seekpoint.errors import ConfigError
 from seekpoint.pipeline import RowRefused, Sink, ValueSink
 from seekpoint.records import Record
@@ -199,3 +199,13 @@ def test_a_refused_row_says_its_line_where_it_is_known() -> None:
     cause = ValueError("too long")
     assert str(RowRefused(3, cause)) == "row 3: too long"
     assert str(RowRefused(None, cause)) == "too long"
+
+
+@pytest.mark.parametrize(
+    ("sink", "holds"),
+    [(Upsert("t", key=["id"]), True), (Upsert("t", key=["id"], offset_column="at"), False), (Append("t"), False)],
+)
+def test_an_upsert_that_cannot_tell_which_row_is_newer_holds_its_keys(sink: Any, holds: bool) -> None:
+    options: dict[str, Any] = {"topics": "t", "value": Json(), "sinks": [sink]}
+    assert Pipeline("g", **options, on_poison="dead_letter").hold_key is holds
+    assert not Pipeline("g", **options).hold_key

@@ -19,6 +19,7 @@ from scene import QUICK, Scene
 from seekpoint import Batch, Json, Limits, Partition, Pipeline, Poison, events
 from seekpoint.errors import TooManyDeadLetters
 from seekpoint.policy import DeadLetterLimits, Retry
+from workers import Gate
 
 Handler = Callable[[Connection, Batch[Any, Any]], Any]
 TWICE = Retry(attempts=2, wait_initial=0.05, jitter=0)
@@ -302,3 +303,66 @@ def test_the_command_exits_with_an_error_that_names_the_limit(scene: Scene, tmp_
     assert "Traceback" not in done.stderr
     assert scene.positions() == {Partition(name, 0): 0}
     assert letters(scene) == []
+
+
+# -- together with the offset ------------------------------------------------------------------------------------
+
+
+def test_i1_a_dead_letter_becomes_visible_with_the_offset_that_passes_it(scene: Scene) -> None:
+    """I1: one transaction."""
+    name, gate = scene.topic(), Gate(events.Advanced)
+    scene.produce(name, ["0", "bad", "2"])
+    pipeline = scene.pipeline(name, handle=refusing(scene, "bad".__eq__), on_poison="dead_letter")
+    run = scene.worker(pipeline, observe=[gate], **fixed(name))
+    gate.wait()
+    assert (letters(scene), scene.book.written(name), scene.positions()) == ([], [], {Partition(name, 0): 0})
+    gate.open()
+    run.reached(name, 3)
+    run.stop()
+    assert letters(scene) == [(0, 1, "poison")]
+    scene.book.assert_holds(name, [(0, 0), (0, 2)])
+    assert scene.positions() == {Partition(name, 0): 3}
+
+
+def test_i4_what_was_set_aside_of_a_partition_that_is_refused_goes_with_it(scene: Scene) -> None:
+    """I4: somebody moves it between the attempt that failed and the one that isolates; the other's letter is parked."""
+    name, gate = scene.topic(2), Gate(events.Isolating)
+    stored = scene.produce(name, [*"01", "bad", *"34567"]) + scene.produce(name, ["0", "bad", "2"], partition=1)
+    pipeline = scene.pipeline(name, handle=refusing(scene, "bad".__eq__), on_poison="dead_letter")
+    both = Limits(batch_age=60)
+    run = scene.worker(pipeline, observe=[gate], **fixed(name, 2, limits=both))
+    gate.wait()
+    scene.ledger.move(name, 0, 5, lost="poison", reason="the first five are not wanted")
+    gate.open()
+    scene.wait_until_caught_up(name, stored)
+    run.stop()
+    assert run.seen.all(events.Refused)
+    assert letters(scene) == [(1, 1, "poison")]
+    scene.book.assert_holds(name, [(0, 5), (0, 6), (0, 7), (1, 0), (1, 2)])
+
+
+def test_an_attempt_that_was_not_committed_counts_for_no_limit(scene: Scene) -> None:
+    name, owner = scene.topic(), [""]
+
+    def cut(event: events.Event) -> None:
+        if isinstance(event, events.Started):
+            owner[0] = event.owner
+        if isinstance(event, events.Advanced) and owner[0]:
+            query = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE starts_with(application_name, :name)"
+            with scene.engine.begin() as tx:
+                assert tx.execute(text(query), {"name": f"seekpoint {owner[0][:8]}"}).all()
+            owner[0] = ""
+
+    stored = scene.produce(name, 20)
+    pipeline = scene.pipeline(
+        name,
+        handle=refusing(scene, lambda v: int(v) >= 17),
+        on_poison="dead_letter",
+        dead_letter_limits=DeadLetterLimits(consecutive=5, ratio=None),
+    )
+    run = scene.worker(pipeline, observe=[cut], **fixed(name))
+    run.reached(name, 20)
+    run.stop()
+    assert run.seen.all(events.CommitUnknown)
+    assert [offset for _, offset, _ in letters(scene)] == [17, 18, 19]
+    scene.book.assert_holds(name, stored[:17])

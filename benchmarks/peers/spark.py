@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import subprocess
 from functools import partial
 from pathlib import Path
 
@@ -48,6 +49,14 @@ def dump(trial: Trial, path: Path) -> None:
 
 def run(trial: Trial, *, upsert: bool) -> Measured:
     """One write of the whole DataFrame by a session that wrote it before, into another table."""
+    java = find_java()
+    if (
+        "jdk.incubator.vector@"
+        not in subprocess.run([java, "--list-modules"], capture_output=True, text=True, check=True).stdout
+    ):
+        raise SkippedError(
+            "Spark needs a whole JDK, with the module jdk.incubator.vector: put one on PATH or JAVA_HOME"
+        )
     kinds.fresh(trial.kind, trial.dsn, key=upsert, warm=True)
     driver = jars.classpath("spark")
     folder = Folder("peer-spark")
@@ -66,7 +75,7 @@ def run(trial: Trial, *, upsert: bool) -> Measured:
             "parallelism": trial.parallelism,
             "upsert": upsert,
         }
-        found = answer("spark", "spark_job.py", settings, JAVA_HOME=str(find_java().resolve().parent.parent))
+        found = answer("spark", "spark_job.py", settings, JAVA_HOME=str(java.resolve().parent.parent))
     finally:
         folder.close()
     kinds.verify(trial.kind, trial.dsn, trial.records)

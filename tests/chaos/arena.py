@@ -19,7 +19,7 @@ from sqlalchemy import create_engine
 
 from chaos.crew import BROKER, Bench, Crew
 from chaos.log import Log, Stuck
-from chaos.oracle import TABLE
+from chaos.oracle import ACCOUNTED, TABLE
 from chaos.schedule import CREW, CrewPlan
 from seekpoint import schema
 from seekpoint.dev.servers import start_pair
@@ -28,8 +28,11 @@ PARTITIONS = 6
 # The log writer sleeps as long as it may: a crash without synchronous commit shall lose something.
 POSTGRES = {"wal_writer_delay": "10s"}
 CREATE = f"""
-CREATE TABLE {TABLE} (seq bigserial, topic text, partition int, "offset" bigint, worker text);
+CREATE TABLE {TABLE} (
+  seq bigserial, topic text, partition int, "offset" bigint, worker text CHECK (worker <> 'refused'));
 CREATE INDEX ON {TABLE} (topic, partition, "offset");
+CREATE VIEW {ACCOUNTED} AS SELECT * FROM {TABLE} UNION ALL
+  SELECT NULL, topic, partition, record_offset, 'dead letter' FROM seekpoint.dead_letter WHERE state = 'parked';
 """
 
 
@@ -121,7 +124,7 @@ class Arena:
     def settle(self, ends: Mapping[int, int]) -> None:
         """The rows were judged: begin the next round with an empty table and short logs."""
         with self.connect() as connection:
-            connection.execute(f"TRUNCATE {TABLE}")
+            connection.execute(f"TRUNCATE {TABLE}; DELETE FROM seekpoint.dead_letter")
         self.base = dict(ends)
         self.log.clear()
         for path in self.folder.glob("*.jsonl"):

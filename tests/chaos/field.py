@@ -9,6 +9,7 @@ from time import monotonic
 
 from chaos.arena import PARTITIONS, Arena
 from chaos.crew import Crew, Member
+from chaos.load import Load
 from chaos.log import SECONDS, Said, Stuck
 from chaos.oracle import Sampler
 
@@ -35,6 +36,7 @@ class Field:
     arena: Arena
     crew: Crew
     sampler: Sampler
+    load: Load
 
     def records(self, count: int) -> None:
         """Wait until so many more records were committed."""

@@ -45,6 +45,10 @@ class Load:
         if error is None:
             self._finish()
 
+    def throw(self, partition: int, value: bytes) -> None:
+        """One record among the others that is not like them."""
+        self._producer.produce(self._topic, value, partition=partition, on_delivery=self._noted)
+
     def _run(self) -> None:
         try:
             self._produce()

@@ -14,12 +14,13 @@ from typing import Any, Self
 import psycopg
 
 TABLE = "chaos_results"
+ACCOUNTED = "chaos_accounted"  # a view: the table's rows, and the dead letters
 
-# One snapshot: where the ledger stands, and what the table holds, for each partition.
+# One snapshot: where the ledger stands, and what was applied or parked, for each partition.
 SNAPSHOT = """
 SELECT o.partition, o.next_offset, count(r."offset"), count(DISTINCT r."offset"), min(r."offset"), max(r."offset")
 FROM seekpoint.partition_offset o
-LEFT JOIN chaos_results r ON r.topic = o.topic AND r.partition = o.partition
+LEFT JOIN chaos_accounted r ON r.topic = o.topic AND r.partition = o.partition
 WHERE o.topic = %s
 GROUP BY o.partition, o.next_offset
 ORDER BY o.partition
@@ -31,17 +32,17 @@ SELECT partition, "offset", before, seq FROM (
 WHERE "offset" <= before ORDER BY seq LIMIT 20
 """
 TWICE = """
-SELECT partition, "offset", count(*), array_agg(worker ORDER BY seq) FROM chaos_results WHERE topic = %s
+SELECT partition, "offset", count(*), array_agg(worker ORDER BY seq) FROM chaos_accounted WHERE topic = %s
 GROUP BY partition, "offset" HAVING count(*) > 1 ORDER BY partition, "offset"
 """
 LOST = """
 SELECT e.partition, n FROM unnest(%s::int[], %s::bigint[], %s::bigint[]) AS e(partition, low, high)
 CROSS JOIN generate_series(e.low, e.high - 1) AS n
-WHERE NOT EXISTS (SELECT FROM chaos_results r WHERE r.topic = %s AND r.partition = e.partition AND r."offset" = n)
+WHERE NOT EXISTS (SELECT FROM chaos_accounted r WHERE r.topic = %s AND r.partition = e.partition AND r."offset" = n)
 ORDER BY e.partition, n
 """
 STRANGE = """
-SELECT r.partition, r."offset", r.worker FROM chaos_results r
+SELECT r.partition, r."offset", r.worker FROM chaos_accounted r
 LEFT JOIN unnest(%s::int[], %s::bigint[], %s::bigint[]) AS e(partition, low, high) USING (partition)
 WHERE r.topic IS DISTINCT FROM %s OR e.low IS NULL OR r."offset" < e.low OR r."offset" >= e.high
 ORDER BY r.partition, r."offset"

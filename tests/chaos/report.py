@@ -61,6 +61,7 @@ class Report:
             "unknown_commits": log.totals["CommitUnknown"],
             "rebalances": log.totals["rebalances"],
             "records": self.records,
+            "parked": log.totals["SetAside"],
             "lost": self.lost,
             "twice": self.twice,
             "worst_recovery_seconds": round(max(self.recovery.values(), default=0.0), 2),

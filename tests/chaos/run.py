@@ -1,7 +1,7 @@
 """``make chaos ROUNDS= SEED=``: kill real workers and real servers, and account for every record.
 
 The modules read in this order: ``schedule`` (what will happen), ``worker`` (who it happens to), ``crew`` and
-``arena`` (where), ``blows`` and ``upheavals`` (the faults), ``oracle`` (the judges), ``report``.
+``arena`` (where), ``blows``, ``upheavals`` and ``failing`` (the faults), ``oracle`` (the judges), ``report``.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import psycopg
 if __name__ == "__main__":  # run by path: the package is the folder around this file
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from chaos import blows, upheavals
+from chaos import blows, failing, upheavals
 from chaos.arena import Arena
+from chaos.crew import Crew
 from chaos.field import Field, Strike
 from chaos.load import Load
 from chaos.log import Stuck
@@ -49,6 +50,8 @@ _PLAIN = (
     upheavals.rewind,
     upheavals.pause,
     upheavals.storm,
+    failing.poison,
+    failing.killer,
 )
 STRIKES: Mapping[str, Callable[[Field, Fault], Strike | None]] = {
     **dict.fromkeys(KILLS, blows.kill_at_step),
@@ -76,7 +79,7 @@ def play(arena: Arena, round_: Round, report: Report) -> str:
     may_fall = any(fault.kind in MAY_FALL for fault in round_.faults)
     with Sampler(arena.dsn, arena.topic, arena.base, may_fall, arena.log.alarm) as sampler:
         try:
-            outcomes, ends = _under_load(Field(arena, crew, sampler), round_, report)
+            outcomes, ends = _under_load(arena, crew, sampler, round_, report)
             arena.log.calm()
         except Stuck as stuck:
             raise Failed([f"stuck: {stuck}", *_autopsy(arena, report)]) from stuck
@@ -91,11 +94,14 @@ def play(arena: Arena, round_: Round, report: Report) -> str:
     return f"crew in {ready:3.1f} s  {'; '.join(outcomes)}  {judged.records:,} records"
 
 
-def _under_load(field: Field, round_: Round, report: Report) -> tuple[list[str], dict[int, int]]:
+def _under_load(
+    arena: Arena, crew: Crew, sampler: Sampler, round_: Round, report: Report
+) -> tuple[list[str], dict[int, int]]:
     """The faults, while records keep coming; returns when the ledger stands where the log ends, which is there."""
-    arena, sampler, outcomes = field.arena, field.sampler, []
+    outcomes = []
     bootstrap, partitions = arena.pair.kafka.bootstrap, len(arena.base)
     with Load(bootstrap, arena.topic, partitions, round_.portion, lambda: sampler.applied) as load:
+        field = Field(arena, crew, sampler, load)
         for number, fault in enumerate(round_.faults):
             if number:
                 field.crew.fill()

@@ -48,6 +48,8 @@ KINDS = (
     "rewind",
     "pause",
     "storm",
+    "poison",
+    "killer",
 )
 KILLS = {f"kill_at_{name}": step for name, step in zip(
     ("batch_opened", "held", "copying", "applied", "advanced", "committed", "placed"), STEPS, strict=True
@@ -71,9 +73,9 @@ class Fault:
 
     ``after`` records were applied since the load began or the last fault healed, worker number ``victim`` (in the
     order of names, modulo) is struck, at its ``nth`` event ``step`` from then on. ``amount`` is how many records a
-    rewind goes back, and the seed of a storm. ``early``: the dead are replaced before their partitions were taken
-    over; a COMMIT that was held back arrives while the worker asks what became of it, not when it has already given
-    up for a while.
+    rewind goes back, and the seed of a storm and of bad records. ``early``: the dead are replaced before their
+    partitions were taken over; a COMMIT that was held back arrives while the worker asks what became of it, not when
+    it has already given up for a while.
     """
 
     kind: str

@@ -17,8 +17,10 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from seekpoint import Append, Bytes, Limits, Pipeline, Worker
+from seekpoint import Append, Bytes, Limits, Pipeline, Poison, Worker
 from seekpoint.events import BatchOpened, ChunkRead, Committed, Event, Held, LagSampled
+from seekpoint.failure import Failure
+from seekpoint.policy import DeadLetterLimits
 from seekpoint.records import Partition, Record, Span
 
 
@@ -34,6 +36,8 @@ def plain(value: Any) -> Any:
             return value.number
         case Span():
             return [value.partition.number, value.start, value.end]
+        case Failure():
+            return f"{value.cause}: {value.error}"[:500]
         case BaseException():
             return f"{type(value).__name__}: {value}"[:500]
         case tuple():
@@ -117,7 +121,11 @@ def run(what: Mapping[str, Any]) -> None:
     name = what["name"]
 
     def row(record: Record[bytes, bytes | None]) -> tuple[str, int, int, str]:
-        return record.topic, record.partition, record.offset, name
+        if record.value == b"poison":
+            raise Poison("broken", record)
+        if record.value == b"killer":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return record.topic, record.partition, record.offset, "refused" if record.value == b"refused" else name
 
     columns = ["topic", "partition", "offset", "worker"]
     pipeline = Pipeline(
@@ -126,6 +134,8 @@ def run(what: Mapping[str, Any]) -> None:
         value=Bytes(),
         sinks=[Append(what["table"], columns=columns, row=row)],
         synchronous_commit=what["durable"],
+        on_poison="dead_letter",
+        dead_letter_limits=DeadLetterLimits(consecutive=None, ratio=None),
     )
     watch = Watch()
     if what["trap"]:

@@ -134,8 +134,8 @@ BREAKAGES = (
         (
             Edit(
                 "commit.py",
-                "                    batch.drop(self._holder.resolve(batch.starts))\n",
-                "                    pass\n",
+                "                batch.drop(self._holder.resolve(batch.starts))\n",
+                "                pass\n",
             ),
             Edit(
                 "commit.py",

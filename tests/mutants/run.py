@@ -2,9 +2,10 @@
 
     python tests/mutants/run.py [--only NAME] [--jobs N]
 
-Each mutant is a copy of the package with one breakage (:mod:`mutants.breakages`), against which the tests that
-guard the line run on real servers. Prints ``killed NAME by TEST`` or ``survived NAME`` for each; exit code 1 if
-one survives, if a breakage no longer fits the code, or if the tests do not pass on the unbroken package.
+Each mutant is a copy of the package with one breakage (:mod:`mutants.breakages`, :mod:`mutants.failing`), against
+which the tests that guard the line run on real servers. Prints ``killed NAME by TEST`` or ``survived NAME`` for
+each; exit code 1 if one survives, if a breakage no longer fits the code, or if the tests do not pass on the unbroken
+package.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from mutants.breakages import BREAKAGES, Breakage  # noqa: E402
+from mutants import breakages, failing  # noqa: E402
+from mutants.breakages import Breakage  # noqa: E402
 from seekpoint.dev.servers import start_pair  # noqa: E402
 
+BREAKAGES = (*breakages.BREAKAGES, *failing.FAILING)
 TESTS_FAILED = 1  # pytest's exit code; 2 and above mean that it could not run
 MOST_SECONDS = 240  # a mutant may hang: that is a failure of its test, too
 

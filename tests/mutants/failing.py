@@ -1,0 +1,184 @@
+"""The breakages of what becomes of records that fail."""
+
+from __future__ import annotations
+
+from mutants.breakages import Breakage, Edit
+
+ISOLATION = "tests/integration/test_isolation.py"
+MATRIX = "tests/integration/test_failure_matrix.py::test_where_a_record_ends"
+PROPERTY = "tests/integration/test_poison_property.py::test_each_offset_that_is_passed_ended_once"
+
+FAILING = (
+    Breakage(
+        "dead letters parked in another transaction",
+        (
+            Edit(
+                "commit.py",
+                "            self._dead_letters.park(tx, asides, topic_ids, self._pipeline.version)\n",
+                "            with self._ledger.engine.begin() as other:\n"
+                "                self._dead_letters.park(other, asides, topic_ids, self._pipeline.version)\n",
+            ),
+        ),
+        (f"{ISOLATION}::test_i1_a_dead_letter_becomes_visible_with_the_offset_that_passes_it",),
+    ),
+    Breakage(
+        "offset not passed over a parked record",
+        (
+            Edit(
+                "verdict.py",
+                "            batch.set_aside(Aside(raw, failure, State.PARKED))\n",
+                "            batch.set_aside(Aside(raw, failure, State.PARKED))\n"
+                "            batch.cut(poison_stop(raw, failure))\n",
+            ),
+        ),
+        (f"{MATRIX}[CHECK-streamed Append-dead_letter]",),
+    ),
+    Breakage(
+        "offset passed over a cut record",
+        (
+            Edit(
+                "intake.py",
+                "            move = read.move() if cut is None else self._move_to_cut(partition, read, cut.offset)\n",
+                "            move = read.move()\n",
+            ),
+        ),
+        (f"{MATRIX}[CHECK-streamed Append-stop]", f"{PROPERTY}[2]"),
+    ),
+    Breakage(
+        "parked without a row",
+        (
+            Edit(
+                "commit.py",
+                "        if asides := batch.asides:\n",
+                "        if asides := []:\n",
+            ),
+        ),
+        (f"{PROPERTY}[0]",),
+    ),
+    Breakage(
+        "held key not checked",
+        (
+            Edit(
+                "intake.py",
+                "        if first is None or first >= record.offset:\n",
+                "        if first is None or first >= 0:\n",
+            ),
+        ),
+        (f"{PROPERTY}[0]",),
+    ),
+    Breakage(
+        "dead keys forgotten between batches",
+        (
+            Edit(
+                "commit.py",
+                "batch.hold_keys(self._dead_letters.open_keys(tx, [e.claim.partition for e in expected]))\n",
+                "batch.hold_keys({})\n",
+            ),
+        ),
+        ("tests/integration/test_redrive_order.py",),
+    ),
+    Breakage(
+        "attempt not noted before a lone try",
+        (
+            Edit(
+                "worker.py",
+                "                self._ledger.note_alone([(alone.claim, attempt)])\n",
+                "                pass\n",
+            ),
+        ),
+        (f"{PROPERTY}[6]",),
+    ),
+    Breakage(
+        "supersede left out of a move",
+        (
+            Edit(
+                "ledger/move.py",
+                '        to_offset=to,\n        actor=actor,\n        reason=f"moved',
+                '        to_offset=2**62,\n        actor=actor,\n        reason=f"moved',
+            ),
+        ),
+        ("tests/integration/test_deadletters_store.py::test_a_move_supersedes_what_will_be_read_again",),
+    ),
+    Breakage(
+        "replay without locks and without a look at the state",
+        (
+            Edit(
+                "deadletters/statements.py",
+                "LOCK_LETTER = GET_LETTER.with_for_update()\n",
+                "LOCK_LETTER = GET_LETTER\n",
+            ),
+            Edit(
+                "deadletters/statements.py",
+                '_letter.id == bindparam("closing", type_=BigInteger), IS_OPEN)',
+                '_letter.id == bindparam("closing", type_=BigInteger))',
+            ),
+            Edit(
+                "deadletters/deadletters.py",
+                "            scope.execute(LOCK_ROW, topic=where.topic, partition=where.partition).one_or_none()\n",
+                "",
+            ),
+        ),
+        ("tests/integration/test_redrive.py::test_two_operators_at_once_apply_it_once",),
+    ),
+    Breakage(
+        "wait not honoured",
+        (
+            Edit(
+                "assignment/backlog.py",
+                "            wait = max(wait, self._retry_at - at.steady)\n",
+                "            wait = max(wait, 0.0)\n",
+            ),
+        ),
+        ("tests/integration/test_retry_waits.py::test_the_schedule_is_kept_and_told_and_the_others_go_on",),
+    ),
+    Breakage(
+        "records set aside kept when their partition is dropped",
+        (
+            Edit(
+                "intake.py",
+                "        self._asides = {at: aside for at, aside in self._asides.items() if at[0] not in partitions}\n",
+                "",
+            ),
+        ),
+        (f"{ISOLATION}::test_i4_what_was_set_aside_of_a_partition_that_is_refused_goes_with_it",),
+    ),
+    Breakage(
+        "quarantine counted before COMMIT",
+        (
+            Edit("commit.py", "        self._quarantine.count(tally)\n", ""),
+            Edit(
+                "commit.py",
+                "                self._park(tx, batch)\n",
+                "                self._quarantine.count(tally)\n                self._park(tx, batch)\n",
+            ),
+        ),
+        (f"{ISOLATION}::test_an_attempt_that_was_not_committed_counts_for_no_limit",),
+    ),
+    Breakage(
+        "isolation without savepoints",
+        (
+            Edit(
+                "isolate.py",
+                "            with self._tx.begin_nested():\n                write(",
+                "            with nullcontext():\n                write(",
+            ),
+            Edit(
+                "isolate.py",
+                "from collections.abc import Sequence\n",
+                "from collections.abc import Sequence\nfrom contextlib import nullcontext\n",
+            ),
+        ),
+        (f"{MATRIX}[CHECK-execute-dead_letter]",),
+    ),
+    Breakage(
+        "records behind a retry go on without it",
+        (
+            Edit(
+                "verdict.py",
+                "            batch.cut(later)\n",
+                "            batch.cut(later)\n            batch.cuts[partition].offset += 1\n",
+            ),
+        ),
+        ("tests/integration/test_retry_waits.py", f"{PROPERTY}[8]"),
+    ),
+)

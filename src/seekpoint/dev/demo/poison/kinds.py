@@ -94,7 +94,7 @@ class Sent:
 
 def tail(records: int) -> int:
     """Among how many records, the last ones, the killers are: what is beside a killer is tried one by one."""
-    return max(1_000, records // 50)
+    return max(300, records // 100)
 
 
 def choose(flights: Sequence[Flight], seed: int) -> dict[int, Kind]:

@@ -24,7 +24,7 @@ class Report:
 
     ``seconds`` is from the first poisoned record produced to the last dead letter replayed, killers included. The
     rates are records per second of either run, end to end, from the first one produced to the last one committed, of
-    all records but the last fiftieth, which the killers are among: what they cost is not in the rates.
+    all records but the last hundredth, which the killers are among: what they cost is not in the rates.
     ``clean_rows`` and ``clean_records`` are those of the clean run; ``replayed`` is what the redrive said of itself.
     """
 

@@ -98,6 +98,7 @@ class Stage:
             self._rate_poisoned = self._counted / _run(crew, wire, notices[: self._counted], self._counted)
             tell(f"now the last {count - self._counted:,} records, {KILLERS} killers among them")
             _run(crew, wire, notices[self._counted :], count)
+            crew.wait("whoever was started last to have joined", lambda: crew.settled)
             self._exit_codes = tuple(crew.stop())
             self._deaths = crew.deaths
 

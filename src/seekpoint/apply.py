@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from sqlalchemy.exc import DBAPIError
 
 from seekpoint.codecs import Bytes
-from seekpoint.errors import ConfigError, HandlerMisuse, Poison
+from seekpoint.errors import CodecAway, ConfigError, HandlerMisuse, Poison
 from seekpoint.failure import Cause, one_line
 from seekpoint.guard import LentConnection, is_data_fault, is_database_error
 from seekpoint.intake import OpenBatch
@@ -110,7 +110,7 @@ def _rows_at_once(pipeline: Pipeline, sink: Sink, raw: Sequence[RawRecord], batc
         return None
     try:
         return sink.value_rows(pipeline.values(raw))
-    except ConfigError:
+    except (CodecAway, ConfigError):
         raise
     except Exception:  # noqa: BLE001 -- found again, with its record, one by one
         return None
@@ -129,7 +129,7 @@ def _make(pipeline: Pipeline, raw: Sequence[RawRecord], batch: OpenBatch) -> lis
             record = pipeline.decode(one)
             cause = Cause.ROW
             rows: list[Rows] = [tuple(s.rows(record)) if s.takes(one.topic) else () for s in pipeline.sinks]
-        except ConfigError:
+        except (CodecAway, ConfigError):
             raise
         except Exception as error:  # noqa: BLE001 -- whatever a codec or row= raises is that record's fault
             fail(pipeline, batch, one, error, cause)

@@ -11,6 +11,7 @@
     ├── GroupPaused             an operator paused the group
     ├── ClusterChanged          the brokers belong to another cluster than the stored offsets
     ├── KafkaAway               the brokers did not answer in time; ask again later
+    ├── CodecAway               what a codec needs does not answer, as a schema registry; the worker waits for it
     ├── NotApplied              a record was waited for, and not passed in time (a TimeoutError too)
     ├── TooManyDeadLetters      the limits on dead letters are reached: the worker stops instead
     └── PartitionStopped        this partition waits for a decision; the others go on
@@ -26,7 +27,7 @@ Errors of the database and of Kafka pass through unwrapped.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -90,6 +91,18 @@ class ClusterChanged(SeekpointError):  # noqa: N818
 
 class KafkaAway(SeekpointError):  # noqa: N818
     """The brokers did not answer a question in time; the same question may be answered later."""
+
+
+class CodecAway(SeekpointError):  # noqa: N818
+    """What a codec needs for decoding does not answer: no record is to blame, and the worker waits.
+
+    ``ask`` asks the same again: it returns once there is an answer, whatever that is, and raises CodecAway as long
+    as there is none. Without one, it is over as soon as the loop goes on.
+    """
+
+    def __init__(self, message: str, ask: Callable[[], object] | None = None) -> None:
+        super().__init__(message)
+        self.ask = ask
 
 
 class NotApplied(SeekpointError, TimeoutError):  # noqa: N818

@@ -297,6 +297,15 @@ class KafkaTrouble(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CodecTrouble(Event):
+    """What a codec needs does not answer (a schema registry); the same question is put again in ``wait`` seconds."""
+
+    level = logging.WARNING
+    error: str
+    wait: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Kept(Event):
     """A long transaction: the group membership was renewed meanwhile."""
 

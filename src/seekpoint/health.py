@@ -72,7 +72,9 @@ class HealthBoard:
                     self._draining = True
                 case events.BatchOpened():
                     self._in_hand = True
-                case events.Committed() | events.Refused() | events.Parked() | events.DatabaseTrouble():
+                case events.Committed() | events.Refused() | events.Parked():
+                    self._in_hand = False
+                case events.DatabaseTrouble() | events.CodecTrouble():
                     self._in_hand = False
             if not (self._in_hand or h.trouble is not None or _has_work(h)):
                 self._due_since = None
@@ -115,7 +117,7 @@ class HealthBoard:
                 return replace(h, fenced=h.fenced + 1)
             case events.Paused():
                 return replace(h, ready=False, trouble=event.reason)
-            case events.DatabaseTrouble() | events.KafkaTrouble():
+            case events.DatabaseTrouble() | events.KafkaTrouble() | events.CodecTrouble():
                 return replace(h, ready=False, trouble=str(event.error))
             case events.Recovered():
                 return replace(h, ready=True, trouble=None)

@@ -12,7 +12,7 @@ from typing import Any
 from seekpoint import events, schema
 from seekpoint.assignment import Alone, Assignment, Chunk
 from seekpoint.commit import Committer
-from seekpoint.errors import ConfigError, Fenced, KafkaAway
+from seekpoint.errors import CodecAway, ConfigError, Fenced, KafkaAway
 from seekpoint.events import Announcer
 from seekpoint.failure import Cause
 from seekpoint.guard import passes
@@ -54,6 +54,7 @@ class Loop:
         self._first = False  # whether a single free place in a batch is a waiting record's
         self._chance = random.Random()  # noqa: S311 -- jitter
         self._waits = Backoff().waits(self._chance)
+        self._ask_codec: Callable[[], object] | None = None  # what a codec got no answer to
         announce.add(self._watch)
         self._held: Assignment
         self._committer: Committer
@@ -148,6 +149,9 @@ class Loop:
                 self._back_off(events.KafkaTrouble(error=text))
             except KafkaAway as error:
                 self._back_off(events.KafkaTrouble(error=str(error)))
+            except CodecAway as error:
+                self._ask_codec = error.ask
+                self._back_off(events.CodecTrouble(error=str(error)))
             except Exception as error:
                 if not passes(error):
                     raise
@@ -257,7 +261,7 @@ class Loop:
 
     # -- trouble --------------------------------------------------------------------------------------
 
-    def _back_off(self, trouble: events.KafkaTrouble | events.DatabaseTrouble) -> None:
+    def _back_off(self, trouble: events.KafkaTrouble | events.DatabaseTrouble | events.CodecTrouble) -> None:
         """Read nothing and let rebalances run for a while; then claim again: the ledger says where to go on."""
         wait = next(self._waits)
         self._announce(replace(trouble, wait=wait))
@@ -268,13 +272,16 @@ class Loop:
 
     def _watch(self, event: events.Event) -> None:
         """Whoever announces a trouble, its end is announced here."""
-        if isinstance(event, events.KafkaTrouble | events.DatabaseTrouble | events.Paused):
+        if isinstance(event, events.KafkaTrouble | events.DatabaseTrouble | events.CodecTrouble | events.Paused):
             self._in_trouble = True
 
     def _recovered(self) -> None:
         """Say when it is over: everything is claimed, and the brokers answer (a quiet topic would not show it)."""
         if self._in_trouble and not self._held.waiting:
             self._held.identity.cluster_id()  # KafkaAway: it is not over
+            if self._ask_codec is not None:
+                self._ask_codec()  # CodecAway: nor is this, and no transaction is opened to find it out
+                self._ask_codec = None
             self._in_trouble = False
             self._said.clear()
             self._waits = Backoff().waits(self._chance)

@@ -96,6 +96,7 @@ def test_a_parked_partition_is_told_until_it_is_placed_again() -> None:
     [
         (events.DatabaseTrouble(error=ValueError("the database is away")), "the database is away"),
         (events.KafkaTrouble(error="all brokers down"), "all brokers down"),
+        (events.CodecTrouble(error="no answer from the registry"), "no answer from the registry"),
         (events.Paused(reason="paused by ann"), "paused by ann"),
     ],
 )

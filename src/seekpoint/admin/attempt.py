@@ -16,7 +16,7 @@ from seekpoint.admin.outcome import Replayed
 from seekpoint.admin.patience import patiently
 from seekpoint.apply import Failed, Made, write
 from seekpoint.deadletters import DeadLetter, DeadLetters
-from seekpoint.errors import ConfigError, HandlerMisuse
+from seekpoint.errors import CodecAway, ConfigError, HandlerMisuse
 from seekpoint.failure import Cause, Failure, State
 from seekpoint.guard import LentConnection, Session, connection_lost, is_data_fault
 from seekpoint.ledger.read import look
@@ -159,7 +159,7 @@ def _made(pipeline: Pipeline, raw: RawRecord) -> Made:
         record = pipeline.decode(raw)
         cause = Cause.ROW
         rows = [tuple(sink.rows(record)) if sink.takes(raw.topic) else () for sink in pipeline.sinks]
-    except ConfigError:
+    except (CodecAway, ConfigError):
         raise
     except Exception as error:
         raise Failed(error, cause, [raw]) from error

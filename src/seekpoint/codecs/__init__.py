@@ -3,7 +3,8 @@
 A codec is a callable ``bytes -> V``, or an object with ``decode(record) -> V`` for formats that need the
 whole record (headers, topic). Null never reaches a callable: a null key is None; a null value (a tombstone)
 is poison unless the codec declares ``tombstones=True``, and is then None. Whatever a codec raises makes its
-record a poison record. Do not put ``pickle.loads`` here: whoever can write to the topic could then run code.
+record a poison record, but CodecAway: then what it needs does not answer, and the worker waits for that. Do not
+put ``pickle.loads`` here: whoever can write to the topic could then run code.
 """
 
 from __future__ import annotations
@@ -28,10 +29,13 @@ V_co = TypeVar("V_co", covariant=True)
 
 @runtime_checkable
 class RecordCodec(Protocol[V_co]):
-    """A codec that sees the whole record, null values included."""
+    """A codec that sees the whole record, null values included.
+
+    One that is to decode keys too has ``decode_key(record)``, which is then called for the pipeline's ``key=``.
+    """
 
     def decode(self, record: RawRecord, /) -> V_co:
-        """The record's value (or key); whatever it raises makes the record a poison record."""
+        """The record's value (or key); whatever it raises makes the record a poison record, but for CodecAway."""
 
 
 Codec = Callable[[bytes], Any] | RecordCodec[Any]
@@ -74,7 +78,8 @@ def key_decoder(codec: Codec) -> Callable[[RawRecord], Any]:
     """A function from a raw record to its decoded key; a null key is None."""
     _check(codec)
     if isinstance(codec, RecordCodec):
-        return codec.decode
+        of_key: Callable[[RawRecord], Any] = getattr(codec, "decode_key", codec.decode)
+        return of_key
     if isinstance(codec, Bytes):
         return attrgetter("key")
     return lambda record: None if record.key is None else codec(record.key)

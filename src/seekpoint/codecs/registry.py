@@ -1,0 +1,265 @@
+"""Avro and Protobuf in the wire format of a schema registry, through Confluent's own deserializers.
+
+Needs the extra: ``pip install 'seekpoint[registry]'``. A codec is a declaration: it asks nobody and loads no client
+until it decodes its first record, and makes a client of its own in every process.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Generic, TypeVar, overload
+
+import msgspec
+
+from seekpoint.codecs.asking import Registry, check, connect, missing, shown
+from seekpoint.errors import CodecAway, ConfigError, Poison
+from seekpoint.records import RawRecord
+
+__all__ = ["Avro", "Protobuf", "Registry"]
+
+V = TypeVar("V")
+Decode = Callable[[bytes, Any], Any]  # from the wire format, and Confluent's context, to a value
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+OURS = ("schema.id.deserializer",)
+SHORTEST = {0: 5, 1: 17}  # bytes of a schema's id and of its GUID, by the first of them
+
+
+class _Registered(ABC, Generic[V]):
+    """What the formats have in common: the frame, null, the value's type, and one deserializer per process."""
+
+    def __init__(
+        self,
+        registry: Registry | None,
+        type: Any,  # noqa: A002
+        tombstones: bool,
+        options: Mapping[str, Any],
+    ) -> None:
+        if taken := sorted(set(options) & {*OURS, *self._ours()}):
+            raise ConfigError(f"options={{{taken[0]!r}: ...}}: the codec sets this itself")
+        if type is not None:
+            msgspec.json.Decoder(type)  # raises for a type that nothing can be converted to
+        self.registry, self.type, self.tombstones, self.options = registry, type, tombstones, dict(options)
+        self._made: tuple[int, Decode] | None = None  # and the process it was made in: no connection outlives a fork
+
+    def decode(self, record: RawRecord, /) -> V | None:
+        """The record's value; CodecAway where the registry does not answer."""
+        if record.value is not None:
+            return self._decode(record, record.value, "value")
+        if self.tombstones:
+            return None
+        raise Poison("a null value, and the codec does not declare tombstones=True", record)
+
+    def decode_key(self, record: RawRecord, /) -> V | None:
+        """The record's key, None where it has none; CodecAway where the registry does not answer."""
+        return None if record.key is None else self._decode(record, record.key, "key")
+
+    def _decode(self, record: RawRecord, data: bytes, field: str) -> V:
+        made = self._made
+        if made is None or made[0] != os.getpid():
+            made = self._made = os.getpid(), self._opened()
+        value = made[1](_framed(record, data, field), _context(record, field))
+        if self.type is not None:
+            value = msgspec.convert(self._plain(value), self.type)
+        return value  # type: ignore[no-any-return]
+
+    def _opened(self) -> Decode:
+        try:
+            return self._open()
+        except (CodecAway, ConfigError):
+            raise
+        except ImportError as error:
+            raise missing(error) from error
+        except Exception as error:
+            raise ConfigError(f"{self!r}: {type(error).__name__}: {error}") from error
+
+    @abstractmethod
+    def _open(self) -> Decode:
+        """Confluent's deserializer, made in this process."""
+
+    def _plain(self, value: Any) -> Any:
+        """The value as msgspec converts it."""
+        return value
+
+    def _ours(self) -> tuple[str, ...]:
+        """Options that the codec sets itself."""
+        return ()
+
+    def _settings(self) -> dict[str, Any]:
+        from confluent_kafka.schema_registry import (  # noqa: PLC0415 -- a declaration needs no client
+            prefix_schema_id_deserializer,
+            topic_subject_name_strategy,
+        )
+
+        # The client's default asks, for each topic, for something that few registries have.
+        named = "subject.name.strategy" in self.options or "subject.name.strategy.type" in self.options
+        subject = {} if named else {"subject.name.strategy": topic_subject_name_strategy}
+        return {**subject, **self.options, "schema.id.deserializer": prefix_schema_id_deserializer}
+
+    def _show(self, name: str | None) -> str:
+        begin = "" if name is None else f"{name}, "
+        return f"{type(self).__name__}({begin}registry={shown(self.registry)})"
+
+
+class Avro(_Registered[V]):
+    """Decode Avro in a schema registry's wire format into ``type``, or into dicts.
+
+    ``registry`` is a URL, the configuration of Confluent's ``SchemaRegistryClient``, or a function that returns one of
+    them, or a client; it is called at the first record. ``type`` is a msgspec Struct, dataclass, TypedDict or builtin
+    type. ``schema`` is the reader's schema (JSON): what was written with another one is resolved to it, as Avro
+    defines; without one, values have the shape they were written with. ``options`` go to ``AvroDeserializer``.
+
+    decimal is ``Decimal``, timestamps are aware and in UTC, local timestamps naive; date, time and uuid are Python's.
+    With ``tombstones=True`` a null value decodes to None. As ``key=`` of a pipeline it decodes keys.
+
+    What is not in the wire format, has a schema that the registry does not know, or does not fit the type, is that
+    record's fault. A registry that does not answer raises CodecAway: the worker waits, and no record is blamed.
+    """
+
+    @overload
+    def __init__(
+        self: Avro[V],
+        type: type[V],
+        *,
+        registry: Registry,
+        schema: str | None = None,
+        tombstones: bool = False,
+        options: Mapping[str, Any] = NOTHING,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Avro[Any],
+        type: None = None,
+        *,
+        registry: Registry,
+        schema: str | None = None,
+        tombstones: bool = False,
+        options: Mapping[str, Any] = NOTHING,
+    ) -> None: ...
+    def __init__(
+        self,
+        type: Any = None,  # noqa: A002
+        *,
+        registry: Registry,
+        schema: str | None = None,
+        tombstones: bool = False,
+        options: Mapping[str, Any] = NOTHING,
+    ) -> None:
+        check(registry)
+        super().__init__(registry, type, tombstones, options)
+        self.schema = schema
+
+    def __repr__(self) -> str:
+        return self._show(None if self.type is None else getattr(self.type, "__name__", str(self.type)))
+
+    def _open(self) -> Decode:
+        from confluent_kafka.schema_registry.avro import AvroDeserializer  # noqa: PLC0415 -- see the module
+
+        assert self.registry is not None
+        client: Any = connect(self.registry)
+        decode: Decode = AvroDeserializer(client, self.schema, conf=self._settings())
+        return decode
+
+
+class Protobuf(_Registered[V]):
+    """Decode Protobuf in a schema registry's wire format into ``message``, a generated class, or into ``type``.
+
+    ``registry``, ``options`` (for ``ProtobufDeserializer``), ``tombstones`` and errors are as in :class:`Avro`. A
+    record that was written as a message of another name is that record's fault: its bytes could be read as this one.
+    With ``registry=None`` nobody is asked, and the name is not looked at.
+
+    ``type`` is what msgspec can convert a dict of the message's fields to, or ``dict``: a field that tracks whether it
+    was set is None if it was not; enums are names; ``Timestamp`` is aware and in UTC, cut to microseconds;
+    ``Duration``, ``google.type.Date`` and ``TimeOfDay``, the wrappers, and both ``Decimal`` types are Python's.
+    """
+
+    @overload
+    def __init__(
+        self: Protobuf[V],
+        message: type[V],
+        *,
+        registry: Registry | None,
+        type: None = None,
+        tombstones: bool = False,
+        options: Mapping[str, Any] = NOTHING,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Protobuf[V],
+        message: Any,
+        *,
+        registry: Registry | None,
+        type: type[V],
+        tombstones: bool = False,
+        options: Mapping[str, Any] = NOTHING,
+    ) -> None: ...
+    def __init__(
+        self,
+        message: Any,
+        *,
+        registry: Registry | None,
+        type: Any = None,  # noqa: A002
+        tombstones: bool = False,
+        options: Mapping[str, Any] = NOTHING,
+    ) -> None:
+        if registry is not None:
+            check(registry)
+        super().__init__(registry, type, tombstones, options)
+        if not hasattr(message, "DESCRIPTOR") or not hasattr(message, "ParseFromString"):
+            raise ConfigError(f"Protobuf({message!r}): give the class that protoc generated from the message")
+        self.message = message
+
+    def __repr__(self) -> str:
+        return self._show(self.message.DESCRIPTOR.name)
+
+    def _ours(self) -> tuple[str, ...]:
+        return ("subject.name.strategy.type",)  # a function is given instead, and would go before it
+
+    def _open(self) -> Decode:
+        from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer  # noqa: PLC0415 -- see the module
+
+        client: Any = None if self.registry is None else connect(self.registry)
+        settings = self._settings()
+        if client is not None:
+            settings["subject.name.strategy"] = self._checked(settings["subject.name.strategy"])
+        decode: Decode = ProtobufDeserializer(self.message, settings, client)
+        return decode
+
+    def _checked(self, subject: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        """The strategy, asked once the name of the written message is known: any bytes can be read as any message."""
+        ours = self.message.DESCRIPTOR
+
+        def named(context: Any, written: str | None) -> Any:
+            if written is None:
+                return None
+            if written.rpartition(".")[2] != ours.name:
+                raise ValueError(f"the record is a {written}, and the codec reads {ours.full_name}")
+            return subject(context, written)
+
+        return named
+
+    def _plain(self, value: Any) -> Any:
+        from seekpoint.codecs.messages import plain  # noqa: PLC0415 -- it needs the extra
+
+        return plain(value)
+
+
+def _framed(record: RawRecord, data: bytes, field: str) -> bytes:
+    """The data with its schema's id in front, where a header has it: the same bytes as in the other wire format."""
+    name = f"__{field}_schema_id"
+    for header, value in reversed(record.headers):  # the last one counts, as for the serializers in Java
+        if header == name and value is not None:
+            if len(value) < SHORTEST.get(value[0] if value else -1, len(value) + 1):
+                raise ValueError(f"the header {name} holds no schema id: {value[:20]!r}")
+            return value + data
+    return data
+
+
+def _context(record: RawRecord, field: str) -> Any:
+    from confluent_kafka.serialization import MessageField, SerializationContext  # noqa: PLC0415 -- see the module
+
+    which = MessageField.KEY if field == "key" else MessageField.VALUE
+    return SerializationContext(record.topic, which, list(record.headers))

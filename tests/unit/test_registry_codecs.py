@@ -1,0 +1,512 @@
+"""Avro and Protobuf in a registry's wire format: values, frames, evolution, and whose fault it is when it fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time
+from decimal import Decimal
+from typing import Any, TypedDict
+from uuid import UUID
+
+import msgspec
+import pytest
+from confluent_kafka.schema_registry import Schema, SchemaRegistryClient, header_schema_id_serializer
+from confluent_kafka.schema_registry.avro import AvroSerializer
+from confluent_kafka.schema_registry.error import SchemaRegistryError
+from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
+from confluent_kafka.serialization import MessageField, SerializationContext, SerializationError
+
+from schema_registry import SchemaRegistry, a_registry, shop
+from seekpoint import Append, Bytes, Pipeline
+from seekpoint.codecs import key_decoder, value_decoder
+from seekpoint.codecs.registry import Avro, Protobuf
+from seekpoint.errors import CodecAway, ConfigError, Poison
+from seekpoint.testing import raw
+
+ORDER = {
+    "type": "record",
+    "name": "Order",
+    "namespace": "shop",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "amount", "type": {"type": "bytes", "logicalType": "decimal", "precision": 30, "scale": 2}},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-micros"}},
+        {"name": "seen", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+        {"name": "local", "type": {"type": "long", "logicalType": "local-timestamp-micros"}},
+        {"name": "day", "type": {"type": "int", "logicalType": "date"}},
+        {"name": "noon", "type": {"type": "int", "logicalType": "time-millis"}},
+        {"name": "uid", "type": {"type": "string", "logicalType": "uuid"}},
+        {"name": "note", "type": ["null", "string"], "default": None},
+        {"name": "state", "type": {"type": "enum", "name": "State", "symbols": ["OPEN", "PAID"]}},
+        {"name": "tags", "type": {"type": "map", "values": {"type": "array", "items": "int"}}},
+        {"name": "seal", "type": {"type": "fixed", "name": "Seal", "size": 4}},
+    ],
+}
+VALUE: dict[str, Any] = {
+    "id": 2**62,
+    "amount": Decimal("-1234567890123456789012345678.90"),
+    "at": datetime(2024, 1, 2, 3, 4, 5, 678901, tzinfo=UTC),
+    "seen": datetime(1969, 12, 31, 23, 59, 59, 999000, tzinfo=UTC),
+    "local": datetime(2024, 1, 2, 3, 4, 5, 6),
+    "day": date(2024, 2, 29),
+    "noon": time(12, 0, 0, 5000),
+    "uid": UUID("12345678-1234-5678-1234-567812345678"),
+    "note": None,
+    "state": "PAID",
+    "tags": {"a": [1, 2], "b": []},
+    "seal": b"\x00\xff\x01\xfe",
+}
+
+
+class Order(msgspec.Struct):
+    id: int
+    amount: Decimal
+    at: datetime
+    seen: datetime
+    local: datetime
+    day: date
+    noon: time
+    uid: UUID
+    note: str | None
+    state: str
+    tags: dict[str, list[int]]
+    seal: bytes
+
+
+class Small(msgspec.Struct):
+    id: int
+
+
+@dataclass
+class Parcel:
+    id: int
+
+
+class Typed(TypedDict):
+    id: int
+
+
+SMALL = json.dumps({"type": "record", "name": "Small", "fields": [{"name": "id", "type": "long"}]})
+SHOP = shop()
+
+
+@pytest.fixture
+def client() -> SchemaRegistryClient:
+    """A registry in memory."""
+    return SchemaRegistryClient.new_client({"url": "mock://"})
+
+
+@pytest.fixture
+def registry() -> Iterator[SchemaRegistry]:
+    """One over HTTP."""
+    with a_registry() as made:
+        yield made
+
+
+def context(field: str = "value", headers: list[Any] | None = None) -> SerializationContext:
+    return SerializationContext("t", MessageField.KEY if field == "key" else MessageField.VALUE, headers)
+
+
+def avro(client: Any, schema: str, value: Any, **options: Any) -> bytes:
+    made: bytes | None = AvroSerializer(client, schema)(value, context(**options))
+    assert made is not None
+    return made
+
+
+def quick(registry: SchemaRegistry, **more: Any) -> dict[str, Any]:
+    return {"url": registry.url, "max.retries": 0, "timeout": 0.3, **more}
+
+
+# -- Avro ---------------------------------------------------------------------------------------------------
+
+
+def test_avro_becomes_what_it_was_with_every_logical_type(client: SchemaRegistryClient) -> None:
+    data = avro(client, json.dumps(ORDER), VALUE)
+    assert Avro(registry=lambda: client).decode(raw(data)) == VALUE
+    assert Avro(Order, registry=lambda: client).decode(raw(data)) == Order(**VALUE)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [(Small, Small(5)), (Parcel, Parcel(5)), (Typed, {"id": 5}), (dict[str, int], {"id": 5}), (None, {"id": 5})],
+)
+def test_avro_becomes_the_type(client: SchemaRegistryClient, kind: Any, expected: Any) -> None:
+    assert Avro(kind, registry=lambda: client).decode(raw(avro(client, SMALL, {"id": 5}))) == expected
+
+
+def test_what_does_not_fit_the_type_says_where(client: SchemaRegistryClient) -> None:
+    class Other(msgspec.Struct):
+        id: str
+
+    with pytest.raises(msgspec.ValidationError, match=r"Expected `str`, got `int` - at `\$\.id`"):
+        Avro(Other, registry=lambda: client).decode(raw(avro(client, SMALL, {"id": 5})))
+
+
+def test_keys_are_decoded_by_the_same_codec(client: SchemaRegistryClient) -> None:
+    codec = Avro(int, registry=lambda: client)
+    one = raw(avro(client, '"long"', 2**40), key=avro(client, '"long"', 7, field="key"), topic="t")
+    assert (key_decoder(codec)(one), value_decoder(codec)(one)) == (7, 2**40)
+    assert key_decoder(codec)(raw(b"", key=None)) is None
+
+
+def test_the_id_may_come_in_a_header(registry: SchemaRegistry) -> None:
+    """Of one value only; the last header counts; the payload may then be as short as it likes."""
+    client = SchemaRegistryClient({"url": registry.url})
+    headers: list[Any] = [("__value_schema_id", b"\x01" + bytes(16)), ("__value_schema_id", None)]
+    serialize = AvroSerializer(client, '"int"', conf={"schema.id.serializer": header_schema_id_serializer})
+    data = serialize(7, context(headers=headers))
+    assert data == b"\x0e"
+    key = avro(client, '"long"', 5, field="key")
+    one = raw(data, headers=headers, key=key)
+    codec = Avro(int, registry=registry.url)
+    assert (codec.decode(one), codec.decode_key(one)) == (7, 5)
+    assert any("/schemas/guids/" in path for path in registry.asked)
+
+
+def test_a_readers_schema_resolves_what_was_written_with_another(client: SchemaRegistryClient) -> None:
+    wider = json.dumps(
+        {
+            "type": "record",
+            "name": "Small",
+            "fields": [
+                {"name": "number", "aliases": ["id"], "type": "double"},
+                {"name": "note", "type": "string", "default": "none"},
+            ],
+        }
+    )
+    old, new = avro(client, SMALL, {"id": 5}), avro(client, wider, {"number": 0.5, "note": "x"})
+    codec = Avro(registry=lambda: client, schema=wider)
+    assert codec.decode(raw(old)) == {"number": 5.0, "note": "none"}
+    assert codec.decode(raw(new)) == {"number": 0.5, "note": "x"}
+    assert Avro(registry=lambda: client).decode(raw(old)) == {"id": 5}
+    latest = Avro(registry=lambda: client, options={"use.latest.version": True})
+    assert latest.decode(raw(old, topic="t")) == {"number": 5.0, "note": "none"}
+
+
+def test_what_cannot_be_resolved_is_the_records_fault(client: SchemaRegistryClient) -> None:
+    needs = '{"type": "record", "name": "Small", "fields": [{"name": "other", "type": "string"}]}'
+    with pytest.raises(Exception, match="No default value for") as caught:
+        Avro(registry=lambda: client, schema=needs).decode(raw(avro(client, SMALL, {"id": 5})))
+    assert not isinstance(caught.value, CodecAway | ConfigError)
+
+
+# -- Protobuf -----------------------------------------------------------------------------------------------
+
+
+def full() -> Any:
+    order = SHOP["Order"](id=2**62, note="", state=2, seal=b"\x00\xff", prices={"a": 1}, tags=["x", "y"])
+    order.at.FromDatetime(datetime(2024, 1, 2, 3, 4, 5, 678901))
+    order.items.add(sku="s", count=2**64 - 1)
+    order.discount.value = 0.0
+    return order
+
+
+def protobuf(client: Any, message: Any, headers: list[Any] | None = None) -> bytes:
+    conf: dict[str, Any] = {"use.deprecated.format": False}
+    if headers is not None:
+        conf["schema.id.serializer"] = header_schema_id_serializer
+    made: bytes | None = ProtobufSerializer(type(message), client, conf)(message, context(headers=headers))
+    assert made is not None
+    return made
+
+
+PLAIN = {
+    "id": 2**62,
+    "note": "",
+    "at": datetime(2024, 1, 2, 3, 4, 5, 678901, tzinfo=UTC),
+    "state": "PAID",
+    "items": [{"sku": "s", "count": 2**64 - 1}],
+    "seal": b"\x00\xff",
+    "prices": {"a": 1},
+    "discount": 0.0,
+    "tags": ["x", "y"],
+    "best": None,
+}
+
+
+class Item(msgspec.Struct):
+    sku: str
+    count: int
+
+
+class Sale(msgspec.Struct):
+    id: int
+    at: datetime | None
+    items: list[Item]
+    state: str
+    note: str | None = None
+
+
+def test_protobuf_is_the_message_or_the_type(client: SchemaRegistryClient) -> None:
+    data, known = protobuf(client, full()), lambda: client
+    assert Protobuf(SHOP["Order"], registry=known).decode(raw(data)) == full()
+    assert Protobuf(SHOP["Order"], registry=known, type=dict).decode(raw(data)) == PLAIN
+    assert Protobuf(SHOP["Order"], registry=known, type=Sale).decode(raw(data)) == Sale(
+        2**62, datetime(2024, 1, 2, 3, 4, 5, 678901, tzinfo=UTC), [Item("s", 2**64 - 1)], "PAID", ""
+    )
+    empty = Protobuf(SHOP["Order"], registry=known, type=dict).decode(raw(protobuf(client, SHOP["Order"]())))
+    assert empty == {
+        "id": 0, "note": None, "at": None, "state": "UNKNOWN", "items": [], "seal": b"", "prices": {},
+        "discount": None, "tags": [], "best": None,
+    }  # fmt: skip
+    codec: Any = Protobuf(SHOP["Order"], registry=known, type=dict)
+    assert codec.decode(raw(protobuf(client, SHOP["Order"](state=9))))["state"] == 9
+
+
+def test_well_known_messages_are_pythons_own_types() -> None:
+    from confluent_kafka.schema_registry.confluent.type import decimal_pb2
+    from google.protobuf import duration_pb2, struct_pb2
+    from google.type import date_pb2, timeofday_pb2
+    from google.type import decimal_pb2 as google_decimal
+
+    from seekpoint.codecs.messages import plain
+
+    wide, confluents = 10**40 + 1, vars(decimal_pb2)["Decimal"]
+    unscaled = confluents(value=(-wide).to_bytes(20, "big", signed=True), scale=3)
+    assert plain(unscaled) == Decimal(f"-{10**37}.001")
+    assert plain(google_decimal.Decimal(value="12.30")).as_tuple() == Decimal("12.30").as_tuple()
+    assert plain(date_pb2.Date(year=2024, month=2, day=29)) == date(2024, 2, 29)
+    assert plain(timeofday_pb2.TimeOfDay(hours=12, nanos=5000)) == time(12, 0, 0, 5)
+    assert plain(duration_pb2.Duration(seconds=-1, nanos=-500_000_000)).total_seconds() == -1.5
+    document = struct_pb2.Struct()
+    document.update({"a": [1, None]})
+    assert plain(document) == {"a": [1.0, None]}
+    with pytest.raises(ValueError, match="year 0 is out of range"):
+        plain(date_pb2.Date(month=2, day=3))
+
+
+def test_a_message_of_another_name_is_not_read_as_this_one(client: SchemaRegistryClient) -> None:
+    """Its bytes could be: a payment's id would become an order's."""
+    data = protobuf(client, SHOP["Payment"](id=5))
+    with pytest.raises(ValueError, match=r"the record is a shop\.Payment, and the codec reads shop\.Order"):
+        Protobuf(SHOP["Order"], registry=lambda: client).decode(raw(data))
+    assert Protobuf(SHOP["Payment"], registry=lambda: client).decode(raw(data)) == SHOP["Payment"](id=5)
+    assert Protobuf(SHOP["Order"], registry=None).decode(raw(data)) == SHOP["Order"](id=5), "nobody was asked"
+
+
+def test_protobuf_with_its_id_in_a_header(registry: SchemaRegistry) -> None:
+    client = SchemaRegistryClient({"url": registry.url})
+    headers: list[Any] = []
+    one = raw(protobuf(client, SHOP["Payment"](id=5), headers), headers=headers)
+    assert one.value == b"\x08\x05"
+    assert Protobuf(SHOP["Payment"], registry=registry.url).decode(one) == SHOP["Payment"](id=5)
+
+
+# -- null ---------------------------------------------------------------------------------------------------
+
+
+def codecs(**options: Any) -> list[Any]:
+    return [Avro(registry="mock://", **options), Protobuf(SHOP["Order"], registry="mock://", **options)]
+
+
+def test_a_null_value_is_poison_unless_declared_and_asks_nobody() -> None:
+    for codec in codecs():
+        with pytest.raises(Poison, match="does not declare tombstones=True"):
+            codec.decode(raw(None))
+    for codec in codecs(tombstones=True):
+        assert codec.decode(raw(None)) is None
+        assert codec._made is None
+
+
+# -- the record's fault ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b'{"id": 5}', b"\x07\x00\x00\x00\x01\x0a\x0a", b"\x00\x00\x00", b"\x01abc"]
+)
+@pytest.mark.parametrize("codec", codecs(), ids=repr)
+def test_what_is_not_in_the_wire_format_is_the_records_fault(codec: Any, data: bytes) -> None:
+    with pytest.raises((SerializationError, ValueError, struct.error, EOFError)):
+        codec.decode(raw(data))
+
+
+@pytest.mark.parametrize("header", [b"", b"\x01", b"\x01" + bytes(15), b"\x00\x00", b"\x05" + bytes(20)])
+def test_a_header_that_holds_no_id_is_the_records_fault(header: bytes) -> None:
+    with pytest.raises(ValueError, match="the header __value_schema_id holds no schema id"):
+        Avro(registry="mock://").decode(raw(b"\x0e", headers=[("__value_schema_id", header)]))
+
+
+def test_a_schema_that_the_registry_does_not_know_is_the_records_fault(registry: SchemaRegistry) -> None:
+    for codec in (Avro(registry=quick(registry)), Protobuf(SHOP["Order"], registry=quick(registry))):
+        with pytest.raises(LookupError, match=r"schema 77 is not in the registry at 'http://127.*Schema not found"):
+            codec.decode(raw(b"\x00" + struct.pack(">I", 77) + b"\x00\x0a\x0a"))
+    asked = len(registry.asked)
+    with pytest.raises(LookupError, match="4294967295 is no schema id"):
+        Avro(registry=quick(registry)).decode(raw(b"\x00\xff\xff\xff\xff\x0a\x0a"))
+    assert len(registry.asked) == asked, "a registry would say that there is no such page"
+
+
+@pytest.mark.parametrize("rest", [b"", b"\xff", b"\xff" * 20])
+def test_a_payload_that_ends_early_or_never_is_the_records_fault(client: SchemaRegistryClient, rest: bytes) -> None:
+    data = avro(client, json.dumps(ORDER), VALUE)[:5] + rest
+    with pytest.raises(Exception) as caught:  # noqa: PT011 -- fastavro's, of many kinds
+        Avro(registry=lambda: client).decode(raw(data))
+    assert not isinstance(caught.value, CodecAway | ConfigError)
+
+
+# -- nobody's fault -------------------------------------------------------------------------------------------
+
+FRAMED = b"\x00\x00\x00\x00\x01\x0a\x0a"
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (500, b'{"error_code": 50001, "message": "Error in the backend data store"}'),
+        (503, b"busy"),
+        (429, b'{"error_code": 42900, "message": "slow down"}'),
+        (404, b"default backend - 404"),
+        (404, b'{"error_code": 404, "message": "HTTP 404 Not Found"}'),
+        (200, b"<html>please log in</html>"),
+        (302, b""),
+    ],
+)
+def test_an_answer_that_tells_of_no_schema_blames_no_record(registry: SchemaRegistry, status: int, body: bytes) -> None:
+    avro(SchemaRegistryClient({"url": registry.url}), SMALL, {"id": 5})
+    registry.answer = status, body
+    codec = Avro(registry=quick(registry))
+    with pytest.raises(CodecAway, match="no answer from the schema registry at 'http://127") as caught:
+        codec.decode(raw(FRAMED))
+    assert caught.value.ask is not None
+    with pytest.raises(CodecAway):
+        caught.value.ask()
+    registry.answer = None
+    caught.value.ask()
+    assert codec.decode(raw(FRAMED)) == {"id": 5}
+
+
+def test_silence_and_refused_connections_blame_no_record(registry: SchemaRegistry) -> None:
+    codec = Avro(registry=quick(registry))
+    registry.silent.set()
+    with pytest.raises(CodecAway, match="ReadTimeout"):
+        codec.decode(raw(FRAMED))
+    registry.silent.clear()
+    registry.stop()
+    with pytest.raises(CodecAway, match="ConnectError") as caught:
+        codec.decode(raw(FRAMED))
+    registry.start()
+    assert caught.value.ask is not None
+    caught.value.ask()  # that there is no such schema is an answer
+    with pytest.raises(LookupError):
+        codec.decode(raw(FRAMED))
+
+
+def test_refused_credentials_are_a_mistake_in_the_configuration(registry: SchemaRegistry) -> None:
+    registry.answer = 401, b'{"error_code": 401, "message": "Unauthorized"}'
+    with pytest.raises(ConfigError, match="refuses our credentials: Unauthorized"):
+        Avro(registry=quick(registry)).decode(raw(FRAMED))
+
+
+def test_a_subject_without_schemas_is_a_mistake_in_the_configuration(registry: SchemaRegistry) -> None:
+    codec = Avro(registry=quick(registry), options={"use.latest.version": True})
+    with pytest.raises(ConfigError, match="has no schema of the subject 't-value'"):
+        codec.decode(raw(FRAMED, topic="t"))
+
+
+# -- declarations -----------------------------------------------------------------------------------------------
+
+
+def test_a_client_is_made_at_the_first_record_once_in_each_process(
+    client: SchemaRegistryClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+
+    def connect() -> SchemaRegistryClient:
+        made.append(os.getpid())
+        return client
+
+    codec = Avro(registry=connect)
+    Pipeline("g", topics="t", value=codec, key=codec, sinks=[Append("t", columns=["id"])])
+    assert not made
+    data = avro(client, SMALL, {"id": 5})
+    for _ in range(2):
+        assert codec.decode(raw(data)) == {"id": 5}
+    assert len(made) == 1
+    monkeypatch.setattr(os, "getpid", lambda: -1)  # as after a fork
+    for _ in range(2):
+        codec.decode(raw(data))
+    assert made[1:] == [-1]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://ann:s3cret@registry:8081",
+        "https://ann:s3cr%65t@registry:8081?x=s3cret",
+        "https://ann:s3cret@a:1,https://ann:s3cret@registry:8081",
+        {"url": "https://registry:8081", "basic.auth.user.info": "ann:s3cret"},
+        {"url": "https://ann:s3cret@registry:8081"},
+    ],
+)
+def test_credentials_are_never_shown(url: Any) -> None:
+    for codec in (Avro(Small, registry=url), Protobuf(SHOP["Order"], registry=url)):
+        assert "registry='https://registry:8081'" in repr(codec)
+        assert "s3cr" not in repr(codec)
+
+
+@pytest.mark.parametrize("url", ["ann:s3cret@h", "htps://ann:s3cret@h", "https://ann:s3,cret@h"])
+def test_a_url_that_is_none_is_refused_without_being_repeated(url: str) -> None:
+    for given in (url, {"url": url}, lambda: url):
+        with pytest.raises(ConfigError, match="begins with http:// or https://") as caught:
+            Avro(registry=given).decode(raw(FRAMED))
+        assert "s3" not in str(caught.value)
+
+
+def test_credentials_are_in_no_error(registry: SchemaRegistry) -> None:
+    registry.answer = 503, b"no: ann:s3cret, and Basic YW5uOnMzY3JldA==, s3cret"
+    conf = quick(registry, **{"basic.auth.user.info": "ann:s3cret"})
+    with pytest.raises(CodecAway, match=r"no: \*\*\*, and Basic \*\*\*, \*\*\*") as caught:
+        Avro(registry=conf).decode(raw(FRAMED))
+    assert caught.value.__suppress_context__
+    assert "s3cret" not in str(caught.value)
+    assert registry.headers[0]["Authorization"] == "Basic YW5uOnMzY3JldA==", "it was sent, though"
+    with pytest.raises(ConfigError, match="Unrecognized properties: colour") as mistaken:
+        Avro(registry={**conf, "colour": "s3cret"}).decode(raw(FRAMED))
+    assert "s3cret" not in str(mistaken.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Avro(registry=None), "registry= is a URL"),  # type: ignore[call-overload]
+        (lambda: Avro(registry=5), "and no int"),  # type: ignore[call-overload]
+        (lambda: Avro(registry={}), "begins with http://"),
+        (lambda: Protobuf(Small, registry=None), "give the class that protoc generated"),
+        (lambda: Avro(registry="mock://", options={"schema.id.deserializer": len}), "the codec sets this itself"),
+        (
+            lambda: Protobuf(SHOP["Order"], registry="mock://", options={"subject.name.strategy.type": "RECORD"}),
+            "the codec sets this itself",
+        ),
+        (lambda: Avro(registry="mock://", schema="{").decode(raw(FRAMED)), r"Avro\(registry='mock://'\)"),
+        (lambda: Avro(registry="mock://", options={"x": 1}).decode(raw(FRAMED)), "Unrecognized properties: x"),
+        (lambda: Avro(registry=lambda: {"url": "no"}).decode(raw(FRAMED)), "begins with http://"),
+        (lambda: Avro(registry=lambda: os.environ["NO_SUCH"]).decode(raw(FRAMED)), "KeyError"),
+        (lambda: value_decoder(Avro), "Avro is a class, and a codec a value"),  # type: ignore[arg-type]
+    ],
+)  # fmt: skip
+def test_what_cannot_work_is_said_as_a_mistake_in_the_declaration(make: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        make()
+
+
+def test_a_type_that_nothing_can_become_is_refused_at_once() -> None:
+    with pytest.raises(TypeError):
+        Avro(int | Small | Parcel, registry="mock://")  # type: ignore[arg-type]
+
+
+def test_codecs_of_bytes_are_untouched() -> None:
+    assert key_decoder(Bytes())(raw(b"v", key=b"k")) == b"k"
+    assert pickle.loads(pickle.dumps(CodecAway("x"))).ask is None
+
+
+def test_the_registrys_own_error_is_confluents(client: SchemaRegistryClient) -> None:
+    """What the judgement stands on: status and code, as the client gives them."""
+    with pytest.raises(SchemaRegistryError) as caught:
+        client.get_schema(5)
+    assert (caught.value.http_status_code, caught.value.error_code // 100) == (404, 404)
+    assert Schema('"int"', "AVRO").schema_str == '"int"'

@@ -29,6 +29,12 @@ from seekpoint.verdict import fail
 
 TRIES = 3  # of one batch, at once; then it is given back, and the loop waits
 QUERY_CANCELED = "57014"  # statement_timeout, mostly
+TOO_LONG = {  # and cannot be made shorter here
+    QUERY_CANCELED: "one record alone takes longer than a statement may: raise statement_timeout for this worker's "
+    "role or URL, or look for what its statement waits for",
+    "25P04": "the transaction took longer than it may: lower Limits(batch_records=...), or raise "
+    "Limits(transaction_age=...)",
+}
 STALE_PLAN = "0A000"  # "cached plan must not change result type"
 
 
@@ -129,14 +135,11 @@ class Committer:
 
     def _shorten(self, error: Exception, batch: OpenBatch) -> bool:
         """What takes longer than a statement may is written in smaller parts, from now on; whether it can be."""
-        if sqlstate(error) != QUERY_CANCELED:
-            return False
-        if self._isolation.shorten(sum(map(len, batch.kept()))):
+        code = sqlstate(error)
+        if code == QUERY_CANCELED and self._isolation.shorten(sum(map(len, batch.kept()))):
             return True
-        error.add_note(
-            "one record alone takes longer than a statement may: raise statement_timeout for this worker's "
-            "role or URL, or look for what its statement waits for"
-        )
+        if code in TOO_LONG:
+            error.add_note(TOO_LONG[code])
         return False
 
     def _attempt(self, batch: OpenBatch, attempt: int) -> None:

@@ -152,6 +152,22 @@ def test_one_record_that_takes_too_long_alone_is_no_dead_letter_but_told_with_th
     assert letters(scene) == []
 
 
+def test_a_transaction_that_takes_too_long_is_told_with_the_remedy(scene: Scene) -> None:
+    """The server ends its session (from version 17 on); smaller parts of it would not be faster."""
+    name = scene.topic()
+    scene.produce(name, 3)
+
+    def handle(tx: Connection, batch: Batch[str, Any]) -> None:
+        tx.exec_driver_sql("SELECT pg_sleep(2)")
+
+    limits = Limits(transaction_age=0.2)
+    run = scene.worker(scene.pipeline(name, handle=handle, retry=TWICE), **fixed(name, limits=limits))
+    trouble = run.seen.wait_for(events.DatabaseTrouble)
+    assert "lower Limits(batch_records=...)" in trouble.error.__notes__[0]
+    run.stop()
+    assert scene.positions() == {Partition(name, 0): 0}
+
+
 def test_a_streamed_copy_that_takes_too_long_is_written_in_parts(scene: Scene) -> None:
     """``statement_timeout`` counts all the time that a COPY is open: a trigger makes its rows slow here."""
     name = scene.topic()

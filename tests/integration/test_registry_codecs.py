@@ -21,6 +21,7 @@ from sqlalchemy import Connection, Engine, text
 
 from schema_registry import SchemaRegistry, a_registry, shop
 from seekpoint import Append, Batch, Pipeline, events
+from seekpoint.admin import Redrive
 from seekpoint.codecs.registry import Avro, Protobuf
 from seekpoint.errors import CodecAway, ConfigError
 from seekpoint.failure import Cause
@@ -234,6 +235,27 @@ def test_a_worker_stops_while_the_registry_is_away_and_another_goes_on(stand: St
     first.stop()
     registry.start()
     stand.work(stand.pipeline).reached(name, 1)
+    assert stand.ids() == [0]
+
+
+def test_a_replay_counts_no_attempt_while_the_registry_is_away(stand: Stand) -> None:
+    name, registry = stand.topic, stand.registry
+    (value,) = encode(registry, name, OLD, order(0))
+    known, registry.schemas = registry.schemas, []
+    stand.produce(name, [value])
+    run = stand.work(stand.pipeline)
+    run.seen.wait_for(events.SetAside)
+    run.stop()
+
+    redrive = Redrive(stand.pipeline, stand.engine, schema=stand.schema)
+    (letter,) = redrive.list()
+    registry.stop()
+    with pytest.raises(CodecAway):
+        redrive.replay(letter.id)
+    assert list(redrive.list()) == [letter], "as it was"
+    registry.schemas = known
+    registry.start()
+    assert redrive.replay(letter.id).is_applied
     assert stand.ids() == [0]
 
 

@@ -48,11 +48,12 @@ def main() -> int:
 
 
 def _fill(records: int, console: Console) -> None:
-    from seekpoint.dev.demo.flights import Feed, create_topic  # noqa: PLC0415 -- after the environment is set
+    from seekpoint.dev.demo.flights import PARTITIONS, TOPIC, Feed  # noqa: PLC0415 -- after the environment is set
+    from seekpoint.dev.demo.wire import create_topic  # noqa: PLC0415
     from setting import BROKERS, flights  # noqa: PLC0415
 
     with console.status(f"producing {records:,} flights"):
-        create_topic(BROKERS)
+        create_topic(BROKERS, TOPIC, PARTITIONS)
         Feed(BROKERS, flights(records)).send()
 
 

@@ -193,7 +193,7 @@ class Committer:
             wait = stop.wait if isinstance(stop, RetryLater) else None
             failure, policy = stop.failure, self._pipeline
             attempt = Attempt(
-                stop.offset, failure.attempts, failure.error, wait, policy.retry.attempts, policy.on_poison.value
+                stop.offset, failure.attempts, failure.told, wait, policy.retry.attempts, policy.on_poison.value
             )
             notes.append((batch.reads[partition].claim, attempt))
         if notes:

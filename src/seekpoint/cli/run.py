@@ -106,10 +106,24 @@ class _Masking(logging.Formatter):
             case (events.Parked() as event,):
                 record = copy(record)
                 record.msg, record.args = "Parked: %s", (event.error,)
+            case (events.RetryScheduled() as event,):
+                record = copy(record)
+                record.msg, record.args = "RetryScheduled: %s", (_scheduled(event),)
+            case (events.SetAside() as event,):
+                record = copy(record)
+                at = f"{event.partition} at offset {event.offset}"
+                record.msg, record.args = "SetAside: %s: %s, %s", (at, event.state, event.failure.told)
             case (events.Stopped(error=BaseException()),):  # it is told once, by the command
                 record = copy(record)
                 record.msg, record.args = "Stopped, by an error", ()
         return masked(super().format(record))
+
+
+def _scheduled(event: events.RetryScheduled) -> str:
+    return (
+        f"{event.partition} at offset {event.offset}: {event.failure.told}; tried {event.attempt} of {event.attempts} "
+        f"times, again in {event.wait:.1f} s; then {event.then}"
+    )
 
 
 def _set_up_logging() -> None:

@@ -167,7 +167,8 @@ _moved = (
         leader_epoch=_moving.c.leader_epoch,
         record_time=func.coalesce(_moving.c.record_time, offset.record_time),
         committed_at=func.clock_timestamp(),
-        unreleased_claims=0,
+        # A record that was tried alone says nothing of those behind it: whoever comes next has to be careful, too.
+        unreleased_claims=case((offset.attempt_running, offset.unreleased_claims), else_=0),
         **NO_ATTEMPT,
     )
     .returning(literal_column("1").label("one"))
@@ -386,7 +387,6 @@ RELEASE = (
     )
     .values(
         owner=null(),
-        unreleased_claims=0,
         # An attempt that has not ended was given up: its record did not kill this process.
         attempts=case((offset.attempt_running, offset.attempts - 1), else_=offset.attempts),
         attempt_running=false(),

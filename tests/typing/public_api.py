@@ -99,7 +99,8 @@ def declarations() -> None:
     Pipeline("g", topics="orders", value="json", handle=post)  # type: ignore[arg-type]
     Pipeline("g", topics="orders", value=Bytes(), sinks=["t"])  # type: ignore[list-item]
     Pipeline("g", topics="orders", value=Bytes(), handle=post, start="earliest")  # type: ignore[arg-type]
-    Pipeline("g", topics="orders", value=Bytes(), handle=post, on_poison="skip")  # type: ignore[arg-type]
+    Pipeline("g", topics="orders", value=Bytes(), handle=post, on_poison="skip")
+    Pipeline("g", topics="orders", value=Bytes(), handle=post, on_poison="pass")  # type: ignore[arg-type]
     Pipeline("g", "orders", value=Bytes(), handle=post)  # type: ignore[call-arg]
     Limits(batch_records=5, batch_age=0.5)
     Limits(5)  # type: ignore[call-arg]

@@ -24,6 +24,7 @@ CHECK_DEFERRED = text("SET CONSTRAINTS ALL IMMEDIATE")
 
 FEW = 2  # failures in one batch, below which all that is left is tried as a whole each time
 SHARE = 4  # parts per distance between two failures: longer ones are run in vain, shorter ones cost round trips
+CALM = 8  # distances without a failure, behind which no more are expected; a batch may be shorter than one
 LEAST = 16  # records of one part, at the least
 
 
@@ -32,6 +33,7 @@ class Isolation:
 
     def __init__(self) -> None:
         self._stride: int | None = None  # records per part; None: all that is left
+        self._clean = 0  # records since the last failure
         self._most: int | None = None  # records that a part may have at most; None: any number
 
     @property
@@ -69,7 +71,8 @@ class Isolation:
                 furthest = max(furthest, places[search.at])
             if search.found >= FEW:
                 self._stride = max(LEAST, furthest // search.found // SHARE)
-        if search.found < FEW and len(made) > LEAST:  # a record that was tried alone tells nothing
+        self._clean = len(made) - 1 - furthest if search.found else self._clean + len(made)
+        if self._stride is not None and self._clean > CALM * SHARE * self._stride:
             self._stride = None
         return search.applied
 
@@ -89,7 +92,7 @@ class _Search:
         """Apply these records, all or none."""
         try:
             with self._tx.begin_nested():
-                write(self._tx, self._pipeline, part, _spans(part))
+                write(self._tx, self._pipeline, part, _spans(part) if self._pipeline.handle is not None else ())
                 if self._batch.deferred:
                     self._check_deferred()
         except Failed as failed:
@@ -141,9 +144,10 @@ class _Search:
 
 def _spans(part: Sequence[Made]) -> list[Span]:
     """The offsets that a part covers, as a handler is told them."""
-    spans: dict[Partition, Span] = {}
+    starts: dict[tuple[str, int], int] = {}
+    ends: dict[tuple[str, int], int] = {}
     for one in part:
-        partition = Partition(one.raw.topic, one.raw.partition)
-        start = spans[partition].start if partition in spans else one.raw.offset
-        spans[partition] = Span(partition, start, one.raw.offset + 1)
-    return list(spans.values())
+        at = one.raw.topic, one.raw.partition
+        starts.setdefault(at, one.raw.offset)
+        ends[at] = one.raw.offset + 1
+    return [Span(Partition(*at), start, ends[at]) for at, start in starts.items()]

@@ -225,3 +225,16 @@ def test_a_part_that_fails_only_as_a_whole_is_applied_behind_one_with_a_bad_reco
     tx, batch, applied = isolated(handle, records)
     assert tx.rows == [r.id for r in records if r.offset != 30]
     assert (applied, [aside.record.offset for aside in batch.asides]) == (39, [30])
+
+
+def test_a_short_batch_without_a_failure_does_not_end_the_expectation() -> None:
+    """Batches are as short as the queue: what matters is how many records came since the last failure."""
+    isolation, records = Isolation(), records_of(1000)
+    bad = Pipeline(
+        "g", topics="t", value=Bytes(), handle=Handler({r.id: Poison("no") for r in records[::100]}), on_poison="skip"
+    )
+    isolation.apply(Tx(), bad, opened(records))  # type: ignore[arg-type]
+    clean = Pipeline("g", topics="t", value=Bytes(), handle=Handler({}))
+    for _ in range(5):
+        isolation.apply(Tx(), clean, opened(records_of(100)))  # type: ignore[arg-type]
+    assert isolation.expects_failures

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from sqlalchemy.exc import DBAPIError
 
@@ -26,9 +26,8 @@ from seekpoint.verdict import fail
 Rows = tuple[Row, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Made:
-    """A record, decoded, with its rows for each sink."""
+class Made(NamedTuple):
+    """A record, decoded, with its rows for each sink. ``record`` is the raw one where nobody looks at it."""
 
     raw: RawRecord
     record: AnyRecord
@@ -60,7 +59,15 @@ def apply(tx: LentConnection, pipeline: Pipeline, batch: OpenBatch) -> int:
 
 def made_of(pipeline: Pipeline, batch: OpenBatch) -> list[Made]:
     """Every record of the batch that is to be applied, which closes it."""
-    return [one for raw in batch.chunks() for one in _make(pipeline, raw, batch)]
+    made: list[Made] = []
+    sink = pipeline.sinks[0] if pipeline.handle is None and len(pipeline.sinks) == 1 else None
+    for raw in batch.chunks():
+        rows = None if sink is None else _rows_at_once(pipeline, sink, raw, batch)
+        if rows is None:
+            made += _make(pipeline, raw, batch)
+        else:
+            made += [Made(one, one, ((row,),)) for one, row in zip(raw, rows, strict=True)]
+    return made
 
 
 def write(tx: LentConnection, pipeline: Pipeline, made: Sequence[Made], spans: Sequence[Span]) -> None:

@@ -118,6 +118,11 @@ class OpenBatch:
         """Whether there is a record that :meth:`wants` might refuse."""
         return bool(self.cuts or self._asides or self._keys)
 
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether a verdict on one record tells of later ones: its partition has ended, or its key is kept back."""
+        return bool(self.cuts or self._keys is not None)
+
     def wants(self, record: AnyRecord) -> bool:
         """Whether the record is to be applied: not behind its partition's cut, not set aside, not behind its key."""
         partition = Partition(record.topic, record.partition)
@@ -172,11 +177,11 @@ class OpenBatch:
             if partition not in self.cuts or offset < self.cuts[partition].offset
         ]
 
-    def passed(self) -> Iterator[RawRecord]:
+    def passed(self, *, newest_first: bool = False) -> Iterator[RawRecord]:
         """What the batch leaves behind: every record in front of the cuts but those held behind their key."""
         held = {at for at, aside in self._asides.items() if aside.state is State.HELD}
-        for records in self._kept:
-            for record in records:
+        for records in reversed(self._kept) if newest_first else self._kept:
+            for record in reversed(records) if newest_first else records:
                 partition = Partition(record.topic, record.partition)
                 cut = self.cuts.get(partition)
                 if (cut is None or record.offset < cut.offset) and (partition, record.offset) not in held:

@@ -55,17 +55,19 @@ class Isolation:
         """
         search = _Search(tx, pipeline, batch)
         made = made_of(pipeline, batch)
-        begin = furthest = 0
+        begin = furthest = judged = 0  # whatever lies behind `judged` may be asked for without looking
         while begin < len(made):
             end = min(len(made), begin + min(self._stride or len(made), self._most or len(made)))
-            # A verdict may have ended a partition, or keep back the records of the same key.
-            places = [n for n in range(begin, end) if batch.wants(made[n].raw)]
+            places: Sequence[int] = range(begin, end)
+            if begin < judged or batch.looks_ahead:
+                places = [n for n in places if batch.wants(made[n].raw)]
             part = [made[n] for n in places]
             failed = search.run(part) if part else None
             if failed is None:
                 begin = end
                 continue
             settled = search.narrow(part, failed)
+            judged = end
             begin = places[settled] if settled < len(places) else end
             if search.at is not None:
                 furthest = max(furthest, places[search.at])

@@ -51,17 +51,36 @@ class Quarantine:
             self._passed, self._failed = self._passed - passed, self._failed - failed
 
     def _weigh_rows(self, batch: OpenBatch, asides: list[Aside], tally: Tally) -> None:
-        failed = {(a.record.topic, a.record.partition, a.record.offset): a for a in asides}
-        tally.rows = dict(self._rows)
+        """The failures in a row with which each partition ends; and where more may stand in a row, that they do not."""
+        failed: dict[Partition, dict[int, Aside]] = {}
+        for aside in asides:
+            at = Partition(aside.record.topic, aside.record.partition)
+            failed.setdefault(at, {})[aside.record.offset] = aside
         most = self._limits.consecutive
+        if most is not None and any(self._rows.get(at, 0) + len(found) > most for at, found in failed.items()):
+            self._check_rows(batch, failed, most)
+        tally.rows = {at: n for at, n in self._rows.items() if at in failed or at not in batch.reads}
+        ended: dict[Partition, int] = dict.fromkeys(failed, 0)
+        open_rows = set(failed)
+        for record in batch.passed(newest_first=True):
+            at = Partition(record.topic, record.partition)
+            if at in open_rows and record.offset in failed[at]:
+                ended[at] += 1
+            elif at in open_rows:
+                open_rows.remove(at)
+                tally.rows.pop(at, None)
+            if not open_rows:
+                break
+        for at, row in ended.items():
+            tally.rows[at] = tally.rows.get(at, 0) + row
+
+    def _check_rows(self, batch: OpenBatch, failed: dict[Partition, dict[int, Aside]], most: int) -> None:
+        rows = dict(self._rows)
         for record in batch.passed():
-            partition = Partition(record.topic, record.partition)
-            aside = failed.get((record.topic, record.partition, record.offset))
-            if aside is None:
-                tally.rows.pop(partition, None)
-                continue
-            row = tally.rows[partition] = tally.rows.get(partition, 0) + 1
-            if most is not None and row > most:
+            at = Partition(record.topic, record.partition)
+            aside = failed[at].get(record.offset) if at in failed else None
+            rows[at] = 0 if aside is None else rows.get(at, 0) + 1
+            if aside is not None and rows[at] > most:
                 raise _too_many(aside, f"more than {most} records in a row failed", "consecutive")
 
     def _weigh_share(self, last: Aside, tally: Tally) -> None:

@@ -113,7 +113,8 @@ def test_a_wait_survives_the_death_of_its_process(scene: Scene) -> None:
         observe=[deadly.watch], of=pipeline(scene, name, deadly, Retry(**wait)), kafka=PROTOCOLS["cooperative"]
     )
     told = run.seen.wait_for(events.RetryScheduled)
-    assert (told.attempt, told.attempts, told.failure.error) == (1, 3, "TimeoutError: no answer for 1")
+    assert (told.attempt, told.attempts) == (1, 3)
+    assert told.failure.error.startswith("TimeoutError: no answer for 1 (at deadly.py:")
     assert told.wait < 8
     run.reached(name, 3)
     tried = run.seen.all(events.TriedAlone)

@@ -86,11 +86,10 @@ class Pipeline:
     A record whose handler raises is tried again as ``retry`` says; one that can never be applied is a poison
     record. ``on_poison="stop"``: it stops its partition in front of it, the records before it are committed, the
     other partitions go on; with ``strict=True`` a stopped partition ends the worker. ``"dead_letter"``: it is kept
-    in the ledger's ``dead_letter`` table by the transaction that passes its offset; ``"skip"``: passed, and only
-    its offset and error are kept; past ``dead_letter_limits`` the worker stops. ``hold_key=True``: later records of
+    in the ledger's ``dead_letter`` table by the transaction that passes its offset; ``"skip"``: the same, but for
+    its value, which is not kept; past ``dead_letter_limits`` the worker stops. ``hold_key=True``: later records of
     a dead letter's key are kept behind it, in order, until it is replayed or discarded (always so with an ``Upsert``
-    that does not know which row is newer). ``delay``: a record is
-    handled no earlier than its timestamp plus this.
+    that does not know which row is newer). ``delay``: a record is handled no earlier than its timestamp plus this.
 
     ``synchronous_commit=False`` is safe here, because rows and offset vanish together in a crash
     and Kafka still has the records, as long as nobody outside acts on rows that were seen.

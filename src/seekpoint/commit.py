@@ -1,4 +1,4 @@
-"""One unit of work: hold, apply, park, advance, COMMIT; and what to do when that fails.
+"""One unit of work: hold, apply, park, advance, note attempts, COMMIT; and what to do when that fails.
 
 The only place where a worker commits rows (I1).
 """
@@ -42,7 +42,7 @@ class Holder(Protocol):
     """Who knows which partitions are placed: the assignment, or the test kit."""
 
     def expected(self, starts: Mapping[Partition, int]) -> list[Expected]:
-        """Every placed partition, each at its cursor; those of the batch at where its reading began."""
+        """Every placed partition, each at its position; those of the batch at where its reading began."""
 
     def accept(self, moved: Iterable[Claim]) -> None:
         """Take the claims over, after COMMIT."""
@@ -191,9 +191,9 @@ class Committer:
             if partition not in batch.reads or not isinstance(stop, RetryLater | PoisonStop):
                 continue
             wait = stop.wait if isinstance(stop, RetryLater) else None
-            failure, policy = stop.failure, self._pipeline
+            failure, pipeline = stop.failure, self._pipeline
             attempt = Attempt(
-                stop.offset, failure.attempts, failure.told, wait, policy.retry.attempts, policy.on_poison.value
+                stop.offset, failure.attempts, failure.told, wait, pipeline.retry.attempts, pipeline.on_poison.value
             )
             notes.append((batch.reads[partition].claim, attempt))
         if notes:

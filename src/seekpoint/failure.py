@@ -71,7 +71,7 @@ class Failure:
             storable(trace[-TRACED:]),
             state if isinstance(state, str) else None,
             attempts,
-            place(error),
+            users_line(error),
         )
 
 
@@ -90,7 +90,7 @@ class Aside:
 _NOT_THE_USERS = (str(Path(__file__).parent), sysconfig.get_paths()["stdlib"])
 
 
-def place(error: BaseException) -> str | None:
+def users_line(error: BaseException) -> str | None:
     """The innermost line of the user's own code on the way to the error: ``ingest.py:14 in post``."""
     found, at = None, error.__traceback__
     while at is not None:

@@ -246,8 +246,8 @@ class Loop:
         if alone.is_convicted:
             fail(self._pipeline, batch, alone.record, Killer(alone.deaths), Cause.KILLED)
         else:
-            policy = self._pipeline
-            attempt = Attempt(at[1], alone.tries + 1, allowed=policy.retry.attempts, then=policy.on_poison.value)
+            pipeline = self._pipeline
+            attempt = Attempt(at[1], alone.tries + 1, allowed=pipeline.retry.attempts, then=pipeline.on_poison.value)
             try:
                 self._ledger.note_alone([(alone.claim, attempt)])
             except Fenced as error:

@@ -53,7 +53,7 @@ def chosen_letters(dead_letters: DeadLetters, chosen: Chosen, limit: int | None 
         yield from _pages(dead_letters, chosen, limit)
         return
     ids = {chosen} if isinstance(chosen, int) else set(chosen)
-    yield from sorted((replace(dead_letters.get(each), value=None) for each in ids), key=place)
+    yield from sorted((replace(dead_letters.get(each), value=None) for each in ids), key=rank)
 
 
 def lean(letter: DeadLetter) -> DeadLetter:
@@ -61,7 +61,7 @@ def lean(letter: DeadLetter) -> DeadLetter:
     return replace(letter, value=None, traceback=None, replay_traceback=None)
 
 
-def place(letter: DeadLetter) -> tuple[str, int, int, int]:
+def rank(letter: DeadLetter) -> tuple[str, int, int, int]:
     """Where a letter stands among others."""
     return letter.topic, letter.partition, letter.offset, letter.id
 

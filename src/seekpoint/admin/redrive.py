@@ -11,10 +11,10 @@ from uuid import UUID
 from sqlalchemy import URL, Engine
 
 from seekpoint.admin.admission import behind, check_group, check_topic, keeps_order, refused
-from seekpoint.admin.attempt import Attempt
-from seekpoint.admin.choice import Chosen, Where, chosen_letters, lean, place
+from seekpoint.admin.choice import Chosen, Where, chosen_letters, lean, rank
 from seekpoint.admin.letters import Letters, open_at
 from seekpoint.admin.outcome import Planned, Replayed, Summary
+from seekpoint.admin.replayer import Replayer
 from seekpoint.deadletters import DeadLetter
 from seekpoint.errors import ConfigError, Fenced
 from seekpoint.failure import storable
@@ -78,7 +78,7 @@ class Redrive(Letters):
             check_topic(letter, self.pipeline)
             refusal = refused(letter, positions.get(letter.at))
             planned.append(Planned(letter, None if refusal is None else refusal.reason))
-        return tuple(sorted(self._in_order(planned), key=lambda one: place(one.letter)))
+        return tuple(sorted(self._in_order(planned), key=lambda one: rank(one.letter)))
 
     def replay(self, id: int, *, reason: str = REASON, progress: Progress | None = None) -> Replayed:  # noqa: A002
         """Replay one letter, and those that are held behind it (``followers``); ``failure`` says if it failed again.
@@ -87,13 +87,13 @@ class Redrive(Letters):
         comes first (with that one's id); ConfigError where the group has none of that id; and what is wrong with
         pipeline, group or database.
         """
-        with self._attempt() as attempt:
-            first, following = attempt.replay(id, storable(reason))
+        with self._replayer() as replayer:
+            first, following = replayer.replay(id, storable(reason))
             if progress is not None:
                 progress(first, 1, 1)
             follower = None if following is None else open_at(self._dead_letters, first.letter, following)
             followers = [] if follower is None else [follower]
-            rest = self._each(attempt, followers, storable(reason), progress, done=1)
+            rest = self._each(replayer, followers, storable(reason), progress, done=1)
             return replace(first, followers=tuple(rest))
 
     def replay_all(
@@ -117,8 +117,8 @@ class Redrive(Letters):
         letters = [one.letter for one in planned if one.refusal is None]
         done: list[Replayed] = []
         try:
-            with self._attempt() as attempt:
-                for one in self._each(attempt, letters, storable(reason), progress):
+            with self._replayer() as replayer:
+                for one in self._each(replayer, letters, storable(reason), progress):
                     done.append(one)  # noqa: PERF402 -- what is done counts, also where the next one raises
         except BaseException as error:
             applied = sum(one.is_applied for one in done)
@@ -132,37 +132,37 @@ class Redrive(Letters):
 
     def _each(
         self,
-        attempt: Attempt,
+        replayer: Replayer,
         letters: Iterable[DeadLetter],
         reason: str,
         progress: Progress | None,
         done: int = 0,
     ) -> Iterator[Replayed]:
         """Replay these, the lowest offsets first, and what turns up behind them in keys that are held."""
-        work = [(*place(letter), letter) for letter in letters]
+        work = [(*rank(letter), letter) for letter in letters]
         heapify(work)
         known = {(letter.at, letter.topic_id, letter.offset) for *_, letter in work}
         stuck: dict[Key, DeadLetter] = {}
         while work:
             *_, letter = heappop(work)
-            outcome, following = self._one(attempt, letter, reason, stuck)
+            outcome, following = self._one(replayer, letter, reason, stuck)
             if following is not None and (at := (letter.at, letter.topic_id, following)) not in known:
                 known.add(at)
                 if (follower := open_at(self._dead_letters, letter, following)) is not None:
-                    heappush(work, (*place(follower), lean(follower)))
+                    heappush(work, (*rank(follower), lean(follower)))
             done += 1
             if progress is not None:
                 progress(outcome, done, done + len(work))
             yield outcome
 
     def _one(
-        self, attempt: Attempt, letter: DeadLetter, reason: str, stuck: dict[Key, DeadLetter]
+        self, replayer: Replayer, letter: DeadLetter, reason: str, stuck: dict[Key, DeadLetter]
     ) -> tuple[Replayed, int | None]:
         key = self._key(letter)
         if key is not None and key in stuck:
             return Replayed(letter, refusal=behind(letter, stuck[key]).reason), None
         try:
-            outcome, following = attempt.replay(letter.id, reason)
+            outcome, following = replayer.replay(letter.id, reason)
         except Fenced as refusal:
             return Replayed(letter, refusal=refusal.reason), None
         if key is not None and outcome.failure is not None:
@@ -197,9 +197,9 @@ class Redrive(Letters):
                 yield one
 
     @contextmanager
-    def _attempt(self) -> Iterator[Attempt]:
+    def _replayer(self) -> Iterator[Replayer]:
         session = Session(self.ledger.engine)
         try:
-            yield Attempt(self.pipeline, self._dead_letters, session, self.actor, while_paused=self.while_paused)
+            yield Replayer(self.pipeline, self._dead_letters, session, self.actor, while_paused=self.while_paused)
         finally:
             session.close()

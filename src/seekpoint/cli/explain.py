@@ -17,7 +17,7 @@ from sqlalchemy import URL
 from sqlalchemy.exc import DBAPIError
 
 from seekpoint.errors import ConfigError, KafkaAway, SeekpointError
-from seekpoint.failure import place
+from seekpoint.failure import users_line
 from seekpoint.kafka.client import KafkaException
 
 FAILED, USAGE, ABORTED = 1, 2, 130
@@ -112,7 +112,7 @@ def message_of(error: Exception) -> str:
     elif isinstance(error, SeekpointError | CommandError):
         said = str(error)
     else:
-        where = f"{found}: " if (found := place(error)) else ""
+        where = f"{found}: " if (found := users_line(error)) else ""
         said = f"{where}{type(error).__name__}: {error} (`seekpoint --traceback …` shows the way there)"
     return "\n".join([said, *getattr(error, "__notes__", ())])
 

@@ -19,7 +19,7 @@ from seekpoint.ledger.statements import SHARE_GROUP
 from seekpoint.records import Partition
 
 # What people may do to an open letter, and what admin_action calls it.
-_ACTIONS = {State.REPLAYED: "replay", State.DISCARDED: "discard", State.SUPERSEDED: "supersede"}
+_ACTIONS = {State.REPLAYED: "replay", State.DISCARDED: "discard"}
 
 
 class DeadLetters:

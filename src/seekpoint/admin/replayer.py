@@ -35,7 +35,7 @@ class _Road:
     committing: bool = False
 
 
-class Attempt:
+class Replayer:
     """Puts letters of one group through one pipeline, one transaction each."""
 
     def __init__(

@@ -105,6 +105,7 @@ class Committer:
                 return bool(dropped) or attempt < TRIES  # refused again and again where the ledger sees no reason
             case Failed():
                 self._announce(events.Isolating(error=error.error))
+                self._isolation.begin_with(error)
                 for raw in error.named:
                     fail(self._pipeline, batch, raw, error.error, error.cause)
                 batch.isolating = True

@@ -62,6 +62,26 @@ class LentConnection(Connection):
         while (left := self.get_nested_transaction()) is not None and left is not ours:
             left.commit()
 
+    # Parts of a transaction, one after the other, each kept or undone: one round trip each, where begin_nested() takes
+    # two; the search for a bad record is made of them.
+
+    def begin_parts(self) -> None:
+        """The first part begins."""
+        self._command("SAVEPOINT seekpoint_part")
+
+    def keep_part(self) -> None:
+        """What was written since the part began stays; the next one begins."""
+        self._command("RELEASE SAVEPOINT seekpoint_part; SAVEPOINT seekpoint_part")
+
+    def undo_part(self) -> None:
+        """Nothing was written since the part began, and it begins again."""
+        self._command("ROLLBACK TO SAVEPOINT seekpoint_part")
+
+    def _command(self, command: str) -> None:
+        driver = self.connection.driver_connection
+        assert isinstance(driver, psycopg.Connection)
+        driver.execute(command, prepare=False)  # two commands in one cannot be prepared
+
     def check(self) -> None:
         """Raise HandlerMisuse if the transaction was ended or broken behind our back."""
         transaction = self.get_transaction()

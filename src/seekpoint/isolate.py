@@ -22,9 +22,10 @@ from seekpoint.verdict import fail
 
 CHECK_DEFERRED = text("SET CONSTRAINTS ALL IMMEDIATE")
 
-FEW = 2  # failures in one batch, below which all that is left is tried as a whole each time
+FEW = 2  # failures in one batch, from which on their distance is known
 SHARE = 4  # parts per distance between two failures: longer ones are run in vain, shorter ones cost round trips
 CALM = 8  # distances without a failure, behind which no more are expected; a batch may be shorter than one
+FEW_STRIDES = 8  # of what is left behind the first failure, the first part is so much at least
 LEAST = 16  # records of one part, at the least
 
 
@@ -35,6 +36,7 @@ class Isolation:
         self._stride: int | None = None  # records per part; None: all that is left
         self._clean = 0  # records since the last failure
         self._most: int | None = None  # records that a part may have at most; None: any number
+        self._known: Failed | None = None  # how the whole of the batch has failed just now
 
     @property
     def expects_failures(self) -> bool:
@@ -48,6 +50,10 @@ class Isolation:
             self._most = tried // 2
         return tried > 1
 
+    def begin_with(self, failed: Failed) -> None:
+        """The batch has failed as a whole, and is to be divided: it need not be tried as a whole again."""
+        self._known = None if failed.named else failed
+
     def apply(self, tx: LentConnection, pipeline: Pipeline, batch: OpenBatch) -> int:
         """Write what can be written, and give the verdict on what cannot; returns how many records were applied.
 
@@ -55,16 +61,19 @@ class Isolation:
         """
         search = _Search(tx, pipeline, batch)
         made = made_of(pipeline, batch)
+        known, self._known = self._known, None
         begin = furthest = judged = 0  # whatever lies behind `judged` may be asked for without looking
+        stride = self._stride or len(made)
         while begin < len(made):
-            end = min(len(made), begin + min(self._stride or len(made), self._most or len(made)))
+            end = min(len(made), begin + min(stride, self._most or stride))
             places: Sequence[int] = range(begin, end)
             if begin < judged or batch.looks_ahead:
                 places = [n for n in places if batch.wants(made[n].raw)]
             part = [made[n] for n in places]
-            failed = search.run(part) if part else None
+            failed = known if known and len(part) == len(made) else search.run(part) if part else None
+            known = None
             if failed is None:
-                begin = end
+                begin, stride = end, self._stride or 2 * stride
                 continue
             settled = search.narrow(part, failed)
             judged = end
@@ -72,7 +81,9 @@ class Isolation:
             if search.at is not None:
                 furthest = max(furthest, places[search.at])
             if search.found >= FEW:
-                self._stride = max(LEAST, furthest // search.found // SHARE)
+                self._stride = stride = max(LEAST, furthest // search.found // SHARE)
+            elif self._stride is None:  # perhaps the only one: the rest in a few strides, which grow
+                stride = max(4 * (furthest + 1), (len(made) - begin) // FEW_STRIDES)
         self._clean = len(made) - 1 - furthest if search.found else self._clean + len(made)
         if self._stride is not None and self._clean > CALM * SHARE * self._stride:
             self._stride = None
@@ -89,17 +100,19 @@ class _Search:
         self._tx, self._pipeline, self._batch = tx, pipeline, batch
         self.applied = self.found = 0
         self.at: int | None = None
+        tx.begin_parts()
 
     def run(self, part: Sequence[Made]) -> Failed | None:
         """Apply these records, all or none."""
         try:
-            with self._tx.begin_nested():
-                write(self._tx, self._pipeline, part, _spans(part) if self._pipeline.handle is not None else ())
-                if self._batch.deferred:
-                    self._check_deferred()
+            write(self._tx, self._pipeline, part, _spans(part) if self._pipeline.handle is not None else ())
+            if self._batch.deferred:
+                self._check_deferred()
         except Failed as failed:
+            self._tx.undo_part()
             return failed
         self.applied += len(part)
+        self._tx.keep_part()
         return None
 
     def narrow(self, part: Sequence[Made], failed: Failed) -> int:

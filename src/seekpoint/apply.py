@@ -64,7 +64,7 @@ def made_of(pipeline: Pipeline, batch: OpenBatch) -> list[Made]:
     for raw in batch.chunks():
         rows = None if sink is None else _rows_at_once(pipeline, sink, raw, batch)
         if rows is None:
-            made += _make(pipeline, raw, batch)
+            made += _make_each(pipeline, raw, batch)
         else:
             made += [Made(one, one, ((row,),)) for one, row in zip(raw, rows, strict=True)]
     return made
@@ -96,11 +96,11 @@ def _stream(tx: LentConnection, pipeline: Pipeline, sink: Sink, batch: OpenBatch
                     writer.write(rows)
                     applied += len(raw)
                     continue
-                made = _make(pipeline, raw, batch)
+                made = _make_each(pipeline, raw, batch)
                 writer.write([row for one in made for row in one.rows[0]])
                 applied += len(made)
     except RowRefused as refused:
-        written = (one.raw for raw in batch.kept() for one in _make(pipeline, raw, batch) for _ in one.rows[0])
+        written = (one.raw for raw in batch.kept() for one in _make_each(pipeline, raw, batch) for _ in one.rows[0])
         raise _refused(sink, written, refused) from refused
     except Exception as error:
         if is_data_fault(error):
@@ -123,25 +123,35 @@ def _rows_at_once(pipeline: Pipeline, sink: Sink, raw: Sequence[RawRecord], batc
         return None
 
 
-def _make(pipeline: Pipeline, raw: Sequence[RawRecord], batch: OpenBatch) -> list[Made]:
+def make(pipeline: Pipeline, raw: RawRecord, unreadable: Exception | None = None) -> Made:
+    """One record, decoded, with its rows for each sink; ``unreadable`` is what the client said of it.
+
+    Raises Failed where the record is at fault: that is, by whatever a codec or ``row=`` raises.
+    """
+    cause = Cause.DECODE
+    try:
+        if unreadable is not None:
+            raise unreadable
+        record = pipeline.decode(raw)
+        cause = Cause.ROW
+        rows: list[Rows] = [tuple(s.rows(record)) if s.takes(raw.topic) else () for s in pipeline.sinks]
+    except (CodecAway, ConfigError):
+        raise
+    except Exception as error:
+        raise Failed(error, cause, [raw]) from error
+    return Made(raw, record, rows)
+
+
+def _make_each(pipeline: Pipeline, raw: Sequence[RawRecord], batch: OpenBatch) -> list[Made]:
     """Each record that is to be applied, with its rows for each sink; on one that has none, the verdict is given."""
     made: list[Made] = []
     for one in raw:
         if batch.is_sifting and not batch.wants(one):  # a record of this chunk may have failed just now
             continue
-        cause = Cause.DECODE
         try:
-            if batch.unreadable and (unreadable := batch.unread(one)) is not None:
-                raise unreadable
-            record = pipeline.decode(one)
-            cause = Cause.ROW
-            rows: list[Rows] = [tuple(s.rows(record)) if s.takes(one.topic) else () for s in pipeline.sinks]
-        except (CodecAway, ConfigError):
-            raise
-        except Exception as error:  # noqa: BLE001 -- whatever a codec or row= raises is that record's fault
-            fail(pipeline, batch, one, error, cause)
-            continue
-        made.append(Made(one, record, rows))
+            made.append(make(pipeline, one, batch.unread(one) if batch.unreadable else None))
+        except Failed as failed:
+            fail(pipeline, batch, one, failed.error, failed.cause)
     return made
 
 

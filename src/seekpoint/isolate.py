@@ -40,7 +40,7 @@ class Isolation:
 
     @property
     def expects_failures(self) -> bool:
-        """Whether the next batch had better begin in parts: the last one had many failures, or took too long."""
+        """Whether the next batch had better begin in parts: failures come often, or a whole one takes too long."""
         return self._stride is not None or self._most is not None
 
     def shorten(self, tried: int) -> bool:

@@ -17,6 +17,7 @@ from sqlalchemy.dialects.postgresql import psycopg
 from integration.ledger.desk import Desk, make_table, scalar
 from scene import Scene
 from seekpoint import Ledger, Partition, Poison
+from seekpoint.cli.waiting import Waits
 from seekpoint.errors import ConfigError, NotApplied, SeekpointError
 from seekpoint.failure import State
 from seekpoint.ledger import Passed, wait
@@ -349,6 +350,11 @@ def test_it_says_what_the_partition_waits_for(desk: Desk) -> None:
     assert re.search(tried, str(late(desk)))
     note(desk, Attempt(5, 5, "TimeoutError: no", None, 5, "stop"))
     assert "failed (TimeoutError: no), and the partition is stopped in front of it" in str(late(desk))
+    note(desk, Attempt(5, 1, "its timestamp lies in the future", 60.0, None, "delay"))
+    assert re.search(r"offset 5 is due in \d+\.\d s \(its timestamp lies in the future\)", str(late(desk)))
+    waits = Waits.of(desk.ledger.read()[0])
+    assert waits is not None
+    assert re.search(r"offset 5: its timestamp lies in the future; due \d\d:\d\d:\d\d UTC$", waits.sentence())
     note(desk, Attempt(5, 1))
     assert "offset 5 is tried alone at this moment, attempt 1" in str(late(desk))
     heir = Desk(Ledger(desk.ledger.engine, "g", schema=desk.ledger.schema), topic_id=desk.topic_id)

@@ -23,9 +23,9 @@ from seekpoint.admin import Redrive, group_of
 from seekpoint.admin import statements as admin
 from seekpoint.deadletters import DeadLetters
 from seekpoint.deadletters import statements as deadletters
-from seekpoint.errors import Fenced
+from seekpoint.errors import Fenced, NotApplied
 from seekpoint.failure import Aside, Cause, Failure, State
-from seekpoint.ledger import Attempt, Expected, Ledger, Move, administration, statements
+from seekpoint.ledger import Attempt, Expected, Ledger, Move, administration, statements, wait
 from seekpoint.ledger.claim import end_abandoned
 from seekpoint.records import Partition, RawRecord
 from seekpoint.tables import DEFAULT_SCHEMA
@@ -43,7 +43,7 @@ GIVEN = {
 }
 STATEMENTS: dict[str, Any] = {
     name: value
-    for module in (statements, administration, deadletters, admin)
+    for module in (statements, administration, wait, deadletters, admin)
     for name, value in vars(module).items()
     if name.isupper() and isinstance(value, Executable)
 }
@@ -114,6 +114,9 @@ def everything_a_ledger_does(ledger: Ledger, topic: str, count: int) -> None:
     ledger.read()
     with ledger.begin() as scope:
         end_abandoned(scope, partitions, 60.0)
+    assert ledger.wait_until_applied(topic, 0, 0).applied
+    with pytest.raises(NotApplied):
+        ledger.wait_until_applied(topic, 0, 11, timeout=0)
     ledger.record("found", partitions[0], 0, 1, reason="a test")
     ledger.move(topic, 0, 5, reason="a test", lost="a test")
     with pytest.raises(Fenced):

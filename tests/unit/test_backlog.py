@@ -9,8 +9,9 @@ from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from seekpoint.assignment.backlog import DELAYED, Backlog, Horizon, Moment, Watch
+from seekpoint.assignment.backlog import Backlog, Horizon, Moment, Watch
 from seekpoint.ledger import Attempt
+from seekpoint.ledger.claim import DELAYED
 from seekpoint.records import RawRecord, Record
 
 START = Moment(1000.0, 1_700_000_000.0)

@@ -14,15 +14,15 @@ from seekpoint.admin.choice import lean
 from seekpoint.admin.letters import open_at
 from seekpoint.admin.outcome import Replayed
 from seekpoint.admin.patience import patiently
-from seekpoint.apply import Failed, Made, write
+from seekpoint.apply import Failed, make, write
 from seekpoint.deadletters import DeadLetter, DeadLetters
-from seekpoint.errors import CodecAway, ConfigError, HandlerMisuse
+from seekpoint.errors import HandlerMisuse
 from seekpoint.failure import Cause, Failure, State
 from seekpoint.guard import LentConnection, Session, connection_lost, is_data_fault
 from seekpoint.ledger.read import look
 from seekpoint.ledger.statements import READ_GROUP
 from seekpoint.pipeline import Pipeline
-from seekpoint.records import RawRecord, Span
+from seekpoint.records import Span
 
 
 @dataclass(slots=True)
@@ -95,7 +95,7 @@ class Replayer:
             road.letter = letter = self._dead_letters.lock(tx, id)
             self._admit(tx, letter)
             road.transaction = self._as_worker(tx, dict(settings))
-            made = _made(self._pipeline, letter.record)
+            made = make(self._pipeline, letter.record)
             write(tx, self._pipeline, [made], [Span(letter.at, letter.offset, letter.offset + 1)])
             if tx.execute(sql.CURRENT_TRANSACTION).scalar_one() != road.transaction:
                 raise HandlerMisuse(
@@ -150,17 +150,3 @@ class Replayer:
         if now.state is State.REPLAYED and status == "committed":
             return True
         raise closed(now)
-
-
-def _made(pipeline: Pipeline, raw: RawRecord) -> Made:
-    """The record, decoded, with its rows; the same steps as a worker's."""
-    cause = Cause.DECODE
-    try:
-        record = pipeline.decode(raw)
-        cause = Cause.ROW
-        rows = [tuple(sink.rows(record)) if sink.takes(raw.topic) else () for sink in pipeline.sinks]
-    except (CodecAway, ConfigError):
-        raise
-    except Exception as error:
-        raise Failed(error, cause, [raw]) from error
-    return Made(raw, record, rows)

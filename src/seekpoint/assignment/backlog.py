@@ -13,10 +13,10 @@ from time import monotonic, time
 from typing import NamedTuple
 
 from seekpoint.ledger import Attempt
+from seekpoint.ledger.claim import DELAYED
 from seekpoint.records import RawRecord
 
 SKEW = 1.0  # seconds that a producer's clock may be ahead without anybody taking note
-DELAYED = "delay"  # what follows an attempt that is none: on record is when these records are due
 
 _AT_ONCE = float("-inf")
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from seekpoint import events
-from seekpoint.assignment.backlog import DELAYED, Backlog, Moment, Try, Watch
+from seekpoint.assignment.backlog import Backlog, Moment, Try, Watch
 from seekpoint.assignment.chunk import Chunk, Read
 from seekpoint.assignment.places import Placed, Places
 from seekpoint.errors import RetryLater
@@ -15,6 +15,7 @@ from seekpoint.failure import Cause, Failure
 from seekpoint.kafka.client import Client
 from seekpoint.kafka.watermarks import Watermarks
 from seekpoint.ledger import Attempt, Claim, Ledger
+from seekpoint.ledger.claim import DELAYED
 from seekpoint.pipeline import Pipeline
 from seekpoint.policy import Retry
 from seekpoint.records import Partition, RawRecord

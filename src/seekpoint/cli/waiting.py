@@ -9,6 +9,7 @@ from typing import Any, Self
 from seekpoint.cli.explain import masked
 from seekpoint.cli.letters import plain
 from seekpoint.ledger import Position
+from seekpoint.ledger.claim import DELAYED
 from seekpoint.records import Partition
 
 NEVER_CAME_BACK = "the process that tried it never came back"
@@ -66,6 +67,8 @@ class Waits:
         if self.running:
             before = "" if self.error is None else f"; before: {self.error}"
             return f"{head}: try {self._count()} is under way, alone in its transaction{before}{self._after()}"
+        if self.then == DELAYED:
+            return f"{head}: {self.error}; {self._next(now or datetime.now(UTC), 'due')}"
         error = self.error or NEVER_CAME_BACK
         if self.has_stopped:
             move = f"Ledger.move({self.partition.topic!r}, {self.partition.number}, to={self.offset + 1}"
@@ -83,13 +86,13 @@ class Waits:
         times = "time" if self._count() == "1" else "times"
         return f"tried {self._count()} {times}{died}"
 
-    def _next(self, now: datetime) -> str:
+    def _next(self, now: datetime, what: str = "next try") -> str:
         if self.retry_at is None:
             return "next try by the worker that takes over"
         at = self.retry_at.astimezone(UTC)
         day = "%Y-%m-%d " if abs(at - now) > timedelta(hours=12) else ""
         due = " (due; no worker has come to it)" if at < now - timedelta(seconds=5) else ""
-        return f"next try {at:{day}%H:%M:%S} UTC{due}"
+        return f"{what} {at:{day}%H:%M:%S} UTC{due}"
 
     def _after(self) -> str:
         return "" if self.then is None else f", then {self.then}"

@@ -19,6 +19,7 @@ from seekpoint.ledger.scope import Scope
 from seekpoint.records import Partition
 
 LOCK_NOT_AVAILABLE = "55P03"
+DELAYED = "delay"  # what follows an attempt that is none: on record is when these records are due
 
 
 @dataclass(frozen=True, slots=True)

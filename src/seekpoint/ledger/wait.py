@@ -15,6 +15,7 @@ from sqlalchemy import BigInteger, Integer, Row, Text, and_, bindparam, func, li
 from seekpoint.errors import ConfigError, NotApplied
 from seekpoint.failure import State
 from seekpoint.ledger import statements as sql
+from seekpoint.ledger.claim import DELAYED
 from seekpoint.ledger.scope import Scope
 from seekpoint.records import Partition
 from seekpoint.tables import admin_action, consumer_group, dead_letter, partition_offset
@@ -262,5 +263,7 @@ def _attempt(row: Row[Any]) -> str:
             "decides: look at `seekpoint status`"
         )
     when = f"in {row.retry_in:.1f} s" if row.retry_in > 0 else "now"
+    if row.attempt_policy == DELAYED:
+        return f"{record} is due {when} ({row.attempt_error})"
     tried = f"attempt {row.attempts} of {row.attempts_allowed}"
     return f"{record} failed ({row.attempt_error}), {tried}; it is tried again {when}"

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from seekpoint.assignment.backlog import Backlog, Horizon, Moment, Watch
+from seekpoint.assignment.backlog import Backlog, Horizon, Moment, Patience, Watch
 from seekpoint.ledger import Attempt
 from seekpoint.ledger.claim import DELAYED
 from seekpoint.records import RawRecord, Record
@@ -141,18 +141,27 @@ def test_a_stopped_record_without_a_next_time_is_tried_at_once() -> None:
 
 
 def test_suspected_records_go_one_by_one_until_so_many_or_the_end_that_the_claim_saw() -> None:
-    backlog = filled(record(0), record(1), record(2), watch=Watch(left=2, until=9))
+    backlog = filled(record(0), record(1), record(2), watch=Watch(Patience(2), until=9))
     for offset in (0, 1):
         assert backlog.give(9, START) == []
         tried = backlog.give_alone(START)
         assert tried is not None
         assert (tried.record.offset, tried.tries, tried.attempt) == (offset, 0, None)
     assert offsets(backlog.give(9, START)) == [2]
-    assert offsets(filled(record(5), watch=Watch(left=2, until=5)).give(9, START)) == [5]
+    assert offsets(filled(record(5), watch=Watch(Patience(2), until=5)).give(9, START)) == [5]
+
+
+def test_partitions_that_were_taken_over_together_share_one_batch_of_patience() -> None:
+    patience = Patience(3)
+    one, other = (filled(record(0), record(1), record(2), watch=Watch(patience, 9)) for _ in range(2))
+    for backlog in (one, other, one):
+        assert backlog.give_alone(START) is not None
+    assert offsets(one.give(9, START)) == [2]
+    assert offsets(other.give(9, START)) == [1, 2]
 
 
 def test_a_record_with_a_history_is_met_on_the_way_through_the_suspected_ones() -> None:
-    backlog = Backlog(watch=Watch(9, 9))
+    backlog = Backlog(watch=Watch(Patience(9), 9))
     history = Attempt(1, 1, None, None, crashes=1)
     backlog.remember(history, START)
     for offset in range(3):
@@ -284,7 +293,7 @@ class Interleavings(RuleBasedStateMachine):
 
     @rule(watched=st.booleans(), left=st.integers(1, 5))
     def unplace(self, watched: bool, left: int) -> None:
-        self.place(Watch(left, self.log[-1].offset) if watched else None)
+        self.place(Watch(Patience(left), self.log[-1].offset) if watched else None)
 
     @precondition(lambda self: hasattr(self, "backlog"))
     @invariant()

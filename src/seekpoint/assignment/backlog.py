@@ -41,10 +41,21 @@ class Horizon(NamedTuple):
 
 
 @dataclass(slots=True)
-class Watch:
-    """The next ``left`` records in front of the offset ``until`` are tried one by one: one of them may kill."""
+class Patience:
+    """How many more records are tried one by one, of all partitions that were taken over together."""
 
     left: int
+
+
+@dataclass(slots=True)
+class Watch:
+    """The next records in front of the offset ``until`` are tried one by one, while the patience lasts: one may kill.
+
+    What killed was in one batch with everything else that the dead owner had in hand, so the partitions that it left
+    share one batch's worth of patience. Where that does not reach as far, the next death buys another.
+    """
+
+    patience: Patience
     until: int
 
 
@@ -141,7 +152,7 @@ class Backlog:
 
     def _is_watched(self, head: RawRecord) -> bool:
         watch = self._watch
-        if watch is not None and (watch.left <= 0 or head.offset >= watch.until):
+        if watch is not None and (watch.patience.left <= 0 or head.offset >= watch.until):
             watch = self._watch = None
         return watch is not None
 
@@ -168,7 +179,7 @@ class Backlog:
         start = self.position
         record = self._pop()
         if self._watch is not None:
-            self._watch.left -= 1
+            self._watch.patience.left -= 1
         if attempt is not None and attempt.offset != record.offset:  # suspected, in front of the one on record
             self._attempt, attempt = attempt, None
         return Try(record, start, 0 if attempt is None else attempt.number, attempt)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from seekpoint import events
-from seekpoint.assignment.backlog import Backlog, Moment, Try, Watch
+from seekpoint.assignment.backlog import Backlog, Moment, Patience, Try, Watch
 from seekpoint.assignment.chunk import Chunk, Read
 from seekpoint.assignment.places import Placed, Places
 from seekpoint.errors import RetryLater
@@ -78,12 +78,12 @@ class Turns:
         """
         suspected = [c for c in claims if self._retry is not None and c.unreleased >= self._retry.crashes]
         ends = self._watermarks.ends([c.partition for c in suspected])
-        found = {}
+        found, patience = {}, Patience(self._limits.batch_records)
         for claim in suspected:
             end = ends[claim.partition].offset
             if end <= claim.next_offset:
                 continue  # nothing was there to kill anybody
-            found[claim.partition] = Watch(self._limits.batch_records, end)
+            found[claim.partition] = Watch(patience, end)
             until = min(end, claim.next_offset + self._limits.batch_records)
             self._announce(events.Suspicious(partition=claim.partition, deaths=claim.unreleased, until=until))
         return found

@@ -36,7 +36,9 @@ def accept(tx: Connection, key: str | None, body: bytes) -> Answer:
         payout = msgspec.json.decode(body, type=Payout)
     except msgspec.DecodeError as error:
         return 422, {"error": str(error)}
-    told = {"key": key, "body": body.decode()}
+    if "\0" in payout.account or not -(2**63) <= payout.cents < 2**63:  # no row can hold it: an answer, not a crash
+        return 422, {"error": "account or cents cannot be kept"}
+    told = {"key": key, "body": msgspec.json.encode(payout).decode()}  # no more of it than was understood
     if receipt := tx.execute(TAKE, {**told, "receipt": uuid4().hex}).scalar_one_or_none():
         tx.execute(PAY, {"receipt": receipt, **msgspec.to_builtins(payout)})
         return 200, {"receipt": receipt}

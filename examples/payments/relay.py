@@ -37,12 +37,13 @@ def send_next(engine: Engine, http: httpx.Client) -> bool:
             return False
         try:
             answer = http.post("/payouts", json=row.body, headers={"Idempotency-Key": row.key})
-        except httpx.TransportError as error:  # nobody knows whether it arrived: the key makes that harmless
-            tx.execute(LATER, {"key": row.key, "error": f"{type(error).__name__}: {error}"})
+            receipt = str(answer.json()["receipt"]) if answer.is_success else None
+        except Exception as error:  # noqa: BLE001 -- nobody knows whether it arrived: the key makes that harmless
+            tx.execute(LATER, {"key": row.key, "error": f"{type(error).__name__}: {error}".replace("\0", "\\0")})
             return True
-        said = f"{answer.status_code} {answer.text}"
-        if answer.is_success:
-            tx.execute(SENT, {"key": row.key, "receipt": answer.json()["receipt"]})
+        said = f"{answer.status_code} {answer.text}".replace("\0", "\\0")
+        if receipt is not None:
+            tx.execute(SENT, {"key": row.key, "receipt": receipt})
         elif answer.is_client_error and answer.status_code not in PASSING:
             tx.execute(NEVER, {"key": row.key, "error": said})
         else:

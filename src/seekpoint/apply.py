@@ -25,6 +25,8 @@ from seekpoint.verdict import fail
 
 Rows = tuple[Row, ...]
 
+ENDS = (KeyboardInterrupt, SystemExit, GeneratorExit)  # all else is a record's: a panic of Rust's, a cancelled task
+
 
 class Made(NamedTuple):
     """A record, decoded, with its rows for each sink. ``record`` is the raw one where nobody looks at it."""
@@ -40,7 +42,7 @@ class Failed(Exception):  # noqa: N818 -- control: the batch is run again, by pa
     ``named`` are those that failed, where they are known; else empty: it is one of them all.
     """
 
-    def __init__(self, error: Exception, cause: Cause, named: Sequence[RawRecord] = ()) -> None:
+    def __init__(self, error: BaseException, cause: Cause, named: Sequence[RawRecord] = ()) -> None:
         super().__init__(one_line(error))
         self.error, self.cause, self.named = error, cause, tuple(named)
 
@@ -119,7 +121,9 @@ def _rows_at_once(pipeline: Pipeline, sink: Sink, raw: Sequence[RawRecord], batc
         return sink.value_rows(pipeline.values(raw))
     except (CodecAway, ConfigError):
         raise
-    except Exception:  # noqa: BLE001 -- found again, with its record, one by one
+    except ENDS:
+        raise
+    except BaseException:  # noqa: BLE001 -- found again, with its record, one by one
         return None
 
 
@@ -135,9 +139,9 @@ def make(pipeline: Pipeline, raw: RawRecord, unreadable: Exception | None = None
         record = pipeline.decode(raw)
         cause = Cause.ROW
         rows: list[Rows] = [tuple(s.rows(record)) if s.takes(raw.topic) else () for s in pipeline.sinks]
-    except (CodecAway, ConfigError):
+    except (CodecAway, ConfigError, *ENDS):
         raise
-    except Exception as error:
+    except BaseException as error:
         raise Failed(error, cause, [raw]) from error
     return Made(raw, record, rows)
 
@@ -179,9 +183,9 @@ def _handle(tx: LentConnection, handle: Handler, made: Sequence[Made], spans: Se
             tx.check()
     except Poison as poison:
         raise Failed(poison, Cause.POISON, _named(poison, made)) from poison
-    except ConfigError:
+    except (ConfigError, *ENDS):
         raise
-    except Exception as error:
+    except BaseException as error:
         if is_database_error(error) and not is_data_fault(error):
             raise
         raise Failed(error, Cause.DATABASE if is_database_error(error) else Cause.HANDLER) from error

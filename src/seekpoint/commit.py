@@ -97,6 +97,7 @@ class Committer:
 
     def _mended(self, error: Exception, batch: OpenBatch, attempt: int) -> bool:
         """Do what the error asks for; False if another attempt would not help."""
+        self._isolation.begin_with(error if isinstance(error, Failed) else None)
         match error:
             case Fenced():
                 self._announce(events.Refused(reason=error.reason))
@@ -105,7 +106,6 @@ class Committer:
                 return bool(dropped) or attempt < TRIES  # refused again and again where the ledger sees no reason
             case Failed():
                 self._announce(events.Isolating(error=error.error))
-                self._isolation.begin_with(error)
                 for raw in error.named:
                     fail(self._pipeline, batch, raw, error.error, error.cause)
                 batch.isolating = True

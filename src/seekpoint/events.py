@@ -199,7 +199,7 @@ class Isolating(Event):
     """A batch failed: its records are run again, by parts, until those that fail stand alone."""
 
     level = logging.INFO
-    error: Exception
+    error: BaseException
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

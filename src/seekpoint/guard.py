@@ -160,18 +160,21 @@ def passes(error: BaseException) -> bool:
 
 
 def is_database_error(error: BaseException) -> bool:
-    """Whether the database, its driver or SQLAlchemy's use of them raised this."""
-    return isinstance(error, DBAPIError | psycopg.Error)
+    """Whether our database, its driver or SQLAlchemy's use of it raised this; a handler may use other drivers, too."""
+    return isinstance(error.orig if isinstance(error, DBAPIError) else error, psycopg.Error)
 
 
 def is_data_fault(error: BaseException) -> bool:
     """Whether a database error is some record's fault: the same rows are refused whenever they come.
 
-    Without an SQLSTATE it never reached the server: then it is the driver that cannot write a value (a NUL character).
+    Without an SQLSTATE it never reached the server: then it is the driver that cannot write a value (a NUL character,
+    a dict where the statement has a plain parameter).
     """
     code = sqlstate(error)
     if code is None:
-        return isinstance(error.orig if isinstance(error, DBAPIError) else error, psycopg.DataError)
+        inner = error.orig if isinstance(error, DBAPIError) else error
+        unwritable = isinstance(inner, psycopg.ProgrammingError) and str(inner).startswith("cannot adapt type")
+        return isinstance(inner, psycopg.DataError) or unwritable
     return fault(code) is Fault.DATA
 
 

@@ -10,7 +10,7 @@ from seekpoint import events
 from seekpoint.assignment.chunk import Chunk, Read, chain
 from seekpoint.errors import PartitionStopped
 from seekpoint.events import Announcer
-from seekpoint.failure import HELD_BEHIND, Aside, State
+from seekpoint.failure import HELD_BEHIND, Aside, Cause, Failure, State
 from seekpoint.kafka.client import Client
 from seekpoint.kafka.identity import Answer
 from seekpoint.ledger import Move
@@ -138,7 +138,9 @@ class OpenBatch:
         first = self._keys.get((partition, record.key))
         if first is None or first >= record.offset:
             return False
-        self._asides[partition, record.offset] = Aside(record, HELD_BEHIND, State.HELD)
+        unread = self.unread(record)  # held without its headers, it must not be replayed without them
+        failure = HELD_BEHIND if unread is None else Failure.of(unread, Cause.DECODE)
+        self._asides[partition, record.offset] = Aside(record, failure, State.HELD)
         return True
 
     def cut(self, stop: PartitionStopped) -> None:

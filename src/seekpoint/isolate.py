@@ -50,9 +50,12 @@ class Isolation:
             self._most = tried // 2
         return tried > 1
 
-    def begin_with(self, failed: Failed) -> None:
-        """The batch has failed as a whole, and is to be divided: it need not be tried as a whole again."""
-        self._known = None if failed.named else failed
+    def begin_with(self, failed: Failed | None) -> None:
+        """The batch has failed as a whole, and is to be divided: it need not be tried as a whole again.
+
+        None: nothing is known of what is tried next.
+        """
+        self._known = None if failed is None or failed.named else failed
 
     def apply(self, tx: LentConnection, pipeline: Pipeline, batch: OpenBatch) -> int:
         """Write what can be written, and give the verdict on what cannot; returns how many records were applied.

@@ -208,10 +208,13 @@ _TRANSIENT_CODES = frozenset({"25006", "25P03", "25P04", "55P03", "55006"})
 # (a value too long for an index, JSON nested too deep for the server's stack), P0 raised by a function in PL/pgSQL
 # (a trigger that refuses a row).
 _DATA_CLASSES = frozenset({"22", "23", "44", "54", "P0"})
+# A parameter has the type of the record's value: true where a number is due is 42804 (in a cast 42846), not 22P02.
+# And one row met twice by one ON CONFLICT DO UPDATE (21000) is what the batch holds.
+_DATA_CODES = frozenset({"21000", "42804", "42846"})
 
 
 def fault(sqlstate: str | None) -> Fault:
     """Classify a database error; one without an SQLSTATE is a lost connection."""
     if sqlstate is None or sqlstate[:2] in _TRANSIENT_CLASSES or sqlstate in _TRANSIENT_CODES:
         return Fault.TRANSIENT
-    return Fault.DATA if sqlstate[:2] in _DATA_CLASSES else Fault.PROGRAM
+    return Fault.DATA if sqlstate[:2] in _DATA_CLASSES or sqlstate in _DATA_CODES else Fault.PROGRAM

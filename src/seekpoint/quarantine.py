@@ -34,11 +34,9 @@ class Quarantine:
         """What the batch adds, not counted yet. Raises TooManyDeadLetters: then nothing of it may be committed."""
         asides = [aside for aside in batch.asides if aside.state is not State.HELD]
         tally = Tally(passed=applied + len(asides), failed=len(asides))
+        self._weigh_rows(batch, asides, tally)
         if asides:
-            self._weigh_rows(batch, asides, tally)
             self._weigh_share(asides[-1], tally)
-        else:
-            tally.rows = {p: n for p, n in self._rows.items() if p not in batch.reads}
         return tally
 
     def count(self, tally: Tally) -> None:
@@ -59,12 +57,12 @@ class Quarantine:
         most = self._limits.consecutive
         if most is not None and any(self._rows.get(at, 0) + len(found) > most for at, found in failed.items()):
             self._check_rows(batch, failed, most)
-        tally.rows = {at: n for at, n in self._rows.items() if at in failed or at not in batch.reads}
+        tally.rows = dict(self._rows)  # a record that is applied ends a row; a batch cut in front of all has none
         ended: dict[Partition, int] = dict.fromkeys(failed, 0)
-        open_rows = set(failed)
-        for record in batch.passed(newest_first=True):
+        open_rows = {*failed, *(at for at in self._rows if at in batch.reads)}
+        for record in batch.passed(newest_first=True) if open_rows else ():
             at = Partition(record.topic, record.partition)
-            if at in open_rows and record.offset in failed[at]:
+            if at in failed and at in open_rows and record.offset in failed[at]:
                 ended[at] += 1
             elif at in open_rows:
                 open_rows.remove(at)

@@ -256,8 +256,20 @@ class Loop:
                 return
             self._announce(events.TriedAlone(partition=at[0], offset=at[1], attempt=attempt.number))
         batch.isolating = True  # it stands alone already: a failure is its own, and is not looked for by a second call
-        with self._keeper:
-            self._committer.commit(batch)
+        try:
+            with self._keeper:
+                self._committer.commit(batch)
+        except Exception:
+            self._give_up(alone)
+            raise
+
+    def _give_up(self, alone: Alone) -> None:
+        """The attempt ends here, and not its process: say so at once, before a successor takes it for a death."""
+        try:
+            self._ledger.release([alone.claim])
+        except Exception as error:
+            if not passes(error):
+                raise
 
     # -- trouble --------------------------------------------------------------------------------------
 

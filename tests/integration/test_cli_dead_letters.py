@@ -52,7 +52,7 @@ class Terminal:
     def run(self, *words: str, exits: int = 0) -> Result:
         """Call the command; it must exit so."""
         url = self.depot.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
-        env = {"COLUMNS": "200", "NO_COLOR": "1", "SEEKPOINT_DATABASE_URL": url}
+        env = {"COLUMNS": "80", "NO_COLOR": "1", "SEEKPOINT_DATABASE_URL": url}
         result = CliRunner().invoke(app, [*words, "--schema", self.depot.schema], env=env)
         assert result.exception is None or isinstance(result.exception, SystemExit), "no traceback for the user"
         assert result.exit_code == exits, result.output
@@ -395,3 +395,34 @@ def test_status_says_so_of_a_real_stop(terminal: Terminal) -> None:
     )
     assert "); tried 1 of" in said
     assert said.endswith(f"{MEND}'poison', reason=...)")
+
+
+def test_tables_are_as_wide_as_they_are_whatever_the_group_is_called(terminal: Terminal) -> None:
+    """An offset that is cut is none; a group's name is no markup."""
+    terminal.depot.group, terminal.depot.bad = "a[/b]", {b"bad"}
+    at = 123_456_789_012
+    terminal.depot.process(orders(b"bad", start=at))
+    for command in ("status", "dead-letters list"):
+        said = terminal.run(*command.split(), "a[/b]").stdout
+        assert str(at)[:-1] in said, said
+        assert said.startswith(("a[/b]", "dead letters of a[/b]"))
+        assert len(said.splitlines()) == 3
+
+
+def test_nothing_in_a_letter_reaches_the_terminal_raw(terminal: Terminal) -> None:
+    """Key, headers, error and its traceback come from anybody who may produce."""
+    odd = "\x1b]0;owned\x07\u202e"
+    letter = raw(b"bad", topic=TOPIC, key=odd.encode(), headers=[(f"h{odd}", odd.encode())])
+
+    def fail(tx: object, batch: object) -> None:
+        raise ValueError(odd)
+
+    terminal.depot.park(letter, handle=fail)
+    (one,) = terminal.depot.open()
+    for words in (["list", "g"], ["show", str(one.id)], ["discard", str(one.id), "--reason", odd]):
+        said = terminal.run("dead-letters", *words).output
+        assert not {"\x1b", "\x07", "\u202e"} & set(said), said
+    terminal.run("dead-letters", "discard", str(one.id), "--reason", odd, "--actor", odd, "--apply")
+    refused = terminal.run("dead-letters", "discard", str(one.id), "--reason", "x", exits=1).output
+    assert "by \\x1b]0;owned" in refused
+    assert not {"\x1b", "\x07", "\u202e"} & set(refused)

@@ -318,6 +318,32 @@ def test_the_first_of_a_key_is_found(shelf: Shelves) -> None:
         assert worker.letters.first_open_of_key(tx, second) is None
 
 
+def test_letters_of_others_are_not_the_first_of_a_key(shelf: Shelves) -> None:
+    """I4: another group's, and those of an earlier topic of this name, come before nothing."""
+    worker, other = shelf(), shelf("h")
+    other.park(aside(0))
+    worker.park(aside(1))
+    (early,) = worker.all()
+    with worker.ledger.engine.begin() as tx:
+        assert worker.letters.first_open_of_key(tx, early) == 1
+    worker.topic_id = uuid4()
+    worker.ledger.move("t", 0, 0, reason="recreated", topic_id=worker.topic_id)
+    worker.claim(0)
+    worker.park(aside(5))
+    (late,) = worker.all(from_offset=5)
+    with worker.ledger.engine.begin() as tx:
+        assert worker.letters.first_open_of_key(tx, late) == 5
+
+
+def test_a_move_supersedes_nothing_of_another_group(shelf: Shelves) -> None:
+    """I4: the other group does not read the records again."""
+    worker, other = shelf(), shelf("h")
+    for one in (worker, other):
+        one.park(aside(3))
+    worker.rewind(0)
+    assert [one.state for one in (*worker.all(), *other.all())] == [State.SUPERSEDED, State.PARKED]
+
+
 # -- for people -----------------------------------------------------------------------------------------------------
 
 

@@ -357,6 +357,29 @@ def test_i4_what_was_set_aside_of_a_partition_that_is_refused_goes_with_it(scene
     scene.book.assert_holds(name, [(0, 5), (0, 6), (0, 7), (1, 0), (1, 2)])
 
 
+def test_what_is_left_of_a_batch_is_not_blamed_for_what_was_refused(scene: Scene) -> None:
+    """The partition whose record failed is moved before the search begins: the other's only record is innocent."""
+    name, gate = scene.topic(2), Gate(events.Isolating)
+    scene.produce(name, ["bad"])
+    scene.produce(name, ["good"], partition=1)
+
+    def handle(tx: Connection, batch: Batch[str, Any]) -> None:
+        if any(r.value == "bad" for r in batch):
+            raise LookupError("what")
+        scene.book.enter(tx, batch)
+
+    pipeline = scene.pipeline(name, handle=handle, on_poison="dead_letter", retry=Retry(attempts=1))
+    run = scene.worker(pipeline, observe=[gate], **fixed(name, 2, limits=Limits(batch_age=60)))
+    gate.wait()
+    scene.ledger.move(name, 0, 1, lost="poison", reason="nobody wants it")
+    gate.open()
+    run.reached(name, 1, 1)
+    run.stop()
+    assert run.seen.all(events.Refused)
+    assert not letters(scene)
+    scene.book.assert_holds(name, [(1, 0)])
+
+
 def test_an_attempt_that_was_not_committed_counts_for_no_limit(scene: Scene) -> None:
     name, owner = scene.topic(), [""]
 

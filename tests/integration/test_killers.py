@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from psycopg import OperationalError
+from sqlalchemy import Connection, text
 
 from deadly import Deadly
 from member import Member
 from scene import PROTOCOLS, Scene
-from seekpoint import Limits, Partition, Retry, events
+from seekpoint import Batch, Limits, Partition, Retry, events
 from workers import Gate
 
 Protocol = Mapping[str, Any]
@@ -205,6 +206,29 @@ def test_a_trouble_of_the_database_in_the_middle_of_a_try_is_no_death(scene: Sce
     run.stop()
     scene.book.assert_holds(name, stored)
     assert not letters(scene)
+
+
+def test_a_worker_that_backs_off_was_not_killed_though_another_takes_over_meanwhile(scene: Scene) -> None:
+    name = scene.topic()
+    stored = scene.produce(name, 3)
+    tries: list[list[int]] = []
+
+    def handle(tx: Connection, batch: Batch[str, Any]) -> None:
+        tries.append([r.offset for r in batch])
+        if 1 in tries[-1]:
+            raise OSError("away") if tries.count([1]) <= 1 else OperationalError("server closed the connection")
+        scene.book.enter(tx, batch)
+
+    pipeline = scene.pipeline(name, handle=handle, on_poison="dead_letter", retry=Retry(attempts=99, wait_initial=0.1))
+    for _ in range(4):
+        run = scene.worker(pipeline, partitions=[(name, 0)])
+        run.seen.wait_for(events.DatabaseTrouble, lambda e: e.wait)  # alive, and its attempt has ended
+        successor = scene.worker(pipeline, partitions=[(name, 0)])
+        successor.seen.wait_for(events.Placed)
+        run.stop()
+        successor.stop()
+    assert not letters(scene), f"tried {len(tries)} times of 99 and convicted"
+    assert scene.positions() == {Partition(name, 0): stored[1][1]}
 
 
 def test_a_move_in_the_middle_of_a_try_is_obeyed(scene: Scene) -> None:

@@ -292,6 +292,18 @@ def test_a_known_topic_id_keeps_the_old_offsets_apart(desk: Desk, reader: Reader
     assert waiting.result(20) == Passed(HERE, 2, 3)
 
 
+@pytest.mark.parametrize("to", [2, 4, 50], ids=["before", "same", "behind"])
+def test_what_lies_in_front_of_an_adopted_position_was_not_read(desk: Desk, to: int) -> None:
+    """The old topic's record of that offset was applied; the new one's was not, whatever was moved before."""
+    new = uuid4()
+    desk.ledger.move("t", 0, to=0, reason="again")
+    desk.claim(0)
+    worker_moves_on(desk, 4)
+    desk.ledger.move("t", 0, to=to, topic_id=new, reason="adopt", actor="ada")
+    passed = desk.ledger.wait_until_applied("t", 0, 1, topic_id=new)
+    assert (passed.applied, passed.unread) == (False, "ada moved the position over it (adopt)")
+
+
 # -- refused, or too late ---------------------------------------------------------------------------------------
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 
 import pytest
+import typer
 from sqlalchemy import make_url
 
 from seekpoint.cli import explain
-from seekpoint.cli.explain import exit_code, keep_secret, masked, message_of
+from seekpoint.cli.explain import exit_code, explained, keep_secret, masked, message_of
 from seekpoint.cli.options import database
 from seekpoint.errors import ConfigError, KafkaAway, SchemaMismatch
 from seekpoint.kafka import config
@@ -102,3 +103,10 @@ def test_notes_are_shown() -> None:
     error = SchemaMismatch("the schema is old")
     error.add_note("while upgrading")
     assert message_of(error) == "the schema is old\nwhile upgrading"
+
+
+def test_what_an_error_quotes_does_not_reach_the_terminal_raw(capsys: pytest.CaptureFixture[str]) -> None:
+    """A handler's error may quote a record, and a server's a name that came from one."""
+    with pytest.raises(typer.Exit), explained():
+        raise ConfigError("table \x1b]0;owned\x07\nis missing")
+    assert capsys.readouterr().err == "error: table \\x1b]0;owned\\x07\nis missing\n"

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from seekpoint.assignment.chunk import Chunk, Read, chain
 from seekpoint.errors import ConfigError, Fenced, PoisonStop
-from seekpoint.failure import Cause, Failure
+from seekpoint.failure import Aside, Cause, Failure, State
 from seekpoint.intake import OpenBatch
+from seekpoint.kafka.client import Unreadable
 from seekpoint.kafka.identity import Answer
 from seekpoint.ledger import Claim
 from seekpoint.policy import Limits
@@ -174,6 +175,54 @@ def test_a_cut_behind_a_gap_moves_up_to_the_bad_record() -> None:
     assert batch.moves()[0].leader_epoch == 3
 
 
+# -- setting aside ------------------------------------------------------------------------------------------
+
+
+def keyed(*keys: bytes) -> OpenBatch:
+    records = [raw(b"", topic="a", offset=n, key=key) for n, key in enumerate(keys)]
+    return opened(Chunk(records, {A: read_of(A, 0, len(keys))}))[0]
+
+
+def set_aside(batch: OpenBatch, offset: int) -> None:
+    record = raw(b"", topic="a", offset=offset, key=b"k")
+    batch.set_aside(Aside(record, Failure(Cause.POISON, "bad"), State.PARKED))
+
+
+def told(batch: OpenBatch) -> list[tuple[int, State]]:
+    applied = [r for records in batch.chunks() for r in records]
+    assert not {r.offset for r in applied} & {aside.record.offset for aside in batch.asides}
+    return [(aside.record.offset, aside.state) for aside in batch.asides]
+
+
+def test_what_was_set_aside_behind_a_cut_is_not_parked() -> None:
+    """It is not passed: it comes again, and whoever replays it meanwhile would have it applied twice."""
+    batch = keyed(*[b"k"] * 6)
+    set_aside(batch, 1)
+    set_aside(batch, 4)
+    batch.cut(stop(A, 3))
+    assert told(batch) == [(1, State.PARKED)]
+    assert batch.spans == (Span(A, 0, 3),)
+
+
+def test_each_attempt_holds_back_what_it_finds_dead_and_nothing_else() -> None:
+    batch = keyed(b"k", b"other", b"k")
+    batch.hold_keys({(A, b"other"): -1, (A, b"k"): -1})
+    assert told(batch) == [(n, State.HELD) for n in range(3)]
+    batch.hold_keys({(A, b"other"): -1})  # k's letter was replayed between the two attempts
+    assert told(batch) == [(1, State.HELD)]
+
+
+def test_a_key_is_held_behind_the_first_of_the_records_that_failed() -> None:
+    """A handler that names several names them in whatever order it likes."""
+    parked, held = State.PARKED, State.HELD
+    for named in ([1, 3], [3, 1]):
+        batch = keyed(*[b"k"] * 5)
+        batch.hold_keys({})
+        for offset in named:
+            set_aside(batch, offset)
+        assert told(batch) == [(1, parked), (2, held), (3, parked), (4, held)]
+
+
 # -- dropping -----------------------------------------------------------------------------------------------
 
 
@@ -270,3 +319,15 @@ def test_whatever_happens_the_offsets_cover_exactly_the_records(steps: Steps) ->
     applied = sorted((r.topic, r.offset) for records in batch.kept() for r in records)
     covered = sorted((s.partition.topic, o) for s in batch.spans for o in range(s.start, s.end))
     assert applied == covered
+
+
+def test_a_record_that_is_held_and_cannot_be_read_whole_says_so() -> None:
+    """I4: held with an empty list in the place of its headers, it must not look as if it could be replayed."""
+    record = raw(b"v", topic="a", offset=1, key=b"k")
+    chunk = Chunk([record], {A: read_of(A, 1, 2)}, [(record, Unreadable(record, ValueError("invalid start byte")))])
+    batch, _ = opened(chunk)
+    batch.hold_keys({(A, b"k"): 0})
+    assert not batch.wants(record)
+    (aside,) = batch.asides
+    assert (aside.state, aside.failure.cause) == (State.HELD, Cause.DECODE)
+    assert aside.failure.error == "Unreadable: its headers cannot be read: invalid start byte"

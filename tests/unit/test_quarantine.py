@@ -8,7 +8,7 @@ import pytest
 
 from seekpoint import DeadLetterLimits, Partition
 from seekpoint.assignment.chunk import Chunk, Read
-from seekpoint.errors import TooManyDeadLetters
+from seekpoint.errors import RetryLater, TooManyDeadLetters
 from seekpoint.failure import HELD_BEHIND, Aside, Cause, Failure, State
 from seekpoint.intake import OpenBatch
 from seekpoint.kafka.identity import Answer
@@ -63,6 +63,24 @@ def test_a_record_that_is_applied_ends_the_row_and_one_that_is_held_does_not_cou
     passes(quarantine, *source.batch(p0=".xx.xx"))
     with pytest.raises(TooManyDeadLetters):
         quarantine.weigh(*source.batch(p0="hx"))
+
+
+def test_batches_in_between_that_pass_nothing_do_not_end_the_row() -> None:
+    """A record that is tried again ends its batch in front of it; one that is held is not applied either."""
+    quarantine, source = Quarantine(DeadLetterLimits(consecutive=2, ratio=None)), Source()
+    for _ in range(2):
+        again, _ = source.batch(p0=".", p1="x")
+        again.cut(RetryLater(Partition("t", 0), source.at[0] - 1, "", failure=HELD_BEHIND, wait=0.0))
+        passes(quarantine, again, 0)
+        passes(quarantine, *source.batch(p0="h"))
+        passes(quarantine, *source.batch(p0="x", p1="."))
+    with pytest.raises(TooManyDeadLetters):
+        quarantine.weigh(*source.batch(p0="x"))
+
+
+def test_held_records_have_no_share() -> None:
+    quarantine, source = Quarantine(DeadLetterLimits(consecutive=None, ratio=0.5, window=10)), Source()
+    passes(quarantine, *source.batch(p0="....." + "x" * 5 + "h" * 20))
 
 
 def test_what_was_only_weighed_is_not_counted() -> None:

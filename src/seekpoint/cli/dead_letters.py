@@ -15,7 +15,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
 from sqlalchemy import Engine
 
 from seekpoint import schema as ledger_schema
@@ -34,7 +33,7 @@ from seekpoint.cli.choosing import (
     Topic,
 )
 from seekpoint.cli.explain import FAILED, explained, masked
-from seekpoint.cli.letters import as_line, as_place, choices, cut, listed, plain, planned, shown
+from seekpoint.cli.letters import as_line, as_place, choices, cut, listed, plain, planned, print_whole, shown
 from seekpoint.cli.options import AsJson, DatabaseUrl, Schema, one_off_engine
 from seekpoint.cli.run import Target
 from seekpoint.cli.status import known_group
@@ -79,7 +78,7 @@ def list_letters(
         if as_json:
             typer.echo(json.dumps([as_line(one, group, *_UNLISTED) for one in found], indent=2))
         elif found:
-            _print(listed(group, found))
+            print_whole(listed(group, found))
         else:
             typer.echo(f"{group}: no dead letters{'' if where == Filters().where() else ' meet these conditions'}")
         if is_cut:
@@ -268,10 +267,6 @@ def _bar(what: str) -> Iterator[tuple[Progress, TaskID]]:
         yield bar, bar.add_task(what, total=None)
 
 
-def _print(table: Table) -> None:
-    Console(soft_wrap=True).print(table)  # a width beyond any terminal keeps lines whole
-
-
 def _tell_plan(plan: Sequence[Planned], *, as_json: bool) -> None:
     refused = sum(one.refusal is not None for one in plan)
     if as_json:
@@ -279,7 +274,7 @@ def _tell_plan(plan: Sequence[Planned], *, as_json: bool) -> None:
         typer.echo(json.dumps({"applied": False, "planned": lines}, indent=2))
     else:
         if plan:
-            _print(planned("dry run", plan))
+            print_whole(planned("dry run", plan))
         typer.echo(f"dry run: {len(plan) - refused} would be replayed, {refused} refused; --apply does it")
     if refused:
         raise typer.Exit(FAILED)

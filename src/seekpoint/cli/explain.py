@@ -56,6 +56,11 @@ def masked(text: str) -> str:
     return _ASSIGNED.sub(r"\1***", _IN_URL.sub(r"\1***\2", text))
 
 
+def tame(text: str) -> str:
+    """The text with everything but line ends and tabs written out that a terminal would obey: it may quote a record."""
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+
+
 # -- messages ---------------------------------------------------------------------------------------------
 
 _REMEDIES = {
@@ -80,10 +85,10 @@ def explained(report: Mapping[str, Any] | None = None) -> Iterator[None]:
         raise typer.Exit(ABORTED) from None
     except Exception as error:  # noqa: BLE001 -- whatever it is, the user gets a message and not our innards
         if with_traceback.get():
-            typer.echo(masked("".join(traceback.format_exception(error))), err=True)
+            typer.echo(tame(masked("".join(traceback.format_exception(error)))), err=True)
         message = masked(message_of(error))
         if report is None:
-            typer.echo(f"error: {message}", err=True)
+            typer.echo(f"error: {tame(message)}", err=True)
         else:
             typer.echo(json.dumps({**report, "message": message}, indent=2))
         raise typer.Exit(exit_code(error)) from None

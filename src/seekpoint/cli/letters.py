@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -39,9 +40,17 @@ def as_place(letter: DeadLetter, **more: Any) -> dict[str, Any]:
 # -- tables -----------------------------------------------------------------------------------------------
 
 
+def print_whole(table: Table) -> None:
+    """Print it as wide as it is: in a pipe or a narrow terminal, offsets and ids must not be cut."""
+    console = Console()
+    whole = console.measure(table, options=console.options.update(max_width=100_000)).maximum
+    console.width = max(console.width, whole)
+    console.print(table)
+
+
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
     """A table whose cells are shown as they are: no markup, no control characters; numbers to the right."""
-    made = Table(title=plain(title), title_justify="left", box=None, padding=(0, 2, 0, 0))
+    made = Table(title=Text(plain(title)), title_justify="left", box=None, padding=(0, 2, 0, 0))
     for name in columns:
         numeric = name in {"id", "partition", "offset", "tried", "replays"}
         made.add_column(name, justify="right" if numeric else "left")

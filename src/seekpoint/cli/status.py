@@ -9,12 +9,13 @@ from datetime import datetime
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 from sqlalchemy import Engine, select
 
 from seekpoint import schema as ledger_schema
 from seekpoint.cli.explain import FAILED, explained
+from seekpoint.cli.letters import plain, print_whole
 from seekpoint.cli.options import (
     AsJson,
     DatabaseUrl,
@@ -91,9 +92,7 @@ def status(
         if as_json:
             typer.echo(json.dumps([line.as_dict() for line in lines], indent=2))
         else:
-            # A width beyond any terminal keeps lines whole where the output is no terminal.
-            console = Console(soft_wrap=True)
-            console.print(_table(group, lines))
+            print_whole(_table(group, lines))
             for line in lines:
                 if line.waits is not None:
                     typer.echo(line.waits.sentence())
@@ -145,7 +144,7 @@ def _line(at: Position, end: int | None, dead: int) -> Line:
 
 
 def _table(group: str, lines: Sequence[Line]) -> Table:
-    table = Table(title=group, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table = Table(title=Text(plain(group)), title_justify="left", box=None, padding=(0, 2, 0, 0))
     numeric = ("partition", "next", "end", "lag", "dead", "epoch")
     for name in ("topic", *numeric, "owner", "committed at"):
         table.add_column(name, justify="right" if name in numeric else "left")

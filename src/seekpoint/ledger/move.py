@@ -68,15 +68,14 @@ def move(
         )
     if lost is not None:
         _record_loss(tx, row, to, actor=actor, reason=lost)
-    record_action(
-        tx,
-        "move",
-        actor=actor,
-        reason=reason,
-        partition=partition,
-        from_offset=row.next_offset,
-        to_offset=to,
-    )
+    steps = [(row.next_offset, to)]
+    if topic_id not in {None, row.topic_id} and to > 0:
+        # Of the topic that is adopted nothing was read: whoever waits for a record in front of `to` must be told.
+        steps = [(row.next_offset, 0), (0, to)]
+    for from_offset, to_offset in steps:
+        record_action(
+            tx, "move", actor=actor, reason=reason, partition=partition, from_offset=from_offset, to_offset=to_offset
+        )
     moved = tx.execute(
         sql.MOVE,
         at_topic=partition.topic,

@@ -29,6 +29,10 @@ from seekpoint.events import Event
 Said = Mapping[str, Any]
 
 
+def _given() -> list[str]:
+    return [path] if (path := os.environ.get("PYTHONPATH")) else []
+
+
 class Member:
     """One process. ``stop_at=("Held", 3)`` makes it stop itself (SIGSTOP) at its third such event.
 
@@ -45,7 +49,8 @@ class Member:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+            # What stands there already is kept: the mutants' broken package comes before the installed one.
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *_given()])},
         )
         self._errors = ""
         self._readers = [threading.Thread(target=self._read), threading.Thread(target=self._read_errors)]

@@ -80,7 +80,7 @@ def _indexes(schema: str) -> None:
     op.create_index(
         op.f("dead_letter_key_idx"),
         "dead_letter",
-        ["consumer_group", "topic", "partition", sa.text("sha256(key)"), "record_offset"],
+        ["consumer_group", "topic_id", "partition", sa.text("sha256(key)"), "record_offset"],
         schema=schema,
         postgresql_where=sa.text("state IN ('parked', 'held') AND key IS NOT NULL"),
     )

@@ -159,11 +159,12 @@ Index(
     _letter.record_offset,
     postgresql_where=IS_OPEN,
 )
-# The first open one of a key. Not the key itself: one of more than 2,700 bytes fits no index, and could not be parked.
+# From key to key, and the first open one of each. By the topic's id: letters of an earlier topic are not walked over.
+# Not the key itself: one of more than 2,700 bytes fits no index, and could not be parked.
 Index(
     "dead_letter_key_idx",
     _letter.consumer_group,
-    _letter.topic,
+    _letter.topic_id,
     _letter.partition,
     func.sha256(_letter.key),
     _letter.record_offset,

@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.dialects.postgresql import psycopg
 from sqlalchemy.schema import DropSchema
 
@@ -40,7 +40,7 @@ FILL = """
 # may be most of the table.)
 GIVEN: Mapping[str, Mapping[str, Any]] = {
     "OPEN_KEYS": {"asked_topic": ["t"] * 6, "asked_partition": [3, 9, 27, 50, 77, 99]},
-    "FIRST_OF_KEY": {"topic": "t", "topic_id": TOPIC, "partition": 7, "key": b"key 7"},
+    "FIRST_OF_KEY": {"topic_id": TOPIC, "partition": 7, "key": b"key 7"},
     "GET_LETTER": {"id": 77},
     "LOCK_LETTER": {"id": 77},
     "FIND_LETTER": {"id": 77},
@@ -159,3 +159,57 @@ def test_batches_that_ask_for_keys_and_park_do_not_read_the_table(pile: Pile) ->
         tx.execute(text("SELECT pg_stat_force_next_flush()"))
         tx.commit()
     assert sequential_scans(pile) == before
+
+
+ONE_KEY = """
+    INSERT INTO {schema}.dead_letter
+      (consumer_group, topic, topic_id, partition, record_offset, key, value, header_names, header_values, state,
+       cause, error, traceback, attempts, version)
+    SELECT 'g', 'held', :topic_id, 0, n, convert_to(CASE WHEN n % 4000 = 7 THEN 'rare ' || n ELSE 'k' END, 'UTF8'),
+           'v', '{{}}', '{{}}', CASE WHEN n = 0 THEN 'parked' ELSE 'held' END, 'held', 'Held', NULL, 0, 1
+    FROM generate_series(0, 9999) n"""
+
+
+@pytest.fixture
+def crowded(pile: Pile) -> Iterator[tuple[Pile, Connection]]:
+    """10,000 open letters of one key, and three of others; as many of an earlier topic. Rolled back."""
+    with pile.engine.connect() as tx:
+        tx.execute(
+            text(
+                f"INSERT INTO {pile.schema}.partition_offset"
+                " (consumer_group, topic, partition, topic_id, first_offset, next_offset, claim, epoch)"
+                " VALUES ('g', 'held', 0, :topic_id, 0, 10000, gen_random_uuid(), 1)"
+            ),
+            {"topic_id": UUID(int=2)},
+        )
+        for life in (2, 3):
+            tx.execute(text(ONE_KEY.format(schema=pile.schema)), {"topic_id": UUID(int=life)})
+        yield pile, tx
+        tx.rollback()
+
+
+@pytest.mark.parametrize("analyzed", [True, False], ids=["statistics of now", "statistics of before"])
+def test_a_key_is_read_once_however_many_letters_it_has(crowded: tuple[Pile, Connection], analyzed: bool) -> None:
+    """I4: what each transaction of a pipeline with hold_key asks costs the keys that are held, not the letters."""
+    pile, tx = crowded
+    if analyzed:
+        tx.execute(text(f"ANALYZE {pile.schema}.dead_letter"))
+    compiled = deadletters.OPEN_KEYS.compile(dialect=tx.dialect)
+    given = compiled.construct_params({"group": "g", "asked_topic": ["held"], "asked_partition": [0]})
+    query = str(compiled).replace("seekpoint.", f"{pile.schema}.")
+    plan = tx.exec_driver_sql(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {query}", given).scalar_one()[0]
+    assert touched(plan) == 5, plan  # the last one is of somebody else
+    letters = DeadLetters(Ledger(pile.engine, "g", schema=pile.schema))
+    here = Partition("held", 0)
+    assert letters.open_keys(tx, [here]) == {(here, b"k"): 0} | {
+        (here, f"rare {n}".encode()): n for n in (7, 4007, 8007)
+    }
+
+
+def touched(plan: Mapping[str, Any]) -> int:
+    """Rows of dead letters that were looked at, those that did not fit counted."""
+    found = [node for node in nodes(plan["Plan"]) if node.get("Relation Name") == "dead_letter"]
+    assert found, plan
+    return sum(
+        round((node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"]) for node in found
+    )

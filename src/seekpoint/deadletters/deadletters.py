@@ -140,7 +140,6 @@ class DeadLetters:
             self.ledger.scope(tx)
             .execute(
                 sql.FIRST_OF_KEY,
-                topic=letter.topic,
                 topic_id=letter.topic_id,
                 partition=letter.partition,
                 key=letter.key,

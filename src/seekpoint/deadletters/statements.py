@@ -15,6 +15,7 @@ from sqlalchemy import (
     Uuid,
     bindparam,
     case,
+    cast,
     func,
     literal_column,
     null,
@@ -56,7 +57,10 @@ PARK_LETTERS = _insert.on_conflict_do_update(
     },
 )
 
-# The keys that have an open letter, of the topic as it is today: offsets of an earlier one come before nothing.
+# The keys that have an open letter, of the topic as it is today: offsets of an earlier one come before nothing. From
+# key to key along dead_letter_key_idx, one descent each: of a key that holds back 300,000 records, one is read. Each
+# step asks for the next entry of the index, whosever it is, and then whether it is of this partition: with the
+# partition among the conditions, a planner without statistics would find all of its letters first, and sort them.
 _asked = unnest("asked", topic=Text, partition=Integer)
 _today = (
     select(_offset.topic_id)
@@ -68,22 +72,40 @@ _today = (
     .limit(literal_column("1"))  # keeps it a lookup per row
     .lateral("today")
 )
-_first = (
-    select(_letter.key, func.min(_letter.record_offset).label("first"))
+_step = (
+    select(
+        _asked.c.topic,
+        _asked.c.partition,
+        _today.c.topic_id,
+        cast(null(), LargeBinary).label("key"),
+        cast(literal_column("''"), LargeBinary).label("hash"),  # before all hashes
+        cast(null(), BigInteger).label("first"),
+    )
+    .select_from(_asked.join(_today, true()))
+    .cte("step", recursive=True)
+)
+_place = (_letter.consumer_group, _letter.topic_id, _letter.partition, func.sha256(_letter.key))
+_next = (
+    select(*_place[:3], _letter.key, _place[3].label("hash"), _letter.record_offset)
     .where(
-        _letter.consumer_group == GROUP,
-        _letter.topic == _asked.c.topic,
-        _letter.partition == _asked.c.partition,
-        _letter.topic_id == _today.c.topic_id,
+        tuple_(*_place) > tuple_(GROUP, _step.c.topic_id, _step.c.partition, _step.c.hash),
         _letter.key.is_not(None),
         IS_OPEN,
     )
-    .group_by(_letter.key)
-    .lateral("open")
+    .order_by(*_place, _letter.record_offset)
+    .limit(literal_column("1"))
+    .lateral("next")
 )
-OPEN_KEYS = select(_asked.c.topic, _asked.c.partition, _first.c.key, _first.c.first).select_from(
-    _asked.join(_today, true()).join(_first, true())
+_steps = _step.union_all(
+    select(_step.c.topic, _step.c.partition, _step.c.topic_id, _next.c.key, _next.c.hash, _next.c.record_offset)
+    .select_from(_step.join(_next, true()))
+    .where(
+        _next.c.consumer_group == GROUP,
+        _next.c.topic_id == _step.c.topic_id,
+        _next.c.partition == _step.c.partition,
+    )
 )
+OPEN_KEYS = select(_steps.c.topic, _steps.c.partition, _steps.c.key, _steps.c.first).where(_steps.c.key.is_not(None))
 
 COUNT_OPEN = (
     select(_letter.topic, _letter.partition, func.count().label("n"))
@@ -147,7 +169,6 @@ FIRST_OF_KEY = (
     select(func.min(_letter.record_offset))
     .where(
         _letter.consumer_group == GROUP,
-        _letter.topic == bindparam("topic", type_=Text),
         _letter.topic_id == bindparam("topic_id", type_=Uuid),
         _letter.partition == bindparam("partition", type_=Integer),
         func.sha256(_letter.key) == func.sha256(bindparam("key", type_=LargeBinary)),

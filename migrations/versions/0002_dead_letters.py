@@ -18,6 +18,7 @@ branch_labels = None
 depends_on = None
 
 _OPEN = sa.text("state IN ('parked', 'held')")
+_MOVES = "admin_action_move_idx"
 
 
 def upgrade() -> None:
@@ -25,10 +26,18 @@ def upgrade() -> None:
         for column in _attempt():
             op.add_column("partition_offset", column, schema=schema)
         _dead_letter(schema)
+        op.create_index(
+            op.f(_MOVES),
+            "admin_action",
+            ["consumer_group", "topic", "partition", "id"],
+            schema=schema,
+            postgresql_where=sa.text("action = 'move'"),
+        )
 
 
 def downgrade() -> None:
     with step(to=down_revision, since=revision) as schema:
+        op.drop_index(_MOVES, "admin_action", schema=schema)
         op.drop_table("dead_letter", schema=schema)
         for column in reversed(_attempt()):
             op.drop_column("partition_offset", column.name, schema=schema)

@@ -205,3 +205,14 @@ admin_action = Table(
     _now("at"),
     Index(None, "consumer_group", "at"),
 )
+_action = admin_action.c
+# The last moves of a partition, among all that was done: every replay and discard is a row, too.
+IS_MOVE = _action.action == literal_column("'move'")
+Index(
+    "admin_action_move_idx",
+    _action.consumer_group,
+    _action.topic,
+    _action.partition,
+    _action.id,
+    postgresql_where=IS_MOVE,
+)

@@ -18,7 +18,7 @@ from seekpoint.ledger import statements as sql
 from seekpoint.ledger.claim import DELAYED
 from seekpoint.ledger.scope import Scope
 from seekpoint.records import Partition
-from seekpoint.tables import admin_action, consumer_group, dead_letter, partition_offset
+from seekpoint.tables import IS_MOVE, admin_action, consumer_group, dead_letter, partition_offset
 
 # A look costs the server one lookup by primary key. The pause between two looks is a share of the time waited so
 # far, within bounds (seconds): the answer is late by that share at most, and a long wait costs ten looks a second.
@@ -40,7 +40,7 @@ _crossing = (
     select(_action.actor, _action.reason, (_action.from_offset < _action.to_offset).label("forwards"))
     .where(
         _action.consumer_group == sql.GROUP,
-        _action.action == literal("move", Text),
+        IS_MOVE,
         _action.topic == _offset.topic,
         _action.partition == _offset.partition,
         func.least(_action.from_offset, _action.to_offset) <= _asked,

@@ -13,7 +13,7 @@ from uuid import uuid4
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, delete, text
 
 from integration.ledger.desk import Desk, backend, wait_until_blocked
 from seekpoint.deadletters import DeadLetter, DeadLetters
@@ -22,7 +22,7 @@ from seekpoint.failure import Aside, Cause, Failure, State
 from seekpoint.ledger import Ledger
 from seekpoint.policy import Limits
 from seekpoint.records import Partition, RawRecord
-from seekpoint.tables import admin_action, in_schema
+from seekpoint.tables import admin_action, dead_letter, in_schema
 
 FAILURE = Failure(Cause.HANDLER, "ValueError: no", "Traceback ...", None, 3)
 
@@ -379,10 +379,21 @@ def test_lists_are_ordered_filtered_and_paged(shelf: Shelves) -> None:
     assert places(since=latest + timedelta(microseconds=1)) == []
     assert (1, 2) in places(since=latest)
     pages: list[DeadLetter] = []
-    while page := worker.all(limit=3, after=pages[-1].id if pages else None):
+    while page := worker.all(limit=3, after=pages[-1] if pages else None):
         pages += page
     assert pages == list(everything)
     assert worker.letters.count_open() == {worker.at(0): 4, worker.at(1): 3}
+
+
+def test_a_page_begins_behind_a_letter_that_was_deleted_meanwhile(shelf: Shelves) -> None:
+    """I4: whoever prunes while somebody lists, exports or discards takes nothing from them but what he deletes."""
+    worker = shelf()
+    worker.park(*(aside(n) for n in range(6)))
+    first = worker.all(limit=3)
+    with worker.ledger.engine.begin() as tx:
+        gone = delete(dead_letter).where(dead_letter.c.id == first[-1].id)
+        assert tx.execute(gone, execution_options=in_schema(worker.ledger.schema)).rowcount == 1
+    assert [one.offset for one in worker.all(limit=3, after=first[-1])] == [3, 4, 5]
 
 
 def test_another_groups_letters_are_not_ours(shelf: Shelves) -> None:

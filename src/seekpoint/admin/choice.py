@@ -67,7 +67,7 @@ def rank(letter: DeadLetter) -> tuple[str, int, int, int]:
 
 
 def _pages(dead_letters: DeadLetters, where: Where, limit: int | None) -> Iterator[DeadLetter]:
-    after: int | None = None
+    after: DeadLetter | None = None
     left = limit
     while left is None or left > 0:
         most = PAGE if left is None else min(PAGE, left)
@@ -87,5 +87,5 @@ def _pages(dead_letters: DeadLetters, where: Where, limit: int | None) -> Iterat
         yield from page
         if len(page) < most:
             return
-        after = page[-1].id
+        after = page[-1]
         left = None if left is None else left - most

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Connection
@@ -83,14 +84,14 @@ class DeadLetters:
         error: str | None = None,
         since: datetime | None = None,
         limit: int = 100,
-        after: int | None = None,
+        after: DeadLetter | None = None,
         with_values: bool = True,
     ) -> Sequence[DeadLetter]:
         """Letters that meet every condition given, in the order of topic, partition and offset; ``limit`` at most.
 
         ``to_offset`` is the first one not meant; ``error`` a part of the error's text, in its own case; ``since`` the
-        earliest time of parking (aware). ``after`` is the id of the last letter of the page before. Without
-        ``with_values`` the values stay in the database, and ``record`` raises.
+        earliest time of parking (aware). ``after`` is the last letter of the page before. Without ``with_values``
+        the values stay in the database, and ``record`` raises.
         """
         with self.ledger.begin() as tx:
             rows = tx.execute(
@@ -103,9 +104,9 @@ class DeadLetters:
                 to_offset=to_offset,
                 said=error,
                 since=since,
-                after=after,
                 most=limit,
                 with_values=with_values,
+                **_place(after),
             )
             return [letter(each) for each in rows]
 
@@ -187,6 +188,16 @@ class DeadLetters:
 
     def _unknown(self, id: int) -> ConfigError:  # noqa: A002
         return ConfigError(f"group {self.ledger.group!r} has no dead letter {id}: `list` shows those it has")
+
+
+def _place(last: DeadLetter | None) -> dict[str, Any]:
+    """Where a letter stands among others, as the statement wants it."""
+    return {
+        "after_topic": None if last is None else last.topic,
+        "after_partition": None if last is None else last.partition,
+        "after_record_offset": None if last is None else last.offset,
+        "after_id": None if last is None else last.id,
+    }
 
 
 def _closed(letter: DeadLetter) -> Fenced:

@@ -139,10 +139,8 @@ def _if_given(name: str, kind: Any, condition: ColumnElement[bool]) -> ColumnEle
 
 
 _order = (_letter.topic, _letter.partition, _letter.record_offset, _letter.id)
-_after = dead_letter.alias("after")
-_behind = select(_after.c.topic, _after.c.partition, _after.c.record_offset, _after.c.id).where(
-    _after.c.consumer_group == GROUP, _after.c.id == bindparam("after", type_=BigInteger)
-)
+# By its place, not by its id: the last letter of the page before may have been deleted meanwhile.
+_after = [bindparam(f"after_{each.name}", type_=each.type) for each in _order]
 LIST_LETTERS = (
     select(*_whole(case((bindparam("with_values", type_=Boolean), _letter.value))))
     .where(
@@ -155,7 +153,7 @@ LIST_LETTERS = (
         _if_given("to_offset", BigInteger, _letter.record_offset < bindparam("to_offset", type_=BigInteger)),
         _if_given("said", Text, func.strpos(_letter.error, bindparam("said", type_=Text)) > 0),
         _if_given("since", _time, _letter.parked_at >= bindparam("since", type_=_time)),
-        _if_given("after", BigInteger, tuple_(*_order) > _behind.scalar_subquery()),
+        _if_given("after_id", BigInteger, tuple_(*_order) > tuple_(*_after)),
     )
     .order_by(*_order)
     .limit(bindparam("most", type_=BigInteger))

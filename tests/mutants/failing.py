@@ -159,13 +159,8 @@ FAILING = (
         (
             Edit(
                 "isolate.py",
-                "            with self._tx.begin_nested():\n                write(",
-                "            with nullcontext():\n                write(",
-            ),
-            Edit(
-                "isolate.py",
-                "from collections.abc import Sequence\n",
-                "from collections.abc import Sequence\nfrom contextlib import nullcontext\n",
+                "            self._tx.undo_part()\n            return failed",
+                "            return failed",
             ),
         ),
         (f"{MATRIX}[CHECK-execute-dead_letter]",),

@@ -71,8 +71,10 @@ def check(connection: Connection, schema: str = DEFAULT_SCHEMA) -> None:
     """Pass in silence if the ledger's tables are at :data:`HEAD`, the revision this library works with.
 
     Raises :class:`SchemaMismatch` when they are missing, older or newer, naming both revisions and the
-    command that mends it. Reads ``<schema>.alembic_version`` and nothing else.
+    command that mends it; and where the database's encoding is not UTF8, so cannot hold every error's text.
+    Reads ``<schema>.alembic_version`` and nothing else.
     """
+    _refuse_other_encoding(connection)
     found = current(connection, schema)
     if found != HEAD:
         raise SchemaMismatch(_difference(schema, found))
@@ -108,7 +110,7 @@ def upgrade(target: Target, *, to: str | None = None, schema: str = DEFAULT_SCHE
     one another under an advisory lock that lasts as long as the transaction.
 
     Raises :class:`ConfigError` for a target, name or revision that cannot work, and :class:`SchemaMismatch`
-    if the tables are newer than this library.
+    if the tables are newer than this library, or the database's encoding is not UTF8.
     """
     if to is None and target is op:
         raise ConfigError(f'name the revision in a migration of your own: upgrade(op, to="{HEAD}")')
@@ -178,6 +180,9 @@ def step(*, to: str | None, since: str | None) -> Iterator[str]:
             f"this Alembic keeps its own versions in schema {schema!r}: give the ledger another schema, "
             "or migrate it alone with `seekpoint db upgrade`"
         )
+    if not context.as_sql and (since or "") < (to or ""):
+        assert context.connection is not None, "only an offline script has no connection"
+        _refuse_other_encoding(context.connection)
     if since is None:
         _create_schema(context, schema)
     yield quoted_name(schema, None)  # in a plain str, Alembic's ALTER TABLE takes a dot for the end of a name
@@ -300,6 +305,17 @@ def _known(scripts: ScriptDirectory) -> Sequence[str]:
 def _refuse_other_database(dialect: Dialect) -> None:
     if dialect.name != "postgresql":
         raise ConfigError(f"the ledger lives in Postgres, not in {dialect.name}")
+
+
+def _refuse_other_encoding(connection: Connection) -> None:
+    """Here, not in the transaction that parks a record: its error, headers and topic may be in any script."""
+    encoding = connection.scalar(select(func.current_setting("server_encoding")))
+    if encoding != "UTF8":
+        raise SchemaMismatch(
+            f"the encoding of this database is {encoding}, and the ledger needs UTF8: parking a record whose error "
+            "has a character outside of it would fail. Create one with CREATE DATABASE ... ENCODING 'UTF8' "
+            "TEMPLATE template0, and move your tables there (pg_dump, pg_restore)"
+        )
 
 
 def _refuse_bad_name(schema: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, inspect, text
 
 from seekpoint import schema
 from seekpoint.errors import SchemaMismatch
@@ -83,3 +83,26 @@ def test_current_is_the_revision_or_none(engine: Engine) -> None:
         assert schema.current(connection) is None
         schema.upgrade(connection)
         assert schema.current(connection) == schema.HEAD
+
+
+@pytest.mark.parametrize("encoding", ["LATIN1", "EUC_JP"])
+def test_a_database_that_cannot_hold_every_error_is_refused(engine: Engine, encoding: str) -> None:
+    """I1: not in the transaction that parks a record whose error has another character in it, but at the start."""
+    with pytest.raises(SchemaMismatch) as refused:
+        schema.upgrade(engine)
+    for said in (str(refused.value), complaint(engine)):
+        assert f"the encoding of this database is {encoding}" in said
+        assert "CREATE DATABASE ... ENCODING 'UTF8'" in said
+    with engine.connect() as connection:
+        assert schema.current(connection) is None
+        assert not inspect(connection).has_schema("seekpoint")
+
+
+@pytest.mark.parametrize("encoding", ["LATIN1"])
+def test_a_ledger_that_is_there_already_is_refused_too(engine: Engine, encoding: str) -> None:
+    """I1: as it was built before anybody asked; and whoever wants to be rid of it can."""
+    with engine.begin() as connection:
+        connection.execute(text(schema.sql()))
+    with engine.begin() as connection, pytest.raises(SchemaMismatch, match=encoding):
+        schema.check(connection)
+    schema.downgrade(engine)

@@ -120,8 +120,10 @@ def upgrade(target: Target, *, to: str | None = None, schema: str = DEFAULT_SCHE
 def downgrade(target: Target, *, to: str = BASE, schema: str = DEFAULT_SCHEMA, since: str = HEAD) -> None:
     """Take the ledger's tables back to revision ``to``; ``"base"`` drops them, and every offset with them.
 
-    The schema itself stays: it may be somebody else's, with grants on it. ``target``, ``schema`` and errors
-    are those of :func:`upgrade`; ``since`` is where an offline script starts.
+    Below ``"0002"``, every dead letter is dropped: open ones are lost, as their offsets are passed. Warns
+    (UserWarning) of how many there are; an offline script cannot. The schema itself stays: it may be somebody
+    else's, with grants on it. ``target``, ``schema`` and errors are those of :func:`upgrade`; ``since`` is where
+    an offline script starts.
     """
     _travel(target, schema, to, since, up=False)
 

@@ -37,6 +37,8 @@ from sqlalchemy.dialects.postgresql import ARRAY
 from seekpoint.failure import State
 
 DEFAULT_SCHEMA = "seekpoint"
+LARGEST_BIGINT, LARGEST_INTEGER = 2**63 - 1, 2**31 - 1
+"""Of offsets and ids, and of partitions."""
 
 metadata = MetaData(
     schema=DEFAULT_SCHEMA,

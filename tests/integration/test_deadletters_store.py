@@ -396,6 +396,44 @@ def test_a_page_begins_behind_a_letter_that_was_deleted_meanwhile(shelf: Shelves
     assert [one.offset for one in worker.all(limit=3, after=first[-1])] == [3, 4, 5]
 
 
+@pytest.mark.parametrize(
+    ("condition", "said"),
+    [
+        ({"error": "a\0"}, r"written out: 'a\\x00'"),
+        ({"topic": "\udc80"}, "no letter has this"),
+        ({"topic": "t", "partition": 2**31}, "partition=2147483648: no letter has this, the largest is 2147483647"),
+        ({"topic": "t", "from_offset": 2**63}, "from_offset=9223372036854775808"),
+        ({"topic": "t", "to_offset": -(2**63)}, "to_offset=-9223372036854775808"),
+    ],
+)
+def test_what_postgres_cannot_be_asked_is_refused(shelf: Shelves, condition: dict[str, Any], said: str) -> None:
+    """A sentence that says what to mend, and no error of the database."""
+    with pytest.raises(ConfigError) as refused:
+        shelf(claim=False).all(**condition)
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize("letter_id", [2**63, -(2**63), 2**200])
+def test_no_letter_has_an_id_beyond_its_column(shelf: Shelves, letter_id: int) -> None:
+    """Like any other id that the group does not have."""
+    worker = shelf(claim=False)
+    with pytest.raises(ConfigError, match=f"has no dead letter {letter_id}"):
+        worker.letters.get(letter_id)
+    with pytest.raises(ConfigError, match=f"has no dead letter {letter_id}"):
+        worker.close(letter_id)
+
+
+def test_any_actor_and_reason_can_be_kept(shelf: Shelves) -> None:
+    """I5: whatever people type; what Postgres cannot hold is written out."""
+    worker = shelf()
+    worker.park(aside(0))
+    (letter,) = worker.all()
+    with worker.ledger.engine.begin() as tx:
+        worker.letters.close(tx, letter, State.DISCARDED, "al\0ice", "why \udc80")
+    closed = worker.letters.get(letter.id)
+    assert (closed.closed_by, closed.closed_reason) == ("al\\x00ice", "why \\udc80")
+
+
 def test_another_groups_letters_are_not_ours(shelf: Shelves) -> None:
     """I4: groups do not see each other."""
     here, there = shelf("here"), shelf("there")

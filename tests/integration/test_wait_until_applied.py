@@ -315,6 +315,7 @@ def test_what_lies_in_front_of_an_adopted_position_was_not_read(desk: Desk, to: 
         (("t", 0, None), "offset None of t/0"),
         (("t", 0, 2**63 - 1), "offset 9223372036854775807"),
         (("t", -1, 4), "t/-1: partitions are counted from 0"),
+        (("t", 2**31, 4), "t/2147483648: partitions are counted from 0, up to 2147483647"),
         (("t", 0, 4, -1), "timeout=-1"),
         (("t", 0, 4, float("inf")), "timeout=inf: must be a finite number of seconds"),
         (("t", 0, 4, float("nan")), "timeout=nan"),

@@ -15,6 +15,7 @@ from seekpoint.admin import Chosen, Where
 from seekpoint.deadletters.letter import OPEN
 from seekpoint.errors import ConfigError
 from seekpoint.failure import Cause, State
+from seekpoint.tables import LARGEST_BIGINT, LARGEST_INTEGER
 
 
 class StateChoice(StrEnum):
@@ -30,10 +31,14 @@ class StateChoice(StrEnum):
     SUPERSEDED = "superseded"
 
 
-Ids = Annotated[list[int] | None, typer.Argument(metavar="ID...", help="Dead letters, by their ids.")]
+Ids = Annotated[
+    list[int] | None, typer.Argument(metavar="ID...", help="Dead letters, by their ids.", min=1, max=LARGEST_BIGINT)
+]
 All = Annotated[bool, typer.Option("--all", help="All open ones that meet the conditions below.")]
 Topic = Annotated[str | None, typer.Option(help="Only of this topic.")]
-PartitionNumber = Annotated[int | None, typer.Option(help="Only of this partition of --topic.", min=0)]
+PartitionNumber = Annotated[
+    int | None, typer.Option(help="Only of this partition of --topic.", min=0, max=LARGEST_INTEGER)
+]
 States = Annotated[
     list[StateChoice] | None,
     typer.Option("--state", help="Only in this state; repeat it. Default: open, which is parked and held."),
@@ -100,7 +105,10 @@ def _states(given: Sequence[StateChoice]) -> tuple[State, ...]:
 def since(text: str) -> datetime:
     """``2026-08-01T12:00Z``, or how long ago; raises ConfigError for what is neither, and where the zone is missing."""
     if ago := re.fullmatch(r"(\d{1,6})([smhd])", text.strip()):
-        return datetime.now(UTC) - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
+        try:
+            return datetime.now(UTC) - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
+        except OverflowError:
+            raise ConfigError(f"--since {text}: that is before the year 1; leave it out to mean all") from None
     try:
         at = datetime.fromisoformat(text.strip())
     except ValueError:

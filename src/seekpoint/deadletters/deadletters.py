@@ -12,12 +12,13 @@ from sqlalchemy import Connection
 from seekpoint.deadletters import statements as sql
 from seekpoint.deadletters.letter import DeadLetter, explained, letter, row, values
 from seekpoint.errors import ConfigError, Fenced
-from seekpoint.failure import Aside, Cause, Failure, State
+from seekpoint.failure import Aside, Cause, Failure, State, storable
 from seekpoint.ledger import Ledger
 from seekpoint.ledger.administration import LOCK_ROW
 from seekpoint.ledger.move import record_action
 from seekpoint.ledger.statements import SHARE_GROUP
 from seekpoint.records import Partition
+from seekpoint.tables import LARGEST_BIGINT, LARGEST_INTEGER
 
 # What people may do to an open letter, and what admin_action calls it.
 _ACTIONS = {State.REPLAYED: "replay", State.DISCARDED: "discard"}
@@ -66,6 +67,7 @@ class DeadLetters:
 
     def get(self, id: int) -> DeadLetter:  # noqa: A002 -- the column's name, which people type
         """One letter, whole. Raises ConfigError where the group has none of that id."""
+        self._refuse_no_id(id)
         with self.ledger.begin() as tx:
             found = tx.execute(sql.GET_LETTER, id=id).one_or_none()
         if found is None:
@@ -91,8 +93,12 @@ class DeadLetters:
 
         ``to_offset`` is the first one not meant; ``error`` a part of the error's text, in its own case; ``since`` the
         earliest time of parking (aware). ``after`` is the last letter of the page before. Without ``with_values``
-        the values stay in the database, and ``record`` raises.
+        the values stay in the database, and ``record`` raises. Raises ConfigError for a condition that Postgres cannot
+        be asked: a NUL in a text, a number beyond its column's type.
         """
+        _refuse_texts(topic=topic, error=error)
+        _refuse_numbers(LARGEST_INTEGER, partition=partition)
+        _refuse_numbers(LARGEST_BIGINT, from_offset=from_offset, to_offset=to_offset)
         with self.ledger.begin() as tx:
             rows = tx.execute(
                 sql.LIST_LETTERS,
@@ -120,6 +126,7 @@ class DeadLetters:
         The transaction is made durable. Whether the letter is still open is for the caller to ask. Raises ConfigError
         where the group has none of that id.
         """
+        self._refuse_no_id(id)
         self.ledger.settle(tx, self.ledger.limits.transaction_age)
         scope = self.ledger.scope(tx)
         scope.execute(SHARE_GROUP).one_or_none()
@@ -156,6 +163,7 @@ class DeadLetters:
         """
         if state not in _ACTIONS:
             raise ConfigError(f"a dead letter is closed as {', '.join(_ACTIONS)}, not as {state}")
+        actor, reason = storable(actor), storable(reason)
         scope = self.ledger.scope(tx)
         closed = scope.execute(
             sql.CLOSE_LETTER,
@@ -186,8 +194,27 @@ class DeadLetters:
         if kept.rowcount != 1:
             raise _closed(letter)
 
+    def _refuse_no_id(self, id: int) -> None:  # noqa: A002
+        if abs(id) > LARGEST_BIGINT:
+            raise self._unknown(id)
+
     def _unknown(self, id: int) -> ConfigError:  # noqa: A002
         return ConfigError(f"group {self.ledger.group!r} has no dead letter {id}: `list` shows those it has")
+
+
+def _refuse_texts(**conditions: str | None) -> None:
+    for name, asked in conditions.items():
+        if asked is not None and storable(asked) != asked:
+            raise ConfigError(
+                f"{name}={asked!r}: no letter has this, as Postgres keeps no NUL and no lone surrogate; in errors they "
+                f"are written out: {storable(asked)!r}"
+            )
+
+
+def _refuse_numbers(largest: int, **conditions: int | None) -> None:
+    for name, asked in conditions.items():
+        if asked is not None and abs(asked) > largest:
+            raise ConfigError(f"{name}={asked}: no letter has this, the largest is {largest}; leave it out to mean all")
 
 
 def _place(last: DeadLetter | None) -> dict[str, Any]:

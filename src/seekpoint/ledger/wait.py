@@ -18,12 +18,19 @@ from seekpoint.ledger import statements as sql
 from seekpoint.ledger.claim import DELAYED
 from seekpoint.ledger.scope import Scope
 from seekpoint.records import Partition
-from seekpoint.tables import IS_MOVE, admin_action, consumer_group, dead_letter, partition_offset
+from seekpoint.tables import (
+    IS_MOVE,
+    LARGEST_BIGINT,
+    LARGEST_INTEGER,
+    admin_action,
+    consumer_group,
+    dead_letter,
+    partition_offset,
+)
 
 # A look costs the server one lookup by primary key. The pause between two looks is a share of the time waited so
 # far, within bounds (seconds): the answer is late by that share at most, and a long wait costs ten looks a second.
 SHORTEST, LONGEST, SHARE = 0.005, 0.1, 0.25
-MOST = 2**63 - 1
 
 _offset, _group, _action, _letter = partition_offset.c, consumer_group.c, admin_action.c, dead_letter.c
 _asked = bindparam("asked_offset", type_=BigInteger)
@@ -131,9 +138,11 @@ class Wanted:
     topic_id: UUID | None = None
 
     def __post_init__(self) -> None:
-        if self.partition.number < 0:
-            raise ConfigError(f"cannot wait for {self.partition}: partitions are counted from 0")
-        if not isinstance(self.offset, int) or not 0 <= self.offset < MOST:
+        if not 0 <= self.partition.number <= LARGEST_INTEGER:
+            raise ConfigError(
+                f"cannot wait for {self.partition}: partitions are counted from 0, up to {LARGEST_INTEGER}"
+            )
+        if not isinstance(self.offset, int) or not 0 <= self.offset < LARGEST_BIGINT:
             raise ConfigError(
                 f"cannot wait for offset {self.offset!r} of {self.partition}: offsets are counted from 0; take the one "
                 "that the producer's delivery report has (it has none with acks=0)"

@@ -316,7 +316,7 @@ def test_no_right_on_the_table(place: Place, lines: str, writer: str, produce: C
     produce(place.topic, ["one"])
     result = place.run(place.module(TO_TABLE), url=writer)
     assert result.exit_code == 1
-    assert "error: Postgres: permission denied for table lines; grant the right to the role the worker runs as" in (
+    assert "error: Postgres: permission denied for table lines; grant the right to the role of --database-url" in (
         result.stderr
     )
     assert "hunter2" not in result.output
@@ -547,6 +547,7 @@ def test_a_record_that_fails_is_told_with_its_line_its_try_and_what_follows(
     )
     process = start("run", f"{module}:pipe", *place.options())
     failed = f"{place.topic}/0 at offset 0: %sZeroDivisionError: division by zero (at {module}.py:3 in post)"
+    process.wait_for("Isolating: a batch failed, and runs again in parts: ZeroDivisionError: division by zero")
     process.wait_for(f"RetryScheduled: {failed % ''}; tried 1 of 2 times, again in 0.0 s; then skip")
     process.wait_for(f"SetAside: {failed % 'skipped, '}")
     process.signal(signal.SIGTERM)

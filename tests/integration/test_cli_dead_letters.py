@@ -33,6 +33,7 @@ def book(tx, batch):
 
 pipe = Pipeline("g", topics="orders", value=Bytes(), handle=book, on_poison="dead_letter", hold_key=True)
 newer = Pipeline("g", topics="orders", value=Bytes(), handle=book, on_poison="dead_letter", version=2)
+others = Pipeline("others", topics="orders", value=Bytes(), handle=book)
 """
 
 
@@ -153,11 +154,12 @@ def test_a_list_that_is_cut_says_so(terminal: Terminal) -> None:
         (["replay", "{module}:pipe", "1", "--all"], 2, "give either ids, or --all with conditions"),
         (["replay", "{module}:pipe", "1", "--topic", "orders"], 2, "give either ids, or --all with conditions"),
         (["replay", "{module}:pipe", "--topic", "orders"], 2, "or say --all (with conditions, if you like)"),
-        (["replay", "{module}:pipe", "4711"], 2, "group 'g' has no dead letter 4711"),
+        (["replay", "{module}:pipe", "4711"], 2, "has no dead letter 4711"),
         (["replay", "{module}:newer", "--all"], 2, "start a worker of version 2 first"),
-        (["replay", "{module}:none", "--all"], 2, "has no 'none'; it has pipe, newer"),
+        (["replay", "{module}:none", "--all"], 2, "has no 'none'; it has pipe, newer, others"),
         (["discard", "1"], 2, "Missing option '--reason'"),
         (["discard", "--all", "--reason", "x"], 2, "--all needs --group"),
+        (["discard", "1", "--reason", " "], 2, "say which with --reason"),
         (["discard", "4711", "--reason", "x"], 2, "has no dead letter 4711"),
         (["discard", "--all", "--group", "other", "--reason", "x"], 1, "has no group 'other'; it knows g"),
         (["export", "other"], 1, "has no group 'other'; it knows g"),
@@ -169,6 +171,13 @@ def test_what_is_wrong_is_said(terminal: Terminal, words: list[str], exits: int,
     result = terminal.run("dead-letters", *(word.format(module=terminal.module) for word in words), exits=exits)
     assert said in result.stderr
     assert result.stdout == ""
+
+
+def test_a_letter_of_another_group_is_not_called_unknown(terminal: Terminal) -> None:
+    first = park(terminal)[0]
+    result = terminal.run("dead-letters", "replay", f"{terminal.module}:others", str(first), "--apply", exits=2)
+    assert f"error: dead letter {first} is of group 'g', and Pipeline('others', topics=['orders']) is" in result.stderr
+    assert terminal.depot.applied() == []
 
 
 def test_show_tells_the_whole_letter_and_what_can_be_done(terminal: Terminal) -> None:
@@ -271,7 +280,7 @@ def test_replay_applies_and_says_what_became_of_each(terminal: Terminal) -> None
     terminal.refuse()
     assert terminal.replay("--all", "--apply").stdout == "1 replayed, 0 failed again, 0 refused\n"
     assert terminal.replay("--all", "--apply").stdout == "0 replayed, 0 failed again, 0 refused\n"
-    assert terminal.replay("--all").stdout == "dry run: 0 would be replayed, 0 refused; --apply does it\n"
+    assert terminal.replay("--all").stdout == "no open dead letters meet these conditions: there is nothing to do\n"
     assert terminal.depot.applied() == [0, 2, 1]
 
 
@@ -312,7 +321,10 @@ def test_export_writes_json_lines(terminal: Terminal, tmp_path: Path) -> None:
     assert b64decode(lines[0]["headers"][1][1]["base64"]) == b"\xff"
     file = tmp_path / "letters.jsonl"
     result = terminal.run("dead-letters", "export", "g", "-o", str(file), "--cause", "held")
-    assert (result.stdout, result.stderr) == ("", f"1 dead letters in {file}\n")
+    assert (result.stdout, result.stderr) == ("", f"1 dead letter in {file}\n")
+    missing = tmp_path / "none" / "letters.jsonl"
+    refused = terminal.run("dead-letters", "export", "g", "-o", str(missing), exits=2)
+    assert refused.stderr == f"error: {missing} cannot be written: No such file or directory\n"
     assert [json.loads(line)["id"] for line in file.read_text().splitlines()] == [ids[2]]
     assert [path.name for path in tmp_path.glob("letters.jsonl*")] == ["letters.jsonl"]
 
@@ -353,7 +365,7 @@ TRIED = f"{WAITS}ValueError: no price; tried 3 of 5 times, next try"
         ({"retry_at": "'2020-01-01T12:03:04Z'"}, f"{TRIED} 2020-01-01 12:03:04 UTC (due; no worker has", "dead_letter"),
         (
             {"attempt_running": "true"},
-            f"{WAITS}try 3 of 5 is under way, alone",
+            f"{WAITS}try 3 of 5 has begun, alone",
             "before: ValueError: no price, then dead_letter",
         ),
         (

@@ -49,6 +49,7 @@ app = typer.Typer(
 )
 
 Group = Annotated[str, typer.Argument(help="The group's name, as the pipeline declares it.")]
+NOTHING = "no open dead letters meet these conditions: there is nothing to do"
 _UNLISTED = ("value", "traceback", "replay_traceback")
 
 
@@ -139,6 +140,8 @@ def replay(
         engine = _engine(database_url, schema)
         redrive = Redrive(pipeline, engine, schema=schema, actor=actor, while_paused=while_paused)
         chosen = Filters(topic, partition, None, cause, since, error).chosen(ids, everything)
+        for one in ids or ():
+            _refuse_anothers(engine, schema, one, pipeline)
         if not apply:
             _tell_plan(redrive.plan(chosen), as_json=as_json)
             return
@@ -181,6 +184,8 @@ def discard(
         chosen = Filters(topic, partition, None, cause, since, error).chosen(ids, everything)
         if everything and group is None:
             raise ConfigError("--all needs --group: the group whose dead letters are meant")
+        if not reason.strip():
+            raise ConfigError("a record is given up for a reason: say which with --reason")
         done: list[Discarded] = []
         with _bar("discarding") as (bar, task):
             for name, mine in _by_group(engine, schema, group, chosen).items():
@@ -223,12 +228,15 @@ def export(
             return
         count = 0
         part = output.with_name(f"{output.name}.part")
-        with _bar("exporting") as (bar, task), part.open("w", encoding="ascii") as file:
-            for count, line in enumerate(lines, 1):  # noqa: B007 -- the last one is told
-                file.write(f"{line}\n")
-                bar.advance(task)
-        part.replace(output)
-        typer.echo(f"{count} dead letters in {output}", err=True)
+        try:
+            with _bar("exporting") as (bar, task), part.open("w", encoding="ascii") as file:
+                for count, line in enumerate(lines, 1):  # noqa: B007 -- the last one is told
+                    file.write(f"{line}\n")
+                    bar.advance(task)
+            part.replace(output)
+        except OSError as failed:
+            raise ConfigError(f"{output} cannot be written: {failed.strerror}") from None
+        typer.echo(f"{count} dead letter{'' if count == 1 else 's'} in {output}", err=True)
 
 
 # -- inside -----------------------------------------------------------------------------------------------
@@ -245,6 +253,15 @@ def _pipeline(target: str) -> Pipeline:
     """What applies the records; of a Worker its pipeline: the database is named on the command line."""
     made = load(target)
     return made if isinstance(made, Pipeline) else made.pipeline
+
+
+def _refuse_anothers(engine: Engine, schema: str, id: int, pipeline: Pipeline) -> None:  # noqa: A002
+    """Raise ConfigError for a letter of another group, which says that the pipeline is the wrong one."""
+    group = group_of(engine, id, schema=schema)
+    if group != pipeline.group:
+        raise ConfigError(
+            f"dead letter {id} is of group {group!r}, and {pipeline} is not its pipeline: name the one of {group!r}"
+        )
 
 
 def _by_group(engine: Engine, schema: str, group: str | None, chosen: Chosen) -> dict[str, Chosen]:
@@ -273,8 +290,10 @@ def _tell_plan(plan: Sequence[Planned], *, as_json: bool) -> None:
         lines = [as_place(one.letter, behind=one.behind, refusal=_masked(one.refusal)) for one in plan]
         typer.echo(json.dumps({"applied": False, "planned": lines}, indent=2))
     else:
-        if plan:
-            print_whole(planned("dry run", plan))
+        if not plan:
+            typer.echo(NOTHING)
+            return
+        print_whole(planned("dry run", plan))
         typer.echo(f"dry run: {len(plan) - refused} would be replayed, {refused} refused; --apply does it")
     if refused:
         raise typer.Exit(FAILED)
@@ -307,6 +326,9 @@ def _tell_discarded(done: Sequence[Discarded], *, apply: bool, as_json: bool) ->
             where = f"{one.letter.id} ({one.letter.at} offset {one.letter.offset})"
             would = f"discarded: {where}" if apply else f"would be discarded: {where}: {plain(cut(one.letter.error))}"
             typer.echo(would if one.refusal is None else f"refused: {plain(masked(one.refusal))}")
+        if not done:
+            typer.echo(NOTHING)
+            return
         count = f"{len(done) - refused} {'' if apply else 'would be '}discarded, {refused} refused"
         typer.echo(count if apply else f"dry run: {count}; --apply does it")
     if refused:

@@ -66,7 +66,7 @@ def tame(text: str) -> str:
 _REMEDIES = {
     "28P01": "check the user and password in --database-url or SEEKPOINT_DATABASE_URL",
     "3D000": "create the database, or correct its name in --database-url or SEEKPOINT_DATABASE_URL",
-    "42501": "grant the right to the role the worker runs as, or run it as another role",
+    "42501": "grant the right to the role of --database-url ('Rights' in docs/reference/schema.md), or take another",
     "42P01": "create the table, or correct its name in the pipeline",
     "42703": "add the column to the table, or take it out of the row",
 }

@@ -19,6 +19,7 @@ from seekpoint.cli.explain import FAILED, explained, masked
 from seekpoint.cli.options import Kafka, KafkaConfig, OptionalDatabaseUrl, Schema, database, kafka_settings, without
 from seekpoint.cli.target import load
 from seekpoint.errors import ConfigError
+from seekpoint.failure import one_line
 from seekpoint.running import Worker
 from seekpoint.tables import DEFAULT_SCHEMA
 
@@ -113,6 +114,13 @@ class _Masking(logging.Formatter):
                 record = copy(record)
                 at = f"{event.partition} at offset {event.offset}"
                 record.msg, record.args = "SetAside: %s: %s, %s", (at, event.state, event.failure.told)
+            case (events.Isolating() as event,):
+                record = copy(record)
+                why = one_line(getattr(event.error, "orig", None) or event.error)
+                record.msg, record.args = "Isolating: a batch failed, and runs again in parts: %s", (why,)
+            case (events.Suspicious() as event,):
+                record = copy(record)
+                record.msg, record.args = "Suspicious: %s", (_suspicious(event),)
             case (events.Stopped(error=BaseException()),):  # it is told once, by the command
                 record = copy(record)
                 record.msg, record.args = "Stopped, by an error", ()
@@ -123,6 +131,13 @@ def _scheduled(event: events.RetryScheduled) -> str:
     return (
         f"{event.partition} at offset {event.offset}: {event.failure.told}; tried {event.attempt} of {event.attempts} "
         f"times, again in {event.wait:.1f} s; then {event.then}"
+    )
+
+
+def _suspicious(event: events.Suspicious) -> str:
+    return (
+        f"{event.partition}: {event.deaths} owners died without progress; records before offset {event.until} are "
+        "tried one by one"
     )
 
 

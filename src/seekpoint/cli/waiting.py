@@ -65,8 +65,9 @@ class Waits:
         """For people."""
         head = f"{self.partition} waits in front of offset {self.offset}"
         if self.running:
+            died = f"; {self.crashes} before it ended with the process" if self.crashes else ""
             before = "" if self.error is None else f"; before: {self.error}"
-            return f"{head}: try {self._count()} is under way, alone in its transaction{before}{self._after()}"
+            return f"{head}: try {self._count()} has begun, alone in its transaction{died}{before}{self._after()}"
         if self.then == DELAYED:
             return f"{head}: {self.error}; {self._next(now or datetime.now(UTC), 'due')}"
         error = self.error or NEVER_CAME_BACK

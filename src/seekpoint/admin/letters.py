@@ -21,7 +21,7 @@ from seekpoint.failure import State, storable
 from seekpoint.ledger import Ledger
 from seekpoint.ledger.ledger import postgres_engine
 from seekpoint.policy import Limits
-from seekpoint.tables import DEFAULT_SCHEMA, in_schema
+from seekpoint.tables import DEFAULT_SCHEMA, LARGEST_BIGINT, in_schema
 
 
 class Letters:
@@ -116,10 +116,10 @@ def open_at(dead_letters: DeadLetters, letter: DeadLetter, offset: int) -> DeadL
 
 def group_of(engine: Engine | URL | str, id: int, *, schema: str = DEFAULT_SCHEMA) -> str:  # noqa: A002
     """The group that a dead letter belongs to. Raises ConfigError where there is none of that id."""
-    with postgres_engine(engine).connect() as connection:
-        found: str | None = connection.execute(
-            GROUP_OF_LETTER, {"id": id}, execution_options=in_schema(schema)
-        ).scalar()
+    found: str | None = None
+    if abs(id) <= LARGEST_BIGINT:
+        with postgres_engine(engine).connect() as connection:
+            found = connection.execute(GROUP_OF_LETTER, {"id": id}, execution_options=in_schema(schema)).scalar()
     if found is None:
         raise ConfigError(f"the ledger in schema {schema!r} has no dead letter {id}: `list` shows those of a group")
     return str(found)

@@ -6,11 +6,13 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from seekpoint.errors import ConfigError, Fenced
+from seekpoint.failure import storable
 from seekpoint.ledger import administration as sql
 from seekpoint.ledger.read import Position, position
 from seekpoint.ledger.scope import Scope
 from seekpoint.ledger.statements import SHARE_GROUP
 from seekpoint.records import Partition
+from seekpoint.tables import LARGEST_BIGINT
 
 
 def record_action(
@@ -54,8 +56,9 @@ def move(
     Shares the group row with claims, so that other partitions are claimed while this one's batch is waited for; a
     pause, or whoever else takes the group as a whole, still comes before or after it.
     """
-    if to < 0:
-        raise ConfigError(f"cannot move {partition} to offset {to}: offsets begin at 0")
+    if not 0 <= to <= LARGEST_BIGINT:
+        raise ConfigError(f"cannot move {partition} to offset {to}: offsets begin at 0, and end at {LARGEST_BIGINT}")
+    actor, reason = storable(actor), storable(reason)
     tx.execute(SHARE_GROUP)
     row = tx.execute(sql.LOCK_ROW, topic=partition.topic, partition=partition.number).one_or_none()
     if row is None:
@@ -67,7 +70,7 @@ def move(
             f"{partition} stands at {row.next_offset}, not at the expected {expected}: look again, then decide"
         )
     if lost is not None:
-        _record_loss(tx, row, to, actor=actor, reason=lost)
+        _record_loss(tx, row, to, actor=actor, reason=storable(lost))
     steps = [(row.next_offset, to)]
     if topic_id not in {None, row.topic_id} and to > 0:
         # Of the topic that is adopted nothing was read: whoever waits for a record in front of `to` must be told.
@@ -112,6 +115,7 @@ def _record_loss(tx: Scope, row: Any, to: int, *, actor: str, reason: str) -> No
 
 def set_paused(tx: Scope, paused: bool, *, actor: str, reason: str) -> None:
     """Pause or resume the group; all its tokens are drawn anew, so that running workers notice (I5)."""
+    actor, reason = storable(actor), storable(reason)
     if tx.execute(sql.LOCK_GROUP).one_or_none() is None:
         raise ConfigError(f"there is no group {tx.group!r} in the ledger: check the name, or start a worker once")
     tx.execute(

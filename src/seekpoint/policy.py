@@ -124,9 +124,9 @@ class Retry:
     crashes: int = 2
 
     def __post_init__(self) -> None:
-        kinds: tuple[object, ...] = (self.on,) if isinstance(self.on, type) else self.on
-        if not all(isinstance(kind, type) and issubclass(kind, Exception) for kind in kinds):
-            raise ConfigError(f"Retry(on={self.on!r}): name exception classes, e.g. on=(TimeoutError,)")
+        kinds: object = (self.on,) if isinstance(self.on, type) else self.on
+        if not isinstance(kinds, tuple) or not all(isinstance(k, type) and issubclass(k, Exception) for k in kinds):
+            raise ConfigError(f"Retry(on={self.on!r}): name classes of Exception in a tuple, e.g. on=(TimeoutError,)")
         for name in ("attempts", "crashes"):
             _whole(self, name)
         for name, least in (("wait_initial", 0.0), ("wait_max", 0.0), ("multiplier", 1.0), ("jitter", 0.0)):

@@ -38,6 +38,8 @@ def test_a_wait_is_within_its_share_of_jitter(failures: int, jitter: float, seed
         {"jitter": 1.1},
         {"on": (KeyboardInterrupt,)},
         {"on": ("ValueError",)},
+        {"on": [TimeoutError]},
+        {"on": None},
     ],
 )
 def test_a_schedule_that_cannot_be_is_refused_by_its_name(wrong: dict[str, Any]) -> None:

@@ -195,6 +195,16 @@ class RetryScheduled(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RetrySucceeded(Event):
+    """A record that had failed was applied at its ``attempt``-th try; its partition goes on."""
+
+    level = logging.INFO
+    partition: Partition
+    offset: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Isolating(Event):
     """A batch failed: its records are run again, by parts, until those that fail stand alone."""
 

@@ -262,6 +262,8 @@ class Loop:
         except Exception:
             self._give_up(alone)
             raise
+        if alone.tries and batch.reads and batch.wants(alone.record):
+            self._announce(events.RetrySucceeded(partition=at[0], offset=at[1], attempt=alone.tries + 1))
 
     def _give_up(self, alone: Alone) -> None:
         """The attempt ends here, and not its process: say so at once, before a successor takes it for a death."""

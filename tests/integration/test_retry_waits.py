@@ -68,6 +68,7 @@ def test_the_schedule_is_kept_and_told_and_the_others_go_on(scene: Scene) -> Non
     for scheduled, begun in zip(waits, tried, strict=True):
         assert scheduled.wait <= begun.at - scheduled.at + 0.001 < scheduled.wait + 1
     assert not run.health().retrying
+    assert [(e.offset, e.attempt) for e in run.seen.all(events.RetrySucceeded)] == [(5, 4)]
     scene.book.assert_holds(name, stored)
     assert not letters(scene)
 
@@ -80,6 +81,7 @@ def test_after_the_last_attempt_it_is_poison(scene: Scene) -> None:
     run.stop()
     scene.book.assert_holds(name, [stored[0], stored[2], stored[5]])
     assert letters(scene) == [(0, at, "parked", "handler", 3) for at in (1, 3, 4)]
+    assert not run.seen.all(events.RetrySucceeded)
 
 
 def test_under_stop_the_partition_stops_in_front_of_it_and_a_new_worker_tries_once_more(scene: Scene) -> None:

@@ -110,6 +110,10 @@ class _Masking(logging.Formatter):
             case (events.RetryScheduled() as event,):
                 record = copy(record)
                 record.msg, record.args = "RetryScheduled: %s", (_scheduled(event),)
+            case (events.RetrySucceeded() as event,):
+                record = copy(record)
+                at = f"{event.partition} at offset {event.offset}"
+                record.msg, record.args = "RetrySucceeded: %s was applied at its try %s", (at, event.attempt)
             case (events.SetAside() as event,):
                 record = copy(record)
                 at = f"{event.partition} at offset {event.offset}"

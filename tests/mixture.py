@@ -42,7 +42,7 @@ CREATE TABLE rows_too (LIKE rows INCLUDING ALL);
 COLUMNS = ("partition", "offset", "kind")
 
 
-class Died(BaseException):
+class Died(SystemExit):
     """Stands for the end of the process: nothing in between catches it."""
 
 

@@ -202,13 +202,13 @@ class Flush:
             return self._driver.execute(statement, parameters).rowcount
         except psycopg.Error as error:
             code = error.diag.sqlstate or error.sqlstate
-            if code is not None and fault(code) is Fault.DATA:
-                raise self._unknown(error) from error
             if code == "21000":  # cardinality_violation
                 error.add_note(
                     f"{self._target.name}: two rows of one transaction ended at the same key, though they came with "
                     "different ones: a trigger changes the key. Make it in row= as it is to be stored"
                 )
+            elif code is not None and fault(code) is Fault.DATA:
+                raise self._unknown(error) from error
             raise
 
     def _unknown(self, cause: Exception) -> RowRefused:

@@ -9,7 +9,9 @@ given at once. What fails later is :class:`Failed`; the next attempt isolates it
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import repeat
 from typing import NamedTuple
 
 from sqlalchemy.exc import DBAPIError
@@ -52,17 +54,22 @@ def apply(tx: LentConnection, pipeline: Pipeline, batch: OpenBatch) -> int:
 
     Raises Failed where a record is at fault; misuse, and database errors that are no record's fault, as they are.
     """
-    if pipeline.handle is None and len(pipeline.sinks) == 1:
-        return _stream(tx, pipeline, pipeline.sinks[0], batch)
+    if (sink := _only_sink(pipeline)) is not None:
+        return _stream(tx, pipeline, sink, batch)
     made = made_of(pipeline, batch)
     write(tx, pipeline, made, batch.spans)
     return len(made)
 
 
+def _only_sink(pipeline: Pipeline) -> Sink | None:
+    """The sink, where there is one and nothing else to do."""
+    return pipeline.sinks[0] if pipeline.handle is None and len(pipeline.sinks) == 1 else None
+
+
 def made_of(pipeline: Pipeline, batch: OpenBatch) -> list[Made]:
     """Every record of the batch that is to be applied, which closes it."""
     made: list[Made] = []
-    sink = pipeline.sinks[0] if pipeline.handle is None and len(pipeline.sinks) == 1 else None
+    sink = _only_sink(pipeline)
     for raw in batch.chunks():
         rows = None if sink is None else _rows_at_once(pipeline, sink, raw, batch)
         if rows is None:
@@ -75,40 +82,46 @@ def made_of(pipeline: Pipeline, batch: OpenBatch) -> list[Made]:
 def write(tx: LentConnection, pipeline: Pipeline, made: Sequence[Made], spans: Sequence[Span]) -> None:
     """Sinks in their declared order, then the handler. Raises Failed where a record is at fault."""
     for n, sink in enumerate(pipeline.sinks):
-        try:
-            with sink.open(tx) as writer:
-                writer.write([row for one in made for row in one.rows[n]])
-        except RowRefused as refused:
-            raise _refused(sink, (one.raw for one in made for _ in one.rows[n]), refused) from refused
-        except Exception as error:
-            if is_data_fault(error):
-                raise Failed(_of(sink, error), Cause.DATABASE) from error
-            raise
+        written = (one.raw for one in made for _ in one.rows[n])
+        with _blaming(sink, written), sink.open(tx) as writer:
+            writer.write([row for one in made for row in one.rows[n]])
     if pipeline.handle is not None and made:  # of no records, an executemany would insert a row of defaults
         _handle(tx, pipeline.handle, made, spans)
 
 
 def _stream(tx: LentConnection, pipeline: Pipeline, sink: Sink, batch: OpenBatch) -> int:
     applied = 0
+    with _blaming(sink, _written(pipeline, batch)), sink.open(tx) as writer:
+        for raw in batch.chunks():
+            rows = _rows_at_once(pipeline, sink, raw, batch)
+            if rows is not None:
+                writer.write(rows)
+                applied += len(raw)
+                continue
+            made = _make_each(pipeline, raw, batch)
+            writer.write([row for one in made for row in one.rows[0]])
+            applied += len(made)
+    return applied
+
+
+def _written(pipeline: Pipeline, batch: OpenBatch) -> Iterator[RawRecord]:
+    """The record of each row that was streamed, made again: nothing of it was kept. Begins when it is asked."""
+    for raw in batch.kept():
+        for one in _make_each(pipeline, raw, batch):
+            yield from repeat(one.raw, len(one.rows[0]))
+
+
+@contextmanager
+def _blaming(sink: Sink, written: Iterable[RawRecord]) -> Iterator[None]:
+    """Turn what is a record's fault into Failed; ``written`` names a record for each row, in order."""
     try:
-        with sink.open(tx) as writer:
-            for raw in batch.chunks():
-                rows = _rows_at_once(pipeline, sink, raw, batch)
-                if rows is not None:
-                    writer.write(rows)
-                    applied += len(raw)
-                    continue
-                made = _make_each(pipeline, raw, batch)
-                writer.write([row for one in made for row in one.rows[0]])
-                applied += len(made)
+        yield
     except RowRefused as refused:
-        written = (one.raw for raw in batch.kept() for one in _make_each(pipeline, raw, batch) for _ in one.rows[0])
         raise _refused(sink, written, refused) from refused
     except Exception as error:
         if is_data_fault(error):
             raise Failed(_of(sink, error), Cause.DATABASE) from error
         raise
-    return applied
 
 
 def _rows_at_once(pipeline: Pipeline, sink: Sink, raw: Sequence[RawRecord], batch: OpenBatch) -> list[Row] | None:

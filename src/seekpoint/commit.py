@@ -167,7 +167,8 @@ class Committer:
                 moved = self._ledger.advance(tx, moves, transaction) if moves else []
                 self._note_attempts(tx, batch)
                 self._check_identity(batch)
-                self._announce(events.Advanced(spans=batch.spans))
+                spans = batch.spans
+                self._announce(events.Advanced(spans=spans))
                 committing = True
         except DBAPIError as error:
             if committing and connection_lost(error):
@@ -175,7 +176,7 @@ class Committer:
             raise
         self._holder.accept(moved)
         self._quarantine.count(tally)
-        self._announce(events.Committed(spans=batch.spans, records=records, seconds=monotonic() - began))
+        self._announce(events.Committed(spans=spans, records=records, seconds=monotonic() - began))
         self._announce_asides(batch)
         self._end_at_cuts(batch)
 

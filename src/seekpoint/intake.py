@@ -126,10 +126,13 @@ class OpenBatch:
     def wants(self, record: AnyRecord) -> bool:
         """Whether the record is to be applied: not behind its partition's cut, not set aside, not behind its key."""
         partition = Partition(record.topic, record.partition)
-        cut = self.cuts.get(partition)
-        if cut is not None and record.offset >= cut.offset:
+        if self._is_cut(partition, record.offset):
             return False
         return (partition, record.offset) not in self._asides and not self._hold(partition, record)
+
+    def _is_cut(self, partition: Partition, offset: int) -> bool:
+        cut = self.cuts.get(partition)
+        return cut is not None and offset >= cut.offset
 
     def _hold(self, partition: Partition, record: RawRecord) -> bool:
         """Whether an earlier record of its key is a dead letter; then it is kept behind it (in the raw, as read)."""
@@ -173,11 +176,7 @@ class OpenBatch:
     @property
     def asides(self) -> list[Aside]:
         """The records that are passed without being applied, in the order of partition and offset."""
-        return [
-            aside
-            for (partition, offset), aside in sorted(self._asides.items())
-            if partition not in self.cuts or offset < self.cuts[partition].offset
-        ]
+        return [aside for at, aside in sorted(self._asides.items()) if not self._is_cut(*at)]
 
     def passed(self, *, newest_first: bool = False) -> Iterator[RawRecord]:
         """What the batch leaves behind: every record in front of the cuts but those held behind their key."""
@@ -185,8 +184,7 @@ class OpenBatch:
         for records in reversed(self._kept) if newest_first else self._kept:
             for record in reversed(records) if newest_first else records:
                 partition = Partition(record.topic, record.partition)
-                cut = self.cuts.get(partition)
-                if (cut is None or record.offset < cut.offset) and (partition, record.offset) not in held:
+                if not self._is_cut(partition, record.offset) and (partition, record.offset) not in held:
                     yield record
 
     def rest(self, partition: Partition, start: int) -> list[RawRecord]:
@@ -208,13 +206,12 @@ class OpenBatch:
 
     def moves(self) -> list[Move]:
         """What the batch asks of the ledger: per partition, from the first position read to behind the last (I3)."""
-        moves = []
-        for partition, read in self.reads.items():
-            cut = self.cuts.get(partition)
-            move = read.move() if cut is None else self._move_to_cut(partition, read, cut.offset)
-            if move.to_offset > move.from_offset:
-                moves.append(move)
-        return moves
+        moves = map(self._move, self.reads)
+        return [move for move in moves if move.to_offset > move.from_offset]
+
+    def _move(self, partition: Partition) -> Move:
+        read, cut = self.reads[partition], self.cuts.get(partition)
+        return read.move() if cut is None else self._move_to_cut(partition, read, cut.offset)
 
     def _move_to_cut(self, partition: Partition, read: Read, end: int) -> Move:
         last = None
@@ -228,8 +225,7 @@ class OpenBatch:
 
     def position(self, partition: Partition) -> int:
         """Where the partition stands once the batch is committed."""
-        read, cut = self.reads[partition], self.cuts.get(partition)
-        return (read.move() if cut is None else self._move_to_cut(partition, read, cut.offset)).to_offset
+        return self._move(partition).to_offset
 
     @property
     def spans(self) -> tuple[Span, ...]:

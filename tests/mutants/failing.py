@@ -38,8 +38,8 @@ FAILING = (
         (
             Edit(
                 "intake.py",
-                "            move = read.move() if cut is None else self._move_to_cut(partition, read, cut.offset)\n",
-                "            move = read.move()\n",
+                "        return read.move() if cut is None else self._move_to_cut(partition, read, cut.offset)\n",
+                "        return read.move()\n",
             ),
         ),
         (f"{MATRIX}[CHECK-streamed Append-stop]", f"{PROPERTY}[2]"),

@@ -6,7 +6,7 @@ from base64 import b64encode
 from datetime import datetime
 from typing import Any
 
-from seekpoint.deadletters import DeadLetter
+from seekpoint.deadletters import DeadLetter, name_bytes
 from seekpoint.records import utc
 
 _AS_THEY_ARE = (
@@ -22,7 +22,7 @@ def portable(letter: DeadLetter, group: str) -> dict[str, Any]:
     Headers are pairs of name and value, in order, duplicates kept; names are bytes too: not all of them are UTF-8.
     Times are ISO 8601.
     """
-    names = [name.encode("utf-8", "surrogateescape") for name, _ in letter.headers]
+    names = [name_bytes(name) for name, _ in letter.headers]
     return {name: getattr(letter, name) for name in _AS_THEY_ARE} | {
         "group": group,
         "topic_id": str(letter.topic_id),

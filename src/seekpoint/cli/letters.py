@@ -13,7 +13,7 @@ from rich.text import Text
 
 from seekpoint.admin import Planned, portable
 from seekpoint.cli.explain import masked
-from seekpoint.deadletters import DeadLetter
+from seekpoint.deadletters import DeadLetter, name_bytes
 from seekpoint.failure import State
 from seekpoint.records import utc
 
@@ -199,7 +199,7 @@ def _one_line(data: bytes | None) -> str:
 
 
 def _name(header: str) -> str:
-    return plain(header.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace"))
+    return plain(name_bytes(header).decode("utf-8", "backslashreplace"))
 
 
 def _field(name: str, said: str) -> str:

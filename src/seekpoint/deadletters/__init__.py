@@ -5,6 +5,6 @@ read a row of it: who waits for a record (``ledger.wait``), and who asks for a l
 """
 
 from seekpoint.deadletters.deadletters import DeadLetters
-from seekpoint.deadletters.letter import DeadLetter
+from seekpoint.deadletters.letter import DeadLetter, name_bytes
 
-__all__ = ["DeadLetter", "DeadLetters"]
+__all__ = ["DeadLetter", "DeadLetters", "name_bytes"]

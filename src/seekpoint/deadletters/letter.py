@@ -108,7 +108,7 @@ def row(aside: Aside, topic_ids: Mapping[str, UUID]) -> dict[str, Any]:
         "its_timestamp_ms": record.timestamp_ms,
         "its_key": record.key,
         "its_value": None if aside.state is State.SKIPPED else record.value,
-        "its_header_names": [_bytes(name) for name, _ in record.headers],
+        "its_header_names": [name_bytes(name) for name, _ in record.headers],
         "its_header_values": [value for _, value in record.headers],
         "its_state": aside.state.value,
         "its_cause": failure.cause.value,
@@ -129,7 +129,7 @@ def values(states: Sequence[State] | None) -> list[str] | None:
     return None if states is None else [state.value for state in states]
 
 
-def _bytes(name: str) -> bytes:
+def name_bytes(name: str) -> bytes:
     """A header's name as it stands in the log: what was not UTF-8 there was read with its bytes escaped."""
     try:
         return name.encode("utf-8", "surrogateescape")

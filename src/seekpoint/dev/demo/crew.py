@@ -40,7 +40,7 @@ class Member:
         self.owner = ""
         self.placed: dict[int, int] = {}  # partition -> position, of what it reads now
         self.halted: str | None = None
-        self.commits = 0
+        self.commits = self.ousted = 0
         self.refusals: list[str] = []
         self.troubles: list[str] = []
         self.stalls: list[Mapping[str, Any]] = []
@@ -84,9 +84,10 @@ class Member:
                 self.owner = event["owner"]
             case "Placed":
                 self.placed[event["partition"]] = event["offset"]
-            case "Gone" | "Released" | "Ousted":
+            case "Gone" | "Released" | "Ousted" as kind:
                 for partition in event["partitions"]:
                     self.placed.pop(partition, None)
+                self.ousted += len(event["partitions"]) * (kind == "Ousted")
             case "Committed":
                 self.commits += 1
                 self.placed |= {int(p): end for p, end in event["ends"].items() if int(p) in self.placed}
@@ -231,6 +232,14 @@ class Crew:
         held = [member.placed for member in self._members.values()]
         return all(held) and sorted(p for placed in held for p in placed) == list(range(self._partitions))
 
+    def _standing(self) -> str:
+        """Where everything stands, for whoever must find out why nothing comes."""
+        lines = [f"committed up to {dict(sorted(self.ends.items()))}"]
+        for member in self._members.values():
+            lines.append(f"worker {member.name} reads {member.placed}, {member.commits} commits; its log ends with")
+            lines.append(member.log_tail)
+        return "\n".join(lines)
+
     def wait(self, what: str, until: Callable[[], bool], patience: float = PATIENCE) -> None:
         """Wait for a change that makes ``until`` true; raises DemoFailed when it does not come, or a worker dies."""
         deadline = monotonic() + patience
@@ -240,6 +249,6 @@ class Crew:
                     if member.ended and not member.expected_to_end:
                         self._ended(member, what)
                 if (left := deadline - monotonic()) <= 0:
-                    raise DemoFailed(f"waited {patience:.0f} s for {what}, in vain")
+                    raise DemoFailed(f"waited {patience:.0f} s for {what}, in vain\n{self._standing()}")
                 # Most conditions come true by what a worker tells; those that ask the system are asked in between.
                 self._changed.wait(min(left, 0.05))

@@ -145,17 +145,21 @@ class Script:
         self._say(f"froze {zombie.name} with {having}; {heir} took over and went on after {waited:.1f} s")
 
     def _expect_refusal(self, zombie: Member) -> None:
-        """Let the zombie go on with what it was about to do."""
-        refusals, commits = len(zombie.refusals), zombie.commits
+        """Let the zombie go on with what it was about to do.
+
+        Where the server ended its connection, it asks the ledger before it writes again, and need not be refused.
+        """
+        refusals, commits, ousted = len(zombie.refusals), zombie.commits, zombie.ousted
         zombie.thaw()
         zombie.go()
         self._crew.wait(
             f"worker {zombie.name} to be fenced",
-            lambda: len(zombie.refusals) > refusals or zombie.commits > commits,
+            lambda: len(zombie.refusals) > refusals or zombie.commits > commits or zombie.ousted > ousted,
         )
-        if len(zombie.refusals) > refusals:
+        if zombie.commits == commits:
             self.outcome.fenced += 1
-            self._say(f"  continued {zombie.name}: fenced ({zombie.refusals[refusals]})")
+            why = zombie.refusals[refusals] if len(zombie.refusals) > refusals else "the ledger: claimed by another"
+            self._say(f"  continued {zombie.name}: fenced ({why})")
         else:
             self._say(f"  continued {zombie.name}: NOT fenced, its write was committed")
 

@@ -19,6 +19,7 @@ from seekpoint.codecs import Json
 from seekpoint.dev.demo.wire import Wire
 from seekpoint.errors import ConfigError
 from seekpoint.pipeline import Pipeline
+from seekpoint.policy import Retry
 from seekpoint.sinks import Append
 
 GROUP = TOPIC = TABLE = "flights"
@@ -71,7 +72,8 @@ table = Table(
     Column("time_hour", DateTime(timezone=True)),
 )
 
-pipeline = Pipeline(GROUP, topics=TOPIC, value=Json(Flight), sinks=[Append(TABLE)])
+# The demo kills from outside, again and again: no record is to be suspected of it, and tried alone for it.
+pipeline = Pipeline(GROUP, topics=TOPIC, value=Json(Flight), sinks=[Append(TABLE)], retry=Retry(crashes=1_000))
 
 
 def read_flights(limit: int = RECORDS) -> Iterator[Flight]:

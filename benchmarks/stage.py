@@ -1,0 +1,213 @@
+"""What the operational questions share: servers, the topic and the table, processes that work and feed, the JSON row.
+
+A script that measures members of a group starts them as processes of their own (``crew.py``), and reads what they
+tell as lines of JSON. Their times are of the machine's one monotonic clock, so they can be compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import secrets
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from types import TracebackType
+from typing import Any, Self
+
+import psutil
+import psycopg
+from sqlalchemy import create_engine
+
+from seekpoint import schema
+from seekpoint.dev.demo.wire import create_topic
+from seekpoint.dev.postgres import start_postgres, url_of
+from seekpoint.dev.servers import start_pair
+
+POSTGRES = {"shared_buffers": "1GB", "max_wal_size": "8GB"}
+TABLE = "orders"
+COLUMNS = "id bigint, made bigint, account integer, amount numeric, kind text, at timestamptz"
+
+Told = dict[str, Any]
+"""What a process of ours told: ``event``, ``at`` (seconds) and what belongs to it."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The servers of one run. ``name`` is drawn for topics and groups, so that runs share servers in peace."""
+
+    brokers: str
+    url: str
+    name: str
+
+    @property
+    def dsn(self) -> str:
+        return url_of(self.url).set(drivername="postgresql").render_as_string(hide_password=False)
+
+    def connect(self) -> psycopg.Connection[Any]:
+        return psycopg.connect(self.dsn, autocommit=True)
+
+    def topic(self, name: str, partitions: int) -> str:
+        """Create a topic, and return its name."""
+        full = f"{name}-{self.name}"
+        create_topic(self.brokers, full, partitions)
+        return full
+
+    def fresh_table(self, *, key: bool = False, more: str = "") -> None:
+        """An empty table, the ledger's schema, and a server that has written what it had to."""
+        with self.connect() as connection:
+            connection.execute(f"DROP TABLE IF EXISTS {TABLE}".encode())
+            connection.execute(f"CREATE TABLE {TABLE} ({COLUMNS}{more}{', PRIMARY KEY (id)' * key})".encode())
+            connection.execute("CHECKPOINT")
+        self.upgrade()
+
+    def upgrade(self) -> None:
+        """The ledger's tables."""
+        engine = create_engine(self.url)
+        schema.upgrade(engine)
+        engine.dispose()
+
+    def rows(self) -> tuple[int, int]:
+        """How many rows the table has, and how many different ids."""
+        with self.connect() as connection:
+            found = connection.execute(f"SELECT count(*), count(DISTINCT id) FROM {TABLE}".encode()).fetchone()
+        assert found is not None
+        return found[0], found[1]
+
+    def crew(self, **order: Any) -> Crew:
+        """Another process: ``crew.py`` says what it takes."""
+        return Crew({"brokers": self.brokers, "database": self.url, **order})
+
+
+@contextmanager
+def servers(*, kafka: bool = True, properties: Mapping[str, str] | None = None) -> Iterator[Stage]:
+    """Servers of our own, or those that BENCH_BROKERS and BENCH_URL name."""
+    brokers, url = os.environ.get("BENCH_BROKERS", ""), os.environ.get("BENCH_URL", "")
+    with ExitStack() as started:
+        if kafka and not (brokers and url):
+            pair = started.enter_context(start_pair(own=True, settings=POSTGRES, properties=properties))
+            brokers, url = pair.kafka.bootstrap, str(pair.postgres.url)
+        elif not url:
+            url = str(started.enter_context(start_postgres(POSTGRES, own=True)).url)
+        yield Stage(brokers, url, secrets.token_hex(4))
+
+
+def arguments(about: str | None) -> argparse.ArgumentParser:
+    """A script's own options are added to these."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="small sizes: does it work, and in which order of size")
+    return parser
+
+
+def say(subject: str, mode: str, **figures: Any) -> None:
+    """Print one row, with what else the machine was doing: the load is no figure of ours, but explains some."""
+    load = round(os.getloadavg()[0], 1)
+    print(json.dumps({"subject": subject, "mode": mode, **figures, "load_of_machine": load}), flush=True)
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value that ``share`` of the values do not exceed (nearest rank)."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, round(share * (len(ordered) - 1)))]
+
+
+def ms(name: str, seconds: Sequence[float], *shares: float) -> dict[str, float]:
+    """``{name}_p50_ms`` and so on, and ``{name}_max_ms``; nothing where there are no values."""
+    if not seconds:
+        return {}
+    found = {f"{name}_p{share * 100:g}_ms": round(percentile(seconds, share) * 1000, 3) for share in shares or (0.5,)}
+    return {**found, f"{name}_max_ms": round(max(seconds) * 1000, 3)}
+
+
+def median_ms(seconds: Sequence[float]) -> float:
+    """The median, in milliseconds."""
+    return round(statistics.median(seconds) * 1000, 3)
+
+
+class Crew:
+    """One process of ours: it gets its order, tells what happens, and ends with SIGTERM."""
+
+    def __init__(self, order: Mapping[str, Any]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("crew.py"))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.told: list[Told] = []
+        self._news = threading.Condition()
+        self._ended = False
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()  # and kept open: its end tells the process that we are gone
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            with self._news:
+                self.told.append(json.loads(line))
+                self._news.notify_all()
+        with self._news:
+            self._ended = True
+            self._news.notify_all()
+
+    def all(self, event: str) -> list[Told]:
+        """Everything of this kind that it told so far."""
+        with self._news:
+            return [told for told in self.told if told["event"] == event]
+
+    def wait_for(self, reached: Callable[[list[Told]], bool], what: str, timeout: float = 120) -> None:
+        """Until what it told so far is enough."""
+        with self._news:
+            self._news.wait_for(lambda: reached(self.told) or self._ended, timeout)
+            assert reached(self.told), f"{what}: not within {timeout} s; the last of it: {self.told[-3:]}"
+
+    @property
+    def process(self) -> psutil.Process:
+        return psutil.Process(self._process.pid)
+
+    def kill(self) -> float:
+        """SIGKILL; returns when, in seconds."""
+        at = monotonic()
+        self._process.kill()
+        self._finish()
+        return at
+
+    def stop(self) -> float:
+        """SIGTERM, and wait until it has ended in order; returns when it was told to, in seconds."""
+        at = monotonic()
+        self._process.send_signal(signal.SIGTERM)
+        self._finish()
+        assert self._process.returncode == 0, f"ended with {self._process.returncode}"
+        return at
+
+    def finish(self, timeout: float = 600) -> None:
+        """Wait until it has ended by itself."""
+        self._process.wait(timeout)
+        self._finish()
+        assert self._process.returncode == 0, f"ended with {self._process.returncode}"
+
+    def _finish(self) -> None:
+        self._process.wait(60)
+        self._thread.join()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process.poll() is None:
+            self.kill()

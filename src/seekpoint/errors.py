@@ -14,6 +14,8 @@
     ├── CodecAway               what a codec needs does not answer, as a schema registry; the worker waits for it
     ├── NotApplied              a record was waited for, and not passed in time (a TimeoutError too)
     ├── TooManyDeadLetters      the limits on dead letters are reached: the worker stops instead
+    ├── RangeLost               a range of the log that a job was to read is no longer in it
+    ├── RangeStuck              a range of the log does not come to its end
     └── PartitionStopped        this partition waits for a decision; the others go on
         ├── OffsetLost          the stored offset is no longer (or not yet) in the log
         ├── TopicRecreated      the topic was deleted and created anew
@@ -154,6 +156,22 @@ class RetryLater(PartitionStopped):
 
 class TooManyDeadLetters(SeekpointError):  # noqa: N818
     """More records failed than the pipeline's limits allow: nothing of the last batch was written, and none is lost."""
+
+
+class RangeLost(SeekpointError):  # noqa: N818
+    """A range of the log cannot be read at ``offset``: retention, a truncation or a deletion took it."""
+
+    def __init__(self, partition: Partition, offset: int, message: str) -> None:
+        super().__init__(f"{partition} cannot be read at offset {offset}: {message}")
+        self.partition, self.offset = partition, offset
+
+
+class RangeStuck(SeekpointError):  # noqa: N818
+    """Nothing comes of the range from ``offset`` to ``end``, and nothing says that it has no more records."""
+
+    def __init__(self, partition: Partition, offset: int, end: int, message: str) -> None:
+        super().__init__(f"{partition} does not come from offset {offset} to {end}: {message}")
+        self.partition, self.offset, self.end = partition, offset, end
 
 
 class Poison(Exception):  # noqa: N818 -- a control exception of users' code, like StopIteration

@@ -218,3 +218,67 @@ Index(
     _action.id,
     postgresql_where=IS_MOVE,
 )
+
+# One reload: the tables of the groups that write them, built anew beside the live ones. Whoever drives it holds this
+# row's lock through each step; a driver that comes later raises the epoch, and the earlier one's next step fails.
+RELOAD_STATES = ("opened", "staging", "staged", "indexed", "following", "diffed", "cut_over", "aborted", "failed")
+STRATEGIES = ("merge", "swap", "generation")
+reload_run = Table(
+    "reload_run",
+    metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("groups", ARRAY(Text), nullable=False),
+    Column("tables", ARRAY(Text), nullable=False),
+    Column("strategy", Text, nullable=False),
+    Column("pipelines", ARRAY(Text), nullable=False, comment="as module:name, one per group"),
+    Column("version_from", ARRAY(Integer), nullable=False, comment="of each group, at the opening"),
+    Column("version_to", ARRAY(Integer), nullable=False, comment="of each group's pipeline"),
+    Column("state", Text, nullable=False),
+    Column("driver_epoch", BigInteger, nullable=False, comment="an older driver's next step fails"),
+    Column("driver", Text, nullable=False, comment="host and process, for people"),
+    Column("staging_schema", Text, nullable=False, comment="where the rebuilt tables are"),
+    Column("swept", Boolean, nullable=False, server_default=false(), comment="nothing is left there"),
+    Column("diff_xid", Text, comment="oldest transaction that the prepared difference did not see"),
+    Column("actor", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("error", Text, comment="why it failed or was aborted"),
+    _now("opened_at"),
+    _now("changed_at"),
+    CheckConstraint(f"state IN ({', '.join(map(repr, RELOAD_STATES))})", name="state"),
+    CheckConstraint(f"strategy IN ({', '.join(map(repr, STRATEGIES))})", name="strategy"),
+)
+
+# The rebuild has a position of its own, which moves in the transactions that add rows to it (I1, of the staged tables).
+reload_position = Table(
+    "reload_position",
+    metadata,
+    Column("run", Uuid, ForeignKey(reload_run.c.id), nullable=False),
+    Column("consumer_group", Text, nullable=False),
+    Column("topic", Text, nullable=False),
+    Column("partition", Integer, nullable=False),
+    Column("topic_id", Uuid, nullable=False),
+    Column("first_offset", BigInteger, nullable=False, comment="where the rebuild begins"),
+    Column("end_offset", BigInteger, nullable=False, comment="the group's position when the run was opened"),
+    Column("next_offset", BigInteger, nullable=False, comment="position of what is staged"),
+    Column("epoch", BigInteger, nullable=False, comment="of the offset's row at the opening"),
+    Column("moves", BigInteger, nullable=False, comment="by hand, as known at the opening"),
+    PrimaryKeyConstraint("run", "consumer_group", "topic", "partition"),
+)
+
+# What one attempt at one range has committed, in the same transaction as the rows of its own tables.
+reload_staged = Table(
+    "reload_staged",
+    metadata,
+    Column("run", Uuid, ForeignKey(reload_run.c.id), nullable=False),
+    Column("table_name", Text, nullable=False, comment="in the run's staging schema"),
+    Column("consumer_group", Text, nullable=False),
+    Column("topic", Text, nullable=False),
+    Column("partition", Integer, nullable=False),
+    Column("from_offset", BigInteger, nullable=False),
+    Column("to_offset", BigInteger, nullable=False),
+    Column("records", BigInteger, nullable=False),
+    Column("row_counts", ARRAY(BigInteger), nullable=False, comment="of each sink's table"),
+    Column("dead_letters", BigInteger, nullable=False),
+    _now("staged_at"),
+    PrimaryKeyConstraint("run", "table_name"),
+)

@@ -17,7 +17,9 @@ from sqlalchemy.pool import NullPool
 from seekpoint import schema, tables
 from seekpoint.errors import ConfigError, SchemaMismatch
 
-OURS = {"admin_action", "alembic_version", "consumer_group", "dead_letter", "lost_range", "partition_offset"}
+SINCE_0003 = {"reload_position", "reload_run", "reload_staged"}
+SINCE_0002 = {"dead_letter", *SINCE_0003}
+OURS = {"admin_action", "alembic_version", "consumer_group", "lost_range", "partition_offset", *SINCE_0002}
 ODD_NAMES = ["Ledger", 'we"ird', "with space", "100%", "a.b", "colon:name", "naïve", "select", "'; DROP TABLE x; --"]
 
 
@@ -158,7 +160,7 @@ def test_other_databases_and_targets_are_refused() -> None:
 
 
 def test_unknown_revisions_are_refused(engine: Engine) -> None:
-    with pytest.raises(ConfigError, match="no schema revision '9999', only base, 0001, 0002"):
+    with pytest.raises(ConfigError, match="no schema revision '9999', only base, 0001, 0002, 0003"):
         schema.upgrade(engine, to="9999")
     with pytest.raises(ConfigError, match="no schema revision 'head'"):
         schema.sql(since="head")
@@ -169,7 +171,7 @@ def test_a_newer_ledger_is_neither_upgraded_nor_taken_down(engine: Engine) -> No
     with engine.begin() as connection:
         connection.execute(text("UPDATE seekpoint.alembic_version SET version_num = '9999'"))
     for attempt in (schema.upgrade, schema.downgrade):
-        with pytest.raises(SchemaMismatch, match="9999, newer than revision 0002"):
+        with pytest.raises(SchemaMismatch, match="9999, newer than revision 0003"):
             attempt(engine)
     assert made(engine) == OURS
 
@@ -243,7 +245,7 @@ def test_the_scripts_are_found_in_a_checkout_and_in_a_wheel(tmp_path: Path, monk
 
 # -- the second revision ----------------------------------------------------------------------------------------------
 
-FIRST = OURS - {"dead_letter"}
+FIRST = OURS - SINCE_0002
 ROWS = """
     INSERT INTO {s}.consumer_group (name, cluster_id, version) VALUES ('g', 'c', 3);
     INSERT INTO {s}.partition_offset
@@ -308,7 +310,9 @@ def test_a_ledger_in_use_is_brought_up_and_down(engine: Engine, database_url: st
     assert [len(each) for each in rows.values()] == [1, 1, 1, 100]
 
     up("0002", "0001")
-    assert (made(engine, name), at(engine, name)) == (OURS, "0002")
+    assert (made(engine, name), at(engine, name)) == (OURS - SINCE_0003, "0002")
+    up("0003", "0002")
+    assert (made(engine, name), at(engine, name)) == (OURS, schema.HEAD)
     with engine.connect() as connection:
         schema.check(connection, name)
     assert file_of(engine, name) == file
@@ -323,8 +327,8 @@ def test_a_ledger_in_use_is_brought_up_and_down(engine: Engine, database_url: st
     assert len(warned) == 1
     assert (made(engine, name), at(engine, name)) == (FIRST, "0001")
     assert kept(engine, name) == rows
-    up("0002", "0001")
-    assert (made(engine, name), at(engine, name)) == (OURS, "0002")
+    up(schema.HEAD, "0001")
+    assert (made(engine, name), at(engine, name)) == (OURS, schema.HEAD)
     assert kept(engine, name) == upgraded
     schema.downgrade(engine, schema=name)
     assert (made(engine, name), at(engine, name)) == (set(), None)
@@ -334,7 +338,7 @@ def test_a_ledger_beyond_the_revision_that_is_asked_for_is_left_alone(engine: En
     schema.upgrade(engine)
     asked(engine, ROWS, "seekpoint")
     schema.upgrade(engine, to="0001")
-    assert (made(engine), at(engine)) == (OURS, "0002")
+    assert (made(engine), at(engine)) == (OURS, schema.HEAD)
     schema.downgrade(engine, to="0001")
     schema.downgrade(engine, to="0002")
     assert (made(engine), at(engine)) == (FIRST, "0001")
@@ -353,4 +357,4 @@ def test_an_upgrade_that_cannot_have_its_lock_changes_nothing(engine: Engine) ->
     assert (made(engine), at(engine)) == (FIRST, "0001")
     assert kept(engine, "seekpoint") == rows
     schema.upgrade(engine)
-    assert at(engine) == "0002"
+    assert at(engine) == schema.HEAD

@@ -25,7 +25,8 @@ from seekpoint import schema
 from seekpoint.cli.db import app
 from seekpoint.errors import ConfigError, SchemaMismatch
 
-OURS = {"admin_action", "alembic_version", "consumer_group", "dead_letter", "lost_range", "partition_offset"}
+SINCE_0002 = {"dead_letter", "reload_position", "reload_run", "reload_staged"}
+OURS = {"admin_action", "alembic_version", "consumer_group", "lost_range", "partition_offset", *SINCE_0002}
 
 # Whoever has a naming convention has one like this; it must not reach our constraints.
 ENV = """
@@ -181,8 +182,8 @@ def positions(engine: Engine) -> list[int]:
 class TestOwnRevision:
     def test_what_is_written(self, host: Host) -> None:
         written = host.write_ledger_revision().read_text()
-        assert 'seekpoint.schema.upgrade(op, to="0002")' in written
-        assert 'seekpoint.schema.downgrade(op, to="base", since="0002")' in written
+        assert 'seekpoint.schema.upgrade(op, to="0003")' in written
+        assert 'seekpoint.schema.downgrade(op, to="base", since="0003")' in written
         assert "import seekpoint.schema" in written
         assert "down_revision = 'a1'" in written
 
@@ -245,12 +246,12 @@ class TestOwnRevision:
 
     def test_the_revision_must_name_where_it_goes(self, host: Host, engine: Engine) -> None:
         host.add("b2", "a1", "import seekpoint.schema; seekpoint.schema.upgrade(op)")
-        with pytest.raises(ConfigError, match=r'name the revision .* upgrade\(op, to="0002"\)'):
+        with pytest.raises(ConfigError, match=r'name the revision .* upgrade\(op, to="0003"\)'):
             host.run(command.upgrade, "head")
         assert made(engine, "crm") == set(), "the host's whole transaction was rolled back"
 
     def test_the_hosts_op_works_on_after_our_call(self, host: Host, engine: Engine) -> None:
-        call = 'import seekpoint.schema; seekpoint.schema.upgrade(op, to="0002")'
+        call = 'import seekpoint.schema; seekpoint.schema.upgrade(op, to="0003")'
         host.add("b2", "a1", f'{call}; op.execute("CREATE TABLE crm.after ()")')
         host.run(command.upgrade, "head")
         assert made(engine, "crm") == {"customer", "after"}
@@ -298,12 +299,12 @@ class TestSecondOwnRevision:
 
     def test_what_is_written(self, upgraded: Host) -> None:
         written = upgraded.write_ledger_revision("--since", "0001").read_text()
-        assert 'seekpoint.schema.upgrade(op, to="0002", since="0001")' in written
-        assert 'seekpoint.schema.downgrade(op, to="0001", since="0002")' in written
+        assert 'seekpoint.schema.upgrade(op, to="0003", since="0001")' in written
+        assert 'seekpoint.schema.downgrade(op, to="0001", since="0003")' in written
         assert "down_revision = 'b2'" in written
 
     def test_online(self, upgraded: Host, engine: Engine) -> None:
-        assert made(engine) == OURS - {"dead_letter"}
+        assert made(engine) == OURS - SINCE_0002
         fill(engine)
         upgraded.write_ledger_revision("--since", "0001")
         upgraded.run(command.upgrade, "head")
@@ -311,7 +312,7 @@ class TestSecondOwnRevision:
         assert positions(engine) == [5]
         upgraded.run(command.check)
         upgraded.run(command.downgrade, "-1")
-        assert (made(engine), positions(engine)) == (OURS - {"dead_letter"}, [5])
+        assert (made(engine), positions(engine)) == (OURS - SINCE_0002, [5])
         upgraded.run(command.upgrade, "head")
         assert_complete(engine)
         upgraded.run(command.downgrade, "base")
@@ -326,7 +327,7 @@ class TestSecondOwnRevision:
         run_script(upgraded.url, upgraded.run(command.upgrade, "b2:head", sql=True))
         assert_complete(engine)
         run_script(upgraded.url, upgraded.run(command.downgrade, f"{mine}:b2", sql=True))
-        assert (made(engine), positions(engine)) == (OURS - {"dead_letter"}, [5])
+        assert (made(engine), positions(engine)) == (OURS - SINCE_0002, [5])
         run_script(upgraded.url, upgraded.run(command.downgrade, "b2:a1", sql=True))
         assert made(engine) == set()
         run_script(upgraded.url, upgraded.run(command.upgrade, "a1:head", sql=True))
@@ -358,7 +359,7 @@ class TestVersionLocation:
         host.add_version_location()
         run_script(host.url, host.run(command.upgrade, "heads", sql=True))
         assert_complete(engine)
-        run_script(host.url, host.run(command.downgrade, "seekpoint@0002:seekpoint@base", sql=True))
+        run_script(host.url, host.run(command.downgrade, "seekpoint@0003:seekpoint@base", sql=True))
         assert made(engine) == set()
 
     @pytest.mark.parametrize("name", ["Ledger", 'we"ird'])
@@ -390,25 +391,25 @@ class TestVersionLocation:
         host.add_version_location()
         host.run(command.upgrade, "a1")
         host.run(command.upgrade, "seekpoint@0001")
-        assert made(engine) == OURS - {"dead_letter"}
+        assert made(engine) == OURS - SINCE_0002
         fill(engine)
         host.run(command.upgrade, "heads")
         assert_complete(engine)
         assert positions(engine) == [5]
         host.run(command.check)
         host.run(command.downgrade, "seekpoint@0001")
-        assert (made(engine), positions(engine)) == (OURS - {"dead_letter"}, [5])
-        run_script(host.url, host.run(command.upgrade, "seekpoint@0001:seekpoint@0002", sql=True))
+        assert (made(engine), positions(engine)) == (OURS - SINCE_0002, [5])
+        run_script(host.url, host.run(command.upgrade, "seekpoint@0001:seekpoint@0003", sql=True))
         assert_complete(engine)
-        run_script(host.url, host.run(command.downgrade, "seekpoint@0002:seekpoint@0001", sql=True))
-        assert (made(engine), positions(engine)) == (OURS - {"dead_letter"}, [5])
+        run_script(host.url, host.run(command.downgrade, "seekpoint@0003:seekpoint@0001", sql=True))
+        assert (made(engine), positions(engine)) == (OURS - SINCE_0002, [5])
         host.run(command.upgrade, "heads")
         assert_complete(engine)
 
     def test_a_ledger_that_is_there_already_is_stamped(self, host: Host, engine: Engine) -> None:
         schema.upgrade(engine)
         host.add_version_location()
-        host.run(command.stamp, "seekpoint@0002")
+        host.run(command.stamp, "seekpoint@0003")
         host.run(command.upgrade, "heads")
         assert_complete(engine)
 

@@ -1,6 +1,6 @@
-"""The plain loop: consume 5,000, decode, COPY, commit the database, then commit Kafka. At least once.
+"""The hand loop: consume, decode, COPY, commit the database, then commit Kafka. At least once.
 
-As its documentation recommends: manual commits after processing, ``fetch.queue.backoff.ms`` lowered like ours.
+As its documentation recommends: manual commits after processing; ``fetch.queue.backoff.ms`` lowered like ours.
 """
 
 from __future__ import annotations
@@ -12,16 +12,14 @@ import msgspec
 import psycopg
 from confluent_kafka import Consumer
 
-from seekpoint.dev.demo.flights import TOPIC, Flight
-from setting import BROKERS, COLUMNS, DSN, RECORDS, Clock, fresh_table
-
-BATCH = 5_000
+from setting import BATCH, BROKERS, DSN, LIMIT
+from subject import COLUMNS, COPY, KIND, Clock, fresh_table
 
 
 def main() -> None:
     """Consume and write until every record is there."""
     fresh_table()
-    decode, row = msgspec.json.Decoder(Flight).decode, attrgetter(*COLUMNS)
+    decode, row = msgspec.json.Decoder(KIND.record).decode, attrgetter(*COLUMNS)
     consumer = Consumer(
         {
             "bootstrap.servers": BROKERS,
@@ -31,22 +29,24 @@ def main() -> None:
             "fetch.queue.backoff.ms": 10,
         }
     )
-    consumer.subscribe([TOPIC])
-    clock, done = Clock(), 0
+    consumer.subscribe([KIND.name])
+    clock, done, transactions = Clock(), 0, 0
     with psycopg.connect(DSN) as connection:
-        while done < RECORDS:
-            messages = [m for m in consumer.consume(BATCH, 0.2) if m.error() is None]
+        while done < LIMIT:
+            messages = [m for m in consumer.consume(min(BATCH, LIMIT - done), 0.2) if m.error() is None]
             if not messages:
                 continue
             clock.start()
-            with connection.cursor() as cursor, cursor.copy(f"COPY flights ({', '.join(COLUMNS)}) FROM STDIN") as copy:
+            with connection.cursor() as cursor, cursor.copy(COPY) as copy:
                 for message in messages:
                     copy.write_row(row(decode(message.value() or b"")))
             connection.commit()
             consumer.commit(asynchronous=False)
             done += len(messages)
-    clock.report("loop", f"consume {BATCH}, COPY, commit both", RECORDS)
+            transactions += 1
+    clock.report("loop", "consume, COPY, commit both", transactions=transactions)
     consumer.close()
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -1,109 +1,62 @@
-"""Which road is cheapest for an upsert, by rows per transaction and by how many keys are new: ready rows, no Kafka.
+"""A worker with ``Upsert``, by how many of the keys are in the table already. Exactly once.
 
-python benchmarks/upsert.py [--rows N] [--rounds N]   (servers from BENCH_URL, as ``run.py`` sets it)
+python benchmarks/upsert.py [--conflicts PERCENT]    so many of the records find a row of their key
+python benchmarks/upsert.py --large                  BENCH_STORED rows, one record in five is new (payments_spread)
 
-Every round runs all roads of a case one after the other, on the same keys and a fresh table; one JSON row per case and
-road, with the median of the rounds and the ratio to ``stage`` within the same round.
+Ready rows by each of the sink's roads, without Kafka: ``roads.py``.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import random
-import statistics
-from collections.abc import Iterator, Sequence
-from time import perf_counter
-from typing import Any
 
-from sqlalchemy import Engine, create_engine, text
+import psycopg
 
-from seekpoint.sinks import Append, Upsert
-from seekpoint.sinks.roads import Road, Roads
-from setting import URL
-
-TABLE = "bench_upsert"
-COLUMNS = ("id", "customer", "amount", "at", "kind", "note")
-STORED = 200_000
-ROADS = ("append", "adaptive", "copy", "stage", "unnest")
+from peers import kinds
+from seekpoint import Json, Pipeline, Upsert
+from setting import DSN, LIMIT, RECORDS, STORED
+from subject import COLUMNS, KIND, fresh_table
+from team import measure
 
 
-class Forced(Roads):
-    """Takes one road, whatever comes."""
+def pipeline(group: str) -> Pipeline:
+    """Topic to table, by its key."""
+    return Pipeline(group, topics=KIND.name, value=Json(KIND.record), sinks=[Upsert(KIND.name, key=["id"])])
 
-    def __init__(self, road: Road) -> None:
-        super().__init__()
-        self._road = road
 
-    def choose(self, rows: int, *, folded: bool, direct: bool) -> Road:  # noqa: ARG002 -- as Roads has it
-        return self._road
+def fill(conflicts: int, *, large: bool) -> None:
+    """The table as it is before; what is stored under a record's key is not what the record says."""
+    fresh_table(key=not large)
+    expected = kinds.expect(KIND, DSN, RECORDS)
+    with psycopg.connect(DSN, autocommit=True) as connection:
+        if large:
+            connection.execute(
+                f"INSERT INTO {KIND.name} SELECT n, n % 50000, 1, 'old', '2026-01-01Z', repeat('x', 55)"
+                f" FROM generate_series(1, {STORED}) n".encode()
+            )
+            connection.execute(f"ALTER TABLE {KIND.name} ADD PRIMARY KEY (id)".encode())
+        else:
+            connection.execute(
+                f"INSERT INTO {KIND.name} (id, {COLUMNS[1]}) SELECT id, 0 FROM {expected}"
+                f" WHERE mod(id, 100) < {conflicts}".encode()
+            )
+        connection.execute(f"VACUUM ANALYZE {KIND.name}".encode())
+        connection.execute("CHECKPOINT")
 
 
 def main() -> None:
-    """Run the cases and print a row for each of their roads."""
+    """Fill the table, move the records."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=200_000)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--conflicts", type=int, default=0, metavar="PERCENT")
+    parser.add_argument("--large", action="store_true")
     options = parser.parse_args()
-    engine = create_engine(URL)
-    try:
-        for new, size, roads in cases():
-            rates: dict[str, list[float]] = {road: [] for road in roads}
-            for n in range(options.rounds):
-                keys = list(some_keys(new, min(options.rows, size * 300), seed=n))
-                for road in roads:
-                    rates[road].append(measure(engine, road, keys, size, stored=0 if new == 1 else STORED))
-            for road, found in rates.items():
-                ratio = statistics.median(a / b for a, b in zip(found, rates["stage"], strict=True))
-                row = {"subject": "upsert", "new": new, "rows_per_transaction": size, "mode": road}
-                print(
-                    json.dumps({**row, "rows_per_second": round(statistics.median(found)), "of_stage": round(ratio, 2)})
-                )
-    finally:
-        with engine.begin() as tx:
-            tx.execute(text(f"DROP TABLE IF EXISTS {TABLE}"))
-        engine.dispose()
-
-
-def cases() -> Iterator[tuple[float, int, Sequence[str]]]:
-    """The share of new keys, the rows of a transaction, and the roads that can be taken."""
-    for size in (1, 10, 50, 100, 500, 10_000):
-        yield 1.0, size, [road for road in ROADS if road != "unnest" or size < 10_000]
-        yield 0.2, size, ["adaptive", "stage", *(["unnest"] if size < 10_000 else [])]
-
-
-def some_keys(new: float, count: int, *, seed: int) -> Iterator[int]:
-    """Shuffled; no key twice among the new ones."""
-    chance = random.Random(seed)
-    unused = list(range(STORED + 1, STORED + count + 1))
-    chance.shuffle(unused)
-    for n in range(count):
-        yield unused[n] if chance.random() < new else chance.randrange(STORED) + 1
-
-
-def measure(engine: Engine, road: str, keys: Sequence[int], size: int, *, stored: int) -> float:
-    """Rows per second."""
-    with engine.begin() as tx:
-        tx.execute(text(f"DROP TABLE IF EXISTS {TABLE}"))
-        tx.execute(
-            text(
-                f"CREATE TABLE {TABLE} (id bigint PRIMARY KEY, customer int, amount numeric, at timestamptz, "
-                "kind text, note text) WITH (autovacuum_enabled = false)"
-            )
-        )
-        tx.execute(text(f"INSERT INTO {TABLE} SELECT n, 1, 1, now(), 'sale', 'x' FROM generate_series(1, {stored}) n"))
-    sink: Any = Append(TABLE, columns=COLUMNS) if road == "append" else Upsert(TABLE, key=["id"], columns=COLUMNS)
-    if road not in {"append", "adaptive"}:
-        sink.roads = Forced(Road(road))
-    rows = [(key, key % 977, "12.50", "2026-01-01T00:00:00Z", "sale", f"note {key}") for key in keys]
-    with engine.connect() as connection:
-        with connection.begin(), sink.open(connection) as writer:
-            writer.write([(0, 0, "0", "2026-01-01T00:00:00Z", "sale", "the stage is made here")])
-        began = perf_counter()
-        for start in range(0, len(rows), size):
-            with connection.begin(), sink.open(connection) as writer:
-                writer.write(rows[start : start + size])
-        return len(rows) / (perf_counter() - began)
+    fill(options.conflicts, large=options.large)
+    told = {"key": True, "conflicts_percent": 80 if options.large else options.conflicts}
+    if options.large:
+        assert LIMIT == RECORDS, "all records or none: BENCH_LIMIT is not for this question"
+        measure("upsert", "Upsert, 20 % new", pipeline, stored=STORED, added=RECORDS // 5, stored_rows=STORED, **told)
+    else:
+        measure("upsert", f"Upsert, {options.conflicts} % conflicts", pipeline, **told)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""The two kinds of records, their topics and tables; and whether a table holds what it should.
+"""The kinds of records, their topics and tables; and whether a table holds what it should.
 
-``flights``: the topic and table of the other benchmarks, 20 columns, about 330 bytes of JSON. ``payments``: four
-columns, about 85 bytes. Both have six partitions. What a table should hold is written by COPY into the schema
-``expected``, once, and compared by count and by one checksum over all columns.
+``payments``: six columns, 159 bytes of JSON, the shape on which the goals are measured; ``payments_100b`` and
+``payments_1kb`` are the same with notes of other lengths, ``payments_spread`` has the ids of a table of STORED rows
+that is to be upserted. ``flights``: 20 columns, about 330 bytes. All have six partitions. What a table should hold is
+written by COPY into the schema ``expected``, once, and compared by count and by one checksum over all columns.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -19,35 +21,76 @@ import psycopg
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # not re-exported by its stubs
 from psycopg import sql
-from sqlalchemy import BigInteger, Column, DateTime, Integer, MetaData, Numeric, Table
+from sqlalchemy import BigInteger, Column, DateTime, Integer, MetaData, Numeric, Table, Text
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateTable
 
-from seekpoint.dev.demo.flights import PARTITIONS
+from seekpoint.dev.demo.flights import PARTITIONS, Flight
 from seekpoint.dev.demo.flights import table as flights_table
-from setting import BROKERS, RECORDS, flights
+from setting import BROKERS, RECORDS, STORED, flights
 
 EXPECTED = "expected"
 _DIALECT = postgresql.dialect()  # type: ignore[no-untyped-call]
 
 
 class Payment(msgspec.Struct, frozen=True, gc=False):
-    """A small record; amount and time are text in JSON, and numbers and times in the table."""
+    """A small record; amount and time are text in JSON, a number and a time in the table."""
 
     id: int
     account: int
     amount: str
+    kind: str
     at: str
+    note: str
 
 
-def payments(records: int) -> Iterator[Payment]:
-    """The same records on every call."""
+WORDS = (
+    "alpha",
+    "bravo",
+    "carbon",
+    "delta",
+    "ember",
+    "fjord",
+    "grain",
+    "harbor",
+    "island",
+    "jasper",
+    "kettle",
+    "lumen",
+)
+SORTS = ("credit", "debit", "refund", "fee")
+NOTE = 55  # bytes, which make 159 in all
+
+
+def payments(records: int, *, note: int = NOTE, id_of: Callable[[int], int] = int) -> Iterator[Payment]:
+    """The same records on every call; ``id_of`` makes the id of the n-th, from 1."""
     draw = random.Random(7)
     start = datetime(2026, 1, 1, tzinfo=UTC)
+    text = " ".join(draw.choices(WORDS, k=5000))
     for number in range(1, records + 1):
         at = (start + timedelta(milliseconds=37 * number)).isoformat(timespec="milliseconds")
         amount = f"{draw.randrange(1, 100_000) / 100:.2f}"
-        yield Payment(number, draw.randrange(50_000), amount, at.replace("+00:00", "Z"))
+        begin = draw.randrange(len(text) - note)
+        yield Payment(
+            id_of(number),
+            draw.randrange(50_000),
+            amount,
+            SORTS[number & 3],
+            at.replace("+00:00", "Z"),
+            text[begin : begin + note],
+        )
+
+
+def spread_id(number: int) -> int:
+    """One in five is new to a table of STORED rows, the others lie all over it; no id comes twice below STORED."""
+    return STORED + number if number % 5 == 0 else number * 7_368_787 % _PRIME or _PRIME
+
+
+def _greatest_prime(most: int) -> int:
+    return next(n for n in range(most, 1, -1) if all(n % d for d in range(2, int(n**0.5) + 1)))
+
+
+_PRIME = _greatest_prime(STORED)
 
 
 @dataclass(frozen=True)
@@ -55,6 +98,7 @@ class Kind:
     """One kind of record; ``name`` is its topic and its table."""
 
     name: str
+    record: type[msgspec.Struct]
     table: Table
     key: str
     times: str  # how Python's strptime would read its times
@@ -71,18 +115,28 @@ class Kind:
         return str(CreateTable(table).compile(dialect=_DIALECT)).encode()
 
 
-_payments = Table(
-    "payments",
-    MetaData(),
-    Column("id", BigInteger),
-    Column("account", Integer),
-    Column("amount", Numeric),
-    Column("at", DateTime(timezone=True)),
+def _payments(name: str, make: Callable[[int], Iterator[Payment]]) -> Kind:
+    table = Table(
+        name,
+        MetaData(),
+        Column("id", BigInteger),
+        Column("account", Integer),
+        Column("amount", Numeric),
+        Column("kind", Text),
+        Column("at", DateTime(timezone=True)),
+        Column("note", Text),
+    )
+    return Kind(name, Payment, table, "account", "%Y-%m-%dT%H:%M:%S.%fZ", make)
+
+
+_ALL = (
+    _payments("payments", payments),
+    _payments("payments_100b", partial(payments, note=0)),
+    _payments("payments_1kb", partial(payments, note=920)),
+    _payments("payments_spread", partial(payments, id_of=spread_id)),
+    Kind("flights", Flight, flights_table, "carrier", "%Y-%m-%dT%H:%M:%SZ", flights),
 )
-KINDS = {
-    "flights": Kind("flights", flights_table, "carrier", "%Y-%m-%dT%H:%M:%SZ", flights),
-    "payments": Kind("payments", _payments, "account", "%Y-%m-%dT%H:%M:%S.%fZ", payments),
-}
+KINDS = {kind.name: kind for kind in _ALL}
 
 
 def fill(kind: Kind, brokers: str, records: int) -> None:
@@ -154,30 +208,57 @@ def fresh(kind: Kind, dsn: str, *, key: bool = False, warm: bool = False, alter:
         connection.execute("CHECKPOINT")
 
 
-def verify(kind: Kind, dsn: str, records: int, renamed: Mapping[str, str] | None = None) -> None:
+def verify(kind: Kind, dsn: str, records: int, renamed: Mapping[str, str] | None = None, *, part: bool = False) -> None:
     """AssertionError unless the table holds each record once, in every column.
 
-    ``renamed`` are columns that a peer had to call otherwise.
+    ``renamed`` are columns that a peer had to call otherwise. With ``part`` the table may lack records, and hold
+    rows that are no records: what it shares with the topic must be as it is there.
     """
     with psycopg.connect(dsn) as connection:
-        wanted = _digest(connection, kind, expect(kind, dsn, records), {})
-        found = _digest(connection, kind, kind.name, renamed or {})
+        name = expect(kind, dsn, records)
+        if part:
+            wanted = _digest(connection, kind, name, {}, among=kind.name)
+            found = _digest(connection, kind, kind.name, {}, among=name)
+        else:
+            wanted = _remembered(connection, kind, name)
+            found = _digest(connection, kind, kind.name, renamed or {})
     assert found == wanted, f"{kind.name} has (rows, ids, checksum) {found}, not {wanted}"
 
 
+Digest = tuple[int, int, str]
+
+
+def _remembered(connection: psycopg.Connection[Any], kind: Kind, name: str) -> Digest:
+    """That of the expected table, which never changes."""
+    connection.execute(f"CREATE TABLE IF NOT EXISTS {EXPECTED}.digest (name text, rows bigint, ids bigint, sum text)")
+    found = connection.execute(f"SELECT rows, ids, sum FROM {EXPECTED}.digest WHERE name = %s", [name]).fetchone()
+    if found is None:
+        found = _digest(connection, kind, name, {})
+        connection.execute(f"INSERT INTO {EXPECTED}.digest VALUES (%s, %s, %s, %s)", [name, *found])
+    return found[0], found[1], found[2]
+
+
 def _digest(
-    connection: psycopg.Connection[Any], kind: Kind, name: str, renamed: Mapping[str, str]
-) -> tuple[int, int, str]:
+    connection: psycopg.Connection[Any], kind: Kind, name: str, renamed: Mapping[str, str], among: str | None = None
+) -> Digest:
     def canonical(column: str, type_: str) -> sql.Composable:
         value = sql.SQL("{}::{}").format(sql.Identifier(renamed.get(column, column)), sql.SQL(type_))
         return sql.SQL("trim_scale({})").format(value) if type_ == "numeric" else value
 
     query = sql.SQL(
-        "SELECT count(*), count(DISTINCT {id}), sum(hashtextextended(ROW({values})::text, 0))::text FROM {t}"
+        "SELECT count(*), count(DISTINCT {id}), sum(hashtextextended(ROW({values})::text, 0))::text FROM {t}{where}"
     )
+    where: sql.Composable = sql.SQL("")
+    if among is not None:
+        where = sql.SQL(" WHERE id IN (SELECT id FROM {})").format(sql.Identifier(*among.split(".")))
     values = sql.SQL(", ").join(canonical(column, type_) for column, type_ in kind.columns.items())
     rows = connection.execute(
-        query.format(id=sql.Identifier(renamed.get("id", "id")), values=values, t=sql.Identifier(*name.split(".")))
+        query.format(
+            id=sql.Identifier(renamed.get("id", "id")),
+            values=values,
+            t=sql.Identifier(*name.split(".")),
+            where=where,
+        )
     ).fetchone()
     assert rows is not None
     return rows[0], rows[1], rows[2]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import secrets
 import sys
 from collections.abc import Callable, Mapping
@@ -16,7 +15,7 @@ from psycopg.conninfo import conninfo_to_dict
 from peers import kinds
 from peers.kinds import KINDS, Kind
 from seekpoint.dev.child import ServerFailed
-from setting import BROKERS, DSN, RECORDS
+from setting import BATCH, BROKERS, DSN, PARALLELISM, RECORDS, TABLE
 
 
 class SkippedError(Exception):
@@ -82,13 +81,14 @@ def play(peer: str, modes: Mapping[str, Run]) -> None:
     parser = argparse.ArgumentParser(prog=f"python -m peers.{peer}")
     parser.add_argument("mode", choices=modes)
     mode = parser.parse_args().mode
-    trial = Trial(
-        KINDS[os.environ.get("BENCH_TABLE", "flights")],
-        mode,
-        batch=int(os.environ.get("BENCH_BATCH", "10000")),
-        parallelism=int(os.environ.get("BENCH_PARALLELISM", "1")),
-    )
-    row: dict[str, Any] = {"peer": peer, "mode": mode, "table": trial.kind.name, "records": trial.records}
+    trial = Trial(KINDS[TABLE], mode, batch=BATCH, parallelism=PARALLELISM)
+    row: dict[str, Any] = {
+        "peer": peer,
+        "mode": mode,
+        "table": trial.kind.name,
+        "parallelism": trial.parallelism,
+        "records": trial.records,
+    }
     try:
         kinds.fill(trial.kind, trial.brokers, trial.records)
         kinds.expect(trial.kind, trial.dsn, trial.records)

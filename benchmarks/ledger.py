@@ -1,0 +1,83 @@
+"""What the ledger costs: the same pipeline with its two statements, and without them, turn by turn in one process.
+
+Without: a ``Ledger`` whose hold and advance send nothing, so that rows are committed and no offset is. All else is the
+same, claims included. BENCH_BATCH says how many records a transaction has, BENCH_LIMIT how many are moved in each turn.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from sqlalchemy import Connection, create_engine
+
+from append import pipeline
+from seekpoint import Ledger, running, schema
+from seekpoint.ledger import Claim, Expected, Move
+from setting import BATCH, LIMIT, URL
+from subject import check, fresh_table, row
+from team import Run, work
+
+PAIRS = 5
+
+
+class Silent(Ledger):
+    """Confirms everything, and writes nothing."""
+
+    def hold(self, tx: Connection, expected: Sequence[Expected]) -> str:  # noqa: ARG002 -- as Ledger has it
+        return ""
+
+    def advance(
+        self,
+        tx: Connection,  # noqa: ARG002
+        moves: Iterable[Move],
+        transaction: str | None = None,  # noqa: ARG002
+    ) -> list[Claim]:
+        return [
+            replace(m.claim, next_offset=m.to_offset, leader_epoch=m.leader_epoch, unreleased=0, attempt=None)
+            for m in moves
+        ]
+
+
+def turn(kind: type[Ledger]) -> Run:
+    """All records once, with this ledger."""
+    running.Ledger = kind  # type: ignore[attr-defined]  # the one that Worker makes
+    fresh_table()
+    run = work(pipeline, LIMIT)
+    check(kind.__name__, run.records)
+    return run
+
+
+def main() -> None:
+    """Pairs of turns; what is first in one pair is second in the next."""
+    engine = create_engine(URL)
+    schema.upgrade(engine)
+    engine.dispose()
+    turn(Ledger)  # imports, the ledger's tables in cache
+    runs: dict[type[Ledger], list[Run]] = {Ledger: [], Silent: []}
+    for n in range(PAIRS):
+        for kind in (Ledger, Silent) if n % 2 else (Silent, Ledger):
+            runs[kind].append(turn(kind))
+    with_it, without = ([run.ended - run.began for run in runs[kind]] for kind in (Ledger, Silent))
+    records = sum(run.records for run in runs[Ledger])
+    told = row(
+        "ledger",
+        f"Append, {BATCH:,} a transaction, with hold and advance",
+        records,
+        sum(with_it),
+        sum(run.cpu_seconds for run in runs[Ledger]),
+        pairs=PAIRS,
+        without_records_per_second=round(records / sum(without)),
+        dearer_percent=round(100 * (statistics.median(a / b for a, b in zip(with_it, without, strict=True)) - 1), 2),
+        dearer_cpu_percent=round(
+            100 * (sum(run.cpu_seconds for run in runs[Ledger]) / sum(run.cpu_seconds for run in runs[Silent]) - 1),
+            2,
+        ),
+    )
+    print(json.dumps(told), flush=True)
+
+
+if __name__ == "__main__":
+    main()

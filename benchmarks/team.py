@@ -1,0 +1,128 @@
+"""Workers as subjects: one in this process, or several, each in a process and with a share of the partitions."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Barrier
+from time import monotonic
+from typing import Any, NamedTuple
+
+from sqlalchemy import create_engine
+
+from peers import kinds
+from seekpoint import Limits, Pipeline, Worker, events, schema
+from setting import BATCH, BROKERS, LIMIT, PARALLELISM, URL, cpu
+from subject import KIND, check, row
+
+PATIENCE = 600.0  # seconds that members wait for each other
+
+Make = Callable[[str], Pipeline]
+"""Of the group's name; a function of a module, for other processes find it by its name."""
+
+
+class Run(NamedTuple):
+    """What a worker did, and when by the machine's monotonic clock: first record in hand to last commit."""
+
+    began: float
+    ended: float
+    cpu_seconds: float
+    records: int
+    transactions: int
+
+
+def work(
+    make: Make,
+    records: int,
+    *,
+    group: str | None = None,
+    partitions: Sequence[int] | None = None,
+    ready: Callable[[], object] = lambda: None,
+) -> Run:
+    """Run one worker until it has committed this many records; ``ready`` is called when it is about to start."""
+    began, ended, used = [0.0, 0.0], 0.0, 0.0
+    done = transactions = 0
+
+    def observe(event: events.Event) -> None:
+        nonlocal done, transactions, ended, used
+        match event:
+            case events.ChunkRead() if not began[0]:
+                began[:] = monotonic(), cpu()
+            case events.Committed():
+                done += event.records
+                transactions += 1
+                if done >= records and not ended:
+                    ended, used = monotonic(), cpu() - began[1]
+                    worker.stop()
+
+    worker = Worker(
+        make(group or f"bench-{secrets.token_hex(4)}"),
+        engine=URL,
+        kafka={"bootstrap.servers": BROKERS},
+        limits=Limits(batch_records=BATCH),
+        partitions=None if partitions is None else [(KIND.name, number) for number in partitions],
+        observe=[observe],
+    )
+    ready()
+    worker.run()
+    return Run(began[0], ended, used, done, transactions)
+
+
+def measure(subject: str, mode: str, make: Make, *, stored: int = 0, added: int | None = None, **more: Any) -> None:
+    """Move the records with as many workers as BENCH_PARALLELISM says; check the table, print the row.
+
+    The table had ``stored`` rows before, and has ``added`` more then; as many as there are records, if it is not said.
+    """
+    engine = create_engine(URL)
+    schema.upgrade(engine)
+    engine.dispose()
+    runs = [work(make, LIMIT)] if PARALLELISM == 1 else _work_together(make)
+    done = sum(run.records for run in runs)
+    check(subject, done if added is None else added, stored=stored)
+    seconds = max(run.ended for run in runs) - min(run.began for run in runs)
+    told = row(
+        subject,
+        f"{mode}, {'one worker' if PARALLELISM == 1 else f'{PARALLELISM} workers'}",
+        done,
+        seconds,
+        sum(run.cpu_seconds for run in runs),
+        transactions=sum(run.transactions for run in runs),
+        workers=PARALLELISM,
+        **more,
+    )
+    print(json.dumps(told), flush=True)
+
+
+def _work_together(make: Make) -> list[Run]:
+    """Every worker reads a fixed share of the partitions: a rebalance in the middle would be another question."""
+    spawn = multiprocessing.get_context("spawn")
+    ends, group = kinds.ends(KIND, BROKERS), f"bench-{secrets.token_hex(4)}"
+    start = spawn.Barrier(PARALLELISM)
+    with _members(ends, group, make, start) as told:
+        return [pipe.recv() for pipe in told]
+
+
+@contextmanager
+def _members(ends: dict[int, int], group: str, make: Make, start: Barrier) -> Iterator[list[Connection]]:
+    spawn = multiprocessing.get_context("spawn")
+    shares = [{n: end for n, end in ends.items() if n % PARALLELISM == member} for member in range(PARALLELISM)]
+    pipes = [spawn.Pipe(duplex=False) for _ in shares]
+    members = [
+        spawn.Process(target=_member, args=(make, group, share, start, tell), daemon=True)
+        for share, (_, tell) in zip(shares, pipes, strict=True)
+    ]
+    for member in members:
+        member.start()
+    for _, tell in pipes:
+        tell.close()  # so that the end of a member is the end of its pipe
+    yield [told for told, _ in pipes]
+    for member in members:
+        member.join(PATIENCE)
+
+
+def _member(make: Make, group: str, share: dict[int, int], start: Barrier, tell: Connection) -> None:
+    tell.send(work(make, sum(share.values()), group=group, partitions=list(share), ready=lambda: start.wait(PATIENCE)))

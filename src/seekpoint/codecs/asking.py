@@ -87,6 +87,11 @@ class Asked:
 
     def __init__(self, client: Any, where: str, secrets: tuple[str, ...]) -> None:
         self._client, self._where, self._secrets = client, where, secrets
+        self._schemas: dict[int | str, Any] = {}  # by id and by GUID; None: not the same one for every subject
+
+    def written_with(self, known: int | str) -> Any:
+        """The schema that was answered for this id or GUID; None where none was, or not always the same."""
+        return self._schemas.get(known)
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._client, name)
@@ -100,7 +105,10 @@ class Asked:
         if name == "get_schema" and args[0] > LARGEST_ID:
             raise LookupError(f"{args[0]} is no schema id: not from a schema registry's serializer")
         try:
-            return call(*args, **options)
+            found = call(*args, **options)
+            if name in {"get_schema", "get_schema_by_guid"} and self._schemas.setdefault(args[0], found) != found:
+                self._schemas[args[0]] = None
+            return found
         except SchemaRegistryError as error:
             judged = self._judged(name, args, error)
             if judged is error:

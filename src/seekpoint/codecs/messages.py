@@ -25,35 +25,50 @@ def plain(message: Any) -> Any:
     A field that tracks whether it was set is None if it was not. Enums are names, or numbers that have none. Raises
     ValueError or OverflowError for times that Python cannot hold.
     """
-    if (known := WELL_KNOWN.get(message.DESCRIPTOR.full_name)) is not None:
-        return known(message)
-    return {
-        name: None if tracked and not message.HasField(name) else read(getattr(message, name))
-        for name, tracked, read in _fields(message.DESCRIPTOR)
-    }
+    return _reader_of(message.DESCRIPTOR)(message)
 
 
 @cache
-def _fields(descriptor: Descriptor) -> tuple[tuple[str, bool, Reader], ...]:
-    return tuple((field.name, field.has_presence, _reader(field)) for field in descriptor.fields)
+def _reader_of(descriptor: Descriptor) -> Reader:
+    """How messages of this kind are read; worked out once."""
+    if (known := WELL_KNOWN.get(descriptor.full_name)) is not None:
+        return known
+    fields = tuple((field.name, field.has_presence, _reader(field)) for field in descriptor.fields)
+
+    def read_fields(message: Any) -> Any:
+        made: dict[str, Any] = {}
+        for name, tracked, read in fields:
+            if tracked and not message.HasField(name):
+                made[name] = None
+            else:
+                made[name] = getattr(message, name) if read is None else read(getattr(message, name))
+        return made
+
+    return read_fields
 
 
-def _reader(field: FieldDescriptor) -> Reader:
+def _reader(field: FieldDescriptor) -> Reader | None:
+    """How the field's value is read; None where it is what it should be."""
     kind = field.message_type
     if kind is not None and kind.GetOptions().map_entry:
         read_value = _one(kind.fields_by_name["value"])
+        if read_value is None:
+            return dict
         return lambda entries: {key: read_value(entries[key]) for key in entries}
     read = _one(field)
-    return (lambda several: [read(one) for one in several]) if field.is_repeated else read
+    if not field.is_repeated:
+        return read
+    return list if read is None else lambda several: [read(one) for one in several]
 
 
-def _one(field: FieldDescriptor) -> Reader:
+def _one(field: FieldDescriptor) -> Reader | None:
     if field.message_type is not None:
-        return plain
+        # Not the reader itself: messages may hold themselves. Its type may be known already, where it is known at all.
+        return WELL_KNOWN.get(field.message_type.full_name) or plain
     if field.enum_type is not None:
         names = {number: value.name for number, value in field.enum_type.values_by_number.items()}
         return lambda number: names.get(number, number)
-    return lambda value: value
+    return None
 
 
 def _seconds(message: Any) -> timedelta:

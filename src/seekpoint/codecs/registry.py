@@ -15,13 +15,23 @@ from typing import Any, Generic, TypeVar, overload
 import msgspec
 
 from seekpoint.codecs.asking import Registry, check, connect, missing, shown
+from seekpoint.codecs.frames import (
+    INDIFFERENT,
+    Frames,
+    Short,
+    avro_frame,
+    avro_reader,
+    is_plain,
+    protobuf_frame,
+    schema_id,
+)
 from seekpoint.errors import CodecAway, ConfigError, Poison
 from seekpoint.records import RawRecord
 
 __all__ = ["Avro", "Protobuf", "Registry"]
 
 V = TypeVar("V")
-Decode = Callable[[bytes, Any], Any]  # from the wire format, and Confluent's context, to a value
+Decode = Callable[[bytes, RawRecord, str], Any]  # from the wire format, its record, and "key" or "value", to a value
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 OURS = ("schema.id.deserializer",)
@@ -61,10 +71,13 @@ class _Registered(ABC, Generic[V]):
         made = self._made
         if made is None or made[0] != os.getpid():
             made = self._made = os.getpid(), self._opened()
-        value = made[1](_framed(record, data, field), _context(record, field))
-        if self.type is not None:
-            value = msgspec.convert(self._plain(value), self.type)
-        return value  # type: ignore[no-any-return]
+        value = made[1](_framed(record, data, field) if record.headers else data, record, field)
+        if self.type is None:
+            return value  # type: ignore[no-any-return]
+        value = self._plain(value)
+        if self.type is dict and type(value) is dict:  # to convert it would be to copy it
+            return value  # type: ignore[return-value]
+        return msgspec.convert(value, self.type)  # type: ignore[no-any-return]
 
     def _opened(self) -> Decode:
         try:
@@ -78,7 +91,7 @@ class _Registered(ABC, Generic[V]):
 
     @abstractmethod
     def _open(self) -> Decode:
-        """Confluent's deserializer, made in this process."""
+        """Confluent's deserializer, made in this process, and the short way around it."""
 
     def _plain(self, value: Any) -> Any:
         """The value as msgspec converts it."""
@@ -98,6 +111,11 @@ class _Registered(ABC, Generic[V]):
         named = "subject.name.strategy" in self.options or "subject.name.strategy.type" in self.options
         subject = {} if named else {"subject.name.strategy": topic_subject_name_strategy}
         return {**subject, **self.options, "schema.id.deserializer": prefix_schema_id_deserializer}
+
+    @property
+    def _is_short(self) -> bool:
+        """Whether known frames need not go through Confluent's deserializer: no option makes it do more than decode."""
+        return INDIFFERENT.issuperset(self.options)
 
     def _show(self, name: str | None) -> str:
         begin = "" if name is None else f"{name}, "
@@ -160,8 +178,14 @@ class Avro(_Registered[V]):
 
         assert self.registry is not None
         client: Any = connect(self.registry)
-        decode: Decode = AvroDeserializer(client, self.schema, conf=self._settings())
-        return decode
+        long = _with_context(AvroDeserializer(client, self.schema, conf=self._settings()))
+
+        def shorten(frame: bytes, data: bytes, value: Any) -> Short | None:
+            schema = client.written_with(schema_id(frame))
+            short = avro_reader(schema, self.schema) if is_plain(schema) and self._is_short else None
+            return short if short is not None and repr(short(data, len(frame))) == repr(value) else None
+
+        return Frames(long, avro_frame, shorten)
 
 
 class Protobuf(_Registered[V]):
@@ -225,8 +249,15 @@ class Protobuf(_Registered[V]):
         settings = self._settings()
         if client is not None:
             settings["subject.name.strategy"] = self._checked(settings["subject.name.strategy"])
-        decode: Decode = ProtobufDeserializer(self.message, settings, client)
-        return decode
+        long = _with_context(ProtobufDeserializer(self.message, settings, client))
+
+        def shorten(frame: bytes, _data: bytes, value: Any) -> Short | None:
+            if not self._is_short or (client is not None and not is_plain(client.written_with(schema_id(frame)))):
+                return None
+            parse = type(value).FromString
+            return lambda data, begin: parse(data[begin:])
+
+        return Frames(long, protobuf_frame, shorten)
 
     def _checked(self, subject: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         """The strategy, asked once the name of the written message is known: any bytes can be read as any message."""
@@ -258,8 +289,11 @@ def _framed(record: RawRecord, data: bytes, field: str) -> bytes:
     return data
 
 
-def _context(record: RawRecord, field: str) -> Any:
+def _with_context(deserialize: Callable[[bytes, Any], Any]) -> Decode:
     from confluent_kafka.serialization import MessageField, SerializationContext  # noqa: PLC0415 -- see the module
 
-    which = MessageField.KEY if field == "key" else MessageField.VALUE
-    return SerializationContext(record.topic, which, list(record.headers))
+    def decode(data: bytes, record: RawRecord, field: str) -> Any:
+        which = MessageField.KEY if field == "key" else MessageField.VALUE
+        return deserialize(data, SerializationContext(record.topic, which, list(record.headers)))
+
+    return decode

@@ -1,0 +1,108 @@
+"""The short way for records whose frame is known: what Confluent's deserializers look up for each record, kept.
+
+The first record with a topic, field and frame goes through Confluent's deserializer, which asks the registry and checks
+what it checks. Where nothing of that depends on the record itself (no rules, no migrations, no schema that refers to
+another), those behind it are handed to the same parser at once. Whatever fails there is decoded again the long way, and
+fails in its words. The results are the same, for a quarter of the time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from io import BytesIO
+from typing import Any
+from uuid import UUID
+
+from seekpoint.records import RawRecord
+
+Long = Callable[[bytes, RawRecord, str], Any]  # framed data, its record, "key" or "value"; through Confluent's
+Short = Callable[[bytes, int], Any]  # framed data, and where in it the payload begins
+Frame = Callable[[bytes], int]  # how many bytes of the data are its frame; 0: not known
+
+ID, GUID = 5, 17  # bytes in front of the payload, that begin with 0 and with 1
+INDIFFERENT = frozenset({"subject.name.strategy", "subject.name.strategy.type", "subject.name.strategy.conf"})
+
+
+class Frames:
+    """Decodes framed data; ``shorten`` makes the short way from a frame, and from what the long way made behind it."""
+
+    def __init__(self, long: Long, frame: Frame, shorten: Callable[[bytes, bytes, Any], Short | None]) -> None:
+        self._long, self._frame, self._shorten = long, frame, shorten
+        self._short: dict[tuple[str, str, bytes], Short | None] = {}
+
+    def __call__(self, data: bytes, record: RawRecord, field: str) -> Any:
+        """The value; raises what Confluent's deserializer raises."""
+        begin = self._frame(data)
+        at = (record.topic, field, data[:begin])
+        short = self._short.get(at)
+        if short is not None:
+            try:
+                return short(data, begin)
+            except Exception:  # noqa: BLE001 -- said below, by the same decoder, in the words that people know
+                return self._long(data, record, field)
+        value = self._long(data, record, field)
+        if begin and at not in self._short:
+            self._short[at] = self._shorten(data[:begin], data, value)
+        return value
+
+
+def avro_frame(data: bytes) -> int:
+    """How many bytes are in front of an Avro payload."""
+    if len(data) <= ID:  # Confluent's deserializer refuses it, whatever it is
+        return 0
+    return ID if data[0] == 0 else GUID if data[0] == 1 and len(data) >= GUID else 0
+
+
+def protobuf_frame(data: bytes) -> int:
+    """How many bytes are in front of a message: the schema's id, and the path to the message in the schema."""
+    begin = avro_frame(data)
+    if not begin or begin == len(data):
+        return 0
+    if data[begin] == 0:  # the first message, in short
+        return begin + 1
+    count, at = _varint(data, begin)
+    for _ in range(count):
+        if at == 0:
+            return 0
+        _, at = _varint(data, at)
+    return at
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """A number and where it ends, 0 where it does not."""
+    found = shift = 0
+    for end in range(at, min(at + 5, len(data))):
+        found |= (data[end] & 0x7F) << shift
+        if data[end] < 0x80:
+            return (found >> 1) ^ -(found & 1), end + 1
+        shift += 7
+    return 0, 0
+
+
+def schema_id(frame: bytes) -> int | str:
+    """What the registry was asked for: an id, or a GUID."""
+    return int.from_bytes(frame[1:ID], "big") if frame[0] == 0 else str(UUID(bytes=frame[1:GUID]))
+
+
+def is_plain(schema: Any) -> bool:
+    """Whether decoding needs nothing but the schema's own text: no rules to run, no other schema."""
+    return schema is not None and not schema.references and schema.rule_set is None
+
+
+def avro_reader(schema: Any, reader: str | None) -> Short | None:
+    """The short way for data of this schema, resolved to the reader's; None where there is none."""
+    from fastavro import schemaless_reader  # noqa: PLC0415 -- it needs the extra
+
+    written = _parsed(schema.schema_str)
+    if isinstance(written, dict) and written.get("type") == "bytes":
+        return None  # alone, they have no length: Confluent's own way
+    resolved = written if reader is None else _parsed(reader)
+    return lambda data, begin: schemaless_reader(BytesIO(data[begin:]), written, resolved)
+
+
+def _parsed(schema: str) -> Any:
+    from fastavro import parse_schema  # noqa: PLC0415 -- it needs the extra
+
+    found = json.loads(schema)
+    return parse_schema(found if isinstance(found, dict | list) else {"type": found})

@@ -1,0 +1,215 @@
+"""What claiming costs, and what one commit's hold and advance cost, against how many partitions are placed and moved.
+
+python benchmarks/claims.py [--partitions N] [--rounds N] [--quick]
+
+Needs only Postgres. A claim of all partitions at once, by two owners in turn (what a rebalance does): the whole of
+``Ledger.claim``, and the one statement of it that claims, as the server measures it. And transactions that hold all
+placed partitions and move some, with nothing else in them. Each on a ledger that was never analyzed, as a new one is,
+and on an analyzed one; autovacuum is off meanwhile, so that it stays so. Where a plan reads the ledger from end to end
+the row says so: it should be none but over a few rows. The positions are checked at the end: where the moves end.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any
+from uuid import uuid4
+
+from sqlalchemy import Engine, create_engine, event, text
+
+from seekpoint import Ledger, schema
+from seekpoint.guard import Session
+from seekpoint.ledger import Claim, Expected, Move
+from seekpoint.records import Partition
+from stage import Stage, arguments, median_ms, ms, say, servers
+
+TOPIC = "orders"
+CLUSTER, TOPIC_ID = "benchmark", uuid4()
+ANALYZED = {False: "never analyzed", True: "analyzed"}
+
+
+class Spy:
+    """The last statement of each kind, as the driver got it: to ask the server for its plan and its own time."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.seen: dict[str, tuple[str, Any]] = {}
+        event.listen(engine, "before_cursor_execute", self._see)
+
+    def _see(self, _connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+        for kind, mark in (("claim", "ON CONFLICT"), ("hold", "FOR NO KEY UPDATE")):
+            if mark in statement and "partition_offset" in statement:
+                self.seen[kind] = statement, parameters
+
+
+def explain(engine: Engine, statement: str, parameters: Any) -> tuple[float, float, bool]:
+    """Milliseconds to plan and to run, by the server's clock, and whether it reads the ledger from end to end."""
+    with engine.connect() as connection:
+        cursor = connection.connection.cursor()
+        cursor.execute(f"EXPLAIN (ANALYZE, TIMING OFF, FORMAT JSON) {statement}", parameters)
+        found = cursor.fetchone()
+        connection.rollback()
+    assert found is not None
+    plan = found[0][0]
+    return plan["Planning Time"], plan["Execution Time"], '"Seq Scan", "Relation' in _flat(plan)
+
+
+def _flat(plan: Any) -> str:
+    """Node types next to the relation that they read."""
+    nodes, lines = [plan["Plan"]], []
+    while nodes:
+        node = nodes.pop()
+        nodes += node.get("Plans", [])
+        lines.append(json.dumps({k: node[k] for k in ("Node Type", "Relation Name") if k in node}))
+    return "\n".join(lines)
+
+
+@contextmanager
+def ledger(stage: Stage, *, analyzed: bool, partitions: int) -> Iterator[tuple[Engine, str]]:
+    """A schema of its own with a ledger of this many rows in one group, ``bench``."""
+    name = f"claims_{stage.name}_{partitions}_{'analyzed' if analyzed else 'fresh'}"
+    engine = create_engine(stage.url)
+    schema.upgrade(engine, schema=name)
+    with engine.begin() as tx:
+        tx.execute(text(f"ALTER TABLE {name}.partition_offset SET (autovacuum_enabled = off)"))
+    _claim(Ledger(engine, "bench", schema=name), partitions)
+    if analyzed:
+        with engine.begin() as tx:
+            tx.execute(text(f"ANALYZE {name}.partition_offset"))
+    try:
+        yield engine, name
+        with engine.begin() as tx:
+            statistics = "SELECT count(*) FROM pg_stats WHERE schemaname = :name AND tablename = 'partition_offset'"
+            known = tx.execute(text(statistics), {"name": name}).scalar_one()
+            assert (known > 0) == analyzed, "the ledger's statistics are not what this round is about"
+            tx.execute(text(f"DROP SCHEMA {name} CASCADE"))
+    finally:
+        engine.dispose()
+
+
+def _claim(at: Ledger, count: int) -> list[Claim]:
+    wanted = [Partition(TOPIC, number) for number in range(count)]
+    claimed = at.claim(wanted, {TOPIC: TOPIC_ID}, cluster_id=CLUSTER, start=lambda _: dict.fromkeys(wanted, 0))
+    assert len(claimed.granted) == count
+    return [claimed.granted[p] for p in wanted]
+
+
+def claims(stage: Stage, partitions: int, rounds: int) -> None:
+    """Claims of all partitions, by two owners in turn; and of partitions that nobody knows yet."""
+    for analyzed, shown in ANALYZED.items():
+        with ledger(stage, analyzed=analyzed, partitions=partitions) as (engine, name):
+            spy = Spy(engine)
+            owners = [Ledger(engine, "bench", schema=name) for _ in range(2)]
+            seconds: list[float] = []
+            planning: list[float] = []
+            running: list[float] = []
+            sequential = 0
+            for n in range(rounds):
+                began = perf_counter()
+                granted = _claim(owners[n % 2], partitions)
+                seconds.append(perf_counter() - began)
+                plan, run, reads_all = explain(engine, *spy.seen["claim"])
+                planning.append(plan)
+                running.append(run)
+                sequential += reads_all
+            assert granted[0].epoch == rounds + 1, "each claim counts its epoch"
+            say(
+                "claim",
+                f"{partitions} partitions, {shown}",
+                partitions=partitions,
+                claims=rounds,
+                **ms("claim", seconds),
+                in_database_p50_ms=round(sorted(running)[rounds // 2], 3),
+                planning_p50_ms=round(sorted(planning)[rounds // 2], 3),
+                sequential_plans=sequential,
+            )
+    with ledger(stage, analyzed=False, partitions=partitions) as (engine, name):
+        seconds = []
+        for n in range(rounds):
+            began = perf_counter()
+            _claim(Ledger(engine, f"new-{n}", schema=name), partitions)
+            seconds.append(perf_counter() - began)
+        say(
+            "claim",
+            f"{partitions} partitions, rows made",
+            partitions=partitions,
+            claims=rounds,
+            **ms("claim", seconds),
+        )
+
+
+def commits(stage: Stage, placed: int, sizes: list[int], rounds: int) -> None:
+    """Transactions of hold and advance alone."""
+    for analyzed, shown in ANALYZED.items():
+        for touched in sizes:
+            with ledger(stage, analyzed=analyzed, partitions=placed) as (engine, name):
+                _commits(Ledger(engine, "bench", schema=name), shown, placed, touched, rounds)
+
+
+def _commits(at: Ledger, shown: str, placed: int, touched: int, rounds: int) -> None:
+    session, held = Session(at.engine), {c.partition: c for c in _claim(at, placed)}
+    seconds: dict[str, list[float]] = {"hold": [], "advance": [], "commit": [], "whole": []}
+    warm = 10  # the driver prepares a statement at its fifth use
+    for n in range(rounds + warm):
+        moving = [held[Partition(TOPIC, (n + k * (placed // touched)) % placed)] for k in range(touched)]
+        began = perf_counter()
+        with session.transaction() as tx:
+            transaction = at.hold(tx, [Expected(c, c.next_offset) for c in held.values()])
+            has_held = perf_counter()
+            moved = at.advance(tx, [Move(c, c.next_offset, c.next_offset + 1) for c in moving], transaction)
+            advanced = perf_counter()
+        ended = perf_counter()
+        held |= {c.partition: c for c in moved}
+        if n >= warm:
+            for step, took in zip(
+                seconds, (has_held - began, advanced - has_held, ended - advanced, ended - began), strict=True
+            ):
+                seconds[step].append(took)
+    session.close()
+    positions = at.read()
+    assert sum(p.next_offset for p in positions) == touched * (rounds + warm), "the commits are not all there"
+    _, running, reads_all = _explain_hold(at, held)
+    say(
+        "hold and advance",
+        f"{placed} placed, {touched} moved, {shown}",
+        placed=placed,
+        moved=touched,
+        commits=rounds,
+        hold_p50_ms=median_ms(seconds["hold"]),
+        advance_p50_ms=median_ms(seconds["advance"]),
+        commit_p50_ms=median_ms(seconds["commit"]),
+        **ms("whole", seconds["whole"], 0.5, 0.99),
+        hold_in_database_ms=round(running, 3),
+        hold_reads_all_rows=reads_all,
+    )
+
+
+def _explain_hold(at: Ledger, held: dict[Partition, Claim]) -> tuple[float, float, bool]:
+    """Of the statement that holds them as they stand now."""
+    spy = Spy(at.engine)
+    with at.begin() as tx:
+        at.hold(tx.connection, [Expected(c, c.next_offset) for c in held.values()])
+    return explain(at.engine, *spy.seen["hold"])
+
+
+def main() -> int:
+    """All of it; returns the exit code."""
+    parser = arguments(__doc__)
+    parser.add_argument("--partitions", type=int, help="of a claim (1000; quick: 100)")
+    parser.add_argument("--rounds", type=int, help="of claims; of commits ten times as many (30; quick: 5)")
+    options = parser.parse_args()
+    partitions = options.partitions or (100 if options.quick else 1000)
+    rounds = options.rounds or (5 if options.quick else 30)
+    sizes = [size for size in (1, 6, 100, 1000) if size <= partitions]
+    with servers(kafka=False) as stage:
+        claims(stage, partitions, rounds)
+        for placed in sizes:
+            commits(stage, placed, [size for size in sizes if size <= placed], rounds * 10)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -15,15 +15,16 @@ help:  ## this list
 
 setup: $(READY)  ## build .venv (every other target does it when it is due)
 
-# uv comes first, by the hash that the lock has for it; it then installs the rest. The project itself is built
-# by the locked hatchling: no build fetches anything that the lock does not name.
+# uv comes first, by the hash that the lock has for it; it then installs the rest. pyspark, which comes as a source
+# alone, is built by the locked setuptools, and the project itself by the locked hatchling: no build fetches anything
+# that the lock does not name.
 $(READY): pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Python 3.11 or newer is needed; name one: make PYTHON=python3.12"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	test -x $(BIN)/uv || { awk '/^uv==/ {on = 1; print; next} /^[^ ]/ {on = 0} on' requirements.lock > .venv/uv.lock && \
 	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r .venv/uv.lock; }
-	$(UV) pip sync --quiet --require-hashes requirements.lock
+	$(UV) pip sync --quiet --require-hashes --build-constraints requirements.lock requirements.lock
 	$(UV) pip install --quiet --no-deps --no-build-isolation -e .
 	touch $(READY)
 
@@ -55,11 +56,12 @@ bench: $(READY)  ## records per second, next to the floor and to the plain loop
 docs: $(READY)  ## run every code block of README and docs
 	$(BIN)/pytest tests/docs $(ARGS)
 
-# Beside what pyproject.toml names: uv itself, and what hatchling asks for when it installs a checkout.
+# Beside what pyproject.toml names: uv itself, what hatchling asks for when it installs a checkout, and what builds
+# pyspark.
 lock: $(READY)  ## resolve all dependencies anew: requirements.lock, and the broker's jars
-	printf 'uv\neditables\n' | $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade \
+	printf 'uv\neditables\nsetuptools\n' | $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade \
 	  --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" --no-annotate \
-	  --extra cli --extra dev --extra demo --extra registry --extra arrow --group test --group check --output-file requirements.lock pyproject.toml -
+	  --extra cli --extra dev --extra demo --extra registry --extra arrow --extra spark --group test --group check --output-file requirements.lock pyproject.toml -
 	$(BIN)/python -m seekpoint.dev.jars > .venv/kafka-jars.lock
 	mv .venv/kafka-jars.lock src/seekpoint/dev/kafka-jars.lock
 

@@ -1,0 +1,202 @@
+"""Every question that the benchmarks answer: which script asks it, with what, and against which others it is read.
+
+``run.py`` asks them. A question's name is how rows, goals and tables call it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+HERE = Path(__file__).parent
+GROUPS = {
+    "core": "the floor, the hand loop, the bare streamed loop, the seeds' loops, append and upsert",
+    "upserts": "upserts by how many keys are in the table already",
+    "ledger": "what the ledger's two statements cost",
+    "batches": "records per transaction, synchronous_commit on and off",
+    "records": "100 B, 1 KB, and the flights' 20 columns",
+    "handlers": "handler styles, one record per transaction, columnar",
+    "delays": "5 ms more for each round trip to the broker, or to the database",
+    "peers": "Flink, Kafka Connect, Pathway, Quix Streams, Spark",
+    "operations": "rebalances, claims, commits, bloat, memory, a slow database, latency",
+    "profile": "where each microsecond goes",
+}
+DELAY = 0.005  # seconds
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question; of ``limit`` records (None: all that the topic has), ``share`` of the run's records in the topic.
+
+    ``against`` names the questions that it is compared with, in the same round. ``rounds`` is None where the run says
+    how many. ``cases``: the script prints several rows, which their mode tells apart. ``broker_delay`` and
+    ``database_delay`` (seconds) are not None where the way there leads through a proxy. ``own_options``: the script
+    takes ``--quick``.
+    """
+
+    name: str
+    group: str
+    script: str
+    arguments: tuple[str, ...] = ()
+    against: tuple[str, ...] = ()
+    table: str = "payments"
+    key: bool = False
+    batch: int = 10_000
+    parallelism: int = 1
+    synchronous: bool = True
+    share: float = 1.0
+    limit: int | None = None
+    rounds: int | None = None
+    quick: bool = False
+    cases: bool = False
+    own_options: bool = False
+    broker_delay: float | None = None
+    database_delay: float | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_peer(self) -> bool:
+        """Whether it is asked of another program, which may not be there."""
+        return self.script.startswith("peers.")
+
+
+def _core() -> Iterator[Question]:
+    for key, suffix in ((False, ""), (True, ", key")):
+        floor = f"floor{suffix}"
+        yield Question(floor, "core", "floor.py", key=key, quick=not key)
+        yield Question(f"loop{suffix}", "core", "loop.py", key=key, against=(floor,), quick=not key)
+        yield Question(f"bare{suffix}", "core", "bare.py", key=key, against=(floor, f"loop{suffix}"))
+        against = (floor, f"loop{suffix}", f"bare{suffix}", *(() if key else ("seeds, sync", "seeds, sync, crc32c")))
+        yield Question(f"append{suffix}", "core", "append.py", key=key, against=against, quick=not key)
+        yield Question(
+            f"append{suffix}, 2 workers",
+            "core",
+            "append.py",
+            key=key,
+            parallelism=2,
+            against=(floor, f"append{suffix}"),
+        )
+    yield Question("upsert", "core", "upsert.py", against=("floor", "append", "floor, key", "append, key"), quick=True)
+    yield Question("upsert, 2 workers", "core", "upsert.py", parallelism=2, against=("floor", "floor, key", "upsert"))
+    for mode in ("sync", "async", "sync-crc32c", "async-crc32c", "sync-write"):
+        name = f"seeds, {mode.replace('-', ', ')}"
+        yield Question(name, "core", "peers.kafka_python", (mode,), against=("floor",), quick=mode == "sync")
+
+
+def _upserts() -> Iterator[Question]:
+    for conflicts in (50, 100):
+        name = f"upsert, {conflicts} % conflicts"
+        yield Question(name, "upserts", "upsert.py", ("--conflicts", str(conflicts)), against=("upsert",))
+    yield Question(
+        "upsert, 10,000,000 rows", "upserts", "upsert.py", ("--large",), ("upsert",), "payments_spread", share=0.5
+    )
+
+
+def _ledger() -> Iterator[Question]:
+    for batch in (1_000, 10_000):
+        yield Question(f"ledger, {batch:,}", "ledger", "ledger.py", batch=batch, limit=500_000)
+
+
+LIMITS = {1: 5_000, 10: 50_000, 100: 200_000}  # of small batches, for which a million records take minutes
+
+
+def _batches() -> Iterator[Question]:
+    for batch in (1, 10, 100, 1_000, 50_000):
+        floor = f"floor, {batch:,}"
+        append = f"append, {batch:,}"
+        limit = LIMITS.get(batch)
+        yield Question(floor, "batches", "floor.py", batch=batch, limit=limit)
+        yield Question(append, "batches", "append.py", batch=batch, limit=limit, against=(floor,))
+        if batch in {1, 10, 100, 1_000}:
+            yield Question(f"loop, {batch:,}", "batches", "loop.py", batch=batch, limit=limit, against=(floor,))
+    for batch in (1, 10, 100, 1_000, 10_000):
+        on = "append" if batch == 10_000 else f"append, {batch:,}"
+        name = f"append, {batch:,}, synchronous_commit off"
+        limit = LIMITS.get(batch)
+        yield Question(name, "batches", "append.py", batch=batch, limit=limit, synchronous=False, against=(on,))
+
+
+def _records() -> Iterator[Question]:
+    for table, short, share in (
+        ("payments_100b", "100 B", 1.0),
+        ("payments_1kb", "1 KB", 0.2),
+        ("flights", "flights", 0.5),
+    ):
+        for script in ("floor", "loop", "bare", "append"):
+            against = () if script == "floor" else (f"floor, {short}",)
+            yield Question(f"{script}, {short}", "records", f"{script}.py", (), against, table, share=share)
+
+
+def _delays() -> Iterator[Question]:
+    for script, name in (("append.py", "append"), ("loop.py", "loop"), ("peers.kafka_python", "seeds, sync")):
+        arguments = ("sync",) if script.startswith("peers.") else ()
+        base = Question(f"{name}, through proxies", "delays", script, arguments, broker_delay=0.0, database_delay=0.0)
+        late = replace(base, against=(base.name,))
+        yield base
+        yield replace(late, name=f"{name}, broker 5 ms", broker_delay=DELAY)
+        if script.endswith(".py"):
+            yield replace(late, name=f"{name}, database 5 ms", database_delay=DELAY)
+
+
+def _peers() -> Iterator[Question]:
+    modes = {
+        "flink": ("append", "upsert", "xa"),
+        "connect": ("insert", "upsert"),
+        "pathway": ("append", "snapshot"),
+        "spark": ("append", "upsert"),
+        "quix": ("insert", "upsert"),
+    }
+    for several, suffix in ((1, ""), (2, ", 2")):
+        for peer, names in modes.items():
+            if several > 1 and peer == "quix":  # one process, one thread
+                continue
+            for mode in names:
+                ours = "upsert" if mode in {"upsert", "snapshot"} else "append"
+                yield Question(
+                    f"{peer} {mode}{suffix}",
+                    "peers",
+                    f"peers.{peer}",
+                    (mode,),
+                    (ours if several == 1 else f"{ours}, {several} workers", "floor"),
+                    parallelism=several,
+                )
+    yield Question("connect aiven-insert", "peers", "peers.connect", ("aiven-insert",), ("append", "floor"))
+    yield Question("spark kafka-append", "peers", "peers.spark", ("kafka-append",), ("append", "floor"))
+
+
+def _handlers() -> Iterator[Question]:
+    yield Question("handlers", "handlers", "handlers.py", cases=True)
+    yield Question("small", "handlers", "small.py", cases=True)
+    yield Question("columnar", "handlers", "columnar.py", cases=True)
+
+
+def _operations() -> Iterator[Question]:
+    for name in ("rebalance", "claims", "commits", "bloat", "memory", "slow", "latency"):
+        yield Question(name, "operations", f"{name}.py", rounds=1, cases=True, own_options=True)
+
+
+def _profile() -> Iterator[Question]:
+    yield Question("profile", "profile", "stages.py", cases=True)
+
+
+_MAKERS = (_core, _upserts, _ledger, _batches, _records, _handlers, _delays, _peers, _operations, _profile)
+QUESTIONS = {question.name: question for make in _MAKERS for question in make()}
+
+
+def chosen(only: Collection[str], *, quick: bool = False) -> list[Question]:
+    """Those of these groups and names (empty: all), in the registry's order; raises LookupError for an unknown one."""
+    if unknown := set(only) - set(GROUPS) - set(QUESTIONS):
+        raise LookupError(f"no group and no question is called {', '.join(sorted(unknown))}: --list names them")
+    return [
+        question
+        for question in QUESTIONS.values()
+        if (not only or question.group in only or question.name in only) and (question.quick or not quick)
+    ]
+
+
+def with_bases(questions: Collection[Question]) -> list[Question]:
+    """These, and those that they are compared with, in the registry's order."""
+    names = {question.name for question in questions}
+    wanted = names | {base for question in questions for base in question.against if base in QUESTIONS}
+    return [question for question in QUESTIONS.values() if question.name in wanted]

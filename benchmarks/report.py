@@ -1,0 +1,75 @@
+"""What is told of the rows: medians, ratios within a round, and the goals. Nothing here measures anything."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+Row = dict[str, Any]
+Key = tuple[str, str | None]
+"""A question, and the case where its script tells several."""
+
+RATE = "records_per_second"
+MEDIAN_OF = 3  # rounds, below which a median is none
+_NO_FIGURES = {"run", "round", "records", "batch", "parallelism", "workers", "busy_percent", "whole_seconds", RATE}
+
+
+def by_key(rows: Iterable[Row]) -> dict[Key, list[Row]]:
+    """The rows of each question and case."""
+    found: dict[Key, list[Row]] = {}
+    for row in rows:
+        found.setdefault((row["question"], row.get("case")), []).append(row)
+    return found
+
+
+def pairs(rows: Sequence[Row], of: str, to: str, key: str = RATE) -> list[float]:
+    """Ratios of a figure of two questions, one for each round in which both were measured: never across runs."""
+
+    def measured(name: str) -> dict[tuple[int, int], float]:
+        return {
+            (row["run"], row["round"]): row[key]
+            for row in rows
+            if row["question"] == name and row.get("case") is None and row.get(key)
+        }
+
+    ours, theirs = measured(of), measured(to)
+    return [ours[at] / theirs[at] for at in ours if at in theirs]
+
+
+def ratio(rows: Sequence[Row], of: str, to: str, key: str = RATE) -> float | None:
+    """Their median; None where nothing was measured in the same round."""
+    found = pairs(rows, of, to, key)
+    return round(statistics.median(found), 3) if found else None
+
+
+def summary(rows: Sequence[Row], against: Mapping[str, Sequence[str]]) -> list[Row]:
+    """A line for each question and case; ``against`` names the questions that one is compared with."""
+    lines = []
+    for (question, case), several in by_key(rows).items():
+        good = [row for row in several if "skipped" not in row]
+        line: Row = {"question": question, "group": several[0]["group"], "rounds": len(good)}
+        if case is not None:
+            line["case"] = case
+        if not good:
+            lines.append({**line, "skipped": several[-1]["skipped"]})
+            continue
+        line |= {key: good[-1][key] for key in ("subject", "mode", "version", "guarantee") if key in good[-1]}
+        if rates := [row[RATE] for row in good if RATE in row]:
+            line |= {RATE: round(statistics.median(rates)), "min": min(rates), "max": max(rates)}
+        line["figures"] = _figures(good)
+        if case is None:
+            found = {base: ratio(rows, question, base) for base in against.get(question, ())}
+            line["ratios"] = {base: number for base, number in found.items() if number is not None}
+        lines.append(line)
+    return lines
+
+
+def _figures(good: Sequence[Row]) -> dict[str, float]:
+    """The median of everything else that is a number in each row."""
+    names = [name for name in good[-1] if name not in _NO_FIGURES and all(_is_number(row.get(name)) for row in good)]
+    return {name: round(statistics.median(row[name] for row in good), 4) for name in names}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,129 @@
+"""What the benchmarks tell of their rows: medians, ratios within a round, goals. On rows that nobody measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import goals
+import report
+from goals import GOALS, Goal
+from questions import GROUPS, HERE, QUESTIONS, chosen, with_bases
+
+
+def row(question: str, rate: float | None, *, run: int = 1, n: int = 1, **more: Any) -> dict[str, Any]:
+    rates = {} if rate is None else {"records_per_second": rate}
+    return {"question": question, "group": "core", "run": run, "round": n, "mode": "as it is", **rates, **more}
+
+
+def three(question: str, *rates: float, **more: Any) -> list[dict[str, Any]]:
+    return [row(question, rate, n=n, **more) for n, rate in enumerate(rates, 1)]
+
+
+FLOOR = Goal("of the floor", 0.65, "append", "floor")
+
+
+def test_a_goal_is_met_by_the_median_of_the_ratios_within_a_round() -> None:
+    # The medians of the rates alone would give 700 / 1,000.
+    rows = [*three("floor", 1000, 2000, 1000), *three("append", 600, 1400, 700)]
+    judged = FLOOR.judge(rows)
+    assert (judged["figure"], judged["met"], judged["bar"]) == (0.7, True, ">= 0.65")
+    assert judged["how"] == "median of 3 rounds: records_per_second of 'append' / 'floor', within a round"
+
+
+def test_a_goal_is_missed_below_its_bar() -> None:
+    rows = [*three("floor", 1000, 1000, 1000), *three("append", 649, 649, 900)]
+    assert FLOOR.judge(rows)["met"] is False
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [],
+        three("append", 700, 700, 700),
+        three("floor", 1000, 1000, 1000),
+        [*three("floor", 1000, 1000, 1000, run=1), *three("append", 900, 900, 900, run=2)],
+        [*three("floor", 1000, 1000, 1000), *(row("append", None, n=n, skipped="failed: x") for n in (1, 2, 3))],
+    ],
+    ids=["nothing", "no floor", "no append", "another run", "failed"],
+)
+def test_what_was_not_measured_in_the_same_round_has_no_figure_and_is_not_met(rows: list[dict[str, Any]]) -> None:
+    judged = FLOOR.judge(rows)
+    assert (judged["figure"], judged["met"]) == (None, None)
+    assert judged["how"].startswith("not measured: ")
+
+
+def test_of_fewer_than_three_rounds_nothing_is_said() -> None:
+    judged = FLOOR.judge([*three("floor", 1000, 1000), *three("append", 900, 900)])
+    assert (judged["figure"], judged["met"]) == (0.9, None)
+    assert "fewer than 3" in judged["how"]
+
+
+def test_a_figure_of_its_own_may_have_a_most_and_be_measured_once() -> None:
+    goal = Goal("claims", 3, "claims", key="claim_ms", case="1,000", at_most=True, once=True)
+    rows = [row("claims", None, mode="10 partitions", claim_ms=0.1), row("claims", None, mode="1,000", claim_ms=3.1)]
+    judged = goal.judge(rows)
+    assert (judged["figure"], judged["met"], judged["bar"]) == (3.1, False, "<= 3")
+
+
+def test_every_goal_is_told_in_every_report() -> None:
+    judged = goals.judge([])
+    assert [goal["goal"] for goal in judged] == [goal.goal for goal in GOALS]
+    assert all(goal["met"] is None for goal in judged)
+
+
+def test_every_goal_asks_for_questions_that_there_are() -> None:
+    for goal in GOALS:
+        assert {goal.of, goal.to or goal.of} <= set(QUESTIONS), goal.goal
+
+
+def test_a_line_has_median_least_most_and_ratios() -> None:
+    rows = [*three("floor", 1000, 900, 1100), *three("append", 500, 600, 700, cpu_seconds=2.5)]
+    floor, append = report.summary(rows, {"append": ["floor", "loop"]})
+    assert (floor["records_per_second"], floor["min"], floor["max"], floor["rounds"]) == (1000, 900, 1100, 3)
+    assert append["ratios"] == {"floor": 0.636}, "loop was not run: no ratio to it"
+    assert append["figures"] == {"cpu_seconds": 2.5}
+
+
+def test_what_was_skipped_says_why() -> None:
+    rows = [row("flink xa", None, skipped="no jars"), row("append", 500)]
+    line, _ = report.summary(rows, {"flink xa": ["append"]})
+    assert line == {"question": "flink xa", "group": "core", "rounds": 0, "skipped": "no jars"}
+
+
+def test_a_round_that_failed_does_not_count() -> None:
+    rows = [row("append", 500), row("append", None, n=2, skipped="failed: x"), row("append", 700, n=3)]
+    (line,) = report.summary(rows, {})
+    assert (line["rounds"], line["records_per_second"]) == (2, 600)
+
+
+def test_cases_of_a_script_are_lines_of_their_own() -> None:
+    rows = [row("handlers", 10, case="ORM"), row("handlers", 30, case="Core"), row("handlers", 20, case="ORM", n=2)]
+    lines = report.summary(rows, {"handlers": ["append"]})
+    assert [(line["case"], line["records_per_second"]) for line in lines] == [("ORM", 15), ("Core", 30)]
+    assert not any("ratios" in line for line in lines)
+
+
+def test_the_registry_names_scripts_groups_and_bases_that_there_are() -> None:
+    for question in QUESTIONS.values():
+        script = question.script.replace(".", "/") + ".py" if question.is_peer else question.script
+        assert (HERE / script).is_file(), question.name
+        assert question.group in GROUPS
+        assert set(question.against) <= set(QUESTIONS), question.name
+
+
+def test_questions_are_chosen_by_group_and_name_with_what_they_are_compared_with() -> None:
+    asked = chosen(["ledger", "append, key"])
+    assert [q.name for q in asked] == ["append, key", "ledger, 1,000", "ledger, 10,000"]
+    assert [q.name for q in with_bases(asked)] == [
+        "floor, key",
+        "loop, key",
+        "bare, key",
+        "append, key",
+        "ledger, 1,000",
+        "ledger, 10,000",
+    ]
+    assert {q.name for q in chosen([], quick=True)} == {"floor", "loop", "seeds, sync", "append", "upsert"}
+    with pytest.raises(LookupError, match="nonsense"):
+        chosen(["nonsense"])

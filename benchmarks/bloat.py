@@ -1,0 +1,174 @@
+"""What a million commits leave behind in the ledger, and what an old snapshot elsewhere does to it.
+
+python benchmarks/bloat.py [--commits N] [--held N] [--partitions N] [--moved N] [--quick]
+
+Needs only Postgres, with autovacuum as it is by default. One worker's worth of commits, one after the other, by
+``Ledger.advance`` alone, each a transaction of its own: sizes, dead rows, the share of updates that touched no index
+(HOT), and what an advance costs at the start and at the end. Then the same while a transaction elsewhere holds a
+snapshot open for ``--held`` commits, so that nothing behind it can be cleaned up, and after it has ended. With
+``synchronous_commit=off``, which shortens the wait for the disk alone: rows are written and cleaned up just the same.
+The positions are checked at the end: they count the commits.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import cycle, islice
+from time import perf_counter
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+from sqlalchemy import Connection, create_engine, text
+
+from seekpoint import Ledger, schema
+from seekpoint.ledger import Claim, Move
+from seekpoint.records import Partition
+from stage import Stage, arguments, median_ms, say, servers
+
+TOPIC, CLUSTER, TOPIC_ID = "orders", "benchmark", uuid4()
+SIZES = """
+    SELECT pg_relation_size(c.oid) AS table_bytes, pg_indexes_size(c.oid) AS index_bytes, s.n_tup_upd AS updates,
+           s.n_tup_hot_upd AS hot, s.n_dead_tup AS dead_rows, s.autovacuum_count AS autovacuums
+    FROM pg_class c JOIN pg_stat_user_tables s ON s.relid = c.oid
+    WHERE s.schemaname = :schema AND s.relname = 'partition_offset'"""
+SAMPLES = 10
+
+Sample = dict[str, Any]
+
+
+class Churn:
+    """Advances one after the other, in a schema of its own."""
+
+    def __init__(self, stage: Stage, name: str, partitions: int, moved: int) -> None:
+        self.schema, self._moved = f"bloat_{stage.name}_{name}", moved
+        self._engine = create_engine(stage.url, connect_args={"options": "-c synchronous_commit=off"})
+        schema.upgrade(self._engine, schema=self.schema)
+        self._ledger = Ledger(self._engine, "bench", schema=self.schema)
+        wanted = [Partition(TOPIC, number) for number in range(partitions)]
+        claimed = self._ledger.claim(
+            wanted, {TOPIC: TOPIC_ID}, cluster_id=CLUSTER, start=lambda _: dict.fromkeys(wanted, 0)
+        )
+        self._held: dict[Partition, Claim] = dict(claimed.granted)
+        self._turns = cycle(wanted)
+        self.commits = 0
+
+    def run(self, commits: int) -> list[Sample]:
+        """So many commits; what the table looks like now and then, with the cost of the last ones."""
+        samples, size = [], max(1, commits // SAMPLES)
+        with self._engine.connect().execution_options(isolation_level="AUTOCOMMIT") as tx:
+            for _ in range(SAMPLES):
+                seconds = [self._advance(tx) for _ in range(size)]
+                samples.append(self._look(tx, seconds))
+        return samples
+
+    def _advance(self, tx: Connection) -> float:
+        claims = [self._held[p] for p in islice(self._turns, self._moved)]
+        began = perf_counter()
+        moved = self._ledger.advance(tx, [Move(c, c.next_offset, c.next_offset + 1) for c in claims])
+        took = perf_counter() - began
+        self._held |= {c.partition: c for c in moved}
+        self.commits += 1
+        return took
+
+    def _look(self, tx: Connection, seconds: list[float]) -> Sample:
+        tx.execute(text("SELECT pg_stat_force_next_flush()"))
+        row = tx.execute(text(SIZES), {"schema": self.schema}).one()
+        last = seconds[-1000:]
+        return {"commits": self.commits, "advance_p50_ms": median_ms(last), **row._mapping}  # noqa: SLF001 -- its API
+
+    def close(self) -> None:
+        """Check that every commit is there; remove it all."""
+        total = sum(position.next_offset for position in self._ledger.read())
+        assert total == self.commits * self._moved, f"{total} offsets passed, not {self.commits * self._moved}"
+        with self._engine.begin() as tx:
+            tx.execute(text(f"DROP SCHEMA {self.schema} CASCADE"))
+        self._engine.dispose()
+
+
+@contextmanager
+def snapshot(stage: Stage) -> Iterator[None]:
+    """Somebody's long transaction: what it may still see, nobody may clean up."""
+    with psycopg.connect(stage.dsn) as connection:
+        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        connection.execute("SELECT count(*) FROM pg_class")
+        yield
+
+
+def figures(name: str, sample: Sample) -> dict[str, Any]:
+    """Of one moment, each with the moment's name in front."""
+    wanted = ("advance_p50_ms", "table_bytes", "index_bytes", "dead_rows")
+    return {f"{name}_{key}": sample[key] for key in wanted}
+
+
+def steady(stage: Stage, options: Any) -> None:
+    """Commits, and nothing else."""
+    churn = Churn(stage, "steady", options.partitions, options.moved)
+    first = churn.run(1000)
+    began = perf_counter()
+    samples = churn.run(options.commits - churn.commits)
+    seconds = perf_counter() - began
+    last = samples[-1]
+    churn.close()
+    say(
+        "ledger bloat",
+        f"{churn.commits:,} commits",
+        commits=churn.commits,
+        partitions=options.partitions,
+        moved=options.moved,
+        seconds=round(seconds, 1),
+        synchronous_commit="off",
+        **figures("start", first[-1]),
+        **figures("end", last),
+        most_table_bytes=max(s["table_bytes"] for s in samples),
+        hot_share=round(last["hot"] / last["updates"], 4),
+        autovacuums=last["autovacuums"],
+        samples=[[s["commits"], s["table_bytes"], s["index_bytes"], s["advance_p50_ms"]] for s in samples],
+    )
+
+
+def held(stage: Stage, options: Any) -> None:
+    """The same with an old snapshot elsewhere, and after it."""
+    churn = Churn(stage, "held", options.partitions, options.moved)
+    first = churn.run(max(1000, options.held // 10))
+    with snapshot(stage):
+        during = churn.run(options.held)
+    after = churn.run(options.held)
+    churn.close()
+    last = after[-1]
+    say(
+        "ledger bloat",
+        f"a snapshot held elsewhere for {options.held:,} commits",
+        commits=churn.commits,
+        partitions=options.partitions,
+        moved=options.moved,
+        synchronous_commit="off",
+        **figures("before", first[-1]),
+        **figures("held", during[-1]),
+        **figures("after", last),
+        hot_share=round(last["hot"] / last["updates"], 4),
+        autovacuums=last["autovacuums"],
+        samples=[[s["commits"], s["table_bytes"], s["index_bytes"], s["advance_p50_ms"]] for s in (*during, *after)],
+    )
+
+
+def main() -> int:
+    """Both; returns the exit code."""
+    parser = arguments(__doc__)
+    parser.add_argument("--commits", type=int, help="(1,000,000; quick: 20,000)")
+    parser.add_argument("--held", type=int, help="commits under an old snapshot (50,000; quick: 3,000)")
+    parser.add_argument("--partitions", type=int, default=6, help="rows of the ledger")
+    parser.add_argument("--moved", type=int, default=1, help="of them, by each commit, in turn")
+    options = parser.parse_args()
+    options.commits = options.commits or (20_000 if options.quick else 1_000_000)
+    options.held = options.held or (3_000 if options.quick else 50_000)
+    with servers(kafka=False) as stage:
+        steady(stage, options)
+        held(stage, options)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
-from confluent_kafka import KafkaError, KafkaException
+from collections.abc import Callable
+from typing import Any
 
-from seekpoint.kafka.client import raise_if_fatal
+import pytest
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from seekpoint.kafka.client import Client, raise_if_fatal
+from seekpoint.records import Partition
+
+COOPERATIVE = {"partition.assignment.strategy": "cooperative-sticky"}
 
 
 @pytest.mark.parametrize(
@@ -22,3 +28,60 @@ def test_a_client_beyond_recovery_or_without_rights_ends_the_work(code: int) -> 
 @pytest.mark.parametrize("code", [KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._MAX_POLL_EXCEEDED])
 def test_what_passes_is_waited_for(code: int) -> None:
     raise_if_fatal(KafkaError(code, "away"))
+
+
+class _Consumer:
+    """Rebalances at its second poll, and has no record."""
+
+    def __init__(self, held: list[TopicPartition]) -> None:
+        self._held, self.polls = held, 0
+        self.sought: list[tuple[int, int, int | None]] = []
+
+    def subscribe(self, _topics: list[str], *, on_assign: Callable[..., None], **_: object) -> None:
+        self._on_assign = on_assign
+
+    def poll(self, _timeout: float) -> None:
+        self.polls += 1
+        if self.polls == 2:
+            self._on_assign(self, [])
+
+    def assign(self, _partitions: list[TopicPartition]) -> None: ...
+
+    incremental_assign = pause = assign
+
+    def assignment(self) -> list[TopicPartition]:
+        return self._held
+
+    def seek(self, at: TopicPartition) -> None:
+        self.sought.append((at.partition, at.offset, at.leader_epoch))
+
+
+def stirred(config: dict[str, Any]) -> tuple[Client, _Consumer]:
+    """A client with partitions 0 and 1, in which a rebalance's callback has just run."""
+    consumer = _Consumer([TopicPartition("t", 0), TopicPartition("t", 1)])
+    client = Client(consumer, config)  # type: ignore[arg-type]  # what of a consumer it uses here
+    client.subscribe(["t"], lambda _: None, lambda *_: None)
+    assert client.read(500, 600) == []
+    return client, consumer
+
+
+@pytest.mark.timeout(30)
+def test_who_waits_for_a_record_is_back_when_a_rebalance_has_something_to_do() -> None:
+    client, consumer = stirred(COOPERATIVE)
+    assert client.stirred
+    assert consumer.polls == 2, "the other 600 s are not waited for"
+
+
+def test_what_stays_is_read_on_at_once_behind_a_rebalance_by_differences() -> None:
+    client, consumer = stirred(COOPERATIVE)
+    client.pause([Partition("t", 1)])
+    client.go_on({Partition("t", 0): (7, 3), Partition("t", 1): (8, None), Partition("t", 2): (9, None)})
+    assert consumer.sought == [(0, 7, 3)], "not what is paused, and not what the client does not have"
+    assert not client.stirred
+
+
+def test_behind_a_whole_assignment_nothing_has_to_be_sought() -> None:
+    client, consumer = stirred({})
+    client.go_on({Partition("t", 0): (7, None)})
+    assert consumer.sought == []
+    assert not client.stirred

@@ -190,6 +190,8 @@ class Assignment:
 
     def tend(self) -> None:
         """Act on what was recorded: release what is gone, decide on lost offsets, claim and place, look for moves."""
+        if self.client.stirred:
+            self._places.go_on()
         self._claims.release(self._places.forget_gone())
         if self._places.troubled:
             self._judge_troubled()

@@ -41,6 +41,13 @@ class Placed:
         return self.cursor if self.backlog is None or not len(self.backlog) else self.backlog.position
 
     @property
+    def last_epoch(self) -> int | None:
+        """The leader epoch of the record in front of the cursor; None where it is not known (a batch is in hand)."""
+        if self.backlog is not None and len(self.backlog):
+            return self.leader_epoch
+        return self.claim.leader_epoch if self.cursor == self.claim.next_offset else None
+
+    @property
     def has_trailing(self) -> bool:
         """Whether nothing but control records lies between the position and the log's end."""
         return self.end is not None and self.end > self.cursor == self.position
@@ -145,6 +152,10 @@ class Places:
             self.placed[partition] = Placed(claim, claim.next_offset, quiet_since=now)
             self._announce(events.Placed(partition=partition, offset=claim.next_offset, epoch=claim.epoch))
         return before
+
+    def go_on(self) -> None:
+        """Behind a rebalance: what stays ours is read on from its cursor."""
+        self._client.go_on({p: (at.cursor, at.last_epoch) for p, at in self.placed.items() if p not in self.gone})
 
     def unplace(self, partitions: Collection[Partition]) -> None:
         """Stop reading these, and throw away what the client has buffered of them."""

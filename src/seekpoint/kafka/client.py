@@ -27,6 +27,7 @@ OUT_OF_RANGE = KafkaError._AUTO_OFFSET_RESET  # noqa: SLF001
 FATAL = KafkaError._FATAL  # noqa: SLF001 -- what comes in the place of a record; its fatal() says False
 _NOT_YET = {KafkaError._STATE, KafkaError._PREV_IN_PROGRESS}  # noqa: SLF001
 SEEK_PATIENCE = 5.0  # seconds for what takes milliseconds
+SLICE = 0.01  # seconds: how long a rebalance may go unnoticed by who waits for a record
 _NO_RIGHT = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
     KafkaError.GROUP_AUTHORIZATION_FAILED,
@@ -51,6 +52,7 @@ class Client:
         self._eager = is_eager(config)
         self._paused: set[Partition] = set()
         self.contact = monotonic()  # when the group last saw us poll
+        self.stirred = False  # a rebalance's callback ran: see go_on()
 
     # -- membership -----------------------------------------------------------------------------------
 
@@ -58,11 +60,13 @@ class Client:
         """Join the group. Both callbacks only record; they run inside :meth:`read` and :meth:`close`."""
 
         def assigned(_: Consumer, partitions: list[_TopicPartition]) -> None:
+            self.stirred = True
             self._acknowledge()
             on_assigned(_named(partitions))
 
         def gone(lost: bool) -> _Callback:
             def callback(_: Consumer, partitions: list[_TopicPartition]) -> None:
+                self.stirred = True
                 self._let_go(partitions)
                 on_gone(_named(partitions), lost)
 
@@ -156,6 +160,22 @@ class Client:
                 at = _TopicPartition(p.topic, p.number, offset)
                 self._seek(at if epoch is None else _TopicPartition(p.topic, p.number, offset, leader_epoch=epoch))
 
+    def go_on(self, cursors: Mapping[Partition, tuple[int, int | None]]) -> None:
+        """Behind a rebalance: read what stays with us on at once, from (offset, leader epoch of the record before it).
+
+        Where assignments change by differences, the client stops reading all of them around a callback, throws away
+        what it had, and begins again when it next looks, up to a second later. A seek makes it look.
+        """
+        with self._turn:
+            self.stirred = False
+            if self._eager:  # assigned anew, all of it
+                return
+            held = {(p.topic, p.partition) for p in self._consumer.assignment()}
+            for p, (offset, epoch) in cursors.items():
+                if tuple(p) in held and p not in self._paused:
+                    at = _TopicPartition(p.topic, p.number, offset)
+                    self._seek(at if epoch is None else _TopicPartition(p.topic, p.number, offset, leader_epoch=epoch))
+
     # -- reading --------------------------------------------------------------------------------------
 
     def read(self, most: int, wait: float) -> list[Message]:
@@ -164,10 +184,19 @@ class Client:
             self.contact = monotonic()
             if wait <= 0:
                 return self._consumer.consume(most, 0)
-            first = self._consumer.poll(wait)  # consume() would wait the full time unless `most` arrived
+            first = self._first(wait)  # consume() would wait the full time unless `most` arrived
             if first is None:
                 return []
             return [first, *(self._consumer.consume(most - 1, 0) if most > 1 else ())]
+
+    def _first(self, wait: float) -> Message | None:
+        """The first message; None when the time is over, or a callback ran: then there is something else to do."""
+        until = monotonic() + wait
+        while True:
+            left = until - monotonic()
+            first = self._consumer.poll(max(0.0, min(left, SLICE)))  # a callback would not end it before its time
+            if first is not None or left <= SLICE or self.stirred:
+                return first
 
     def keep(self) -> bool:
         """Renew the membership without reading or running a callback; False if the consumer is in use."""

@@ -1,6 +1,6 @@
 """Asks the questions, round by round, on a broker and a Postgres of its own; medians, ratios, ``bench-report.json``.
 
-python benchmarks/run.py [--only core,peers,"append, key"] [--quick] [--records N] [--rounds N] [--resume FILE]
+python benchmarks/run.py [--only core,peers] [--only "append, key"] [--quick] [--records N] [--rounds N] [--resume FILE]
 
 Subjects are interleaved: each round asks every chosen question once, and with them the questions that they are compared
 with, so that a ratio never spans two runs. The report is written after every row. ``--resume`` goes on where a report
@@ -53,7 +53,7 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="groups and questions, with commas between groups", action="append")
+    parser.add_argument("--only", default=[], help="groups and questions; may be repeated", action="append")
     parser.add_argument("--quick", action="store_true", help="the core rows on fewer records, in under three minutes")
     parser.add_argument("--records", type=int, help=f"{RECORDS:,}; with --quick {QUICK_RECORDS:,}")
     parser.add_argument("--rounds", type=int, default=ROUNDS)

@@ -89,7 +89,7 @@ def _prepared_allowed(trial: Trial) -> None:
     with psycopg.connect(trial.dsn) as connection:
         found = connection.execute("SHOW max_prepared_transactions").fetchone()
     if found is None or int(found[0]) < 2 * trial.parallelism + 2:
-        raise SkippedError("XA needs a server with max_prepared_transactions above 0: run `python benchmarks/peers`")
+        raise SkippedError("XA needs a server with max_prepared_transactions above 0: ask by benchmarks/run.py")
 
 
 def _forget_prepared(trial: Trial) -> None:

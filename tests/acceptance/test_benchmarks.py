@@ -1,0 +1,75 @@
+"""``benchmarks/run.py`` with few records: real questions, a whole report, and a second run that goes on with it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from goals import GOALS
+from pages import ROOT
+
+RECORDS = "5000"
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "benchmarks" / "run.py"), "--quick", "--records", RECORDS, *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=250)
+
+
+def report_of(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "bench-report.json").read_text(encoding="utf-8"))
+    return found
+
+
+@pytest.mark.usefixtures("seekpoint_dsn", "seekpoint_broker")  # skipped or failed where no server can be started
+def test_a_run_reports_rows_ratios_and_goals_and_can_be_resumed(tmp_path: Path) -> None:
+    done = run(tmp_path, "--only", "floor,append", "--rounds", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = report_of(tmp_path)
+    assert [(row["question"], row["round"], row["run"]) for row in report["rows"]] == [
+        ("floor", 1, 1),
+        ("append", 1, 1),
+    ]
+    for row in report["rows"]:
+        assert row["records"] == int(RECORDS)
+        assert row["records_per_second"] == pytest.approx(row["records"] / row["seconds"], rel=0.05)
+    floor, append = report["summary"]
+    assert append["ratios"] == {
+        "floor": pytest.approx(append["records_per_second"] / floor["records_per_second"], abs=0.001)
+    }
+    assert len(report["goals"]) == len(GOALS)
+    assert all(goal["met"] is None for goal in report["goals"]), "one round is no median"
+    told = json.dumps(report)
+    assert str(ROOT) not in told
+    assert str(tmp_path) not in told
+
+    again = run(tmp_path, "--only", "floor,append", "--rounds", "3", "--resume", "bench-report.json")
+    assert again.returncode == 0, again.stdout + again.stderr
+    report = report_of(tmp_path)
+    asked = [(row["question"], row["round"], row["run"]) for row in report["rows"]]
+    assert asked[2:] == [("floor", 1, 2), ("append", 1, 2), ("floor", 2, 2), ("append", 2, 2)]
+    assert {goal["goal"]: goal["met"] for goal in report["goals"]}[GOALS[0].goal] is not None
+
+    nothing_left = run(tmp_path, "--only", "floor", "--rounds", "3", "--resume", "bench-report.json")
+    assert nothing_left.returncode == 0, nothing_left.stderr
+    assert "nothing is missing" in nothing_left.stdout
+    assert report_of(tmp_path) == report
+
+
+def test_what_there_is_no_question_of_is_said(tmp_path: Path) -> None:
+    done = run(tmp_path, "--only", "nonsense")
+    assert done.returncode == 2
+    assert "no group and no question is called nonsense" in done.stderr
+
+
+def test_a_report_of_other_records_is_not_gone_on_with(tmp_path: Path) -> None:
+    told = {"run": 1, "machine": {"cores": 0}, "records": 1, "kind": "payments"}
+    (tmp_path / "other.json").write_text(json.dumps({"rows": [], "runs": [told]}), encoding="utf-8")
+    done = run(tmp_path, "--only", "floor", "--resume", "other.json")
+    assert done.returncode != 0
+    assert "begin a new one" in done.stderr

@@ -9,6 +9,7 @@ many). A feeder: ``feed`` (records; 0: until SIGTERM), ``rate`` (a second; 0: as
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -122,6 +123,7 @@ class Reporter:
 
 def work(order: dict[str, Any]) -> None:
     """Run one worker until SIGTERM."""
+    logging.getLogger("seekpoint.events").setLevel(logging.ERROR)  # a line per dead letter is not what is measured
     reporter = Reporter(order)
     kafka = {"bootstrap.servers": order["brokers"], **order.get("kafka", {})}
     if order.get("stats"):
@@ -157,7 +159,7 @@ def pipeline(order: dict[str, Any]) -> Pipeline:
         made["provenance"] = {"partition": "partition", "offset": "offset"}
     sinks: dict[str, Callable[[], dict[str, Any]]] = {
         "append": lambda: {"sinks": [Append(TABLE, **made)]},
-        "upsert": lambda: {"sinks": [Upsert(TABLE, key=["id"], **made)]},
+        "upsert": lambda: {"sinks": [Upsert(TABLE, key=["account"], **made)]},
         "sleep": lambda: {"handle": wait},
     }
     writes: dict[str, Any] = sinks[order["sink"]]()
@@ -185,6 +187,7 @@ class Feeder:
         )
         self._encode = msgspec.json.Encoder().encode
         self._refused: list[Any] = []
+        self._bytes = 0
         signal.signal(signal.SIGTERM, lambda *_: self._stopping.set())
 
     def run(self) -> None:
@@ -204,7 +207,8 @@ class Feeder:
         seconds = monotonic() - began
         assert self._producer.flush(60) == 0, "the broker did not take every record within 60 s"
         assert not self._refused, f"the broker refused records: {self._refused[0]}"
-        print(json.dumps({"event": "Fed", "records": sent, "seconds": seconds, "late": late}), flush=True)
+        told = {"event": "Fed", "records": sent, "seconds": seconds, "late": late, "bytes": self._bytes}
+        print(json.dumps(told), flush=True)
 
     def _send(self, number: int) -> None:
         order, partitions = self._order, self._order["partitions"]
@@ -225,7 +229,8 @@ class Feeder:
             except BufferError:  # the client's queue is full: let some of it go first
                 self._producer.poll(0.1)
             else:
-                if number % 100 == 0 or order["rate"]:
+                self._bytes += len(value)
+                if number % 100 < 2 or order["rate"]:
                     self._producer.poll(0)
                 return
 

@@ -61,11 +61,12 @@ class Stage:
         create_topic(self.brokers, full, partitions)
         return full
 
-    def fresh_table(self, *, key: bool = False, more: str = "") -> None:
+    def fresh_table(self, *, key: str = "", more: str = "") -> None:
         """An empty table, the ledger's schema, and a server that has written what it had to."""
+        primary = f", PRIMARY KEY ({key})" if key else ""
         with self.connect() as connection:
             connection.execute(f"DROP TABLE IF EXISTS {TABLE}".encode())
-            connection.execute(f"CREATE TABLE {TABLE} ({COLUMNS}{more}{', PRIMARY KEY (id)' * key})".encode())
+            connection.execute(f"CREATE TABLE {TABLE} ({COLUMNS}{more}{primary})".encode())
             connection.execute("CHECKPOINT")
         self.upgrade()
 
@@ -82,9 +83,29 @@ class Stage:
         assert found is not None
         return found[0], found[1]
 
+    def parked(self, group: str) -> int:
+        """How many dead letters the group has."""
+        with self.connect() as connection:
+            asked = "SELECT count(*) FROM seekpoint.dead_letter WHERE consumer_group = %s"
+            found = connection.execute(asked, [group]).fetchone()
+        assert found is not None
+        return int(found[0])
+
     def crew(self, **order: Any) -> Crew:
         """Another process: ``crew.py`` says what it takes."""
         return Crew({"brokers": self.brokers, "database": self.url, **order})
+
+    def fill(self, topic: str, partitions: int, records: int) -> float:
+        """Produce so many, by two processes at a time; returns the bytes of one value, about."""
+        feed = {"topic": topic, "partitions": partitions, "rate": 0, "producer": {"linger.ms": 20}}
+        feeders = [
+            self.crew(feed=(records + 1 - first) // 2, first=first, step=2, **feed) for first in range(min(2, records))
+        ]
+        for feeder in feeders:
+            feeder.finish()
+        told = [feeder.all("Fed")[0] for feeder in feeders]
+        assert sum(t["records"] for t in told) == records
+        return float(sum(t["bytes"] for t in told) / records)
 
 
 @contextmanager
@@ -143,6 +164,7 @@ class Crew:
             text=True,
         )
         self.told: list[Told] = []
+        self.passed = 0  # offsets that it committed
         self._news = threading.Condition()
         self._ended = False
         assert self._process.stdin is not None
@@ -155,7 +177,9 @@ class Crew:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             with self._news:
-                self.told.append(json.loads(line))
+                told = json.loads(line)
+                self.told.append(told)
+                self.passed += sum(end - start for _, start, end in told.get("spans", ()))
                 self._news.notify_all()
         with self._news:
             self._ended = True
@@ -171,6 +195,10 @@ class Crew:
         with self._news:
             self._news.wait_for(lambda: reached(self.told) or self._ended, timeout)
             assert reached(self.told), f"{what}: not within {timeout} s; the last of it: {self.told[-3:]}"
+
+    def wait_until_passed(self, records: int, timeout: float = 3600) -> None:
+        """Until it has committed so many offsets."""
+        self.wait_for(lambda _: self.passed >= records, f"{records:,} records ({self.passed:,} so far)", timeout)
 
     @property
     def process(self) -> psutil.Process:
@@ -191,7 +219,7 @@ class Crew:
         assert self._process.returncode == 0, f"ended with {self._process.returncode}"
         return at
 
-    def finish(self, timeout: float = 600) -> None:
+    def finish(self, timeout: float = 1200) -> None:
         """Wait until it has ended by itself."""
         self._process.wait(timeout)
         self._finish()

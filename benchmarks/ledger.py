@@ -11,14 +11,14 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from sqlalchemy import Connection, create_engine
+from sqlalchemy import Connection
 
 from append import pipeline
-from seekpoint import Ledger, running, schema
+from seekpoint import Ledger, running
 from seekpoint.ledger import Claim, Expected, Move
-from setting import BATCH, LIMIT, URL
+from setting import BATCH, LIMIT
 from subject import check, fresh_table, row
-from team import Run, work
+from team import Run, upgrade, work
 
 PAIRS = 5
 
@@ -52,9 +52,7 @@ def turn(kind: type[Ledger]) -> Run:
 
 def main() -> None:
     """Pairs of turns; what is first in one pair is second in the next."""
-    engine = create_engine(URL)
-    schema.upgrade(engine)
-    engine.dispose()
+    upgrade()
     turn(Ledger)  # imports, the ledger's tables in cache
     runs: dict[type[Ledger], list[Run]] = {Ledger: [], Silent: []}
     for n in range(PAIRS):

@@ -177,7 +177,8 @@ def _operations() -> Iterator[Question]:
 
 
 def _profile() -> Iterator[Question]:
-    yield Question("profile", "profile", "stages.py", cases=True)
+    yield Question("profile", "profile", "microseconds.py", cases=True)
+    yield Question("profile, key", "profile", "microseconds.py", key=True, cases=True)
 
 
 _MAKERS = (_core, _upserts, _ledger, _batches, _records, _handlers, _delays, _peers, _operations, _profile)

@@ -12,7 +12,18 @@ Key = tuple[str, str | None]
 
 RATE = "records_per_second"
 MEDIAN_OF = 3  # rounds, below which a median is none
-_NO_FIGURES = {"run", "round", "records", "batch", "parallelism", "workers", "busy_percent", "whole_seconds", RATE}
+_NO_FIGURES = {
+    "run",
+    "round",
+    "records",
+    "batch",
+    "parallelism",
+    "workers",
+    "busy_percent",
+    "whole_seconds",
+    "load_of_machine",
+    RATE,
+}
 
 
 def by_key(rows: Iterable[Row]) -> dict[Key, list[Row]]:
@@ -57,6 +68,8 @@ def summary(rows: Sequence[Row], against: Mapping[str, Sequence[str]]) -> list[R
         line |= {key: good[-1][key] for key in ("subject", "mode", "version", "guarantee") if key in good[-1]}
         if rates := [row[RATE] for row in good if RATE in row]:
             line |= {RATE: round(statistics.median(rates)), "min": min(rates), "max": max(rates)}
+        if used := [1e6 * row["cpu_seconds"] / row["records"] for row in good if row.get("cpu_seconds")]:
+            line["cpu_us_per_record"] = round(statistics.median(used), 2)
         line["figures"] = _figures(good)
         if case is None:
             found = {base: ratio(rows, question, base) for base in against.get(question, ())}

@@ -35,6 +35,13 @@ class Run(NamedTuple):
     transactions: int
 
 
+def upgrade() -> None:
+    """The ledger's tables."""
+    engine = create_engine(URL)
+    schema.upgrade(engine)
+    engine.dispose()
+
+
 def work(
     make: Make,
     records: int,
@@ -42,6 +49,7 @@ def work(
     group: str | None = None,
     partitions: Sequence[int] | None = None,
     ready: Callable[[], object] = lambda: None,
+    observers: Sequence[events.Observer] = (),
 ) -> Run:
     """Run one worker until it has committed this many records; ``ready`` is called when it is about to start."""
     began, ended, used = [0.0, 0.0], 0.0, 0.0
@@ -65,7 +73,7 @@ def work(
         kafka={"bootstrap.servers": BROKERS},
         limits=Limits(batch_records=BATCH),
         partitions=None if partitions is None else [(KIND.name, number) for number in partitions],
-        observe=[observe],
+        observe=[observe, *observers],
     )
     ready()
     worker.run()
@@ -77,9 +85,7 @@ def measure(subject: str, mode: str, make: Make, *, stored: int = 0, added: int 
 
     The table had ``stored`` rows before, and has ``added`` more then; as many as there are records, if it is not said.
     """
-    engine = create_engine(URL)
-    schema.upgrade(engine)
-    engine.dispose()
+    upgrade()
     runs = [work(make, LIMIT)] if PARALLELISM == 1 else _work_together(make)
     done = sum(run.records for run in runs)
     check(subject, done if added is None else added, stored=stored)

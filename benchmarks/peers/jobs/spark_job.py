@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import time
 from typing import Any
 
-from pyspark.sql import SparkSession  # type: ignore[import-not-found]  # only in this script's own environment
-from pyspark.sql import functions as f
-
+# By name: this script's own environment has it, the one that its types are checked in may have another, or none.
+sql: Any = importlib.import_module("pyspark.sql")
+f: Any = importlib.import_module("pyspark.sql.functions")
 JOB: dict[str, Any] = json.loads(os.environ["JOB"])
 KAFKA = "key string, value string, topic string, partition int, offset bigint, timestamp bigint"
 
@@ -17,7 +18,7 @@ KAFKA = "key string, value string, topic string, partition int, offset bigint, t
 def session() -> Any:
     """One JVM with as many slots as were asked for."""
     return (
-        SparkSession.builder.master(f"local[{JOB['parallelism']}]")
+        sql.SparkSession.builder.master(f"local[{JOB['parallelism']}]")
         .appName("peer")
         .config("spark.ui.enabled", "false")
         .config("spark.driver.bindAddress", "127.0.0.1")
@@ -52,7 +53,7 @@ def write(records: Any, table: str) -> None:
 
 def execute(*statements: str) -> None:
     """Through the driver that Spark has: this environment has no other."""
-    jvm = SparkSession.getActiveSession()._jvm  # noqa: SLF001 -- the only way to the driver from here
+    jvm = sql.SparkSession.getActiveSession()._jvm  # noqa: SLF001 -- the only way to the driver from here
     at = JOB["database"]
     login = jvm.java.util.Properties()
     login.setProperty("user", at["user"])

@@ -19,7 +19,7 @@ from sqlalchemy.exc import DBAPIError
 from seekpoint.codecs import Bytes
 from seekpoint.errors import CodecAway, ConfigError, HandlerMisuse, Poison
 from seekpoint.failure import Cause, one_line
-from seekpoint.guard import LentConnection, is_data_fault, is_database_error
+from seekpoint.guard import LentConnection, is_data_fault, is_database_error, passes
 from seekpoint.intake import OpenBatch
 from seekpoint.pipeline import Handler, Pipeline, Row, RowRefused, Sink, ValueSink
 from seekpoint.records import AnyRecord, Batch, RawRecord, Span
@@ -41,12 +41,15 @@ class Made(NamedTuple):
 class Failed(Exception):  # noqa: N818 -- control: the batch is run again, by parts
     """Some record of what was written failed; nothing of it remains.
 
-    ``named`` are those that failed, where they are known; else empty: it is one of them all.
+    ``named`` are those that failed, where they are known; else empty: it is one of them all. ``late``: an answer
+    of the database came later than it was due, so that nobody knows what failed before it is run again.
     """
 
-    def __init__(self, error: BaseException, cause: Cause, named: Sequence[RawRecord] = ()) -> None:
+    def __init__(
+        self, error: BaseException, cause: Cause, named: Sequence[RawRecord] = (), *, late: bool = False
+    ) -> None:
         super().__init__(one_line(error))
-        self.error, self.cause, self.named = error, cause, tuple(named)
+        self.error, self.cause, self.named, self.late = error, cause, tuple(named), late
 
 
 def apply(tx: LentConnection, pipeline: Pipeline, batch: OpenBatch) -> int:
@@ -194,11 +197,13 @@ def _handle(tx: LentConnection, handle: Handler, made: Sequence[Made], spans: Se
         with tx.lent():
             returned: object = handle(tx, Batch([one.record for one in made], spans))  # type: ignore[func-returns-value]
             tx.check()
-    except Poison as poison:
-        raise Failed(poison, Cause.POISON, _named(poison, made)) from poison
     except (ConfigError, *ENDS):
         raise
     except BaseException as error:
+        if tx.late is not None:
+            raise _late(tx.late, error) from error
+        if isinstance(error, Poison):
+            raise Failed(error, Cause.POISON, _named(error, made)) from error
         if is_database_error(error) and not is_data_fault(error):
             raise
         raise Failed(error, Cause.DATABASE if is_database_error(error) else Cause.HANDLER) from error
@@ -207,6 +212,16 @@ def _handle(tx: LentConnection, handle: Handler, made: Sequence[Made], spans: Se
         raise HandlerMisuse(
             f"the handler returned a {type(returned).__name__}, which nobody runs: call a plain function"
         )
+
+
+def _late(late: BaseException, error: BaseException) -> BaseException:
+    """What follows where a statement that was sent ahead has failed, and the handler ended with another error or this.
+
+    It met the failure at another line, and may have taken it for that line's: whatever it raised is no verdict.
+    """
+    if passes(late):
+        return late
+    return Failed(error, Cause.DATABASE if is_database_error(error) else Cause.HANDLER, late=True)
 
 
 def _named(poison: Poison, made: Sequence[Made]) -> list[RawRecord]:

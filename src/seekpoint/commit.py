@@ -65,7 +65,7 @@ class Committer:
 
     def __init__(self, ledger: Ledger, pipeline: Pipeline, holder: Holder, announce: Announcer) -> None:
         self._ledger, self._pipeline, self._holder, self._announce = ledger, pipeline, holder, announce
-        self._session = Session(ledger.engine)
+        self._session = Session(ledger.engine, send_ahead=pipeline.send_ahead)
         self._dead_letters = DeadLetters(ledger)
         self._isolation = Isolation()
         self._quarantine = Quarantine(pipeline.dead_letter_limits)

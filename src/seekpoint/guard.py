@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import psycopg
 from psycopg.pq import TransactionStatus
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, CursorResult, Engine
 from sqlalchemy.exc import DBAPIError
 
+from seekpoint.ahead import Ahead, is_ahead
 from seekpoint.errors import HandlerMisuse
 from seekpoint.policy import Fault, fault
 
@@ -22,6 +23,10 @@ class LentConnection(Connection):
     (``tx.begin_nested()``) are yours. Ending the transaction or the connection is not: the rows would part
     from the offset (I1). It raises HandlerMisuse before anything reaches the server.
     """
+
+    _ahead: Ahead | None = None  # while a handler has it
+    _may_send_ahead = False
+    late: BaseException | None = None  # of the last handler's statements that were sent ahead, the first that failed
 
     def _misuse(self, what: str) -> NoReturn:
         raise HandlerMisuse(
@@ -46,12 +51,53 @@ class LentConnection(Connection):
             self._misuse("invalidate()")
         super().invalidate(exception)  # SQLAlchemy's own call: the server has ended the connection
 
+    def execute(self, *args: Any, **options: Any) -> Any:
+        """As in SQLAlchemy; the result's ``rowcount`` waits for the answer if it is asked."""
+        return self._unasked(super().execute, *args, **options)
+
+    def exec_driver_sql(self, *args: Any, **options: Any) -> Any:
+        """As in SQLAlchemy; the result's ``rowcount`` waits for the answer if it is asked."""
+        return self._unasked(super().exec_driver_sql, *args, **options)
+
+    def _unasked(self, execute: Callable[..., CursorResult[Any]], *args: Any, **options: Any) -> CursorResult[Any]:
+        if (ahead := self._ahead) is None:
+            return execute(*args, **options)
+        ahead.is_unasked = True
+        try:
+            result = execute(*args, **options)
+        finally:
+            ahead.is_unasked = False
+        if is_ahead(result.context.cursor):
+            result.__class__ = _Ahead
+        return result
+
+    def send_ahead(self, given: bool) -> None:
+        """Whether a handler's statements may be sent ahead, from now on."""
+        self._may_send_ahead = given
+
     @contextmanager
     def lent(self) -> Iterator[None]:
         """While a handler has it: a savepoint that it leaves open ends with its call, like one in a ``with`` block.
 
-        Ours, around a part that is tried, could not be ended before it.
+        Ours, around a part that is tried, could not be ended before it. In such a part each statement is awaited:
+        there, an error is its own statement's, and the verdict on a record hangs on it.
         """
+        driver = self.connection.driver_connection
+        self.late = None
+        if not self._may_send_ahead or self._in_parts or not Ahead.suits(driver):
+            with self._savepoints_ended():
+                yield
+            return
+        assert isinstance(driver, psycopg.Connection)
+        self._ahead = ahead = Ahead(driver)
+        try:
+            with self._savepoints_ended(), ahead.on():
+                yield
+        finally:
+            self._ahead, self.late = None, ahead.late
+
+    @contextmanager
+    def _savepoints_ended(self) -> Iterator[None]:
         ours = self.get_nested_transaction()
         try:
             yield
@@ -65,8 +111,11 @@ class LentConnection(Connection):
     # Parts of a transaction, one after the other, each kept or undone: one round trip each, where begin_nested() takes
     # two; the search for a bad record is made of them.
 
+    _in_parts = False
+
     def begin_parts(self) -> None:
         """The first part begins."""
+        self._in_parts = True
         self._command("SAVEPOINT seekpoint_part")
 
     def keep_part(self) -> None:
@@ -77,19 +126,31 @@ class LentConnection(Connection):
         """Nothing was written since the part began, and it begins again."""
         self._command("ROLLBACK TO SAVEPOINT seekpoint_part")
 
+    def end_parts(self) -> None:
+        """What follows is no part: the transaction that had them has ended."""
+        self._in_parts = False
+
     def _command(self, command: str) -> None:
         driver = self.connection.driver_connection
         assert isinstance(driver, psycopg.Connection)
         driver.execute(command, prepare=False)  # two commands in one cannot be prepared
 
     def check(self) -> None:
-        """Raise HandlerMisuse if the transaction was ended or broken behind our back."""
+        """Raise HandlerMisuse if the transaction was ended or broken behind our back.
+
+        All that was sent ahead is awaited first. Its error is raised here also where the handler has caught it: it
+        came out at another statement, and perhaps where one was expected.
+        """
+        if (ahead := self._ahead) is not None:
+            ahead.catch_up()
         transaction = self.get_transaction()
         driver = self.connection.driver_connection
         status = driver.info.transaction_status if isinstance(driver, psycopg.Connection) else None
         if transaction is None or not transaction.is_active or status == TransactionStatus.IDLE:
             raise HandlerMisuse("the handler ended the transaction it was lent; what it wrote before may be half done")
         if status == TransactionStatus.INERROR:
+            if ahead is not None and ahead.late is not None:
+                raise ahead.late
             raise HandlerMisuse(
                 "the handler caught a database error and went on: the transaction is broken, nothing was written. Let "
                 "the error out, or put the statement that may fail into `with tx.begin_nested():`"
@@ -105,11 +166,24 @@ class LentConnection(Connection):
         super().close()
 
 
-class Session:
-    """One connection for a worker's transactions, one after another; a new one after any failure."""
+class _Ahead(CursorResult[Any]):
+    """The result of a statement that was sent ahead: it has no rows, and how many were written is asked late."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    __slots__ = ()
+
+    @property
+    def rowcount(self) -> int:
+        return int(self.context.cursor.rowcount)
+
+
+class Session:
+    """One connection for a worker's transactions, one after another; a new one after any failure.
+
+    ``send_ahead``: handlers' statements are sent without waiting for each answer.
+    """
+
+    def __init__(self, engine: Engine, *, send_ahead: bool = False) -> None:
+        self._engine, self._send_ahead = engine, send_ahead
         self._connection: LentConnection | None = None
 
     @contextmanager
@@ -119,6 +193,8 @@ class Session:
         if tx is None:
             tx = self._connection = LentConnection(self._engine)
             tx.execution_options(isolation_level="READ COMMITTED")
+            tx.send_ahead(self._send_ahead)
+        tx.end_parts()
         try:
             transaction = tx.begin()
             yield tx

@@ -73,7 +73,9 @@ class Isolation:
             if begin < judged or batch.looks_ahead:
                 places = [n for n in places if batch.wants(made[n].raw)]
             part = [made[n] for n in places]
-            failed = known if known and len(part) == len(made) else search.run(part) if part else None
+            if known and (len(part) < len(made) or (known.late and len(part) == 1)):
+                known = None
+            failed = known or (search.run(part) if part else None)
             known = None
             if failed is None:
                 begin, stride = end, self._stride or 2 * stride

@@ -94,6 +94,11 @@ class Pipeline:
     ``synchronous_commit=False`` is safe here, because rows and offset vanish together in a crash
     and Kafka still has the records, as long as nobody outside acts on rows that were seen.
 
+    ``send_ahead``: statements of the handler that write and return no rows are sent without waiting for each answer;
+    one that needs an answer (rows, ``rowcount``, a savepoint, COPY) waits for all before it, and so does the end of
+    the handler. An error may come out at a later line than its own; the records are run again then, each statement
+    awaited, before any is blamed. ``send_ahead=False``: every statement is awaited, always.
+
     Raises ConfigError where the declaration contradicts itself.
     """
 
@@ -116,6 +121,7 @@ class Pipeline:
         delay: timedelta | None = None,
         strict: bool = False,
         synchronous_commit: bool = True,
+        send_ahead: bool = True,
     ) -> None:
         self.group = _group(group)
         self.codecs = _codecs(topics, value)
@@ -123,7 +129,7 @@ class Pipeline:
         self.sinks, self.writes = _several("sinks", sinks, Sink), _several("writes", writes, str)
         self.version, self.start, self.strict = version, start, strict
         self.retry, self.on_poison, self.dead_letter_limits = retry, _on_poison(on_poison), dead_letter_limits
-        self.delay, self.synchronous_commit = delay, synchronous_commit
+        self.delay, self.synchronous_commit, self.send_ahead = delay, synchronous_commit, send_ahead
         self.hold_key = hold_key
         self._check()
         if self.on_poison is OnPoison.DEAD_LETTER and not all(getattr(sink, "guarded", True) for sink in self.sinks):

@@ -31,6 +31,7 @@ class Tx:
     def __init__(self) -> None:
         self.rows: list[str] = []
         self.kept = 0
+        self.late: BaseException | None = None
 
     def begin_parts(self) -> None:
         self.keep_part()

@@ -56,7 +56,8 @@ class Ledger:
         self.group, self.schema, self.version, self.tables = group, schema, version, tuple(tables)
         self.limits = limits or Limits()
         self._synchronous_commit = synchronous_commit
-        self._options = in_schema(schema)
+        # What a handler sets for its own statements on the connection is not meant for ours.
+        self._options = {**in_schema(schema), "stream_results": False, "yield_per": None}
         self.draw_owner()
 
     def draw_owner(self) -> None:

@@ -1,0 +1,35 @@
+"""How often a connection waited for its server: libpq writes down every message that passes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from tempfile import TemporaryFile
+from typing import Any
+
+import psycopg
+
+ANSWERS = ("ReadyForQuery", "CopyInResponse", "CopyOutResponse")  # what a client waits for before it goes on
+
+
+@dataclass
+class Trips:
+    """``count`` round trips; known when the block is left."""
+
+    count: int = 0
+
+
+@contextmanager
+def trips(driver: psycopg.Connection[Any]) -> Iterator[Trips]:
+    """Count the round trips of this connection while the block lasts."""
+    trips = Trips()
+    with TemporaryFile() as file:
+        driver.pgconn.trace(file.fileno())
+        try:
+            yield trips
+        finally:
+            driver.pgconn.untrace()
+            file.seek(0)
+            messages = [line.decode(errors="replace").rstrip("\n").split("\t") for line in file]
+            trips.count = sum(len(one) > 3 and one[1] == "B" and one[3] in ANSWERS for one in messages)

@@ -1,0 +1,47 @@
+"""Apache Arrow's IPC formats: a record holds a table, of any number of rows.
+
+Needs the extra: ``pip install 'seekpoint[arrow]'``. Like every codec it loads nothing before its first record.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from seekpoint.errors import ConfigError
+
+__all__ = ["Arrow"]
+
+FILE = b"ARROW1"  # what Arrow's file format begins with
+
+
+class Arrow:
+    """Decode Arrow's stream format, or its file format, into a ``pyarrow.Table``.
+
+    With ``schema`` the table has these columns, in this order and of these types: others are left out, types are cast
+    where no value is lost. Without one it is as it was written. With ``tombstones=True`` a null value decodes to None.
+
+    What is neither format, or does not hold what it says (all of it is looked at: offsets, UTF-8, dictionaries), lacks
+    a column or cannot be cast, is that record's fault.
+    """
+
+    def __init__(self, schema: Any = None, *, tombstones: bool = False) -> None:
+        if schema is not None and not hasattr(schema, "names"):
+            raise ConfigError(f"Arrow(schema=...) takes a pyarrow.Schema, got {schema!r}")
+        self.schema, self.tombstones = schema, tombstones
+
+    def __call__(self, data: bytes) -> Any:
+        """The record's table. Raises pyarrow's errors, or ValueError for a column that is missing."""
+        try:
+            from pyarrow import ipc  # noqa: PLC0415 -- a declaration does without
+        except ImportError as error:
+            raise ConfigError(f"Arrow needs the extra: pip install 'seekpoint[arrow]' ({error})") from error
+        table = (ipc.open_file(data) if data.startswith(FILE) else ipc.open_stream(data)).read_all()
+        table.validate(full=True)  # what was written by others may point anywhere
+        if self.schema is None or table.schema == self.schema:
+            return table
+        if missing := [name for name in self.schema.names if name not in table.column_names]:
+            raise ValueError(f"the table has no column {', '.join(map(repr, missing))}: {table.column_names}")
+        return table.select(self.schema.names).cast(self.schema)
+
+    def __repr__(self) -> str:
+        return "Arrow()" if self.schema is None else f"Arrow({', '.join(self.schema.names)})"

@@ -1,0 +1,222 @@
+"""Arrow's columns as the text that COPY reads: whole columns at a time, one line for each row.
+
+COPY's text format, and not CSV: a row is a line whatever its strings hold, so the line that the server names is the
+row; NULL is never an empty string; and the server reads it faster.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from seekpoint.sinks.copy import Unwritable
+
+PIECE = 8192  # rows that are written at a time: what is made of them stays in the processor's cache
+
+TEXT = pa.large_string()
+EMPTY = pa.scalar("", TEXT)
+MUST_ESCAPE = "[\\\\\t\n\r]"
+ESCAPES = (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r"))
+NULL = "\\N"
+
+Texts = Any  # an Arrow array of strings; what pyarrow has for types says no more
+
+
+def lines(table: Any, in_json: Collection[str] = ()) -> Iterator[memoryview]:
+    """The table's rows as COPY's text, piece by piece. Raises Unwritable, which names the column."""
+    names = table.column_names
+    for piece in table.combine_chunks().to_batches(max_chunksize=PIECE):
+        yield joined([column(name, array, name in in_json) for name, array in zip(names, piece.columns, strict=True)])
+
+
+def joined(columns: Sequence[Texts]) -> memoryview:
+    """Columns of text, beside each other: a line for each row."""
+    missing: Any = {"null_handling": "replace", "null_replacement": NULL}
+    *first, last = columns
+    ended = pc.binary_join_element_wise(last, pa.scalar("\n", TEXT), EMPTY, **missing)
+    rows = pc.binary_join_element_wise(*first, ended, pa.scalar("\t", TEXT), **missing) if first else ended
+    _, offsets, data = rows.buffers()
+    end = pa.Array.from_buffers(pa.int64(), len(rows) + 1, [None, offsets])[len(rows)].as_py()
+    return memoryview(data)[:end]
+
+
+def column(name: str, array: Any, in_json: bool = False) -> Texts:
+    """The column as COPY reads it. Raises Unwritable for a type or a value that has no text."""
+    try:
+        if in_json:
+            return escaped(_in_json(array))
+        kind = _plain(array).type
+        if is_binary(kind):
+            return _hex(_plain(array), "\\\\x")
+        made = text(array)
+        return escaped(made) if _holds_anything(kind) else made
+    except Exception as error:  # pyarrow's, Python's and our own
+        raise Unwritable(f"column {name!r}: {type(error).__name__}: {error}") from error
+
+
+def escaped(texts: Texts) -> Texts:
+    """The strings with what COPY takes for its own written out."""
+    if pc.any(pc.match_substring_regex(texts, MUST_ESCAPE)).as_py():
+        for one, instead in ESCAPES:
+            texts = pc.replace_substring(texts, one, instead)
+    return texts
+
+
+# -- values of each type ----------------------------------------------------------------------------------------
+
+
+def text(array: Any) -> Texts:
+    """The values as Postgres reads them. Raises ValueError, TypeError or pyarrow's errors for those that have none."""
+    array = _plain(array)
+    for applies, write in _KINDS:
+        if applies(array.type):
+            return write(array)
+    raise TypeError(f"Arrow's {array.type} has no text in Postgres; cast it, or leave the column out")
+
+
+def _plain(array: Any) -> Any:
+    """The array without its coding: no dictionary, no runs, no views, no extension but uuid."""
+    kind = array.type
+    if pa.types.is_dictionary(kind):
+        return _plain(array.dictionary_decode())
+    if pa.types.is_run_end_encoded(kind):
+        return _plain(pc.run_end_decode(array))
+    if isinstance(kind, pa.BaseExtensionType):
+        return array if kind.extension_name == "arrow.uuid" else _plain(array.storage)
+    if pa.types.is_string_view(kind):
+        return array.cast(TEXT)
+    if pa.types.is_binary_view(kind):
+        return array.cast(pa.large_binary())
+    return array
+
+
+def is_binary(kind: Any) -> bool:
+    """Whether values are bytes."""
+    return any(one(kind) for one in (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary))
+
+
+def _is_list(kind: Any) -> bool:
+    types = pa.types
+    several = types.is_list, types.is_large_list, types.is_fixed_size_list, types.is_list_view, types.is_large_list_view
+    return any(one(kind) for one in several)
+
+
+def _is_object(kind: Any) -> bool:
+    """What becomes JSON: structs, maps, and lists of them."""
+    while _is_list(kind):
+        kind = kind.value_type
+    return bool(pa.types.is_struct(kind) or pa.types.is_map(kind))
+
+
+def _is_string(kind: Any) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _holds_anything(kind: Any) -> bool:
+    """Whether the text may hold what must be escaped."""
+    return _is_string(kind) or _is_list(kind) or _is_object(kind)
+
+
+def _cast(array: Any) -> Texts:
+    return array.cast(TEXT)
+
+
+def _date(array: Any) -> Texts:
+    return array.cast(pa.date32()).cast(TEXT)
+
+
+def _to_micros(array: Any, kind: Callable[[str], Any]) -> Any:
+    """Finer than microseconds Postgres does not store: what would be cut off is refused."""
+    if array.type.unit != "ns":
+        return array
+    try:
+        return array.cast(kind("us"))
+    except pa.ArrowInvalid as error:
+        raise ValueError(f"Postgres stores microseconds; round the column first ({error})") from error
+
+
+def _timestamp(array: Any) -> Texts:
+    zone = array.type.tz
+    instants = _to_micros(array.view(pa.timestamp(array.type.unit)), pa.timestamp).cast(TEXT)
+    return instants if zone is None else pc.binary_join_element_wise(instants, pa.scalar("+00:00", TEXT), EMPTY)
+
+
+def _time(array: Any) -> Texts:
+    return (array if pa.types.is_time32(array.type) else _to_micros(array, pa.time64)).cast(TEXT)
+
+
+def _duration(array: Any) -> Texts:
+    micros = _to_micros(array, pa.duration).cast(pa.duration("us")).cast(pa.int64()).cast(TEXT)
+    return pc.binary_join_element_wise(micros, pa.scalar(" microseconds", TEXT), EMPTY)
+
+
+def _small_decimal(array: Any) -> Texts:
+    return array.cast(pa.decimal128(array.type.precision, array.type.scale)).cast(TEXT)
+
+
+def _hex(array: Any, prefix: str = "\\x") -> Texts:
+    """``\\x`` and two digits for each byte: all bytes of the column are turned at once."""
+    array = array.cast(pa.large_binary())
+    valid, offsets, data = array.buffers()
+    ends = pa.Array.from_buffers(pa.int64(), len(array) + 1, [None, offsets], offset=array.offset)
+    first, last = (ends[0].as_py(), ends[-1].as_py()) if len(array) else (0, 0)
+    digits = memoryview(data)[first:last].hex() if data is not None else ""
+    places = pc.multiply(pc.subtract(ends, first), 2)
+    valid = None if valid is None else pc.is_valid(array).buffers()[1]
+    made = pa.Array.from_buffers(TEXT, len(array), [valid, places.buffers()[1], pa.py_buffer(digits.encode())])
+    return pc.binary_join_element_wise(pa.scalar(prefix, TEXT), made, EMPTY) if prefix else made
+
+
+def _uuid(array: Any) -> Texts:
+    return _hex(array.storage, "")
+
+
+def _in_json(array: Any) -> Texts:
+    """The values as JSON, null as SQL's NULL: what psycopg makes of a dict."""
+    made = array.to_pylist(maps_as_pydicts="strict")
+    return pa.array([None if one is None else json.dumps(one) for one in made], TEXT)
+
+
+def _array(array: Any) -> Texts:
+    """A list as the literal of a Postgres array."""
+    array = array.cast(pa.large_list(array.type.value_type))
+    lengths = pc.fill_null(pc.list_value_length(array), 0).cast(pa.int64())
+    ends = pa.concat_arrays([pa.array([0], pa.int64()), _chunk(pc.cumulative_sum(lengths))])
+    inner = _plain(array.flatten())
+    texts = text(inner)
+    if not _is_list(inner.type) and not (pa.types.is_integer(inner.type) or pa.types.is_boolean(inner.type)):
+        for one, instead in (("\\", "\\\\"), ('"', '\\"')):
+            texts = pc.replace_substring(texts, one, instead)
+        quote = pa.scalar('"', TEXT)
+        texts = pc.binary_join_element_wise(quote, texts, quote, EMPTY)
+    several = pa.ListArray.from_arrays(ends.cast(pa.int32()), _chunk(pc.fill_null(texts, "NULL")))
+    inside = pc.binary_join(several, pa.scalar(",", TEXT))
+    made = pc.binary_join_element_wise(pa.scalar("{", TEXT), inside, pa.scalar("}", TEXT), EMPTY)
+    return pc.if_else(pc.is_valid(array), made, pa.scalar(None, TEXT))
+
+
+def _chunk(array: Any) -> Any:
+    return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
+
+
+_KINDS: tuple[tuple[Callable[[Any], bool], Callable[[Any], Texts]], ...] = (
+    (_is_string, _cast),
+    (pa.types.is_integer, _cast),
+    (pa.types.is_floating, _cast),
+    (pa.types.is_boolean, _cast),
+    (pa.types.is_null, _cast),
+    (lambda kind: pa.types.is_decimal128(kind) or pa.types.is_decimal256(kind), _cast),
+    (pa.types.is_decimal, _small_decimal),
+    (pa.types.is_timestamp, _timestamp),
+    (pa.types.is_date, _date),
+    (pa.types.is_time, _time),
+    (pa.types.is_duration, _duration),
+    (is_binary, _hex),
+    (lambda kind: getattr(kind, "extension_name", None) == "arrow.uuid", _uuid),
+    (_is_object, _in_json),
+    (_is_list, _array),
+)

@@ -16,6 +16,8 @@
     ├── TooManyDeadLetters      the limits on dead letters are reached: the worker stops instead
     ├── RangeLost               a range of the log that a job was to read is no longer in it
     ├── RangeStuck              a range of the log does not come to its end
+    ├── ReloadRefused           a reload cannot be opened as things stand
+    ├── ReloadOver              the run has ended, or another driver has taken it over
     └── PartitionStopped        this partition waits for a decision; the others go on
         ├── OffsetLost          the stored offset is no longer (or not yet) in the log
         ├── TopicRecreated      the topic was deleted and created anew
@@ -172,6 +174,18 @@ class RangeStuck(SeekpointError):  # noqa: N818
     def __init__(self, partition: Partition, offset: int, end: int, message: str) -> None:
         super().__init__(f"{partition} does not come from offset {offset} to {end}: {message}")
         self.partition, self.offset, self.end = partition, offset, end
+
+
+class ReloadRefused(SeekpointError):  # noqa: N818
+    """A reload cannot be opened, or not be published, as things stand; ``reasons`` has every one, with its remedy."""
+
+    def __init__(self, reasons: Sequence[str]) -> None:
+        super().__init__("the tables cannot be reloaded:" + "".join(f"\n  - {reason}" for reason in reasons))
+        self.reasons = tuple(reasons)
+
+
+class ReloadOver(SeekpointError):  # noqa: N818
+    """The run has ended, or another driver has taken it over; the message says which. Nothing was written."""
 
 
 class Poison(Exception):  # noqa: N818 -- a control exception of users' code, like StopIteration

@@ -1,0 +1,152 @@
+"""The cut-over: one transaction in which the rebuilt tables become the live ones, at the groups' positions of now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from time import monotonic, sleep
+
+import psycopg
+from psycopg import sql as ident
+from sqlalchemy.exc import DBAPIError
+
+from seekpoint.errors import ReloadOver, ReloadRefused
+from seekpoint.guard import connection_lost, passes
+from seekpoint.ledger.administration import LOCK_GROUP, RECORD_ACTION, REDRAW
+from seekpoint.reload import statements as sql
+from seekpoint.reload.deltas import Rounds
+from seekpoint.reload.layout import Staging, name, run
+from seekpoint.reload.publish import merge, swap
+from seekpoint.reload.run import Driver, Tx, run_of, told, transaction
+from seekpoint.tables import dead_letter
+
+TRIES = 20
+WAIT = 0.2  # seconds before another try, on average; grows
+_chance = Random()  # noqa: S311 -- spreads attempts, guards nothing
+
+
+@dataclass(frozen=True, slots=True)
+class CutOver:
+    """How a cut-over went. ``lock_seconds``: from the locks on the offsets to the answer of COMMIT.
+
+    ``records`` were read under the lock; ``keys`` were looked at there (0 for a swap); ``tries`` it took.
+    """
+
+    lock_seconds: float
+    records: int
+    keys: int
+    tries: int
+
+
+def cut_over(driver: Driver, rounds: Rounds, catch_up: Callable[[], None], tries: int = TRIES) -> CutOver:
+    """Publish the rebuilt tables, raise versions and epochs, and close the run: together, or not at all.
+
+    Offsets stay where they are. Running workers are refused at their next batch, claim again, and go on: those of an
+    older handler version stand down. ``catch_up`` runs the rounds that keep the part under the lock short.
+
+    A reply that was lost is looked up in the run's row; what was rolled back (a lock timeout, a lost connection) is
+    tried again. Raises ReloadRefused where the run is of no use any more, ReloadOver, and the last error.
+    """
+    for attempt in range(1, tries + 1):
+        catch_up()
+        began: list[float] = []
+        try:
+            records, keys = _attempt(driver, rounds, began)
+        except (DBAPIError, psycopg.Error) as error:
+            if connection_lost(error) and _took_effect(driver):
+                records = keys = -1  # nobody was told
+            elif attempt == tries or not passes(error):
+                raise
+            else:
+                sleep(_chance.uniform(0.5, 1.5) * WAIT * min(attempt, 10))
+                continue
+        return CutOver(monotonic() - began[0], records, keys, attempt)
+    raise AssertionError("the last try returns or raises")
+
+
+def _attempt(driver: Driver, rounds: Rounds, began: list[float]) -> tuple[int, int]:
+    states = ("diffed",) if driver.run.strategy == "merge" else ("following",)
+    with driver.step(*states) as tx:
+        staging = Staging(driver.run.staging_schema)
+        _lock_groups(tx, driver)
+        tx.execute(sql.LOCK_OFFSETS, groups=list(driver.run.groups)).all()
+        began.append(monotonic())
+        offsets = tx.execute(sql.OFFSETS, groups=list(driver.run.groups)).all()
+        records = rounds.apply(tx, offsets)
+        keys = 0
+        for target in rounds.targets:
+            if driver.run.strategy == "merge":
+                assert driver.run.diff_xid is not None
+                keys += merge(tx, staging, target, driver.run.diff_xid)
+            else:
+                swap(tx, staging, target)
+        _take_over_letters(tx, staging)
+        _raise(tx, driver)
+        driver.turn(tx, "cut_over")
+    return records, keys
+
+
+def _lock_groups(tx: Tx, driver: Driver) -> None:
+    for group, to in sorted(zip(driver.run.groups, driver.run.version_to, strict=True)):
+        row = tx.execute(LOCK_GROUP, group=group).one_or_none()
+        if row is None:
+            raise ReloadRefused([f"group {group!r} is not in the ledger any more"])
+        if row.version > to:
+            raise ReloadRefused(
+                [f"group {group!r} was raised to handler version {row.version} meanwhile, and this run is for {to}"]
+            )
+
+
+def _raise(tx: Tx, driver: Driver) -> None:
+    """Whoever reads on under an old token or an old version is refused (I5)."""
+    for group, to in sorted(zip(driver.run.groups, driver.run.version_to, strict=True)):
+        tx.execute(sql.RAISE_VERSION, group=group, to_version=to)
+        tx.execute(REDRAW, group=group)
+        action = {
+            "consumer_group": group,
+            "action": "cut-over",
+            "topic": None,
+            "partition": None,
+            "from_offset": None,
+            "to_offset": None,
+            "actor": driver.run.actor,
+            "reason": f"reload {driver.run.id}: {driver.run.reason}",
+        }
+        tx.execute(RECORD_ACTION, [action])
+
+
+_OWN = {"id", "parked_at", "replays", "replayed_at", "replay_error", "replay_traceback"}
+_OWN |= {"closed_at", "closed_by", "closed_reason"}
+
+
+def _take_over_letters(tx: Tx, staging: Staging) -> None:
+    """What the rebuild could not apply is a dead letter of the group from now on, opened anew where it was one (I4)."""
+    given = [column.name for column in dead_letter.columns if column.name not in _OWN]
+    anew = {"parked_at": "clock_timestamp()", "replays": "0"}
+    anew |= dict.fromkeys(sorted(_OWN - {"id", *anew}), "NULL")
+    changes = [ident.SQL("{0} = excluded.{0}").format(name(column)) for column in given]
+    changes += [ident.SQL("{} = {}").format(name(column), ident.SQL(value)) for column, value in anew.items()]
+    run(
+        tx.connection,
+        "INSERT INTO {live} ({columns}) SELECT {columns} FROM {staged} ORDER BY topic, partition, record_offset "
+        "ON CONFLICT ON CONSTRAINT dead_letter_record_key DO UPDATE SET {changes}",
+        live=name(tx.schema, dead_letter.name),
+        staged=name(staging.schema, dead_letter.name),
+        columns=ident.SQL(", ").join(map(name, given)),
+        changes=ident.SQL(", ").join(changes),
+    )
+
+
+def _took_effect(driver: Driver) -> bool:
+    """What became of a COMMIT without an answer: the run's own row is the marker. Waits for one that is under way."""
+    with transaction(driver.engine, driver.schema, lock_wait=driver.limits.transaction_age) as tx:
+        now = run_of(tx.execute(sql.SETTLED_RUN, its_run=driver.run.id).one())
+    if now.driver_epoch != driver.epoch:
+        raise ReloadOver(f"reload {now.id} was taken over by {now.driver}")
+    if now.state == "cut_over":
+        driver.run = now
+        return True
+    if not now.is_open:
+        raise ReloadOver(f"reload {now.id} is {told(now)}")
+    return False

@@ -1,0 +1,238 @@
+"""Keeping the rebuilt tables up with the live ones: rounds of records, each in one transaction with its position."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Self
+from uuid import UUID
+
+from sqlalchemy import Row, and_, delete, select
+
+from seekpoint.apply import Made
+from seekpoint.deadletters.letter import letter
+from seekpoint.deadletters.statements import GET_LETTER
+from seekpoint.errors import ReloadRefused
+from seekpoint.failure import State
+from seekpoint.kafka.ranges import Follower, Piece
+from seekpoint.pipeline import Pipeline
+from seekpoint.records import Partition, RawRecord
+from seekpoint.reload import statements as sql
+from seekpoint.reload.layout import Staging, remember_columns, remembered_columns
+from seekpoint.reload.parts import Parts, all_of
+from seekpoint.reload.run import Driver, StagedPosition, Tx
+from seekpoint.reload.staging import keep_asides, leave_out
+from seekpoint.reload.targets import Source, Target, aimed, aimed_pipeline, targets
+from seekpoint.sinks.copy import open_copy
+from seekpoint.sinks.fold import Deleted
+from seekpoint.sinks.table import TableSink
+from seekpoint.tables import dead_letter
+
+Key = tuple[str, Partition]
+
+
+class Rounds:
+    """One driver's warm consumers, and the sinks that write the rebuilt tables. Close it, or use ``with``."""
+
+    def __init__(self, driver: Driver, sources: Sequence[Source], kafka: Mapping[str, Any]) -> None:
+        self._driver, self._kafka = driver, kafka
+        self._sources = {source.group: source for source in sources}
+        self._staging = Staging(driver.run.staging_schema)
+        self._followers: dict[str, Follower] = {}
+        with driver.step("indexed", "following", "diffed") as tx:
+            self.targets = targets(tx.connection, sources)
+            known = {t.path: remembered_columns(tx.connection, self._staging.table(t)) for t in self.targets}
+        self._pipelines: dict[str, Pipeline] = {}
+        self._keys: dict[str, list[tuple[int, Target, TableSink]]] = {}
+        for n, source in enumerate(sources):
+            of = {feed.number: target for target in self.targets for feed in target.feeds if feed.source == n}
+            sinks = {feed.number: aimed(feed.sink, self._staging.table(target))
+                     for target in self.targets for feed in target.feeds if feed.source == n}  # fmt: skip
+            for number, sink in sinks.items():
+                if sink.written is None and (columns := known[of[number].path]) is not None:
+                    sink.columns = tuple(one for one in columns if one not in sink.provenance.values())
+            self._pipelines[source.group] = aimed_pipeline(source.pipeline, [sinks[i] for i in sorted(sinks)])
+            self._keys[source.group] = [(i, of[i], sinks[i]) for i in sorted(sinks)]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let the connections to the brokers go."""
+        for follower in self._followers.values():
+            follower.close()
+        self._followers.clear()
+
+    def apply(self, tx: Tx, offsets: Sequence[Row[Any]]) -> int:
+        """Take the rebuilt tables to these rows of ``partition_offset``, in this transaction; returns the records.
+
+        Raises ReloadRefused where somebody moved a position by hand since the run was opened, or a topic is another
+        one: then the run is of no use any more. After any error the consumers go on where the tables stand.
+        """
+        positions = {(at.group, at.partition): at for at in tx.positions(self._driver.run.id)}
+        positions |= self._added(tx, positions, offsets)
+        self._check(positions, offsets)
+        ends = {_key(row): row.next_offset for row in offsets}
+        read = 0
+        try:
+            for group in self._sources:
+                mine = {at: p for (of, at), p in positions.items() if of == group}
+                read += self._group(tx, group, mine, {at: ends[group, at] for at in mine})
+        except BaseException:
+            self.close()  # whatever they have read, the tables stand where the ledger of the run says
+            raise
+        tx.advance(self._driver.run.id, ends)
+        for target in self.targets:
+            written = next((s.written for found in self._keys.values() for _, t, s in found if t == target), None)
+            remember_columns(tx.connection, self._staging.table(target), written)
+        return read
+
+    def _added(
+        self, tx: Tx, known: Mapping[Key, StagedPosition], offsets: Sequence[Row[Any]]
+    ) -> dict[Key, StagedPosition]:
+        """Partitions that the groups have got since: their rebuild begins where they began."""
+        new = [row for row in offsets if _key(row) not in known]
+        if not new:
+            return {}
+        run = self._driver.run.id
+        tx.execute(
+            sql.INSERT_POSITIONS,
+            [
+                {
+                    "run": run,
+                    "consumer_group": row.consumer_group,
+                    "topic": row.topic,
+                    "partition": row.partition,
+                    "topic_id": row.topic_id,
+                    "first_offset": row.first_offset,
+                    "end_offset": row.first_offset,
+                    "next_offset": row.first_offset,
+                    "epoch": row.epoch,
+                    "moves": row.moves,
+                }
+                for row in new
+            ],
+        )
+        return {(at.group, at.partition): at for at in tx.positions(run) if (at.group, at.partition) not in known}
+
+    def _check(self, positions: Mapping[Key, StagedPosition], offsets: Sequence[Row[Any]]) -> None:
+        now = {_key(row): row for row in offsets}
+        reasons = []
+        for (group, at), staged in positions.items():
+            row = now.get((group, at))
+            if row is None:
+                reasons.append(f"{at}: group {group!r} has no offset of it any more")
+            elif row.topic_id != staged.topic_id:
+                reasons.append(f"{at}: its offsets belong to another topic id since the run was opened")
+            elif row.moves != staged.moves or row.next_offset < staged.next_offset:
+                reasons.append(
+                    f"{at}: the position of group {group!r} was moved since the run was opened: what the live tables "
+                    "hold is no longer what the log says up to it"
+                )
+            if at.topic not in self._sources[group].pipeline.topics:
+                reasons.append(f"{at}: group {group!r} reads it now, and this pipeline does not: name it in topics=")
+        if reasons:
+            raise ReloadRefused([*reasons, "abort this run and open another one"])
+
+    def _group(
+        self, tx: Tx, group: str, mine: Mapping[Partition, StagedPosition], ends: Mapping[Partition, int]
+    ) -> int:
+        pipeline = self._pipelines[group]
+        ids = {at.topic: p.topic_id for at, p in mine.items()}
+        parts = Parts(tx.connection, pipeline, self._seen(tx, group))
+        replayed = self._replayed(tx, group)
+        for record in replayed:
+            parts.take(Piece([record]))
+        parts.flush()
+        behind = {at: end for at, end in ends.items() if end > mine[at].next_offset}
+        if behind:
+            spans = {at: (mine[at].topic_id, mine[at].next_offset, end) for at, end in behind.items()}
+            dead = leave_out(tx, self._staging, group, spans)
+            follower = self._follower(group, mine, ids)
+            all_of(parts, follower.read_to(behind), lambda r: (r.topic, r.partition, r.offset) in dead)
+        keep_asides(tx, self._staging, pipeline, parts.outcome.asides, ids)
+        return parts.outcome.applied + len(parts.outcome.asides)
+
+    def _follower(self, group: str, mine: Mapping[Partition, StagedPosition], ids: Mapping[str, UUID]) -> Follower:
+        """The warm consumer of a group; a new one where its partitions are others, or after an error."""
+        wanted = {at: p.next_offset for at, p in mine.items()}
+        follower = self._followers.get(group)
+        if follower is not None and follower.positions == wanted:
+            return follower
+        if follower is not None and follower.positions.keys() == wanted.keys():
+            follower.reassign(wanted)  # what it has read was rolled back
+            return follower
+        if follower is not None:
+            follower.close()
+        self._followers[group] = follower = Follower(self._kafka, ids, wanted)
+        return follower
+
+    def _replayed(self, tx: Tx, group: str) -> list[RawRecord]:
+        """Records that were dead letters when they were passed, and have been replayed since: they have rows now.
+
+        They come before the round's own records: a replay is applied at the position of its moment, and where keys
+        are held nothing of its key was applied between.
+        """
+        out, live = self._staging.left_out, dead_letter.c
+        found = tx.execute(
+            select(live.id)
+            .join_from(
+                dead_letter,
+                out,
+                and_(
+                    live.consumer_group == out.c.consumer_group,
+                    live.topic == out.c.topic,
+                    live.partition == out.c.partition,
+                    live.record_offset == out.c.record_offset,
+                ),
+            )
+            .where(live.consumer_group == group, live.state == State.REPLAYED.value)
+            .order_by(live.topic, live.partition, live.record_offset)
+        ).scalars()
+        records = []
+        for id_ in list(found):
+            one = letter(tx.execute(GET_LETTER, group=group, id=id_).one())
+            records.append(one.record)
+            tx.connection.execute(
+                delete(out).where(
+                    out.c.consumer_group == group,
+                    out.c.topic == one.topic,
+                    out.c.partition == one.partition,
+                    out.c.record_offset == one.offset,
+                )
+            )
+        return records
+
+    def _seen(self, tx: Tx, group: str) -> Callable[[Sequence[Made]], None] | None:
+        """Once there is a difference: keep which keys were touched since."""
+        if self._driver.run.state != "diffed":
+            return None
+
+        def seen(part: Sequence[Made]) -> None:
+            for number, target, sink in self._keys[group]:
+                keys = list(_keys(part, number, target, sink))
+                with open_copy(tx.connection, self._staging.touched(target), partial(tuple, target.key)) as copy:
+                    copy.write(keys)
+
+        return seen
+
+
+def _key(row: Row[Any]) -> Key:
+    return row.consumer_group, Partition(row.topic, row.partition)
+
+
+def _keys(part: Sequence[Made], number: int, target: Target, sink: TableSink) -> Sequence[tuple[Any, ...]]:
+    width, written = len(target.key), sink.written
+    places = None if written is None else [written.index(one) for one in target.key]
+    found = []
+    for made in part:
+        for row in made.rows[number]:
+            if type(row) is Deleted:
+                found.append(tuple(row[:width]))
+            else:
+                assert places is not None
+                found.append(tuple(row[place] for place in places))
+    return found

@@ -1,0 +1,174 @@
+"""A reload from its opening to its cut-over, step by step; each step can be repeated by whoever takes the run."""
+
+from __future__ import annotations
+
+import getpass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import URL, Engine
+
+from seekpoint.errors import ConfigError, RangeLost, ReloadRefused, TopicRecreated
+from seekpoint.ledger.ledger import postgres_engine
+from seekpoint.pipeline import Pipeline
+from seekpoint.policy import Limits
+from seekpoint.reload import statements as sql
+from seekpoint.reload.compare import Report, prepare
+from seekpoint.reload.consolidate import RANGE, check_topics, consolidate, coverage, index
+from seekpoint.reload.cutover import CutOver, cut_over
+from seekpoint.reload.deltas import Rounds
+from seekpoint.reload.local import LocalStager
+from seekpoint.reload.opening import Order, open_run
+from seekpoint.reload.run import SERIALIZABLE_ENOUGH, Driver, Run, Runs
+from seekpoint.reload.staging import Staged, Stager, begin_staging
+from seekpoint.reload.targets import Source, sources
+from seekpoint.tables import DEFAULT_SCHEMA
+
+SMALL = 2_000  # records of a round, below which the locks may be taken
+STUCK = 10  # rounds in a row that did not shrink
+ENDS = (ReloadRefused, RangeLost, TopicRecreated)  # what no other driver would get over
+
+Progress = Callable[[str, int, int], None]  # what is done, how much of it, of how much
+
+
+class Reload:
+    """Builds the tables of some pipelines anew from the log, beside the live ones, and puts them in their place.
+
+    ``pipelines`` are all pipelines that write the tables, as objects or as ``module:name``; ``kafka`` is the workers'
+    own configuration. ``stager`` says who reads the log (by default this process). Workers go on all the time; the
+    cut-over stops them for a fraction of a second. Making one does no I/O.
+    """
+
+    def __init__(
+        self,
+        pipelines: Sequence[Pipeline | str],
+        engine: Engine | URL | str,
+        kafka: Mapping[str, Any],
+        *,
+        schema: str = DEFAULT_SCHEMA,
+        stager: Stager | None = None,
+        limits: Limits | None = None,
+        actor: str | None = None,
+        range_records: int = RANGE,
+        progress: Progress | None = None,
+    ) -> None:
+        self.sources: Sequence[Source] = sources(pipelines)
+        self.engine, self.kafka, self.schema = postgres_engine(engine), dict(kafka), schema
+        self.limits, self.actor = limits or Limits(), actor or getpass.getuser()
+        self.runs = Runs(self.engine, schema, self.limits)
+        self._stager = stager or LocalStager(self.engine, schema, self.kafka, self.sources)
+        self._range_records, self._progress = range_records, progress or (lambda *_: None)
+
+    def open(self, *, strategy: str = "merge", reason: str = "reload") -> Driver:
+        """Record a new run at the groups' positions of now. Raises ReloadRefused with every reason, KafkaAway."""
+        if strategy not in {"merge", "swap"}:
+            raise ConfigError(f"strategy must be 'merge' or 'swap', got {strategy!r}")
+        order = Order(sources=self.sources, strategy=strategy, actor=self.actor, reason=reason)
+        return open_run(self.engine, self.schema, self.kafka, order, self.limits)
+
+    def take(self, run: UUID) -> Driver:
+        """Drive an open run from where it stands; its driver before, if it is alive, fails at its next step."""
+        driver = self.runs.take(run)
+        if driver.run.groups != tuple(source.group for source in self.sources):
+            raise ConfigError(f"reload {run} is of the groups {', '.join(driver.run.groups)}: name their pipelines")
+        if driver.run.version_to != tuple(source.pipeline.version for source in self.sources):
+            raise ConfigError(f"reload {run} was opened with other versions of these pipelines: abort it, open another")
+        return driver
+
+    def stage(self, driver: Driver) -> None:
+        """Go on until everything up to E0 is in the rebuilt tables, and they are indexed. Raises what ends the run."""
+        with self._ending(driver):
+            if driver.run.state == "opened":
+                begin_staging(driver, self.sources)
+            if driver.run.state == "staging":
+                self._stage_ranges(driver)
+                check_topics(self.kafka, driver)
+                consolidate(driver, self.sources)
+            if driver.run.state == "staged":
+                index(driver, self.sources, self.kafka)
+
+    def follow(self, driver: Driver, rounds: Rounds) -> int:
+        """Bring the rebuilt tables close to the live ones; returns the records of the last round."""
+        with self._ending(driver):
+            last, stuck = -1, 0
+            while True:
+                read = self._round(driver, rounds)
+                self._progress("following", read, read)
+                if read <= SMALL:
+                    return read
+                stuck = stuck + 1 if 0 <= last <= read else 0
+                if stuck >= STUCK:
+                    raise ReloadRefused(
+                        [f"the workers write faster than the rebuild follows: {read} records in the last round"]
+                    )
+                last = read
+
+    def compare(self, driver: Driver, rounds: Rounds) -> Report:
+        """Compare rebuilt and live tables at the same offsets, and keep what differs for the cut-over."""
+        with self._ending(driver):
+            return prepare(driver, rounds)
+
+    def cut_over(self, driver: Driver, rounds: Rounds) -> CutOver:
+        """Put the rebuilt tables in the place of the live ones. See :func:`seekpoint.reload.cutover.cut_over`."""
+        with self._ending(driver):
+            return cut_over(driver, rounds, lambda: void(self.follow(driver, rounds)))
+
+    def run(self, driver: Driver) -> CutOver:
+        """Take a run from wherever it stands through its cut-over, and drop what it staged."""
+        self.stage(driver)
+        with Rounds(driver, self.sources, self.kafka) as rounds:
+            self.follow(driver, rounds)
+            if driver.run.strategy == "merge" and driver.run.state == "following":
+                self.compare(driver, rounds)
+            outcome = self.cut_over(driver, rounds)
+        self.runs.sweep()
+        return outcome
+
+    def verify(self, *, reason: str = "verify") -> Report:
+        """Rebuild the tables beside the live ones and compare, without touching anything live; workers go on.
+
+        Leaves an aborted run on record, and nothing in the database. Raises as :meth:`open` does.
+        """
+        driver = self.open(reason=reason)
+        try:
+            self.stage(driver)
+            with Rounds(driver, self.sources, self.kafka) as rounds:
+                self.follow(driver, rounds)
+                return self.compare(driver, rounds)
+        finally:
+            if self.runs.get(driver.run.id).is_open:
+                self.runs.abort(driver.run.id, f"{reason}: nothing was to be published")
+
+    def _stage_ranges(self, driver: Driver) -> None:
+        with driver.step("staging") as tx:
+            left = coverage(tx, driver, self._range_records).missing
+        done, total = 0, sum(task.range.records_at_most for task in left)
+        for staged in self._stager.stage(driver.run, left):
+            done += staged.end - staged.start
+            self._progress("staging", done, total)
+            driver.beat()
+
+    def _round(self, driver: Driver, rounds: Rounds) -> int:
+        with driver.step("indexed", "following", "diffed", isolation=SERIALIZABLE_ENOUGH) as tx:
+            read = rounds.apply(tx, tx.execute(sql.OFFSETS, groups=list(driver.run.groups)).all())
+            if driver.run.state == "indexed":
+                driver.turn(tx, "following")
+        return read
+
+    @contextmanager
+    def _ending(self, driver: Driver) -> Iterator[None]:
+        """What no driver could get over ends the run, with its reason on record."""
+        try:
+            yield
+        except ENDS as error:
+            driver.fail(error)
+            raise
+
+
+def void(_: object) -> None:
+    """Take an answer that nobody needs."""
+
+
+__all__ = ["Progress", "Reload", "Report", "Run", "Staged"]

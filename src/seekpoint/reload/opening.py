@@ -1,0 +1,171 @@
+"""Opening a run: E0, the positions of all groups as of one moment, and every reason why it cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID, uuid4
+
+from sqlalchemy import Engine, Row
+
+from seekpoint.errors import ReloadRefused
+from seekpoint.failure import storable
+from seekpoint.kafka.ranges import log_starts, stable_ends, topic_ids
+from seekpoint.policy import Limits
+from seekpoint.records import Partition
+from seekpoint.reload import statements as sql
+from seekpoint.reload.publish import ties
+from seekpoint.reload.run import Driver, Tx, run_of, this_driver, transaction
+from seekpoint.reload.targets import Source, Target, resolve, targets
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What is to be opened."""
+
+    sources: Sequence[Source]
+    strategy: str
+    actor: str
+    reason: str
+
+
+def open_run(engine: Engine, schema: str, kafka: Mapping[str, Any], order: Order, limits: Limits) -> Driver:
+    """Record a new run at the groups' positions of this moment; nothing else is touched.
+
+    Raises ReloadRefused with every reason why these tables cannot be reloaded as things stand, and KafkaAway.
+    """
+    groups = [source.group for source in order.sources]
+    with transaction(engine, schema, isolation="REPEATABLE READ") as tx:
+        found = targets(tx.connection, order.sources)
+        known = {row.name: row for row in tx.execute(sql.GROUPS)}
+        offsets = tx.execute(sql.OFFSETS, groups=groups).all()
+        reasons = _of_groups(order.sources, known, offsets)
+        reasons += _of_tables(tx, found, groups, known, order.strategy)
+    # Behind E0: the stable end only grows, and must not be older than the positions that it bounds.
+    reasons += _of_logs(kafka, offsets)
+    if reasons:
+        raise ReloadRefused(reasons)
+    run = uuid4()
+    with transaction(engine, schema) as tx:
+        tx.execute(sql.OPEN_ALONE, name=f"seekpoint reload {schema}")
+        if reasons := _of_runs(tx, [target.name for target in found]):
+            raise ReloadRefused(reasons)
+        tx.execute(sql.INSERT_RUN, [_row(run, order, found, known)])
+        tx.execute(sql.INSERT_POSITIONS, [_position(run, row) for row in offsets])
+        return Driver(engine, schema, run_of(tx.execute(sql.GET_RUN, its_run=run).one()), limits)
+
+
+def _row(run: UUID, order: Order, found: Sequence[Target], known: Mapping[str, Row[Any]]) -> dict[str, Any]:
+    return {
+        "id": run,
+        "groups": [source.group for source in order.sources],
+        "tables": [target.name for target in found],
+        "strategy": order.strategy,
+        "pipelines": [source.name for source in order.sources],
+        "version_from": [known[source.group].version for source in order.sources],
+        "version_to": [source.pipeline.version for source in order.sources],
+        "state": "opened",
+        "driver_epoch": 1,
+        "driver": storable(this_driver()),
+        "staging_schema": f"seekpoint_reload_{run.hex[:12]}",
+        "actor": storable(order.actor),
+        "reason": storable(order.reason),
+    }
+
+
+def _position(run: UUID, row: Row[Any]) -> dict[str, Any]:
+    return {
+        "run": run,
+        "consumer_group": row.consumer_group,
+        "topic": row.topic,
+        "partition": row.partition,
+        "topic_id": row.topic_id,
+        "first_offset": row.first_offset,
+        "end_offset": row.next_offset,
+        "next_offset": row.first_offset,
+        "epoch": row.epoch,
+        "moves": row.moves,
+    }
+
+
+def _of_groups(given: Sequence[Source], known: Mapping[str, Row[Any]], offsets: Sequence[Row[Any]]) -> list[str]:
+    reasons = []
+    for source in given:
+        group, pipeline = known.get(source.group), source.pipeline
+        mine = {row.topic for row in offsets if row.consumer_group == source.group}
+        if group is None or not mine:
+            reasons.append(f"group {source.group!r} has no offsets in the ledger: start a worker once, then reload")
+            continue
+        if group.version > pipeline.version:
+            reasons.append(
+                f"group {source.group!r} is at handler version {group.version}, and this pipeline is version "
+                f"{pipeline.version}: reload with version {group.version} or newer"
+            )
+        if strange := sorted(mine - set(pipeline.topics)):
+            reasons.append(
+                f"group {source.group!r} has applied records of {', '.join(strange)}, which this pipeline does not "
+                "read: name them in topics= again, or their rows would be lost"
+            )
+    return reasons
+
+
+def _of_tables(
+    tx: Tx, found: Sequence[Target], groups: Sequence[str], known: Mapping[str, Row[Any]], strategy: str
+) -> list[str]:
+    reasons = []
+    ours = {target.path for target in found}
+    for name, group in known.items():
+        if name in groups:
+            continue
+        shared = sorted({".".join(p) for p in (resolve(tx.connection, t) for t in group.tables) if p in ours})
+        if shared:
+            reasons.append(f"group {name!r} writes {', '.join(shared)}, too: name its pipeline in the same reload")
+    if strategy == "swap":
+        reasons += [reason for target in found for reason in ties(tx.connection, target)]
+    return reasons + [
+        f"{target.name} has no unique key among the columns that are written, by which rows could be compared: give it "
+        "a primary key, or use strategy 'swap'"
+        for target in found
+        if strategy == "merge" and not target.key
+    ]
+
+
+def _of_logs(kafka: Mapping[str, Any], offsets: Sequence[Row[Any]]) -> list[str]:
+    ids = topic_ids(kafka, sorted({row.topic for row in offsets}))
+    reasons = []
+    there = []
+    for row in offsets:
+        at = Partition(row.topic, row.partition)
+        if ids[row.topic] != row.topic_id:
+            reasons.append(
+                f"{at}: the offsets belong to topic id {row.topic_id}, the brokers answer {ids[row.topic]}: decide for "
+                "the recreated topic first (`seekpoint status` names the choices)"
+            )
+        else:
+            there.append(at)
+    starts, ends = log_starts(kafka, sorted(set(there))), stable_ends(kafka, sorted(set(there)))
+    for row in offsets:
+        at = Partition(row.topic, row.partition)
+        if at not in starts:
+            continue
+        if starts[at] > row.first_offset and row.next_offset > row.first_offset:
+            reasons.append(
+                f"{at}: group {row.consumer_group!r} began at offset {row.first_offset}, and the log begins at "
+                f"{starts[at]} now: what retention took cannot be applied again"
+            )
+        if row.next_offset > ends[at]:
+            reasons.append(
+                f"{at}: group {row.consumer_group!r} stands at {row.next_offset}, and what can be read ends at "
+                f"{ends[at]}: a transaction is open in front of it, or these are other brokers"
+            )
+    return reasons
+
+
+def _of_runs(tx: Tx, tables: Sequence[str]) -> list[str]:
+    return [
+        f"{', '.join(sorted(shared))}: reload {row.id} is {row.state}, opened by {row.actor} at {row.opened_at:%F %T}: "
+        "resume or abort it"
+        for row in tx.execute(sql.OPEN_RUNS)
+        if (shared := set(row.tables) & set(tables))
+    ]

@@ -1,0 +1,158 @@
+"""Records into tables, part by part under savepoints: what the database refuses is found, and set aside for the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+from seekpoint.apply import Failed, Made, make, write
+from seekpoint.codecs import Bytes
+from seekpoint.errors import CodecAway, ConfigError, ReloadRefused
+from seekpoint.failure import Aside, Failure, State
+from seekpoint.guard import LentConnection
+from seekpoint.kafka.ranges import Piece
+from seekpoint.pipeline import Pipeline, Row, ValueSink
+from seekpoint.policy import OnPoison
+from seekpoint.records import AnyRecord, RawRecord
+
+PART = 5_000  # records under one savepoint: enough that it costs nothing, few enough to be halved quickly
+
+LeftOut = Callable[[RawRecord], bool]
+
+
+@runtime_checkable
+class Placing(Protocol):
+    """A sink whose rows have their place in the log."""
+
+    def placed(self, rows: Sequence[Row], raw: Sequence[RawRecord]) -> Sequence[Row]:
+        """The rows, each of the record at the same place, with what the record adds."""
+
+
+def nothing_left_out(_: RawRecord) -> bool:
+    """Every record is to be applied."""
+    return False
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What was written. ``applied`` records; ``asides`` are those that cannot be, in order."""
+
+    applied: int = 0
+    asides: list[Aside] = field(default_factory=list)
+
+
+class Parts:
+    """Writes one pipeline's records to the tables that its sinks are aimed at.
+
+    ``seen`` is called with what each part has written: the records, each with its rows.
+    """
+
+    def __init__(
+        self, tx: LentConnection, pipeline: Pipeline, seen: Callable[[Sequence[Made]], None] | None = None
+    ) -> None:
+        self._tx, self._pipeline, self._seen = tx, pipeline, seen
+        self._waiting: list[Made] = []
+        self.outcome = Outcome()
+        sinks = pipeline.sinks
+        self._sink = sinks[0] if len(sinks) == 1 and isinstance(sinks[0], ValueSink) else None
+        if not isinstance(pipeline.key, Bytes) or (self._sink and not all(map(self._sink.takes, pipeline.codecs))):
+            self._sink = None
+
+    def take(self, piece: Piece, left_out: LeftOut = nothing_left_out) -> None:
+        """Decode these records and write them, perhaps later."""
+        unread = {(r.topic, r.partition, r.offset): error for r, error in piece.unreadable}
+        wanted = piece.records if left_out is nothing_left_out else [r for r in piece.records if not left_out(r)]
+        made = None if unread else self._at_once(wanted)
+        if made is not None:
+            self._waiting += made
+        else:
+            for raw in wanted:
+                try:
+                    self._waiting.append(make(self._pipeline, raw, unread.get((raw.topic, raw.partition, raw.offset))))
+                except Failed as failed:
+                    self._set_aside(raw, failed)
+        if len(self._waiting) >= PART:
+            self.flush()
+
+    def _at_once(self, raw: Sequence[RawRecord]) -> list[Made] | None:
+        """The same from the values alone; None where each record must be looked at."""
+        if self._sink is None:
+            return None
+        assert isinstance(self._sink, ValueSink)
+        try:
+            rows = self._sink.value_rows(self._pipeline.values(raw))
+        except (CodecAway, ConfigError):
+            raise
+        except Exception:  # noqa: BLE001 -- found again, with its record, one by one
+            return None
+        if rows is None:
+            return None
+        placed = self._sink.placed(rows, raw) if isinstance(self._sink, Placing) else rows
+        return [Made(r, r, ((row,),)) for r, row in zip(raw, placed, strict=True)]
+
+    def flush(self) -> Outcome:
+        """Write what is waiting."""
+        waiting, self._waiting = self._waiting, []
+        self._write(waiting)
+        self.outcome.asides.sort(key=lambda aside: _place(aside.record))
+        return self.outcome
+
+    def _write(self, part: Sequence[Made]) -> None:
+        """All of them, or those that can be: halved until the others stand alone, unless the database names them."""
+        while part:
+            failed = self._try(part)
+            if failed is None:
+                return
+            if not failed.named and len(part) > 1:
+                middle = len(part) // 2
+                self._write(part[:middle])
+                part = part[middle:]
+                continue
+            bad = {_place(raw) for raw in failed.named} or {_place(part[0].raw)}
+            for one in part:
+                if _place(one.raw) in bad:
+                    self._set_aside(one.raw, failed)
+            part = [one for one in part if _place(one.raw) not in bad]
+
+    def _try(self, part: Sequence[Made]) -> Failed | None:
+        savepoint = self._tx.begin_nested()
+        try:
+            write(self._tx, self._pipeline, part, ())
+        except Failed as failed:
+            savepoint.rollback()
+            return failed
+        savepoint.commit()
+        self.outcome.applied += len(part)
+        if self._seen is not None:
+            self._seen(part)
+        return None
+
+    def _set_aside(self, raw: RawRecord, failed: Failed) -> None:
+        """As the pipeline's policy says, but for the retries: what a worker would stop in front of ends the run."""
+        failure = Failure.of(failed.error, failed.cause)
+        pipeline = self._pipeline
+        if pipeline.on_poison is OnPoison.STOP:
+            why = "and on_poison is 'stop'"
+        elif pipeline.hold_key and raw.key is not None:
+            why = "and its key is held: what comes behind it could not be rebuilt in order"
+        else:
+            state = State.SKIPPED if pipeline.on_poison is OnPoison.SKIP else State.PARKED
+            self.outcome.asides.append(Aside(raw, failure, state))
+            return
+        reason = (
+            f"{raw.topic}/{raw.partition} offset {raw.offset}: {failure.cause.value}: {failure.told}; {why}. Mend the "
+            "pipeline, or keep such records aside (on_poison='dead_letter'), and start another run"
+        )
+        raise ReloadRefused([reason]) from failed.error
+
+
+def _place(record: AnyRecord) -> tuple[str, int, int]:
+    return record.topic, record.partition, record.offset
+
+
+def all_of(parts: Parts, pieces: Iterable[Piece], left_out: LeftOut = nothing_left_out) -> Outcome:
+    """Take every piece, and write all of it."""
+    for piece in pieces:
+        parts.take(piece, left_out)
+    return parts.flush()

@@ -1,0 +1,160 @@
+"""Making the rebuilt rows the live ones, in the cut-over's transaction: by a prepared difference, or by renaming."""
+
+from __future__ import annotations
+
+from psycopg import sql as ident
+from sqlalchemy import Connection, text
+
+from seekpoint.errors import ReloadRefused
+from seekpoint.reload.compare import compared, distinct
+from seekpoint.reload.layout import KIND, Staging, name, names, rows, run
+from seekpoint.reload.run import Tx
+from seekpoint.reload.targets import Target
+from seekpoint.sinks.layout import quoted
+
+FEW = 5  # a difference of less than a fifth of the table is looked up key by key
+DDL_WAIT = 300  # milliseconds for the lock of a swap: whoever comes behind us waits as long
+
+
+def merge(tx: Tx, staging: Staging, target: Target, diff_xid: str) -> int:
+    """Take the live table to the rebuilt one, at the keys where they may differ; returns how many those are.
+
+    Those are the prepared ones, those that the rounds since have touched, and those of live rows that were written
+    since by anybody: an older handler may have written keys that the newer one never touches.
+    """
+    connection, columns = tx.connection, compared(tx, staging, target)
+    parts = {
+        "live": name(*target.path),
+        "built": name(*staging.table(target)),
+        "diff": name(*staging.diff(target)),
+        "touched": name(*staging.touched(target)),
+        "late": name(staging.schema, f"late_{target.staged}"),
+        "key": names(target.key),
+        "columns": names(columns),
+        "same": _same(target, "live", "diff"),
+        "distinct": distinct(target, columns, "live", "built"),
+        "xid": ident.Literal(diff_xid),
+    }
+    run(
+        connection,
+        "CREATE TABLE {late} AS SELECT {key} FROM {live} AS live WHERE age(live.xmin) <= age({xid}::xid8::xid)",
+        **parts,
+    )
+    run(
+        connection,
+        "INSERT INTO {diff} ({key}, {kind}) SELECT {key}, 'touched' FROM {touched} UNION SELECT {key}, 'touched' "
+        "FROM {late} ON CONFLICT ({key}) DO NOTHING",
+        **parts,
+        kind=name(KIND),
+    )
+    keys, total = rows(
+        connection,
+        "SELECT (SELECT count(*) FROM {diff}), "
+        "(SELECT greatest(c.reltuples, 0)::bigint FROM pg_class c WHERE c.oid = {table}::regclass)",
+        diff=parts["diff"],
+        table=ident.Literal(quoted(*staging.table(target))),
+    )[0]
+    if keys * FEW < total:  # else the planner reads both tables from end to end, under the lock
+        _plan_by_key(connection, True)
+    run(
+        connection,
+        "DELETE FROM {live} AS live USING {diff} AS diff WHERE {same} "
+        "AND NOT EXISTS (SELECT FROM {built} AS built WHERE {built_same})",
+        **parts,
+        built_same=_same(target, "built", "diff"),
+    )
+    changing = [column for column in columns if column not in target.key]
+    if changing:
+        run(
+            connection,
+            "UPDATE {live} AS live SET {changes} FROM {diff} AS diff JOIN {built} AS built USING ({key}) "
+            "WHERE {same} AND {distinct}",
+            **parts,
+            changes=ident.SQL(", ").join(
+                ident.SQL("{0} = {1}.{0}").format(name(column), name("built")) for column in changing
+            ),
+        )
+    run(
+        connection,
+        "INSERT INTO {live} ({columns}) OVERRIDING SYSTEM VALUE SELECT {built_columns} FROM {diff} AS diff "
+        "JOIN {built} AS built USING ({key}) WHERE NOT EXISTS (SELECT FROM {live} AS live WHERE {same})",
+        **parts,
+        built_columns=names(columns, "built"),
+    )
+    _plan_by_key(connection, False)
+    return int(keys)
+
+
+def _plan_by_key(connection: Connection, given: bool) -> None:
+    for setting in ("enable_hashjoin", "enable_mergejoin"):
+        run(connection, f"SET LOCAL {setting} = {{value}}", value=ident.SQL("off" if given else "on"))
+
+
+def _same(target: Target, left: str, right: str) -> ident.Composed:
+    return ident.SQL(" AND ").join(
+        ident.SQL("{} = {}").format(name(left, column), name(right, column)) for column in target.key
+    )
+
+
+# -- swap --------------------------------------------------------------------------------------------------------
+
+_TIES = text(
+    """
+    SELECT 'view ' || CAST(CAST(r.ev_class AS regclass) AS text) AS what
+    FROM pg_depend d JOIN pg_rewrite r ON r.oid = d.objid
+    WHERE d.classid = CAST('pg_rewrite' AS regclass) AND d.refobjid = to_regclass(:name) AND r.ev_class <> d.refobjid
+    UNION SELECT 'foreign key ' || conname FROM pg_constraint
+    WHERE contype = 'f' AND to_regclass(:name) IN (conrelid, confrelid)
+    UNION SELECT 'trigger ' || tgname FROM pg_trigger WHERE tgrelid = to_regclass(:name) AND NOT tgisinternal
+    UNION SELECT 'row security' FROM pg_class
+    WHERE oid = to_regclass(:name) AND (relrowsecurity OR relforcerowsecurity)
+    UNION SELECT 'grants' FROM pg_class WHERE oid = to_regclass(:name) AND relacl IS NOT NULL
+    UNION SELECT 'sequence ' || CAST(CAST(objid AS regclass) AS text) FROM pg_depend
+    WHERE refobjid = to_regclass(:name) AND classid = CAST('pg_class' AS regclass) AND deptype IN ('a', 'i')
+          AND EXISTS (SELECT FROM pg_class c WHERE c.oid = objid AND c.relkind = 'S')
+    UNION SELECT 'publication ' || p.pubname FROM pg_publication p
+    WHERE p.puballtables
+          OR EXISTS (SELECT FROM pg_publication_rel WHERE prpubid = p.oid AND prrelid = to_regclass(:name))
+    UNION SELECT 'statistics ' || stxname FROM pg_statistic_ext WHERE stxrelid = to_regclass(:name)
+    UNION SELECT 'inheritance' FROM pg_inherits WHERE to_regclass(:name) IN (inhrelid, inhparent)
+    ORDER BY what
+    """
+)
+
+
+def ties(connection: Connection, target: Target) -> list[str]:
+    """What a renaming would break: everything that hangs on the table itself and not on its name."""
+    found = connection.execute(_TIES, {"name": quoted(*target.path)}).scalars()
+    return [f"{target.name} cannot be swapped, for it has {what}: use strategy 'merge'" for what in found]
+
+
+def swap(tx: Tx, staging: Staging, target: Target) -> None:
+    """Put the rebuilt table in the place of the live one, which goes to the staging schema, and is swept with it."""
+    connection = tx.connection
+    run(connection, "SET LOCAL lock_timeout = {wait}", wait=ident.Literal(f"{DDL_WAIT}ms"))
+    run(connection, "LOCK TABLE {live} IN ACCESS EXCLUSIVE MODE", live=name(*target.path))
+    if reasons := ties(connection, target):
+        raise ReloadRefused(reasons)
+    schema, table = target.path
+    old = f"old_{target.staged}"
+    indexes = connection.execute(_INDEX_NAMES, {"name": quoted(*target.path)}).scalars().all()
+    run(connection, "ALTER TABLE {live} RENAME TO {old}", live=name(*target.path), old=name(old))
+    run(connection, "ALTER TABLE {old} SET SCHEMA {there}", old=name(schema, old), there=name(staging.schema))
+    run(connection, "ALTER TABLE {new} RENAME TO {table}", new=name(*staging.table(target)), table=name(table))
+    run(connection, "ALTER TABLE {new} SET SCHEMA {here}", new=name(staging.schema, table), here=name(schema))
+    for n, index in enumerate(indexes):
+        run(
+            connection,
+            "ALTER INDEX {made} RENAME TO {index}",
+            made=name(schema, f"{target.staged}_i{n}"),
+            index=name(index),
+        )
+
+
+# In the order in which the rebuilt table's were made (see consolidate).
+_INDEX_NAMES = text(
+    """
+    SELECT c.relname FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
+    WHERE i.indrelid = to_regclass(:name) ORDER BY i.indisprimary DESC, c.relname
+    """
+)

@@ -1,0 +1,285 @@
+"""A run in the database: who drives it, how far it is, and how it ends. Every step is one transaction under its row."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Engine, Row
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.sql.base import Executable
+
+from seekpoint.errors import ConfigError, ReloadOver
+from seekpoint.failure import storable
+from seekpoint.guard import LentConnection
+from seekpoint.ledger.statements import APPLICATION, SETTLE
+from seekpoint.policy import Limits
+from seekpoint.records import Partition
+from seekpoint.reload import statements as sql
+from seekpoint.tables import in_schema
+
+SERIALIZABLE_ENOUGH = "REPEATABLE READ"  # one snapshot for all that a step reads
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One row of ``reload_run``. ``state`` is where it stands; times are the database's."""
+
+    id: UUID
+    groups: tuple[str, ...]
+    tables: tuple[str, ...]
+    strategy: str
+    pipelines: tuple[str, ...]
+    version_from: tuple[int, ...]
+    version_to: tuple[int, ...]
+    state: str
+    driver_epoch: int
+    driver: str
+    staging_schema: str
+    swept: bool
+    diff_xid: str | None
+    actor: str
+    reason: str
+    error: str | None
+    opened_at: datetime
+    changed_at: datetime
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can go on."""
+        return self.state not in sql.CLOSED
+
+
+@dataclass(frozen=True, slots=True)
+class StagedPosition:
+    """How far the rebuild of one partition is: ``next_offset`` is the next one that it reads."""
+
+    group: str
+    partition: Partition
+    topic_id: UUID
+    first_offset: int
+    end_offset: int
+    next_offset: int
+    epoch: int
+    moves: int
+
+
+def run_of(row: Row[Any]) -> Run:
+    """A row of ``reload_run`` as a value."""
+    values: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in row._asdict().items()}
+    return Run(**values)
+
+
+def this_driver() -> str:
+    """This process, as people would look for it."""
+    return f"{getpass.getuser()}@{socket.gethostname()}:{os.getpid()}"
+
+
+class Tx:
+    """A transaction on the ledger's tables and the staging schema's: statements find the ledger's schema."""
+
+    def __init__(self, connection: LentConnection, schema: str) -> None:
+        self.connection, self.schema = connection, schema
+        self._options = in_schema(schema)
+
+    def execute(self, statement: Executable, parameters: Any = None, **named: Any) -> Any:
+        """Run a statement on the ledger's tables; ``parameters`` for many rows."""
+        return self.connection.execute(statement, parameters or named, execution_options=self._options)
+
+    def positions(self, run: UUID) -> list[StagedPosition]:
+        """The rebuild's positions, in the order of locks."""
+        return [
+            StagedPosition(
+                row.consumer_group,
+                Partition(row.topic, row.partition),
+                row.topic_id,
+                row.first_offset,
+                row.end_offset,
+                row.next_offset,
+                row.epoch,
+                row.moves,
+            )
+            for row in self.execute(sql.POSITIONS, its_run=run)
+        ]
+
+    def advance(self, run: UUID, ends: Mapping[tuple[str, Partition], int]) -> None:
+        """Move the rebuild's positions, in the transaction that adds its rows."""
+        ordered = sorted(ends)
+        self.execute(
+            sql.ADVANCE_STAGED,
+            its_run=run,
+            moving_consumer_group=[group for group, _ in ordered],
+            moving_topic=[at.topic for _, at in ordered],
+            moving_partition=[at.number for _, at in ordered],
+            moving_to_offset=[ends[each] for each in ordered],
+        )
+
+
+@contextmanager
+def transaction(
+    engine: Engine, schema: str, *, lock_wait: float = 30.0, isolation: str = "READ COMMITTED"
+) -> Iterator[Tx]:
+    """A durable transaction with bounded waits for locks (seconds); thrown away, connection and all, on any error."""
+    connection = LentConnection(engine)
+    try:
+        connection.execution_options(isolation_level=isolation)
+        with connection.begin():
+            tx = Tx(connection, schema)
+            tx.execute(
+                SETTLE,
+                lock_timeout=f"{max(1, round(lock_wait * 1000))}ms",
+                application_name=f"{APPLICATION}reload {os.getpid()}",
+            )
+            yield tx
+    except BaseException:
+        _drop(connection)
+        raise
+    connection.put_back()
+
+
+def _drop(connection: LentConnection) -> None:
+    try:
+        connection.drop()
+    except DBAPIError:  # it was already beyond telling; the pool discards it
+        return
+
+
+class Driver:
+    """One driver's right to take a run's next step: it ends when another one takes the run.
+
+    ``run`` is the row as the last step left it.
+    """
+
+    def __init__(self, engine: Engine, schema: str, run: Run, limits: Limits) -> None:
+        self.engine, self.schema, self.run, self.limits = engine, schema, run, limits
+        self.epoch = run.driver_epoch
+
+    @contextmanager
+    def step(self, *states: str, isolation: str = "READ COMMITTED") -> Iterator[Tx]:
+        """One step, in one transaction that holds the run's row: allowed in these states, and to the newest driver.
+
+        Raises ReloadOver where the run has ended, or another driver took it; then nothing is written.
+        """
+        wait = self.limits.transaction_age
+        with transaction(self.engine, self.schema, lock_wait=wait, isolation=isolation) as tx:
+            self._admit(tx.execute(sql.STEP, its_run=self.run.id).one_or_none(), states)
+            yield tx
+            self.run = run_of(tx.execute(sql.GET_RUN, its_run=self.run.id).one())
+
+    def _admit(self, row: Row[Any] | None, states: Collection[str]) -> None:
+        if row is None:
+            raise ReloadOver(f"there is no reload {self.run.id} any more")
+        now = run_of(row)
+        if now.driver_epoch != self.epoch:
+            raise ReloadOver(
+                f"reload {now.id} was taken over by {now.driver} (driver epoch {now.driver_epoch}, this one has "
+                f"{self.epoch}): leave it to that driver, or take it again"
+            )
+        if not now.is_open:
+            raise ReloadOver(f"reload {now.id} is {told(now)}")
+        if now.state not in states:
+            raise ReloadOver(f"reload {now.id} is {now.state}, and this step follows {' or '.join(states)}")
+        self.run = now
+
+    def turn(self, tx: Tx, state: str) -> None:
+        """Enter the next state, in this step."""
+        tx.execute(sql.TURN, its_run=self.run.id, to_state=state)
+
+    def beat(self) -> None:
+        """Say that the driver is alive; raises as :meth:`step` does."""
+        with self.step(*_OPEN):
+            pass
+
+    def fail(self, error: BaseException) -> None:
+        """End the run, if it is this driver's still; what is staged is swept later."""
+        said = storable(f"{type(error).__name__}: {error}")
+        with transaction(self.engine, self.schema) as tx:
+            row = tx.execute(sql.STEP, its_run=self.run.id).one_or_none()
+            if row is not None and row.driver_epoch == self.epoch:
+                tx.execute(sql.CLOSE, its_run=self.run.id, to_state="failed", its_error=said)
+                self.run = run_of(tx.execute(sql.GET_RUN, its_run=self.run.id).one())
+
+
+_OPEN = ("opened", "staging", "staged", "indexed", "following", "diffed")
+
+
+def told(run: Run) -> str:
+    """What became of a run that has ended."""
+    word = {"cut_over": "cut over", "aborted": "aborted", "failed": "failed"}[run.state]
+    return f"{word}: {run.error}" if run.error else word
+
+
+class Runs:
+    """All runs of one ledger: look at them, take one over, abort, sweep."""
+
+    def __init__(self, engine: Engine, schema: str, limits: Limits | None = None) -> None:
+        self.engine, self.schema, self.limits = engine, schema, limits or Limits()
+
+    def list(self) -> Sequence[Run]:
+        """Every run on record, the newest first."""
+        with transaction(self.engine, self.schema) as tx:
+            return [run_of(row) for row in tx.execute(sql.ALL_RUNS)]
+
+    def get(self, id: UUID) -> Run:  # noqa: A002 -- the column's name
+        """One run. Raises ConfigError where there is none of that id."""
+        with transaction(self.engine, self.schema) as tx:
+            return self._known(id, tx.execute(sql.GET_RUN, its_run=id).one_or_none())
+
+    def positions(self, id: UUID) -> Sequence[StagedPosition]:  # noqa: A002
+        """How far a run's rebuild is, partition by partition."""
+        with transaction(self.engine, self.schema) as tx:
+            return tx.positions(id)
+
+    def take(self, id: UUID, driver: str | None = None) -> Driver:  # noqa: A002
+        """Drive this run from now on: the driver before fails at its next step. Waits for the step in hand.
+
+        Raises ReloadOver where the run has ended, ConfigError where there is none.
+        """
+        with transaction(self.engine, self.schema, lock_wait=self.limits.transaction_age) as tx:
+            row = tx.execute(sql.TAKE, its_run=id, driver_name=storable(driver or this_driver())).one_or_none()
+            if row is None:
+                run = self._known(id, tx.execute(sql.GET_RUN, its_run=id).one_or_none())
+                raise ReloadOver(f"reload {id} is {told(run)}: open another one")
+            return Driver(self.engine, self.schema, run_of(row), self.limits)
+
+    def abort(self, id: UUID, reason: str) -> Run:  # noqa: A002
+        """End an open run and drop what it staged; tables and offsets are left as they are. Waits for a step in hand.
+
+        Raises ReloadOver where it has ended already, ConfigError where there is none. What cannot be dropped at once
+        (a task is still writing) is left to :meth:`sweep`.
+        """
+        with transaction(self.engine, self.schema, lock_wait=self.limits.transaction_age) as tx:
+            closed = tx.execute(sql.CLOSE, its_run=id, to_state="aborted", its_error=storable(reason)).one_or_none()
+            if closed is None:
+                run = self._known(id, tx.execute(sql.GET_RUN, its_run=id).one_or_none())
+                raise ReloadOver(f"reload {id} is {told(run)}")
+        self._sweep(self.get(id))
+        return self.get(id)
+
+    def sweep(self, gone_after: timedelta = timedelta(days=1)) -> Sequence[UUID]:
+        """Fail the runs whose driver was not heard of for so long, and drop what ended runs left behind.
+
+        Returns the runs of which nothing is left now; what is still in use is left for the next time.
+        """
+        with transaction(self.engine, self.schema) as tx:
+            tx.execute(sql.GONE, age=gone_after)
+        with transaction(self.engine, self.schema) as tx:
+            left = [run_of(row) for row in tx.execute(sql.UNSWEPT)]
+        return [run.id for run in left if self._sweep(run)]
+
+    def _sweep(self, run: Run) -> bool:
+        from seekpoint.reload.sweep import sweep  # noqa: PLC0415 -- it stands on this module
+
+        return sweep(self.engine, self.schema, run)
+
+    def _known(self, id: UUID, row: Row[Any] | None) -> Run:  # noqa: A002
+        if row is None:
+            raise ConfigError(f"there is no reload {id} in schema {self.schema!r}: check id and schema")
+        return run_of(row)

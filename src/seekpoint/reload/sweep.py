@@ -1,0 +1,50 @@
+"""Dropping what a run left behind: table by table, with short waits, until its schema is gone."""
+
+from __future__ import annotations
+
+import psycopg
+from psycopg import sql as ident
+from sqlalchemy import Engine, text
+from sqlalchemy.exc import DBAPIError
+
+from seekpoint.guard import passes, sqlstate
+from seekpoint.reload import statements as sql
+from seekpoint.reload.run import Run, transaction
+from seekpoint.sinks.copy import driver_of
+
+WAIT = 0.3  # seconds for a table that somebody reads or writes; whoever comes behind us waits as long
+_TABLES = text(
+    "SELECT c.relname FROM pg_class c WHERE c.relnamespace = to_regnamespace(quote_ident(:schema)) "
+    "AND c.relkind IN ('r', 'p') ORDER BY c.relname"
+)
+
+
+def sweep(engine: Engine, schema: str, run: Run) -> bool:
+    """Drop a run's staging schema; whether nothing of it is left.
+
+    One by one, each in a transaction of its own: one that dropped thousands would need a lock for each at a time.
+    A task that still writes keeps its table, and the schema, for now.
+    """
+    with transaction(engine, schema) as tx:
+        tables = tx.connection.execute(_TABLES, {"schema": run.staging_schema}).scalars().all()
+    commands = [
+        ident.SQL("DROP TABLE IF EXISTS {} CASCADE").format(ident.Identifier(run.staging_schema, table))
+        for table in tables
+    ]
+    commands.append(ident.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(ident.Identifier(run.staging_schema)))
+    if not all([_run(engine, schema, command) for command in commands]):  # noqa: C419 -- each is tried
+        return False
+    with transaction(engine, schema) as tx:
+        tx.execute(sql.SWEPT, its_run=run.id)
+    return True
+
+
+def _run(engine: Engine, schema: str, command: ident.Composed) -> bool:
+    try:
+        with transaction(engine, schema, lock_wait=WAIT) as tx:
+            driver_of(tx.connection).execute(command)
+    except (psycopg.Error, DBAPIError) as error:
+        if sqlstate(error) is None or not passes(error):
+            raise
+        return False
+    return True

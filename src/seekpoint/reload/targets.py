@@ -1,0 +1,204 @@
+"""The tables of a reload: which sinks of which pipelines write them, by which key; and the sinks aimed elsewhere."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, text
+
+from seekpoint.errors import ConfigError
+from seekpoint.pipeline import Pipeline
+from seekpoint.sinks.layout import quoted
+from seekpoint.sinks.roads import Roads
+from seekpoint.sinks.table import TableSink
+from seekpoint.sinks.upsert import Upsert
+
+Path = tuple[str, str]  # schema and table
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A pipeline and the name it is imported by; ``name`` is empty where it was given as an object."""
+
+    name: str
+    pipeline: Pipeline
+
+    @property
+    def group(self) -> str:
+        """Whose offsets it is rebuilt at."""
+        return self.pipeline.group
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """One sink of one source; ``number`` is its place among the pipeline's sinks."""
+
+    source: int
+    number: int
+    sink: TableSink
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of the live table; ``is_comparable``: its type has an equality that means what people mean by it."""
+
+    name: str
+    is_comparable: bool
+    is_generated: bool
+    is_identity: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A table that is rebuilt: where it lives, what feeds it, and the key of its rows (empty: it has none).
+
+    ``staged`` is its name in the staging schema.
+    """
+
+    path: Path
+    staged: str
+    columns: tuple[Column, ...]
+    key: tuple[str, ...]
+    feeds: tuple[Feed, ...]
+
+    @property
+    def name(self) -> str:
+        """As people write it."""
+        return ".".join(self.path)
+
+    @property
+    def all_columns(self) -> tuple[str, ...]:
+        """Every column that can be written."""
+        return tuple(column.name for column in self.columns if not column.is_generated)
+
+    @property
+    def order_by(self) -> str | None:
+        """The column that tells which row of a key is newer, where the sinks name one."""
+        return next((f.sink.order_by for f in self.feeds if isinstance(f.sink, Upsert) and f.sink.order_by), None)
+
+    @property
+    def folds(self) -> bool:
+        """Whether of several rows of one key the newest counts."""
+        return any(isinstance(feed.sink, Upsert) for feed in self.feeds)
+
+
+def load(name: str) -> Pipeline:
+    """The pipeline that ``module:name`` is, or that a function of that name returns. Raises ConfigError."""
+    module, _, attribute = name.partition(":")
+    if not module or not attribute:
+        raise ConfigError(f"{name!r} is not module:name, e.g. billing.ingest:orders")
+    found: Any = importlib.import_module(module)
+    for part in attribute.split("."):
+        found = getattr(found, part, None)
+    made = found() if callable(found) and not isinstance(found, Pipeline) else found
+    if not isinstance(made, Pipeline):
+        raise ConfigError(f"{name} is {type(made).__name__}; expected a Pipeline, or a function that returns one")
+    return made
+
+
+def sources(given: Sequence[Pipeline | str]) -> tuple[Source, ...]:
+    """Pipelines, or their names, in the order of their groups. Raises ConfigError for what no task can rebuild."""
+    made = [Source(each, load(each)) if isinstance(each, str) else Source("", each) for each in given]
+    if not made:
+        raise ConfigError("a reload needs at least one pipeline")
+    if len({each.group for each in made}) < len(made):
+        raise ConfigError("two of the pipelines have the same group: name each group's pipeline once")
+    for each in made:
+        if each.pipeline.handle is not None:
+            raise ConfigError(
+                f"{each.pipeline!r} has a handler, whose SQL would write the live tables: only sinks can be reloaded"
+            )
+        if strange := [sink for sink in each.pipeline.sinks if not isinstance(sink, TableSink)]:
+            raise ConfigError(
+                f"{each.pipeline!r}: {strange[0]!r} cannot be aimed at another table; Append and Upsert can"
+            )
+    return tuple(sorted(made, key=lambda each: each.group))
+
+
+_TABLE = text(
+    """
+    SELECT n.nspname AS schema, c.relname AS name, CAST(c.relkind AS text) AS kind
+    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass(:name)
+    """
+)
+_COLUMNS = text(
+    """
+    SELECT a.attname AS name, a.attgenerated <> '' AS generated, a.attidentity <> '' AS identity,
+           t.typname NOT IN ('json', 'xml', 'point', 'line', 'lseg', 'box', 'path', 'polygon', 'circle', '_json',
+                             '_xml', '_point', '_line', '_lseg', '_box', '_path', '_polygon', '_circle') AS comparable
+    FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+    WHERE a.attrelid = to_regclass(:name) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
+    """
+)
+# Unique keys without NULLs, the primary key first.
+_KEYS = text(
+    """
+    SELECT array_agg(CAST(a.attname AS text) ORDER BY k.n) AS key
+    FROM pg_index i
+    CROSS JOIN LATERAL unnest(CAST(i.indkey AS int2[])) WITH ORDINALITY AS k (attnum, n)
+    JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+    WHERE i.indrelid = to_regclass(:name) AND i.indisunique AND i.indimmediate AND i.indisvalid AND i.indpred IS NULL
+          AND i.indexprs IS NULL AND k.n <= i.indnkeyatts
+    GROUP BY i.indexrelid, i.indisprimary HAVING bool_and(a.attnotnull)
+    ORDER BY i.indisprimary DESC, i.indexrelid
+    """
+)
+
+
+def resolve(connection: Connection, name: str) -> Path | None:
+    """Where the table lives that a sink or a group names so; None where there is none."""
+    row = connection.execute(_TABLE, {"name": quoted(*name.split("."))}).one_or_none()
+    return None if row is None else (row.schema, row.name)
+
+
+def targets(connection: Connection, given: Sequence[Source]) -> tuple[Target, ...]:
+    """The tables that these pipelines write, as they are now. Raises ConfigError for one that cannot be rebuilt."""
+    feeds: dict[Path, list[Feed]] = {}
+    for n, source in enumerate(given):
+        for number, sink in enumerate(source.pipeline.sinks):
+            assert isinstance(sink, TableSink)
+            row = connection.execute(_TABLE, {"name": quoted(*sink.path)}).one_or_none()
+            if row is None or row.kind != "r":
+                what = "is not there" if row is None else "is no plain table"
+                raise ConfigError(f"{sink!r}: the table {what}: only plain tables can be reloaded")
+            feeds.setdefault((row.schema, row.name), []).append(Feed(n, number, sink))
+    return tuple(_target(connection, f"t{n}", path, feeds[path]) for n, path in enumerate(sorted(feeds)))
+
+
+def _target(connection: Connection, staged: str, path: Path, feeds: Sequence[Feed]) -> Target:
+    name = {"name": quoted(*path)}
+    columns = [Column(r.name, r.comparable, r.generated, r.identity) for r in connection.execute(_COLUMNS, name)]
+    kinds = {(type(f.sink), getattr(f.sink, "key", None), getattr(f.sink, "order_by", None)) for f in feeds}
+    if len(kinds) > 1:
+        raise ConfigError(
+            f"{'.'.join(path)} is written by sinks of different kinds, keys or orders: it cannot be reloaded"
+        )
+    first = feeds[0].sink
+    if isinstance(first, Upsert):
+        key = first.key
+    else:
+        known = first.written or tuple(column.name for column in columns if not column.is_identity)
+        keys = [tuple(row.key) for row in connection.execute(_KEYS, name)]
+        key = next((one for one in keys if set(one) <= set(known)), ())
+    return Target(path, staged, tuple(columns), key, tuple(feeds))
+
+
+def aimed(sink: TableSink, path: Path) -> TableSink:
+    """The same sink for another table; it learns columns and conflicts anew."""
+    other = copy.copy(sink)
+    other.path = path
+    other._shapes = {}  # noqa: SLF001 -- made of the columns that the sink knows, which are its own
+    if isinstance(other, Upsert):
+        other.roads, other._known = Roads(), None  # noqa: SLF001
+    return other
+
+
+def aimed_pipeline(pipeline: Pipeline, sinks: Sequence[Any]) -> Pipeline:
+    """The same codecs with other sinks, one for each of its own."""
+    other = copy.copy(pipeline)
+    other.sinks = tuple(sinks)
+    return other

@@ -111,6 +111,32 @@ def _values(target: Target, rows: Sequence[Row], column: str) -> list[Any]:
     return [row[gone if type(row) is Deleted else at] for row in rows]
 
 
+class Offsets:
+    """Looks on, chunk by chunk, whether the offsets of each key rise; what is no key for Python is not looked at."""
+
+    def __init__(self, target: Target) -> None:
+        assert target.offset is not None
+        self._target, self._offset = target, target.offset
+        self._last: dict[Any, int] = {}
+        self._kind: type | None = None
+
+    def look(self, rows: Sequence[Row]) -> None:
+        """Raises ConfigError where a key comes again with a lower offset: it lives in several partitions."""
+        keys = _keys(self._target, rows)
+        kinds = set(map(type, keys))
+        self._kind = self._kind or next(iter(kinds), None)
+        if kinds != {self._kind} or self._kind not in _ALIKE:
+            return
+        offsets = _values(self._target, rows, self._offset)
+        found = dict(zip(keys, offsets, strict=True))
+        if len(found) < len(keys) or not self._last.keys().isdisjoint(found):
+            for key, offset in zip(keys, offsets, strict=True):
+                if self._last.get(key, offset) > offset:
+                    raise _elsewhere(self._target, key, offset, self._last[key])
+                self._last[key] = offset
+        self._last.update(found)
+
+
 def _by_order(target: Target, rows: Sequence[Row], keys: Sequence[Any]) -> dict[Any, int]:
     assert target.order_by is not None
     order, newest = _values(target, rows, target.order_by), dict[Any, int]()
@@ -127,12 +153,16 @@ def _by_offset(target: Target, rows: Sequence[Row], keys: Sequence[Any]) -> dict
     for place, key in enumerate(keys):
         before = newest.get(key)
         if before is not None and offsets[before] > offsets[place]:
-            raise ConfigError(
-                f"{target.name}: key {key!r} comes at offset {offsets[place]} after offset {offsets[before]}, so it "
-                "lives in several partitions, whose offsets say nothing about each other; give order_by= a column"
-            )
+            raise _elsewhere(target, key, offsets[place], offsets[before])
         newest[key] = place
     return newest
+
+
+def _elsewhere(target: Target, key: Any, offset: int, before: int) -> ConfigError:
+    return ConfigError(
+        f"{target.name}: key {key!r} comes at offset {offset} after offset {before}, so it lives in several "
+        "partitions, whose offsets say nothing about each other; give order_by= a column"
+    )
 
 
 # -- where Python and the server agree ----------------------------------------------------------------------
@@ -175,6 +205,7 @@ _EXACT: dict[tuple[str, type], Callable[[Collection[Any], int], bool]] = {
     ("uuid", UUID): _always,
     ("uuid", str): _canonical,
 }
+_ALIKE = frozenset({tuple, *(kind for _, kind in _EXACT)})  # of one of these, what is equal here is equal there
 _ORDERED = frozenset({"date", "int", "numeric", "timestamptz"})  # text is ordered by the server's collation
 
 

@@ -1,10 +1,10 @@
-"""One opening of an upsert: rows are gathered, folded, and taken to the table by one of three roads."""
+"""One opening of an upsert: its rows take one of three roads to the table, most of them while the next are decoded."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Self
 
 import psycopg
 from psycopg import sql
@@ -12,14 +12,13 @@ from sqlalchemy import Connection
 
 from seekpoint.pipeline import Row, RowRefused
 from seekpoint.policy import Fault, fault
-from seekpoint.sinks.copy import Texts, Unwritable, driver_of, open_copy, writing_cursor
-from seekpoint.sinks.fold import Deleted, Folded, Target, fold
-from seekpoint.sinks.layout import DELETED, LINE, Layout, Stage, build, survey
+from seekpoint.sinks.copy import Texts, Unwritable, driver_of, writing_cursor
+from seekpoint.sinks.direct import Direct
+from seekpoint.sinks.fold import Deleted, Target, fold
+from seekpoint.sinks.layout import Layout, Stage, survey
 from seekpoint.sinks.roads import SMALL, Road, Roads, Wrote
+from seekpoint.sinks.stage import Staged
 from seekpoint.sinks.statements import Statements
-
-# Another unique index may be looked at before the key's: then a row that is an update fails on that one, too.
-_CONFLICTS = frozenset({"23505", "23P01"})
 
 
 class Known:
@@ -51,57 +50,102 @@ class _Altered(Exception):  # noqa: N818 -- control: nothing was written, the ro
     """The table is not what it was when the statement was made."""
 
 
-class Gathered:
-    """Takes rows until it is flushed. Nothing reaches the server before."""
-
-    def __init__(self) -> None:
-        self.rows: list[Row] = []
-
-    def write(self, rows: Sequence[Row]) -> None:
-        self.rows.extend(rows)
+class _TurnedBackError(Exception):
+    """A tombstone came: the rows are staged."""
 
 
-class Flush:
-    """Brings gathered rows to the table, in a transaction that is open."""
+class Merge:
+    """Takes rows until the block is left, in a transaction that is open.
 
-    def __init__(self, tx: Connection, target: Target, known: Known, roads: Roads) -> None:
-        self._tx, self._target, self._known, self._roads = tx, target, known, roads
+    Few are gathered and go in one statement. With more, a road is chosen and they stream into it. Whatever is refused
+    is a RowRefused, with the row's place where that is known.
+    """
+
+    def __init__(self, tx: Connection, target: Callable[[], Target], known: Known, roads: Roads) -> None:
+        self._tx, self._target_now, self._known, self._roads = tx, target, known, roads
         self._driver = driver_of(tx)
         self._stage: Stage | None = None
-        self._gathered = 0
+        self._rows = 0
+        self._few: list[Row] = []
+        self._way: Direct | Staged | None = None
+        self._fell_back = False
 
-    def run(self, rows: Sequence[Row]) -> None:
-        """Write them. Raises RowRefused where one is refused, with its line where that is known."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         try:
-            self._run(rows)
-        except _Altered:
-            self._run(rows)
+            self._undo(error) if error is not None else self._finish()
+        except RowRefused as refused:
+            if refused.line is None:
+                raise self._unknown(refused.cause) from refused.cause
+            raise
 
-    def _run(self, rows: Sequence[Row]) -> None:
-        self._gathered = len(rows)
-        recalled = self._known.recall(self._target) if len(rows) < SMALL else None
-        layout, statements = recalled or self._ask()
-        folded = fold(self._target, rows, layout.columns)
-        changed = len(folded.rows) + len(folded.deletes)
-        road = self._roads.choose(changed, folded=folded.is_folded, direct=layout.direct)
-        if road is not Road.UNNEST and self._stage is None:
-            layout, statements = self._ask()
-            folded = fold(self._target, rows, layout.columns)
-        fell_back = False
-        if folded.is_folded:
-            self._delete(statements, folded)
-            if folded.rows:
-                fell_back = self._upsert(road, statements, folded)
+    def _undo(self, error: BaseException) -> None:
+        if self._way is not None:
+            self._way.undo(error)
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """Take these rows, too."""
+        self._rows += len(rows)
+        if self._way is None:
+            self._few.extend(rows)
+            if not rows or self._rows < SMALL or self._target_now().columns is None:
+                return
+            rows, self._few = self._few, []
+            self._way = self._begin()
+        if isinstance(self._way, Direct) and Deleted in set(map(type, rows)):
+            self._way.undo(_TurnedBackError())
+            self._turn_back(self._way).write(rows)
         else:
-            self._stage_all(statements, folded)
+            self._way.write(rows)
+
+    def _begin(self) -> Direct | Staged:
+        self._target = self._target_now()
+        layout, statements = self._ask()
+        if self._roads.choose(self._rows, folded=True, direct=layout.direct) is Road.COPY:
+            return Direct(self._tx, self._target.path, self._columns())
+        return self._staged(statements)
+
+    def _turn_back(self, direct: Direct) -> Staged:
+        """From the table to the stage, with all that was written."""
+        self._roads.met_a_conflict()
+        self._fell_back = True
+        self._way = staged = self._staged(self._ask()[1])
+        for rows in direct.kept:
+            staged.write(rows)
+        return staged
+
+    def _staged(self, statements: Statements) -> Staged:
+        assert self._stage is not None
+        return Staged(self._tx, self._target, self._stage, statements, self._execute)
+
+    def _finish(self) -> None:
+        way = self._way
+        try:
+            if way is None:
+                if self._few:
+                    self._write_few()
+            elif isinstance(way, Staged):
+                self._wrote(Road.STAGE, *way.finish())
+            elif way.close():
+                self._wrote(Road.COPY, self._rows)
+            else:
+                self._wrote(Road.STAGE, *self._turn_back(way).finish())
+        except BaseException as error:
+            self._undo(error)
+            raise
+
+    def _wrote(self, road: Road, upserts: int, deletes: int = 0) -> None:
         self._roads.wrote(
             Wrote(
-                road=Road.STAGE if fell_back else road,
-                rows=len(rows),
-                upserts=len(folded.rows),
-                deletes=len(folded.deletes),
-                fell_back=fell_back,
-                folded_by="client" if folded.is_folded else "server",
+                road=road,
+                rows=self._rows,
+                upserts=upserts,
+                deletes=deletes,
+                fell_back=self._fell_back,
                 pooled=self._stage is not None and self._stage.pooled,
             )
         )
@@ -110,64 +154,34 @@ class Flush:
         layout, self._stage = survey(self._tx, self._target)
         return layout, self._known.learn(self._target, layout)
 
-    # -- roads --------------------------------------------------------------------------------------------
+    # -- few rows, in one statement ---------------------------------------------------------------------------
 
-    def _upsert(self, road: Road, statements: Statements, folded: Folded) -> bool:
-        """Write the rows; True if COPY into the table was tried in vain."""
-        if road is Road.UNNEST:
-            self._unnest("insert", statements, folded.rows, folded.lines)
-            return False
-        if road is Road.COPY and self._copied(folded):
-            return False
-        assert self._target.columns is not None
-        self._copy_to_stage(self._target.columns, folded.rows, folded.lines)
-        self._execute(statements.merge)
-        return road is Road.COPY
-
-    def _copied(self, folded: Folded) -> bool:
-        """COPY into the table itself; False if one of the keys is there already, with nothing written."""
+    def _write_few(self) -> None:
+        self._target = self._target_now()
         try:
-            with (
-                self._tx.begin_nested(),
-                self._lines(folded.lines),
-                open_copy(self._tx, self._target.path, self._columns) as copy,
-            ):
-                copy.write(folded.rows)
-        except RowRefused as refused:
-            if getattr(refused.cause, "sqlstate", None) not in _CONFLICTS:
-                raise
-            self._roads.met_a_conflict()
-            return False
-        return True
+            self._fold_few()
+        except _Altered:
+            self._fold_few()
 
-    def _stage_all(self, statements: Statements, folded: Folded) -> None:
-        """Let the server fold: everything that came, numbered, tombstones among the rows."""
-        assert self._target.columns is not None
-        columns = self._target.columns
-        numbered = [
-            (*(self._filled(row) if type(row) is Deleted else row), line, type(row) is Deleted)
-            for line, row in zip(folded.lines, folded.rows, strict=True)
-        ]
-        self._copy_to_stage((*columns, LINE, DELETED), numbered, folded.lines)
-        if any(row[-1] for row in numbered):
-            self._execute(statements.delete_folded)
-        self._execute(statements.merge_folded)
-
-    def _filled(self, row: Row) -> Row:
-        given = dict(zip(self._target.gone, row, strict=True))
-        return tuple(given.get(name) for name in self._columns())
-
-    def _delete(self, statements: Statements, folded: Folded) -> None:
-        if folded.deletes:
-            self._unnest("delete", statements, folded.deletes, folded.delete_lines)
-
-    # -- statements ---------------------------------------------------------------------------------------
+    def _fold_few(self) -> None:
+        rows = self._few
+        layout, statements = self._known.recall(self._target) or self._ask()
+        folded = fold(self._target, rows, layout.columns)
+        only_gone = not folded.rows and folded.is_folded
+        if not only_gone and self._roads.choose(len(rows), folded=folded.is_folded, direct=False) is Road.STAGE:
+            self._way = staged = self._staged(self._ask()[1])
+            staged.write(rows)
+            self._wrote(Road.STAGE, *staged.finish())
+            return
+        deletes = self._unnest("delete", statements, folded.deletes, folded.delete_lines) if folded.deletes else 0
+        upserts = self._unnest("insert", statements, folded.rows, folded.lines) if folded.rows else 0
+        self._wrote(Road.UNNEST, upserts, deletes)
 
     def _columns(self) -> tuple[str, ...]:
         assert self._target.columns is not None
         return self._target.columns
 
-    def _unnest(self, which: str, statements: Statements, rows: Sequence[Row], lines: Sequence[int]) -> None:
+    def _unnest(self, which: str, statements: Statements, rows: Sequence[Row], lines: Sequence[int]) -> int:
         with writing_cursor(self._driver) as cursor:
             texts = Texts(cursor, self._columns() if which == "insert" else self._target.gone)
             made = []
@@ -180,22 +194,9 @@ class Flush:
         touched = self._execute(getattr(statements, which), [*arrays, *statements.gate])
         if touched == 0 and self._stage is None and self._ask()[1] is not statements:
             raise _Altered
+        return touched
 
-    def _copy_to_stage(self, columns: Sequence[str], rows: Sequence[Row], lines: Sequence[int]) -> None:
-        assert self._stage is not None
-        build(self._tx, self._target, self._stage)
-        with self._lines(lines), open_copy(self._tx, ("pg_temp", self._stage.name), lambda: columns) as copy:
-            copy.write(rows)
-
-    @contextmanager
-    def _lines(self, lines: Sequence[int]) -> Iterator[None]:
-        """A line of the COPY is the row that came at that place."""
-        try:
-            yield
-        except RowRefused as refused:
-            if refused.line is None:
-                raise self._unknown(refused.cause) from refused.cause
-            raise RowRefused(lines[refused.line - 1], refused.cause) from refused.cause
+    # -- statements ---------------------------------------------------------------------------------------
 
     def _execute(self, statement: sql.Composed, parameters: Sequence[Any] = ()) -> int:
         try:
@@ -215,4 +216,4 @@ class Flush:
         """A row is refused, and the server does not say which."""
         self._known.forget()
         self._roads.was_refused()
-        return RowRefused(1 if self._gathered == 1 else None, cause)
+        return RowRefused(1 if self._rows == 1 else None, cause)

@@ -22,10 +22,9 @@ class Road(StrEnum):
 class Wrote:
     """What one opening of an ``Upsert`` did.
 
-    ``rows`` came in; ``upserts`` and ``deletes`` went to the server after folding by key. ``fell_back``: COPY into
-    the table met a key that is there, and the rows were staged after all. ``folded_by`` is ``"client"``, or
-    ``"server"`` where only the server can tell whether two keys are equal. ``pooled``: a connection pooler stands
-    between.
+    ``rows`` came in, tombstones among them; the table took ``upserts`` and lost ``deletes``. ``fell_back``: COPY into
+    the table met a key that is there, or a tombstone came, and the rows were staged after all. ``pooled``: a connection
+    pooler stands between.
     """
 
     road: Road
@@ -33,7 +32,6 @@ class Wrote:
     upserts: int
     deletes: int
     fell_back: bool = False
-    folded_by: str = "client"
     pooled: bool = False
 
 

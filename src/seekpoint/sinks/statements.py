@@ -49,14 +49,7 @@ class Statements:
 
     @cached_property
     def merge(self) -> sql.Composed:
-        """From the stage, where no key is twice and the rows are sorted by key."""
-        assert self._target.columns is not None
-        names = _list(map(_name, self._target.columns))
-        return sql.SQL("{} SELECT {} FROM {} {}").format(self._into, names, self._stage, self._conflict)
-
-    @cached_property
-    def merge_folded(self) -> sql.Composed:
-        """From the stage, the newest row of each key."""
+        """From the stage, the newest row of each key, sorted by key: two writers of the same keys wait in one order."""
         assert self._target.columns is not None
         names = _list(map(_name, self._target.columns))
         return sql.SQL("{} SELECT {} FROM {} WHERE NOT {} {}").format(
@@ -64,7 +57,7 @@ class Statements:
         )
 
     @cached_property
-    def delete_folded(self) -> sql.Composed:
+    def delete_staged(self) -> sql.Composed:
         """From the stage, those keys whose newest is a tombstone."""
         return sql.SQL("DELETE FROM {} AS {} USING {} WHERE {}.{} AND {}").format(
             self._table, _STORED, self._newest, _NEW, _name(DELETED), self._matched

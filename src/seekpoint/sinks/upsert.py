@@ -40,7 +40,7 @@ class Upsert(TableSink):
     ``tombstone=None``: such records go to ``row=`` like any other.
 
     A column that is named is written: a field that is None becomes NULL. What is not named keeps what the database has,
-    or gets its default. Rows that are superseded in the same transaction never reach the database.
+    or gets its default. Of several rows of a key in one transaction the newest is stored.
     """
 
     def __init__(
@@ -120,14 +120,12 @@ class Upsert(TableSink):
 
     @contextmanager
     def open(self, tx: Connection) -> Iterator[Writer]:
-        """Gather the rows, and write them when the block is left."""
-        from seekpoint.sinks.merge import Flush, Gathered, Known  # noqa: PLC0415 -- a declaration needs no driver
+        """Take the rows as they come; they are in the table when the block is left."""
+        from seekpoint.sinks.merge import Known, Merge  # noqa: PLC0415 -- a declaration needs no driver
 
-        gathered = Gathered()
-        yield gathered
-        if gathered.rows:
-            self._known = self._known or Known()
-            Flush(tx, self.target, self._known, self.roads).run(gathered.rows)
+        self._known = self._known or Known()
+        with Merge(tx, lambda: self.target, self._known, self.roads) as writer:
+            yield writer
 
     def _know(self, columns: tuple[str, ...]) -> None:
         super()._know(columns)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from importlib import import_module
 from typing import Any, Generic, NamedTuple, TypeVar, overload
 
 import msgspec
@@ -107,6 +108,19 @@ class Batch(Sequence[Record[V, K]]):
         for record in self._records:
             groups.setdefault(Partition(record.topic, record.partition), []).append(record)
         return groups
+
+    def arrow(self, schema: Any = None, *, provenance: Mapping[str, str] | Sequence[str] | None = None) -> Any:
+        """The batch as a ``pyarrow.Table``: a row for each record, a column for each field of the values.
+
+        ``schema`` is a ``pyarrow.Schema``, or a Struct, dataclass or TypedDict; by default the columns have the types
+        of the values' own annotations, or else what their values need. Values without fields are one column, ``value``;
+        values that are Arrow tables are put one below the other. ``provenance`` adds columns for the records' topic,
+        partition and offset: three names, or a mapping of what is wanted, of ``timestamp`` and ``key``, too.
+
+        Raises Poison, with the records named, for values that a column cannot hold. Needs the extra: ``pip install
+        'seekpoint[arrow]'``; ConfigError where it is missing, or where the arguments cannot be meant.
+        """
+        return import_module("seekpoint.columnar").table_of(self, schema, provenance)
 
 
 AnyRecord = Record[Any, Any]

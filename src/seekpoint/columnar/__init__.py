@@ -5,13 +5,14 @@ Needs the extra: ``pip install 'seekpoint[arrow]'``. ``Batch.arrow()`` gives a h
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection
 
-from seekpoint.columnar.sink import AppendArrow, as_table
+from seekpoint.columnar.sink import AppendArrow, as_table, required
 from seekpoint.errors import ConfigError, Poison
+from seekpoint.records import Batch
 
 __all__ = ["AppendArrow", "copy_into"]
 
@@ -33,11 +34,11 @@ def copy_into(
     Raises Poison for a value that cannot be written, ConfigError for a column that is not there, and the database's own
     errors.
     """
+    given = as_table(rows)
     from seekpoint.columnar.copying import open_copies  # noqa: PLC0415 -- it needs the database driver
     from seekpoint.pipeline import RowRefused  # noqa: PLC0415 -- as above
     from seekpoint.sinks.copy import Unwritable  # noqa: PLC0415 -- as above
 
-    given = as_table(rows)
     if columns is not None:
         if missing := [name for name in columns if name not in given.column_names]:
             raise ConfigError(f"the Arrow table has no column {', '.join(map(repr, missing))}: {given.column_names}")
@@ -53,3 +54,11 @@ def copy_into(
             raise Poison(str(refused.cause)) from refused.cause
         raise refused.cause from refused.cause.__cause__
     return int(given.num_rows)
+
+
+def table_of(batch: Batch[Any, Any], schema: Any, provenance: Mapping[str, str] | Sequence[str] | None) -> Any:
+    """What :meth:`Batch.arrow` returns."""
+    required()
+    from seekpoint.columnar.table import build  # noqa: PLC0415 -- it needs pyarrow
+
+    return build(batch, schema, provenance)

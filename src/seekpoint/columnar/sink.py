@@ -49,6 +49,7 @@ class AppendArrow(TableSink):
     @contextmanager
     def open(self, tx: Connection) -> Iterator[Writer]:
         """Open the COPY when the first rows are sent: only then are the columns known."""
+        required()
         from seekpoint.columnar.copying import open_copies  # noqa: PLC0415 -- a declaration needs no database driver
 
         with open_copies(tx, self.path, lambda: self.written, self.json) as writer:
@@ -66,9 +67,9 @@ class AppendArrow(TableSink):
 
     def _whole(self, given: Any) -> Row:
         """A record's table, with the columns that are wanted."""
+        table = as_table(given)
         from seekpoint.columnar.copying import Whole  # noqa: PLC0415 -- as above
 
-        table = as_table(given)
         names = table.column_names
         if len(set(names)) < len(names):
             raise Poison(f"{self!r}: the table names a column twice: {', '.join(names)}")
@@ -84,15 +85,13 @@ class AppendArrow(TableSink):
 
     def _with_origin(self, row: Row) -> Row:
         """The table with columns for where it came from."""
-        import pyarrow as pa  # noqa: PLC0415 -- a declaration does without
-
         from seekpoint.columnar.copying import Whole  # noqa: PLC0415 -- as above
 
         table, *origin = row
         for name, value in zip(self.provenance.values(), origin, strict=True):
             if name in table.column_names:
                 raise Poison(f"{self!r}: the table has a column {name!r}, which is to take the record's provenance")
-            table = table.append_column(name, pa.repeat(value, table.num_rows))
+            table = table.append_column(name, required().repeat(value, table.num_rows))
         return Whole(table)
 
 
@@ -103,6 +102,14 @@ def is_table(kind: type) -> bool:
 
 def as_table(given: Any) -> Any:
     """The value as pyarrow's table; raises what pyarrow raises for an array that is no table."""
-    import pyarrow as pa  # noqa: PLC0415 -- a declaration does without
-
+    pa = required()
     return given if isinstance(given, pa.Table) else pa.table(given)
+
+
+def required() -> Any:
+    """The module pyarrow. Raises ConfigError where it is not installed."""
+    try:
+        import pyarrow as pa  # noqa: PLC0415 -- a declaration does without
+    except ImportError as error:
+        raise ConfigError(f"columns need the extra: pip install 'seekpoint[arrow]' ({error})") from error
+    return pa

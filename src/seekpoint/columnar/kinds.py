@@ -1,0 +1,242 @@
+"""Which of Arrow's types a field has, by its annotation, and how its values get there without loss.
+
+pyarrow cuts off what a type cannot hold in some places (a fraction in an integer's column, microseconds in a column of
+milliseconds, a zone). Here that is a ValueError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from enum import Enum
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import pyarrow as pa
+from msgspec import inspect
+
+Convert = Callable[[Any], Any]  # a value that is not None to what pyarrow takes; ValueError, TypeError
+
+
+class Kind(NamedTuple):
+    """A field's type in Arrow, None where the values decide; and how values are made fit for it, None: as they are."""
+
+    type: Any
+    nullable: bool = False
+    convert: Convert | None = None
+
+    def one(self, value: Any) -> Any:
+        """One value for pyarrow."""
+        return value if value is None or self.convert is None else self.convert(value)
+
+
+BY_VALUES = Kind(None, nullable=True)
+
+
+def fields_of(annotated: Any) -> dict[str, Kind] | None:
+    """The fields of a Struct, dataclass or TypedDict, by their names as attributes or keys; None for any other type."""
+    try:
+        info = inspect.type_info(annotated)
+    except (TypeError, ValueError):
+        return None
+    if not isinstance(info, inspect.StructType | inspect.DataclassType | inspect.TypedDictType):
+        return None
+    return _named(info)
+
+
+def fields_in(schema: Any) -> dict[str, Kind]:
+    """The fields of an Arrow schema."""
+    return {field.name: _given(field.type, field.nullable) for field in schema}
+
+
+# -- by annotation ------------------------------------------------------------------------------------------------
+
+
+def kind_of(info: inspect.Type) -> Kind:
+    """The type that this annotation means; decided by the values where it means several."""
+    while isinstance(info, inspect.Metadata):
+        info = info.type
+    make = _ANNOTATED.get(type(info))
+    return BY_VALUES if make is None else make(info)
+
+
+def _simple(kind: Any) -> Callable[[Any], Kind]:
+    return lambda _: _given(kind, False)
+
+
+def _instant(info: Any) -> Kind:
+    return _given(pa.timestamp("us", tz=None if info.tz is False else "UTC"), False)
+
+
+def _union(info: inspect.UnionType) -> Kind:
+    several = [one for one in info.types if not isinstance(one, inspect.NoneType)]
+    only = kind_of(several[0]) if len(several) == 1 else BY_VALUES
+    return only._replace(nullable=info.includes_none or only.nullable)
+
+
+def _items(info: Any) -> Kind:
+    item = kind_of(info.item_type)
+    return BY_VALUES if item.type is None else _list(item)
+
+
+def _entries(info: inspect.DictType) -> Kind:
+    key, value = kind_of(info.key_type), kind_of(info.value_type)
+    return BY_VALUES if key.type is None or value.type is None else _map(key, value)
+
+
+def _named(info: Any) -> dict[str, Kind]:
+    found: dict[str, Kind] = {}
+    for field in info.fields:
+        kind = kind_of(field.type)
+        may_lack = isinstance(info, inspect.TypedDictType) and not field.required
+        found[field.name] = kind._replace(nullable=True) if may_lack else kind
+    return found
+
+
+def _fields(info: Any) -> Kind:
+    fields = _named(info)
+    return BY_VALUES if any(kind.type is None for kind in fields.values()) else _struct(fields)
+
+
+def _enum(info: inspect.EnumType) -> Kind:
+    values = {type(member.value) for member in info.cls}
+    kind = {frozenset({str}): pa.string(), frozenset({int}): pa.int64()}.get(frozenset(values))
+    return Kind(kind, kind is None, lambda member: member.value if isinstance(member, Enum) else member)
+
+
+_ANNOTATED: Mapping[type, Callable[[Any], Kind]] = {
+    inspect.IntType: _simple(pa.int64()),
+    inspect.FloatType: _simple(pa.float64()),
+    inspect.StrType: _simple(pa.string()),
+    inspect.BoolType: _simple(pa.bool_()),
+    inspect.BytesType: _simple(pa.binary()),
+    inspect.DateTimeType: _instant,
+    inspect.DateType: _simple(pa.date32()),
+    inspect.TimeType: _simple(pa.time64("us")),
+    inspect.TimeDeltaType: _simple(pa.duration("us")),
+    inspect.UUIDType: lambda _: Kind(pa.uuid(), False, _uuid),
+    inspect.EnumType: _enum,
+    inspect.UnionType: _union,
+    inspect.ListType: _items,
+    inspect.VarTupleType: _items,
+    inspect.DictType: _entries,
+    inspect.StructType: _fields,
+    inspect.DataclassType: _fields,
+    inspect.TypedDictType: _fields,
+}
+
+
+# -- by Arrow's type ----------------------------------------------------------------------------------------------
+
+
+def _given(kind: Any, nullable: bool) -> Kind:
+    types = pa.types
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return Kind(kind, nullable, _list(_given(kind.value_type, True)).convert)
+    if types.is_struct(kind):
+        return Kind(kind, nullable, _struct({field.name: _given(field.type, field.nullable) for field in kind}).convert)
+    if types.is_map(kind):
+        return Kind(kind, nullable, _map(_given(kind.key_type, False), _given(kind.item_type, True)).convert)
+    for applies, convert in _CONVERTS:
+        if applies(kind):
+            return Kind(kind, nullable, convert(kind))
+    return Kind(kind, nullable)
+
+
+def _list(item: Kind) -> Kind:
+    made = pa.list_(pa.field("item", item.type, True))
+    return Kind(made, False, lambda values: [item.one(value) for value in values])
+
+
+def _map(key: Kind, value: Kind) -> Kind:
+    def convert(entries: Any) -> Any:
+        pairs = entries.items() if isinstance(entries, Mapping) else entries
+        return [(key.one(name), value.one(entry)) for name, entry in pairs]
+
+    return Kind(pa.map_(key.type, value.type), False, convert)
+
+
+def _struct(fields: Mapping[str, Kind]) -> Kind:
+    made = pa.struct([pa.field(name, kind.type, kind.nullable) for name, kind in fields.items()])
+
+    def convert(value: Any) -> Any:
+        return {name: kind.one(part(value, name, kind.nullable)) for name, kind in fields.items()}
+
+    return Kind(made, False, convert)
+
+
+def part(value: Any, name: str, nullable: bool) -> Any:
+    """A field of a Struct, dataclass or mapping. Raises ValueError where a mapping lacks one that must be there."""
+    if not isinstance(value, Mapping):
+        return getattr(value, name)
+    if name not in value and not nullable:
+        raise ValueError(f"the value has no {name!r}")
+    return value.get(name)
+
+
+def _whole_number(_: Any) -> Convert:
+    def convert(value: Any) -> Any:
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise TypeError(f"{value!r} is no integer")
+        return value
+
+    return convert
+
+
+def _of_instant(kind: Any) -> Convert:
+    aware = kind.tz is not None
+    step = {"s": 1_000_000, "ms": 1000}.get(kind.unit, 1)
+
+    def convert(value: Any) -> Any:
+        if not isinstance(value, datetime):
+            raise TypeError(f"{value!r} is no datetime")
+        if (value.tzinfo is not None) is not aware:
+            raise ValueError(
+                f"{value} has {'no' if aware else 'a'} time zone, and the column has {'one' if aware else 'none'}"
+            )
+        if value.microsecond % step:
+            raise ValueError(f"{value} is finer than {kind.unit}")
+        return value
+
+    return convert
+
+
+def _day(_: Any) -> Convert:
+    def convert(value: Any) -> Any:
+        if isinstance(value, datetime):
+            raise TypeError(f"{value!r} is more than a day")
+        return value
+
+    return convert
+
+
+def _clock(_: Any) -> Convert:
+    def convert(value: Any) -> Any:
+        if value.tzinfo is not None:
+            raise ValueError(f"{value} has a time zone, and Arrow's times have none")
+        return value
+
+    return convert
+
+
+def _uuid(value: Any) -> Any:
+    return (value if isinstance(value, UUID) else UUID(value)).bytes
+
+
+def _text(_: Any) -> Convert:
+    def convert(value: Any) -> Any:
+        if not isinstance(value, str):
+            raise TypeError(f"{value!r} is no text")
+        return value
+
+    return convert
+
+
+_CONVERTS: Sequence[tuple[Callable[[Any], bool], Callable[[Any], Convert]]] = (
+    (pa.types.is_integer, _whole_number),
+    (pa.types.is_timestamp, _of_instant),
+    (pa.types.is_date, _day),
+    (pa.types.is_time, _clock),
+    (lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind), _text),
+    (lambda kind: getattr(kind, "extension_name", None) == "arrow.uuid", lambda _: _uuid),
+)

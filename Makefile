@@ -35,7 +35,7 @@ demo-poison: $(READY)  ## the same flights, one in 1,000 broken: parked, replaye
 	$(BIN)/seekpoint demo-poison $(ARGS)
 
 test: check  ## the whole suite, on a real Kafka and a real Postgres
-	SEEKPOINT_REQUIRE_SERVERS=1 $(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal $(ARGS)
+	SEEKPOINT_REQUIRE_SERVERS=1 $(BIN)/pytest -n auto --maxprocesses 4 --dist loadgroup $(ARGS)
 
 check: $(READY)  ## style, types, layers, and migrations that equal the metadata
 	$(BIN)/ruff check

@@ -1,0 +1,14 @@
+"""Spark jobs at the offsets that the ledger holds.
+
+- :func:`read`: a group's records between two positions as a DataFrame.
+
+Needs the extra ``spark``, and Java 17 or newer. Tasks read Kafka by themselves, in Python: no jar is asked for. The
+workers' Python must have this package, so ``PYSPARK_PYTHON`` is the driver's interpreter, or one like it.
+"""
+
+from __future__ import annotations
+
+from seekpoint.spark.reading import read, stored_ranges
+from seekpoint.spark.settings import Env
+
+__all__ = ["Env", "read", "stored_ranges"]

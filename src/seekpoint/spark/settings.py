@@ -1,0 +1,61 @@
+"""What travels from the driver to tasks: settings as JSON, and of secrets only the names under which to find them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from seekpoint.errors import ConfigError
+
+_ENV = "$env"
+_SECRET = re.compile(r"(?i)password|secret|jaas|key\.pem|oauthbearer\.config")
+_PLAIN = (str, int, float, bool)
+
+
+@dataclass(frozen=True, slots=True)
+class Env:
+    """The value of an environment variable, looked up where it is used: in the driver, and again in each task.
+
+    What a Spark job is given is written into its plan and its logs. So a password is given by name:
+    ``{"sasl.password": Env("KAFKA_PASSWORD")}``, and the variable is set for the executors.
+    """
+
+    name: str
+
+    def value(self) -> str:
+        """What it stands for here. Raises ConfigError where it is not set."""
+        if (found := os.environ.get(self.name)) is None:
+            raise ConfigError(
+                f"the environment variable {self.name} is not set in this process: set it for the driver and for the "
+                f"executors (spark.executorEnv.{self.name}, or a secret of your cluster)"
+            )
+        return found
+
+
+def portable(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings as JSON can carry them. Raises ConfigError for passwords in the open, and for callables."""
+    carried: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, Env):
+            carried[key] = {_ENV: value.name}
+        elif _SECRET.search(key):
+            raise ConfigError(
+                f"{key!r} would stand in the job's plan and logs: write Env('NAME') for its value, and set the "
+                "environment variable NAME for the driver and the executors"
+            )
+        elif isinstance(value, _PLAIN):
+            carried[key] = value
+        else:
+            raise ConfigError(
+                f"{key!r} cannot be sent to Spark's tasks: it is a {type(value).__name__}; take it out, or use a "
+                "setting that is text or a number"
+            )
+    return carried
+
+
+def resolved(carried: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of this process: names looked up. Takes what :func:`portable` returned."""
+    return {key: Env(value[_ENV]).value() if isinstance(value, dict) else value for key, value in carried.items()}

@@ -22,7 +22,7 @@ from seekpoint.intake import OpenBatch
 from seekpoint.isolate import Isolation
 from seekpoint.kafka.identity import Answer
 from seekpoint.ledger import Attempt, Claim, Expected, Ledger
-from seekpoint.pipeline import Pipeline
+from seekpoint.pipeline import Pipeline, TellingSink
 from seekpoint.quarantine import Quarantine
 from seekpoint.records import Partition, RawRecord
 from seekpoint.verdict import fail
@@ -70,6 +70,7 @@ class Committer:
         self._isolation = Isolation()
         self._quarantine = Quarantine(pipeline.dead_letter_limits)
         self._shortened = False  # by the attempt that just failed
+        self._telling = [sink for sink in pipeline.sinks if isinstance(sink, TellingSink)]
 
     def close(self) -> None:
         """Give the connection back."""
@@ -177,6 +178,9 @@ class Committer:
         self._holder.accept(moved)
         self._quarantine.count(tally)
         self._announce(events.Committed(spans=spans, records=records, seconds=monotonic() - began))
+        for sink in self._telling:
+            for event in sink.news():
+                self._announce(event)
         self._announce_asides(batch)
         self._end_at_cuts(batch)
 

@@ -167,6 +167,19 @@ class Committed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RoadTaken(Event):
+    """Large transactions reach an ``Upsert``'s table by another road from now on: ``"copy"`` or ``"stage"``.
+
+    ``rows`` came in the first of them; ``conflicts`` counts how often COPY into the table met a key that was there.
+    """
+
+    sink: str
+    road: str
+    rows: int
+    conflicts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LagSampled(Event):
     """Records behind the last stable offset, by partition; in those ``waiting``, the next one is not due yet."""
 

@@ -18,6 +18,7 @@ from sqlalchemy import Connection
 
 from seekpoint.codecs import Bytes, Codec, key_decoder, value_decoder
 from seekpoint.errors import ConfigError
+from seekpoint.events import Event
 from seekpoint.policy import DeadLetterLimits, OnPoison, Retry, StartAt
 from seekpoint.records import AnyRecord, Batch, RawRecord, Record
 
@@ -59,6 +60,14 @@ class ValueSink(Sink, Protocol):
 
     def value_rows(self, values: Sequence[Any]) -> list[Row] | None:
         """One row for each value, the same as :meth:`rows` makes; None if it needs whole records."""
+
+
+@runtime_checkable
+class TellingSink(Sink, Protocol):
+    """A sink that has something to say now and then."""
+
+    def news(self) -> Iterable[Event]:
+        """What is new since it was asked last. It is asked after COMMIT."""
 
 
 class RowRefused(Exception):  # noqa: N818 -- passes a database error on, with the place where it belongs

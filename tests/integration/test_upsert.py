@@ -19,7 +19,7 @@ from psycopg.types.json import Jsonb
 from sqlalchemy import Engine, create_engine, text
 
 from ground import TOPIC, Ground, orders, stopped_at
-from seekpoint import Append, Bytes, Json, Pipeline, Text
+from seekpoint import Append, Bytes, Json, Pipeline, Text, events
 from seekpoint.errors import ConfigError
 from seekpoint.pipeline import RowRefused
 from seekpoint.records import AnyRecord, Partition, RawRecord
@@ -298,6 +298,24 @@ def test_new_keys_go_by_copy_and_the_first_conflict_falls_back(ground: Ground) -
     assert write(ground, sink, *rows(7000, 7000 + MANY)).road is Road.COPY
     assert sink.roads.taken == {Road.UNNEST: 1, Road.COPY: 2, Road.STAGE: 2}
     assert sink.roads.current is Road.COPY
+
+
+def test_the_road_is_told_when_it_changes(ground: Ground, group: str) -> None:
+    sink = upsert(ground, "id int PRIMARY KEY, note text")
+    seen: list[events.RoadTaken] = []
+
+    def observe(event: events.Event) -> None:
+        if isinstance(event, events.RoadTaken):
+            seen.append(event)
+
+    pipeline = Pipeline(group, topics=TOPIC, value=Json(Order), sinks=[sink])
+    copied = events.RoadTaken(sink=repr(sink), road="copy", rows=MANY, conflicts=0)
+    staged = events.RoadTaken(sink=repr(sink), road="stage", rows=MANY, conflicts=1)
+    log: list[RawRecord] = []
+    for start, after in ((0, [copied]), (MANY, [copied]), (0, [copied, staged]), (0, [copied, staged])):
+        log += orders(*[b'{"id": %d}' % n for n in range(start, start + MANY)], start=len(log))
+        ground.process(pipeline, *log, observe=(observe,))
+        assert seen == after
 
 
 def test_an_update_that_repeats_another_unique_value_of_its_own_is_no_fault(ground: Ground) -> None:

@@ -12,10 +12,11 @@ import msgspec
 from sqlalchemy import Connection
 
 from seekpoint.errors import ConfigError, Poison
+from seekpoint.events import Event, RoadTaken
 from seekpoint.pipeline import Row, Writer
 from seekpoint.records import AnyRecord
 from seekpoint.sinks.fold import Deleted, Target
-from seekpoint.sinks.roads import Roads
+from seekpoint.sinks.roads import Road, Roads
 from seekpoint.sinks.table import TableSink, origins
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class Upsert(TableSink):
         self.key, self.order_by, self.offset_column = tuple(key), order_by, offset_column
         self._tombstone, self._tombstone_key = tombstone, tombstone_key
         self.roads = Roads()
+        self._told: Road | None = None
         self._known: Known | None = None
         self._needed: tuple[tuple[str, int], ...] = ()
         super().__init__(
@@ -126,6 +128,14 @@ class Upsert(TableSink):
         self._known = self._known or Known()
         with Merge(tx, lambda: self.target, self._known, self.roads) as writer:
             yield writer
+
+    def news(self) -> Iterable[Event]:
+        """The road of large transactions, where it is another one than when it was told last."""
+        road = self.roads.current
+        if road is self._told or road is None or self.roads.last is None:
+            return ()
+        self._told = road
+        return (RoadTaken(sink=repr(self), road=road.value, rows=self.roads.last.rows, conflicts=self.roads.conflicts),)
 
     def _know(self, columns: tuple[str, ...]) -> None:
         super()._know(columns)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, date, datetime
@@ -280,6 +281,15 @@ def test_an_order_that_is_text_is_the_servers(ground: Ground, road: Road, kind: 
         assert len({row.v for row in tx.execute(text(f'SELECT v FROM "{ground.schema}".t'))}) == 1
 
 
+def test_offsets_that_fall_are_told_on_every_road(ground: Ground, road: Road) -> None:
+    sink = upsert(ground, "id int PRIMARY KEY, v text, o bigint", columns=["id", "v"], offset_column="o")
+    with pytest.raises(ConfigError, match=r"key 1 comes at offset 3 after offset 5.*give order_by="):
+        write(ground, sink, kv(1, "a", 5), kv(2, "b", 1), kv(1, "c", 3))
+    assert ground.rows("id") == []
+    write(ground, sink, kv(1, "a", 5), kv(2, "b", 1), kv(1, "c", 6))
+    assert ground.rows("id", "o") == [(1, 6), (2, 1)]
+
+
 # -- the choice of the road ---------------------------------------------------------------------------------
 
 
@@ -342,6 +352,52 @@ def test_a_key_that_another_transaction_writes_meanwhile_is_waited_for(ground: G
         ours.join(30)
     assert found[0].fell_back
     assert ground.rows("id", "v") == [(n, "ours") for n in range(MANY)]
+
+
+@pytest.mark.parametrize("road", [Road.STAGE], indirect=True)
+def test_two_writers_of_the_same_keys_in_any_order_never_deadlock(ground: Ground, road: Road) -> None:
+    """The stage is sorted by key. What the server thinks of deadlocks would be raised."""
+    sinks = [upsert(ground, columns=["id", "v"]), Upsert((ground.schema, "t"), key=["id"], columns=["id", "v"])]
+    failed: list[BaseException] = []
+
+    def run(sink: Upsert, seed: int) -> None:
+        chance = random.Random(seed)
+        try:
+            for n in range(15):
+                write(ground, sink, *chance.sample([kv(key, f"{seed}-{n}") for key in range(MANY)], MANY))
+        except BaseException as error:  # noqa: BLE001 -- told by the test's own thread
+            failed.append(error)
+
+    writers = [threading.Thread(target=run, args=(sink, seed)) for seed, sink in enumerate(sinks)]
+    for one in writers:
+        one.start()
+    for one in writers:
+        one.join(60)
+    assert not failed
+    last = ground.rows("v")
+    assert len(last) == MANY
+    assert set(last) in ({("0-14",)}, {("1-14",)})
+
+
+def test_a_deadlock_between_new_keys_turns_to_the_stage(ground: Ground) -> None:
+    """On ``copy`` the order is the records'. The rival is patient, so it is ours that the server ends."""
+    patient = create_engine(ground.engine.url, connect_args={"options": "-c deadlock_timeout=60s"})
+    ours = Ground(create_engine(ground.engine.url, connect_args={"options": "-c deadlock_timeout=2s"}), ground.schema)
+    sink = upsert(ground, columns=["id", "v"])
+    found: list[Wrote] = []
+    theirs = f"INSERT INTO \"{ground.schema}\".t VALUES (:id, 'theirs')"
+    with patient.connect() as rival:
+        rival.execute(text(theirs), {"id": MANY - 1})
+        writer = threading.Thread(target=lambda: found.append(write(ours, sink, *rows(0, MANY, "ours"))))
+        writer.start()
+        wait_for_lock(ground, rival.connection.driver_connection)
+        rival.execute(text(theirs), {"id": 0})
+        rival.commit()
+        writer.join(30)
+    assert found[0].fell_back
+    assert ground.rows("id", "v") == [(n, "ours") for n in range(MANY)]
+    patient.dispose()
+    ours.engine.dispose()
 
 
 def wait_for_lock(ground: Ground, holder: Any) -> None:
@@ -523,6 +579,20 @@ def test_a_bad_row_stops_its_partition_in_front_of_it(ground: Ground, group: str
     assert said in str(stopped_at(done, 0, 2))
     assert ground.rows("id") == [(100 - n,) for n in (6, 4, 3, 2, 1, 0)], "sorted by key, they came the other way"
     assert done.records == 6
+
+
+@pytest.mark.parametrize("bad", [kv(7, "seven"), gone("x")], ids=["row", "tombstone"])  # type: ignore[arg-type]
+@pytest.mark.parametrize("before", [(), (gone(5),), (kv(5, 5), gone(5), kv(6, 6))], ids=len)
+def test_the_place_of_a_refused_row_is_known_behind_tombstones(
+    ground: Ground, road: Road, before: Sequence[AnyRecord], bad: AnyRecord
+) -> None:
+    sink = upsert(ground, "id int PRIMARY KEY, v int", columns=["id", "v"])
+    made = [kv(1, 1), *before, kv(2, 2), bad, kv(3, 3), gone(2)]
+    with pytest.raises(RowRefused) as refused:
+        write(ground, sink, *made)
+    if road is not Road.UNNEST:  # where the server does not say which it was
+        assert refused.value.line == made.index(bad) + 1
+    assert ground.rows("id") == []
 
 
 @pytest.mark.parametrize(

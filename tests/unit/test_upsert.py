@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from seekpoint.errors import ConfigError, Poison
 from seekpoint.pipeline import Row, Sink, ValueSink
 from seekpoint.sinks import Append, Upsert
-from seekpoint.sinks.fold import Column, Deleted, Target, fold
+from seekpoint.sinks.fold import Column, Deleted, Offsets, Target, fold
 from seekpoint.sinks.roads import LONGEST, SMALL, Road, Roads, Wrote
 from seekpoint.testing import record
 
@@ -198,6 +198,23 @@ def test_offsets_that_fall_say_that_a_key_lives_in_two_partitions() -> None:
         fold(target(offset="w"), rows, KNOWN)
     done = fold(target(offset="w"), [(1, 0, 7), (2, 0, 3), (1, 1, 7)], KNOWN)
     assert done.rows == [(1, 1, 7), (2, 0, 3)], "rows= makes several of one record"
+
+
+def test_offsets_that_fall_are_seen_across_chunks() -> None:
+    look = Offsets(target(offset="w")).look
+    look([(1, 0, 7), (2, 0, 3)])
+    look([(3, 0, 1), Deleted((2, 3))])
+    with pytest.raises(ConfigError, match=r"key 2 comes at offset 2 after offset 3"):
+        look([(4, 0, 9), (2, 0, 2)])
+    with pytest.raises(ConfigError, match=r"key 5 comes at offset 8 after offset 9"):
+        look([(5, 0, 9), (5, 0, 8)])
+
+
+@pytest.mark.parametrize("keys", [(1, True), ("1", 1), ([1], [1]), (0.0, -0.0)])
+def test_of_keys_that_are_not_surely_the_same_no_offset_is_compared(keys: tuple[Any, Any]) -> None:
+    look = Offsets(target(offset="w")).look
+    look([(keys[0], 0, 7)])
+    look([(keys[1], 0, 3)])
 
 
 ZONE = timezone(timedelta(hours=2))

@@ -24,6 +24,10 @@ Ask = Callable[[set[str]], Answer]
 Place = tuple[Partition, int]  # a record's partition and offset
 
 
+def _nothing() -> None:
+    """No chunk, once the batch is closed."""
+
+
 class OpenBatch:
     """The records of one transaction, while it is open.
 
@@ -77,6 +81,7 @@ class OpenBatch:
         """Draw nothing more. The topics' ids are asked for now: after the last read, before COMMIT."""
         if self.identity is None:
             self.ask_again()
+        self._draw = _nothing  # the one given knows this batch: its records would wait for the collector of cycles
 
     def ask_again(self) -> None:
         """Ask for the topics' ids; the answer is awaited before COMMIT."""

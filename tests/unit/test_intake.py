@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Iterable
 from uuid import UUID, uuid4
 
@@ -331,3 +333,21 @@ def test_a_record_that_is_held_and_cannot_be_read_whole_says_so() -> None:
     (aside,) = batch.asides
     assert (aside.state, aside.failure.cause) == (State.HELD, Cause.DECODE)
     assert aside.failure.error == "Unreadable: its headers cannot be read: invalid start byte"
+
+
+def test_a_closed_batch_goes_with_its_last_user_and_waits_for_no_collector() -> None:
+    """Its records are many megabytes, and few of them are counted by the collector: it would come late."""
+
+    def gone() -> weakref.ref[OpenBatch]:
+        def draw() -> None:
+            assert batch.room
+
+        batch = OpenBatch(chunk((A, 0, 1)), draw, lambda _: Answer({}, 0), Limits())
+        assert len(list(batch.chunks())) == 1
+        return weakref.ref(batch)
+
+    gc.disable()
+    try:
+        assert gone()() is None
+    finally:
+        gc.enable()

@@ -109,14 +109,14 @@ class Reporter:
         self.say(type(event).__name__, **told)
 
     def on_stats(self, text_: str) -> None:
-        """What lies in librdkafka's queues, over all partitions."""
+        """What lies in librdkafka's queue."""
         stats = json.loads(text_)
         partitions = [p for topic in stats["topics"].values() for p in topic["partitions"].values()]
         self.say(
             "Stats",
             at=monotonic(),
-            records=sum(p["fetchq_cnt"] for p in partitions),
-            bytes=sum(p["fetchq_size"] for p in partitions),
+            records=max((p["fetchq_cnt"] for p in partitions), default=0),  # they share one queue, and each tells of it
+            bytes=max((p["fetchq_size"] for p in partitions), default=0),
             rebalances=stats.get("cgrp", {}).get("rebalance_cnt", 0),
         )
 

@@ -19,7 +19,6 @@ PIECE = 8192  # rows that are written at a time: what is made of them stays in t
 
 TEXT = pa.large_string()
 EMPTY = pa.scalar("", TEXT)
-MUST_ESCAPE = "[\\\\\t\n\r]"
 ESCAPES = (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r"))
 NULL = "\\N"
 
@@ -60,8 +59,10 @@ def column(name: str, array: Any, in_json: bool = False) -> Texts:
 
 def escaped(texts: Texts) -> Texts:
     """The strings with what COPY takes for its own written out."""
-    if pc.any(pc.match_substring_regex(texts, MUST_ESCAPE)).as_py():
-        for one, instead in ESCAPES:
+    data = texts.cast(TEXT).buffers()[2]
+    held = b"" if data is None else bytes(data)  # whole, if it is a slice: at worst, something is replaced in vain
+    for one, instead in ESCAPES:
+        if one.encode() in held:
             texts = pc.replace_substring(texts, one, instead)
     return texts
 

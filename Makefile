@@ -50,8 +50,8 @@ chaos: $(READY)  ## kill workers and servers: make chaos ROUNDS=200 SEED=7
 mutants: $(READY)  ## break the lines that the promise hangs on, one by one: a test must fail each time
 	$(BIN)/python tests/mutants/run.py $(ARGS)
 
-bench: $(READY)  ## records per second, next to the floor and to the plain loop
-	$(BIN)/python benchmarks/run.py $(ARGS)
+bench: $(READY)  ## every question, next to the floor: hours; make bench QUICK=1: the core, in under three minutes
+	$(BIN)/python benchmarks/run.py $(if $(QUICK),--quick) $(ARGS)
 
 docs: $(READY)  ## run every code block of README and docs
 	$(BIN)/pytest tests/docs $(ARGS)

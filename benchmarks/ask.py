@@ -122,7 +122,8 @@ class Asker:
             "BENCH_SYNCHRONOUS": int(question.synchronous),
             **question.env,
         }
-        return {**os.environ, "PYTHONPATH": str(HERE), **{name: str(value) for name, value in settings.items()}}
+        path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+        return {**os.environ, "PYTHONPATH": path, **{name: str(value) for name, value in settings.items()}}
 
     def _rows(self, question: Question, done: subprocess.CompletedProcess[str]) -> list[Row]:
         """What it printed: JSON objects, a line each; without any, or with an exit code, it has failed."""

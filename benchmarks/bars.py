@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
-WIDTH, BAR, GAP, TOP = 760, 18, 8, 44
-LABELS = 250  # pixels for the names
+WIDTH, BAR, GAP, TOP = 800, 18, 8, 44
+LABELS = 290  # pixels for the names
 VALUES = 130  # and for the figures behind the longest bar
 
 STYLE = """

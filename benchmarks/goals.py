@@ -83,7 +83,24 @@ GOALS = (
         key="dearer_percent",
         at_most=True,
     ),
-    Goal("claim of 1,000 partitions, milliseconds", 3, "claims", key="claim_ms", at_most=True, once=True),
+    Goal(
+        "claim of 1,000 partitions: the statement that claims, in the database, milliseconds",
+        3,
+        "claims",
+        key="in_database_p50_ms",
+        case="1000 partitions, analyzed",
+        at_most=True,
+        once=True,
+    ),
+    Goal(
+        "claim of 1,000 partitions: the whole of Ledger.claim, milliseconds",
+        3,
+        "claims",
+        key="claim_p50_ms",
+        case="1000 partitions, analyzed",
+        at_most=True,
+        once=True,
+    ),
 )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -28,11 +29,11 @@ _MET = {True: "met", False: "**missed**", None: "not measured"}
 _PLAIN = {"seconds", "cpu_seconds", "transactions", "pairs", "stored_rows", "conflicts_percent"}
 
 PLOTS: Mapping[str, tuple[str, str, Sequence[str]]] = {
-    "core": ("core", "Topic to table, 10,000 records a transaction", ("append", "upsert")),
+    "core": ("core", "Topic to table, 10,000 records a transaction", ()),
     "peers": ("peers", "Others, one slot and two", ("append", "upsert", "append, 2 workers", "upsert, 2 workers")),
     "batches": ("batches", "By records per transaction", ("append",)),
 }
-"""By name: the group, the title, and (for the peers) which questions of ours stand beside them."""
+"""By name: the group, the title, and which questions of other groups stand beside its own."""
 
 
 def render(report: Row, text: str) -> str:
@@ -51,8 +52,8 @@ def plots(report: Row) -> dict[str, str]:
     made = {}
     for name, (group, title, ours) in PLOTS.items():
         lines = [line for line in report["summary"] if RATE in line and "case" not in line]
-        wanted = [line for line in lines if line["group"] == group or (name == "peers" and line["question"] in ours)]
-        if bars := [_bar(line) for line in wanted]:
+        if any(line["group"] == group for line in lines):
+            bars = [_bar(line) for line in lines if line["group"] == group or line["question"] in ours]
             made[f"{name}.svg"] = chart(title, "records per second", sorted(bars, key=lambda bar: -bar.value))
     return made
 
@@ -85,12 +86,14 @@ def _setting(report: Row) -> str:
     for run in report["runs"]:
         machine, versions = run["machine"], run["versions"]
         settings = ", ".join(f"`{name}={value}`" for name, value in run["postgres_settings"].items())
+        busy = statistics.median(row["busy_percent"] for row in report["rows"] if row["run"] == run["run"])
         told.append(
             f"- Run {run['run']}, {run['at']}: {run['records']:,} records of `{run['kind']}`; {run['cores_used']} of"
             f" {machine['cores']} processors ({machine['processor']}), {machine['memory_gib']} GiB,"
             f" {machine['system']};"
             f" {', '.join(run['servers'])}; {settings};"
-            f" {', '.join(f'{name} {number}' for name, number in versions.items())}.\n"
+            f" {', '.join(f'{name} {number}' for name, number in versions.items())};"
+            f" before a subject began, the machine was {busy:.0f} % busy with other work (median).\n"
         )
     return "".join(told)
 
@@ -118,7 +121,10 @@ def _group(group: str) -> Callable[[Row], str]:
             found = _rates(rated)
         if others := [line for line in lines if RATE not in line and "skipped" not in line]:
             found += ("\n" if found else "") + _figures(others)
-        plot = next((f"![{title}](assets/{name}.svg)\n\n" for name, (of, title, _) in PLOTS.items() if of == group), "")
+        drawn = plots(report)
+        plot = next(
+            (f"![{PLOTS[n][1]}](assets/{n}.svg)\n\n" for n in PLOTS if PLOTS[n][0] == group and f"{n}.svg" in drawn), ""
+        )
         return plot + found
 
     return part
@@ -158,7 +164,7 @@ def _rates(lines: Sequence[Row]) -> str:
             rows.append([_name(line), "-", "", "", "", f"not run: {_flat(line['skipped'])}"])
             continue
         per_record = f"{line['cpu_us_per_record']:.2f}" if "cpu_us_per_record" in line else "-"
-        ratios = ", ".join(f"{ratio:.2f} of {base}" for base, ratio in line.get("ratios", {}).items())
+        ratios = "; ".join(f"{ratio:.2f} of {base}" for base, ratio in line.get("ratios", {}).items())
         own = _told({name: value for name, value in line["figures"].items() if name not in _PLAIN})
         what = "; ".join(part for part in (line.get("guarantee") or line.get("mode", ""), own) if part)
         rows.append(
@@ -198,6 +204,8 @@ def main() -> int:
     report: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     ASSETS.mkdir(exist_ok=True)
     COPY.write_text(shown(report), encoding="utf-8")
+    for old in ASSETS.glob("*.svg"):
+        old.unlink()
     for name, svg in plots(report).items():
         (ASSETS / name).write_text(svg, encoding="utf-8")
     PAGE.write_text(render(report, PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -172,7 +172,7 @@ def _handlers() -> Iterator[Question]:
 
 
 def _operations() -> Iterator[Question]:
-    for name in ("rebalance", "claims", "commits", "bloat", "memory", "slow", "latency"):
+    for name in ("rebalance", "claims", "bloat", "memory", "slow", "latency"):
         yield Question(name, "operations", f"{name}.py", rounds=1, cases=True, own_options=True)
 
 
@@ -186,13 +186,16 @@ QUESTIONS = {question.name: question for make in _MAKERS for question in make()}
 
 
 def chosen(only: Collection[str], *, quick: bool = False) -> list[Question]:
-    """Those of these groups and names (empty: all), in the registry's order; raises LookupError for an unknown one."""
+    """Those of these groups and names, in the registry's order; of no names all, or the ``quick`` ones.
+
+    Raises LookupError for an unknown name.
+    """
     if unknown := set(only) - set(GROUPS) - set(QUESTIONS):
         raise LookupError(f"no group and no question is called {', '.join(sorted(unknown))}: --list names them")
     return [
         question
         for question in QUESTIONS.values()
-        if (not only or question.group in only or question.name in only) and (question.quick or not quick)
+        if (question.group in only or question.name in only if only else question.quick or not quick)
     ]
 
 

@@ -44,6 +44,7 @@ def main() -> int:
     session = Session(options, console)
     if not any(session.missing.values()):
         console.print("nothing is missing: every question chosen has its rounds")
+        session.write()  # goals may have changed since
     else:
         session.run()
     show.tables(session.report, console)
@@ -54,7 +55,9 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=[], help="groups and questions; may be repeated", action="append")
-    parser.add_argument("--quick", action="store_true", help="the core rows on fewer records, in under three minutes")
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer records; without --only, the core rows in under three minutes"
+    )
     parser.add_argument("--records", type=int, help=f"{RECORDS:,}; with --quick {QUICK_RECORDS:,}")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--kind", default="payments", choices=("payments", "flights"), help="of the core's records")
@@ -136,7 +139,7 @@ class Session:
                 self.write()
 
     def _round(self, n: int) -> list[Question]:
-        """What is asked in the n-th round; with ``--quick`` no base but those that are quick themselves."""
+        """What is asked in the n-th round; with ``--quick`` no bases that were not chosen."""
         wanted = [question for question in self._options.chosen if self.missing[question.name] >= n]
         found = wanted if self._options.quick else with_bases(wanted)
         return [replace(q, table=self._options.kind) if q.group == "core" else q for q in found]

@@ -81,7 +81,8 @@ def tables(report: Row, console: Console) -> None:
     for goal in measured:
         figure = "-" if goal["figure"] is None else f"{goal['figure']:g}"
         shown.add_row(goal["goal"], goal["bar"], figure, _MARK[goal["met"]], goal["how"])
-    console.print(shown)
+    if measured:
+        console.print(shown)
     if left := len(report["goals"]) - len(measured):
         console.print(f"{left} goals were not measured: bench-report.json names them")
 
@@ -95,7 +96,7 @@ def _rates(lines: Sequence[Row], title: str) -> Table:
         if "skipped" in line:
             shown.add_row(name, "0", "-", "", "", "", line["skipped"])
         elif RATE in line:
-            ratios = ", ".join(f"{ratio:g} of {base}" for base, ratio in line.get("ratios", {}).items())
+            ratios = "; ".join(f"{ratio:g} of {base}" for base, ratio in line.get("ratios", {}).items())
             what = line.get("guarantee") or line.get("mode", "")
             shown.add_row(
                 name, str(line["rounds"]), f"{line[RATE]:,}", f"{line['min']:,}", f"{line['max']:,}", ratios, what

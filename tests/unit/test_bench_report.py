@@ -79,11 +79,12 @@ def test_every_goal_asks_for_questions_that_there_are() -> None:
 
 
 def test_a_line_has_median_least_most_and_ratios() -> None:
-    rows = [*three("floor", 1000, 900, 1100), *three("append", 500, 600, 700, cpu_seconds=2.5)]
+    rows = [*three("floor", 1000, 900, 1100), *three("append", 500, 600, 700, records=2_000_000, cpu_seconds=5)]
     floor, append = report.summary(rows, {"append": ["floor", "loop"]})
     assert (floor["records_per_second"], floor["min"], floor["max"], floor["rounds"]) == (1000, 900, 1100, 3)
     assert append["ratios"] == {"floor": 0.636}, "loop was not run: no ratio to it"
-    assert append["figures"] == {"cpu_seconds": 2.5}
+    assert append["figures"] == {"cpu_seconds": 5}
+    assert append["cpu_us_per_record"] == 2.5
 
 
 def test_what_was_skipped_says_why() -> None:

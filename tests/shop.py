@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import Engine, text
 
-from seekpoint import Append, Json, Pipeline, Upsert
+from seekpoint import Append, Json, Limits, Pipeline, Upsert
 from seekpoint.admin import Redrive
 from seekpoint.ledger import Ledger
 from seekpoint.reload import Reload
@@ -103,8 +103,8 @@ class Shop:
     def pipeline(self, **options: Any) -> Pipeline:
         return pipeline(self.group, self.topic, self.schema, **options)
 
-    def worker(self, **options: Any) -> Run:
-        return self.run_worker(self.pipeline(**options))
+    def worker(self, limits: Limits | None = None, **options: Any) -> Run:
+        return self.run_worker(self.pipeline(**options), limits=limits or Limits())
 
     def reload(self, pipelines: Sequence[Pipeline] = (), **options: Any) -> Reload:
         version = options.pop("version", 2)

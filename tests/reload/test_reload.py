@@ -21,6 +21,7 @@ def test_a_mended_transform_takes_over_at_the_stored_offsets(shop: Shop, strateg
     later = [of(n % 50, n, n) for n in range(200, 260)] + [gone(11)]
     shop.produce(shop.topic, later, partition=0)
     old.reached(shop.topic, len(first) + len(later))
+    old.stop()
     outcome = reload.run(driver)
 
     assert shop.rows() == doubled(first + later)

@@ -11,6 +11,8 @@ from uuid import UUID
 from sqlalchemy import URL, Engine
 
 from seekpoint.errors import ConfigError, RangeLost, ReloadRefused, TopicRecreated
+from seekpoint.failure import one_line
+from seekpoint.guard import is_data_fault
 from seekpoint.ledger.ledger import postgres_engine
 from seekpoint.pipeline import Pipeline
 from seekpoint.policy import Limits
@@ -165,6 +167,12 @@ class Reload:
         except ENDS as error:
             driver.fail(error)
             raise
+        except Exception as error:
+            if not is_data_fault(error):
+                raise  # the database or the brokers are away: whoever takes the run goes on
+            refused = ReloadRefused([f"the database refuses the rebuilt rows: {one_line(error)}"])
+            driver.fail(refused)
+            raise refused from error
 
 
 def void(_: object) -> None:

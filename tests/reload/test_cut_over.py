@@ -1,0 +1,411 @@
+"""The cut-over: all at once, at the groups' positions of now, and for good."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from time import monotonic
+from typing import Any
+from uuid import UUID
+
+import pytest
+from sqlalchemy import create_engine, text
+
+from seekpoint import Limits, Partition, Text, Upsert, events
+from seekpoint.dev.proxy import PostgresProxy
+from seekpoint.errors import HandlerOutdated, ReloadRefused
+from seekpoint.reload import Driver, Reload
+from seekpoint.reload.deltas import Rounds
+from shop import Shop, doubled, gone, of, pipeline
+
+FIRST = [of(n % 40, n, n) for n in range(120)] + [gone(3), gone(7), of(7, 5)]
+
+
+def settled(shop: Shop, records: list[Any] = FIRST, **options: Any) -> None:
+    """The records are in the table, and nobody works."""
+    shop.produce(shop.topic, records, partition=0)
+    work_up_to(shop, len(records), **options)
+
+
+def work_up_to(shop: Shop, offset: int, **options: Any) -> None:
+    worker = shop.worker(**options)
+    worker.reached(shop.topic, offset)
+    worker.stop()
+
+
+@contextmanager
+def diffed(reload: Reload, driver: Driver) -> Iterator[Rounds]:
+    """The run just before its cut-over."""
+    reload.stage(driver)
+    with Rounds(driver, reload.sources, reload.kafka) as rounds:
+        reload.follow(driver, rounds)
+        if driver.run.strategy == "merge":
+            reload.compare(driver, rounds)
+        yield rounds
+
+
+def tokens(shop: Shop) -> dict[Partition, tuple[UUID, int, int]]:
+    return {p.partition: (p.token, p.epoch, p.next_offset) for p in shop.ledger().read()}
+
+
+@pytest.mark.parametrize("strategy", ["merge", "swap"])
+def test_offsets_stay_and_every_token_is_drawn_anew(shop: Shop, strategy: str) -> None:
+    """I5: to a running worker, a cut-over is a move like any other."""
+    settled(shop)
+    before = tokens(shop)
+    reload = shop.reload(actor="alice")
+    reload.run(reload.open(strategy=strategy, reason="prices"))
+    after = tokens(shop)
+    assert {p: (epoch, at) for p, (_, epoch, at) in after.items()} == {
+        p: (epoch + 1, at) for p, (_, epoch, at) in before.items()
+    }
+    assert all(after[p][0] != before[p][0] for p in before)
+    assert shop.execute("SELECT version FROM {schema}.consumer_group") == [(2,)]
+    (action,) = shop.execute("SELECT action, actor, reason FROM {schema}.admin_action ORDER BY id DESC LIMIT 1")
+    assert action[:2] == ("cut-over", "alice")
+    assert action[2].endswith(": prices")
+
+
+@pytest.mark.parametrize("strategy", ["merge", "swap"])
+def test_nobody_ever_reads_two_versions(shop: Shop, strategy: str) -> None:
+    """Under load: one version everywhere, the table is what its offsets say, and the old worker stands down."""
+    settled(shop, [of(n, 1) for n in range(3000)])
+    old = shop.worker(limits=Limits(batch_records=50))
+    old.placed()
+    stop = threading.Event()
+    torn: list[Any] = []
+    looks: list[int] = []
+
+    def produce() -> None:
+        n = 3000
+        while not stop.is_set():
+            shop.produce(shop.topic, [of(k, 1) for k in range(n, n + 100)], partition=0)
+            n += 100
+
+    def read() -> None:
+        query = text(
+            f"SELECT count(*), count(DISTINCT amount), (SELECT sum(next_offset) FROM {shop.schema}.partition_offset) "
+            f"FROM {shop.schema}.orders"
+        )
+        with shop.engine.connect() as connection:
+            while not stop.is_set():
+                with connection.begin():
+                    row = connection.execute(query).one()
+                looks.append(row[0])
+                if row[1] != 1 or row[0] != row[2]:
+                    torn.append(tuple(row))
+
+    threads = [threading.Thread(target=each) for each in (produce, read)]
+    for thread in threads:
+        thread.start()
+    try:
+        reload = shop.reload()
+        outcome = reload.run(reload.open(strategy=strategy))
+        new = shop.worker(version=2)
+        new.placed()
+        new.seen.wait_for(events.Committed, count=5)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    with pytest.raises(HandlerOutdated):
+        old.stop()
+    new.stop()
+    assert not torn, torn[:5]
+    assert len(looks) > 20
+    (total,) = {p.next_offset for p in shop.ledger().read() if p.partition.number == 0}
+    assert shop.rows() == [(n, 2, 0) for n in range(total)]
+    assert outcome.lock_seconds < 5
+
+
+def test_a_rolled_back_cut_over_loses_no_delta(shop: Shop) -> None:
+    """The rebuild reads on from its own stored position, whatever its consumer had read."""
+    settled(shop)
+    reload = shop.reload(limits=Limits(transaction_age=1.0))
+    driver = reload.open()
+    later = [of(n % 60, n, 1) for n in range(50)]
+    with diffed(reload, driver) as rounds:
+        shop.produce(shop.topic, later, partition=0)
+        work_up_to(shop, len(FIRST) + len(later))
+        with shop.engine.connect() as blocker:
+            blocker.execute(text(f"SELECT FROM {shop.schema}.orders WHERE id = 1 FOR UPDATE"))
+            released = threading.Timer(2.5, blocker.rollback)
+            released.start()
+            outcome = reload.cut_over(driver, rounds)
+            released.join()
+    assert outcome.tries > 1
+    assert shop.rows() == doubled(FIRST + later)
+
+
+def test_a_swap_waits_for_long_readers_in_short_steps(shop: Shop) -> None:
+    settled(shop)
+    reload = shop.reload()
+    driver = reload.open(strategy="swap")
+    with diffed(reload, driver) as rounds, shop.engine.connect() as reader:
+        reader.execute(text(f"SELECT FROM {shop.schema}.orders LIMIT 1"))
+        released = threading.Timer(1.5, reader.rollback)
+        released.start()
+        began = monotonic()
+        outcome = reload.cut_over(driver, rounds)
+        assert monotonic() - began > 1
+        released.join()
+    assert outcome.tries > 1
+    assert outcome.lock_seconds < 1
+    assert shop.rows() == doubled(FIRST)
+
+
+@pytest.mark.parametrize("strategy", ["merge", "swap"])
+def test_a_swapped_table_is_the_table(shop: Shop, strategy: str) -> None:
+    """Keys, indexes, defaults and checks are there, and a worker upserts into it."""
+    settled(shop)
+    described = (
+        "SELECT indexname, replace(indexdef, :schema_, '') FROM pg_indexes "
+        "WHERE schemaname = :schema_ AND tablename = 'orders' "
+        "UNION ALL SELECT conname, pg_get_constraintdef(oid) FROM pg_constraint "
+        "WHERE conrelid = to_regclass(:schema_ || '.orders') ORDER BY 1, 2"
+    )
+    before = shop.execute(described, schema_=shop.schema)
+    reload = shop.reload()
+    reload.run(reload.open(strategy=strategy))
+    assert shop.execute(described, schema_=shop.schema) == before
+    more = [of(2, 9), of(77, 1), gone(4)]
+    shop.produce(shop.topic, more, partition=0)
+    work_up_to(shop, len(FIRST) + len(more), version=2)
+    assert shop.rows() == doubled(FIRST + more)
+    assert shop.execute("SELECT DISTINCT note FROM {schema}.orders") == [("none",)]
+
+
+def test_columns_that_are_not_ours_stay(shop: Shop) -> None:
+    settled(shop)
+    shop.execute("UPDATE {schema}.orders SET note = 'kept' WHERE id < 10")
+    reload = shop.reload()
+    reload.run(reload.open())
+    assert shop.rows() == doubled(FIRST)
+    assert shop.execute("SELECT count(*) FROM {schema}.orders WHERE note = 'kept'") == [(9,)]
+
+
+def test_a_move_in_mid_run_ends_it(shop: Shop) -> None:
+    """What was applied twice, or passed, is not what the log says up to the position."""
+    settled(shop)
+    reload = shop.reload()
+    driver = reload.open()
+    with diffed(reload, driver) as rounds:
+        shop.ledger().move(shop.topic, 0, 50, reason="again")
+        work_up_to(shop, len(FIRST))
+        with pytest.raises(ReloadRefused, match=r"was moved since the run was opened: .*\n.*abort this run and open"):
+            reload.cut_over(driver, rounds)
+    assert reload.runs.get(driver.run.id).state == "failed"
+    assert shop.execute("SELECT version FROM {schema}.consumer_group") == [(1,)]
+    assert shop.rows() == doubled(FIRST, by=1)
+    reload.run(reload.open())
+    assert shop.rows() == doubled(FIRST)
+
+
+def test_a_pause_and_a_claim_are_no_moves(shop: Shop) -> None:
+    settled(shop)
+    reload = shop.reload()
+    driver = reload.open()
+    with diffed(reload, driver) as rounds:
+        shop.ledger().pause(reason="a test")
+        shop.ledger().resume()
+        more = [of(1, 1)]
+        shop.produce(shop.topic, more, partition=0)
+        work_up_to(shop, len(FIRST) + 1)
+        reload.cut_over(driver, rounds)
+    assert shop.rows() == doubled(FIRST + more)
+
+
+def test_a_handler_that_was_deployed_early_is_caught_up_with(shop: Shop) -> None:
+    """Version 2 has already written some rows when the run to version 2 cuts over."""
+    settled(shop)
+    reload = shop.reload()
+    driver = reload.open()
+    more = [of(n, n) for n in range(50, 60)]
+    with diffed(reload, driver) as rounds:
+        shop.produce(shop.topic, more, partition=0)
+        work_up_to(shop, len(FIRST) + len(more), version=2)
+        reload.cut_over(driver, rounds)
+    assert shop.rows() == doubled(FIRST + more)
+
+
+def test_a_newer_handler_than_the_runs_ends_it(shop: Shop) -> None:
+    settled(shop)
+    reload = shop.reload()
+    driver = reload.open()
+    with diffed(reload, driver) as rounds:
+        shop.produce(shop.topic, [of(1, 1)], partition=0)
+        work_up_to(shop, len(FIRST) + 1, version=3)
+        with pytest.raises(ReloadRefused, match="was raised to handler version 3 meanwhile, and this run is for 2"):
+            reload.cut_over(driver, rounds)
+
+
+def test_keys_that_only_the_old_code_touched_are_found(shop: Shop) -> None:
+    """Behind the difference, the old handler writes under a key that the new one never makes."""
+
+    def shifted(version: int) -> Any:
+        sink = Upsert(
+            (shop.schema, "orders"),
+            key=["id"],
+            columns=["id", "amount", "at"],
+            row=lambda r: {"id": r.value.id + 1000 * (version - 1), "amount": r.value.amount, "at": r.value.at},
+            tombstone=None,
+        )
+        made = shop.pipeline(version=version)
+        made.sinks = (sink,)
+        return made
+
+    records = [of(n, n) for n in range(20)]
+    shop.produce(shop.topic, records, partition=0)
+    old = shop.run_worker(shifted(1))
+    old.reached(shop.topic, 20)
+    reload = shop.reload([shifted(2)])
+    driver = reload.open()
+    with diffed(reload, driver) as rounds:
+        shop.produce(shop.topic, [of(500, 1), of(3, 8)], partition=0)
+        old.reached(shop.topic, 22)
+        old.stop()
+        reload.cut_over(driver, rounds)
+    assert shop.rows() == sorted([(n + 1000, 8 if n == 3 else n, 0) for n in range(20)] + [(1500, 1, 0)])
+
+
+def test_a_partition_that_was_added_meanwhile_is_in(shop: Shop) -> None:
+    settled(shop)
+    reload = shop.reload()
+    driver = reload.open()
+    shop.execute("DELETE FROM {schema}.reload_position WHERE partition = 1")  # as if it had not been there at E0
+    elsewhere = [of(n, n) for n in range(700, 720)]
+    with diffed(reload, driver) as rounds:
+        shop.produce(shop.topic, elsewhere, partition=1)
+        worker = shop.worker()
+        worker.reached(shop.topic, len(elsewhere), partition=1)
+        worker.stop()
+        reload.cut_over(driver, rounds)
+    assert shop.rows() == doubled(FIRST + elsewhere)
+
+
+def test_two_groups_that_write_one_table_are_reloaded_together(shop: Shop) -> None:
+    """Each at its own position, in one cut-over."""
+    shop.produce(shop.topic, [of(n, n) for n in range(30)], partition=0)
+    shop.produce(shop.topic, [of(n, n) for n in range(100, 130)], partition=1)
+    names = [f"{shop.group}-a", f"{shop.group}-b"]
+
+    def half(group: str, version: int) -> Any:
+        number = names.index(group)
+        made = pipeline(group, shop.topic, shop.schema, version=version, sink={"tombstone": None})
+        sink: Any = made.sinks[0]
+        rows = sink.rows
+        sink.rows = lambda record: rows(record) if record.partition == number else ()
+        return made
+
+    for group in names:
+        worker = shop.run_worker(half(group, 1))
+        worker.reached(shop.topic, 30, partition=0)
+        worker.reached(shop.topic, 30, partition=1)
+        worker.stop()
+    assert len(shop.rows()) == 60
+    with pytest.raises(ReloadRefused, match="too: name its pipeline in the same reload"):
+        shop.reload([half(names[0], 2)]).open()
+    reload = shop.reload([half(group, 2) for group in names])
+    reload.run(reload.open())
+    assert shop.rows() == [(n, 2 * n, 0) for n in [*range(30), *range(100, 130)]]
+    assert shop.execute("SELECT version FROM {schema}.consumer_group") == [(2,), (2,)]
+
+
+def test_a_letter_that_is_replayed_in_mid_run_is_in(shop: Shop) -> None:
+    """Parked at E0, replayed behind the difference: its rows are in the live table, and so in the rebuilt one."""
+    options: dict[str, Any] = {"on_poison": "dead_letter", "kind": "append", "key": Text()}
+    shop.execute("ALTER TABLE {schema}.entries ADD CHECK (amount NOT IN (8, 9))")
+    settled(shop, [of(1, 1), of(2, 8), of(3, 9)], **options)
+    reload = shop.reload(pipeline=options)
+    driver = reload.open()
+    with diffed(reload, driver) as rounds:
+        shop.execute("ALTER TABLE {schema}.entries DROP CONSTRAINT entries_amount_check")
+        redrive = shop.redrive(**options)
+        parked = {letter.offset: letter.id for letter in redrive.list()}
+        assert redrive.replay(parked[1]).is_applied
+        redrive.discard(parked[2], reason="a test")
+        reload.cut_over(driver, rounds)
+    assert shop.rows("entries", "id, amount, topic_offset") == [(1, 2, 0), (2, 16, 1)]
+    live = shop.execute("SELECT record_offset, state FROM {schema}.dead_letter ORDER BY 1")
+    assert live == [(1, "replayed"), (2, "discarded")]
+
+
+def test_letters_parked_in_mid_run_stay_out(shop: Shop) -> None:
+    options: dict[str, Any] = {"on_poison": "dead_letter", "kind": "append", "key": Text()}
+    settled(shop, [of(1, 1)], **options)
+    shop.execute("ALTER TABLE {schema}.entries ADD CHECK (amount <> 8)")
+    reload = shop.reload(pipeline=options)
+    driver = reload.open()
+    with diffed(reload, driver) as rounds:
+        shop.produce(shop.topic, [of(2, 8), of(3, 3)], partition=0)
+        work_up_to(shop, 3, **options)
+        reload.cut_over(driver, rounds)
+    assert shop.rows("entries", "id, amount, topic_offset") == [(1, 2, 0), (3, 6, 2)]
+    assert shop.execute("SELECT record_offset, state FROM {schema}.dead_letter") == [(1, "parked")]
+
+
+def test_what_the_new_code_cannot_apply_is_parked_by_the_cut_over(shop: Shop) -> None:
+    """I4: its row is gone and its letter is there, together."""
+    options: dict[str, Any] = {"on_poison": "dead_letter", "kind": "append", "key": Text()}
+    settled(shop, [of(1, 1), of(2, 1500), of(3, 3)], **options)
+    reload = shop.reload(pipeline=options)
+    driver = reload.open()
+    with diffed(reload, driver) as rounds:
+        shop.produce(shop.topic, [of(4, 1600), of(5, 5)], partition=0)
+        work_up_to(shop, 5, **options)
+        assert shop.execute("SELECT count(*) FROM {schema}.dead_letter") == [(0,)]
+        reload.cut_over(driver, rounds)
+    assert shop.rows("entries", "id, amount, topic_offset") == [(1, 2, 0), (3, 6, 2), (5, 10, 4)]
+    letters = list(shop.redrive(version=2, **options).list())
+    assert [(one.offset, one.version, one.state.value) for one in letters] == [(1, 2, "parked"), (3, 2, "parked")]
+
+
+def test_held_keys_are_replayed_in_order(shop: Shop) -> None:
+    """Where keys are held, what is replayed in mid-run comes before what followed it."""
+    options: dict[str, Any] = {"on_poison": "dead_letter"}
+    shop.execute("ALTER TABLE {schema}.orders ADD CHECK (amount <> 77)")
+    settled(shop, [of(1, 1), of(2, 77)], **options)
+    shop.produce(shop.topic, [of(2, 5)], partition=0)
+    work_up_to(shop, 3, **options)
+    reload = shop.reload(pipeline=options)
+    driver = reload.open()
+    with diffed(reload, driver) as rounds:
+        shop.execute("ALTER TABLE {schema}.orders DROP CONSTRAINT orders_amount_check1")
+        redrive = shop.redrive(**options)
+        assert redrive.replay_all().replayed == 2
+        shop.produce(shop.topic, [of(2, 9), of(1, 4)], partition=0)
+        work_up_to(shop, 5, **options)
+        reload.cut_over(driver, rounds)
+    assert shop.rows() == [(1, 8, 0), (2, 18, 0)]
+    assert shop.execute("SELECT DISTINCT state FROM {schema}.dead_letter") == [("replayed",)]
+
+
+@pytest.mark.parametrize("when", ["before_commit", "after_commit", "after_commit_delayed"])
+def test_a_commit_without_an_answer_is_looked_up(
+    shop: Shop, seekpoint_dsn: str, when: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run's row is the marker: published once, whatever became of the reply."""
+    settled(shop)
+    with PostgresProxy.in_front_of(seekpoint_dsn) as proxy:
+        engine = create_engine(proxy.dsn, pool_pre_ping=True)
+        reload = replace(shop, engine=engine).reload()
+        driver = reload.open()
+        with diffed(reload, driver) as rounds:
+            turn = driver.turn
+
+            def turned(tx: Any, state: str) -> None:
+                turn(tx, state)
+                if state == "cut_over" and not proxy.fired.is_set():
+                    proxy.arm(when)
+                    if when == "after_commit_delayed":
+                        threading.Timer(1.0, proxy.deliver).start()
+
+            monkeypatch.setattr(driver, "turn", turned)
+            outcome = reload.cut_over(driver, rounds)
+        assert proxy.fired.is_set()
+        assert outcome.tries == (2 if when == "before_commit" else 1)
+        engine.dispose()
+    assert shop.rows() == doubled(FIRST)
+    assert shop.execute("SELECT count(*) FROM {schema}.admin_action WHERE action = 'cut-over'") == [(1,)]

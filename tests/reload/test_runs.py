@@ -1,0 +1,229 @@
+"""Runs: when one may be opened, who drives it, and how it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from seekpoint import Json, Ledger, Pipeline, Upsert
+from seekpoint.errors import ConfigError, ReloadOver, ReloadRefused
+from seekpoint.reload import stage_range
+from seekpoint.reload.consolidate import coverage
+from seekpoint.reload.deltas import Rounds
+from shop import Order, Shop, doubled, of, pipeline
+
+FIRST = [of(n % 10, n, n) for n in range(30)]
+
+
+def settled(shop: Shop, **options: Any) -> None:
+    """The records are in the table, and nobody works."""
+    shop.produce(shop.topic, FIRST, partition=0)
+    worker = shop.worker(**options)
+    worker.reached(shop.topic, len(FIRST))
+    worker.stop()
+
+
+def test_a_group_that_nobody_ran_cannot_be_reloaded(shop: Shop) -> None:
+    with pytest.raises(ReloadRefused, match="has no offsets in the ledger: start a worker once"):
+        shop.reload().open()
+
+
+def test_an_older_pipeline_cannot_reload(shop: Shop) -> None:
+    settled(shop, version=2)
+    with pytest.raises(ReloadRefused, match=r"is at handler version 2, and this pipeline is version 1: reload with"):
+        shop.reload(version=1).open()
+
+
+def test_a_table_of_two_groups_is_reloaded_with_both_or_not_at_all(shop: Shop) -> None:
+    settled(shop)
+    other = pipeline(f"{shop.group}-b", shop.topic, shop.schema)
+    Ledger(shop.engine, other.group, schema=shop.schema, tables=other.tables)
+    shop.execute(
+        "INSERT INTO {schema}.consumer_group (name, tables) VALUES (:name, ARRAY[:table])",
+        name=other.group,
+        table=f"{shop.schema}.orders",
+    )
+    with pytest.raises(ReloadRefused, match=rf"group '{other.group}' writes .*orders, too: name its pipeline"):
+        shop.reload().open()
+
+
+def test_one_open_run_per_table(shop: Shop) -> None:
+    settled(shop)
+    reload = shop.reload()
+    first = reload.open(reason="the first")
+    with pytest.raises(ReloadRefused, match=rf"reload {first.run.id} is opened, opened by .*: resume or abort it"):
+        reload.open()
+    reload.runs.abort(first.run.id, "not needed")
+    reload.open()
+
+
+def test_a_log_that_lost_its_beginning_is_refused(shop: Shop) -> None:
+    settled(shop)
+    admin, end = AdminClient({"bootstrap.servers": shop.brokers}), TopicPartition(shop.topic, 0, 7)
+    admin.delete_records([end])[end].result(20)
+    with pytest.raises(ReloadRefused, match="began at offset 0, and the log begins at 7 now: what retention took"):
+        shop.reload().open()
+
+
+def test_a_recreated_topic_is_refused(shop: Shop, topic: Callable[..., str]) -> None:
+    settled(shop)
+    shop.execute("UPDATE {schema}.partition_offset SET topic_id = :other", other=uuid4())
+    with pytest.raises(ReloadRefused, match=r"the offsets belong to topic id .*, the brokers answer"):
+        shop.reload().open()
+
+
+def test_positions_beyond_what_can_be_read_are_refused(shop: Shop) -> None:
+    settled(shop)
+    shop.ledger().move(shop.topic, 0, 1000, reason="a test")
+    with pytest.raises(ReloadRefused, match="stands at 1000, and what can be read ends at 30"):
+        shop.reload().open()
+
+
+def test_a_topic_that_the_pipeline_reads_no_more_is_refused(shop: Shop, topic: Callable[..., str]) -> None:
+    settled(shop)
+    elsewhere = pipeline(shop.group, topic(1), shop.schema, version=2)
+    with pytest.raises(ReloadRefused, match=rf"has applied records of {shop.topic}, which this pipeline does not read"):
+        shop.reload([elsewhere]).open()
+
+
+def test_a_table_without_a_key_cannot_be_merged(shop: Shop) -> None:
+    shop.execute("ALTER TABLE {schema}.entries DROP CONSTRAINT entries_pkey")
+    settled(shop, kind="append")
+    with pytest.raises(ReloadRefused, match="has no unique key among the columns that are written"):
+        shop.reload(pipeline={"kind": "append"}).open()
+
+
+@pytest.mark.parametrize(
+    ("hangs", "named"),
+    [
+        ("CREATE VIEW {schema}.v AS SELECT * FROM {schema}.orders", "view"),
+        ("CREATE TABLE {schema}.child (id bigint REFERENCES {schema}.orders)", "foreign key child_id_fkey"),
+        ("GRANT SELECT ON {schema}.orders TO PUBLIC", "grants"),
+        ("ALTER TABLE {schema}.orders ENABLE ROW LEVEL SECURITY", "row security"),
+        ("ALTER TABLE {schema}.orders ADD COLUMN n serial", "sequence"),
+        ("CREATE STATISTICS {schema}.s ON id, amount FROM {schema}.orders", "statistics s"),
+    ],
+)
+def test_what_hangs_on_a_table_forbids_the_swap(shop: Shop, hangs: str, named: str) -> None:
+    settled(shop)
+    shop.execute(hangs)
+    with pytest.raises(ReloadRefused, match=rf"cannot be swapped, for it has {named}.*: use strategy 'merge'"):
+        shop.reload().open(strategy="swap")
+    shop.reload().open(strategy="merge")
+
+
+def test_a_handler_cannot_be_reloaded(shop: Shop) -> None:
+    handled = Pipeline(shop.group, topics=shop.topic, value=Json(Order), handle=lambda tx, batch: None, writes=["x"])
+    with pytest.raises(ConfigError, match="has a handler, whose SQL would write the live tables"):
+        shop.reload([handled])
+    with pytest.raises(ConfigError, match="two of the pipelines have the same group"):
+        shop.reload([shop.pipeline(), shop.pipeline()])
+    sink = Upsert((shop.schema, "nowhere"), key=["id"])
+    astray = shop.reload([Pipeline(shop.group, topics=shop.topic, value=Json(Order), sinks=[sink])])
+    with pytest.raises(ConfigError, match="is not there: only plain tables"):
+        astray.open()
+
+
+def test_a_newer_driver_ends_the_older_one(shop: Shop) -> None:
+    settled(shop)
+    reload = shop.reload()
+    older = reload.open()
+    newer = shop.reload().take(older.run.id)
+    assert (older.epoch, newer.epoch) == (1, 2)
+    with pytest.raises(ReloadOver, match=rf"{older.run.id} was taken over by .* \(driver epoch 2, this one has 1\)"):
+        reload.stage(older)
+    assert reload.runs.get(older.run.id).state == "opened", "a driver that is none any more fails nothing"
+    reload.run(newer)
+    assert shop.rows() == doubled(FIRST)
+    with pytest.raises(ReloadOver, match="is cut over: open another one"):
+        reload.take(older.run.id)
+
+
+def test_an_aborted_run_leaves_nothing_and_changes_nothing(shop: Shop) -> None:
+    settled(shop)
+    before, positions = shop.rows(), [p.next_offset for p in shop.ledger().read()]
+    reload = shop.reload()
+    driver = reload.open()
+    reload.stage(driver)
+    assert shop.schemas() == [driver.run.staging_schema]
+    aborted = reload.runs.abort(driver.run.id, "changed our mind")
+    assert (aborted.state, aborted.error, aborted.swept) == ("aborted", "changed our mind", True)
+    assert shop.schemas() == []
+    assert (shop.rows(), [p.next_offset for p in shop.ledger().read()]) == (before, positions)
+    with pytest.raises(ReloadOver, match="aborted: changed our mind"):
+        driver.beat()
+    with pytest.raises(ReloadOver, match="aborted: changed our mind"):
+        reload.runs.abort(driver.run.id, "again")
+    with pytest.raises(ConfigError, match="there is no reload"):
+        reload.runs.abort(uuid4(), "never was")
+
+
+def test_runs_whose_driver_is_gone_are_swept(shop: Shop) -> None:
+    settled(shop)
+    reload = shop.reload()
+    driver = reload.open()
+    reload.stage(driver)
+    assert reload.runs.sweep() == [], "its driver was heard of a moment ago"
+    shop.execute("UPDATE {schema}.reload_run SET changed_at = changed_at - interval '2 days'")
+    assert reload.runs.sweep(timedelta(days=1)) == [driver.run.id]
+    gone = reload.runs.get(driver.run.id)
+    assert gone.state == "failed"
+    assert "its driver is gone: nothing was heard of it since" in (gone.error or "")
+    assert shop.schemas() == []
+    with pytest.raises(ReloadOver, match="failed: its driver is gone"):
+        driver.beat()
+
+
+def test_what_is_in_use_is_swept_later(shop: Shop) -> None:
+    settled(shop)
+    reload = shop.reload()
+    driver = reload.open()
+    reload.stage(driver)
+    with shop.engine.begin() as reader:
+        reader.exec_driver_sql(f"LOCK TABLE {driver.run.staging_schema}.t0 IN ACCESS SHARE MODE")
+        assert not reload.runs.abort(driver.run.id, "a test").swept
+    assert reload.runs.sweep() == [driver.run.id]
+    assert shop.schemas() == []
+
+
+def test_a_step_out_of_turn_is_refused(shop: Shop) -> None:
+    settled(shop)
+    reload = shop.reload()
+    driver = reload.open()
+    with pytest.raises(ReloadOver, match="is opened, and this step follows indexed or following or diffed"):
+        Rounds(driver, reload.sources, reload.kafka)
+    with pytest.raises(ReloadOver, match="is opened: it takes no more ranges"), driver.step("opened") as tx:
+        stage_range(
+            shop.engine,
+            shop.schema,
+            reload.kafka,
+            driver.run.id,
+            pipeline=reload.sources[0].pipeline,
+            range_=coverage(tx, driver).missing[0].range,
+        )
+
+
+def test_another_version_does_not_take_a_run(shop: Shop) -> None:
+    settled(shop)
+    driver = shop.reload(version=2).open()
+    with pytest.raises(ConfigError, match="was opened with other versions of these pipelines"):
+        shop.reload(version=3).take(driver.run.id)
+
+
+def test_how_far_a_run_is_can_be_read(shop: Shop) -> None:
+    settled(shop)
+    reload = shop.reload()
+    driver = reload.open(reason="prices were wrong")
+    (zero, one) = reload.runs.positions(driver.run.id)
+    assert (zero.first_offset, zero.end_offset, zero.next_offset) == (0, 30, 0)
+    assert (one.end_offset, one.next_offset) == (0, 0)
+    reload.stage(driver)
+    assert [p.next_offset for p in reload.runs.positions(driver.run.id)] == [30, 0]
+    (run,) = reload.runs.list()
+    assert (run.state, run.reason, run.version_from, run.version_to) == ("indexed", "prices were wrong", (1,), (2,))

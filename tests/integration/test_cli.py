@@ -102,6 +102,45 @@ def rows(engine: Engine, table: str) -> list[str]:
         return list(connection.execute(text(f"SELECT line FROM {table} ORDER BY 1")).scalars())
 
 
+# -- explain ---------------------------------------------------------------------------------------------
+
+UPSERTED = """\
+def handle(tx, batch): pass
+keep = Upsert("{schema}.kept", key=["id"], columns=["id", "at"], order_by="at", row=lambda r: (r.key, r.value))
+pipe = Pipeline("{group}", topics="{topic}", value=Text(), sinks=[keep, Append("{schema}.all", columns=["v"])],
+    handle=handle, writes=["other"])
+"""
+
+
+def test_explain_tells_the_roads_of_a_pipeline(seekpoint_engine: Engine, place: Place) -> None:
+    module = place.module("from seekpoint import Upsert", *UPSERTED.splitlines())
+    said = seekpoint("explain", f"{module}:pipe").stdout
+    assert f"{place.group} reads {place.topic}; a poison record: stop" in said
+    assert "one row for each id: the highest at, also against the row that is stored" in said
+    assert "copy    more rows, while all their keys are new" in said
+    assert "handler handle, which writes other" in said
+
+    looked = ["explain", f"{module}:pipe", "--json", "--database-url", place.url]
+    missing = seekpoint(*looked)
+    assert missing.exit_code == 1
+    assert "does not exist" in missing.stderr
+    with seekpoint_engine.begin() as tx:
+        tx.execute(text(f'CREATE TABLE "{place.schema}".kept (id int, at int)'))
+    unindexed = seekpoint(*looked)
+    assert unindexed.exit_code == 2
+    assert "no unique index on exactly" in unindexed.stderr
+    with seekpoint_engine.begin() as tx:
+        tx.execute(text(f'ALTER TABLE "{place.schema}".kept ADD PRIMARY KEY (id)'))
+    kept, every = json.loads(seekpoint(*looked).stdout)["sinks"]
+    assert kept["roads"]["copy"].startswith("more rows, while")
+    assert every["roads"] == {"copy": "always: COPY into the table"}
+    with seekpoint_engine.begin() as tx:
+        tx.execute(text(f'ALTER TABLE "{place.schema}".kept RENAME TO base'))
+        tx.execute(text(f'CREATE VIEW "{place.schema}".kept AS TABLE "{place.schema}".base'))
+    kept, _ = json.loads(seekpoint(*looked).stdout)["sinks"]
+    assert kept["roads"]["copy"] == "never: the table has row security, or is a view"
+
+
 # -- what is wrong with the command ----------------------------------------------------------------------
 
 

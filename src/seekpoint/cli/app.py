@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from seekpoint.cli import db, dead_letters, demo, dev, explain, run, status
+from seekpoint.cli import db, dead_letters, declared, demo, dev, explain, run, status
 
 app = typer.Typer(
     name="seekpoint",
@@ -19,6 +19,7 @@ app.add_typer(db.app, name="db")
 app.add_typer(dead_letters.app, name="dead-letters")
 app.command("run", no_args_is_help=True)(run.run)
 app.command("status", no_args_is_help=True)(status.status)
+app.command("explain", no_args_is_help=True)(declared.explain)
 app.command("demo")(demo.demo)
 app.command("demo-poison")(demo.demo_poison)
 app.command("dev")(dev.dev)

@@ -35,6 +35,17 @@ class Wrote:
     pooled: bool = False
 
 
+def outlook(*, direct: bool) -> dict[Road, str]:
+    """Which roads there are and when each is taken; ``direct``: COPY may go into the table itself."""
+    return {
+        Road.UNNEST: f"fewer than {SMALL} rows in a transaction: one INSERT .. ON CONFLICT",
+        Road.COPY: "more rows, while all their keys are new: COPY into the table, behind a savepoint"
+        if direct
+        else "never: the table has row security, or is a view",
+        Road.STAGE: "more rows otherwise: COPY into a temporary table, and one INSERT .. ON CONFLICT from there",
+    }
+
+
 class Roads:
     """One sink's choice, and what it learned.
 

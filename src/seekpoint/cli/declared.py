@@ -1,0 +1,94 @@
+"""``seekpoint explain``: what a pipeline does with its records, and by which roads they reach their tables."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+from sqlalchemy import Engine
+
+from seekpoint.cli.explain import explained
+from seekpoint.cli.options import AsJson, OptionalDatabaseUrl, one_off_engine
+from seekpoint.cli.target import load
+from seekpoint.pipeline import Pipeline, Sink
+from seekpoint.running import Worker
+from seekpoint.sinks import Append, Upsert
+from seekpoint.sinks.layout import survey
+from seekpoint.sinks.roads import outlook
+
+LEARNED = "a worker learns between copy and stage, and tells it in its log: RoadTaken"
+
+
+def explain(
+    target: Annotated[str, typer.Argument(metavar="MODULE:NAME", help="A Pipeline, a Worker, or a function.")],
+    *,
+    database_url: OptionalDatabaseUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Explain what a pipeline does: topics, sinks, handler, and by which roads an Upsert reaches its table.
+
+    With a database the tables are looked at, too, in a transaction that is rolled back: is the unique index there,
+    can COPY go into the table itself.
+    """
+    with explained():
+        made = load(target)
+        pipeline = made.pipeline if isinstance(made, Worker) else made
+        told = _told(pipeline, one_off_engine(database_url) if database_url else None)
+        typer.echo(json.dumps(told, indent=2) if as_json else "\n".join(_lines(told)))
+
+
+def _told(pipeline: Pipeline, engine: Engine | None) -> dict[str, Any]:
+    handle = pipeline.handle
+    return {
+        "group": pipeline.group,
+        "topics": list(pipeline.topics),
+        "on_poison": pipeline.on_poison.value,
+        "sinks": [_sink(sink, engine) for sink in pipeline.sinks],
+        "handler": None if handle is None else getattr(handle, "__qualname__", repr(handle)),
+        "writes": list(pipeline.writes),
+    }
+
+
+def _sink(sink: Sink, engine: Engine | None) -> dict[str, Any]:
+    told: dict[str, Any] = {"sink": repr(sink), "tables": list(sink.tables)}
+    if isinstance(sink, Append):
+        told["roads"] = {"copy": "always: COPY into the table"}
+    if isinstance(sink, Upsert):
+        told["key"] = list(sink.key)
+        told["newest"] = _newest(sink)
+        told["roads"] = {road.value: when for road, when in outlook(direct=_is_direct(sink, engine)).items()}
+        told["learned"] = LEARNED
+    return told
+
+
+def _newest(sink: Upsert) -> str:
+    if sink.order_by is not None:
+        return f"the highest {sink.order_by}, also against the row that is stored"
+    if sink.offset_column is not None:
+        return f"the last of its partition, also against the row that is stored ({sink.offset_column})"
+    return "the last of its partition"
+
+
+def _is_direct(sink: Upsert, engine: Engine | None) -> bool:
+    """Whether COPY may go into the table; without a database, as if it may."""
+    if engine is None:
+        return True
+    with engine.connect() as look:  # its transaction is rolled back at the end
+        layout, _ = survey(look, sink.target)
+    return layout.direct
+
+
+def _lines(told: dict[str, Any]) -> list[str]:
+    lines = [f"{told['group']} reads {', '.join(told['topics'])}; a poison record: {told['on_poison']}"]
+    for sink in told["sinks"]:
+        lines.append(sink["sink"])
+        if "key" in sink:
+            lines.append(f"  one row for each {', '.join(sink['key'])}: {sink['newest']}")
+        lines += [f"  {road:<7} {when}" for road, when in sink.get("roads", {}).items()]
+        if "learned" in sink:
+            lines.append(f"  {sink['learned']}")
+    if told["handler"] is not None:
+        written = f", which writes {', '.join(told['writes'])}" if told["writes"] else ""
+        lines.append(f"handler {told['handler']}{written}")
+    return lines

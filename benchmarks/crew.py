@@ -1,9 +1,10 @@
 """A process of the operational questions: a worker that tells its events, or a feeder that produces at a pace.
 
 The order is one line of JSON on stdin. A worker: ``group``, ``topic``, ``sink`` (``append``, ``upsert``, ``sleep``),
-``kafka`` and ``limits`` to add, ``tell`` (the events' names), ``later`` (tell at the end: nothing is printed while it
-is measured), ``rss`` (with each commit), ``stats`` (librdkafka's queues, each second), ``poison`` (one record in so
-many). A feeder: ``feed`` (records; 0: until SIGTERM), ``rate`` (a second; 0: as fast as it goes), ``first``, ``step``.
+``kafka`` and ``limits`` to add, ``tell`` (the events' names), ``later`` (tell them at the end, so that nothing is
+printed while it is measured; but for those in ``now``), ``rss`` (with each commit), ``stats`` (librdkafka's queue, each
+second), ``poison`` (one bad record in so many), ``places`` (columns for partition and offset). A feeder: ``feed``
+(records; 0: until SIGTERM), ``rate`` (a second; 0: as fast as it goes), ``first``, ``step``, ``producer`` to add.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import signal
 import sys
 import threading
+from array import array
 from collections.abc import Callable
 from time import monotonic, monotonic_ns, sleep
 from typing import Any
@@ -25,7 +27,7 @@ from sqlalchemy import Connection, text
 
 from seekpoint import Append, Batch, Json, Pipeline, Upsert, Worker, events
 from seekpoint.policy import DeadLetterLimits, Limits, Retry
-from stage import TABLE
+from stage import TABLE, percentile
 
 ORPHANED = 3
 KINDS = ("transfer", "card payment", "refund", "standing order")
@@ -68,13 +70,14 @@ class Reporter:
 
     def __init__(self, order: dict[str, Any]) -> None:
         self._wanted, self._is_later, self._turn = set(order["tell"]), order.get("later", False), threading.Lock()
-        self._kept: list[events.Event] = []
+        self._now, self._kept = set(order.get("now", ())), list[events.Event]()
         self._process = psutil.Process() if order.get("rss") else None
 
     def __call__(self, event: events.Event) -> None:
-        if type(event).__name__ not in self._wanted:
+        name = type(event).__name__
+        if name not in self._wanted and name not in self._now:
             return
-        if self._is_later:
+        if self._is_later and name not in self._now:
             self._kept.append(event)
         else:
             self._say(event)
@@ -188,6 +191,7 @@ class Feeder:
         self._encode = msgspec.json.Encoder().encode
         self._refused: list[Any] = []
         self._bytes = 0
+        self._acks = array("d")
         signal.signal(signal.SIGTERM, lambda *_: self._stopping.set())
 
     def run(self) -> None:
@@ -208,6 +212,8 @@ class Feeder:
         assert self._producer.flush(60) == 0, "the broker did not take every record within 60 s"
         assert not self._refused, f"the broker refused records: {self._refused[0]}"
         told = {"event": "Fed", "records": sent, "seconds": seconds, "late": late, "bytes": self._bytes}
+        if self._acks:
+            told |= {"ack_p50": percentile(self._acks, 0.5), "ack_p99": percentile(self._acks, 0.99)}
         print(json.dumps(told), flush=True)
 
     def _send(self, number: int) -> None:
@@ -234,9 +240,11 @@ class Feeder:
                     self._producer.poll(0)
                 return
 
-    def _told(self, error: Any, _message: object) -> None:
+    def _told(self, error: Any, message: Any) -> None:
         if error is not None:
             self._refused.append(error)
+        elif self._order["rate"]:
+            self._acks.append(message.latency())  # seconds from produce() to the broker's answer
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import statistics
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,7 +134,7 @@ def say(subject: str, mode: str, **figures: Any) -> None:
     print(json.dumps({"subject": subject, "mode": mode, **figures, "load_of_machine": load}), flush=True)
 
 
-def percentile(values: Sequence[float], share: float) -> float:
+def percentile(values: Iterable[float], share: float) -> float:
     """The value that ``share`` of the values do not exceed (nearest rank)."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, round(share * (len(ordered) - 1)))]

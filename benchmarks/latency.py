@@ -1,0 +1,135 @@
+"""From produce to a visible row: at 1, 100 and 10,000 records a second.
+
+python benchmarks/latency.py [--seconds N] [--rates 1,100,10000] [--quick]
+
+Each record carries the moment right before it was handed to the producer, by the machine's monotonic clock; one
+process produces them evenly, one process works. Without linger; from 1,000 a second on with 1 ms of it, or the broker
+is asked for each record by itself, and is what one waits for. A row counts as visible when its COMMIT was answered
+(the event ``Committed``): COMMIT's answer comes when others see it. That is checked by a reader, in rounds of its own,
+who asks the table for new rows as fast as it can and notes when it first saw each: the row names its own step, how
+long it is between two of its looks. Rows are matched by partition and offset, every record counts, the first second
+is left out (plans, caches, the first fetch). Beside it stands how long the broker took to answer the producer.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from bisect import bisect_right
+from time import monotonic
+
+from stage import Crew, Stage, arguments, ms, say, servers
+
+PARTITIONS = 6
+WARM = 1.0  # seconds at the start that do not count
+
+
+class Reader(threading.Thread):
+    """Looks for new rows all the time, and notes when it saw each first."""
+
+    def __init__(self, stage: Stage) -> None:
+        super().__init__(daemon=True)
+        self._connection, self._stopping = stage.connect(), threading.Event()
+        self.seen: dict[int, float] = {}
+        self.steps: list[float] = []
+        self.start()
+
+    def run(self) -> None:
+        """By id: they come in order within a partition, so those that are looked for lie behind the lowest missing."""
+        low, before = 0, monotonic()
+        asked = "SELECT id FROM orders WHERE id >= %s"
+        while not self._stopping.is_set():
+            found = self._connection.execute(asked, [low], prepare=True).fetchall()
+            now = monotonic()
+            self.steps.append(now - before)
+            before = now
+            for (number,) in found:
+                self.seen.setdefault(number, now)
+            while low in self.seen:
+                low += 1
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._stopping.set()
+        self.join()
+        self._connection.close()
+
+
+def visible(worker: Crew) -> dict[int, tuple[list[int], list[float]]]:
+    """By partition: the ends of its commits, and when each was answered."""
+    found: dict[int, tuple[list[int], list[float]]] = {number: ([], []) for number in range(PARTITIONS)}
+    for told in worker.all("Committed"):
+        for partition, _, end in told["spans"]:
+            found[partition][0].append(end)
+            found[partition][1].append(told["at"])
+    return found
+
+
+def run(stage: Stage, rate: int, seconds: float, *, read: bool) -> None:
+    """One worker, one producer, at one rate; with the reader or without."""
+    stage.fresh_table(key="id", more=', partition integer, "offset" bigint')
+    topic, name = stage.topic(f"latency-{rate}-{'read' if read else 'plain'}", PARTITIONS), f"{rate:,} a second"
+    records, linger = max(10, round(rate * seconds)), 1 if rate >= 1000 else 0
+    order = {"group": f"{topic}", "topic": topic, "sink": "append", "places": True}
+    feed = {"topic": topic, "partitions": PARTITIONS, "rate": rate, "producer": {"linger.ms": linger}}
+    with stage.crew(**order, later=True, now=["Placed"], tell=["Committed"]) as worker:
+        worker.wait_for(lambda told: sum(t["event"] == "Placed" for t in told) == PARTITIONS, "its partitions")
+        reader = Reader(stage) if read else None
+        feeder = stage.crew(**feed, feed=records)
+        feeder.finish()
+        rest = threading.Event()
+        deadline = monotonic() + 60
+        while stage.rows() != (records, records):
+            assert monotonic() < deadline, f"{stage.rows()} rows of {records}"
+            rest.wait(0.1)
+        if reader is not None:
+            reader.stop()
+        worker.stop()
+    commits = visible(worker)
+    with stage.connect() as connection:
+        rows = connection.execute('SELECT id, made, partition, "offset" FROM orders').fetchall()
+    began = min(made for _, made, _, _ in rows) / 1e9
+    latency, seen = [], []
+    for number, made, partition, offset in rows:
+        ends, times = commits[partition]
+        if made / 1e9 < began + min(WARM, seconds / 5):
+            continue
+        latency.append(times[bisect_right(ends, offset)] - made / 1e9)
+        if reader is not None:
+            seen.append(reader.seen[number] - made / 1e9)
+    assert min(latency) > 0, "visible before it was made: the clocks are not one"
+    transactions = len(worker.all("Committed"))
+    say(
+        "latency",
+        f"{name}, checked by a reader" if reader else name,
+        rate_per_second=rate,
+        records=records,
+        counted=len(latency),
+        records_per_transaction=round(records / transactions, 2),
+        **ms("latency", latency, 0.5, 0.99),
+        **ms("seen_by_reader", seen, 0.5, 0.99),
+        **ms("reader_step", reader.steps if reader else [], 0.5, 0.99),
+        linger_ms=linger,
+        producer_late_max_ms=round(feeder.all("Fed")[0]["late"] * 1000, 3),
+        broker_ack_p50_ms=round(feeder.all("Fed")[0]["ack_p50"] * 1000, 3),
+        broker_ack_p99_ms=round(feeder.all("Fed")[0]["ack_p99"] * 1000, 3),
+        produced_per_second=round(records / feeder.all("Fed")[0]["seconds"], 1),
+    )
+
+
+def main() -> int:
+    """Each rate, plain and with the reader; returns the exit code."""
+    parser = arguments(__doc__)
+    parser.add_argument("--seconds", type=float, help="of each rate, and at least ten records (30; quick: 5)")
+    parser.add_argument("--rates", default="1,100,10000")
+    options = parser.parse_args()
+    seconds = options.seconds or (5 if options.quick else 30)
+    with servers() as stage:
+        for rate in map(int, options.rates.split(",")):
+            for read in (False, True):
+                run(stage, rate, seconds, read=read)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

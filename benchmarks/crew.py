@@ -3,8 +3,9 @@
 The order is one line of JSON on stdin. A worker: ``group``, ``topic``, ``sink`` (``append``, ``upsert``, ``sleep``),
 ``kafka`` and ``limits`` to add, ``tell`` (the events' names), ``later`` (tell them at the end, so that nothing is
 printed while it is measured; but for those in ``now``), ``rss`` (with each commit), ``stats`` (librdkafka's queue, each
-second), ``poison`` (one bad record in so many), ``places`` (columns for partition and offset). A feeder: ``feed``
-(records; 0: until SIGTERM), ``rate`` (a second; 0: as fast as it goes), ``first``, ``step``, ``producer`` to add.
+second), ``poison`` (one bad record in so many), ``places`` (columns for partition and offset), ``partitions`` (so many,
+without a group). A feeder: ``feed`` (records; 0: until SIGTERM), ``rate`` (a second; 0: as fast as it goes), ``first``,
+``step``, ``run`` (so many after each other to one partition), ``producer`` to add.
 """
 
 from __future__ import annotations
@@ -136,6 +137,7 @@ def work(order: dict[str, Any]) -> None:
         engine=order["database"],
         kafka=kafka,
         limits=Limits(**order.get("limits", {})),
+        partitions=[(order["topic"], n) for n in range(order["partitions"])] if "partitions" in order else None,
         observe=[reporter],
     )
     worker.run()
@@ -217,7 +219,7 @@ class Feeder:
         print(json.dumps(told), flush=True)
 
     def _send(self, number: int) -> None:
-        order, partitions = self._order, self._order["partitions"]
+        order, partitions, run = self._order, self._order["partitions"], self._order.get("run", 1)
         keys = order.get("keys") or number + 1
         value = self._encode(
             Order(
@@ -231,7 +233,9 @@ class Feeder:
         )
         while True:
             try:
-                self._producer.produce(order["topic"], value, partition=number % partitions, on_delivery=self._told)
+                self._producer.produce(
+                    order["topic"], value, partition=number // run % partitions, on_delivery=self._told
+                )
             except BufferError:  # the client's queue is full: let some of it go first
                 self._producer.poll(0.1)
             else:

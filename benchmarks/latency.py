@@ -77,11 +77,8 @@ def run(stage: Stage, rate: int, seconds: float, *, read: bool) -> None:
         reader = Reader(stage) if read else None
         feeder = stage.crew(**feed, feed=records)
         feeder.finish()
-        rest = threading.Event()
-        deadline = monotonic() + 60
-        while stage.rows() != (records, records):
-            assert monotonic() < deadline, f"{stage.rows()} rows of {records}"
-            rest.wait(0.1)
+        stage.wait_for_rows(records, 120)
+        assert stage.rows() == (records, records)
         if reader is not None:
             reader.stop()
         worker.stop()

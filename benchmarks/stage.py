@@ -83,6 +83,13 @@ class Stage:
         assert found is not None
         return found[0], found[1]
 
+    def wait_for_rows(self, records: int, timeout: float = 600) -> None:
+        """Until the table has so many."""
+        deadline, pause = monotonic() + timeout, threading.Event()
+        while (found := self.rows()[0]) < records:
+            assert monotonic() < deadline, f"{found} of {records} rows after {timeout} s"
+            pause.wait(0.2)
+
     def parked(self, group: str) -> int:
         """How many dead letters the group has."""
         with self.connect() as connection:

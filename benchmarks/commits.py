@@ -1,0 +1,88 @@
+"""The cost of a commit against how many partitions its batch touches: 1, 6, 100, 1,000; end to end, from Kafka.
+
+python benchmarks/commits.py [--partitions 1,6,100,1000] [--batches N] [--quick]
+
+Each transaction writes a thousand records. They lie in the log in runs so short, and one fetch brings so little of
+each partition, that a batch has some of all of them: the row says how many it touched (the median). The worker reads
+a fixed list of partitions, from a backlog. Its own events split the time: *hold* from the batch's opening to the
+locked rows, *advance* from the applied rows to the moved offsets, *commit* from there to COMMIT's answer; the rest is
+reading, decoding and COPY. Rows are counted at the end.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from typing import Any
+
+from stage import Crew, Stage, Told, arguments, median_ms, say, servers
+
+BATCH = 1000  # records of a transaction
+STEPS = {"hold": ("BatchOpened", "Held"), "advance": ("Applied", "Advanced"), "commit": ("Advanced", "Committed")}
+TELL = ["BatchOpened", "Held", "Applied", "Advanced", "Committed"]
+OVERHEAD, VALUE = 61 + 20, 150  # bytes: of a run of records in the log, and of one record in it, at most
+
+
+def transactions(worker: Crew) -> list[dict[str, Told]]:
+    """The events of each transaction, by name; those that were tried once and are full."""
+    found, current = [], dict[str, Told]()
+    for told in worker.told:
+        if told["event"] == "BatchOpened":
+            current = {}
+        current[told["event"]] = told
+        if told["event"] == "Committed" and told["records"] == BATCH and len(current) == len(TELL):
+            found.append(current)
+    return found
+
+
+def run(stage: Stage, partitions: int, batches: int) -> None:
+    """One worker over a backlog in so many partitions."""
+    stage.fresh_table()
+    topic, records = stage.topic(f"commits-{partitions}", partitions), BATCH * batches
+    in_a_run = max(1, BATCH // partitions)
+    feed = {"topic": topic, "partitions": partitions, "rate": 0, "run": in_a_run}
+    with stage.crew(feed=records, **feed, producer={"linger.ms": 10_000, "batch.num.messages": in_a_run}) as feeder:
+        feeder.finish()
+    kafka = {"fetch.message.max.bytes": max(200, OVERHEAD + in_a_run * VALUE), "queued.min.messages": 4 * in_a_run}
+    order = {"group": topic, "topic": topic, "sink": "append", "kafka": kafka, "limits": {"batch_records": BATCH}}
+    with stage.crew(**order, partitions=partitions, later=True, tell=TELL) as worker:
+        stage.wait_for_rows(records)
+        worker.stop()
+    rows = stage.rows()
+    assert rows == (records, records), f"{rows[0]} rows, {rows[1]} different, of {records} records"
+    full = transactions(worker)
+    assert full, "no transaction was full"
+    seconds: dict[str, list[float]] = {
+        step: [one[end]["at"] - one[start]["at"] for one in full] for step, (start, end) in STEPS.items()
+    }
+    whole = [one["Committed"]["seconds"] for one in full]
+    say(
+        "commit",
+        f"{partitions:,} partitions",
+        partitions=partitions,
+        records_per_transaction=BATCH,
+        partitions_per_batch=statistics.median(one["Advanced"]["partitions"] for one in full),
+        transactions=len(worker.all("Committed")),
+        full_transactions=len(full),
+        whole_p50_ms=median_ms(whole),
+        **{f"{step}_p50_ms": median_ms(took) for step, took in seconds.items()},
+        ledger_p50_ms=median_ms([sum(parts) for parts in zip(*seconds.values(), strict=True)]),
+        records=records,
+    )
+
+
+def main() -> int:
+    """Each number of partitions in turn; returns the exit code."""
+    parser = arguments(__doc__)
+    parser.add_argument("--partitions", help="(1,6,100,1000; quick: 1,6,100)")
+    parser.add_argument("--batches", type=int, help="transactions' worth of records (300; quick: 30)")
+    options: Any = parser.parse_args()
+    batches = options.batches or (30 if options.quick else 300)
+    with servers() as stage:
+        for partitions in (options.partitions or ("1,6,100" if options.quick else "1,6,100,1000")).split(","):
+            run(stage, int(partitions), batches)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

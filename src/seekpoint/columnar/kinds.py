@@ -7,7 +7,7 @@ milliseconds, a zone). Here that is a ValueError.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+from datetime import date, datetime
 from enum import Enum
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -19,11 +19,15 @@ Convert = Callable[[Any], Any]  # a value that is not None to what pyarrow takes
 
 
 class Kind(NamedTuple):
-    """A field's type in Arrow, None where the values decide; and how values are made fit for it, None: as they are."""
+    """A field's type in Arrow, None where the values decide; and how values are made fit for it, None: as they are.
+
+    Values of the types ``exact`` fit without.
+    """
 
     type: Any
     nullable: bool = False
     convert: Convert | None = None
+    exact: frozenset[type] = frozenset()
 
     def one(self, value: Any) -> Any:
         """One value for pyarrow."""
@@ -137,9 +141,9 @@ def _given(kind: Any, nullable: bool) -> Kind:
         return Kind(kind, nullable, _struct({field.name: _given(field.type, field.nullable) for field in kind}).convert)
     if types.is_map(kind):
         return Kind(kind, nullable, _map(_given(kind.key_type, False), _given(kind.item_type, True)).convert)
-    for applies, convert in _CONVERTS:
+    for applies, convert, exact in _CONVERTS:
         if applies(kind):
-            return Kind(kind, nullable, convert(kind))
+            return Kind(kind, nullable, convert(kind), exact)
     return Kind(kind, nullable)
 
 
@@ -232,11 +236,12 @@ def _text(_: Any) -> Convert:
     return convert
 
 
-_CONVERTS: Sequence[tuple[Callable[[Any], bool], Callable[[Any], Convert]]] = (
-    (pa.types.is_integer, _whole_number),
-    (pa.types.is_timestamp, _of_instant),
-    (pa.types.is_date, _day),
-    (pa.types.is_time, _clock),
-    (lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind), _text),
-    (lambda kind: getattr(kind, "extension_name", None) == "arrow.uuid", lambda _: _uuid),
+_NONE: frozenset[type] = frozenset()
+_CONVERTS: Sequence[tuple[Callable[[Any], bool], Callable[[Any], Convert], frozenset[type]]] = (
+    (pa.types.is_integer, _whole_number, frozenset({int})),
+    (pa.types.is_timestamp, _of_instant, _NONE),
+    (pa.types.is_date, _day, frozenset({date})),
+    (pa.types.is_time, _clock, _NONE),
+    (lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind), _text, frozenset({str})),
+    (lambda kind: getattr(kind, "extension_name", None) == "arrow.uuid", lambda _: _uuid, _NONE),
 )

@@ -129,7 +129,8 @@ def _column(name: str, kind: Kind, cells: Sequence[Any], records: Records) -> An
 
 
 def _array(kind: Kind, cells: Sequence[Any]) -> Any:
-    ready = cells if kind.convert is None else [kind.one(cell) for cell in cells]
+    fit = kind.convert is None or kind.exact.issuperset(set(map(type, cells)) - {NoneType})
+    ready = cells if fit else [kind.one(cell) for cell in cells]
     if isinstance(kind.type, pa.BaseExtensionType):
         return pa.ExtensionArray.from_storage(kind.type, pa.array(ready, kind.type.storage_type))
     return pa.array(ready, kind.type)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import os
-from collections.abc import Iterator
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,10 @@ from pyspark.sql import SparkSession
 
 from seekpoint.dev.child import ServerFailed
 from seekpoint.dev.spark import start_spark
+from seekpoint.spark import Env
+from shop import Shop
 
+DATABASE = Env("SEEKPOINT_TEST_SPARK_DATABASE")
 HERE, TESTS = Path(__file__).parent, Path(__file__).parent.parent
 
 
@@ -22,19 +28,67 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of modules that tasks can import, too."""
+    return tmp_path_factory.mktemp("modules")
+
+
+@pytest.fixture(scope="session")
+def surroundings(seekpoint_dsn: str, modules: Path) -> Iterator[None]:
+    """What Spark's workers inherit: where modules are, and the database's address under a name of its own."""
+    path = os.pathsep.join([str(TESTS), str(modules), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", path)
+        patch.setenv(DATABASE.name, seekpoint_dsn)
+        yield
+
+
+@pytest.fixture(scope="session")
+def spark(surroundings: None) -> Iterator[SparkSession]:
     """A session with two slots and four attempts for each task; its workers find the modules of the tests."""
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(TESTS), *([before] if before else [])])
-    try:
-        with start_spark("local[2,4]") as session:
-            yield session
-    except ServerFailed as error:
-        if {os.environ.get("CI", "").lower(), os.environ.get("SEEKPOINT_REQUIRE_SERVERS")} & {"1", "true"}:
-            pytest.fail(f"Spark could not be started: {error}", pytrace=False)
-        pytest.skip(f"no Spark: {error}")
-    finally:
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before
+    with session("local[2,4]") as started:
+        yield started
+
+
+@contextmanager
+def session(master: str, **config: str) -> Iterator[SparkSession]:
+    """A session of its own; where none can be started the test is skipped, and fails where servers are required."""
+    with ExitStack() as stack:
+        try:
+            started = stack.enter_context(start_spark(master, config))
+        except ServerFailed as error:
+            if {os.environ.get("CI", "").lower(), os.environ.get("SEEKPOINT_REQUIRE_SERVERS")} & {"1", "true"}:
+                pytest.fail(f"Spark could not be started: {error}", pytrace=False)
+            pytest.skip(f"no Spark: {error}")
+        yield started
+
+
+@pytest.fixture
+def module(modules: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """``module(source)`` writes a module that this process and Spark's tasks can import, and returns its name."""
+    monkeypatch.syspath_prepend(str(modules))
+
+    def write(source: str) -> str:
+        name = f"made_{secrets.token_hex(6)}"
+        (modules / f"{name}.py").write_text(source, encoding="utf-8")
+        importlib.invalidate_caches()
+        return name
+
+    return write
+
+
+@pytest.fixture
+def shop(request: pytest.FixtureRequest) -> Shop:
+    """A group of its own with tables beside the ledger's, and a topic of two partitions."""
+    get = request.getfixturevalue
+    made = Shop(
+        get("seekpoint_engine"),
+        get("seekpoint_broker"),
+        get("seekpoint_schema"),
+        get("group"),
+        get("topic")(2),
+        get("run_worker"),
+        get("produce"),
+    )
+    made.make_tables()
+    return made

@@ -20,6 +20,7 @@ from seekpoint.records import Partition
 from seekpoint.spark.settings import portable, resolved
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import DataFrame, SparkSession
 
 Offsets = Mapping[Partition, int] | Mapping[tuple[str, int], int]
@@ -49,10 +50,10 @@ def read(
     the same sentence in it if retention, a truncation or a new topic passes while it reads.
     """
     carried = portable(kafka)
-    _require_this_python(spark)
+    require_this_python(spark)
     ranges = stored_ranges(ledger, group, topics, start=start, end=end)
     check(resolved(carried), ranges)
-    tasks = [[_carried(range_) for range_ in task] for task in split(ranges, smallest=smallest)]
+    tasks = [[carried_range(range_) for range_ in task] for task in split(ranges, smallest=smallest)]
     from seekpoint.spark.source import Source  # noqa: PLC0415 -- pyspark, which planning does without
 
     spark.dataSource.register(Source)
@@ -107,23 +108,30 @@ def _offsets(given: Offsets | None, known: Collection[Partition], group: str) ->
     return named
 
 
-def _carried(range_: Range) -> list[Any]:
+def carried_range(range_: Range) -> list[Any]:
+    """A range as JSON can carry it."""
     return [range_.partition.topic, range_.partition.number, str(range_.topic_id), range_.start, range_.end]
 
 
-def _require_this_python(spark: SparkSession) -> None:
+def require_this_python(spark: SparkSession) -> None:
     """Refuse a local session whose workers run another Python: all it would say is that one "exited unexpectedly"."""
-    try:
-        context = spark.sparkContext
-        theirs, master = str(context.pythonExec), str(context.master)
-    except Exception:  # noqa: BLE001 -- a session of Spark Connect has no context: its workers are not ours to judge
-        return
+    if (context := context_of(spark)) is None:
+        return  # its workers are not ours to judge
+    theirs, master = str(context.pythonExec), str(context.master)
     found = shutil.which(theirs)
     if master.startswith("local") and (found is None or _environment(found) != _environment(sys.executable)):
         raise ConfigError(
             f"Spark's Python workers run {found or theirs}, and this is {sys.executable}: set the environment variable "
             f"PYSPARK_PYTHON={sys.executable} before the session is made"
         )
+
+
+def context_of(spark: SparkSession) -> SparkContext | None:
+    """The session's context; None for one of Spark Connect, which has none here."""
+    try:
+        return spark.sparkContext
+    except Exception:  # noqa: BLE001 -- what it raises is of a module that only Connect has
+        return None
 
 
 def _environment(python: str) -> tuple[str, str]:

@@ -1,0 +1,223 @@
+"""A reload's ranges, staged by Spark's tasks: each reads, decodes, makes rows and copies them by itself.
+
+Spark only schedules. What a task commits is on record in the database, which counts; Spark's answer tells that it is
+over. Attempts that are repeated, speculated on or late do no harm: each has tables of its own (see ``reload.staging``).
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from sqlalchemy import Engine, make_url
+from sqlalchemy.exc import ArgumentError
+
+from seekpoint.errors import ConfigError
+from seekpoint.kafka.plan import MOST_TASKS, SMALLEST
+from seekpoint.ledger.ledger import postgres_engine
+from seekpoint.records import Partition
+from seekpoint.reload import Run, Staged, Task
+from seekpoint.reload import statements as sql
+from seekpoint.reload.run import transaction
+from seekpoint.spark.ending import ending_of
+from seekpoint.spark.reading import carried_range, context_of, require_this_python
+from seekpoint.spark.settings import Env, portable
+from seekpoint.tables import DEFAULT_SCHEMA
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LOOK = 1.0  # seconds between two looks at what has been staged
+PATIENCE = 30.0  # seconds for a job to be cancelled; one that is not is left to Spark
+
+_Place = tuple[str, Partition, int]
+
+
+class SparkStager:
+    """Stages a reload's ranges in the tasks of a Spark session: ``Reload(…, stager=SparkStager(spark, kafka))``.
+
+    ``kafka`` is the workers' own configuration, with :class:`Env` for passwords; ``database`` the URL of the ledger's
+    database, by the name of an environment variable, and ``schema`` the ledger's. The reload's pipelines must be given
+    by name (``module:name``): tasks import them. The executors need this package, the pipelines' modules, and the
+    variables. A task that fails is tried again as often as Spark is told to (``local[2]``: never; ``local[2,4]``).
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        kafka: Mapping[str, Any],
+        *,
+        database: Env | str = Env("SEEKPOINT_DATABASE_URL"),  # noqa: B008 -- frozen
+        schema: str = DEFAULT_SCHEMA,
+        smallest: int = SMALLEST,
+    ) -> None:
+        if not isinstance(database, Env) and _has_password(database):
+            raise ConfigError(
+                "the password in database= would stand in the job's plan and logs: set an environment variable for the "
+                "driver and the executors, and give its name, database=Env('SEEKPOINT_DATABASE_URL')"
+            )
+        self._spark, self._schema, self._smallest = spark, schema, smallest
+        self._kafka, self._database = portable(kafka), database
+
+    def stage(self, run: Run, tasks: Sequence[Task]) -> Generator[Staged, None, None]:
+        """Stage each at least once; each is told once, soon after it was committed.
+
+        Raises what ends the run as a task raised it (ReloadRefused, ReloadOver, RangeLost, RangeStuck, TopicRecreated,
+        ConfigError), and Spark's own exception where a task failed too often. Whoever stops iterating cancels the rest.
+        """
+        if not tasks:
+            return
+        require_this_python(self._spark)
+        engine = postgres_engine(self._database.value() if isinstance(self._database, Env) else self._database)
+        try:
+            yield from self._stage(engine, run, tasks)
+        finally:
+            engine.dispose()
+
+    def _stage(self, engine: Engine, run: Run, tasks: Sequence[Task]) -> Iterator[Staged]:
+        before = {staged.attempt for staged in self._staged(engine, run)}
+        awaited = {_place(task.group, task.range.partition, task.range.start) for task in tasks}
+        job = _Job(self._spark, self._plan(run, tasks))
+        try:
+            while True:
+                is_over = job.wait(LOOK)
+                for staged in self._staged(engine, run):
+                    place = _place(staged.group, staged.partition, staged.start)
+                    if staged.attempt not in before and place in awaited:
+                        awaited.discard(place)
+                        yield staged
+                if is_over:
+                    break
+        finally:
+            job.end()
+        if missing := sorted(awaited & job.told()):
+            raise LookupError(f"tasks said that they staged {missing[0]}, and the database has no record of it")
+
+    def _staged(self, engine: Engine, run: Run) -> list[Staged]:
+        with transaction(engine, self._schema) as tx:
+            return [
+                Staged(
+                    row.table_name,
+                    row.consumer_group,
+                    Partition(row.topic, row.partition),
+                    row.from_offset,
+                    row.to_offset,
+                    row.records,
+                    tuple(row.row_counts),
+                    row.dead_letters,
+                )
+                for row in tx.execute(sql.STAGED, its_run=run.id)
+            ]
+
+    def _plan(self, run: Run, tasks: Sequence[Task]) -> str:
+        names = dict(zip(run.groups, run.pipelines, strict=True))
+        if nameless := sorted({task.group for task in tasks if not names.get(task.group)}):
+            raise ConfigError(
+                f"tasks cannot import the pipeline of group {nameless[0]!r}, which was given as an object: name it in "
+                "Reload([...]) as 'module:name'"
+            )
+        database = {"$env": self._database.name} if isinstance(self._database, Env) else self._database
+        return json.dumps(
+            {
+                "kafka": self._kafka,
+                "database": {"url": database},
+                "schema": self._schema,
+                "run": str(run.id),
+                "pipelines": names,
+                "here": str(Path.cwd()),
+                "tasks": [
+                    [[task.group, carried_range(task.range)] for task in packed]
+                    for packed in _packed(tasks, self._smallest)
+                ],
+            }
+        )
+
+
+class _Job:
+    """One Spark job on a thread of its own, so that the caller can look about meanwhile."""
+
+    def __init__(self, spark: SparkSession, plan: str) -> None:
+        from seekpoint.spark.tasks import StagingSource  # noqa: PLC0415 -- pyspark
+
+        spark.dataSource.register(StagingSource)
+        self._spark, self._tag = spark, f"seekpoint-{uuid4().hex}"
+        self._answer: Future[list[Any]] = Future()
+        self._frame = spark.read.format(StagingSource.name()).option("plan", plan).load()
+        self._thread = threading.Thread(target=self._run, name="seekpoint-spark", daemon=True)
+        self._over, self._cancelled = threading.Event(), False
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._name()
+            self._answer.set_result([] if self._cancelled else self._frame.collect())
+        except BaseException as error:  # noqa: BLE001 -- raised where the answer is asked for
+            self._answer.set_exception(error)
+        finally:
+            self._over.set()
+
+    def _name(self) -> None:
+        """Make it known by name; on this thread alone. Groups need a context, which Spark Connect has not."""
+        if (context := context_of(self._spark)) is None:
+            self._spark.addTag(self._tag)
+        else:
+            context.setJobGroup(self._tag, "seekpoint: staging", interruptOnCancel=True)
+
+    def _cancel(self) -> None:
+        if (context := context_of(self._spark)) is None:
+            self._spark.interruptTag(self._tag)
+        else:
+            context.cancelJobGroup(self._tag)
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it is over; waits so long for it. Raises what ended it, as the task raised it where that is known."""
+        if not self._over.wait(seconds):
+            return False
+        if (error := self._answer.exception()) is not None:
+            raise ending_of(error) or error
+        return True
+
+    def told(self) -> set[_Place]:
+        """What the tasks say they staged."""
+        return {_place(row.group, Partition(row.topic, row.partition), row.start) for row in self._answer.result()}
+
+    def end(self) -> None:
+        """Cancel it, unless it is over; a task in mid-transaction is killed, and leaves nothing."""
+        self._cancelled = True
+        deadline = monotonic() + PATIENCE
+        while not self._over.is_set() and monotonic() < deadline:
+            self._cancel()  # again and again: what is not submitted yet does not hear it
+            self._over.wait(0.2)
+
+
+def _place(group: str, partition: Partition, start: int) -> _Place:
+    return group, partition, start
+
+
+def _packed(tasks: Sequence[Task], smallest: int) -> list[list[Task]]:
+    """The same in their order, in packs of at least ``smallest`` offsets, or more where there would be too many."""
+    width = sum(task.range.records_at_most for task in tasks)
+    size = max(smallest, -(-width // MOST_TASKS))
+    packs: list[list[Task]] = []
+    room = 0
+    for task in tasks:
+        if room <= 0:
+            packs.append([])
+            room = size
+        packs[-1].append(task)
+        room -= task.range.records_at_most
+    return packs
+
+
+def _has_password(url: str) -> bool:
+    try:
+        read = make_url(url)
+    except ArgumentError:
+        raise ConfigError("database= is no URL: postgresql://user@host:5432/database") from None
+    return bool(read.password or read.query.get("password"))

@@ -1,0 +1,106 @@
+"""The tasks of a staging job, as a data source whose rows are messages: one for each range that was committed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import ArrayType, IntegerType, LongType, StringType, StructField, StructType
+
+from seekpoint.kafka.ranges import Range
+from seekpoint.ledger.ledger import postgres_engine
+from seekpoint.records import Partition
+from seekpoint.reload.staging import Staged, stage_range
+from seekpoint.reload.targets import load
+from seekpoint.spark.ending import ENDS, TaskEnded
+from seekpoint.spark.settings import resolved
+
+MESSAGE = StructType(
+    [
+        StructField("attempt", StringType(), nullable=False),
+        StructField("group", StringType(), nullable=False),
+        StructField("topic", StringType(), nullable=False),
+        StructField("partition", IntegerType(), nullable=False),
+        StructField("start", LongType(), nullable=False),
+        StructField("end", LongType(), nullable=False),
+        StructField("records", LongType(), nullable=False),
+        StructField("rows", ArrayType(LongType(), containsNull=False), nullable=False),
+        StructField("dead_letters", LongType(), nullable=False),
+    ]
+)
+
+
+class StagingSource(DataSource):
+    """Spark's ``seekpoint-staging``; made by ``SparkStager``, which writes its only option, the plan."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "seekpoint-staging"
+
+    def schema(self) -> StructType:
+        return MESSAGE
+
+    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 -- Spark's; ours is the only one
+        return StagingReader(json.loads(self.options["plan"]))
+
+
+class Pack(InputPartition):
+    """Some ranges, each with its group, one after the other."""
+
+    def __init__(self, tasks: Sequence[tuple[str, Range]]) -> None:
+        super().__init__(None)
+        self.tasks = tasks
+
+
+class StagingReader(DataSourceReader):
+    """Plans in a process beside the driver; stages, and so writes, where other sources read."""
+
+    def __init__(self, plan: Mapping[str, Any]) -> None:
+        self._packs: Sequence[Any] = plan["tasks"]
+        self._plan = {key: value for key, value in plan.items() if key != "tasks"}
+
+    def partitions(self) -> Sequence[InputPartition]:
+        packs, self._packs = self._packs, []  # each task gets its own alone
+        return [Pack([(group, _range(carried)) for group, carried in pack]) for pack in packs]
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
+        if not isinstance(partition, Pack):
+            raise TypeError(f"a Pack was planned, and not {partition!r}")
+        plan = self._plan
+        if plan["here"] not in sys.path:  # the driver's folder, where commands find pipelines
+            sys.path.append(plan["here"])
+        try:
+            engine = postgres_engine(resolved(plan["database"])["url"])
+            kafka = resolved(plan["kafka"])
+            try:
+                for group, range_ in partition.tasks:
+                    pipeline = load(plan["pipelines"][group])
+                    run = UUID(plan["run"])
+                    yield _message(stage_range(engine, plan["schema"], kafka, run, pipeline=pipeline, range_=range_))
+            finally:
+                engine.dispose()
+        except ENDS as error:
+            raise TaskEnded(error) from error
+
+
+def _range(carried: Sequence[Any]) -> Range:
+    topic, number, topic_id, start, end = carried
+    return Range(Partition(topic, number), UUID(topic_id), start, end)
+
+
+def _message(staged: Staged) -> tuple[Any, ...]:
+    return (
+        staged.attempt,
+        staged.group,
+        staged.partition.topic,
+        staged.partition.number,
+        staged.start,
+        staged.end,
+        staged.records,
+        list(staged.rows),
+        staged.dead_letters,
+    )

@@ -1,0 +1,256 @@
+"""Staging by Spark's tasks: every record once, whoever dies, repeats or is late; and errors that say what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import AdminClient
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from integration.test_ranges import trim
+from seekpoint.errors import ConfigError, RangeLost, ReloadOver, ReloadRefused, TopicRecreated
+from seekpoint.records import Partition
+from seekpoint.reload import Driver, Reload, Stager
+from seekpoint.reload.consolidate import coverage
+from seekpoint.reload.staging import Task, begin_staging
+from seekpoint.spark import Env, SparkStager
+from seekpoint.spark.ending import TaskEnded, ending_of
+from shop import Shop, of
+from spark.conftest import DATABASE
+
+Module = Callable[[str], str]
+
+PLAIN = """
+from seekpoint import Json, Pipeline, Upsert
+from shop import Order, OrderKey
+
+def first(record):
+    pass
+
+def row(record):
+    first(record)
+    order = record.value
+    if order.amount > 1000:
+        raise ValueError("too much")
+    return {{"id": order.id, "amount": order.amount * 2, "at": order.at}}
+
+sink = Upsert(({schema!r}, "orders"), key=["id"], columns=["id", "amount", "at"], row=row)
+orders = Pipeline({group!r}, topics={topic!r}, value=Json(Order, tombstones=True), key=Json(OrderKey), sinks=[sink],
+                  version=2)
+"""
+
+# Ends its process the first time only: whoever makes the marker file.
+ONCE = """
+import os, signal
+
+def once():
+    try:
+        os.close(os.open({marker!r}, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+IN_A_ROW = (
+    PLAIN
+    + ONCE
+    + """
+def first(record):
+    if record.offset == 25:
+        once()
+"""
+)
+
+BEHIND_COMMIT = (
+    PLAIN
+    + ONCE
+    + """
+from seekpoint.spark import tasks
+
+stage_range = tasks.stage_range
+
+def deadly(*args, **named):
+    staged = stage_range(*args, **named)
+    if staged.group == {group!r}:
+        once()
+    return staged
+
+tasks.stage_range = deadly
+"""
+)
+
+
+class Job:
+    """A shop's reload by Spark, opened behind 100 records in each partition."""
+
+    def __init__(self, shop: Shop, spark: SparkSession, name: str, **options: Any) -> None:
+        self.shop = shop
+        kafka = {"bootstrap.servers": shop.brokers}
+        self.stager = SparkStager(spark, kafka, database=DATABASE, schema=shop.schema, smallest=1, **options)
+        self.reload = Reload([name], shop.engine, kafka, schema=shop.schema, stager=self.stager, range_records=40)
+
+    def opened(self) -> Driver:
+        driver = self.reload.open()
+        begin_staging(driver, self.reload.sources)
+        return driver
+
+    def tasks(self, driver: Driver) -> tuple[Task, ...]:
+        with driver.step("staging") as tx:
+            return coverage(tx, driver, 40).missing
+
+
+RECORDS = [of(n % 70, n, n) for n in range(100)]
+
+
+@pytest.fixture
+def job(shop: Shop, spark: SparkSession, module: Module, tmp_path: Path) -> Callable[..., Job]:
+    def make(source: str = PLAIN, records: Sequence[tuple[str, str | None]] = RECORDS) -> Job:
+        for partition in (0, 1):
+            shop.produce(shop.topic, [of(n + partition * 1000, n, n) for n in range(100)], partition=partition)
+        worker = shop.worker()
+        for partition in (0, 1):
+            worker.reached(shop.topic, 100, partition)
+        worker.stop()
+        marker = str(tmp_path / "marker")
+        name = module(source.format(group=shop.group, topic=shop.topic, schema=shop.schema, marker=marker))
+        return Job(shop, spark, f"{name}:orders")
+
+    return make
+
+
+def expected() -> list[tuple[int, int, int]]:
+    return [(n + partition * 1000, 2 * n, n) for partition in (0, 1) for n in range(100)]
+
+
+def test_a_stager_is_one() -> None:
+    stager: type[Stager] = SparkStager
+    assert stager
+
+
+def test_a_whole_reload_by_spark(job: Callable[..., Job]) -> None:
+    made = job()
+    told: list[tuple[str, int, int]] = []
+    made.reload._progress = lambda *step: told.append(step)
+    made.reload.run(made.reload.open())
+    assert made.shop.rows() == expected()
+    assert [step for step in told if step[0] == "staging"][-1] == ("staging", 200, 200)
+
+
+@pytest.mark.parametrize("source", [IN_A_ROW, BEHIND_COMMIT], ids=["in mid-transaction", "behind its commit"])
+def test_a_worker_that_is_killed_is_replaced_and_nothing_counts_twice(
+    job: Callable[..., Job], tmp_path: Path, source: str
+) -> None:
+    made = job(source)
+    driver = made.opened()
+    tasks = made.tasks(driver)
+    staged = list(made.stager.stage(driver.run, tasks))
+    assert (tmp_path / "marker").exists(), "nobody was killed"
+    places = sorted((one.partition, one.start, one.end) for one in staged)
+    assert places == sorted((task.range.partition, task.range.start, task.range.end) for task in tasks)
+    rows = made.shop.execute("SELECT count(*) FROM {schema}.reload_staged")
+    assert rows == [(len(tasks) + (source == BEHIND_COMMIT),)]
+    made.reload.run(driver)
+    assert made.shop.rows() == expected()
+
+
+def test_a_record_that_ends_the_run_is_told_as_it_was_raised(job: Callable[..., Job]) -> None:
+    made = job()
+    made.shop.produce(made.shop.topic, [of(7, 2_000)], partition=1)  # version 2 refuses it
+    worker = made.shop.worker()
+    worker.reached(made.shop.topic, 101, 1)
+    worker.stop()
+    driver = made.reload.open()
+    with pytest.raises(ReloadRefused, match="offset 100: row: ValueError: too much") as refused:
+        made.reload.stage(driver)
+    assert "Mend the pipeline" in refused.value.reasons[0]
+    assert isinstance(refused.value.__cause__, PySparkException)
+    assert made.reload.runs.get(driver.run.id).state == "failed"
+
+
+def test_a_run_that_is_over_takes_no_more_ranges(job: Callable[..., Job]) -> None:
+    made = job()
+    driver = made.opened()
+    tasks = made.tasks(driver)
+    made.reload.runs.abort(driver.run.id, "changed my mind")
+    with pytest.raises(ReloadOver, match="is aborted: it takes no more ranges"):
+        list(made.stager.stage(driver.run, tasks))
+
+
+def test_retention_in_mid_run_is_told_with_its_place(job: Callable[..., Job]) -> None:
+    made = job()
+    driver = made.opened()
+    tasks = made.tasks(driver)
+    trim(AdminClient({"bootstrap.servers": made.shop.brokers, "log_level": 0}), made.shop.topic, 30)
+    with pytest.raises(RangeLost, match="the first offset left is 30") as lost:
+        list(made.stager.stage(driver.run, tasks))
+    assert (lost.value.partition, lost.value.offset) == (Partition(made.shop.topic, 0), 0)
+
+
+def test_whoever_stops_listening_cancels_the_rest(job: Callable[..., Job], spark: SparkSession) -> None:
+    """A driver that was taken over leaves its tasks at once: a cluster is not kept busy for nobody."""
+    made = job(
+        PLAIN
+        + """
+import threading
+
+def first(record):
+    if record.partition == 1:
+        threading.Event().wait(60)
+"""
+    )
+    driver = made.opened()
+    telling = made.stager.stage(driver.run, made.tasks(driver))
+    first = next(telling)
+    assert (first.partition.number, first.records) == (0, 40)
+    began = monotonic()
+    telling.close()
+    assert monotonic() - began < 20
+    assert not spark.sparkContext.statusTracker().getActiveJobsIds()
+    driver.beat()
+
+
+def test_nothing_to_stage_is_no_job(job: Callable[..., Job]) -> None:
+    made = job()
+    assert list(made.stager.stage(made.opened().run, [])) == []
+
+
+def test_a_pipeline_without_a_name_cannot_be_sent(shop: Shop, spark: SparkSession, job: Callable[..., Job]) -> None:
+    made = job()
+    made.reload = shop.reload(stager=made.stager)
+    driver = made.opened()
+    with pytest.raises(ConfigError, match="name it in Reload"):
+        list(made.stager.stage(driver.run, made.tasks(driver)))
+
+
+def test_passwords_are_given_by_name(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    kafka = {"bootstrap.servers": "127.0.0.1:1"}
+    with pytest.raises(ConfigError, match="would stand in the job's plan") as refused:
+        SparkStager(spark, kafka, database="postgresql://me:hunter2@127.0.0.1/x")
+    assert "hunter2" not in str(refused.value)
+    with pytest.raises(ConfigError, match="is no URL"):
+        SparkStager(spark, kafka, database="hunter2")
+    SparkStager(spark, kafka, database="postgresql://me@127.0.0.1/x")
+    monkeypatch.delenv("SEEKPOINT_DATABASE_URL", raising=False)
+    with pytest.raises(ConfigError, match="SEEKPOINT_DATABASE_URL is not set"):
+        Env("SEEKPOINT_DATABASE_URL").value()
+
+
+def test_errors_survive_the_way_from_a_task_to_the_driver() -> None:
+    at = Partition("orders", 3)
+    for error in (
+        RangeLost(at, 7, "retention"),
+        TopicRecreated(at, 7, "it was", choices=["a", "b"]),
+        ReloadRefused(["one", "two"]),
+        ReloadOver("over"),
+        ConfigError("no"),
+    ):
+        carried = ending_of(RuntimeError(f"Job aborted: ...\n{TaskEnded(error)}\n\tat java"))
+        assert type(carried) is type(error)
+        assert str(carried) == str(error)
+        assert vars(carried).items() >= {key: value for key, value in vars(error).items() if value is not None}.items()
+    assert ending_of(RuntimeError("out of memory")) is None

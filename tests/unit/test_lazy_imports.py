@@ -7,7 +7,7 @@ import sys
 
 import seekpoint
 
-HEAVY = ("psycopg", "confluent_kafka", "alembic", "typer", "pytest", "pyspark")
+HEAVY = ("psycopg", "confluent_kafka", "alembic", "typer", "pytest", "pyspark", "pyarrow")
 DECLARATIONS = sorted(set(seekpoint.__all__) - {"Assignment", "Ledger", "Worker", "consumer_config"})
 
 
@@ -44,6 +44,24 @@ record = pipeline.decode(RawRecord("orders", 0, 7, None, b"k", b'{"id": 5}'))
 assert list(sink.rows(record)) == [(5,)], record
 """
     assert loaded_by(code) == set()
+
+
+def test_a_declaration_of_columns_loads_arrow_with_the_first_table() -> None:
+    code = """
+from seekpoint import Pipeline
+from seekpoint.codecs.arrow import Arrow
+from seekpoint.columnar import AppendArrow, copy_into
+sink = AppendArrow("readings", provenance=("t", "p", "o"))
+pipeline = Pipeline("readings", topics="readings", value=Arrow(), sinks=[sink])
+"""
+    transform = """
+import pyarrow as pa
+from seekpoint import Record
+(row,) = sink.rows(Record("readings", 0, 7, None, None, pa.table({"id": [1, 2]})))
+assert row[0].column_names == ["id", "t", "p", "o"]
+"""
+    assert loaded_by(code) == set()
+    assert loaded_by(code + transform) == {"pyarrow"}
 
 
 def test_who_works_loads_what_it_needs() -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import psycopg
 from psycopg import sql
 from sqlalchemy import Connection
 
+from seekpoint.columnar.sink import Whole
 from seekpoint.columnar.text import joined, lines
 from seekpoint.columnar.values import column_of
 from seekpoint.errors import ConfigError
@@ -19,12 +20,6 @@ from seekpoint.policy import Fault, fault
 from seekpoint.sinks.copy import Texts, Unwritable, driver_of, writing_cursor
 
 AT_ONCE = 2000  # rows of Python's values that are turned into columns at a time
-
-
-class Whole(NamedTuple):
-    """What stands for a row where a record is a whole table of Arrow's."""
-
-    table: Any
 
 
 class Copies:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
@@ -14,6 +14,12 @@ from seekpoint.records import AnyRecord
 from seekpoint.sinks.table import TableSink
 
 PROTOCOLS = ("__arrow_c_stream__", "__arrow_c_array__")  # what every library that has Arrow's tables gives them by
+
+
+class Whole(NamedTuple):
+    """What stands for a row where a record is a whole table of Arrow's."""
+
+    table: Any
 
 
 class AppendArrow(TableSink):
@@ -68,8 +74,6 @@ class AppendArrow(TableSink):
     def _whole(self, given: Any) -> Row:
         """A record's table, with the columns that are wanted."""
         table = as_table(given)
-        from seekpoint.columnar.copying import Whole  # noqa: PLC0415 -- as above
-
         names = table.column_names
         if len(set(names)) < len(names):
             raise Poison(f"{self!r}: the table names a column twice: {', '.join(names)}")
@@ -85,8 +89,6 @@ class AppendArrow(TableSink):
 
     def _with_origin(self, row: Row) -> Row:
         """The table with columns for where it came from."""
-        from seekpoint.columnar.copying import Whole  # noqa: PLC0415 -- as above
-
         table, *origin = row
         for name, value in zip(self.provenance.values(), origin, strict=True):
             if name in table.column_names:

@@ -172,7 +172,7 @@ def _handlers() -> Iterator[Question]:
 
 
 def _operations() -> Iterator[Question]:
-    for name in ("rebalance", "claims", "bloat", "memory", "slow", "latency"):
+    for name in ("rebalance", "claims", "commits", "bloat", "memory", "slow", "latency"):
         yield Question(name, "operations", f"{name}.py", rounds=1, cases=True, own_options=True)
 
 

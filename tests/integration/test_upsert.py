@@ -20,7 +20,7 @@ from psycopg.types.json import Jsonb
 from sqlalchemy import Engine, create_engine, text
 
 from ground import TOPIC, Ground, orders, stopped_at
-from seekpoint import Append, Bytes, Json, Pipeline, Text, events
+from seekpoint import Append, Bytes, DeadLetterLimits, Json, Pipeline, Text, events
 from seekpoint.errors import ConfigError
 from seekpoint.pipeline import RowRefused
 from seekpoint.records import AnyRecord, Partition, RawRecord
@@ -654,6 +654,46 @@ def test_values_alone_tombstones_between_and_the_audit_is_a_query(ground: Ground
     assert ground.rows("id", "note", name="a") == expected
     assert ground.rows("o", "t", "p", name="a")[-1] == (1001, TOPIC, 0)
     assert len(ground.rows("o", name="a")) == len(expected)
+
+
+BAD_VALUES: dict[str, Any] = {"CHECK": -1, "overflow": 2**31, "no number": "seven", "NUL": "a\0b", "FOREIGN KEY": 999}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_bad_rows_among_many_are_set_aside_on_whatever_road(ground: Ground, group: str, seed: int) -> None:
+    """New keys, repeated keys and tombstones, in large transactions: the table is what the good records say."""
+    chance = random.Random(seed)
+    ground.sql("CREATE TABLE parent (id int PRIMARY KEY); INSERT INTO parent SELECT generate_series(0, 100)")
+    body = f'id int PRIMARY KEY, v int CHECK (v >= 0) REFERENCES "{ground.schema}".parent, o bigint'
+    sink = upsert(ground, body, columns=["id", "v"], offset_column="o", row=lambda r: (r.key, made[r.offset]))
+    pipeline = Pipeline(
+        group, topics=TOPIC, value=Json(tombstones=True), key=Json(int), sinks=[sink], on_poison="dead_letter",
+        dead_letter_limits=DeadLetterLimits(consecutive=10**6, ratio=1.0),
+    )  # fmt: skip
+    made: list[Any] = []
+    log: list[RawRecord] = []
+    bad: dict[int, int] = {}
+    expected: dict[int, tuple[Any, ...]] = {}
+    repeats, gone_at = chance.choice([0, 0.2]), chance.choice([0, 0.1])
+    for offset in range(3 * MANY):
+        key = offset if chance.random() >= repeats else chance.randrange(offset + 1)
+        is_bad, is_gone = chance.random() < 0.02, chance.random() < gone_at
+        made.append(BAD_VALUES[chance.choice(list(BAD_VALUES))] if is_bad else chance.randrange(100))
+        log.append(raw(None if is_gone else b"0", topic=TOPIC, offset=offset, key=b"%d" % key))
+        if is_gone:
+            expected.pop(key, None)
+        elif is_bad:
+            bad[offset] = key
+        else:
+            expected[key] = (key, made[-1], offset)
+    aside: set[int] = set()
+    for end in (MANY, 3 * MANY):
+        done = ground.process(pipeline, *log[:end])
+        aside |= {one.offset for one in done.set_aside}
+    assert ground.rows("id", "v", "o") == sorted(expected.values())
+    assert aside <= set(bad)
+    last = {int(one.key or b""): one.offset for one in log}
+    assert all(last[bad[offset]] > offset for offset in set(bad) - aside), "only what is superseded is not looked at"
 
 
 def test_values_go_the_short_way_where_keys_are_not_decoded(ground: Ground, group: str) -> None:

@@ -22,11 +22,13 @@ from sqlalchemy import Connection, Engine
 
 from ground import TOPIC, Ground, orders, stopped_at
 from seekpoint import Append, Batch, Bytes, Json, Pipeline
+from seekpoint.cli.declared import _told
 from seekpoint.codecs.arrow import Arrow
 from seekpoint.columnar import AppendArrow, copy_into
 from seekpoint.columnar.copying import AT_ONCE
 from seekpoint.errors import ConfigError, Poison
 from seekpoint.records import RawRecord
+from seekpoint.reload.targets import sources
 from seekpoint.testing import raw
 
 BERLIN = timezone(timedelta(hours=1))
@@ -480,6 +482,15 @@ def test_poison_in_a_handler_is_found_without_another_try(ground: Ground, group:
 def test_a_declaration_that_cannot_be_meant_is_refused(make: Callable[[], Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         make()
+
+
+def test_it_is_explained_and_not_reloaded() -> None:
+    """A reload keeps a place in the log for each row, and a table has one for all of its own."""
+    pipeline = Pipeline("g", topics=TOPIC, value=Arrow(), sinks=[AppendArrow("t")])
+    told = _told(pipeline, None)["sinks"]
+    assert told == [{"sink": "AppendArrow('t')", "tables": ["t"], "roads": {"copy": "always: COPY into the table"}}]
+    with pytest.raises(ConfigError, match=r"AppendArrow\('t'\) cannot be aimed at another table"):
+        sources([pipeline])
 
 
 def test_the_codec_casts_to_its_schema_where_nothing_is_lost() -> None:

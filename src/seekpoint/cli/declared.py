@@ -11,6 +11,7 @@ from sqlalchemy import Engine
 from seekpoint.cli.explain import explained
 from seekpoint.cli.options import AsJson, OptionalDatabaseUrl, one_off_engine
 from seekpoint.cli.target import load
+from seekpoint.columnar import AppendArrow
 from seekpoint.pipeline import Pipeline, Sink
 from seekpoint.running import Worker
 from seekpoint.sinks import Append, Upsert
@@ -52,7 +53,7 @@ def _told(pipeline: Pipeline, engine: Engine | None) -> dict[str, Any]:
 
 def _sink(sink: Sink, engine: Engine | None) -> dict[str, Any]:
     told: dict[str, Any] = {"sink": repr(sink), "tables": list(sink.tables)}
-    if isinstance(sink, Append):
+    if isinstance(sink, Append | AppendArrow):
         told["roads"] = {"copy": "always: COPY into the table"}
     if isinstance(sink, Upsert):
         told["key"] = list(sink.key)

@@ -10,6 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection, text
 
+from seekpoint.columnar import AppendArrow
 from seekpoint.errors import ConfigError
 from seekpoint.pipeline import Pipeline
 from seekpoint.sinks.layout import quoted
@@ -112,7 +113,8 @@ def sources(given: Sequence[Pipeline | str]) -> tuple[Source, ...]:
             raise ConfigError(
                 f"{each.pipeline!r} has a handler, whose SQL would write the live tables: only sinks can be reloaded"
             )
-        if strange := [sink for sink in each.pipeline.sinks if not isinstance(sink, TableSink)]:
+        # AppendArrow may write whole tables, and a stage keeps a place for each row.
+        if strange := [s for s in each.pipeline.sinks if isinstance(s, AppendArrow) or not isinstance(s, TableSink)]:
             raise ConfigError(
                 f"{each.pipeline!r}: {strange[0]!r} cannot be aimed at another table; Append and Upsert can"
             )

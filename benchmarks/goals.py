@@ -32,7 +32,7 @@ class Goal:
     def figures(self, rows: Sequence[Row]) -> list[float]:
         """One for each round that measured it."""
         if self.to is not None:
-            return pairs(rows, self.of, self.to, self.key)
+            return pairs(rows, (self.of, None), (self.to, None), self.key)
         return [
             row[self.key]
             for row in rows

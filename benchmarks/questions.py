@@ -29,10 +29,10 @@ DELAY = 0.005  # seconds
 class Question:
     """One question; of ``limit`` records (None: all that the topic has), ``share`` of the run's records in the topic.
 
-    ``against`` names the questions that it is compared with, in the same round. ``rounds`` is None where the run says
-    how many. ``cases``: the script prints several rows, which their mode tells apart. ``broker_delay`` and
-    ``database_delay`` (seconds) are not None where the way there leads through a proxy. ``own_options``: the script
-    takes ``--quick``.
+    ``cases``: the script prints several rows, which their mode tells apart. ``against`` names the questions that it is
+    compared with, in the same round; with ``cases``, cases of its own. ``rounds`` is None where the run says how many.
+    ``broker_delay`` and ``database_delay`` (seconds) are not None where the way there leads through a proxy.
+    ``own_options``: the script takes ``--quick``.
     """
 
     name: str
@@ -166,9 +166,8 @@ def _peers() -> Iterator[Question]:
 
 
 def _handlers() -> Iterator[Question]:
-    yield Question("handlers", "handlers", "handlers.py", cases=True)
-    yield Question("small", "handlers", "small.py", cases=True)
-    yield Question("columnar", "handlers", "columnar.py", cases=True)
+    yield Question("small", "handlers", "small.py", cases=True, own_options=True)
+    yield Question("columnar", "handlers", "columnar.py", against=("json, rows",), cases=True)
 
 
 def _operations() -> Iterator[Question]:
@@ -202,5 +201,5 @@ def chosen(only: Collection[str], *, quick: bool = False) -> list[Question]:
 def with_bases(questions: Collection[Question]) -> list[Question]:
     """These, and those that they are compared with, in the registry's order."""
     names = {question.name for question in questions}
-    wanted = names | {base for question in questions for base in question.against if base in QUESTIONS}
+    wanted = names | {base for question in questions if not question.cases for base in question.against}
     return [question for question in QUESTIONS.values() if question.name in wanted]

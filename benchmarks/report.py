@@ -34,28 +34,28 @@ def by_key(rows: Iterable[Row]) -> dict[Key, list[Row]]:
     return found
 
 
-def pairs(rows: Sequence[Row], of: str, to: str, key: str = RATE) -> list[float]:
+def pairs(rows: Sequence[Row], of: Key, to: Key, figure: str = RATE) -> list[float]:
     """Ratios of a figure of two questions, one for each round in which both were measured: never across runs."""
 
-    def measured(name: str) -> dict[tuple[int, int], float]:
+    def measured(key: Key) -> dict[tuple[int, int], float]:
         return {
-            (row["run"], row["round"]): row[key]
+            (row["run"], row["round"]): row[figure]
             for row in rows
-            if row["question"] == name and row.get("case") is None and row.get(key)
+            if (row["question"], row.get("case")) == key and row.get(figure)
         }
 
     ours, theirs = measured(of), measured(to)
     return [ours[at] / theirs[at] for at in ours if at in theirs]
 
 
-def ratio(rows: Sequence[Row], of: str, to: str, key: str = RATE) -> float | None:
+def ratio(rows: Sequence[Row], of: Key, to: Key) -> float | None:
     """Their median; None where nothing was measured in the same round."""
-    found = pairs(rows, of, to, key)
+    found = pairs(rows, of, to)
     return round(statistics.median(found), 3) if found else None
 
 
 def summary(rows: Sequence[Row], against: Mapping[str, Sequence[str]]) -> list[Row]:
-    """A line for each question and case; ``against`` names the questions that one is compared with."""
+    """A line for each question and case; ``against`` says what one is compared with: questions, or its own cases."""
     lines = []
     for (question, case), several in by_key(rows).items():
         good = [row for row in several if "skipped" not in row]
@@ -71,9 +71,13 @@ def summary(rows: Sequence[Row], against: Mapping[str, Sequence[str]]) -> list[R
         if used := [1e6 * row["cpu_seconds"] / row["records"] for row in good if row.get("cpu_seconds")]:
             line["cpu_us_per_record"] = round(statistics.median(used), 2)
         line["figures"] = _figures(good)
-        if case is None:
-            found = {base: ratio(rows, question, base) for base in against.get(question, ())}
-            line["ratios"] = {base: number for base, number in found.items() if number is not None}
+        bases: dict[str, Key] = {
+            base: (base, None) if case is None else (question, base)
+            for base in against.get(question, ())
+            if base != case
+        }
+        ratios = {base: ratio(rows, (question, case), key) for base, key in bases.items()}
+        line["ratios"] = {base: number for base, number in ratios.items() if number is not None}
         lines.append(line)
     return lines
 

@@ -180,7 +180,7 @@ def test_a_swapped_table_is_the_table(shop: Shop, strategy: str) -> None:
 def test_columns_that_are_not_ours_stay(shop: Shop) -> None:
     settled(shop)
     shop.execute("UPDATE {schema}.orders SET note = 'kept' WHERE id < 10")
-    reload = shop.reload()
+    reload = shop.reload(same_keys=True)
     reload.run(reload.open())
     assert shop.rows() == doubled(FIRST)
     assert shop.execute("SELECT count(*) FROM {schema}.orders WHERE note = 'kept'") == [(9,)]
@@ -222,7 +222,7 @@ def test_a_handler_that_was_deployed_early_is_caught_up_with(shop: Shop) -> None
     settled(shop)
     reload = shop.reload()
     driver = reload.open()
-    more = [of(n, n) for n in range(50, 60)]
+    more = [of(n, n) for n in range(30, 60)]
     with diffed(reload, driver) as rounds:
         shop.produce(shop.topic, more, partition=0)
         work_up_to(shop, len(FIRST) + len(more), version=2)
@@ -241,8 +241,12 @@ def test_a_newer_handler_than_the_runs_ends_it(shop: Shop) -> None:
             reload.cut_over(driver, rounds)
 
 
-def test_keys_that_only_the_old_code_touched_are_found(shop: Shop) -> None:
-    """Behind the difference, the old handler writes under a key that the new one never makes."""
+@pytest.mark.parametrize("same_keys", [False, True])
+def test_keys_that_only_the_old_code_touched_are_found(shop: Shop, same_keys: bool) -> None:
+    """Behind the difference, the old handler writes under a key that the new one never makes.
+
+    Also where somebody says that there are none: the difference has missing and extra rows, so that cannot be.
+    """
 
     def shifted(version: int) -> Any:
         sink = Upsert(
@@ -260,7 +264,7 @@ def test_keys_that_only_the_old_code_touched_are_found(shop: Shop) -> None:
     shop.produce(shop.topic, records, partition=0)
     old = shop.run_worker(shifted(1))
     old.reached(shop.topic, 20)
-    reload = shop.reload([shifted(2)])
+    reload = shop.reload([shifted(2)], same_keys=same_keys)
     driver = reload.open()
     with diffed(reload, driver) as rounds:
         shop.produce(shop.topic, [of(500, 1), of(3, 8)], partition=0)

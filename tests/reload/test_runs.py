@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from datetime import timedelta
+from time import monotonic
 from typing import Any
 from uuid import uuid4
 
 import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
+from sqlalchemy import Connection, text
 
 from seekpoint import Json, Ledger, Pipeline, Upsert
 from seekpoint.errors import ConfigError, ReloadOver, ReloadRefused
@@ -227,3 +230,28 @@ def test_how_far_a_run_is_can_be_read(shop: Shop) -> None:
     assert [p.next_offset for p in reload.runs.positions(driver.run.id)] == [30, 0]
     (run,) = reload.runs.list()
     assert (run.state, run.reason, run.version_from, run.version_to) == ("indexed", "prices were wrong", (1,), (2,))
+
+
+def test_a_round_that_waited_for_an_abort_says_so(shop: Shop) -> None:
+    """Its snapshot is from before the abort: the answer is the run's, not a serialization failure."""
+    settled(shop)
+    reload = shop.reload()
+    driver = reload.open()
+    reload.stage(driver)
+    with Rounds(driver, reload.sources, reload.kafka) as rounds, shop.engine.connect() as aborting:
+        aborting.execute(text(f"UPDATE {shop.schema}.reload_run SET state = 'aborted', error = 'a test'"))
+        waiting = threading.Thread(target=release_when_blocked, args=(shop, aborting))
+        waiting.start()
+        with pytest.raises(ReloadOver, match="aborted: a test"):
+            reload.follow(driver, rounds)
+        waiting.join()
+
+
+def release_when_blocked(shop: Shop, connection: Connection) -> None:
+    """Commit as soon as somebody waits for the connection's locks."""
+    pid = connection.execute(text("SELECT pg_backend_pid()")).scalar_one()
+    deadline, pause = monotonic() + 20, threading.Event()
+    while not shop.execute("SELECT 1 FROM pg_stat_activity WHERE :pid = ANY(pg_blocking_pids(pid))", pid=pid):
+        assert monotonic() < deadline, "nobody waited"
+        pause.wait(0.02)
+    connection.commit()

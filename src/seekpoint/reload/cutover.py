@@ -11,7 +11,7 @@ import psycopg
 from psycopg import sql as ident
 from sqlalchemy.exc import DBAPIError
 
-from seekpoint.errors import ReloadOver, ReloadRefused
+from seekpoint.errors import KafkaAway, RangeStuck, ReloadOver, ReloadRefused
 from seekpoint.guard import connection_lost, passes
 from seekpoint.ledger.administration import LOCK_GROUP, RECORD_ACTION, REDRAW
 from seekpoint.reload import statements as sql
@@ -23,6 +23,7 @@ from seekpoint.tables import dead_letter
 
 TRIES = 20
 WAIT = 0.2  # seconds before another try, on average; grows
+IDLE = 3.0  # seconds that the brokers may say nothing while all workers wait
 _chance = Random()  # noqa: S311 -- spreads attempts, guards nothing
 
 
@@ -39,7 +40,9 @@ class CutOver:
     tries: int
 
 
-def cut_over(driver: Driver, rounds: Rounds, catch_up: Callable[[], None], tries: int = TRIES) -> CutOver:
+def cut_over(
+    driver: Driver, rounds: Rounds, catch_up: Callable[[], None], *, same_keys: bool = False, tries: int = TRIES
+) -> CutOver:
     """Publish the rebuilt tables, raise versions and epochs, and close the run: together, or not at all.
 
     Offsets stay where they are. Running workers are refused at their next batch, claim again, and go on: those of an
@@ -52,11 +55,11 @@ def cut_over(driver: Driver, rounds: Rounds, catch_up: Callable[[], None], tries
         catch_up()
         began: list[float] = []
         try:
-            records, keys = _attempt(driver, rounds, began)
-        except (DBAPIError, psycopg.Error) as error:
+            records, keys = _attempt(driver, rounds, began, same_keys)
+        except (DBAPIError, psycopg.Error, RangeStuck, KafkaAway) as error:
             if connection_lost(error) and _took_effect(driver):
                 records = keys = -1  # nobody was told
-            elif attempt == tries or not passes(error):
+            elif attempt == tries or not (passes(error) or isinstance(error, RangeStuck | KafkaAway)):
                 raise
             else:
                 sleep(_chance.uniform(0.5, 1.5) * WAIT * min(attempt, 10))
@@ -65,7 +68,7 @@ def cut_over(driver: Driver, rounds: Rounds, catch_up: Callable[[], None], tries
     raise AssertionError("the last try returns or raises")
 
 
-def _attempt(driver: Driver, rounds: Rounds, began: list[float]) -> tuple[int, int]:
+def _attempt(driver: Driver, rounds: Rounds, began: list[float], same_keys: bool) -> tuple[int, int]:
     states = ("diffed",) if driver.run.strategy == "merge" else ("following",)
     with driver.step(*states) as tx:
         staging = Staging(driver.run.staging_schema)
@@ -73,12 +76,12 @@ def _attempt(driver: Driver, rounds: Rounds, began: list[float]) -> tuple[int, i
         tx.execute(sql.LOCK_OFFSETS, groups=list(driver.run.groups)).all()
         began.append(monotonic())
         offsets = tx.execute(sql.OFFSETS, groups=list(driver.run.groups)).all()
-        records = rounds.apply(tx, offsets)
+        records = rounds.apply(tx, offsets, idle=IDLE)
         keys = 0
         for target in rounds.targets:
             if driver.run.strategy == "merge":
                 assert driver.run.diff_xid is not None
-                keys += merge(tx, staging, target, driver.run.diff_xid)
+                keys += merge(tx, staging, target, driver.run.diff_xid, same_keys=same_keys)
             else:
                 swap(tx, staging, target)
         _take_over_letters(tx, staging)

@@ -14,7 +14,7 @@ from seekpoint.deadletters.letter import letter
 from seekpoint.deadletters.statements import GET_LETTER
 from seekpoint.errors import ReloadRefused
 from seekpoint.failure import State
-from seekpoint.kafka.ranges import Follower, Piece
+from seekpoint.kafka.ranges import IDLE, Follower, Piece
 from seekpoint.pipeline import Pipeline
 from seekpoint.records import Partition, RawRecord
 from seekpoint.reload import statements as sql
@@ -66,8 +66,10 @@ class Rounds:
             follower.close()
         self._followers.clear()
 
-    def apply(self, tx: Tx, offsets: Sequence[Row[Any]]) -> int:
+    def apply(self, tx: Tx, offsets: Sequence[Row[Any]], *, idle: float = IDLE) -> int:
         """Take the rebuilt tables to these rows of ``partition_offset``, in this transaction; returns the records.
+
+        ``idle`` is how many seconds the brokers may say nothing.
 
         Raises ReloadRefused where somebody moved a position by hand since the run was opened, or a topic is another
         one: then the run is of no use any more. After any error the consumers go on where the tables stand.
@@ -80,7 +82,7 @@ class Rounds:
         try:
             for group in self._sources:
                 mine = {at: p for (of, at), p in positions.items() if of == group}
-                read += self._group(tx, group, mine, {at: ends[group, at] for at in mine})
+                read += self._group(tx, group, mine, {at: ends[group, at] for at in mine}, idle)
         except BaseException:
             self.close()  # whatever they have read, the tables stand where the ledger of the run says
             raise
@@ -138,7 +140,7 @@ class Rounds:
             raise ReloadRefused([*reasons, "abort this run and open another one"])
 
     def _group(
-        self, tx: Tx, group: str, mine: Mapping[Partition, StagedPosition], ends: Mapping[Partition, int]
+        self, tx: Tx, group: str, mine: Mapping[Partition, StagedPosition], ends: Mapping[Partition, int], idle: float
     ) -> int:
         pipeline = self._pipelines[group]
         ids = {at.topic: p.topic_id for at, p in mine.items()}
@@ -152,7 +154,7 @@ class Rounds:
             spans = {at: (mine[at].topic_id, mine[at].next_offset, end) for at, end in behind.items()}
             dead = leave_out(tx, self._staging, group, spans)
             follower = self._follower(group, mine, ids)
-            all_of(parts, follower.read_to(behind), lambda r: (r.topic, r.partition, r.offset) in dead)
+            all_of(parts, follower.read_to(behind, idle=idle), lambda r: (r.topic, r.partition, r.offset) in dead)
         keep_asides(tx, self._staging, pipeline, parts.outcome.asides, ids)
         return parts.outcome.applied + len(parts.outcome.asides)
 

@@ -25,6 +25,7 @@ from seekpoint.reload.local import LocalStager
 from seekpoint.reload.opening import Order, open_run
 from seekpoint.reload.run import SERIALIZABLE_ENOUGH, Driver, Run, Runs
 from seekpoint.reload.staging import Staged, Stager, begin_staging
+from seekpoint.reload.sweep import drop_attempts
 from seekpoint.reload.targets import Source, sources
 from seekpoint.tables import DEFAULT_SCHEMA
 
@@ -40,7 +41,9 @@ class Reload:
 
     ``pipelines`` are all pipelines that write the tables, as objects or as ``module:name``; ``kafka`` is the workers'
     own configuration. ``stager`` says who reads the log (by default this process). Workers go on all the time; the
-    cut-over stops them for a fraction of a second. Making one does no I/O.
+    cut-over stops them for a fraction of a second. ``same_keys`` says that the code which runs now makes the same keys
+    of a record as these pipelines do: a merge need not look through the whole table under the lock then. Making one
+    does no I/O.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class Reload:
         limits: Limits | None = None,
         actor: str | None = None,
         range_records: int = RANGE,
+        same_keys: bool = False,
         progress: Progress | None = None,
     ) -> None:
         self.sources: Sequence[Source] = sources(pipelines)
@@ -61,6 +65,7 @@ class Reload:
         self.limits, self.actor = limits or Limits(), actor or getpass.getuser()
         self.runs = Runs(self.engine, schema, self.limits)
         self._stager = stager or LocalStager(self.engine, schema, self.kafka, self.sources)
+        self._same_keys = same_keys
         self._range_records, self._progress = range_records, progress or (lambda *_: None)
 
     def open(self, *, strategy: str = "merge", reason: str = "reload") -> Driver:
@@ -90,6 +95,7 @@ class Reload:
                 consolidate(driver, self.sources)
             if driver.run.state == "staged":
                 index(driver, self.sources, self.kafka)
+                drop_attempts(self.engine, self.schema, driver.run)
 
     def follow(self, driver: Driver, rounds: Rounds) -> int:
         """Bring the rebuilt tables close to the live ones; returns the records of the last round."""
@@ -115,7 +121,7 @@ class Reload:
     def cut_over(self, driver: Driver, rounds: Rounds) -> CutOver:
         """Put the rebuilt tables in the place of the live ones. See :func:`seekpoint.reload.cutover.cut_over`."""
         with self._ending(driver):
-            return cut_over(driver, rounds, lambda: void(self.follow(driver, rounds)))
+            return cut_over(driver, rounds, lambda: void(self.follow(driver, rounds)), same_keys=self._same_keys)
 
     def run(self, driver: Driver) -> CutOver:
         """Take a run from wherever it stands through its cut-over, and drop what it staged."""
@@ -125,7 +131,7 @@ class Reload:
             if driver.run.strategy == "merge" and driver.run.state == "following":
                 self.compare(driver, rounds)
             outcome = self.cut_over(driver, rounds)
-        self.runs.sweep()
+        self.runs.drop(driver.run.id)
         return outcome
 
     def verify(self, *, reason: str = "verify") -> Report:

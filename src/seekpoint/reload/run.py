@@ -18,13 +18,14 @@ from sqlalchemy.sql.base import Executable
 
 from seekpoint.errors import ConfigError, ReloadOver
 from seekpoint.failure import storable
-from seekpoint.guard import LentConnection
+from seekpoint.guard import LentConnection, sqlstate
 from seekpoint.ledger.statements import APPLICATION, SETTLE
 from seekpoint.policy import Limits
 from seekpoint.records import Partition
 from seekpoint.reload import statements as sql
 from seekpoint.tables import in_schema
 
+SERIALIZATION_FAILURE = "40001"
 SERIALIZABLE_ENOUGH = "REPEATABLE READ"  # one snapshot for all that a step reads
 
 
@@ -137,6 +138,7 @@ def transaction(
                 lock_timeout=f"{max(1, round(lock_wait * 1000))}ms",
                 application_name=f"{APPLICATION}reload {os.getpid()}",
             )
+            tx.execute(sql.UNHURRIED)
             yield tx
     except BaseException:
         _drop(connection)
@@ -169,9 +171,20 @@ class Driver:
         """
         wait = self.limits.transaction_age
         with transaction(self.engine, self.schema, lock_wait=wait, isolation=isolation) as tx:
-            self._admit(tx.execute(sql.STEP, its_run=self.run.id).one_or_none(), states)
+            self._admit(self._lock(tx), states)
             yield tx
             self.run = run_of(tx.execute(sql.GET_RUN, its_run=self.run.id).one())
+
+    def _lock(self, tx: Tx) -> Row[Any] | None:
+        try:
+            return tx.execute(sql.STEP, its_run=self.run.id).one_or_none()  # type: ignore[no-any-return]
+        except DBAPIError as error:
+            if sqlstate(error) != SERIALIZATION_FAILURE:
+                raise
+            # Somebody wrote the row while we waited for it, and our snapshot is of before: ask what it says now.
+            with transaction(self.engine, self.schema) as now:
+                self._admit(now.execute(sql.GET_RUN, its_run=self.run.id).one_or_none(), _OPEN)
+            raise
 
     def _admit(self, row: Row[Any] | None, states: Collection[str]) -> None:
         if row is None:
@@ -260,8 +273,15 @@ class Runs:
             if closed is None:
                 run = self._known(id, tx.execute(sql.GET_RUN, its_run=id).one_or_none())
                 raise ReloadOver(f"reload {id} is {told(run)}")
-        self._sweep(self.get(id))
+        self.drop(id)
         return self.get(id)
+
+    def drop(self, id: UUID) -> bool:  # noqa: A002
+        """Drop what an ended run left behind; whether nothing of it is left. Raises ReloadOver for one that is open."""
+        run = self.get(id)
+        if run.is_open:
+            raise ReloadOver(f"reload {id} is {run.state}: abort it, or bring it to its end")
+        return run.swept or self._sweep(run)
 
     def sweep(self, gone_after: timedelta = timedelta(days=1)) -> Sequence[UUID]:
         """Fail the runs whose driver was not heard of for so long, and drop what ended runs left behind.

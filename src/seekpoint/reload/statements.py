@@ -45,6 +45,12 @@ _groups = bindparam("groups", type_=ARRAY(Text))
 CLOSED = ("cut_over", "aborted", "failed")
 _is_open = _run.state.not_in([literal_column(f"'{state}'") for state in CLOSED])
 
+# A step may take longer than a statement of the application may, and a task waits for Kafka in its transaction.
+UNHURRIED = select(
+    func.set_config(literal("statement_timeout", Text), literal("0", Text), literal_column("true")),
+    func.set_config(literal("idle_in_transaction_session_timeout", Text), literal("0", Text), literal_column("true")),
+)
+
 # -- the run -------------------------------------------------------------------------------------------------
 
 # One opening at a time: two runs of one table must see each other.

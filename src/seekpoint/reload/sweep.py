@@ -39,6 +39,20 @@ def sweep(engine: Engine, schema: str, run: Run) -> bool:
     return True
 
 
+def drop_attempts(engine: Engine, schema: str, run: Run) -> None:
+    """Drop what the tasks staged, once it stands in the rebuilt tables: it takes as much room as they do."""
+    with transaction(engine, schema) as tx:
+        attempts = {row.table_name for row in tx.execute(sql.STAGED, its_run=run.id)}
+        tables = tx.connection.execute(_TABLES, {"schema": run.staging_schema}).scalars().all()
+    for table in tables:
+        if table.startswith(tuple(f"{attempt}_" for attempt in attempts)):
+            _run(
+                engine,
+                schema,
+                ident.SQL("DROP TABLE IF EXISTS {}").format(ident.Identifier(run.staging_schema, table)),
+            )
+
+
 def _run(engine: Engine, schema: str, command: ident.Composed) -> bool:
     try:
         with transaction(engine, schema, lock_wait=WAIT) as tx:

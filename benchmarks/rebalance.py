@@ -104,7 +104,7 @@ def measure(group: Group, change: float, until: float, leaver: Crew | None, foun
             around = [before[-1][0], *[at for at, _ in window if at >= change]]
             found.staying.append(max(gaps(around)))
             if revoked is not None:
-                found.given_back.append(next(at for at, _ in window if at > revoked) - revoked)
+                found.given_back.append(next(at for at, _ in commits if at > revoked) - revoked)
             continue
         if killed:
             revoked = change
@@ -131,18 +131,21 @@ def play(group: Group, found: dict[str, Found], rounds: int) -> None:
     stays = group.start()
     group.settled(0, [stays])
     pause = threading.Event()
+    pause.wait(QUIET * 1.2)
     for _ in range(rounds):
         for change in CHANGES[1:]:
-            pause.wait(QUIET * 1.2)
             before = monotonic()
             other = group.start()
             joined = max(before, other.all("Started")[0]["at"])
             group.settled(joined, [stays, other])
-            measure(group, joined, monotonic(), None, found[CHANGES[0]], killed=False)
-            pause.wait(QUIET * 1.2)
+            settled = monotonic()
+            pause.wait(QUIET * 1.2)  # of the next change's quiet time; and what began before is seen to its end
+            measure(group, joined, settled, None, found[CHANGES[0]], killed=False)
             at = other.stop() if change == CHANGES[1] else other.kill()
             group.settled(at, [stays])
-            measure(group, at, monotonic(), other, found[change], killed=change == CHANGES[2])
+            settled = monotonic()
+            pause.wait(QUIET * 1.2)
+            measure(group, at, settled, other, found[change], killed=change == CHANGES[2])
     stays.stop()
 
 

@@ -212,6 +212,18 @@ def _numbered(rows: list[Fields], record: RawRecord) -> Fields:
     return rows[record.offset]
 
 
+Outcome = tuple[list[int], str]
+
+
+def written_by(ground: Ground, made: type[Append | AppendArrow], name: str, body: str, rows: list[Any]) -> Outcome:
+    """Which records were refused, and the rows of the others."""
+    sink = made(ground.create(f"n bigserial, {body}", name), row=partial(_numbered, rows))
+    pipeline = Pipeline(name, topics=TOPIC, value=Bytes(), sinks=[sink], on_poison="dead_letter")
+    done = ground.process(pipeline, *orders(*(b"" for _ in rows)))
+    found = ground.rows("n", "a", "b", "c", name=name)
+    return [aside.offset for aside in done.set_aside], repr([row[1:] for row in found])
+
+
 def test_the_same_rows_as_append(ground: Ground) -> None:
     """Any values, of one type in a column or of several: the same in the same columns, or both refuse the record."""
     seed = time.time_ns()
@@ -221,20 +233,19 @@ def test_the_same_rows_as_append(ground: Ground) -> None:
         columns = chance.choices(list(VALUES), k=3)
         pools = [chance.sample(VALUES[kind], chance.randrange(1, len(VALUES[kind]))) for kind in columns]
         rows = [Fields(*map(chance.choice, pools)) for _ in range(30)]
-        found = []
-        for made in (Append, AppendArrow):
-            name = f"{made.__name__}{round_}".lower()
-            body = ", ".join(f"{field} {kind}" for field, kind in zip("abc", columns, strict=True))
-            path = ground.create(f"n bigserial, {body}", name)
-            sink = made(path, row=partial(_numbered, rows))
-            pipeline = Pipeline(f"{name}", topics=TOPIC, value=Bytes(), sinks=[sink], on_poison="dead_letter")
-            done = ground.process(pipeline, *orders(*(b"%d" % n for n in range(30))))
-            found.append(
-                (done.records, [aside.offset for aside in done.set_aside], ground.rows("n", "a", "b", "c", name=name))
-            )
-        (_, refused, expected), (_, also_refused, got) = found
-        assert also_refused == refused, (columns, pools)
-        assert repr([row[1:] for row in got]) == repr([row[1:] for row in expected]), (columns, pools)
+        body = ", ".join(f"{field} {kind}" for field, kind in zip("abc", columns, strict=True))
+        expected = written_by(ground, Append, f"rows{round_}", body, rows)
+        assert written_by(ground, AppendArrow, f"columns{round_}", body, rows) == expected, (columns, pools)
+
+
+@pytest.mark.parametrize("zones", [(UTC,), (BERLIN,), (None,), (UTC, BERLIN), (None, UTC), (None, BERLIN)], ids=repr)
+def test_a_time_without_its_zone_is_the_time_on_that_zones_clock(ground: Ground, zones: tuple[Any, ...]) -> None:
+    """As for Append: a column without a zone takes what the clock shows, whatever the zone."""
+    rows = [Fields(*[AT.replace(hour=n, tzinfo=zone)] * 3) for n, zone in enumerate(zones * 3)]
+    body = "a timestamp, b timestamptz, c date"
+    expected = written_by(ground, Append, "rows", body, rows)
+    assert expected[0] == []
+    assert written_by(ground, AppendArrow, "columns", body, rows) == expected
 
 
 # -- records that are tables ------------------------------------------------------------------------------------
@@ -319,6 +330,15 @@ def test_row_may_make_tables_of_any_library_and_rows_beside_them(ground: Ground,
     sink = AppendArrow(ground.create("id bigint, v text"), columns=["id", "v"], row=row)
     ground.process(of(group, sink, value=Bytes()), *orders(*(b"%d" % n for n in range(6))))
     assert ground.rows("id", "v") == sorted([(n, "table") for n in (0, 0, 2, 2, 4, 4)] + [(n, "row") for n in (1, 5)])
+
+
+def test_among_rows_and_tables_the_record_at_fault_is_named(ground: Ground, group: str) -> None:
+    """They are sent in their order, and each table counts as one."""
+    made = [(0,), (1,), numbered(2), numbered(3, 4), (5,), numbered(6, 2**40), numbered(7), (2**40,), (8,)]
+    sink = AppendArrow(ground.create("id int PRIMARY KEY"), columns=["id"], row=lambda r: made[r.offset])
+    done = ground.process(of(group, sink, value=Bytes(), on_poison="dead_letter"), *orders(*(b"" for _ in made)))
+    assert [aside.offset for aside in done.set_aside] == [5, 7]
+    assert [n for (n,) in ground.rows("id")] == [0, 1, 2, 3, 4, 5, 7, 8]
 
 
 def test_rows_may_make_several_tables(ground: Ground, group: str) -> None:

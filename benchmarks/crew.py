@@ -204,9 +204,11 @@ class Feeder:
         while not self._stopping.is_set() and (not feed or sent < feed):
             if rate:
                 due = began + sent / rate
-                if (early := due - monotonic()) > 0:
-                    self._producer.poll(0)
-                    sleep(early)
+                while (early := due - monotonic()) > 0:
+                    if early > 0.001:
+                        self._producer.poll(early)  # it counts in milliseconds, and ends when it has told something
+                    else:
+                        sleep(early)
                 late = max(late, monotonic() - due)
             self._send(first + sent * step)
             sent += 1

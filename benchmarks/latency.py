@@ -3,8 +3,9 @@
 python benchmarks/latency.py [--seconds N] [--rates 1,100,10000] [--quick]
 
 Each record carries the moment right before it was handed to the producer, by the machine's monotonic clock; one
-process produces them evenly, one process works. Without linger; from 1,000 a second on with 1 ms of it, or the broker
-is asked for each record by itself, and is what one waits for. A row counts as visible when its COMMIT was answered
+process produces them evenly, one process works. Without linger; from 1,000 a second on with 1 ms of it and 10 ms of
+records to one partition after the other, as the client does with records that have no key: or the broker is asked for
+each record by itself, and is what one waits for. A row counts as visible when its COMMIT was answered
 (the event ``Committed``): COMMIT's answer comes when others see it. That is checked by a reader, in rounds of its own,
 who asks the table for new rows as fast as it can and notes when it first saw each: the row names its own step, how
 long it is between two of its looks. Rows are matched by partition and offset, every record counts, the first second
@@ -71,11 +72,11 @@ def run(stage: Stage, rate: int, seconds: float, *, read: bool) -> None:
     topic, name = stage.topic(f"latency-{rate}-{'read' if read else 'plain'}", PARTITIONS), f"{rate:,} a second"
     records, linger = max(10, round(rate * seconds)), 1 if rate >= 1000 else 0
     order = {"group": f"{topic}", "topic": topic, "sink": "append", "places": True}
-    feed = {"topic": topic, "partitions": PARTITIONS, "rate": rate, "producer": {"linger.ms": linger}}
+    feed = {"topic": topic, "partitions": PARTITIONS, "rate": rate, "run": max(1, rate // 100)}
     with stage.crew(**order, later=True, now=["Placed"], tell=["Committed"]) as worker:
         worker.wait_for(lambda told: sum(t["event"] == "Placed" for t in told) == PARTITIONS, "its partitions")
         reader = Reader(stage) if read else None
-        feeder = stage.crew(**feed, feed=records)
+        feeder = stage.crew(**feed, feed=records, producer={"linger.ms": linger})
         feeder.finish()
         stage.wait_for_rows(records, 120)
         assert stage.rows() == (records, records)

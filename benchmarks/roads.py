@@ -35,6 +35,9 @@ class Forced(Roads):
         super().__init__()
         self._road = road
 
+    def gathers(self, rows: int) -> bool:  # noqa: ARG002 -- as Roads has it
+        return self._road is Road.UNNEST
+
     def choose(self, rows: int, *, folded: bool, direct: bool) -> Road:  # noqa: ARG002 -- as Roads has it
         return self._road
 

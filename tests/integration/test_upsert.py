@@ -24,7 +24,7 @@ from seekpoint import Append, Bytes, DeadLetterLimits, Json, Pipeline, Text, eve
 from seekpoint.errors import ConfigError
 from seekpoint.pipeline import RowRefused
 from seekpoint.records import AnyRecord, Partition, RawRecord
-from seekpoint.sinks import Upsert, merge, roads
+from seekpoint.sinks import Upsert, roads
 from seekpoint.sinks.layout import stage_name
 from seekpoint.sinks.roads import Road, Wrote
 from seekpoint.testing import raw, record
@@ -44,7 +44,6 @@ def road(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Roa
     wanted: Road = request.param
     small = 10**9 if wanted is Road.UNNEST else 0
     monkeypatch.setattr(roads, "SMALL", small)
-    monkeypatch.setattr(merge, "SMALL", small)
     if wanted is not Road.UNNEST:  # COPY is tried every time
         monkeypatch.setattr(roads.Roads, "met_a_conflict", lambda self: None)
     if wanted is Road.STAGE:
@@ -449,7 +448,6 @@ def staged(ground: Ground, sink: Upsert) -> Any:
 def staging(one_connection: Ground, monkeypatch: pytest.MonkeyPatch) -> tuple[Ground, Upsert]:
     """A sink that stages everything."""
     monkeypatch.setattr(roads, "SMALL", 0)
-    monkeypatch.setattr(merge, "SMALL", 0)
     sink = upsert(one_connection, columns=["id", "v"])
     sink.roads._wait = 10**9
     return one_connection, sink

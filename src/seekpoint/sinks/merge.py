@@ -16,7 +16,7 @@ from seekpoint.sinks.copy import Texts, Unwritable, driver_of, writing_cursor
 from seekpoint.sinks.direct import Direct
 from seekpoint.sinks.fold import Deleted, Target, fold
 from seekpoint.sinks.layout import Layout, Stage, survey
-from seekpoint.sinks.roads import SMALL, Road, Roads, Wrote
+from seekpoint.sinks.roads import Road, Roads, Wrote
 from seekpoint.sinks.stage import Staged
 from seekpoint.sinks.statements import Statements
 
@@ -92,7 +92,7 @@ class Merge:
         self._rows += len(rows)
         if self._way is None:
             self._few.extend(rows)
-            if not rows or self._rows < SMALL or self._target_now().columns is None:
+            if not rows or self._roads.gathers(self._rows) or self._target_now().columns is None:
                 return
             rows, self._few = self._few, []
             self._way = self._begin()

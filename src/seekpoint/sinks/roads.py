@@ -62,14 +62,18 @@ class Roads:
         self._pause = self._wait = 0
         self._named = False  # the last statement was refused without a line: stage the next, whose errors have one
 
+    def gathers(self, rows: int) -> bool:
+        """Whether so many rows are few: they are gathered, to go in one statement."""
+        return rows < SMALL
+
     def choose(self, rows: int, *, folded: bool, direct: bool) -> Road:
         """The road for so many rows.
 
         ``folded``: no two of them have the same key. ``direct``: the table takes COPY, and has the unique index.
         """
-        if rows < SMALL and folded and not self._named:
+        if self.gathers(rows) and folded and not self._named:
             return Road.UNNEST
-        if rows < SMALL or not folded or not direct:
+        if self.gathers(rows) or not folded or not direct:
             return Road.STAGE
         if self._wait:
             self._wait -= 1

@@ -275,6 +275,15 @@ def test_bytes_alone_go_the_long_way(client: SchemaRegistryClient) -> None:
     assert not shortened(codec)
 
 
+def test_where_there_is_no_short_way_the_long_one_goes_on() -> None:
+    def shorten(frame: bytes, data: bytes, value: Any) -> Any:
+        raise ValueError("a schema that only Confluent's deserializer understands")
+
+    frames = Frames(lambda data, record, field: data[5:], lambda data: 5, shorten)
+    for payload in (b"x", b"y"):
+        assert frames(b"\0\0\0\0\1" + payload, raw(b"", topic="t"), "value") == payload
+
+
 def test_schemas_that_refer_to_others_go_the_long_way(client: SchemaRegistryClient) -> None:
     client.register_schema("item", Schema('{"type": "record", "name": "Item", "fields": []}', "AVRO"))
     whole = Schema(

@@ -43,7 +43,10 @@ class Frames:
                 return self._long(data, record, field)
         value = self._long(data, record, field)
         if begin and at not in self._short:
-            self._short[at] = self._shorten(data[:begin], data, value)
+            try:
+                self._short[at] = self._shorten(data[:begin], data, value)
+            except Exception:  # noqa: BLE001 -- the long way has succeeded, and goes on
+                self._short[at] = None
         return value
 
 

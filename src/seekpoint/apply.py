@@ -16,12 +16,11 @@ from typing import NamedTuple
 
 from sqlalchemy.exc import DBAPIError
 
-from seekpoint.codecs import Bytes
 from seekpoint.errors import CodecAway, ConfigError, HandlerMisuse, Poison
 from seekpoint.failure import Cause, one_line
 from seekpoint.guard import LentConnection, is_data_fault, is_database_error, passes
 from seekpoint.intake import OpenBatch
-from seekpoint.pipeline import Handler, Pipeline, Row, RowRefused, Sink, ValueSink
+from seekpoint.pipeline import Handler, Pipeline, Row, RowRefused, Sink
 from seekpoint.records import AnyRecord, Batch, RawRecord, Span
 from seekpoint.verdict import fail
 
@@ -57,24 +56,18 @@ def apply(tx: LentConnection, pipeline: Pipeline, batch: OpenBatch) -> int:
 
     Raises Failed where a record is at fault; misuse, and database errors that are no record's fault, as they are.
     """
-    if (sink := _only_sink(pipeline)) is not None:
-        return _stream(tx, pipeline, sink, batch)
+    if pipeline.handle is None and len(pipeline.sinks) == 1:
+        return _stream(tx, pipeline, pipeline.sinks[0], batch)
     made = made_of(pipeline, batch)
     write(tx, pipeline, made, batch.spans)
     return len(made)
 
 
-def _only_sink(pipeline: Pipeline) -> Sink | None:
-    """The sink, where there is one and nothing else to do."""
-    return pipeline.sinks[0] if pipeline.handle is None and len(pipeline.sinks) == 1 else None
-
-
 def made_of(pipeline: Pipeline, batch: OpenBatch) -> list[Made]:
     """Every record of the batch that is to be applied, which closes it."""
     made: list[Made] = []
-    sink = _only_sink(pipeline)
     for raw in batch.chunks():
-        rows = None if sink is None else _rows_at_once(pipeline, sink, raw, batch)
+        rows = _rows_at_once(pipeline, raw, batch)
         if rows is None:
             made += _make_each(pipeline, raw, batch)
         else:
@@ -96,7 +89,7 @@ def _stream(tx: LentConnection, pipeline: Pipeline, sink: Sink, batch: OpenBatch
     applied = 0
     with _blaming(sink, _written(pipeline, batch)), sink.open(tx) as writer:
         for raw in batch.chunks():
-            rows = _rows_at_once(pipeline, sink, raw, batch)
+            rows = _rows_at_once(pipeline, raw, batch)
             if rows is not None:
                 writer.write(rows)
                 applied += len(raw)
@@ -127,11 +120,10 @@ def _blaming(sink: Sink, written: Iterable[RawRecord]) -> Iterator[None]:
         raise
 
 
-def _rows_at_once(pipeline: Pipeline, sink: Sink, raw: Sequence[RawRecord], batch: OpenBatch) -> list[Row] | None:
+def _rows_at_once(pipeline: Pipeline, raw: Sequence[RawRecord], batch: OpenBatch) -> list[Row] | None:
     """A row for each record of a chunk, from the values alone; None where the records must be looked at one by one."""
-    if batch.unreadable or not isinstance(sink, ValueSink) or not isinstance(pipeline.key, Bytes):
-        return None  # (other keys may be undecodable)
-    if not all(map(sink.takes, pipeline.codecs)):
+    sink = pipeline.by_value
+    if sink is None or batch.unreadable:
         return None
     try:
         return sink.value_rows(pipeline.values(raw))

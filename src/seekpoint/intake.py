@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import monotonic
 
 from seekpoint import events
@@ -15,7 +15,7 @@ from seekpoint.kafka.client import Client
 from seekpoint.kafka.identity import Answer
 from seekpoint.ledger import Move
 from seekpoint.policy import Limits
-from seekpoint.records import AnyRecord, Partition, RawRecord, Span
+from seekpoint.records import AnyRecord, Partition, RawRecord, Span, Unmade
 
 CHUNK = 500  # records per draw: small chunks stay in the processor's cache
 
@@ -49,7 +49,7 @@ class OpenBatch:
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._draw, self._ask, self._limits, self._clock = draw, ask, limits, clock
-        self._kept: list[list[RawRecord]] = []
+        self._kept: list[Sequence[RawRecord]] = []
         self._closes_at = clock() + limits.batch_age
         self._bytes = self._records = 0
         self.cuts: dict[Partition, PartitionStopped] = {}
@@ -64,13 +64,13 @@ class OpenBatch:
         self._keep(first)
 
     def _keep(self, chunk: Chunk[RawRecord]) -> None:
-        self.reads = chain((Chunk((), self.reads), chunk))  # first: what does not follow must not be applied
+        self.reads = chain((chunk,), self.reads)  # first: what does not follow must not be applied
         for record, error in chunk.unreadable:
             self.unreadable[Partition(record.topic, record.partition), record.offset] = error
-        records = list(chunk)
+        records = chunk.messages
         self._kept.append(records)
         self._records += len(records)
-        self._bytes += sum(len(r.value or b"") + len(r.key or b"") for r in records)
+        self._bytes += _size(records)
 
     @property
     def closed(self) -> bool:
@@ -96,7 +96,7 @@ class OpenBatch:
         limits = self._limits
         return self.room <= 0 or self._bytes >= limits.batch_bytes or self._clock() >= self._closes_at
 
-    def chunks(self) -> Iterator[list[RawRecord]]:
+    def chunks(self) -> Iterator[Sequence[RawRecord]]:
         """The records, chunk by chunk, those behind a cut left out."""
         at = 0
         while True:
@@ -111,11 +111,11 @@ class OpenBatch:
             else:
                 self._keep(chunk)
 
-    def kept(self) -> Iterator[list[RawRecord]]:
+    def kept(self) -> Iterator[Sequence[RawRecord]]:
         """What was read so far, in the same order as :meth:`chunks`; draws nothing."""
         return map(self._wanted, list(self._kept))
 
-    def _wanted(self, records: list[RawRecord]) -> list[RawRecord]:
+    def _wanted(self, records: Sequence[RawRecord]) -> Sequence[RawRecord]:
         return [r for r in records if self.wants(r)] if self.is_sifting else records
 
     @property
@@ -241,6 +241,13 @@ class OpenBatch:
     def starts(self) -> dict[Partition, int]:
         """Where the reading of each partition's part began."""
         return {partition: read.start for partition, read in self.reads.items()}
+
+
+def _size(records: Sequence[RawRecord]) -> int:
+    """Bytes of their keys and values."""
+    if isinstance(records, Unmade):
+        return records.size
+    return sum(len(r.value or b"") + len(r.key or b"") for r in records)
 
 
 class Keeper:

@@ -16,11 +16,11 @@ from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from sqlalchemy import Connection
 
-from seekpoint.codecs import Bytes, Codec, key_decoder, value_decoder
+from seekpoint.codecs import Bytes, Codec, key_decoder, plain_decoder, value_decoder
 from seekpoint.errors import ConfigError
 from seekpoint.events import Event
 from seekpoint.policy import DeadLetterLimits, OnPoison, Retry, StartAt
-from seekpoint.records import AnyRecord, Batch, RawRecord, Record
+from seekpoint.records import AnyRecord, Batch, RawRecord, Record, Unmade
 
 Handler = Callable[[Connection, Batch[Any, Any]], None]
 Row = tuple[Any, ...]
@@ -144,7 +144,9 @@ class Pipeline:
         if self.on_poison is OnPoison.DEAD_LETTER and not all(getattr(sink, "guarded", True) for sink in self.sinks):
             self.hold_key = True  # a replayed record would overwrite its key's newer row
         self._values = {topic: value_decoder(codec) for topic, codec in self.codecs.items()}
+        self._plain: dict[str, Any] = {topic: plain_decoder(codec) for topic, codec in self.codecs.items()}
         self._key = key_decoder(key)
+        self.by_value = self._only_by_value()
 
     def __repr__(self) -> str:
         return f"Pipeline({self.group!r}, topics={list(self.codecs)})"
@@ -174,8 +176,19 @@ class Pipeline:
 
     def values(self, raw: Sequence[RawRecord]) -> list[Any]:
         """The decoded values of many records; raises whatever the codec of one of them raises."""
+        if isinstance(raw, Unmade) and raw.topic is not None:
+            plain, values = self._plain[raw.topic], raw.values
+            if plain is not None and all(values):  # no null among them; nor an empty one, which is rare
+                return list(map(plain, values))
         decoders = self._values
         return [decoders[one.topic](one) for one in raw]
+
+    def _only_by_value(self) -> ValueSink | None:
+        """The sink, where it is the only thing to be done, every record goes there, and keys need no decoding."""
+        sink = self.sinks[0] if self.handle is None and len(self.sinks) == 1 else None
+        is_bytes = isinstance(self.key, Bytes)  # other keys may be undecodable
+        is_all = isinstance(sink, ValueSink) and is_bytes and all(map(sink.takes, self.codecs))
+        return sink if isinstance(sink, ValueSink) and is_all else None
 
     def _check(self) -> None:
         if not self.sinks and self.handle is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from typing import Any, Generic, NamedTuple, TypeVar, overload
@@ -75,6 +75,45 @@ def utc(milliseconds: int | None) -> datetime | None:
 
 
 RawRecord = Record[bytes | None, bytes | None]
+
+
+class Unmade(Sequence[RawRecord]):
+    """Records as they were read, of which only the values are at hand: the rest is made at the first look at one.
+
+    Where rows stream into a table, nobody looks at a record that does not fail, and a million of them take longer to
+    make than their values to decode. ``topic`` is that of all of them, None where they may be of several; ``size`` the
+    bytes of their keys and values. ``make`` makes them all, and is called once.
+    """
+
+    __slots__ = ("_made", "_make", "size", "topic", "values")
+
+    def __init__(
+        self, values: Sequence[bytes | None], make: Callable[[], list[RawRecord]], *, topic: str | None, size: int
+    ) -> None:
+        self.values, self.topic, self.size = values, topic, size
+        self._make: Callable[[], list[RawRecord]] | None = make
+        self._made: list[RawRecord] = []
+
+    def _records(self) -> list[RawRecord]:
+        if self._make is not None:
+            self._made, self._make = self._make(), None  # and what they were made from can go
+        return self._made
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __iter__(self) -> Iterator[RawRecord]:
+        return iter(self._records())
+
+    def __reversed__(self) -> Iterator[RawRecord]:
+        return reversed(self._records())
+
+    @overload
+    def __getitem__(self, index: int) -> RawRecord: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[RawRecord]: ...
+    def __getitem__(self, index: int | slice) -> RawRecord | list[RawRecord]:
+        return self._records()[index]
 
 
 class Batch(Sequence[Record[V, K]]):

@@ -17,7 +17,7 @@ from seekpoint.events import Announcer
 from seekpoint.failure import Cause
 from seekpoint.guard import passes
 from seekpoint.intake import CHUNK, Keeper, OpenBatch
-from seekpoint.kafka.client import KafkaException, Unreadable, raise_if_fatal, raw_record
+from seekpoint.kafka.client import KafkaException, raise_if_fatal, unmade
 from seekpoint.kafka.config import consumer_config, make_consumer
 from seekpoint.kafka.identity import Identity
 from seekpoint.ledger import Attempt, Ledger
@@ -190,16 +190,10 @@ class Loop:
         return chunk if due is None or not len(due) else due.and_then(chunk)
 
     def _readable(self, taken: Chunk[Any]) -> Chunk[RawRecord]:
-        records, unreadable = [], []
-        for message in taken:
-            try:
-                records.append(raw_record(message))
-            except Unreadable as error:
-                records.append(error.record)
-                unreadable.append((error.record, error))
-                self._held.placed[Partition(error.record.topic, error.record.partition)].unreadable[
-                    error.record.offset
-                ] = error
+        """The messages as records, which are made when somebody looks at one; what cannot be read is found now."""
+        records, unreadable = unmade(list(taken), next(iter(taken.reads)) if len(taken.reads) == 1 else None)
+        for record, error in unreadable:
+            self._held.placed[Partition(record.topic, record.partition)].unreadable[record.offset] = error
         return Chunk(records, taken.reads, unreadable)
 
     def _draw(self, most: int) -> Chunk[RawRecord] | None:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 from uuid import uuid4
+
+from confluent_kafka import KafkaError
+from hypothesis import given
+from hypothesis import strategies as st
 
 from seekpoint.assignment.backlog import Backlog, Moment
 from seekpoint.assignment.places import Places
@@ -104,3 +109,46 @@ def test_what_has_to_wait_moves_the_cursor_and_not_the_position() -> None:
     assert [r.offset for r in at.backlog.give(9, Moment(0.0, 1e12))] == [12]
     assert at.position == 13
     assert not at.has_trailing
+
+
+class End(Message):
+    """In the place of a record: the log ends here."""
+
+    def error(self) -> Any:
+        return KafkaError(KafkaError._PARTITION_EOF)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([0, 0, 0, 1, 2]), st.integers(8, 20), st.sampled_from([Message] * 9 + [End]))),
+    st.sampled_from([(), (ZERO,), (ONE,)]),
+    st.sampled_from([(), (ZERO,), (ONE,)]),
+)
+def test_what_is_taken_by_runs_is_what_is_taken_one_by_one(
+    read: list[tuple[int, int, type[Message]]], gone: tuple[Partition, ...], held: tuple[Partition, ...]
+) -> None:
+    """I3: whatever the client gives, in whatever order, the cursors move over the same records."""
+    messages: Any = [kind(partition, offset) for partition, offset, kind in read]
+
+    def outcome() -> object:
+        made = placed()
+        made.taken(list(gone), False)
+        for partition in held:
+            made.give_backlog(partition, Backlog(delay=60.0))
+        chunk = made.take(messages)
+        return (
+            list(chunk),
+            {p: (r.start, r.end, r.leader_epoch, r.timestamp_ms) for p, r in chunk.reads.items()},
+            {p: (at.cursor, at.position, at.end, len(at.backlog or ())) for p, at in made.placed.items()},
+        )
+
+    with patch.object(Places, "_take_run", lambda *_: False):
+        one_by_one = outcome()
+    assert outcome() == one_by_one
+
+
+def test_rising_offsets_of_one_partition_are_not_looked_at_one_by_one() -> None:
+    made, messages = placed(), [Message(0, 10), Message(0, 11), Message(1, 10), Message(0, 13)]
+    with patch.object(Places, "_take_each", side_effect=AssertionError):
+        chunk: Any = made.take(messages)  # type: ignore[arg-type]
+    assert [(m.partition(), m.offset()) for m in chunk] == [(0, 10), (0, 11), (1, 10), (0, 13)]
+    assert {p: (r.start, r.end) for p, r in chunk.reads.items()} == {ZERO: (10, 14), ONE: (10, 11)}

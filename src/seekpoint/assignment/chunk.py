@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar, overload
 
@@ -31,21 +31,22 @@ class Read:
 class Chunk(Sequence[T], Generic[T]):
     """Messages that may be applied, and what they ask of the ledger. Make one with :meth:`Assignment.settle`.
 
-    ``unreadable`` are those among them that the client could not read whole, with what it said.
+    ``messages`` are all of them, in order; ``unreadable`` are those among them that the client could not read whole,
+    with what it said.
     """
 
-    __slots__ = ("_messages", "reads", "unreadable")
+    __slots__ = ("messages", "reads", "unreadable")
 
     def __init__(
         self, messages: Sequence[T], reads: dict[Partition, Read], unreadable: Sequence[tuple[T, Exception]] = ()
     ) -> None:
-        self._messages, self.reads, self.unreadable = messages, reads, unreadable
+        self.messages, self.reads, self.unreadable = messages, reads, unreadable
 
     def __len__(self) -> int:
-        return len(self._messages)
+        return len(self.messages)
 
     def __iter__(self) -> Iterator[T]:
-        return iter(self._messages)
+        return iter(self.messages)
 
     def and_then(self, other: Chunk[T]) -> Chunk[T]:
         """Both, one behind the other; where they share a partition, the second must begin where the first ends."""
@@ -56,21 +57,24 @@ class Chunk(Sequence[T], Generic[T]):
     @overload
     def __getitem__(self, index: slice) -> Sequence[T]: ...
     def __getitem__(self, index: int | slice) -> T | Sequence[T]:
-        return self._messages[index]
+        return self.messages[index]
 
 
-def chain(chunks: Iterable[Chunk[Any]]) -> dict[Partition, Read]:
-    """Join chunks that were read one after the other: each must begin where the one before ended (I3)."""
-    joined: dict[Partition, Read] = {}
+def chain(chunks: Iterable[Chunk[Any]], before: Mapping[Partition, Read] | None = None) -> dict[Partition, Read]:
+    """Join chunks that were read one after the other: each must begin where the one before ended (I3).
+
+    ``before`` is what was joined already.
+    """
+    joined: dict[Partition, Read] = {} if before is None else dict(before)
     for chunk in chunks:
         if not isinstance(chunk, Chunk):
             raise ConfigError(f"pass on what settle() returned, not a {type(chunk).__name__}")
         for partition, read in chunk.reads.items():
-            before = joined.get(partition)
-            if before is None:
+            last = joined.get(partition)
+            if last is None:
                 joined[partition] = replace(read)
                 continue
-            if before.end != read.start or before.claim.token != read.claim.token:
-                raise Fenced(f"a chunk of {partition} is missing between {before.end} and {read.start}")
-            joined[partition] = replace(read, start=before.start)
+            if last.end != read.start or last.claim.token != read.claim.token:
+                raise Fenced(f"a chunk of {partition} is missing between {last.end} and {read.start}")
+            joined[partition] = replace(read, start=last.start)
     return joined

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import lt
 from time import monotonic
 from typing import Any
 from uuid import UUID
@@ -82,6 +84,47 @@ class Parked:
         """
         decided = token is not None and token != self.stop.token
         return decided or (now is not None and now != stored and not isinstance(self.stop, TopicRecreated))
+
+
+class _Taken:
+    """What is kept of one answer of the client. ``last`` is each partition's last message; ``waits`` have to wait."""
+
+    def __init__(self) -> None:
+        self.kept: list[Message] = []
+        self.reads: dict[Partition, Read] = {}
+        self.last: dict[Partition, Message] = {}
+        self.waits: list[tuple[Placed, Message]] = []
+
+    def keep(self, placed: Placed, messages: Sequence[Message], last: int) -> None:
+        """These come next of their partition, the last one at this offset: the cursor moves behind it."""
+        partition = placed.claim.partition
+        read = self.reads.get(partition)
+        if read is None:
+            read = self.reads[partition] = Read(placed.claim, placed.cursor, placed.cursor)
+        placed.cursor = read.end = last + 1
+        self.last[partition] = messages[-1]
+        self.kept += messages
+
+
+def _runs(messages: list[Message]) -> Iterator[tuple[tuple[str | None, int | None] | None, list[Message]]]:
+    """What follows each other of one partition, with the partition; all of it, with None, where not all are records.
+
+    The client hands over what one answer of a broker has of a partition, and then the next one's: runs are long.
+    """
+    if not messages:
+        return
+    if True in [m.error() is not None for m in messages]:
+        yield None, messages
+        return
+    topics, numbers = [m.topic() for m in messages], [m.partition() for m in messages]
+    if topics.count(topics[0]) == numbers.count(numbers[0]) == len(messages):
+        yield (topics[0], numbers[0]), messages
+        return
+    start = 0
+    for at, run in groupby(zip(topics, numbers, strict=True)):
+        end = start + sum(1 for _ in run)
+        yield at, messages[start:end]
+        start = end
 
 
 class Places:
@@ -221,10 +264,31 @@ class Places:
 
         What has to wait goes into its partition's backlog instead.
         """
-        kept: list[Message] = []
-        reads: dict[Partition, Read] = {}
-        last: dict[Partition, Message] = {}
-        waits: list[tuple[Placed, Message]] = []
+        given, taken = list(messages), _Taken()
+        for at, run in _runs(given):
+            if at is None or not self._take_run(taken, at, run):
+                self._take_each(taken, run)
+        if taken.waits:
+            self._store(taken.waits)
+        now = monotonic()
+        for partition, message in taken.last.items():
+            self.placed[partition].quiet_since = now
+            read = taken.reads[partition]
+            read.leader_epoch, read.timestamp_ms = kafka.standing(message)
+        return Chunk(taken.kept, taken.reads)
+
+    def _take_run(self, taken: _Taken, at: Any, run: list[Message]) -> bool:
+        """The same for records of one partition, without a look at each; False if one of them is not to be kept."""
+        placed = self.placed.get(at)
+        if placed is None or placed.backlog is not None or at in self.gone:
+            return False
+        offsets: list[Any] = [m.offset() for m in run]
+        if offsets[0] < placed.cursor or not all(map(lt, offsets, offsets[1:])):
+            return False
+        taken.keep(placed, run, offsets[-1])
+        return True
+
+    def _take_each(self, taken: _Taken, messages: Iterable[Message]) -> None:
         for message in messages:
             if message.error() is not None:
                 self._in_stream(message)
@@ -235,21 +299,9 @@ class Places:
             if placed is None or offset < placed.cursor or at in self.gone:
                 continue  # read under an earlier placement
             if placed.backlog is not None:
-                waits.append((placed, message))
+                taken.waits.append((placed, message))
                 continue
-            read = reads.get(at)
-            if read is None:
-                read = reads[placed.claim.partition] = Read(placed.claim, placed.cursor, placed.cursor)
-            placed.cursor = read.end = offset + 1
-            last[at] = message
-            kept.append(message)
-        if waits:
-            self._store(waits)
-        now = monotonic()
-        for partition, message in last.items():
-            self.placed[partition].quiet_since = now
-            reads[partition].leader_epoch, reads[partition].timestamp_ms = kafka.standing(message)
-        return Chunk(kept, reads)
+            taken.keep(placed, (message,), offset)
 
     def _store(self, waits: Sequence[tuple[Placed, Message]]) -> None:
         """Put these into their backlogs. The partitions stay quiet: somebody may move them while they wait."""

@@ -22,7 +22,7 @@ from seekpoint.codecs.text import Bytes, Text
 from seekpoint.errors import ConfigError, Poison
 from seekpoint.records import RawRecord
 
-__all__ = ["Bytes", "Codec", "Json", "RecordCodec", "Text", "key_decoder", "value_decoder"]
+__all__ = ["Bytes", "Codec", "Json", "RecordCodec", "Text", "key_decoder", "plain_decoder", "value_decoder"]
 
 V_co = TypeVar("V_co", covariant=True)
 
@@ -72,6 +72,13 @@ def value_decoder(codec: Codec) -> Callable[[RawRecord], Any]:
         raise Poison("a null value, and the codec does not declare tombstones=True", record)
 
     return decode
+
+
+def plain_decoder(codec: Codec) -> Callable[[bytes], Any] | None:
+    """A function from the bytes of a value to the value, for many at once; None where the codec sees whole records."""
+    if isinstance(codec, RecordCodec):
+        return None
+    return codec.plain if type(codec) is Json else codec
 
 
 def key_decoder(codec: Codec) -> Callable[[RawRecord], Any]:

@@ -18,7 +18,7 @@ from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, Kafka
 from confluent_kafka import TopicPartition as _TopicPartition
 
 from seekpoint.kafka.config import is_eager
-from seekpoint.records import Partition, RawRecord, Record
+from seekpoint.records import Partition, RawRecord, Record, Unmade
 
 logger = logging.getLogger("seekpoint.kafka")
 
@@ -37,6 +37,7 @@ _NO_RIGHT = {
 # Called from C, where a failure that the client leaves behind beside a result is noticed; a call from a hot place of
 # Python's own would pass it on, to come out of whatever is called next.
 _HEADERS = methodcaller("headers")
+UNREADABLE = (SystemError, UnicodeError)  # how such a failure comes out
 
 _Callback = Callable[[Consumer, list[_TopicPartition]], None]
 OnAssigned = Callable[[list[Partition]], None]
@@ -241,14 +242,21 @@ def raw_record(message: Any) -> RawRecord:
 
     Untyped on purpose: the client's stubs allow None and str in places where a consumer never returns them.
     """
-    epoch, milliseconds = standing(message)
     failure: BaseException | None = None
     headers: Any = None
     try:
         headers = _HEADERS(message)  # once: asked again after a failure, the client gives a list with a hole in it
-    except (SystemError, UnicodeError) as error:
+    except UNREADABLE as error:
         failure = error
-    record = Record(  # not RawRecord: calling a generic alias is slow, and this runs for every record
+    record = _record(message, headers)
+    if failure is not None:
+        raise Unreadable(record, failure)
+    return record
+
+
+def _record(message: Any, headers: Any) -> RawRecord:
+    epoch, milliseconds = standing(message)
+    return Record(  # not RawRecord: calling a generic alias is slow, and this may run for every record
         message.topic(),
         message.partition(),
         message.offset(),
@@ -258,9 +266,6 @@ def raw_record(message: Any) -> RawRecord:
         tuple(headers or ()),
         epoch,
     )
-    if failure is not None:
-        raise Unreadable(record, failure)
-    return record
 
 
 def readable(message: Any) -> tuple[RawRecord, Unreadable | None]:
@@ -269,6 +274,48 @@ def readable(message: Any) -> tuple[RawRecord, Unreadable | None]:
         return raw_record(message), None
     except Unreadable as error:
         return error.record, error
+
+
+def unmade(messages: list[Message], partition: Partition | None) -> tuple[Unmade, list[tuple[RawRecord, Unreadable]]]:
+    """Messages (none of them an error) as records to be made at the first look; and what could not be read of which.
+
+    That is found out now, before any of them is applied. ``partition`` is that of all of them, None where there are
+    several. What the records are made of is taken out now, too: a message that stays costs Python's garbage collector
+    more than all this.
+    """
+    many: Any = messages
+    count, headers, failures = len(many), *_headers(many)
+    topics = [m.topic() for m in many] if partition is None else [partition.topic] * count
+    numbers = [m.partition() for m in many] if partition is None else [partition.number] * count
+    offsets, epochs = [m.offset() for m in many], [m.leader_epoch() for m in many]
+    times = [None if kind == TIMESTAMP_NOT_AVAILABLE else ms for kind, ms in [m.timestamp() for m in many]]
+    keys, values = [m.key() for m in many], [m.value() for m in many]
+
+    def make() -> list[RawRecord]:
+        pairs = [tuple(h or ()) for h in headers]
+        return list(map(Record, topics, numbers, offsets, times, keys, values, pairs, epochs))
+
+    size = sum(map(len, filter(None, keys))) + sum(map(len, filter(None, values)))
+    records = Unmade(values, make, topic=None if partition is None else partition.topic, size=size)
+    return records, [(records[n], Unreadable(records[n], failure)) for n, failure in failures.items()]
+
+
+def _headers(messages: list[Any]) -> tuple[list[Any], dict[int, BaseException]]:
+    """Every message's headers; those at these places the client cannot give, and says why. Each is asked once."""
+    headers: list[Any] = []
+    failures: dict[int, BaseException] = {}
+    if not messages:
+        return headers, failures
+    asked = map(type(messages[0]).headers, messages)  # called from C, too: for the reason that _HEADERS is
+    while True:
+        try:
+            headers.extend(asked)  # a failure leaves in the list what came before it
+        except UNREADABLE as error:
+            failures[len(headers)] = error
+            headers.append(None)
+        else:
+            assert len(headers) == len(messages)
+            return headers, failures
 
 
 def _named(partitions: Collection[_TopicPartition]) -> list[Partition]:
@@ -300,4 +347,5 @@ __all__ = [
     "raw_record",
     "readable",
     "standing",
+    "unmade",
 ]

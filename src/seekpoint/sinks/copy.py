@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from operator import length_hint
 from typing import Any, NoReturn
 
 import psycopg
@@ -70,26 +71,29 @@ class _Copy:
     def write(self, rows: Sequence[Row]) -> None:
         if not rows:
             return
-        copy = self._copy or self._begin()
-        write_row = copy.write_row
-        row: Row = ()
+        copy: Any = self._copy or self._begin()
+        left = iter(rows)
         try:
-            for row in rows:
-                self._line += 1
-                write_row(row)
+            # What copy.write_row() does, row by row, but for the loop: that runs in C.
+            for data in filter(None, map(copy.formatter.write_row, left)):
+                copy.write(data)
         except psycopg.Error as error:
             if error.sqlstate is None and isinstance(error, psycopg.DataError | psycopg.ProgrammingError):
-                self._refuse(row, error)  # it never reached the server; a lost connection is no row's fault
+                # It never reached the server; a lost connection is no row's fault.
+                self._refuse(rows, length_hint(left), error)
             raise
         except Exception as error:  # noqa: BLE001 -- a lone surrogate, a datetime inside of JSON: dumpers raise what they like
-            self._refuse(row, error)
+            self._refuse(rows, length_hint(left), error)
+        self._line += len(rows)
 
-    def _refuse(self, row: Row, error: Exception) -> NoReturn:
+    def _refuse(self, rows: Sequence[Row], left: int, error: Exception) -> NoReturn:
+        """The row that was taken last cannot be written; so many are behind it."""
+        at = len(rows) - left
         try:
-            Texts(self._cursor, self._columns() or ()).of(row)
+            Texts(self._cursor, self._columns() or ()).of(rows[at - 1])
         except Unwritable as named:
-            raise RowRefused(self._line, named) from error
-        raise RowRefused(self._line, error) from error
+            raise RowRefused(self._line + at, named) from error
+        raise RowRefused(self._line + at, error) from error
 
     def _begin(self) -> psycopg.Copy:
         columns = self._columns()

@@ -153,9 +153,12 @@ def throttled(stage: Stage, topic: str, options: Any) -> None:
         _, free = run(stage, "wide", topic, options.records, database=url)
         per_record = line.carried / options.records
         for share in map(int, options.shares.split(",")):
-            allowed = rate / share
+            allowed, source, records = rate / share, topic, options.records
+            if share > 20:  # as long as the others, in seconds
+                source, records = stage.topic(f"slow-{share}", PARTITIONS), max(20_000, records * 10 // share)
+                stage.fill(source, PARTITIONS, records)
             line.rate = allowed * per_record
-            _, figures = run(stage, f"narrow-{share}", topic, options.records, database=url)
+            _, figures = run(stage, f"narrow-{share}", source, records, database=url)
             assert figures["rebalances"] == 0, "Kafka took partitions away, or gave them again"
             say(
                 "slow database",

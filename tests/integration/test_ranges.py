@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -507,3 +508,24 @@ def test_a_follower_refuses_what_it_does_not_follow(kafka: Mapping[str, Any], to
             list(follower.read_to({Partition("orders", 3): 5}))
         with pytest.raises(ConfigError, match="the ids of the topics orders are missing"):
             follower.reassign({Partition("orders", 3): 5})
+
+
+def test_what_was_asked_leaves_no_client_to_the_garbage_collector(
+    kafka: Mapping[str, Any], topic: Make, produce: Produce
+) -> None:
+    """The collector may come by on a client's own thread, and a client that is ended from there ends the process."""
+    name = topic()
+    produce(name, map(str, range(5)))
+    whole = range_of(kafka, name, 0, 5)
+    gc.collect()
+    gc.disable()
+    try:
+        before = sum(isinstance(each, AdminClient) for each in gc.get_objects())
+        assert offsets(read_range(kafka, whole)) == list(range(5))
+        assert stable_ends(kafka, [whole.partition]) == {whole.partition: 5}
+        with follow(kafka, name, {0: 0}) as follower:
+            assert by_partition(follower.read_to({whole.partition: 5})) == {0: list(range(5))}
+        del follower
+        assert sum(isinstance(each, AdminClient) for each in gc.get_objects()) == before
+    finally:
+        gc.enable()

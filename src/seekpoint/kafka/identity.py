@@ -40,19 +40,30 @@ class Answer:
         return UUID(int=(high % 2**64 << 64) | low % 2**64)
 
 
+class _Reason:
+    """The client's last reason: refused, not resolved, no handshake ...
+
+    It knows nobody: a client that is referred to by its own callback would be left to the garbage collector, which may
+    come by on the client's own thread, and a client that is ended from there takes the process with it.
+    """
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def note(self, error: KafkaError) -> None:
+        if error.code() != KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001 -- its name; and it says less than the others
+            self.text = error.str()
+
+
 class Identity:
-    """Asks the brokers who they and their topics are. Its client has a thread of its own."""
+    """Asks the brokers who they and their topics are. Its client has a thread of its own, and ends with this object."""
 
     def __init__(self, config: Mapping[str, Any], timeout: float) -> None:
-        self._why = ""  # the client's last reason: refused, not resolved, no handshake ...
-        told: Mapping[str, Any] = {"error_cb": self._on_error}
+        self._why = _Reason()
+        told: Mapping[str, Any] = {"error_cb": self._why.note}
         self.admin = AdminClient({**admin_config(config), **told})
         self.timeout = timeout
         self._servers = config.get("bootstrap.servers") or config.get("metadata.broker.list")
-
-    def _on_error(self, error: KafkaError) -> None:
-        if error.code() != KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001 -- its name; and it says less than the others
-            self._why = error.str()
 
     def ask(self, topics: Collection[str]) -> Answer:
         """Send the question for the topics' ids; do something else until the answer is needed (about 1 ms)."""
@@ -61,14 +72,14 @@ class Identity:
 
     def cluster_id(self) -> str:
         """The id of the cluster. Raises KafkaAway."""
-        self._why = ""
+        self._why.text = ""
         try:
             # Never describe_cluster: librdkafka 2.16 aborts the process when a broker that is just let in again
             # answers that it knows no brokers.
             described = _in_background(self.admin.list_topics, timeout=self.timeout).result(self.timeout + 1)
         except (KafkaException, TimeoutError) as error:
             self.admin.poll(0)  # hands over what the client had to say meanwhile
-            why = self._why or (error.args[0].str() if isinstance(error, KafkaException) else "no answer")
+            why = self._why.text or (error.args[0].str() if isinstance(error, KafkaException) else "no answer")
             raise KafkaAway(f"no broker answered at {self._servers} within {self.timeout} s: {why}") from error
         self.admin.poll(0)
         return str(described.cluster_id)

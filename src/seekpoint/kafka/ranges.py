@@ -271,7 +271,8 @@ def log_starts(kafka: Mapping[str, Any], partitions: Collection[Partition]) -> d
 
 def topic_ids(kafka: Mapping[str, Any], topics: Collection[str]) -> dict[str, UUID | None]:
     """The id of each topic now; None for one that does not exist. Raises KafkaAway."""
-    return Outlook(kafka).ask(topics).result() if topics else {}
+    outlook = Outlook(kafka)  # kept while it is asked: an answer alone would not hold the client
+    return outlook.ask(topics).result() if topics else {}
 
 
 def _client(outlook: Outlook, positions: Mapping[Partition, int]) -> Client:

@@ -8,37 +8,15 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
-
-from sqlalchemy import Connection
 
 from append import pipeline
 from seekpoint import Ledger, running
-from seekpoint.ledger import Claim, Expected, Move
 from setting import BATCH, LIMIT
 from subject import check, fresh_table, row
 from team import Run, upgrade, work
+from unit import Silent
 
 PAIRS = 5
-
-
-class Silent(Ledger):
-    """Confirms everything, and writes nothing."""
-
-    def hold(self, tx: Connection, expected: Sequence[Expected]) -> str:  # noqa: ARG002 -- as Ledger has it
-        return ""
-
-    def advance(
-        self,
-        tx: Connection,  # noqa: ARG002
-        moves: Iterable[Move],
-        transaction: str | None = None,  # noqa: ARG002
-    ) -> list[Claim]:
-        return [
-            replace(m.claim, next_offset=m.to_offset, leader_epoch=m.leader_epoch, unreleased=0, attempt=None)
-            for m in moves
-        ]
 
 
 def turn(kind: type[Ledger]) -> Run:

@@ -166,7 +166,8 @@ def _rates(lines: Sequence[Row]) -> str:
         per_record = f"{line['cpu_us_per_record']:.2f}" if "cpu_us_per_record" in line else "-"
         ratios = "; ".join(f"{ratio:.2f} of {base}" for base, ratio in line.get("ratios", {}).items())
         own = _told({name: value for name, value in line["figures"].items() if name not in _PLAIN})
-        what = "; ".join(part for part in (line.get("guarantee") or line.get("mode", ""), own) if part)
+        kind = line.get("guarantee") or ("" if "case" in line else line.get("mode", ""))
+        what = "; ".join(part for part in (line.get("version", ""), kind, own) if part)
         rows.append(
             [_name(line), f"{line[RATE]:,}", f"{line['min']:,}-{line['max']:,}", per_record, ratios, _flat(what)]
         )

@@ -166,6 +166,7 @@ def _peers() -> Iterator[Question]:
 
 
 def _handlers() -> Iterator[Question]:
+    yield Question("handlers", "handlers", "handlers.py", against=("Append",), cases=True, own_options=True)
     yield Question("small", "handlers", "small.py", cases=True, own_options=True)
     yield Question("columnar", "handlers", "columnar.py", against=("json, rows",), cases=True)
 

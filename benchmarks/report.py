@@ -22,6 +22,7 @@ _NO_FIGURES = {
     "busy_percent",
     "whole_seconds",
     "load_of_machine",
+    "cpu_seconds_together",
     RATE,
 }
 

@@ -35,10 +35,18 @@ class Reloader:
             env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *_given()])},
         )
 
-    def wait(self) -> str:
-        """Until it stands still, or has ended; what it said."""
+    def wait_for(self, word: str) -> bool:
+        """Until it says this (``driving``, ``standing``, ``done``); False if it has ended without it."""
         assert self._process.stdout is not None
-        return self._process.stdout.readline().strip()
+        return any(line.strip() == word for line in iter(self._process.stdout.readline, ""))
+
+    def ended(self, seconds: float) -> bool:
+        """Whether it comes to its end within so many seconds."""
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
 
     def kill(self) -> None:
         """SIGKILL: nobody is told."""
@@ -71,14 +79,16 @@ class Standing(Driver):
 def main(what: dict[str, Any]) -> None:
     """Drive the run to its end, or to where it is to stand."""
     engine = create_engine(what["url"])
-    made = pipeline(what["group"], what["topic"], what["schema"], version=2)
+    made = pipeline(what["group"], what["topic"], what["schema"], version=what.get("version", 2))
     reload = Reload(
         [made], engine, {"bootstrap.servers": what["brokers"]}, schema=what["schema"], range_records=what["width"]
     )
     taken = reload.take(UUID(what["run"]))
     driver = Standing(taken.engine, taken.schema, taken.run, taken.limits)
-    driver.at = what["at"]
+    driver.at = what.get("at", "")
+    print("driving", flush=True)
     reload.run(driver)
+    engine.dispose()
     print("done", flush=True)
 
 

@@ -164,8 +164,12 @@ def test_a_swapped_table_is_the_table(shop: Shop, strategy: str) -> None:
         "SELECT indexname, replace(indexdef, :schema_, '') FROM pg_indexes "
         "WHERE schemaname = :schema_ AND tablename = 'orders' "
         "UNION ALL SELECT conname, pg_get_constraintdef(oid) FROM pg_constraint "
-        "WHERE conrelid = to_regclass(:schema_ || '.orders') ORDER BY 1, 2"
+        "WHERE conrelid = to_regclass(:schema_ || '.orders') "
+        "UNION ALL SELECT 'told', obj_description(to_regclass(:schema_ || '.orders'), 'pg_class') "
+        "UNION ALL SELECT 'column', col_description(to_regclass(:schema_ || '.orders'), 2) ORDER BY 1, 2"
     )
+    shop.execute("COMMENT ON TABLE {schema}.orders IS 'of the shop'")
+    shop.execute("COMMENT ON COLUMN {schema}.orders.amount IS 'in cents'")
     before = shop.execute(described, schema_=shop.schema)
     reload = shop.reload()
     reload.run(reload.open(strategy=strategy))

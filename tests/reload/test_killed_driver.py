@@ -41,7 +41,7 @@ def test_another_driver_goes_on(shop: Shop, at: str) -> None:
         width=50,
     )
     try:
-        assert reloader.wait() == "standing"
+        assert reloader.wait_for("standing")
     finally:
         reloader.kill()
     assert shop.rows() == doubled(FIRST, by=1), "nothing was published"
@@ -70,7 +70,7 @@ def test_a_dead_drivers_run_can_be_aborted(shop: Shop) -> None:
         width=50,
     )
     try:
-        assert reloader.wait() == "standing"
+        assert reloader.wait_for("standing")
     finally:
         reloader.kill()
     assert reload.runs.abort(run, "its driver is dead").swept

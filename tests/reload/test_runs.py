@@ -110,6 +110,13 @@ def test_a_table_without_a_key_cannot_be_merged(shop: Shop) -> None:
         ("GRANT SELECT ON {schema}.orders TO PUBLIC", "grants"),
         ("ALTER TABLE {schema}.orders ENABLE ROW LEVEL SECURITY", "row security"),
         ("ALTER TABLE {schema}.orders ADD COLUMN n serial", "sequence"),
+        (
+            "ALTER TABLE {schema}.orders ADD UNIQUE (at, id) DEFERRABLE",
+            "constraint orders_at_id_key",
+        ),
+        ("ALTER TABLE {schema}.orders SET (fillfactor = 70)", "storage parameters"),
+        ("ALTER TABLE {schema}.orders REPLICA IDENTITY FULL", "a replica identity"),
+        ("CREATE RULE r AS ON DELETE TO {schema}.orders DO ALSO NOTHING", "rule r"),
         ("CREATE STATISTICS {schema}.s ON id, amount FROM {schema}.orders", "statistics s"),
     ],
 )

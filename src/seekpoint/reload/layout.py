@@ -17,7 +17,7 @@ OFFSET, LINE = "seekpoint offset", "seekpoint line"  # a raw table's own columns
 KIND = "seekpoint kind"  # of a difference
 Composable = ident.Composable
 
-LIKE = ident.SQL("LIKE {} INCLUDING DEFAULTS INCLUDING GENERATED INCLUDING IDENTITY INCLUDING CONSTRAINTS")
+LIKE = ident.SQL("LIKE {} INCLUDING ALL EXCLUDING INDEXES EXCLUDING STATISTICS")
 
 
 def name(*parts: str) -> ident.Identifier:

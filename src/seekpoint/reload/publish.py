@@ -108,6 +108,15 @@ _TIES = text(
     UNION SELECT 'foreign key ' || conname FROM pg_constraint
     WHERE contype = 'f' AND to_regclass(:name) IN (conrelid, confrelid)
     UNION SELECT 'trigger ' || tgname FROM pg_trigger WHERE tgrelid = to_regclass(:name) AND NOT tgisinternal
+    UNION SELECT 'constraint ' || conname || ', which is deferrable or an exclusion' FROM pg_constraint
+    WHERE conrelid = to_regclass(:name) AND (contype = 'x' OR condeferrable)
+    UNION SELECT 'rule ' || rulename FROM pg_rewrite WHERE ev_class = to_regclass(:name)
+    UNION SELECT 'another owner' FROM pg_class
+    WHERE oid = to_regclass(:name) AND relowner <> to_regrole(quote_ident(current_user))
+    UNION SELECT 'storage parameters' FROM pg_class WHERE oid = to_regclass(:name) AND reloptions IS NOT NULL
+    UNION SELECT 'a replica identity' FROM pg_class WHERE oid = to_regclass(:name) AND relreplident <> 'd'
+    UNION SELECT 'a tablespace, or is unlogged' FROM pg_class
+    WHERE oid = to_regclass(:name) AND (reltablespace <> 0 OR relpersistence <> 'p')
     UNION SELECT 'row security' FROM pg_class
     WHERE oid = to_regclass(:name) AND (relrowsecurity OR relforcerowsecurity)
     UNION SELECT 'grants' FROM pg_class WHERE oid = to_regclass(:name) AND relacl IS NOT NULL
@@ -139,6 +148,13 @@ def swap(tx: Tx, staging: Staging, target: Target) -> None:
         raise ReloadRefused(reasons)
     schema, table = target.path
     old = f"old_{target.staged}"
+    said = connection.execute(_COMMENT, {"name": quoted(*target.path)}).scalar()
+    run(
+        connection,
+        "COMMENT ON TABLE {new} IS {said}",
+        new=name(*staging.table(target)),
+        said=ident.Literal(said) if said is not None else ident.SQL("NULL"),
+    )
     indexes = connection.execute(_INDEX_NAMES, {"name": quoted(*target.path)}).scalars().all()
     run(connection, "ALTER TABLE {live} RENAME TO {old}", live=name(*target.path), old=name(old))
     run(connection, "ALTER TABLE {old} SET SCHEMA {there}", old=name(schema, old), there=name(staging.schema))
@@ -152,6 +168,8 @@ def swap(tx: Tx, staging: Staging, target: Target) -> None:
             index=name(index),
         )
 
+
+_COMMENT = text("SELECT obj_description(to_regclass(:name), 'pg_class')")
 
 # In the order in which the rebuilt table's were made (see consolidate).
 _INDEX_NAMES = text(

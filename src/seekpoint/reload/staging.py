@@ -25,7 +25,7 @@ from seekpoint.pipeline import Pipeline, Row, RowRefused, Writer
 from seekpoint.records import AnyRecord, Partition, RawRecord
 from seekpoint.reload import statements as sql
 from seekpoint.reload.layout import LIKE, LINE, OFFSET, Staging, name, names, remember_columns, run
-from seekpoint.reload.parts import LeftOut, Parts, all_of
+from seekpoint.reload.parts import LeftOut, Parts, all_of, nothing_left_out
 from seekpoint.reload.run import Driver, Run, Tx, transaction
 from seekpoint.reload.targets import Path, Source, Target, aimed, aimed_pipeline, targets
 from seekpoint.sinks.copy import open_copy
@@ -228,7 +228,9 @@ def _left_out(connection: Connection, staging: Staging, group: str, range_: Rang
             lost.c.consumer_group == group, lost.c.topic == at.topic, lost.c.partition == at.number
         )
     ).all()
-    spans = [range(start, end) for start, end in gaps]
+    spans = [range(start, end) for start, end in gaps if start < range_.end and end > range_.start]
+    if not offsets and not spans:
+        return nothing_left_out
 
     def is_left_out(record: RawRecord) -> bool:
         return record.offset in offsets or any(record.offset in span for span in spans)

@@ -13,7 +13,19 @@ import pytest
 
 import seekpoint
 from pages import ROOT, named, section
-from seekpoint import Assignment, Ledger, Limits, Pipeline, StartAt, Worker, consumer_config, errors, events, testing
+from seekpoint import (
+    Assignment,
+    Ledger,
+    Limits,
+    Pipeline,
+    StartAt,
+    Worker,
+    consumer_config,
+    errors,
+    events,
+    reload,
+    testing,
+)
 from seekpoint.health import Health
 from seekpoint.kafka import config
 from seekpoint.kafka.client import Client
@@ -120,6 +132,15 @@ def test_every_field_of_health_is_in_the_reference() -> None:
 def test_every_name_of_the_test_kit_is_in_the_reference() -> None:
     assert set(testing.__all__) <= ticked(section(API, "seekpoint.testing"))
     assert is_dataclass(testing.Processed)
+
+
+def test_every_name_of_the_reload_is_in_the_reference() -> None:
+    shown = section(API, "seekpoint.reload")
+    assert {name for name in reload.__all__ if not re.search(rf"`{name}\b", shown)} == set()
+    given = re.search(r"`Reload\(([^`]*)\)`", shown)
+    assert given is not None
+    names = re.findall(r"(\w+)(?:=[^,]+)?(?:,|$)", given[1])
+    assert names == list(inspect.signature(reload.Reload.__init__).parameters)[1:]
 
 
 def test_every_limit_is_in_the_reference_with_its_default() -> None:

@@ -35,6 +35,7 @@ def test_they_are_what_the_messages_say(given_: list[Any]) -> None:
     records, unreadable = unmade(given_, None)
     assert not unreadable
     assert list(records.values) == [r.value for r in expected]
+    assert records.topic == (expected[0].topic if len({r.topic for r in expected}) == 1 else None)
     assert records.size == sum(len(r.value or b"") + len(r.key or b"") for r in expected)
     assert (len(records), list(records), list(reversed(records))) == (len(expected), expected, expected[::-1])
     assert records[1:] == expected[1:]

@@ -285,7 +285,7 @@ def unmade(messages: list[Message], partition: Partition | None) -> tuple[Unmade
     """
     many: Any = messages
     count, headers, failures = len(many), *_headers(many)
-    topics = [m.topic() for m in many] if partition is None else [partition.topic] * count
+    topics: list[Any] = [m.topic() for m in many] if partition is None else [partition.topic] * count
     numbers = [m.partition() for m in many] if partition is None else [partition.number] * count
     offsets, epochs = [m.offset() for m in many], [m.leader_epoch() for m in many]
     times = [None if kind == TIMESTAMP_NOT_AVAILABLE else ms for kind, ms in [m.timestamp() for m in many]]
@@ -296,7 +296,8 @@ def unmade(messages: list[Message], partition: Partition | None) -> tuple[Unmade
         return list(map(Record, topics, numbers, offsets, times, keys, values, pairs, epochs))
 
     size = sum(map(len, filter(None, keys))) + sum(map(len, filter(None, values)))
-    records = Unmade(values, make, topic=None if partition is None else partition.topic, size=size)
+    topic = topics[0] if count and topics.count(topics[0]) == count else None
+    records = Unmade(values, make, topic=topic, size=size)
     return records, [(records[n], Unreadable(records[n], failure)) for n, failure in failures.items()]
 
 

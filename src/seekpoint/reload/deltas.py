@@ -50,7 +50,7 @@ class Rounds:
                      for target in self.targets for feed in target.feeds if feed.source == n}  # fmt: skip
             for number, sink in sinks.items():
                 if sink.written is None and (columns := known[of[number].path]) is not None:
-                    sink.columns = tuple(one for one in columns if one not in sink.provenance.values())
+                    sink._know(tuple(one for one in columns if one not in sink.provenance.values()))  # noqa: SLF001
             self._pipelines[source.group] = aimed_pipeline(source.pipeline, [sinks[i] for i in sorted(sinks)])
             self._keys[source.group] = [(i, of[i], sinks[i]) for i in sorted(sinks)]
 

@@ -9,7 +9,7 @@ that raised it. The caller runs such a call again with each statement awaited, a
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from enum import Enum, auto
 from functools import lru_cache, partial
@@ -61,6 +61,7 @@ class Ahead:
         self._is_open = self._has_ended = False
         self._depth = 0  # of savepoints: whoever may catch an error gets it at its own statement
         self._lap = 0  # counts how often all answers were awaited
+        self._last: psycopg.Cursor[Any] | None = None  # whose statement was sent last, if it was the cursor's only one
         self.late: BaseException | None = None
         self.is_unasked = False  # SQLAlchemy reads every statement's rowcount, whether or not anybody wants it
 
@@ -75,8 +76,11 @@ class Ahead:
         )
 
     @contextmanager
-    def on(self) -> Iterator[Self]:
-        """Until the block is left, cursors of the connection send ahead; an error leaves nothing outstanding."""
+    def on(self, *, leaves: bool = False) -> Iterator[Self]:
+        """Until the block is left, cursors of the connection send ahead. An error leaves nothing outstanding.
+
+        Without an error, ``leaves`` says that answers may be awaited later, with :meth:`ask` or :meth:`catch_up`.
+        """
         driver: Any = self._driver
         before = driver.cursor_factory, driver.server_cursor_factory
         driver.cursor_factory = partial(_Cursor, self)
@@ -88,7 +92,8 @@ class Ahead:
             self._abandon()
             raise
         else:
-            self.catch_up()
+            if not leaves:
+                self.catch_up()
         finally:
             self._has_ended = True
             driver.cursor_factory, driver.server_cursor_factory = before
@@ -104,6 +109,29 @@ class Ahead:
                 yield savepoint
         finally:
             self._depth -= 1
+
+    def send(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
+        """Send a statement that returns nothing once for each row; the answers are outstanding then."""
+        for row in rows:
+            _Cursor(self, self._driver).execute(statement, row)
+
+    def ask(self, statement: str, parameters: Mapping[str, Any]) -> Any:
+        """The only row of a statement that goes behind what is outstanding, in the same round trip.
+
+        Raises the first error: where it is this statement's own, ``late`` stays None.
+        """
+        before, cursor = self._last, psycopg.Cursor(self._driver)
+        try:
+            if before is None:
+                before = psycopg.Cursor(self._driver).execute("")
+            cursor.execute(statement, parameters)
+            self.catch_up()
+        except psycopg.Error as error:
+            self.failed(error)
+            if before is not None and before.pgresult is not None:  # all that was outstanding has been taken
+                self.late = None
+            raise
+        return cursor.fetchone()
 
     def ground(self) -> None:
         """Wait for every answer, and send nothing ahead from now on."""
@@ -131,9 +159,18 @@ class Ahead:
         return not self._depth and self._driver.info.pipeline_status == PipelineStatus.OFF
 
     @property
-    def lap(self) -> int | None:
-        """Where answers are outstanding, a number that changes when they have come."""
-        return self._lap if self._is_open else None
+    def is_open(self) -> bool:
+        """Whether answers are outstanding."""
+        return self._is_open
+
+    def sent(self, cursor: psycopg.Cursor[Any], *, only: bool) -> int:
+        """A cursor has sent a statement, its ``only`` one; returns a number that changes when the answers have come."""
+        self._last = cursor if only else None
+        return self._lap
+
+    def awaits(self, lap: int | None) -> bool:
+        """Whether the answer to what was sent then is outstanding."""
+        return self._is_open and lap == self._lap
 
     def failed(self, error: psycopg.Error) -> None:
         """This came out when a statement was sent; perhaps it is an earlier one's."""
@@ -189,7 +226,7 @@ class _Cursor(psycopg.Cursor[Any]):
     @property
     def is_ahead(self) -> bool:
         """Whether the answer to its statement is outstanding."""
-        return self._lap is not None and self._lap == self._ahead.lap
+        return self._ahead.awaits(self._lap)
 
     def _ask(self) -> None:
         if self.is_ahead:
@@ -208,7 +245,7 @@ class _Cursor(psycopg.Cursor[Any]):
         except psycopg.Error as error:
             self._ahead.failed(error)
             raise
-        self._lap = self._ahead.lap
+        self._lap = self._ahead.sent(self, only=self._lap is None)
         if way is _Way.ASKED:
             self._ask()
         return self
@@ -224,7 +261,7 @@ class _Cursor(psycopg.Cursor[Any]):
         except psycopg.Error as error:
             self._ahead.failed(error)
             raise
-        self._lap = self._ahead.lap
+        self._lap = self._ahead.sent(self, only=False)
 
     def close(self) -> None:
         if not self.is_ahead:  # else its answer is still to come, and may be asked for
@@ -283,3 +320,15 @@ class _ServerCursor(psycopg.ServerCursor[Any]):
 def is_ahead(cursor: object) -> bool:
     """Whether the answer to this cursor's statement is outstanding."""
     return isinstance(cursor, _Cursor) and cursor.is_ahead
+
+
+def begin_with(driver: psycopg.Connection[Any], statement: str, parameters: Mapping[str, Any]) -> Any:
+    """Begin a READ COMMITTED transaction with this statement, in one round trip; returns its row.
+
+    psycopg would wait for BEGIN by itself, also in pipeline mode, unless something is on its way already.
+    """
+    with driver.pipeline() as pipeline:
+        driver.pgconn.send_query_params(b"BEGIN ISOLATION LEVEL READ COMMITTED", None)
+        pipeline.result_queue.append(None)
+        cursor = driver.execute(statement, parameters)
+    return cursor.fetchone()

@@ -193,7 +193,7 @@ def _handle(tx: LentConnection, handle: Handler, made: Sequence[Made], spans: Se
         raise
     except BaseException as error:
         if tx.late is not None:
-            raise _late(tx.late, error) from error
+            raise believed(tx.late, error) from error
         if isinstance(error, Poison):
             raise Failed(error, Cause.POISON, _named(error, made)) from error
         if is_database_error(error) and not is_data_fault(error):
@@ -206,10 +206,10 @@ def _handle(tx: LentConnection, handle: Handler, made: Sequence[Made], spans: Se
         )
 
 
-def _late(late: BaseException, error: BaseException) -> BaseException:
-    """What follows where a statement that was sent ahead has failed, and the handler ended with another error or this.
+def believed(late: BaseException, error: BaseException) -> BaseException:
+    """What to raise where a statement that was sent ahead has failed, and ``error`` came out, which may be that one.
 
-    It met the failure at another line, and may have taken it for that line's: whatever it raised is no verdict.
+    A handler met the failure at another line, and may have taken it for that line's: whatever it raised is no verdict.
     """
     if passes(late):
         return late

@@ -10,10 +10,8 @@ from itertools import count
 from time import monotonic
 from typing import Protocol
 
-from sqlalchemy.exc import DBAPIError
-
 from seekpoint import events
-from seekpoint.apply import Failed, apply
+from seekpoint.apply import Failed, apply, believed
 from seekpoint.deadletters import DeadLetters
 from seekpoint.errors import Fenced, HandlerMisuse, KafkaAway, PartitionStopped, PoisonStop, RetryLater
 from seekpoint.events import Announcer
@@ -135,7 +133,7 @@ class Committer:
                 batch.drop(self._holder.resolve(batch.starts))
         return is_worth_it
 
-    def _shorten(self, error: Exception, batch: OpenBatch) -> bool:
+    def _shorten(self, error: BaseException, batch: OpenBatch) -> bool:
         """What takes longer than a statement may is written in smaller parts, from now on; whether it can be."""
         code = sqlstate(error)
         if code == QUERY_CANCELED and self._isolation.shorten(sum(map(len, batch.kept()))):
@@ -147,7 +145,7 @@ class Committer:
     def _attempt(self, batch: OpenBatch, attempt: int) -> None:
         began = monotonic()
         self._announce(events.BatchOpened(attempt=attempt))
-        committing = False
+        applied = committing = False
         try:
             with self._session.transaction() as tx:
                 expected = self._holder.expected(batch.starts)
@@ -156,24 +154,31 @@ class Committer:
                 if self._pipeline.hold_key:
                     batch.hold_keys(self._dead_letters.open_keys(tx, [e.claim.partition for e in expected]))
                 run = self._isolation.apply if batch.isolating else apply
+                if self._pipeline.handle is not None or len(self._pipeline.sinks) == 1:
+                    tx.may_leave(rows=self._pipeline.handle is None)
                 try:
                     records = run(tx, self._pipeline, batch)
                 except Exception as error:
                     self._shortened = self._shorten(error, batch)
                     raise
+                applied = True
                 self._announce(events.Applied(records=records))
                 tally = self._quarantine.weigh(batch, records)
                 self._park(tx, batch)
                 moves = batch.moves()
                 moved = self._ledger.advance(tx, moves, transaction) if moves else []
                 self._note_attempts(tx, batch)
+                tx.catch_up()
                 self._check_identity(batch)
                 spans = batch.spans
                 self._announce(events.Advanced(spans=spans))
                 committing = True
-        except DBAPIError as error:
+        except Exception as error:
             if committing and connection_lost(error):
                 self._announce(events.CommitUnknown(error=error))
+            if (late := self._session.late) is not None and applied and not committing:
+                self._shortened = self._shorten(late, batch)
+                raise believed(late, late) from error
             raise
         self._holder.accept(moved)
         self._quarantine.count(tally)

@@ -145,7 +145,7 @@ class ChunkRead(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied(Event):
-    """Sinks and handler are done; the offsets are not yet advanced."""
+    """Sinks and handler are done; the offsets are not yet advanced, and the last answers may be outstanding."""
 
     records: int
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -11,7 +11,7 @@ from psycopg.pq import TransactionStatus
 from sqlalchemy import Connection, CursorResult, Engine
 from sqlalchemy.exc import DBAPIError
 
-from seekpoint.ahead import Ahead, is_ahead
+from seekpoint.ahead import Ahead, begin_with, is_ahead
 from seekpoint.errors import HandlerMisuse
 from seekpoint.policy import Fault, fault
 
@@ -24,9 +24,8 @@ class LentConnection(Connection):
     from the offset (I1). It raises HandlerMisuse before anything reaches the server.
     """
 
-    _ahead: Ahead | None = None  # while a handler has it
-    _may_send_ahead = False
-    late: BaseException | None = None  # of the last handler's statements that were sent ahead, the first that failed
+    _ahead: Ahead | None = None  # of what was sent last, by a handler or a sink
+    _is_lent = _may_send_ahead = _may_leave = _may_leave_rows = False
 
     def _misuse(self, what: str) -> NoReturn:
         raise HandlerMisuse(
@@ -60,7 +59,9 @@ class LentConnection(Connection):
         return self._unasked(super().exec_driver_sql, *args, **options)
 
     def _unasked(self, execute: Callable[..., CursorResult[Any]], *args: Any, **options: Any) -> CursorResult[Any]:
-        if (ahead := self._ahead) is None:
+        ahead = self._ahead
+        if ahead is None or not self._is_lent:
+            self.catch_up()
             return execute(*args, **options)
         ahead.is_unasked = True
         try:
@@ -71,9 +72,44 @@ class LentConnection(Connection):
             result.__class__ = _Ahead
         return result
 
-    def send_ahead(self, given: bool) -> None:
-        """Whether a handler's statements may be sent ahead, from now on."""
-        self._may_send_ahead = given
+    def begins(self, *, send_ahead: bool) -> None:
+        """Another transaction: nothing is known of its statements yet."""
+        self._may_send_ahead, self._may_leave, self._may_leave_rows = send_ahead, False, False
+        self._ahead, self._in_parts = None, False
+
+    def may_leave(self, *, rows: bool) -> None:
+        """What comes last in this transaction, handler or a sink's ``rows``, may be awaited by our next statement."""
+        self._may_leave, self._may_leave_rows = not rows, rows
+
+    @property
+    def late(self) -> BaseException | None:
+        """Of the statements that were sent ahead the first that failed."""
+        return None if self._ahead is None else self._ahead.late
+
+    def catch_up(self) -> None:
+        """Wait for every answer that is outstanding. Raises the first error among them."""
+        if self._ahead is not None:
+            self._ahead.catch_up()
+
+    @property
+    def sends_ahead(self) -> bool:
+        """Whether statements may be sent ahead: never in a part, where an error must be its own statement's."""
+        return self._may_send_ahead and not self._in_parts and Ahead.suits(self.connection.driver_connection)
+
+    @property
+    def leaves(self) -> bool:
+        """Whether a sink may :meth:`leave` rows."""
+        return self._may_leave_rows and self.sends_ahead
+
+    def leave(self, statement: str, rows: Iterable[Sequence[Any]]) -> bool:
+        """Send a sink's last rows, one by one, to be awaited by our next statement; False where that may not be."""
+        driver = self.connection.driver_connection
+        if not self.leaves or not isinstance(driver, psycopg.Connection):
+            return False
+        self.catch_up()
+        self._ahead = Ahead(driver)
+        self._ahead.send(statement, rows)
+        return True
 
     @contextmanager
     def lent(self) -> Iterator[None]:
@@ -83,18 +119,18 @@ class LentConnection(Connection):
         there, an error is its own statement's, and the verdict on a record hangs on it.
         """
         driver = self.connection.driver_connection
-        self.late = None
-        if not self._may_send_ahead or self._in_parts or not Ahead.suits(driver):
+        self.catch_up()
+        self._ahead = None
+        if not self.sends_ahead or not isinstance(driver, psycopg.Connection):
             with self._savepoints_ended():
                 yield
             return
-        assert isinstance(driver, psycopg.Connection)
-        self._ahead = ahead = Ahead(driver)
+        self._ahead, self._is_lent = Ahead(driver), True
         try:
-            with self._savepoints_ended(), ahead.on():
+            with self._savepoints_ended(), self._ahead.on(leaves=self._may_leave):
                 yield
         finally:
-            self._ahead, self.late = None, ahead.late
+            self._is_lent = False
 
     @contextmanager
     def _savepoints_ended(self) -> Iterator[None]:
@@ -126,27 +162,40 @@ class LentConnection(Connection):
         """Nothing was written since the part began, and it begins again."""
         self._command("ROLLBACK TO SAVEPOINT seekpoint_part")
 
-    def end_parts(self) -> None:
-        """What follows is no part: the transaction that had them has ended."""
-        self._in_parts = False
-
     def _command(self, command: str) -> None:
         driver = self.connection.driver_connection
         assert isinstance(driver, psycopg.Connection)
         driver.execute(command, prepare=False)  # two commands in one cannot be prepared
 
+    def straight(self, statement: str, parameters: Mapping[str, Any]) -> Any:
+        """The only row of a statement of ours, from the driver itself; in one round trip with what is outstanding.
+
+        Where it is the first statement, BEGIN goes with it.
+        """
+        driver = self.connection.driver_connection
+        assert isinstance(driver, psycopg.Connection)
+        if self._ahead is not None and self._ahead.is_open:
+            return self._ahead.ask(statement, parameters)
+        if driver.info.transaction_status == TransactionStatus.IDLE and psycopg.Pipeline.is_supported():
+            return begin_with(driver, statement, parameters)
+        return driver.execute(statement, parameters).fetchone()
+
     def check(self) -> None:
         """Raise HandlerMisuse if the transaction was ended or broken behind our back.
 
-        All that was sent ahead is awaited first. Its error is raised here also where the handler has caught it: it
-        came out at another statement, and perhaps where one was expected.
+        All that was sent ahead is awaited first, but for what may be left to our next statement: a transaction that has
+        ended or is broken refuses that one. A late error is raised here also where the handler has caught it: it came
+        out at another statement, and perhaps where one was expected.
         """
-        if (ahead := self._ahead) is not None:
+        ahead, transaction = self._ahead, self.get_transaction()
+        has_ended = transaction is None or not transaction.is_active
+        if ahead is not None and ahead.is_open and not has_ended:
+            if self._may_leave and ahead.late is None:
+                return
             ahead.catch_up()
-        transaction = self.get_transaction()
         driver = self.connection.driver_connection
         status = driver.info.transaction_status if isinstance(driver, psycopg.Connection) else None
-        if transaction is None or not transaction.is_active or status == TransactionStatus.IDLE:
+        if has_ended or status == TransactionStatus.IDLE:
             raise HandlerMisuse("the handler ended the transaction it was lent; what it wrote before may be half done")
         if status == TransactionStatus.INERROR:
             if ahead is not None and ahead.late is not None:
@@ -179,12 +228,14 @@ class _Ahead(CursorResult[Any]):
 class Session:
     """One connection for a worker's transactions, one after another; a new one after any failure.
 
-    ``send_ahead``: handlers' statements are sent without waiting for each answer.
+    ``send_ahead``: handlers' statements are sent without waiting for each answer. ``late`` is the first error among
+    those of the last transaction, or None.
     """
 
     def __init__(self, engine: Engine, *, send_ahead: bool = False) -> None:
         self._engine, self._send_ahead = engine, send_ahead
         self._connection: LentConnection | None = None
+        self.late: BaseException | None = None
 
     @contextmanager
     def transaction(self) -> Iterator[LentConnection]:
@@ -193,13 +244,15 @@ class Session:
         if tx is None:
             tx = self._connection = LentConnection(self._engine)
             tx.execution_options(isolation_level="READ COMMITTED")
-            tx.send_ahead(self._send_ahead)
-        tx.end_parts()
+        tx.begins(send_ahead=self._send_ahead)
+        self.late = None
         try:
             transaction = tx.begin()
             yield tx
+            tx.catch_up()
             transaction.commit()
         except BaseException:
+            self.late = tx.late
             self.close(broken=True)
             raise
 

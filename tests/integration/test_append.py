@@ -531,7 +531,8 @@ def test_row_that_changes_its_mind_is_told_so(ground: Ground, group: str) -> Non
         calls.append(r.value)
         return (-1,) if len(calls) == 1 else None
 
-    pipeline = of(group, Json(int), ground.append("id int CHECK (id > 0)", columns=["id"], row=row))
+    sink = ground.append("id int CHECK (id > 0)", columns=["id"], row=row)
+    pipeline = Pipeline(group, topics=TOPIC, value=Json(int), sinks=[sink], send_ahead=False)
     with pytest.raises(ConfigError, match="it must depend on its record alone"):
         ground.process(pipeline, *orders(b"1"))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import psycopg
@@ -17,13 +17,14 @@ from sqlalchemy.orm.exc import StaleDataError
 
 from ground import Ground, orders, stopped_at
 from integration.ledger.desk import wait_until_blocked
-from seekpoint import Batch, Pipeline, Poison, events
+from seekpoint import Append, Batch, Pipeline, Poison, events
 from seekpoint import Text as Utf8
 from seekpoint.dev.proxy import PostgresProxy
 from seekpoint.errors import HandlerMisuse, PoisonStop
 from seekpoint.failure import Cause
+from seekpoint.sinks.few import FEW
 from seekpoint.testing import Processed, process
-from trips import trips
+from trips import Trips, trips
 
 Tx = Connection
 Then = Callable[[Connection, Batch[Any, Any]], Any]
@@ -583,3 +584,147 @@ def test_nothing_of_it_outlives_the_handler(counter: Counter, seekpoint_engine: 
     counter.run(handle, "v0", "v1")
     assert kept[1].rowcount == 2
     assert kept[0].connection.cursor_factory is psycopg.Cursor
+
+
+# -- the whole unit of work ---------------------------------------------------------------------------------------
+
+
+def unit_of_work(counter: Counter, count: int, **options: Any) -> int:
+    """The round trips of one transaction with so many records, from its begin to its COMMIT."""
+    engine = create_engine(counter.ground.engine.url, pool_size=1, max_overflow=0)
+    pipeline = Pipeline(counter.group, topics="orders", value=Utf8(), **options)
+    tracing, found = ExitStack(), list[Trips]()
+
+    def observe(event: events.Event) -> None:
+        if isinstance(event, events.BatchOpened):
+            with engine.connect() as connection:  # the pool's only one: the batch will have it, too
+                found.append(tracing.enter_context(trips(driver(connection))))
+        if isinstance(event, events.Committed):
+            tracing.close()
+
+    try:
+        for n in range(2):  # in the first, the sink may ask for what it remembers then
+            records = orders(*(b"v%d" % k for k in range(count)), start=n * count)
+            process(pipeline, engine, records, schema=counter.ground.schema, observe=(observe,))
+    finally:
+        engine.dispose()
+    return found[-1].count
+
+
+def test_a_few_records_take_three_round_trips(counter: Counter) -> None:
+    """BEGIN with hold, the rows with advance, COMMIT; more rows go by COPY, whose begin and end are awaited."""
+    sink = Append((counter.ground.schema, "t"), columns=["id", "v"], row=lambda r: (r.offset, r.value))
+    assert unit_of_work(counter, 1, sinks=[sink]) == 3
+    assert len(counter.rows()) == 2
+
+
+def test_up_to_twenty_rows_are_few(counter: Counter) -> None:
+    sink = Append((counter.ground.schema, "t"), columns=["id", "v"], row=lambda r: (r.offset, r.value))
+    assert (FEW, unit_of_work(counter, FEW, sinks=[sink])) == (20, 3)
+    assert len(counter.rows()) == 2 * FEW
+
+
+def test_more_rows_go_by_copy(counter: Counter) -> None:
+    sink = Append((counter.ground.schema, "t"), columns=["id", "v"], row=lambda r: (r.offset, r.value))
+    assert unit_of_work(counter, FEW + 1, sinks=[sink]) == 5
+    assert len(counter.rows()) == 2 * FEW + 2
+
+
+def test_a_handlers_last_statements_are_awaited_with_the_offset(counter: Counter) -> None:
+    assert unit_of_work(counter, 30, handle=counter.each) == 3
+    assert len(counter.rows()) == 60
+
+
+def test_without_sending_ahead_each_is_awaited(counter: Counter) -> None:
+    sink = Append((counter.ground.schema, "t"), columns=["id", "v"], row=lambda r: (r.offset, r.value))
+    assert unit_of_work(counter, 1, sinks=[sink], send_ahead=False) == 5
+
+
+def appended(counter: Counter, *values: str, **options: Any) -> Processed:
+    sink = Append((counter.ground.schema, "t"), columns=["id", "v"], row=lambda r: (r.offset, r.value))
+    pipeline = Pipeline(counter.group, topics="orders", value=Utf8(), sinks=[sink], **options)
+    given = orders(*map(str.encode, values))
+    return process(pipeline, counter.ground.engine, given, schema=counter.ground.schema, observe=(counter.seen.append,))
+
+
+@pytest.mark.parametrize("count", [1, 2, 9])
+def test_a_bad_row_among_few_is_its_own_records_fault(counter: Counter, count: int) -> None:
+    """It surfaces at advance; COPY says then which one it is."""
+    values = [f"v{n}" for n in range(count)]
+    values[count // 2] = "bad"
+    stop = stopped_at(appended(counter, *values), 0, count // 2)
+    assert isinstance(stop, PoisonStop)
+    assert (stop.failure.cause, stop.failure.sqlstate) == (Cause.DATABASE, "23514")
+    assert len(counter.rows()) == count // 2
+    assert not any(isinstance(e, events.Refused) for e in counter.seen)
+
+
+@pytest.mark.parametrize("by", ["rows", "statements", "one cursor", "a list"])
+def test_a_row_that_speaks_like_the_fence_is_no_refusal(counter: Counter, by: str) -> None:
+    """What the ledger refuses is known by its words: a value with the same words is a bad value, and no more."""
+    path = counter.ground.create("n int", "numbers")
+    insert = text(f'INSERT INTO "{path[0]}".numbers VALUES (CAST(CAST(:n AS text) AS int))')
+
+    def handle(tx: Tx, batch: Batch[Any, Any]) -> None:
+        if by == "a list":
+            tx.execute(insert, [{"n": r.value} for r in batch])
+        cursor = driver(tx).cursor()
+        for r in batch:
+            if by == "statements":
+                tx.execute(insert, {"n": r.value})
+            if by == "one cursor":
+                cursor.execute(f'INSERT INTO "{path[0]}".numbers VALUES (CAST(CAST(%s AS text) AS int))', (r.value,))
+
+    sinks = [Append(path, columns=["n"], row=lambda r: (r.value,))] if by == "rows" else []
+    pipeline = Pipeline(
+        counter.group, topics="orders", value=Utf8(), sinks=sinks, handle=None if by == "rows" else handle
+    )
+    records = orders(b"1", b"seekpoint: claim or position is not the expected one; rows advanced: 0")
+    done = process(
+        pipeline, counter.ground.engine, records, schema=counter.ground.schema, observe=(counter.seen.append,)
+    )
+    stop = stopped_at(done, 0, 1)
+    assert isinstance(stop, PoisonStop)
+    assert stop.failure.sqlstate == "22P02"
+    assert not any(isinstance(e, events.Refused) for e in counter.seen)
+    assert counter.ground.rows("n", name="numbers") == [(1,)]
+
+
+@pytest.mark.parametrize("words", ['INSERT INTO "', "WITH moving"])
+def test_a_connection_cut_between_rows_and_offset(counter: Counter, proxy: PostgresProxy, words: str) -> None:
+    counter.ground.engine = create_engine(proxy.dsn)
+    proxy.arm("at_statement", words)
+    try:
+        assert appended(counter, "v0", "v1").records == 2
+        assert proxy.fired.is_set()
+        assert counter.rows() == [(0, "v0"), (1, "v1")]
+    finally:
+        counter.ground.engine.dispose()
+    assert [e.attempt for e in counter.seen if isinstance(e, events.BatchOpened)] == [1, 2]
+    assert not any(isinstance(e, events.CommitUnknown | events.Isolating) for e in counter.seen)
+
+
+def repeated(row: tuple[Any, ...], count: int) -> Callable[[Any], list[tuple[Any, ...]]]:
+    return lambda _: [row] * count
+
+
+def test_values_mean_the_same_in_few_rows_and_in_many(counter: Counter) -> None:
+    """Text of no type, read by the column's own: not rounded, cut or cast on the way, as COPY does not."""
+    made = [
+        ("int", "12.5"), ("int", True), ("numeric(6,1)", "12.56"), ("varchar(3)", "abcd"), ("char(3)", "ab"),
+        ("text", 5), ("text", {"a": [1]}), ("jsonb", {"a": [1]}), ("int[]", [1, None]), ("bool", "yes"),
+        ("bytea", b"\x00\xff"),
+        ("timestamptz", "2026-01-01T00:00:00Z"), ("float8", "NaN"), ("money", "12.50"), ("inet", "10.0.0.1"),
+        ("int GENERATED ALWAYS AS IDENTITY", 7), ("int", None), ("text", "\\N"), ("text", "tab\there"),
+    ]  # fmt: skip
+    for n, (kind, value) in enumerate(made):
+        found = []
+        for rows in (1, FEW + 1):
+            name = f"t_{n}_{rows}"
+            counter.ground.create(f'"a%b" {kind}', name)
+            sink = Append((counter.ground.schema, name), columns=["a%b"], rows=repeated((value,), rows))
+            pipeline = Pipeline(f"{counter.group}-{name}", topics="orders", value=Utf8(), sinks=[sink])
+            done = process(pipeline, counter.ground.engine, orders(b"x"), schema=counter.ground.schema)
+            states = [stop.failure.sqlstate for stop in done.stopped.values() if isinstance(stop, PoisonStop)]
+            found.append((counter.ground.rows("a%b", name=name)[:1], states))
+        assert repr(found[0]) == repr(found[1]), (kind, value)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
+import psycopg
 from sqlalchemy.exc import DBAPIError
 
 from seekpoint.errors import Fenced, HandlerMisuse
@@ -69,8 +70,8 @@ def hold(tx: Scope, expected: Sequence[Expected], settings: Settings) -> str:
     if (tx.connection.dialect.server_version_info or (0,)) >= (17,):
         statement = sql.HOLD_17
         parameters["transaction_timeout"] = f"{round(settings.transaction_age * 1000)}ms"
-    row = fenced(tx, statement, parameters)
-    return str(row.transaction)
+    _held, transaction, *_ = fenced(tx, statement, parameters)
+    return str(transaction)
 
 
 def advance(tx: Scope, moves: Iterable[Move], transaction: str | None = None) -> list[Claim]:
@@ -105,10 +106,11 @@ def advance(tx: Scope, moves: Iterable[Move], transaction: str | None = None) ->
 def fenced(tx: Scope, statement: Any, parameters: dict[str, Any]) -> Any:
     """Run a statement that refuses inside SQL; what it refuses is Fenced."""
     try:
-        return tx.execute(statement, **parameters).one()
-    except DBAPIError as error:
-        if getattr(error.orig, "sqlstate", None) == INVALID_TEXT and sql.REFUSAL in str(error.orig):
-            message = str(error.orig)
+        return tx.ask(statement, **parameters)
+    except (DBAPIError, psycopg.Error) as error:
+        told = error.orig if isinstance(error, DBAPIError) else error
+        if getattr(told, "sqlstate", None) == INVALID_TEXT and sql.REFUSAL in str(told):
+            message = str(told)
             if sql.ENDED in message:
                 raise HandlerMisuse(
                     "the transaction was ended between hold and advance, by a COMMIT or ROLLBACK that is not ours: "

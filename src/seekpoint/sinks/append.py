@@ -30,8 +30,8 @@ class Append(TableSink):
 
     @contextmanager
     def open(self, tx: Connection) -> Iterator[Writer]:
-        """Open the COPY when the first row comes: only then are the columns of Structs known."""
-        from seekpoint.sinks.copy import open_copy  # noqa: PLC0415 -- a declaration needs no database driver
+        """Open the COPY when the first row comes, or more than a few: only then are the columns of Structs known."""
+        from seekpoint.sinks.few import open_few  # noqa: PLC0415 -- a declaration needs no database driver
 
-        with open_copy(tx, self.path, lambda: self.written) as writer:
+        with open_few(tx, self.path, lambda: self.written) as writer:
             yield writer

@@ -1,0 +1,85 @@
+"""A few rows, by one statement each, sent behind each other: COPY would take two round trips, these take none.
+
+Only the last rows of a transaction, and only where its next statement awaits them (see ``LentConnection.leave``). An
+error has no line then: the batch is run again, and comes here no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import lru_cache
+from typing import Any
+
+from psycopg import sql
+from sqlalchemy import Connection
+
+from seekpoint.pipeline import Row, Writer
+from seekpoint.sinks.copy import Texts, Unwritable, driver_of, open_copy, writing_cursor
+
+FEW = 20  # rows; above, COPY is cheaper
+
+Columns = Callable[[], Sequence[str] | None]
+
+
+class _Few:
+    """Gathers rows while they are few, and hands them to COPY as soon as they are not."""
+
+    def __init__(self, most: int, open_copy: Callable[[], Writer]) -> None:
+        self._most, self._open_copy = most, open_copy
+        self._copy: Writer | None = None
+        self.rows: list[Row] = []
+
+    def write(self, rows: Sequence[Row]) -> None:
+        if self._copy is None and len(self.rows) + len(rows) <= self._most:
+            self.rows.extend(rows)
+        else:
+            self.hand_over().write(rows)
+
+    def hand_over(self) -> Writer:
+        """From here on by COPY."""
+        if self._copy is None:
+            self._copy = self._open_copy()
+            if self.rows:
+                self._copy.write(self.rows)
+                self.rows = []
+        return self._copy
+
+
+@contextmanager
+def open_few(tx: Connection, path: Sequence[str], columns: Columns) -> Iterator[Writer]:
+    """Write to ``path`` until the block is left; as :func:`open_copy` does, or faster where the rows are few."""
+    most = FEW if getattr(tx, "leaves", False) else 0
+    with ExitStack() as stack:
+        few = _Few(most, lambda: stack.enter_context(open_copy(tx, path, columns)))
+        yield few
+        if few.rows and not _left(tx, path, columns, few.rows):
+            few.hand_over()
+
+
+def _left(tx: Any, path: Sequence[str], columns: Columns, rows: Sequence[Row]) -> bool:
+    """Whether the rows were sent; those with a value that nobody can write are not: COPY tells which one."""
+    names = tuple(columns() or ())
+    with writing_cursor(driver_of(tx)) as cursor:
+        texts = Texts(cursor, names)
+        try:
+            written = [texts.of(row) for row in rows]
+        except (Unwritable, ValueError):  # also: a row of another width
+            return False
+    return bool(tx.leave(_insert(tuple(path), names), written))
+
+
+@lru_cache(maxsize=256)
+def _insert(path: tuple[str, ...], columns: tuple[str, ...]) -> str:
+    """Values come as text of no type: the server reads it as it would in COPY, by the column's own."""
+    named = sql.SQL("INSERT INTO {} ({}) OVERRIDING SYSTEM VALUE VALUES ({})").format(
+        sql.Identifier(*map(_spared, path)),
+        sql.SQL(", ").join(sql.Identifier(_spared(name)) for name in columns),
+        sql.SQL(", ").join([sql.SQL("%s")] * len(columns)),
+    )
+    return named.as_string()
+
+
+def _spared(name: str) -> str:
+    """The statement is run with parameters, where a lone ``%`` would begin one."""
+    return name.replace("%", "%%")

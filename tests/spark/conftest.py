@@ -14,10 +14,9 @@ from pyspark.sql import SparkSession
 
 from seekpoint.dev.child import ServerFailed
 from seekpoint.dev.spark import start_spark
-from seekpoint.spark import Env
-from shop import Shop
+from shop import Shop, of
+from spark.orders import DATABASE
 
-DATABASE = Env("SEEKPOINT_TEST_SPARK_DATABASE")
 HERE, TESTS = Path(__file__).parent, Path(__file__).parent.parent
 
 
@@ -92,3 +91,21 @@ def shop(request: pytest.FixtureRequest) -> Shop:
     )
     made.make_tables()
     return made
+
+
+@pytest.fixture
+def named(shop: Shop, module: Callable[[str], str], tmp_path: Path) -> Callable[[str], str]:
+    """``named(source)`` has 100 records in each of two partitions applied, and returns the pipeline's name."""
+
+    def make(source: str) -> str:
+        for partition in (0, 1):
+            shop.produce(shop.topic, [of(n + partition * 1000, n, n) for n in range(100)], partition=partition)
+        worker = shop.worker()
+        for partition in (0, 1):
+            worker.reached(shop.topic, 100, partition)
+        worker.stop()
+        marker = str(tmp_path / "marker")
+        written = source.format(group=shop.group, topic=shop.topic, schema=shop.schema, marker=marker)
+        return f"{module(written)}:orders"
+
+    return make

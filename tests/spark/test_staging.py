@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -21,68 +21,7 @@ from seekpoint.reload.staging import Task, begin_staging
 from seekpoint.spark import Env, SparkStager
 from seekpoint.spark.ending import TaskEnded, ending_of
 from shop import Shop, of
-from spark.conftest import DATABASE
-
-Module = Callable[[str], str]
-
-PLAIN = """
-from seekpoint import Json, Pipeline, Upsert
-from shop import Order, OrderKey
-
-def first(record):
-    pass
-
-def row(record):
-    first(record)
-    order = record.value
-    if order.amount > 1000:
-        raise ValueError("too much")
-    return {{"id": order.id, "amount": order.amount * 2, "at": order.at}}
-
-sink = Upsert(({schema!r}, "orders"), key=["id"], columns=["id", "amount", "at"], row=row)
-orders = Pipeline({group!r}, topics={topic!r}, value=Json(Order, tombstones=True), key=Json(OrderKey), sinks=[sink],
-                  version=2)
-"""
-
-# Ends its process the first time only: whoever makes the marker file.
-ONCE = """
-import os, signal
-
-def once():
-    try:
-        os.close(os.open({marker!r}, os.O_CREAT | os.O_EXCL))
-    except FileExistsError:
-        return
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-IN_A_ROW = (
-    PLAIN
-    + ONCE
-    + """
-def first(record):
-    if record.offset == 25:
-        once()
-"""
-)
-
-BEHIND_COMMIT = (
-    PLAIN
-    + ONCE
-    + """
-from seekpoint.spark import tasks
-
-stage_range = tasks.stage_range
-
-def deadly(*args, **named):
-    staged = stage_range(*args, **named)
-    if staged.group == {group!r}:
-        once()
-    return staged
-
-tasks.stage_range = deadly
-"""
-)
+from spark.orders import BEHIND_COMMIT, DATABASE, IN_A_ROW, PLAIN, expected
 
 
 class Job:
@@ -104,27 +43,9 @@ class Job:
             return coverage(tx, driver, 40).missing
 
 
-RECORDS = [of(n % 70, n, n) for n in range(100)]
-
-
 @pytest.fixture
-def job(shop: Shop, spark: SparkSession, module: Module, tmp_path: Path) -> Callable[..., Job]:
-    def make(source: str = PLAIN, records: Sequence[tuple[str, str | None]] = RECORDS) -> Job:
-        for partition in (0, 1):
-            shop.produce(shop.topic, [of(n + partition * 1000, n, n) for n in range(100)], partition=partition)
-        worker = shop.worker()
-        for partition in (0, 1):
-            worker.reached(shop.topic, 100, partition)
-        worker.stop()
-        marker = str(tmp_path / "marker")
-        name = module(source.format(group=shop.group, topic=shop.topic, schema=shop.schema, marker=marker))
-        return Job(shop, spark, f"{name}:orders")
-
-    return make
-
-
-def expected() -> list[tuple[int, int, int]]:
-    return [(n + partition * 1000, 2 * n, n) for partition in (0, 1) for n in range(100)]
+def job(shop: Shop, spark: SparkSession, named: Callable[[str], str]) -> Callable[..., Job]:
+    return lambda source=PLAIN: Job(shop, spark, named(source))
 
 
 def test_a_stager_is_one() -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from seekpoint.dev.child import Folder
+from seekpoint.dev.child import Child, Folder, ServerFailed, free_port
 from seekpoint.dev.java import find_java
 
 if TYPE_CHECKING:
@@ -65,6 +68,56 @@ def start_spark(master: str = "local[2,4]", config: Mapping[str, str] | None = N
             _stop(session)
     finally:
         folder.close()
+
+
+@contextmanager
+def start_cluster(hosts: Sequence[str] = ("127.0.0.1", "127.0.0.2")) -> Iterator[str]:
+    """A master, and a worker of one slot on each of these addresses of this machine; gives the master's URL.
+
+    Spark takes each address for a machine: it speculates only where there are two. Everything ends with the block.
+    Raises ServerFailed where there is no Java, or no worker within a minute.
+    """
+    folder = Folder("spark-cluster")
+    children: list[Child] = []
+    environment = {**os.environ, "JAVA_HOME": str(java_home(folder.path)), "SPARK_NO_DAEMONIZE": "1"}
+
+    def start(kind: str, host: str, *arguments: str) -> Child:
+        port = free_port()
+        class_ = f"org.apache.spark.deploy.{kind.lower()}.{kind}"
+        own = Folder(f"spark-{kind.lower()}")
+        command = [_spark_class(), class_, "--host", host, "--port", str(port), "--webui-port", "0", *arguments]
+        child = Child(command, own, env={**environment, "SPARK_LOCAL_IP": host, "PYSPARK_PYTHON": sys.executable})
+        children.append(child)
+        child.start()
+        return child
+
+    try:
+        master = start("Master", hosts[0])
+        url = _said(master, r"Starting Spark master at (spark://\S+)")
+        workers = [start("Worker", host, "--cores", "1", "--memory", "1g", url) for host in hosts]
+        for worker in workers:
+            _said(worker, r"(Successfully registered with master)")
+        yield url
+    finally:
+        for child in reversed(children):
+            child.close()
+        folder.close()
+
+
+def _spark_class() -> str:
+    import pyspark  # noqa: PLC0415
+
+    return str(Path(pyspark.__file__).parent / "bin" / "spark-class")
+
+
+def _said(child: Child, pattern: str) -> str:
+    """What the process has written, as soon as it matches."""
+    deadline, pause = monotonic() + 60, threading.Event()
+    while monotonic() < deadline and child.running:
+        if (found := re.search(pattern, child.log_tail(200))) is not None:
+            return found[1]
+        pause.wait(0.1)
+    raise ServerFailed(f"a Spark process did not come up:\n{child.log_tail()}")
 
 
 def java_home(folder: Path) -> Path:

@@ -1,0 +1,88 @@
+"""The shop's pipeline in version 2, as modules that tasks import by name: well behaved, or deadly once."""
+
+from __future__ import annotations
+
+from seekpoint.spark import Env
+
+#: Where tasks look for the database's address.
+DATABASE = Env("SEEKPOINT_TEST_SPARK_DATABASE")
+
+PLAIN = """
+from seekpoint import Json, Pipeline, Upsert
+from shop import Order, OrderKey
+
+def first(record):
+    pass
+
+def row(record):
+    first(record)
+    order = record.value
+    if order.amount > 1000:
+        raise ValueError("too much")
+    return {{"id": order.id, "amount": order.amount * 2, "at": order.at}}
+
+sink = Upsert(({schema!r}, "orders"), key=["id"], columns=["id", "amount", "at"], row=row)
+orders = Pipeline({group!r}, topics={topic!r}, value=Json(Order, tombstones=True), key=Json(OrderKey), sinks=[sink],
+                  version=2)
+"""
+
+# Ends its process the first time only: whoever makes the marker file.
+ONCE = """
+import os, signal
+
+def once():
+    try:
+        os.close(os.open({marker!r}, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+IN_A_ROW = (
+    PLAIN
+    + ONCE
+    + """
+def first(record):
+    if record.offset == 25:
+        once()
+"""
+)
+
+BEHIND_COMMIT = (
+    PLAIN
+    + ONCE
+    + """
+from seekpoint.spark import tasks
+
+stage_range = tasks.stage_range
+
+def deadly(*args, **named):
+    staged = stage_range(*args, **named)
+    if staged.group == {group!r}:
+        once()
+    return staged
+
+tasks.stage_range = deadly
+"""
+)
+
+#: The first attempt at a record never ends: only a copy on another machine helps.
+FOR_EVER = (
+    PLAIN
+    + """
+import os, threading
+
+def first(record):
+    if record.offset == 99:
+        try:
+            os.close(os.open({marker!r}, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return
+        threading.Event().wait()
+"""
+)
+
+
+def expected() -> list[tuple[int, int, int]]:
+    """What version 2 makes of the 100 records in each of two partitions."""
+    return [(n + partition * 1000, 2 * n, n) for partition in (0, 1) for n in range(100)]

@@ -61,6 +61,24 @@ class Parts:
 
     def take(self, piece: Piece, left_out: LeftOut = nothing_left_out) -> None:
         """Decode these records and write them, perhaps later."""
+        self._decode(piece, left_out)
+        if len(self._waiting) >= PART:
+            self.flush()
+
+    def stream(self, pieces: Iterable[Piece], left_out: LeftOut) -> Outcome:
+        """Write them all as they come, through the only sink; raises RowRefused where one is refused."""
+        [sink] = self._pipeline.sinks
+        with sink.open(self._tx) as writer:
+            for piece in pieces:
+                self._decode(piece, left_out)
+                made, self._waiting = self._waiting, []
+                writer.write([row for one in made for row in one.rows[0]])
+                self.outcome.applied += len(made)
+                if self._seen is not None:
+                    self._seen(made)
+        return self.outcome
+
+    def _decode(self, piece: Piece, left_out: LeftOut) -> None:
         unread = {(r.topic, r.partition, r.offset): error for r, error in piece.unreadable}
         wanted = piece.records if left_out is nothing_left_out else [r for r in piece.records if not left_out(r)]
         made = None if unread else self._at_once(wanted)
@@ -72,8 +90,6 @@ class Parts:
                     self._waiting.append(make(self._pipeline, raw, unread.get((raw.topic, raw.partition, raw.offset))))
                 except Failed as failed:
                     self._set_aside(raw, failed)
-        if len(self._waiting) >= PART:
-            self.flush()
 
     def _at_once(self, raw: Sequence[RawRecord]) -> list[Made] | None:
         """The same from the values alone; None where each record must be looked at."""
@@ -156,3 +172,8 @@ def all_of(parts: Parts, pieces: Iterable[Piece], left_out: LeftOut = nothing_le
     for piece in pieces:
         parts.take(piece, left_out)
     return parts.flush()
+
+
+def stream(parts: Parts, pieces: Iterable[Piece], left_out: LeftOut = nothing_left_out) -> Outcome:
+    """The same in one go; see :meth:`Parts.stream`."""
+    return parts.stream(pieces, left_out)

@@ -16,16 +16,18 @@ from uuid import UUID, uuid4
 from psycopg import sql as ident
 from sqlalchemy import Connection, Engine, insert, select
 
+from seekpoint.apply import Made
 from seekpoint.deadletters import letter as letters
 from seekpoint.deadletters.statements import PARK_LETTERS
 from seekpoint.errors import ReloadOver
 from seekpoint.failure import Aside
-from seekpoint.kafka.ranges import Range, read_range
+from seekpoint.guard import is_data_fault
+from seekpoint.kafka.ranges import Piece, Range, read_range
 from seekpoint.pipeline import Pipeline, Row, RowRefused, Writer
 from seekpoint.records import AnyRecord, Partition, RawRecord
 from seekpoint.reload import statements as sql
 from seekpoint.reload.layout import LIKE, LINE, OFFSET, Staging, name, names, remember_columns, run
-from seekpoint.reload.parts import LeftOut, Parts, all_of, nothing_left_out
+from seekpoint.reload.parts import LeftOut, Outcome, Parts, all_of, nothing_left_out, stream
 from seekpoint.reload.run import Driver, Run, Tx, transaction
 from seekpoint.reload.targets import Path, Source, Target, aimed, aimed_pipeline, targets
 from seekpoint.sinks.copy import open_copy
@@ -145,37 +147,63 @@ def stage_range(
 ) -> Staged:
     """Stage one range of the pipeline's group: its records through codecs and sinks, into tables of this attempt.
 
-    One transaction; what it returns is also a row of ``reload_staged``. It may be run again, and twice at once.
+    One transaction; what it returns is also a row of ``reload_staged``. It may be run again, and twice at once. All of
+    the range goes through one COPY; where the database refuses a row, it is read again in parts, to find which.
     Raises ReloadOver where the run does not stage (any more), ReloadRefused for a record that ends it, and what reading
     the range raises.
     """
-    attempt = f"r{range_.partition.number}_{uuid4().hex[:16]}"
+    work = _Work(kafka, run_id, pipeline, range_)
+    if len(pipeline.sinks) == 1:
+        try:
+            with transaction(engine, schema) as tx:
+                return work.stage(tx, stream)
+        except RowRefused:
+            pass  # told by the parts, which find it again
+        except Exception as error:
+            if not is_data_fault(error):
+                raise
     with transaction(engine, schema) as tx:
-        now = tx.execute(sql.GET_RUN, its_run=run_id).one_or_none()
+        return work.stage(tx, all_of)
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """One attempt at one range."""
+
+    kafka: Mapping[str, Any]
+    run_id: UUID
+    pipeline: Pipeline
+    range: Range
+
+    def stage(self, tx: Tx, write: Callable[[Parts, Iterable[Piece], LeftOut], Outcome]) -> Staged:
+        """All that the transaction does."""
+        now = tx.execute(sql.GET_RUN, its_run=self.run_id).one_or_none()
         if now is None or now.state != "staging":
-            raise ReloadOver(f"reload {run_id} is {'gone' if now is None else now.state}: it takes no more ranges")
+            what = "gone" if now is None else now.state
+            raise ReloadOver(f"reload {self.run_id} is {what}: it takes no more ranges")
+        attempt, at = f"r{self.range.partition.number}_{uuid4().hex[:16]}", self.range.partition
         staging = Staging(now.staging_schema)
-        sinks = _raw_sinks(tx.connection, staging, attempt, pipeline)
-        left_out = _left_out(tx.connection, staging, pipeline.group, range_)
-        parts = Parts(tx.connection, aimed_pipeline(pipeline, sinks))
-        outcome = all_of(parts, read_range(kafka, range_), left_out)
-        keep_asides(tx, staging, pipeline, outcome.asides, {range_.partition.topic: range_.topic_id})
+        sinks = _raw_sinks(tx.connection, staging, attempt, self.pipeline)
+        left_out = _left_out(tx.connection, staging, self.pipeline.group, self.range)
+        counts = [0] * len(sinks)
+
+        def count(part: Sequence[Made]) -> None:
+            for number in range(len(sinks)):
+                counts[number] += sum(len(made.rows[number]) for made in part)
+
+        parts = Parts(tx.connection, aimed_pipeline(self.pipeline, sinks), count)
+        outcome = write(parts, read_range(self.kafka, self.range), left_out)
+        keep_asides(tx, staging, self.pipeline, outcome.asides, {at.topic: self.range.topic_id})
         for number, sink in enumerate(sinks):
             remember_columns(tx.connection, staging.raw(attempt, number), sink.columns)
-        staged = Staged(
-            attempt,
-            pipeline.group,
-            range_.partition,
-            range_.start,
-            range_.end,
-            outcome.applied,
-            tuple(sink.count for sink in sinks),
-            len(outcome.asides),
-        )
-        _record(tx, run_id, staged)
-        if tx.execute(sql.GUARD, its_run=run_id).one_or_none() is None:
-            raise ReloadOver(f"reload {run_id} went on without this range while it was staged: nothing of it is kept")
-    return staged
+        ends = self.range.start, self.range.end
+        staged = Staged(attempt, self.pipeline.group, at, *ends, outcome.applied, tuple(counts), len(outcome.asides))
+        _record(tx, self.run_id, staged)
+        if tx.execute(sql.GUARD, its_run=self.run_id).one_or_none() is None:
+            raise ReloadOver(
+                f"reload {self.run_id} went on without this range while it was staged: nothing of it is kept"
+            )
+        return staged
 
 
 def _record(tx: Tx, run_id: UUID, staged: Staged) -> None:
@@ -247,7 +275,6 @@ class _RawSink:
     def __init__(self, sink: Any, raw: Path, gone: Path) -> None:
         self._sink, self._raw, self._gone = sink, raw, gone
         self._folds = isinstance(sink, Upsert)
-        self.count = 0
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -281,16 +308,18 @@ class _RawSink:
 
     @contextmanager
     def open(self, tx: Connection) -> Iterator[Writer]:
-        gathered: list[Row] = []
-
-        class Gathered:
-            def write(self, rows: Sequence[Row]) -> None:
-                gathered.extend(rows)
-
-        yield Gathered()
-        self._copy(tx, self._raw, gathered, lambda row: type(row) is not Deleted, self._columns)
-        if self._folds:
-            self._copy(tx, self._gone, gathered, lambda row: type(row) is Deleted, self._columns_gone)
+        """Rows go into the open COPY as they come; tombstones wait for its end."""
+        gone = _Gone()
+        try:
+            with open_copy(tx, self._raw, self._columns) as copy:
+                yield _Split(copy, gone) if self._folds else copy
+        except RowRefused as refused:
+            raise RowRefused(gone.line(refused.line), refused.cause) from refused
+        try:
+            with open_copy(tx, self._gone, self._columns_gone) as copy:
+                copy.write(gone.rows)
+        except RowRefused as refused:
+            raise RowRefused(refused.line and gone.lines[refused.line - 1], refused.cause) from refused
 
     def _columns(self) -> tuple[str, ...]:
         written = self.columns
@@ -300,21 +329,39 @@ class _RawSink:
     def _columns_gone(self) -> tuple[str, ...]:
         return (*self._sink.target.gone, OFFSET, LINE)
 
-    def _copy(
-        self,
-        tx: Connection,
-        path: Path,
-        gathered: Sequence[Row],
-        wanted: Callable[[Row], bool],
-        columns: Callable[[], tuple[str, ...]],
-    ) -> None:
-        lines = [n for n, row in enumerate(gathered, 1) if wanted(row)]
-        try:
-            with open_copy(tx, path, columns) as copy:
-                copy.write([gathered[n - 1] for n in lines])
-        except RowRefused as refused:
-            raise RowRefused(None if refused.line is None else lines[refused.line - 1], refused.cause) from refused
-        self.count += len(lines)
+
+class _Gone:
+    """Tombstones among rows, with the places (from 1) at which they came."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self.lines: list[int] = []
+
+    def line(self, number: int | None) -> int | None:
+        """The place of the n-th of the others."""
+        if number is not None:
+            for gone in self.lines:
+                number += gone <= number
+        return number
+
+
+class _Split:
+    """Passes rows on, and keeps tombstones."""
+
+    def __init__(self, copy: Writer, gone: _Gone) -> None:
+        self._copy, self._gone, self._passed = copy, gone, 0
+
+    def write(self, rows: Sequence[Row]) -> None:
+        if Deleted in set(map(type, rows)):
+            for line, row in enumerate(rows, self._passed + 1):
+                if type(row) is Deleted:
+                    self._gone.rows.append(row)
+                    self._gone.lines.append(line)
+            self._passed += len(rows)
+            rows = [row for row in rows if type(row) is not Deleted]
+        else:
+            self._passed += len(rows)
+        self._copy.write(rows)
 
 
 def _raw_sinks(connection: Connection, staging: Staging, attempt: str, pipeline: Pipeline) -> list[_RawSink]:

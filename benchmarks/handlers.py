@@ -1,0 +1,138 @@
+"""What each style of handler costs, with its statements sent ahead and with each awaited.
+
+python benchmarks/handlers.py [--quick]
+
+One transaction of ``RECORDS`` records at a time, through the worker's unit of work without a broker; all styles turn by
+turn in one process. ``to_awaited`` is the same style's speed with ``send_ahead=False``, ``to_append`` that of the sink.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from sqlalchemy import Connection, insert, text
+from sqlalchemy.orm import DeclarativeBase, Session
+
+from seekpoint import Append, Batch, Json, Pipeline
+from setting import cpu
+from subject import COLUMNS, KIND, fresh_table
+from unit import Unit, in_turn, ratio
+
+SIZE = 500  # records of a transaction
+NAMED = text(f"INSERT INTO {KIND.name} ({', '.join(COLUMNS)}) VALUES ({', '.join(f':{name}' for name in COLUMNS)})")
+PLACED = f"INSERT INTO {KIND.name} ({', '.join(COLUMNS)}) VALUES ({', '.join(['%s'] * len(COLUMNS))})"
+
+
+class Base(DeclarativeBase):
+    """What the ORM needs."""
+
+
+class Row(Base):
+    """The table; for the ORM its id is the key."""
+
+    __table__ = KIND.table
+    __mapper_args__ = {"primary_key": [KIND.table.c[COLUMNS[0]]]}  # noqa: RUF012
+
+
+def _given(value: Any) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in COLUMNS}
+
+
+def text_per_row(tx: Connection, batch: Batch[Any, Any]) -> None:
+    """``tx.execute(text(...), row)``"""
+    for record in batch:
+        tx.execute(NAMED, _given(record.value))
+
+
+def core_per_row(tx: Connection, batch: Batch[Any, Any]) -> None:
+    """``tx.execute(table.insert(), row)``"""
+    statement = insert(KIND.table)
+    for record in batch:
+        tx.execute(statement, _given(record.value))
+
+
+def driver_per_row(tx: Connection, batch: Batch[Any, Any]) -> None:
+    """``cursor.execute(...)`` of psycopg's own"""
+    driver: Any = tx.connection.driver_connection
+    cursor = driver.cursor()
+    for record in batch:
+        cursor.execute(PLACED, [getattr(record.value, name) for name in COLUMNS])
+
+
+def text_list(tx: Connection, batch: Batch[Any, Any]) -> None:
+    """``tx.execute(text(...), rows)``: executemany"""
+    tx.execute(NAMED, [_given(record.value) for record in batch])
+
+
+def core_list(tx: Connection, batch: Batch[Any, Any]) -> None:
+    """``tx.execute(table.insert(), rows)``"""
+    tx.execute(insert(KIND.table), [_given(record.value) for record in batch])
+
+
+def orm(tx: Connection, batch: Batch[Any, Any]) -> None:
+    """``session.add_all(...)``"""
+    with Session(tx, join_transaction_mode="create_savepoint") as session:
+        session.add_all(Row(**_given(record.value)) for record in batch)
+        session.commit()
+
+
+STYLES = {
+    "execute() per row": text_per_row,
+    "Core insert() per row": core_per_row,
+    "psycopg per row": driver_per_row,
+    "executemany()": text_list,
+    "Core insert(list)": core_list,
+    "ORM add_all()": orm,
+}
+
+
+def handling(group: str, *, handle: Any, send_ahead: bool) -> Pipeline:
+    """One style."""
+    return Pipeline(group, topics=KIND.name, value=Json(KIND.record), handle=handle, send_ahead=send_ahead)
+
+
+def appending(group: str) -> Pipeline:
+    """The sink."""
+    return Pipeline(group, topics=KIND.name, value=Json(KIND.record), sinks=[Append(KIND.name)])
+
+
+def main() -> None:
+    """Every style, both ways."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="few rounds: does it work")
+    rounds, calls = (2, 2) if parser.parse_args().quick else (7, 3)
+    fresh_table()
+    subjects: dict[str, Callable[[], Any]] = {"Append": Unit(appending, SIZE)}
+    for style, handle in STYLES.items():
+        for ahead in (True, False):
+            subjects[_mode(style, ahead)] = Unit(partial(handling, handle=handle, send_ahead=ahead), SIZE)
+    used = cpu()
+    seconds = in_turn(subjects, rounds, calls)
+    used = cpu() - used
+    for mode, found in seconds.items():
+        awaited = seconds.get(mode.replace("sent ahead", "awaited"), found)
+        row = {
+            "subject": "handlers",
+            "mode": mode,
+            "records": SIZE * rounds * calls,
+            "seconds": round(sum(found) * calls, 3),
+            "records_per_second": round(SIZE / statistics.median(found)),
+            "cpu_seconds_together": round(used, 2),
+            "batch": SIZE,
+            "to_awaited": round(ratio(awaited, found), 2),
+            "to_append": round(ratio(seconds["Append"], found), 3),
+        }
+        print(json.dumps(row), flush=True)
+
+
+def _mode(style: str, ahead: bool) -> str:
+    return f"{style}, {'sent ahead' if ahead else 'awaited'}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""A worker's unit of work without a worker: one partition, records made on the spot, everything else as it is.
+
+Also the same without the ledger's two statements, to tell what those cost.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import count, islice
+from time import perf_counter
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+import psycopg
+from sqlalchemy import Connection, create_engine
+
+from seekpoint import Ledger, Limits, Pipeline, schema
+from seekpoint.assignment import Chunk
+from seekpoint.assignment.chunk import Read
+from seekpoint.commit import Committer
+from seekpoint.errors import PartitionStopped, RetryLater
+from seekpoint.events import Announcer
+from seekpoint.intake import OpenBatch
+from seekpoint.kafka.identity import Answer
+from seekpoint.ledger import Claim, Expected, Move
+from seekpoint.records import Partition, RawRecord
+from setting import DSN, URL
+from subject import KIND
+
+VALUES = [msgspec.json.encode(one) for one in islice(KIND.make(10_000), 10_000)]
+RECORDS = list(KIND.make(10_000))
+
+
+class Silent(Ledger):
+    """Confirms everything, and writes nothing."""
+
+    def hold(self, tx: Connection, expected: Sequence[Expected]) -> str:  # noqa: ARG002 -- as Ledger has it
+        return ""
+
+    def advance(
+        self,
+        tx: Connection,  # noqa: ARG002
+        moves: Iterable[Move],
+        transaction: str | None = None,  # noqa: ARG002
+    ) -> list[Claim]:
+        return [replace(m.claim, next_offset=m.to_offset) for m in moves]
+
+
+class Hands:
+    """Holds the one partition, in the place of a consumer's assignment; anything but success is an error."""
+
+    def __init__(self, claim: Claim) -> None:
+        self.claim = claim
+
+    def expected(self, starts: Mapping[Partition, int]) -> list[Expected]:  # noqa: ARG002
+        return [Expected(self.claim, self.claim.next_offset)]
+
+    def accept(self, moved: Iterable[Claim]) -> None:
+        (self.claim,) = moved
+
+    def resolve(self, starts: Mapping[Partition, int]) -> set[Partition]:
+        raise AssertionError(starts)
+
+    def strangers(self, answer: Answer, partitions: Iterable[Partition]) -> Mapping[Partition, PartitionStopped]:  # noqa: ARG002
+        return {}
+
+    def park(self, partition: Partition, stop: PartitionStopped) -> None:
+        raise AssertionError(partition) from stop
+
+    def hold_back(self, stop: RetryLater, records: Sequence[RawRecord], position: int) -> None:
+        raise AssertionError(len(records), position) from stop
+
+
+class Unit:
+    """Commits ``size`` records at each call. ``make`` makes the pipeline of a group's name."""
+
+    def __init__(self, make: Callable[[str], Pipeline], size: int, kind: type[Ledger] = Ledger) -> None:
+        pipeline = make(f"unit-{secrets.token_hex(4)}")
+        # Without the ledger's statements nobody else would say so.
+        options = f"-c synchronous_commit={'on' if pipeline.synchronous_commit else 'off'}"
+        engine = create_engine(URL, connect_args={"options": options})
+        schema.upgrade(engine)
+        ledger = kind(engine, pipeline.group, synchronous_commit=pipeline.synchronous_commit)
+        at, topic_id = Partition(KIND.name, 0), uuid4()
+        claimed = ledger.claim([at], {KIND.name: topic_id}, cluster_id="benchmark", start=lambda _: {at: 0})
+        self._hands, self._at, self._size = Hands(claimed.granted[at]), at, size
+        self._committer = Committer(ledger, pipeline, self._hands, Announcer(()))
+        self._limits = Limits()
+        self.ledger = ledger
+
+    def __call__(self) -> None:
+        claim = self._hands.claim
+        start, end = claim.next_offset, claim.next_offset + self._size
+        records = [
+            RawRecord(KIND.name, 0, n, 1_700_000_000_000, None, VALUES[n % len(VALUES)], (), 1)
+            for n in range(start, end)
+        ]
+        chunk = Chunk(records, {self._at: Read(claim, start, end, 1, 1_700_000_000_000)})
+        self._committer.commit(OpenBatch(chunk, lambda: None, lambda _: Answer({}, 0), self._limits))
+
+    def close(self) -> None:
+        """Give the connection back."""
+        self._committer.close()
+        self.ledger.engine.dispose()
+
+
+def pin() -> None:
+    """This process and the server's sessions to one core: they take turns, and a round trip takes 30 us.
+
+    On two cores it takes 30 or 90, as the scheduler likes. Only where the system lets us, on this machine.
+    """
+    core = {max(os.sched_getaffinity(0))}
+    with psycopg.connect(DSN) as connection:
+        found = connection.execute("SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend'").fetchall()
+    with suppress(OSError):
+        for (pid,) in found:
+            os.sched_setaffinity(pid, core)
+        os.sched_setaffinity(0, core)
+
+
+def in_turn(
+    subjects: Mapping[str, Callable[[], Any]], rounds: int, calls: int, *, one_core: bool = False
+) -> dict[str, list[float]]:
+    """Seconds of a call, by subject: the median of each round, all subjects turn by turn."""
+    for subject in subjects.values():
+        for _ in range(12):  # the driver prepares a statement at its fifth use, the server plans it five times
+            subject()
+    cores = os.sched_getaffinity(0)
+    if one_core:
+        pin()
+    found: dict[str, list[float]] = {name: [] for name in subjects}
+    for n in range(rounds):
+        names = list(subjects)
+        for name in names if n % 2 else reversed(names):
+            found[name].append(statistics.median(_timed(subjects[name]) for _ in range(calls)))
+    os.sched_setaffinity(0, cores)
+    return found
+
+
+def _timed(call: Callable[[], Any]) -> float:
+    began = perf_counter()
+    call()
+    return perf_counter() - began
+
+
+def ratio(over: Sequence[float], under: Sequence[float]) -> float:
+    """The median of the rounds' ratios."""
+    return statistics.median(a / b for a, b in zip(over, under, strict=True))
+
+
+def numbers() -> Callable[[], int]:
+    """0, 1, 2, ..."""
+    return count().__next__

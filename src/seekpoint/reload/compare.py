@@ -99,16 +99,19 @@ def distinct(target: Target, columns: Sequence[str], left: str, right: str) -> C
 def _compare(tx: Tx, staging: Staging, target: Target) -> Difference:
     connection, columns = tx.connection, compared(tx, staging, target)
     live, built, diff = name(*target.path), name(*staging.table(target)), name(*staging.diff(target))
+    others = [column for column in columns if column not in target.key]
     for table in (staging.diff(target), staging.touched(target)):
         run(connection, "DROP TABLE IF EXISTS {table}", table=name(*table))
     run(
         connection,
         "CREATE TABLE {diff} AS SELECT {key}, CASE WHEN live.tableoid IS NULL THEN 'missing' "
-        "WHEN built.tableoid IS NULL THEN 'extra' ELSE 'different' END AS {kind} "
+        "WHEN built.tableoid IS NULL THEN 'extra' ELSE 'different' END AS {kind}{values} "
         "FROM {live} AS live FULL JOIN {built} AS built USING ({key}) "
         "WHERE live.tableoid IS NULL OR built.tableoid IS NULL OR {distinct}",
         diff=diff,
         kind=name(KIND),
+        # What the rows should be, side by side: the cut-over reads them from end to end, and looks nothing up.
+        values=ident.SQL("").join(ident.SQL(", {}").format(name("built", one)) for one in others),
         key=names(target.key),
         live=live,
         built=built,

@@ -65,40 +65,50 @@ def _add_others(connection: Connection, parts: dict[str, ident.Composable], diff
     run(
         connection,
         "INSERT INTO {diff} ({key}, {kind}) SELECT {key}, 'touched' FROM {touched} UNION SELECT {key}, 'touched' "
-        "FROM {late} ON CONFLICT ({key}) DO NOTHING",
+        "FROM {late} ON CONFLICT ({key}) DO UPDATE SET {kind} = excluded.{kind}",
         **parts,
     )
+
+
+_DELETE = "DELETE FROM {live} AS live USING {diff} AS diff WHERE diff.{kind} = {extra} AND {same} {unless_built}"
+_UPDATE = (
+    "UPDATE {live} AS live SET {changes} FROM {diff} AS diff {joined} WHERE diff.{kind} = {different} AND {same} "
+    "{if_distinct}"
+)
+_INSERT = (
+    "INSERT INTO {live} ({columns}) OVERRIDING SYSTEM VALUE SELECT {values} FROM {diff} AS diff {joined} "
+    "WHERE diff.{kind} = {missing} {unless_live}"
+)
 
 
 def _rewrite(
     connection: Connection, target: Target, columns: Sequence[str], parts: dict[str, ident.Composable]
 ) -> None:
-    """Delete, change and add, at the keys of the diff."""
-    run(
-        connection,
-        "DELETE FROM {live} AS live USING {diff} AS diff WHERE {same} "
-        "AND NOT EXISTS (SELECT FROM {built} AS built WHERE {built_same})",
-        **parts,
-        built_same=_same(target, "built", "diff"),
-    )
+    """Delete, then change, then add: what was prepared as it stands in the diff, what was touched as it is now."""
+    nothing = ident.SQL("")
+    prepared = dict.fromkeys(("joined", "unless_built", "if_distinct", "unless_live"), nothing) | {
+        kind: ident.Literal(kind) for kind in ("extra", "different", "missing")
+    }
+    touched = dict.fromkeys(("extra", "different", "missing"), ident.Literal("touched")) | {
+        "joined": ident.SQL("JOIN {built} AS built USING ({key})").format(**parts),
+        "unless_built": ident.SQL("AND NOT EXISTS (SELECT FROM {built} AS built WHERE {match})").format(
+            **parts, match=_same(target, "built", "diff")
+        ),
+        "if_distinct": ident.SQL("AND {distinct}").format(**parts),
+        "unless_live": ident.SQL("AND NOT EXISTS (SELECT FROM {live} AS live WHERE {same})").format(**parts),
+    }
     changing = [column for column in columns if column not in target.key]
-    if changing:
-        run(
-            connection,
-            "UPDATE {live} AS live SET {changes} FROM {diff} AS diff JOIN {built} AS built USING ({key}) "
-            "WHERE {same} AND {distinct}",
-            **parts,
-            changes=ident.SQL(", ").join(
-                ident.SQL("{0} = {1}.{0}").format(name(column), name("built")) for column in changing
-            ),
-        )
-    run(
-        connection,
-        "INSERT INTO {live} ({columns}) OVERRIDING SYSTEM VALUE SELECT {built_columns} FROM {diff} AS diff "
-        "JOIN {built} AS built USING ({key}) WHERE NOT EXISTS (SELECT FROM {live} AS live WHERE {same})",
-        **parts,
-        built_columns=names(columns, "built"),
-    )
+    for statement in (_DELETE, _UPDATE, _INSERT) if changing else (_DELETE, _INSERT):
+        for source, given in (("diff", prepared), ("built", touched)):
+            changes = (ident.SQL("{0} = {1}.{0}").format(name(one), name(source)) for one in changing)
+            run(
+                connection,
+                statement,
+                **parts,
+                **given,
+                values=names(columns, source),
+                changes=ident.SQL(", ").join(changes),
+            )
 
 
 def _plan_by_key(connection: Connection, given: bool) -> None:

@@ -25,6 +25,21 @@ from workers import Run
 pytest_plugins = ["seekpoint.testing.pytest"]
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Under ``--dist loadgroup`` one worker runs all tests of ``tests/spark``, which share a session of some seconds.
+
+    Marks of the kind ``xdist_group`` would say the same, but xdist 3.8 writes them where pytest 9 no longer looks.
+    """
+    from xdist.scheduler import LoadGroupScheduling  # type: ignore[import-untyped]
+
+    class Together(LoadGroupScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return "spark" if nodeid.startswith("tests/spark/") else nodeid
+
+    return Together(config, log) if config.getvalue("dist") == "loadgroup" else None
+
+
 @pytest.fixture
 def group(request: pytest.FixtureRequest) -> str:
     """The name of a consumer group that no other test uses."""

@@ -1,4 +1,4 @@
-"""One Spark session for all tests here; and one worker of pytest-xdist that runs them, under ``--dist loadgroup``."""
+"""One Spark session for all tests here, which one worker of pytest-xdist runs (see the conftest above)."""
 
 from __future__ import annotations
 
@@ -17,13 +17,7 @@ from seekpoint.dev.spark import start_spark
 from shop import Shop, of
 from spark.orders import DATABASE
 
-HERE, TESTS = Path(__file__).parent, Path(__file__).parent.parent
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("spark"))
+TESTS = Path(__file__).parent.parent
 
 
 @pytest.fixture(scope="session")

@@ -19,6 +19,7 @@ import psycopg
 from psycopg import sql
 from psycopg.abc import Params, Query
 from psycopg.pq import PipelineStatus
+from psycopg.rows import tuple_row
 
 
 class _Way(Enum):
@@ -111,16 +112,19 @@ class Ahead:
             self._depth -= 1
 
     def send(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
-        """Send a statement that returns nothing once for each row; the answers are outstanding then."""
+        """Send a statement that returns nothing once for each row; the answers are outstanding then.
+
+        Never prepared: the parameters' types would stay what they were when the table is altered.
+        """
         for row in rows:
-            _Cursor(self, self._driver).execute(statement, row)
+            _Cursor(self, self._driver).execute(statement, row, prepare=False)
 
     def ask(self, statement: str, parameters: Mapping[str, Any]) -> Any:
         """The only row of a statement that goes behind what is outstanding, in the same round trip.
 
         Raises the first error: where it is this statement's own, ``late`` stays None.
         """
-        before, cursor = self._last, psycopg.Cursor(self._driver)
+        before, cursor = self._last, _plain_cursor(self._driver)
         try:
             if before is None:
                 before = psycopg.Cursor(self._driver).execute("")
@@ -322,6 +326,11 @@ def is_ahead(cursor: object) -> bool:
     return isinstance(cursor, _Cursor) and cursor.is_ahead
 
 
+def _plain_cursor(driver: psycopg.Connection[Any]) -> psycopg.Cursor[Any]:
+    """Whose rows are tuples, whatever a handler has made the connection's to be."""
+    return psycopg.Cursor(driver, row_factory=tuple_row)
+
+
 def begin_with(driver: psycopg.Connection[Any], statement: str, parameters: Mapping[str, Any]) -> Any:
     """Begin a READ COMMITTED transaction with this statement, in one round trip; returns its row.
 
@@ -330,5 +339,5 @@ def begin_with(driver: psycopg.Connection[Any], statement: str, parameters: Mapp
     with driver.pipeline() as pipeline:
         driver.pgconn.send_query_params(b"BEGIN ISOLATION LEVEL READ COMMITTED", None)
         pipeline.result_queue.append(None)
-        cursor = driver.execute(statement, parameters)
+        cursor = _plain_cursor(driver).execute(statement, parameters)
     return cursor.fetchone()

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 import psycopg
 from psycopg.pq import TransactionStatus
+from psycopg.rows import tuple_row
 from sqlalchemy import Connection, CursorResult, Engine
 from sqlalchemy.exc import DBAPIError
 
@@ -178,7 +179,7 @@ class LentConnection(Connection):
             return self._ahead.ask(statement, parameters)
         if driver.info.transaction_status == TransactionStatus.IDLE and psycopg.Pipeline.is_supported():
             return begin_with(driver, statement, parameters)
-        return driver.execute(statement, parameters).fetchone()
+        return driver.cursor(row_factory=tuple_row).execute(statement, parameters).fetchone()
 
     def check(self) -> None:
         """Raise HandlerMisuse if the transaction was ended or broken behind our back.
@@ -197,9 +198,9 @@ class LentConnection(Connection):
         status = driver.info.transaction_status if isinstance(driver, psycopg.Connection) else None
         if has_ended or status == TransactionStatus.IDLE:
             raise HandlerMisuse("the handler ended the transaction it was lent; what it wrote before may be half done")
+        if ahead is not None and ahead.late is not None:  # even where a savepoint of long ago took it back
+            raise ahead.late
         if status == TransactionStatus.INERROR:
-            if ahead is not None and ahead.late is not None:
-                raise ahead.late
             raise HandlerMisuse(
                 "the handler caught a database error and went on: the transaction is broken, nothing was written. Let "
                 "the error out, or put the statement that may fail into `with tx.begin_nested():`"

@@ -100,6 +100,8 @@ class _Copy:
                 # It never reached the server; a lost connection is no row's fault.
                 self._refuse(rows, length_hint(left), error)
             raise
+        except MemoryError:  # our shortage, and no row's fault
+            raise
         except Exception as error:  # noqa: BLE001 -- a lone surrogate, a datetime inside of JSON: dumpers raise what they like
             self._refuse(rows, length_hint(left), error)
         self._line += len(rows)

@@ -67,7 +67,7 @@ def made_of(pipeline: Pipeline, batch: OpenBatch) -> list[Made]:
     """Every record of the batch that is to be applied, which closes it."""
     made: list[Made] = []
     for raw in batch.chunks():
-        rows = _rows_at_once(pipeline, raw, batch)
+        rows = None if batch.unreadable else rows_at_once(pipeline, raw)
         if rows is None:
             made += _make_each(pipeline, raw, batch)
         else:
@@ -89,7 +89,7 @@ def _stream(tx: LentConnection, pipeline: Pipeline, sink: Sink, batch: OpenBatch
     applied = 0
     with _blaming(sink, _written(pipeline, batch)), sink.open(tx) as writer:
         for raw in batch.chunks():
-            rows = _rows_at_once(pipeline, raw, batch)
+            rows = None if batch.unreadable else rows_at_once(pipeline, raw)
             if rows is not None:
                 writer.write(rows)
                 applied += len(raw)
@@ -120,10 +120,10 @@ def _blaming(sink: Sink, written: Iterable[RawRecord]) -> Iterator[None]:
         raise
 
 
-def _rows_at_once(pipeline: Pipeline, raw: Sequence[RawRecord], batch: OpenBatch) -> list[Row] | None:
+def rows_at_once(pipeline: Pipeline, raw: Sequence[RawRecord]) -> list[Row] | None:
     """A row for each record of a chunk, from the values alone; None where the records must be looked at one by one."""
     sink = pipeline.by_value
-    if sink is None or batch.unreadable:
+    if sink is None:
         return None
     try:
         return sink.value_rows(pipeline.values(raw))

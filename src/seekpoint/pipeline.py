@@ -146,7 +146,7 @@ class Pipeline:
         self._values = {topic: value_decoder(codec) for topic, codec in self.codecs.items()}
         self._plain: dict[str, Any] = {topic: plain_decoder(codec) for topic, codec in self.codecs.items()}
         self._key = key_decoder(key)
-        self.by_value = self._only_by_value()
+        self.by_value = self.only_by_value()
 
     def __repr__(self) -> str:
         return f"Pipeline({self.group!r}, topics={list(self.codecs)})"
@@ -183,7 +183,7 @@ class Pipeline:
         decoders = self._values
         return [decoders[one.topic](one) for one in raw]
 
-    def _only_by_value(self) -> ValueSink | None:
+    def only_by_value(self) -> ValueSink | None:
         """The sink, where it is the only thing to be done, every record goes there, and keys need no decoding."""
         sink = self.sinks[0] if self.handle is None and len(self.sinks) == 1 else None
         is_bytes = isinstance(self.key, Bytes)  # other keys may be undecodable

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -16,8 +15,7 @@ from seekpoint.columnar.text import joined, lines
 from seekpoint.columnar.values import column_of
 from seekpoint.errors import ConfigError
 from seekpoint.pipeline import Row, RowRefused
-from seekpoint.policy import Fault, fault
-from seekpoint.sinks.copy import Texts, Unwritable, driver_of, writing_cursor
+from seekpoint.sinks.copy import Texts, Unwritable, driver_of, refused, writing_cursor
 
 AT_ONCE = 2000  # rows of Python's values that are turned into columns at a time
 
@@ -110,16 +108,7 @@ class Copies:
         self._copy = self._stack.enter_context(self._cursor.copy(statement))
         return self._copy
 
-    def refused(self, error: psycopg.Error) -> Exception:
-        """The error with what it belongs to, where that is at fault: the server names the line."""
-        code = error.diag.sqlstate or error.sqlstate
-        if code is None or fault(code) is not Fault.DATA:
-            return error
-        # As in sinks.copy: by the table's own name, which may hold ", line 8" itself.
-        named = re.search(rf"\bCOPY {re.escape(self._path[-1])}, line (\d+)", error.diag.context or "")
-        return RowRefused(self._taken(int(named[1])) if named else None, error)
-
-    def _taken(self, line: int) -> int | None:
+    def taken(self, line: int) -> int | None:
         """Which of what was taken the open COPY's line belongs to."""
         at = self._first
         for count, taken in self._lines:
@@ -146,4 +135,4 @@ def open_copies(
             yield copies
             copies.flush()
     except psycopg.Error as error:
-        raise copies.refused(error) from error
+        raise refused(error, path, copies.taken) from error

@@ -16,7 +16,7 @@ from typing import Any, Self
 from uuid import UUID
 
 from seekpoint.errors import ConfigError
-from seekpoint.kafka.client import END_OF_PARTITION, Client, Message, Unreadable, raw_record
+from seekpoint.kafka.client import END_OF_PARTITION, Client, Message, Unreadable, readable
 from seekpoint.kafka.config import make_consumer
 from seekpoint.kafka.outlook import Outlook
 from seekpoint.records import Partition, RawRecord
@@ -293,11 +293,10 @@ def _offset(message: Message) -> int:
 def _piece(messages: Iterable[Message]) -> Piece:
     piece = Piece([])
     for message in messages:
-        try:
-            piece.records.append(raw_record(message))
-        except Unreadable as error:
-            piece.records.append(error.record)
-            piece.unreadable.append((error.record, error))
+        record, error = readable(message)
+        piece.records.append(record)
+        if error is not None:
+            piece.unreadable.append((record, error))
     return piece
 
 

@@ -31,7 +31,8 @@ _chance = Random()  # noqa: S311 -- spreads attempts, guards nothing
 class CutOver:
     """How a cut-over went. ``lock_seconds``: from the locks on the offsets to the answer of COMMIT.
 
-    ``records`` were read under the lock; ``keys`` were looked at there (0 for a swap); ``tries`` it took.
+    ``records`` were read under the lock; ``keys`` were looked at there (0 for a swap); ``tries`` it took. Both
+    are -1 where COMMIT had no answer, and the run's row says that it took effect.
     """
 
     lock_seconds: float
@@ -41,7 +42,7 @@ class CutOver:
 
 
 def cut_over(
-    driver: Driver, rounds: Rounds, catch_up: Callable[[], None], *, same_keys: bool = False, tries: int = TRIES
+    driver: Driver, rounds: Rounds, catch_up: Callable[[], object], *, same_keys: bool = False, tries: int = TRIES
 ) -> CutOver:
     """Publish the rebuilt tables, raise versions and epochs, and close the run: together, or not at all.
 

@@ -23,10 +23,10 @@ from seekpoint.reload.cutover import CutOver, cut_over
 from seekpoint.reload.deltas import Rounds
 from seekpoint.reload.local import LocalStager
 from seekpoint.reload.opening import Order, open_run
-from seekpoint.reload.run import SERIALIZABLE_ENOUGH, Driver, Run, Runs
+from seekpoint.reload.run import OPEN, SERIALIZABLE_ENOUGH, Driver, Run, Runs
 from seekpoint.reload.staging import Staged, Stager, begin_staging
 from seekpoint.reload.sweep import drop_attempts
-from seekpoint.reload.targets import Source, sources
+from seekpoint.reload.targets import Source, sources, targets
 from seekpoint.tables import DEFAULT_SCHEMA
 
 SMALL = 2_000  # records of a round, below which the locks may be taken
@@ -82,6 +82,10 @@ class Reload:
             raise ConfigError(f"reload {run} is of the groups {', '.join(driver.run.groups)}: name their pipelines")
         if driver.run.version_to != tuple(source.pipeline.version for source in self.sources):
             raise ConfigError(f"reload {run} was opened with other versions of these pipelines: abort it, open another")
+        with driver.step(*OPEN) as tx:
+            found = tuple(target.name for target in targets(tx.connection, self.sources))
+        if found != driver.run.tables:
+            raise ConfigError(f"reload {run} is of {driver.run.tables}, and these sinks write {found}")
         return driver
 
     def stage(self, driver: Driver) -> None:
@@ -121,7 +125,7 @@ class Reload:
     def cut_over(self, driver: Driver, rounds: Rounds) -> CutOver:
         """Put the rebuilt tables in the place of the live ones. See :func:`seekpoint.reload.cutover.cut_over`."""
         with self._ending(driver):
-            return cut_over(driver, rounds, lambda: void(self.follow(driver, rounds)), same_keys=self._same_keys)
+            return cut_over(driver, rounds, lambda: self.follow(driver, rounds), same_keys=self._same_keys)
 
     def run(self, driver: Driver) -> CutOver:
         """Take a run from wherever it stands through its cut-over, and drop what it staged."""
@@ -179,10 +183,6 @@ class Reload:
             refused = ReloadRefused([f"the database refuses the rebuilt rows: {one_line(error)}"])
             driver.fail(refused)
             raise refused from error
-
-
-def void(_: object) -> None:
-    """Take an answer that nobody needs."""
 
 
 __all__ = ["Progress", "Reload", "Report", "Run", "Staged"]

@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from seekpoint.apply import Failed, Made, make, write
-from seekpoint.codecs import Bytes
-from seekpoint.errors import CodecAway, ConfigError, ReloadRefused
+from seekpoint.apply import Failed, Made, make, rows_at_once, write
+from seekpoint.errors import ReloadRefused
 from seekpoint.failure import Aside, Failure, State
 from seekpoint.guard import LentConnection
 from seekpoint.kafka.ranges import Piece
-from seekpoint.pipeline import Pipeline, Row, ValueSink
+from seekpoint.pipeline import Pipeline, Row
 from seekpoint.policy import OnPoison
 from seekpoint.records import AnyRecord, RawRecord
 
@@ -54,10 +53,6 @@ class Parts:
         self._tx, self._pipeline, self._seen = tx, pipeline, seen
         self._waiting: list[Made] = []
         self.outcome = Outcome()
-        sinks = pipeline.sinks
-        self._sink = sinks[0] if len(sinks) == 1 and isinstance(sinks[0], ValueSink) else None
-        if not isinstance(pipeline.key, Bytes) or (self._sink and not all(map(self._sink.takes, pipeline.codecs))):
-            self._sink = None
 
     def take(self, piece: Piece, left_out: LeftOut = nothing_left_out) -> None:
         """Decode these records and write them, perhaps later."""
@@ -93,18 +88,10 @@ class Parts:
 
     def _at_once(self, raw: Sequence[RawRecord]) -> list[Made] | None:
         """The same from the values alone; None where each record must be looked at."""
-        if self._sink is None:
+        if (rows := rows_at_once(self._pipeline, raw)) is None:
             return None
-        assert isinstance(self._sink, ValueSink)
-        try:
-            rows = self._sink.value_rows(self._pipeline.values(raw))
-        except (CodecAway, ConfigError):
-            raise
-        except Exception:  # noqa: BLE001 -- found again, with its record, one by one
-            return None
-        if rows is None:
-            return None
-        placed = self._sink.placed(rows, raw) if isinstance(self._sink, Placing) else rows
+        sink = self._pipeline.by_value
+        placed = sink.placed(rows, raw) if isinstance(sink, Placing) else rows
         return [Made(r, r, ((row,),)) for r, row in zip(raw, placed, strict=True)]
 
     def flush(self) -> Outcome:
@@ -172,8 +159,3 @@ def all_of(parts: Parts, pieces: Iterable[Piece], left_out: LeftOut = nothing_le
     for piece in pieces:
         parts.take(piece, left_out)
     return parts.flush()
-
-
-def stream(parts: Parts, pieces: Iterable[Piece], left_out: LeftOut = nothing_left_out) -> Outcome:
-    """The same in one go; see :meth:`Parts.stream`."""
-    return parts.stream(pieces, left_out)

@@ -147,9 +147,15 @@ _TIES = text(
     UNION SELECT 'sequence ' || CAST(CAST(objid AS regclass) AS text) FROM pg_depend
     WHERE refobjid = to_regclass(:name) AND classid = CAST('pg_class' AS regclass) AND deptype IN ('a', 'i')
           AND EXISTS (SELECT FROM pg_class c WHERE c.oid = objid AND c.relkind = 'S')
-    UNION SELECT 'publication ' || p.pubname FROM pg_publication p
-    WHERE p.puballtables
-          OR EXISTS (SELECT FROM pg_publication_rel WHERE prpubid = p.oid AND prrelid = to_regclass(:name))
+    UNION SELECT 'publication ' || pubname FROM pg_publication_tables
+    WHERE to_regclass(format('%I.%I', schemaname, tablename)) = to_regclass(:name)
+    UNION SELECT pg_describe_object(d.classid, d.objid, 0)
+    FROM pg_class c JOIN pg_type t ON t.oid = c.reltype
+    JOIN pg_depend d ON (d.refclassid = CAST('pg_class' AS regclass) AND d.refobjid = c.oid)
+         OR (d.refclassid = CAST('pg_type' AS regclass) AND d.refobjid IN (t.oid, t.typarray))
+    WHERE c.oid = to_regclass(:name) AND d.deptype = 'n' AND d.classid IN (
+          CAST('pg_proc' AS regclass), CAST('pg_policy' AS regclass), CAST('pg_class' AS regclass))
+    UNION SELECT 'grants of columns' FROM pg_attribute WHERE attrelid = to_regclass(:name) AND attacl IS NOT NULL
     UNION SELECT 'statistics ' || stxname FROM pg_statistic_ext WHERE stxrelid = to_regclass(:name)
     UNION SELECT 'inheritance' FROM pg_inherits WHERE to_regclass(:name) IN (inhrelid, inhparent)
     ORDER BY what
@@ -179,7 +185,7 @@ def swap(tx: Tx, staging: Staging, target: Target) -> None:
         new=name(*staging.table(target)),
         said=ident.Literal(said) if said is not None else ident.SQL("NULL"),
     )
-    indexes = connection.execute(_INDEX_NAMES, {"name": quoted(*target.path)}).scalars().all()
+    indexes = _unaltered(connection, staging, target)
     run(connection, "ALTER TABLE {live} RENAME TO {old}", live=name(*target.path), old=name(old))
     run(connection, "ALTER TABLE {old} SET SCHEMA {there}", old=name(schema, old), there=name(staging.schema))
     run(connection, "ALTER TABLE {new} RENAME TO {table}", new=name(*staging.table(target)), table=name(table))
@@ -195,10 +201,34 @@ def swap(tx: Tx, staging: Staging, target: Target) -> None:
 
 _COMMENT = text("SELECT obj_description(to_regclass(:name), 'pg_class')")
 
-# In the order in which the rebuilt table's were made (see consolidate).
-_INDEX_NAMES = text(
+
+def _unaltered(connection: Connection, staging: Staging, target: Target) -> list[str]:
+    """The live table's indexes, if it is still what the rebuilt one was made like: what it got since would be lost."""
+    live, built = ({"name": quoted(*path)} for path in (target.path, staging.table(target)))
+    indexes = connection.execute(_INDEXES, live).all()
+    made = {row.relname: row.what for row in connection.execute(_INDEXES, built)}
+    is_same = made == {f"{target.staged}_i{n}": row.what for n, row in enumerate(indexes)}
+    if not is_same or connection.execute(_SHAPE, live).all() != connection.execute(_SHAPE, built).all():
+        raise ReloadRefused([f"{target.name} was altered since it was rebuilt: abort this run and open another one"])
+    return [row.relname for row in indexes]
+
+
+_SHAPE = text(
     """
-    SELECT c.relname FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
+    SELECT a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull, a.attgenerated,
+           pg_get_expr(d.adbin, d.adrelid)
+    FROM pg_attribute a LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+    WHERE a.attrelid = to_regclass(:name) AND a.attnum > 0 AND NOT a.attisdropped
+    UNION ALL SELECT conname, pg_get_expr(conbin, conrelid), NULL, NULL, NULL FROM pg_constraint
+    WHERE conrelid = to_regclass(:name) AND contype = 'c'
+    ORDER BY 1, 2
+    """
+)
+# In the order in which the rebuilt table's were made (see consolidate).
+_INDEXES = text(
+    """
+    SELECT c.relname, i.indisunique || substring(pg_get_indexdef(i.indexrelid) FROM ' USING .*$') AS what
+    FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
     WHERE i.indrelid = to_regclass(:name) ORDER BY i.indisprimary DESC, c.relname
     """
 )

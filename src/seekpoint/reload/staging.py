@@ -19,7 +19,7 @@ from sqlalchemy import Connection, Engine, insert, select
 from seekpoint.apply import Made
 from seekpoint.deadletters import letter as letters
 from seekpoint.deadletters.statements import PARK_LETTERS
-from seekpoint.errors import ReloadOver
+from seekpoint.errors import ConfigError, ReloadOver
 from seekpoint.failure import Aside
 from seekpoint.guard import is_data_fault
 from seekpoint.kafka.ranges import Piece, Range, read_range
@@ -27,7 +27,7 @@ from seekpoint.pipeline import Pipeline, Row, RowRefused, Writer
 from seekpoint.records import AnyRecord, Partition, RawRecord
 from seekpoint.reload import statements as sql
 from seekpoint.reload.layout import LIKE, LINE, OFFSET, Staging, name, names, remember_columns, run
-from seekpoint.reload.parts import LeftOut, Outcome, Parts, all_of, nothing_left_out, stream
+from seekpoint.reload.parts import LeftOut, Outcome, Parts, all_of, nothing_left_out
 from seekpoint.reload.run import Driver, Run, Tx, transaction
 from seekpoint.reload.targets import Path, Source, Target, aimed, aimed_pipeline, targets
 from seekpoint.sinks.copy import open_copy
@@ -156,7 +156,7 @@ def stage_range(
     if len(pipeline.sinks) == 1:
         try:
             with transaction(engine, schema) as tx:
-                return work.stage(tx, stream)
+                return work.stage(tx, Parts.stream)
         except RowRefused:
             pass  # told by the parts, which find it again
         except Exception as error:
@@ -181,6 +181,12 @@ class _Work:
         if now is None or now.state != "staging":
             what = "gone" if now is None else now.state
             raise ReloadOver(f"reload {self.run_id} is {what}: it takes no more ranges")
+        wanted = dict(zip(now.groups, now.version_to, strict=True)).get(self.pipeline.group)
+        if wanted != self.pipeline.version:
+            raise ConfigError(
+                f"reload {self.run_id} rebuilds group {self.pipeline.group!r} with handler version {wanted}, and the "
+                f"code of this process is version {self.pipeline.version}: bring it to the same, then go on"
+            )
         attempt, at = f"r{self.range.partition.number}_{uuid4().hex[:16]}", self.range.partition
         staging = Staging(now.staging_schema)
         sinks = _raw_sinks(tx.connection, staging, attempt, self.pipeline)

@@ -28,8 +28,7 @@ def sweep(engine: Engine, schema: str, run: Run) -> bool:
     with transaction(engine, schema) as tx:
         tables = tx.connection.execute(_TABLES, {"schema": run.staging_schema}).scalars().all()
     commands = [
-        ident.SQL("DROP TABLE IF EXISTS {} CASCADE").format(ident.Identifier(run.staging_schema, table))
-        for table in tables
+        ident.SQL("DROP TABLE IF EXISTS {}").format(ident.Identifier(run.staging_schema, table)) for table in tables
     ]
     commands.append(ident.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(ident.Identifier(run.staging_schema)))
     if not all([_run(engine, schema, command) for command in commands]):  # noqa: C419 -- each is tried

@@ -203,4 +203,5 @@ def aimed_pipeline(pipeline: Pipeline, sinks: Sequence[Any]) -> Pipeline:
     """The same codecs with other sinks, one for each of its own."""
     other = copy.copy(pipeline)
     other.sinks = tuple(sinks)
+    other.by_value = other.only_by_value()
     return other

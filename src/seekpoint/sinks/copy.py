@@ -20,12 +20,23 @@ from seekpoint.errors import ConfigError
 from seekpoint.pipeline import Row, RowRefused
 from seekpoint.policy import Fault, fault
 
-try:
-    from psycopg._copy_base import format_row_text
-except ImportError:  # psycopg may move it: nothing but speed is lost
-    _format: Callable[..., None] | None = None
-else:
-    _format = format_row_text
+
+def _formatter() -> Callable[..., Any] | None:
+    """psycopg's own function behind ``write_row``, where it still does this: it may change, or move.
+
+    Nothing but speed is lost then; a call that fails would look like a fault of every row.
+    """
+    text = bytearray()
+    try:
+        from psycopg._copy_base import format_row_text  # noqa: PLC0415 -- private
+
+        format_row_text((1, None, "a\tb"), Transformer(), text)
+    except Exception:  # noqa: BLE001 -- whatever it is by then
+        return None
+    return format_row_text if text == b"1\t\\N\ta\\tb\n" else None
+
+
+_format = _formatter()
 
 
 class Unwritable(ValueError):  # noqa: N818 -- its name is read in messages about records
@@ -126,14 +137,15 @@ class _Copy:
         self._copy = self._stack.enter_context(self._cursor.copy(statement))
         return self._copy
 
-    def refused(self, error: psycopg.Error) -> Exception:
-        """The error with its row, where it is a row's fault: the server names the line."""
-        code = error.diag.sqlstate or error.sqlstate
-        if code is None or fault(code) is not Fault.DATA:
-            return error
-        # "COPY orders, line 7, column amount: ..."; by the table's own name, which may hold ", line 8" itself.
-        named = re.search(rf"\bCOPY {re.escape(self._path[-1])}, line (\d+)", error.diag.context or "")
-        return RowRefused(int(named[1]) if named else None, error)
+
+def refused(error: psycopg.Error, path: Sequence[str], row_of: Callable[[int], int | None]) -> Exception:
+    """The error with its row, where it is a row's fault: the server names the line."""
+    code = error.diag.sqlstate or error.sqlstate
+    if code is None or fault(code) is not Fault.DATA:
+        return error
+    # "COPY orders, line 7, column amount: ..."; by the table's own name, which may hold ", line 8" itself.
+    named = re.search(rf"\bCOPY {re.escape(path[-1])}, line (\d+)", error.diag.context or "")
+    return RowRefused(row_of(int(named[1])) if named else None, error)
 
 
 @contextmanager
@@ -147,4 +159,4 @@ def open_copy(tx: Connection, path: Sequence[str], columns: Callable[[], Sequenc
         with copy._stack:  # noqa: SLF001 -- the block's other half
             yield copy
     except psycopg.Error as error:
-        raise copy.refused(error) from error
+        raise refused(error, path, lambda line: line) from error

@@ -6,9 +6,10 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from sqlalchemy import URL, Engine
 
@@ -111,6 +112,12 @@ def _offsets(given: Offsets | None, known: Collection[Partition], group: str) ->
 def carried_range(range_: Range) -> list[Any]:
     """A range as JSON can carry it."""
     return [range_.partition.topic, range_.partition.number, str(range_.topic_id), range_.start, range_.end]
+
+
+def range_of(carried: Sequence[Any]) -> Range:
+    """What :func:`carried_range` made."""
+    topic, number, topic_id, start, end = carried
+    return Range(Partition(topic, number), UUID(topic_id), start, end)
 
 
 def require_this_python(spark: SparkSession) -> None:

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
-from uuid import UUID
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
@@ -23,6 +22,7 @@ from pyspark.sql.types import (
 
 from seekpoint.kafka.ranges import Range, read_range
 from seekpoint.records import Partition, RawRecord
+from seekpoint.spark.reading import range_of
 from seekpoint.spark.settings import resolved
 
 ROWS = 10_000  # of a batch; any number from 2,000 on is as fast
@@ -96,10 +96,7 @@ class Reader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """One for each task; one that is empty where there is none, as Spark would make one of its own."""
-        return [
-            Task([Range(Partition(topic, number), UUID(id_), start, end) for topic, number, id_, start, end in task])
-            for task in self._tasks or [[]]
-        ]
+        return [Task(list(map(range_of, task))) for task in self._tasks or [[]]]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, Task):

@@ -122,11 +122,10 @@ class SparkStager:
                 f"tasks cannot import the pipeline of group {nameless[0]!r}, which was given as an object: name it in "
                 "Reload([...]) as 'module:name'"
             )
-        database = {"$env": self._database.name} if isinstance(self._database, Env) else self._database
         return json.dumps(
             {
                 "kafka": self._kafka,
-                "database": {"url": database},
+                "database": portable({"url": self._database}),
                 "schema": self._schema,
                 "run": str(run.id),
                 "pipelines": names,

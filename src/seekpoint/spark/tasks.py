@@ -13,10 +13,10 @@ from pyspark.sql.types import ArrayType, IntegerType, LongType, StringType, Stru
 
 from seekpoint.kafka.ranges import Range
 from seekpoint.ledger.ledger import postgres_engine
-from seekpoint.records import Partition
 from seekpoint.reload.staging import Staged, stage_range
 from seekpoint.reload.targets import load
 from seekpoint.spark.ending import ENDS, TaskEnded
+from seekpoint.spark.reading import range_of
 from seekpoint.spark.settings import resolved
 
 MESSAGE = StructType(
@@ -65,7 +65,7 @@ class StagingReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         packs, self._packs = self._packs, []  # each task gets its own alone
-        return [Pack([(group, _range(carried)) for group, carried in pack]) for pack in packs]
+        return [Pack([(group, range_of(carried)) for group, carried in pack]) for pack in packs]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
         if not isinstance(partition, Pack):
@@ -85,11 +85,6 @@ class StagingReader(DataSourceReader):
                 engine.dispose()
         except ENDS as error:
             raise TaskEnded(error) from error
-
-
-def _range(carried: Sequence[Any]) -> Range:
-    topic, number, topic_id, start, end = carried
-    return Range(Partition(topic, number), UUID(topic_id), start, end)
 
 
 def _message(staged: Staged) -> tuple[Any, ...]:

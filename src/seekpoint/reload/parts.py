@@ -90,7 +90,7 @@ class Parts:
         """The same from the values alone; None where each record must be looked at."""
         if (rows := rows_at_once(self._pipeline, raw)) is None:
             return None
-        sink = self._pipeline.by_value
+        sink: object = self._pipeline.by_value  # aimed at the staging: it knows places, too
         placed = sink.placed(rows, raw) if isinstance(sink, Placing) else rows
         return [Made(r, r, ((row,),)) for r, row in zip(raw, placed, strict=True)]
 

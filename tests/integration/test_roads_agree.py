@@ -1,0 +1,190 @@
+"""Whatever road rows take, and whatever ends it: the same becomes of each record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.exc import IntegrityError
+
+from ground import TOPIC, Ground
+from seekpoint import Append, Json, Pipeline, Text
+from seekpoint.assignment.chunk import Chunk
+from seekpoint.errors import CodecAway
+from seekpoint.intake import OpenBatch
+from seekpoint.pipeline import RowRefused
+from seekpoint.sinks import Upsert
+from seekpoint.sinks.copy import Unwritable
+from seekpoint.testing import kit, raw, record
+
+
+@pytest.fixture
+def ground(seekpoint_engine: Engine, seekpoint_schema: str) -> Ground:
+    return Ground(seekpoint_engine, seekpoint_schema)
+
+
+@pytest.fixture
+def by_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kit hands records over in chunks of 500, as a worker draws them (one partition)."""
+
+    def opened(first: Chunk[Any], draw: Any, ask: Any, limits: Any) -> OpenBatch:
+        ((partition, read),) = first.reads.items()
+        start, parts = read.start, []
+        for n in range(0, len(first), 500):
+            some: Sequence[Any] = first.messages[n : n + 500]
+            end = some[-1].offset + 1
+            parts.append(Chunk(some, {partition: replace(read, start=start, end=end)}))
+            start = end
+        left = iter(parts)
+        return OpenBatch(next(left), lambda: next(left, None), ask, limits)
+
+    monkeypatch.setattr(kit, "OpenBatch", opened)
+
+
+def kv(n: int, v: Any) -> Any:
+    return record({"id": n, "v": v}, key={"id": n})
+
+
+def made(sink: Upsert, numbers: range, v: str = "new") -> list[Any]:
+    return [row for n in numbers for row in sink.rows(kv(n, v))]
+
+
+def _write(ground: Ground, sink: Upsert, parts: Iterator[list[Any]]) -> None:
+    with ground.engine.begin() as tx, sink.open(tx) as writer:
+        for part in parts:
+            writer.write(part)
+
+
+def one_old(ground: Ground, **options: Any) -> Upsert:
+    sink = Upsert(ground.create("id int PRIMARY KEY, v text"), key=["id"], columns=["id", "v"], **options)
+    ground.sql("INSERT INTO t VALUES (1, 'old')")
+    return sink
+
+
+# An update in front, more than 1,000 rows, then anything but a clean end: the update is not to blame ------------------
+
+
+def test_a_tombstone_behind_an_update(ground: Ground) -> None:
+    sink = one_old(ground)
+    with ground.engine.begin() as tx, sink.open(tx) as writer:
+        for n in range(0, 2000, 500):
+            writer.write(made(sink, range(n, n + 500)))
+        writer.write(list(sink.rows(record(None, key={"id": 5}))))
+    assert len(ground.rows("id")) == 1999
+
+
+def test_a_value_that_cannot_be_written_behind_an_update(ground: Ground) -> None:
+    sink = one_old(ground)
+    parts = [made(sink, range(n, n + 500)) for n in range(0, 2000, 500)] + [made(sink, range(2000, 2001), "a\0b")]
+    with pytest.raises(RowRefused) as refused:
+        _write(ground, sink, iter(parts))
+    assert isinstance(refused.value.cause, Unwritable)
+    assert refused.value.line == 2001
+
+
+def test_a_codec_that_gets_no_answer_behind_an_update(ground: Ground) -> None:
+    sink = one_old(ground)
+
+    def parts() -> Iterator[list[Any]]:
+        yield from (made(sink, range(n, n + 500)) for n in range(0, 2000, 500))
+        raise CodecAway("no answer", lambda: None)
+
+    with pytest.raises(CodecAway):
+        _write(ground, sink, parts())
+
+
+@pytest.mark.usefixtures("by_chunks")
+@pytest.mark.parametrize("last", [None, b'{"id": 9999, "v": "a\\u0000b"}'], ids=["tombstone", "NUL"])
+def test_an_update_is_not_blamed_for_what_ends_the_copy(ground: Ground, group: str, last: bytes | None) -> None:
+    sink = one_old(ground)
+    pipeline = Pipeline(
+        group, topics=TOPIC, value=Json(tombstones=True), key=Json(), sinks=[sink], on_poison="dead_letter"
+    )
+    log = [raw(b'{"id": %d, "v": "new"}' % n, topic=TOPIC, offset=n, key=b"%d" % n) for n in range(2000)]
+    log.append(raw(last, topic=TOPIC, offset=2000, key=b"5"))
+    done = ground.process(pipeline, *log)
+    assert [one.offset for one in done.set_aside] == ([] if last is None else [2000])
+    assert (1, "new") in ground.rows("id", "v")
+
+
+# A late error that an old savepoint takes back is heard all the same ---
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_a_late_error_behind_a_savepoint_by_hand(ground: Ground, group: str, ahead: bool) -> None:
+    ground.create("id bigint PRIMARY KEY, v text CHECK (v <> 'bad')", "t")
+    ground.create("v text UNIQUE", "audit")
+    row = text(f'INSERT INTO "{ground.schema}".t VALUES (:id, :v)')
+    audit = text(f'INSERT INTO "{ground.schema}".audit VALUES (:v)')
+
+    def handle(tx: Any, batch: Any) -> None:
+        for r in batch:
+            tx.execute(audit, {"v": r.value})  # outside of the try: whatever it raises is the record's fault
+            try:
+                tx.exec_driver_sql("SAVEPOINT mine")
+                tx.execute(row, {"id": r.offset, "v": r.value})
+                tx.exec_driver_sql("RELEASE mine")
+            except IntegrityError:
+                tx.exec_driver_sql("ROLLBACK TO mine")
+
+    pipeline = Pipeline(group, topics=TOPIC, value=Text(), handle=handle, on_poison="dead_letter", send_ahead=ahead)
+    log = [raw(v, topic=TOPIC, offset=n) for n, v in enumerate([b"a", b"bad", b"a", b"c"])]
+    done = ground.process(pipeline, *log)
+    assert [one.offset for one in done.set_aside] == [2]
+    assert ground.rows("id") == [(0,), (3,)]
+    assert ground.rows("v", name="audit") == [("a",), ("bad",), ("c",)]
+
+
+# A prepared INSERT would keep its parameters' types --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "value"),
+    [
+        ("timestamp", "timestamptz", "2024-01-01 12:00:00+07"),
+        ("real", "float8", "0.1"),
+        ("date", "timestamp", "2024-01-01 12:00:00"),
+    ],
+)
+def test_a_table_altered_while_few_rows_come(
+    seekpoint_engine: Engine, seekpoint_schema: str, group: str, *, before: str, after: str, value: str
+) -> None:
+    engine = create_engine(seekpoint_engine.url, pool_size=1, max_overflow=0)
+    ground = Ground(engine, seekpoint_schema)
+    sink = Append(ground.create(f"o bigint, v {before}"), columns=["o", "v"], row=lambda r: (r.offset, r.value))
+    pipeline = Pipeline(group, topics=TOPIC, value=Text(), sinks=[sink])
+    log = [raw(value.encode(), topic=TOPIC, offset=n) for n in range(20)]
+    for n in (8, 9, 10):
+        ground.process(pipeline, *log[:n])
+    ground.sql(f"ALTER TABLE t ALTER v TYPE {after}")
+    ground.process(pipeline, *log[:11])
+    wrong = ground.rows("v")
+    assert ground.value(f"count(*) FILTER (WHERE o = 10 AND v = '{value}'::{after})") == 1, wrong
+    engine.dispose()
+
+
+# Few rows go nowhere where COPY does not ---
+
+
+@pytest.mark.parametrize("count", [1, 50])
+def test_a_rule_sees_no_rows_however_few(ground: Ground, group: str, count: int) -> None:
+    path = ground.create("v text")
+    ground.sql("CREATE RULE r AS ON INSERT TO t DO INSTEAD NOTHING")
+    sink = Append(path, columns=["v"], row=lambda r: (r.value,))
+    pipeline = Pipeline(group, topics=TOPIC, value=Text(), sinks=[sink])
+    ground.process(pipeline, *[raw(b"x", topic=TOPIC, offset=n) for n in range(count)])
+    assert len(ground.rows("v")) == count
+
+
+@pytest.mark.parametrize("count", [1, 50])
+def test_a_view_is_refused_however_few_the_rows(ground: Ground, group: str, count: int) -> None:
+    ground.create("v text")
+    ground.sql("CREATE VIEW w AS SELECT * FROM t")
+    sink = Append((ground.schema, "w"), columns=["v"], row=lambda r: (r.value,))
+    pipeline = Pipeline(group, topics=TOPIC, value=Text(), sinks=[sink])
+    with pytest.raises(Exception, match="cannot copy to view"):
+        ground.process(pipeline, *[raw(b"x", topic=TOPIC, offset=n) for n in range(count)])
+    assert ground.rows("v") == []

@@ -39,7 +39,7 @@ class Direct:
         try:
             self._stack.close()
         except RowRefused as refused:
-            if _is_conflict(refused):
+            if getattr(refused.cause, "sqlstate", None) in _CONFLICTS:
                 return False
             raise
         except psycopg.errors.DeadlockDetected:  # with another writer of the same new keys; sorted, there is none
@@ -47,18 +47,5 @@ class Direct:
         return True
 
     def undo(self, error: BaseException) -> None:
-        """Take back what was written. Raises what becomes of the error, where the server has said more.
-
-        A key that is there already is no row's fault, and is not what ends it.
-        """
-        try:
-            self._stack.__exit__(type(error), error, error.__traceback__)
-        except RowRefused as refused:
-            if not _is_conflict(refused):
-                raise
-        except psycopg.errors.DeadlockDetected:
-            return
-
-
-def _is_conflict(refused: RowRefused) -> bool:
-    return getattr(refused.cause, "sqlstate", None) in _CONFLICTS
+        """Take back what was written. Raises what becomes of the error, where the server has said more."""
+        self._stack.__exit__(type(error), error, error.__traceback__)

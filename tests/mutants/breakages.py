@@ -8,6 +8,8 @@ FENCE = "tests/integration/ledger/test_fence.py"
 CLAIM = "tests/integration/ledger/test_claim.py"
 ATTEMPTS = "tests/integration/ledger/test_attempts.py"
 LETTERS = "tests/integration/test_deadletters_store.py"
+ROADS = "tests/integration/test_roads_agree.py"
+VIEW = f"{ROADS}::test_a_view_is_refused_however_few_the_rows[1]"
 GROUP = "tests/integration/ledger/test_group.py"
 MOVE = "tests/integration/ledger/test_move.py"
 WORKER = "tests/integration/test_worker.py"
@@ -291,5 +293,29 @@ BREAKAGES = (
             ),
         ),
         (IDLE_REWIND, f"{REBALANCE}::test_members_that_join_and_leave_hand_their_partitions_over"),
+    ),
+    Breakage(
+        "a late error that the handler caught is forgotten",
+        (
+            Edit(
+                "guard.py",
+                "        if ahead is not None and ahead.late is not None:  # even",
+                "        if status == TransactionStatus.INERROR and ahead is not None and ahead.late is not None:  # even",
+            ),
+        ),
+        (f"{ROADS}::test_a_late_error_behind_a_savepoint_by_hand[True]",),
+    ),
+    Breakage(
+        "few rows go where COPY would not",
+        (Edit("sinks/few.py", "if few.rows and not (_is_plain(tx, path) and _left(", "if few.rows and not (_left("),),
+        (
+            f"{ROADS}::test_a_rule_sees_no_rows_however_few[1]",
+            f"{ROADS}::test_a_view_is_refused_however_few_the_rows[1]",
+        ),
+    ),
+    Breakage(
+        "few rows are prepared, and keep the types of a table that was altered",
+        (Edit("ahead.py", "execute(statement, row, prepare=False)", "execute(statement, row)"),),
+        (f"{ROADS}::test_a_table_altered_while_few_rows_come[real-float8-0.1]",),
     ),
 )

@@ -300,7 +300,7 @@ BREAKAGES = (
             Edit(
                 "guard.py",
                 "        if ahead is not None and ahead.late is not None:  # even",
-                "        if status == TransactionStatus.INERROR and ahead is not None and ahead.late is not None:  # even",
+                "        if status == 3 and ahead is not None and ahead.late is not None:  # even",
             ),
         ),
         (f"{ROADS}::test_a_late_error_behind_a_savepoint_by_hand[True]",),

@@ -115,13 +115,28 @@ def test_an_update_is_not_blamed_for_what_ends_the_copy(ground: Ground, group: s
     assert (1, WIDE) in ground.rows("id", "v")
 
 
+def test_an_update_that_another_constraint_refuses_first(ground: Ground, group: str) -> None:
+    """The server may ask an older exclusion constraint before it asks the key: the row is an update all the same."""
+    path = ground.create("id int, v text, EXCLUDE USING btree (v WITH =)")
+    ground.sql("ALTER TABLE t ADD PRIMARY KEY (id); INSERT INTO t VALUES (1, 'v1')")
+    sink = Upsert(path, key=["id"], columns=["id", "v"])
+    pipeline = Pipeline(group, topics=TOPIC, value=Json(), sinks=[sink])
+    values = [b'{"id": %d, "v": "v%d"}' % (n, n) for n in range(1, 301)]
+    done = ground.process(pipeline, *[raw(v, topic=TOPIC, offset=n) for n, v in enumerate(values)])
+    assert (done.set_aside, done.stopped, sink.roads.conflicts) == ((), {}, 1)
+    assert len(ground.rows("id")) == 300
+
+
 # A late error that an old savepoint takes back is heard all the same ---
 
 
+@pytest.mark.parametrize("outstanding", [False, True])  # when the handler returns, a statement's answer is
 @pytest.mark.parametrize("ahead", [True, False])
-def test_a_late_error_behind_a_savepoint_by_hand(ground: Ground, group: str, ahead: bool) -> None:
+def test_a_late_error_behind_a_savepoint_by_hand(ground: Ground, group: str, ahead: bool, outstanding: bool) -> None:
     ground.create("id bigint PRIMARY KEY, v text CHECK (v <> 'bad')", "t")
     ground.create("v text UNIQUE", "audit")
+    ground.create("n int", "size")
+    size = text(f'INSERT INTO "{ground.schema}".size VALUES (:n)')
     row = text(f'INSERT INTO "{ground.schema}".t VALUES (:id, :v)')
     audit = text(f'INSERT INTO "{ground.schema}".audit VALUES (:v)')
 
@@ -134,6 +149,8 @@ def test_a_late_error_behind_a_savepoint_by_hand(ground: Ground, group: str, ahe
                 tx.exec_driver_sql("RELEASE mine")
             except IntegrityError:
                 tx.exec_driver_sql("ROLLBACK TO mine")
+        if outstanding:
+            tx.execute(size, {"n": len(batch)})
 
     pipeline = Pipeline(group, topics=TOPIC, value=Text(), handle=handle, on_poison="dead_letter", send_ahead=ahead)
     log = [raw(v, topic=TOPIC, offset=n) for n, v in enumerate([b"a", b"bad", b"a", b"c"])]

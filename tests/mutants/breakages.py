@@ -303,7 +303,7 @@ BREAKAGES = (
                 "        if status == 3 and ahead is not None and ahead.late is not None:  # even",
             ),
         ),
-        (f"{ROADS}::test_a_late_error_behind_a_savepoint_by_hand[True]",),
+        (f"{ROADS}::test_a_late_error_behind_a_savepoint_by_hand[True-False]",),
     ),
     Breakage(
         "few rows go where COPY would not",

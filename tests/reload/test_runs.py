@@ -118,6 +118,23 @@ def test_a_table_without_a_key_cannot_be_merged(shop: Shop) -> None:
         ("ALTER TABLE {schema}.orders REPLICA IDENTITY FULL", "a replica identity"),
         ("CREATE RULE r AS ON DELETE TO {schema}.orders DO ALSO NOTHING", "rule r"),
         ("CREATE STATISTICS {schema}.s ON id, amount FROM {schema}.orders", "statistics s"),
+        ("CREATE FUNCTION {schema}.f({schema}.orders) RETURNS integer LANGUAGE sql AS 'SELECT 1'", "function .*f"),
+        ("CREATE FUNCTION {schema}.f({schema}.orders[]) RETURNS integer LANGUAGE sql AS 'SELECT 1'", "function .*f"),
+        (
+            "CREATE FUNCTION {schema}.f() RETURNS SETOF {schema}.orders LANGUAGE sql AS 'TABLE {schema}.orders'",
+            "function .*f",
+        ),
+        (
+            "CREATE FUNCTION {schema}.f() RETURNS bigint LANGUAGE sql RETURN (SELECT count(*) FROM {schema}.orders)",
+            "function .*f",
+        ),
+        (
+            "CREATE POLICY p ON {schema}.entries USING (EXISTS (SELECT FROM {schema}.orders))",
+            "policy p on table .*entries",
+        ),
+        ("CREATE TABLE {schema}.kept (was {schema}.orders)", "table .*kept"),
+        ("CREATE TABLE {schema}.kept (were {schema}.orders[])", "table .*kept"),
+        ("GRANT SELECT (amount) ON {schema}.orders TO PUBLIC", "grants of columns"),
     ],
 )
 def test_what_hangs_on_a_table_forbids_the_swap(shop: Shop, hangs: str, named: str) -> None:
@@ -126,6 +143,30 @@ def test_what_hangs_on_a_table_forbids_the_swap(shop: Shop, hangs: str, named: s
     with pytest.raises(ReloadRefused, match=rf"cannot be swapped, for it has {named}.*: use strategy 'merge'"):
         shop.reload().open(strategy="swap")
     shop.reload().open(strategy="merge")
+
+
+@pytest.mark.parametrize("what", ["TABLE {schema}.orders", "TABLES IN SCHEMA {schema}"])
+def test_a_published_table_is_not_swapped(shop: Shop, what: str) -> None:
+    """By its own name, or as one of its schema: whoever subscribed would get the rebuilt rows as nothing at all."""
+    settled(shop)
+    name = f"{shop.schema}_news"  # publications are the whole database's
+    shop.execute(f"CREATE PUBLICATION {name} FOR {what}")
+    try:
+        with pytest.raises(ReloadRefused, match=f"cannot be swapped, for it has publication {name}: use strategy"):
+            shop.reload().open(strategy="swap")
+    finally:
+        shop.execute(f"DROP PUBLICATION {name}")
+    shop.reload().open(strategy="swap")
+
+
+def test_what_others_hang_on_other_tables_does_not_forbid_a_swap(shop: Shop) -> None:
+    shop.execute("CREATE FUNCTION {schema}.f({schema}.entries) RETURNS integer LANGUAGE sql AS 'SELECT 1'")
+    shop.execute("GRANT SELECT (amount) ON {schema}.entries TO PUBLIC")
+    shop.execute("CREATE TABLE {schema}.kept (was {schema}.entries)")
+    settled(shop)
+    reload = shop.reload()
+    reload.run(reload.open(strategy="swap"))
+    assert shop.rows() == doubled(FIRST)
 
 
 def test_a_handler_cannot_be_reloaded(shop: Shop) -> None:
@@ -202,6 +243,33 @@ def test_what_is_in_use_is_swept_later(shop: Shop) -> None:
     assert shop.schemas() == []
 
 
+@pytest.mark.parametrize(
+    ("hangs", "gone"),
+    [
+        ("FUNCTION {schema}.f({old}) RETURNS integer LANGUAGE sql AS 'SELECT 1'", "FUNCTION {schema}.f"),
+        ("VIEW {schema}.f AS SELECT * FROM {old}", "VIEW {schema}.f"),
+    ],
+)
+def test_what_others_made_of_a_swapped_table_is_not_swept_with_it(shop: Shop, hangs: str, gone: str) -> None:
+    """A statement that looked the table up before the swap may hang something on it behind: it is not ours to drop."""
+    settled(shop)
+    reload = shop.reload()
+    driver = reload.open(strategy="swap")
+    reload.stage(driver)
+    with Rounds(driver, reload.sources, reload.kafka) as rounds:
+        reload.follow(driver, rounds)
+        reload.cut_over(driver, rounds)
+    there = driver.run.staging_schema
+    shop.execute("CREATE " + hangs.replace("{old}", f"{there}.old_t0"))
+    assert not reload.runs.drop(driver.run.id)
+    assert reload.runs.sweep() == []
+    assert shop.execute(f"SELECT tablename FROM pg_tables WHERE schemaname = '{there}'") == [("old_t0",)]
+    shop.execute(f"DROP {gone}")  # which is there still
+    assert reload.runs.sweep() == [driver.run.id]
+    assert shop.schemas() == []
+    assert shop.rows() == doubled(FIRST)
+
+
 def test_a_step_out_of_turn_is_refused(shop: Shop) -> None:
     settled(shop)
     reload = shop.reload()
@@ -224,6 +292,22 @@ def test_another_version_does_not_take_a_run(shop: Shop) -> None:
     driver = shop.reload(version=2).open()
     with pytest.raises(ConfigError, match="was opened with other versions of these pipelines"):
         shop.reload(version=3).take(driver.run.id)
+
+
+def test_other_code_does_not_take_a_run_and_leaves_its_driver_alone(shop: Shop) -> None:
+    """Sinks that write other tables would publish nothing where the run's tables are to be published."""
+    settled(shop)
+    reload = shop.reload()
+    driver = reload.open()
+    for other in (shop.reload(version=1), shop.reload(version=3), shop.reload(pipeline={"kind": "append"})):
+        with pytest.raises(ConfigError, match=f"reload {driver.run.id} (is of|was opened with)") as refused:
+            other.take(driver.run.id)
+    assert str(refused.value).startswith(
+        f"reload {driver.run.id} is of {shop.schema}.orders, and these sinks write {shop.schema}.entries: take it with"
+    )
+    assert reload.runs.get(driver.run.id).driver_epoch == 1
+    reload.run(driver)
+    assert shop.rows() == doubled(FIRST)
 
 
 def test_how_far_a_run_is_can_be_read(shop: Shop) -> None:

@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 
 from seekpoint import Text
-from seekpoint.errors import ReloadOver, ReloadRefused
+from seekpoint.errors import ConfigError, ReloadOver, ReloadRefused
 from seekpoint.failure import State
 from seekpoint.reload import Driver, Reload, Staged, stage_range
 from seekpoint.reload.consolidate import consolidate, coverage, index
+from seekpoint.reload.local import LocalStager
 from seekpoint.reload.staging import Task, begin_staging
-from shop import Shop, doubled, gone, of
+from seekpoint.reload.targets import sources
+from shop import Shop, doubled, gone, of, pipeline
 
 RECORDS = [of(n % 30, n, n) for n in range(100)] + [gone(4), of(5, 7), gone(6)]
 
@@ -95,20 +97,67 @@ def test_the_run_is_asked_again_at_the_end_of_a_task(shop: Shop, monkeypatch: py
     """The guard: a run that went on while a range was read does not get its rows any more."""
     reload, driver = begun(shop)
     task = tasks(driver, 1000)[0]
-    pipeline = reload.sources[0].pipeline
-    decode = pipeline.decode
+    its = reload.sources[0].pipeline
+    decode = its.decode
 
     def slow(raw: Any) -> Any:
         if raw.offset == 102:
             shop.execute("UPDATE {schema}.reload_run SET state = 'staged'")
         return decode(raw)
 
-    monkeypatch.setattr(pipeline, "decode", slow)
+    monkeypatch.setattr(its, "decode", slow)
     with pytest.raises(ReloadOver, match="went on without this range while it was staged: nothing of it is kept"):
         stage(reload, driver, task)
     assert shop.execute("SELECT count(*) FROM {schema}.reload_staged") == [(0,)]
     named = "SELECT count(*) FROM pg_tables WHERE schemaname = :schema_ AND tablename LIKE 'r%'"
     assert shop.execute(named, schema_=driver.run.staging_schema) == [(0,)]
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        ({"version": 1}, "with handler version 2, and the code of this process is version 1: bring it to the same"),
+        ({"version": 3}, "with handler version 2, and the code of this process is version 3: bring it to the same"),
+        (
+            {"version": 2, "kind": "append"},
+            r"is of \S+\.orders, and the sinks of this process write \S+\.entries: bring its code",
+        ),
+    ],
+    ids=["an older version", "a newer version", "other tables"],
+)
+def test_a_task_of_other_code_stages_nothing_and_the_run_goes_on(shop: Shop, other: dict[str, Any], why: str) -> None:
+    """A process that imports what was deployed before: its rows would be the old code's, under the new version."""
+    reload, driver = begun(shop)
+    reload._stager = LocalStager(reload.engine, reload.schema, reload.kafka, sources([shop.pipeline(**other)]))
+    with pytest.raises(ConfigError, match=why):
+        reload.stage(driver)
+    assert shop.execute("SELECT count(*) FROM {schema}.reload_staged") == [(0,)]
+    assert reload.runs.get(driver.run.id).state == "staging"
+    right = shop.reload()
+    right.run(right.take(driver.run.id))
+    assert shop.rows() == doubled(RECORDS)
+
+
+def test_of_two_groups_each_task_writes_its_own_tables(shop: Shop) -> None:
+    """A task knows one pipeline: that the other's tables are not among its own is no difference."""
+    records = [of(n, n) for n in range(30)]
+    shop.produce(shop.topic, records, partition=0)
+    kinds: dict[str, dict[str, Any]] = {
+        f"{shop.group}-a": {"sink": {"tombstone": None}},
+        f"{shop.group}-b": {"kind": "append"},
+    }
+
+    def both(version: int) -> list[Any]:
+        return [pipeline(group, shop.topic, shop.schema, version=version, **kind) for group, kind in kinds.items()]
+
+    for each in both(1):
+        worker = shop.run_worker(each)
+        worker.reached(shop.topic, 30)
+        worker.stop()
+    reload = shop.reload(both(2))
+    reload.run(reload.open())
+    assert shop.rows() == doubled(records)
+    assert shop.rows("entries", "topic_offset, id, amount") == [(n, n, 2 * n) for n in range(30)]
 
 
 def test_a_table_with_other_rows_than_its_task_said_is_refused(shop: Shop) -> None:

@@ -66,6 +66,20 @@ tasks.stage_range = deadly
 """
 )
 
+#: Of the version that is deployed where it is imported: which one stands in the marker's file.
+DEPLOYED = (
+    PLAIN
+    + """
+import pathlib
+
+made = orders
+
+def orders():
+    made.version = int(pathlib.Path({marker!r}).read_text())
+    return made
+"""
+)
+
 #: The first attempt at a record never ends: only a copy on another machine helps.
 FOR_EVER = (
     PLAIN

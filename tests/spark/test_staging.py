@@ -21,7 +21,7 @@ from seekpoint.reload.staging import Task, begin_staging
 from seekpoint.spark import Env, SparkStager
 from seekpoint.spark.ending import TaskEnded, ending_of
 from shop import Shop, of
-from spark.orders import BEHIND_COMMIT, DATABASE, IN_A_ROW, PLAIN, expected
+from spark.orders import BEHIND_COMMIT, DATABASE, DEPLOYED, IN_A_ROW, PLAIN, expected
 
 
 class Job:
@@ -91,6 +91,23 @@ def test_a_record_that_ends_the_run_is_told_as_it_was_raised(job: Callable[..., 
     assert "Mend the pipeline" in refused.value.reasons[0]
     assert isinstance(refused.value.__cause__, PySparkException)
     assert made.reload.runs.get(driver.run.id).state == "failed"
+
+
+def test_executors_with_older_code_stage_nothing_and_the_run_goes_on_with_the_right_one(
+    job: Callable[..., Job], tmp_path: Path
+) -> None:
+    deployed = tmp_path / "marker"
+    deployed.write_text("2")
+    made = job(DEPLOYED)
+    driver = made.reload.open()
+    deployed.write_text("1")
+    with pytest.raises(ConfigError, match="with handler version 2, and the code of this process is version 1"):
+        made.reload.stage(driver)
+    assert made.reload.runs.get(driver.run.id).state == "staging"
+    assert made.shop.execute("SELECT count(*) FROM {schema}.reload_staged") == [(0,)]
+    deployed.write_text("2")
+    made.reload.run(driver)
+    assert made.shop.rows() == expected()
 
 
 def test_a_run_that_is_over_takes_no_more_ranges(job: Callable[..., Job]) -> None:

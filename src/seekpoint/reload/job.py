@@ -23,7 +23,7 @@ from seekpoint.reload.cutover import CutOver, cut_over
 from seekpoint.reload.deltas import Rounds
 from seekpoint.reload.local import LocalStager
 from seekpoint.reload.opening import Order, open_run
-from seekpoint.reload.run import OPEN, SERIALIZABLE_ENOUGH, Driver, Run, Runs
+from seekpoint.reload.run import SERIALIZABLE_ENOUGH, Driver, Run, Runs, transaction
 from seekpoint.reload.staging import Staged, Stager, begin_staging
 from seekpoint.reload.sweep import drop_attempts
 from seekpoint.reload.targets import Source, sources, targets
@@ -76,17 +76,30 @@ class Reload:
         return open_run(self.engine, self.schema, self.kafka, order, self.limits)
 
     def take(self, run: UUID) -> Driver:
-        """Drive an open run from where it stands; its driver before, if it is alive, fails at its next step."""
-        driver = self.runs.take(run)
-        if driver.run.groups != tuple(source.group for source in self.sources):
-            raise ConfigError(f"reload {run} is of the groups {', '.join(driver.run.groups)}: name their pipelines")
-        if driver.run.version_to != tuple(source.pipeline.version for source in self.sources):
-            raise ConfigError(f"reload {run} was opened with other versions of these pipelines: abort it, open another")
-        with driver.step(*OPEN) as tx:
-            found = tuple(target.name for target in targets(tx.connection, self.sources))
-        if found != driver.run.tables:
-            raise ConfigError(f"reload {run} is of {driver.run.tables}, and these sinks write {found}")
-        return driver
+        """Drive an open run from where it stands; its driver before, if it is alive, fails at its next step.
+
+        Raises ConfigError where these pipelines are not the run's (other groups, versions or tables); then it has not
+        changed hands. Raises ReloadOver where it has ended.
+        """
+        if (found := self.runs.get(run)).is_open:
+            self._require_its_code(found)
+        return self.runs.take(run)
+
+    def _require_its_code(self, run: Run) -> None:
+        """Before it is taken: the driver that it has, with the right code, goes on."""
+        if run.groups != tuple(source.group for source in self.sources):
+            raise ConfigError(f"reload {run.id} is of the groups {', '.join(run.groups)}: name their pipelines")
+        if run.version_to != tuple(source.pipeline.version for source in self.sources):
+            raise ConfigError(
+                f"reload {run.id} was opened with other versions of these pipelines: abort it, open another"
+            )
+        with transaction(self.engine, self.schema) as tx:
+            written = tuple(target.name for target in targets(tx.connection, self.sources))
+        if written != run.tables:
+            raise ConfigError(
+                f"reload {run.id} is of {', '.join(run.tables)}, and these sinks write {', '.join(written)}: take it "
+                "with the code that it was opened with, or abort it and open another"
+            )
 
     def stage(self, driver: Driver) -> None:
         """Go on until everything up to E0 is in the rebuilt tables, and they are indexed. Raises what ends the run."""

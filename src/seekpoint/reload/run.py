@@ -183,7 +183,7 @@ class Driver:
                 raise
             # Somebody wrote the row while we waited for it, and our snapshot is of before: ask what it says now.
             with transaction(self.engine, self.schema) as now:
-                self._admit(now.execute(sql.GET_RUN, its_run=self.run.id).one_or_none(), OPEN)
+                self._admit(now.execute(sql.GET_RUN, its_run=self.run.id).one_or_none(), _OPEN)
             raise
 
     def _admit(self, row: Row[Any] | None, states: Collection[str]) -> None:
@@ -207,7 +207,7 @@ class Driver:
 
     def beat(self) -> None:
         """Say that the driver is alive; raises as :meth:`step` does."""
-        with self.step(*OPEN):
+        with self.step(*_OPEN):
             pass
 
     def fail(self, error: BaseException) -> None:
@@ -220,7 +220,7 @@ class Driver:
                 self.run = run_of(tx.execute(sql.GET_RUN, its_run=self.run.id).one())
 
 
-OPEN = ("opened", "staging", "staged", "indexed", "following", "diffed")
+_OPEN = ("opened", "staging", "staged", "indexed", "following", "diffed")
 
 
 def told(run: Run) -> str:

@@ -7,13 +7,11 @@ same transaction, whose last statement asks whether the run still wants it. What
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 from uuid import UUID, uuid4
 
-from psycopg import sql as ident
 from sqlalchemy import Connection, Engine, insert, select
 
 from seekpoint.apply import Made
@@ -23,16 +21,14 @@ from seekpoint.errors import ConfigError, ReloadOver
 from seekpoint.failure import Aside
 from seekpoint.guard import is_data_fault
 from seekpoint.kafka.ranges import Piece, Range, read_range
-from seekpoint.pipeline import Pipeline, Row, RowRefused, Writer
-from seekpoint.records import AnyRecord, Partition, RawRecord
+from seekpoint.pipeline import Pipeline, RowRefused
+from seekpoint.records import Partition, RawRecord
 from seekpoint.reload import statements as sql
-from seekpoint.reload.layout import LIKE, LINE, OFFSET, Staging, name, names, remember_columns, run
+from seekpoint.reload.layout import Staging, name, remember_columns, run
 from seekpoint.reload.parts import LeftOut, Outcome, Parts, all_of, nothing_left_out
-from seekpoint.reload.run import Driver, Run, Tx, transaction
-from seekpoint.reload.targets import Path, Source, Target, aimed, aimed_pipeline, targets
-from seekpoint.sinks.copy import open_copy
-from seekpoint.sinks.fold import Deleted
-from seekpoint.sinks.upsert import Upsert
+from seekpoint.reload.raw import raw_sinks
+from seekpoint.reload.run import Driver, Run, Tx, run_of, transaction
+from seekpoint.reload.targets import Source, aimed_pipeline, targets
 from seekpoint.tables import dead_letter, in_schema
 
 
@@ -181,15 +177,11 @@ class _Work:
         if now is None or now.state != "staging":
             what = "gone" if now is None else now.state
             raise ReloadOver(f"reload {self.run_id} is {what}: it takes no more ranges")
-        wanted = dict(zip(now.groups, now.version_to, strict=True)).get(self.pipeline.group)
-        if wanted != self.pipeline.version:
-            raise ConfigError(
-                f"reload {self.run_id} rebuilds group {self.pipeline.group!r} with handler version {wanted}, and the "
-                f"code of this process is version {self.pipeline.version}: bring it to the same, then go on"
-            )
+        found = targets(tx.connection, [Source("", self.pipeline)])
+        _require_the_runs(run_of(now), self.pipeline, {target.name for target in found})
         attempt, at = f"r{self.range.partition.number}_{uuid4().hex[:16]}", self.range.partition
         staging = Staging(now.staging_schema)
-        sinks = _raw_sinks(tx.connection, staging, attempt, self.pipeline)
+        sinks = raw_sinks(tx.connection, staging, attempt, self.pipeline, found)
         left_out = _left_out(tx.connection, staging, self.pipeline.group, self.range)
         counts = [0] * len(sinks)
 
@@ -210,6 +202,22 @@ class _Work:
                 f"reload {self.run_id} went on without this range while it was staged: nothing of it is kept"
             )
         return staged
+
+
+def _require_the_runs(its: Run, pipeline: Pipeline, tables: set[str]) -> None:
+    """Refuse code that is not the run's; the run itself can go on, with the right one."""
+    wanted = dict(zip(its.groups, its.version_to, strict=True)).get(pipeline.group)
+    if wanted != pipeline.version:
+        raise ConfigError(
+            f"reload {its.id} rebuilds group {pipeline.group!r} with handler version {wanted}, and the code of this "
+            f"process is version {pipeline.version}: bring it to the same, then go on"
+        )
+    theirs = set(its.tables)
+    if tables - theirs or (len(its.groups) == 1 and tables != theirs):  # of several groups, each may write some
+        raise ConfigError(
+            f"reload {its.id} is of {', '.join(its.tables)}, and the sinks of this process write "
+            f"{', '.join(sorted(tables))}: bring its code to the driver's, then go on"
+        )
 
 
 def _record(tx: Tx, run_id: UUID, staged: Staged) -> None:
@@ -270,132 +278,3 @@ def _left_out(connection: Connection, staging: Staging, group: str, range_: Rang
         return record.offset in offsets or any(record.offset in span for span in spans)
 
     return is_left_out
-
-
-class _RawSink:
-    """A sink that writes every row of an attempt, where the one it stands for would keep one of each key.
-
-    Rows of an Upsert get their place in the log; tombstones go to a table beside them.
-    """
-
-    def __init__(self, sink: Any, raw: Path, gone: Path) -> None:
-        self._sink, self._raw, self._gone = sink, raw, gone
-        self._folds = isinstance(sink, Upsert)
-
-    @property
-    def tables(self) -> tuple[str, ...]:
-        return (".".join(self._raw),)
-
-    @property
-    def columns(self) -> tuple[str, ...] | None:
-        """The columns that were written; None while nobody knows."""
-        written: tuple[str, ...] | None = self._sink.written
-        return written
-
-    def takes(self, topic: str) -> bool:
-        return bool(self._sink.takes(topic))
-
-    def rows(self, record: AnyRecord) -> Iterable[Row]:
-        made = self._sink.rows(record)
-        if not self._folds:
-            return list(made)
-        return [
-            Deleted((*row, record.offset, line)) if type(row) is Deleted else (*row, record.offset, line)
-            for line, row in enumerate(made)
-        ]
-
-    def value_rows(self, values: Sequence[Any]) -> list[Row] | None:
-        rows: list[Row] | None = self._sink.value_rows(values)
-        return rows
-
-    def placed(self, rows: Sequence[Row], raw: Sequence[RawRecord]) -> Sequence[Row]:
-        """Rows of :meth:`value_rows` with their places in the log, where those count."""
-        return [(*row, r.offset, 0) for row, r in zip(rows, raw, strict=True)] if self._folds else rows
-
-    @contextmanager
-    def open(self, tx: Connection) -> Iterator[Writer]:
-        """Rows go into the open COPY as they come; tombstones wait for its end."""
-        gone = _Gone()
-        try:
-            with open_copy(tx, self._raw, self._columns) as copy:
-                yield _Split(copy, gone) if self._folds else copy
-        except RowRefused as refused:
-            raise RowRefused(gone.line(refused.line), refused.cause) from refused
-        try:
-            with open_copy(tx, self._gone, self._columns_gone) as copy:
-                copy.write(gone.rows)
-        except RowRefused as refused:
-            raise RowRefused(refused.line and gone.lines[refused.line - 1], refused.cause) from refused
-
-    def _columns(self) -> tuple[str, ...]:
-        written = self.columns
-        assert written is not None
-        return (*written, OFFSET, LINE) if self._folds else written
-
-    def _columns_gone(self) -> tuple[str, ...]:
-        return (*self._sink.target.gone, OFFSET, LINE)
-
-
-class _Gone:
-    """Tombstones among rows, with the places (from 1) at which they came."""
-
-    def __init__(self) -> None:
-        self.rows: list[Row] = []
-        self.lines: list[int] = []
-
-    def line(self, number: int | None) -> int | None:
-        """The place of the n-th of the others."""
-        if number is not None:
-            for gone in self.lines:
-                number += gone <= number
-        return number
-
-
-class _Split:
-    """Passes rows on, and keeps tombstones."""
-
-    def __init__(self, copy: Writer, gone: _Gone) -> None:
-        self._copy, self._gone, self._passed = copy, gone, 0
-
-    def write(self, rows: Sequence[Row]) -> None:
-        if Deleted in set(map(type, rows)):
-            for line, row in enumerate(rows, self._passed + 1):
-                if type(row) is Deleted:
-                    self._gone.rows.append(row)
-                    self._gone.lines.append(line)
-            self._passed += len(rows)
-            rows = [row for row in rows if type(row) is not Deleted]
-        else:
-            self._passed += len(rows)
-        self._copy.write(rows)
-
-
-def _raw_sinks(connection: Connection, staging: Staging, attempt: str, pipeline: Pipeline) -> list[_RawSink]:
-    found = targets(connection, [Source("", pipeline)])
-    live: dict[int, Target] = {feed.number: target for target in found for feed in target.feeds}
-    sinks = []
-    for number, sink in enumerate(pipeline.sinks):
-        raw, gone = staging.raw(attempt, number), staging.gone(attempt, number)
-        _make_raw(connection, live[number], sink, raw, gone)
-        sinks.append(_RawSink(aimed(sink, raw), raw, gone))  # type: ignore[arg-type]
-    return sinks
-
-
-def _make_raw(connection: Connection, target: Target, sink: Any, raw: Path, gone: Path) -> None:
-    """Tables without an index; an Upsert's rows with their places, and its tombstones' columns without NOT NULL."""
-    live = name(*target.path)
-    if not isinstance(sink, Upsert):
-        run(connection, "CREATE TABLE {raw} ({like})", raw=name(*raw), like=LIKE.format(live))
-        return
-    places = ident.SQL("{} bigint, {} integer").format(name(OFFSET), name(LINE))
-    run(connection, "CREATE TABLE {raw} ({like}, {at})", raw=name(*raw), like=LIKE.format(live), at=places)
-    columns = [column for column in sink.target.gone if column in target.all_columns]
-    run(
-        connection,
-        "CREATE TABLE {gone} AS SELECT {columns}, 0::bigint AS {offset}, 0 AS {line} FROM {live} WITH NO DATA",
-        gone=name(*gone),
-        columns=names(columns),
-        offset=name(OFFSET),
-        line=name(LINE),
-        live=live,
-    )

@@ -13,6 +13,7 @@ from seekpoint.reload.run import Run, transaction
 from seekpoint.sinks.copy import driver_of
 
 WAIT = 0.3  # seconds for a table that somebody reads or writes; whoever comes behind us waits as long
+DEPENDENT = "2BP01"  # dependent_objects_still_exist
 _TABLES = text(
     "SELECT c.relname FROM pg_class c WHERE c.relnamespace = to_regnamespace(quote_ident(:schema)) "
     "AND c.relkind IN ('r', 'p') ORDER BY c.relname"
@@ -23,14 +24,15 @@ def sweep(engine: Engine, schema: str, run: Run) -> bool:
     """Drop a run's staging schema; whether nothing of it is left.
 
     One by one, each in a transaction of its own: one that dropped thousands would need a lock for each at a time.
-    A task that still writes keeps its table, and the schema, for now.
+    A task that still writes keeps its table, and the schema, for now; so does what somebody made of a table that was
+    swapped away (a view, a function of its rows): nothing of others is dropped.
     """
     with transaction(engine, schema) as tx:
         tables = tx.connection.execute(_TABLES, {"schema": run.staging_schema}).scalars().all()
     commands = [
         ident.SQL("DROP TABLE IF EXISTS {}").format(ident.Identifier(run.staging_schema, table)) for table in tables
     ]
-    commands.append(ident.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(ident.Identifier(run.staging_schema)))
+    commands.append(ident.SQL("DROP SCHEMA IF EXISTS {}").format(ident.Identifier(run.staging_schema)))
     if not all([_run(engine, schema, command) for command in commands]):  # noqa: C419 -- each is tried
         return False
     with transaction(engine, schema) as tx:
@@ -57,7 +59,8 @@ def _run(engine: Engine, schema: str, command: ident.Composed) -> bool:
         with transaction(engine, schema, lock_wait=WAIT) as tx:
             driver_of(tx.connection).execute(command)
     except (psycopg.Error, DBAPIError) as error:
-        if sqlstate(error) is None or not passes(error):
+        code = sqlstate(error)
+        if code is None or not (passes(error) or code == DEPENDENT):
             raise
         return False
     return True

@@ -1,0 +1,149 @@
+"""The tables of one attempt at a range: every row that its sinks make, with its place in the log where that counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from psycopg import sql as ident
+from sqlalchemy import Connection
+
+from seekpoint.pipeline import Pipeline, Row, RowRefused, Writer
+from seekpoint.records import AnyRecord, RawRecord
+from seekpoint.reload.layout import LIKE, LINE, OFFSET, Staging, name, names, run
+from seekpoint.reload.targets import Path, Target, aimed
+from seekpoint.sinks.copy import open_copy
+from seekpoint.sinks.fold import Deleted
+from seekpoint.sinks.upsert import Upsert
+
+
+class RawSink:
+    """A sink that writes every row of an attempt, where the one it stands for would keep one of each key.
+
+    Rows of an Upsert get their place in the log; tombstones go to a table beside them.
+    """
+
+    def __init__(self, sink: Any, raw: Path, gone: Path) -> None:
+        self._sink, self._raw, self._gone = sink, raw, gone
+        self._folds = isinstance(sink, Upsert)
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        return (".".join(self._raw),)
+
+    @property
+    def columns(self) -> tuple[str, ...] | None:
+        """The columns that were written; None while nobody knows."""
+        written: tuple[str, ...] | None = self._sink.written
+        return written
+
+    def takes(self, topic: str) -> bool:
+        return bool(self._sink.takes(topic))
+
+    def rows(self, record: AnyRecord) -> Iterable[Row]:
+        made = self._sink.rows(record)
+        if not self._folds:
+            return list(made)
+        return [
+            Deleted((*row, record.offset, line)) if type(row) is Deleted else (*row, record.offset, line)
+            for line, row in enumerate(made)
+        ]
+
+    def value_rows(self, values: Sequence[Any]) -> list[Row] | None:
+        rows: list[Row] | None = self._sink.value_rows(values)
+        return rows
+
+    def placed(self, rows: Sequence[Row], raw: Sequence[RawRecord]) -> Sequence[Row]:
+        """Rows of :meth:`value_rows` with their places in the log, where those count."""
+        return [(*row, r.offset, 0) for row, r in zip(rows, raw, strict=True)] if self._folds else rows
+
+    @contextmanager
+    def open(self, tx: Connection) -> Iterator[Writer]:
+        """Rows go into the open COPY as they come; tombstones wait for its end."""
+        gone = _Gone()
+        try:
+            with open_copy(tx, self._raw, self._columns) as copy:
+                yield _Split(copy, gone) if self._folds else copy
+        except RowRefused as refused:
+            raise RowRefused(gone.line(refused.line), refused.cause) from refused
+        try:
+            with open_copy(tx, self._gone, self._columns_gone) as copy:
+                copy.write(gone.rows)
+        except RowRefused as refused:
+            raise RowRefused(refused.line and gone.lines[refused.line - 1], refused.cause) from refused
+
+    def _columns(self) -> tuple[str, ...]:
+        written = self.columns
+        assert written is not None
+        return (*written, OFFSET, LINE) if self._folds else written
+
+    def _columns_gone(self) -> tuple[str, ...]:
+        return (*self._sink.target.gone, OFFSET, LINE)
+
+
+class _Gone:
+    """Tombstones among rows, with the places (from 1) at which they came."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self.lines: list[int] = []
+
+    def line(self, number: int | None) -> int | None:
+        """The place of the n-th of the others."""
+        if number is not None:
+            for gone in self.lines:
+                number += gone <= number
+        return number
+
+
+class _Split:
+    """Passes rows on, and keeps tombstones."""
+
+    def __init__(self, copy: Writer, gone: _Gone) -> None:
+        self._copy, self._gone, self._passed = copy, gone, 0
+
+    def write(self, rows: Sequence[Row]) -> None:
+        if Deleted in set(map(type, rows)):
+            for line, row in enumerate(rows, self._passed + 1):
+                if type(row) is Deleted:
+                    self._gone.rows.append(row)
+                    self._gone.lines.append(line)
+            self._passed += len(rows)
+            rows = [row for row in rows if type(row) is not Deleted]
+        else:
+            self._passed += len(rows)
+        self._copy.write(rows)
+
+
+def raw_sinks(
+    connection: Connection, staging: Staging, attempt: str, pipeline: Pipeline, found: Sequence[Target]
+) -> list[RawSink]:
+    """The pipeline's sinks, each aimed at a table of this attempt, which is made; ``found`` are its own tables."""
+    live: dict[int, Target] = {feed.number: target for target in found for feed in target.feeds}
+    sinks = []
+    for number, sink in enumerate(pipeline.sinks):
+        raw, gone = staging.raw(attempt, number), staging.gone(attempt, number)
+        _make_raw(connection, live[number], sink, raw, gone)
+        sinks.append(RawSink(aimed(sink, raw), raw, gone))  # type: ignore[arg-type]
+    return sinks
+
+
+def _make_raw(connection: Connection, target: Target, sink: Any, raw: Path, gone: Path) -> None:
+    """Tables without an index; an Upsert's rows with their places, and its tombstones' columns without NOT NULL."""
+    live = name(*target.path)
+    if not isinstance(sink, Upsert):
+        run(connection, "CREATE TABLE {raw} ({like})", raw=name(*raw), like=LIKE.format(live))
+        return
+    places = ident.SQL("{} bigint, {} integer").format(name(OFFSET), name(LINE))
+    run(connection, "CREATE TABLE {raw} ({like}, {at})", raw=name(*raw), like=LIKE.format(live), at=places)
+    columns = [column for column in sink.target.gone if column in target.all_columns]
+    run(
+        connection,
+        "CREATE TABLE {gone} AS SELECT {columns}, 0::bigint AS {offset}, 0 AS {line} FROM {live} WITH NO DATA",
+        gone=name(*gone),
+        columns=names(columns),
+        offset=name(OFFSET),
+        line=name(LINE),
+        live=live,
+    )

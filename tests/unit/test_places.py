@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 
 from seekpoint.assignment.backlog import Backlog
-from seekpoint.assignment.places import Parked, Places, Waiting
+from seekpoint.assignment.places import Parked, Placed, Places, Waiting
 from seekpoint.errors import OffsetLost, TopicRecreated
 from seekpoint.events import Announcer
 from seekpoint.kafka.client import Client
@@ -171,3 +171,10 @@ def test_what_was_taken_and_assigned_anew_cannot_be_parked_by_its_old_batch(plac
     assert places.forget_gone() == [mine]
     assert P in places.waiting, "else nobody would ever read it"
     assert P not in places.parked
+
+
+def test_the_ledgers_epoch_is_that_of_the_cursor_only_where_nothing_was_read_since() -> None:
+    placed = Placed(Claim(P, uuid4(), 1, 5, 3, uuid4()), 5)
+    assert placed.last_epoch == 3
+    placed.cursor = 7  # told with an epoch that is too old, the broker reports a truncation that never was
+    assert placed.last_epoch is None

@@ -6,6 +6,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 UV := VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv
 READY := .venv/ready
+SPARK := .venv/spark
 
 ROUNDS ?= 20
 SEED ?= $(shell date +%s)
@@ -13,7 +14,7 @@ SEED ?= $(shell date +%s)
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
 
-setup: $(READY)  ## build .venv (every other target does it when it is due)
+setup: $(SPARK)  ## build .venv (every other target does it when it is due)
 
 # uv comes first, by the hash that the lock has for it; it then installs the rest. pyspark, which comes as a source
 # alone, is built by the locked setuptools, and the project itself by the locked hatchling: no build fetches anything
@@ -24,9 +25,15 @@ $(READY): pyproject.toml requirements.lock
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	test -x $(BIN)/uv || { awk '/^uv==/ {on = 1; print; next} /^[^ ]/ {on = 0} on' requirements.lock > .venv/uv.lock && \
 	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r .venv/uv.lock; }
-	$(UV) pip sync --quiet --require-hashes --build-constraints requirements.lock requirements.lock
+	awk '/^[^ ]/ {on = !/^(pyspark|py4j)==/} on' requirements.lock > .venv/most.lock
+	$(UV) pip sync --quiet --require-hashes .venv/most.lock
 	$(UV) pip install --quiet --no-deps --no-build-isolation -e .
 	touch $(READY)
+
+# Spark is half a gigabyte, and its build leaves another 1.4 in uv's cache: a demo does without.
+$(SPARK): $(READY)
+	$(UV) pip install --quiet --no-deps --require-hashes --build-constraints requirements.lock -r requirements.lock
+	touch $(SPARK)
 
 demo: $(READY)  ## real flights, real servers, real crashes: nothing lost, nothing twice
 	$(BIN)/seekpoint demo $(ARGS)
@@ -37,28 +44,28 @@ demo-poison: $(READY)  ## the same flights, one in 1,000 broken: parked, replaye
 test: check  ## the whole suite, on a real Kafka and a real Postgres
 	SEEKPOINT_REQUIRE_SERVERS=1 $(BIN)/pytest -n auto --maxprocesses 4 --dist loadgroup $(ARGS)
 
-check: $(READY)  ## style, types, layers, and migrations that equal the metadata
+check: $(SPARK)  ## style, types, layers, and migrations that equal the metadata
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	CI=true $(BIN)/pytest -q tests/migrations/test_metadata.py
 
-chaos: $(READY)  ## kill workers and servers: make chaos ROUNDS=200 SEED=7
+chaos: $(SPARK)  ## kill workers and servers: make chaos ROUNDS=200 SEED=7
 	$(BIN)/python tests/chaos/run.py --rounds $(ROUNDS) --seed $(SEED) $(ARGS)
 
-mutants: $(READY)  ## break the lines that the promise hangs on, one by one: a test must fail each time
+mutants: $(SPARK)  ## break the lines that the promise hangs on, one by one: a test must fail each time
 	$(BIN)/python tests/mutants/run.py $(ARGS)
 
-bench: $(READY)  ## every question, next to the floor: hours; make bench QUICK=1: the core, in under three minutes
+bench: $(SPARK)  ## every question, next to the floor: hours; make bench QUICK=1: the core, in under three minutes
 	$(BIN)/python benchmarks/run.py $(if $(QUICK),--quick) $(ARGS)
 
-docs: $(READY)  ## run every code block of README and docs
+docs: $(SPARK)  ## run every code block of README and docs
 	$(BIN)/pytest tests/docs $(ARGS)
 
 # Beside what pyproject.toml names: uv itself, what hatchling asks for when it installs a checkout, and what builds
 # pyspark.
-lock: $(READY)  ## resolve all dependencies anew: requirements.lock, and the broker's jars
+lock: $(SPARK)  ## resolve all dependencies anew: requirements.lock, and the broker's jars
 	printf 'uv\neditables\nsetuptools\n' | $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade \
 	  --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" --no-annotate \
 	  --extra cli --extra dev --extra demo --extra registry --extra arrow --extra spark --group test --group check --output-file requirements.lock pyproject.toml -

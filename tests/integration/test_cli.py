@@ -131,6 +131,11 @@ def test_explain_tells_the_roads_of_a_pipeline(seekpoint_engine: Engine, place: 
     assert "no unique index on exactly" in unindexed.stderr
     with seekpoint_engine.begin() as tx:
         tx.execute(text(f'ALTER TABLE "{place.schema}".kept ADD PRIMARY KEY (id)'))
+    unmade = seekpoint(*looked)
+    assert unmade.exit_code == 1
+    assert '.all" does not exist; create the table' in unmade.stderr
+    with seekpoint_engine.begin() as tx:
+        tx.execute(text(f'CREATE TABLE "{place.schema}".all (v text)'))
     kept, every = json.loads(seekpoint(*looked).stdout)["sinks"]
     assert kept["roads"]["copy"].startswith("more rows, while")
     assert every["roads"] == {"copy": "always: COPY into the table"}

@@ -15,10 +15,12 @@ from seekpoint.columnar import AppendArrow
 from seekpoint.pipeline import Pipeline, Sink
 from seekpoint.running import Worker
 from seekpoint.sinks import Append, Upsert
-from seekpoint.sinks.layout import survey
+from seekpoint.sinks.copy import driver_of
+from seekpoint.sinks.layout import quoted, survey
 from seekpoint.sinks.roads import outlook
 
-LEARNED = "a worker learns between copy and stage, and tells it in its log: RoadTaken"
+LEARNED = "a worker learns between copy and stage: its observers hear it (RoadTaken)"
+UNSEEN = "no database is named (--database-url or SEEKPOINT_DATABASE_URL): the tables were not looked at"
 
 
 def explain(
@@ -37,6 +39,8 @@ def explain(
         pipeline = made.pipeline if isinstance(made, Worker) else made
         told = _told(pipeline, one_off_engine(database_url) if database_url else None)
         typer.echo(json.dumps(told, indent=2) if as_json else "\n".join(_lines(told)))
+        if not database_url and pipeline.sinks:
+            typer.echo(UNSEEN, err=True)
 
 
 def _told(pipeline: Pipeline, engine: Engine | None) -> dict[str, Any]:
@@ -54,6 +58,8 @@ def _told(pipeline: Pipeline, engine: Engine | None) -> dict[str, Any]:
 def _sink(sink: Sink, engine: Engine | None) -> dict[str, Any]:
     told: dict[str, Any] = {"sink": repr(sink), "tables": list(sink.tables)}
     if isinstance(sink, Append | AppendArrow):
+        if engine is not None:
+            _copy_nothing(sink, engine)
         told["roads"] = {"copy": "always: COPY into the table"}
     if isinstance(sink, Upsert):
         told["key"] = list(sink.key)
@@ -61,6 +67,14 @@ def _sink(sink: Sink, engine: Engine | None) -> dict[str, Any]:
         told["roads"] = {road.value: when for road, when in outlook(direct=_is_direct(sink, engine)).items()}
         told["learned"] = LEARNED
     return told
+
+
+def _copy_nothing(sink: Append | AppendArrow, engine: Engine) -> None:
+    """Raises what the server says of a table, a column or a right that is missing."""
+    columns = f" ({', '.join(map(quoted, sink.written))})" if sink.written else ""
+    command = f"COPY {quoted(*sink.path)}{columns} FROM STDIN"
+    with engine.connect() as look, driver_of(look).cursor().copy(command):  # rolled back at the end
+        pass
 
 
 def _newest(sink: Upsert) -> str:

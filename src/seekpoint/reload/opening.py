@@ -18,6 +18,7 @@ from seekpoint.reload import statements as sql
 from seekpoint.reload.publish import ties
 from seekpoint.reload.run import Driver, Tx, run_of, this_driver, transaction
 from seekpoint.reload.targets import Source, Target, resolve, targets
+from seekpoint.schema import check
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,10 +34,12 @@ class Order:
 def open_run(engine: Engine, schema: str, kafka: Mapping[str, Any], order: Order, limits: Limits) -> Driver:
     """Record a new run at the groups' positions of this moment; nothing else is touched.
 
-    Raises ReloadRefused with every reason why these tables cannot be reloaded as things stand, and KafkaAway.
+    Raises ReloadRefused with every reason why these tables cannot be reloaded as things stand, SchemaMismatch and
+    KafkaAway.
     """
     groups = [source.group for source in order.sources]
     with transaction(engine, schema, isolation="REPEATABLE READ") as tx:
+        check(tx.connection, schema)
         found = targets(tx.connection, order.sources)
         known = {row.name: row for row in tx.execute(sql.GROUPS)}
         offsets = tx.execute(sql.OFFSETS, groups=groups).all()
@@ -120,12 +123,15 @@ def _of_tables(
             continue
         shared = sorted({".".join(p) for p in (resolve(tx.connection, t) for t in group.tables) if p in ours})
         if shared:
-            reasons.append(f"group {name!r} writes {', '.join(shared)}, too: name its pipeline in the same reload")
+            reasons.append(
+                f"group {name!r} writes {', '.join(shared)}, too: name its pipeline in the same reload; or, if it "
+                "ended for good and none of its rows are there, set its `tables` in consumer_group to '{}'"
+            )
     if strategy == "swap":
         reasons += [reason for target in found for reason in ties(tx.connection, target)]
     return reasons + [
         f"{target.name} has no unique key among the columns that are written, by which rows could be compared: give it "
-        "a primary key, or use strategy 'swap'"
+        "one (an Append: a unique index on its provenance= columns), or open(strategy='swap'), which compares nothing"
         for target in found
         if strategy == "merge" and not target.key
     ]
@@ -165,7 +171,7 @@ def _of_logs(kafka: Mapping[str, Any], offsets: Sequence[Row[Any]]) -> list[str]
 def _of_runs(tx: Tx, tables: Sequence[str]) -> list[str]:
     return [
         f"{', '.join(sorted(shared))}: reload {row.id} is {row.state}, opened by {row.actor} at {row.opened_at:%F %T}: "
-        "resume or abort it"
+        "resume or abort it (`take(id)`, `runs.abort(id, reason)`)"
         for row in tx.execute(sql.OPEN_RUNS)
         if (shared := set(row.tables) & set(tables))
     ]

@@ -92,9 +92,16 @@ def load(name: str) -> Pipeline:
     module, _, attribute = name.partition(":")
     if not module or not attribute:
         raise ConfigError(f"{name!r} is not module:name, e.g. billing.ingest:orders")
-    found: Any = importlib.import_module(module)
+    try:
+        found: Any = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # not this one, but one that it imports
+        raise ConfigError(f"{name}: no module {error.name!r} is on this process's path (sys.path)") from None
     for part in attribute.split("."):
-        found = getattr(found, part, None)
+        if not hasattr(found, part):
+            raise ConfigError(f"{name}: module {module!r} has no {attribute!r}")
+        found = getattr(found, part)
     made = found() if callable(found) and not isinstance(found, Pipeline) else found
     if not isinstance(made, Pipeline):
         raise ConfigError(f"{name} is {type(made).__name__}; expected a Pipeline, or a function that returns one")
@@ -103,6 +110,8 @@ def load(name: str) -> Pipeline:
 
 def sources(given: Sequence[Pipeline | str]) -> tuple[Source, ...]:
     """Pipelines, or their names, in the order of their groups. Raises ConfigError for what no task can rebuild."""
+    if isinstance(given, str | Pipeline):
+        raise ConfigError(f"a reload takes a list of pipelines, or of their names: Reload([{given!r}], ...)")
     made = [Source(each, load(each)) if isinstance(each, str) else Source("", each) for each in given]
     if not made:
         raise ConfigError("a reload needs at least one pipeline")

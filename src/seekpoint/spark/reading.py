@@ -55,8 +55,10 @@ def read(
     ranges = stored_ranges(ledger, group, topics, start=start, end=end)
     check(resolved(carried), ranges)
     tasks = [[carried_range(range_) for range_ in task] for task in split(ranges, smallest=smallest)]
-    from seekpoint.spark.source import Source  # noqa: PLC0415 -- pyspark, which planning does without
-
+    try:
+        from seekpoint.spark.source import Source  # noqa: PLC0415 -- pyspark, which planning does without
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"Spark needs the extra: pip install 'seekpoint[spark]' ({error})") from error
     spark.dataSource.register(Source)
     plan = json.dumps({"kafka": carried, "tasks": tasks})
     return spark.read.format(Source.name()).option("plan", plan).load()

@@ -142,7 +142,10 @@ class _Job:
     """One Spark job on a thread of its own, so that the caller can look about meanwhile."""
 
     def __init__(self, spark: SparkSession, plan: str) -> None:
-        from seekpoint.spark.tasks import StagingSource  # noqa: PLC0415 -- pyspark
+        try:
+            from seekpoint.spark.tasks import StagingSource  # noqa: PLC0415 -- pyspark
+        except ModuleNotFoundError as error:
+            raise ConfigError(f"Spark needs the extra: pip install 'seekpoint[spark]' ({error})") from error
 
         spark.dataSource.register(StagingSource)
         self._spark, self._tag = spark, f"seekpoint-{uuid4().hex}"

@@ -83,3 +83,24 @@ def test_columns_that_a_sink_learns_from_its_rows_are_known_to_whoever_goes_on(s
     other.run(other.take(driver.run.id))
     assert shop.rows() == doubled(records)
     assert shop.execute("SELECT DISTINCT note FROM {schema}.orders") == [("none",)]
+
+
+@pytest.mark.parametrize("strategy", ["merge", "swap"])
+def test_rows_that_are_made_of_values_alone_keep_their_order(shop: Shop, strategy: str) -> None:
+    """Nobody looks at such records one by one; their rows go to the staged tables, with their places in the log."""
+
+    def plain(version: int) -> Pipeline:
+        sink = Upsert((shop.schema, "orders"), key=["id"], tombstone=None)
+        made = Pipeline(shop.group, topics=shop.topic, value=Json(Order), sinks=[sink], version=version)
+        assert made.by_value is sink
+        return made
+
+    records = [of(n % 20, n, n) for n in range(60)]
+    shop.produce(shop.topic, records, partition=0)
+    old = shop.run_worker(plain(1))
+    old.reached(shop.topic, 60)
+    old.stop()
+    shop.execute("UPDATE {schema}.orders SET amount = 0 WHERE id < 5")
+    reload = shop.reload([plain(2)], range_records=25)
+    reload.run(reload.open(strategy=strategy))
+    assert shop.rows() == doubled(records, by=1)

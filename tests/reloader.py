@@ -21,13 +21,22 @@ from sqlalchemy import create_engine
 from member import _given
 from seekpoint.reload import Driver, Reload
 from seekpoint.reload.run import Tx
-from shop import pipeline
+from shop import Shop, pipeline
 
 
 class Reloader:
     """One process. ``at="staged"`` stands still in the first step of that state, ``at="turn cut_over"`` at its end."""
 
-    def __init__(self, **what: Any) -> None:
+    def __init__(self, shop: Shop, run: UUID, **options: Any) -> None:
+        what = {
+            "url": shop.engine.url.render_as_string(hide_password=False),
+            "brokers": shop.brokers,
+            "schema": shop.schema,
+            "group": shop.group,
+            "topic": shop.topic,
+            "run": str(run),
+            **options,
+        }
         self._process = subprocess.Popen(
             [sys.executable, "-W", "error", __file__, json.dumps(what)],
             stdout=subprocess.PIPE,

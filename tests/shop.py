@@ -96,6 +96,21 @@ class Shop:
     run_worker: Callable[..., Run]
     produce: Callable[..., list[tuple[int, int]]]
 
+    @classmethod
+    def on_shared_servers(cls, get: Callable[[str], Any]) -> Shop:
+        """A group of its own with tables beside the ledger's, and a topic of two partitions; ``get`` gives fixtures."""
+        made = cls(
+            get("seekpoint_engine"),
+            get("seekpoint_broker"),
+            get("seekpoint_schema"),
+            get("group"),
+            get("topic")(2),
+            get("run_worker"),
+            get("produce"),
+        )
+        made.make_tables()
+        return made
+
     def make_tables(self) -> None:
         with self.engine.begin() as tx:
             tx.execute(text(TABLES.format(schema=self.schema)))

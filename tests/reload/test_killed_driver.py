@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from uuid import UUID
+
 import pytest
 
 from reloader import Reloader
@@ -23,6 +25,15 @@ PLACES = [
 ]
 
 
+def kill_at(shop: Shop, run: UUID, at: str) -> None:
+    """A driver of its own process takes the run, and is killed where it stands."""
+    reloader = Reloader(shop, run, at=at, width=50)
+    try:
+        assert reloader.wait_for("standing")
+    finally:
+        reloader.kill()
+
+
 @pytest.mark.parametrize("at", PLACES)
 def test_another_driver_goes_on(shop: Shop, at: str) -> None:
     shop.produce(shop.topic, FIRST, partition=0)
@@ -30,20 +41,7 @@ def test_another_driver_goes_on(shop: Shop, at: str) -> None:
     old.reached(shop.topic, len(FIRST))
     reload = shop.reload()
     run = reload.open().run.id
-    reloader = Reloader(
-        url=shop.engine.url.render_as_string(hide_password=False),
-        brokers=shop.brokers,
-        schema=shop.schema,
-        group=shop.group,
-        topic=shop.topic,
-        run=str(run),
-        at=at,
-        width=50,
-    )
-    try:
-        assert reloader.wait_for("standing")
-    finally:
-        reloader.kill()
+    kill_at(shop, run, at)
     assert shop.rows() == doubled(FIRST, by=1), "nothing was published"
     shop.produce(shop.topic, LATER, partition=0)
     old.reached(shop.topic, len(FIRST) + len(LATER))
@@ -59,20 +57,7 @@ def test_a_dead_drivers_run_can_be_aborted(shop: Shop) -> None:
     worker.reached(shop.topic, len(FIRST))
     reload = shop.reload()
     run = reload.open().run.id
-    reloader = Reloader(
-        url=shop.engine.url.render_as_string(hide_password=False),
-        brokers=shop.brokers,
-        schema=shop.schema,
-        group=shop.group,
-        topic=shop.topic,
-        run=str(run),
-        at="turn cut_over",
-        width=50,
-    )
-    try:
-        assert reloader.wait_for("standing")
-    finally:
-        reloader.kill()
+    kill_at(shop, run, "turn cut_over")
     assert reload.runs.abort(run, "its driver is dead").swept
     shop.produce(shop.topic, LATER, partition=0)
     worker.reached(shop.topic, len(FIRST) + len(LATER))

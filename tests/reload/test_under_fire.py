@@ -62,16 +62,7 @@ def bring_through(shop: Shop, chance: Random, version: int, strategy: str) -> in
     """One reload; its driver is killed a few times. Returns how many drivers it took."""
     run = shop.reload(version=version).open(strategy=strategy).run.id
     for driver in range(1, 20):
-        reloader = Reloader(
-            url=shop.engine.url.render_as_string(hide_password=False),
-            brokers=shop.brokers,
-            schema=shop.schema,
-            group=shop.group,
-            topic=shop.topic,
-            run=str(run),
-            version=version,
-            width=500,
-        )
+        reloader = Reloader(shop, run, version=version, width=500)
         if reloader.wait_for("driving"):
             reloader.ended(chance.uniform(0, 1.5) if driver <= KILLED else 120.0)
         reloader.kill()

@@ -72,19 +72,7 @@ def module(modules: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], st
 
 @pytest.fixture
 def shop(request: pytest.FixtureRequest) -> Shop:
-    """A group of its own with tables beside the ledger's, and a topic of two partitions."""
-    get = request.getfixturevalue
-    made = Shop(
-        get("seekpoint_engine"),
-        get("seekpoint_broker"),
-        get("seekpoint_schema"),
-        get("group"),
-        get("topic")(2),
-        get("run_worker"),
-        get("produce"),
-    )
-    made.make_tables()
-    return made
+    return Shop.on_shared_servers(request.getfixturevalue)
 
 
 @pytest.fixture

@@ -68,7 +68,7 @@ docs: $(SPARK)  ## run every code block of README and docs
 lock: $(SPARK)  ## resolve all dependencies anew: requirements.lock, and the broker's jars
 	printf 'uv\neditables\nsetuptools\n' | $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade \
 	  --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" --no-annotate \
-	  --extra cli --extra dev --extra demo --extra registry --extra arrow --extra spark --group test --group check --output-file requirements.lock pyproject.toml -
+	  --extra cli --extra dev --extra demo --extra registry --extra arrow --extra spark --extra delta --group test --group check --output-file requirements.lock pyproject.toml -
 	$(BIN)/python -m seekpoint.dev.jars > .venv/kafka-jars.lock
 	mv .venv/kafka-jars.lock src/seekpoint/dev/kafka-jars.lock
 

@@ -1,4 +1,4 @@
-"""Reloads: their runs, how far each has staged, and what each task staged.
+"""Reloads: their runs, how far each has staged, what each task staged; generations of tables, and exported files.
 
 The rows that a run rebuilds stand in a Postgres schema of the run's own, which the run makes and drops. The way back
 drops the runs' rows and leaves those schemas: abort open runs first.
@@ -23,11 +23,13 @@ def upgrade() -> None:
         _run(schema)
         _position(schema)
         _staged(schema)
+        _generation(schema)
+        _manifest(schema)
 
 
 def downgrade() -> None:
     with step(to=down_revision, since=revision) as schema:
-        for table in ("reload_staged", "reload_position", "reload_run"):
+        for table in ("export_manifest", "generation", "reload_staged", "reload_position", "reload_run"):
             op.drop_table(table, schema=schema)
 
 
@@ -60,7 +62,9 @@ def _run(schema: str) -> None:
             "'failed')",
             name=op.f("reload_run_state_check"),
         ),
-        sa.CheckConstraint("strategy IN ('merge', 'swap', 'generation')", name=op.f("reload_run_strategy_check")),
+        sa.CheckConstraint(
+            "strategy IN ('merge', 'swap', 'generation', 'batch')", name=op.f("reload_run_strategy_check")
+        ),
         schema=schema,
     )
 
@@ -100,5 +104,45 @@ def _staged(schema: str) -> None:
         sa.Column("staged_at", sa.DateTime(timezone=True), nullable=False, server_default=sa.func.clock_timestamp()),
         sa.PrimaryKeyConstraint("run", "table_name", name=op.f("reload_staged_pkey")),
         sa.ForeignKeyConstraint(["run"], [f"{schema}.reload_run.id"], name=op.f("reload_staged_run_fkey")),
+        schema=schema,
+    )
+
+
+def _generation(schema: str) -> None:
+    op.create_table(
+        "generation",
+        sa.Column("table_schema", sa.Text, nullable=False),
+        sa.Column("table_name", sa.Text, nullable=False, comment="the view that people read"),
+        sa.Column("number", sa.BigInteger, nullable=False, comment="of the generation that counts"),
+        sa.Column("current", sa.Text, nullable=False, comment="its table, in the same schema"),
+        sa.Column("parent", sa.Text, nullable=False, comment="the partitioned table that all generations are of"),
+        sa.Column("run", sa.Uuid, comment="the reload that put it in place"),
+        sa.Column("changed_at", sa.DateTime(timezone=True), nullable=False, server_default=sa.func.clock_timestamp()),
+        sa.PrimaryKeyConstraint("table_schema", "table_name", name=op.f("generation_pkey")),
+        schema=schema,
+    )
+
+
+def _manifest(schema: str) -> None:
+    op.create_table(
+        "export_manifest",
+        sa.Column("archive", sa.Text, nullable=False, comment="where the files are: a folder, or a URL"),
+        sa.Column("topic", sa.Text, nullable=False),
+        sa.Column("topic_id", sa.Uuid, nullable=False),
+        sa.Column("partition", sa.Integer, nullable=False),
+        sa.Column("from_offset", sa.BigInteger, nullable=False),
+        sa.Column("to_offset", sa.BigInteger, nullable=False),
+        sa.Column("records", sa.BigInteger, nullable=False),
+        sa.Column("bytes", sa.BigInteger, nullable=False),
+        sa.Column("file", sa.Text, nullable=False, comment="below the archive"),
+        sa.Column("format", sa.Text, nullable=False, comment="parquet or delta"),
+        sa.Column("consumer_group", sa.Text, nullable=False, comment="whose position bounded it"),
+        sa.Column("run", sa.Uuid, nullable=False, comment="of the export that wrote it"),
+        sa.Column("actor", sa.Text, nullable=False),
+        sa.Column("written_at", sa.DateTime(timezone=True), nullable=False, server_default=sa.func.clock_timestamp()),
+        sa.PrimaryKeyConstraint(
+            "archive", "topic", "topic_id", "partition", "from_offset", name=op.f("export_manifest_pkey")
+        ),
+        sa.CheckConstraint("to_offset > from_offset", name=op.f("export_manifest_range_check")),
         schema=schema,
     )

@@ -222,7 +222,7 @@ Index(
 # One reload: the tables of the groups that write them, built anew beside the live ones. Whoever drives it holds this
 # row's lock through each step; a driver that comes later raises the epoch, and the earlier one's next step fails.
 RELOAD_STATES = ("opened", "staging", "staged", "indexed", "following", "diffed", "cut_over", "aborted", "failed")
-STRATEGIES = ("merge", "swap", "generation")
+STRATEGIES = ("merge", "swap", "generation", "batch")
 reload_run = Table(
     "reload_run",
     metadata,
@@ -281,4 +281,42 @@ reload_staged = Table(
     Column("dead_letters", BigInteger, nullable=False),
     _now("staged_at"),
     PrimaryKeyConstraint("run", "table_name"),
+)
+
+# Which of the tables behind a view are the rows that people see. The cut-over of a generation writes this row, and no
+# other: readers see the new rows or the old ones, whatever their snapshot is of.
+generation = Table(
+    "generation",
+    metadata,
+    Column("table_schema", Text, nullable=False),
+    Column("table_name", Text, nullable=False, comment="the view that people read"),
+    Column("number", BigInteger, nullable=False, comment="of the generation that counts"),
+    Column("current", Text, nullable=False, comment="its table, in the same schema"),
+    Column("parent", Text, nullable=False, comment="the partitioned table that all generations are of"),
+    Column("run", Uuid, comment="the reload that put it in place"),
+    _now("changed_at"),
+    PrimaryKeyConstraint("table_schema", "table_name"),
+)
+
+# A file of an export exists from its row's commit on. Rows of one topic id and partition follow each other without a
+# gap, so that they can stand in for what the log has lost.
+export_manifest = Table(
+    "export_manifest",
+    metadata,
+    Column("archive", Text, nullable=False, comment="where the files are: a folder, or a URL"),
+    Column("topic", Text, nullable=False),
+    Column("topic_id", Uuid, nullable=False),
+    Column("partition", Integer, nullable=False),
+    Column("from_offset", BigInteger, nullable=False),
+    Column("to_offset", BigInteger, nullable=False),
+    Column("records", BigInteger, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    Column("file", Text, nullable=False, comment="below the archive"),
+    Column("format", Text, nullable=False, comment="parquet or delta"),
+    Column("consumer_group", Text, nullable=False, comment="whose position bounded it"),
+    Column("run", Uuid, nullable=False, comment="of the export that wrote it"),
+    Column("actor", Text, nullable=False),
+    _now("written_at"),
+    PrimaryKeyConstraint("archive", "topic", "topic_id", "partition", "from_offset"),
+    CheckConstraint("to_offset > from_offset", name="range"),
 )

@@ -1,0 +1,1 @@
+"""Batch: a job as a consumer with a long transaction, from the stored offsets to the stable ends of the log."""

@@ -63,7 +63,7 @@ def _run(schema: str) -> None:
             name=op.f("reload_run_state_check"),
         ),
         sa.CheckConstraint(
-            "strategy IN ('merge', 'swap', 'generation', 'batch')", name=op.f("reload_run_strategy_check")
+            "strategy IN ('merge', 'swap', 'generation', 'verify', 'batch')", name=op.f("reload_run_strategy_check")
         ),
         schema=schema,
     )

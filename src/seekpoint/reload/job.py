@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from sqlalchemy import URL, Engine
@@ -29,11 +29,15 @@ from seekpoint.reload.sweep import drop_attempts
 from seekpoint.reload.targets import Source, sources, targets
 from seekpoint.tables import DEFAULT_SCHEMA
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 SMALL = 2_000  # records of a round, below which the locks may be taken
 STUCK = 10  # rounds in a row that did not shrink
 ENDS = (ReloadRefused, RangeLost, TopicRecreated)  # what no other driver would get over
 
 Progress = Callable[[str, int, int], None]  # what is done, how much of it, of how much
+Frame = Callable[[Any], Any]  # of a DataFrame of records to one of rows
 
 
 class Reload:
@@ -59,12 +63,16 @@ class Reload:
         range_records: int = RANGE,
         same_keys: bool = False,
         progress: Progress | None = None,
+        archive: Any = None,
+        frames: Mapping[str, Frame] | None = None,
+        spark: SparkSession | None = None,
     ) -> None:
         self.sources: Sequence[Source] = sources(pipelines)
         self.engine, self.kafka, self.schema = postgres_engine(engine), dict(kafka), schema
         self.limits, self.actor = limits or Limits(), actor or getpass.getuser()
         self.runs = Runs(self.engine, schema, self.limits)
         self._stager = stager or LocalStager(self.engine, schema, self.kafka, self.sources)
+        self.archive, self.frames, self.spark = archive, dict(frames or {}), spark
         self._same_keys = same_keys
         self._range_records, self._progress = range_records, progress or (lambda *_: None)
 
@@ -72,6 +80,9 @@ class Reload:
         """Record a new run at the groups' positions of now. Raises ReloadRefused with every reason, KafkaAway."""
         if strategy not in {"merge", "swap"}:
             raise ConfigError(f"strategy must be 'merge' or 'swap', got {strategy!r}")
+        return self._open(strategy, reason)
+
+    def _open(self, strategy: str, reason: str) -> Driver:
         order = Order(sources=self.sources, strategy=strategy, actor=self.actor, reason=reason)
         return open_run(self.engine, self.schema, self.kafka, order, self.limits)
 
@@ -137,11 +148,16 @@ class Reload:
 
     def cut_over(self, driver: Driver, rounds: Rounds) -> CutOver:
         """Put the rebuilt tables in the place of the live ones. See :func:`seekpoint.reload.cutover.cut_over`."""
+        _require_publishing(driver)
         with self._ending(driver):
             return cut_over(driver, rounds, lambda: self.follow(driver, rounds), same_keys=self._same_keys)
 
     def run(self, driver: Driver) -> CutOver:
-        """Take a run from wherever it stands through its cut-over, and drop what it staged."""
+        """Take a run from wherever it stands through its cut-over, and drop what it staged.
+
+        Raises ConfigError for one that was opened to verify: nothing of it is to be published.
+        """
+        _require_publishing(driver)
         self.stage(driver)
         with Rounds(driver, self.sources, self.kafka) as rounds:
             self.follow(driver, rounds)
@@ -156,7 +172,7 @@ class Reload:
 
         Leaves an aborted run on record, and nothing in the database. Raises as :meth:`open` does.
         """
-        driver = self.open(reason=reason)
+        driver = self._open("verify", reason)
         try:
             self.stage(driver)
             with Rounds(driver, self.sources, self.kafka) as rounds:
@@ -198,4 +214,9 @@ class Reload:
             raise refused from error
 
 
-__all__ = ["Progress", "Reload", "Report", "Run", "Staged"]
+def _require_publishing(driver: Driver) -> None:
+    if driver.run.strategy == "verify":
+        raise ConfigError(f"reload {driver.run.id} was opened by verify(), which publishes nothing: open() another one")
+
+
+__all__ = ["Frame", "Progress", "Reload", "Report", "Run", "Staged"]

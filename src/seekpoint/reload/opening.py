@@ -20,6 +20,8 @@ from seekpoint.reload.run import Driver, Tx, run_of, this_driver, transaction
 from seekpoint.reload.targets import Source, Target, resolve, targets
 from seekpoint.schema import check
 
+COMPARED = ("merge", "verify")  # strategies that look for differences, row by row
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
@@ -133,7 +135,7 @@ def _of_tables(
         f"{target.name} has no unique key among the columns that are written, by which rows could be compared: give it "
         "one (an Append: a unique index on its provenance= columns), or open(strategy='swap'), which compares nothing"
         for target in found
-        if strategy == "merge" and not target.key
+        if strategy in COMPARED and not target.key
     ]
 
 

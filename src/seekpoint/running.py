@@ -73,6 +73,26 @@ class Worker:
     def __repr__(self) -> str:
         return f"Worker({self.pipeline!r}, engine={shown(self._ledger.engine.url)!r})"
 
+    @property
+    def engine(self) -> Engine:
+        """Where its ledger and its tables are; a job of the same pipeline takes it from here."""
+        return self._ledger.engine
+
+    @property
+    def kafka(self) -> Mapping[str, Any]:
+        """librdkafka's configuration, as it was given."""
+        return self._kafka
+
+    @property
+    def schema(self) -> str:
+        """The ledger's schema."""
+        return self._ledger.schema
+
+    @property
+    def limits(self) -> Limits:
+        """How much one transaction may hold, and how long things may take."""
+        return self._ledger.limits
+
     def _check_partitions(self) -> None:
         if self._partitions is None:
             return

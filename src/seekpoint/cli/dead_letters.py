@@ -37,8 +37,8 @@ from seekpoint.cli.letters import as_line, as_place, choices, cut, listed, plain
 from seekpoint.cli.options import AsJson, DatabaseUrl, Schema, one_off_engine
 from seekpoint.cli.run import Target
 from seekpoint.cli.status import known_group
-from seekpoint.cli.target import load
 from seekpoint.errors import ConfigError
+from seekpoint.loading import load_pipeline
 from seekpoint.pipeline import Pipeline
 from seekpoint.tables import DEFAULT_SCHEMA
 
@@ -251,8 +251,7 @@ def _engine(database_url: str, schema: str) -> Engine:
 
 def _pipeline(target: str) -> Pipeline:
     """What applies the records; of a Worker its pipeline: the database is named on the command line."""
-    made = load(target)
-    return made if isinstance(made, Pipeline) else made.pipeline
+    return load_pipeline(target, from_here=True)
 
 
 def _refuse_anothers(engine: Engine, schema: str, id: int, pipeline: Pipeline) -> None:  # noqa: A002

@@ -10,10 +10,9 @@ from sqlalchemy import Engine
 
 from seekpoint.cli.explain import explained
 from seekpoint.cli.options import AsJson, OptionalDatabaseUrl, one_off_engine
-from seekpoint.cli.target import load
 from seekpoint.columnar import AppendArrow
+from seekpoint.loading import load_pipeline
 from seekpoint.pipeline import Pipeline, Sink
-from seekpoint.running import Worker
 from seekpoint.sinks import Append, Upsert
 from seekpoint.sinks.copy import driver_of
 from seekpoint.sinks.layout import quoted, survey
@@ -35,8 +34,7 @@ def explain(
     can COPY go into the table itself.
     """
     with explained():
-        made = load(target)
-        pipeline = made.pipeline if isinstance(made, Worker) else made
+        pipeline = load_pipeline(target, from_here=True)
         told = _told(pipeline, one_off_engine(database_url) if database_url else None)
         typer.echo(json.dumps(told, indent=2) if as_json else "\n".join(_lines(told)))
         if not database_url and pipeline.sinks:

@@ -17,9 +17,9 @@ import typer
 from seekpoint import events
 from seekpoint.cli.explain import FAILED, explained, masked
 from seekpoint.cli.options import Kafka, KafkaConfig, OptionalDatabaseUrl, Schema, database, kafka_settings, without
-from seekpoint.cli.target import load
 from seekpoint.errors import ConfigError
 from seekpoint.failure import one_line
+from seekpoint.loading import load
 from seekpoint.running import Worker
 from seekpoint.tables import DEFAULT_SCHEMA
 
@@ -45,7 +45,7 @@ def run(
     set up logging.
     """
     with explained():
-        made = load(target)
+        made = load(target, from_here=True)
         _set_up_logging()
         if isinstance(made, Worker):
             _refuse_extras(context, target)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ from sqlalchemy import Connection, text
 
 from seekpoint.columnar import AppendArrow
 from seekpoint.errors import ConfigError
+from seekpoint.loading import load_pipeline
 from seekpoint.pipeline import Pipeline
 from seekpoint.sinks.layout import quoted
 from seekpoint.sinks.roads import Roads
@@ -87,32 +87,11 @@ class Target:
         return any(isinstance(feed.sink, Upsert) for feed in self.feeds)
 
 
-def load(name: str) -> Pipeline:
-    """The pipeline that ``module:name`` is, or that a function of that name returns. Raises ConfigError."""
-    module, _, attribute = name.partition(":")
-    if not module or not attribute:
-        raise ConfigError(f"{name!r} is not module:name, e.g. billing.ingest:orders")
-    try:
-        found: Any = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # not this one, but one that it imports
-        raise ConfigError(f"{name}: no module {error.name!r} is on this process's path (sys.path)") from None
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            raise ConfigError(f"{name}: module {module!r} has no {attribute!r}")
-        found = getattr(found, part)
-    made = found() if callable(found) and not isinstance(found, Pipeline) else found
-    if not isinstance(made, Pipeline):
-        raise ConfigError(f"{name} is {type(made).__name__}; expected a Pipeline, or a function that returns one")
-    return made
-
-
 def sources(given: Sequence[Pipeline | str]) -> tuple[Source, ...]:
     """Pipelines, or their names, in the order of their groups. Raises ConfigError for what no task can rebuild."""
     if isinstance(given, str | Pipeline):
         raise ConfigError(f"a reload takes a list of pipelines, or of their names: Reload([{given!r}], ...)")
-    made = [Source(each, load(each)) if isinstance(each, str) else Source("", each) for each in given]
+    made = [Source(each, load_pipeline(each)) if isinstance(each, str) else Source("", each) for each in given]
     if not made:
         raise ConfigError("a reload needs at least one pipeline")
     if len({each.group for each in made}) < len(made):

@@ -13,8 +13,8 @@ from pyspark.sql.types import ArrayType, IntegerType, LongType, StringType, Stru
 
 from seekpoint.kafka.ranges import Range
 from seekpoint.ledger.ledger import postgres_engine
+from seekpoint.loading import load_pipeline
 from seekpoint.reload.staging import Staged, stage_range
-from seekpoint.reload.targets import load
 from seekpoint.spark.ending import ENDS, TaskEnded
 from seekpoint.spark.reading import range_of
 from seekpoint.spark.settings import resolved
@@ -78,7 +78,7 @@ class StagingReader(DataSourceReader):
             kafka = resolved(plan["kafka"])
             try:
                 for group, range_ in partition.tasks:
-                    pipeline = load(plan["pipelines"][group])
+                    pipeline = load_pipeline(plan["pipelines"][group])
                     run = UUID(plan["run"])
                     yield _message(stage_range(engine, plan["schema"], kafka, run, pipeline=pipeline, range_=range_))
             finally:

@@ -1,4 +1,4 @@
-"""From ``module:name`` to the pipeline or worker that is meant."""
+"""From ``module:name`` to the pipeline or worker that is meant, for commands, jobs and the tasks of a cluster."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from seekpoint.running import Worker
 _EXPECTED = "a Pipeline, a Worker, or a function without arguments that returns one"
 
 
-def load(target: str) -> Pipeline | Worker:
-    """Import ``module`` (the current directory comes first) and return what ``name`` stands for.
+def load(target: str, *, from_here: bool = False) -> Pipeline | Worker:
+    """Import ``module`` and return what ``name`` stands for; ``from_here`` looks in the current directory first.
 
+    A command is given a name by the person who stands in a directory; a task finds what its process's path has.
     Raises ConfigError where there is nothing of the kind, and whatever the module itself raises.
     """
     module_name, _, name = target.partition(":")
@@ -27,7 +28,7 @@ def load(target: str) -> Pipeline | Worker:
     if module_name.endswith(".py"):
         module = ".".join(Path(module_name).with_suffix("").parts)
         raise ConfigError(f"{target!r} names a file: write {module}:{name}")
-    found = _attribute(_import(module_name), name)
+    found = _attribute(_import(module_name, from_here=from_here), name)
     if isinstance(found, Pipeline | Worker):
         return found
     if inspect.isclass(found) or not callable(found):
@@ -44,16 +45,23 @@ def load(target: str) -> Pipeline | Worker:
     return made
 
 
-def _import(name: str) -> ModuleType:
+def load_pipeline(target: str, *, from_here: bool = False) -> Pipeline:
+    """The same; of a Worker its pipeline, for whoever has a database and brokers from elsewhere."""
+    made = load(target, from_here=from_here)
+    return made.pipeline if isinstance(made, Worker) else made
+
+
+def _import(name: str, *, from_here: bool) -> ModuleType:
     here = str(Path.cwd())
-    if here not in sys.path:
+    if from_here and here not in sys.path:
         sys.path.insert(0, here)
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise  # not this one, but one that it imports
-        raise ConfigError(f"there is no module {error.name!r}, neither in {here} nor among what is installed") from None
+        where = f"neither in {here} nor among what is installed" if from_here else "on this process's path (sys.path)"
+        raise ConfigError(f"there is no module {error.name!r}, {where}") from None
 
 
 def _attribute(module: ModuleType, name: str) -> Any:

@@ -1,0 +1,70 @@
+"""One loader of ``module:name``: for a person in a directory, and for a task with nothing but its path."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from seekpoint import Pipeline, Worker
+from seekpoint.errors import ConfigError
+from seekpoint.loading import load, load_pipeline
+from seekpoint.reload.targets import sources
+
+MODULE = """\
+from seekpoint import Append, Bytes, Pipeline, Worker
+
+class Things:
+    pipe = Pipeline("g", topics="t", value=Bytes(), sinks=[Append("entries", columns=["v"], row=lambda r: (r.value,))])
+
+pipe = Things.pipe
+kafka = {"bootstrap.servers": "localhost:9"}
+worker = Worker(pipe, engine="postgresql://localhost/none", kafka=kafka, schema="mine")
+
+def make():
+    return worker
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A module in the current directory, which is not on the path."""
+    name = f"loaded_{secrets.token_hex(6)}"
+    (tmp_path / f"{name}.py").write_text(MODULE, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    before = list(sys.path)
+    sys.path[:] = [each for each in sys.path if each]
+    yield name
+    sys.path[:] = before
+    sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("pipe", Pipeline), ("Things.pipe", Pipeline), ("worker", Worker),
+                                            ("make", Worker)])  # fmt: skip
+def test_a_command_finds_what_lies_in_its_directory(module: str, name: str, kind: type) -> None:
+    assert isinstance(load(f"{module}:{name}", from_here=True), kind)
+    assert load_pipeline(f"{module}:{name}", from_here=True).group == "g"
+
+
+def test_a_task_does_not_look_into_its_directory(module: str) -> None:
+    before = list(sys.path)
+    with pytest.raises(ConfigError, match=r"there is no module 'loaded_\w+', on this process's path \(sys.path\)"):
+        load(f"{module}:pipe")
+    assert sys.path == before
+
+
+def test_a_task_finds_what_its_path_has(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (source,) = sources([f"{module}:make"])
+    assert (source.name, source.group) == (f"{module}:make", "g")
+
+
+def test_a_worker_says_what_it_was_made_of(module: str) -> None:
+    worker = load(f"{module}:worker", from_here=True)
+    assert isinstance(worker, Worker)
+    assert (worker.engine.url.database, worker.schema) == ("none", "mine")
+    assert worker.kafka == {"bootstrap.servers": "localhost:9"}
+    assert worker.limits.batch_records > 0

@@ -12,12 +12,11 @@ from sqlalchemy import Row, and_, delete, select
 from seekpoint.apply import Made
 from seekpoint.deadletters.letter import letter
 from seekpoint.deadletters.statements import GET_LETTER
-from seekpoint.errors import ReloadRefused
 from seekpoint.failure import State
 from seekpoint.kafka.ranges import IDLE, Follower, Piece
 from seekpoint.pipeline import Pipeline
 from seekpoint.records import Partition, RawRecord
-from seekpoint.reload import statements as sql
+from seekpoint.reload.extend import Key, add_positions, key_of, require_unmoved
 from seekpoint.reload.layout import Staging, remember_columns, remembered_columns
 from seekpoint.reload.parts import Parts, all_of
 from seekpoint.reload.run import Driver, StagedPosition, Tx
@@ -27,8 +26,6 @@ from seekpoint.sinks.copy import open_copy
 from seekpoint.sinks.fold import Deleted
 from seekpoint.sinks.table import TableSink
 from seekpoint.tables import dead_letter
-
-Key = tuple[str, Partition]
 
 
 class Rounds:
@@ -76,8 +73,8 @@ class Rounds:
         """
         positions = {(at.group, at.partition): at for at in tx.positions(self._driver.run.id)}
         positions |= self._added(tx, positions, offsets)
-        self._check(positions, offsets)
-        ends = {_key(row): row.next_offset for row in offsets}
+        require_unmoved(positions, offsets, {name: one.pipeline.topics for name, one in self._sources.items()})
+        ends = {key_of(row): row.next_offset for row in offsets}
         read = 0
         try:
             for group in self._sources:
@@ -96,48 +93,12 @@ class Rounds:
         self, tx: Tx, known: Mapping[Key, StagedPosition], offsets: Sequence[Row[Any]]
     ) -> dict[Key, StagedPosition]:
         """Partitions that the groups have got since: their rebuild begins where they began."""
-        new = [row for row in offsets if _key(row) not in known]
+        new = [row for row in offsets if key_of(row) not in known]
         if not new:
             return {}
-        run = self._driver.run.id
-        tx.execute(
-            sql.INSERT_POSITIONS,
-            [
-                {
-                    "run": run,
-                    "consumer_group": row.consumer_group,
-                    "topic": row.topic,
-                    "partition": row.partition,
-                    "topic_id": row.topic_id,
-                    "first_offset": row.first_offset,
-                    "end_offset": row.first_offset,
-                    "next_offset": row.first_offset,
-                    "epoch": row.epoch,
-                    "moves": row.moves,
-                }
-                for row in new
-            ],
-        )
-        return {(at.group, at.partition): at for at in tx.positions(run) if (at.group, at.partition) not in known}
-
-    def _check(self, positions: Mapping[Key, StagedPosition], offsets: Sequence[Row[Any]]) -> None:
-        now = {_key(row): row for row in offsets}
-        reasons = []
-        for (group, at), staged in positions.items():
-            row = now.get((group, at))
-            if row is None:
-                reasons.append(f"{at}: group {group!r} has no offset of it any more")
-            elif row.topic_id != staged.topic_id:
-                reasons.append(f"{at}: its offsets belong to another topic id since the run was opened")
-            elif row.moves != staged.moves or row.next_offset < staged.next_offset:
-                reasons.append(
-                    f"{at}: the position of group {group!r} was moved since the run was opened: what the live tables "
-                    "hold is no longer what the log says up to it"
-                )
-            if at.topic not in self._sources[group].pipeline.topics:
-                reasons.append(f"{at}: group {group!r} reads it now, and this pipeline does not: name it in topics=")
-        if reasons:
-            raise ReloadRefused([*reasons, "abort this run and open another one"])
+        add_positions(tx, self._driver, new)
+        now = tx.positions(self._driver.run.id)
+        return {(at.group, at.partition): at for at in now if (at.group, at.partition) not in known}
 
     def _group(
         self, tx: Tx, group: str, mine: Mapping[Partition, StagedPosition], ends: Mapping[Partition, int], idle: float
@@ -220,10 +181,6 @@ class Rounds:
                     copy.write(keys)
 
         return seen
-
-
-def _key(row: Row[Any]) -> Key:
-    return row.consumer_group, Partition(row.topic, row.partition)
 
 
 def _keys(part: Sequence[Made], number: int, target: Target, sink: TableSink) -> Sequence[tuple[Any, ...]]:

@@ -21,6 +21,7 @@ from seekpoint.reload.compare import Report, prepare
 from seekpoint.reload.consolidate import RANGE, check_topics, consolidate, coverage, index
 from seekpoint.reload.cutover import CutOver, cut_over
 from seekpoint.reload.deltas import Rounds
+from seekpoint.reload.extend import LARGE, Shrinking, distance, extend
 from seekpoint.reload.local import LocalStager
 from seekpoint.reload.opening import Order, open_run
 from seekpoint.reload.run import SERIALIZABLE_ENOUGH, Driver, Run, Runs, transaction
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SMALL = 2_000  # records of a round, below which the locks may be taken
-STUCK = 10  # rounds in a row that did not shrink
 ENDS = (ReloadRefused, RangeLost, TopicRecreated)  # what no other driver would get over
 
 Progress = Callable[[str, int, int], None]  # what is done, how much of it, of how much
@@ -45,9 +45,11 @@ class Reload:
 
     ``pipelines`` are all pipelines that write the tables, as objects or as ``module:name``; ``kafka`` is the workers'
     own configuration. ``stager`` says who reads the log (by default this process). Workers go on all the time; the
-    cut-over stops them for a fraction of a second. ``same_keys`` says that the code which runs now makes the same keys
-    of a record as these pipelines do: a merge need not look through the whole table under the lock then. Making one
-    does no I/O.
+    cut-over stops them for a fraction of a second. What they go on by while ranges are staged is staged in the same way
+    while it is more than ``large`` records. ``same_keys`` says that the code which runs now makes the same keys of a
+    record as these pipelines do: a merge need not look through the whole table under the lock then. ``progress`` is
+    called with what is being done, how many records of it are done, and of how many (0: not known). Making one does no
+    I/O.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Reload:
         limits: Limits | None = None,
         actor: str | None = None,
         range_records: int = RANGE,
+        large: int = LARGE,
         same_keys: bool = False,
         progress: Progress | None = None,
         archive: Any = None,
@@ -74,6 +77,7 @@ class Reload:
         self._stager = stager or LocalStager(self.engine, schema, self.kafka, self.sources)
         self.archive, self.frames, self.spark = archive, dict(frames or {}), spark
         self._same_keys = same_keys
+        self._large = large
         self._range_records, self._progress = range_records, progress or (lambda *_: None)
 
     def open(self, *, strategy: str = "merge", reason: str = "reload") -> Driver:
@@ -119,6 +123,7 @@ class Reload:
                 begin_staging(driver, self.sources)
             if driver.run.state == "staging":
                 self._stage_ranges(driver)
+                self._stage_what_came_meanwhile(driver)
                 check_topics(self.kafka, driver)
                 consolidate(driver, self.sources)
             if driver.run.state == "staged":
@@ -128,29 +133,30 @@ class Reload:
     def follow(self, driver: Driver, rounds: Rounds) -> int:
         """Bring the rebuilt tables close to the live ones; returns the records of the last round."""
         with self._ending(driver):
-            last, stuck = -1, 0
+            shrinking = Shrinking()
             while True:
                 read = self._round(driver, rounds)
-                self._progress("following", read, read)
                 if read <= SMALL:
                     return read
-                stuck = stuck + 1 if 0 <= last <= read else 0
-                if stuck >= STUCK:
-                    raise ReloadRefused(
-                        [f"the workers write faster than the rebuild follows: {read} records in the last round"]
-                    )
-                last = read
+                shrinking.take(read)
 
     def compare(self, driver: Driver, rounds: Rounds) -> Report:
         """Compare rebuilt and live tables at the same offsets, and keep what differs for the cut-over."""
         with self._ending(driver):
-            return prepare(driver, rounds)
+            self._progress("comparing", 0, 0)
+            report = prepare(driver, rounds)
+            self._progress("comparing", 1, 1)
+            return report
 
     def cut_over(self, driver: Driver, rounds: Rounds) -> CutOver:
         """Put the rebuilt tables in the place of the live ones. See :func:`seekpoint.reload.cutover.cut_over`."""
         _require_publishing(driver)
         with self._ending(driver):
-            return cut_over(driver, rounds, lambda: self.follow(driver, rounds), same_keys=self._same_keys)
+            self._progress("cutting over", 0, 0)
+            outcome = cut_over(driver, rounds, lambda: self.follow(driver, rounds), same_keys=self._same_keys)
+            read = max(outcome.records, 0)  # where COMMIT had no answer, nobody was told
+            self._progress("cutting over", read, read)
+            return outcome
 
     def run(self, driver: Driver) -> CutOver:
         """Take a run from wherever it stands through its cut-over, and drop what it staged.
@@ -185,17 +191,30 @@ class Reload:
     def _stage_ranges(self, driver: Driver) -> None:
         with driver.step("staging") as tx:
             left = coverage(tx, driver, self._range_records).missing
-        done, total = 0, sum(task.range.records_at_most for task in left)
+            total = sum(at.end_offset - at.first_offset for at in tx.positions(driver.run.id))
+        done = total - sum(task.range.records_at_most for task in left)
+        self._progress("staging", done, total)
         for staged in self._stager.stage(driver.run, left):
             done += staged.end - staged.start
             self._progress("staging", done, total)
             driver.beat()
 
+    def _stage_what_came_meanwhile(self, driver: Driver) -> None:
+        """By tasks, as long as it is much: the rounds are one process."""
+        shrinking = Shrinking()
+        while records := extend(driver, self.sources, self.kafka, self._large):
+            shrinking.take(records)
+            self._stage_ranges(driver)
+
     def _round(self, driver: Driver, rounds: Rounds) -> int:
         with driver.step("indexed", "following", "diffed", isolation=SERIALIZABLE_ENOUGH) as tx:
-            read = rounds.apply(tx, tx.execute(sql.OFFSETS, groups=list(driver.run.groups)).all())
+            offsets = tx.execute(sql.OFFSETS, groups=list(driver.run.groups)).all()
+            behind = distance({(at.group, at.partition): at for at in tx.positions(driver.run.id)}, offsets)
+            self._progress("following", 0, behind)
+            read = rounds.apply(tx, offsets)
             if driver.run.state == "indexed":
                 driver.turn(tx, "following")
+        self._progress("following", behind, behind)
         return read
 
     @contextmanager

@@ -147,6 +147,17 @@ ADVANCE_STAGED = (
     )
     .values(next_offset=_moving.c.to_offset)
 )
+# E0, of a run that stages still.
+EXTEND_STAGED = (
+    update(reload_position)
+    .where(
+        _at.run == _ID,
+        _at.consumer_group == _moving.c.consumer_group,
+        _at.topic == _moving.c.topic,
+        _at.partition == _moving.c.partition,
+    )
+    .values(end_offset=_moving.c.to_offset)
+)
 
 # -- what is left out ------------------------------------------------------------------------------------------
 

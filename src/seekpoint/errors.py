@@ -16,6 +16,7 @@
     ├── TooManyDeadLetters      the limits on dead letters are reached: the worker stops instead
     ├── RangeLost               a range of the log that a job was to read is no longer in it
     ├── RangeStuck              a range of the log does not come to its end
+    ├── ArchiveDamaged          a file of an archive is missing, cut or another one
     ├── ReloadRefused           a reload cannot be opened as things stand
     ├── ReloadOver              the run has ended, or another driver has taken it over
     └── PartitionStopped        this partition waits for a decision; the others go on
@@ -174,6 +175,14 @@ class RangeStuck(SeekpointError):  # noqa: N818
     def __init__(self, partition: Partition, offset: int, end: int, message: str) -> None:
         super().__init__(f"{partition} does not come from offset {offset} to {end}: {message}")
         self.partition, self.offset, self.end = partition, offset, end
+
+
+class ArchiveDamaged(SeekpointError):  # noqa: N818
+    """The file that has the records ``[start, end)`` of a partition is missing, cut, or not the one that was written."""
+
+    def __init__(self, partition: Partition, start: int, end: int, file: str, message: str) -> None:
+        super().__init__(f"{file}, which has {partition} [{start}, {end}): {message}")
+        self.partition, self.start, self.end, self.file = partition, start, end, file
 
 
 class ReloadRefused(SeekpointError):  # noqa: N818

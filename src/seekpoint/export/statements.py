@@ -1,0 +1,31 @@
+"""The statements on the manifest: constants, each with a snapshot under ``tests/sql``."""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, Integer, Text, Uuid, and_, bindparam, exists, func, insert, select
+
+from seekpoint.tables import export_manifest
+
+_entry = export_manifest.c
+_ARCHIVE = bindparam("its_archive", type_=Text)
+_of_partition = and_(
+    _entry.archive == _ARCHIVE,
+    _entry.topic == bindparam("its_topic", type_=Text),
+    _entry.topic_id == bindparam("its_topic_id", type_=Uuid),
+    _entry.partition == bindparam("its_partition", type_=Integer),
+)
+_START, _END = bindparam("start", type_=BigInteger), bindparam("end", type_=BigInteger)
+_within = and_(_of_partition, _entry.from_offset < _END, _entry.to_offset > _START)
+
+# Whoever adds to a topic's chains, or removes files of it, is alone: a lock of this name, not of rows that may not be.
+ALONE = select(func.pg_advisory_xact_lock(func.hashtextextended(bindparam("name", type_=Text), 0)))
+WITHIN = select(export_manifest).where(_within).order_by(_entry.from_offset)
+CHAIN = select(export_manifest).where(_of_partition).order_by(_entry.from_offset)
+ALL = (
+    select(export_manifest)
+    .where(_entry.archive == _ARCHIVE)
+    .order_by(_entry.topic, _entry.topic_id, _entry.partition, _entry.from_offset)
+)
+IS_FILE = select(exists().where(_entry.archive == _ARCHIVE, _entry.file == bindparam("its_file", type_=Text)))
+INSERT = insert(export_manifest)
+LEDGER = select(func.current_database())

@@ -1,0 +1,92 @@
+"""Where an archive's files are: a folder, or a bucket that ``pyarrow.fs`` reaches by a URL."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from seekpoint.errors import ConfigError
+
+
+def named(root: str | Path) -> str:
+    """One name for one place: an absolute path, or a URL without a slash at its end.
+
+    Raises ConfigError for a URL with a password, which would stand in the manifest and in plans of jobs.
+    """
+    text = str(root)
+    if "://" not in text:
+        if not text:
+            raise ConfigError("an archive needs a folder, or a URL such as s3://bucket/archive")
+        return str(Path(text).expanduser().absolute())
+    url = urlsplit(text)
+    if url.username or url.password:
+        raise ConfigError(
+            f"the credentials in the archive's URL ({url.scheme}://…@{url.hostname}) would stand in the manifest: give "
+            "them as the storage's own environment variables (AWS_ACCESS_KEY_ID and the like), and the URL without"
+        )
+    return str(Path(url.path).absolute()) if url.scheme == "file" else text.rstrip("/")
+
+
+class Storage:
+    """The files below one root. Paths are relative to it, with slashes; errors of the storage are OSErrors."""
+
+    def __init__(self, root: str) -> None:
+        try:
+            from pyarrow import fs  # noqa: PLC0415 -- an extra, and not needed to name an archive
+        except ModuleNotFoundError as error:
+            raise ConfigError(f"an archive needs the extra: pip install 'seekpoint[arrow]' ({error})") from error
+        self.root, self._fs = root, fs
+        self.is_local = "://" not in root
+        try:
+            found: tuple[Any, str] = (fs.LocalFileSystem(), root) if self.is_local else fs.FileSystem.from_uri(root)
+        except Exception as error:
+            raise ConfigError(f"{root} is no place that pyarrow.fs knows: {error}") from error
+        self.fs, self._base = found
+
+    def path(self, file: str) -> str:
+        """As ``fs`` names it."""
+        return f"{self._base.rstrip('/')}/{file}"
+
+    def size(self, file: str) -> int | None:
+        """Its bytes; None where there is none."""
+        found = self.fs.get_file_info(self.path(file))
+        return int(found.size) if found.type == self._fs.FileType.File else None
+
+    def create(self, file: str) -> Any:
+        """A stream for a new file, whose folders are made."""
+        self.fs.create_dir(self.path(file).rpartition("/")[0], recursive=True)
+        return self.fs.open_output_stream(self.path(file))
+
+    def keep(self, file: str) -> None:
+        """Have the disk keep what was written, before anybody says that it is there. A bucket keeps what it took."""
+        if not self.is_local:
+            return
+        path = Path(self.path(file))
+        for each in (path, *path.relative_to(self.root).parents):  # the names in its folders, too
+            _sync(path if each is path else Path(self.root) / each)
+
+    def remove(self, file: str) -> None:
+        """Delete it; it may be gone already."""
+        try:
+            self.fs.delete_file(self.path(file))
+        except FileNotFoundError:
+            return
+
+    def files(self) -> Iterator[tuple[str, datetime | None]]:
+        """Every file below the root, and when it was last written to."""
+        selector = self._fs.FileSelector(self._base, recursive=True, allow_not_found=True)
+        for found in self.fs.get_file_info(selector):
+            if found.type == self._fs.FileType.File:
+                yield found.path.removeprefix(f"{self._base.rstrip('/')}/"), found.mtime
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

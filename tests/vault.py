@@ -1,0 +1,104 @@
+"""What tests of exports stand on: a group whose positions are set by hand, a topic, an archive in a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+from sqlalchemy import Engine, text
+
+from seekpoint import Ledger, Partition
+from seekpoint.export import Archive, ChainedReader, Export
+from seekpoint.kafka.ranges import Piece, Range, read_range, topic_ids
+from seekpoint.records import RawRecord
+
+
+@dataclass(frozen=True)
+class Vault:
+    """One group, its servers, and an archive of its own."""
+
+    engine: Engine
+    brokers: str
+    schema: str
+    group: str
+    folder: Path
+    topic: Callable[..., str]
+    produce: Callable[..., list[tuple[int, int]]]
+
+    @classmethod
+    def on_shared_servers(cls, get: Callable[[str], Any]) -> Vault:
+        """``get`` gives fixtures."""
+        names = ("seekpoint_engine", "seekpoint_broker", "seekpoint_schema", "group", "tmp_path", "topic", "produce")
+        return cls(*map(get, names))
+
+    @property
+    def kafka(self) -> dict[str, Any]:
+        return {"bootstrap.servers": self.brokers, "topic.metadata.refresh.interval.ms": 500}
+
+    @property
+    def archive(self) -> Archive:
+        return Archive(self.folder / "archive", self.engine, schema=self.schema)
+
+    @property
+    def chained(self) -> ChainedReader:
+        return ChainedReader(self.kafka, self.archive)
+
+    def stand(self, topic: str, ends: Mapping[int, int], *, first: int = 0, group: str = "") -> None:
+        """The group has applied these partitions from ``first`` up to here, as far as the ledger can tell."""
+        ledger = Ledger(self.engine, group or self.group, schema=self.schema)
+        known = {at.partition for at in ledger.read()}
+        ours = [Partition(topic, number) for number in ends]
+        if new := [at for at in ours if at not in known]:
+            ids = {topic: self.id_of(topic)}
+            ledger.claim(new, ids, cluster_id="a test's", start=lambda _: dict.fromkeys(new, first))
+        for at in ours:
+            ledger.move(topic, at.number, ends[at.number], reason="a test", topic_id=self.id_of(topic))
+
+    def export(self, *, group: str = "", **options: Any) -> Export:
+        archive = options.pop("archive", self.archive)
+        return Export(self.engine, self.kafka, archive, group or self.group, **options)
+
+    def id_of(self, topic: str) -> UUID:
+        found = topic_ids(self.kafka, [topic])[topic]
+        assert found is not None
+        return found
+
+    def range(self, topic: str, start: int, end: int, number: int = 0) -> Range:
+        return Range(Partition(topic, number), self.id_of(topic), start, end)
+
+    def logged(self, topic: str, start: int, end: int, number: int = 0) -> list[RawRecord]:
+        """What the log has."""
+        return records(read_range(self.kafka, self.range(topic, start, end, number)))
+
+    def archived(self, topic: str, start: int, end: int, number: int = 0) -> list[RawRecord]:
+        """What the archive has."""
+        return records(self.archive.read_range(self.range(topic, start, end, number)))
+
+    def trim(self, topic: str, to: int, number: int = 0) -> None:
+        """What retention does: ``to`` is the first offset that is left."""
+        admin, at = AdminClient({"bootstrap.servers": self.brokers, "log_level": 0}), TopicPartition(topic, number, to)
+        admin.delete_records([at])[at].result(20)
+
+    def spans(self, topic: str, number: int = 0) -> list[tuple[int, int, int]]:
+        """The manifest's rows of a partition: from, to, records."""
+        found = self.archive.entries(topic)
+        return [(e.start, e.end, e.records) for e in found if e.partition.number == number]
+
+    def strays(self) -> list[Path]:
+        """Files on the disk that the manifest does not name."""
+        known = {Path(file) for file in self.archive.files()}
+        return sorted(set((self.folder / "archive").rglob("*.parquet")) - known)
+
+    def execute(self, statement: str, **values: Any) -> None:
+        with self.engine.begin() as tx:
+            tx.execute(text(statement.format(schema=self.schema)), values)
+
+
+def records(pieces: Iterable[Piece]) -> list[RawRecord]:
+    """All of their records."""
+    return [record for piece in pieces for record in piece]

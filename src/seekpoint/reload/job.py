@@ -44,12 +44,12 @@ class Reload:
     """Builds the tables of some pipelines anew from the log, beside the live ones, and puts them in their place.
 
     ``pipelines`` are all pipelines that write the tables, as objects or as ``module:name``; ``kafka`` is the workers'
-    own configuration. ``stager`` says who reads the log (by default this process). Workers go on all the time; the
-    cut-over stops them for a fraction of a second. What they go on by while ranges are staged is staged in the same way
-    while it is more than ``large`` records. ``same_keys`` says that the code which runs now makes the same keys of a
-    record as these pipelines do: a merge need not look through the whole table under the lock then. ``progress`` is
-    called with what is being done, how many records of it are done, and of how many (0: not known). Making one does no
-    I/O.
+    own configuration. ``stager`` says who reads the log: by default this process, or so many ``processes`` of this
+    machine. Workers go on all the time; the cut-over stops them for a fraction of a second. What they go on by while
+    ranges are staged is staged in the same way while it is more than ``large`` records. ``same_keys`` says that the
+    code which runs now makes the same keys of a record as these pipelines do: a merge need not look through the whole
+    table under the lock then. ``progress`` is called with what is being done, how many records of it are done, and of
+    how many (0: not known). Making one does no I/O.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class Reload:
         *,
         schema: str = DEFAULT_SCHEMA,
         stager: Stager | None = None,
+        processes: int = 0,
         limits: Limits | None = None,
         actor: str | None = None,
         range_records: int = RANGE,
@@ -74,7 +75,7 @@ class Reload:
         self.engine, self.kafka, self.schema = postgres_engine(engine), dict(kafka), schema
         self.limits, self.actor = limits or Limits(), actor or getpass.getuser()
         self.runs = Runs(self.engine, schema, self.limits)
-        self._stager = stager or LocalStager(self.engine, schema, self.kafka, self.sources)
+        self._stager = stager or LocalStager(self.engine, schema, self.kafka, self.sources, processes=processes)
         self.archive, self.frames, self.spark = archive, dict(frames or {}), spark
         self._same_keys = same_keys
         self._large = large

@@ -18,12 +18,14 @@ from seekpoint.apply import Made
 from seekpoint.deadletters import letter as letters
 from seekpoint.deadletters.statements import PARK_LETTERS
 from seekpoint.errors import ConfigError, ReloadOver
+from seekpoint.export import chained
 from seekpoint.failure import Aside
 from seekpoint.guard import is_data_fault
-from seekpoint.kafka.ranges import Piece, Range, read_range
+from seekpoint.kafka.ranges import Piece, Range
 from seekpoint.pipeline import Pipeline, RowRefused
 from seekpoint.records import Partition, RawRecord
 from seekpoint.reload import statements as sql
+from seekpoint.reload.ending import make_endings
 from seekpoint.reload.layout import Staging, name, remember_columns, run
 from seekpoint.reload.parts import LeftOut, Outcome, Parts, all_of, nothing_left_out
 from seekpoint.reload.raw import raw_sinks
@@ -69,6 +71,7 @@ def begin_staging(driver: Driver, sources: Sequence[Source]) -> None:
         staging.left_out.create(tx.connection)
         staging.lost.create(tx.connection)
         _make_letters(tx, staging)
+        make_endings(tx, staging.schema)
         ends = {(at.group, at.partition): at for at in tx.positions(driver.run.id)}
         for source in sources:
             mine = {at.partition: (at.topic_id, at.first_offset, at.end_offset) for at in ends.values()
@@ -148,7 +151,7 @@ def stage_range(
     Raises ReloadOver where the run does not stage (any more), ReloadRefused for a record that ends it, and what reading
     the range raises.
     """
-    work = _Work(kafka, run_id, pipeline, range_)
+    work = _Work(engine, kafka, run_id, pipeline, range_)
     if len(pipeline.sinks) == 1:
         try:
             with transaction(engine, schema) as tx:
@@ -166,6 +169,7 @@ def stage_range(
 class _Work:
     """One attempt at one range."""
 
+    engine: Engine
     kafka: Mapping[str, Any]
     run_id: UUID
     pipeline: Pipeline
@@ -182,7 +186,7 @@ class _Work:
         attempt, at = f"r{self.range.partition.number}_{uuid4().hex[:16]}", self.range.partition
         staging = Staging(now.staging_schema)
         sinks = raw_sinks(tx.connection, staging, attempt, self.pipeline, found)
-        left_out = _left_out(tx.connection, staging, self.pipeline.group, self.range)
+        left_out = left_out_of(tx.connection, staging, self.pipeline.group, self.range)
         counts = [0] * len(sinks)
 
         def count(part: Sequence[Made]) -> None:
@@ -190,7 +194,7 @@ class _Work:
                 counts[number] += sum(len(made.rows[number]) for made in part)
 
         parts = Parts(tx.connection, aimed_pipeline(self.pipeline, sinks), count)
-        outcome = write(parts, read_range(self.kafka, self.range), left_out)
+        outcome = write(parts, chained(self.kafka, now.archive, self.engine).read(self.range), left_out)
         keep_asides(tx, staging, self.pipeline, outcome.asides, {at.topic: self.range.topic_id})
         for number, sink in enumerate(sinks):
             remember_columns(tx.connection, staging.raw(attempt, number), sink.columns)
@@ -251,7 +255,7 @@ def keep_asides(tx: Tx, staging: Staging, pipeline: Pipeline, asides: Sequence[A
         )
 
 
-def _left_out(connection: Connection, staging: Staging, group: str, range_: Range) -> LeftOut:
+def left_out_of(connection: Connection, staging: Staging, group: str, range_: Range) -> LeftOut:
     """Which records of the range are not to be applied."""
     table, lost = staging.left_out, staging.lost
     at = range_.partition

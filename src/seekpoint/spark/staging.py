@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from time import monotonic
@@ -18,12 +18,13 @@ from uuid import uuid4
 from sqlalchemy import Engine, make_url
 from sqlalchemy.exc import ArgumentError
 
-from seekpoint.errors import ConfigError
+from seekpoint.errors import ConfigError, SeekpointError
 from seekpoint.kafka.plan import MOST_TASKS, SMALLEST
 from seekpoint.ledger.ledger import postgres_engine
 from seekpoint.records import Partition
 from seekpoint.reload import Run, Staged, Task
 from seekpoint.reload import statements as sql
+from seekpoint.reload.ending import endings, error_of
 from seekpoint.reload.run import transaction
 from seekpoint.spark.ending import ending_of
 from seekpoint.spark.reading import carried_range, context_of, require_this_python
@@ -81,6 +82,7 @@ class SparkStager:
             engine.dispose()
 
     def _stage(self, engine: Engine, run: Run, tasks: Sequence[Task]) -> Iterator[Staged]:
+        heard = set(self._endings(engine, run))
         before = {staged.attempt for staged in self._staged(engine, run)}
         awaited = {_place(task.group, task.range.partition, task.range.start) for task in tasks}
         job = _Job(self._spark, self._plan(run, tasks))
@@ -92,12 +94,18 @@ class SparkStager:
                     if staged.attempt not in before and place in awaited:
                         awaited.discard(place)
                         yield staged
+                for ending in self._endings(engine, run, but=heard).values():
+                    raise ending
                 if is_over:
                     break
         finally:
             job.end()
         if missing := sorted(awaited & job.told()):
             raise LookupError(f"tasks said that they staged {missing[0]}, and the database has no record of it")
+
+    def _endings(self, engine: Engine, run: Run, but: Collection[int] = ()) -> dict[int, SeekpointError]:
+        with transaction(engine, self._schema) as tx:
+            return endings(tx, run.staging_schema, but)
 
     def _staged(self, engine: Engine, run: Run) -> list[Staged]:
         with transaction(engine, self._schema) as tx:
@@ -186,7 +194,9 @@ class _Job:
         return True
 
     def told(self) -> set[_Place]:
-        """What the tasks say they staged."""
+        """What the tasks say they staged. Raises what one of them says ends the run."""
+        if said := next((row.ending for row in self._answer.result() if row.ending), None):
+            raise error_of(said)
         return {_place(row.group, Partition(row.topic, row.partition), row.start) for row in self._answer.result()}
 
     def end(self) -> None:

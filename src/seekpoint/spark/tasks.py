@@ -10,12 +10,14 @@ from uuid import UUID
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import ArrayType, IntegerType, LongType, StringType, StructField, StructType
+from sqlalchemy import Engine
 
+from seekpoint.errors import SeekpointError
 from seekpoint.kafka.ranges import Range
 from seekpoint.ledger.ledger import postgres_engine
 from seekpoint.loading import load_pipeline
+from seekpoint.reload.ending import ENDS, tell_ending, told
 from seekpoint.reload.staging import Staged, stage_range
-from seekpoint.spark.ending import ENDS, TaskEnded
 from seekpoint.spark.reading import range_of
 from seekpoint.spark.settings import resolved
 
@@ -30,6 +32,7 @@ MESSAGE = StructType(
         StructField("records", LongType(), nullable=False),
         StructField("rows", ArrayType(LongType(), containsNull=False), nullable=False),
         StructField("dead_letters", LongType(), nullable=False),
+        StructField("ending", StringType()),  # of the run: an error would be tried again by Spark, as it was
     ]
 )
 
@@ -75,16 +78,27 @@ class StagingReader(DataSourceReader):
             sys.path.append(plan["here"])
         try:
             engine = postgres_engine(resolved(plan["database"])["url"])
-            kafka = resolved(plan["kafka"])
-            try:
-                for group, range_ in partition.tasks:
-                    pipeline = load_pipeline(plan["pipelines"][group])
-                    run = UUID(plan["run"])
-                    yield _message(stage_range(engine, plan["schema"], kafka, run, pipeline=pipeline, range_=range_))
-            finally:
-                engine.dispose()
         except ENDS as error:
-            raise TaskEnded(error) from error
+            yield _ending(error)
+            return
+        try:
+            yield from self._stage(engine, partition)
+        except ENDS as error:
+            tell_ending(engine, plan["schema"], UUID(plan["run"]), error)
+            yield _ending(error)
+        finally:
+            engine.dispose()
+
+    def _stage(self, engine: Engine, pack: Pack) -> Iterator[tuple[Any, ...]]:
+        plan = self._plan
+        kafka, run = resolved(plan["kafka"]), UUID(plan["run"])
+        for group, range_ in pack.tasks:
+            pipeline = load_pipeline(plan["pipelines"][group])
+            yield _message(stage_range(engine, plan["schema"], kafka, run, pipeline=pipeline, range_=range_))
+
+
+def _ending(error: SeekpointError) -> tuple[Any, ...]:
+    return ("", "", "", 0, 0, 0, 0, [], 0, told(error))
 
 
 def _message(staged: Staged) -> tuple[Any, ...]:
@@ -98,4 +112,5 @@ def _message(staged: Staged) -> tuple[Any, ...]:
         staged.records,
         list(staged.rows),
         staged.dead_letters,
+        None,
     )

@@ -54,6 +54,7 @@ def _run(schema: str) -> None:
         sa.Column("actor", sa.Text, nullable=False),
         sa.Column("reason", sa.Text, nullable=False),
         sa.Column("error", sa.Text, comment="why it failed or was aborted"),
+        sa.Column("archive", sa.Text, comment="of what the logs have no more, as the export names it"),
         sa.Column("opened_at", sa.DateTime(timezone=True), nullable=False, server_default=sa.func.clock_timestamp()),
         sa.Column("changed_at", sa.DateTime(timezone=True), nullable=False, server_default=sa.func.clock_timestamp()),
         sa.PrimaryKeyConstraint("id", name=op.f("reload_run_pkey")),

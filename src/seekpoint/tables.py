@@ -242,6 +242,7 @@ reload_run = Table(
     Column("actor", Text, nullable=False),
     Column("reason", Text, nullable=False),
     Column("error", Text, comment="why it failed or was aborted"),
+    Column("archive", Text, comment="of what the logs have no more, as the export names it"),
     _now("opened_at"),
     _now("changed_at"),
     CheckConstraint(f"state IN ({', '.join(map(repr, RELOAD_STATES))})", name="state"),

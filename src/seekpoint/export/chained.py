@@ -6,9 +6,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from sqlalchemy import Engine
+
 from seekpoint.errors import RangeLost
 from seekpoint.export.archive import Archive, up_to
 from seekpoint.kafka.ranges import Piece, Range, log_starts, read_range
+
+
+def chained(kafka: Mapping[str, Any], archive: str | None, engine: Engine) -> ChainedReader:
+    """The reader of a run whose archive is on record as :meth:`Archive.spec` tells it; None: it has none."""
+    return ChainedReader(kafka, None if archive is None else Archive.of(archive, engine))
 
 
 class ChainedReader:

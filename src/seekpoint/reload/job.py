@@ -11,6 +11,7 @@ from uuid import UUID
 from sqlalchemy import URL, Engine
 
 from seekpoint.errors import ConfigError, RangeLost, ReloadRefused, TopicRecreated
+from seekpoint.export import Archive
 from seekpoint.failure import one_line
 from seekpoint.guard import is_data_fault
 from seekpoint.ledger.ledger import postgres_engine
@@ -67,7 +68,7 @@ class Reload:
         large: int = LARGE,
         same_keys: bool = False,
         progress: Progress | None = None,
-        archive: Any = None,
+        archive: Archive | None = None,
         frames: Mapping[str, Frame] | None = None,
         spark: SparkSession | None = None,
     ) -> None:
@@ -88,7 +89,9 @@ class Reload:
         return self._open(strategy, reason)
 
     def _open(self, strategy: str, reason: str) -> Driver:
-        order = Order(sources=self.sources, strategy=strategy, actor=self.actor, reason=reason)
+        order = Order(
+            sources=self.sources, strategy=strategy, actor=self.actor, reason=reason, archive=self.archive
+        )
         return open_run(self.engine, self.schema, self.kafka, order, self.limits)
 
     def take(self, run: UUID) -> Driver:

@@ -10,8 +10,9 @@ from uuid import UUID, uuid4
 from sqlalchemy import Engine, Row
 
 from seekpoint.errors import ReloadRefused
+from seekpoint.export import Archive
 from seekpoint.failure import storable
-from seekpoint.kafka.ranges import log_starts, stable_ends, topic_ids
+from seekpoint.kafka.ranges import Range, log_starts, stable_ends, topic_ids
 from seekpoint.policy import Limits
 from seekpoint.records import Partition
 from seekpoint.reload import statements as sql
@@ -31,6 +32,7 @@ class Order:
     strategy: str
     actor: str
     reason: str
+    archive: Archive | None = None
 
 
 def open_run(engine: Engine, schema: str, kafka: Mapping[str, Any], order: Order, limits: Limits) -> Driver:
@@ -48,7 +50,7 @@ def open_run(engine: Engine, schema: str, kafka: Mapping[str, Any], order: Order
         reasons = _of_groups(order.sources, known, offsets)
         reasons += _of_tables(tx, found, groups, known, order.strategy)
     # Behind E0: the stable end only grows, and must not be older than the positions that it bounds.
-    reasons += _of_logs(kafka, offsets)
+    reasons += _of_logs(kafka, offsets, order.archive)
     if reasons:
         raise ReloadRefused(reasons)
     run = uuid4()
@@ -76,6 +78,7 @@ def _row(run: UUID, order: Order, found: Sequence[Target], known: Mapping[str, R
         "staging_schema": f"seekpoint_reload_{run.hex[:12]}",
         "actor": storable(order.actor),
         "reason": storable(order.reason),
+        "archive": order.archive and order.archive.spec(),
     }
 
 
@@ -139,7 +142,7 @@ def _of_tables(
     ]
 
 
-def _of_logs(kafka: Mapping[str, Any], offsets: Sequence[Row[Any]]) -> list[str]:
+def _of_logs(kafka: Mapping[str, Any], offsets: Sequence[Row[Any]], archive: Archive | None) -> list[str]:
     ids = topic_ids(kafka, sorted({row.topic for row in offsets}))
     reasons = []
     there = []
@@ -158,16 +161,30 @@ def _of_logs(kafka: Mapping[str, Any], offsets: Sequence[Row[Any]]) -> list[str]
         if at not in starts:
             continue
         if starts[at] > row.first_offset and row.next_offset > row.first_offset:
-            reasons.append(
-                f"{at}: group {row.consumer_group!r} began at offset {row.first_offset}, and the log begins at "
-                f"{starts[at]} now: what retention took cannot be applied again"
-            )
+            reasons += _of_retention(row, starts[at], archive)
         if row.next_offset > ends[at]:
             reasons.append(
                 f"{at}: group {row.consumer_group!r} stands at {row.next_offset}, and what can be read ends at "
                 f"{ends[at]}: a transaction is open in front of it, or these are other brokers"
             )
     return reasons
+
+
+def _of_retention(row: Row[Any], log_start: int, archive: Archive | None) -> list[str]:
+    """The log has lost the beginning of what was applied: unless an archive has it, to the last offset."""
+    at = Partition(row.topic, row.partition)
+    lost = Range(at, row.topic_id, row.first_offset, min(log_start, row.next_offset))
+    gaps = [(lost.start, lost.end)] if archive is None else archive.gaps(lost)
+    if not gaps:
+        return []
+    said = (
+        f"{at}: group {row.consumer_group!r} began at offset {row.first_offset}, and the log begins at {log_start} "
+        "now: what retention took cannot be applied again"
+    )
+    if archive is None:
+        return [f"{said}, unless an export has it: name that, Reload(…, archive=Archive(root, engine))"]
+    missing = ", ".join(f"[{start}, {end})" for start, end in gaps)
+    return [f"{said}, and the archive {archive.root} does not have {missing} of topic id {row.topic_id}"]
 
 
 def _of_runs(tx: Tx, tables: Sequence[str]) -> list[str]:

@@ -49,6 +49,7 @@ class Run:
     actor: str
     reason: str
     error: str | None
+    archive: str | None
     opened_at: datetime
     changed_at: datetime
 

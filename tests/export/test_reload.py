@@ -1,0 +1,107 @@
+"""A reload of more than the log has: its beginning comes from an archive."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from seekpoint.errors import ArchiveDamaged, ReloadRefused
+from seekpoint.export import Archive, Export
+from shop import Shop, doubled, gone, of
+
+FIRST = [of(n % 40, n, n) for n in range(120)] + [gone(3), gone(7), of(7, 5)]
+LATER = [of(n % 50, n, n) for n in range(200, 260)] + [gone(11)]
+
+
+@pytest.fixture
+def shop(request: pytest.FixtureRequest) -> Shop:
+    return Shop.on_shared_servers(request.getfixturevalue)
+
+
+@pytest.fixture
+def archive(shop: Shop, tmp_path: Path) -> Archive:
+    return Archive(tmp_path / "archive", shop.engine, schema=shop.schema)
+
+
+def export(shop: Shop, archive: Archive, **options: Any) -> None:
+    Export(shop.engine, {"bootstrap.servers": shop.brokers}, archive, shop.group, **options).run()
+
+
+def trim(shop: Shop, to: int) -> None:
+    admin, at = AdminClient({"bootstrap.servers": shop.brokers, "log_level": 0}), TopicPartition(shop.topic, 0, to)
+    admin.delete_records([at])[at].result(20)
+
+
+def work(shop: Shop, records: list[Any], upto: int) -> None:
+    shop.produce(shop.topic, records, partition=0)
+    worker = shop.worker()
+    worker.reached(shop.topic, upto)
+    worker.stop()
+
+
+@pytest.mark.parametrize("strategy", ["merge", "swap"])
+def test_what_retention_took_is_read_from_the_archive(shop: Shop, archive: Archive, strategy: str) -> None:
+    """Apply, export, cut, go on, and reload with other code: as if it were computed from the first record on."""
+    work(shop, FIRST, len(FIRST))
+    export(shop, archive, range_records=50)
+    trim(shop, 77)
+    work(shop, LATER, len(FIRST) + len(LATER))
+    reload = shop.reload(archive=archive, range_records=40)
+    driver = reload.open(strategy=strategy)
+    assert driver.run.archive == archive.spec()
+    reload.run(driver)
+    assert shop.rows() == doubled(FIRST + LATER)
+
+
+def test_retention_may_pass_in_mid_run(shop: Shop, archive: Archive) -> None:
+    """Opened while the log had all of it; what is staged later is read from the archive, by whoever takes the run."""
+    work(shop, FIRST, len(FIRST))
+    export(shop, archive)
+    run = shop.reload(archive=archive).open().run
+    trim(shop, len(FIRST) - 2)
+    other = shop.reload(range_records=30)
+    other.run(other.take(run.id))
+    assert shop.rows() == doubled(FIRST)
+
+
+def test_without_an_archive_that_has_all_of_it_the_reload_is_refused(shop: Shop, archive: Archive) -> None:
+    work(shop, FIRST, 60)
+    shop.execute("UPDATE {schema}.partition_offset SET next_offset = 60 WHERE partition = 0")
+    export(shop, archive)
+    shop.execute("UPDATE {schema}.partition_offset SET next_offset = :to WHERE partition = 0", to=len(FIRST))
+    trim(shop, 70)
+    with pytest.raises(ReloadRefused, match="unless an export has it: name that"):
+        shop.reload().open()
+    with pytest.raises(ReloadRefused, match=r"began at offset 0.*begins at 70 now.*does not have \[60, 70\) of topic"):
+        shop.reload(archive=archive).open()
+
+
+def test_a_file_that_is_gone_does_not_end_the_run(shop: Shop, archive: Archive) -> None:
+    """Bring it back, and take the run up where it stands."""
+    work(shop, FIRST, len(FIRST))
+    export(shop, archive, range_records=50)
+    trim(shop, 110)
+    second = Path(archive.files()[1])
+    away = second.rename(second.with_suffix(".away"))
+    reload = shop.reload(archive=archive, range_records=50)
+    driver = reload.open()
+    with pytest.raises(ArchiveDamaged, match="it is not there: bring it back"):
+        reload.run(driver)
+    assert reload.runs.get(driver.run.id).is_open
+    away.rename(second)
+    reload.run(reload.take(driver.run.id))
+    assert shop.rows() == doubled(FIRST)
+
+
+def test_a_verify_reads_the_archive_as_well(shop: Shop, archive: Archive) -> None:
+    work(shop, FIRST, len(FIRST))
+    export(shop, archive)
+    trim(shop, 50)
+    shop.execute("UPDATE {schema}.orders SET amount = 4000 WHERE id = 20")
+    report = shop.reload(version=1, archive=archive).verify()
+    (table,) = report.tables
+    assert table.different == 1

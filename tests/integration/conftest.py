@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,8 @@ from scene import PROTOCOLS, Scene, Way
 from seekpoint import schema
 from seekpoint.dev.kafka import KafkaServer
 from seekpoint.dev.postgres import PostgresServer
+from shop import Shop
+from terminal import Terminal
 
 
 @pytest.fixture(params=PROTOCOLS)
@@ -79,3 +83,14 @@ def scene_on(request: pytest.FixtureRequest, seekpoint_schema: str, group: str) 
     yield make
     for engine in engines:
         engine.dispose()
+
+
+@pytest.fixture
+def terminal(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
+    """A shop and its module in a folder of its own, with nothing in the environment."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("SEEKPOINT_DATABASE_URL", "SEEKPOINT_KAFKA_CONFIG", "SEEKPOINT_TRACEBACK"):
+        monkeypatch.delenv(name, raising=False)
+    before = list(sys.path)
+    yield Terminal.of(Shop.on_shared_servers(request.getfixturevalue), tmp_path)
+    sys.path[:] = before

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from seekpoint.cli import db, dead_letters, declared, demo, dev, explain, run, status
+from seekpoint.cli import db, dead_letters, declared, demo, dev, explain, reload, run, status, verify
 
 app = typer.Typer(
     name="seekpoint",
@@ -19,9 +19,12 @@ app.add_typer(db.app, name="db")
 app.add_typer(dead_letters.app, name="dead-letters")
 app.command("run", no_args_is_help=True)(run.run)
 app.command("status", no_args_is_help=True)(status.status)
+app.add_typer(reload.app, name="reload")
+app.command("verify", no_args_is_help=True)(verify.verify)
 app.command("explain", no_args_is_help=True)(declared.explain)
 app.command("demo")(demo.demo)
 app.command("demo-poison")(demo.demo_poison)
+app.command("demo-reload")(demo.demo_reload)
 app.command("dev")(dev.dev)
 
 

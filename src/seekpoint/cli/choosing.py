@@ -52,6 +52,7 @@ ErrorPart = Annotated[str | None, typer.Option("--error", help="Only those whose
 Actor = Annotated[str | None, typer.Option(help="Who does it. Default: the user of the operating system.")]
 Apply = Annotated[bool, typer.Option("--apply", help="Do it. Without it, show what would be done.")]
 
+_AGO = re.compile(r"(\d{1,6})([smhd])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
@@ -102,11 +103,18 @@ def _states(given: Sequence[StateChoice]) -> tuple[State, ...]:
     return tuple(sorted(states))
 
 
+def ago(text: str, option: str) -> timedelta:
+    """``90s``, ``30m``, ``12h``, ``7d``; raises ConfigError for anything else."""
+    if found := _AGO.fullmatch(text.strip()):
+        return timedelta(**{_UNITS[found[2]]: int(found[1])})
+    raise ConfigError(f"{option} takes a length of time such as 90s, 30m, 12h, 7d; not {text!r}")
+
+
 def since(text: str) -> datetime:
     """``2026-08-01T12:00Z``, or how long ago; raises ConfigError for what is neither, and where the zone is missing."""
-    if ago := re.fullmatch(r"(\d{1,6})([smhd])", text.strip()):
+    if _AGO.fullmatch(text.strip()):
         try:
-            return datetime.now(UTC) - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
+            return datetime.now(UTC) - ago(text, "--since")
         except OverflowError:
             raise ConfigError(f"--since {text}: that is before the year 1; leave it out to mean all") from None
     try:

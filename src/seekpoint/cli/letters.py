@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -19,6 +19,7 @@ from seekpoint.records import utc
 
 SHOWN = 2048  # bytes of a value that are shown, unless the whole is asked for
 CELL = 100  # characters of an error in a table
+NUMERIC = frozenset({"id", "partition", "offset", "tried", "replays"})
 _ERRORS = ("error", "traceback", "replay_error", "replay_traceback")
 
 
@@ -48,12 +49,13 @@ def print_whole(table: Table) -> None:
     console.print(table)
 
 
-def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
+def table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, numeric: Collection[str] = NUMERIC
+) -> Table:
     """A table whose cells are shown as they are: no markup, no control characters; numbers to the right."""
     made = Table(title=Text(plain(title)), title_justify="left", box=None, padding=(0, 2, 0, 0))
     for name in columns:
-        numeric = name in {"id", "partition", "offset", "tried", "replays"}
-        made.add_column(name, justify="right" if numeric else "left")
+        made.add_column(name, justify="right" if name in numeric else "left")
     for row in rows:
         made.add_row(*(Text(plain("" if cell is None else str(cell))) for cell in row))
     return made

@@ -16,6 +16,7 @@ import typer
 
 from seekpoint import events
 from seekpoint.cli.explain import FAILED, explained, masked
+from seekpoint.cli.jobs import refuse_extras
 from seekpoint.cli.options import Kafka, KafkaConfig, OptionalDatabaseUrl, Schema, database, kafka_settings, without
 from seekpoint.errors import ConfigError
 from seekpoint.failure import one_line
@@ -48,7 +49,7 @@ def run(
         made = load(target, from_here=True)
         _set_up_logging()
         if isinstance(made, Worker):
-            _refuse_extras(context, target)
+            refuse_extras(context, target)
             worker = made
         else:
             if not database_url:
@@ -88,15 +89,6 @@ def _first_signal_told() -> Iterator[None]:
         told.close()
         teller.join(1.0)
         heard.close()
-
-
-def _refuse_extras(context: typer.Context, target: str) -> None:
-    """A Worker brings its own database and brokers: saying otherwise on the command line is a contradiction."""
-    for name in ("database_url", "kafka", "kafka_config", "schema"):
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            option = "--" + name.replace("_", "-")
-            raise ConfigError(f"{target} is a Worker and brings its own database and brokers: remove {option}")
 
 
 class _Masking(logging.Formatter):

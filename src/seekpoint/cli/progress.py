@@ -1,0 +1,96 @@
+"""How far a long command is, on stderr: a bar where that is a terminal, a line every few seconds where it is not."""
+
+from __future__ import annotations
+
+from time import monotonic
+from types import TracebackType
+from typing import Self
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+EVERY = 5.0  # seconds between two lines
+
+
+class Shown:
+    """What a job calls with ``(what, done, total)``, in records; ``total`` 0: nobody knows. Use it in a ``with``.
+
+    Programs that read JSON get nothing of it, unless somebody looks on at a terminal.
+    """
+
+    def __init__(self, *, as_json: bool = False) -> None:
+        console = Console(stderr=True)
+        self._bar = _bar(console) if console.is_terminal else None
+        self._quiet = as_json and self._bar is None
+        self._task: TaskID | None = None
+        self._what, self._before, self._began, self._told_at = "", 0, monotonic(), -EVERY
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        if self._quiet:
+            return
+        now = monotonic()
+        is_new = what != self._what
+        if is_new:  # what was done by then was done by others, or before
+            self._what, self._before, self._began = what, done, now
+        said = told(done, total, done - self._before, now - self._began)
+        if self._bar is not None:
+            self._on_terminal(what, done, total, said)
+        elif is_new or done == total > 0 or now - self._told_at >= EVERY:
+            self._told_at = now
+            typer.echo(f"{what}: {said}" if said else what, err=True)
+
+    def say(self, sentence: str) -> None:
+        """A line of its own, which stays."""
+        if self._bar is not None:
+            self._bar.console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+        elif not self._quiet:
+            typer.echo(sentence, err=True)
+
+    def _on_terminal(self, what: str, done: int, total: int, said: str) -> None:
+        assert self._bar is not None
+        if self._task is None:
+            self._task = self._bar.add_task(what, said=said)
+        self._bar.update(self._task, description=what, completed=done, total=total or None, said=said)
+
+
+def told(done: int, total: int, here: int, seconds: float) -> str:
+    """How much of it, how fast (so many ``here``), how long it will take at that rate; empty if nothing is known."""
+    if not done and not total:
+        return ""
+    of = f" of {total:,}" if total > done else ""
+    parts = [f"{done:,}{of} records"]
+    rate = here / seconds if seconds > 0 else 0.0
+    if rate >= 1:
+        parts.append(f"{rate:,.0f}/s")
+        if total > done:
+            parts.append(f"{lasting((total - done) / rate)} left")
+    return ", ".join(parts)
+
+
+def lasting(seconds: float) -> str:
+    """A length of time in its two largest units."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+
+
+def _bar(console: Console) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[said]}"), TimeElapsedColumn())
+    return Progress(*columns, console=console, transient=True)

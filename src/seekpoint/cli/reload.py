@@ -1,0 +1,294 @@
+"""``seekpoint reload``: tables built anew from the log and put in place of the live ones, while workers go on.
+
+Exit codes: 0 where the rebuilt rows are live, or what was asked for is done; 1 where a run was refused or failed; 2
+where the command, its configuration or the pipeline is wrong; 130 where Ctrl-C or SIGTERM left a run open.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from enum import StrEnum
+from typing import Annotated, Any
+from uuid import UUID
+
+import typer
+from sqlalchemy import Engine
+
+from seekpoint import schema as ledger_schema
+from seekpoint.cli import runs as shown
+from seekpoint.cli.choosing import Actor, ago
+from seekpoint.cli.explain import FAILED, explained
+from seekpoint.cli.jobs import ArchiveRoot, Job, Spark, SparkConf, Targets, job, terminable
+from seekpoint.cli.letters import print_whole
+from seekpoint.cli.options import (
+    AsJson,
+    DatabaseUrl,
+    Kafka,
+    KafkaConfig,
+    OptionalDatabaseUrl,
+    Schema,
+    one_off_engine,
+)
+from seekpoint.cli.progress import Shown
+from seekpoint.errors import ConfigError, ReloadOver
+from seekpoint.reload import CutOver, Driver, Reload, Run, Runs
+from seekpoint.reload.outlook import standing
+from seekpoint.tables import DEFAULT_SCHEMA
+
+app = typer.Typer(
+    help="Tables built anew from the log: run, status, abort, sweep, adopt, generations, give-up.",
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,  # locals hold the database's URL
+)
+
+Reason = Annotated[str, typer.Option(help="Why, for the record.")]
+RunId = Annotated[UUID, typer.Argument(metavar="ID", help="The run, as `reload status` names it.")]
+TableName = Annotated[str, typer.Argument(metavar="TABLE", help="A table, as sinks name it: public.orders.")]
+
+
+class Strategy(StrEnum):
+    """What ``--strategy`` takes."""
+
+    MERGE = "merge"
+    SWAP = "swap"
+    GENERATION = "generation"
+
+
+# -- runs --------------------------------------------------------------------------------------------------
+
+
+@app.command(no_args_is_help=True)
+def run(
+    context: typer.Context,
+    targets: Targets,
+    *,
+    strategy: Annotated[Strategy, typer.Option(help="How the rebuilt rows become the live ones.")] = Strategy.MERGE,
+    reason: Reason = "reload",
+    resume: Annotated[
+        UUID | None, typer.Option(metavar="ID", help="Go on with this run, from where it stands.")
+    ] = None,
+    same_keys: Annotated[
+        bool, typer.Option("--same-keys", help="The code that runs now makes the same keys: a shorter lock.")
+    ] = False,
+    archive: ArchiveRoot = None,
+    spark: Spark = None,
+    spark_conf: SparkConf = None,
+    actor: Actor = None,
+    database_url: OptionalDatabaseUrl = None,
+    kafka: Kafka = None,
+    kafka_config: KafkaConfig = None,
+    schema: Schema = DEFAULT_SCHEMA,
+    as_json: AsJson = False,
+) -> None:
+    """Rebuild the tables of these pipelines from the log and cut over to them, in one transaction; workers go on.
+
+    Ctrl-C leaves the run open, and says how to go on with it. Exits with 1 if the run was refused or failed; then
+    nothing live was touched.
+    """
+    with (
+        explained(),
+        job(
+            context,
+            targets,
+            database_url=database_url,
+            kafka=kafka,
+            kafka_config=kafka_config,
+            schema=schema,
+        ) as of,
+        terminable(),
+        Shown(as_json=as_json) as progress,
+        reload_of(of, progress, archive, spark, spark_conf, actor=actor, same_keys=same_keys) as reload,
+    ):
+        driver = _opened(reload, resume, strategy, reason)
+        progress.say(f"{driver.run.id}: {driver.run.state}, {', '.join(driver.run.tables)} by {driver.run.strategy}")
+        with left_open(driver):
+            outcome = reload.run(driver)
+        _tell(reload.runs.get(driver.run.id), outcome, as_json=as_json)
+
+
+@app.command()
+def status(
+    id: Annotated[UUID | None, typer.Argument(metavar="[ID]", help="One run; without it, all of them.")] = None,  # noqa: A002
+    *,
+    database_url: DatabaseUrl,
+    limit: Annotated[int, typer.Option(help="At most so many runs.", min=1)] = 20,
+    schema: Schema = DEFAULT_SCHEMA,
+    as_json: AsJson = False,
+) -> None:
+    """List the runs of reloads and batches, the newest first; or show where one stands, and what can be done next.
+
+    Reads the database alone: no brokers are asked, workers and drivers are not disturbed.
+    """
+    with explained():
+        engine = _engine(database_url, schema)
+        if id is not None:
+            at = standing(engine, schema, id)
+            if as_json:
+                typer.echo(json.dumps(shown.standing_as_dict(at), indent=2))
+                return
+            for line in shown.shown(at):
+                typer.echo(line)
+            print_whole(shown.places(at))
+            for line in shown.choices(at):
+                typer.echo(line)
+            return
+        found = Runs(engine, schema).list()
+        if as_json:
+            typer.echo(json.dumps([shown.as_dict(one) for one in found[:limit]], indent=2))
+        elif found:
+            print_whole(shown.listed(found[:limit]))
+        else:
+            typer.echo("no runs are on record")
+        if len(found) > limit:
+            typer.echo(f"these are the newest {limit} of {len(found)}; --limit shows more", err=True)
+
+
+@app.command()
+def abort(
+    id: RunId,  # noqa: A002
+    *,
+    reason: Annotated[str, typer.Option(help="Why, for the record.")],
+    database_url: DatabaseUrl,
+    schema: Schema = DEFAULT_SCHEMA,
+    as_json: AsJson = False,
+) -> None:
+    """Give up an open run: its driver fails at its next step, what it staged is dropped, nothing live is touched.
+
+    Waits for the step in hand. Exits with 1 if the run is over already.
+    """
+    with explained():
+        if not reason.strip():
+            raise ConfigError("a run is given up for a reason: say which with --reason")
+        ended = Runs(_engine(database_url, schema), schema).abort(id, reason)
+        if as_json:
+            typer.echo(json.dumps(shown.as_dict(ended), indent=2))
+        else:
+            typer.echo(f"{id}: {shown.state(ended)}")
+            _hint(ended)
+
+
+@app.command()
+def sweep(
+    *,
+    database_url: DatabaseUrl,
+    gone_after: Annotated[
+        str, typer.Option(metavar="TIME", help="A driver not heard of for so long is gone: 90s, 30m, 12h, 7d.")
+    ] = "1d",
+    schema: Schema = DEFAULT_SCHEMA,
+    as_json: AsJson = False,
+) -> None:
+    """Drop what ended runs left behind, and fail the runs whose driver was not heard of for a day.
+
+    Exits with 1 if something is in use still: it is left for the next time.
+    """
+    with explained():
+        runs = Runs(_engine(database_url, schema), schema)
+        swept = runs.sweep(ago(gone_after, "--gone-after"))
+        left = [one for one in runs.list() if not one.is_open and not one.swept]
+        if as_json:
+            report = {"swept": [str(one) for one in swept], "left": [shown.as_dict(one) for one in left]}
+            typer.echo(json.dumps(report, indent=2))
+        else:
+            for one in swept:
+                typer.echo(f"{one}: nothing is left of it")
+            if not swept and not left:
+                typer.echo("there is nothing to sweep")
+        for run in left:
+            typer.echo(f"{run.id}: schema {run.staging_schema} is in use still, or holds what others made", err=True)
+        if left:
+            raise typer.Exit(FAILED)
+
+
+# -- inside ------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def reload_of(
+    of: Job,
+    progress: Shown,
+    archive: str | None,
+    spark: str | None,
+    spark_conf: Sequence[str] | None,
+    **options: Any,
+) -> Iterator[Reload]:
+    """A reload of a job's pipelines, whose log is read here or in Spark's tasks."""
+    more: dict[str, Any] = {"limits": of.limits, "progress": progress, **options}
+    with ExitStack() as stack:
+        if archive is not None:
+            from seekpoint.export import Archive  # noqa: PLC0415 -- pyarrow, an extra
+
+            more["archive"] = Archive(archive, of.engine, schema=of.schema)
+        if spark is not None:
+            from seekpoint.cli.sessions import for_tasks, spark_session  # noqa: PLC0415 -- pyspark, an extra
+            from seekpoint.spark import SparkStager  # noqa: PLC0415
+
+            kafka, database = for_tasks(of.engine.url, of.kafka)
+            progress.say(f"starting Spark on {spark}")
+            session = stack.enter_context(spark_session(spark, spark_conf))
+            more["stager"] = SparkStager(session, kafka, database=database, schema=of.schema)
+            more["spark"] = session
+        elif spark_conf:
+            raise ConfigError("--spark-conf is for a Spark session: give --spark, too")
+        yield Reload(of.names, of.engine, of.kafka, schema=of.schema, **more)
+
+
+def _opened(reload: Reload, resume: UUID | None, strategy: Strategy, reason: str) -> Driver:
+    if resume is None:
+        return reload.open(strategy=strategy.value, reason=reason)
+    if (found := reload.runs.get(resume)).strategy in {"batch", "verify"}:
+        others = f"go on with it by `{shown.resume(found)}`" if found.strategy == "batch" else "run verify again"
+        raise ConfigError(f"{resume} is a {found.strategy}, and no reload: {others}")
+    return reload.take(resume)
+
+
+@contextmanager
+def left_open(driver: Driver) -> Iterator[None]:
+    """Say how to go on with a run that its driver leaves: by Ctrl-C, or by an error that another one may get over."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(_left(driver.run)) from None
+    except ReloadOver:
+        raise
+    except Exception as error:
+        if driver.run.is_open:
+            error.add_note(_left(driver.run))
+        raise
+
+
+def _left(run: Run) -> str:
+    return shown.left_open(run) if run.is_open else f"{run.id} is {run.state}"
+
+
+def _tell(run: Run, outcome: CutOver, *, as_json: bool) -> None:
+    if as_json:
+        told = {
+            "lock_seconds": round(outcome.lock_seconds, 4),
+            "records": outcome.records,
+            "keys": outcome.keys,
+            "tries": outcome.tries,
+        }
+        typer.echo(json.dumps(shown.as_dict(run) | told, indent=2))
+        return
+    versions = ", ".join(f"{g} at version {v}" for g, v in zip(run.groups, run.version_to, strict=True))
+    typer.echo(f"{', '.join(run.tables)}: cut over; {versions}")
+    under = f"{outcome.records} records, {outcome.keys} keys" if outcome.records >= 0 else "COMMIT had no answer"
+    tries = "" if outcome.tries == 1 else f", at try {outcome.tries}"
+    typer.echo(f"workers waited {outcome.lock_seconds:.3f} s ({under} under the lock{tries})")
+    _hint(run)
+
+
+def _hint(run: Run) -> None:
+    if not run.swept:
+        typer.echo(
+            f"schema {run.staging_schema} is in use still: drop it later with `seekpoint reload sweep`", err=True
+        )
+
+
+def _engine(database_url: str, schema: str) -> Engine:
+    engine = one_off_engine(database_url)
+    with engine.connect() as connection:
+        ledger_schema.check(connection, schema)
+    return engine

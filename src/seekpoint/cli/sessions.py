@@ -1,0 +1,97 @@
+"""A Spark session for one command, and what its tasks are given instead of passwords."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import URL
+
+from seekpoint.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from seekpoint.spark import Env
+
+DATABASE = "SEEKPOINT_DATABASE_URL"
+_SECRET = re.compile(r"(?i)password|secret|jaas|key\.pem|oauthbearer\.config")
+_SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+    "spark.sql.session.timeZone": "UTC",
+}
+_LOCAL = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+
+
+@contextmanager
+def spark_session(master: str, conf: Sequence[str] | None) -> Iterator[SparkSession]:
+    """A session of this command's own. Raises ConfigError without a Java, ModuleNotFoundError without the extra."""
+    from pyspark.sql import SparkSession  # noqa: PLC0415 -- 0.2 s, and an extra
+
+    settings = _SETTINGS | (_LOCAL if master.startswith("local") else {}) | dict(map(_pair, conf or ()))
+    with tempfile.TemporaryDirectory(prefix="seekpoint-spark-") as folder:
+        os.environ["JAVA_HOME"] = str(_java_home(Path(folder)))
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        settings.setdefault("spark.sql.warehouse.dir", folder)
+        session = SparkSession.builder.master(master).appName("seekpoint").config(map=dict(settings)).getOrCreate()
+        try:
+            yield session
+        finally:
+            session.stop()
+
+
+def for_tasks(url: URL, kafka: Mapping[str, Any]) -> tuple[dict[str, Any], Env]:
+    """Brokers and database for a job's plan: passwords by the names of variables, which are set in this process.
+
+    Tasks on this machine inherit them. Those of a cluster need them set for the executors; else they say which.
+    """
+    from seekpoint.spark import Env  # noqa: PLC0415
+
+    os.environ[DATABASE] = url.render_as_string(hide_password=False)
+    carried = dict(kafka)
+    for key, value in kafka.items():
+        if _SECRET.search(key):
+            name = f"{DATABASE.split('_', 1)[0]}_{re.sub(r'[^A-Z0-9]', '_', key.upper())}"
+            os.environ[name] = str(value)
+            carried[key] = Env(name)
+    return carried, Env(DATABASE)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"--spark-conf takes key=value, e.g. --spark-conf spark.executor.memory=4g, not {text!r}")
+    return key.strip(), value.strip()
+
+
+def _java_home(folder: Path) -> Path:
+    """Where Spark finds its Java: with the extra ``dev`` that one will do, too."""
+    try:
+        from seekpoint.dev.child import ServerFailed  # noqa: PLC0415 -- the extra `dev` may be missing
+        from seekpoint.dev.spark import java_home  # noqa: PLC0415
+    except ModuleNotFoundError:
+        home, on_path = os.environ.get("JAVA_HOME"), shutil.which("java")
+        if home:
+            return Path(home)
+        if on_path:
+            return Path(on_path).resolve().parent.parent
+        raise ConfigError(_NO_JAVA) from None
+    try:
+        return java_home(folder)
+    except ServerFailed:
+        raise ConfigError(_NO_JAVA) from None
+
+
+_NO_JAVA = (
+    "Spark needs Java 17 or newer, and there is none: install one and set JAVA_HOME, or leave out --spark; this "
+    "process reads the log then"
+)

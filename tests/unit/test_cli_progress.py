@@ -1,0 +1,80 @@
+"""How far a command is: what is said, where, and how often."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from seekpoint.cli import progress
+from seekpoint.cli.progress import Shown, lasting, told
+
+
+class Clock:
+    """Time that goes by when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(progress, "monotonic", made)
+    return made
+
+
+def test_a_line_every_few_seconds_and_at_the_ends(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    with Shown() as shown:
+        shown("staging", 0, 3_000)
+        for second in range(1, 12):
+            clock.now += 1
+            shown("staging", second * 250, 3_000)
+        clock.now += 1
+        shown("staging", 3_000, 3_000)
+        shown("comparing", 0, 0)
+    assert capsys.readouterr().err.splitlines() == [
+        "staging: 0 of 3,000 records",
+        "staging: 1,250 of 3,000 records, 250/s, 7 s left",
+        "staging: 2,500 of 3,000 records, 250/s, 2 s left",
+        "staging: 3,000 records, 250/s",
+        "comparing",
+    ]
+
+
+def test_what_others_did_before_does_not_count_for_the_rate() -> None:
+    assert told(1_000, 2_000, 100, 10) == "1,000 of 2,000 records, 10/s, 1 min 40 s left"
+
+
+def test_programs_get_nothing_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with Shown(as_json=True) as shown:
+        shown("staging", 1, 2)
+        shown.say("a sentence")
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_terminal_gets_a_bar_also_where_json_goes_elsewhere(monkeypatch: pytest.MonkeyPatch, as_json: bool) -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, color_system=None, width=120)
+    monkeypatch.setattr(progress, "Console", lambda **_: console)
+    with Shown(as_json=as_json) as shown:
+        shown("staging", 0, 2_000)
+        shown("staging", 500, 2_000)
+        shown.say("[a sentence]")
+        shown("following", 12, 12)
+    assert "of 2,000 records" in screen.getvalue()
+    assert "[a sentence]" in screen.getvalue()
+    assert "following" in screen.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(0.4, "0 s"), (59, "59 s"), (61, "1 min 1 s"), (3_660, "1 h 1 min"), (172_800, "2 d 0 h")],
+)
+def test_lengths_of_time(seconds: float, said: str) -> None:
+    assert lasting(seconds) == said

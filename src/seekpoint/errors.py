@@ -18,6 +18,7 @@
     ├── RangeStuck              a range of the log does not come to its end
     ├── ArchiveDamaged          a file of an archive is missing, cut or another one
     ├── ReloadRefused           a reload cannot be opened as things stand
+    │   └── BatchRefused            a batch cannot be run as things stand: nothing of it is written
     ├── ReloadOver              the run has ended, or another driver has taken it over
     └── PartitionStopped        this partition waits for a decision; the others go on
         ├── OffsetLost          the stored offset is no longer (or not yet) in the log
@@ -188,9 +189,17 @@ class ArchiveDamaged(SeekpointError):  # noqa: N818
 class ReloadRefused(SeekpointError):  # noqa: N818
     """A reload cannot be opened, or not be published, as things stand; ``reasons`` has every one, with its remedy."""
 
+    _what = "the tables cannot be reloaded"
+
     def __init__(self, reasons: Sequence[str]) -> None:
-        super().__init__("the tables cannot be reloaded:" + "".join(f"\n  - {reason}" for reason in reasons))
+        super().__init__(f"{self._what}:" + "".join(f"\n  - {reason}" for reason in reasons))
         self.reasons = tuple(reasons)
+
+
+class BatchRefused(ReloadRefused):
+    """A batch cannot be run, or not be applied, as things stand: nothing of it is written; ``reasons`` as above."""
+
+    _what = "the batch cannot be run"
 
 
 class ReloadOver(SeekpointError):  # noqa: N818

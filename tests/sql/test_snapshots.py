@@ -21,6 +21,7 @@ from sqlalchemy.sql.base import Executable
 from seekpoint import Bytes, Pipeline
 from seekpoint.admin import Redrive, group_of
 from seekpoint.admin import statements as admin
+from seekpoint.batch import statements as batch
 from seekpoint.deadletters import DeadLetters
 from seekpoint.deadletters import statements as deadletters
 from seekpoint.errors import Fenced, NotApplied
@@ -28,6 +29,7 @@ from seekpoint.failure import Aside, Cause, Failure, State
 from seekpoint.ledger import Attempt, Expected, Ledger, Move, administration, statements, wait
 from seekpoint.ledger.claim import end_abandoned
 from seekpoint.records import Partition, RawRecord
+from seekpoint.reload import pauses
 from seekpoint.reload import statements as reload
 from seekpoint.tables import DEFAULT_SCHEMA
 
@@ -48,7 +50,10 @@ STATEMENTS: dict[str, Any] = {
     for name, value in vars(module).items()
     if name.isupper() and isinstance(value, Executable)
 } | {
-    f"RELOAD_{name}": value for name, value in vars(reload).items() if name.isupper() and isinstance(value, Executable)
+    f"{prefix}_{name}": value
+    for prefix, module in (("RELOAD", reload), ("RELOAD", pauses), ("BATCH", batch))
+    for name, value in vars(module).items()
+    if name.isupper() and isinstance(value, Executable) and (module is not pauses or name == "DISOWN")
 }
 
 
@@ -164,8 +169,8 @@ def test_what_runs_is_what_the_snapshots_show(seekpoint_engine: Engine, seekpoin
         ledger = Ledger(seekpoint_engine, "g2", schema=seekpoint_schema)
         everything_a_ledger_does(ledger, "seven", 7)
     ran = {re.sub(rf"\b{seekpoint_schema}\b", DEFAULT_SCHEMA, text) for text in texts}
-    # (What a reload runs is shown too, and run in its own tests.)
-    shown = {snapshot(name).read_text(): name for name in STATEMENTS if not name.startswith("RELOAD_")}
+    # (What reloads and batches run is shown too, and run in their own tests.)
+    shown = {snapshot(name).read_text(): name for name in STATEMENTS if not name.startswith(("RELOAD_", "BATCH_"))}
     assert ran <= set(shown)
     never = {name for text, name in shown.items() if text not in ran}
     # HOLD is for servers before 17, TERMINATE for a transaction that was abandoned, TRANSACTION_STATUS for a COMMIT

@@ -58,7 +58,7 @@ def cut_over(
         try:
             records, keys = _attempt(driver, rounds, began, same_keys)
         except (DBAPIError, psycopg.Error, RangeStuck, KafkaAway) as error:
-            if connection_lost(error) and _took_effect(driver):
+            if connection_lost(error) and took_effect(driver):
                 records = keys = -1  # nobody was told
             elif attempt == tries or not (passes(error) or isinstance(error, RangeStuck | KafkaAway)):
                 raise
@@ -85,7 +85,7 @@ def _attempt(driver: Driver, rounds: Rounds, began: list[float], same_keys: bool
                 keys += merge(tx, staging, target, driver.run.diff_xid, same_keys=same_keys)
             else:
                 swap(tx, staging, target)
-        _take_over_letters(tx, staging)
+        take_over_letters(tx, staging)
         _raise(tx, driver)
         driver.turn(tx, "cut_over")
     return records, keys
@@ -124,7 +124,7 @@ _OWN = {"id", "parked_at", "replays", "replayed_at", "replay_error", "replay_tra
 _OWN |= {"closed_at", "closed_by", "closed_reason"}
 
 
-def _take_over_letters(tx: Tx, staging: Staging) -> None:
+def take_over_letters(tx: Tx, staging: Staging) -> None:
     """What the rebuild could not apply is a dead letter of the group from now on, opened anew where it was one (I4)."""
     given = [column.name for column in dead_letter.columns if column.name not in _OWN]
     anew = {"parked_at": "clock_timestamp()", "replays": "0"}
@@ -142,7 +142,7 @@ def _take_over_letters(tx: Tx, staging: Staging) -> None:
     )
 
 
-def _took_effect(driver: Driver) -> bool:
+def took_effect(driver: Driver) -> bool:
     """What became of a COMMIT without an answer: the run's own row is the marker. Waits for one that is under way."""
     with transaction(driver.engine, driver.schema, lock_wait=driver.limits.transaction_age) as tx:
         now = run_of(tx.execute(sql.SETTLED_RUN, its_run=driver.run.id).one())

@@ -106,6 +106,8 @@ class Reload:
 
     def _require_its_code(self, run: Run) -> None:
         """Before it is taken: the driver that it has, with the right code, goes on."""
+        if run.strategy == "batch":
+            raise ConfigError(f"{run.id} is a batch: `Batch.take`, or `seekpoint batch MODULE:NAME --resume {run.id}`")
         if run.groups != tuple(source.group for source in self.sources):
             raise ConfigError(f"reload {run.id} is of the groups {', '.join(run.groups)}: name their pipelines")
         if run.version_to != tuple(source.pipeline.version for source in self.sources):

@@ -192,5 +192,6 @@ def _of_runs(tx: Tx, tables: Sequence[str]) -> list[str]:
         f"{', '.join(sorted(shared))}: reload {row.id} is {row.state}, opened by {row.actor} at {row.opened_at:%F %T}: "
         "resume or abort it (`take(id)`, `runs.abort(id, reason)`)"
         for row in tx.execute(sql.OPEN_RUNS)
-        if (shared := set(row.tables) & set(tables))
+        if row.strategy != "batch"  # it writes as a worker does
+        and (shared := set(row.tables) & set(tables))
     ]

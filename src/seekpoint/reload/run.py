@@ -23,6 +23,7 @@ from seekpoint.ledger.statements import APPLICATION, SETTLE
 from seekpoint.policy import Limits
 from seekpoint.records import Partition
 from seekpoint.reload import statements as sql
+from seekpoint.reload.pauses import let_go
 from seekpoint.tables import in_schema
 
 SERIALIZATION_FAILURE = "40001"
@@ -218,6 +219,7 @@ class Driver:
             row = tx.execute(sql.STEP, its_run=self.run.id).one_or_none()
             if row is not None and row.driver_epoch == self.epoch:
                 tx.execute(sql.CLOSE, its_run=self.run.id, to_state="failed", its_error=said)
+                let_go(tx.connection, self.schema, self.run.id, self.run.groups, said)
                 self.run = run_of(tx.execute(sql.GET_RUN, its_run=self.run.id).one())
 
 
@@ -274,6 +276,7 @@ class Runs:
             if closed is None:
                 run = self._known(id, tx.execute(sql.GET_RUN, its_run=id).one_or_none())
                 raise ReloadOver(f"reload {id} is {told(run)}")
+            let_go(tx.connection, self.schema, id, closed.groups, reason)
         self.drop(id)
         return self.get(id)
 
@@ -290,7 +293,8 @@ class Runs:
         Returns the runs of which nothing is left now; what is still in use is left for the next time.
         """
         with transaction(self.engine, self.schema) as tx:
-            tx.execute(sql.GONE, age=gone_after)
+            for gone in tx.execute(sql.GONE, age=gone_after).all():
+                let_go(tx.connection, self.schema, gone.id, gone.groups, "its driver is gone")
         with transaction(self.engine, self.schema) as tx:
             left = [run_of(row) for row in tx.execute(sql.UNSWEPT)]
         return [run.id for run in left if self._sweep(run)]

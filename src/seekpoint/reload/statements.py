@@ -90,7 +90,7 @@ CLOSE = (
         error=bindparam("its_error", type_=Text),
         changed_at=func.clock_timestamp(),
     )
-    .returning(_run.id)
+    .returning(_run.id, _run.groups)
 )
 SWEPT = update(reload_run).where(_run.id == _ID).values(swept=true())
 GONE = (
@@ -100,7 +100,7 @@ GONE = (
         state="failed",
         error=literal("its driver is gone: nothing was heard of it since ", Text) + cast(_run.changed_at, Text),
     )
-    .returning(_run.id)
+    .returning(_run.id, _run.groups)
 )
 UNSWEPT = select(reload_run).where(~_run.swept, ~_is_open).order_by(_run.opened_at)
 

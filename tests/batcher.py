@@ -1,0 +1,112 @@
+"""What tests of a batch stand on, beside the shop; and a batch in a process of its own, to be killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import create_engine
+
+from member import _given
+from seekpoint import Pipeline
+from seekpoint.batch import Batch, job
+from seekpoint.reload import Driver
+from seekpoint.reload.run import Tx
+from shop import Shop, pipeline
+
+
+def batch(shop: Shop, pipelines: Pipeline | str | None = None, **options: Any) -> Batch:
+    """A batch of the shop's pipeline in version 1, or of another one."""
+    made = pipelines or shop.pipeline(**options.pop("pipeline", {}))
+    options.setdefault("engine", shop.engine)
+    engine = options.pop("engine")
+    return Batch(made, engine, {"bootstrap.servers": shop.brokers}, schema=shop.schema, **options)
+
+
+def offsets(shop: Shop) -> dict[str, int]:
+    """Where the group stands."""
+    return {str(at.partition): at.next_offset for at in shop.ledger().read()}
+
+
+def paused(shop: Shop) -> str | None:
+    """By whom the group is paused; None where it is not."""
+    found = shop.execute("SELECT paused_by FROM {schema}.consumer_group WHERE name = :g AND paused", g=shop.group)
+    return found[0][0] if found else None
+
+
+class Batcher:
+    """One process. ``at="staging"`` stands still in the first step of that state, ``at="turn cut_over"`` at its end."""
+
+    def __init__(self, shop: Shop, **options: Any) -> None:
+        what = {
+            "url": shop.engine.url.render_as_string(hide_password=False),
+            "brokers": shop.brokers,
+            "schema": shop.schema,
+            "group": shop.group,
+            "topic": shop.topic,
+            **options,
+        }
+        self._process = subprocess.Popen(
+            [sys.executable, "-W", "error", __file__, json.dumps(what)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *_given()])},
+        )
+
+    def wait_for(self, word: str) -> bool:
+        """Until it says this (``standing``, ``done``); False if it has ended without it."""
+        assert self._process.stdout is not None
+        return any(line.strip() == word for line in iter(self._process.stdout.readline, ""))
+
+    def kill(self) -> None:
+        """SIGKILL: nobody is told."""
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+class Standing(Driver):
+    """A driver that stands still for ever at one place."""
+
+    at = ""
+
+    def _admit(self, row: Any, states: Any) -> None:
+        super()._admit(row, states)
+        if self.run.state == self.at:
+            self._stand()
+
+    def turn(self, tx: Tx, state: str) -> None:
+        super().turn(tx, state)
+        if self.at == f"turn {state}":
+            self._stand()
+
+    def _stand(self) -> None:
+        print("standing", flush=True)
+        threading.Event().wait()
+
+
+def main(what: dict[str, Any]) -> None:
+    """Run a batch to its end, or to where it is to stand."""
+    engine = create_engine(what["url"])
+    Standing.at = what.get("at", "")
+    vars(job)["Driver"] = Standing
+    made = pipeline(what["group"], what["topic"], what["schema"])
+    one = Batch(made, engine, {"bootstrap.servers": what["brokers"]}, schema=what["schema"], range_records=50)
+    if "run" in what:
+        one.take(UUID(what["run"]))
+    else:
+        one.run()
+    engine.dispose()
+    print("done", flush=True)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

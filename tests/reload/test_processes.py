@@ -7,8 +7,10 @@ import os
 import secrets
 import signal
 import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -111,7 +113,7 @@ def test_a_process_that_is_killed_is_replaced(shop: Shop, named: Callable[[str],
         """Called when the other process has staged something; the one that stands is killed, once."""
         marker = tmp_path / "marker"
         if step[1] == 150 and not command:  # three of four ranges: the fourth stands
-            pid = int(marker.read_text())
+            pid = standing(marker)
             command.append(Path(f"/proc/{pid}/cmdline").read_bytes() + Path(f"/proc/{pid}/environ").read_bytes())
             os.kill(pid, signal.SIGKILL)
 
@@ -174,12 +176,12 @@ def test_whoever_stops_listening_ends_the_processes(shop: Shop, named: Callable[
 
     def stop(*step: Any) -> None:
         if step[1] == 150:
+            standing(tmp_path / "marker")
             raise Stop
 
     reload = reload_of(shop, named(STANDING), progress=stop)
     with pytest.raises(Stop):
         reload.stage(reload.open())
-    assert (tmp_path / "marker").exists(), "nobody stood still"
     assert not children()
 
 
@@ -205,6 +207,15 @@ def test_errors_travel_as_text() -> None:
     assert isinstance(lost, RangeLost)
     assert (lost.partition, lost.offset) == (Partition("orders", 3), 7)
     assert str(lost) == "orders/3 cannot be read at offset 7: retention\x00"
+
+
+def standing(marker: Path) -> int:
+    """The process that stands still, as soon as it does: it may still be importing when the others are done."""
+    deadline, pause = monotonic() + 30, threading.Event()
+    while not (marker.exists() and marker.read_text().endswith(" ")):
+        assert monotonic() < deadline, "nobody stood still"
+        pause.wait(0.02)
+    return int(marker.read_text())
 
 
 def children() -> list[str]:

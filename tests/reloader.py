@@ -1,7 +1,7 @@
 """A reload in a process of its own, to be killed: ``Reloader`` on this side, ``main`` on the other.
 
-It stands still, its transaction open, where it is told to: at the first step of a state, or at the turn to one; and
-prints a line when it does.
+It stands still, its transaction open, where it is told to: at the first step of a state, or at the turn to one, or
+where its handler comes to an offset; and prints a line when it does.
 """
 
 from __future__ import annotations
@@ -16,16 +16,21 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import create_engine
+from sqlalchemy import Connection, create_engine
 
+from handlers import WRITES, by_core
 from member import _given
+from seekpoint import Batch, Json, Pipeline
 from seekpoint.reload import Driver, Reload
 from seekpoint.reload.run import Tx
-from shop import Shop, pipeline
+from shop import Order, Shop, pipeline
 
 
 class Reloader:
-    """One process. ``at="staged"`` stands still in the first step of that state, ``at="turn cut_over"`` at its end."""
+    """One process. ``at="staged"`` stands still in the first step of that state, ``at="turn cut_over"`` at its end.
+
+    With ``handled=True`` it drives the books of ``handlers``; ``at="offset 70"`` stands still in the handler then.
+    """
 
     def __init__(self, shop: Shop, run: UUID, **options: Any) -> None:
         what = {
@@ -73,22 +78,46 @@ class Standing(Driver):
     def _admit(self, row: Any, states: Any) -> None:
         super()._admit(row, states)
         if self.run.state == self.at:
-            self._stand()
+            stand()
 
     def turn(self, tx: Tx, state: str) -> None:
         super().turn(tx, state)
         if self.at == f"turn {state}":
-            self._stand()
+            stand()
 
-    def _stand(self) -> None:
-        print("standing", flush=True)
-        threading.Event().wait()
+
+def stand() -> None:
+    """For ever."""
+    print("standing", flush=True)
+    threading.Event().wait()
+
+
+def bookkeeping(what: dict[str, Any]) -> Pipeline:
+    """The books' pipeline, whose handler stands still behind the records up to an offset."""
+    handle, schema = by_core(what["schema"], 2), what["schema"]
+
+    def standing(tx: Connection, batch: Batch[Any, Any]) -> None:
+        handle(tx, batch)
+        if any(what.get("at") == f"offset {record.offset}" for record in batch):
+            stand()
+
+    return Pipeline(
+        what["group"],
+        topics=what["topic"],
+        value=Json(Order),
+        handle=standing,
+        writes=[f"{schema}.{name}" for name in WRITES],
+        version=2,
+    )
 
 
 def main(what: dict[str, Any]) -> None:
     """Drive the run to its end, or to where it is to stand."""
     engine = create_engine(what["url"])
-    made = pipeline(what["group"], what["topic"], what["schema"], version=what.get("version", 2))
+    if what.get("handled"):
+        made = bookkeeping(what)
+    else:
+        made = pipeline(what["group"], what["topic"], what["schema"], version=what.get("version", 2))
     reload = Reload(
         [made], engine, {"bootstrap.servers": what["brokers"]}, schema=what["schema"], range_records=what["width"]
     )

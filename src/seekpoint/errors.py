@@ -4,7 +4,8 @@
 
     SeekpointError
     ├── ConfigError             the declaration or the configuration contradicts itself
-    │   └── HandlerMisuse       a handler committed, closed or broke the transaction it was lent
+    │   ├── HandlerMisuse       a handler committed, closed or broke the transaction it was lent
+    │   └── WroteLiveTable      a handler that a reload ran wrote a live table instead of its copy
     ├── SchemaMismatch          the ledger's tables are missing, older or newer than this library
     ├── Fenced                  somebody else moved the position: nothing was written
     ├── HandlerOutdated         a newer version of the handler owns the group
@@ -55,6 +56,17 @@ class ConfigError(SeekpointError):
 
 class HandlerMisuse(ConfigError):  # noqa: N818 -- named after what happened, as the public API promises
     """A handler ended, closed or broke the transaction it was lent; the transaction was thrown away."""
+
+
+class WroteLiveTable(ConfigError):  # noqa: N818 -- named after what happened, as the public API promises
+    """A handler that rebuilds tables touched a live one; nothing of it was written, and the run has ended.
+
+    ``table`` is the live table, ``group`` whose handler it was; the message has the remedy.
+    """
+
+    def __init__(self, group: str, table: str, message: str) -> None:
+        super().__init__(message)
+        self.group, self.table = group, table
 
 
 class SchemaMismatch(SeekpointError):  # noqa: N818

@@ -110,7 +110,7 @@ class _Search:
     def run(self, part: Sequence[Made]) -> Failed | None:
         """Apply these records, all or none."""
         try:
-            write(self._tx, self._pipeline, part, _spans(part) if self._pipeline.handle is not None else ())
+            write(self._tx, self._pipeline, part, spans_of(part) if self._pipeline.handle is not None else ())
             if self._batch.deferred:
                 self._check_deferred()
         except Failed as failed:
@@ -162,7 +162,7 @@ class _Search:
             probe.rollback()
 
 
-def _spans(part: Sequence[Made]) -> list[Span]:
+def spans_of(part: Sequence[Made]) -> list[Span]:
     """The offsets that a part covers, as a handler is told them."""
     starts: dict[tuple[str, int], int] = {}
     ends: dict[tuple[str, int], int] = {}

@@ -9,6 +9,7 @@ from typing import Any
 from psycopg import sql as ident
 
 from seekpoint.reload import statements as sql
+from seekpoint.reload.copies import watch
 from seekpoint.reload.deltas import Rounds
 from seekpoint.reload.layout import KIND, Composable, Staging, name, names, remembered_columns, rows, run
 from seekpoint.reload.run import SERIALIZABLE_ENOUGH, Driver, Tx
@@ -130,6 +131,8 @@ def _compare(tx: Tx, staging: Staging, target: Target) -> Difference:
         diff=diff,
         key=names(target.key),
     )
+    if target.handled_as:
+        watch(connection, staging, target)
     run(connection, "ANALYZE {diff}", diff=diff)
     counts = dict(rows(connection, "SELECT {kind}, count(*) FROM {diff} GROUP BY 1", diff=diff, kind=name(KIND)))
     total = rows(connection, "SELECT count(*) FROM {built}", built=built)[0][0]

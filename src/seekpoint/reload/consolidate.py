@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -12,6 +12,7 @@ from sqlalchemy import Connection, Row, text
 from seekpoint.errors import ReloadRefused
 from seekpoint.kafka.ranges import Range, topic_ids
 from seekpoint.reload import statements as sql
+from seekpoint.reload.copies import make_copy
 from seekpoint.reload.layout import (
     LIKE,
     LINE,
@@ -43,16 +44,19 @@ class Coverage:
     missing: tuple[Task, ...]
 
 
-def coverage(tx: Tx, driver: Driver, width: int = RANGE) -> Coverage:
+def coverage(tx: Tx, driver: Driver, width: int = RANGE, *, without: Collection[str] = ()) -> Coverage:
     """One attempt for each offset of ``[first, E0)``, and tasks of this width for the offsets that have none.
 
-    Of several attempts at one range, the first by name counts; one that overlaps what is covered does not.
+    Of several attempts at one range, the first by name counts; one that overlaps what is covered does not. Groups
+    ``without`` tasks are left to the driver's own rounds.
     """
     found = tx.execute(sql.STAGED, its_run=driver.run.id)
     staged = {key: list(rows) for key, rows in groupby(found, lambda r: (r.consumer_group, r.topic, r.partition))}
     chosen: list[Row[object]] = []
     missing: list[Task] = []
     for at in tx.positions(driver.run.id):
+        if at.group in without:
+            continue
         cursor = at.first_offset
         for attempt in staged.get((at.group, *at.partition), ()):
             if attempt.from_offset < cursor or attempt.to_offset > at.end_offset:
@@ -76,19 +80,24 @@ def consolidate(driver: Driver, sources: Sequence[Source]) -> None:
     """
     with driver.step("staging") as tx:
         staging = Staging(driver.run.staging_schema)
-        done = coverage(tx, driver)
+        handled = {source.group for source in sources if source.has_handler}
+        done = coverage(tx, driver, without=handled)
         if done.missing:
             raise ReloadRefused([f"{done.missing[0].range} was not staged: stage it, then go on"])
         groups = [source.group for source in sources]
         for target in targets(tx.connection, sources):
-            run(
-                tx.connection,
-                "CREATE TABLE {table} ({like})",
-                table=name(*staging.table(target)),
-                like=LIKE.format(name(*target.path)),
-            )
+            if target.handled_as:
+                make_copy(tx.connection, staging, target, numbered=driver.run.strategy != "swap")
+            else:
+                run(
+                    tx.connection,
+                    "CREATE TABLE {table} ({like})",
+                    table=name(*staging.table(target)),
+                    like=LIKE.format(name(*target.path)),
+                )
             _fill(tx.connection, staging, target, done.chosen, groups)
-        ends = {(at.group, at.partition): at.end_offset for at in tx.positions(driver.run.id)}
+        ends = {(at.group, at.partition): at.end_offset for at in tx.positions(driver.run.id)
+                if at.group not in handled}  # fmt: skip
         tx.advance(driver.run.id, ends)
         driver.turn(tx, "staged")
 
@@ -201,7 +210,9 @@ def index(driver: Driver, sources: Sequence[Source], kafka: Mapping[str, object]
     with driver.step("staged") as tx:
         staging = Staging(driver.run.staging_schema)
         for target in targets(tx.connection, sources):
-            if driver.run.strategy == "swap":
+            if target.handled_as:
+                pass  # its copy was made with all of them
+            elif driver.run.strategy == "swap":
                 _all_indexes(tx.connection, staging, target)
             elif target.key:
                 run(

@@ -12,15 +12,18 @@ from sqlalchemy import Row, and_, delete, select
 from seekpoint.apply import Made
 from seekpoint.deadletters.letter import letter
 from seekpoint.deadletters.statements import GET_LETTER
+from seekpoint.export import chained
 from seekpoint.failure import State
-from seekpoint.kafka.ranges import IDLE, Follower, Piece
+from seekpoint.kafka.ranges import IDLE, Follower, Piece, Range
 from seekpoint.pipeline import Pipeline
 from seekpoint.records import Partition, RawRecord
+from seekpoint.reload.copies import owned_columns
 from seekpoint.reload.extend import Key, add_positions, key_of, require_unmoved
 from seekpoint.reload.layout import Staging, remember_columns, remembered_columns
 from seekpoint.reload.parts import Parts, all_of
 from seekpoint.reload.run import Driver, StagedPosition, Tx
-from seekpoint.reload.staging import keep_asides, leave_out
+from seekpoint.reload.shadow import Shadow
+from seekpoint.reload.staging import keep_asides, leave_out, left_out_of
 from seekpoint.reload.targets import Source, Target, aimed, aimed_pipeline, targets
 from seekpoint.sinks.copy import open_copy
 from seekpoint.sinks.fold import Deleted
@@ -36,10 +39,11 @@ class Rounds:
         self._sources = {source.group: source for source in sources}
         self._staging = Staging(driver.run.staging_schema)
         self._followers: dict[str, Follower] = {}
-        with driver.step("indexed", "following", "diffed") as tx:
+        with driver.step("staged", "indexed", "following", "diffed") as tx:
             self.targets = targets(tx.connection, sources)
             known = {t.path: remembered_columns(tx.connection, self._staging.table(t)) for t in self.targets}
         self._pipelines: dict[str, Pipeline] = {}
+        self._shadows: dict[str, Shadow] = {}
         self._keys: dict[str, list[tuple[int, Target, TableSink]]] = {}
         for n, source in enumerate(sources):
             of = {feed.number: target for target in self.targets for feed in target.feeds if feed.source == n}
@@ -49,7 +53,11 @@ class Rounds:
                 if sink.written is None and (columns := known[of[number].path]) is not None:
                     sink._know(tuple(one for one in columns if one not in sink.provenance.values()))  # noqa: SLF001
             self._pipelines[source.group] = aimed_pipeline(source.pipeline, [sinks[i] for i in sorted(sinks)])
-            self._keys[source.group] = [(i, of[i], sinks[i]) for i in sorted(sinks)]
+            # What a handler's statements touch, the copies note by themselves.
+            self._keys[source.group] = [(i, of[i], sinks[i]) for i in sorted(sinks) if not of[i].handled_as]
+            if (handle := source.pipeline.handle) is not None:
+                self._shadows[source.group] = shadow = Shadow(source.group, self._staging.schema, self.targets)
+                self._pipelines[source.group].handle = shadow.handler(handle)
 
     def __enter__(self) -> Self:
         return self
@@ -71,9 +79,7 @@ class Rounds:
         Raises ReloadRefused where somebody moved a position by hand since the run was opened, or a topic is another
         one: then the run is of no use any more. After any error the consumers go on where the tables stand.
         """
-        positions = {(at.group, at.partition): at for at in tx.positions(self._driver.run.id)}
-        positions |= self._added(tx, positions, offsets)
-        require_unmoved(positions, offsets, {name: one.pipeline.topics for name, one in self._sources.items()})
+        positions = self._positions(tx, offsets)
         ends = {key_of(row): row.next_offset for row in offsets}
         read = 0
         try:
@@ -85,9 +91,66 @@ class Rounds:
             raise
         tx.advance(self._driver.run.id, ends)
         for target in self.targets:
-            written = next((s.written for found in self._keys.values() for _, t, s in found if t == target), None)
-            remember_columns(tx.connection, self._staging.table(target), written)
+            remember_columns(tx.connection, self._staging.table(target), self._written(tx, target))
         return read
+
+    def part(self, tx: Tx, offsets: Sequence[Row[Any]], most: int) -> Mapping[Key, int]:
+        """One round of the groups with handlers, of ``most`` records at most, in this transaction; where it ends.
+
+        What lies before E0 comes first: it is read from the log range by range, and its dead letters are on record.
+        Raises as :meth:`apply` does.
+        """
+        positions = self._positions(tx, offsets)
+        now = {key_of(row): row.next_offset for row in offsets}
+        ends: dict[Key, int] = {}
+        for group in self._shadows:
+            mine = {at: p for (of, at), p in positions.items() if of == group}
+            below = {at: p for at, p in mine.items() if p.next_offset < p.end_offset}
+            behind = below or {at: p for at, p in mine.items() if p.next_offset < now[group, at]}
+            width = max(most // max(len(behind), 1), 1)
+            reach = {at: min(p.next_offset + width, p.end_offset if below else now[group, at])
+                     for at, p in behind.items()}  # fmt: skip
+            try:
+                if below:
+                    self._before(tx, group, mine, reach)
+                else:
+                    self._group(tx, group, mine, {at: p.next_offset for at, p in mine.items()} | reach, IDLE)
+            except BaseException:
+                self.close()
+                raise
+            ends |= {(group, at): end for at, end in reach.items()}
+        tx.advance(self._driver.run.id, ends)
+        return ends
+
+    def _before(
+        self, tx: Tx, group: str, mine: Mapping[Partition, StagedPosition], ends: Mapping[Partition, int]
+    ) -> None:
+        """Ranges before E0, one partition after the other."""
+        pipeline = self._pipelines[group]
+        parts = Parts(tx.connection, pipeline)
+        reader = chained(self._kafka, self._driver.run.archive, self._driver.engine)
+        for at, end in sorted(ends.items()):
+            range_ = Range(at, mine[at].topic_id, mine[at].next_offset, end)
+            left_out = left_out_of(tx.connection, self._staging, group, range_)
+            for piece in reader.read(range_):
+                parts.take(piece, left_out)
+        parts.flush()
+        keep_asides(tx, self._staging, pipeline, parts.outcome.asides, {at.topic: p.topic_id for at, p in mine.items()})
+        self._shadows[group].check(tx)
+
+    def _written(self, tx: Tx, target: Target) -> tuple[str, ...] | None:
+        """The columns that are the pipelines', as far as anybody knows."""
+        if target.handled_as:
+            is_compared = self._driver.run.strategy != "swap"
+            return owned_columns(tx.connection, self._staging, target) if is_compared else None
+        return next((s.written for found in self._keys.values() for _, t, s in found if t == target), None)
+
+    def _positions(self, tx: Tx, offsets: Sequence[Row[Any]]) -> dict[Key, StagedPosition]:
+        """How far the rebuilt tables are; raises where these offsets are none that they could be taken to."""
+        positions = {(at.group, at.partition): at for at in tx.positions(self._driver.run.id)}
+        positions |= self._added(tx, positions, offsets)
+        require_unmoved(positions, offsets, {name: one.pipeline.topics for name, one in self._sources.items()})
+        return positions
 
     def _added(
         self, tx: Tx, known: Mapping[Key, StagedPosition], offsets: Sequence[Row[Any]]
@@ -117,6 +180,8 @@ class Rounds:
             follower = self._follower(group, mine, ids)
             all_of(parts, follower.read_to(behind, idle=idle), lambda r: (r.topic, r.partition, r.offset) in dead)
         keep_asides(tx, self._staging, pipeline, parts.outcome.asides, ids)
+        if group in self._shadows:
+            self._shadows[group].check(tx)
         return parts.outcome.applied + len(parts.outcome.asides)
 
     def _follower(self, group: str, mine: Mapping[Partition, StagedPosition], ids: Mapping[str, UUID]) -> Follower:

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from sqlalchemy import URL, Engine
 
-from seekpoint.errors import ConfigError, RangeLost, ReloadRefused, TopicRecreated
+from seekpoint.errors import ConfigError, RangeLost, ReloadRefused, TopicRecreated, WroteLiveTable
 from seekpoint.export import Archive
 from seekpoint.failure import one_line
 from seekpoint.guard import is_data_fault
@@ -25,6 +25,7 @@ from seekpoint.reload.deltas import Rounds
 from seekpoint.reload.extend import LARGE, Shrinking, distance, extend
 from seekpoint.reload.local import LocalStager
 from seekpoint.reload.opening import Order, open_run
+from seekpoint.reload.rebuild import MOST, rebuild
 from seekpoint.reload.run import SERIALIZABLE_ENOUGH, Driver, Run, Runs, transaction
 from seekpoint.reload.staging import Staged, Stager, begin_staging
 from seekpoint.reload.sweep import drop_attempts
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SMALL = 2_000  # records of a round, below which the locks may be taken
-ENDS = (ReloadRefused, RangeLost, TopicRecreated)  # what no other driver would get over
+ENDS = (ReloadRefused, RangeLost, TopicRecreated, WroteLiveTable)  # what no other driver would get over
 
 Progress = Callable[[str, int, int], None]  # what is done, how much of it, of how much
 Frame = Callable[[Any], Any]  # of a DataFrame of records to one of rows
@@ -89,9 +90,7 @@ class Reload:
         return self._open(strategy, reason)
 
     def _open(self, strategy: str, reason: str) -> Driver:
-        order = Order(
-            sources=self.sources, strategy=strategy, actor=self.actor, reason=reason, archive=self.archive
-        )
+        order = Order(sources=self.sources, strategy=strategy, actor=self.actor, reason=reason, archive=self.archive)
         return open_run(self.engine, self.schema, self.kafka, order, self.limits)
 
     def take(self, run: UUID) -> Driver:
@@ -133,6 +132,7 @@ class Reload:
                 check_topics(self.kafka, driver)
                 consolidate(driver, self.sources)
             if driver.run.state == "staged":
+                rebuild(driver, self.sources, self.kafka, self._progress, min(MOST, self._range_records))
                 index(driver, self.sources, self.kafka)
                 drop_attempts(self.engine, self.schema, driver.run)
 
@@ -196,8 +196,10 @@ class Reload:
 
     def _stage_ranges(self, driver: Driver) -> None:
         with driver.step("staging") as tx:
-            left = coverage(tx, driver, self._range_records).missing
-            total = sum(at.end_offset - at.first_offset for at in tx.positions(driver.run.id))
+            handled = {source.group for source in self.sources if source.has_handler}
+            left = coverage(tx, driver, self._range_records, without=handled).missing
+            total = sum(at.end_offset - at.first_offset for at in tx.positions(driver.run.id)
+                        if at.group not in handled)  # fmt: skip
         done = total - sum(task.range.records_at_most for task in left)
         self._progress("staging", done, total)
         for staged in self._stager.stage(driver.run, left):

@@ -68,7 +68,7 @@ class Staging:
 
     def table(self, target: Target) -> Path:
         """The rebuilt table."""
-        return self.schema, target.staged
+        return self.schema, target.built
 
     def diff(self, target: Target) -> Path:
         """The keys by which it differs from the live one, or may by now."""

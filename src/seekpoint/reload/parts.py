@@ -10,6 +10,7 @@ from seekpoint.apply import Failed, Made, make, rows_at_once, write
 from seekpoint.errors import ReloadRefused
 from seekpoint.failure import Aside, Failure, State
 from seekpoint.guard import LentConnection
+from seekpoint.isolate import spans_of
 from seekpoint.kafka.ranges import Piece
 from seekpoint.pipeline import Pipeline, Row
 from seekpoint.policy import OnPoison
@@ -121,7 +122,7 @@ class Parts:
     def _try(self, part: Sequence[Made]) -> Failed | None:
         savepoint = self._tx.begin_nested()
         try:
-            write(self._tx, self._pipeline, part, ())
+            write(self._tx, self._pipeline, part, spans_of(part) if self._pipeline.handle is not None else ())
         except Failed as failed:
             savepoint.rollback()
             return failed

@@ -9,6 +9,7 @@ from sqlalchemy import Connection, text
 
 from seekpoint.errors import ReloadRefused
 from seekpoint.reload.compare import compared, distinct
+from seekpoint.reload.copies import tag_indexes
 from seekpoint.reload.layout import KIND, Staging, name, names, rows, run
 from seekpoint.reload.run import Tx
 from seekpoint.reload.targets import Target
@@ -185,10 +186,14 @@ def swap(tx: Tx, staging: Staging, target: Target) -> None:
         new=name(*staging.table(target)),
         said=ident.Literal(said) if said is not None else ident.SQL("NULL"),
     )
+    if target.handled_as:
+        live = connection.execute(_INDEXES, {"name": quoted(*target.path)})
+        tag_indexes(connection, staging, target, [row.relname for row in live])
     indexes = _unaltered(connection, staging, target)
     run(connection, "ALTER TABLE {live} RENAME TO {old}", live=name(*target.path), old=name(old))
     run(connection, "ALTER TABLE {old} SET SCHEMA {there}", old=name(schema, old), there=name(staging.schema))
-    run(connection, "ALTER TABLE {new} RENAME TO {table}", new=name(*staging.table(target)), table=name(table))
+    if target.built != table:
+        run(connection, "ALTER TABLE {new} RENAME TO {table}", new=name(*staging.table(target)), table=name(table))
     run(connection, "ALTER TABLE {new} SET SCHEMA {here}", new=name(staging.schema, table), here=name(schema))
     for n, index in enumerate(indexes):
         run(

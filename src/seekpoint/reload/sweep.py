@@ -19,6 +19,10 @@ _TABLES = text(
     "AND c.relkind IN ('r', 'p') ORDER BY c.relname"
 )
 
+_FUNCTIONS = text(
+    "SELECT p.proname FROM pg_proc p WHERE p.pronamespace = to_regnamespace(quote_ident(:schema)) ORDER BY p.proname"
+)
+
 
 def sweep(engine: Engine, schema: str, run: Run) -> bool:
     """Drop a run's staging schema; whether nothing of it is left.
@@ -29,9 +33,12 @@ def sweep(engine: Engine, schema: str, run: Run) -> bool:
     """
     with transaction(engine, schema) as tx:
         tables = tx.connection.execute(_TABLES, {"schema": run.staging_schema}).scalars().all()
+        functions = tx.connection.execute(_FUNCTIONS, {"schema": run.staging_schema}).scalars().all()
     commands = [
         ident.SQL("DROP TABLE IF EXISTS {}").format(ident.Identifier(run.staging_schema, table)) for table in tables
     ]
+    commands += [ident.SQL("DROP FUNCTION IF EXISTS {}()").format(ident.Identifier(run.staging_schema, function))
+                 for function in functions]  # fmt: skip
     commands.append(ident.SQL("DROP SCHEMA IF EXISTS {}").format(ident.Identifier(run.staging_schema)))
     if not all([_run(engine, schema, command) for command in commands]):  # noqa: C419 -- each is tried
         return False

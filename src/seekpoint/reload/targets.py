@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,11 @@ class Source:
         """Whose offsets it is rebuilt at."""
         return self.pipeline.group
 
+    @property
+    def has_handler(self) -> bool:
+        """Whether its records are applied by the driver itself, in rounds: no task runs a handler."""
+        return self.pipeline.handle is not None
+
 
 @dataclass(frozen=True, slots=True)
 class Feed:
@@ -45,19 +50,24 @@ class Feed:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of the live table; ``is_comparable``: its type has an equality that means what people mean by it."""
+    """A column of the live table; ``is_comparable``: its type has an equality that means what people mean by it.
+
+    ``is_numbered``: a sequence fills it where nobody does.
+    """
 
     name: str
     is_comparable: bool
     is_generated: bool
     is_identity: bool
+    is_numbered: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
     """A table that is rebuilt: where it lives, what feeds it, and the key of its rows (empty: it has none).
 
-    ``staged`` is its name in the staging schema.
+    ``staged`` is what it is called in the names of the run's own tables, and the rebuilt table's name, but for one
+    that a pipeline with a handler writes: that has the name by which the handler finds it.
     """
 
     path: Path
@@ -65,6 +75,12 @@ class Target:
     columns: tuple[Column, ...]
     key: tuple[str, ...]
     feeds: tuple[Feed, ...]
+    handled_as: Path | None = None
+
+    @property
+    def built(self) -> str:
+        """The rebuilt table's name in the staging schema."""
+        return self.staged if self.handled_as is None else self.handled_as[1]
 
     @property
     def name(self) -> str:
@@ -97,9 +113,10 @@ def sources(given: Sequence[Pipeline | str]) -> tuple[Source, ...]:
     if len({each.group for each in made}) < len(made):
         raise ConfigError("two of the pipelines have the same group: name each group's pipeline once")
     for each in made:
-        if each.pipeline.handle is not None:
+        if each.has_handler and not each.pipeline.writes:
             raise ConfigError(
-                f"{each.pipeline!r} has a handler, whose SQL would write the live tables: only sinks can be reloaded"
+                f"{each.pipeline!r} has a handler and does not say what it writes: name every table that the handler "
+                "writes in writes=[...], so that a copy of each can be built"
             )
         # AppendArrow may write whole tables, and a stage keeps a place for each row.
         if strange := [s for s in each.pipeline.sinks if isinstance(s, AppendArrow) or not isinstance(s, TableSink)]:
@@ -118,9 +135,11 @@ _TABLE = text(
 _COLUMNS = text(
     """
     SELECT a.attname AS name, a.attgenerated <> '' AS generated, a.attidentity <> '' AS identity,
+           a.attidentity <> '' OR coalesce(pg_get_expr(d.adbin, d.adrelid) LIKE 'nextval(%', false) AS numbered,
            t.typname NOT IN ('json', 'xml', 'point', 'line', 'lseg', 'box', 'path', 'polygon', 'circle', '_json',
                              '_xml', '_point', '_line', '_lseg', '_box', '_path', '_polygon', '_circle') AS comparable
     FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+    LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum AND a.attgenerated = ''
     WHERE a.attrelid = to_regclass(:name) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
     """
 )
@@ -148,33 +167,81 @@ def resolve(connection: Connection, name: str) -> Path | None:
 def targets(connection: Connection, given: Sequence[Source]) -> tuple[Target, ...]:
     """The tables that these pipelines write, as they are now. Raises ConfigError for one that cannot be rebuilt."""
     feeds: dict[Path, list[Feed]] = {}
+    handled: dict[Path, Path] = {}
     for n, source in enumerate(given):
         for number, sink in enumerate(source.pipeline.sinks):
             assert isinstance(sink, TableSink)
-            row = connection.execute(_TABLE, {"name": quoted(*sink.path)}).one_or_none()
-            if row is None or row.kind != "r":
-                what = "is not there" if row is None else "is no plain table"
-                raise ConfigError(f"{sink!r}: the table {what}: only plain tables can be reloaded")
-            feeds.setdefault((row.schema, row.name), []).append(Feed(n, number, sink))
-    return tuple(_target(connection, f"t{n}", path, feeds[path]) for n, path in enumerate(sorted(feeds)))
+            path = _plain(connection, repr(sink), sink.path)
+            feeds.setdefault(path, []).append(Feed(n, number, sink))
+            if source.has_handler:
+                handled[path] = path
+        for written in source.pipeline.writes if source.has_handler else ():
+            path = _plain(connection, f"{source.pipeline!r}: writes={written!r}", tuple(written.split(".")))
+            feeds.setdefault(path, [])
+            handled[path] = path
+    _require_own_names(handled.values())
+    return tuple(_target(connection, f"t{n}", path, feeds[path], handled.get(path)) for n, path in
+                 enumerate(sorted(feeds)))  # fmt: skip
 
 
-def _target(connection: Connection, staged: str, path: Path, feeds: Sequence[Feed]) -> Target:
+def _plain(connection: Connection, who: str, named: Sequence[str]) -> Path:
+    row = connection.execute(_TABLE, {"name": quoted(*named)}).one_or_none()
+    if row is None or row.kind != "r":
+        what = "is not there" if row is None else "is no plain table"
+        raise ConfigError(f"{who}: the table {what}: only plain tables can be reloaded")
+    return row.schema, row.name
+
+
+RUNS_OWN = frozenset({"left_out", "lost", "dead_letter"})  # tables of a run, beside what it builds
+
+
+def _require_own_names(handled: Iterable[Path]) -> None:
+    """Copies for handlers have the names of what they stand for, in one schema."""
+    seen: dict[str, Path] = {}
+    for path in handled:
+        if path[1] in RUNS_OWN or seen.setdefault(path[1], path) != path:
+            other = "a run keeps a table of its own under that name" if path[1] in RUNS_OWN else ".".join(seen[path[1]])
+            raise ConfigError(
+                f"{'.'.join(path)} cannot be rebuilt by a handler beside another of its name ({other}): the copies "
+                "are found by their names alone; rename one"
+            )
+
+
+def _target(
+    connection: Connection, staged: str, path: Path, feeds: Sequence[Feed], handled_as: Path | None = None
+) -> Target:
     name = {"name": quoted(*path)}
-    columns = [Column(r.name, r.comparable, r.generated, r.identity) for r in connection.execute(_COLUMNS, name)]
+    columns = [
+        Column(r.name, r.comparable, r.generated, r.identity, r.numbered) for r in connection.execute(_COLUMNS, name)
+    ]
     kinds = {(type(f.sink), getattr(f.sink, "key", None), getattr(f.sink, "order_by", None)) for f in feeds}
     if len(kinds) > 1:
         raise ConfigError(
             f"{'.'.join(path)} is written by sinks of different kinds, keys or orders: it cannot be reloaded"
         )
-    first = feeds[0].sink
+    first = feeds[0].sink if feeds else None
     if isinstance(first, Upsert):
         key = first.key
     else:
-        known = first.written or tuple(column.name for column in columns if not column.is_identity)
         keys = [tuple(row.key) for row in connection.execute(_KEYS, name)]
-        key = next((one for one in keys if set(one) <= set(known)), ())
-    return Target(path, staged, tuple(columns), key, tuple(feeds))
+        key = _key_by_handler(columns, keys) if handled_as else _key_by_rows(first, columns, keys)
+    return Target(path, staged, tuple(columns), key, tuple(feeds), handled_as)
+
+
+def _key_by_rows(sink: TableSink | None, columns: Sequence[Column], keys: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """The first key that the sink's rows have."""
+    assert sink is not None
+    known = sink.written or tuple(column.name for column in columns if not column.is_identity)
+    return next((one for one in keys if set(one) <= set(known)), ())
+
+
+def _key_by_handler(columns: Sequence[Column], keys: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """The first key without numbers that the database may have drawn: those are others in the rebuilt rows.
+
+    Where there is no such key, the first one; whether its numbers were drawn is known once the rows are there.
+    """
+    drawn = {column.name for column in columns if column.is_numbered}
+    return next((one for one in keys if not drawn & set(one)), keys[0] if keys else ())
 
 
 def aimed(sink: TableSink, path: Path) -> TableSink:

@@ -37,8 +37,8 @@ class Member:
     """One process. ``stop_at=("Held", 3)`` makes it stop itself (SIGSTOP) at its third such event.
 
     ``handle="blocks"`` gives it a handler that never returns, ``"slow"`` one that waits for the database,
-    ``"deadly"`` one that does as the records say. ``retry={...}``, ``delay=seconds`` and ``on_poison=`` go to its
-    pipeline.
+    ``"deadly"`` one that does as the records say. ``retry={...}``, ``delay=seconds``, ``on_poison=`` and ``version=``
+    go to its pipeline.
     """
 
     def __init__(self, **what: Any) -> None:
@@ -190,7 +190,7 @@ def main(what: Mapping[str, Any]) -> None:
                 os.kill(os.getpid(), signal.SIGSTOP)
 
     deadly = Deadly(book)
-    options: dict[str, Any] = {"on_poison": what.get("on_poison", "stop")}
+    options: dict[str, Any] = {"on_poison": what.get("on_poison", "stop"), "version": what.get("version", 1)}
     if "handle" in what:
         options["handle"] = deadly if what["handle"] == "deadly" else _HANDLERS[what["handle"]]
     if "retry" in what:

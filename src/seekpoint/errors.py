@@ -9,6 +9,7 @@
     ├── SchemaMismatch          the ledger's tables are missing, older or newer than this library
     ├── Fenced                  somebody else moved the position: nothing was written
     ├── HandlerOutdated         a newer version of the handler owns the group
+    ├── StandsBy                a reload builds the tables for this version: it takes over when the run has ended
     ├── GroupPaused             an operator paused the group
     ├── ClusterChanged          the brokers belong to another cluster than the stored offsets
     ├── KafkaAway               the brokers did not answer in time; ask again later
@@ -86,6 +87,22 @@ class Fenced(SeekpointError):  # noqa: N818
 
 class HandlerOutdated(SeekpointError):  # noqa: N818
     """The group is at a newer handler version than this process runs: it stands down."""
+
+
+class StandsBy(SeekpointError):  # noqa: N818
+    """A reload of the group to this handler version is open: nothing is claimed before that run has ended.
+
+    ``run`` is its id, ``state`` where it stands; ``version`` is the one that waits. Whoever raised the version
+    now would write rows of the new code among those of the old one: what the reload is there to avoid.
+    """
+
+    def __init__(self, group: str, version: int, *, run: UUID, state: str, driver: str) -> None:
+        super().__init__(
+            f"handler version {version} of group {group!r} stands by for reload {run}, which is {state} (driver: "
+            f"{driver}), and takes over when it has ended. If nobody drives it any more: `seekpoint reload run "
+            f"MODULE:NAME --resume {run}`, or `seekpoint reload abort {run} --reason ...`"
+        )
+        self.group, self.version, self.run, self.state, self.driver = group, version, run, state, driver
 
 
 class GroupPaused(SeekpointError):  # noqa: N818

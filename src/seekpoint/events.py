@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import ClassVar
+from uuid import UUID
 
 from seekpoint.errors import PartitionStopped
 from seekpoint.failure import Failure, State
@@ -39,6 +40,32 @@ class Started(Event):
     level = logging.INFO
     group: str
     owner: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoodBy(Event):
+    """A reload to this worker's version is open: it waits outside the group until that run has ended.
+
+    Told again when the run's state has changed.
+    """
+
+    level = logging.INFO
+    run: UUID
+    state: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TookOver(Event):
+    """The run that was stood by for has ended, as ``state`` says, and the worker joins the group.
+
+    ``error`` is why it failed or was aborted: the version is raised then as it would be without a run.
+    """
+
+    level = logging.INFO
+    run: UUID
+    state: str
+    error: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

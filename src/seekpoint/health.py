@@ -27,13 +27,14 @@ class Health:
     offset, by partition, as of the last sample. ``trouble`` says what is wrong now, ``stopped`` which
     partitions wait for a decision, ``retrying`` which wait for the next try of a record that failed, and which one
     that is; ``delayed`` which wait until their next record is old enough. Records that wait as declared make
-    nobody stale.
+    nobody stale. ``stands_by`` names the reload that a worker of the newer version waits for, outside the group.
     """
 
     live: bool = False
     ready: bool = False
     stale: bool = False
     trouble: str | None = None
+    stands_by: str | None = None
     error: BaseException | None = None
     positions: Mapping[Partition, int] = field(default_factory=dict)
     stopped: Mapping[Partition, PartitionStopped] = field(default_factory=dict)
@@ -84,9 +85,13 @@ class HealthBoard:
     def _fold(self, h: Health, event: events.Event) -> Health:  # noqa: PLR0911, PLR0912, C901 -- one case per event
         match event:
             case events.Started():
-                return replace(h, live=True, ready=True)
+                return replace(h, live=True, ready=True, stands_by=None)
+            case events.StoodBy():
+                return replace(h, live=True, ready=False, stands_by=f"reload {event.run}, {event.state}")
+            case events.TookOver():
+                return replace(h, stands_by=None)
             case events.Stopped():
-                return replace(h, live=False, ready=False, error=event.error)
+                return replace(h, live=False, ready=False, stands_by=None, error=event.error)
             case events.Placed():
                 stopped, retrying = _without(h.stopped, event.partition), _without(h.retrying, event.partition)
                 positions = {**h.positions, event.partition: event.offset}
@@ -120,7 +125,7 @@ class HealthBoard:
             case events.DatabaseTrouble() | events.KafkaTrouble() | events.CodecTrouble():
                 return replace(h, ready=False, trouble=str(event.error))
             case events.Recovered():
-                return replace(h, ready=True, trouble=None)
+                return replace(h, ready=h.stands_by is None, trouble=None)
             case events.LagSampled():
                 return replace(h, lag=dict(event.lag), delayed=event.waiting - h.retrying.keys())
             case _:

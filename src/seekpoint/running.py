@@ -132,7 +132,7 @@ class Worker:
                 signal.signal(number, handler)
 
     def _on_event(self, event: events.Event) -> None:
-        if isinstance(event, events.Started):
+        if isinstance(event, events.Started | events.StoodBy):
             self._has_started = True
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
@@ -164,8 +164,9 @@ class Worker:
     def running(self) -> Running:
         """Run on a thread of its own, for the length of a ``with`` or ``async with`` block.
 
-        Entering waits until the worker has started; leaving drains it, and raises the error that ended it
-        early, if one did. ``health().live`` turns False at once when that happens. Installs no signal handler.
+        Entering waits until the worker has started, or stands by for a reload; leaving drains it, and raises the
+        error that ended it early, if one did. ``health().live`` turns False at once when that happens. Installs no
+        signal handler.
         """
         return Running(self, self._announce)
 
@@ -190,7 +191,7 @@ class Running:
             self._started.set()
 
     def _on_event(self, event: events.Event) -> None:
-        if isinstance(event, events.Started):
+        if isinstance(event, events.Started | events.StoodBy):
             self._started.set()
 
     def health(self) -> Health:

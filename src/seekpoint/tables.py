@@ -222,7 +222,9 @@ Index(
 # One reload: the tables of the groups that write them, built anew beside the live ones. Whoever drives it holds this
 # row's lock through each step; a driver that comes later raises the epoch, and the earlier one's next step fails.
 RELOAD_STATES = ("opened", "staging", "staged", "indexed", "following", "diffed", "cut_over", "aborted", "failed")
+RELOAD_CLOSED = ("cut_over", "aborted", "failed")
 STRATEGIES = ("merge", "swap", "generation", "verify", "batch")
+PUBLISHING = ("merge", "swap", "generation")  # what puts rebuilt tables in the place of live ones
 reload_run = Table(
     "reload_run",
     metadata,

@@ -10,9 +10,9 @@ from time import monotonic
 from typing import Any
 
 from seekpoint import events, schema
-from seekpoint.assignment import Alone, Assignment, Chunk
+from seekpoint.assignment import Alone, Assignment, Chunk, StandBy
 from seekpoint.commit import Committer
-from seekpoint.errors import CodecAway, ConfigError, Fenced, KafkaAway
+from seekpoint.errors import CodecAway, ConfigError, Fenced, KafkaAway, StandsBy
 from seekpoint.events import Announcer
 from seekpoint.failure import Cause
 from seekpoint.guard import passes
@@ -68,17 +68,27 @@ class Loop:
         self._ledger.draw_owner()  # here, and not when the worker was made: a fork in between makes two of us
         try:
             self._check()
-            self._open()
-            try:
-                self._work()
-                self._announce(events.Draining())
-            finally:
-                self._close()
+            self._live()
         except BaseException as raised:
             error = raised
             raise
         finally:
             self._announce(events.Stopped(error=error))
+
+    def _live(self) -> None:
+        """In the group until the end; outside of it as long as a reload to our version is open."""
+        standby, met = StandBy(self._ledger, self._announce, self._stopping), None
+        while standby.until_free(met):
+            self._open()
+            try:
+                self._work()
+                self._announce(events.Draining())
+                return
+            except StandsBy as error:  # the run was opened after we had looked
+                met = error
+            finally:
+                self._close()
+        self._announce(events.Draining())
 
     def _check(self) -> None:
         """Everything that can be wrong before the first record is said now, in one sentence."""
@@ -282,6 +292,8 @@ class Loop:
         """Whoever announces a trouble, its end is announced here."""
         if isinstance(event, events.KafkaTrouble | events.DatabaseTrouble | events.CodecTrouble | events.Paused):
             self._in_trouble = True
+        elif isinstance(event, events.Recovered):
+            self._in_trouble = False
 
     def _recovered(self) -> None:
         """Say when it is over: everything is claimed, and the brokers answer (a quiet topic would not show it)."""

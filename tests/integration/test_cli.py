@@ -674,6 +674,7 @@ def test_status(applied: Place) -> None:
         "owner": None,
         "dead": 0,
         "waits": None,
+        "reload": None,
     }
     [line] = json.loads(seekpoint("status", applied.group, *where, *brokers, "--json").stdout)
     assert (line["next"], line["end"], line["lag"]) == (3, 4, 1)

@@ -113,6 +113,8 @@ def everything_a_ledger_does(ledger: Ledger, topic: str, count: int) -> None:
         return [granted[p] for p in partitions]
 
     claims = claim(ledger)
+    assert ledger.stands_by() is None
+    assert ledger.became_of(uuid4()) is None
     with ledger.engine.begin() as tx:
         transaction = ledger.hold(tx, [Expected(claim, 0) for claim in claims])
         claims = ledger.advance(tx, [Move(claim, 0, 10, 3) for claim in claims], transaction)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from time import monotonic
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -228,3 +229,19 @@ def test_who_waits_as_declared_is_not_stale() -> None:
     assert after(started(), one).stale, "the other one does not move"
     assert not after(started(), retry(B, 5), one).stale
     assert after(started(), retry(B, 5), lag).delayed == {A}, "one reason is enough"
+
+
+def test_who_stands_by_is_live_and_not_ready_and_never_stale() -> None:
+    board = HealthBoard()
+    run = UUID(int=7)
+    board(events.StoodBy(run=run, state="staging", reason="a reload", at=monotonic() - 3600))
+    h = board.read()
+    assert (h.live, h.ready, h.stale, h.stands_by) == (True, False, False, f"reload {run}, staging")
+    board(events.DatabaseTrouble(error=OSError("down")))
+    board(events.Recovered())
+    h = board.read()
+    assert (h.ready, h.trouble, h.stands_by) == (False, None, f"reload {run}, staging")
+    board(events.TookOver(run=run, state="cut_over", error=None))
+    board(events.Started(group="g", owner="o"))
+    h = board.read()
+    assert (h.live, h.ready, h.stands_by) == (True, True, None)

@@ -2,6 +2,7 @@
 
 from seekpoint.assignment.assignment import Assignment
 from seekpoint.assignment.chunk import Chunk, Read
+from seekpoint.assignment.standby import StandBy
 from seekpoint.assignment.turns import Alone, Turns
 
-__all__ = ["Alone", "Assignment", "Chunk", "Read", "Turns"]
+__all__ = ["Alone", "Assignment", "Chunk", "Read", "StandBy", "Turns"]

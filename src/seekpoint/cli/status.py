@@ -28,7 +28,7 @@ from seekpoint.cli.options import (
 )
 from seekpoint.cli.waiting import Waits
 from seekpoint.deadletters import DeadLetters
-from seekpoint.errors import ConfigError
+from seekpoint.errors import ConfigError, StandsBy
 from seekpoint.kafka.identity import Identity
 from seekpoint.kafka.watermarks import Watermarks
 from seekpoint.ledger import Ledger, Position
@@ -42,7 +42,8 @@ KAFKA_TIMEOUT = 10.0  # seconds
 class Line:
     """One partition. ``end`` is behind the last record that can be read; it and ``lag`` need the brokers.
 
-    ``dead`` counts its open dead letters; ``waits`` tells of the record that it waits in front of.
+    ``dead`` counts its open dead letters; ``waits`` tells of the record that it waits in front of; ``reload`` is one of
+    the group that workers of a newer version stand by for.
     """
 
     topic: str
@@ -55,13 +56,17 @@ class Line:
     committed_at: datetime | None
     dead: int
     waits: Waits | None
+    reload: StandsBy | None
 
     def as_dict(self) -> dict[str, Any]:
         """The line for machines."""
-        at, waits = self.committed_at, self.waits
+        at, waits, run = self.committed_at, self.waits, self.reload
         return {name: getattr(self, name) for name in self.__slots__} | {
             "committed_at": None if at is None else at.isoformat(),
             "waits": None if waits is None else waits.as_dict(),
+            "reload": None
+            if run is None
+            else {"run": str(run.run), "state": run.state, "version": run.version, "driver": run.driver},
         }
 
 
@@ -76,7 +81,8 @@ def status(
 ) -> None:
     """Show where a group stands: next offset, end of the log, lag, open dead letters, epoch, owner of each partition.
 
-    Below, a line for each partition that waits in front of a record that failed: why, and when it is tried again.
+    Below, a line for each partition that waits in front of a record that failed: why, and when it is tried again; and
+    for a reload that workers of a newer handler version stand by for.
     Without brokers (--kafka, --kafka-config) end and lag are empty. Reads only; workers are not disturbed.
     """
     with explained():
@@ -86,9 +92,10 @@ def status(
             raise ConfigError(problem)
         known_group(engine, group, schema)
         ledger = Ledger(engine, group, schema=schema)
-        positions, dead = ledger.read(), DeadLetters(ledger).count_open()
+        positions, dead, runs = ledger.read(), DeadLetters(ledger).count_open(), ledger.awaited()
         ends, doubts = _ends(positions, settings) if settings else ({}, [])
-        lines = [_line(at, ends.get(at.partition), dead.get(at.partition, 0)) for at in positions]
+        run = runs[0] if runs else None  # two of one group cannot be open: they write the same tables
+        lines = [_line(at, ends.get(at.partition), dead.get(at.partition, 0), run) for at in positions]
         if as_json:
             typer.echo(json.dumps([line.as_dict() for line in lines], indent=2))
         else:
@@ -96,6 +103,8 @@ def status(
             for line in lines:
                 if line.waits is not None:
                     typer.echo(line.waits.sentence())
+            if run is not None:
+                typer.echo(plain(str(run)))
         for doubt in doubts:
             typer.echo(f"warning: {doubt}", err=True)
 
@@ -128,7 +137,7 @@ def _ends(positions: Sequence[Position], settings: Mapping[str, Any]) -> tuple[d
     return {partition: edge.offset for partition, edge in watermarks.ends(same).items()}, list(doubts.values())
 
 
-def _line(at: Position, end: int | None, dead: int) -> Line:
+def _line(at: Position, end: int | None, dead: int, run: StandsBy | None) -> Line:
     return Line(
         topic=at.partition.topic,
         partition=at.partition.number,
@@ -140,6 +149,7 @@ def _line(at: Position, end: int | None, dead: int) -> Line:
         committed_at=at.committed_at,
         dead=dead,
         waits=Waits.of(at),
+        reload=run,
     )
 
 

@@ -29,11 +29,20 @@ from sqlalchemy.dialects import postgresql
 
 from seekpoint.failure import State
 from seekpoint.ledger.statements import APPLICATION, GROUP, NO_ATTEMPT, READ_GROUP, array, unnest
-from seekpoint.tables import admin_action, consumer_group, dead_letter, lost_range, partition_offset
+from seekpoint.tables import (
+    PUBLISHING,
+    RELOAD_CLOSED,
+    admin_action,
+    consumer_group,
+    dead_letter,
+    lost_range,
+    partition_offset,
+    reload_run,
+)
 
 offset = partition_offset.c
 
-# -- the group, and topics nobody has read yet ---------------------------------------------------------------
+# -- the group -------------------------------------------------------------------------------------------------
 
 INSERT_GROUP = (
     postgresql.insert(consumer_group)
@@ -61,6 +70,24 @@ PAUSE_GROUP = (
         paused_by=bindparam("actor", type_=Text),
     )
 )
+
+# -- a reload that is open (a newer version stands by for it) ------------------------------------------------
+
+_run = reload_run.c
+# NULL, and so never greater, where the run is not of this group.
+_version_to = _run.version_to[func.array_position(_run.groups, cast(GROUP, Text))]
+AWAITED = (
+    select(_run.id, _run.state, _run.driver, _version_to.label("version"))
+    .where(
+        _run.state.not_in([literal_column(f"'{state}'") for state in RELOAD_CLOSED]),
+        _run.strategy.in_([literal_column(f"'{strategy}'") for strategy in PUBLISHING]),
+        _version_to > select(consumer_group.c.version).where(consumer_group.c.name == GROUP).scalar_subquery(),
+    )
+    .order_by(_run.opened_at)
+)
+BECAME_OF_RUN = select(_run.state, _run.error).where(_run.id == bindparam("its_run", type_=Uuid))
+
+# -- topics that nobody has read yet ---------------------------------------------------------------------------
 
 _new = unnest("new", topic=Text, partition=Integer, topic_id=Uuid, start=BigInteger, claim=Uuid)
 INSERT_ROWS = insert(partition_offset).from_select(

@@ -11,7 +11,7 @@ from uuid import UUID, uuid4
 from sqlalchemy import Row
 from sqlalchemy.exc import OperationalError
 
-from seekpoint.errors import ClusterChanged, GroupPaused, HandlerOutdated, PartitionStopped, TopicRecreated
+from seekpoint.errors import ClusterChanged, GroupPaused, HandlerOutdated, PartitionStopped, StandsBy, TopicRecreated
 from seekpoint.ledger import administration
 from seekpoint.ledger import statements as sql
 from seekpoint.ledger.move import record_action
@@ -90,11 +90,17 @@ def prepare(tx: Scope, claimant: Claimant, topic_ids: Mapping[str, UUID], start:
 
     Runs under the group row's own lock, so that two workers that start a new topic at ``latest``
     resolve it once. ``start`` asks the brokers while the lock is held: it must be bounded in time.
+
+    Raises StandsBy where a reload to the claimant's version is open, instead of raising the version. Whoever puts a
+    run on record holds the group's row as well: either it is seen here, or it sees the version that was raised.
     """
     tx.execute(administration.INSERT_GROUP, version=claimant.version)
     group = tx.execute(administration.LOCK_GROUP).one()
     admit(group, claimant)
     if claimant.version > group.version:
+        for run in awaited(tx):
+            if run.version == claimant.version:
+                raise run
         reason = f"handler version {group.version} -> {claimant.version}"
         record_action(tx, "version", actor=f"worker {claimant.owner}", reason=reason)
         tx.execute(administration.REDRAW)  # I5: workers of the older version are refused at their next hold
@@ -119,6 +125,14 @@ def needs_preparing(tx: Scope, claimant: Claimant, topic_ids: Mapping[str, UUID]
     if group is None or group.cluster_id is None or group.version < claimant.version:
         return True
     return not set(claimant.tables) <= set(group.tables) or bool(unknown_topics(tx, topic_ids))
+
+
+def awaited(tx: Scope) -> list[StandsBy]:
+    """The open reloads to versions newer than the group's, as the errors that claims of these versions meet."""
+    return [
+        StandsBy(tx.group, row.version, run=row.id, state=row.state, driver=row.driver)
+        for row in tx.execute(administration.AWAITED)
+    ]
 
 
 def unknown_topics(tx: Scope, topics: Collection[str]) -> tuple[str, ...]:

@@ -12,7 +12,8 @@ from uuid import UUID, uuid4
 from sqlalchemy import URL, Connection, Engine, create_engine, make_url
 from sqlalchemy.exc import ArgumentError, OperationalError
 
-from seekpoint.errors import ConfigError, PartitionStopped
+from seekpoint.errors import ConfigError, PartitionStopped, StandsBy
+from seekpoint.ledger import administration
 from seekpoint.ledger import advance as _advance
 from seekpoint.ledger import claim as _claim
 from seekpoint.ledger import move as _move
@@ -124,8 +125,8 @@ class Ledger:
         stalled holder costs one partition, and ends transactions older than ``Limits.transaction_age``. Without
         ``patient`` it begins one by one, and hardly waits: for partitions that were stalled a moment ago.
 
-        Raises ClusterChanged, HandlerOutdated, GroupPaused for the whole claim; a partition of a recreated
-        topic is in ``refused``.
+        Raises ClusterChanged, HandlerOutdated, GroupPaused, StandsBy for the whole claim; a partition of a
+        recreated topic is in ``refused``.
         """
         wanted = sorted(wanted)
         claimant = Claimant(self.group, self.owner, self.version, cluster_id, self.tables)
@@ -145,6 +146,29 @@ class Ledger:
                 if stalled:
                     ended = _claim.end_abandoned(tx, stalled, self.limits.transaction_age)
         return Claimed(granted, refused, tuple(stalled), ended)
+
+    def stands_by(self) -> StandsBy | None:
+        """The open reload that this version has to wait for, as the error that :meth:`claim` would raise; else None.
+
+        To ask before joining Kafka's group, and while waiting outside of it. One round trip, unless this version is
+        newer than the group's.
+        """
+        with self._glimpse() as tx:
+            group = tx.execute(sql.READ_GROUP).one_or_none()
+            if group is None or group.version >= self.version:
+                return None
+            return next((run for run in _claim.awaited(tx) if run.version == self.version), None)
+
+    def awaited(self) -> list[StandsBy]:
+        """The open reloads that workers of newer versions stand by for."""
+        with self._glimpse() as tx:
+            return _claim.awaited(tx)
+
+    def became_of(self, run: UUID) -> tuple[str, str | None] | None:
+        """A reload's state and error; None where it is not on record (any more)."""
+        with self._glimpse() as tx:
+            row = tx.execute(administration.BECAME_OF_RUN, its_run=run).one_or_none()
+            return None if row is None else (row.state, row.error)
 
     def release(self, claims: Iterable[Claim]) -> None:
         """Give claims back, so that the next owner's claim counts no crash; a stranger's claim is left alone."""

@@ -56,7 +56,10 @@ def open_run(engine: Engine, schema: str, kafka: Mapping[str, Any], order: Order
     run = uuid4()
     with transaction(engine, schema) as tx:
         tx.execute(sql.OPEN_ALONE, name=f"seekpoint reload {schema}")
-        if reasons := _of_runs(tx, [target.name for target in found]):
+        # A worker that would raise a version looks for this run under its group's lock: it finds it, or was before us.
+        known = {row.name: row for row in tx.execute(sql.SHARE_GROUPS, groups=groups)}
+        reasons = [reason for source in order.sources for reason in _of_version(source, known.get(source.group))]
+        if reasons := reasons + _of_runs(tx, [target.name for target in found]):
             raise ReloadRefused(reasons)
         tx.execute(sql.INSERT_RUN, [_row(run, order, found, known)])
         tx.execute(sql.INSERT_POSITIONS, [_position(run, row) for row in offsets])
@@ -100,22 +103,26 @@ def _position(run: UUID, row: Row[Any]) -> dict[str, Any]:
 def _of_groups(given: Sequence[Source], known: Mapping[str, Row[Any]], offsets: Sequence[Row[Any]]) -> list[str]:
     reasons = []
     for source in given:
-        group, pipeline = known.get(source.group), source.pipeline
         mine = {row.topic for row in offsets if row.consumer_group == source.group}
-        if group is None or not mine:
-            reasons.append(f"group {source.group!r} has no offsets in the ledger: start a worker once, then reload")
-            continue
-        if group.version > pipeline.version:
-            reasons.append(
-                f"group {source.group!r} is at handler version {group.version}, and this pipeline is version "
-                f"{pipeline.version}: reload with version {group.version} or newer"
-            )
-        if strange := sorted(mine - set(pipeline.topics)):
+        reasons += _of_version(source, known.get(source.group) if mine else None)
+        if strange := sorted(mine - set(source.pipeline.topics)):
             reasons.append(
                 f"group {source.group!r} has applied records of {', '.join(strange)}, which this pipeline does not "
                 "read: name them in topics= again, or their rows would be lost"
             )
     return reasons
+
+
+def _of_version(source: Source, group: Row[Any] | None) -> list[str]:
+    if group is None:
+        return [f"group {source.group!r} has no offsets in the ledger: start a worker once, then reload"]
+    if group.version > source.pipeline.version:
+        reason = (
+            f"group {source.group!r} is at handler version {group.version}, and this pipeline is version "
+            f"{source.pipeline.version}: reload with version {group.version} or newer"
+        )
+        return [reason]
+    return []
 
 
 def _of_tables(

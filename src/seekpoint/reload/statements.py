@@ -27,6 +27,7 @@ from sqlalchemy import (
 from seekpoint.ledger.statements import GROUP, unnest
 from seekpoint.tables import (
     IS_MOVE,
+    RELOAD_CLOSED,
     admin_action,
     consumer_group,
     dead_letter,
@@ -42,7 +43,7 @@ _offset, _letter, _action = partition_offset.c, dead_letter.c, admin_action.c
 _ID = bindparam("its_run", type_=Uuid)
 _groups = bindparam("groups", type_=ARRAY(Text))
 
-CLOSED = ("cut_over", "aborted", "failed")
+CLOSED = RELOAD_CLOSED
 _is_open = _run.state.not_in([literal_column(f"'{state}'") for state in CLOSED])
 
 # A step may take longer than a statement of the application may, and a task waits for Kafka in its transaction.
@@ -56,6 +57,8 @@ UNHURRIED = select(
 # One opening at a time: two runs of one table must see each other.
 OPEN_ALONE = select(func.pg_advisory_xact_lock(func.hashtextextended(bindparam("name", type_=Text), 0)))
 GROUPS = select(consumer_group).order_by(consumer_group.c.name)
+# While a run is put on record. A worker looks for a run to its version under its group's lock, before it raises that.
+SHARE_GROUPS = GROUPS.where(consumer_group.c.name == func.any(_groups)).with_for_update(read=True)
 INSERT_RUN = insert(reload_run)
 INSERT_POSITIONS = insert(reload_position)
 OPEN_RUNS = select(reload_run).where(_is_open).order_by(_run.opened_at)

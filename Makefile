@@ -1,5 +1,5 @@
 # Everything runs from .venv, built from requirements.lock and nothing else. Needs Python 3.11 or newer, and make.
-.PHONY: help setup demo demo-poison test check chaos bench docs mutants lock clean
+.PHONY: help setup demo demo-poison demo-reload test check chaos bench docs mutants lock clean
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
@@ -40,6 +40,9 @@ demo: $(READY)  ## real flights, real servers, real crashes: nothing lost, nothi
 
 demo-poison: $(READY)  ## the same flights, one in 1,000 broken: parked, replayed with a mended handler, none lost
 	$(BIN)/seekpoint demo-poison $(ARGS)
+
+demo-reload: $(SPARK)  ## the same flights, the table rebuilt three times under load: no read torn, nobody stopped
+	$(BIN)/seekpoint demo-reload --spark 'local[2]' $(ARGS)
 
 test: check  ## the whole suite, on a real Kafka and a real Postgres
 	SEEKPOINT_REQUIRE_SERVERS=1 $(BIN)/pytest -n auto --maxprocesses 4 --dist loadgroup $(ARGS)

@@ -44,7 +44,7 @@ class Member:
         self.refusals: list[str] = []
         self.troubles: list[str] = []
         self.stalls: list[Mapping[str, Any]] = []
-        self.ended = self.expected_to_end = False
+        self.ended = self.expected_to_end = self.stands_by = False
         self._ordered: str | None = None
         with log.open("ab") as stderr:
             self._process = subprocess.Popen(
@@ -82,6 +82,8 @@ class Member:
         match event["event"]:
             case "Started":
                 self.owner = event["owner"]
+            case "StoodBy":
+                self.stands_by = True
             case "Placed":
                 self.placed[event["partition"]] = event["offset"]
             case "Gone" | "Released" | "Ousted" as kind:

@@ -21,7 +21,10 @@ _OPEN = text(
     "SELECT pid, backend_xid::text AS xid, state FROM pg_stat_activity"
     " WHERE application_name LIKE :name AND backend_xid IS NOT NULL"
 )
-_WRITES = text("SELECT count(*) FROM pg_locks WHERE pid = :pid AND relation = 'flights'::regclass AND granted")
+_WRITES = text(
+    "SELECT count(*) FROM pg_locks l JOIN pg_class c ON c.oid = l.relation WHERE l.pid = :pid AND l.granted"
+    " AND l.mode = 'RowExclusiveLock' AND c.relnamespace = 'public'::regnamespace AND c.relkind IN ('r', 'p')"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,14 +169,24 @@ class Script:
     # -- what the server says -------------------------------------------------------------------------
 
     def _open_transaction(self, member: Member) -> OpenTransaction | None:
-        with self._database.connect() as connection:
-            row = connection.execute(_OPEN, {"name": f"{APPLICATION}{member.owner[:8]} %"}).one_or_none()
-            if row is None:
-                return None
-            wrote = connection.execute(_WRITES, {"pid": row.pid}).scalar_one() > 0
-            return OpenTransaction(row.pid, row.xid, row.state, wrote)
+        return open_transaction(self._database, member)
 
     def _is_open(self, transaction: OpenTransaction) -> bool:
-        with self._database.connect() as connection:
-            found = connection.execute(_OPEN, {"name": f"{APPLICATION}%"}).all()
-        return any((row.pid, row.xid) == (transaction.pid, transaction.xid) for row in found)
+        return is_open(self._database, transaction)
+
+
+def open_transaction(database: Engine, member: Member) -> OpenTransaction | None:
+    """What the server knows of the worker's transaction; None where it has none open."""
+    with database.connect() as connection:
+        row = connection.execute(_OPEN, {"name": f"{APPLICATION}{member.owner[:8]} %"}).one_or_none()
+        if row is None:
+            return None
+        wrote = connection.execute(_WRITES, {"pid": row.pid}).scalar_one() > 0
+        return OpenTransaction(row.pid, row.xid, row.state, wrote)
+
+
+def is_open(database: Engine, transaction: OpenTransaction) -> bool:
+    """Whether it is open still."""
+    with database.connect() as connection:
+        found = connection.execute(_OPEN, {"name": f"{APPLICATION}%"}).all()
+    return any((row.pid, row.xid) == (transaction.pid, transaction.xid) for row in found)

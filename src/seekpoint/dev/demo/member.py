@@ -83,7 +83,7 @@ def _told(event: events.Event) -> dict[str, Any] | None:  # noqa: C901, PLR0911 
         case events.DatabaseTrouble():
             return {"error": str(getattr(event.error, "orig", event.error)).strip().splitlines()[0]}
         case _:
-            return None
+            return {} if type(event).__name__ == "StoodBy" else None
 
 
 def serve(prepare: Callable[[Mapping[str, Any]], tuple[Pipeline, Sequence[events.Observer]]]) -> None:

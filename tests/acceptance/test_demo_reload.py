@@ -1,0 +1,129 @@
+"""``seekpoint demo-reload`` with fewer records: every strategy, the proof, and that the proof can fail.
+
+All of it: ``make demo-reload``.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from sqlalchemy import create_engine, text
+
+from seekpoint.dev.child import Folder
+from seekpoint.dev.demo.flights import read_flights
+from seekpoint.dev.demo.reload.handling import VERSIONS
+from seekpoint.dev.demo.reload.judge import compare
+from seekpoint.dev.demo.reload.reader import POLL, complaint
+from seekpoint.dev.demo.reload.show import RELOADS, SMALLEST, Stage
+from seekpoint.dev.demo.report import Comparison
+from seekpoint.dev.servers import start_pair
+from seekpoint.reload import cutover
+
+COMMAND = [sys.executable, "-m", "seekpoint.cli.main", "demo-reload", "--records", str(SMALLEST), "--json"]
+
+pytestmark = [
+    pytest.mark.usefixtures("seekpoint_dsn", "seekpoint_broker"),  # skipped or failed where no server can be started
+    pytest.mark.timeout(280),
+]
+
+
+def test_the_demo(tmp_path: Path) -> None:
+    done = subprocess.run(COMMAND, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=270)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report == json.loads((tmp_path / "reload-report.json").read_text())
+    assert [reload["strategy"] for reload in report["reloads"]] == [strategy for strategy, _ in RELOADS]
+    for found in (report, *report["reloads"]):
+        assert (found["torn_reads"], found["differences"]) == (0, 0)
+        assert found["rows"] > SMALLEST, "records went on coming in"
+        assert found["polls"] >= 10
+        assert min(found[name] for name in ("lock_seconds", "worker_pause_seconds", "staging_rows_per_second")) > 0
+    assert report["kills_in_transaction"] == len(RELOADS)
+    assert report["records"] >= max(reload["rows"] for reload in report["reloads"])
+    said = " ".join(done.stderr.split())
+    assert said.count(" at Applied: transaction ") == len(RELOADS)
+    assert said.count(" s under the lock; a partition stood still for ") == len(RELOADS)
+
+
+@contextmanager
+def performing() -> Iterator[Stage]:
+    """Servers, workers and a reader; nothing has been reloaded."""
+    with ExitStack() as stack:
+        pair = stack.enter_context(start_pair(own=True))
+        folder = stack.enter_context(closing(Folder("demo")))
+        engine = create_engine(pair.postgres.url)
+        stack.callback(engine.dispose)
+        year = list(read_flights(SMALLEST))
+        stage = Stage(pair, engine, year, spark=None, folder=folder.path, console=Console(quiet=True))
+        with stage.open():
+            yield stage
+
+
+# What is done to the table behind the demo's back, how it is undone; what a reader says then, if it looks as far, and
+# what the comparison finds.
+TAMPERED = {
+    "a row is of another version": (
+        "UPDATE flights SET cents = cents + 50000 WHERE id = 77",
+        "UPDATE flights SET cents = cents - 50000 WHERE id = 77",
+        "1 of 5,000 rows are not of version 1",
+        {"lost": 1, "strange": 1},
+    ),
+    "a row is gone": (
+        "CREATE TABLE kept AS SELECT * FROM flights WHERE id = 77; DELETE FROM flights WHERE id = 77",
+        "INSERT INTO flights SELECT * FROM kept; DROP TABLE kept",
+        "4,999 rows (offsets' sum ",
+        {"lost": 1, "rows_out": SMALLEST - 1},
+    ),
+    "a row is another record's": (
+        "UPDATE flights SET topic_offset = topic_offset + 1 WHERE id = 77",
+        "UPDATE flights SET topic_offset = topic_offset - 1 WHERE id = 77",
+        "5,000 rows (offsets' sum ",
+        {"lost": 1, "strange": 1},
+    ),
+    "a column that the reader does not look at": (
+        "UPDATE flights SET tailnum = tailnum || '!' WHERE id = 77",
+        "UPDATE flights SET tailnum = rtrim(tailnum, '!') WHERE id = 77",
+        None,
+        {"lost": 1, "strange": 1},
+    ),
+}
+
+
+def test_whatever_is_torn_or_differs_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = Comparison(records_in=SMALLEST, rows_out=SMALLEST)
+    with performing() as stage:
+        for name, (done, undone, said, found) in TAMPERED.items():
+            for statements, wrong, different in ((done, said, found), (undone, None, {})):
+                with stage.engine.begin() as tx:
+                    for one in statements.split("; "):
+                        tx.execute(text(one))
+                    told = complaint(tx.execute(POLL).one(), 0)
+                assert (told or "").startswith(wrong or ""), name
+                assert (told is None) == (wrong is None), name
+                now = compare(stage.engine, stage.load.log, 1)
+                expected = {each: getattr(sound, each) for each in ("lost", "twice", "strange", "rows_out")} | different
+                assert {each: getattr(now, each) for each in expected} == expected, name
+        # A cut-over that publishes nothing: the version is raised, and the rows are those of before.
+        monkeypatch.setattr(cutover, "merge", lambda *_, **__: 0)
+        stage.play([("merge", 2)])
+        problems, complaints = stage.report().problems, stage.reader.complaints
+    assert any(" reads saw something torn" in problem for problem in problems), problems
+    assert any("merge: verify finds " in problem for problem in problems), problems
+    assert any(" rows are not what the records make" in problem for problem in problems), problems
+    assert any(" rows are not of version 2" in complaint for complaint in complaints), complaints
+
+
+def test_the_reader_computes_what_the_code_does() -> None:
+    """Both say what a flight costs, each in its own language."""
+    flights = list(read_flights(SMALLEST))
+    with performing() as stage, stage.engine.connect() as connection:
+        for number, version in VERSIONS.items():
+            rows = connection.execute(text(f"SELECT id, {version.sql} AS cents FROM flights")).all()
+            assert {row.id: row.cents for row in rows} == {each.id: version.cents(each) for each in flights}, number

@@ -1,0 +1,181 @@
+"""The reload demo's verdict: what it counts, and that it fails where it must."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from seekpoint.cli.app import app
+from seekpoint.dev.demo.flights import RECORDS, read_flights
+from seekpoint.dev.demo.reload import show
+from seekpoint.dev.demo.reload.handling import VERSIONS, Priced, make_pipeline, name_of, table
+from seekpoint.dev.demo.reload.judge import expected
+from seekpoint.dev.demo.reload.load import later
+from seekpoint.dev.demo.reload.reader import complaint
+from seekpoint.dev.demo.reload.report import Reloaded, Report
+from seekpoint.errors import ConfigError
+from seekpoint.loading import load
+from seekpoint.pipeline import Pipeline
+
+FLIGHTS = list(read_flights(5))
+#: What whoever reads the report looks for, in each reload and in the whole.
+NAMED = [
+    *("strategy", "rows", "torn_reads", "polls", "differences", "lock_seconds", "worker_pause_seconds"),
+    "staging_rows_per_second",
+]
+
+
+def reloaded(**changed: Any) -> Reloaded:
+    """A reload that went well, but for what is changed."""
+    made: dict[str, Any] = {
+        "strategy": "merge",
+        "staged_by": "this process",
+        "rows": 10,
+        "torn_reads": 0,
+        "polls": 100,
+        "differences_by_verify": 0,
+        "differences_by_python": 0,
+        "lock_seconds": 0.0123456,
+        "tries": 1,
+        "records_under_lock": 3,
+        "keys_under_lock": 4,
+        "worker_pause_seconds": 0.5,
+        "kill_pause_seconds": 2.0,
+        "kills_in_transaction": 1,
+        "staging_rows_per_second": 1_000.0,
+        "applied": 7,
+        "seconds": 9.0,
+    }
+    return Reloaded(**(made | changed))
+
+
+def report(reloads: Sequence[Reloaded], exit_codes: Sequence[int] = (0, 0), complaints: Sequence[str] = ()) -> Report:
+    return Report(
+        reloads=reloads,
+        records=20,
+        rate=5,
+        seconds=3.0,
+        exit_codes=exit_codes,
+        complaints=complaints,
+        servers={"broker": "K", "postgres": "P"},
+    )
+
+
+def told(found: Report, folder: Path, monkeypatch: pytest.MonkeyPatch, *options: str) -> Any:
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(show, "perform", lambda *_, **__: found)
+    return CliRunner().invoke(app, ["demo-reload", *options])
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"torn_reads": 2}, "merge: 2 of 100 reads saw something torn"),
+        ({"polls": 9}, "merge: the table was read 9 times, which proves nothing"),
+        ({"differences_by_verify": 1}, "merge: verify finds 1 rows that differ"),
+        ({"differences_by_python": 1}, "merge: 1 rows are not what the records make"),
+        ({"kills_in_transaction": 0}, "merge: no worker was killed inside a transaction"),
+        ({"applied": 0}, "merge: the workers applied nothing meanwhile"),
+    ],
+)
+def test_the_command_fails_where_a_reload_is_wrong(
+    changed: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = told(report([reloaded(), reloaded(**changed)]), tmp_path, monkeypatch)
+    assert result.exit_code == 1
+    assert result.stderr == f"error: {said}\n"
+    assert list(json.loads((tmp_path / "reload-report.json").read_text())["reloads"][1])[:5] == NAMED[:5]
+
+
+def test_the_command_fails_where_workers_do_not_drain_and_where_a_read_was_torn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = told(report([reloaded()], (0, 3), ["two versions"]), tmp_path, monkeypatch)
+    assert result.exit_code == 1
+    assert result.stderr == "error: read: two versions\nerror: the workers did not drain: exit codes (0, 3)\n"
+
+
+def test_the_whole_has_the_names_of_each_reload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    worse = reloaded(strategy="swap", rows=12, polls=50, lock_seconds=0.2, staging_rows_per_second=900.0)
+    result = told(report([reloaded(), worse]), tmp_path, monkeypatch, "--json")
+    assert result.exit_code == 0
+    whole = json.loads(result.stdout)
+    assert whole == json.loads((tmp_path / "reload-report.json").read_text())
+    assert {name: whole[name] for name in NAMED} == {
+        "strategy": "merge, swap",
+        "rows": 12,
+        "torn_reads": 0,
+        "polls": 150,
+        "differences": 0,
+        "lock_seconds": 0.2,
+        "worker_pause_seconds": 0.5,
+        "staging_rows_per_second": 900.0,
+    }
+    assert all(set(NAMED) < set(one) for one in whole["reloads"])
+    assert whole["reloads"][0]["lock_seconds"] == 0.0123
+    assert "Nobody saw two versions" in told(report([reloaded()]), tmp_path, monkeypatch).stdout
+
+
+@pytest.mark.parametrize("records", ["0", "10", str(RECORDS + 1)])
+def test_a_number_of_records_that_cannot_be(records: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["demo-reload", "--records", records])
+    assert result.exit_code == 2
+    assert "error: the demo takes 5,000 to 336,776 records, not " in result.stderr
+
+
+def test_spark_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match=r"pip install 'seekpoint\[spark\]'"), show._spark("local[2]", "url"):
+        pass
+
+
+GOOD = {"rows": 10, "sum": 45, "of_version": 10, "version": 2, "due": 10, "sum_due": 45}
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({}, None),
+        ({"of_version": 9}, "1 of 10 rows are not of version 2"),
+        ({"due": 11, "sum_due": 55}, "10 rows (offsets' sum 45) where the ledger has 11 (55)"),
+        ({"sum": 44}, "10 rows (offsets' sum 44) where the ledger has 10 (45)"),
+        ({"rows": 8, "sum": 28, "of_version": 8, "due": 8, "sum_due": 28}, "8 rows, and there were 9"),
+    ],
+)
+def test_a_torn_read_is_told(changed: dict[str, int], said: str | None) -> None:
+    found: Any = SimpleNamespace(**(GOOD | changed))
+    assert complaint(found, 9) == said
+
+
+def test_each_version_is_a_pipeline_that_tasks_can_import() -> None:
+    for version in VERSIONS:
+        found = load(name_of(version))
+        assert isinstance(found, Pipeline)
+        assert found.version == version
+        assert make_pipeline(version).sinks[0].tables == ("flights",)
+    assert tuple(table.c.keys()) == Priced.__struct_fields__
+
+
+def test_the_table_is_computed_from_what_was_sent_before_the_offsets() -> None:
+    log = {0: {0: FLIGHTS[3], 1: FLIGHTS[0]}, 1: {0: FLIGHTS[1], 1: FLIGHTS[2]}}
+    rows = list(expected(log, {0: 2, 1: 1}, 1))
+    assert [(row.id, row.topic_offset) for row in rows] == [(1, 1), (2, 0), (4, 0)]
+    assert rows[0].cents == 11 * FLIGHTS[0].distance + 100 * 11  # 11 minutes late
+    kilometers = [FLIGHTS[0].distance * 1609 // 1000 * per for per in (11, 13)]
+    assert [next(expected(log, {0: 2}, version)).cents for version in (3, 4)] == [km + 1100 for km in kilometers]
+
+
+def test_the_years_go_on() -> None:
+    found = list(islice(later(FLIGHTS), 12))
+    assert [flight.id for flight in found] == list(range(1, 13))
+    assert [flight.year for flight in found] == [2013] * 5 + [2014] * 5 + [2015] * 2
+    assert msgspec.structs.replace(found[6], id=2, year=2013) == FLIGHTS[1]

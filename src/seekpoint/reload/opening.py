@@ -16,6 +16,7 @@ from seekpoint.kafka.ranges import Range, log_starts, stable_ends, topic_ids
 from seekpoint.policy import Limits
 from seekpoint.records import Partition
 from seekpoint.reload import statements as sql
+from seekpoint.reload.compaction import of_compaction
 from seekpoint.reload.publish import ties
 from seekpoint.reload.run import Driver, Tx, run_of, this_driver, transaction
 from seekpoint.reload.targets import Source, Target, resolve, targets
@@ -50,7 +51,7 @@ def open_run(engine: Engine, schema: str, kafka: Mapping[str, Any], order: Order
         reasons = _of_groups(order.sources, known, offsets)
         reasons += _of_tables(tx, found, groups, known, order.strategy)
     # Behind E0: the stable end only grows, and must not be older than the positions that it bounds.
-    reasons += _of_logs(kafka, offsets, order.archive)
+    reasons += _of_logs(kafka, offsets, order.archive) + of_compaction(kafka, order.sources, offsets)
     if reasons:
         raise ReloadRefused(reasons)
     run = uuid4()

@@ -1,0 +1,44 @@
+"""What the brokers do with a topic's old records."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._config import ConfigResource
+from confluent_kafka.admin._resource import ResourceType
+
+from seekpoint.errors import KafkaAway
+from seekpoint.kafka.config import admin_config
+
+ASK = 10.0  # seconds until brokers that do not answer are away
+_REFUSED = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED)
+
+
+def compacted(kafka: Mapping[str, Any], topics: Collection[str]) -> dict[str, bool | None]:
+    """Whether each topic is compacted, so that of the records of one key only the newest stays.
+
+    None where we are not allowed to ask (``DescribeConfigs`` on the topic). One that does not exist is not. Raises
+    KafkaAway.
+    """
+    admin = AdminClient(admin_config(kafka))
+    asked = admin.describe_configs(
+        [ConfigResource(ResourceType.TOPIC, topic) for topic in sorted(set(topics))], request_timeout=ASK
+    )
+    return {resource.name: _answer(resource.name, future) for resource, future in asked.items()}
+
+
+def _answer(topic: str, future: Any) -> bool | None:
+    try:
+        policy = future.result(ASK + 1)["cleanup.policy"].value
+    except KafkaException as error:
+        if error.args[0].code() in _REFUSED:
+            return None
+        if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            return False
+        raise KafkaAway(f"no answer about the configuration of topic {topic!r}: {error.args[0].str()}") from error
+    except TimeoutError as error:
+        raise KafkaAway(f"no answer about the configuration of topic {topic!r} within {ASK} s") from error
+    return "compact" in str(policy)

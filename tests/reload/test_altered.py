@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reload.test_cut_over import FIRST, diffed, settled
+from cutting import FIRST, diffed, settled
 from seekpoint.errors import ReloadRefused
 from shop import Shop, doubled
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from time import monotonic
 from typing import Any
@@ -13,37 +11,11 @@ from uuid import UUID
 import pytest
 from sqlalchemy import create_engine, text
 
+from cutting import FIRST, diffed, settled, work_up_to
 from seekpoint import Limits, Partition, Text, Upsert, events
 from seekpoint.dev.proxy import PostgresProxy
 from seekpoint.errors import HandlerOutdated, ReloadRefused
-from seekpoint.reload import Driver, Reload
-from seekpoint.reload.deltas import Rounds
 from shop import Shop, doubled, gone, of, pipeline
-
-FIRST = [of(n % 40, n, n) for n in range(120)] + [gone(3), gone(7), of(7, 5)]
-
-
-def settled(shop: Shop, records: list[Any] = FIRST, **options: Any) -> None:
-    """The records are in the table, and nobody works."""
-    shop.produce(shop.topic, records, partition=0)
-    work_up_to(shop, len(records), **options)
-
-
-def work_up_to(shop: Shop, offset: int, **options: Any) -> None:
-    worker = shop.worker(**options)
-    worker.reached(shop.topic, offset)
-    worker.stop()
-
-
-@contextmanager
-def diffed(reload: Reload, driver: Driver) -> Iterator[Rounds]:
-    """The run just before its cut-over."""
-    reload.stage(driver)
-    with Rounds(driver, reload.sources, reload.kafka) as rounds:
-        reload.follow(driver, rounds)
-        if driver.run.strategy == "merge":
-            reload.compare(driver, rounds)
-        yield rounds
 
 
 def tokens(shop: Shop) -> dict[Partition, tuple[UUID, int, int]]:

@@ -57,8 +57,9 @@ class AppendArrow(TableSink):
         """Open the COPY when the first rows are sent: only then are the columns known."""
         required()
         from seekpoint.columnar.copying import open_copies  # noqa: PLC0415 -- a declaration needs no database driver
+        from seekpoint.sinks.place import placed  # noqa: PLC0415
 
-        with open_copies(tx, self.path, lambda: self.written, self.json) as writer:
+        with placed(tx, self.path) as path, open_copies(tx, path, lambda: self.written, self.json) as writer:
             yield writer
 
     def rows(self, record: AnyRecord) -> Iterable[Row]:

@@ -2,6 +2,7 @@
 
 from seekpoint.reload.compare import Difference, Report, Sample
 from seekpoint.reload.cutover import CutOver
+from seekpoint.reload.generations import Generation, Generations
 from seekpoint.reload.job import Reload
 from seekpoint.reload.local import LocalStager
 from seekpoint.reload.run import Driver, Run, Runs, StagedPosition
@@ -11,6 +12,8 @@ __all__ = [
     "CutOver",
     "Difference",
     "Driver",
+    "Generation",
+    "Generations",
     "LocalStager",
     "Reload",
     "Report",

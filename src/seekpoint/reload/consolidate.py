@@ -11,6 +11,7 @@ from sqlalchemy import Connection, Row, text
 
 from seekpoint.errors import ReloadRefused
 from seekpoint.kafka.ranges import Range, topic_ids
+from seekpoint.reload import leaves
 from seekpoint.reload import statements as sql
 from seekpoint.reload.copies import make_copy
 from seekpoint.reload.layout import (
@@ -95,6 +96,8 @@ def consolidate(driver: Driver, sources: Sequence[Source]) -> None:
                     table=name(*staging.table(target)),
                     like=LIKE.format(name(*target.path)),
                 )
+            if staging.is_generation:
+                leaves.make(tx, staging, target)
             _fill(tx.connection, staging, target, done.chosen, groups)
         ends = {(at.group, at.partition): at.end_offset for at in tx.positions(driver.run.id)
                 if at.group not in handled}  # fmt: skip
@@ -212,7 +215,7 @@ def index(driver: Driver, sources: Sequence[Source], kafka: Mapping[str, object]
         for target in targets(tx.connection, sources):
             if target.handled_as:
                 pass  # its copy was made with all of them
-            elif driver.run.strategy == "swap":
+            elif driver.run.strategy in {"swap", "generation"}:
                 _all_indexes(tx.connection, staging, target)
             elif target.key:
                 run(
@@ -235,7 +238,7 @@ def _all_indexes(connection: Connection, staging: Staging, target: Target) -> No
             connection,
             "CREATE {unique} INDEX {name} ON {table} {rest}",
             unique=ident.SQL("UNIQUE" if row.is_unique else ""),
-            name=name(f"{target.staged}_i{n}"),
+            name=name(staging.index(target, n)),
             table=name(*staging.table(target)),
             rest=ident.SQL(row.definition[len(head) :]),
         )
@@ -244,7 +247,7 @@ def _all_indexes(connection: Connection, staging: Staging, target: Target) -> No
                 connection,
                 "ALTER TABLE {table} ADD CONSTRAINT {name} {kind} USING INDEX {name}",
                 table=name(*staging.table(target)),
-                name=name(f"{target.staged}_i{n}"),
+                name=name(staging.index(target, n)),
                 kind=ident.SQL("PRIMARY KEY" if row.kind == "p" else "UNIQUE"),
             )
 

@@ -17,7 +17,7 @@ from seekpoint.ledger.administration import LOCK_GROUP, RECORD_ACTION, REDRAW
 from seekpoint.reload import statements as sql
 from seekpoint.reload.deltas import Rounds
 from seekpoint.reload.layout import Staging, name, run
-from seekpoint.reload.publish import merge, swap
+from seekpoint.reload.publish import attach, merge, swap, turn
 from seekpoint.reload.run import Driver, Tx, run_of, told, transaction
 from seekpoint.tables import dead_letter
 
@@ -56,6 +56,8 @@ def cut_over(
         catch_up()
         began: list[float] = []
         try:
+            if driver.run.strategy == "generation":
+                attach(driver, rounds.targets)
             records, keys = _attempt(driver, rounds, began, same_keys)
         except (DBAPIError, psycopg.Error, RangeStuck, KafkaAway) as error:
             if connection_lost(error) and took_effect(driver):
@@ -83,8 +85,10 @@ def _attempt(driver: Driver, rounds: Rounds, began: list[float], same_keys: bool
             if driver.run.strategy == "merge":
                 assert driver.run.diff_xid is not None
                 keys += merge(tx, staging, target, driver.run.diff_xid, same_keys=same_keys)
-            else:
+            elif driver.run.strategy == "swap":
                 swap(tx, staging, target)
+            else:
+                turn(tx, staging, target, driver.run.id)
         take_over_letters(tx, staging)
         _raise(tx, driver)
         driver.turn(tx, "cut_over")

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SMALL = 2_000  # records of a round, below which the locks may be taken
+PUBLISHED = ("merge", "swap", "generation")
 ENDS = (ReloadRefused, RangeLost, TopicRecreated, WroteLiveTable)  # what no other driver would get over
 
 Progress = Callable[[str, int, int], None]  # what is done, how much of it, of how much
@@ -85,8 +86,8 @@ class Reload:
 
     def open(self, *, strategy: str = "merge", reason: str = "reload") -> Driver:
         """Record a new run at the groups' positions of now. Raises ReloadRefused with every reason, KafkaAway."""
-        if strategy not in {"merge", "swap"}:
-            raise ConfigError(f"strategy must be 'merge' or 'swap', got {strategy!r}")
+        if strategy not in PUBLISHED:
+            raise ConfigError(f"strategy must be one of {', '.join(map(repr, PUBLISHED))}, got {strategy!r}")
         return self._open(strategy, reason)
 
     def _open(self, strategy: str, reason: str) -> Driver:
@@ -119,6 +120,11 @@ class Reload:
             raise ConfigError(
                 f"reload {run.id} is of {', '.join(run.tables)}, and these sinks write {', '.join(written)}: take it "
                 "with the code that it was opened with, or abort it and open another"
+            )
+        if strange := [source.group for source, theirs in each if theirs and theirs[0] != theirs[1]]:
+            raise ConfigError(
+                f"reload {run.id}: of its tables, group {strange[0]!r} writes others with this code: take it with the "
+                "code that it was opened with, or abort it and open another"
             )
 
     def stage(self, driver: Driver) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from typing import Any
+from zlib import crc32
 
 from psycopg import sql as ident
 from sqlalchemy import BigInteger, Column, Connection, Integer, MetaData, PrimaryKeyConstraint, Table, Text, text
@@ -40,8 +41,24 @@ def rows(connection: Connection, statement: str, **parts: Composable) -> list[tu
     return driver_of(connection).execute(ident.SQL(statement).format(**parts)).fetchall()
 
 
+LONGEST = 63  # bytes of a name, and room for an index's behind it
+ROOM = len("_i999")
+
+
+def fitted(view: str, ending: str) -> str:
+    """A name made of a view's and an ending, cut where it would be too long; names that differ stay different."""
+    given = view.encode()
+    if len(given) + len(ending) + ROOM <= LONGEST:
+        return view + ending
+    ending = f"_{crc32(given):08x}{ending}"
+    return given[: LONGEST - ROOM - len(ending)].decode(errors="ignore") + ending
+
+
+GENERATION = "seekpoint_generation_"  # begins the schema's name of a run whose tables are to be generations
+
+
 class Staging:
-    """The names in one run's schema."""
+    """The names in one run's schema; and beside the live tables, where the rebuilt ones are to be generations."""
 
     def __init__(self, schema: str) -> None:
         self.schema = schema
@@ -66,9 +83,25 @@ class Staging:
             Column("to_offset", BigInteger),
         )
 
+    @property
+    def is_generation(self) -> bool:
+        """Whether the rebuilt tables are to be generations: they are never moved, for readers lock them early."""
+        return self.schema.startswith(GENERATION)
+
+    @property
+    def ending(self) -> str:
+        """Of the names of such tables: no other run's ends so."""
+        return f"_g{self.schema.removeprefix(GENERATION)}"
+
     def table(self, target: Target) -> Path:
         """The rebuilt table."""
+        if self.is_generation and target.view is not None:
+            return target.view[0], fitted(target.view[1], self.ending)
         return self.schema, target.built
+
+    def index(self, target: Target, number: int) -> str:
+        """One of the rebuilt table's indexes, where it gets all that the live one has."""
+        return f"{self.table(target)[1] if self.is_generation else target.staged}_i{number}"
 
     def diff(self, target: Target) -> Path:
         """The keys by which it differs from the live one, or may by now."""

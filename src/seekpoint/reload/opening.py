@@ -17,7 +17,8 @@ from seekpoint.policy import Limits
 from seekpoint.records import Partition
 from seekpoint.reload import statements as sql
 from seekpoint.reload.compaction import of_compaction
-from seekpoint.reload.publish import ties
+from seekpoint.reload.layout import GENERATION
+from seekpoint.reload.publish import ties, without_generations
 from seekpoint.reload.run import Driver, Tx, run_of, this_driver, transaction
 from seekpoint.reload.targets import Source, Target, resolve, targets
 from seekpoint.schema import check
@@ -79,7 +80,7 @@ def _row(run: UUID, order: Order, found: Sequence[Target], known: Mapping[str, R
         "state": "opened",
         "driver_epoch": 1,
         "driver": storable(this_driver()),
-        "staging_schema": f"seekpoint_reload_{run.hex[:12]}",
+        "staging_schema": (GENERATION if order.strategy == "generation" else "seekpoint_reload_") + run.hex[:12],
         "actor": storable(order.actor),
         "reason": storable(order.reason),
         "archive": order.archive and order.archive.spec(),
@@ -130,7 +131,7 @@ def _of_tables(
     tx: Tx, found: Sequence[Target], groups: Sequence[str], known: Mapping[str, Row[Any]], strategy: str
 ) -> list[str]:
     reasons = []
-    ours = {target.path for target in found}
+    ours = {target.shown for target in found}
     for name, group in known.items():
         if name in groups:
             continue
@@ -142,6 +143,8 @@ def _of_tables(
             )
     if strategy == "swap":
         reasons += [reason for target in found for reason in ties(tx.connection, target)]
+    if strategy == "generation":
+        reasons += [reason for target in found for reason in without_generations(tx.connection, target)]
     return reasons + [
         f"{target.name} has no unique key among the columns that are written, by which rows could be compared: give it "
         "one (an Append: a unique index on its provenance= columns), or open(strategy='swap'), which compares nothing"

@@ -1,18 +1,20 @@
-"""Making the rebuilt rows the live ones, in the cut-over's transaction: by a prepared difference, or by renaming."""
+"""Making the rebuilt rows the live ones, in the cut-over's transaction: by a difference, by a name, by a pointer."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from uuid import UUID
 
 from psycopg import sql as ident
 from sqlalchemy import Connection, text
 
 from seekpoint.errors import ReloadRefused
+from seekpoint.reload import leaves
 from seekpoint.reload.compare import compared, distinct
 from seekpoint.reload.copies import tag_indexes
 from seekpoint.reload.layout import KIND, Staging, name, names, rows, run
-from seekpoint.reload.run import Tx
-from seekpoint.reload.targets import Target
+from seekpoint.reload.run import Driver, Tx
+from seekpoint.reload.targets import Path, Target
 from seekpoint.sinks.layout import quoted
 
 FEW = 5  # a difference of less than a fifth of the table is looked up key by key
@@ -166,8 +168,60 @@ _TIES = text(
 
 def ties(connection: Connection, target: Target) -> list[str]:
     """What a renaming would break: everything that hangs on the table itself and not on its name."""
+    if target.view is not None:
+        return [f"{target.name} is kept in generations, and cannot be swapped: use strategy 'generation' or 'merge'"]
     found = connection.execute(_TIES, {"name": quoted(*target.path)}).scalars()
     return [f"{target.name} cannot be swapped, for it has {what}: use strategy 'merge'" for what in found]
+
+
+def hanging(connection: Connection, table: Path) -> list[str]:
+    """What a table has that a new generation would not have."""
+    kept = ("grants", "storage parameters", "inheritance")  # a new generation is given the same
+    found = connection.execute(_TIES, {"name": quoted(*table)}).scalars()
+    return [what for what in found if what not in kept and not what.startswith("sequence ")]
+
+
+def without_generations(connection: Connection, target: Target) -> list[str]:
+    """Why there can be no new generation of this table."""
+    if target.view is None:
+        reason = (
+            f"{target.name} is not kept in generations: run `seekpoint reload adopt {target.name}`, or call "
+            f"Generations(engine).adopt({target.name!r}), once; or use strategy 'merge'"
+        )
+        return [reason]
+    if target.handled_as is not None:
+        return [f"{target.name} is written beside a handler: use strategy 'merge'"]
+    return [
+        f"{'.'.join(target.path)}, which counts, has {what}, and a new generation would not: drop it, or use 'merge'"
+        for what in hanging(connection, target.path)
+    ]
+
+
+# -- generation --------------------------------------------------------------------------------------------------
+
+
+def attach(driver: Driver, targets: Sequence[Target]) -> None:
+    """Make the rebuilt tables partitions beside those that count, in a step of its own before the cut-over's locks.
+
+    What it waits for is not in front of any reader or writer: only another such step, or maintenance.
+    """
+    with driver.step("following") as tx:
+        staging = Staging(driver.run.staging_schema)
+        for target in targets:
+            _require_likeness(tx.connection, staging, target)
+            leaves.attach(tx, staging, target)
+
+
+def turn(tx: Tx, staging: Staging, target: Target, run_id: UUID) -> None:
+    """Turn the pointer to the rebuilt table: one row, whatever the size, and no lock that readers hold."""
+    _require_likeness(tx.connection, staging, target)
+    leaves.point(tx, staging, target, run_id)
+
+
+def _require_likeness(connection: Connection, staging: Staging, target: Target) -> None:
+    if reasons := without_generations(connection, target):
+        raise ReloadRefused(reasons)
+    _unaltered(connection, staging, target)
 
 
 def swap(tx: Tx, staging: Staging, target: Target) -> None:
@@ -212,7 +266,7 @@ def _unaltered(connection: Connection, staging: Staging, target: Target) -> list
     live, built = ({"name": quoted(*path)} for path in (target.path, staging.table(target)))
     indexes = connection.execute(_INDEXES, live).all()
     made = {row.relname: row.what for row in connection.execute(_INDEXES, built)}
-    is_same = made == {f"{target.staged}_i{n}": row.what for n, row in enumerate(indexes)}
+    is_same = made == {staging.index(target, n): row.what for n, row in enumerate(indexes)}
     if not is_same or connection.execute(_SHAPE, live).all() != connection.execute(_SHAPE, built).all():
         raise ReloadRefused([f"{target.name} was altered since it was rebuilt: abort this run and open another one"])
     return [row.relname for row in indexes]
@@ -224,8 +278,9 @@ _SHAPE = text(
            pg_get_expr(d.adbin, d.adrelid)
     FROM pg_attribute a LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
     WHERE a.attrelid = to_regclass(:name) AND a.attnum > 0 AND NOT a.attisdropped
+          AND a.attname <> 'seekpoint_generation'
     UNION ALL SELECT conname, pg_get_expr(conbin, conrelid), NULL, NULL, NULL FROM pg_constraint
-    WHERE conrelid = to_regclass(:name) AND contype = 'c'
+    WHERE conrelid = to_regclass(:name) AND contype = 'c' AND conname <> 'seekpoint_generation'
     ORDER BY 1, 2
     """
 )

@@ -9,6 +9,7 @@ from sqlalchemy.exc import DBAPIError
 
 from seekpoint.guard import passes, sqlstate
 from seekpoint.reload import statements as sql
+from seekpoint.reload.leaves import left_behind
 from seekpoint.reload.run import Run, transaction
 from seekpoint.sinks.copy import driver_of
 
@@ -32,6 +33,7 @@ def sweep(engine: Engine, schema: str, run: Run) -> bool:
     swapped away (a view, a function of its rows): nothing of others is dropped.
     """
     with transaction(engine, schema) as tx:
+        generations, may_go = left_behind(tx, run)
         tables = tx.connection.execute(_TABLES, {"schema": run.staging_schema}).scalars().all()
         functions = tx.connection.execute(_FUNCTIONS, {"schema": run.staging_schema}).scalars().all()
     commands = [
@@ -39,8 +41,13 @@ def sweep(engine: Engine, schema: str, run: Run) -> bool:
     ]
     commands += [ident.SQL("DROP FUNCTION IF EXISTS {}()").format(ident.Identifier(run.staging_schema, function))
                  for function in functions]  # fmt: skip
+    if may_go:
+        # Readers hold a lock on each partition: whoever comes behind us waits as long as we do.
+        commands += [ident.SQL("DROP TABLE IF EXISTS {}").format(ident.Identifier(*path)) for path in generations]
     commands.append(ident.SQL("DROP SCHEMA IF EXISTS {}").format(ident.Identifier(run.staging_schema)))
     if not all([_run(engine, schema, command) for command in commands]):  # noqa: C419 -- each is tried
+        return False
+    if not may_go:  # somebody reads in a snapshot from before the cut-over
         return False
     with transaction(engine, schema) as tx:
         tx.execute(sql.SWEPT, its_run=run.id)

@@ -14,6 +14,7 @@ from seekpoint.errors import ConfigError
 from seekpoint.loading import load_pipeline
 from seekpoint.pipeline import Pipeline
 from seekpoint.sinks.layout import quoted
+from seekpoint.sinks.place import COLUMN, look
 from seekpoint.sinks.roads import Roads
 from seekpoint.sinks.table import TableSink
 from seekpoint.sinks.upsert import Upsert
@@ -76,6 +77,7 @@ class Target:
     key: tuple[str, ...]
     feeds: tuple[Feed, ...]
     handled_as: Path | None = None
+    view: Path | None = None  # over its generations; ``path`` is the one that counts
 
     @property
     def built(self) -> str:
@@ -85,7 +87,12 @@ class Target:
     @property
     def name(self) -> str:
         """As people write it."""
-        return ".".join(self.path)
+        return ".".join(self.shown)
+
+    @property
+    def shown(self) -> Path:
+        """What people read: the table, or the view over its generations."""
+        return self.view or self.path
 
     @property
     def all_columns(self) -> tuple[str, ...]:
@@ -168,10 +175,11 @@ def targets(connection: Connection, given: Sequence[Source]) -> tuple[Target, ..
     """The tables that these pipelines write, as they are now. Raises ConfigError for one that cannot be rebuilt."""
     feeds: dict[Path, list[Feed]] = {}
     handled: dict[Path, Path] = {}
+    live: dict[Path, Path] = {}  # of the tables that are kept in generations, the one that counts
     for n, source in enumerate(given):
         for number, sink in enumerate(source.pipeline.sinks):
             assert isinstance(sink, TableSink)
-            path = _plain(connection, repr(sink), sink.path)
+            path = _plain(connection, repr(sink), sink.path, live)
             feeds.setdefault(path, []).append(Feed(n, number, sink))
             if source.has_handler:
                 handled[path] = path
@@ -180,19 +188,33 @@ def targets(connection: Connection, given: Sequence[Source]) -> tuple[Target, ..
             feeds.setdefault(path, [])
             handled[path] = path
     _require_own_names(handled.values())
-    return tuple(_target(connection, f"t{n}", path, feeds[path], handled.get(path)) for n, path in
-                 enumerate(sorted(feeds)))  # fmt: skip
+    found = []
+    for n, path in enumerate(sorted(feeds)):
+        view = path if path in live else None
+        at = live.get(path, path)
+        found.append(_target(connection, f"t{n}", at, feeds[path], handled_as=handled.get(path), view=view))
+    return tuple(found)
 
 
-def _plain(connection: Connection, who: str, named: Sequence[str]) -> Path:
+def _plain(connection: Connection, who: str, named: Sequence[str], live: dict[Path, Path] | None = None) -> Path:
+    """The table that is named so, also where it is kept in generations: then ``live`` learns which one counts."""
     row = connection.execute(_TABLE, {"name": quoted(*named)}).one_or_none()
+    if live is not None and row is not None and row.kind == "v" and (current := _current(connection, named)):
+        live[row.schema, row.name] = current
+        return row.schema, row.name
     if row is None or row.kind != "r":
         what = "is not there" if row is None else "is no plain table"
         raise ConfigError(f"{who}: the table {what}: only plain tables can be reloaded")
     return row.schema, row.name
 
 
-RUNS_OWN = frozenset({"left_out", "lost", "dead_letter"})  # tables of a run, beside what it builds
+def _current(connection: Connection, view: Sequence[str]) -> Path | None:
+    found = look(connection, view)
+    path = found.current(connection) if found.ledger is not None else None
+    return None if path is None else (path[0], path[1])
+
+
+RUNS_OWN = frozenset({"left_out", "lost", "dead_letter", "endings"})  # tables of a run, beside what it builds
 
 
 def _require_own_names(handled: Iterable[Path]) -> None:
@@ -208,11 +230,19 @@ def _require_own_names(handled: Iterable[Path]) -> None:
 
 
 def _target(
-    connection: Connection, staged: str, path: Path, feeds: Sequence[Feed], handled_as: Path | None = None
+    connection: Connection,
+    staged: str,
+    path: Path,
+    feeds: Sequence[Feed],
+    *,
+    handled_as: Path | None = None,
+    view: Path | None = None,
 ) -> Target:
     name = {"name": quoted(*path)}
     columns = [
-        Column(r.name, r.comparable, r.generated, r.identity, r.numbered) for r in connection.execute(_COLUMNS, name)
+        Column(r.name, r.comparable, r.generated, r.identity, r.numbered)
+        for r in connection.execute(_COLUMNS, name)
+        if view is None or r.name != COLUMN
     ]
     kinds = {(type(f.sink), getattr(f.sink, "key", None), getattr(f.sink, "order_by", None)) for f in feeds}
     if len(kinds) > 1:
@@ -225,13 +255,13 @@ def _target(
     else:
         keys = [tuple(row.key) for row in connection.execute(_KEYS, name)]
         key = _key_by_handler(columns, keys) if handled_as else _key_by_rows(first, columns, keys)
-    return Target(path, staged, tuple(columns), key, tuple(feeds), handled_as)
+    return Target(path, staged, tuple(columns), key, tuple(feeds), handled_as, view)
 
 
 def _key_by_rows(sink: TableSink | None, columns: Sequence[Column], keys: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
     """The first key that the sink's rows have."""
     assert sink is not None
-    known = sink.written or tuple(column.name for column in columns if not column.is_identity)
+    known = sink.written or tuple(column.name for column in columns if not column.is_numbered)
     return next((one for one in keys if set(one) <= set(known)), ())
 
 

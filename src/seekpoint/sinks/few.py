@@ -10,16 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from typing import Any
-from weakref import WeakKeyDictionary
 
-import psycopg
 from psycopg import sql
-from psycopg.rows import tuple_row
 from sqlalchemy import Connection
 
 from seekpoint.pipeline import Row, Writer
 from seekpoint.sinks.copy import Texts, Unwritable, driver_of, open_copy, writing_cursor
-from seekpoint.sinks.layout import quoted
+from seekpoint.sinks.place import recalled
 
 FEW = 20  # rows; above, COPY is cheaper
 
@@ -57,26 +54,8 @@ def open_few(tx: Connection, path: Sequence[str], columns: Columns) -> Iterator[
     with ExitStack() as stack:
         few = _Few(most, lambda: stack.enter_context(open_copy(tx, path, columns)))
         yield few
-        if few.rows and not (_is_plain(tx, path) and _left(tx, path, columns, few.rows)):
+        if few.rows and not (recalled(tx, path).is_plain and _left(tx, path, columns, few.rows)):
             few.hand_over()
-
-
-# What INSERT and COPY do alike: no rule, no row security (COPY refuses it), and no view. Asked once for each table.
-_PLAIN = """
-SELECT relkind IN ('r', 'p') AND NOT relhasrules AND NOT row_security_active(oid)
-FROM pg_class WHERE oid = to_regclass(%s)
-"""
-_known: WeakKeyDictionary[psycopg.Connection[Any], dict[tuple[str, ...], bool]] = WeakKeyDictionary()
-
-
-def _is_plain(tx: Connection, path: Sequence[str]) -> bool:
-    """Whether it makes no difference by which statement rows come, as far as this session knows."""
-    driver, name = driver_of(tx), tuple(path)
-    known = _known.setdefault(driver, {})
-    if name not in known:
-        found = driver.cursor(row_factory=tuple_row).execute(_PLAIN, [quoted(*name)]).fetchone()
-        known[name] = found is not None and bool(found[0])
-    return known[name]
 
 
 def _left(tx: Any, path: Sequence[str], columns: Columns, rows: Sequence[Row]) -> bool:

@@ -124,10 +124,14 @@ class Upsert(TableSink):
     def open(self, tx: Connection) -> Iterator[Writer]:
         """Take the rows as they come; they are in the table when the block is left."""
         from seekpoint.sinks.merge import Known, Merge  # noqa: PLC0415 -- a declaration needs no driver
+        from seekpoint.sinks.place import placed  # noqa: PLC0415
 
         self._known = self._known or Known()
-        with Merge(tx, lambda: self.target, self._known, self.roads) as writer:
+        with placed(tx, self.path) as path, Merge(tx, lambda: self._aim(path), self._known, self.roads) as writer:
             yield writer
+
+    def _aim(self, path: tuple[str, ...]) -> Target:
+        return self.target if path == self.path else dataclasses.replace(self.target, path=path)
 
     def news(self) -> Iterable[Event]:
         """The road of large transactions, where it is another one than when it was told last."""

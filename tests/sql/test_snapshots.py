@@ -25,6 +25,7 @@ from seekpoint.batch import statements as batch
 from seekpoint.deadletters import DeadLetters
 from seekpoint.deadletters import statements as deadletters
 from seekpoint.errors import Fenced, NotApplied
+from seekpoint.export import statements as export
 from seekpoint.failure import Aside, Cause, Failure, State
 from seekpoint.ledger import Attempt, Expected, Ledger, Move, administration, statements, wait
 from seekpoint.ledger.claim import end_abandoned
@@ -51,7 +52,7 @@ STATEMENTS: dict[str, Any] = {
     if name.isupper() and isinstance(value, Executable)
 } | {
     f"{prefix}_{name}": value
-    for prefix, module in (("RELOAD", reload), ("RELOAD", pauses), ("BATCH", batch))
+    for prefix, module in (("RELOAD", reload), ("RELOAD", pauses), ("BATCH", batch), ("EXPORT", export))
     for name, value in vars(module).items()
     if name.isupper() and isinstance(value, Executable) and (module is not pauses or name == "DISOWN")
 }
@@ -171,8 +172,9 @@ def test_what_runs_is_what_the_snapshots_show(seekpoint_engine: Engine, seekpoin
         ledger = Ledger(seekpoint_engine, "g2", schema=seekpoint_schema)
         everything_a_ledger_does(ledger, "seven", 7)
     ran = {re.sub(rf"\b{seekpoint_schema}\b", DEFAULT_SCHEMA, text) for text in texts}
-    # (What reloads and batches run is shown too, and run in their own tests.)
-    shown = {snapshot(name).read_text(): name for name in STATEMENTS if not name.startswith(("RELOAD_", "BATCH_"))}
+    # (What reloads, batches and exports run is shown too, and run in their own tests.)
+    others_ = ("RELOAD_", "BATCH_", "EXPORT_")
+    shown = {snapshot(name).read_text(): name for name in STATEMENTS if not name.startswith(others_)}
     assert ran <= set(shown)
     never = {name for text, name in shown.items() if text not in ran}
     # HOLD is for servers before 17, TERMINATE for a transaction that was abandoned, TRANSACTION_STATUS for a COMMIT

@@ -12,6 +12,7 @@ from sqlalchemy import Engine, text
 
 from seekpoint import errors
 from seekpoint.errors import (
+    ArchiveDamaged,
     ConfigError,
     RangeLost,
     RangeStuck,
@@ -27,7 +28,7 @@ from seekpoint.reload.run import Tx, transaction
 from seekpoint.sinks.layout import quoted
 
 #: No other attempt, and no other driver, would get over these.
-ENDS = (ConfigError, RangeLost, RangeStuck, ReloadOver, ReloadRefused, TopicRecreated)
+ENDS = (ArchiveDamaged, ConfigError, RangeLost, RangeStuck, ReloadOver, ReloadRefused, TopicRecreated)
 
 _THERE = text("SELECT to_regclass(:name) IS NOT NULL")
 

@@ -254,3 +254,33 @@ def test_no_password_comes_out(terminal: Terminal) -> None:
     for words in (["status"], ["sweep"], ["abort", str(uuid4()), "--reason", "r"]):
         url = "postgresql://u:hunter2@127.0.0.1:1/d"
         assert "hunter2" not in terminal.run("reload", *words, "--database-url", url, exits=1).output
+
+
+# -- generations -------------------------------------------------------------------------------------------
+
+
+def test_a_table_is_adopted_turned_and_given_up(terminal: Terminal, shop: Shop) -> None:
+    name = f"{shop.schema}.orders"
+    assert terminal.run("reload", "generations", *terminal.ledger).stdout.startswith("no table is kept in generations")
+    refused = terminal.job("reload", "run", "--strategy", "generation", exits=1)
+    assert f"seekpoint reload adopt {name}" in refused.stderr
+    said = terminal.run("reload", "adopt", name, *terminal.ledger).stdout
+    assert said == f"{name} is a view of {name}_g1, generation 1\n"
+    terminal.job("reload", "run", "--strategy", "generation", "--processes", "2")
+    assert shop.rows() == doubled(FIRST)
+    (told,) = terminal.look("reload", "generations")
+    assert (told["table"], told["number"]) == (name, 2)
+    assert name in terminal.run("reload", "generations", *terminal.ledger).stdout
+    assert terminal.run("reload", "give-up", name, *terminal.ledger).stdout == f"{name} is a plain table again\n"
+    assert terminal.look("reload", "generations") == []
+    assert shop.rows() == doubled(FIRST)
+
+
+def test_what_cannot_be_adopted_says_why(terminal: Terminal, shop: Shop) -> None:
+    shop.execute("CREATE VIEW {schema}.large AS SELECT * FROM {schema}.orders WHERE amount > 50")
+    result = terminal.run("reload", "adopt", f"{shop.schema}.orders", *terminal.ledger, exits=1)
+    assert "drop it (views can be made anew, on top of the adopted table)" in result.stderr
+    gone = terminal.run("reload", "adopt", f"{shop.schema}.none", *terminal.ledger, exits=2)
+    assert f"there is no table {shop.schema}.none" in gone.stderr
+    never = terminal.run("reload", "give-up", f"{shop.schema}.orders", *terminal.ledger, exits=2)
+    assert "is not kept in generations: adopt it first" in never.stderr

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from seekpoint.cli import db, dead_letters, declared, demo, dev, explain, reload, run, status, verify
+from seekpoint.cli import batch, db, dead_letters, declared, demo, dev, explain, export, reload, run, status, verify
 
 app = typer.Typer(
     name="seekpoint",
@@ -21,6 +21,8 @@ app.command("run", no_args_is_help=True)(run.run)
 app.command("status", no_args_is_help=True)(status.status)
 app.add_typer(reload.app, name="reload")
 app.command("verify", no_args_is_help=True)(verify.verify)
+app.command("batch", no_args_is_help=True)(batch.batch)
+app.command("export", no_args_is_help=True)(export.export)
 app.command("explain", no_args_is_help=True)(declared.explain)
 app.command("demo")(demo.demo)
 app.command("demo-poison")(demo.demo_poison)

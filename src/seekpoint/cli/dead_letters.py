@@ -17,7 +17,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from sqlalchemy import Engine
 
-from seekpoint import schema as ledger_schema
 from seekpoint.admin import Chosen, Discarded, Letters, Planned, Redrive, Replayed, Summary, group_of
 from seekpoint.cli.choosing import (
     Actor,
@@ -34,7 +33,7 @@ from seekpoint.cli.choosing import (
 )
 from seekpoint.cli.explain import FAILED, explained, masked
 from seekpoint.cli.letters import as_line, as_place, choices, cut, listed, plain, planned, print_whole, shown
-from seekpoint.cli.options import AsJson, DatabaseUrl, Schema, one_off_engine
+from seekpoint.cli.options import AsJson, DatabaseUrl, Schema, checked_engine
 from seekpoint.cli.run import Target
 from seekpoint.cli.status import known_group
 from seekpoint.errors import ConfigError
@@ -70,7 +69,7 @@ def list_letters(
 ) -> None:
     """List a group's dead letters in the order of topic, partition and offset; by default those that are open."""
     with explained():
-        engine = _engine(database_url, schema)
+        engine = checked_engine(database_url, schema)
         known_group(engine, group, schema)
         letters = Letters(engine, group, schema=schema)
         where = Filters(topic, partition, state, cause, since, error).where()
@@ -97,7 +96,7 @@ def show(
 ) -> None:
     """Show one dead letter: the record, why it failed, how often it was tried, and what can be done next."""
     with explained():
-        engine = _engine(database_url, schema)
+        engine = checked_engine(database_url, schema)
         group = group_of(engine, id, schema=schema)
         letters = Letters(engine, group, schema=schema)
         letter = letters.get(id)
@@ -137,7 +136,7 @@ def replay(
     """
     with explained():
         pipeline = _pipeline(target)
-        engine = _engine(database_url, schema)
+        engine = checked_engine(database_url, schema)
         redrive = Redrive(pipeline, engine, schema=schema, actor=actor, while_paused=while_paused)
         chosen = Filters(topic, partition, None, cause, since, error).chosen(ids, everything)
         for one in ids or ():
@@ -180,7 +179,7 @@ def discard(
     Exits with 1 if some were refused, because they were not open any more.
     """
     with explained():
-        engine = _engine(database_url, schema)
+        engine = checked_engine(database_url, schema)
         chosen = Filters(topic, partition, None, cause, since, error).chosen(ids, everything)
         if everything and group is None:
             raise ConfigError("--all needs --group: the group whose dead letters are meant")
@@ -217,7 +216,7 @@ def export(
     By default those that are open. A file is there when it is complete.
     """
     with explained():
-        engine = _engine(database_url, schema)
+        engine = checked_engine(database_url, schema)
         known_group(engine, group, schema)
         letters = Letters(engine, group, schema=schema)
         where = Filters(topic, partition, state, cause, since, error).where()
@@ -240,13 +239,6 @@ def export(
 
 
 # -- inside -----------------------------------------------------------------------------------------------
-
-
-def _engine(database_url: str, schema: str) -> Engine:
-    engine = one_off_engine(database_url)
-    with engine.connect() as connection:
-        ledger_schema.check(connection, schema)
-    return engine
 
 
 def _pipeline(target: str) -> Pipeline:

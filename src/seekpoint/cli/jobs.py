@@ -36,6 +36,9 @@ Spark = Annotated[
 SparkConf = Annotated[
     list[str] | None, typer.Option("--spark-conf", metavar="KEY=VALUE", help="A setting of Spark's; repeat it.")
 ]
+Processes = Annotated[
+    int, typer.Option(help="Read the log in so many processes of this machine. Default: in this one.", min=0)
+]
 ArchiveRoot = Annotated[
     str | None,
     typer.Option("--archive", metavar="URL", help="Exported records, for what the log has no more: a folder or a URL."),
@@ -74,16 +77,38 @@ def job(
         refuse_extras(context, next(iter(workers)))
         found = _of_workers(tuple(targets), workers)
     else:
-        if not database_url:
-            raise ConfigError("no database is named: give --database-url, or set SEEKPOINT_DATABASE_URL")
-        url, settings = database(database_url), kafka_settings(kafka, kafka_config)
-        if (problem := without(settings)) is not None:
-            raise ConfigError(problem)
-        found = Job(tuple(targets), postgres_engine(url), settings, schema, None)
+        found = _of_options(tuple(targets), database_url, kafka, kafka_config, schema)
     try:
         yield found
     finally:
         found.engine.dispose()
+
+
+@contextmanager
+def servers(
+    *, database_url: str | None, kafka: Sequence[str] | None, kafka_config: Path | None, schema: str
+) -> Iterator[Job]:
+    """A job without pipelines; its connections are closed at the end. Raises ConfigError where no servers are named."""
+    found = _of_options((), database_url, kafka, kafka_config, schema)
+    try:
+        yield found
+    finally:
+        found.engine.dispose()
+
+
+def _of_options(
+    names: tuple[str, ...],
+    database_url: str | None,
+    kafka: Sequence[str] | None,
+    kafka_config: Path | None,
+    schema: str,
+) -> Job:
+    if not database_url:
+        raise ConfigError("no database is named: give --database-url, or set SEEKPOINT_DATABASE_URL")
+    url, settings = database(database_url), kafka_settings(kafka, kafka_config)
+    if (problem := without(settings)) is not None:
+        raise ConfigError(problem)
+    return Job(names, postgres_engine(url), settings, schema, None)
 
 
 def _of_workers(names: tuple[str, ...], workers: dict[str, Worker]) -> Job:

@@ -10,6 +10,7 @@ import typer
 from sqlalchemy import URL, Engine, create_engine
 from sqlalchemy.pool import NullPool
 
+from seekpoint import schema as ledger_schema
 from seekpoint.cli.explain import keep_secret
 from seekpoint.errors import ConfigError
 from seekpoint.ledger.ledger import read_url
@@ -50,6 +51,14 @@ def database(text: str) -> URL:
 def one_off_engine(text: str) -> Engine:
     """An engine that keeps no connection open, for commands that look once and end."""
     return create_engine(database(text), poolclass=NullPool)
+
+
+def checked_engine(text: str, schema: str) -> Engine:
+    """The same, for a database whose ledger is at this library's revision. Raises SchemaMismatch."""
+    engine = one_off_engine(text)
+    with engine.connect() as connection:
+        ledger_schema.check(connection, schema)
+    return engine
 
 
 def kafka_settings(pairs: Iterable[str] | None, file: Path | None) -> dict[str, str]:

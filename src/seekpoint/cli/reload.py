@@ -14,13 +14,12 @@ from typing import Annotated, Any
 from uuid import UUID
 
 import typer
-from sqlalchemy import Engine
 
-from seekpoint import schema as ledger_schema
+from seekpoint.cli import generations, sessions
 from seekpoint.cli import runs as shown
 from seekpoint.cli.choosing import Actor, ago
 from seekpoint.cli.explain import FAILED, explained
-from seekpoint.cli.jobs import ArchiveRoot, Job, Spark, SparkConf, Targets, job, terminable
+from seekpoint.cli.jobs import ArchiveRoot, Job, Processes, Spark, SparkConf, Targets, job, terminable
 from seekpoint.cli.letters import print_whole
 from seekpoint.cli.options import (
     AsJson,
@@ -29,7 +28,7 @@ from seekpoint.cli.options import (
     KafkaConfig,
     OptionalDatabaseUrl,
     Schema,
-    one_off_engine,
+    checked_engine,
 )
 from seekpoint.cli.progress import Shown
 from seekpoint.errors import ConfigError, ReloadOver
@@ -42,10 +41,12 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,  # locals hold the database's URL
 )
+app.command("adopt", no_args_is_help=True)(generations.adopt)
+app.command("generations")(generations.generations)
+app.command("give-up", no_args_is_help=True)(generations.give_up)
 
 Reason = Annotated[str, typer.Option(help="Why, for the record.")]
 RunId = Annotated[UUID, typer.Argument(metavar="ID", help="The run, as `reload status` names it.")]
-TableName = Annotated[str, typer.Argument(metavar="TABLE", help="A table, as sinks name it: public.orders.")]
 
 
 class Strategy(StrEnum):
@@ -73,6 +74,7 @@ def run(
         bool, typer.Option("--same-keys", help="The code that runs now makes the same keys: a shorter lock.")
     ] = False,
     archive: ArchiveRoot = None,
+    processes: Processes = 0,
     spark: Spark = None,
     spark_conf: SparkConf = None,
     actor: Actor = None,
@@ -99,7 +101,9 @@ def run(
         ) as of,
         terminable(),
         Shown(as_json=as_json) as progress,
-        reload_of(of, progress, archive, spark, spark_conf, actor=actor, same_keys=same_keys) as reload,
+        reload_of(
+            of, progress, archive, spark, spark_conf, processes=processes, actor=actor, same_keys=same_keys
+        ) as reload,
     ):
         driver = _opened(reload, resume, strategy, reason)
         progress.say(f"{driver.run.id}: {driver.run.state}, {', '.join(driver.run.tables)} by {driver.run.strategy}")
@@ -122,7 +126,7 @@ def status(
     Reads the database alone: no brokers are asked, workers and drivers are not disturbed.
     """
     with explained():
-        engine = _engine(database_url, schema)
+        engine = checked_engine(database_url, schema)
         if id is not None:
             at = standing(engine, schema, id)
             if as_json:
@@ -161,7 +165,7 @@ def abort(
     with explained():
         if not reason.strip():
             raise ConfigError("a run is given up for a reason: say which with --reason")
-        ended = Runs(_engine(database_url, schema), schema).abort(id, reason)
+        ended = Runs(checked_engine(database_url, schema), schema).abort(id, reason)
         if as_json:
             typer.echo(json.dumps(shown.as_dict(ended), indent=2))
         else:
@@ -184,7 +188,7 @@ def sweep(
     Exits with 1 if something is in use still: it is left for the next time.
     """
     with explained():
-        runs = Runs(_engine(database_url, schema), schema)
+        runs = Runs(checked_engine(database_url, schema), schema)
         swept = runs.sweep(ago(gone_after, "--gone-after"))
         left = [one for one in runs.list() if not one.is_open and not one.swept]
         if as_json:
@@ -220,17 +224,7 @@ def reload_of(
             from seekpoint.export import Archive  # noqa: PLC0415 -- pyarrow, an extra
 
             more["archive"] = Archive(archive, of.engine, schema=of.schema)
-        if spark is not None:
-            from seekpoint.cli.sessions import for_tasks, spark_session  # noqa: PLC0415 -- pyspark, an extra
-            from seekpoint.spark import SparkStager  # noqa: PLC0415
-
-            kafka, database = for_tasks(of.engine.url, of.kafka)
-            progress.say(f"starting Spark on {spark}")
-            session = stack.enter_context(spark_session(spark, spark_conf))
-            more["stager"] = SparkStager(session, kafka, database=database, schema=of.schema)
-            more["spark"] = session
-        elif spark_conf:
-            raise ConfigError("--spark-conf is for a Spark session: give --spark, too")
+        more |= sessions.stager(stack, of, spark, spark_conf, progress.say)
         yield Reload(of.names, of.engine, of.kafka, schema=of.schema, **more)
 
 
@@ -285,10 +279,3 @@ def _hint(run: Run) -> None:
         typer.echo(
             f"schema {run.staging_schema} is in use still: drop it later with `seekpoint reload sweep`", err=True
         )
-
-
-def _engine(database_url: str, schema: str) -> Engine:
-    engine = one_off_engine(database_url)
-    with engine.connect() as connection:
-        ledger_schema.check(connection, schema)
-    return engine

@@ -159,7 +159,8 @@ def abort(run: Run) -> str:
 
 def left_open(run: Run) -> str:
     """What is said of a run whose driver ends here."""
-    return f"{run.id} is left open ({run.state}), workers go on; to go on: {resume(run)}; to give it up: {abort(run)}"
+    workers = "" if run.strategy == "batch" else ", workers go on"
+    return f"{run.id} is left open ({run.state}){workers}; to go on: {resume(run)}; to give it up: {abort(run)}"
 
 
 def _heard(at: Standing) -> str:

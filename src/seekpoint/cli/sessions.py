@@ -7,13 +7,14 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import URL
 
+from seekpoint.cli.jobs import Job
 from seekpoint.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -47,6 +48,22 @@ def spark_session(master: str, conf: Sequence[str] | None) -> Iterator[SparkSess
             yield session
         finally:
             session.stop()
+
+
+def stager(
+    stack: ExitStack, of: Job, master: str | None, conf: Sequence[str] | None, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """``stager`` and ``spark`` for a job whose log Spark's tasks read; empty where no master is named."""
+    if master is None:
+        if conf:
+            raise ConfigError("--spark-conf is for a Spark session: give --spark, too")
+        return {}
+    from seekpoint.spark import SparkStager  # noqa: PLC0415 -- pyspark, an extra
+
+    kafka, database = for_tasks(of.engine.url, of.kafka)
+    say(f"starting Spark on {master}")
+    session = stack.enter_context(spark_session(master, conf))
+    return {"stager": SparkStager(session, kafka, database=database, schema=of.schema), "spark": session}
 
 
 def for_tasks(url: URL, kafka: Mapping[str, Any]) -> tuple[dict[str, Any], Env]:

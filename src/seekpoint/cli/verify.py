@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from seekpoint.cli.explain import FAILED, explained
-from seekpoint.cli.jobs import ArchiveRoot, Spark, SparkConf, Targets, job, terminable
+from seekpoint.cli.jobs import ArchiveRoot, Processes, Spark, SparkConf, Targets, job, terminable
 from seekpoint.cli.letters import plain, print_whole, table
 from seekpoint.cli.options import AsJson, Kafka, KafkaConfig, OptionalDatabaseUrl, Schema
 from seekpoint.cli.progress import Shown
@@ -25,6 +25,7 @@ def verify(
     targets: Targets,
     *,
     archive: ArchiveRoot = None,
+    processes: Processes = 0,
     spark: Spark = None,
     spark_conf: SparkConf = None,
     database_url: OptionalDatabaseUrl = None,
@@ -50,7 +51,7 @@ def verify(
             ) as of,
             terminable(),
             Shown(as_json=as_json) as progress,
-            reload_of(of, progress, archive, spark, spark_conf) as reload,
+            reload_of(of, progress, archive, spark, spark_conf, processes=processes) as reload,
         ):
             report = reload.verify()
         if as_json:

@@ -1,0 +1,96 @@
+"""``seekpoint batch``: what is new in a pipeline's topics, applied by one job in one transaction."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Annotated, Any
+from uuid import UUID
+
+import typer
+
+from seekpoint.batch import Batch, BatchDone
+from seekpoint.cli import sessions
+from seekpoint.cli.choosing import Actor
+from seekpoint.cli.explain import explained
+from seekpoint.cli.jobs import Spark, SparkConf, job, terminable
+from seekpoint.cli.letters import plain
+from seekpoint.cli.options import AsJson, Kafka, KafkaConfig, OptionalDatabaseUrl, Schema
+from seekpoint.cli.progress import Shown
+from seekpoint.cli.runs import left_open
+from seekpoint.reload.run import this_driver
+from seekpoint.tables import DEFAULT_SCHEMA
+
+
+def batch(
+    context: typer.Context,
+    target: Annotated[
+        str, typer.Argument(metavar="MODULE:NAME", help="A Pipeline with sinks alone, or a Worker of one.")
+    ],
+    *,
+    reason: Annotated[str, typer.Option(help="Why, for the record.")] = "batch",
+    pause: Annotated[
+        bool, typer.Option("--pause", help="Stop workers that are at it; they go on from the new offsets.")
+    ] = False,
+    resume: Annotated[UUID | None, typer.Option(metavar="ID", help="Go on with this batch.")] = None,
+    spark: Spark = None,
+    spark_conf: SparkConf = None,
+    actor: Actor = None,
+    database_url: OptionalDatabaseUrl = None,
+    kafka: Kafka = None,
+    kafka_config: KafkaConfig = None,
+    schema: Schema = DEFAULT_SCHEMA,
+    as_json: AsJson = False,
+) -> None:
+    """Apply what is new in a pipeline's topics as one job: rows, dead letters and offsets in one transaction.
+
+    From the stored offsets to what can be read now; the group's workers wait meanwhile. Ctrl-C leaves the batch open
+    and the group paused, and says how to go on. Exits with 1 if the batch was refused or failed: nothing is written.
+    """
+    with (
+        explained(),
+        job(
+            context,
+            [target],
+            database_url=database_url,
+            kafka=kafka,
+            kafka_config=kafka_config,
+            schema=schema,
+        ) as of,
+        terminable(),
+        Shown(as_json=as_json) as progress,
+        ExitStack() as stack,
+    ):
+        more: dict[str, Any] = {"limits": of.limits, "actor": actor, "progress": progress}
+        found = sessions.stager(stack, of, spark, spark_conf, progress.say)
+        more |= {"stager": found["stager"]} if found else {}
+        made = Batch(of.names[0], of.engine, of.kafka, schema=of.schema, **more)
+        with _left_open(made):
+            done = made.run(reason=reason, pause=pause) if resume is None else made.take(resume, pause=pause)
+        _tell(done, made.source.group, as_json=as_json)
+
+
+@contextmanager
+def _left_open(made: Batch) -> Iterator[None]:
+    """Ctrl-C: say how to go on with the batch. Of errors the batch itself says it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        ours = [run for run in made.runs.list() if run.is_open and run.driver == this_driver()]
+        said = [f"{left_open(run)}; group {made.source.group!r} is paused for it meanwhile" for run in ours]
+        raise KeyboardInterrupt(*said) from None
+
+
+def _tell(done: BatchDone, group: str, *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(done.as_dict(), indent=2))
+        return
+    if done.is_empty:
+        typer.echo(plain(f"{group}: nothing is new"))
+    else:
+        rows = ", ".join(f"{count:,} rows for {name}" for name, count in done.rows.items())
+        letters = f", {done.dead_letters:,} dead letters" if done.dead_letters else ""
+        typer.echo(plain(f"{group}: {done.records:,} records applied: {rows or 'no rows'}{letters}"))
+    for at, offset in done.offsets.items():
+        typer.echo(plain(f"{at} stands at offset {offset}"))

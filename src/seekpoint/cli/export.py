@@ -1,0 +1,116 @@
+"""``seekpoint export``: the records that a group has applied, as files that no retention cuts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from seekpoint.cli.choosing import Actor
+from seekpoint.cli.explain import explained
+from seekpoint.cli.jobs import Job, job, servers, terminable
+from seekpoint.cli.letters import plain
+from seekpoint.cli.options import AsJson, Kafka, KafkaConfig, OptionalDatabaseUrl, Schema
+from seekpoint.cli.progress import Shown
+from seekpoint.errors import ConfigError
+from seekpoint.export import Archive, Export, Exported
+from seekpoint.export.job import RANGE
+from seekpoint.loading import load_pipeline
+from seekpoint.tables import DEFAULT_SCHEMA
+
+
+class Format(StrEnum):
+    """What ``--format`` takes."""
+
+    PARQUET = "parquet"
+    DELTA = "delta"
+
+
+def export(
+    context: typer.Context,
+    target: Annotated[
+        str | None, typer.Argument(metavar="[MODULE:NAME]", help="A Pipeline or a Worker, whose group is meant.")
+    ] = None,
+    *,
+    to: Annotated[
+        str, typer.Option(metavar="URL", help="The archive: a folder, or a URL such as s3://bucket/archive.")
+    ],
+    group: Annotated[str | None, typer.Option(help="The group, where no pipeline is named.")] = None,
+    topic: Annotated[list[str] | None, typer.Option(help="Only of this topic; repeat it.")] = None,
+    format: Annotated[Format, typer.Option(help="Files alone, or a Delta table for each topic.")] = Format.PARQUET,  # noqa: A002
+    range_records: Annotated[int, typer.Option(help="Offsets of one file, at most.", min=1)] = RANGE,
+    skip_lost: Annotated[
+        bool, typer.Option("--skip-lost", help="Go on where retention was faster: the archive has a gap then.")
+    ] = False,
+    sweep: Annotated[
+        bool, typer.Option("--sweep", help="Then remove what killed exports left, if it is older than a day.")
+    ] = False,
+    actor: Actor = None,
+    database_url: OptionalDatabaseUrl = None,
+    kafka: Kafka = None,
+    kafka_config: KafkaConfig = None,
+    schema: Schema = DEFAULT_SCHEMA,
+    as_json: AsJson = False,
+) -> None:
+    """Write the records that a group has applied, and that the archive does not have yet, to the archive.
+
+    Raw, as the log has them, up to the stored offsets. Run it as often as you like, also twice at once; whatever ends
+    it, the next one goes on behind what was committed.
+    """
+    with explained():
+        given = {"database_url": database_url, "kafka": kafka, "kafka_config": kafka_config, "schema": schema}
+        with (
+            _job(context, target, group, given) as (of, name),
+            terminable(),
+            Shown(as_json=as_json) as progress,
+        ):
+            archive = Archive(to, of.engine, schema=of.schema)
+            more: dict[str, Any] = {"range_records": range_records, "skip_lost": skip_lost, "actor": actor}
+            job_ = Export(
+                *(of.engine, of.kafka, archive, name, topic),
+                schema=of.schema,
+                format=format.value,
+                progress=progress,
+                **more,
+            )
+            done = job_.run()
+            swept = list(archive.sweep()) if sweep else []
+        _tell(done, archive, name, swept, as_json=as_json)
+
+
+@contextmanager
+def _job(
+    context: typer.Context, target: str | None, group: str | None, given: dict[str, Any]
+) -> Iterator[tuple[Job, str]]:
+    """The servers, and whose group it is."""
+    if (target is None) == (group is None):
+        raise ConfigError("name a pipeline, MODULE:NAME, or its group with --group; one of them")
+    with servers(**given) if target is None else job(context, [target], **given) as of:
+        yield of, group or load_pipeline(of.names[0], from_here=True).group
+
+
+def _tell(done: Exported, archive: Archive, group: str, swept: list[str], *, as_json: bool) -> None:
+    offsets = {str(at): offset for at, offset in done.offsets.items()}
+    if as_json:
+        report = {
+            "run": str(done.run),
+            "archive": archive.root,
+            "group": group,
+            "files": done.files,
+            "records": done.records,
+            "bytes": done.bytes,
+            "offsets": offsets,
+            "swept": swept,
+        }
+        typer.echo(json.dumps(report, indent=2))
+        return
+    files = f"{done.files} file{'' if done.files == 1 else 's'}"
+    typer.echo(plain(f"{group}: {done.records:,} records in {files}, {done.bytes:,} bytes, added to {archive.root}"))
+    for at, offset in offsets.items():
+        typer.echo(plain(f"{at} is there up to offset {offset}"))
+    if swept:
+        typer.echo(f"{len(swept)} files that no export had committed are removed")

@@ -13,10 +13,11 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 from sqlalchemy import Connection, text
+from sqlalchemy.exc import OperationalError
 
 from seekpoint import Json, Ledger, Pipeline, Upsert
-from seekpoint.errors import ConfigError, ReloadOver, ReloadRefused
-from seekpoint.reload import stage_range
+from seekpoint.errors import ConfigError, ReloadOver, ReloadRefused, SchemaMismatch
+from seekpoint.reload import Reload, Runs, stage_range
 from seekpoint.reload.consolidate import coverage
 from seekpoint.reload.deltas import Rounds
 from shop import Order, Shop, doubled, of, pipeline
@@ -318,6 +319,28 @@ def test_how_far_a_run_is_can_be_read(shop: Shop) -> None:
     assert [p.next_offset for p in reload.runs.positions(driver.run.id)] == [30, 0]
     (run,) = reload.runs.list()
     assert (run.state, run.reason, run.version_from, run.version_to) == ("indexed", "prices were wrong", (1,), (2,))
+
+
+def test_runs_are_found_by_a_url_and_a_wrong_one_is_told(shop: Shop) -> None:
+    settled(shop)
+    driver = shop.reload().open()
+    url = shop.engine.url.render_as_string(hide_password=False)
+    assert [run.id for run in Runs(url, shop.schema).list()] == [driver.run.id]
+    assert Runs(shop.engine.url, shop.schema).take(driver.run.id).epoch == 2
+    for wrong in ("localhost:5432", "postgresql://me:p@ss@host/x", "mysql://localhost/x"):
+        with pytest.raises(ConfigError, match="postgresql"):
+            Runs(wrong)
+        with pytest.raises(ConfigError, match="postgresql"):
+            Reload([shop.pipeline()], wrong, {"bootstrap.servers": shop.brokers})
+    nowhere = "postgresql://me@127.0.0.1:1/shop"
+    reload = Reload([shop.pipeline(version=2)], nowhere, {"bootstrap.servers": shop.brokers})
+    for call in (reload.open, reload.runs.list):
+        with pytest.raises(OperationalError, match=r"127\.0\.0\.1.*port 1.*refused"):
+            call()
+    elsewhere = Runs(url, "not_there")
+    for look in (elsewhere.list, elsewhere.sweep, lambda: elsewhere.take(uuid4())):
+        with pytest.raises(SchemaMismatch, match="seekpoint db upgrade"):
+            look()
 
 
 def test_a_round_that_waited_for_an_abort_says_so(shop: Shop) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from seekpoint import Text
+from seekpoint import Json, Pipeline, Text
 from seekpoint.errors import ConfigError, ReloadOver, ReloadRefused
 from seekpoint.failure import State
 from seekpoint.reload import Driver, Reload, Staged, stage_range
@@ -14,7 +14,7 @@ from seekpoint.reload.consolidate import consolidate, coverage, index
 from seekpoint.reload.local import LocalStager
 from seekpoint.reload.staging import Task, begin_staging
 from seekpoint.reload.targets import sources
-from shop import Shop, doubled, gone, of, pipeline
+from shop import Order, OrderKey, Shop, doubled, gone, of, pipeline
 
 RECORDS = [of(n % 30, n, n) for n in range(100)] + [gone(4), of(5, 7), gone(6)]
 
@@ -158,6 +158,43 @@ def test_of_two_groups_each_task_writes_its_own_tables(shop: Shop) -> None:
     reload.run(reload.open())
     assert shop.rows() == doubled(records)
     assert shop.rows("entries", "topic_offset, id, amount") == [(n, n, 2 * n) for n in range(30)]
+
+
+@pytest.mark.parametrize("fewer", ["orders", "entries"])
+def test_of_two_groups_a_task_that_writes_fewer_tables_than_its_own_stages_nothing(shop: Shop, fewer: str) -> None:
+    """Each of the two writes some of the run's tables; which ones is known of each, by tasks and by drivers."""
+    shop.produce(shop.topic, [of(n, n) for n in range(30)], partition=0)
+    only = pipeline(f"{shop.group}-a", shop.topic, shop.schema, version=2, sink={"tombstone": None})
+
+    def both(version: int) -> Pipeline:
+        sinks = [
+            pipeline("any", shop.topic, shop.schema, version=version, kind=kind).sinks[0]
+            for kind in ("upsert", "append")
+        ]
+        return Pipeline(
+            f"{shop.group}-b", topics=shop.topic, value=Json(Order), key=Json(OrderKey), sinks=sinks, version=version
+        )
+
+    for each in (pipeline(f"{shop.group}-a", shop.topic, shop.schema, sink={"tombstone": None}), both(1)):
+        worker = shop.run_worker(each)
+        worker.reached(shop.topic, 30)
+        worker.stop()
+    reload = shop.reload([only, both(2)])
+    driver = reload.open()
+    begin_staging(driver, reload.sources)
+    less = both(2)
+    less.sinks = tuple(sink for sink in less.sinks if fewer in repr(sink))
+    assert len(less.sinks) == 1
+    reload._stager = LocalStager(reload.engine, reload.schema, reload.kafka, sources([only, less]))
+    with pytest.raises(ConfigError, match=rf"is of \S+\.entries, \S+\.orders, and the sinks .* write \S+\.{fewer}: "):
+        reload.stage(driver)
+    assert reload.runs.get(driver.run.id).state == "staging"
+    if fewer == "entries":  # with the other group, all of the run's tables are written
+        with pytest.raises(ConfigError, match=f"of its tables, group '{shop.group}-b' writes others with this code"):
+            shop.reload([only, less]).take(driver.run.id)
+    again = shop.reload([only, both(2)])
+    again.run(again.take(driver.run.id))
+    assert shop.rows() == [(n, 2 * n, 0) for n in range(30)]
 
 
 def test_a_table_with_other_rows_than_its_task_said_is_refused(shop: Shop) -> None:

@@ -43,6 +43,10 @@ class Outlook:
         self.readable = Watermarks(self._identity, committed=self.config["isolation.level"] != "read_uncommitted")
         self._written = Watermarks(self._identity, committed=False)
 
+    def wait_at_most(self, seconds: float) -> None:
+        """Let brokers that do not answer be away after so long, or sooner."""
+        self._identity.timeout = min(ASK, seconds)
+
     def ask(self, topics: Collection[str]) -> Answer:
         """Send the question for the topics' ids."""
         return self._identity.ask(topics)

@@ -147,11 +147,13 @@ class Follower:
     def read_to(self, ends: Mapping[Partition, int], *, chunk: int = CHUNK, idle: float = IDLE) -> Iterator[Piece]:
         """The records from the positions to ``ends``, in pieces of several partitions; the others stay where they are.
 
-        As with :func:`read_range`, they count once the iteration has ended without an error, and it raises the same.
+        ``idle`` is how many seconds the brokers may say nothing, here and to each question about the topics. As
+        with :func:`read_range`, they count once the iteration has ended without an error, and it raises the same.
         After an error, or if you drop the iteration, go on with :meth:`reassign`.
         """
         if strangers := sorted(ends.keys() - self._positions.keys()):
             raise ConfigError(f"not followed: {', '.join(map(str, strangers))}; reassign() takes partitions in")
+        self._outlook.wait_at_most(idle)
         self._wake(ends)
         patience = _Patience(idle)
         if kept := self._unkeep(ends):

@@ -77,9 +77,9 @@ def extend(driver: Driver, sources: Sequence[Source], kafka: Mapping[str, Any], 
     records can be read; and dead letters in them are left out. Partitions that a group has got since come in. Raises
     ReloadRefused, KafkaAway, and ReloadOver.
     """
-    groups = list(driver.run.groups)
+    groups = [source.group for source in sources if not source.has_handler]  # handlers are run in rounds
     with driver.step("staging", isolation=SERIALIZABLE_ENOUGH) as tx:
-        positions = {(at.group, at.partition): at for at in tx.positions(driver.run.id)}
+        positions = {(at.group, at.partition): at for at in tx.positions(driver.run.id) if at.group in groups}
         offsets = tx.execute(sql.OFFSETS, groups=groups).all()
     moved: int = sum(row.next_offset - _end(positions, row) for row in offsets)
     if moved <= large:

@@ -30,6 +30,7 @@ from seekpoint.reload.run import SERIALIZABLE_ENOUGH, Driver, Run, Runs, transac
 from seekpoint.reload.staging import Staged, Stager, begin_staging
 from seekpoint.reload.sweep import drop_attempts
 from seekpoint.reload.targets import Source, sources, targets
+from seekpoint.reload.writes import writes_other_tables
 from seekpoint.tables import DEFAULT_SCHEMA
 
 if TYPE_CHECKING:
@@ -116,14 +117,15 @@ class Reload:
             )
         with transaction(self.engine, self.schema) as tx:
             written = tuple(target.name for target in targets(tx.connection, self.sources))
+            others = [source.group for source in self.sources if writes_other_tables(tx, run.staging_schema, source)]
         if written != run.tables:
             raise ConfigError(
                 f"reload {run.id} is of {', '.join(run.tables)}, and these sinks write {', '.join(written)}: take it "
                 "with the code that it was opened with, or abort it and open another"
             )
-        if strange := [source.group for source, theirs in each if theirs and theirs[0] != theirs[1]]:
+        if others:
             raise ConfigError(
-                f"reload {run.id}: of its tables, group {strange[0]!r} writes others with this code: take it with the "
+                f"reload {run.id}: of its tables, group {others[0]!r} writes others with this code: take it with the "
                 "code that it was opened with, or abort it and open another"
             )
 

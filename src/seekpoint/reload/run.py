@@ -12,21 +12,23 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Engine, Row
+from sqlalchemy import URL, Engine, Row
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.base import Executable
 
 from seekpoint.errors import ConfigError, ReloadOver
 from seekpoint.failure import storable
 from seekpoint.guard import LentConnection, sqlstate
+from seekpoint.ledger.ledger import postgres_engine
 from seekpoint.ledger.statements import APPLICATION, SETTLE
 from seekpoint.policy import Limits
 from seekpoint.records import Partition
 from seekpoint.reload import statements as sql
 from seekpoint.reload.pauses import let_go
-from seekpoint.tables import in_schema
+from seekpoint.schema import check
+from seekpoint.tables import DEFAULT_SCHEMA, in_schema
 
-SERIALIZATION_FAILURE = "40001"
+SERIALIZATION_FAILURE, UNDEFINED_TABLE = "40001", "42P01"
 SERIALIZABLE_ENOUGH = "REPEATABLE READ"  # one snapshot for all that a step reads
 
 
@@ -235,22 +237,22 @@ def told(run: Run) -> str:
 class Runs:
     """All runs of one ledger: look at them, take one over, abort, sweep."""
 
-    def __init__(self, engine: Engine, schema: str, limits: Limits | None = None) -> None:
-        self.engine, self.schema, self.limits = engine, schema, limits or Limits()
+    def __init__(self, engine: Engine | URL | str, schema: str = DEFAULT_SCHEMA, limits: Limits | None = None) -> None:
+        self.engine, self.schema, self.limits = postgres_engine(engine), schema, limits or Limits()
 
     def list(self) -> Sequence[Run]:
         """Every run on record, the newest first."""
-        with transaction(self.engine, self.schema) as tx:
+        with self._begin() as tx:
             return [run_of(row) for row in tx.execute(sql.ALL_RUNS)]
 
     def get(self, id: UUID) -> Run:  # noqa: A002 -- the column's name
         """One run. Raises ConfigError where there is none of that id."""
-        with transaction(self.engine, self.schema) as tx:
+        with self._begin() as tx:
             return self._known(id, tx.execute(sql.GET_RUN, its_run=id).one_or_none())
 
     def positions(self, id: UUID) -> Sequence[StagedPosition]:  # noqa: A002
         """How far a run's rebuild is, partition by partition."""
-        with transaction(self.engine, self.schema) as tx:
+        with self._begin() as tx:
             return tx.positions(id)
 
     def take(self, id: UUID, driver: str | None = None) -> Driver:  # noqa: A002
@@ -258,7 +260,7 @@ class Runs:
 
         Raises ReloadOver where the run has ended, ConfigError where there is none.
         """
-        with transaction(self.engine, self.schema, lock_wait=self.limits.transaction_age) as tx:
+        with self._begin(self.limits.transaction_age) as tx:
             row = tx.execute(sql.TAKE, its_run=id, driver_name=storable(driver or this_driver())).one_or_none()
             if row is None:
                 run = self._known(id, tx.execute(sql.GET_RUN, its_run=id).one_or_none())
@@ -271,7 +273,7 @@ class Runs:
         Raises ReloadOver where it has ended already, ConfigError where there is none. What cannot be dropped at once
         (a task is still writing) is left to :meth:`sweep`.
         """
-        with transaction(self.engine, self.schema, lock_wait=self.limits.transaction_age) as tx:
+        with self._begin(self.limits.transaction_age) as tx:
             closed = tx.execute(sql.CLOSE, its_run=id, to_state="aborted", its_error=storable(reason)).one_or_none()
             if closed is None:
                 run = self._known(id, tx.execute(sql.GET_RUN, its_run=id).one_or_none())
@@ -292,10 +294,10 @@ class Runs:
 
         Returns the runs of which nothing is left now; what is still in use is left for the next time.
         """
-        with transaction(self.engine, self.schema) as tx:
+        with self._begin() as tx:
             for gone in tx.execute(sql.GONE, age=gone_after).all():
                 let_go(tx.connection, self.schema, gone.id, gone.groups, "its driver is gone")
-        with transaction(self.engine, self.schema) as tx:
+        with self._begin() as tx:
             left = [run_of(row) for row in tx.execute(sql.UNSWEPT)]
         return [run.id for run in left if self._sweep(run)]
 
@@ -303,6 +305,18 @@ class Runs:
         from seekpoint.reload.sweep import sweep  # noqa: PLC0415 -- it stands on this module
 
         return sweep(self.engine, self.schema, run)
+
+    @contextmanager
+    def _begin(self, lock_wait: float = 30.0) -> Iterator[Tx]:
+        """A transaction; where the ledger's tables are not there, SchemaMismatch says so."""
+        try:
+            with transaction(self.engine, self.schema, lock_wait=lock_wait) as tx:
+                yield tx
+        except DBAPIError as error:
+            if sqlstate(error) == UNDEFINED_TABLE:
+                with transaction(self.engine, self.schema) as tx:
+                    check(tx.connection, self.schema)
+            raise
 
     def _known(self, id: UUID, row: Row[Any] | None) -> Run:  # noqa: A002
         if row is None:

@@ -31,6 +31,7 @@ from seekpoint.reload.parts import LeftOut, Outcome, Parts, all_of, nothing_left
 from seekpoint.reload.raw import raw_sinks
 from seekpoint.reload.run import Driver, Run, Tx, run_of, transaction
 from seekpoint.reload.targets import Source, aimed_pipeline, targets
+from seekpoint.reload.writes import remember_writes, writes_of
 from seekpoint.tables import dead_letter, in_schema
 
 
@@ -72,6 +73,7 @@ def begin_staging(driver: Driver, sources: Sequence[Source]) -> None:
         staging.lost.create(tx.connection)
         _make_letters(tx, staging)
         make_endings(tx, staging.schema)
+        remember_writes(tx, staging.schema, sources)
         ends = {(at.group, at.partition): at for at in tx.positions(driver.run.id)}
         for source in sources:
             mine = {at.partition: (at.topic_id, at.first_offset, at.end_offset) for at in ends.values()
@@ -182,7 +184,8 @@ class _Work:
             what = "gone" if now is None else now.state
             raise ReloadOver(f"reload {self.run_id} is {what}: it takes no more ranges")
         found = targets(tx.connection, [Source("", self.pipeline)])
-        _require_the_runs(run_of(now), self.pipeline, {target.name for target in found})
+        tables = {target.name for target in found}
+        _require_the_runs(run_of(now), self.pipeline, tables, writes_of(tx, now.staging_schema, self.pipeline.group))
         attempt, at = f"r{self.range.partition.number}_{uuid4().hex[:16]}", self.range.partition
         staging = Staging(now.staging_schema)
         sinks = raw_sinks(tx.connection, staging, attempt, self.pipeline, found)
@@ -208,7 +211,7 @@ class _Work:
         return staged
 
 
-def _require_the_runs(its: Run, pipeline: Pipeline, tables: set[str]) -> None:
+def _require_the_runs(its: Run, pipeline: Pipeline, tables: set[str], theirs: set[str] | None) -> None:
     """Refuse code that is not the run's; the run itself can go on, with the right one."""
     wanted = dict(zip(its.groups, its.version_to, strict=True)).get(pipeline.group)
     if wanted != pipeline.version:
@@ -216,10 +219,10 @@ def _require_the_runs(its: Run, pipeline: Pipeline, tables: set[str]) -> None:
             f"reload {its.id} rebuilds group {pipeline.group!r} with handler version {wanted}, and the code of this "
             f"process is version {pipeline.version}: bring it to the same, then go on"
         )
-    theirs = set(its.tables)
-    if tables - theirs or (len(its.groups) == 1 and tables != theirs):  # of several groups, each may write some
+    theirs = set(its.tables) if theirs is None else theirs
+    if tables != theirs:
         raise ConfigError(
-            f"reload {its.id} is of {', '.join(its.tables)}, and the sinks of this process write "
+            f"reload {its.id} is of {', '.join(sorted(theirs))}, and the sinks of this process write "
             f"{', '.join(sorted(tables))}: bring its code to the driver's, then go on"
         )
 

@@ -1,0 +1,54 @@
+"""Which of a run's tables each of its groups writes, kept in the run's schema: a task knows its own pipeline alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from psycopg import sql as ident
+from sqlalchemy import text
+
+from seekpoint.reload.layout import name, rows, run
+from seekpoint.reload.run import Tx
+from seekpoint.reload.targets import Source, targets
+from seekpoint.sinks.layout import quoted
+
+_TABLE = "writes"
+_THERE = text("SELECT to_regclass(:name) IS NOT NULL")
+
+
+def remember_writes(tx: Tx, staging_schema: str, sources: Sequence[Source]) -> None:
+    """Keep what the driver's code writes, group by group."""
+    table = name(staging_schema, _TABLE)
+    run(
+        tx.connection,
+        "CREATE TABLE {table} (consumer_group text, table_name text, PRIMARY KEY (consumer_group, table_name))",
+        table=table,
+    )
+    for source in sources:
+        for written in sorted(target.name for target in targets(tx.connection, [source])):
+            run(
+                tx.connection,
+                "INSERT INTO {table} VALUES ({group}, {written})",
+                table=table,
+                group=ident.Literal(source.group),
+                written=ident.Literal(written),
+            )
+
+
+def writes_of(tx: Tx, staging_schema: str, group: str) -> set[str] | None:
+    """What this group writes in the run; None where that is not kept: the run has not begun."""
+    if not tx.connection.execute(_THERE, {"name": quoted(staging_schema, _TABLE)}).scalar():
+        return None
+    found = rows(
+        tx.connection,
+        "SELECT table_name FROM {table} WHERE consumer_group = {group}",
+        table=name(staging_schema, _TABLE),
+        group=ident.Literal(group),
+    )
+    return {row[0] for row in found}
+
+
+def writes_other_tables(tx: Tx, staging_schema: str, source: Source) -> bool:
+    """Whether this code of a group writes others of the run's tables than the code that the run began with."""
+    theirs = writes_of(tx, staging_schema, source.group)
+    return theirs is not None and theirs != {target.name for target in targets(tx.connection, [source])}

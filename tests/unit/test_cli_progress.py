@@ -36,13 +36,17 @@ def test_a_line_every_few_seconds_and_at_the_ends(clock: Clock, capsys: pytest.C
             shown("staging", second * 250, 3_000)
         clock.now += 1
         shown("staging", 3_000, 3_000)
-        shown("comparing", 0, 0)
+        for _ in range(3):
+            shown("comparing", 0, 0)
+            shown("comparing", 1, 1)
+            shown("cutting over", 0, 0)
     assert capsys.readouterr().err.splitlines() == [
         "staging: 0 of 3,000 records",
         "staging: 1,250 of 3,000 records, 250/s, 7 s left",
         "staging: 2,500 of 3,000 records, 250/s, 2 s left",
         "staging: 3,000 records, 250/s",
         "comparing",
+        "cutting over",
     ]
 
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 EVERY = 5.0  # seconds between two lines
+UNCOUNTED = {"comparing"}  # one statement for each table: there are no records to count
 
 
 class Shown:
@@ -24,6 +25,7 @@ class Shown:
         self._bar = _bar(console) if console.is_terminal else None
         self._quiet = as_json and self._bar is None
         self._task: TaskID | None = None
+        self._heard: set[str] = set()
         self._what, self._before, self._began, self._told_at = "", 0, monotonic(), -EVERY
 
     def __enter__(self) -> Self:
@@ -44,12 +46,19 @@ class Shown:
         is_new = what != self._what
         if is_new:  # what was done by then was done by others, or before
             self._what, self._before, self._began = what, done, now
-        said = told(done, total, done - self._before, now - self._began)
+        said = "" if what in UNCOUNTED else told(done, total, done - self._before, now - self._began)
         if self._bar is not None:
             self._on_terminal(what, done, total, said)
-        elif is_new or done == total > 0 or now - self._told_at >= EVERY:
+        elif self._is_news(what, said, is_new=is_new, is_last=done == total > 0, now=now):
             self._told_at = now
+            self._heard.add(what)
             typer.echo(f"{what}: {said}" if said else what, err=True)
+
+    def _is_news(self, what: str, said: str, *, is_new: bool, is_last: bool, now: float) -> bool:
+        """What comes again and again (a cut-over that is tried once more) is told with its numbers, or not at all."""
+        if not said:
+            return what not in self._heard
+        return is_new or is_last or now - self._told_at >= EVERY
 
     def say(self, sentence: str) -> None:
         """A line of its own, which stays."""

@@ -42,6 +42,8 @@ def spark_session(master: str, conf: Sequence[str] | None) -> Iterator[SparkSess
     with tempfile.TemporaryDirectory(prefix="seekpoint-spark-") as folder:
         os.environ["JAVA_HOME"] = str(_java_home(Path(folder)))
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        if master.startswith("local"):
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         settings.setdefault("spark.sql.warehouse.dir", folder)
         session = SparkSession.builder.master(master).appName("seekpoint").config(map=dict(settings)).getOrCreate()
         try:

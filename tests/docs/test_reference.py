@@ -20,10 +20,13 @@ from seekpoint import (
     Pipeline,
     StartAt,
     Worker,
+    batch,
     consumer_config,
     errors,
     events,
+    export,
     reload,
+    spark,
     testing,
 )
 from seekpoint.health import Health
@@ -32,7 +35,9 @@ from seekpoint.kafka.client import Client
 from seekpoint.ledger.ledger import _KEEPALIVES
 from seekpoint.sinks import Append
 
-API, EVENTS, CONFIGURATION = (named(f"docs/reference/{name}.md") for name in ("api", "events", "configuration"))
+API, EVENTS, CONFIGURATION, JOBS = (
+    named(f"docs/reference/{name}.md") for name in ("api", "events", "configuration", "reload")
+)
 ALL_EVENTS = [
     kind
     for kind in vars(events).values()
@@ -134,13 +139,36 @@ def test_every_name_of_the_test_kit_is_in_the_reference() -> None:
     assert is_dataclass(testing.Processed)
 
 
-def test_every_name_of_the_reload_is_in_the_reference() -> None:
-    shown = section(API, "seekpoint.reload")
-    assert {name for name in reload.__all__ if not re.search(rf"`{name}\b", shown)} == set()
-    given = re.search(r"`Reload\(([^`]*)\)`", shown)
+@pytest.mark.parametrize("module", [reload, export, batch, spark], ids=lambda module: str(module.__name__))
+def test_every_name_of_a_job_is_in_the_reference(module: Any) -> None:
+    shown = section(JOBS, module.__name__)
+    assert {name for name in module.__all__ if not re.search(rf"`{name}\b", shown)} == set()
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        *[reload.Reload, reload.Runs, reload.Generations, export.Export, export.Archive, batch.Batch],
+        *[spark.read, spark.stored_ranges, spark.batch, spark.export, spark.SparkStager],
+    ],
+    ids=lambda made: f"{made.__module__}.{made.__name__}",
+)
+def test_every_parameter_of_a_job_is_in_the_reference(made: Any) -> None:
+    shown = section(JOBS, ".".join(made.__module__.split(".")[:2]))
+    given = re.search(rf"`{made.__name__}\(((?:[^()]|\([^()]*\))*)\)`", shown)
     assert given is not None
-    names = re.findall(r"(\w+)(?:=[^,]+)?(?:,|$)", given[1])
-    assert names == list(inspect.signature(reload.Reload.__init__).parameters)[1:]
+    names = [part.split("=")[0].strip() for part in re.sub(r"\([^()]*\)", "", given[1]).split(",")]
+    assert [name for name in names if name != "*"] == list(inspect.signature(made).parameters)
+
+
+@pytest.mark.parametrize(
+    "made", [reload.Reload, reload.Runs, reload.Generations, export.Export, export.Archive, batch.Batch],
+    ids=lambda made: str(made.__name__),
+)  # fmt: skip
+def test_every_method_of_a_job_is_in_the_reference(made: type) -> None:
+    inner = {"storage", "ledger"} if made is export.Archive else set()
+    public = {name for name, value in vars(made).items() if not name.startswith("_") and not inspect.isclass(value)}
+    assert public - inner <= ticked(section(JOBS, ".".join(made.__module__.split(".")[:2])))
 
 
 def test_every_limit_is_in_the_reference_with_its_default() -> None:

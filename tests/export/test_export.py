@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from confluent_kafka.admin import AdminClient
 
 from integration.test_odd_records import produce_by_hand
-from integration.test_ranges import in_transactions
+from integration.test_ranges import delete, in_transactions
 from seekpoint import Ledger, Partition
 from seekpoint.errors import ConfigError, RangeLost, RangeStuck, TopicRecreated
 from seekpoint.export import Archive, Exported, job
-from vault import Vault
+from vault import Vault, records
 
 
 def test_what_the_group_has_applied_is_in_the_archive_and_no_more(vault: Vault) -> None:
@@ -137,10 +138,6 @@ def test_two_groups_share_one_archive(vault: Vault) -> None:
 
 
 def test_a_recreated_topic_has_a_chain_of_its_own(vault: Vault) -> None:
-    from confluent_kafka.admin import AdminClient
-
-    from integration.test_ranges import delete
-
     name = vault.topic()
     vault.produce(name, ["old"] * 10)
     vault.stand(name, {0: 10})
@@ -158,6 +155,22 @@ def test_a_recreated_topic_has_a_chain_of_its_own(vault: Vault) -> None:
     assert [r.value for piece in vault.archive.read_range(was) for r in piece] == [b"old"] * 10
     assert len(vault.archive.files(name, was.topic_id)) == 1
     assert len(vault.archive.files(name)) == 2
+
+
+def test_a_topic_that_is_gone_is_said_at_once(vault: Vault) -> None:
+    name = vault.topic()
+    vault.produce(name, ["old"] * 10)
+    vault.stand(name, {0: 10})
+    vault.export().run()
+    was = vault.range(name, 0, 10)
+    delete(vault.kafka, AdminClient({"bootstrap.servers": vault.brokers, "log_level": 0}), name)
+    assert vault.export().run().files == 0, "nothing is asked where nothing is left"
+    vault.execute("UPDATE {schema}.partition_offset SET next_offset = 12")
+    with pytest.raises(RangeLost, match="does not exist any more"):
+        vault.export().run()
+    with pytest.raises(RangeLost, match="does not exist any more"):
+        records(vault.chained.read(was))
+    assert len(records(vault.archive.read_range(was))) == 10
 
 
 def test_a_partition_that_is_added_begins_where_the_group_began(vault: Vault) -> None:

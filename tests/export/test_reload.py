@@ -105,3 +105,14 @@ def test_a_verify_reads_the_archive_as_well(shop: Shop, archive: Archive) -> Non
     report = shop.reload(version=1, archive=archive).verify()
     (table,) = report.tables
     assert table.different == 1
+
+
+def test_a_group_that_retention_has_overtaken_is_reloaded_where_it_stands(shop: Shop, archive: Archive) -> None:
+    """Its workers wait for a decision; what it has applied is in the archive."""
+    work(shop, FIRST, len(FIRST))
+    export(shop, archive)
+    shop.produce(shop.topic, LATER, partition=0)
+    trim(shop, len(FIRST) + 5)
+    reload = shop.reload(archive=archive)
+    reload.run(reload.open())
+    assert shop.rows() == doubled(FIRST)

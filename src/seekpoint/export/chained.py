@@ -10,7 +10,8 @@ from sqlalchemy import Engine
 
 from seekpoint.errors import RangeLost
 from seekpoint.export.archive import Archive, up_to
-from seekpoint.kafka.ranges import Piece, Range, log_starts, read_range
+from seekpoint.kafka.outlook import Outlook
+from seekpoint.kafka.ranges import Piece, Range, read_range
 
 
 def chained(kafka: Mapping[str, Any], archive: str | None, engine: Engine) -> ChainedReader:
@@ -36,9 +37,9 @@ class ChainedReader:
         if self._archive is None:
             yield from read_range(self._kafka, range_)
             return
-        left = range_
+        outlook, left = Outlook(self._kafka), range_
         while left.start < left.end:
-            archived, left = up_to(left, log_starts(self._kafka, [range_.partition])[range_.partition])
+            archived, left = up_to(left, _log_start(outlook, left))
             yield from self._archive.read_range(archived)
             position = left.start
             try:
@@ -47,6 +48,12 @@ class ChainedReader:
                     position = piece.records[-1].offset + 1
                 return
             except RangeLost:
-                if log_starts(self._kafka, [range_.partition])[range_.partition] <= position:
-                    raise  # it is not retention
                 left = replace(left, start=position)
+                if _log_start(outlook, left) <= position:
+                    raise  # it is not retention
+
+
+def _log_start(outlook: Outlook, range_: Range) -> int:
+    """Where the log begins now. Raises TopicRecreated, and RangeLost where there is no such topic any more."""
+    outlook.check(outlook.ask([range_.partition.topic]), range_.partition, range_.topic_id, range_.start)
+    return outlook.readable.starts([range_.partition])[range_.partition].offset

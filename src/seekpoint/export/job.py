@@ -14,8 +14,9 @@ from seekpoint.errors import ConfigError, RangeLost
 from seekpoint.export.archive import Archive
 from seekpoint.export.manifest import Entry, Tx, Written, holes, transaction
 from seekpoint.failure import storable
+from seekpoint.kafka.outlook import Outlook
 from seekpoint.kafka.plan import check
-from seekpoint.kafka.ranges import Range, log_starts
+from seekpoint.kafka.ranges import Range
 from seekpoint.ledger import Ledger
 from seekpoint.ledger.ledger import postgres_engine
 from seekpoint.ledger.read import Position
@@ -145,7 +146,7 @@ class Export:
         for at in stands:
             self._require_its_format(at, chains[at.partition])
         behind = [at for at in stands if _left(at, chains[at.partition])]
-        starts = log_starts(self.kafka, [at.partition for at in behind]) if behind else {}
+        starts = self._log_starts(behind)
         ranges = [range_ for at in behind for range_ in self._of(at, chains[at.partition], starts[at.partition])]
         check(self.kafka, ranges)
         width = self._range_records
@@ -154,6 +155,16 @@ class Export:
             for each in ranges
             for start in range(each.start, each.end, width)
         ]
+
+    def _log_starts(self, behind: Sequence[Position]) -> dict[Partition, int]:
+        """Where the logs begin, of the topics that the positions belong to."""
+        if not behind:
+            return {}
+        outlook = Outlook(self.kafka)
+        asked = outlook.ask({at.partition.topic for at in behind})
+        for at in behind:
+            outlook.check(asked, at.partition, at.topic_id, at.next_offset)
+        return {at: edge.offset for at, edge in outlook.readable.starts([at.partition for at in behind]).items()}
 
     def _of(self, at: Position, chain: Sequence[Entry], log_start: int) -> Iterator[Range]:
         """One partition's ranges that neither the archive has nor retention has taken."""

@@ -12,6 +12,7 @@ from sqlalchemy import text
 from reloader import Reloader
 from seekpoint import Limits, events
 from seekpoint.errors import HandlerOutdated
+from seekpoint.reload import Generations
 from shop import Shop, of
 
 KILLED = 2  # drivers of each run
@@ -80,7 +81,9 @@ def test_reloads_under_fire(shop: Shop, seed: int) -> None:
     with Field(shop) as field:
         worker = shop.worker(limits=Limits(batch_records=50))
         worker.seen.wait_for(events.Committed, count=5)
-        for version, strategy in enumerate(chance.sample(["merge", "swap"], 2), start=2):
+        for version, strategy in enumerate([*chance.sample(["merge", "swap"], 2), "generation"], start=2):
+            if strategy == "generation":
+                Generations(shop.engine, schema=shop.schema).adopt((shop.schema, "orders"))
             drivers = bring_through(shop, chance, version, strategy)
             print(f"version {version} by {strategy}: {drivers} drivers")
             newer = shop.worker(version=version, limits=Limits(batch_records=50))
@@ -91,6 +94,6 @@ def test_reloads_under_fire(shop: Shop, seed: int) -> None:
     worker.stop()
     assert not field.torn, field.torn[:5]
     assert field.looks > 100
-    assert {row[1] for row in shop.rows()} == {3}
+    assert {row[1] for row in shop.rows()} == {4}
     ends = shop.execute("SELECT sum(next_offset) FROM {schema}.partition_offset")
     assert [(len(shop.rows()),)] == ends

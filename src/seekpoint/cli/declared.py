@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
@@ -16,6 +18,7 @@ from seekpoint.pipeline import Pipeline, Sink
 from seekpoint.sinks import Append, Upsert
 from seekpoint.sinks.copy import driver_of
 from seekpoint.sinks.layout import quoted, survey
+from seekpoint.sinks.place import placed
 from seekpoint.sinks.roads import outlook
 
 LEARNED = "a worker learns between copy and stage: its observers hear it (RoadTaken)"
@@ -70,9 +73,10 @@ def _sink(sink: Sink, engine: Engine | None) -> dict[str, Any]:
 def _copy_nothing(sink: Append | AppendArrow, engine: Engine) -> None:
     """Raises what the server says of a table, a column or a right that is missing."""
     columns = f" ({', '.join(map(quoted, sink.written))})" if sink.written else ""
-    command = f"COPY {quoted(*sink.path)}{columns} FROM STDIN"
-    with engine.connect() as look, driver_of(look).cursor().copy(command):  # rolled back at the end
-        pass
+    with ExitStack() as stack:
+        look = stack.enter_context(engine.connect())  # rolled back at the end
+        path = stack.enter_context(placed(look, sink.path))
+        stack.enter_context(driver_of(look).cursor().copy(f"COPY {quoted(*path)}{columns} FROM STDIN"))
 
 
 def _newest(sink: Upsert) -> str:
@@ -87,8 +91,8 @@ def _is_direct(sink: Upsert, engine: Engine | None) -> bool:
     """Whether COPY may go into the table; without a database, as if it may."""
     if engine is None:
         return True
-    with engine.connect() as look:  # its transaction is rolled back at the end
-        layout, _ = survey(look, sink.target)
+    with engine.connect() as look, placed(look, sink.path) as path:  # its transaction is rolled back at the end
+        layout, _ = survey(look, replace(sink.target, path=path))
     return layout.direct
 
 

@@ -64,6 +64,8 @@ def _told(event: events.Event) -> dict[str, Any] | None:  # noqa: C901, PLR0911 
     match event:
         case events.Started():
             return {"owner": event.owner}
+        case events.StoodBy():
+            return {"run": str(event.run), "state": event.state}
         case events.Placed():
             return {"partition": event.partition.number, "offset": event.offset}
         case events.Gone() | events.Released():
@@ -83,7 +85,7 @@ def _told(event: events.Event) -> dict[str, Any] | None:  # noqa: C901, PLR0911 
         case events.DatabaseTrouble():
             return {"error": str(getattr(event.error, "orig", event.error)).strip().splitlines()[0]}
         case _:
-            return {} if type(event).__name__ == "StoodBy" else None
+            return None
 
 
 def serve(prepare: Callable[[Mapping[str, Any]], tuple[Pipeline, Sequence[events.Observer]]]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from time import monotonic
 from types import TracebackType
 from typing import Self
 
@@ -11,7 +12,7 @@ from sqlalchemy import Engine, Row, text
 
 from seekpoint.dev.demo.reload.handling import GROUP, TABLE, VERSIONS
 
-PAUSE = 0.005  # seconds between two polls
+PAUSE = 0.01  # seconds between two polls; or as long as the last one took: it is not to be the load
 
 _PRICE = " ".join(f"WHEN {number} THEN {version.sql}" for number, version in VERSIONS.items())
 # One statement, so one moment: the rows, the version that the ledger names, and the offsets. Without holes in the
@@ -93,8 +94,12 @@ class Reader:
     def _read(self) -> None:
         try:
             with self._engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-                while not self._stop.wait(PAUSE):
+                connection.execute(text("SET max_parallel_workers_per_gather = 0"))
+                pause = PAUSE
+                while not self._stop.wait(pause):
+                    began = monotonic()
                     self._judge(connection.execute(POLL).one())
+                    pause = max(PAUSE, monotonic() - began)
         except BaseException as error:  # noqa: BLE001 -- raised where the count is asked for
             with self._turn:
                 self._error = error

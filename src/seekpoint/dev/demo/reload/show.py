@@ -31,7 +31,7 @@ from seekpoint.dev.demo.reload.report import Reloaded, Report
 from seekpoint.dev.demo.wire import create_topic
 from seekpoint.dev.servers import Pair, start_pair
 from seekpoint.errors import ConfigError
-from seekpoint.reload import CutOver, Driver, LocalStager, Reload, Run, Staged, Stager, Task
+from seekpoint.reload import CutOver, Driver, Generations, LocalStager, Reload, Run, Staged, Stager, Task
 from seekpoint.reload.deltas import Rounds
 from seekpoint.tables import DEFAULT_SCHEMA
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SMALLEST = 5_000  # records: fewer are rebuilt before anybody has looked
-RATE = 2_000  # records a second while it goes on
+RATE = 1_000  # records a second while it goes on
 PATIENCE = 60.0  # seconds for whatever a reload waits for
 DATABASE = "SEEKPOINT_DEMO_DATABASE"  # the variable that tells Spark's tasks where the database is
 
@@ -47,7 +47,7 @@ LIMITS = {"batch_records": 2_000, "claim_wait": 1.0, "transaction_age": 30.0}
 TIMES = {"session.timeout.ms": 2_000, "heartbeat.interval.ms": 400}
 
 #: How each version of the code comes into being, and who is at work with it.
-RELOADS = (("merge", 2), ("swap", 3))
+RELOADS = (("merge", 2), ("swap", 3), ("generation", 4))
 CREW = {1: ("A", "B"), 2: ("C", "D"), 3: ("E", "F"), 4: ("G", "H")}
 
 Tell = Callable[[str], None]
@@ -194,6 +194,8 @@ class Stage:
     def reload(self, strategy: str, version: int) -> None:
         """One reload, with a worker killed in its middle, and both proofs behind it."""
         began, applied, polls = monotonic(), self.crew.committed, self.reader.count
+        if strategy == "generation":
+            Generations(self.engine).adopt(TABLE)
         timed, moved = Timed(self._stager(strategy, version)), Moved()
         reload = Reload([name_of(version)], self.engine, self.kafka, stager=timed, progress=moved, actor="demo")
         driver = reload.open(strategy=strategy, reason=f"version {version} of the demo")

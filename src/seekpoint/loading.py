@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -49,6 +50,17 @@ def load_pipeline(target: str, *, from_here: bool = False) -> Pipeline:
     """The same; of a Worker its pipeline, for whoever has a database and brokers from elsewhere."""
     made = load(target, from_here=from_here)
     return made.pipeline if isinstance(made, Worker) else made
+
+
+def load_function(target: str, *, from_here: bool = False) -> Callable[..., Any]:
+    """The function that ``module:name`` is. Raises ConfigError where it is none."""
+    module_name, _, name = target.partition(":")
+    if not module_name or not name:
+        raise ConfigError(f"{target!r} is not module:function, e.g. billing.frames:totals")
+    found = _attribute(_import(module_name, from_here=from_here), name)
+    if not callable(found) or inspect.isclass(found):
+        raise ConfigError(f"{target} is {_kind(found)}; expected a function")
+    return found  # type: ignore[no-any-return]
 
 
 def _import(name: str, *, from_here: bool) -> ModuleType:

@@ -284,3 +284,34 @@ def test_what_cannot_be_adopted_says_why(terminal: Terminal, shop: Shop) -> None
     assert f"there is no table {shop.schema}.none" in gone.stderr
     never = terminal.run("reload", "give-up", f"{shop.schema}.orders", *terminal.ledger, exits=2)
     assert "is not kept in generations: adopt it first" in never.stderr
+
+
+# -- Spark -------------------------------------------------------------------------------------------------
+
+
+def test_spark_reads_the_log_and_no_password_comes_out(terminal: Terminal, shop: Shop) -> None:
+    """A password that is not needed is told by a name, too. The session ends with its process."""
+    process = terminal.process("reload", "run", "--spark", "local[2]", "--kafka", "sasl.password=hunter2")
+    out, said = process.communicate(timeout=240)
+    if process.returncode == 2 and "Spark needs Java" in said:
+        pytest.skip(said)
+    assert process.returncode == 0, said
+    assert "starting Spark on local[2]" in said
+    assert "hunter2" not in out + said
+    assert "cut over" in out
+    assert shop.rows() == doubled(FIRST)
+    assert sum(row[0] for row in shop.execute("SELECT records FROM {schema}.reload_staged")) == len(FIRST)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--frame", "public.totals"], "--frame takes TABLE=MODULE:FUNCTION, e.g. public.totals=billing.frames:totals"),
+        (["--frame", "t={module}:old"], "is of type Pipeline; expected a function"),
+        (["--frame", "t={module}:pipeline"], "--frame is computed by Spark: give --spark, too"),
+        (["--spark", "local[1]", "--spark-conf", "a"], "--spark-conf takes key=value"),
+    ],
+)
+def test_options_of_spark_that_are_wrong(terminal: Terminal, options: list[str], said: str) -> None:
+    given = [option.format(module=terminal.module) for option in options]
+    assert said in terminal.job("reload", "run", *given, exits=2).stderr

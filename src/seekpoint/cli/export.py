@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
 
+from seekpoint.cli import sessions
 from seekpoint.cli.choosing import Actor
 from seekpoint.cli.explain import explained
-from seekpoint.cli.jobs import Job, job, servers, terminable
+from seekpoint.cli.jobs import Job, Spark, SparkConf, job, servers, terminable
 from seekpoint.cli.letters import plain
 from seekpoint.cli.options import AsJson, Kafka, KafkaConfig, OptionalDatabaseUrl, Schema
 from seekpoint.cli.progress import Shown
@@ -49,6 +50,8 @@ def export(
     sweep: Annotated[
         bool, typer.Option("--sweep", help="Then remove what killed exports left, if it is older than a day.")
     ] = False,
+    spark: Spark = None,
+    spark_conf: SparkConf = None,
     actor: Actor = None,
     database_url: OptionalDatabaseUrl = None,
     kafka: Kafka = None,
@@ -67,9 +70,11 @@ def export(
             _job(context, target, group, given) as (of, name),
             terminable(),
             Shown(as_json=as_json) as progress,
+            ExitStack() as stack,
         ):
             archive = Archive(to, of.engine, schema=of.schema)
             more: dict[str, Any] = {"range_records": range_records, "skip_lost": skip_lost, "actor": actor}
+            more |= sessions.writer(stack, of, spark, spark_conf, progress.say)
             job_ = Export(
                 *(of.engine, of.kafka, archive, name, topic),
                 schema=of.schema,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from seekpoint.cli.explain import keep_secret
 from seekpoint.cli.options import database, kafka_settings, without
 from seekpoint.errors import ConfigError
 from seekpoint.ledger.ledger import postgres_engine
-from seekpoint.loading import load
+from seekpoint.loading import load, load_function
 from seekpoint.policy import Limits
 from seekpoint.running import Worker
 
@@ -38,6 +38,14 @@ SparkConf = Annotated[
 ]
 Processes = Annotated[
     int, typer.Option(help="Read the log in so many processes of this machine. Default: in this one.", min=0)
+]
+Frames = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--frame",
+        metavar="TABLE=MODULE:FUNCTION",
+        help="Compute what a handler writes to this table by Spark, from a DataFrame; repeat it. Needs --spark.",
+    ),
 ]
 ArchiveRoot = Annotated[
     str | None,
@@ -121,6 +129,19 @@ def _of_workers(names: tuple[str, ...], workers: dict[str, Worker]) -> Job:
             )
     keep_secret(one.engine.url, dict(one.kafka))
     return Job(names, one.engine, dict(one.kafka), one.schema, one.limits)
+
+
+def frames_of(given: Sequence[str] | None) -> dict[str, Callable[..., Any]]:
+    """``TABLE=MODULE:FUNCTION`` as tables and functions. Raises ConfigError."""
+    found = {}
+    for one in given or ():
+        name, equals, function = one.partition("=")
+        if not equals or not name.strip():
+            raise ConfigError(
+                f"--frame takes TABLE=MODULE:FUNCTION, e.g. public.totals=billing.frames:totals, not {one!r}"
+            )
+        found[name.strip()] = load_function(function.strip(), from_here=True)
+    return found
 
 
 def refuse_extras(context: typer.Context, target: str) -> None:

@@ -19,7 +19,18 @@ from seekpoint.cli import generations, sessions
 from seekpoint.cli import runs as shown
 from seekpoint.cli.choosing import Actor, ago
 from seekpoint.cli.explain import FAILED, explained
-from seekpoint.cli.jobs import ArchiveRoot, Job, Processes, Spark, SparkConf, Targets, job, terminable
+from seekpoint.cli.jobs import (
+    ArchiveRoot,
+    Frames,
+    Job,
+    Processes,
+    Spark,
+    SparkConf,
+    Targets,
+    frames_of,
+    job,
+    terminable,
+)
 from seekpoint.cli.letters import print_whole
 from seekpoint.cli.options import (
     AsJson,
@@ -77,6 +88,7 @@ def run(
     processes: Processes = 0,
     spark: Spark = None,
     spark_conf: SparkConf = None,
+    frame: Frames = None,
     actor: Actor = None,
     database_url: OptionalDatabaseUrl = None,
     kafka: Kafka = None,
@@ -102,7 +114,15 @@ def run(
         terminable(),
         Shown(as_json=as_json) as progress,
         reload_of(
-            of, progress, archive, spark, spark_conf, processes=processes, actor=actor, same_keys=same_keys
+            of,
+            progress,
+            archive,
+            spark,
+            spark_conf,
+            frames=frames_of(frame),
+            processes=processes,
+            actor=actor,
+            same_keys=same_keys,
         ) as reload,
     ):
         driver = _opened(reload, resume, strategy, reason)
@@ -224,6 +244,8 @@ def reload_of(
             from seekpoint.export import Archive  # noqa: PLC0415 -- pyarrow, an extra
 
             more["archive"] = Archive(archive, of.engine, schema=of.schema)
+        if more.get("frames") and spark is None:
+            raise ConfigError("--frame is computed by Spark: give --spark, too")
         more |= sessions.stager(stack, of, spark, spark_conf, progress.say)
         yield Reload(of.names, of.engine, of.kafka, schema=of.schema, **more)
 

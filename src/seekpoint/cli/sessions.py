@@ -56,16 +56,37 @@ def stager(
     stack: ExitStack, of: Job, master: str | None, conf: Sequence[str] | None, say: Callable[[str], None]
 ) -> dict[str, Any]:
     """``stager`` and ``spark`` for a job whose log Spark's tasks read; empty where no master is named."""
-    if master is None:
-        if conf:
-            raise ConfigError("--spark-conf is for a Spark session: give --spark, too")
+    if (started := _started(stack, of, master, conf, say)) is None:
         return {}
     from seekpoint.spark import SparkStager  # noqa: PLC0415 -- pyspark, an extra
 
-    kafka, database = for_tasks(of.engine.url, of.kafka)
-    say(f"starting Spark on {master}")
-    session = stack.enter_context(spark_session(master, conf))
+    session, kafka, database = started
     return {"stager": SparkStager(session, kafka, database=database, schema=of.schema), "spark": session}
+
+
+def writer(
+    stack: ExitStack, of: Job, master: str | None, conf: Sequence[str] | None, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """``writer`` for an export that Spark's tasks write; empty where no master is named."""
+    if (started := _started(stack, of, master, conf, say)) is None:
+        return {}
+    from seekpoint.spark.exporting import SparkWriter  # noqa: PLC0415 -- pyspark, an extra
+    from seekpoint.spark.settings import portable  # noqa: PLC0415
+
+    session, kafka, _ = started
+    return {"writer": SparkWriter(session, portable(kafka))}
+
+
+def _started(
+    stack: ExitStack, of: Job, master: str | None, conf: Sequence[str] | None, say: Callable[[str], None]
+) -> tuple[SparkSession, dict[str, Any], Env] | None:
+    if master is None:
+        if conf:
+            raise ConfigError("--spark-conf is for a Spark session: give --spark, too")
+        return None
+    kafka, database = for_tasks(of.engine.url, of.kafka)  # before the session: its Java inherits what is set here
+    say(f"starting Spark on {master}")
+    return stack.enter_context(spark_session(master, conf)), kafka, database
 
 
 def for_tasks(url: URL, kafka: Mapping[str, Any]) -> tuple[dict[str, Any], Env]:

@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from seekpoint.cli.explain import FAILED, explained
-from seekpoint.cli.jobs import ArchiveRoot, Processes, Spark, SparkConf, Targets, job, terminable
+from seekpoint.cli.jobs import ArchiveRoot, Frames, Processes, Spark, SparkConf, Targets, frames_of, job, terminable
 from seekpoint.cli.letters import plain, print_whole, table
 from seekpoint.cli.options import AsJson, Kafka, KafkaConfig, OptionalDatabaseUrl, Schema
 from seekpoint.cli.progress import Shown
@@ -28,6 +28,7 @@ def verify(
     processes: Processes = 0,
     spark: Spark = None,
     spark_conf: SparkConf = None,
+    frame: Frames = None,
     database_url: OptionalDatabaseUrl = None,
     kafka: Kafka = None,
     kafka_config: KafkaConfig = None,
@@ -51,7 +52,7 @@ def verify(
             ) as of,
             terminable(),
             Shown(as_json=as_json) as progress,
-            reload_of(of, progress, archive, spark, spark_conf, processes=processes) as reload,
+            reload_of(of, progress, archive, spark, spark_conf, frames=frames_of(frame), processes=processes) as reload,
         ):
             report = reload.verify()
         if as_json:

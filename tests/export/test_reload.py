@@ -9,6 +9,9 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from handlers import Books, booked, by_core
+from integration.test_odd_records import produce_by_hand
+from seekpoint import Text
 from seekpoint.errors import ArchiveDamaged, ReloadRefused
 from seekpoint.export import Archive, Export
 from shop import Shop, doubled, gone, of
@@ -116,3 +119,42 @@ def test_a_group_that_retention_has_overtaken_is_reloaded_where_it_stands(shop: 
     reload = shop.reload(archive=archive)
     reload.run(reload.open())
     assert shop.rows() == doubled(FIRST)
+
+
+def test_a_handler_is_run_on_what_the_archive_has(shop: Shop, archive: Archive) -> None:
+    books = Books.of(shop)
+    orders = [of(n % 7, n) for n in range(60)]
+    books.applied(orders, lambda version: by_core(None, version))
+    export(shop, archive, range_records=25)
+    trim(shop, 40)
+    books.applied([of(1, 5)], lambda version: by_core(None, version))
+    reload = books.reload(by_core(None, 2), archive=archive, range_records=30)
+    reload.run(reload.open())
+    assert books.rows() == booked([*orders, of(1, 5)], by=2)
+    books.engine.dispose()
+
+
+def test_a_failing_record_of_the_archive_is_told_like_one_of_the_log(shop: Shop, archive: Archive) -> None:
+    """Its headers, too: the file has none for a record whose headers no client can read."""
+    options: dict[str, Any] = {"on_poison": "dead_letter", "kind": "append", "key": Text()}
+    shop.produce(shop.topic, [of(1, 1)], partition=0)
+    produce_by_hand(shop.brokers, shop.topic, b"bad", b"\xff\xfe", 1_785_587_400_123)
+    shop.produce(shop.topic, [of(2, 1500), of(3, 3)], partition=0, headers=[("a", None), ("a", b"1")])
+    worker = shop.worker(**options)
+    worker.reached(shop.topic, 4)
+    worker.stop()
+    shop.execute("UPDATE {schema}.dead_letter SET state = 'superseded'")
+    export(shop, archive)
+    trim(shop, 3)
+    reload = shop.reload(pipeline=options, archive=archive)
+    reload.run(reload.open())
+    assert shop.rows("entries", "id, amount, topic_offset") == [(1, 2, 0), (3, 6, 3)]
+    letters = shop.execute(
+        "SELECT record_offset, error, header_names, header_values FROM {schema}.dead_letter "
+        "WHERE state = 'parked' ORDER BY 1"
+    )
+    assert [(offset, names, values) for offset, _, names, values in letters] == [
+        (1, [], []),
+        (2, [b"a", b"a"], [None, b"1"]),
+    ]
+    assert "a name in them is not UTF-8" in letters[0][1]

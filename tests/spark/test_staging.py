@@ -91,6 +91,30 @@ def test_a_record_that_ends_the_run_is_told_as_it_was_raised(job: Callable[..., 
     assert made.reload.runs.get(driver.run.id).state == "failed"
 
 
+def test_what_ends_the_run_is_not_tried_again(job: Callable[..., Job], tmp_path: Path) -> None:
+    """Spark would, three times more and with all that came before: the answer is the same, some seconds later."""
+    made = job(
+        PLAIN
+        + """
+import os, pathlib
+
+def first(record):
+    if record.offset == 60:
+        with pathlib.Path({marker!r}).open("a") as file:
+            file.write(f"{{record.partition}} {{os.getpid()}}\\n")
+        raise ValueError("not this one")
+"""
+    )
+    driver = made.reload.open()
+    with pytest.raises(ReloadRefused, match="offset 60: row: ValueError: not this one"):
+        made.reload.stage(driver)
+    tries = (tmp_path / "marker").read_text().splitlines()
+    assert len(tries) <= 2 * len(set(tries)), "once as a stream, and once in parts, which name the record"
+    assert len({line.split()[0] for line in tries}) == len(set(tries))
+    assert "not this one" in str(made.reload.runs.get(driver.run.id).error)
+    assert not made.shop.execute("SELECT 1 FROM {schema}.reload_staged WHERE to_offset = 80")
+
+
 def test_executors_with_older_code_stage_nothing_and_the_run_goes_on_with_the_right_one(
     job: Callable[..., Job], tmp_path: Path
 ) -> None:

@@ -239,3 +239,43 @@ def test_a_handler_says_what_it_writes(books: Books) -> None:
     books.shop.execute("CREATE TABLE {schema}.lost (n int)")
     with pytest.raises(ConfigError, match="a run keeps a table of its own under that name"):
         books.reload(by_core(None, 2), pipeline={"writes": [f"{books.shop.schema}.lost"]}).open()
+
+
+def test_rows_that_refer_to_one_another_are_merged_in_their_order(books: Books) -> None:
+    """The new version has other accounts: old ones go behind their bookings, new ones come before theirs."""
+    books.shop.execute("ALTER TABLE {schema}.bookings ADD FOREIGN KEY (account) REFERENCES {schema}.totals")
+
+    def make(version: int) -> Handle:
+        def handle(tx: Connection, batch: Any) -> None:
+            for record in batch:
+                values = {"at": record.offset, "account": record.value.id + version * 100, "amount": 1}
+                tx.execute(text("INSERT INTO totals VALUES (:account, 0, 0) ON CONFLICT DO NOTHING"), values)
+                tx.execute(
+                    text("INSERT INTO bookings (source_offset, account, amount) VALUES (:at, :account, :amount)"),
+                    values,
+                )
+
+        return handle
+
+    books.applied(RECORDS, make)
+    reload = books.reload(make(2))
+    reload.run(reload.open())
+    rows, sums = books.rows()
+    assert {row[1] for row in rows} == {account for account, _, _ in sums} == {200 + n for n in range(7)}
+
+
+def test_a_generation_is_not_made_by_a_handler(books: Books) -> None:
+    books.applied(RECORDS, lambda version: by_core(None, version))
+    with pytest.raises(ReloadRefused, match="totals is written by a handler, and its copy is no generation"):
+        books.reload(by_core(None, 2)).open(strategy="generation")
+
+
+def test_a_constraint_of_a_live_table_that_is_broken_is_no_records_fault(books: Books) -> None:
+    """The statement fails before anybody could look at its locks: the same rows are there already."""
+    records = RECORDS[:5]
+    books.applied(records, lambda version: live(books, version), on_poison="dead_letter")
+    reload = books.reload(live(books, 1), version=1, pipeline={"on_poison": "dead_letter"})
+    with pytest.raises(WroteLiveTable, match=r"wrote the live table .*bookings") as refused:
+        reload.verify()
+    assert refused.value.group == books.shop.group
+    assert books.rows() == booked(records)

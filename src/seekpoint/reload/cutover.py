@@ -81,11 +81,11 @@ def _attempt(driver: Driver, rounds: Rounds, began: list[float], same_keys: bool
         offsets = tx.execute(sql.OFFSETS, groups=list(driver.run.groups)).all()
         records = rounds.apply(tx, offsets, idle=IDLE)
         keys = 0
-        for target in rounds.targets:
-            if driver.run.strategy == "merge":
-                assert driver.run.diff_xid is not None
-                keys += merge(tx, staging, target, driver.run.diff_xid, same_keys=same_keys)
-            elif driver.run.strategy == "swap":
+        if driver.run.strategy == "merge":
+            assert driver.run.diff_xid is not None
+            keys = merge(tx, staging, rounds.targets, driver.run.diff_xid, same_keys=same_keys)
+        for target in rounds.targets if driver.run.strategy != "merge" else ():
+            if driver.run.strategy == "swap":
                 swap(tx, staging, target)
             else:
                 turn(tx, staging, target, driver.run.id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -23,6 +24,7 @@ from seekpoint.reload.consolidate import RANGE, check_topics, consolidate, cover
 from seekpoint.reload.cutover import CutOver, cut_over
 from seekpoint.reload.deltas import Rounds
 from seekpoint.reload.extend import LARGE, Shrinking, distance, extend
+from seekpoint.reload.frames import resolve_frames
 from seekpoint.reload.local import LocalStager
 from seekpoint.reload.opening import Order, open_run
 from seekpoint.reload.rebuild import MOST, rebuild
@@ -81,6 +83,8 @@ class Reload:
         self.runs = Runs(self.engine, schema, self.limits)
         self._stager = stager or LocalStager(self.engine, schema, self.kafka, self.sources, processes=processes)
         self.archive, self.frames, self.spark = archive, dict(frames or {}), spark
+        if self.frames and spark is None:
+            raise ConfigError("frames= are computed by Spark: give a session, spark=")
         self._same_keys = same_keys
         self._large = large
         self._range_records, self._progress = range_records, progress or (lambda *_: None)
@@ -92,6 +96,9 @@ class Reload:
         return self._open(strategy, reason)
 
     def _open(self, strategy: str, reason: str) -> Driver:
+        if self.frames:
+            with transaction(self.engine, self.schema) as tx:
+                resolve_frames(tx.connection, self.sources, targets(tx.connection, self.sources), self.frames)
         order = Order(sources=self.sources, strategy=strategy, actor=self.actor, reason=reason, archive=self.archive)
         return open_run(self.engine, self.schema, self.kafka, order, self.limits)
 
@@ -140,6 +147,7 @@ class Reload:
                 check_topics(self.kafka, driver)
                 consolidate(driver, self.sources)
             if driver.run.state == "staged":
+                self._compute_frames(driver)
                 rebuild(driver, self.sources, self.kafka, self._progress, min(MOST, self._range_records))
                 index(driver, self.sources, self.kafka)
                 drop_attempts(self.engine, self.schema, driver.run)
@@ -201,6 +209,12 @@ class Reload:
         finally:
             if self.runs.get(driver.run.id).is_open:
                 self.runs.abort(driver.run.id, f"{reason}: nothing was to be published")
+
+    def _compute_frames(self, driver: Driver) -> None:
+        if self.frames:
+            spark = import_module("seekpoint.spark.frames")  # stands above this package, and needs pyspark
+            kafka, database = spark.servers(self._stager, self.engine, self.kafka)
+            spark.compute(driver, self.sources, self.frames, self.spark, kafka=kafka, database=database)
 
     def _stage_ranges(self, driver: Driver) -> None:
         with driver.step("staging") as tx:

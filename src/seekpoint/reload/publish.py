@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from graphlib import CycleError, TopologicalSorter
 from uuid import UUID
 
 from psycopg import sql as ident
@@ -21,8 +22,54 @@ FEW = 5  # a difference of less than a fifth of the table is looked up key by ke
 DDL_WAIT = 300  # milliseconds for the lock of a swap: whoever comes behind us waits as long
 
 
-def merge(tx: Tx, staging: Staging, target: Target, diff_xid: str, *, same_keys: bool) -> int:
-    """Take the live table to the rebuilt one, at the keys where they may differ; returns how many those are.
+def merge(tx: Tx, staging: Staging, found: Sequence[Target], diff_xid: str, *, same_keys: bool) -> int:
+    """Take the live tables to the rebuilt ones, at the keys where they may differ; returns how many those are.
+
+    Where one of them refers to another by a foreign key, rows are added before what refers to them, and deleted after.
+    """
+    ordered, referenced = _parents_first(tx.connection, found)
+    work = [(target, *_prepared(tx, staging, target, diff_xid, same_keys=same_keys)) for target in ordered]
+    children = [one for one in reversed(work) if one[0] not in referenced]
+    parents = [one for one in reversed(work) if one[0] in referenced]
+    for some, statements in ((children, (_DELETE,)), (work, (_UPDATE, _INSERT)), (parents, (_DELETE,))):
+        for target, parts, columns, _, by_key in some:
+            if by_key:  # else the planner reads both tables from end to end, under the lock
+                _plan_by_key(tx.connection, True)
+            _rewrite(tx.connection, target, columns, parts, statements)
+            _plan_by_key(tx.connection, False)
+    return sum(keys for _, _, _, keys, _ in work)
+
+
+_REFERENCES = text(
+    """
+    SELECT DISTINCT n.nspname, c.relname, m.nspname AS to_schema, p.relname AS to_table
+    FROM pg_constraint f JOIN pg_class c ON c.oid = f.conrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+    JOIN pg_class p ON p.oid = f.confrelid JOIN pg_namespace m ON m.oid = p.relnamespace
+    WHERE f.contype = 'f' AND f.conrelid <> f.confrelid AND to_regclass(:name) IN (f.conrelid, f.confrelid)
+    """
+)
+
+
+def _parents_first(connection: Connection, found: Sequence[Target]) -> tuple[list[Target], set[Target]]:
+    """The tables, each behind those that it refers to, as far as that can be; and those that others refer to."""
+    known = {target.path: target for target in found}
+    graph: dict[Target, set[Target]] = {target: set() for target in found}
+    if len(found) > 1:
+        for path in known:
+            for schema, table, *to in connection.execute(_REFERENCES, {"name": quoted(*path)}):
+                if (child := known.get((schema, table))) and (parent := known.get((to[0], to[1]))):
+                    graph[child].add(parent)
+    referenced = {parent for parents in graph.values() for parent in parents}
+    try:
+        return list(TopologicalSorter(graph).static_order()), referenced
+    except CycleError:
+        return list(found), referenced  # only constraints that wait for COMMIT can take that
+
+
+def _prepared(
+    tx: Tx, staging: Staging, target: Target, diff_xid: str, *, same_keys: bool
+) -> tuple[dict[str, ident.Composable], tuple[str, ...], int, bool]:
+    """The names in a table's statements, its columns, how many keys are looked at, and whether one by one.
 
     Those are the prepared ones, those that the rounds since have touched, and those of live rows that were written
     since by anybody: an older handler may have written keys that the newer one never touches. For these the whole
@@ -50,11 +97,7 @@ def merge(tx: Tx, staging: Staging, target: Target, diff_xid: str, *, same_keys:
         diff=parts["diff"],
         table=ident.Literal(quoted(*staging.table(target))),
     )[0]
-    if keys * FEW < total:  # else the planner reads both tables from end to end, under the lock
-        _plan_by_key(connection, True)
-    _rewrite(connection, target, columns, parts)
-    _plan_by_key(connection, False)
-    return int(keys)
+    return parts, columns, int(keys), keys * FEW < total
 
 
 def _add_others(connection: Connection, parts: dict[str, ident.Composable], diff_xid: str, *, same_keys: bool) -> None:
@@ -85,9 +128,13 @@ _INSERT = (
 
 
 def _rewrite(
-    connection: Connection, target: Target, columns: Sequence[str], parts: dict[str, ident.Composable]
+    connection: Connection,
+    target: Target,
+    columns: Sequence[str],
+    parts: dict[str, ident.Composable],
+    statements: Sequence[str],
 ) -> None:
-    """Delete, then change, then add: what was prepared as it stands in the diff, what was touched as it is now."""
+    """Delete, change or add: what was prepared as it stands in the diff, what was touched as it is now."""
     nothing = ident.SQL("")
     prepared = dict.fromkeys(("joined", "unless_built", "if_distinct", "unless_live"), nothing) | {
         kind: ident.Literal(kind) for kind in ("extra", "different", "missing")
@@ -101,7 +148,7 @@ def _rewrite(
         "unless_live": ident.SQL("AND NOT EXISTS (SELECT FROM {live} AS live WHERE {same})").format(**parts),
     }
     changing = [column for column in columns if column not in target.key]
-    for statement in (_DELETE, _UPDATE, _INSERT) if changing else (_DELETE, _INSERT):
+    for statement in (one for one in statements if changing or one != _UPDATE):
         for source, given in (("diff", prepared), ("built", touched)):
             changes = (ident.SQL("{0} = {1}.{0}").format(name(one), name(source)) for one in changing)
             run(

@@ -95,14 +95,15 @@ class Shadow:
         where = self._staging if (schema, name) in self._live else '"{}"'.format(schema.replace('"', '""'))
         return f"{where}.{said}"
 
-    def check(self, tx: Tx) -> None:
+    def check(self, tx: Tx, *, reading: bool = True) -> None:
         """Raise WroteLiveTable where the transaction has written a table that is no copy, or read one that has a copy.
 
-        To be asked before anything live is touched for other reasons.
+        To be asked before anything live is touched for other reasons; ``reading=False`` where some was read before.
         """
         for row in tx.connection.execute(_TOUCHED, {"staging": self._staging}):
             path = (row.schema, row.name)
-            if path in self._live or (row.written and not (row.schema == tx.schema and row.name in _OWN)):
+            is_ours = row.schema == tx.schema and row.name in _OWN
+            if (path in self._live and (reading or row.written)) or (row.written and not is_ours):
                 raise self._refusal(path, "wrote" if row.written else "read")
 
     def _refuse_blamed(self, error: Exception) -> None:

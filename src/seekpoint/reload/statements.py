@@ -113,6 +113,10 @@ UNSWEPT = select(reload_run).where(~_run.swept, ~_is_open).order_by(_run.opened_
 GUARD: Select[Any] = (
     select(literal_column("1")).where(_run.id == _ID, _run.state == "staging").with_for_update(read=True)
 )
+# The same for what frames write: they stand in for the driver's own rounds, behind the ranges.
+GUARD_FRAMES: Select[Any] = (
+    select(literal_column("1")).where(_run.id == _ID, _run.state == "staged").with_for_update(read=True)
+)
 
 # -- positions -----------------------------------------------------------------------------------------------
 

@@ -54,13 +54,28 @@ def read(
     require_this_python(spark)
     ranges = stored_ranges(ledger, group, topics, start=start, end=end)
     check(resolved(carried), ranges)
+    return frame_of(spark, carried, ranges, smallest=smallest)
+
+
+def frame_of(
+    spark: SparkSession,
+    carried: Mapping[str, Any],
+    ranges: Sequence[Range],
+    *,
+    smallest: int = SMALLEST,
+    archive: Mapping[str, Any] | None = None,
+) -> DataFrame:
+    """The records of these ranges, as :func:`read` gives them. ``carried`` is what :func:`portable` made of ``kafka=``.
+
+    ``archive``: the archive's spec and the ledger's ``url``, portable as well, where the log has lost some of it.
+    """
     tasks = [[carried_range(range_) for range_ in task] for task in split(ranges, smallest=smallest)]
     try:
         from seekpoint.spark.source import Source  # noqa: PLC0415 -- pyspark, which planning does without
     except ModuleNotFoundError as error:
         raise ConfigError(f"Spark needs the extra: pip install 'seekpoint[spark]' ({error})") from error
     spark.dataSource.register(Source)
-    plan = json.dumps({"kafka": carried, "tasks": tasks})
+    plan = json.dumps({"kafka": carried, "tasks": tasks, "archive": archive})
     return spark.read.format(Source.name()).option("plan", plan).load()
 
 

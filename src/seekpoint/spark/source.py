@@ -20,7 +20,9 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from seekpoint.kafka.ranges import Range, read_range
+from seekpoint.export import chained
+from seekpoint.kafka.ranges import Piece, Range, read_range
+from seekpoint.ledger.ledger import postgres_engine
 from seekpoint.records import Partition, RawRecord
 from seekpoint.spark.reading import range_of
 from seekpoint.spark.settings import resolved
@@ -77,7 +79,7 @@ class Source(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 -- Spark's; ours is the only one
         plan = json.loads(self.options["plan"])
-        return Reader(plan["kafka"], plan["tasks"])
+        return Reader(plan["kafka"], plan["tasks"], plan["archive"])
 
 
 class Task(InputPartition):
@@ -91,8 +93,13 @@ class Task(InputPartition):
 class Reader(DataSourceReader):
     """Plans in a process beside the driver, reads in the executors."""
 
-    def __init__(self, kafka: Mapping[str, Any], tasks: Sequence[Sequence[Sequence[Any]]]) -> None:
-        self._kafka, self._tasks = kafka, tasks
+    def __init__(
+        self,
+        kafka: Mapping[str, Any],
+        tasks: Sequence[Sequence[Sequence[Any]]],
+        archive: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._kafka, self._tasks, self._archive = kafka, tasks, archive
 
     def partitions(self) -> Sequence[InputPartition]:
         """One for each task; one that is empty where there is none, as Spark would make one of its own."""
@@ -102,15 +109,28 @@ class Reader(DataSourceReader):
         if not isinstance(partition, Task):
             raise TypeError(f"a Task was planned, and not {partition!r}")
         kafka = resolved(self._kafka)
-        return chain.from_iterable(batches(kafka, range_) for range_ in partition.ranges)
+        if self._archive is None:
+            return chain.from_iterable(batches(read_range(kafka, range_), range_) for range_ in partition.ranges)
+        return self._with_archive(kafka, self._archive, partition.ranges)
+
+    def _with_archive(
+        self, kafka: Mapping[str, Any], archive: Mapping[str, Any], ranges: Sequence[Range]
+    ) -> Iterator[pa.RecordBatch]:
+        engine = postgres_engine(resolved(archive)["url"])
+        try:
+            reader = chained(kafka, archive["spec"], engine)
+            for range_ in ranges:
+                yield from batches(reader.read(range_), range_)
+        finally:
+            engine.dispose()
 
 
-def batches(kafka: Mapping[str, Any], range_: Range) -> Iterator[pa.RecordBatch]:
+def batches(pieces: Iterable[Piece], range_: Range) -> Iterator[pa.RecordBatch]:
     """The range's records, ``ROWS`` or ``BYTES`` at a time. Raises as :func:`read_range` does, at the end as well."""
     records: list[RawRecord] = []
     unreadable: set[int] = set()
     size = 0
-    for piece in read_range(kafka, range_):
+    for piece in pieces:
         records += piece.records
         unreadable.update(record.offset for record, _ in piece.unreadable)
         size += sum(len(record.key or b"") + len(record.value or b"") for record in piece.records)

@@ -66,6 +66,11 @@ class SparkStager:
         self._spark, self._schema, self._smallest = spark, schema, smallest
         self._kafka, self._database = portable(kafka), database
 
+    @property
+    def servers(self) -> tuple[dict[str, Any], Env | str]:
+        """What tasks are told of the brokers, as JSON can carry it, and the URL of the database, or its name."""
+        return dict(self._kafka), self._database
+
     def stage(self, run: Run, tasks: Sequence[Task]) -> Generator[Staged, None, None]:
         """Stage each at least once; each is told once, soon after it was committed.
 

@@ -98,7 +98,7 @@ def main(what: dict[str, Any]) -> None:
     engine = create_engine(what["url"])
     Standing.at = what.get("at", "")
     vars(job)["Driver"] = Standing
-    made = pipeline(what["group"], what["topic"], what["schema"])
+    made = pipeline(what["group"], what["topic"], what["schema"], version=what.get("version", 1))
     one = Batch(made, engine, {"bootstrap.servers": what["brokers"]}, schema=what["schema"], range_records=50)
     if "run" in what:
         one.take(UUID(what["run"]))

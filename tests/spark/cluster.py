@@ -1,4 +1,4 @@
-"""A whole reload by a Spark session of its own, in a process of its own: one process has one session at a time."""
+"""A whole reload or batch by a Spark session in a process of its own: one process has one session at a time."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 from typing import Any
 
+from seekpoint.batch import Batch
 from seekpoint.dev.spark import start_spark
 from seekpoint.reload import Reload
 from seekpoint.spark import SparkStager
@@ -15,12 +16,17 @@ ORDER: dict[str, Any] = json.loads(os.environ.get("ORDER", "{}"))
 
 
 def main() -> None:
-    """Reload ``ORDER["pipeline"]`` on ``ORDER["master"]``; says which ranges were staged, and what the table gained."""
+    """Reload ``ORDER["pipeline"]`` on ``ORDER["master"]``, or apply what is new by a batch; says what came of it."""
     kafka, schema = {"bootstrap.servers": ORDER["brokers"]}, ORDER["schema"]
     with start_spark(ORDER["master"], ORDER["config"]) as spark:
         stager = SparkStager(spark, kafka, database=DATABASE, schema=schema, smallest=1)
-        reload = Reload([ORDER["pipeline"]], DATABASE.value(), kafka, schema=schema, stager=stager, range_records=40)
-        outcome = reload.run(reload.open())
+        common: dict[str, Any] = {"schema": schema, "stager": stager, "range_records": 40}
+        outcome: object
+        if ORDER.get("job") == "batch":
+            outcome = Batch(ORDER["pipeline"], DATABASE.value(), kafka, **common).run()
+        else:
+            reload = Reload([ORDER["pipeline"]], DATABASE.value(), kafka, **common)
+            outcome = reload.run(reload.open())
     print(json.dumps({"outcome": type(outcome).__name__}))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -41,6 +41,7 @@ from seekpoint.reload.targets import sources, targets
 from seekpoint.tables import DEFAULT_SCHEMA
 
 ENDS = (BatchRefused, RangeLost, TopicRecreated, TooManyDeadLetters)  # what no other driver would get over
+ROUNDS = 3  # of staging; what is missing then is not to be had
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +146,15 @@ class Batch:
         with self._ending(driver):
             if driver.run.state == "opened":
                 begin_staging(driver, [self.source])
+            for _ in range(ROUNDS):
+                if driver.run.state == "staging":
+                    self._stage(driver)
+                    check_topics(self.kafka, driver)
+                    fold(driver, self.pipeline)
             if driver.run.state == "staging":
-                self._stage(driver)
-                check_topics(self.kafka, driver)
-                fold(driver, self.pipeline)
+                raise BatchRefused(
+                    ["ranges are missing whenever they are staged: leave it to one driver, run another one"]
+                )
             publish(driver, self.source, claims)
         with transaction(self.engine, self.schema) as tx:
             done = BatchDone(driver.run.id, **totals(tx, driver, self.source))
@@ -161,7 +167,9 @@ class Batch:
             total = sum(at.end_offset - at.first_offset for at in tx.positions(driver.run.id))
         done = total - sum(task.range.records_at_most for task in left)
         self._progress("staging", done, total)
-        for staged in self._stager.stage(driver.run, left):
+        # Tasks import the pipeline by the name that it has here: the driver before may not have named it.
+        named = replace(driver.run, pipelines=(self.source.name,))
+        for staged in self._stager.stage(named, left):
             done += staged.end - staged.start
             self._progress("staging", done, total)
             driver.beat()

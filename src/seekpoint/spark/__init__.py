@@ -2,6 +2,7 @@
 
 - :func:`read`: a group's records between two positions as a DataFrame.
 - :class:`SparkStager`: a reload's ranges, staged by Spark's tasks instead of one process.
+- :func:`batch`: what is new in a pipeline's topics, applied by Spark's tasks in one transaction with the offsets.
 - :func:`export`: what a group has applied as Parquet files, written by Spark's tasks.
 
 Needs the extra ``spark``, and Java 17 or newer. Tasks read Kafka by themselves, in Python: no jar is asked for. The
@@ -10,9 +11,10 @@ workers' Python must have this package, so ``PYSPARK_PYTHON`` is the driver's in
 
 from __future__ import annotations
 
+from seekpoint.spark.batching import batch
 from seekpoint.spark.exporting import export
 from seekpoint.spark.reading import read, stored_ranges
 from seekpoint.spark.settings import Env
 from seekpoint.spark.staging import SparkStager
 
-__all__ = ["Env", "SparkStager", "export", "read", "stored_ranges"]
+__all__ = ["Env", "SparkStager", "batch", "export", "read", "stored_ranges"]

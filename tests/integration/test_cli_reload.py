@@ -152,11 +152,12 @@ def test_status_is_for_people_and_says_what_to_do(terminal: Terminal, shop: Shop
     assert said.startswith(f"reload {run}: diffed\n")
     assert f"{shop.group}, version 1 → 2" in said
     assert "left      0 offsets in 2 partitions" in said
-    assert f"go on: seekpoint reload run MODULE:NAME --resume {run}" in said
+    assert f"go on, if its driver has ended: seekpoint reload run MODULE:NAME --resume {run}" in said
     assert f"give it up: seekpoint reload abort {run} --reason '…'" in said
     shop.execute("UPDATE {schema}.reload_run SET changed_at = now() - interval '3 hours'")
     old = terminal.run("reload", "status", str(run), *terminal.ledger).stdout
     assert "last heard of 3 h 0 min ago: it may be gone" in old
+    assert f"go on: seekpoint reload run MODULE:NAME --resume {run}" in old
     listed = terminal.run("reload", "status", *terminal.ledger).stdout
     assert str(run) in listed
     assert f"{shop.schema}.orders" in listed

@@ -128,8 +128,8 @@ def choices(at: Standing) -> Iterator[str]:
     run = at.run
     if run.is_open:
         if run.strategy != "verify":
-            alone = "" if _is_quiet(at) else "its driver is at it; if it is not: "
-            yield f"{alone}go on: {resume(run)}"
+            alone = "" if _is_quiet(at) else ", if its driver has ended"
+            yield f"go on{alone}: {resume(run)}"
         yield f"give it up: {abort(run)}"
     elif not run.swept:
         yield "drop what it left behind: seekpoint reload sweep"

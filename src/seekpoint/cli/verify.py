@@ -14,9 +14,10 @@ from seekpoint.cli.letters import plain, print_whole, table
 from seekpoint.cli.options import AsJson, Kafka, KafkaConfig, OptionalDatabaseUrl, Schema
 from seekpoint.cli.progress import Shown
 from seekpoint.cli.reload import reload_of
-from seekpoint.reload import Report, Sample
+from seekpoint.reload import Difference, Report, Sample
 from seekpoint.tables import DEFAULT_SCHEMA
 
+SHOWN = 5  # rows of each kind
 _COUNTS = ("equal", "missing", "extra", "different")
 
 
@@ -67,14 +68,21 @@ def _print(report: Report) -> None:
     rows = [(one.table, *(f"{getattr(one, name):,}" for name in _COUNTS)) for one in report.tables]
     print_whole(table("", ("table", *_COUNTS), rows, numeric=_COUNTS))
     for one in report.tables:
-        for sample in one.samples:
-            typer.echo(f"{plain(one.table)} {sample.kind}: {_row(sample.key)}")
-            for line in _sides(sample):
-                typer.echo(f"  {line}")
+        for kind in _COUNTS[1:]:
+            _print_some(one, kind)
     at = ", ".join(f"{where} at {offset}" for where, offset in report.offsets.items())
     typer.echo(f"compared at {plain(at)}")
     if report.dead_letters:
         typer.echo(f"{report.dead_letters} records cannot be applied by this code: they have no rows in the rebuild")
+
+
+def _print_some(of: Difference, kind: str) -> None:
+    for sample in [each for each in of.samples if each.kind == kind][:SHOWN]:
+        typer.echo(f"{plain(of.table)} {kind}: {_row(sample.key)}")
+        for line in _sides(sample):
+            typer.echo(f"  {line}")
+    if (more := getattr(of, kind) - SHOWN) > 0:
+        typer.echo(f"{plain(of.table)} {kind}: {more:,} more (--json has up to 20 of them)")
 
 
 def _sides(sample: Sample) -> Iterator[str]:

@@ -80,7 +80,7 @@ class Worker:
 
     @property
     def kafka(self) -> Mapping[str, Any]:
-        """librdkafka's configuration, as it was given."""
+        """The client's configuration, as it was given."""
         return self._kafka
 
     @property

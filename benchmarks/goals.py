@@ -101,6 +101,24 @@ GOALS = (
         at_most=True,
         once=True,
     ),
+    Goal("a reload's staging by Spark's tasks, to Spark's JDBC writer", 2.5, "staging, Spark", "staging, JDBC"),
+    *(
+        Goal(
+            f"{what} of two million rows: seconds under the lock",
+            bar,
+            "reload",
+            key="lock_seconds",
+            case=case,
+            at_most=True,
+            once=True,
+        )
+        for what, bar, case in (
+            ("merge, 1 % changed,", 0.2, "2,000,000 rows, merge, 1 % changed, any keys"),
+            ("merge, 1 % changed, the same keys,", 0.2, "2,000,000 rows, merge, 1 % changed, same keys"),
+            ("generation, all changed,", 0.05, "2,000,000 rows, generation"),
+            ("swap, all changed,", 0.05, "2,000,000 rows, swap"),
+        )
+    ),
 )
 
 

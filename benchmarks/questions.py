@@ -19,6 +19,7 @@ GROUPS = {
     "handlers": "handler styles, one record per transaction, columnar",
     "delays": "5 ms more for each round trip to the broker, or to the database",
     "peers": "Flink, Kafka Connect, Pathway, Quix Streams, Spark",
+    "reloads": "staging a rebuilt table, seconds under the lock, verify, and what a row costs on the way",
     "operations": "rebalances, claims, commits, bloat, memory, a slow database, latency",
     "profile": "where each microsecond goes",
 }
@@ -171,6 +172,18 @@ def _handlers() -> Iterator[Question]:
     yield Question("columnar", "handlers", "columnar.py", against=("json, rows",), cases=True)
 
 
+def _reloads() -> Iterator[Question]:
+    yield Question("staging, JDBC", "reloads", "staging.py", ("jdbc",), ("floor",), parallelism=2)
+    yield Question("staging, one process", "reloads", "staging.py", ("local",), ("floor", "staging, JDBC"))
+    against = ("floor", "staging, JDBC", "staging, one process")
+    yield Question("staging, 2 processes", "reloads", "staging.py", ("pool",), against, parallelism=2)
+    yield Question("staging, Spark", "reloads", "staging.py", ("spark",), against, parallelism=2)
+    yield Question(
+        "reload", "reloads", "reload.py", (), (), "totals", share=2.0, rounds=1, cases=True, own_options=True
+    )
+    yield Question("costs", "reloads", "costs.py", rounds=1, cases=True)
+
+
 def _operations() -> Iterator[Question]:
     for name in ("rebalance", "claims", "commits", "bloat", "memory", "slow", "latency"):
         yield Question(name, "operations", f"{name}.py", rounds=1, cases=True, own_options=True)
@@ -181,7 +194,7 @@ def _profile() -> Iterator[Question]:
     yield Question("profile, key", "profile", "microseconds.py", key=True, cases=True)
 
 
-_MAKERS = (_core, _upserts, _ledger, _batches, _records, _handlers, _delays, _peers, _operations, _profile)
+_MAKERS = (_core, _upserts, _ledger, _batches, _records, _handlers, _delays, _peers, _reloads, _operations, _profile)
 QUESTIONS = {question.name: question for make in _MAKERS for question in make()}
 
 

@@ -2,8 +2,9 @@
 
 ``payments``: six columns, 159 bytes of JSON, the shape on which the goals are measured; ``payments_100b`` and
 ``payments_1kb`` are the same with notes of other lengths, ``payments_spread`` has the ids of a table of STORED rows
-that is to be upserted. ``flights``: 20 columns, about 330 bytes. All have six partitions. What a table should hold is
-written by COPY into the schema ``expected``, once, and compared by count and by one checksum over all columns.
+that is to be upserted. ``totals``: two numbers, for tables of many rows. ``flights``: 20 columns, about 330 bytes. All
+have six partitions. What a table should hold is written by COPY into the schema ``expected``, once, and compared by
+count and by one checksum over all columns.
 """
 
 from __future__ import annotations
@@ -42,6 +43,19 @@ class Payment(msgspec.Struct, frozen=True, gc=False):
     kind: str
     at: str
     note: str
+
+
+class Total(msgspec.Struct, frozen=True, gc=False):
+    """The smallest record that can be changed."""
+
+    id: int
+    amount: int
+
+
+def totals(records: int) -> Iterator[Total]:
+    """The same on every call."""
+    for number in range(1, records + 1):
+        yield Total(number, number * 7919 % 1_000_003)
 
 
 WORDS = (
@@ -134,6 +148,14 @@ _ALL = (
     _payments("payments_100b", partial(payments, note=0)),
     _payments("payments_1kb", partial(payments, note=920)),
     _payments("payments_spread", partial(payments, id_of=spread_id)),
+    Kind(
+        "totals",
+        Total,
+        Table("totals", MetaData(), Column("id", BigInteger), Column("amount", BigInteger)),
+        "id",
+        "",
+        totals,
+    ),
     Kind("flights", Flight, flights_table, "carrier", "%Y-%m-%dT%H:%M:%SZ", flights),
 )
 KINDS = {kind.name: kind for kind in _ALL}

@@ -1,0 +1,135 @@
+"""What a row costs on its way through a reload, step by step: microseconds of processor time and of waiting.
+
+python benchmarks/costs.py
+
+One process, one partition after the other: ``client`` is this process, ``server`` the one session of Postgres that
+serves it. What ``docs/internals/scale.md`` reckons with.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psutil
+from sqlalchemy import Connection, Engine, text
+
+import rebuild
+from peers import kinds
+from rebuild import KAFKA
+from seekpoint import Append
+from seekpoint.kafka.ranges import Range, read_range, topic_ids
+from seekpoint.pipeline import Row
+from seekpoint.records import Partition, RawRecord
+from setting import BROKERS, RECORDS, cpu
+from stage import say
+from subject import COLUMNS, KIND
+
+CHUNK = 500  # records that are decoded at once, as a worker does
+STAGED, BUILT = "staged_rows", "built_rows"
+
+
+class Meter:
+    """Microseconds a row of one step; prints its line."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._server = psutil.Process(connection.scalar(text("SELECT pg_backend_pid()")))
+
+    @contextmanager
+    def __call__(self, step: str) -> Iterator[None]:
+        """Time what the block does to all records."""
+        wal, used, server, began = self._wal(), cpu(), self._server_cpu(), time.perf_counter()
+        yield
+        seconds, mine, theirs = time.perf_counter() - began, cpu() - used, self._server_cpu() - server
+        say(
+            "costs",
+            step,
+            records=RECORDS,
+            client_us=round(mine / RECORDS * 1e6, 3),
+            server_us=round(theirs / RECORDS * 1e6, 3),
+            elapsed_us=round(seconds / RECORDS * 1e6, 3),
+            wal_bytes=round((self._wal() - wal) / RECORDS, 1),
+        )
+
+    def _wal(self) -> int:
+        return int(self._connection.scalar(text("SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')")) or 0)
+
+    def _server_cpu(self) -> float:
+        used = self._server.cpu_times()
+        return float(used.user + used.system)
+
+
+def ranges() -> list[Range]:
+    """The whole topic."""
+    topic_id = topic_ids(KAFKA, [KIND.name])[KIND.name]
+    assert topic_id is not None
+    return [Range(Partition(KIND.name, number), topic_id, 0, end) for number, end in kinds.ends(KIND, BROKERS).items()]
+
+
+def consume() -> list[RawRecord]:
+    """All records, by the reader of the tasks."""
+    return [record for one in ranges() for piece in read_range(KAFKA, one) for record in piece]
+
+
+def rows_of(records: list[RawRecord]) -> list[list[Row]]:
+    """By the pipeline's own codec and sink, chunk by chunk."""
+    pipeline = rebuild.pipeline()
+    sink, made = pipeline.sinks[0], []
+    assert isinstance(sink, Append)
+    for at in range(0, len(records), CHUNK):
+        rows = sink.value_rows(pipeline.values(records[at : at + CHUNK]))
+        assert rows is not None
+        made.append(rows)
+    return made
+
+
+def statements(connection: Connection, meter: Meter) -> None:
+    """What the database does by itself, as the reload's steps do it."""
+    run = connection.exec_driver_sql
+    columns = ", ".join(COLUMNS)
+    run("SET max_parallel_workers_per_gather = 0")
+    run("SET max_parallel_maintenance_workers = 0")
+    run(f"CREATE TABLE {BUILT} (LIKE {STAGED})")
+    with meter("consolidate: INSERT .. SELECT"):
+        run(f"INSERT INTO {BUILT} ({columns}) SELECT {columns} FROM {STAGED}")
+    with meter("primary key, behind"):
+        run(f"ALTER TABLE {BUILT} ADD PRIMARY KEY (id)")
+    with meter("ANALYZE"):
+        run(f"ANALYZE {BUILT}")
+    run(f"ALTER TABLE {STAGED} ADD PRIMARY KEY (id)")
+    run(f"ANALYZE {STAGED}")
+    left, right = (", ".join(f"{side}.{column}" for column in COLUMNS) for side in ("a", "b"))
+    with meter("compare: full join"):
+        found = run(
+            f"SELECT count(*) FROM {STAGED} a FULL JOIN {BUILT} b USING (id) WHERE ROW({left}) IS DISTINCT FROM"
+            f" ROW({right})"
+        ).scalar()
+    assert found == 0
+
+
+def main(engine: Engine) -> None:
+    """Every step, in the order of a row's way."""
+    rebuild.apply_all(engine, KIND)
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.exec_driver_sql(f"DROP TABLE IF EXISTS {STAGED}, {BUILT}")
+        connection.exec_driver_sql(KIND.create(STAGED).decode())
+        meter = Meter(connection)
+        with meter("consume"):
+            records = consume()
+        assert len(records) == RECORDS
+        with meter("decode and rows"):
+            chunks = rows_of(records)
+        del records
+        connection.exec_driver_sql("CHECKPOINT")
+        with meter("COPY, no index"), Append(STAGED, columns=COLUMNS).open(connection) as writer:
+            for chunk in chunks:
+                writer.write(chunk)
+        statements(connection, meter)
+        connection.exec_driver_sql(f"DROP TABLE {STAGED}, {BUILT}")
+
+
+if __name__ == "__main__":
+    with rebuild.ledger() as its_engine:
+        main(its_engine)

@@ -1,0 +1,78 @@
+"""What the questions about reloads share: a group that has applied the whole topic, without a worker having done it.
+
+The live table is written by SQL, and the ledger's positions are set to the topic's ends: to a reload it is the same as
+if workers had been there, and two million rows are there in seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from time import monotonic
+
+from sqlalchemy import Engine, create_engine, text
+
+from peers import kinds
+from peers.kinds import Kind
+from seekpoint import Append, Json, Ledger, Pipeline, schema
+from seekpoint.kafka.ranges import topic_ids
+from seekpoint.records import Partition
+from seekpoint.reload import Run, Staged, Stager, Task
+from setting import BROKERS, TABLE, URL
+
+GROUP = "BENCH_GROUP"  # the variable that tells tasks which group the pipeline is of
+KAFKA = {"bootstrap.servers": BROKERS}
+
+
+def pipeline() -> Pipeline:
+    """Topic to table; tasks import it by name."""
+    kind = kinds.KINDS[TABLE]
+    return Pipeline(os.environ[GROUP], topics=kind.name, value=Json(kind.record), sinks=[Append(kind.name)], version=2)
+
+
+@contextmanager
+def ledger() -> Iterator[Engine]:
+    """The ledger's tables, and a new group's name in the environment."""
+    os.environ[GROUP] = f"bench-{secrets.token_hex(4)}"
+    engine = create_engine(URL)
+    try:
+        schema.upgrade(engine)
+        yield engine
+    finally:
+        engine.dispose()
+
+
+def apply_all(engine: Engine, kind: Kind) -> None:
+    """Say that the group has applied the topic from end to end; groups before it write nothing."""
+    with engine.begin() as tx:
+        tx.execute(text("UPDATE seekpoint.consumer_group SET tables = '{}'"))
+    ends = {Partition(kind.name, number): end for number, end in kinds.ends(kind, BROKERS).items()}
+    own = Ledger(engine, os.environ[GROUP], version=2)
+    ids = {topic: one for topic, one in topic_ids(KAFKA, [kind.name]).items() if one is not None}
+    claimed = own.claim(list(ends), ids, cluster_id="benchmark", start=lambda _: dict.fromkeys(ends, 0))
+    assert len(claimed.granted) == len(ends)
+    with engine.begin() as tx:
+        tx.execute(
+            text(
+                "UPDATE seekpoint.partition_offset SET next_offset = :end"
+                " WHERE consumer_group = :group AND partition = :partition"
+            ),
+            [{"group": own.group, "partition": at.number, "end": end} for at, end in ends.items()],
+        )
+
+
+class Timed:
+    """A stager, and how long it took."""
+
+    def __init__(self, stager: Stager) -> None:
+        self._stager, self.seconds, self.rows = stager, 0.0, 0
+
+    def stage(self, run: Run, tasks: Sequence[Task]) -> Iterable[Staged]:
+        """As the one that it times, from the order to the last range that is committed."""
+        began = monotonic()
+        for staged in self._stager.stage(run, tasks):
+            self.rows += sum(staged.rows)
+            yield staged
+        self.seconds += monotonic() - began

@@ -1,0 +1,131 @@
+"""Seconds under the lock, by strategy and by how much has changed; and what comes before it.
+
+python benchmarks/reload.py [--quick]
+
+The live table is what older code made: in so many percent of the rows another amount. No worker is running, so the lock
+is what the cut-over itself costs; ``make demo-reload`` has workers, and records under the lock. ``same keys`` is
+``Reload(same_keys=True)``: the table is not looked through for keys that only the old code made. Behind each cut-over
+the table must be what the topic says, in every column.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+from sqlalchemy import Engine
+
+import rebuild
+from peers import kinds
+from rebuild import KAFKA, Timed
+from seekpoint.reload import Generations, LocalStager, Reload
+from seekpoint.reload.deltas import Rounds
+from seekpoint.tables import DEFAULT_SCHEMA
+from setting import DSN, RECORDS
+from stage import arguments, say
+from subject import KIND
+
+CHANGED = (0, 1, 10, 100)  # percent
+
+
+def fill(percent: int) -> None:
+    """The table as older code left it."""
+    source = kinds.expect(KIND, DSN, RECORDS)
+    with psycopg.connect(DSN, autocommit=True) as connection:
+        connection.execute(f"CREATE TABLE {KIND.name} (id bigint PRIMARY KEY, amount bigint)".encode())
+        connection.execute(
+            f"INSERT INTO {KIND.name} SELECT id, amount + (mod(id, 100) < {percent})::int FROM {source} "
+            f"ORDER BY id".encode()
+        )
+        connection.execute(f"VACUUM ANALYZE {KIND.name}".encode())
+        connection.execute("CHECKPOINT")
+
+
+def drop(engine: Engine) -> None:
+    """Whatever it is by now."""
+    with psycopg.connect(DSN, autocommit=True) as connection:
+        found = connection.execute("SELECT relkind FROM pg_class WHERE oid = to_regclass(%s)", [KIND.name]).fetchone()
+        if found is not None and found[0] == "v":
+            Generations(engine, schema=DEFAULT_SCHEMA).give_up(f"public.{KIND.name}")
+        connection.execute(f"DROP TABLE IF EXISTS {KIND.name}".encode())
+
+
+class Steps:
+    """How long each step took."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Time one."""
+        began = time.monotonic()
+        yield
+        self.seconds[f"{name}_seconds"] = round(time.monotonic() - began, 3)
+
+
+def reload(engine: Engine, strategy: str, percent: int, *, same_keys: bool = False) -> dict[str, Any]:
+    """One reload on a new table; what it took."""
+    drop(engine)
+    fill(percent)
+    rebuild.apply_all(engine, KIND)
+    if strategy == "generation":
+        Generations(engine, schema=DEFAULT_SCHEMA).adopt(f"public.{KIND.name}")
+    sources = Reload([rebuild.pipeline()], engine, KAFKA).sources
+    timed = Timed(LocalStager(engine, DEFAULT_SCHEMA, KAFKA, sources))
+    job = Reload([rebuild.pipeline()], engine, KAFKA, stager=timed, same_keys=same_keys)
+    driver, step = job.open(strategy=strategy, reason="benchmark"), Steps()
+    with step("staged_and_indexed"):
+        job.stage(driver)
+    with Rounds(driver, job.sources, KAFKA) as rounds:
+        with step("followed"):
+            job.follow(driver, rounds)
+        if strategy == "merge":
+            with step("compared"):
+                found = job.compare(driver, rounds).tables[0]
+            assert found.different == sum(n % 100 < percent for n in range(1, RECORDS + 1))
+        cut = job.cut_over(driver, rounds)
+    job.runs.drop(driver.run.id)
+    kinds.verify(KIND, DSN, RECORDS)
+    return {
+        "lock_seconds": round(cut.lock_seconds, 4),
+        "keys_under_lock": cut.keys,
+        "staging_rows_per_second": round(timed.rows / timed.seconds),
+        **step.seconds,
+    }
+
+
+def verify(engine: Engine) -> dict[str, Any]:
+    """The same, and nothing published: how long people wait for the answer."""
+    drop(engine)
+    fill(0)
+    rebuild.apply_all(engine, KIND)
+    step = Steps()
+    with step("verify"):
+        found = Reload([rebuild.pipeline()], engine, KAFKA).verify()
+    assert found.is_empty
+    return dict(step.seconds)
+
+
+def main() -> None:
+    """Every case."""
+    arguments(__doc__).parse_args()
+    cases: list[tuple[str, str, int, bool]] = [
+        *(("merge", "any keys", percent, False) for percent in CHANGED),
+        *(("merge", "same keys", percent, True) for percent in CHANGED),
+        ("swap", "", 100, False),
+        ("generation", "", 100, False),
+    ]
+    with rebuild.ledger() as engine:
+        for strategy, keys, percent, same in cases:
+            mode = ", ".join(filter(None, [f"{RECORDS:,} rows", strategy, f"{percent} % changed", keys]))
+            say("reload", mode, records=RECORDS, **reload(engine, strategy, percent, same_keys=same))
+        say("reload", f"{RECORDS:,} rows, verify", records=RECORDS, **verify(engine))
+        drop(engine)
+
+
+if __name__ == "__main__":
+    main()

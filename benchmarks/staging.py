@@ -1,0 +1,106 @@
+"""From Kafka into a table that nobody has read yet, as the first step of a reload does it; or by Spark's JDBC writer.
+
+python benchmarks/staging.py local    this process reads, decodes and copies, one range after the other
+python benchmarks/staging.py pool     so many processes of this machine do (BENCH_PARALLELISM)
+python benchmarks/staging.py spark    Spark's tasks do the same (BENCH_PARALLELISM slots)
+python benchmarks/staging.py jdbc     Spark reads by our source, decodes, and writes by JDBC in rewritten batches
+
+Each from the order to the last commit, for the second time in its session. ``local`` and ``spark`` then go through with
+the reload, so that what is checked is what they staged.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from contextlib import ExitStack
+from typing import Any
+
+from sqlalchemy import Engine, make_url, text
+
+import rebuild
+from peers import jars, kinds
+from peers.spark import TYPES
+from rebuild import KAFKA, Timed
+from seekpoint.dev.spark import start_spark
+from seekpoint.reload import LocalStager, Reload, Stager
+from seekpoint.spark import Env, SparkStager, read
+from seekpoint.tables import DEFAULT_SCHEMA
+from setting import BATCH, DSN, PARALLELISM, RECORDS, URL, cpu
+from subject import KIND, fresh_table, row
+
+DATABASE = Env("BENCH_URL")
+PIPELINE = "rebuild:pipeline"
+SHARE = -(-RECORDS // (3 * PARALLELISM))  # records of one task: three for each slot
+SAID = {
+    "local": "LocalStager, this process",
+    "pool": "LocalStager, processes",
+    "spark": "SparkStager, COPY in tasks",
+    "jdbc": "Spark's JDBC writer",
+}
+
+
+def stage(engine: Engine, stager: Stager) -> tuple[float, float]:
+    """A reload of the empty table, by swap; the seconds of its staging, and of its consolidation and index."""
+    timed = Timed(stager)
+    reload = Reload([PIPELINE], engine, KAFKA, stager=timed, range_records=SHARE)
+    driver = reload.open(strategy="swap", reason="benchmark")
+    began = time.monotonic()
+    reload.run(driver)
+    return timed.seconds, time.monotonic() - began - timed.seconds
+
+
+def stager_of(mode: str, engine: Engine, spark: Any) -> Stager:
+    """Who stages."""
+    if mode == "spark":
+        return SparkStager(spark, KAFKA, database=DATABASE, smallest=SHARE)
+    processes = PARALLELISM if mode == "pool" else 0
+    return LocalStager(engine, DEFAULT_SCHEMA, KAFKA, Reload([PIPELINE], engine, KAFKA).sources, processes=processes)
+
+
+def write(engine: Engine, spark: Any) -> float:
+    """The same records by Spark's own means, as its guide shows them; the seconds."""
+    from pyspark.sql import functions as f  # noqa: PLC0415 -- an extra
+
+    fields = ", ".join(f"`{column}` {TYPES.get(type_, type_)}" for column, type_ in KIND.columns.items())
+    at = make_url(URL)
+    url = f"jdbc:postgresql://{at.host}:{at.port}/{at.database}?reWriteBatchedInserts=true&stringtype=unspecified"
+    properties = {"user": at.username or "", "password": at.password or "", "batchsize": str(BATCH)}
+    records = read(spark, engine, os.environ[rebuild.GROUP], kafka=KAFKA, smallest=SHARE)
+    began = time.monotonic()
+    decoded = records.select(f.from_json(f.decode("value", "UTF-8"), fields).alias("v")).select("v.*")
+    decoded.write.mode("append").jdbc(url, KIND.name, properties=properties | {"driver": "org.postgresql.Driver"})
+    return time.monotonic() - began
+
+
+def main() -> None:
+    """Twice; the second time counts."""
+    mode = sys.argv[1]
+    os.environ.setdefault(DATABASE.name, URL)
+    with rebuild.ledger() as engine, ExitStack() as stack:
+        spark = None
+        if mode in {"spark", "jdbc"}:
+            found = os.pathsep.join(map(str, jars.classpath("spark"))) if mode == "jdbc" else ""
+            config = {"spark.jars": found.replace(os.pathsep, ","), "spark.driver.extraClassPath": found}
+            spark = stack.enter_context(start_spark(f"local[{PARALLELISM}]", config if found else {}))
+        for _ in range(2):
+            fresh_table()
+            with engine.begin() as tx:  # a swap would refuse a table that is unlike what it makes
+                tx.execute(text(f"ALTER TABLE {KIND.name} RESET (autovacuum_enabled)"))
+            rebuild.apply_all(engine, KIND)
+            used, after = cpu(), {}
+            if mode == "jdbc":
+                seconds = write(engine, spark)
+            else:
+                seconds, behind = stage(engine, stager_of(mode, engine, spark))
+                after = {"consolidated_and_swapped_seconds": round(behind, 2)}
+            used = cpu() - used
+    kinds.verify(KIND, DSN, RECORDS)
+    more: dict[str, Any] = {"parallelism": PARALLELISM, **after}
+    print(json.dumps(row("staging", SAID[mode], RECORDS, seconds, used, **more)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -12,10 +13,12 @@ from uuid import UUID
 import pytest
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.exc import OperationalError
+from typer.testing import CliRunner
 
 from batcher import Batcher, batch, offsets, paused
 from seekpoint import Limits, Partition, schema
 from seekpoint.batch import job
+from seekpoint.cli.app import app
 from seekpoint.dev.postgres import PostgresServer
 from seekpoint.dev.proxy import PostgresProxy
 from seekpoint.errors import BatchRefused, ConfigError, ReloadOver
@@ -85,6 +88,11 @@ def test_a_batch_that_nobody_drives_is_found_and_swept(shop: Shop) -> None:
     assert by == f"batch {run}"
     assert f"seekpoint batch MODULE:NAME --resume {run}" in reason
     assert f"seekpoint reload abort {run}" in reason
+    where = ["--database-url", shop.engine.url.render_as_string(hide_password=False), "--schema", shop.schema]
+    shown = CliRunner().invoke(app, ["status", shop.group, *where], env={"COLUMNS": "200", "NO_COLOR": "1"})
+    assert f"{shop.group} is paused by batch {run}: {reason}" in shown.stdout
+    told = json.loads(CliRunner().invoke(app, ["status", shop.group, *where, "--json"]).stdout)
+    assert told[0]["paused"] == {"by": by, "reason": reason}
     runs = batch(shop).runs
     assert runs.sweep() == [], "it was heard of today"
     assert runs.sweep(timedelta(0)) == [run]

@@ -675,6 +675,7 @@ def test_status(applied: Place) -> None:
         "dead": 0,
         "waits": None,
         "reload": None,
+        "paused": None,
     }
     [line] = json.loads(seekpoint("status", applied.group, *where, *brokers, "--json").stdout)
     assert (line["next"], line["end"], line["lag"]) == (3, 4, 1)

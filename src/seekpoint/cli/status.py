@@ -81,8 +81,8 @@ def status(
 ) -> None:
     """Show where a group stands: next offset, end of the log, lag, open dead letters, epoch, owner of each partition.
 
-    Below, a line for each partition that waits in front of a record that failed: why, and when it is tried again; and
-    for a reload that workers of a newer handler version stand by for.
+    Below, who paused the group and why; a line for each partition that waits in front of a record that failed: why,
+    and when it is tried again; and for a reload that workers of a newer handler version stand by for.
     Without brokers (--kafka, --kafka-config) end and lag are empty. Reads only; workers are not disturbed.
     """
     with explained():
@@ -94,12 +94,17 @@ def status(
         ledger = Ledger(engine, group, schema=schema)
         positions, dead, runs = ledger.read(), DeadLetters(ledger).count_open(), ledger.awaited()
         ends, doubts = _ends(positions, settings) if settings else ({}, [])
+        pause = _pause(engine, group, schema)
         run = runs[0] if runs else None  # two of one group cannot be open: they write the same tables
         lines = [_line(at, ends.get(at.partition), dead.get(at.partition, 0), run) for at in positions]
         if as_json:
-            typer.echo(json.dumps([line.as_dict() for line in lines], indent=2))
+            typer.echo(json.dumps([line.as_dict() | {"paused": pause} for line in lines], indent=2))
         else:
             print_whole(_table(group, lines))
+            if pause is not None:
+                typer.echo(
+                    plain(f"{group} is paused by {pause['by'] or 'unknown'}: {pause['reason'] or 'no reason given'}")
+                )
             for line in lines:
                 if line.waits is not None:
                     typer.echo(line.waits.sentence())
@@ -107,6 +112,15 @@ def status(
                 typer.echo(plain(str(run)))
         for doubt in doubts:
             typer.echo(f"warning: {doubt}", err=True)
+
+
+def _pause(engine: Engine, group: str, schema: str) -> dict[str, str | None] | None:
+    """By whom the group is paused, and why: a batch that nobody drives any more is found by it."""
+    at = consumer_group.c
+    asked = select(at.paused_by, at.paused_reason).where(at.name == group, at.paused)
+    with engine.connect() as connection:
+        row = connection.execute(asked.execution_options(**in_schema(schema))).one_or_none()
+    return None if row is None else {"by": row.paused_by, "reason": row.paused_reason}
 
 
 def known_group(engine: Engine, group: str, schema: str) -> None:

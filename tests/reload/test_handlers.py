@@ -279,3 +279,26 @@ def test_a_constraint_of_a_live_table_that_is_broken_is_no_records_fault(books: 
         reload.verify()
     assert refused.value.group == books.shop.group
     assert books.rows() == booked(records)
+
+
+@pytest.mark.parametrize("send_ahead", [True, False])
+def test_an_error_that_comes_late_is_found_at_its_own_record(books: Books, send_ahead: bool) -> None:
+    """Nobody waits for the answers of these statements, at first."""
+
+    def make(version: int) -> Handle:
+        def handle(tx: Connection, batch: Any) -> None:
+            for record in batch:
+                values = {"at": record.offset, "id": record.value.id, "amount": record.value.amount * version}
+                tx.execute(
+                    text("INSERT INTO bookings (source_offset, account, amount) VALUES (:at, :id, :amount)"), values
+                )
+
+        return handle
+
+    records = [*RECORDS[:20], of(1, 2_600), *RECORDS[20:40], of(2, 2_700), *RECORDS[40:]]
+    options = {"on_poison": "dead_letter", "send_ahead": send_ahead}
+    books.applied(records, make, **options)
+    reload = books.reload(make(2), pipeline=options)
+    reload.run(reload.open())
+    assert books.rows()[0] == [row for row in booked(records, by=2)[0] if row[2] < 5_000]
+    assert books.shop.execute("SELECT record_offset FROM {schema}.dead_letter ORDER BY 1") == [(20,), (41,)]

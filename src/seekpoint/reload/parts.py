@@ -102,15 +102,21 @@ class Parts:
         self.outcome.asides.sort(key=lambda aside: _place(aside.record))
         return self.outcome
 
-    def _write(self, part: Sequence[Made]) -> None:
-        """All of them, or those that can be: halved until the others stand alone, unless the database names them."""
+    def _write(self, part: Sequence[Made], *, ahead: bool = True) -> None:
+        """All of them, or those that can be: halved until the others stand alone, unless the database names them.
+
+        A handler's statements are sent ahead at first; once something has failed, each is awaited.
+        """
         while part:
-            failed = self._try(part)
+            self._tx.begins(send_ahead=ahead and self._pipeline.handle is not None and self._pipeline.send_ahead)
+            failed, ahead = self._try(part), False
             if failed is None:
                 return
+            if failed.late:
+                continue
             if not failed.named and len(part) > 1:
                 middle = len(part) // 2
-                self._write(part[:middle])
+                self._write(part[:middle], ahead=False)
                 part = part[middle:]
                 continue
             bad = {_place(raw) for raw in failed.named} or {_place(part[0].raw)}

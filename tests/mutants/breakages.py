@@ -18,6 +18,7 @@ KAFKA = "tests/integration/test_kafka_faults.py"
 REBALANCE = "tests/integration/test_rebalance.py"
 LOST = "tests/integration/test_lost_commits.py"
 BATCH = "tests/unit/test_intake.py"
+GENERATIONS = "tests/reload/test_generations.py"
 IDLE_REWIND = f"{INTERLEAVINGS}::test_a_rewind_under_an_idle_worker"
 DROPPED = f"{INTERLEAVINGS}::test_a_dropped_chunk_is_a_refusal_and_not_a_gap"
 RECREATED = f"{KAFKA}::test_i4_a_topic_recreated_while_a_batch_is_applied_rolls_it_back"
@@ -307,7 +308,13 @@ BREAKAGES = (
     ),
     Breakage(
         "few rows go where COPY would not",
-        (Edit("sinks/few.py", "if few.rows and not (_is_plain(tx, path) and _left(", "if few.rows and not (_left("),),
+        (
+            Edit(
+                "sinks/few.py",
+                "if few.rows and not (recalled(tx, path).is_plain and _left(",
+                "if few.rows and not (_left(",
+            ),
+        ),
         (
             f"{ROADS}::test_a_rule_sees_no_rows_however_few[1]",
             f"{ROADS}::test_a_view_is_refused_however_few_the_rows[1]",
@@ -317,5 +324,28 @@ BREAKAGES = (
         "few rows are prepared, and keep the types of a table that was altered",
         (Edit("ahead.py", "execute(statement, row, prepare=False)", "execute(statement, row)"),),
         (f"{ROADS}::test_a_table_altered_while_few_rows_come[real-float8-0.1]",),
+    ),
+    Breakage(
+        "a sink keeps the generation that counted when it looked first",
+        (
+            Edit(
+                "sinks/place.py",
+                "        row = _cursor(tx).execute(statement, self.path).fetchone()\n",
+                "        if self.path not in FIRST:\n"
+                "            FIRST[self.path] = _cursor(tx).execute(statement, self.path).fetchone()\n"
+                "        row = FIRST[self.path]\n",
+            ),
+            Edit(
+                "sinks/place.py",
+                "@dataclass(frozen=True, slots=True)\n",
+                "FIRST: dict[Any, Any] = {}\n\n\n@dataclass(frozen=True, slots=True)\n",
+            ),
+        ),
+        (f"{GENERATIONS}::test_a_table_with_rows_is_adopted_and_reloaded",),
+    ),
+    Breakage(
+        "a generation is dropped under readers with older snapshots",
+        (Edit("reload/leaves.py", "return old, not old or is_forgotten(tx, turned)", "return old, True"),),
+        (f"{GENERATIONS}::test_an_older_snapshot_reads_the_older_generation",),
     ),
 )

@@ -16,7 +16,7 @@ from sqlalchemy import URL, Engine
 from seekpoint.errors import RangeLost
 from seekpoint.export import statements as sql
 from seekpoint.export.manifest import Entry, holes, transaction
-from seekpoint.export.storage import Storage, named
+from seekpoint.export.storage import Storage, below, named
 from seekpoint.kafka.ranges import Piece, Range
 from seekpoint.ledger.ledger import postgres_engine
 from seekpoint.tables import DEFAULT_SCHEMA
@@ -68,7 +68,7 @@ class Archive:
     def files(self, topic: str | None = None, topic_id: UUID | None = None) -> Sequence[str]:
         """The files that count (of one topic, of one of its ids), for whoever reads them with other tools."""
         found = self.entries(topic)
-        return [f"{self.root}/{e.file}" for e in found if e.file and topic_id in {None, e.topic_id}]
+        return [below(self.root, e.file) for e in found if e.file and topic_id in {None, e.topic_id}]
 
     def gaps(self, range_: Range) -> Sequence[tuple[int, int]]:
         """What of the range the archive does not have; empty where it has all of it. Looks at the manifest alone."""

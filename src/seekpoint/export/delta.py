@@ -19,7 +19,7 @@ import pyarrow as pa
 from seekpoint.errors import ConfigError
 from seekpoint.export.files import SCHEMA, range_of
 from seekpoint.export.manifest import Entry, Written
-from seekpoint.export.storage import Storage
+from seekpoint.export.storage import Storage, below
 from seekpoint.kafka.ranges import Range
 from seekpoint.records import Partition
 
@@ -32,7 +32,9 @@ class DeltaLog:
             import deltalake  # noqa: PLC0415 -- an extra
         except ModuleNotFoundError as error:
             raise ConfigError(f"Delta needs the extra: pip install 'seekpoint[delta]' ({error})") from error
-        self._uri, self._topic = f"{storage.root}/{topic}", topic
+        # The options are pyarrow's; deltalake has its own, from the environment.
+        uri = below(storage.root, topic)
+        self._uri, self._topic = uri if storage.is_local else uri.partition("?")[0], topic
         self._table: Any = deltalake.DeltaTable.create(self._uri, SCHEMA, mode="ignore", name=topic)
 
     def end(self, partition: Partition, topic_id: UUID) -> int:

@@ -31,6 +31,14 @@ def named(root: str | Path) -> str:
     return str(Path(url.path).absolute()) if url.scheme == "file" else text.rstrip("/")
 
 
+def below(root: str, name: str) -> str:
+    """A file or a folder below a root, as other tools are told of it; a URL's options stay at its end."""
+    if "://" not in root:
+        return f"{root}/{name}"
+    path, mark, options = root.partition("?")
+    return f"{path.rstrip('/')}/{name}{mark}{options}"
+
+
 class Storage:
     """The files below one root. Paths are relative to it, with slashes; errors of the storage are OSErrors."""
 

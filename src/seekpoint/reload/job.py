@@ -55,7 +55,7 @@ class Reload:
     ranges are staged is staged in the same way while it is more than ``large`` records. ``same_keys`` says that the
     code which runs now makes the same keys of a record as these pipelines do: a merge need not look through the whole
     table under the lock then. ``progress`` is called with what is being done, how many records of it are done, and of
-    how many (0: not known). Making one does no I/O.
+    how many (0: not known). ``archive`` has what retention took of the logs. Making one does no I/O.
     """
 
     def __init__(

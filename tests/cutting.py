@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from time import monotonic
 from typing import Any
+
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewPartitions
 
 from seekpoint.reload import Driver, Reload
 from seekpoint.reload.deltas import Rounds
@@ -23,6 +28,21 @@ def work_up_to(shop: Shop, offset: int, **options: Any) -> None:
     worker = shop.worker(**options)
     worker.reached(shop.topic, offset)
     worker.stop()
+
+
+def widen(shop: Shop, partitions: int) -> None:
+    """The shop's topic has so many partitions, each with a leader."""
+    admin = AdminClient({"bootstrap.servers": shop.brokers, "log_level": 0})
+    admin.create_partitions([NewPartitions(shop.topic, partitions)])[shop.topic].result(20)
+    deadline, pause = monotonic() + 20, threading.Event()
+
+    def led() -> int:
+        found = admin.list_topics(shop.topic, timeout=20).topics[shop.topic].partitions.values()
+        return sum(one.leader >= 0 for one in found)
+
+    while led() < partitions:
+        assert monotonic() < deadline, f"{shop.topic} has no {partitions} partitions"
+        pause.wait(0.05)
 
 
 @contextmanager

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewPartitions
 
+from cutting import widen
 from seekpoint.errors import ReloadRefused
 from seekpoint.reload import Reload, Run
 from seekpoint.reload.local import LocalStager
@@ -95,8 +94,7 @@ def test_partitions_that_come_while_ranges_are_staged_are_staged_too(shop: Shop)
     later = [of(n, 9, n) for n in range(100, 150)]
 
     def wider() -> None:
-        admin = AdminClient({"bootstrap.servers": shop.brokers, "log_level": 0})
-        admin.create_partitions([NewPartitions(shop.topic, 3)])[shop.topic].result(20)
+        widen(shop, 3)
         shop.produce(shop.topic, later, partition=2)
         again = shop.worker()
         again.reached(shop.topic, len(later), 2)

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewPartitions
 
-from cutting import FIRST, diffed, settled, work_up_to
+from cutting import FIRST, diffed, settled, widen, work_up_to
 from integration.test_ranges import delete, trim
 from seekpoint.dev.kafka import KafkaServer
 from seekpoint.errors import HandlerOutdated, RangeLost, ReloadRefused, TopicRecreated
@@ -112,8 +111,7 @@ def test_partitions_that_are_added_in_mid_run_are_in(shop: Shop) -> None:
     reload = shop.reload()
     driver = reload.open()
     with diffed(reload, driver) as rounds:
-        admin = admin_of(shop)  # kept until it has answered
-        admin.create_partitions([NewPartitions(shop.topic, 4)])[shop.topic].result(20)
+        widen(shop, 4)
         shop.produce(shop.topic, LATER, partition=3)
         worker = shop.worker()
         worker.reached(shop.topic, len(LATER), 3)

@@ -12,6 +12,7 @@ from handlers import Books, Handle, booked, by_core
 from reloader import Reloader
 from seekpoint import Append, Batch, Json, Pipeline
 from seekpoint.reload.deltas import Rounds
+from seekpoint.reload.rebuild import MOST, _next_size
 from shop import Order, OrderKey, Shop, of
 
 FIRST = [of(n % 9, n) for n in range(120)]
@@ -143,10 +144,12 @@ def test_sinks_and_a_handler_of_one_pipeline(books: Books) -> None:
             version=version,
         )
 
+    books.shop.execute("ALTER TABLE {schema}.entries ADD note text")
     books.shop.produce(books.shop.topic, FIRST, partition=0)
     worker = books.shop.run_worker(make(1), engine=books.engine)
     worker.reached(books.shop.topic, len(FIRST))
     worker.stop()
+    books.shop.execute("UPDATE {schema}.entries SET note = 'of others'")
     from seekpoint.reload import Reload
 
     reload = Reload([make(2)], books.engine, {"bootstrap.servers": books.shop.brokers}, schema=books.shop.schema)
@@ -154,6 +157,17 @@ def test_sinks_and_a_handler_of_one_pipeline(books: Books) -> None:
     assert books.rows() == booked(FIRST, by=2)
     amounts = [row[0] for row in books.shop.rows("entries", "amount, topic_offset, id")]
     assert amounts == sorted(n * 2 for n in range(120))
+    assert books.shop.execute("SELECT DISTINCT note FROM {schema}.entries") == [("of others",)], (
+        "only the sinks' columns"
+    )
+
+
+def test_rounds_that_take_long_are_followed_by_shorter_ones() -> None:
+    """Whoever aborts the run, or takes it, waits for the round in hand."""
+    assert _next_size(50_000, MOST, 2.0) == 50_000
+    assert _next_size(50_000, MOST, 100.0) == 10_000
+    assert _next_size(5_000, MOST, 0.0) == 10_000
+    assert _next_size(1, MOST, 100.0) == 1
 
 
 def test_a_group_with_sinks_and_one_with_a_handler_in_one_run(books: Books, topic: Any) -> None:

@@ -44,6 +44,7 @@ class Rounds:
             known = {t.path: remembered_columns(tx.connection, self._staging.table(t)) for t in self.targets}
         self._pipelines: dict[str, Pipeline] = {}
         self._shadows: dict[str, Shadow] = {}
+        self._sinks: dict[str, list[tuple[Target, TableSink]]] = {}
         self._keys: dict[str, list[tuple[int, Target, TableSink]]] = {}
         for n, source in enumerate(sources):
             of = {feed.number: target for target in self.targets for feed in target.feeds if feed.source == n}
@@ -53,6 +54,7 @@ class Rounds:
                 if sink.written is None and (columns := known[of[number].path]) is not None:
                     sink._know(tuple(one for one in columns if one not in sink.provenance.values()))  # noqa: SLF001
             self._pipelines[source.group] = aimed_pipeline(source.pipeline, [sinks[i] for i in sorted(sinks)])
+            self._sinks[source.group] = [(of[i], sinks[i]) for i in sorted(sinks)]
             # What a handler's statements touch, the copies note by themselves.
             self._keys[source.group] = [(i, of[i], sinks[i]) for i in sorted(sinks) if not of[i].handled_as]
             if (handle := source.pipeline.handle) is not None:
@@ -140,10 +142,11 @@ class Rounds:
 
     def _written(self, tx: Tx, target: Target) -> tuple[str, ...] | None:
         """The columns that are the pipelines', as far as anybody knows."""
-        if target.handled_as:
+        if target.by_handler:
             is_compared = self._driver.run.strategy != "swap"
             return owned_columns(tx.connection, self._staging, target) if is_compared else None
-        return next((s.written for found in self._keys.values() for _, t, s in found if t == target), None)
+        sinks = (s for pipeline in self._sinks.values() for t, s in pipeline if t == target)
+        return next((sink.written for sink in sinks), None)
 
     def _positions(self, tx: Tx, offsets: Sequence[Row[Any]]) -> dict[Key, StagedPosition]:
         """How far the rebuilt tables are; raises where these offsets are none that they could be taken to."""

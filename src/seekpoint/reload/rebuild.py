@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from time import monotonic
 from typing import Any
 
 from seekpoint.reload import statements as sql
@@ -11,7 +12,8 @@ from seekpoint.reload.extend import Shrinking
 from seekpoint.reload.run import SERIALIZABLE_ENOUGH, Driver
 from seekpoint.reload.targets import Source
 
-MOST = 50_000  # records of one transaction
+FIRST, MOST = 5_000, 50_000  # records of one transaction
+LONG = 20.0  # seconds that one takes at most, or fewer records are taken: whoever aborts the run waits for it
 
 
 def rebuild(
@@ -29,13 +31,15 @@ def rebuild(
     handled = {source.group for source in sources if source.has_handler}
     if not handled:
         return
-    shrinking = Shrinking()
+    shrinking, size = Shrinking(), min(FIRST, most)
     with Rounds(driver, sources, kafka) as rounds:
         while True:
             with driver.step("staged", isolation=SERIALIZABLE_ENOUGH) as tx:
+                began = monotonic()
                 offsets = tx.execute(sql.OFFSETS, groups=list(driver.run.groups)).all()
-                rounds.part(tx, offsets, most)
+                rounds.part(tx, offsets, size)
                 positions = [at for at in tx.positions(driver.run.id) if at.group in handled]
+            size = _next_size(size, most, monotonic() - began)
             its = [row for row in offsets if row.consumer_group in handled]
             now = {(row.consumer_group, row.topic, row.partition): row.next_offset for row in its}
             progress(
@@ -49,3 +53,8 @@ def rebuild(
             if left <= most:
                 return
             shrinking.take(left)
+
+
+def _next_size(size: int, most: int, seconds: float) -> int:
+    """How many records the next round takes, where one of ``size`` took so long: fewer at once, more by and by."""
+    return max(1, min(most, 2 * size, int(size * LONG / max(seconds, 0.001))))

@@ -77,6 +77,7 @@ class Target:
     key: tuple[str, ...]
     feeds: tuple[Feed, ...]
     handled_as: Path | None = None
+    by_handler: bool = False  # its SQL writes the table, so nobody knows which columns
     view: Path | None = None  # over its generations; ``path`` is the one that counts
 
     @property
@@ -175,6 +176,7 @@ def targets(connection: Connection, given: Sequence[Source]) -> tuple[Target, ..
     """The tables that these pipelines write, as they are now. Raises ConfigError for one that cannot be rebuilt."""
     feeds: dict[Path, list[Feed]] = {}
     handled: dict[Path, Path] = {}
+    by_handler: set[Path] = set()
     live: dict[Path, Path] = {}  # of the tables that are kept in generations, the one that counts
     for n, source in enumerate(given):
         for number, sink in enumerate(source.pipeline.sinks):
@@ -187,12 +189,15 @@ def targets(connection: Connection, given: Sequence[Source]) -> tuple[Target, ..
             path = _plain(connection, f"{source.pipeline!r}: writes={written!r}", tuple(written.split(".")))
             feeds.setdefault(path, [])
             handled[path] = path
+            by_handler.add(path)
     _require_own_names(handled.values())
     found = []
     for n, path in enumerate(sorted(feeds)):
         view = path if path in live else None
         at = live.get(path, path)
-        found.append(_target(connection, f"t{n}", at, feeds[path], handled_as=handled.get(path), view=view))
+        as_ = handled.get(path)
+        one = _target(connection, f"t{n}", at, feeds[path], handled_as=as_, by_handler=path in by_handler, view=view)
+        found.append(one)
     return tuple(found)
 
 
@@ -236,6 +241,7 @@ def _target(
     feeds: Sequence[Feed],
     *,
     handled_as: Path | None = None,
+    by_handler: bool = False,
     view: Path | None = None,
 ) -> Target:
     name = {"name": quoted(*path)}
@@ -254,8 +260,8 @@ def _target(
         key = first.key
     else:
         keys = [tuple(row.key) for row in connection.execute(_KEYS, name)]
-        key = _key_by_handler(columns, keys) if handled_as else _key_by_rows(first, columns, keys)
-    return Target(path, staged, tuple(columns), key, tuple(feeds), handled_as, view)
+        key = _key_by_handler(columns, keys) if by_handler else _key_by_rows(first, columns, keys)
+    return Target(path, staged, tuple(columns), key, tuple(feeds), handled_as, by_handler, view)
 
 
 def _key_by_rows(sink: TableSink | None, columns: Sequence[Column], keys: Sequence[tuple[str, ...]]) -> tuple[str, ...]:

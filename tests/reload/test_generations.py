@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from time import monotonic
 from typing import Any
 
@@ -17,8 +18,10 @@ from reloader import Reloader
 from seekpoint import Append, Limits, Text, Upsert, events
 from seekpoint.batch import Batch
 from seekpoint.cli.declared import _told
+from seekpoint.dev.proxy import PostgresProxy
 from seekpoint.errors import ConfigError, ReloadRefused
-from seekpoint.reload import Driver, Generation, Generations, Reload
+from seekpoint.reload import Driver, Generation, Generations, Reload, leaves
+from seekpoint.reload.run import transaction
 from seekpoint.sinks.copy import driver_of
 from shop import Shop, doubled, gone, of
 from trips import trips
@@ -221,6 +224,23 @@ def _attached(shop: Shop, reload: Any, driver: Driver) -> Iterator[Any]:
         yield rounds
 
 
+def test_snapshots_that_may_not_be_seen_are_waited_for(shop: Shop, roles: tuple[str, str]) -> None:
+    """A role without the right to look at others' sessions takes each open transaction for an old reader."""
+    adopt(shop)
+    (turned,) = shop.execute("SELECT CAST(xmin AS text) FROM {schema}.generation")[0]
+
+    def is_forgotten() -> bool:
+        with transaction(shop.engine, shop.schema) as tx:
+            tx.connection.execute(text(f"SET LOCAL ROLE {roles[0]}"))
+            return leaves.is_forgotten(tx, turned, 0.2)
+
+    with reading(shop, "READ COMMITTED", "SELECT 1"):
+        assert not is_forgotten()
+    deadline = monotonic() + 60
+    while not is_forgotten():
+        assert monotonic() < deadline, "somebody else reads for ever"
+
+
 # -- runs that end otherwise -----------------------------------------------------------------------------------
 
 
@@ -252,6 +272,31 @@ def test_a_rolled_back_cut_over_is_tried_again(shop: Shop) -> None:
     assert shop.rows() == doubled(FIRST + MORE)
     sweep(reload)
     assert len(tables(shop)) == 3
+
+
+@pytest.mark.parametrize("when", ["before_commit", "after_commit"])
+def test_a_commit_without_an_answer(shop: Shop, seekpoint_dsn: str, when: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    settled(shop)
+    adopt(shop)
+    with PostgresProxy.in_front_of(seekpoint_dsn) as proxy:
+        engine = create_engine(proxy.dsn, pool_pre_ping=True)
+        reload = replace(shop, engine=engine).reload()
+        driver = reload.open(strategy="generation")
+        with diffed(reload, driver) as rounds:
+            turn = driver.turn
+
+            def turned(tx: Any, state: str) -> None:
+                turn(tx, state)
+                if not proxy.fired.is_set():
+                    proxy.arm(when)
+
+            monkeypatch.setattr(driver, "turn", turned)
+            outcome = reload.cut_over(driver, rounds)
+        assert proxy.fired.is_set()
+        assert outcome.tries == (2 if when == "before_commit" else 1)
+        engine.dispose()
+    assert shop.rows() == doubled(FIRST)
+    assert generations(shop).list()[0].number == 2
 
 
 def test_a_killed_driver_behind_attach(shop: Shop) -> None:

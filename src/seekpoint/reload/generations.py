@@ -91,7 +91,10 @@ class Generations:
             except (psycopg.Error, DBAPIError) as late:
                 error.add_note(f"its column {COLUMN} could not be dropped again ({late}): adopt it later, or drop that")
             raise
-        return self._get(path)
+        made = self._get(path)
+        with transaction(self.engine, self.schema) as tx:  # nobody else does, of a partitioned table
+            run(tx.connection, "ANALYZE {parent}", parent=name(*_names(path)[0]))
+        return made
 
     def give_up(self, table: str | tuple[str, str]) -> None:
         """Make the generation that counts the plain table again, and drop the others.

@@ -122,7 +122,8 @@ class Staging:
 
 def remember_columns(connection: Connection, path: Path, columns: Sequence[str] | None) -> None:
     """Keep which columns of a table were written: sinks learn that from the first row, and other processes read on."""
-    if columns is not None:
+    # Not for nothing: in a cut-over it would wait for whoever analyzes the table.
+    if columns is not None and remembered_columns(connection, path) != tuple(columns):
         run(
             connection,
             "COMMENT ON TABLE {table} IS {columns}",

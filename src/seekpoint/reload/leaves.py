@@ -180,6 +180,11 @@ def left_behind(tx: Tx, ended: Run) -> tuple[Sequence[Path], bool]:
     return old, not old or is_forgotten(tx, turned)
 
 
+def parents_of(tx: Tx, ended: Run) -> Sequence[Path]:
+    """The partitioned tables in which an ended run has put the generation that counts."""
+    return [(row.table_schema, row.parent) for row in tx.execute(sql.GENERATIONS_OF_RUN, by_run=ended.id)]
+
+
 # Transactions that may read in a snapshot from before the last turn of a pointer. Whose snapshots we may not see is
 # told by the missing state; then every transaction that is open now may be one.
 _READERS = text(

@@ -9,7 +9,7 @@ from sqlalchemy.exc import DBAPIError
 
 from seekpoint.guard import passes, sqlstate
 from seekpoint.reload import statements as sql
-from seekpoint.reload.leaves import left_behind
+from seekpoint.reload.leaves import left_behind, parents_of
 from seekpoint.reload.run import Run, transaction
 from seekpoint.sinks.copy import driver_of
 
@@ -51,6 +51,9 @@ def sweep(engine: Engine, schema: str, run: Run) -> bool:
         return False
     with transaction(engine, schema) as tx:
         tx.execute(sql.SWEPT, its_run=run.id)
+        parents = parents_of(tx, run)
+    for parent in parents:  # nobody else does, of a partitioned table; the planner joins by what it finds there
+        _run(engine, schema, ident.SQL("ANALYZE {}").format(ident.Identifier(*parent)))
     return True
 
 

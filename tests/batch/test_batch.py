@@ -9,7 +9,9 @@ import pytest
 
 from batcher import batch, offsets, paused
 from seekpoint import Pipeline, StartAt
-from seekpoint.errors import BatchRefused, ConfigError
+from seekpoint.batch import Batch
+from seekpoint.errors import BatchRefused, ConfigError, SchemaMismatch, StandsBy
+from seekpoint.reload import Generations
 from shop import Shop, doubled, gone, of
 
 FIRST = [of(n % 40, n, n) for n in range(100)] + [gone(3)]
@@ -143,10 +145,42 @@ def test_a_newer_version_is_raised_and_an_older_one_refused(shop: Shop) -> None:
     assert offsets(shop)[f"{shop.topic}/0"] == 20
 
 
+def test_a_version_that_a_reload_is_opened_for_waits_for_it(shop: Shop) -> None:
+    shop.produce(shop.topic, FIRST[:10], partition=0)
+    batch(shop).run()
+    shop.produce(shop.topic, FIRST[10:], partition=0)
+    reload = shop.reload()
+    driver = reload.open()
+    with pytest.raises(StandsBy, match=str(driver.run.id)):
+        batch(shop, pipeline={"version": 2}).run()
+    assert paused(shop) is None
+    assert batch(shop).run().records == len(FIRST) - 10, "the old version goes on"
+    reload.run(driver)
+    assert shop.rows() == doubled(FIRST)
+    shop.produce(shop.topic, LATER, partition=0)
+    assert batch(shop, pipeline={"version": 2}).run().records == len(LATER)
+    assert shop.rows() == doubled(FIRST + LATER)
+
+
+def test_a_table_of_generations_is_written_where_it_stands(shop: Shop) -> None:
+    shop.produce(shop.topic, FIRST, partition=0)
+    batch(shop).run()
+    Generations(shop.engine, schema=shop.schema).adopt(f"{shop.schema}.orders")
+    shop.produce(shop.topic, LATER, partition=0)
+    done = batch(shop).run()
+    assert done.records == len(LATER)
+    assert shop.rows() == doubled(FIRST + LATER, by=1)
+
+
+def test_a_ledger_that_is_not_there_is_said(shop: Shop) -> None:
+    with pytest.raises(SchemaMismatch, match="seekpoint db upgrade"):
+        Batch(shop.pipeline(), shop.engine, {"bootstrap.servers": shop.brokers}, schema="nowhere_at_all").run()
+
+
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"handle": lambda tx, batch: None}, "handler"),
+        ({"handle": lambda tx, batch: None}, "handlers run in workers"),
         ({"delay": timedelta(hours=1)}, "delay"),
     ],
 )

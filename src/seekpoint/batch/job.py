@@ -29,6 +29,7 @@ from seekpoint.failure import one_line
 from seekpoint.guard import is_data_fault
 from seekpoint.ledger import Ledger
 from seekpoint.ledger.ledger import postgres_engine
+from seekpoint.loading import load_pipeline
 from seekpoint.pipeline import Pipeline
 from seekpoint.policy import Limits
 from seekpoint.reload import LocalStager, Stager
@@ -38,6 +39,7 @@ from seekpoint.reload.job import Progress
 from seekpoint.reload.run import Driver, Run, Runs, run_of, this_driver, transaction
 from seekpoint.reload.staging import begin_staging
 from seekpoint.reload.targets import sources, targets
+from seekpoint.schema import check
 from seekpoint.tables import DEFAULT_SCHEMA
 
 ENDS = (BatchRefused, RangeLost, TopicRecreated, TooManyDeadLetters)  # what no other driver would get over
@@ -90,9 +92,9 @@ class Batch:
         range_records: int = RANGE,
         progress: Progress | None = None,
     ) -> None:
-        (self.source,) = sources([pipeline])
-        self.pipeline = self.source.pipeline
+        self.pipeline = load_pipeline(pipeline) if isinstance(pipeline, str) else pipeline
         _require_sinks_alone(self.pipeline)
+        (self.source,) = sources([pipeline])
         self.engine, self.kafka, self.schema = postgres_engine(engine), dict(kafka), schema
         self.limits, self.actor = limits or Limits(), actor or getpass.getuser()
         self.runs = Runs(self.engine, schema, self.limits)
@@ -175,7 +177,9 @@ class Batch:
             driver.beat()
 
     def _nothing_new(self, brokers: Brokers) -> BatchDone | None:
-        """Asked without any lock: a group that has read everything is left alone."""
+        """Asked without any lock: a group that has read everything is left alone. Raises SchemaMismatch."""
+        with transaction(self.engine, self.schema) as tx:
+            check(tx.connection, self.schema)
         at = {
             position.partition: position
             for position in Ledger(self.engine, self.source.group, schema=self.schema).read()

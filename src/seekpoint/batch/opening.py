@@ -25,7 +25,6 @@ from seekpoint.reload import statements as runs
 from seekpoint.reload.pauses import PAUSER, let_go, pauser
 from seekpoint.reload.run import Tx, this_driver
 from seekpoint.reload.targets import Source, targets
-from seekpoint.schema import check
 from seekpoint.tables import in_schema
 
 Claims = Mapping[Partition, Claim]
@@ -111,7 +110,6 @@ def open_batch(tx: Tx, source: Source, brokers: Brokers, run: UUID, *, pause: bo
 
     Raises as :func:`occupy` does, and RangeLost.
     """
-    check(tx.connection, tx.schema)
     tables = [target.name for target in targets(tx.connection, [source])]
     group = scope_of(tx, source.group).execute(LOCK_GROUP).one_or_none()
     claims = occupy(tx, source, brokers, run, brokers.partitions, pause=pause)

@@ -237,8 +237,11 @@ def test_a_handler_says_what_it_writes(books: Books) -> None:
     with pytest.raises(ConfigError, match=r"writes='nowhere.at_all': the table is not there"):
         books.reload(by_core(None, 2), pipeline={"writes": ["nowhere.at_all"]}).open()
     books.shop.execute("CREATE TABLE {schema}.lost (n int)")
+    with pytest.raises(ConfigError, match="would find a run's own table of that name"):
+        books.reload(by_core(None, 2)).open()
+    books.shop.execute("DROP TABLE {schema}.lost")
     with pytest.raises(ConfigError, match="a run keeps a table of its own under that name"):
-        books.reload(by_core(None, 2), pipeline={"writes": [f"{books.shop.schema}.lost"]}).open()
+        books.reload(by_core(None, 2), pipeline={"writes": [f"{books.shop.schema}.dead_letter"]}).open()
 
 
 def test_rows_that_refer_to_one_another_are_merged_in_their_order(books: Books) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -190,7 +190,7 @@ def targets(connection: Connection, given: Sequence[Source]) -> tuple[Target, ..
             feeds.setdefault(path, [])
             handled[path] = path
             by_handler.add(path)
-    _require_own_names(handled.values())
+    _require_own_names(connection, handled.values())
     found = []
     for n, path in enumerate(sorted(feeds)):
         view = path if path in live else None
@@ -222,9 +222,15 @@ def _current(connection: Connection, view: Sequence[str]) -> Path | None:
 RUNS_OWN = frozenset({"left_out", "lost", "dead_letter", "endings"})  # tables of a run, beside what it builds
 
 
-def _require_own_names(handled: Iterable[Path]) -> None:
-    """Copies for handlers have the names of what they stand for, in one schema."""
+def _require_own_names(connection: Connection, handled: Collection[Path]) -> None:
+    """Copies for handlers have the names of what they stand for, in one schema, which handlers look through first."""
     seen: dict[str, Path] = {}
+    hidden = [path for own in sorted(RUNS_OWN - {"dead_letter"}) if (path := resolve(connection, own))]
+    if handled and hidden:
+        raise ConfigError(
+            f"{'.'.join(hidden[0])} stands on the search_path, and a handler that is rebuilt would find a run's own "
+            "table of that name in its place: rename it, or take its schema from the path"
+        )
     for path in handled:
         if path[1] in RUNS_OWN or seen.setdefault(path[1], path) != path:
             other = "a run keeps a table of its own under that name" if path[1] in RUNS_OWN else ".".join(seen[path[1]])

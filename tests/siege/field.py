@@ -1,0 +1,182 @@
+"""The load and the judges: a producer that remembers, a reader that asks all the time, and the table computed anew.
+
+Keys belong to one partition, so what the table holds at any two offsets is the sum of what two logs hold there: each
+single read is judged, exactly, by the offsets that it saw.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Self
+
+import psycopg
+from confluent_kafka import KafkaError, Message, Producer
+from psycopg import sql
+
+PARTITIONS = 2
+KEYS = 1_500  # of each partition
+RATE = 10  # records each PAUSE seconds
+PAUSE = 0.02
+
+
+@dataclass
+class Log:
+    """What was produced to one partition, and what the table holds of it behind each record."""
+
+    records: list[tuple[int, int | None, int]] = field(default_factory=list)  # id, amount (None: a tombstone), at
+    counts: list[int] = field(default_factory=lambda: [0])
+    sums: list[int] = field(default_factory=lambda: [0])
+    alive: dict[int, int] = field(default_factory=dict)
+
+    def add(self, id_: int, amount: int | None, at: int) -> None:
+        """One more record."""
+        before = self.alive.pop(id_, None)
+        if amount is not None:
+            self.alive[id_] = amount
+        self.records.append((id_, amount, at))
+        self.sums.append(self.sums[-1] + (amount or 0) - (before or 0))
+        self.counts.append(len(self.alive))
+
+    def table(self, end: int) -> dict[int, tuple[int, int]]:
+        """The rows of the records before this offset, by the code of version 1."""
+        rows: dict[int, tuple[int, int]] = {}
+        for id_, amount, at in self.records[:end]:
+            if amount is None:
+                rows.pop(id_, None)
+            else:
+                rows[id_] = (amount, at)
+        return rows
+
+
+class Load:
+    """A producer on a thread of its own; ``logs`` are what it produced."""
+
+    def __init__(self, bootstrap: str, topic: str, chance: Random) -> None:
+        self.logs = [Log() for _ in range(PARTITIONS)]
+        self.strange: list[str] = []
+        self._topic, self._chance, self._stop = topic, chance, threading.Event()
+        self._producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 2})
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Self:
+        self.produce(2_000)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """No more records; returns when the broker has acknowledged all."""
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        assert self._producer.flush(30) == 0
+
+    def _run(self) -> None:
+        while not self._stop.wait(PAUSE):
+            self.produce(RATE)
+
+    def produce(self, count: int) -> None:
+        """So many records, some of which delete."""
+        for _ in range(count):
+            partition = self._chance.randrange(PARTITIONS)
+            log = self.logs[partition]
+            id_, at = self._chance.randrange(KEYS) * PARTITIONS + partition, len(log.records)
+            amount = None if self._chance.random() < 0.15 else self._chance.randrange(1, 1_000)
+            log.add(id_, amount, at)
+            value = None if amount is None else json.dumps({"id": id_, "amount": amount, "at": at})
+            key = json.dumps({"id": id_})
+            self._producer.produce(self._topic, value, key, partition, on_delivery=self._delivered(at))
+        self._producer.poll(0)
+
+    def _delivered(self, offset: int) -> Any:
+        def check(error: KafkaError | None, message: Message) -> None:
+            if error is not None or message.offset() != offset:
+                self.strange.append(f"offset {offset} of {message.partition()}: {error or message.offset()}")
+
+        return check
+
+    def differing(self, rows: Sequence[tuple[int, int, int, int]], ends: Sequence[int], version: int) -> list[str]:
+        """What is wrong with the table at these offsets."""
+        wanted: dict[int, tuple[int, int, int]] = {}
+        for log, end in zip(self.logs, ends, strict=True):
+            wanted |= {id_: (amount * version, at, version) for id_, (amount, at) in log.table(end).items()}
+        found = {id_: (amount, at, factor) for id_, amount, at, factor in rows}
+        twice = [f"{len(rows) - len(found)} ids are there twice"] if len(rows) != len(found) else []
+        return twice + [
+            f"id {id_}: {found.get(id_)} is there, {wanted.get(id_)} should be"
+            for id_ in sorted(wanted.keys() | found.keys())
+            if wanted.get(id_) != found.get(id_)
+        ]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where everything is."""
+
+    dsn: str
+    schema: str
+    group: str
+    topic: str
+    kafka: Mapping[str, Any]
+
+    def query(self, text: str) -> sql.Composed:
+        """With the schema's and the group's names."""
+        names = {"s": sql.Identifier(self.schema), "g": sql.Literal(self.group)}
+        return sql.SQL(text).format(**names)
+
+
+OFFSETS = "(SELECT array_agg(next_offset ORDER BY partition) FROM {s}.partition_offset WHERE consumer_group = {g})"
+VERSION = "(SELECT version FROM {s}.consumer_group WHERE name = {g})"
+READ = (
+    f"SELECT {VERSION}, {OFFSETS}, count(*), coalesce(sum(amount), 0)::bigint, min(factor), max(factor) "
+    "FROM {s}.orders"
+)
+
+
+class Reader:
+    """Reads the table all the time, in one statement with the offsets; ``torn`` are the reads that do not add up."""
+
+    def __init__(self, place: Place, load: Load) -> None:
+        self._place, self._load = place, load
+        self.polls = self.interrupted = 0
+        self.torn: list[str] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                with psycopg.connect(self._place.dsn, autocommit=True, connect_timeout=5) as connection:
+                    while not self._stop.wait(0.003):
+                        self._look(connection)
+            except psycopg.OperationalError:
+                self.interrupted += 1
+                self._stop.wait(0.05)
+
+    def _look(self, connection: psycopg.Connection[Any]) -> None:
+        row = connection.execute(self._place.query(READ)).fetchone()
+        assert row is not None
+        version, ends, count, total, least, most = row
+        if version is None or ends is None:
+            return  # no worker has claimed anything yet
+        self.polls += 1
+        logs = list(zip(self._load.logs, ends, strict=True))
+        wanted = (sum(log.counts[end] for log, end in logs), version * sum(log.sums[end] for log, end in logs))
+        factors = {least, most} - ({None} if count == 0 else set())
+        if (count, total) != wanted or factors - {version}:
+            said = f"version {version}, offsets {ends}: {count} rows, sum {total}, factors {least} to {most}"
+            self.torn.append(f"{said}; {wanted[0]} rows, sum {wanted[1]} are right")

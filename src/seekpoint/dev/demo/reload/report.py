@@ -21,7 +21,9 @@ class Reloaded:
     ``differences`` are rows: those that ``verify`` finds afterwards, and those that differ from what plain Python
     computes. ``worker_pause_seconds`` is the longest that a partition stood still from the run's middle until the new
     version's workers had all of them, the cut-over and their taking over included; ``kill_pause_seconds`` the longest
-    before, where the killed worker's session had to time out. ``applied`` are records that workers committed meanwhile.
+    before, where the killed worker's session had to time out. ``staging_rows_per_second`` is from the order to the last
+    range: of Spark's first job, most of it is the start of its processes. ``applied`` are records that workers
+    committed meanwhile.
     """
 
     strategy: str

@@ -18,13 +18,14 @@ from sqlalchemy.exc import DBAPIError
 
 from seekpoint.errors import ConfigError, ReloadRefused
 from seekpoint.guard import passes
+from seekpoint.ledger.administration import RECORD_ACTION
 from seekpoint.ledger.ledger import postgres_engine
 from seekpoint.reload import leaves, numbers
 from seekpoint.reload import statements as sql
 from seekpoint.reload.layout import fitted, name, names, run
 from seekpoint.reload.publish import DDL_WAIT, hanging
 from seekpoint.reload.run import Tx, transaction
-from seekpoint.reload.targets import Path
+from seekpoint.reload.targets import Path, resolve
 from seekpoint.sinks.layout import quoted
 from seekpoint.sinks.place import COLUMN
 from seekpoint.tables import DEFAULT_SCHEMA, generation
@@ -32,6 +33,7 @@ from seekpoint.tables import DEFAULT_SCHEMA, generation
 TRIES = 20
 WAIT = 0.2  # seconds before another try, on average; grows
 FIRST = 1
+_OF_NO_PARTITION = ("topic", "partition", "from_offset", "to_offset")
 OTHER_OWNER = "another owner"
 _chance = Random()  # noqa: S311 -- spreads attempts, guards nothing
 
@@ -84,7 +86,7 @@ class Generations:
         try:
             with transaction(self.engine, self.schema) as tx:  # readers and writers go on meanwhile
                 run(tx.connection, "ALTER TABLE {table} VALIDATE CONSTRAINT {column}", **_marked(path))
-            self._patiently(lambda tx: _adopt(tx, path))
+            self._patiently(lambda tx: self._record(tx, path, "adopt", _adopt))
         except BaseException as error:
             try:
                 self._patiently(lambda tx: _unmark(tx, path))
@@ -104,13 +106,21 @@ class Generations:
         """
         path = self._resolved(table)
         self._get(path)
-        self._patiently(lambda tx: _give_up(tx, path))
+        self._patiently(lambda tx: self._record(tx, path, "give up", _give_up))
 
     def _get(self, path: Path) -> Generation:
         with transaction(self.engine, self.schema) as tx:
             if (row := leaves.pointer(tx, path)) is None:
                 raise ConfigError(f"{'.'.join(path)} is not kept in generations: adopt it first")
             return _told(tx, row)
+
+    def _record(self, tx: Tx, path: Path, action: str, step: Callable[[Tx, Path], None]) -> None:
+        """Do it, and say to each group that writes the table who did."""
+        step(tx, path)
+        for group in tx.execute(sql.GROUPS).all():
+            if path in (resolve(tx.connection, table) for table in group.tables):
+                row = {"consumer_group": group.name, "action": action, "actor": self.actor, "reason": ".".join(path)}
+                tx.execute(RECORD_ACTION, [row | dict.fromkeys(_OF_NO_PARTITION)])
 
     def _resolved(self, table: str | tuple[str, str]) -> Path:
         named = tuple(table.split(".")) if isinstance(table, str) else tuple(table)

@@ -168,7 +168,7 @@ _KEYS = text(
 
 def resolve(connection: Connection, name: str) -> Path | None:
     """Where the table lives that a sink or a group names so; None where there is none."""
-    row = connection.execute(_TABLE, {"name": quoted(*name.split("."))}).one_or_none()
+    row = connection.execute(_TABLE, {"name": quoted(*name.split(".", 1))}).one_or_none()
     return None if row is None else (row.schema, row.name)
 
 

@@ -179,7 +179,7 @@ def _reloads() -> Iterator[Question]:
     yield Question("staging, 2 processes", "reloads", "staging.py", ("pool",), against, parallelism=2)
     yield Question("staging, Spark", "reloads", "staging.py", ("spark",), against, parallelism=2)
     yield Question(
-        "reload", "reloads", "reload.py", (), (), "totals", share=2.0, rounds=1, cases=True, own_options=True
+        "reload", "reloads", "reloads.py", (), (), "totals", share=2.0, rounds=1, cases=True, own_options=True
     )
     yield Question("costs", "reloads", "costs.py", rounds=1, cases=True)
 

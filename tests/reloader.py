@@ -18,7 +18,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, create_engine
 
-from handlers import WRITES, by_core
+from bookkeeping import WRITES, by_core
 from member import _given
 from seekpoint import Batch, Json, Pipeline
 from seekpoint.reload import Driver, Reload

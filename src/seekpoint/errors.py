@@ -208,7 +208,7 @@ class RangeStuck(SeekpointError):  # noqa: N818
 
 
 class ArchiveDamaged(SeekpointError):  # noqa: N818
-    """The file that has the records ``[start, end)`` of a partition is missing, cut, or not the one that was written."""
+    """The file that has the records ``[start, end)`` of a partition is missing, cut, or not the one written."""
 
     def __init__(self, partition: Partition, start: int, end: int, file: str, message: str) -> None:
         super().__init__(f"{file}, which has {partition} [{start}, {end}): {message}")

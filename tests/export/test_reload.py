@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from handlers import Books, booked, by_core
+from bookkeeping import Books, booked, by_core
 from integration.test_odd_records import produce_by_hand
 from seekpoint import Text
 from seekpoint.errors import ArchiveDamaged, ReloadRefused

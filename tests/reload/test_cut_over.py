@@ -193,17 +193,19 @@ def test_a_pause_and_a_claim_are_no_moves(shop: Shop) -> None:
     assert shop.rows() == doubled(FIRST + more)
 
 
-def test_a_handler_that_was_deployed_early_is_caught_up_with(shop: Shop) -> None:
-    """Version 2 has already written some rows when the run to version 2 cuts over."""
+def test_a_handler_that_was_deployed_before_the_run_is_caught_up_with(shop: Shop) -> None:
+    """Version 2 has taken over without a reload: some rows are of it, the others are not."""
     settled(shop)
+    early, late = [of(n, n) for n in range(30, 60)], [of(n, n) for n in range(50, 80)]
+    shop.produce(shop.topic, early, partition=0)
+    work_up_to(shop, len(FIRST) + len(early), version=2)
     reload = shop.reload()
     driver = reload.open()
-    more = [of(n, n) for n in range(30, 60)]
     with diffed(reload, driver) as rounds:
-        shop.produce(shop.topic, more, partition=0)
-        work_up_to(shop, len(FIRST) + len(more), version=2)
+        shop.produce(shop.topic, late, partition=0)
+        work_up_to(shop, len(FIRST) + len(early) + len(late), version=2)
         reload.cut_over(driver, rounds)
-    assert shop.rows() == doubled(FIRST + more)
+    assert shop.rows() == doubled(FIRST + early + late)
 
 
 def test_a_newer_handler_than_the_runs_ends_it(shop: Shop) -> None:

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Connection, MetaData, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from handlers import Books, Handle, booked, by_core, by_hand, tables
+from bookkeeping import Books, Handle, booked, by_core, by_hand, tables
 from seekpoint.errors import ConfigError, ReloadRefused, WroteLiveTable
 from shop import Shop, of
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection
 
-from handlers import Books, Handle, booked, by_core
+from bookkeeping import Books, Handle, booked, by_core
 from reloader import Reloader
 from seekpoint import Append, Batch, Json, Pipeline
 from seekpoint.reload.deltas import Rounds

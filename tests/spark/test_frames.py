@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from sqlalchemy import text
 
-from handlers import Books, booked, by_core
+from bookkeeping import Books, booked, by_core
 from seekpoint import Retry
 from seekpoint.errors import ConfigError, ReloadRefused
 from seekpoint.reload import Reload

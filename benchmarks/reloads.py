@@ -1,6 +1,6 @@
 """Seconds under the lock, by strategy and by how much has changed; and what comes before it.
 
-python benchmarks/reload.py [--quick]
+python benchmarks/reloads.py [--quick]
 
 The live table is what older code made: in so many percent of the rows another amount. No worker is running, so the lock
 is what the cut-over itself costs; ``make demo-reload`` has workers, and records under the lock. ``same keys`` is

@@ -168,6 +168,22 @@ def test_an_older_snapshot_reads_the_older_generation(shop: Shop, first: str) ->
     assert len(tables(shop)) == 3
 
 
+def test_a_snapshot_from_before_the_adoption_reads_what_was_there(shop: Shop) -> None:
+    """The view is there for it, too, and the pointer is not: an empty table would be one that never was."""
+    settled(shop)
+    before = shop.rows()
+    with reading(shop, "REPEATABLE READ", "SELECT count(*) FROM {schema}.entries") as reader:
+        adopt(shop)
+        read = text(f"SELECT id, amount, at FROM {shop.schema}.orders ORDER BY 1")
+        assert [tuple(row) for row in reader.execute(read)] == before
+        reload = shop.reload()
+        reload.run(reload.open(strategy="generation"))
+        assert shop.rows() == doubled(FIRST)
+        assert [tuple(row) for row in reader.execute(read)] == before
+    sweep(reload)
+    assert len(tables(shop)) == 3
+
+
 def test_long_readers_are_in_nobodys_way(shop: Shop) -> None:
     """With locks on the view and on every table behind it; the cut-over waits for none of them."""
     settled(shop)

@@ -18,7 +18,7 @@ from sqlalchemy.exc import DBAPIError
 
 from seekpoint.errors import ConfigError, ReloadRefused
 from seekpoint.guard import passes
-from seekpoint.ledger.administration import RECORD_ACTION
+from seekpoint.ledger.administration import LOCK_GROUP, RECORD_ACTION
 from seekpoint.ledger.ledger import postgres_engine
 from seekpoint.reload import leaves, numbers
 from seekpoint.reload import statements as sql
@@ -117,10 +117,9 @@ class Generations:
     def _record(self, tx: Tx, path: Path, action: str, step: Callable[[Tx, Path], None]) -> None:
         """Do it, and say to each group that writes the table who did."""
         step(tx, path)
-        for group in tx.execute(sql.GROUPS).all():
-            if path in (resolve(tx.connection, table) for table in group.tables):
-                row = {"consumer_group": group.name, "action": action, "actor": self.actor, "reason": ".".join(path)}
-                tx.execute(RECORD_ACTION, [row | dict.fromkeys(_OF_NO_PARTITION)])
+        for group in _groups(tx, path):
+            row = {"consumer_group": group, "action": action, "actor": self.actor, "reason": ".".join(path)}
+            tx.execute(RECORD_ACTION, [row | dict.fromkeys(_OF_NO_PARTITION)])
 
     def _resolved(self, table: str | tuple[str, str]) -> Path:
         named = tuple(table.split(".")) if isinstance(table, str) else tuple(table)
@@ -133,13 +132,12 @@ class Generations:
         return row.schema, row.name
 
     def _patiently(self, step: Callable[[Tx], None]) -> None:
-        """One transaction that waits for a table's lock in short steps: whoever comes to read waits behind it."""
+        """One transaction, again and again where a lock cannot be had (see :func:`_hold`)."""
         for attempt in range(1, TRIES + 1):
             try:
                 with transaction(self.engine, self.schema) as tx:
                     # No reload is opened meanwhile, and none is open.
                     tx.execute(sql.OPEN_ALONE, name=f"seekpoint reload {self.schema}")
-                    run(tx.connection, "SET LOCAL lock_timeout = {wait}", wait=ident.Literal(f"{DDL_WAIT}ms"))
                     step(tx)
             except (psycopg.Error, DBAPIError) as error:
                 if attempt == TRIES or not passes(error):
@@ -173,6 +171,25 @@ def _told(tx: Tx, row: Any) -> Generation:
 def _require(reasons: Sequence[str]) -> None:
     if reasons:
         raise ReloadRefused(reasons)
+
+
+def _groups(tx: Tx, path: Path) -> Sequence[str]:
+    """The groups that are known to write the table."""
+    known = tx.execute(sql.GROUPS).all()
+    return [group.name for group in known if path in (resolve(tx.connection, one) for one in group.tables)]
+
+
+def _hold(tx: Tx, path: Path) -> None:
+    """Wait until no worker is writing the table, and keep them from it: then its lock is only readers' to give.
+
+    In the order of everybody who takes these locks (see :mod:`seekpoint.reload.cutover`). The wait for the workers is
+    as long as their batches are. The wait for the table is short from here on: whoever comes to read waits behind us.
+    """
+    groups = _groups(tx, path)
+    for group in groups:
+        tx.execute(LOCK_GROUP, group=group).all()
+    tx.execute(sql.LOCK_OFFSETS, groups=groups).all()
+    run(tx.connection, "SET LOCAL lock_timeout = {wait}", wait=ident.Literal(f"{DDL_WAIT}ms"))
 
 
 # -- why not -------------------------------------------------------------------------------------------------------
@@ -252,6 +269,7 @@ def _marked(path: Path) -> dict[str, ident.Composable]:
 def _mark(tx: Tx, path: Path) -> None:
     """A constant for the rows that are there, at no cost; that it holds for them is looked up later."""
     _require(_reasons(tx, path))
+    _hold(tx, path)
     parts = _marked(path)
     run(
         tx.connection,
@@ -264,12 +282,14 @@ def _mark(tx: Tx, path: Path) -> None:
 
 def _unmark(tx: Tx, path: Path) -> None:
     if leaves.pointer(tx, path) is None:
+        _hold(tx, path)
         run(tx.connection, "ALTER TABLE {table} DROP COLUMN IF EXISTS {column}", **_marked(path))
 
 
 def _adopt(tx: Tx, path: Path) -> None:
     """The table becomes a partition, and a view takes its name: at once, for everybody."""
     connection = tx.connection
+    _hold(tx, path)
     run(connection, "LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE", table=name(*path))
     _require(_reasons(tx, path))
     parent, leaf = _names(path)
@@ -304,7 +324,7 @@ _COLUMNS = text(
 
 
 def _make_view(tx: Tx, path: Path, parent: Path) -> None:
-    """The rows of the generation that counts, in the snapshot of whoever reads.
+    """The rows of the generation that counts, in the snapshot of whoever reads: the first, where that is older.
 
     The second thing that it selects from is nothing, and costs nothing: but for it Postgres would take rows that
     somebody inserts into the view, and find no generation for them. So it refuses them, and says why.
@@ -313,13 +333,14 @@ def _make_view(tx: Tx, path: Path, parent: Path) -> None:
     run(
         tx.connection,
         "CREATE VIEW {view} AS SELECT {columns} FROM {parent} AS generations CROSS JOIN (SELECT) AS unwritable "
-        "WHERE generations.{column} = (SELECT counting.number FROM {pointers} AS counting "
-        "WHERE counting.table_schema = {of_schema} AND counting.table_name = {of_table})",
+        "WHERE generations.{column} = coalesce((SELECT counting.number FROM {pointers} AS counting "
+        "WHERE counting.table_schema = {of_schema} AND counting.table_name = {of_table}), {first})",
         view=name(*path),
         columns=names(columns, "generations"),
         parent=name(*parent),
         column=name(COLUMN),
         pointers=name(tx.schema, generation.name),
+        first=ident.Literal(FIRST),
         of_schema=ident.Literal(path[0]),
         of_table=ident.Literal(path[1]),
     )
@@ -352,23 +373,24 @@ def _tell_alike(connection: Connection, given: Path, to: Path) -> None:
 
 
 def _give_up(tx: Tx, path: Path) -> None:
+    _require(_of_runs(tx, path))  # so the pointer stays what it is
     connection, row = tx.connection, leaves.pointer(tx, path)
     if row is None:  # the try before took effect
         return
-    _require(_of_runs(tx, path))
-    if not leaves.is_forgotten(tx, row.turned):
+    if row.run is not None and not leaves.is_forgotten(tx, row.turned):
         raise ReloadRefused([f"{'.'.join(path)}: somebody reads in a snapshot from before the last cut-over: wait"])
-    parent, leaf, view = (path[0], row.parent), (path[0], row.current), name(*path)
-    run(connection, "LOCK TABLE {parent} IN ACCESS EXCLUSIVE MODE", parent=name(*parent))
-    kept = numbers.kept(connection, parent)
-    run(connection, "ALTER TABLE {parent} DETACH PARTITION {leaf}", parent=name(*parent), leaf=name(*leaf))
+    parent, leaf = (path[0], row.parent), (path[0], row.current)
+    _hold(tx, path)
     leaves.grant_alike(connection, path, leaf)
     run(connection, "COMMENT ON TABLE {leaf} IS NULL", leaf=name(*leaf))  # a reload notes there what it writes
     _tell_alike(connection, path, leaf)
-    try:
-        run(connection, "DROP VIEW {view}", view=view)
+    try:  # before what is behind it, as readers lock them: or each of us would have what the other waits for
+        run(connection, "DROP VIEW {view}", view=name(*path))
     except psycopg.errors.DependentObjectsStillExist as error:
         raise ReloadRefused([f"{'.'.join(path)}: {error.diag.message_detail}: drop that first"]) from error
+    run(connection, "LOCK TABLE {parent} IN ACCESS EXCLUSIVE MODE", parent=name(*parent))
+    kept = numbers.kept(connection, parent)
+    run(connection, "ALTER TABLE {parent} DETACH PARTITION {leaf}", parent=name(*parent), leaf=name(*leaf))
     numbers.own(connection, kept, leaf)
     run(connection, "ALTER TABLE {leaf} DROP COLUMN {column}", leaf=name(*leaf), column=name(COLUMN))
     run(connection, "DROP TABLE {parent}", parent=name(*parent))

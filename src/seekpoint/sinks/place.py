@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import psycopg
 from psycopg import sql
 from psycopg.rows import tuple_row
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
 from seekpoint.sinks.copy import driver_of
@@ -22,7 +22,8 @@ COLUMN = "seekpoint_generation"  # of the tables behind such a view: which gener
 # Plain is where INSERT and COPY do alike: no rule, no row security (COPY refuses it), and no view. A view over
 # generations is one that reads a ledger's pointer; which ledger's, the view alone knows.
 _LOOK = """
-SELECT c.relkind IN ('r', 'p') AND NOT c.relhasrules AND NOT row_security_active(c.oid), n.nspname, c.relname, (
+SELECT c.relkind IN ('r', 'p') AND NOT c.relhasrules AND NOT row_security_active(c.oid), n.nspname, c.relname,
+       c.oid::text || ' ' || c.xmin::text, (
     SELECT l.nspname FROM pg_rewrite r
     JOIN pg_depend d ON d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid AND d.refclassid = 'pg_class'::regclass
     JOIN pg_class g ON g.oid = d.refobjid JOIN pg_namespace l ON l.oid = g.relnamespace
@@ -40,10 +41,14 @@ _MOVED = frozenset({"42809", "55000", "42P01"})
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What is under a name. ``ledger`` is the schema of the pointer, where it is a view over generations."""
+    """What is under a name. ``ledger`` is the schema of the pointer, where it is a view over generations.
+
+    ``state`` is another one as soon as it is renamed, or something else takes its name.
+    """
 
     is_plain: bool
     path: tuple[str, ...]
+    state: str | None = None
     ledger: str | None = None
 
     def current(self, tx: Connection) -> tuple[str, ...] | None:
@@ -55,12 +60,14 @@ class Found:
 
 
 _known: WeakKeyDictionary[psycopg.Connection[Any], dict[tuple[str, ...], Found]] = WeakKeyDictionary()
+# What took no rows, by engine: found in the same state once more, it has not been moved, and is told as it is.
+_refused: WeakKeyDictionary[Engine, set[Found]] = WeakKeyDictionary()
 
 
 def look(tx: Connection, path: Sequence[str]) -> Found:
     """What is there now."""
     row = _cursor(tx).execute(_LOOK, [quoted(*path)]).fetchone()
-    return Found(False, tuple(path)) if row is None else Found(bool(row[0]), (row[1], row[2]), row[3])
+    return Found(False, tuple(path)) if row is None else Found(bool(row[0]), (row[1], row[2]), row[3], row[4])
 
 
 def recalled(tx: Connection, path: Sequence[str]) -> Found:
@@ -75,25 +82,29 @@ def recalled(tx: Connection, path: Sequence[str]) -> Found:
 def placed(tx: Connection, path: Sequence[str]) -> Iterator[tuple[str, ...]]:
     """The table that rows for ``path`` are written to within the block.
 
-    Behind the locks on the offsets it stays that one: a cut-over takes them, too. A table that was adopted, or given
-    up, since this session looked takes no rows; then the block ends with an error that passes, and the transaction
-    is run again.
+    Behind the locks on the offsets it stays that one: a cut-over takes them, too. Sessions that hold none, or whose
+    look is from before, may meet a table that was adopted, or given up, meanwhile, and takes no rows: then the block
+    ends with an error that passes, and the transaction is run again. What is found then in the same state was not
+    moved: its error is raised as it is.
     """
     known, name = _known.get(driver_of(tx), {}), tuple(path)
-    was_known = name in known
+    was_known, refused = name in known, _refused.setdefault(tx.engine, set())
+    refused_before = frozenset(refused)  # before the look: what others find out from here on says nothing about it
     found = recalled(tx, name)
     where: tuple[str, ...] | None = name
     if found.ledger is not None and (where := found.current(tx)) is None:
         _forget(tx, name)  # it was given up
         found = recalled(tx, name)
         was_known, where = False, name if found.ledger is None else found.current(tx)
+    may_be_new = (found.is_plain or found.ledger is not None) and found not in refused_before
     try:
         yield where or name
     except (psycopg.Error, DBAPIError) as error:
         cause: Any = error.orig if isinstance(error, DBAPIError) else error
-        if not was_known or getattr(cause, "sqlstate", None) not in _MOVED:
+        if getattr(cause, "sqlstate", None) not in _MOVED or not (was_known or may_be_new):
             raise
         _forget(tx, name)
+        refused.add(found)
         raise psycopg.errors.SerializationFailure(
             f"{'.'.join(name)} is not what it was when this session looked ({cause}): it is looked at anew"
         ) from error

@@ -20,7 +20,7 @@
     ├── RangeStuck              a range of the log does not come to its end
     ├── ArchiveDamaged          a file of an archive is missing, cut or another one
     ├── ReloadRefused           a reload cannot be opened as things stand
-    │   └── BatchRefused            a batch cannot be run as things stand: nothing of it is written
+    │   └── BatchRefused        a batch cannot be run as things stand: nothing of it is written
     ├── ReloadOver              the run has ended, or another driver has taken it over
     └── PartitionStopped        this partition waits for a decision; the others go on
         ├── OffsetLost          the stored offset is no longer (or not yet) in the log

@@ -9,7 +9,7 @@ from siege.field import Log
 from siege.report import besiege
 from siege.siege import STAGERS, STRATEGIES, deal
 
-SEED = 4
+SEED = 9
 
 
 @pytest.mark.parametrize("rounds", [1, 3, 20])
@@ -37,6 +37,6 @@ def test_a_short_siege(own_postgres: PostgresServer, seekpoint_broker: str) -> N
     print(f"seed {SEED}")
     account = besiege(own_postgres, seekpoint_broker, rounds=2, seed=SEED, stagers=("local",))
     assert account.passed, "\n".join(account.lines())
-    assert account.reloads == {"merge, local": 1, "swap, local": 1}
+    assert account.reloads == {"swap, local": 1, "generation, local": 1}
     assert account.killed["postgres"] == 2
     assert account.compared > 0

@@ -69,7 +69,7 @@ class Child:
         """The first line with this word, if it was said."""
         return next((line for line in self.said if line["word"] == word), None)
 
-    def wait_for(self, words: Collection[str], seconds: float = 120.0) -> str | None:
+    def wait_for(self, words: Collection[str], seconds: float = 300.0) -> str | None:
         """The first of these words to be said, or None if it has ended without; Stuck if neither happens."""
         deadline = monotonic() + seconds
         with self._news:
@@ -94,7 +94,7 @@ class Child:
     def kill(self) -> bool:
         """SIGKILL; whether it was alive, and is dead of that."""
         self._process.send_signal(signal.SIGKILL)
-        return self._process.wait(30) == -signal.SIGKILL
+        return self._process.wait(60) == -signal.SIGKILL
 
     def end(self) -> None:
         """SIGTERM, and SIGKILL where that does not help; ends what is left of it."""

@@ -202,7 +202,7 @@ class Siege:
                 if number <= victims and driver.wait_for([chance.choice(WORDS)]) is not None:
                     threading.Event().wait(chance.uniform(0, 0.3))
                     self.tally.killed["drivers"] += driver.kill()
-                driver.wait(180)
+                driver.wait(600)
             driver.end()
             if (outcome := driver.told("done")) is not None and outcome["lock_seconds"] >= 0:
                 self.tally.lock_seconds.append(outcome["lock_seconds"])
@@ -224,7 +224,7 @@ class Siege:
     def _take_over(self, older: Sequence[Child], newer: Sequence[Child]) -> None:
         """The older workers end by themselves, and the newer ones go on."""
         for child in older:
-            if child.wait(120) != OUTDATED:  # the killed ones were replaced
+            if child.wait(300) != OUTDATED:  # the killed ones were replaced
                 raise Stuck(f"a worker of version {self.version} did not end as outdated: {child.code}{child.last()}")
             child.end()
         for child in newer:
@@ -296,7 +296,7 @@ class Siege:
     def last_account(self) -> None:
         """Let the workers apply all that was produced, and judge once more."""
         self.load.stop()
-        ends, deadline, pause = [len(log.records) for log in self.load.logs], monotonic() + 60, threading.Event()
+        ends, deadline, pause = [len(log.records) for log in self.load.logs], monotonic() + 180, threading.Event()
         query = self.place.query("SELECT " + OFFSETS)
         with self._connect() as connection:
             while (row := connection.execute(query).fetchone()) is not None and row[0] != ends:

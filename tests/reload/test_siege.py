@@ -1,4 +1,4 @@
-"""A short siege: two reloads under load and kills of everything; a long one is ``tests/chaos/reloads.py``."""
+"""A short siege: one reload under load and kills of everything; a long one is ``tests/chaos/reloads.py``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from siege.field import Log
 from siege.report import besiege
 from siege.siege import STAGERS, STRATEGIES, deal
 
-SEED = 9
+SEED = 5
 
 
 @pytest.mark.parametrize("rounds", [1, 3, 20])
@@ -35,8 +35,8 @@ def test_the_oracle_agrees_with_itself() -> None:
 
 def test_a_short_siege(own_postgres: PostgresServer, seekpoint_broker: str) -> None:
     print(f"seed {SEED}")
-    account = besiege(own_postgres, seekpoint_broker, rounds=2, seed=SEED, stagers=("local",))
+    account = besiege(own_postgres, seekpoint_broker, rounds=1, seed=SEED, stagers=("local",))
     assert account.passed, "\n".join(account.lines())
-    assert account.reloads == {"swap, local": 1, "generation, local": 1}
-    assert account.killed["postgres"] == 2
+    assert account.reloads == {"generation, local": 1}
+    assert account.killed["postgres"] == 1
     assert account.compared > 0

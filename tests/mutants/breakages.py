@@ -19,6 +19,7 @@ REBALANCE = "tests/integration/test_rebalance.py"
 LOST = "tests/integration/test_lost_commits.py"
 BATCH = "tests/unit/test_intake.py"
 GENERATIONS = "tests/reload/test_generations.py"
+MOVED = "tests/reload/test_moved_tables.py"
 IDLE_REWIND = f"{INTERLEAVINGS}::test_a_rewind_under_an_idle_worker"
 DROPPED = f"{INTERLEAVINGS}::test_a_dropped_chunk_is_a_refusal_and_not_a_gap"
 RECREATED = f"{KAFKA}::test_i4_a_topic_recreated_while_a_batch_is_applied_rolls_it_back"
@@ -347,5 +348,32 @@ BREAKAGES = (
         "a generation is dropped under readers with older snapshots",
         (Edit("reload/leaves.py", "return old, not old or is_forgotten(tx, turned)", "return old, True"),),
         (f"{GENERATIONS}::test_an_older_snapshot_reads_the_older_generation",),
+    ),
+    Breakage(
+        "a table that was adopted behind a session's first look ends the worker",
+        (Edit("sinks/place.py", "not (was_known or may_be_new)", "not was_known"),),
+        (f"{MOVED}::test_a_table_that_moves_between_the_first_look_and_the_rows[1-orders-NullPool]",),
+    ),
+    Breakage(
+        "an error that is like a table's that was adopted is tried for ever",
+        (Edit("sinks/place.py", " and found not in refused_before", ""),),
+        (f"{MOVED}::test_what_only_looks_like_a_move_ends_in_its_own_error[55000-NullPool]",),
+    ),
+    Breakage(
+        "a table is adopted in front of the batches that workers have in hand",
+        (
+            Edit(
+                "reload/generations.py",
+                "        tx.execute(LOCK_GROUP, group=group).all()\n"
+                "    tx.execute(sql.LOCK_OFFSETS, groups=groups).all()\n",
+                "        pass\n",
+            ),
+        ),
+        (f"{MOVED}::test_workers_are_waited_for_before_anything_that_readers_want[1]",),
+    ),
+    Breakage(
+        "a snapshot from before the adoption reads an empty table",
+        (Edit("reload/generations.py", "{of_table}), {first})", "{of_table}), NULL)"),),
+        (f"{GENERATIONS}::test_a_snapshot_from_before_the_adoption_reads_what_was_there",),
     ),
 )

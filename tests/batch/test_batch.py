@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from batcher import batch, offsets, paused
-from seekpoint import Pipeline, StartAt
+from seekpoint import Json, Pipeline, StartAt, Upsert
 from seekpoint.batch import Batch
 from seekpoint.errors import BatchRefused, ConfigError, SchemaMismatch, StandsBy
 from seekpoint.reload import Generations
@@ -33,6 +33,20 @@ def test_everything_that_is_new_is_applied_and_the_group_stands_behind_it(shop: 
     assert (run.strategy, run.state, run.reason, run.swept) == ("batch", "cut_over", "the nightly one", True)
     assert shop.schemas() == []
     assert paused(shop) is None
+
+
+def test_a_function_that_makes_the_pipeline_is_called_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Pipeline] = []
+
+    def make() -> Pipeline:
+        made.append(Pipeline("g", topics="t", value=Json(dict), sinks=[Upsert("t", key=["id"])]))
+        return made[-1]
+
+    monkeypatch.setattr("shop.make", make, raising=False)
+    one = Batch("shop:make", "postgresql://u@h/db", {})
+    assert made == [one.pipeline]
+    assert one.source.pipeline is one.pipeline
+    assert one.source.name == "shop:make"
 
 
 def test_nothing_new_touches_nothing(shop: Shop) -> None:

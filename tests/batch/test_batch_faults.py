@@ -344,7 +344,7 @@ def test_a_database_that_is_away_leaves_the_batch_open_and_says_how_to_go_on(
 ) -> None:
     shop, engine = shop_of_its_own(request, own_postgres)
     shop.produce(shop.topic, FIRST, partition=0)
-    monkeypatch.setattr("seekpoint.batch.publish.sleep", lambda seconds: None)
+    monkeypatch.setattr("seekpoint.reload.tries.sleep", lambda seconds: None)
 
     class Crashing(Driver):
         def turn(self, tx: Tx, state: str) -> None:

@@ -14,7 +14,8 @@ from sqlalchemy import create_engine, text
 from cutting import FIRST, diffed, settled, work_up_to
 from seekpoint import Limits, Partition, Text, Upsert, events
 from seekpoint.dev.proxy import PostgresProxy
-from seekpoint.errors import HandlerOutdated, ReloadRefused
+from seekpoint.errors import ConfigError, HandlerOutdated, ReloadRefused
+from seekpoint.guard import connection_lost
 from shop import Shop, doubled, gone, of, pipeline
 
 
@@ -208,6 +209,20 @@ def test_a_handler_that_was_deployed_before_the_run_is_caught_up_with(shop: Shop
     assert shop.rows() == doubled(FIRST + early + late)
 
 
+def test_a_driver_with_other_code_takes_no_step(shop: Shop) -> None:
+    """Whoever took the run, and by which door: rows of version 3 are not published as those of version 2."""
+    settled(shop)
+    reload = shop.reload()
+    driver = reload.open()
+    reload.stage(driver)
+    other = shop.reload(version=3)
+    with pytest.raises(ConfigError, match="was opened with other versions of these pipelines"):
+        other.run(other.runs.take(driver.run.id))
+    assert shop.rows() == doubled(FIRST, by=1)
+    reload.run(reload.take(driver.run.id))
+    assert shop.rows() == doubled(FIRST)
+
+
 def test_a_newer_handler_than_the_runs_ends_it(shop: Shop) -> None:
     settled(shop)
     reload = shop.reload()
@@ -364,11 +379,20 @@ def test_held_keys_are_replayed_in_order(shop: Shop) -> None:
     assert shop.execute("SELECT DISTINCT state FROM {schema}.dead_letter") == [("replayed",)]
 
 
-@pytest.mark.parametrize("when", ["before_commit", "after_commit", "after_commit_delayed"])
+@pytest.mark.parametrize(
+    ("when", "away"),
+    [
+        ("before_commit", False),
+        ("after_commit", False),
+        ("after_commit_delayed", False),
+        ("before_commit", True),
+        ("after_commit", True),
+    ],
+)
 def test_a_commit_without_an_answer_is_looked_up(
-    shop: Shop, seekpoint_dsn: str, when: Any, monkeypatch: pytest.MonkeyPatch
+    shop: Shop, seekpoint_dsn: str, when: Any, away: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run's row is the marker: published once, whatever became of the reply."""
+    """The run's row is the marker: published once, whatever became of the reply, and though nobody answers a while."""
     settled(shop)
     with PostgresProxy.in_front_of(seekpoint_dsn) as proxy:
         engine = create_engine(proxy.dsn, pool_pre_ping=True)
@@ -384,7 +408,17 @@ def test_a_commit_without_an_answer_is_looked_up(
                     if when == "after_commit_delayed":
                         threading.Timer(1.0, proxy.deliver).start()
 
+            def lost(error: BaseException) -> bool:
+                if away and not accepted:
+                    accepted.append(threading.Timer(1.0, proxy.accept))
+                    proxy.refuse()
+                    proxy.cut()
+                    accepted[0].start()
+                return connection_lost(error)
+
+            accepted: list[threading.Timer] = []
             monkeypatch.setattr(driver, "turn", turned)
+            monkeypatch.setattr("seekpoint.reload.cutover.connection_lost", lost)
             outcome = reload.cut_over(driver, rounds)
         assert proxy.fired.is_set()
         assert outcome.tries == (2 if when == "before_commit" else 1)

@@ -269,8 +269,9 @@ def test_rows_that_refer_to_one_another_are_merged_in_their_order(books: Books) 
 
 def test_a_generation_is_not_made_by_a_handler(books: Books) -> None:
     books.applied(RECORDS, lambda version: by_core(None, version))
-    with pytest.raises(ReloadRefused, match="totals is written by a handler, and its copy is no generation"):
+    with pytest.raises(ReloadRefused, match="totals is written by a handler, and its copy is no generation") as refused:
         books.reload(by_core(None, 2)).open(strategy="generation")
+    assert len(refused.value.reasons) == 2, "one for each table, and none that says to adopt it"
 
 
 def test_a_constraint_of_a_live_table_that_is_broken_is_no_records_fault(books: Books) -> None:

@@ -189,6 +189,10 @@ def test_what_cannot_be_sent_is_refused(shop: Shop, named: Callable[[str], str])
     with pytest.raises(ConfigError, match=r"processes must be 0 \(stage in this one\) or more, got -1"):
         shop.reload(processes=-1)
     name = named(PLAIN)
+    with pytest.raises(ConfigError, match="both say who reads the log"):
+        shop.reload(processes=2, stager=shop.reload()._stager)
+    with pytest.raises(ConfigError, match="at least 1, and not 0"):
+        shop.reload(range_records=0)
     nameless = shop.reload(processes=2)
     driver = nameless.open()
     with pytest.raises(ConfigError, match=f"cannot import the pipeline of group '{shop.group}'.* as 'module:name'"):

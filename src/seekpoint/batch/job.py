@@ -34,7 +34,7 @@ from seekpoint.pipeline import Pipeline
 from seekpoint.policy import Limits
 from seekpoint.reload import LocalStager, Stager
 from seekpoint.reload import statements as sql
-from seekpoint.reload.consolidate import RANGE, check_topics, coverage
+from seekpoint.reload.consolidate import RANGE, check_topics, coverage, require_width
 from seekpoint.reload.job import Progress
 from seekpoint.reload.run import Driver, Run, Runs, run_of, this_driver, transaction
 from seekpoint.reload.staging import begin_staging
@@ -94,7 +94,9 @@ class Batch:
     ) -> None:
         self.pipeline = load_pipeline(pipeline) if isinstance(pipeline, str) else pipeline
         _require_sinks_alone(self.pipeline)
-        (self.source,) = sources([pipeline])
+        require_width(range_records)
+        (source,) = sources([self.pipeline])  # as it was loaded: a function would make another one
+        self.source = replace(source, name=pipeline if isinstance(pipeline, str) else "")
         self.engine, self.kafka, self.schema = postgres_engine(engine), dict(kafka), schema
         self.limits, self.actor = limits or Limits(), actor or getpass.getuser()
         self.runs = Runs(self.engine, schema, self.limits)

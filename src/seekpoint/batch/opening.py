@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
@@ -130,7 +129,7 @@ def open_batch(tx: Tx, source: Source, brokers: Brokers, run: UUID, *, pause: bo
         "driver_epoch": 1,
         "driver": storable(this_driver()),
         "staging_schema": f"seekpoint_batch_{run.hex[:12]}",
-        "actor": storable(actor or getpass.getuser()),
+        "actor": storable(actor),
         "reason": storable(reason),
     }
     tx.execute(runs.INSERT_RUN, [row])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from random import Random
-from time import sleep
 from typing import Any
 
 import psycopg
@@ -17,22 +15,18 @@ from seekpoint.guard import connection_lost, passes
 from seekpoint.ledger.administration import LOCK_GROUP
 from seekpoint.ledger.advance import Expected, Move, Settings, advance, hold
 from seekpoint.ledger.move import record_action
-from seekpoint.records import Partition
 from seekpoint.reload.consolidate import coverage
 from seekpoint.reload.cutover import take_over_letters, took_effect
 from seekpoint.reload.layout import Staging, name, names, remembered_columns, rows, run
 from seekpoint.reload.pauses import let_go, pauser
 from seekpoint.reload.run import Driver, Tx
 from seekpoint.reload.targets import Path, Source, aimed, targets
+from seekpoint.reload.tries import TRIES, pause
 from seekpoint.sinks.copy import driver_of
 from seekpoint.sinks.fold import Target
 from seekpoint.sinks.layout import DELETED, Layout, survey
 from seekpoint.sinks.statements import Statements
 from seekpoint.sinks.upsert import Upsert
-
-TRIES = 20
-WAIT = 0.2  # seconds before another try, on average; grows
-_chance = Random()  # noqa: S311 -- spreads attempts, guards nothing
 
 
 def publish(driver: Driver, source: Source, claims: Claims, tries: int = TRIES) -> None:
@@ -42,18 +36,15 @@ def publish(driver: Driver, source: Source, claims: Claims, tries: int = TRIES) 
     the run's row first. Raises Fenced where somebody has claimed or moved a partition since, ReloadOver, and the last
     error.
     """
-    is_unknown = False
     for attempt in range(1, tries + 1):
         try:
-            if is_unknown and took_effect(driver):
-                return
-            is_unknown = False
             _attempt(driver, source, claims)
         except (DBAPIError, psycopg.Error) as error:
+            if connection_lost(error) and took_effect(driver):
+                return
             if attempt == tries or not passes(error):
                 raise
-            is_unknown = is_unknown or connection_lost(error)
-            sleep(_chance.uniform(0.5, 1.5) * WAIT * min(attempt, 10))
+            pause(attempt)
         else:
             return
 
@@ -148,6 +139,6 @@ def totals(tx: Tx, driver: Driver, source: Source) -> Mapping[str, Any]:
     return {
         "records": sum(row.records + row.dead_letters for row in done.chosen),
         "rows": written,
-        "offsets": {str(Partition(*at.partition)): at.end_offset for at in tx.positions(driver.run.id)},
+        "offsets": {str(at.partition): at.end_offset for at in tx.positions(driver.run.id)},
         "dead_letters": sum(row.dead_letters for row in done.chosen),
     }

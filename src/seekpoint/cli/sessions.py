@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from seekpoint.spark import Env
 
 DATABASE = "SEEKPOINT_DATABASE_URL"
-_SECRET = re.compile(r"(?i)password|secret|jaas|key\.pem|oauthbearer\.config")
 _SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -94,12 +93,12 @@ def for_tasks(url: URL, kafka: Mapping[str, Any]) -> tuple[dict[str, Any], Env]:
 
     Tasks on this machine inherit them. Those of a cluster need them set for the executors; else they say which.
     """
-    from seekpoint.spark import Env  # noqa: PLC0415
+    from seekpoint.spark.settings import SECRET, Env  # noqa: PLC0415 -- what it refuses in the open
 
     os.environ[DATABASE] = url.render_as_string(hide_password=False)
     carried = dict(kafka)
     for key, value in kafka.items():
-        if _SECRET.search(key):
+        if SECRET.search(key):
             name = f"{DATABASE.split('_', 1)[0]}_{re.sub(r'[^A-Z0-9]', '_', key.upper())}"
             os.environ[name] = str(value)
             carried[key] = Env(name)

@@ -9,7 +9,7 @@ from itertools import groupby
 from psycopg import sql as ident
 from sqlalchemy import Connection, Row, text
 
-from seekpoint.errors import ReloadRefused
+from seekpoint.errors import ConfigError, ReloadRefused
 from seekpoint.kafka.ranges import Range, topic_ids
 from seekpoint.reload import leaves
 from seekpoint.reload import statements as sql
@@ -35,6 +35,12 @@ from seekpoint.sinks.upsert import Upsert
 
 PLACE = "seekpoint place"  # which partition a row is from, as a number
 RANGE = 300_000  # records of one task: fewer cost more in connections than they gain in balance
+
+
+def require_width(range_records: int) -> None:
+    """Before a run is opened that no task could stage. Raises ConfigError."""
+    if range_records < 1:
+        raise ConfigError(f"range_records is the number of offsets of a task, at least 1, and not {range_records}")
 
 
 @dataclass(frozen=True, slots=True)

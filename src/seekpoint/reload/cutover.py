@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from random import Random
-from time import monotonic, sleep
+from time import monotonic
 
 import psycopg
 from psycopg import sql as ident
@@ -19,12 +18,10 @@ from seekpoint.reload.deltas import Rounds
 from seekpoint.reload.layout import Staging, name, run
 from seekpoint.reload.publish import attach, merge, swap, turn
 from seekpoint.reload.run import Driver, Tx, run_of, told, transaction
+from seekpoint.reload.tries import TRIES, pause
 from seekpoint.tables import dead_letter
 
-TRIES = 20
-WAIT = 0.2  # seconds before another try, on average; grows
 IDLE = 3.0  # seconds that the brokers may say nothing while all workers wait
-_chance = Random()  # noqa: S311 -- spreads attempts, guards nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +50,9 @@ def cut_over(
     tried again. Raises ReloadRefused where the run is of no use any more, ReloadOver, and the last error.
     """
     for attempt in range(1, tries + 1):
-        catch_up()
         began: list[float] = []
         try:
+            catch_up()
             if driver.run.strategy == "generation":
                 attach(driver, rounds.targets)
             records, keys = _attempt(driver, rounds, began, same_keys)
@@ -65,7 +62,7 @@ def cut_over(
             elif attempt == tries or not (passes(error) or isinstance(error, RangeStuck | KafkaAway)):
                 raise
             else:
-                sleep(_chance.uniform(0.5, 1.5) * WAIT * min(attempt, 10))
+                pause(attempt)
                 continue
         return CutOver(monotonic() - began[0], records, keys, attempt)
     raise AssertionError("the last try returns or raises")
@@ -147,9 +144,19 @@ def take_over_letters(tx: Tx, staging: Staging) -> None:
 
 
 def took_effect(driver: Driver) -> bool:
-    """What became of a COMMIT without an answer: the run's own row is the marker. Waits for one that is under way."""
-    with transaction(driver.engine, driver.schema, lock_wait=driver.limits.transaction_age) as tx:
-        now = run_of(tx.execute(sql.SETTLED_RUN, its_run=driver.run.id).one())
+    """What became of a COMMIT without an answer: the run's own row is the marker. Waits for one that is under way.
+
+    A database that is away is asked again. Raises ReloadOver, and the last error.
+    """
+    for attempt in range(1, TRIES + 1):
+        try:
+            with transaction(driver.engine, driver.schema, lock_wait=driver.limits.transaction_age) as tx:
+                now = run_of(tx.execute(sql.SETTLED_RUN, its_run=driver.run.id).one())
+            break
+        except (DBAPIError, psycopg.Error) as error:
+            if attempt == TRIES or not passes(error):
+                raise
+            pause(attempt)
     if now.driver_epoch != driver.epoch:
         raise ReloadOver(f"reload {now.id} was taken over by {now.driver}")
     if now.state == "cut_over":

@@ -1,4 +1,4 @@
-"""What ends a run, on its way from a task to the driver: as text, and at once in the run's schema."""
+"""What ends a staging, on its way from a task to the driver: as text, and at once in the run's schema."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from psycopg import sql as ident
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 
 from seekpoint import errors
 from seekpoint.errors import (
@@ -23,14 +23,12 @@ from seekpoint.errors import (
 )
 from seekpoint.records import Partition
 from seekpoint.reload import statements as sql
-from seekpoint.reload.layout import name, rows, run
+from seekpoint.reload.layout import is_there, name, rows, run
 from seekpoint.reload.run import Tx, transaction
-from seekpoint.sinks.layout import quoted
 
-#: No other attempt, and no other driver, would get over these.
+#: No other attempt would get over these. Whether one ends the run, too, the driver says (``job.ENDS``): a file that is
+#: damaged can be brought back.
 ENDS = (ArchiveDamaged, ConfigError, RangeLost, RangeStuck, ReloadOver, ReloadRefused, TopicRecreated)
-
-_THERE = text("SELECT to_regclass(:name) IS NOT NULL")
 
 
 def told(error: SeekpointError) -> str:
@@ -72,7 +70,7 @@ def tell_ending(engine: Engine, schema: str, run_id: UUID, error: SeekpointError
     """Tell the driver, who looks each second; a run that is gone needs to be told nothing."""
     with transaction(engine, schema) as tx:
         of = tx.execute(sql.GET_RUN, its_run=run_id).one_or_none()
-        if of is not None and _is_there(tx, of.staging_schema):
+        if of is not None and is_there(tx.connection, _path(of.staging_schema)):
             path = _path(of.staging_schema)
             run(
                 tx.connection,
@@ -84,11 +82,7 @@ def tell_ending(engine: Engine, schema: str, run_id: UUID, error: SeekpointError
 
 def endings(tx: Tx, staging_schema: str, but: Collection[int] = ()) -> dict[int, SeekpointError]:
     """What tasks have told, but for these; by number."""
-    if not _is_there(tx, staging_schema):
+    if not is_there(tx.connection, _path(staging_schema)):
         return {}
     found = rows(tx.connection, "SELECT id, said FROM {table} ORDER BY id", table=name(*_path(staging_schema)))
     return {number: error_of(said) for number, said in found if number not in but}
-
-
-def _is_there(tx: Tx, staging_schema: str) -> bool:
-    return bool(tx.connection.execute(_THERE, {"name": quoted(*_path(staging_schema))}).scalar())

@@ -6,8 +6,6 @@ import getpass
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from random import Random
-from time import sleep
 from typing import Any
 from uuid import UUID
 
@@ -26,16 +24,14 @@ from seekpoint.reload.layout import fitted, name, names, run
 from seekpoint.reload.publish import DDL_WAIT, hanging
 from seekpoint.reload.run import Tx, transaction
 from seekpoint.reload.targets import Path, resolve
+from seekpoint.reload.tries import TRIES, pause
 from seekpoint.sinks.layout import quoted
 from seekpoint.sinks.place import COLUMN
 from seekpoint.tables import DEFAULT_SCHEMA, generation
 
-TRIES = 20
-WAIT = 0.2  # seconds before another try, on average; grows
 FIRST = 1
 _OF_NO_PARTITION = ("topic", "partition", "from_offset", "to_offset")
 OTHER_OWNER = "another owner"
-_chance = Random()  # noqa: S311 -- spreads attempts, guards nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +138,7 @@ class Generations:
             except (psycopg.Error, DBAPIError) as error:
                 if attempt == TRIES or not passes(error):
                     raise
-                sleep(_chance.uniform(0.5, 1.5) * WAIT * min(attempt, 10))
+                pause(attempt)
             else:
                 return
 

@@ -20,7 +20,7 @@ from seekpoint.pipeline import Pipeline
 from seekpoint.policy import Limits
 from seekpoint.reload import statements as sql
 from seekpoint.reload.compare import Report, prepare
-from seekpoint.reload.consolidate import RANGE, check_topics, consolidate, coverage, index
+from seekpoint.reload.consolidate import RANGE, check_topics, consolidate, coverage, index, require_width
 from seekpoint.reload.cutover import CutOver, cut_over
 from seekpoint.reload.deltas import Rounds
 from seekpoint.reload.extend import LARGE, Shrinking, distance, extend
@@ -29,17 +29,16 @@ from seekpoint.reload.local import LocalStager
 from seekpoint.reload.opening import Order, open_run
 from seekpoint.reload.rebuild import MOST, rebuild
 from seekpoint.reload.run import SERIALIZABLE_ENOUGH, Driver, Run, Runs, transaction
-from seekpoint.reload.staging import Staged, Stager, begin_staging
+from seekpoint.reload.staging import Stager, begin_staging
 from seekpoint.reload.sweep import drop_attempts
 from seekpoint.reload.targets import Source, sources, targets
 from seekpoint.reload.writes import writes_other_tables
-from seekpoint.tables import DEFAULT_SCHEMA
+from seekpoint.tables import DEFAULT_SCHEMA, PUBLISHING
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SMALL = 2_000  # records of a round, below which the locks may be taken
-PUBLISHED = ("merge", "swap", "generation")
 ENDS = (ReloadRefused, RangeLost, TopicRecreated, WroteLiveTable)  # what no other driver would get over
 
 Progress = Callable[[str, int, int], None]  # what is done, how much of it, of how much
@@ -55,7 +54,8 @@ class Reload:
     ranges are staged is staged in the same way while it is more than ``large`` records. ``same_keys`` says that the
     code which runs now makes the same keys of a record as these pipelines do: a merge need not look through the whole
     table under the lock then. ``progress`` is called with what is being done, how many records of it are done, and of
-    how many (0: not known). ``archive`` has what retention took of the logs. Making one does no I/O.
+    how many (0: not known). ``archive`` has what retention took of the logs. Making one does no I/O; raises ConfigError
+    for what cannot be reloaded, whatever the servers say.
     """
 
     def __init__(
@@ -81,6 +81,9 @@ class Reload:
         self.engine, self.kafka, self.schema = postgres_engine(engine), dict(kafka), schema
         self.limits, self.actor = limits or Limits(), actor or getpass.getuser()
         self.runs = Runs(self.engine, schema, self.limits)
+        if stager is not None and processes:
+            raise ConfigError("stager= and processes= both say who reads the log: give one of them")
+        require_width(range_records)
         self._stager = stager or LocalStager(self.engine, schema, self.kafka, self.sources, processes=processes)
         self.archive, self.frames, self.spark = archive, dict(frames or {}), spark
         if self.frames and spark is None:
@@ -91,8 +94,8 @@ class Reload:
 
     def open(self, *, strategy: str = "merge", reason: str = "reload") -> Driver:
         """Record a new run at the groups' positions of now. Raises ReloadRefused with every reason, KafkaAway."""
-        if strategy not in PUBLISHED:
-            raise ConfigError(f"strategy must be one of {', '.join(map(repr, PUBLISHED))}, got {strategy!r}")
+        if strategy not in PUBLISHING:
+            raise ConfigError(f"strategy must be one of {', '.join(map(repr, PUBLISHING))}, got {strategy!r}")
         return self._open(strategy, reason)
 
     def _open(self, strategy: str, reason: str) -> Driver:
@@ -114,14 +117,7 @@ class Reload:
 
     def _require_its_code(self, run: Run) -> None:
         """Before it is taken: the driver that it has, with the right code, goes on."""
-        if run.strategy == "batch":
-            raise ConfigError(f"{run.id} is a batch: `Batch.take`, or `seekpoint batch MODULE:NAME --resume {run.id}`")
-        if run.groups != tuple(source.group for source in self.sources):
-            raise ConfigError(f"reload {run.id} is of the groups {', '.join(run.groups)}: name their pipelines")
-        if run.version_to != tuple(source.pipeline.version for source in self.sources):
-            raise ConfigError(
-                f"reload {run.id} was opened with other versions of these pipelines: abort it, open another"
-            )
+        self._require_its_versions(run)
         with transaction(self.engine, self.schema) as tx:
             written = tuple(target.name for target in targets(tx.connection, self.sources))
             others = [source.group for source in self.sources if writes_other_tables(tx, run.staging_schema, source)]
@@ -134,6 +130,16 @@ class Reload:
             raise ConfigError(
                 f"reload {run.id}: of its tables, group {others[0]!r} writes others with this code: take it with the "
                 "code that it was opened with, or abort it and open another"
+            )
+
+    def _require_its_versions(self, run: Run) -> None:
+        if run.strategy == "batch":
+            raise ConfigError(f"{run.id} is a batch: `Batch.take`, or `seekpoint batch MODULE:NAME --resume {run.id}`")
+        if run.groups != tuple(source.group for source in self.sources):
+            raise ConfigError(f"reload {run.id} is of the groups {', '.join(run.groups)}: name their pipelines")
+        if run.version_to != tuple(source.pipeline.version for source in self.sources):
+            raise ConfigError(
+                f"reload {run.id} was opened with other versions of these pipelines: abort it, open another"
             )
 
     def stage(self, driver: Driver) -> None:
@@ -237,11 +243,13 @@ class Reload:
             self._stage_ranges(driver)
 
     def _round(self, driver: Driver, rounds: Rounds) -> int:
-        with driver.step("indexed", "following", "diffed", isolation=SERIALIZABLE_ENOUGH) as tx:
+        states = ("indexed", "following", "diffed")
+        with driver.step(*states) as tx:
             offsets = tx.execute(sql.OFFSETS, groups=list(driver.run.groups)).all()
             behind = distance({(at.group, at.partition): at for at in tx.positions(driver.run.id)}, offsets)
-            self._progress("following", 0, behind)
-            read = rounds.apply(tx, offsets)
+        self._progress("following", 0, behind)  # between two steps: whoever is told may take its time
+        with driver.step(*states, isolation=SERIALIZABLE_ENOUGH) as tx:
+            read = rounds.apply(tx, tx.execute(sql.OFFSETS, groups=list(driver.run.groups)).all())
             if driver.run.state == "indexed":
                 driver.turn(tx, "following")
         self._progress("following", behind, behind)
@@ -249,7 +257,11 @@ class Reload:
 
     @contextmanager
     def _ending(self, driver: Driver) -> Iterator[None]:
-        """What no driver could get over ends the run, with its reason on record."""
+        """What no driver could get over ends the run, with its reason on record.
+
+        Raises ConfigError for a driver that is not this code's (``Runs.take`` asks nobody); the run goes on then.
+        """
+        self._require_its_versions(driver.run)
         try:
             yield
         except ENDS as error:
@@ -268,4 +280,4 @@ def _require_publishing(driver: Driver) -> None:
         raise ConfigError(f"reload {driver.run.id} was opened by verify(), which publishes nothing: open() another one")
 
 
-__all__ = ["Frame", "Progress", "Reload", "Report", "Run", "Staged"]
+__all__ = ["Frame", "Progress", "Reload", "Report", "Run"]

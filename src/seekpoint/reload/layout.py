@@ -133,9 +133,21 @@ def remember_columns(connection: Connection, path: Path, columns: Sequence[str] 
 
 
 _COMMENT = text("SELECT obj_description(to_regclass(:name), 'pg_class')")
+_THERE = text("SELECT to_regclass(:name) IS NOT NULL")
+
+
+def is_there(connection: Connection, path: Path) -> bool:
+    """Whether there is such a table."""
+    return bool(connection.execute(_THERE, {"name": quoted(*path)}).scalar())
+
+
+def comment(connection: Connection, path: Path) -> str | None:
+    """What is said of a table."""
+    said: str | None = connection.execute(_COMMENT, {"name": quoted(*path)}).scalar()
+    return said
 
 
 def remembered_columns(connection: Connection, path: Path) -> tuple[str, ...] | None:
     """Which columns were written, as far as anybody knows."""
-    said = connection.execute(_COMMENT, {"name": quoted(*path)}).scalar()
+    said = comment(connection, path)
     return None if said is None else tuple(json.loads(said))

@@ -145,11 +145,6 @@ def _of_tables(
         reasons += [reason for target in found for reason in ties(tx.connection, target)]
     if strategy == "generation":
         reasons += [reason for target in found for reason in without_generations(tx.connection, target)]
-        reasons += [
-            f"{target.name} is written by a handler, and its copy is no generation: use strategy 'merge' or 'swap'"
-            for target in found
-            if target.handled_as
-        ]
     return reasons + [
         f"{target.name} has no unique key among the columns that are written, by which rows could be compared: give it "
         "one (an Append: a unique index on its provenance= columns), or open(strategy='swap'), which compares nothing"

@@ -13,7 +13,7 @@ from seekpoint.errors import ReloadRefused
 from seekpoint.reload import leaves
 from seekpoint.reload.compare import compared, distinct
 from seekpoint.reload.copies import tag_indexes
-from seekpoint.reload.layout import KIND, Staging, name, names, rows, run
+from seekpoint.reload.layout import KIND, Staging, comment, name, names, rows, run
 from seekpoint.reload.run import Driver, Tx
 from seekpoint.reload.targets import Path, Target
 from seekpoint.sinks.layout import quoted
@@ -230,14 +230,15 @@ def hanging(connection: Connection, table: Path) -> list[str]:
 
 def without_generations(connection: Connection, target: Target) -> list[str]:
     """Why there can be no new generation of this table."""
+    if target.handled_as is not None:  # adopting it would help nobody: a handler cannot write a view
+        others = "'merge'" if target.view is not None else "'merge' or 'swap'"
+        return [f"{target.name} is written by a handler, and its copy is no generation: use strategy {others}"]
     if target.view is None:
         reason = (
             f"{target.name} is not kept in generations: run `seekpoint reload adopt {target.name}`, or call "
             f"Generations(engine).adopt({target.name!r}), once; or use strategy 'merge'"
         )
         return [reason]
-    if target.handled_as is not None:
-        return [f"{target.name} is written beside a handler: use strategy 'merge'"]
     return [
         f"{'.'.join(target.path)}, which counts, has {what}, and a new generation would not: drop it, or use 'merge'"
         for what in hanging(connection, target.path)
@@ -280,7 +281,7 @@ def swap(tx: Tx, staging: Staging, target: Target) -> None:
         raise ReloadRefused(reasons)
     schema, table = target.path
     old = f"old_{target.staged}"
-    said = connection.execute(_COMMENT, {"name": quoted(*target.path)}).scalar()
+    said = comment(connection, target.path)
     run(
         connection,
         "COMMENT ON TABLE {new} IS {said}",
@@ -303,9 +304,6 @@ def swap(tx: Tx, staging: Staging, target: Target) -> None:
             made=name(schema, f"{target.staged}_i{n}"),
             index=name(index),
         )
-
-
-_COMMENT = text("SELECT obj_description(to_regclass(:name), 'pg_class')")
 
 
 def _unaltered(connection: Connection, staging: Staging, target: Target) -> list[str]:

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from psycopg import sql as ident
-from sqlalchemy import text
 
-from seekpoint.reload.layout import name, rows, run
+from seekpoint.reload.layout import is_there, name, rows, run
 from seekpoint.reload.run import Tx
 from seekpoint.reload.targets import Source, targets
-from seekpoint.sinks.layout import quoted
 
 _TABLE = "writes"
-_THERE = text("SELECT to_regclass(:name) IS NOT NULL")
 
 
 def remember_writes(tx: Tx, staging_schema: str, sources: Sequence[Source]) -> None:
@@ -37,7 +34,7 @@ def remember_writes(tx: Tx, staging_schema: str, sources: Sequence[Source]) -> N
 
 def writes_of(tx: Tx, staging_schema: str, group: str) -> set[str] | None:
     """What this group writes in the run; None where that is not kept: the run has not begun."""
-    if not tx.connection.execute(_THERE, {"name": quoted(staging_schema, _TABLE)}).scalar():
+    if not is_there(tx.connection, (staging_schema, _TABLE)):
         return None
     found = rows(
         tx.connection,

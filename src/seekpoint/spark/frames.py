@@ -139,7 +139,7 @@ def _in_arrow(frame: DataFrame, write: Callable[[Iterable[pa.RecordBatch]], Iter
         try:
             return frame.mapInArrow(write, WRITTEN)
         except ImportError as error:
-            raise ConfigError(f"frames need pandas beside Spark: pip install pandas ({error})") from error
+            raise ConfigError(f"frames need the extra: pip install 'seekpoint[spark]' ({error})") from error
 
 
 @dataclass(frozen=True, slots=True)

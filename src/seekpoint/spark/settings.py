@@ -11,7 +11,7 @@ from typing import Any
 from seekpoint.errors import ConfigError
 
 _ENV = "$env"
-_SECRET = re.compile(r"(?i)password|secret|jaas|key\.pem|oauthbearer\.config")
+SECRET = re.compile(r"(?i)password|secret|jaas|key\.pem|oauthbearer\.config")
 _PLAIN = (str, int, float, bool)
 
 
@@ -41,7 +41,7 @@ def portable(settings: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in settings.items():
         if isinstance(value, Env):
             carried[key] = {_ENV: value.name}
-        elif _SECRET.search(key):
+        elif SECRET.search(key):
             raise ConfigError(
                 f"{key!r} would stand in the job's plan and logs: write Env('NAME') for its value, and set the "
                 "environment variable NAME for the driver and the executors"

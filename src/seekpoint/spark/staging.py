@@ -74,8 +74,9 @@ class SparkStager:
     def stage(self, run: Run, tasks: Sequence[Task]) -> Generator[Staged, None, None]:
         """Stage each at least once; each is told once, soon after it was committed.
 
-        Raises what ends the run as a task raised it (ReloadRefused, ReloadOver, RangeLost, RangeStuck, TopicRecreated,
-        ConfigError), and Spark's own exception where a task failed too often. Whoever stops iterating cancels the rest.
+        Raises what ends the staging as a task raised it (ReloadRefused, ReloadOver, RangeLost, RangeStuck,
+        TopicRecreated, ArchiveDamaged, ConfigError), and Spark's own exception where a task failed too often. Whoever
+        stops iterating cancels the rest.
         """
         if not tasks:
             return

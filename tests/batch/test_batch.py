@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,8 +13,9 @@ from batcher import batch, offsets, paused
 from seekpoint import Json, Pipeline, StartAt, Upsert
 from seekpoint.batch import Batch
 from seekpoint.errors import BatchRefused, ConfigError, SchemaMismatch, StandsBy
-from seekpoint.reload import Generations
+from seekpoint.reload import Generations, Run, Task
 from shop import Shop, doubled, gone, of
+from shop import pipeline as make_pipeline
 
 FIRST = [of(n % 40, n, n) for n in range(100)] + [gone(3)]
 LATER = [of(n % 50, n, n) for n in range(200, 230)]
@@ -184,6 +187,30 @@ def test_a_table_of_generations_is_written_where_it_stands(shop: Shop) -> None:
     done = batch(shop).run()
     assert done.records == len(LATER)
     assert shop.rows() == doubled(FIRST + LATER, by=1)
+
+
+def test_a_batch_is_taken_with_its_own_code_alone(shop: Shop, topic: Any) -> None:
+    """Another version, other topics, other tables: refused, and the run has not changed hands."""
+    shop.produce(shop.topic, FIRST, partition=0)
+
+    def away(run: Run, tasks: Sequence[Task]) -> Any:
+        raise OSError("the machine is gone")
+
+    with pytest.raises(OSError, match="is gone"):
+        batch(shop, stager=SimpleNamespace(stage=away)).run()
+    (run,) = batch(shop).runs.list()
+    elsewhere = make_pipeline(shop.group, topic(1), shop.schema)
+    for other, why in (
+        (shop.pipeline(version=2), "is of group .* with handler version 1, and this pipeline is version 2"),
+        (shop.pipeline(kind="append"), "writes .*orders, and these sinks write .*entries"),
+        (elsewhere, f"reads {shop.topic}, and this pipeline does not"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            batch(shop, other).take(run.id)
+    assert batch(shop).runs.get(run.id).driver_epoch == run.driver_epoch == 1
+    assert shop.execute("SELECT version FROM {schema}.consumer_group") == [(1,)]
+    assert batch(shop).take(run.id).records == len(FIRST)
+    assert shop.rows() == doubled(FIRST, by=1)
 
 
 def test_a_ledger_that_is_not_there_is_said(shop: Shop) -> None:

@@ -16,7 +16,7 @@ from sqlalchemy.exc import OperationalError
 from typer.testing import CliRunner
 
 from batcher import Batcher, batch, offsets, paused
-from seekpoint import Limits, Partition, schema
+from seekpoint import Append, Json, Limits, Partition, Pipeline, schema
 from seekpoint.batch import job
 from seekpoint.cli.app import app
 from seekpoint.dev.postgres import PostgresServer
@@ -24,10 +24,10 @@ from seekpoint.dev.proxy import PostgresProxy
 from seekpoint.errors import BatchRefused, ConfigError, ReloadOver
 from seekpoint.kafka.ranges import Range
 from seekpoint.ledger import Ledger
-from seekpoint.reload import Driver, LocalStager, Run, Staged, Task, stage_range
+from seekpoint.reload import Driver, LocalStager, Run, Staged, Task, stage_range, staging
 from seekpoint.reload.run import Tx
 from seekpoint.reload.targets import sources
-from shop import Shop, doubled, gone, of
+from shop import Order, Shop, doubled, gone, of
 
 FIRST = [of(n % 40, n, n) for n in range(120)] + [gone(3)]
 LATER = [of(n % 50, n, n) for n in range(200, 230)]
@@ -229,6 +229,40 @@ def range_now(shop: Shop, run: UUID) -> Range:
             text(f"SELECT * FROM {shop.schema}.reload_position WHERE run = :run AND partition = 0"), {"run": run}
         ).one()
     return Range(Partition(row.topic, row.partition), row.topic_id, row.first_offset, row.end_offset)
+
+
+def test_a_record_that_fails_in_one_attempt_alone_is_no_row_and_dead_letter_at_once(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two attempts that both committed the one counts in which it did not fail: its letter is another's."""
+    shop.produce(shop.topic, FIRST[:40], partition=0)
+    fails = [True]
+
+    def row(record: Any) -> dict[str, Any]:
+        if fails[0] and record.value.id == 7:
+            raise ValueError("not today")
+        order = record.value
+        return {"id": order.id, "amount": order.amount, "at": order.at, "topic_offset": record.offset}
+
+    sink = Append((shop.schema, "entries"), columns=["id", "amount", "at", "topic_offset"], row=row)
+    made = Pipeline(shop.group, topics=shop.topic, value=Json(Order), sinks=[sink], on_poison="dead_letter")
+
+    class Twice:
+        def stage(self, run: Run, tasks: Sequence[Task]) -> Iterator[Staged]:
+            for task in tasks:
+                for number, fails[0] in (("f", True), ("0", False)):
+                    monkeypatch.setattr(staging, "uuid4", lambda number=number: UUID(number * 32))
+                    staged = stage_range(
+                        shop.engine, shop.schema, {"bootstrap.servers": shop.brokers}, run.id, pipeline=made,
+                        range_=task.range,
+                    )  # fmt: skip
+                yield staged
+
+    with pytest.raises(BatchRefused, match="1 records failed in some attempt at their range, and 0 in those"):
+        batch(shop, made, stager=Twice()).run()
+    assert shop.rows("entries") == []
+    assert shop.execute("SELECT count(*) FROM {schema}.dead_letter") == [(0,)]
+    assert paused(shop) is None
 
 
 def test_a_task_that_outlives_its_batch_leaves_nothing(shop: Shop) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from seekpoint import Partition
@@ -82,6 +83,16 @@ def test_the_content_of_another_topic_id(vault: Vault, name: str) -> None:
 def test_a_wrong_count(vault: Vault, name: str) -> None:
     vault.execute("UPDATE {schema}.export_manifest SET records = 19 WHERE from_offset = 20")
     refused(vault, name, "it has 20 records, and 19 were written")
+
+
+def test_other_columns(vault: Vault, name: str) -> None:
+    file = Path(vault.archive.files()[1])
+    table = pq.read_table(file)
+    at = table.schema.get_field_index("timestamp_ms")
+    other = table.set_column(at, "timestamp_ms", table["timestamp_ms"].cast("int32", safe=False))
+    pq.write_table(other.replace_schema_metadata(table.schema.metadata), file)
+    vault.execute("UPDATE {schema}.export_manifest SET bytes = :size WHERE from_offset = 20", size=file.stat().st_size)
+    refused(vault, name, "its columns are not those of an export")
 
 
 def test_a_gap_in_the_manifest(vault: Vault, name: str) -> None:

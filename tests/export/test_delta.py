@@ -10,8 +10,10 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 
 from exporter import Exporter
+from integration.test_ranges import in_transactions
 from seekpoint.errors import ConfigError
 from seekpoint.export.delta import DeltaLog
+from seekpoint.export.manifest import Tx
 from seekpoint.export.storage import Storage
 from vault import Vault
 
@@ -90,6 +92,25 @@ def test_a_file_before_the_others_is_added_once(vault: Vault) -> None:
     vault.export(format="delta", group="early").run()
     assert vault.spans(name) == [(0, 30, 30), (30, 60, 30)]
     assert table(vault, name) == whole()[:60]
+
+
+def test_a_range_without_records_in_front_of_what_the_table_has(vault: Vault, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table's file begins in the hole, and whoever comes next cuts smaller ranges: one row for every offset."""
+    name = vault.topic(1)
+    in_transactions(vault.brokers, name, (9, False), (3, True))
+    vault.stand(name, {0: 14})
+    with monkeypatch.context() as killed:
+        killed.setattr(Tx, "add", _killed)
+        with pytest.raises(KeyboardInterrupt):
+            vault.export(format="delta").run()
+    assert vault.spans(name) == []
+    vault.export(format="delta", range_records=5).run()
+    assert vault.spans(name) == [(0, 14, 3)]
+    assert vault.archived(name, 0, 14) == vault.logged(name, 0, 14)
+
+
+def _killed(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_a_rewritten_table_is_told(vault: Vault) -> None:

@@ -16,6 +16,7 @@ from exporter import PLACES, Exporter
 from seekpoint.dev.proxy import PostgresProxy
 from seekpoint.errors import RangeLost
 from seekpoint.export import Archive, Export, Written
+from seekpoint.export.manifest import transaction
 from seekpoint.export.writing import LocalWriter
 from seekpoint.kafka.ranges import Range
 from vault import Vault
@@ -122,6 +123,21 @@ def test_a_sweep_leaves_what_may_still_be_committed_and_what_is_others(vault: Va
     assert not stray.exists()
     assert_whole(vault, name)
     assert Archive(vault.folder / "nowhere", vault.engine, schema=vault.schema).sweep(NOW) == []
+
+
+def test_a_sweep_under_another_name_of_the_root_leaves_what_counts(vault: Vault) -> None:
+    name = vault.topic(1)
+    vault.produce(name, ["a", "b", "c"])
+    vault.stand(name, {0: 3})
+    vault.export().run()
+    root, link = vault.folder / "archive", vault.folder / "link"
+    link.symlink_to(root)
+    for same in (link, root / ".." / "archive"):
+        other = Archive(same, vault.engine, schema=vault.schema)
+        assert other.strays(NOW) == []
+        with transaction(vault.engine, vault.schema, other.root) as tx:
+            assert tx.has(vault.archive.entries(name)[0].file)
+    assert vault.archived(name, 0, 3) == vault.logged(name, 0, 3)
 
 
 def test_a_file_that_was_removed_before_its_commit_is_not_in_the_manifest(vault: Vault) -> None:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
 from seekpoint.errors import ConfigError
+from seekpoint.export import storage
+from seekpoint.export.files import write
 from seekpoint.export.storage import Storage, below, named
+from seekpoint.kafka.ranges import Piece, Range
+from seekpoint.records import Partition, Record
 
 
 def test_one_place_has_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -15,7 +20,7 @@ def test_one_place_has_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     folder = str(tmp_path / "archive")
     assert {named(root) for root in ("archive", Path("archive"), folder, f"{folder}/", f"file://{folder}")} == {folder}
     assert named("s3://bucket/archive/") == "s3://bucket/archive"
-    for root in ("s3://key@bucket/archive", "s3://key:secret@bucket/archive"):
+    for root in ("s3://key@bucket/archive", "s3://key:secret@bucket/archive", "abfss://a.b/c?client_secret=secret"):
         with pytest.raises(ConfigError, match=r"would stand in the manifest.*AWS_ACCESS_KEY_ID") as refused:
             named(root)
         assert "secret" not in str(refused.value)
@@ -38,15 +43,27 @@ def test_a_file_is_named_as_other_tools_are_told_of_it(root: str, file: str) -> 
     assert below(root, "t/1.parquet") == file
 
 
+def test_the_disk_keeps_a_file_and_its_name_before_the_manifest_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[Path] = []
+    monkeypatch.setattr(storage, "_sync", kept.append)
+    range_ = Range(Partition("t", 0), UUID(int=1), 0, 1)
+    piece = Piece([Record("t", 0, 0, 0, None, b"1", (), None)])
+    write(Storage(str(tmp_path)), "t/0/1.parquet", range_, [piece])
+    file = tmp_path / "t" / "0" / "1.parquet"
+    assert kept == [file, tmp_path / "t" / "0", tmp_path / "t", tmp_path]
+
+
 def test_a_bucket_is_used_like_a_folder() -> None:
-    storage = Storage("mock:///bucket/archive")
-    assert not storage.is_local
-    assert list(storage.files()) == []
-    with storage.create("t/0/1.parquet") as stream:
+    bucket = Storage("mock:///bucket/archive")
+    assert not bucket.is_local
+    assert list(bucket.files()) == []
+    with bucket.create("t/0/1.parquet") as stream:
         stream.write(b"abc")
-    storage.keep("t/0/1.parquet")
-    assert (storage.size("t/0/1.parquet"), storage.size("t/0"), storage.size("t/2")) == (3, None, None)
-    assert [file for file, _ in storage.files()] == ["t/0/1.parquet"]
-    storage.remove("t/0/1.parquet")
-    storage.remove("t/0/1.parquet")
-    assert list(storage.files()) == []
+    bucket.keep("t/0/1.parquet")
+    assert (bucket.size("t/0/1.parquet"), bucket.size("t/0"), bucket.size("t/2")) == (3, None, None)
+    assert [file for file, _ in bucket.files()] == ["t/0/1.parquet"]
+    bucket.remove("t/0/1.parquet")
+    bucket.remove("t/0/1.parquet")
+    assert list(bucket.files()) == []

@@ -14,8 +14,10 @@ from sqlalchemy import create_engine, text
 from cutting import FIRST, diffed, settled, work_up_to
 from seekpoint import Limits, Partition, Text, Upsert, events
 from seekpoint.dev.proxy import PostgresProxy
-from seekpoint.errors import ConfigError, HandlerOutdated, ReloadRefused
+from seekpoint.errors import ConfigError, HandlerOutdated, ReloadOver, ReloadRefused
 from seekpoint.guard import connection_lost
+from seekpoint.reload.cutover import took_effect
+from seekpoint.reload.deltas import Rounds
 from shop import Shop, doubled, gone, of, pipeline
 
 
@@ -267,6 +269,44 @@ def test_keys_that_only_the_old_code_touched_are_found(shop: Shop, same_keys: bo
     assert shop.rows() == sorted([(n + 1000, 8 if n == 3 else n, 0) for n in range(20)] + [(1500, 1, 0)])
 
 
+@pytest.mark.parametrize("by", [1, 2])
+def test_rows_that_only_the_old_code_deleted_are_back(shop: Shop, by: int) -> None:
+    """Behind the difference; whether their rows are in it (``by`` 2) or not. Nothing tells of them."""
+
+    class Keeping(Upsert):
+        def rows(self, record: Any) -> Any:
+            return () if record.value is None else super().rows(record)
+
+    settled(shop, [of(n, n) for n in range(20)])
+    mended = shop.pipeline(version=2)
+    values: dict[str, Any] = {"key": ["id"], "columns": ["id", "amount", "at"]}
+    table = (shop.schema, "orders")
+    mended.sinks = (Keeping(table, row=lambda r: {"id": r.value.id, "amount": by * r.value.amount, "at": 0}, **values),)
+    reload = shop.reload([mended])
+    driver = reload.open()
+    with diffed(reload, driver) as rounds:
+        shop.produce(shop.topic, [gone(3), gone(4), of(4, 6), gone(5), of(7, 8)], partition=0)
+        work_up_to(shop, 25)
+        reload.cut_over(driver, rounds)
+    assert shop.rows() == [(n, by * {4: 6, 7: 8}.get(n, n), 0) for n in range(20)]
+
+
+def test_a_key_that_was_written_before_the_difference_and_committed_behind_it_is_found(shop: Shop) -> None:
+    """By a transaction that was under way while tables were compared, and is older than others that had ended."""
+    settled(shop)
+    reload = shop.reload()
+    driver = reload.open()
+    reload.stage(driver)
+    with Rounds(driver, reload.sources, reload.kafka) as rounds, shop.engine.connect() as under_way:
+        reload.follow(driver, rounds)
+        under_way.execute(text(f"INSERT INTO {shop.schema}.orders (id, amount, at) VALUES (4000, 1, 1)"))
+        shop.execute("UPDATE {schema}.orders SET note = 'younger' WHERE id = 1")
+        assert reload.compare(driver, rounds).tables[0].extra == 0
+        under_way.commit()
+        reload.cut_over(driver, rounds)
+    assert shop.rows() == doubled(FIRST)
+
+
 def test_a_partition_that_was_added_meanwhile_is_in(shop: Shop) -> None:
     settled(shop)
     reload = shop.reload()
@@ -329,6 +369,28 @@ def test_a_letter_that_is_replayed_in_mid_run_is_in(shop: Shop) -> None:
     assert live == [(1, "replayed"), (2, "discarded")]
 
 
+def test_a_letter_of_an_earlier_topic_is_not_taken_for_one_of_today(shop: Shop) -> None:
+    """Parked at the same offset of a topic of the same name, and replayed then: that record is no part of this log."""
+    options: dict[str, Any] = {"on_poison": "dead_letter", "kind": "append", "key": Text()}
+    shop.execute("ALTER TABLE {schema}.entries ADD CHECK (amount <> 8)")
+    settled(shop, [of(1, 1), of(2, 8)], **options)
+    columns = "consumer_group, topic, partition, record_offset, key, header_names, header_values, cause, error"
+    shop.execute(
+        f"INSERT INTO {{schema}}.dead_letter ({columns}, attempts, version, topic_id, state, value) "
+        f"SELECT {columns}, 1, 1, gen_random_uuid(), 'replayed', "
+        f"convert_to('{{{{\"id\": 5, \"amount\": 5}}}}', 'UTF8') "
+        "FROM {schema}.dead_letter"
+    )
+    reload = shop.reload(pipeline=options)
+    driver = reload.open()
+    with diffed(reload, driver) as rounds:
+        shop.execute("ALTER TABLE {schema}.entries DROP CONSTRAINT entries_amount_check")
+        (parked,) = (one.id for one in shop.redrive(**options).list() if one.is_open)
+        assert shop.redrive(**options).replay(parked).is_applied
+        reload.cut_over(driver, rounds)
+    assert shop.rows("entries", "id, amount, topic_offset") == [(1, 2, 0), (2, 16, 1)]
+
+
 def test_letters_parked_in_mid_run_stay_out(shop: Shop) -> None:
     options: dict[str, Any] = {"on_poison": "dead_letter", "kind": "append", "key": Text()}
     settled(shop, [of(1, 1)], **options)
@@ -357,6 +419,20 @@ def test_what_the_new_code_cannot_apply_is_parked_by_the_cut_over(shop: Shop) ->
     assert shop.rows("entries", "id, amount, topic_offset") == [(1, 2, 0), (3, 6, 2), (5, 10, 4)]
     letters = list(shop.redrive(version=2, **options).list())
     assert [(one.offset, one.version, one.state.value) for one in letters] == [(1, 2, "parked"), (3, 2, "parked")]
+
+
+def test_a_replayed_record_that_the_new_code_refuses_is_an_open_letter_again(shop: Shop) -> None:
+    """As if it were parked for the first time: nothing of how it was closed is left."""
+    options: dict[str, Any] = {"on_poison": "dead_letter", "kind": "append", "key": Text()}
+    shop.execute("ALTER TABLE {schema}.entries ADD CHECK (amount <> 1500)")
+    settled(shop, [of(1, 1), of(2, 1500)], **options)
+    shop.execute("ALTER TABLE {schema}.entries DROP CONSTRAINT entries_amount_check")
+    assert shop.redrive(**options).replay_all().replayed == 1
+    reload = shop.reload(pipeline=options)
+    reload.run(reload.open())
+    assert shop.rows("entries", "id, amount, topic_offset") == [(1, 2, 0)]
+    told = "state, version, replays, replayed_at, closed_at, closed_by, closed_reason"
+    assert shop.execute(f"SELECT {told} FROM {{schema}}.dead_letter") == [("parked", 2, 0, None, None, None, None)]
 
 
 def test_held_keys_are_replayed_in_order(shop: Shop) -> None:
@@ -425,3 +501,16 @@ def test_a_commit_without_an_answer_is_looked_up(
         engine.dispose()
     assert shop.rows() == doubled(FIRST)
     assert shop.execute("SELECT count(*) FROM {schema}.admin_action WHERE action = 'cut-over'") == [(1,)]
+
+
+def test_what_became_of_a_commit_is_told_to_the_newest_driver_alone(shop: Shop) -> None:
+    settled(shop)
+    reload = shop.reload()
+    driver = reload.open()
+    other = reload.take(driver.run.id)
+    with pytest.raises(ReloadOver, match="was taken over by"):
+        took_effect(driver)
+    reload.run(other)
+    with pytest.raises(ReloadOver, match="was taken over by"):
+        took_effect(driver)
+    assert took_effect(other)

@@ -86,6 +86,28 @@ def test_dead_letters_of_the_added_ranges_are_left_out(shop: Shop) -> None:
     assert shop.rows() == doubled(FIRST + later[:-1])
 
 
+def test_a_letter_that_is_replayed_while_ranges_are_staged_comes_before_what_followed_it(shop: Shop) -> None:
+    """Its key has a newer row by then, which tasks would have written first."""
+    options: dict[str, Any] = {"on_poison": "dead_letter"}
+    shop.execute("ALTER TABLE {schema}.orders ADD CHECK (amount <> 77)")
+    first, later = [of(1), of(2, 77), of(3)], [*(of(n) for n in range(10, 30)), of(2, 5)]
+    shop.produce(shop.topic, first, partition=0)
+    worker = shop.worker(**options)
+    worker.reached(shop.topic, len(first))
+
+    def replay() -> None:
+        shop.execute("ALTER TABLE {schema}.orders DROP CONSTRAINT orders_amount_check1")
+        assert shop.redrive(**options).replay_all().replayed == 1
+        shop.produce(shop.topic, later, partition=0)
+        worker.reached(shop.topic, len(first + later))
+        worker.stop()
+
+    reload = shop.reload(large=2, pipeline=options)
+    reload._stager = Meanwhile(reload, replay)
+    reload.run(reload.open())
+    assert shop.rows() == doubled(first + later)
+
+
 def test_partitions_that_come_while_ranges_are_staged_are_staged_too(shop: Shop) -> None:
     shop.produce(shop.topic, FIRST, partition=0)
     worker = shop.worker()

@@ -184,6 +184,31 @@ def test_a_snapshot_from_before_the_adoption_reads_what_was_there(shop: Shop) ->
     assert len(tables(shop)) == 3
 
 
+@pytest.mark.parametrize("how", ["text", "prepared", "function"])
+def test_a_transaction_that_reads_by_an_older_plan_finds_rows_or_is_told(shop: Shop, how: str) -> None:
+    """In READ COMMITTED, with locks from before ATTACH: Postgres does not tell it of the table. Never nothing."""
+    settled(shop)
+    adopt(shop)
+    read = f"SELECT count(*), sum(amount) FROM {shop.schema}.orders"
+    if how == "function":
+        declared = f"{shop.schema}.both(OUT a bigint, OUT b numeric) LANGUAGE plpgsql"
+        shop.execute(f"CREATE FUNCTION {declared} AS 'BEGIN {read.replace('FROM', 'INTO a, b FROM')}; END'")
+        read = f"SELECT * FROM {shop.schema}.both()"
+    reload = shop.reload()
+    driver = reload.open(strategy="generation")
+    url = shop.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    with diffed(reload, driver) as rounds, psycopg.connect(url) as reader:
+        for _ in range(12):  # the plan is kept from the sixth on
+            reader.execute(read, prepare=how == "prepared")
+        reload.cut_over(driver, rounds)
+        after = (39, sum(amount for _, amount, _ in doubled(FIRST)))
+        try:
+            assert reader.execute(read, prepare=how == "prepared").fetchone() == after
+        except psycopg.errors.SerializationFailure:
+            reader.rollback()
+        assert reader.execute(read, prepare=how == "prepared").fetchone() == after
+
+
 def test_long_readers_are_in_nobodys_way(shop: Shop) -> None:
     """With locks on the view and on every table behind it; the cut-over waits for none of them."""
     settled(shop)

@@ -106,6 +106,22 @@ def test_a_topic_that_is_created_anew_ends_the_run(shop: Shop, topic: Callable[.
     assert {row[1] for row in shop.rows() if row[0] < 40} <= set(range(120)), "nothing of it is in the table"
 
 
+def test_a_partition_that_is_added_and_moved_in_mid_run_ends_it(shop: Shop) -> None:
+    """What was given up there has no rows, and the run does not know of it."""
+    settled(shop)
+    reload = shop.reload()
+    driver = reload.open()
+    widen(shop, 3)
+    shop.produce(shop.topic, [of(n) for n in range(800, 840)], partition=2)
+    worker = shop.worker()
+    worker.reached(shop.topic, 40, partition=2)
+    worker.stop()
+    shop.ledger().move(shop.topic, 2, 45, reason="a test", lost="a test gave them up")
+    with pytest.raises(ReloadRefused, match="has got it since the run was opened, and its position was moved by hand"):
+        reload.run(driver)
+    assert "moved by hand" in failed(reload, driver)
+
+
 def test_partitions_that_are_added_in_mid_run_are_in(shop: Shop) -> None:
     settled(shop)
     reload = shop.reload()

@@ -64,7 +64,9 @@ def test_one_open_run_per_table(shop: Shop) -> None:
     with pytest.raises(ReloadRefused, match=rf"reload {first.run.id} is opened, opened by .*: resume or abort it"):
         reload.open()
     reload.runs.abort(first.run.id, "not needed")
-    reload.open()
+    verification = reload._open("verify", "looks")
+    with pytest.raises(ReloadRefused, match=rf"verify {verification.run.id} is opened, .*: wait for its end, or abort"):
+        reload.open()
 
 
 def test_a_log_that_lost_its_beginning_is_refused(shop: Shop) -> None:

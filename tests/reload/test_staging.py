@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -77,6 +78,27 @@ def test_only_what_is_missing_is_staged_again(shop: Shop) -> None:
     assert [(t.range.start, t.range.end) for t in tasks(driver, 1000)] == [(0, 40), (80, 103)]
     with pytest.raises(ReloadRefused, match=r"\[0, 40\) was not staged"):
         consolidate(driver, reload.sources)
+
+
+def test_the_end_of_a_task_waits_for_the_drivers_step(shop: Shop) -> None:
+    """What it has seen of the run is still so at its COMMIT: else a range might come behind the choice."""
+    reload, driver = begun(shop)
+    task = tasks(driver, 1000)[0]
+    done: list[str] = []
+
+    def late() -> None:
+        with pytest.raises(ReloadOver, match="nothing of it is kept"):
+            stage(reload, driver, task)
+        done.append("refused")
+
+    staging = threading.Thread(target=late)
+    with driver.step("staging") as tx:
+        driver.turn(tx, "staged")
+        staging.start()
+        staging.join(2.0)
+        assert staging.is_alive(), "it did not wait for the step that is under way"
+    staging.join(20)
+    assert done == ["refused"]
 
 
 def test_a_task_that_comes_too_late_keeps_nothing(shop: Shop) -> None:

@@ -282,3 +282,6 @@ def test_the_databases_usual_name_is_the_tasks_without_a_stager() -> None:
     open_, guarded = (create_engine(f"postgresql+psycopg://me{password}@db/x") for password in ("", ":secret"))
     assert servers(None, guarded, kafka) == (kafka, Env("SEEKPOINT_DATABASE_URL"))
     assert servers(None, open_, kafka) == (kafka, "postgresql+psycopg://me@db/x")
+    for behind in ("password", "sslpassword"):
+        asked = create_engine(f"postgresql+psycopg://me@db/x?{behind}=secret")
+        assert servers(None, asked, kafka) == (kafka, Env("SEEKPOINT_DATABASE_URL"))

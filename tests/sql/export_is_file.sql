@@ -1,3 +1,3 @@
 SELECT EXISTS (SELECT *
 FROM seekpoint.export_manifest
-WHERE seekpoint.export_manifest.archive = %(its_archive)s::VARCHAR AND seekpoint.export_manifest.file = %(its_file)s::VARCHAR) AS anon_1;
+WHERE seekpoint.export_manifest.file = %(its_file)s::VARCHAR) AS anon_1;

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import logging
+import sys
+from types import ModuleType
+from typing import NoReturn
 
+import psycopg
 import pytest
 import typer
 from sqlalchemy import make_url
 
 from seekpoint.cli import explain
 from seekpoint.cli.explain import exit_code, explained, keep_secret, masked, message_of
+from seekpoint.cli.main import main
 from seekpoint.cli.options import database
 from seekpoint.errors import ConfigError, KafkaAway, SchemaMismatch
 from seekpoint.kafka import config
@@ -28,6 +33,7 @@ def _no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
         "host=db password=hunter2 dbname=shop",
         "password='hunter2 with more'",
         "{'sasl.password': 'hunter2'}",
+        "sasl.oauthbearer.assertion.private.key.passphrase=hunter2",
         "sasl.oauthbearer.client.secret: hunter2",
         'sasl.jaas.config="x required password=hunter2;"',
     ],
@@ -110,3 +116,27 @@ def test_what_an_error_quotes_does_not_reach_the_terminal_raw(capsys: pytest.Cap
     with pytest.raises(typer.Exit), explained():
         raise ConfigError("table \x1b]0;owned\x07\nis missing")
     assert capsys.readouterr().err == "error: table \\x1b]0;owned\\x07\nis missing\n"
+
+
+def test_what_fails_while_ctrl_c_is_under_way_is_an_abort(capsys: pytest.CaptureFixture[str]) -> None:
+    error = psycopg.ProgrammingError("can't change 'autocommit' now: connection in transaction status ACTIVE")
+    error.__context__ = KeyboardInterrupt()
+    error.add_note("the run is left open")
+    with pytest.raises(typer.Exit) as exited, explained():
+        raise error
+    assert exited.value.exit_code == explain.ABORTED
+    assert capsys.readouterr().err == "aborted: the run is left open\n"
+
+
+def test_ctrl_c_while_the_command_is_imported_shows_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupted(ModuleType):
+        def __getattr__(self, _name: str) -> NoReturn:
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "seekpoint.cli.app", Interrupted("seekpoint.cli.app"))
+    with pytest.raises(SystemExit) as exited:
+        main()
+    assert exited.value.code == explain.ABORTED
+    assert capsys.readouterr().err == "aborted\n"

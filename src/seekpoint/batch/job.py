@@ -207,6 +207,12 @@ class Batch:
                 f"pipeline is version {self.pipeline.version} of {self.source.group!r}: take it with its own code, or "
                 f"abort it"
             )
+        topics = {at.partition.topic for at in self.runs.positions(run.id)}
+        if strange := sorted(topics - set(self.pipeline.topics)):
+            raise ConfigError(
+                f"batch {run.id} reads {', '.join(strange)}, and this pipeline does not: take it with its own code, or "
+                "abort it"
+            )
         with transaction(self.engine, self.schema) as tx:
             written = tuple(target.name for target in targets(tx.connection, [self.source]))
         if written != run.tables:

@@ -77,8 +77,8 @@ def _keep_workers_away(scope: Scope, group: Row[Any], source: Source, run: UUID,
     if owners and not pause:
         named = ", ".join(f"{str(row.owner)[:8]} (since {row.claimed_at:%F %T})" for row in owners)
         why = (
-            f"workers own partitions of group {group.name!r}: {named}. Stop them; or say pause=True, and they wait "
-            "while the batch runs (right, too, for one that died without giving its partitions back)"
+            f"workers own partitions of group {group.name!r}: {named}. Stop them; or say --pause (pause=True), and "
+            "they wait while the batch runs (right, too, for one that died without giving its partitions back)"
         )
         raise BatchRefused([why])
     reason = (

@@ -36,9 +36,9 @@ _EXTRAS = {
 
 _IN_URL = re.compile(r"(://[^/\s:@]*:)(?!password@)[^/\s]*(@)")  # our own examples say user:password@host
 _ASSIGNED = re.compile(
-    r"(?i)((?:password|passwd|secret|jaas\.config|key\.pem)['\"]?\s*[=:]\s*)(\"[^\"]*\"|'[^']*'|\S+)"
+    r"(?i)((?:password|passwd|passphrase|secret|jaas\.config|key\.pem)['\"]?\s*[=:]\s*)(\"[^\"]*\"|'[^']*'|\S+)"
 )
-_SECRET_KEY = re.compile(r"(?i)password|secret|jaas|key\.pem|oauthbearer\.config")
+_SECRET_KEY = re.compile(r"(?i)password|passphrase|secret|jaas|key\.pem|oauthbearer\.config")
 _secrets: set[str] = set()
 
 
@@ -87,6 +87,10 @@ def explained(report: Mapping[str, Any] | None = None) -> Iterator[None]:
         typer.echo(masked(f"aborted: {aborted}" if str(aborted) else "aborted"), err=True)
         raise typer.Exit(ABORTED) from None
     except Exception as error:  # noqa: BLE001 -- whatever it is, the user gets a message and not our innards
+        if _was_interrupted(error):
+            said = ": ".join(["aborted", *getattr(error, "__notes__", ())])
+            typer.echo(tame(masked(said)), err=True)
+            raise typer.Exit(ABORTED) from None
         if with_traceback.get():
             typer.echo(tame(masked("".join(traceback.format_exception(error)))), err=True)
         message = masked(message_of(error))
@@ -95,6 +99,13 @@ def explained(report: Mapping[str, Any] | None = None) -> Iterator[None]:
         else:
             typer.echo(json.dumps({**report, "message": message}, indent=2))
         raise typer.Exit(exit_code(error)) from None
+
+
+def _was_interrupted(error: BaseException | None) -> bool:
+    """Ctrl-C came first: the driver of the database was in the middle of something, and fails while it is left."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error is not None
 
 
 def exit_code(error: Exception) -> int:

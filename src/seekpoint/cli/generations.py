@@ -27,7 +27,8 @@ def adopt(
 ) -> None:
     """Keep a table in generations from now on: it becomes the first one, and a view takes its name. Workers go on.
 
-    Once for each table, as its owner. Exits with 1 if it cannot be, with every reason; it is as it was then.
+    Once for each table, as its owner. Not a table that a handler writes: its SQL cannot write to a view. Exits with 1
+    if it cannot be, with every reason; it is as it was then.
     """
     with explained():
         made = Generations(checked_engine(database_url, schema), schema=schema, actor=actor).adopt(name)

@@ -14,6 +14,9 @@ def main() -> None:
             raise
         sys.stderr.write("error: the command needs Typer and Rich: pip install 'seekpoint[cli]'\n")
         sys.exit(2)
+    except KeyboardInterrupt:  # the imports take their time
+        sys.stderr.write("aborted\n")
+        sys.exit(130)
     app()
 
 

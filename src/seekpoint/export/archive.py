@@ -108,7 +108,7 @@ class Archive:
 
         since = datetime.now(UTC) - older_than
         with transaction(self.engine, self.schema, self.root) as tx:
-            known = {entry.file for entry in tx.all()}
+            known = tx.known()
         found = []
         for file, written in self.storage.files():
             its = range_of(file)

@@ -211,20 +211,24 @@ class Export:
                     f"{self.archive.storage.path(written.file)} was written and is gone, or was cut: nobody may remove "
                     "files that are younger than a day (Archive.sweep, lifecycle rules); run the export again"
                 )
-            if self.format == "delta" and written.file and not self._commit_to_table(tx, written):
+            if self.format == "delta" and not self._commit_to_table(tx, written):
                 return False
             self._add(tx, [written])
         return True
 
     def _commit_to_table(self, tx: Tx, written: Written) -> bool:
-        """The same in the Delta table, first; False where it has it already, and the manifest now, too."""
+        """The same in the Delta table, first; False where it has it already, and the manifest now, too.
+
+        It is asked of a range without records as well: the table may have a wider one, that begins with this.
+        """
         from seekpoint.export.delta import DeltaLog  # noqa: PLC0415 -- an extra
 
         table = DeltaLog(self.archive.storage, written.range.partition.topic)
         if there := list(table.ahead(written.range, tx.chain(written.range.partition, written.range.topic_id))):
             self._add(tx, there)
             return False
-        table.add(written)
+        if written.file:
+            table.add(written)
         return True
 
     def _add(self, tx: Tx, written: Sequence[Written]) -> None:

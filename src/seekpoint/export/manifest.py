@@ -83,8 +83,12 @@ class Tx:
         return [_entry(row) for row in self.execute(sql.ALL, its_archive=self._archive)]
 
     def has(self, file: str) -> bool:
-        """Whether the manifest names this file."""
-        return bool(self.execute(sql.IS_FILE, its_archive=self._archive, its_file=file).scalar_one())
+        """Whether the manifest names this file, in whatever archive: the root may have another name there."""
+        return bool(self.execute(sql.IS_FILE, its_file=file).scalar_one())
+
+    def known(self) -> set[str]:
+        """Every file that the manifest names, in whatever archive."""
+        return set(self.execute(sql.KNOWN).scalars())
 
     def add(self, written: Sequence[Written], *, format: str, group: str, run: UUID, actor: str) -> None:  # noqa: A002
         """The commit of these ranges, once the transaction is."""

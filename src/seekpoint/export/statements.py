@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Integer, Text, Uuid, and_, bindparam, exists, func, insert, select
+from sqlalchemy import BigInteger, Integer, Text, Uuid, and_, bindparam, exists, func, insert, literal_column, select
 
 from seekpoint.tables import export_manifest
 
@@ -26,6 +26,8 @@ ALL = (
     .where(_entry.archive == _ARCHIVE)
     .order_by(_entry.topic, _entry.topic_id, _entry.partition, _entry.from_offset)
 )
-IS_FILE = select(exists().where(_entry.archive == _ARCHIVE, _entry.file == bindparam("its_file", type_=Text)))
+# Of whatever archive: a root may have several names (a link, a bucket's options), and no two files have one.
+KNOWN = select(_entry.file).where(_entry.file != literal_column("''"))
+IS_FILE = select(exists().where(_entry.file == bindparam("its_file", type_=Text)))
 INSERT = insert(export_manifest)
 LEDGER = select(func.current_database())

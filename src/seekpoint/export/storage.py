@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from seekpoint.errors import ConfigError
+
+_SECRET = re.compile(r"(?i)(?:password|secret|token|key)[^=&]*=")  # abfss://…?client_secret=…
 
 
 def named(root: str | Path) -> str:
@@ -23,7 +26,7 @@ def named(root: str | Path) -> str:
             raise ConfigError("an archive needs a folder, or a URL such as s3://bucket/archive")
         return str(Path(text).expanduser().absolute())
     url = urlsplit(text)
-    if url.username or url.password:
+    if url.username or url.password or _SECRET.search(url.query):
         raise ConfigError(
             f"the credentials in the archive's URL ({url.scheme}://…@{url.hostname}) would stand in the manifest: give "
             "them as the storage's own environment variables (AWS_ACCESS_KEY_ID and the like), and the URL without"

@@ -172,7 +172,7 @@ class Rounds:
         pipeline = self._pipelines[group]
         ids = {at.topic: p.topic_id for at, p in mine.items()}
         parts = Parts(tx.connection, pipeline, self._seen(tx, group))
-        replayed = self._replayed(tx, group)
+        replayed = self._replayed(tx, group, ids)
         for record in replayed:
             parts.take(Piece([record]))
         parts.flush()
@@ -201,7 +201,7 @@ class Rounds:
         self._followers[group] = follower = Follower(self._kafka, ids, wanted)
         return follower
 
-    def _replayed(self, tx: Tx, group: str) -> list[RawRecord]:
+    def _replayed(self, tx: Tx, group: str, ids: Mapping[str, UUID]) -> list[RawRecord]:
         """Records that were dead letters when they were passed, and have been replayed since: they have rows now.
 
         They come before the round's own records: a replay is applied at the position of its moment, and where keys
@@ -221,6 +221,7 @@ class Rounds:
                 ),
             )
             .where(live.consumer_group == group, live.state == State.REPLAYED.value)
+            .where(live.topic_id.in_(ids.values()))  # not those of an earlier life of the topic, at the same offsets
             .order_by(live.topic, live.partition, live.record_offset)
         ).scalars()
         records = []

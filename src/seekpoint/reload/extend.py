@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Row
+from sqlalchemy import Row, and_, literal, select
 
 from seekpoint.errors import ReloadRefused
+from seekpoint.failure import State
 from seekpoint.kafka.ranges import stable_ends, topic_ids
 from seekpoint.records import Partition
 from seekpoint.reload import statements as sql
@@ -15,6 +16,7 @@ from seekpoint.reload.layout import Staging
 from seekpoint.reload.run import SERIALIZABLE_ENOUGH, Driver, StagedPosition, Tx
 from seekpoint.reload.staging import leave_out
 from seekpoint.reload.targets import Source
+from seekpoint.tables import dead_letter
 
 LARGE = 200_000  # records that are left for the rounds at most; tasks read more than that faster
 STUCK = 10  # rounds in a row that did not shrink
@@ -74,8 +76,9 @@ def extend(driver: Driver, sources: Sequence[Source], kafka: Mapping[str, Any], 
     """Where the groups are more than ``large`` records beyond E0, move it to where they stand; by how much it moved.
 
     What opens a run is asked of the added ranges, too: the topics' ids, that nobody moved a position by hand, that the
-    records can be read; and dead letters in them are left out. Partitions that a group has got since come in. Raises
-    ReloadRefused, KafkaAway, and ReloadOver.
+    records can be read; and dead letters in them are left out. Partitions that a group has got since come in. Where a
+    record that was left out has been replayed meanwhile, E0 stays: what came behind it is for the rounds, which apply
+    it first. Raises ReloadRefused, KafkaAway, and ReloadOver.
     """
     groups = [source.group for source in sources if not source.has_handler]  # handlers are run in rounds
     with driver.step("staging", isolation=SERIALIZABLE_ENOUGH) as tx:
@@ -86,8 +89,10 @@ def extend(driver: Driver, sources: Sequence[Source], kafka: Mapping[str, Any], 
         return 0
     require_unmoved(positions, offsets, {source.group: source.pipeline.topics for source in sources})
     _require_readable(kafka, offsets)  # behind the offsets: the stable end only grows
-    with driver.step("staging") as tx:
+    with driver.step("staging", isolation=SERIALIZABLE_ENOUGH) as tx:  # what is replayed, and what is left out: at once
         staging = Staging(driver.run.staging_schema)
+        if _has_replayed(tx, staging, offsets):
+            return 0
         for group in groups:
             spans = {key_of(row)[1]: (row.topic_id, _end(positions, row), row.next_offset) for row in offsets
                      if row.consumer_group == group}  # fmt: skip
@@ -104,6 +109,15 @@ def extend(driver: Driver, sources: Sequence[Source], kafka: Mapping[str, Any], 
     return moved
 
 
+def _has_replayed(tx: Tx, staging: Staging, offsets: Sequence[Row[Any]]) -> bool:
+    out, live = staging.left_out.c, dead_letter.c
+    is_same = [live[name] == out[name] for name in ("consumer_group", "topic", "partition", "record_offset")]
+    found = select(literal(1)).join_from(dead_letter, staging.left_out, and_(*is_same)).limit(1)
+    ids = {row.topic_id for row in offsets}  # not those of an earlier life of the topic
+    found = found.where(live.topic_id.in_(ids), live.state == State.REPLAYED.value)
+    return tx.execute(found).first() is not None
+
+
 def distance(positions: Mapping[Key, StagedPosition], offsets: Sequence[Row[Any]]) -> int:
     """By how many records these offsets are ahead of the rebuilt tables."""
     known = {key: at.next_offset for key, at in positions.items()}
@@ -112,7 +126,17 @@ def distance(positions: Mapping[Key, StagedPosition], offsets: Sequence[Row[Any]
 
 
 def add_positions(tx: Tx, driver: Driver, rows: Sequence[Row[Any]]) -> None:
-    """Partitions that the groups have got since: their rebuild begins where they began."""
+    """Partitions that the groups have got since: their rebuild begins where they began.
+
+    Raises ReloadRefused where one was moved by hand already: what it has passed since is on record with no run.
+    """
+    if moved := [row for row in rows if row.moves]:
+        reasons = [
+            f"{key_of(row)[1]}: group {row.consumer_group!r} has got it since the run was opened, and its position was "
+            "moved by hand"
+            for row in moved
+        ]
+        raise ReloadRefused([*reasons, "abort this run and open another one"])
     if rows:
         tx.execute(
             sql.INSERT_POSITIONS,

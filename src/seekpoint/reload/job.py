@@ -139,7 +139,8 @@ class Reload:
             raise ConfigError(f"reload {run.id} is of the groups {', '.join(run.groups)}: name their pipelines")
         if run.version_to != tuple(source.pipeline.version for source in self.sources):
             raise ConfigError(
-                f"reload {run.id} was opened with other versions of these pipelines: abort it, open another"
+                f"reload {run.id} was opened with other versions of these pipelines "
+                f"({', '.join(map(str, run.version_to))}): run the code of that version, or abort it, open another"
             )
 
     def stage(self, driver: Driver) -> None:

@@ -193,16 +193,23 @@ def _of_retention(row: Row[Any], log_start: int, archive: Archive | None) -> lis
         "now: what retention took cannot be applied again"
     )
     if archive is None:
-        return [f"{said}, unless an export has it: name that, Reload(…, archive=Archive(root, engine))"]
+        return [f"{said}, unless an export has it: name that, --archive or Reload(…, archive=Archive(root, engine))"]
     missing = ", ".join(f"[{start}, {end})" for start, end in gaps)
     return [f"{said}, and the archive {archive.root} does not have {missing} of topic id {row.topic_id}"]
 
 
 def _of_runs(tx: Tx, tables: Sequence[str]) -> list[str]:
     return [
-        f"{', '.join(sorted(shared))}: reload {row.id} is {row.state}, opened by {row.actor} at {row.opened_at:%F %T}: "
-        "resume or abort it (`take(id)`, `runs.abort(id, reason)`)"
+        f"{', '.join(sorted(shared))}: {'verify' if row.strategy == 'verify' else 'reload'} {row.id} is {row.state}, "
+        f"opened by {row.actor} at {row.opened_at:%F %T}: {_ways_out(row)}"
         for row in tx.execute(sql.OPEN_RUNS)
         if row.strategy != "batch"  # it writes as a worker does
         and (shared := set(row.tables) & set(tables))
     ]
+
+
+def _ways_out(run: Row[Any]) -> str:
+    abort = f"(`seekpoint reload abort {run.id} --reason …`, `runs.abort(id, reason)`)"
+    if run.strategy == "verify":
+        return f"wait for its end, or abort it {abort}"
+    return f"resume or abort it (`seekpoint reload run … --resume {run.id}`, `take(id)`) {abort}"

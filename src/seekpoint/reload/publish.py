@@ -86,6 +86,7 @@ def _prepared(
         "key": names(target.key),
         "columns": names(columns),
         "same": _same(target, "live", "diff"),
+        "as_live": _same(target, "live", "built"),
         "distinct": distinct(target, columns, "live", "built"),
         "kind": name(KIND),
     }
@@ -114,6 +115,30 @@ def _add_others(connection: Connection, parts: dict[str, ident.Composable], diff
         "FROM {late} ON CONFLICT ({key}) DO UPDATE SET {kind} = excluded.{kind}",
         **parts,
     )
+    if not nobody_else:
+        _add_deleted(connection, parts)
+
+
+def _add_deleted(connection: Connection, parts: dict[str, ident.Composable]) -> None:
+    """The keys of live rows that were deleted since, by whoever: nothing is left there that would tell of them.
+
+    Outside the keys that are known, the live rows are among the rebuilt ones; so equal numbers are equal keys.
+    """
+    [(gone, live, built)] = rows(
+        connection,
+        "SELECT coalesce(sum(1) FILTER (WHERE diff.{kind} = 'different' AND live.tableoid IS NULL), 0), "
+        "(SELECT count(*) FROM {live}) - count(live.tableoid), (SELECT count(*) FROM {built}) - count(built.tableoid) "
+        "FROM {diff} AS diff LEFT JOIN {live} AS live USING ({key}) LEFT JOIN {built} AS built USING ({key})",
+        **parts,
+    )
+    if gone or live != built:
+        run(
+            connection,
+            "INSERT INTO {diff} ({key}, {kind}) SELECT {key}, 'touched' FROM {built} AS built "
+            "WHERE NOT EXISTS (SELECT FROM {live} AS live WHERE {as_live}) "
+            "ON CONFLICT ({key}) DO UPDATE SET {kind} = excluded.{kind}",
+            **parts,
+        )
 
 
 _DELETE = "DELETE FROM {live} AS live USING {diff} AS diff WHERE diff.{kind} = {extra} AND {same} {unless_built}"

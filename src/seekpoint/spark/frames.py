@@ -33,6 +33,7 @@ from seekpoint.reload.targets import Source, Target, targets
 from seekpoint.spark.ending import ENDS, TaskEnded, ending_of
 from seekpoint.spark.reading import frame_of, require_this_python
 from seekpoint.spark.settings import Env, portable, resolved
+from seekpoint.spark.staging import has_password
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -215,7 +216,7 @@ def servers(stager: object, engine: Engine, kafka: Mapping[str, Any]) -> tuple[d
     if known is not None:
         return dict(known[0]), known[1]
     url = engine.url
-    database = Env("SEEKPOINT_DATABASE_URL") if url.password else url.render_as_string()
+    database = Env("SEEKPOINT_DATABASE_URL") if has_password(url) else url.render_as_string()
     return portable(kafka), database
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from seekpoint.errors import ConfigError
 
 _ENV = "$env"
-SECRET = re.compile(r"(?i)password|secret|jaas|key\.pem|oauthbearer\.config")
+SECRET = re.compile(r"(?i)password|passphrase|secret|jaas|key\.pem|oauthbearer\.config")
 _PLAIN = (str, int, float, bool)
 
 

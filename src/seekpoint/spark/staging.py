@@ -15,7 +15,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from sqlalchemy import Engine, make_url
+from sqlalchemy import URL, Engine, make_url
 from sqlalchemy.exc import ArgumentError
 
 from seekpoint.errors import ConfigError, SeekpointError
@@ -238,4 +238,9 @@ def _has_password(url: str) -> bool:
         read = make_url(url)
     except ArgumentError:
         raise ConfigError("database= is no URL: postgresql://user@host:5432/database") from None
-    return bool(read.password or read.query.get("password"))
+    return has_password(read)
+
+
+def has_password(url: URL) -> bool:
+    """Whether a URL says a password, before its host or behind its question mark (libpq's ``sslpassword``, too)."""
+    return bool(url.password or any("password" in key for key in url.query))

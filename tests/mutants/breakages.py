@@ -373,7 +373,7 @@ BREAKAGES = (
     ),
     Breakage(
         "a snapshot from before the adoption reads an empty table",
-        (Edit("reload/generations.py", "{of_table}), {first})", "{of_table}), NULL)"),),
+        (Edit("reload/view.py", "{of_table}), {first})", "{of_table}), NULL)"),),
         (f"{GENERATIONS}::test_a_snapshot_from_before_the_adoption_reads_what_was_there",),
     ),
 )

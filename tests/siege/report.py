@@ -29,7 +29,6 @@ class Account:
     polls: int
     torn: int
     interrupted: int
-    postponed: int
     worst_lock_seconds: float
     median_lock_seconds: float
     seconds: float
@@ -98,7 +97,6 @@ def besiege(
         polls=reader.polls,
         torn=len(reader.torn),
         interrupted=reader.interrupted,
-        postponed=tally.postponed,
         worst_lock_seconds=locks[-1],
         median_lock_seconds=locks[len(locks) // 2],
         seconds=monotonic() - began,

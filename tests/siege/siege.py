@@ -69,7 +69,6 @@ class Tally:
     reloads: Counter[str] = field(default_factory=Counter)
     lock_seconds: list[float] = field(default_factory=list)
     compared: int = 0
-    postponed: int = 0  # a table's lock that could not be had, to adopt it or to give it up
     differing: list[str] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
 
@@ -170,19 +169,10 @@ class Siege:
     def _prepare(self, strategy: str) -> None:
         generations = Generations(self.engine, schema=self.place.schema)
         table = (self.place.schema, "orders")
-        deadline = monotonic() + 120
-        while True:
-            try:
-                if strategy == "generation":
-                    generations.adopt(table)
-                elif strategy == "swap" and generations.list():
-                    generations.give_up(table)
-            except psycopg.errors.LockNotAvailable:  # workers' batches are longer than it may wait: try again
-                self.tally.postponed += 1
-                if monotonic() > deadline:
-                    raise
-            else:
-                return
+        if strategy == "generation":
+            generations.adopt(table)
+        elif strategy == "swap" and generations.list():
+            generations.give_up(table)
 
     def _drive(self, plan: Plan, to: int, run: str | None) -> Child:
         marks = Path(tempfile.mkdtemp(dir=self.folder))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -85,3 +88,26 @@ def test_behind_a_whole_assignment_nothing_has_to_be_sought() -> None:
     client.go_on({Partition("t", 0): (7, None)})
     assert consumer.sought == []
     assert not client.stirred
+
+
+def test_a_client_that_is_closed_while_python_ends_does_not_keep_it() -> None:
+    """As that of a reader which nobody had closed: no thread can be started then."""
+    script = """
+        from types import SimpleNamespace
+        from seekpoint.kafka.client import Client
+
+        class Left:
+            def __init__(self):
+                self.close = lambda close=Client.close: close(SimpleNamespace(_consumer=SimpleNamespace(close=print)))
+
+            def __del__(self):
+                self.close()
+                print("closed", flush=True)
+
+        left = Left()
+        left.itself = left
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=50, check=True
+    )
+    assert done.stdout == "closed\n", done.stderr

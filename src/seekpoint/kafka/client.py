@@ -8,6 +8,7 @@ touches the consumer; :meth:`Client.keep` is the only call meant for a second on
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections.abc import Callable, Collection, Mapping
 from operator import methodcaller
@@ -212,6 +213,8 @@ class Client:
 
     def close(self, deadline: float = 10.0) -> None:
         """Leave the group; a client that does not come back within ``deadline`` seconds is left to its thread."""
+        if sys.is_finalizing():  # a reader that was left open: no thread would start any more, and start() would wait
+            return
         closer = threading.Thread(target=self._consumer.close, name="seekpoint-close", daemon=True)
         closer.start()
         closer.join(deadline)

@@ -11,6 +11,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from bookkeeping import Books, Handle, booked, by_core, by_hand, tables
 from seekpoint.errors import ConfigError, ReloadRefused, WroteLiveTable
+from seekpoint.reload.cutover import cut_over
+from seekpoint.reload.deltas import Rounds
 from shop import Shop, of
 
 RECORDS = [of(n % 7, n) for n in range(60)]
@@ -173,6 +175,36 @@ def test_live_tables_are_kept_from_a_handler(books: Books, statement: str, told:
         reload.run(reload.open())
     assert books.rows() == before
     assert books.shop.execute("SELECT factor FROM {schema}.rates") == [(1,)]
+
+
+@pytest.mark.parametrize("when", ["in a round", "under the lock"])
+def test_live_tables_are_kept_from_a_handler_behind_e0(books: Books, when: str) -> None:
+    """Everything before was in order: the new code writes astray only at records that came since."""
+
+    def handle(tx: Connection, batch: Any) -> None:
+        by_core(None, 2)(tx, batch)
+        if batch[-1].offset >= len(RECORDS):
+            tx.execute(text("UPDATE rates SET factor = 10"))
+
+    books.applied(RECORDS, lambda version: by_core(None, version))
+    reload = books.reload(handle)
+    driver = reload.open()
+    reload.stage(driver)
+    with Rounds(driver, reload.sources, reload.kafka) as rounds:
+        reload.follow(driver, rounds)
+        reload.compare(driver, rounds)
+        books.applied([of(1, 1)], lambda version: by_core(None, version))
+        steps: dict[str, Callable[[], Any]] = {
+            "in a round": lambda: reload.follow(driver, rounds),
+            "under the lock": lambda: cut_over(driver, rounds, lambda: None),  # no round before it
+        }
+        with pytest.raises(WroteLiveTable, match=r"wrote the live table .*rates, which it does not declare"):
+            steps[when]()
+    assert books.rows() == booked([*RECORDS, of(1, 1)])
+    assert books.shop.execute("SELECT factor FROM {schema}.rates") == [(1,)]
+    if when == "under the lock":  # whoever calls reload.cut_over has it failed, as after a round
+        reload.runs.abort(driver.run.id, "enough")
+    assert reload.runs.get(driver.run.id).error
 
 
 def test_temporary_tables_are_the_handlers_own(books: Books) -> None:

@@ -118,6 +118,46 @@ def offsets_of(shop: Shop, group: str) -> list[int]:
     return [row[0] for row in found]
 
 
+def test_an_order_that_is_null_is_set_aside_by_workers_reloads_and_batches(shop: Shop) -> None:
+    """And the newest of the others counts, of equals the last; a live row without an order is older than any."""
+    nulls = 13  # the amount whose order the new code does not know
+    sent = [of(1, 1, 5), of(1, 2, 5), of(1, nulls, 9), of(2, 4, 9), of(2, 5, 3), of(2, nulls, 1), of(3, nulls), gone(1)]
+
+    def pipeline(group: str, version: int) -> Pipeline:
+        def row(record: Any) -> dict[str, Any]:
+            order = record.value
+            is_null = version > 1 and order.amount == nulls
+            return {"id": order.id, "amount": order.amount, "at": None if is_null else order.at}
+
+        sink = Upsert((shop.schema, "orders"), key=["id"], columns=["id", "amount", "at"], row=row, order_by="at",
+                      tombstone_key=lambda r: {"id": r.key.id, "at": 0 if version == 1 else None})  # fmt: skip
+        return Pipeline(group, topics=shop.topic, value=Json(Order, tombstones=True), key=Json(OrderKey), sinks=[sink],
+                        version=version, on_poison="dead_letter")  # fmt: skip
+
+    def worked(group: str, version: int) -> None:
+        worker = shop.run_worker(pipeline(group, version))
+        worker.reached(shop.topic, len(sent))
+        worker.stop()
+
+    def told(group: str) -> tuple[list[Any], list[Any]]:
+        letters = "SELECT record_offset FROM {schema}.dead_letter WHERE consumer_group = :g ORDER BY 1"
+        found = shop.rows(), [row[0] for row in shop.execute(letters, g=group)]
+        shop.execute("DELETE FROM {schema}.orders")
+        shop.execute("INSERT INTO {schema}.orders VALUES (1, 7, NULL), (2, 7, NULL)")
+        return found
+
+    shop.execute("ALTER TABLE {schema}.orders ALTER at DROP NOT NULL")
+    shop.produce(shop.topic, sent, partition=0)
+    worked(shop.group, 1)
+    reload = shop.reload([pipeline(shop.group, 2)])
+    reload.run(reload.open())
+    reloaded = told(shop.group)
+    batch(shop, pipeline(f"{shop.group}_batch", 2)).run()
+    batched = told(f"{shop.group}_batch")
+    worked(f"{shop.group}_worker", 2)
+    assert reloaded == batched == told(f"{shop.group}_worker") == ([(1, 2, 5), (2, 4, 9)], [2, 5, 6, 7])
+
+
 # -- records that fail ------------------------------------------------------------------------------------------------
 
 POISON = [of(1, 1), of(2, 2_000), of(3, 3), ("not JSON", "{"), of(4, 4)]  # version 2 refuses amounts above 1,000

@@ -14,7 +14,7 @@ from psycopg import sql as ident
 
 from seekpoint.errors import BatchRefused, TooManyDeadLetters
 from seekpoint.pipeline import Pipeline
-from seekpoint.reload.consolidate import Coverage, coverage
+from seekpoint.reload.consolidate import PLACE, Coverage, coverage, newest_first
 from seekpoint.reload.layout import (
     LINE,
     OFFSET,
@@ -34,8 +34,6 @@ from seekpoint.sinks.layout import DELETED
 from seekpoint.sinks.layout import LINE as PLACE_IN_STAGE
 from seekpoint.sinks.upsert import Upsert
 from seekpoint.tables import dead_letter
-
-PLACE = "seekpoint place"  # which partition a row is from, as a number
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +126,6 @@ def _fold(tx: Tx, path: Path, target: Target, parts: Sequence[Part]) -> None:
     Newest is what a worker's one transaction would say: by ``order_by``, else what comes last in its partition.
     """
     columns = target.columns or target.gone
-    order = [target.order_by] if target.order_by else []
-    if target.offset and not target.origin:
-        order = [target.offset]  # the guard compares offsets of all partitions, too
-    newest = [ident.SQL("{} DESC").format(name(one)) for one in [*order, PLACE, OFFSET, LINE]]
     run(
         tx.connection,
         "CREATE TABLE {table} AS SELECT DISTINCT ON ({key}) {columns}, 0::bigint AS {line}, {deleted} "
@@ -142,7 +136,7 @@ def _fold(tx: Tx, path: Path, target: Target, parts: Sequence[Part]) -> None:
         line=name(PLACE_IN_STAGE),
         deleted=name(DELETED),
         all=ident.SQL(" UNION ALL ").join(_branches(target, columns, parts)),
-        newest=ident.SQL(", ").join(newest),
+        newest=newest_first(target.order_by),
     )
     run(tx.connection, "ANALYZE {table}", table=name(*path))
     remember_columns(tx.connection, path, target.columns)

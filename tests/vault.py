@@ -14,6 +14,7 @@ from sqlalchemy import Engine, text
 
 from seekpoint import Ledger, Partition
 from seekpoint.export import Archive, ChainedReader, Export
+from seekpoint.export.manifest import transaction
 from seekpoint.kafka.ranges import Piece, Range, read_range, topic_ids
 from seekpoint.records import RawRecord
 
@@ -88,6 +89,11 @@ class Vault:
         """The manifest's rows of a partition: from, to, records."""
         found = self.archive.entries(topic)
         return [(e.start, e.end, e.records) for e in found if e.partition.number == number]
+
+    def runs(self) -> list[UUID]:
+        """The exports that are on record."""
+        with transaction(self.engine, self.schema, self.archive.root) as tx:
+            return sorted(tx.runs())
 
     def strays(self) -> list[Path]:
         """Files on the disk that the manifest does not name."""

@@ -25,11 +25,13 @@ def upgrade() -> None:
         _staged(schema)
         _generation(schema)
         _manifest(schema)
+        _export_run(schema)
 
 
 def downgrade() -> None:
     with step(to=down_revision, since=revision) as schema:
-        for table in ("export_manifest", "generation", "reload_staged", "reload_position", "reload_run"):
+        exports = ("export_run", "export_manifest")
+        for table in (*exports, "generation", "reload_staged", "reload_position", "reload_run"):
             op.drop_table(table, schema=schema)
 
 
@@ -145,5 +147,18 @@ def _manifest(schema: str) -> None:
             "archive", "topic", "topic_id", "partition", "from_offset", name=op.f("export_manifest_pkey")
         ),
         sa.CheckConstraint("to_offset > from_offset", name=op.f("export_manifest_range_check")),
+        schema=schema,
+    )
+
+
+def _export_run(schema: str) -> None:
+    op.create_table(
+        "export_run",
+        sa.Column("id", sa.Uuid, nullable=False),
+        sa.Column("archive", sa.Text, nullable=False, comment="where its files are: a folder, or a URL"),
+        sa.Column("consumer_group", sa.Text, nullable=False, comment="whose position bounded it"),
+        sa.Column("actor", sa.Text, nullable=False),
+        sa.Column("began_at", sa.DateTime(timezone=True), nullable=False, server_default=sa.func.clock_timestamp()),
+        sa.PrimaryKeyConstraint("id", name=op.f("export_run_pkey")),
         schema=schema,
     )

@@ -323,3 +323,14 @@ export_manifest = Table(
     PrimaryKeyConstraint("archive", "topic", "topic_id", "partition", "from_offset"),
     CheckConstraint("to_offset > from_offset", name="range"),
 )
+
+# Noted before an export writes its first file, whose name has the id: files of other ids are other databases'.
+export_run = Table(
+    "export_run",
+    metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("archive", Text, nullable=False, comment="where its files are: a folder, or a URL"),
+    Column("consumer_group", Text, nullable=False, comment="whose position bounded it"),
+    Column("actor", Text, nullable=False),
+    _now("began_at"),
+)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from uuid import UUID, uuid4
 
 import pytest
 from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.exc import OperationalError
 
 from exporter import PLACES, Exporter
+from seekpoint import schema
+from seekpoint.dev.postgres import PostgresServer
 from seekpoint.dev.proxy import PostgresProxy
 from seekpoint.errors import RangeLost
 from seekpoint.export import Archive, Export, Written
@@ -62,11 +66,11 @@ class Together(LocalWriter):
         super().__init__(vault.kafka)
         self._barrier: threading.Barrier | None = barrier
 
-    def write(self, root: str, ledger: str, ranges: Sequence[Range]) -> Iterator[Written]:
+    def write(self, root: str, run: UUID, ranges: Sequence[Range]) -> Iterator[Written]:
         if self._barrier is not None:
             self._barrier.wait(20)
             self._barrier = None
-        return super().write(root, ledger, ranges)
+        return super().write(root, run, ranges)
 
 
 @pytest.mark.parametrize("format_", ["parquet", "delta"])
@@ -98,8 +102,8 @@ def test_files_that_come_in_another_order_are_committed_in_the_logs(vault: Vault
     seen: list[list[tuple[int, int, int]]] = []
 
     class Backwards(LocalWriter):
-        def write(self, root: str, ledger: str, ranges: Sequence[Range]) -> Iterator[Written]:
-            for written in super().write(root, ledger, ranges[::-1]):
+        def write(self, root: str, run: UUID, ranges: Sequence[Range]) -> Iterator[Written]:
+            for written in super().write(root, run, ranges[::-1]):
                 yield written
                 seen.append(vault.spans(name))
 
@@ -112,7 +116,9 @@ def test_a_sweep_leaves_what_may_still_be_committed_and_what_is_others(vault: Va
     name = settled(vault)
     Exporter(vault, "a file").kill_at_its_place()
     (stray,) = vault.strays()
-    strange = [stray.with_name("notes.parquet"), stray.with_name(stray.name.replace(vault.archive.ledger, "01234567"))]
+    (run,) = vault.runs()
+    strange = [stray.with_name("notes.parquet"), stray.with_name(stray.name.replace(run.hex, uuid4().hex))]
+    assert strange[1] != stray
     for file in strange:
         file.write_bytes(b"x")
     vault.export().run()
@@ -123,6 +129,27 @@ def test_a_sweep_leaves_what_may_still_be_committed_and_what_is_others(vault: Va
     assert not stray.exists()
     assert_whole(vault, name)
     assert Archive(vault.folder / "nowhere", vault.engine, schema=vault.schema).sweep(NOW) == []
+
+
+def test_a_sweep_leaves_the_files_of_another_database_of_that_name(vault: Vault, own_postgres: PostgresServer) -> None:
+    """Two servers may call database and schema alike, and share a root: what either wrote is no stray of the other."""
+    name = settled(vault)
+    engine = create_engine(own_postgres.url)
+    schema.upgrade(engine, schema=vault.schema)
+    theirs = replace(vault, engine=engine)
+    theirs.stand(name, {0: 60})
+    Exporter(vault, "a file").kill_at_its_place()
+    (ours,) = vault.strays()
+    Exporter(theirs, "a file").kill_at_its_place()
+    (stray,) = set(theirs.strays()) - {ours}
+    theirs.export().run()
+    assert theirs.archive.sweep(NOW) == [str(stray.relative_to(vault.archive.root))]
+    vault.export().run()
+    assert vault.archive.sweep(NOW) == [str(ours.relative_to(vault.archive.root))]
+    assert theirs.archive.sweep(NOW) == []
+    assert_whole(vault, name)
+    assert_whole(theirs, name)
+    engine.dispose()
 
 
 def test_a_sweep_under_another_name_of_the_root_leaves_what_counts(vault: Vault) -> None:
@@ -144,8 +171,8 @@ def test_a_file_that_was_removed_before_its_commit_is_not_in_the_manifest(vault:
     name = settled(vault)
 
     class Unlucky(LocalWriter):
-        def write(self, root: str, ledger: str, ranges: Sequence[Range]) -> Iterator[Written]:
-            for written in super().write(root, ledger, ranges):
+        def write(self, root: str, run: UUID, ranges: Sequence[Range]) -> Iterator[Written]:
+            for written in super().write(root, run, ranges):
                 (Path(root) / written.file).unlink()
                 yield written
 
@@ -176,7 +203,7 @@ def test_a_commit_without_an_answer_is_found_out_by_the_next_run(vault: Vault, s
 def arm_behind_the_insert(engine: Engine, proxy: PostgresProxy, when: Any) -> None:
     @event.listens_for(engine, "after_cursor_execute")
     def arm(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
-        if statement.startswith("INSERT") and not proxy.fired.is_set():
+        if statement.startswith("INSERT") and "export_manifest" in statement and not proxy.fired.is_set():
             proxy.arm(when)
 
 

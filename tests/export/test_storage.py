@@ -50,9 +50,12 @@ def test_the_disk_keeps_a_file_and_its_name_before_the_manifest_has_it(
     monkeypatch.setattr(storage, "_sync", kept.append)
     range_ = Range(Partition("t", 0), UUID(int=1), 0, 1)
     piece = Piece([Record("t", 0, 0, 0, None, b"1", (), None)])
-    write(Storage(str(tmp_path)), "t/0/1.parquet", range_, [piece])
-    file = tmp_path / "t" / "0" / "1.parquet"
-    assert kept == [file, tmp_path / "t" / "0", tmp_path / "t", tmp_path]
+    root = tmp_path / "new" / "archive"
+    write(Storage(str(root)), "t/0/1.parquet", range_, [piece])
+    file = root / "t" / "0" / "1.parquet"
+    assert kept[:5] == [file, *file.parents[:4]]
+    assert kept[4] == root.parent == tmp_path / "new", "the root may be new, and folders above it"
+    assert tmp_path in kept
 
 
 def test_a_bucket_is_used_like_a_folder() -> None:

@@ -17,7 +17,7 @@ from sqlalchemy.pool import NullPool
 from seekpoint import schema, tables
 from seekpoint.errors import ConfigError, SchemaMismatch
 
-SINCE_0003 = {"export_manifest", "generation", "reload_position", "reload_run", "reload_staged"}
+SINCE_0003 = {"export_manifest", "export_run", "generation", "reload_position", "reload_run", "reload_staged"}
 SINCE_0002 = {"dead_letter", *SINCE_0003}
 OURS = {"admin_action", "alembic_version", "consumer_group", "lost_range", "partition_offset", *SINCE_0002}
 ODD_NAMES = ["Ledger", 'we"ird', "with space", "100%", "a.b", "colon:name", "naïve", "select", "'; DROP TABLE x; --"]

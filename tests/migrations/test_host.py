@@ -25,7 +25,15 @@ from seekpoint import schema
 from seekpoint.cli.db import app
 from seekpoint.errors import ConfigError, SchemaMismatch
 
-SINCE_0002 = {"dead_letter", "export_manifest", "generation", "reload_position", "reload_run", "reload_staged"}
+SINCE_0002 = {
+    "dead_letter",
+    "export_manifest",
+    "export_run",
+    "generation",
+    "reload_position",
+    "reload_run",
+    "reload_staged",
+}
 OURS = {"admin_action", "alembic_version", "consumer_group", "lost_range", "partition_offset", *SINCE_0002}
 
 # Whoever has a naming convention has one like this; it must not reach our constraints.

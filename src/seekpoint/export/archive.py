@@ -7,14 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
-from hashlib import sha256
 from pathlib import Path
 from uuid import UUID
 
 from sqlalchemy import URL, Engine
 
 from seekpoint.errors import RangeLost
-from seekpoint.export import statements as sql
 from seekpoint.export.manifest import Entry, holes, transaction
 from seekpoint.export.storage import Storage, below, named
 from seekpoint.kafka.ranges import Piece, Range
@@ -52,13 +50,6 @@ class Archive:
     def storage(self) -> Storage:
         """Its files. Raises ConfigError without pyarrow, and for a root that it does not know."""
         return Storage(self.root)
-
-    @cached_property
-    def ledger(self) -> str:
-        """Which ledger's exports these are: it stands in the names of files, so that none sweeps another's."""
-        with transaction(self.engine, self.schema, self.root) as tx:
-            database = tx.execute(sql.LEDGER).scalar_one()
-        return sha256(f"{database}/{self.schema}".encode()).hexdigest()[:8]
 
     def entries(self, topic: str | None = None) -> Sequence[Entry]:
         """The manifest: every range that the archive has (of one topic), in order."""
@@ -102,18 +93,19 @@ class Archive:
     def strays(self, older_than: timedelta = DAY) -> Sequence[str]:
         """Files of this ledger's exports that the manifest does not know: those of exports that were killed.
 
-        Younger ones may be about to be committed. Files that no export of this ledger named are never among them.
+        Younger ones may be about to be committed. Files of runs that this ledger has not on record are never among
+        them: they are another database's, whatever its name is.
         """
         from seekpoint.export.files import range_of  # noqa: PLC0415
 
         since = datetime.now(UTC) - older_than
         with transaction(self.engine, self.schema, self.root) as tx:
-            known = tx.known()
+            known, runs = tx.known(), tx.runs()
         found = []
         for file, written in self.storage.files():
             its = range_of(file)
             old = written is None or written <= since
-            if file not in known and its is not None and its[1] == self.ledger and old:
+            if file not in known and its is not None and its[1] in runs and old:
                 found.append(file)
         return sorted(found)
 

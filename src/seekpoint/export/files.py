@@ -207,20 +207,20 @@ def _piece(partition: Partition, batch: pa.RecordBatch, start: int, end: int) ->
     return piece if piece.records else None
 
 
-def file_name(range_: Range, ledger: str, attempt: UUID) -> str:
+def file_name(range_: Range, run: UUID, attempt: UUID) -> str:
     """A new file's place below the root: nobody else's, and found again by :func:`range_of`."""
     at = range_.partition
     return (
-        f"{at.topic}/{range_.topic_id}/{at.number}/{range_.start:020}-{range_.end:020}-{ledger}-{attempt.hex}.parquet"
+        f"{at.topic}/{range_.topic_id}/{at.number}/{range_.start:020}-{range_.end:020}-{run.hex}-{attempt.hex}.parquet"
     )
 
 
-_NAMED = re.compile(r"([^/]+)/([0-9a-f-]{36})/(\d+)/(\d{20})-(\d{20})-([0-9a-f]{8})-[0-9a-f]{32}\.parquet")
+_NAMED = re.compile(r"([^/]+)/([0-9a-f-]{36})/(\d+)/(\d{20})-(\d{20})-([0-9a-f]{32})-[0-9a-f]{32}\.parquet")
 
 
-def range_of(file: str) -> tuple[Range, str] | None:
-    """The range and the ledger that :func:`file_name` was given; None for a file that is none of ours."""
+def range_of(file: str) -> tuple[Range, UUID] | None:
+    """The range and the export's run that :func:`file_name` was given; None for a file that is none of ours."""
     if (found := _NAMED.fullmatch(file)) is None:
         return None
-    topic, topic_id, number, start, end, ledger = found.groups()
-    return Range(Partition(topic, int(number)), UUID(topic_id), int(start), int(end)), ledger
+    topic, topic_id, number, start, end, run = found.groups()
+    return Range(Partition(topic, int(number)), UUID(topic_id), int(start), int(end)), UUID(run)

@@ -88,7 +88,7 @@ class Export:
         self._topics = {topics} if isinstance(topics, str) else None if topics is None else set(topics)
         self._range_records, self._skip_lost, self._writer = range_records, skip_lost, writer
         self._actor, self._progress = actor or getpass.getuser(), progress or (lambda *_: None)
-        self._run = uuid4()
+        self._run, self._noted = uuid4(), False
 
     def run(self) -> Exported:
         """Write and commit all of it. Run it again after any error: what was committed is not written again.
@@ -99,10 +99,10 @@ class Export:
         writer = self._writer or self._local()
         stands = self._positions()
         done = _Sum()
-        ledger = self.archive.ledger
         while ranges := self._plan(stands):
+            self._note()
             total, passed = sum(one.records_at_most for one in ranges), 0
-            for written in self._in_order(writer.write(self.archive.root, ledger, ranges), ranges):
+            for written in self._in_order(writer.write(self.archive.root, self._run, ranges), ranges):
                 if self._commit(written):
                     done.files += bool(written.file)
                     done.records += written.records
@@ -116,6 +116,14 @@ class Export:
             if chain := self._chain(at):
                 done.offsets[at.partition] = max(entry.end for entry in chain)
         return Exported(self._run, done.files, done.records, done.bytes, done.offsets)
+
+    def _note(self) -> None:
+        """Before the first file: by this a sweep knows whose files they are, should nobody commit them."""
+        if self._noted:
+            return
+        with transaction(self.archive.engine, self.archive.schema, self.archive.root) as tx:
+            tx.note(self._run, group=self.group, actor=storable(self._actor))
+        self._noted = True
 
     def _local(self) -> Writer:
         from seekpoint.export.writing import LocalWriter  # noqa: PLC0415 -- pyarrow

@@ -90,6 +90,14 @@ class Tx:
         """Every file that the manifest names, in whatever archive."""
         return set(self.execute(sql.KNOWN).scalars())
 
+    def note(self, run: UUID, *, group: str, actor: str) -> None:
+        """Put an export on record, before its first file."""
+        self.execute(sql.NOTE, [{"id": run, "archive": self._archive, "consumer_group": group, "actor": actor}])
+
+    def runs(self) -> set[UUID]:
+        """Every export on record, of whatever archive."""
+        return set(self.execute(sql.RUNS).scalars())
+
     def add(self, written: Sequence[Written], *, format: str, group: str, run: UUID, actor: str) -> None:  # noqa: A002
         """The commit of these ranges, once the transaction is."""
         made_by = {"archive": self._archive, "format": format, "consumer_group": group, "run": run, "actor": actor}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import BigInteger, Integer, Text, Uuid, and_, bindparam, exists, func, insert, literal_column, select
 
-from seekpoint.tables import export_manifest
+from seekpoint.tables import export_manifest, export_run
 
 _entry = export_manifest.c
 _ARCHIVE = bindparam("its_archive", type_=Text)
@@ -30,4 +30,6 @@ ALL = (
 KNOWN = select(_entry.file).where(_entry.file != literal_column("''"))
 IS_FILE = select(exists().where(_entry.file == bindparam("its_file", type_=Text)))
 INSERT = insert(export_manifest)
-LEDGER = select(func.current_database())
+# Which files a sweep may look at: those whose names have a run that this very database knows.
+NOTE = insert(export_run)
+RUNS = select(export_run.c.id)

@@ -76,9 +76,14 @@ class Storage:
         """Have the disk keep what was written, before anybody says that it is there. A bucket keeps what it took."""
         if not self.is_local:
             return
-        path = Path(self.path(file))
-        for each in (path, *path.relative_to(self.root).parents):  # the names in its folders, too
-            _sync(path if each is path else Path(self.root) / each)
+        path, root = Path(self.path(file)), Path(self.root)
+        for each in (path, *path.relative_to(root).parents):  # the names in its folders, too
+            _sync(path if each is path else root / each)
+        device = root.stat().st_dev
+        for each in root.parents:  # the root may be new, and folders above it
+            if each.stat().st_dev != device or not os.access(each, os.R_OK):
+                return
+            _sync(each)
 
     def remove(self, file: str) -> None:
         """Delete it; it may be gone already."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from seekpoint.errors import ConfigError
 from seekpoint.export import Archive, Export, Exported, Written
@@ -64,14 +65,14 @@ class SparkWriter:
     def __init__(self, spark: SparkSession, carried: Mapping[str, Any]) -> None:
         self._spark, self._carried = spark, dict(carried)
 
-    def write(self, root: str, ledger: str, ranges: Sequence[Range]) -> Iterator[Written]:
+    def write(self, root: str, run: UUID, ranges: Sequence[Range]) -> Iterator[Written]:
         """Write them, wave by wave: what a wave has written can be committed before the next one begins."""
         context = context_of(self._spark)
         wave = WAVE * (4 if context is None else context.defaultParallelism)
         for begin in range(0, len(ranges), wave):
-            yield from self._write(root, ledger, ranges[begin : begin + wave])
+            yield from self._write(root, run, ranges[begin : begin + wave])
 
-    def _write(self, root: str, ledger: str, ranges: Sequence[Range]) -> list[Written]:
+    def _write(self, root: str, run: UUID, ranges: Sequence[Range]) -> list[Written]:
         try:
             from seekpoint.spark.exports import ExportSource  # noqa: PLC0415 -- pyspark
         except ModuleNotFoundError as error:
@@ -79,7 +80,7 @@ class SparkWriter:
         plan = {
             "kafka": self._carried,
             "root": root,
-            "ledger": ledger,
+            "run": str(run),
             "ranges": [carried_range(one) for one in ranges],
         }
         self._spark.dataSource.register(ExportSource)

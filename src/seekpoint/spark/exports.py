@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+from uuid import UUID
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import LongType, StringType, StructField, StructType
@@ -66,7 +67,7 @@ class ExportReader(DataSourceReader):
         carried = json.dumps(carried_range(partition.range))
         plan = self._plan
         try:
-            written = write_range(resolved(plan["kafka"]), Storage(plan["root"]), plan["ledger"], partition.range)
+            written = write_range(resolved(plan["kafka"]), Storage(plan["root"]), UUID(plan["run"]), partition.range)
         except ENDS as error:
             yield carried, "", 0, 0, told(error)
         else:

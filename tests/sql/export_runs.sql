@@ -1,0 +1,2 @@
+SELECT seekpoint.export_run.id
+FROM seekpoint.export_run;

@@ -196,20 +196,6 @@ def test_a_newer_driver_ends_the_older_one(shop: Shop) -> None:
         reload.take(older.run.id)
 
 
-def test_an_older_driver_does_not_fail_the_newer_ones_run(shop: Shop) -> None:
-    """Its error may come late, from a step that another one has taken over."""
-    settled(shop)
-    reload = shop.reload()
-    older = reload.open()
-    newer = shop.reload().take(older.run.id)
-    older.fail(RuntimeError("late"))
-    run = reload.runs.get(older.run.id)
-    assert (run.state, run.error, run.driver_epoch) == ("opened", None, 2)
-    newer.fail(RuntimeError("its own"))
-    run = reload.runs.get(older.run.id)
-    assert (run.state, run.error) == ("failed", "RuntimeError: its own")
-
-
 def test_an_aborted_run_leaves_nothing_and_changes_nothing(shop: Shop) -> None:
     settled(shop)
     before, positions = shop.rows(), [p.next_offset for p in shop.ledger().read()]
@@ -243,6 +229,20 @@ def test_runs_whose_driver_is_gone_are_swept(shop: Shop) -> None:
     assert shop.schemas() == []
     with pytest.raises(ReloadOver, match="failed: its driver is gone"):
         driver.beat()
+
+
+def test_a_run_that_is_in_a_step_is_not_waited_for_by_a_sweep(shop: Shop) -> None:
+    """It is not gone, however long ago it said so last; and the others are not to wait for it."""
+    settled(shop)
+    reload = shop.reload()
+    driver = reload.open()
+    reload.stage(driver)
+    shop.execute("UPDATE {schema}.reload_run SET changed_at = changed_at - interval '2 days'")
+    with shop.engine.begin() as step:
+        step.exec_driver_sql(f"SELECT * FROM {shop.schema}.reload_run FOR UPDATE")
+        assert reload.runs.sweep(timedelta(days=1)) == []
+    assert reload.runs.get(driver.run.id).is_open
+    assert reload.runs.sweep(timedelta(days=1)) == [driver.run.id]
 
 
 def test_what_is_in_use_is_swept_later(shop: Shop) -> None:

@@ -98,9 +98,15 @@ CLOSE = (
     .returning(_run.id, _run.groups)
 )
 SWEPT = update(reload_run).where(_run.id == _ID).values(swept=true())
+# A run that is locked is in a step: its driver is not gone.
+_unheard = (
+    select(_run.id)
+    .where(_is_open, _run.changed_at < func.clock_timestamp() - cast(bindparam("age"), Interval))
+    .with_for_update(skip_locked=True)
+)
 GONE = (
     update(reload_run)
-    .where(_is_open, _run.changed_at < func.clock_timestamp() - cast(bindparam("age"), Interval))
+    .where(_run.id.in_(_unheard))
     .values(
         state="failed",
         error=literal("its driver is gone: nothing was heard of it since ", Text) + cast(_run.changed_at, Text),

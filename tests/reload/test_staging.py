@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from typing import Any
+from uuid import UUID
 
 import pytest
 
-from seekpoint import Json, Pipeline, Text
+from seekpoint import Append, Json, Pipeline, Text
 from seekpoint.errors import ConfigError, ReloadOver, ReloadRefused
 from seekpoint.failure import State
-from seekpoint.reload import Driver, Reload, Staged, stage_range
+from seekpoint.reload import Driver, Reload, Staged, stage_range, staging
 from seekpoint.reload.consolidate import consolidate, coverage, index
 from seekpoint.reload.local import LocalStager
 from seekpoint.reload.staging import Task, begin_staging
@@ -224,6 +225,40 @@ def test_a_table_with_other_rows_than_its_task_said_is_refused(shop: Shop) -> No
     staged = [stage(reload, driver, task) for task in tasks(driver)]
     shop.execute(f"DELETE FROM {driver.run.staging_schema}.{staged[1].attempt}_0 WHERE id = 11")
     with pytest.raises(ReloadRefused, match="rows, and its task reported 40"):
+        consolidate(driver, reload.sources)
+
+
+def test_a_record_that_fails_in_one_attempt_alone_is_no_row_and_dead_letter_at_once(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two attempts that both committed the one counts in which it did not fail: its letter is another's."""
+    fails = [False]
+
+    def row(record: Any) -> dict[str, Any]:
+        if fails[0] and record.value.id == 7:
+            raise ValueError("not today")
+        order = record.value
+        return {"id": order.id, "amount": order.amount, "at": order.at, "topic_offset": record.offset}
+
+    sink = Append((shop.schema, "entries"), columns=["id", "amount", "at", "topic_offset"], row=row)
+
+    def made(version: int) -> Pipeline:
+        return Pipeline(
+            shop.group, topics=shop.topic, value=Json(Order), sinks=[sink], on_poison="dead_letter", version=version
+        )
+
+    shop.produce(shop.topic, [of(n, n) for n in range(20)], partition=0)
+    worker = shop.run_worker(made(1))
+    worker.reached(shop.topic, 20)
+    worker.stop()
+    reload = shop.reload([made(2)])
+    driver = reload.open()
+    begin_staging(driver, reload.sources)
+    (task,) = tasks(driver)
+    for number, fails[0] in (("f", True), ("0", False)):
+        monkeypatch.setattr(staging, "uuid4", lambda number=number: UUID(number * 32))
+        assert stage(reload, driver, task).dead_letters == fails[0]
+    with pytest.raises(ReloadRefused, match="1 records failed in some attempt at their range, and 0 in those"):
         consolidate(driver, reload.sources)
 
 

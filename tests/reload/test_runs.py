@@ -196,6 +196,20 @@ def test_a_newer_driver_ends_the_older_one(shop: Shop) -> None:
         reload.take(older.run.id)
 
 
+def test_an_older_driver_does_not_fail_the_newer_ones_run(shop: Shop) -> None:
+    """Its error may come late, from a step that another one has taken over."""
+    settled(shop)
+    reload = shop.reload()
+    older = reload.open()
+    newer = shop.reload().take(older.run.id)
+    older.fail(RuntimeError("late"))
+    run = reload.runs.get(older.run.id)
+    assert (run.state, run.error, run.driver_epoch) == ("opened", None, 2)
+    newer.fail(RuntimeError("its own"))
+    run = reload.runs.get(older.run.id)
+    assert (run.state, run.error) == ("failed", "RuntimeError: its own")
+
+
 def test_an_aborted_run_leaves_nothing_and_changes_nothing(shop: Shop) -> None:
     settled(shop)
     before, positions = shop.rows(), [p.next_offset for p in shop.ledger().read()]

@@ -194,8 +194,6 @@ def _folded(target: Target, columns: Sequence[str], branches: Sequence[Composabl
     Newest is what the sink says: by its column, else by offset. Offsets of different partitions say nothing about each
     other; a key that lives in several has no newest row without such a column, in the live table neither.
     """
-    newest = [name(target.order_by)] if target.order_by else []
-    order = [ident.SQL("{} DESC NULLS LAST").format(one) for one in [*newest, name(OFFSET), name(PLACE), name(LINE)]]
     key = names(target.key)
     return ident.SQL(
         "SELECT {columns} FROM (SELECT DISTINCT ON ({key}) * FROM ({all}) "
@@ -208,8 +206,17 @@ def _folded(target: Target, columns: Sequence[str], branches: Sequence[Composabl
         columns=names(columns),
         key=key,
         all=ident.SQL(" UNION ALL ").join(branches),
-        order=ident.SQL(", ").join(order),
+        order=newest_first(target.order_by),
     )
+
+
+def newest_first(order_by: str | None) -> Composable:
+    """How staged rows and tombstones of one key are sorted: as a worker's one transaction would have it.
+
+    None of these columns is NULL there: an Upsert sets a record aside whose order is null.
+    """
+    columns = [*([order_by] if order_by else []), OFFSET, PLACE, LINE]
+    return ident.SQL(", ").join(ident.SQL("{} DESC").format(name(one)) for one in columns)
 
 
 # -- indexes ---------------------------------------------------------------------------------------------------

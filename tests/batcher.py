@@ -16,18 +16,18 @@ from sqlalchemy import create_engine
 
 from member import _given
 from seekpoint import Pipeline
-from seekpoint.batch import Batch, job
+from seekpoint.batch import BatchJob, job
 from seekpoint.reload import Driver
 from seekpoint.reload.run import Tx
 from shop import Shop, pipeline
 
 
-def batch(shop: Shop, pipelines: Pipeline | str | None = None, **options: Any) -> Batch:
+def batch(shop: Shop, pipelines: Pipeline | str | None = None, **options: Any) -> BatchJob:
     """A batch of the shop's pipeline in version 1, or of another one."""
     made = pipelines or shop.pipeline(**options.pop("pipeline", {}))
     options.setdefault("engine", shop.engine)
     engine = options.pop("engine")
-    return Batch(made, engine, {"bootstrap.servers": shop.brokers}, schema=shop.schema, **options)
+    return BatchJob(made, engine, {"bootstrap.servers": shop.brokers}, schema=shop.schema, **options)
 
 
 def offsets(shop: Shop) -> dict[str, int]:
@@ -99,7 +99,7 @@ def main(what: dict[str, Any]) -> None:
     Standing.at = what.get("at", "")
     vars(job)["Driver"] = Standing
     made = pipeline(what["group"], what["topic"], what["schema"], version=what.get("version", 1))
-    one = Batch(made, engine, {"bootstrap.servers": what["brokers"]}, schema=what["schema"], range_records=50)
+    one = BatchJob(made, engine, {"bootstrap.servers": what["brokers"]}, schema=what["schema"], range_records=50)
     if "run" in what:
         one.take(UUID(what["run"]))
     else:

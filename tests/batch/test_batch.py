@@ -11,7 +11,7 @@ import pytest
 
 from batcher import batch, offsets, paused
 from seekpoint import Json, Pipeline, StartAt, Upsert
-from seekpoint.batch import Batch
+from seekpoint.batch import BatchJob
 from seekpoint.errors import BatchRefused, ConfigError, SchemaMismatch, StandsBy
 from seekpoint.reload import Generations, Run, Task
 from shop import Shop, doubled, gone, of
@@ -46,7 +46,7 @@ def test_a_function_that_makes_the_pipeline_is_called_once(monkeypatch: pytest.M
         return made[-1]
 
     monkeypatch.setattr("shop.make", make, raising=False)
-    one = Batch("shop:make", "postgresql://u@h/db", {})
+    one = BatchJob("shop:make", "postgresql://u@h/db", {})
     assert made == [one.pipeline]
     assert one.source.pipeline is one.pipeline
     assert one.source.name == "shop:make"
@@ -215,7 +215,7 @@ def test_a_batch_is_taken_with_its_own_code_alone(shop: Shop, topic: Any) -> Non
 
 def test_a_ledger_that_is_not_there_is_said(shop: Shop) -> None:
     with pytest.raises(SchemaMismatch, match="seekpoint db upgrade"):
-        Batch(shop.pipeline(), shop.engine, {"bootstrap.servers": shop.brokers}, schema="nowhere_at_all").run()
+        BatchJob(shop.pipeline(), shop.engine, {"bootstrap.servers": shop.brokers}, schema="nowhere_at_all").run()
 
 
 @pytest.mark.parametrize(

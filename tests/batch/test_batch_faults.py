@@ -18,6 +18,8 @@ from typer.testing import CliRunner
 from batcher import Batcher, batch, offsets, paused
 from seekpoint import Append, Json, Limits, Partition, Pipeline, schema
 from seekpoint.batch import job
+from seekpoint.batch.opening import open_batch
+from seekpoint.batch.publish import totals
 from seekpoint.cli.app import app
 from seekpoint.dev.postgres import PostgresServer
 from seekpoint.dev.proxy import PostgresProxy
@@ -331,6 +333,65 @@ def test_a_commit_without_an_answer(shop: Shop, seekpoint_dsn: str, when: Any, m
     assert offsets(shop)[f"{shop.topic}/0"] == len(FIRST)
     assert paused(shop) is None
     assert shop.execute("SELECT count(*) FROM {schema}.admin_action WHERE action = 'batch'") == [(1,)]
+
+
+@pytest.mark.parametrize("when", ["before_commit", "after_commit"])
+def test_an_opening_without_an_answer_names_its_run(
+    shop: Shop, seekpoint_dsn: str, when: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The group may be paused for a run that nobody drives: whoever reads the error knows which."""
+    shop.produce(shop.topic, FIRST, partition=0)
+    asked: list[UUID] = []
+    with PostgresProxy.in_front_of(seekpoint_dsn) as proxy:
+        engine = create_engine(proxy.dsn, pool_pre_ping=True)
+
+        def armed(tx: Tx, source: Any, brokers: Any, run: UUID, **options: Any) -> Any:
+            claims = open_batch(tx, source, brokers, run, **options)
+            asked.append(run)
+            proxy.arm(when)
+            return claims
+
+        monkeypatch.setattr(job, "open_batch", armed)
+        with pytest.raises(OperationalError) as caught:
+            batch(shop, engine=engine).run()
+        assert proxy.fired.wait(10)
+        engine.dispose()
+    (run,) = asked
+    (note,) = caught.value.__notes__
+    assert f"nobody knows whether batch {run} was opened" in note
+    assert f"--resume {run}" in note
+    assert f"seekpoint reload abort {run}" in note
+    monkeypatch.undo()
+    was_opened = when == "after_commit"
+    assert [one.id for one in batch(shop).runs.list()] == [run] * was_opened
+    assert paused(shop) == (f"batch {run}" if was_opened else None)
+    done = batch(shop).take(run) if was_opened else batch(shop).run()
+    assert done.records == len(FIRST)
+    assert shop.rows() == doubled(FIRST, by=1)
+
+
+def test_a_batch_that_is_applied_says_so_though_the_database_is_gone_then(
+    shop: Shop, seekpoint_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop.produce(shop.topic, FIRST, partition=0)
+    with PostgresProxy.in_front_of(seekpoint_dsn) as proxy:
+        engine = create_engine(proxy.dsn, pool_pre_ping=True)
+
+        def armed(*given: Any) -> Any:
+            proxy.arm("before_commit")
+            return totals(*given)
+
+        monkeypatch.setattr(job, "totals", armed)
+        with pytest.raises(OperationalError) as caught:
+            batch(shop, engine=engine).run()
+        engine.dispose()
+    (run,) = batch(shop).runs.list()
+    assert run.state == "cut_over"
+    (note,) = caught.value.__notes__
+    assert f"batch {run.id} is applied, whole" in note
+    assert shop.rows() == doubled(FIRST, by=1)
+    assert batch(shop).runs.sweep() == [run.id]
+    assert shop.schemas() == []
 
 
 def shop_of_its_own(request: pytest.FixtureRequest, server: PostgresServer) -> tuple[Shop, Engine]:

@@ -148,7 +148,7 @@ def test_every_name_of_a_job_is_in_the_reference(module: Any) -> None:
 @pytest.mark.parametrize(
     "made",
     [
-        *[reload.Reload, reload.Runs, reload.Generations, export.Export, export.Archive, batch.Batch],
+        *[reload.Reload, reload.Runs, reload.Generations, export.Export, export.Archive, batch.BatchJob],
         *[spark.read, spark.stored_ranges, spark.batch, spark.export, spark.SparkStager],
     ],
     ids=lambda made: f"{made.__module__}.{made.__name__}",
@@ -162,7 +162,7 @@ def test_every_parameter_of_a_job_is_in_the_reference(made: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "made", [reload.Reload, reload.Runs, reload.Generations, export.Export, export.Archive, batch.Batch],
+    "made", [reload.Reload, reload.Runs, reload.Generations, export.Export, export.Archive, batch.BatchJob],
     ids=lambda made: str(made.__name__),
 )  # fmt: skip
 def test_every_method_of_a_job_is_in_the_reference(made: type) -> None:

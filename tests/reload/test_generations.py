@@ -16,7 +16,7 @@ from sqlalchemy import Connection, create_engine, text
 from cutting import FIRST, diffed, settled, work_up_to
 from reloader import Reloader
 from seekpoint import Append, Limits, Text, Upsert, events
-from seekpoint.batch import Batch
+from seekpoint.batch import BatchJob
 from seekpoint.cli.declared import _told
 from seekpoint.dev.proxy import PostgresProxy
 from seekpoint.errors import ConfigError, ReloadRefused
@@ -722,7 +722,7 @@ def test_a_batch_writes_the_generation_that_counts(shop: Shop, kind: str) -> Non
             reload = shop.reload(pipeline={"kind": kind})
             reload.run(reload.open(strategy="generation"))
         shop.produce(shop.topic, records[at : at + 15], partition=0)
-        done = Batch(shop.pipeline(kind=kind, version=version), shop.engine, kafka, schema=shop.schema).run()
+        done = BatchJob(shop.pipeline(kind=kind, version=version), shop.engine, kafka, schema=shop.schema).run()
         assert done.records == 15
     assert [row[0] for row in shop.rows(table, "id, amount, at")] == list(range(60))
     assert {row[1] for row in shop.rows(table, "id, amount, at") if row[0] < 45} == {2 * n for n in range(45)}

@@ -6,7 +6,7 @@ import json
 import os
 from typing import Any
 
-from seekpoint.batch import Batch
+from seekpoint.batch import BatchJob
 from seekpoint.dev.spark import start_spark
 from seekpoint.reload import Reload
 from seekpoint.spark import SparkStager
@@ -23,7 +23,7 @@ def main() -> None:
         common: dict[str, Any] = {"schema": schema, "stager": stager, "range_records": 40}
         outcome: object
         if ORDER.get("job") == "batch":
-            outcome = Batch(ORDER["pipeline"], DATABASE.value(), kafka, **common).run()
+            outcome = BatchJob(ORDER["pipeline"], DATABASE.value(), kafka, **common).run()
         else:
             reload = Reload([ORDER["pipeline"]], DATABASE.value(), kafka, **common)
             outcome = reload.run(reload.open())

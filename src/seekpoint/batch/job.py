@@ -9,7 +9,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 from uuid import UUID, uuid4
 
+import psycopg
 from sqlalchemy import URL, Engine
+from sqlalchemy.exc import DBAPIError
 
 from seekpoint.batch.brokers import Brokers
 from seekpoint.batch.folding import fold
@@ -26,7 +28,7 @@ from seekpoint.errors import (
     TopicRecreated,
 )
 from seekpoint.failure import one_line
-from seekpoint.guard import is_data_fault
+from seekpoint.guard import connection_lost, is_data_fault
 from seekpoint.ledger import Ledger
 from seekpoint.ledger.ledger import postgres_engine
 from seekpoint.loading import load_pipeline
@@ -70,7 +72,7 @@ class BatchDone:
         return asdict(self) | {"run": None if self.run is None else str(self.run), "is_empty": self.is_empty}
 
 
-class Batch:
+class BatchJob:
     """Applies what is new in a pipeline's topics as one job: from the stored offsets to the stable ends of the log.
 
     What a worker's one long transaction would write, and no more: rows, dead letters and offsets become visible
@@ -117,9 +119,17 @@ class Batch:
         if (nothing := self._nothing_new(brokers)) is not None:
             return nothing
         run = uuid4()
-        with transaction(self.engine, self.schema, lock_wait=self.limits.transaction_age) as tx:
-            claims = open_batch(tx, self.source, brokers, run, pause=pause, actor=self.actor, reason=reason)
-            row = tx.execute(sql.GET_RUN, its_run=run).one_or_none()
+        try:
+            with transaction(self.engine, self.schema, lock_wait=self.limits.transaction_age) as tx:
+                claims = open_batch(tx, self.source, brokers, run, pause=pause, actor=self.actor, reason=reason)
+                row = tx.execute(sql.GET_RUN, its_run=run).one_or_none()
+        except (DBAPIError, psycopg.Error) as error:
+            if connection_lost(error):
+                error.add_note(
+                    f"nobody knows whether batch {run} was opened: where `seekpoint reload status {run}` knows it, "
+                    f"group {self.source.group!r} is paused for it: {self._how_to_go_on(run)}"
+                )
+            raise
         if row is None:
             return self._done_nothing()
         return self._drive(Driver(self.engine, self.schema, run_of(row), self.limits), claims)
@@ -160,9 +170,16 @@ class Batch:
                     ["ranges are missing whenever they are staged: leave it to one driver, run another one"]
                 )
             publish(driver, self.source, claims)
-        with transaction(self.engine, self.schema) as tx:
-            done = BatchDone(driver.run.id, **totals(tx, driver, self.source))
-        self.runs.drop(driver.run.id)
+        try:
+            with transaction(self.engine, self.schema) as tx:
+                done = BatchDone(driver.run.id, **totals(tx, driver, self.source))
+            self.runs.drop(driver.run.id)
+        except Exception as error:
+            error.add_note(
+                f"batch {driver.run.id} is applied, whole: nothing is to be done again. What it "
+                "staged is dropped by `Runs.sweep`, or `seekpoint reload sweep`"
+            )
+            raise
         return done
 
     def _stage(self, driver: Driver) -> None:
@@ -221,6 +238,12 @@ class Batch:
                 "with its own code, or abort it"
             )
 
+    def _how_to_go_on(self, run: UUID) -> str:
+        return (
+            f"go on with it (`take`, `seekpoint batch {self.source.name or 'MODULE:NAME'} --resume {run}`), or end it "
+            f"(`seekpoint reload abort {run} --reason WHY`)"
+        )
+
     @contextmanager
     def _ending(self, driver: Driver) -> Iterator[None]:
         """What no driver could get over ends the run, gives the group back, and nothing is written."""
@@ -234,9 +257,8 @@ class Batch:
             if refused is None:
                 if not isinstance(error, ReloadOver | ConfigError):
                     error.add_note(
-                        f"batch {driver.run.id} is open still, and group {self.source.group!r} paused for it: go on "
-                        f"with it (`take`, `seekpoint batch {self.source.name or 'MODULE:NAME'} --resume "
-                        f"{driver.run.id}`), or end it (`seekpoint reload abort {driver.run.id} --reason WHY`)"
+                        f"batch {driver.run.id} is open still, and group {self.source.group!r} paused for it: "
+                        f"{self._how_to_go_on(driver.run.id)}"
                     )
                 raise
             driver.fail(refused)

@@ -10,7 +10,7 @@ from uuid import UUID
 
 import typer
 
-from seekpoint.batch import Batch, BatchDone
+from seekpoint.batch import BatchDone, BatchJob
 from seekpoint.cli import sessions
 from seekpoint.cli.choosing import Actor
 from seekpoint.cli.explain import explained
@@ -65,14 +65,14 @@ def batch(
         more: dict[str, Any] = {"limits": of.limits, "actor": actor, "progress": progress}
         found = sessions.stager(stack, of, spark, spark_conf, progress.say)
         more |= {"stager": found["stager"]} if found else {}
-        made = Batch(of.names[0], of.engine, of.kafka, schema=of.schema, **more)
+        made = BatchJob(of.names[0], of.engine, of.kafka, schema=of.schema, **more)
         with _left_open(made):
             done = made.run(reason=reason, pause=pause) if resume is None else made.take(resume, pause=pause)
         _tell(done, made.source.group, as_json=as_json)
 
 
 @contextmanager
-def _left_open(made: Batch) -> Iterator[None]:
+def _left_open(made: BatchJob) -> Iterator[None]:
     """Ctrl-C: say how to go on with the batch. Of errors the batch itself says it."""
     try:
         yield

@@ -134,7 +134,8 @@ class Reload:
 
     def _require_its_versions(self, run: Run) -> None:
         if run.strategy == "batch":
-            raise ConfigError(f"{run.id} is a batch: `Batch.take`, or `seekpoint batch MODULE:NAME --resume {run.id}`")
+            how = f"`BatchJob.take`, or `seekpoint batch MODULE:NAME --resume {run.id}`"
+            raise ConfigError(f"{run.id} is a batch: {how}")
         if run.groups != tuple(source.group for source in self.sources):
             raise ConfigError(f"reload {run.id} is of the groups {', '.join(run.groups)}: name their pipelines")
         if run.version_to != tuple(source.pipeline.version for source in self.sources):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from seekpoint.batch import Batch, BatchDone
+from seekpoint.batch import BatchDone, BatchJob
 from seekpoint.errors import ConfigError
 from seekpoint.ledger.ledger import postgres_engine
 from seekpoint.policy import Limits
@@ -39,7 +39,7 @@ def batch(
     :class:`SparkStager`. The group's workers wait meanwhile: ``pause=True`` stops those that are at it, otherwise a
     group that has workers is refused. ``resume`` goes on with the run of that id, whose driver is gone.
 
-    Raises as :meth:`seekpoint.batch.Batch.run` does, ConfigError, and Spark's own exception where a task failed too
+    Raises as :meth:`seekpoint.batch.BatchJob.run` does, ConfigError, and Spark's own exception where a task failed too
     often: the run is open then, and its note says how to go on.
     """
     if not isinstance(pipeline, str):
@@ -47,7 +47,7 @@ def batch(
     stager = SparkStager(spark, kafka, database=database, schema=schema)
     engine = postgres_engine(database.value() if isinstance(database, Env) else database)
     try:
-        one = Batch(
+        one = BatchJob(
             pipeline,
             engine,
             resolved(portable(kafka)),

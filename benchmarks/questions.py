@@ -173,12 +173,11 @@ def _handlers() -> Iterator[Question]:
 
 
 def _reloads() -> Iterator[Question]:
-    twice = 2.0  # a task of less than 150,000 records is mostly start-up
-    yield Question("staging, JDBC", "reloads", "staging.py", ("jdbc",), parallelism=2, share=twice)
-    yield Question("staging, one process", "reloads", "staging.py", ("local",), ("staging, JDBC",), share=twice)
+    yield Question("staging, JDBC", "reloads", "staging.py", ("jdbc",), parallelism=2)
+    yield Question("staging, one process", "reloads", "staging.py", ("local",), ("staging, JDBC",))
     against = ("staging, JDBC", "staging, one process")
-    yield Question("staging, 2 processes", "reloads", "staging.py", ("pool",), against, parallelism=2, share=twice)
-    yield Question("staging, Spark", "reloads", "staging.py", ("spark",), against, parallelism=2, share=twice)
+    yield Question("staging, 2 processes", "reloads", "staging.py", ("pool",), against, parallelism=2)
+    yield Question("staging, Spark", "reloads", "staging.py", ("spark",), against, parallelism=2)
     yield Question(
         "reload", "reloads", "reloads.py", (), (), "totals", share=4.0, rounds=1, cases=True, own_options=True
     )

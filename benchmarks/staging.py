@@ -33,7 +33,7 @@ from subject import KIND, fresh_table, row
 
 DATABASE = Env("BENCH_URL")
 PIPELINE = "rebuild:pipeline"
-SHARE = -(-RECORDS // (3 * PARALLELISM))  # records of one task: three for each slot
+SHARE = -(-RECORDS // PARALLELISM)  # records of one task: one for each slot, for a small one is mostly start-up
 SAID = {
     "local": "LocalStager, this process",
     "pool": "LocalStager, processes",

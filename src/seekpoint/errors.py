@@ -218,7 +218,7 @@ class ArchiveDamaged(SeekpointError):  # noqa: N818
 class ReloadRefused(SeekpointError):  # noqa: N818
     """A reload cannot be opened, or not be published, as things stand; ``reasons`` has every one, with its remedy."""
 
-    _what = "the tables cannot be reloaded"
+    _what = "refused, as things stand"  # by a reload, verify, adopt, give-up
 
     def __init__(self, reasons: Sequence[str]) -> None:
         super().__init__(f"{self._what}:" + "".join(f"\n  - {reason}" for reason in reasons))

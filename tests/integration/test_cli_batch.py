@@ -6,8 +6,9 @@ import json
 import signal
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import create_engine, text
 
+from seekpoint.batch import Batch
 from shop import Shop, doubled, gone, of
 from terminal import Terminal, wait_until
 
@@ -81,6 +82,28 @@ def test_ctrl_c_leaves_a_batch_open_and_says_how_to_go_on(terminal: Terminal, sh
     assert f"{run['id']} is a batch, and no reload: go on with it by `seekpoint batch" in wrong.stderr
     terminal.job("batch", "--resume", run["id"], name="old")
     assert shop.rows() == doubled(FIRST, by=1)
+
+
+def test_ctrl_c_with_the_database_away_is_an_abort(
+    terminal: Terminal, shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody can be asked for the run then: it says where it will be found."""
+
+    def stopped(made: Batch, **_options: object) -> None:
+        made.runs.engine = create_engine("postgresql+psycopg://u@127.0.0.1:1/d")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Batch, "run", stopped)
+    said = terminal.job("batch", name="old", exits=130).stderr
+    assert said.startswith("aborted: the database does not answer; if a batch was opened it is left open")
+    assert "`seekpoint reload status` names it" in said
+
+
+def test_workers_that_are_not_behind_leave_nothing_to_refuse(terminal: Terminal, shop: Shop) -> None:
+    worker = shop.worker()
+    worker.reached(shop.topic, len(FIRST))
+    assert f"{shop.group}: nothing is new" in terminal.job("batch", name="old").stdout
+    worker.stop()
 
 
 def test_a_batch_that_is_given_up_lets_workers_go_on(terminal: Terminal, shop: Shop) -> None:

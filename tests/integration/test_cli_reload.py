@@ -56,6 +56,39 @@ def test_a_run_for_programs(terminal: Terminal, shop: Shop) -> None:
     assert shop.rows() == doubled(FIRST)
 
 
+def test_a_version_that_was_not_raised_is_told(terminal: Terminal, shop: Shop) -> None:
+    """Perhaps it was forgotten: the workers' code would go on writing what was just mended."""
+    said = f"group {shop.group!r} stays at version 1: its workers go on with the code they have; raise version="
+    assert said in terminal.job("reload", "run", name="old").stderr
+    (warning,) = json.loads(terminal.job("reload", "run", "--json", name="old").stdout)["warnings"]
+    assert warning.startswith(said)
+    raised = terminal.job("reload", "run", "--json")
+    assert json.loads(raised.stdout)["warnings"] == []
+
+
+def test_a_key_of_the_brokers_that_is_mistyped_opens_nothing(terminal: Terminal, shop: Shop) -> None:
+    for command in (["reload", "run"], ["verify"], ["batch"]):
+        wrong = terminal.job(*command, "--kafka", "bootstrap.server=x", name="old", exits=2)
+        assert 'No such configuration property: "bootstrap.server"' in wrong.stderr
+    assert terminal.look("reload", "status") == []
+    run = str(left_at(shop, "diffed"))
+    before = terminal.look("reload", "status", run)["driver_epoch"]
+    terminal.job("reload", "run", "--resume", run, "--kafka", "bootstrap.server=x", exits=2)
+    assert terminal.look("reload", "status", run)["driver_epoch"] == before, "it has not changed hands"
+
+
+def test_an_archive_that_is_mistyped_opens_nothing(terminal: Terminal, shop: Shop, tmp_path: Path) -> None:
+    nothing = terminal.job("reload", "run", "--archive", str(tmp_path / "a"), exits=2)
+    assert f"knows no archive {tmp_path / 'a'}: nothing was exported yet" in nothing.stderr
+    terminal.job("export", "--to", str(tmp_path / "a"))
+    for command in (["reload", "run"], ["verify"]):
+        wrong = terminal.job(*command, "--archive", str(tmp_path / "b"), exits=2)
+        assert f"knows no archive {tmp_path / 'b'}: it knows {tmp_path / 'a'}; name it as" in wrong.stderr
+    assert terminal.look("reload", "status") == []
+    terminal.job("reload", "run", "--archive", str(tmp_path / "a"))
+    assert shop.rows() == doubled(FIRST)
+
+
 def test_a_worker_brings_its_servers(terminal: Terminal, shop: Shop) -> None:
     worker = f"{terminal.module}:worker"
     terminal.run("reload", "run", worker)
@@ -68,7 +101,9 @@ def test_a_worker_brings_its_servers(terminal: Terminal, shop: Shop) -> None:
 
 def test_a_run_that_is_refused_names_every_reason(terminal: Terminal) -> None:
     result = terminal.job("reload", "run", exits=1)
-    assert "error: the tables cannot be reloaded:" in result.stderr
+    assert "error: refused, as things stand:" in result.stderr
+    as_json = terminal.job("reload", "run", "--json", exits=1)
+    assert (as_json.stdout, "error: refused, as things stand:" in as_json.stderr) == ("", True)
     assert "has no offsets in the ledger: start a worker once, then reload" in result.stderr
     assert terminal.look("reload", "status") == []
     assert terminal.run("reload", "status", *terminal.ledger).stdout == "no runs are on record\n"
@@ -311,6 +346,7 @@ def test_spark_reads_the_log_and_no_password_comes_out(terminal: Terminal, shop:
         (["--frame", "t={module}:old"], "is of type Pipeline; expected a function"),
         (["--frame", "t={module}:pipeline"], "--frame is computed by Spark: give --spark, too"),
         (["--spark", "local[1]", "--spark-conf", "a"], "--spark-conf takes key=value"),
+        (["--spark", "lokal[2]"], "--spark 'lokal[2]' names no master: local, local[4], local[*]"),
     ],
 )
 def test_options_of_spark_that_are_wrong(terminal: Terminal, options: list[str], said: str) -> None:

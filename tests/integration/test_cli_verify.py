@@ -34,6 +34,14 @@ def test_tables_that_are_what_the_log_says(terminal: Terminal, shop: Shop) -> No
     assert f"{shop.group} {shop.topic}/0 at 121" in result.stdout
     assert "staging: 121 records" in result.stderr
     assert shop.schemas() == []
+    (run,) = terminal.look("reload", "status")
+    assert (run["state"], run["is_verified"]) == ("aborted", True), "as the ledger has it"
+    listed = terminal.run("reload", "status", *terminal.ledger).stdout
+    assert " verified " in listed
+    assert "aborted" not in listed
+    shown = terminal.run("reload", "status", run["id"], *terminal.ledger).stdout
+    assert shown.startswith(f"verify {run['id']}: verified\n")
+    assert "error" not in shown
 
 
 def test_what_differs_is_shown_and_fails(terminal: Terminal, shop: Shop) -> None:
@@ -85,7 +93,27 @@ def test_a_worker_brings_its_servers(terminal: Terminal, shop: Shop) -> None:
 
 
 def test_a_verify_that_is_refused(terminal: Terminal) -> None:
-    assert "start a worker once, then reload" in terminal.job("verify", exits=1).stderr
+    refused = terminal.job("verify", "--json", exits=1)
+    assert "error: refused, as things stand:" in refused.stderr
+    assert "start a worker once, then reload" in refused.stderr
+    assert refused.stdout == ""
+
+
+def test_a_table_without_a_key_has_nothing_to_be_compared_by(terminal: Terminal) -> None:
+    """A verify is not told of a strategy, which it does not take; a swap is not sent to the merge that needs a key."""
+    shop = terminal.shop
+    shop.produce(shop.topic, FIRST[:-1], partition=0)
+    worker = shop.worker(kind="append")
+    worker.reached(shop.topic, len(FIRST) - 1)
+    worker.stop()
+    shop.execute("ALTER TABLE {schema}.entries DROP CONSTRAINT entries_pkey")
+    verify = terminal.job("verify", name="entries", exits=1).stderr
+    assert "has no unique key" in verify
+    assert "swap" not in verify
+    assert "or --strategy swap (open(strategy='swap'))" in terminal.job("reload", "run", name="entries", exits=1).stderr
+    shop.execute("CREATE VIEW {schema}.large AS SELECT * FROM {schema}.entries")
+    swap = terminal.job("reload", "run", "--strategy", "swap", name="entries", exits=1).stderr
+    assert "drop that, or give the table a unique key and use strategy 'merge'" in swap
 
 
 def test_a_verify_that_is_stopped_leaves_nothing(terminal: Terminal, shop: Shop) -> None:
@@ -102,3 +130,16 @@ def test_a_verify_that_is_stopped_leaves_nothing(terminal: Terminal, shop: Shop)
     assert shop.schemas() == []
     assert shop.rows() == doubled(FIRST, by=1)
     assert [run["state"] for run in terminal.look("reload", "status") if run["is_open"]] == []
+
+
+def test_a_verify_that_was_broken_off_is_listed_as_one(terminal: Terminal, shop: Shop) -> None:
+    def stop(what: str, _done: int, _of: int) -> None:
+        if what == "comparing":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        shop.reload(progress=stop).verify()
+    (run,) = terminal.look("reload", "status")
+    assert (run["state"], run["is_verified"]) == ("aborted", False)
+    assert run["error"] == "verify: broken off before the tables were compared"
+    assert " aborted " in terminal.run("reload", "status", *terminal.ledger).stdout

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from seekpoint.errors import ConfigError, RangeLost
 from seekpoint.kafka.identity import Identity
-from seekpoint.kafka.outlook import bounded_config
+from seekpoint.kafka.outlook import bounded_config, require_known
 from seekpoint.kafka.watermarks import Watermarks
 from seekpoint.ledger import Claim
 from seekpoint.pipeline import Pipeline
@@ -18,10 +18,11 @@ from seekpoint.records import Partition
 class Brokers:
     """Asks as a worker of the same ``kafka`` mapping would; ``partitions`` and ``ids`` are as of now.
 
-    Raises KafkaAway, and ConfigError for a topic that does not exist.
+    Raises KafkaAway, and ConfigError for a topic that does not exist and a mapping that no consumer takes.
     """
 
     def __init__(self, kafka: Mapping[str, Any], pipeline: Pipeline, timeout: float) -> None:
+        require_known(kafka)
         config = bounded_config(kafka)
         self._identity = Identity(config, timeout)
         self._readable = Watermarks(self._identity, committed=config["isolation.level"] != "read_uncommitted")

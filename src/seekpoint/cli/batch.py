@@ -8,7 +8,9 @@ from contextlib import ExitStack, contextmanager
 from typing import Annotated, Any
 from uuid import UUID
 
+import psycopg
 import typer
+from sqlalchemy.exc import SQLAlchemyError
 
 from seekpoint.batch import BatchDone, BatchJob
 from seekpoint.cli import sessions
@@ -19,6 +21,7 @@ from seekpoint.cli.letters import plain
 from seekpoint.cli.options import AsJson, Kafka, KafkaConfig, OptionalDatabaseUrl, Schema
 from seekpoint.cli.progress import Shown
 from seekpoint.cli.runs import left_open
+from seekpoint.errors import SeekpointError
 from seekpoint.reload.run import this_driver
 from seekpoint.tables import DEFAULT_SCHEMA
 
@@ -77,9 +80,18 @@ def _left_open(made: BatchJob) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        ours = [run for run in made.runs.list() if run.is_open and run.driver == this_driver()]
+        try:
+            ours = [run for run in made.runs.list() if run.is_open and run.driver == this_driver()]
+        except (SeekpointError, SQLAlchemyError, psycopg.Error):
+            raise KeyboardInterrupt(_UNKNOWN) from None
         said = [f"{left_open(run)}; group {made.source.group!r} is paused for it meanwhile" for run in ours]
         raise KeyboardInterrupt(*said) from None
+
+
+_UNKNOWN = (
+    "the database does not answer; if a batch was opened it is left open, and its group paused: `seekpoint reload "
+    "status` names it, and how to go on"
+)
 
 
 def _tell(done: BatchDone, group: str, *, as_json: bool) -> None:

@@ -127,6 +127,8 @@ def run(
     ):
         driver = _opened(reload, resume, strategy, reason)
         progress.say(f"{driver.run.id}: {driver.run.state}, {', '.join(driver.run.tables)} by {driver.run.strategy}")
+        for group in stays(driver.run):
+            progress.say(group)
         with left_open(driver):
             outcome = reload.run(driver)
         _tell(reload.runs.get(driver.run.id), outcome, as_json=as_json)
@@ -274,6 +276,16 @@ def left_open(driver: Driver) -> Iterator[None]:
         raise
 
 
+def stays(run: Run) -> Iterator[str]:
+    """Groups whose version was not raised: rows are rebuilt by this code, and workers may have other code."""
+    for group, old, new in zip(run.groups, run.version_from, run.version_to, strict=True):
+        if old == new:
+            yield (
+                f"group {group!r} stays at version {new}: its workers go on with the code they have; raise version= if "
+                "that was mended"
+            )
+
+
 def _left(run: Run) -> str:
     return shown.left_open(run) if run.is_open else f"{run.id} is {run.state}"
 
@@ -285,6 +297,7 @@ def _tell(run: Run, outcome: CutOver, *, as_json: bool) -> None:
             "records": outcome.records,
             "keys": outcome.keys,
             "tries": outcome.tries,
+            "warnings": list(stays(run)),
         }
         typer.echo(json.dumps(shown.as_dict(run) | told, indent=2))
         return

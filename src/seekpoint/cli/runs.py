@@ -28,7 +28,7 @@ def listed(runs: Sequence[Run]) -> Table:
         (
             (
                 *(run.id, run.strategy, state(run), ", ".join(run.tables), ", ".join(run.groups)),
-                *(moment(run.opened_at), moment(run.changed_at), shortened(run.error)),
+                *(moment(run.opened_at), moment(run.changed_at), shortened(None if run.is_verified else run.error)),
             )
             for run in runs
         ),
@@ -43,8 +43,9 @@ def shortened(error: str | None) -> str:
 
 
 def state(run: Run) -> str:
-    """The state, and what is left behind."""
-    return run.state if run.is_open or run.swept else f"{run.state}, not swept"
+    """The state, and what is left behind; of a verify that came to its end, that it did."""
+    word = "verified" if run.is_verified else run.state
+    return word if run.is_open or run.swept else f"{word}, not swept"
 
 
 def as_dict(run: Run) -> dict[str, Any]:
@@ -53,6 +54,7 @@ def as_dict(run: Run) -> dict[str, Any]:
         "id": str(run.id),
         "strategy": run.strategy,
         "state": run.state,
+        "is_verified": run.is_verified,
         "is_open": run.is_open,
         "swept": run.swept,
         "groups": list(run.groups),
@@ -97,7 +99,7 @@ def standing_as_dict(at: Standing) -> dict[str, Any]:
 def shown(at: Standing) -> Iterator[str]:
     """One run, line by line."""
     run = at.run
-    yield f"{'batch' if run.strategy == 'batch' else 'reload'} {run.id}: {state(run)}"
+    yield f"{run.strategy if run.strategy in {'batch', 'verify'} else 'reload'} {run.id}: {state(run)}"
     yield _field("strategy", run.strategy)
     yield _field("tables", ", ".join(run.tables))
     for group, name, old, new in zip(run.groups, run.pipelines, run.version_from, run.version_to, strict=True):
@@ -107,7 +109,7 @@ def shown(at: Standing) -> Iterator[str]:
     yield _field("driver", f"{run.driver} (epoch {run.driver_epoch}), {_heard(at)}")
     if at.left is not None:
         yield _field("left", f"{at.left:,} offsets in {len(at.places)} partitions")
-    if run.error:
+    if run.error and not run.is_verified:
         yield _field("error", masked(run.error))
 
 

@@ -29,6 +29,10 @@ _SETTINGS = {
     "spark.log.level": "ERROR",
     "spark.sql.session.timeZone": "UTC",
 }
+_THREADS = r"(?:[1-9]\d*|\*)"
+_MASTER = re.compile(
+    rf"local(?:\[{_THREADS}(?:\s*,\s*[1-9]\d*)?\])?|local-cluster\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\]|spark://\S+|yarn|k8s://\S+"
+)
 _LOCAL = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
 
 
@@ -83,9 +87,19 @@ def _started(
         if conf:
             raise ConfigError("--spark-conf is for a Spark session: give --spark, too")
         return None
+    require_master(master)
     kafka, database = for_tasks(of.engine.url, of.kafka)  # before the session: its Java inherits what is set here
     say(f"starting Spark on {master}")
     return stack.enter_context(spark_session(master, conf)), kafka, database
+
+
+def require_master(master: str) -> None:
+    """Raise ConfigError for what Spark would not take as a master, before Java starts; nobody is asked."""
+    if _MASTER.fullmatch(master) is None:
+        raise ConfigError(
+            f"--spark {master!r} names no master: local, local[4], local[*], local[4,2] (tries), "
+            "local-cluster[2,1,1024], spark://host:7077, yarn or k8s://https://host:6443"
+        )
 
 
 def for_tasks(url: URL, kafka: Mapping[str, Any]) -> tuple[dict[str, Any], Env]:

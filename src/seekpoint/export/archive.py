@@ -12,7 +12,7 @@ from uuid import UUID
 
 from sqlalchemy import URL, Engine
 
-from seekpoint.errors import RangeLost
+from seekpoint.errors import ConfigError, RangeLost
 from seekpoint.export.manifest import Entry, holes, transaction
 from seekpoint.export.storage import Storage, below, named
 from seekpoint.kafka.ranges import Piece, Range
@@ -60,6 +60,17 @@ class Archive:
         """The files that count (of one topic, of one of its ids), for whoever reads them with other tools."""
         found = self.entries(topic)
         return [below(self.root, e.file) for e in found if e.file and topic_id in {None, e.topic_id}]
+
+    def require_known(self) -> None:
+        """Raise ConfigError, naming the archives that there are, where no export wrote to this root: a typing error."""
+        with transaction(self.engine, self.schema, self.root) as tx:
+            known = tx.roots()
+        if self.root not in known:
+            others = f"it knows {', '.join(known)}" if known else "nothing was exported yet (`seekpoint export`)"
+            raise ConfigError(
+                f"the ledger in schema {self.schema!r} knows no archive {self.root}: {others}; "
+                "name it as the export did"
+            )
 
     def gaps(self, range_: Range) -> Sequence[tuple[int, int]]:
         """What of the range the archive does not have; empty where it has all of it. Looks at the manifest alone."""

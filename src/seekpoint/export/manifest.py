@@ -98,6 +98,10 @@ class Tx:
         """Every export on record, of whatever archive."""
         return set(self.execute(sql.RUNS).scalars())
 
+    def roots(self) -> list[str]:
+        """Every archive that the ledger has exported to, whatever this transaction's is."""
+        return list(self.execute(sql.ROOTS).scalars())
+
     def add(self, written: Sequence[Written], *, format: str, group: str, run: UUID, actor: str) -> None:  # noqa: A002
         """The commit of these ranges, once the transaction is."""
         made_by = {"archive": self._archive, "format": format, "consumer_group": group, "run": run, "actor": actor}

@@ -28,6 +28,7 @@ ALL = (
 )
 # Of whatever archive: a root may have several names (a link, a bucket's options), and no two files have one.
 KNOWN = select(_entry.file).where(_entry.file != literal_column("''"))
+ROOTS = select(_entry.archive).distinct().order_by(_entry.archive)
 IS_FILE = select(exists().where(_entry.file == bindparam("its_file", type_=Text)))
 INSERT = insert(export_manifest)
 # Which files a sweep may look at: those whose names have a run that this very database knows.

@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from seekpoint.errors import RangeLost, RangeStuck, SeekpointError, TopicRecreated
 from seekpoint.kafka.client import OUT_OF_RANGE, raise_if_fatal
-from seekpoint.kafka.config import consumer_config
+from seekpoint.kafka.config import consumer_config, make_consumer
 from seekpoint.kafka.identity import Answer, Identity
 from seekpoint.kafka.watermarks import Watermarks
 from seekpoint.records import Partition
@@ -32,6 +32,14 @@ def bounded_config(kafka: Mapping[str, Any]) -> dict[str, Any]:
     }
     # librdkafka wants a group's name of everybody. It is never joined, and no coordinator is asked.
     return consumer_config({"fetch.wait.max.ms": 10, **kept}, group="seekpoint-ranges")
+
+
+def require_known(kafka: Mapping[str, Any]) -> None:
+    """Refuse what a consumer of ranges would refuse, before anything is on record; nobody is waited for.
+
+    Raises ConfigError, also for a key or a value that librdkafka does not know.
+    """
+    make_consumer({"log_level": 0, **bounded_config(kafka)}).close()
 
 
 class Outlook:

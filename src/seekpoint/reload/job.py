@@ -15,6 +15,7 @@ from seekpoint.errors import ConfigError, RangeLost, ReloadRefused, TopicRecreat
 from seekpoint.export import Archive
 from seekpoint.failure import one_line
 from seekpoint.guard import is_data_fault
+from seekpoint.kafka.outlook import require_known
 from seekpoint.ledger.ledger import postgres_engine
 from seekpoint.pipeline import Pipeline
 from seekpoint.policy import Limits
@@ -28,7 +29,7 @@ from seekpoint.reload.frames import resolve_frames
 from seekpoint.reload.local import LocalStager
 from seekpoint.reload.opening import Order, open_run
 from seekpoint.reload.rebuild import MOST, rebuild
-from seekpoint.reload.run import SERIALIZABLE_ENOUGH, Driver, Run, Runs, transaction
+from seekpoint.reload.run import SERIALIZABLE_ENOUGH, VERIFIED, Driver, Run, Runs, transaction
 from seekpoint.reload.staging import Stager, begin_staging
 from seekpoint.reload.sweep import drop_attempts
 from seekpoint.reload.targets import Source, sources, targets
@@ -108,10 +109,11 @@ class Reload:
     def take(self, run: UUID) -> Driver:
         """Drive an open run from where it stands; its driver before, if it is alive, fails at its next step.
 
-        Raises ConfigError where these pipelines are not the run's (other groups, versions or tables); then it has not
-        changed hands. Raises ReloadOver where it has ended.
+        Raises ConfigError where these pipelines are not the run's (other groups, versions or tables), or no consumer
+        takes ``kafka``; then it has not changed hands. Raises ReloadOver where it has ended.
         """
         if (found := self.runs.get(run)).is_open:
+            require_known(self.kafka)
             self._require_its_code(found)
         return self.runs.take(run)
 
@@ -209,14 +211,17 @@ class Reload:
         Leaves an aborted run on record, and nothing in the database. Raises as :meth:`open` does.
         """
         driver = self._open("verify", reason)
+        ended = "broken off before the tables were compared"
         try:
             self.stage(driver)
             with Rounds(driver, self.sources, self.kafka) as rounds:
                 self.follow(driver, rounds)
-                return self.compare(driver, rounds)
+                report = self.compare(driver, rounds)
+            ended = VERIFIED
+            return report
         finally:
             if self.runs.get(driver.run.id).is_open:
-                self.runs.abort(driver.run.id, f"{reason}: nothing was to be published")
+                self.runs.abort(driver.run.id, f"{reason}: {ended}")
 
     def _compute_frames(self, driver: Driver) -> None:
         if self.frames:

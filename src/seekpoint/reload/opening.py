@@ -12,6 +12,7 @@ from sqlalchemy import Engine, Row
 from seekpoint.errors import ReloadRefused
 from seekpoint.export import Archive
 from seekpoint.failure import storable
+from seekpoint.kafka.outlook import require_known
 from seekpoint.kafka.ranges import Range, log_starts, stable_ends, topic_ids
 from seekpoint.policy import Limits
 from seekpoint.records import Partition
@@ -40,9 +41,10 @@ class Order:
 def open_run(engine: Engine, schema: str, kafka: Mapping[str, Any], order: Order, limits: Limits) -> Driver:
     """Record a new run at the groups' positions of this moment; nothing else is touched.
 
-    Raises ReloadRefused with every reason why these tables cannot be reloaded as things stand, SchemaMismatch and
-    KafkaAway.
+    Raises ReloadRefused with every reason why these tables cannot be reloaded as things stand, SchemaMismatch,
+    KafkaAway, and ConfigError for brokers' settings that no consumer takes and an archive that has nothing.
     """
+    require_known(kafka)
     groups = [source.group for source in order.sources]
     with transaction(engine, schema, isolation="REPEATABLE READ") as tx:
         check(tx.connection, schema)
@@ -51,6 +53,8 @@ def open_run(engine: Engine, schema: str, kafka: Mapping[str, Any], order: Order
         offsets = tx.execute(sql.OFFSETS, groups=groups).all()
         reasons = _of_groups(order.sources, known, offsets)
         reasons += _of_tables(tx, found, groups, known, order.strategy)
+    if order.archive is not None:
+        order.archive.require_known()
     # Behind E0: the stable end only grows, and must not be older than the positions that it bounds.
     reasons += _of_logs(kafka, offsets, order.archive) + of_compaction(kafka, order.sources, offsets)
     if reasons:
@@ -147,7 +151,8 @@ def _of_tables(
         reasons += [reason for target in found for reason in without_generations(tx.connection, target)]
     return reasons + [
         f"{target.name} has no unique key among the columns that are written, by which rows could be compared: give it "
-        "one (an Append: a unique index on its provenance= columns), or open(strategy='swap'), which compares nothing"
+        "one (an Append: a unique index on its provenance= columns)"
+        + ("" if strategy == "verify" else "; or --strategy swap (open(strategy='swap')), which compares nothing")
         for target in found
         if strategy in COMPARED and not target.key
     ]

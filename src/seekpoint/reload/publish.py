@@ -237,13 +237,16 @@ _TIES = text(
     """
 )
 
+_MERGE = "use strategy 'merge', the default"
+
 
 def ties(connection: Connection, target: Target) -> list[str]:
     """What a renaming would break: everything that hangs on the table itself and not on its name."""
     if target.view is not None:
         return [f"{target.name} is kept in generations, and cannot be swapped: use strategy 'generation' or 'merge'"]
     found = connection.execute(_TIES, {"name": quoted(*target.path)}).scalars()
-    return [f"{target.name} cannot be swapped, for it has {what}: use strategy 'merge'" for what in found]
+    remedy = _MERGE if target.key else "drop that, or give the table a unique key and use strategy 'merge'"
+    return [f"{target.name} cannot be swapped, for it has {what}: {remedy}" for what in found]
 
 
 def hanging(connection: Connection, table: Path) -> list[str]:
@@ -261,7 +264,7 @@ def without_generations(connection: Connection, target: Target) -> list[str]:
     if target.view is None:
         reason = (
             f"{target.name} is not kept in generations: run `seekpoint reload adopt {target.name}`, or call "
-            f"Generations(engine).adopt({target.name!r}), once; or use strategy 'merge'"
+            f"Generations(engine).adopt({target.name!r}), once" + (f"; or {_MERGE}" if target.key else "")
         )
         return [reason]
     return [

@@ -30,6 +30,7 @@ from seekpoint.tables import DEFAULT_SCHEMA, in_schema
 
 SERIALIZATION_FAILURE, UNDEFINED_TABLE = "40001", "42P01"
 SERIALIZABLE_ENOUGH = "REPEATABLE READ"  # one snapshot for all that a step reads
+VERIFIED = "nothing was to be published"  # how a verify ends that came to its end
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,11 @@ class Run:
     def is_open(self) -> bool:
         """Whether it can go on."""
         return self.state not in sql.CLOSED
+
+    @property
+    def is_verified(self) -> bool:
+        """Whether it was a verify that came to its end: nothing was wrong with it, whatever it found."""
+        return self.strategy == "verify" and self.state == "aborted" and (self.error or "").endswith(VERIFIED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import signal
 import pytest
 from sqlalchemy import create_engine, text
 
-from seekpoint.batch import Batch
+from seekpoint.batch import BatchJob
 from shop import Shop, doubled, gone, of
 from terminal import Terminal, wait_until
 
@@ -89,11 +89,11 @@ def test_ctrl_c_with_the_database_away_is_an_abort(
 ) -> None:
     """Nobody can be asked for the run then: it says where it will be found."""
 
-    def stopped(made: Batch, **_options: object) -> None:
+    def stopped(made: BatchJob, **_options: object) -> None:
         made.runs.engine = create_engine("postgresql+psycopg://u@127.0.0.1:1/d")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Batch, "run", stopped)
+    monkeypatch.setattr(BatchJob, "run", stopped)
     said = terminal.job("batch", name="old", exits=130).stderr
     assert said.startswith("aborted: the database does not answer; if a batch was opened it is left open")
     assert "`seekpoint reload status` names it" in said

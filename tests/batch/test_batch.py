@@ -135,6 +135,7 @@ def test_a_group_that_somebody_paused_stays_paused(shop: Shop) -> None:
     shop.produce(shop.topic, FIRST[10:], partition=0)
     assert batch(shop).run().records == len(FIRST) - 10
     assert paused(shop) == "ops"
+    assert shop.execute("SELECT count(owner) FROM {schema}.partition_offset") == [(0,)], "nobody is left as an owner"
     assert shop.rows() == doubled(FIRST, by=1)
 
 

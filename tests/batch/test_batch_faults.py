@@ -225,6 +225,39 @@ def test_attempts_that_are_repeated_count_once(shop: Shop, kind: str) -> None:
     assert shop.rows(table) == [(n, n, n) for n in range(90)]
 
 
+def test_a_table_with_other_rows_than_its_task_said_is_refused(shop: Shop) -> None:
+    shop.produce(shop.topic, FIRST, partition=0)
+
+    def lose(run: Run) -> None:
+        ((attempt,),) = shop.execute("SELECT table_name FROM {schema}.reload_staged")
+        shop.execute(f"TRUNCATE {run.staging_schema}.{attempt}_0")
+
+    with pytest.raises(BatchRefused, match=f"has 1 rows, and its task reported {len(FIRST)}"):
+        batch(shop, stager=Pausing(shop, lose)).run()
+    assert shop.rows() == []
+    assert paused(shop) is None
+
+
+def test_a_letter_whose_key_is_held_and_that_came_meanwhile_keeps_the_batch_out(shop: Shop) -> None:
+    """A letter that is opened anew after the batch has looked: records of its key wait behind it, with workers."""
+    options: dict[str, Any] = {"on_poison": "dead_letter", "hold_key": True}
+    shop.produce(shop.topic, [(of(1)[0], "{"), *FIRST[5:10]], partition=0)
+    worker = shop.worker(**options)
+    worker.reached(shop.topic, 6)
+    worker.stop()
+    (letter,) = shop.redrive(**options).list()
+    shop.redrive(**options).discard(letter.id, reason="a test")
+    shop.produce(shop.topic, FIRST[10:20], partition=0)
+
+    def parked_again(_: Run) -> None:
+        shop.execute("UPDATE {schema}.dead_letter SET state = 'parked'")
+
+    with pytest.raises(BatchRefused, match="has 1 open dead letters, and records of their keys are held"):
+        batch(shop, pipeline=options, stager=Pausing(shop, parked_again, **options)).run()
+    assert offsets(shop)[f"{shop.topic}/0"] == 6
+    assert paused(shop) is None
+
+
 def range_now(shop: Shop, run: UUID) -> Range:
     with shop.engine.connect() as connection:
         row = connection.execute(

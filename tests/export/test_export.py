@@ -12,7 +12,7 @@ from integration.test_odd_records import produce_by_hand
 from integration.test_ranges import delete, in_transactions
 from seekpoint import Ledger, Partition
 from seekpoint.errors import ConfigError, RangeLost, RangeStuck, TopicRecreated
-from seekpoint.export import Archive, Exported, job
+from seekpoint.export import Archive, Exported, files, job
 from vault import Vault, records
 
 
@@ -30,6 +30,17 @@ def test_what_the_group_has_applied_is_in_the_archive_and_no_more(vault: Vault) 
     assert vault.archived(name, 5, 65) == vault.logged(name, 5, 65)
     assert vault.archived(name, 0, 40, 1) == vault.logged(name, 0, 40, 1)
     assert done.bytes == sum(Path(file).stat().st_size for file in vault.archive.files())
+
+
+def test_a_range_may_begin_with_the_last_record_of_a_row_group(vault: Vault, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "ROWS", 10)
+    name = vault.topic(1)
+    vault.produce(name, map(str, range(30)))
+    vault.stand(name, {0: 30})
+    vault.export().run()
+    assert pq.ParquetFile(vault.archive.files()[0]).num_row_groups == 3
+    for start, end in ((9, 30), (9, 10), (19, 20), (10, 20), (0, 10)):
+        assert vault.archived(name, start, end) == vault.logged(name, start, end)
 
 
 def test_the_next_export_goes_on_where_the_manifest_ends(vault: Vault) -> None:

@@ -173,11 +173,12 @@ def _handlers() -> Iterator[Question]:
 
 
 def _reloads() -> Iterator[Question]:
-    yield Question("staging, JDBC", "reloads", "staging.py", ("jdbc",), parallelism=2)
-    yield Question("staging, one process", "reloads", "staging.py", ("local",), ("staging, JDBC",))
+    most = partial(Question, group="reloads", script="staging.py", table="payments_staged", share=2.0)
+    yield most("staging, JDBC", arguments=("jdbc",), parallelism=2)
+    yield most("staging, one process", arguments=("local",), against=("staging, JDBC",))
     against = ("staging, JDBC", "staging, one process")
-    yield Question("staging, 2 processes", "reloads", "staging.py", ("pool",), against, parallelism=2)
-    yield Question("staging, Spark", "reloads", "staging.py", ("spark",), against, parallelism=2)
+    yield most("staging, 2 processes", arguments=("pool",), against=against, parallelism=2)
+    yield most("staging, Spark", arguments=("spark",), against=against, parallelism=2)
     yield Question(
         "reload", "reloads", "reloads.py", (), (), "totals", share=4.0, rounds=1, cases=True, own_options=True
     )

@@ -145,6 +145,7 @@ def _payments(name: str, make: Callable[[int], Iterator[Payment]]) -> Kind:
 
 _ALL = (
     _payments("payments", payments),
+    _payments("payments_staged", payments),  # in a topic of its own, where there are more of them
     _payments("payments_100b", partial(payments, note=0)),
     _payments("payments_1kb", partial(payments, note=920)),
     _payments("payments_spread", partial(payments, id_of=spread_id)),

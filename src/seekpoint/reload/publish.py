@@ -90,19 +90,34 @@ def _prepared(
         "distinct": distinct(target, columns, "live", "built"),
         "kind": name(KIND),
     }
-    _add_others(connection, parts, diff_xid, same_keys=same_keys)
-    keys, total = rows(
+    nobody_else = _add_others(connection, parts, diff_xid, same_keys=same_keys)
+    table = quoted(*staging.table(target))
+    keys, by_key = _counted(connection, parts["diff"], table)
+    if not nobody_else:
+        _plan_by_key(connection, by_key)
+        _add_deleted(connection, parts)
+        _plan_by_key(connection, False)
+        keys, by_key = _counted(connection, parts["diff"], table)
+    return parts, columns, keys, by_key
+
+
+def _counted(connection: Connection, diff: ident.Composable, table: str) -> tuple[int, bool]:
+    """How many keys there are, and whether so few that each is looked up by itself."""
+    [(keys, total)] = rows(
         connection,
         "SELECT (SELECT count(*) FROM {diff}), "
         "(SELECT greatest(c.reltuples, 0)::bigint FROM pg_class c WHERE c.oid = {table}::regclass)",
-        diff=parts["diff"],
-        table=ident.Literal(quoted(*staging.table(target))),
-    )[0]
-    return parts, columns, int(keys), keys * FEW < total
+        diff=diff,
+        table=ident.Literal(table),
+    )
+    return int(keys), keys * FEW < total
 
 
-def _add_others(connection: Connection, parts: dict[str, ident.Composable], diff_xid: str, *, same_keys: bool) -> None:
-    """The keys that the rounds since the diff have touched, and those of live rows that were written since."""
+def _add_others(connection: Connection, parts: dict[str, ident.Composable], diff_xid: str, *, same_keys: bool) -> bool:
+    """The keys that the rounds since the diff have touched, and those of live rows that were written since.
+
+    Returns whether ``same_keys`` is taken at its word: then there are no others.
+    """
     kinds = {row[0] for row in rows(connection, "SELECT DISTINCT {kind} FROM {diff}", **parts)}
     nobody_else = same_keys and not kinds >= {"missing", "extra"}
     since = ident.SQL("false" if nobody_else else "age(live.xmin) <= age({}::xid8::xid)").format(
@@ -115,8 +130,7 @@ def _add_others(connection: Connection, parts: dict[str, ident.Composable], diff
         "FROM {late} ON CONFLICT ({key}) DO UPDATE SET {kind} = excluded.{kind}",
         **parts,
     )
-    if not nobody_else:
-        _add_deleted(connection, parts)
+    return nobody_else
 
 
 def _add_deleted(connection: Connection, parts: dict[str, ident.Composable]) -> None:

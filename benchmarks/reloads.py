@@ -22,7 +22,7 @@ import rebuild
 from peers import kinds
 from rebuild import KAFKA, Timed
 from seekpoint.reload import Generations, LocalStager, Reload
-from seekpoint.reload.deltas import Rounds
+from seekpoint.reload.rounds import Rounds
 from seekpoint.tables import DEFAULT_SCHEMA
 from setting import DSN, RECORDS
 from stage import arguments, say

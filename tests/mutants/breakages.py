@@ -346,7 +346,7 @@ BREAKAGES = (
     ),
     Breakage(
         "a generation is dropped under readers with older snapshots",
-        (Edit("reload/leaves.py", "return old, not old or is_forgotten(tx, turned)", "return old, True"),),
+        (Edit("reload/generations/leaves.py", "return old, not old or is_forgotten(tx, turned)", "return old, True"),),
         (f"{GENERATIONS}::test_an_older_snapshot_reads_the_older_generation",),
     ),
     Breakage(
@@ -363,7 +363,7 @@ BREAKAGES = (
         "a table is adopted in front of the batches that workers have in hand",
         (
             Edit(
-                "reload/generations.py",
+                "reload/generations/adopting.py",
                 "        tx.execute(LOCK_GROUP, group=group).all()\n"
                 "    tx.execute(sql.LOCK_OFFSETS, groups=groups).all()\n",
                 "        pass\n",
@@ -373,7 +373,7 @@ BREAKAGES = (
     ),
     Breakage(
         "a snapshot from before the adoption reads an empty table",
-        (Edit("reload/view.py", "{of_table}), {first})", "{of_table}), NULL)"),),
+        (Edit("reload/generations/view.py", "{of_table}), {first})", "{of_table}), NULL)"),),
         (f"{GENERATIONS}::test_a_snapshot_from_before_the_adoption_reads_what_was_there",),
     ),
 )

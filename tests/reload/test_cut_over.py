@@ -17,7 +17,7 @@ from seekpoint.dev.proxy import PostgresProxy
 from seekpoint.errors import ConfigError, HandlerOutdated, ReloadOver, ReloadRefused
 from seekpoint.guard import connection_lost
 from seekpoint.reload.cutover import took_effect
-from seekpoint.reload.deltas import Rounds
+from seekpoint.reload.rounds import Rounds
 from shop import Shop, doubled, gone, of, pipeline
 
 

@@ -10,7 +10,7 @@ import pytest
 from cutting import widen
 from seekpoint.errors import ReloadRefused
 from seekpoint.reload import Reload, Run
-from seekpoint.reload.local import LocalStager
+from seekpoint.reload.stagers.local import LocalStager
 from shop import Shop, doubled, of
 
 FIRST = [of(n % 30, n, n) for n in range(80)]

@@ -17,7 +17,7 @@ from integration.test_ranges import delete, trim
 from seekpoint.dev.kafka import KafkaServer
 from seekpoint.errors import HandlerOutdated, RangeLost, ReloadRefused, TopicRecreated
 from seekpoint.reload import Driver, Reload, cutover, job
-from seekpoint.reload.deltas import Rounds
+from seekpoint.reload.rounds import Rounds
 from shop import Shop, doubled, of
 
 LATER = [of(n, 7, n) for n in range(300, 320)]

@@ -19,7 +19,7 @@ from seekpoint import Json, Ledger, Pipeline, Upsert
 from seekpoint.errors import ConfigError, ReloadOver, ReloadRefused, SchemaMismatch
 from seekpoint.reload import Reload, Runs, stage_range
 from seekpoint.reload.consolidate import coverage
-from seekpoint.reload.deltas import Rounds
+from seekpoint.reload.rounds import Rounds
 from shop import Order, Shop, doubled, of, pipeline
 
 FIRST = [of(n % 10, n, n) for n in range(30)]

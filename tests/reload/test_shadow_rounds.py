@@ -11,8 +11,8 @@ from sqlalchemy import Connection
 from bookkeeping import Books, Handle, booked, by_core
 from reloader import Reloader
 from seekpoint import Append, Batch, Json, Pipeline
-from seekpoint.reload.deltas import Rounds
-from seekpoint.reload.rebuild import MOST, _next_size
+from seekpoint.reload.handlers.rebuild import MOST, _next_size
+from seekpoint.reload.rounds import Rounds
 from shop import Order, OrderKey, Shop, of
 
 FIRST = [of(n % 9, n) for n in range(120)]

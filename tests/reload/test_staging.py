@@ -13,7 +13,7 @@ from seekpoint.errors import ConfigError, ReloadOver, ReloadRefused
 from seekpoint.failure import State
 from seekpoint.reload import Driver, Reload, Staged, stage_range, staging
 from seekpoint.reload.consolidate import consolidate, coverage, index
-from seekpoint.reload.local import LocalStager
+from seekpoint.reload.stagers.local import LocalStager
 from seekpoint.reload.staging import Task, begin_staging
 from seekpoint.reload.targets import sources
 from shop import Order, OrderKey, Shop, doubled, gone, of, pipeline

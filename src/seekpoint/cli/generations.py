@@ -11,7 +11,7 @@ from seekpoint.cli.choosing import Actor
 from seekpoint.cli.explain import explained
 from seekpoint.cli.letters import moment, plain, print_whole, table
 from seekpoint.cli.options import AsJson, DatabaseUrl, Schema, checked_engine
-from seekpoint.reload.generations import Generation, Generations
+from seekpoint.reload.generations.adopting import Generation, Generations
 from seekpoint.tables import DEFAULT_SCHEMA
 
 TableName = Annotated[str, typer.Argument(metavar="TABLE", help="A table, as sinks name it: public.orders.")]

@@ -44,7 +44,7 @@ from seekpoint.cli.options import (
 from seekpoint.cli.progress import Shown
 from seekpoint.errors import ConfigError, ReloadOver
 from seekpoint.reload import CutOver, Driver, Reload, Run, Runs
-from seekpoint.reload.outlook import standing
+from seekpoint.reload.standing import standing
 from seekpoint.tables import DEFAULT_SCHEMA
 
 app = typer.Typer(

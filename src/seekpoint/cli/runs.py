@@ -13,7 +13,7 @@ from seekpoint.cli.explain import masked
 from seekpoint.cli.letters import moment, plain, table
 from seekpoint.cli.progress import lasting
 from seekpoint.reload import Run
-from seekpoint.reload.outlook import Place, Standing
+from seekpoint.reload.standing import Place, Standing
 
 QUIET = timedelta(minutes=2)  # a driver that says nothing for so long, and is in no step, is looked for
 _PLACES = ("group", "topic", "partition", "first", "next", "end", "live", "left")

@@ -2,10 +2,10 @@
 
 from seekpoint.reload.compare import Difference, Report, Sample
 from seekpoint.reload.cutover import CutOver
-from seekpoint.reload.generations import Generation, Generations
+from seekpoint.reload.generations.adopting import Generation, Generations
 from seekpoint.reload.job import Reload
-from seekpoint.reload.local import LocalStager
 from seekpoint.reload.run import Driver, Run, Runs, StagedPosition
+from seekpoint.reload.stagers.local import LocalStager
 from seekpoint.reload.staging import Staged, Stager, Task, stage_range
 
 __all__ = [

@@ -9,9 +9,9 @@ from typing import Any
 from psycopg import sql as ident
 
 from seekpoint.reload import statements as sql
-from seekpoint.reload.copies import watch
-from seekpoint.reload.deltas import Rounds
+from seekpoint.reload.handlers.copies import watch
 from seekpoint.reload.layout import KIND, Composable, Staging, name, names, remembered_columns, rows, run
+from seekpoint.reload.rounds import Rounds
 from seekpoint.reload.run import SERIALIZABLE_ENOUGH, Driver, Tx
 from seekpoint.reload.targets import Target
 

@@ -11,9 +11,9 @@ from sqlalchemy import Connection, Row, text
 
 from seekpoint.errors import ConfigError, ReloadRefused
 from seekpoint.kafka.ranges import Range, topic_ids
-from seekpoint.reload import leaves
 from seekpoint.reload import statements as sql
-from seekpoint.reload.copies import make_copy
+from seekpoint.reload.generations import leaves
+from seekpoint.reload.handlers.copies import make_copy
 from seekpoint.reload.layout import (
     LIKE,
     LINE,

@@ -14,9 +14,9 @@ from seekpoint.errors import KafkaAway, RangeStuck, ReloadOver, ReloadRefused
 from seekpoint.guard import connection_lost, passes
 from seekpoint.ledger.administration import LOCK_GROUP, RECORD_ACTION, REDRAW
 from seekpoint.reload import statements as sql
-from seekpoint.reload.deltas import Rounds
 from seekpoint.reload.layout import Staging, name, run
 from seekpoint.reload.publish import attach, merge, swap, turn
+from seekpoint.reload.rounds import Rounds
 from seekpoint.reload.run import Driver, Tx, run_of, told, transaction
 from seekpoint.reload.tries import TRIES, pause
 from seekpoint.tables import dead_letter

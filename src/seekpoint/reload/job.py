@@ -23,13 +23,13 @@ from seekpoint.reload import statements as sql
 from seekpoint.reload.compare import Report, prepare
 from seekpoint.reload.consolidate import RANGE, check_topics, consolidate, coverage, index, require_width
 from seekpoint.reload.cutover import CutOver, cut_over
-from seekpoint.reload.deltas import Rounds
 from seekpoint.reload.extend import LARGE, Shrinking, distance, extend
-from seekpoint.reload.frames import resolve_frames
-from seekpoint.reload.local import LocalStager
+from seekpoint.reload.handlers.frames import resolve_frames
+from seekpoint.reload.handlers.rebuild import MOST, rebuild
 from seekpoint.reload.opening import Order, open_run
-from seekpoint.reload.rebuild import MOST, rebuild
+from seekpoint.reload.rounds import Rounds
 from seekpoint.reload.run import SERIALIZABLE_ENOUGH, VERIFIED, Driver, Run, Runs, transaction
+from seekpoint.reload.stagers.local import LocalStager
 from seekpoint.reload.staging import Stager, begin_staging
 from seekpoint.reload.sweep import drop_attempts
 from seekpoint.reload.targets import Source, sources, targets

@@ -10,9 +10,9 @@ from psycopg import sql as ident
 from sqlalchemy import Connection, text
 
 from seekpoint.errors import ReloadRefused
-from seekpoint.reload import leaves
 from seekpoint.reload.compare import compared, distinct
-from seekpoint.reload.copies import tag_indexes
+from seekpoint.reload.generations import leaves
+from seekpoint.reload.handlers.copies import tag_indexes
 from seekpoint.reload.layout import KIND, Staging, comment, name, names, rows, run
 from seekpoint.reload.run import Driver, Tx
 from seekpoint.reload.targets import Path, Target

@@ -9,7 +9,7 @@ from sqlalchemy.exc import DBAPIError
 
 from seekpoint.guard import passes, sqlstate
 from seekpoint.reload import statements as sql
-from seekpoint.reload.leaves import left_behind, parents_of
+from seekpoint.reload.generations.leaves import left_behind, parents_of
 from seekpoint.reload.run import Run, transaction
 from seekpoint.sinks.copy import driver_of
 

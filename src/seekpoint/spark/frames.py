@@ -26,7 +26,7 @@ from seekpoint.kafka.plan import check
 from seekpoint.kafka.ranges import Range
 from seekpoint.ledger.ledger import postgres_engine
 from seekpoint.reload import statements as sql
-from seekpoint.reload.frames import resolve_frames
+from seekpoint.reload.handlers.frames import resolve_frames
 from seekpoint.reload.layout import LIKE, Staging, name, names, rows, run
 from seekpoint.reload.run import Driver, StagedPosition, Tx, transaction
 from seekpoint.reload.targets import Source, Target, targets

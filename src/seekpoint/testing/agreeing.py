@@ -15,12 +15,12 @@ from seekpoint.kafka.ranges import Piece
 from seekpoint.ledger.ledger import postgres_engine
 from seekpoint.pipeline import Pipeline
 from seekpoint.records import RawRecord
-from seekpoint.reload.copies import make_copy, owned_columns
-from seekpoint.reload.frames import Frame, resolve_frames
+from seekpoint.reload.handlers.copies import make_copy, owned_columns
+from seekpoint.reload.handlers.frames import Frame, resolve_frames
+from seekpoint.reload.handlers.shadow import Shadow
 from seekpoint.reload.layout import LIKE, Staging, name, rows, run
 from seekpoint.reload.parts import Parts
 from seekpoint.reload.run import Tx
-from seekpoint.reload.shadow import Shadow
 from seekpoint.reload.targets import Source, Target, aimed, aimed_pipeline, sources, targets
 from seekpoint.tables import DEFAULT_SCHEMA
 

@@ -32,7 +32,7 @@ from seekpoint.dev.demo.wire import create_topic
 from seekpoint.dev.servers import Pair, start_pair
 from seekpoint.errors import ConfigError
 from seekpoint.reload import CutOver, Driver, Generations, LocalStager, Reload, Run, Staged, Stager, Task
-from seekpoint.reload.deltas import Rounds
+from seekpoint.reload.rounds import Rounds
 from seekpoint.tables import DEFAULT_SCHEMA
 
 if TYPE_CHECKING:

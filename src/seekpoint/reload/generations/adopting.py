@@ -18,8 +18,8 @@ from seekpoint.errors import ConfigError, ReloadRefused
 from seekpoint.guard import passes
 from seekpoint.ledger.administration import LOCK_GROUP, RECORD_ACTION
 from seekpoint.ledger.ledger import postgres_engine
-from seekpoint.reload import leaves, numbers, view
 from seekpoint.reload import statements as sql
+from seekpoint.reload.generations import leaves, numbers, view
 from seekpoint.reload.layout import fitted, name, run
 from seekpoint.reload.publish import DDL_WAIT, hanging
 from seekpoint.reload.run import Tx, transaction

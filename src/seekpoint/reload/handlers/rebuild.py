@@ -7,8 +7,8 @@ from time import monotonic
 from typing import Any
 
 from seekpoint.reload import statements as sql
-from seekpoint.reload.deltas import Rounds
 from seekpoint.reload.extend import Shrinking
+from seekpoint.reload.rounds import Rounds
 from seekpoint.reload.run import SERIALIZABLE_ENOUGH, Driver
 from seekpoint.reload.targets import Source
 

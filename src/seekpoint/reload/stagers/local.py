@@ -8,8 +8,8 @@ from typing import Any
 from sqlalchemy import Engine
 
 from seekpoint.errors import ConfigError
-from seekpoint.reload.pool import Plan, Pool
 from seekpoint.reload.run import Run
+from seekpoint.reload.stagers.pool import Plan, Pool
 from seekpoint.reload.staging import Staged, Task, stage_range
 from seekpoint.reload.targets import Source
 

@@ -9,8 +9,8 @@ from typing import Any
 from psycopg import sql as ident
 from sqlalchemy import Connection, Row, text
 
+from seekpoint.reload.generations.leaves import grants
 from seekpoint.reload.layout import name, rows, run
-from seekpoint.reload.leaves import grants
 from seekpoint.reload.targets import Path
 from seekpoint.sinks.layout import quoted
 

@@ -17,12 +17,12 @@ from seekpoint.failure import State
 from seekpoint.kafka.ranges import IDLE, Follower, Piece, Range
 from seekpoint.pipeline import Pipeline
 from seekpoint.records import Partition, RawRecord
-from seekpoint.reload.copies import owned_columns
 from seekpoint.reload.extend import Key, add_positions, key_of, require_unmoved
+from seekpoint.reload.handlers.copies import owned_columns
+from seekpoint.reload.handlers.shadow import Shadow
 from seekpoint.reload.layout import Staging, remember_columns, remembered_columns
 from seekpoint.reload.parts import Parts, all_of
 from seekpoint.reload.run import Driver, StagedPosition, Tx
-from seekpoint.reload.shadow import Shadow
 from seekpoint.reload.staging import keep_asides, leave_out, left_out_of
 from seekpoint.reload.targets import Source, Target, aimed, aimed_pipeline, targets
 from seekpoint.sinks.copy import open_copy

@@ -1,0 +1,1 @@
+"""Tables in generations: a view with a pointer, and the tables behind it."""

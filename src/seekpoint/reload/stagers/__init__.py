@@ -1,0 +1,1 @@
+"""Who stages on this machine: this process, or several."""

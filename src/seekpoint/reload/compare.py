@@ -108,7 +108,8 @@ def _compare(tx: Tx, staging: Staging, target: Target) -> Difference:
         "CREATE TABLE {diff} AS SELECT {key}, CASE WHEN live.tableoid IS NULL THEN 'missing' "
         "WHEN built.tableoid IS NULL THEN 'extra' ELSE 'different' END AS {kind}{values} "
         "FROM {live} AS live FULL JOIN {built} AS built USING ({key}) "
-        "WHERE live.tableoid IS NULL OR built.tableoid IS NULL OR {distinct}",
+        "WHERE live.tableoid IS NULL OR built.tableoid IS NULL OR {distinct} "
+        "ORDER BY {key}",  # so that the cut-over goes through index and table once, and not here and there
         diff=diff,
         kind=name(KIND),
         # What the rows should be, side by side: the cut-over reads them from end to end, and looks nothing up.

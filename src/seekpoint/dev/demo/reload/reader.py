@@ -9,9 +9,12 @@ from types import TracebackType
 from typing import Self
 
 from sqlalchemy import Engine, Row, text
+from sqlalchemy.exc import OperationalError
 
 from seekpoint.dev.demo.reload.handling import GROUP, TABLE, VERSIONS
+from seekpoint.guard import sqlstate
 
+STALE_PLAN = "40001"  # planned before a generation was attached that counts by now: to be asked anew
 PAUSE = 0.01  # seconds between two polls; or as long as the last one took: it is not to be the load
 
 _PRICE = " ".join(f"WHEN {number} THEN {version.sql}" for number, version in VERSIONS.items())
@@ -98,7 +101,13 @@ class Reader:
                 pause = PAUSE
                 while not self._stop.wait(pause):
                     began = monotonic()
-                    self._judge(connection.execute(POLL).one())
+                    try:
+                        found = connection.execute(POLL).one()
+                    except OperationalError as error:
+                        if sqlstate(error) != STALE_PLAN:
+                            raise
+                        continue
+                    self._judge(found)
                     pause = max(PAUSE, monotonic() - began)
         except BaseException as error:  # noqa: BLE001 -- raised where the count is asked for
             with self._turn:

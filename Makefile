@@ -56,6 +56,7 @@ check: $(SPARK)  ## style, types, layers, and migrations that equal the metadata
 
 chaos: $(SPARK)  ## kill workers and servers: make chaos ROUNDS=200 SEED=7
 	$(BIN)/python tests/chaos/run.py --rounds $(ROUNDS) --seed $(SEED) $(ARGS)
+	$(BIN)/python tests/chaos/reloads.py --rounds $(ROUNDS) --seed $(SEED)
 
 mutants: $(SPARK)  ## break the lines that the promise hangs on, one by one: a test must fail each time
 	$(BIN)/python tests/mutants/run.py $(ARGS)

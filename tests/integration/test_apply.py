@@ -363,21 +363,19 @@ def test_an_event_for_every_step_of_every_attempt(ground: Ground, group: str) ->
     seen: list[events.Event] = []
     pipeline = Pipeline(group, topics=TOPIC, value=Json(), sinks=[sink])
     ground.process(pipeline, *numbers(1, 2, -3, 4), observe=(seen.append,))
-    assert seen[0] == events.BatchOpened(attempt=1)
+    failed = next(n for n, event in enumerate(seen) if isinstance(event, events.Isolating))
+    # A few rows are sent and awaited with advance: the server's answer may come before or behind their Applied.
+    begun = [events.BatchOpened(attempt=1), events.Held(partitions=1)]
+    assert seen[:failed] in (begun, [*begun, events.Applied(records=4)])
     assert isinstance(seen[-1], events.Committed)
     span = Span(Partition(TOPIC, 0), 0, 2)
-    assert seen == [
-        events.BatchOpened(attempt=1),
-        events.Held(partitions=1),
-        events.Applied(records=4),  # a few rows are awaited with advance
-        seen[3],
+    assert seen[failed + 1 :] == [
         events.BatchOpened(attempt=2),
         events.Held(partitions=1),
         events.Applied(records=2),
         events.Advanced(spans=(span,)),
         events.Committed(spans=(span,), records=2, seconds=seen[-1].seconds),
     ]
-    assert isinstance(seen[3], events.Isolating)
 
 
 # -- chunk by chunk -----------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from seekpoint import Json, Ledger, Pipeline, Upsert
 from seekpoint.errors import ConfigError, ReloadOver, ReloadRefused, SchemaMismatch
 from seekpoint.reload import Reload, Runs, stage_range
 from seekpoint.reload.consolidate import coverage
+from seekpoint.reload.publish import hanging
 from seekpoint.reload.rounds import Rounds
 from shop import Order, Shop, doubled, of, pipeline
 
@@ -160,6 +161,17 @@ def test_a_published_table_is_not_swapped(shop: Shop, what: str) -> None:
     finally:
         shop.execute(f"DROP PUBLICATION {name}")
     shop.reload().open(strategy="swap")
+
+
+def test_a_publication_that_is_dropped_meanwhile_is_nobodys_error(shop: Shop) -> None:
+    """The statement's snapshot has it still, and the catalogs no more."""
+    settled(shop)
+    name = f"{shop.schema}_gone"
+    shop.execute(f"CREATE PUBLICATION {name}")
+    with shop.engine.connect().execution_options(isolation_level="REPEATABLE READ") as connection:
+        connection.execute(text("SELECT"))
+        shop.execute(f"DROP PUBLICATION {name}")
+        assert hanging(connection, (shop.schema, "orders")) == []
 
 
 def test_what_others_hang_on_other_tables_does_not_forbid_a_swap(shop: Shop) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,11 +15,12 @@ import pytest
 from typer.testing import CliRunner
 
 from seekpoint.cli.app import app
+from seekpoint.dev.demo.crew import DemoFailed
 from seekpoint.dev.demo.flights import RECORDS, read_flights
 from seekpoint.dev.demo.reload import show
 from seekpoint.dev.demo.reload.handling import VERSIONS, Priced, make_pipeline, name_of, table
 from seekpoint.dev.demo.reload.judge import expected
-from seekpoint.dev.demo.reload.load import later
+from seekpoint.dev.demo.reload.load import Load, later
 from seekpoint.dev.demo.reload.reader import complaint
 from seekpoint.dev.demo.reload.report import Reloaded, Report
 from seekpoint.errors import ConfigError
@@ -179,3 +181,17 @@ def test_the_years_go_on() -> None:
     assert [flight.id for flight in found] == list(range(1, 13))
     assert [flight.year for flight in found] == [2013] * 5 + [2014] * 5 + [2015] * 2
     assert msgspec.structs.replace(found[6], id=2, year=2013) == FLIGHTS[1]
+
+
+def test_the_log_waits_for_what_workers_already_have() -> None:
+    """A worker may commit a record before its producer has the report: the judge must not look it up too soon."""
+    load = Load("127.0.0.1:1", FLIGHTS)
+    with ThreadPoolExecutor(1) as asked:
+        for offset, flight in enumerate(FLIGHTS[:2]):
+            load._keep(flight, 3, offset)
+        found = asked.submit(load.log_to, {3: 3}, 30)
+        load._keep(FLIGHTS[2], 3, 2)
+        assert found.result() == {3: dict(enumerate(FLIGHTS[:3]))}
+        assert load.log_to({3: 2}, 0)[3][2] == FLIGHTS[2]
+        with pytest.raises(DemoFailed, match="waited 0 s to hear where the records of flights-3 went, in vain"):
+            load.log_to({3: 4}, 0)

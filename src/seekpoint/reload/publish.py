@@ -213,6 +213,7 @@ def _same(target: Target, left: str, right: str) -> ident.Composed:
 
 # -- swap --------------------------------------------------------------------------------------------------------
 
+# From the catalogs alone: the view pg_publication_tables fails where anybody drops a publication meanwhile.
 _TIES = text(
     """
     SELECT 'view ' || CAST(CAST(r.ev_class AS regclass) AS text) AS what
@@ -236,8 +237,12 @@ _TIES = text(
     UNION SELECT 'sequence ' || CAST(CAST(objid AS regclass) AS text) FROM pg_depend
     WHERE refobjid = to_regclass(:name) AND classid = CAST('pg_class' AS regclass) AND deptype IN ('a', 'i')
           AND EXISTS (SELECT FROM pg_class c WHERE c.oid = objid AND c.relkind = 'S')
-    UNION SELECT 'publication ' || pubname FROM pg_publication_tables
-    WHERE to_regclass(format('%I.%I', schemaname, tablename)) = to_regclass(:name)
+    UNION SELECT 'publication ' || p.pubname
+    FROM pg_publication p, (SELECT to_regclass(:name) UNION SELECT pg_partition_ancestors(to_regclass(:name))) own (oid)
+    JOIN pg_class c USING (oid)
+    WHERE p.puballtables AND c.relpersistence = 'p'
+          OR EXISTS (SELECT FROM pg_publication_rel r WHERE r.prpubid = p.oid AND r.prrelid = c.oid)
+          OR EXISTS (SELECT FROM pg_publication_namespace n WHERE n.pnpubid = p.oid AND n.pnnspid = c.relnamespace)
     UNION SELECT pg_describe_object(d.classid, d.objid, 0)
     FROM pg_class c JOIN pg_type t ON t.oid = c.reltype
     JOIN pg_depend d ON (d.refclassid = CAST('pg_class' AS regclass) AND d.refobjid = c.oid)
@@ -258,7 +263,7 @@ def ties(connection: Connection, target: Target) -> list[str]:
     """What a renaming would break: everything that hangs on the table itself and not on its name."""
     if target.view is not None:
         return [f"{target.name} is kept in generations, and cannot be swapped: use strategy 'generation' or 'merge'"]
-    found = connection.execute(_TIES, {"name": quoted(*target.path)}).scalars()
+    found = _hanging_on(connection, target.path)
     remedy = _MERGE if target.key else "drop that, or give the table a unique key and use strategy 'merge'"
     return [f"{target.name} cannot be swapped, for it has {what}: {remedy}" for what in found]
 
@@ -266,8 +271,13 @@ def ties(connection: Connection, target: Target) -> list[str]:
 def hanging(connection: Connection, table: Path) -> list[str]:
     """What a table has that a new generation would not have."""
     kept = ("grants", "storage parameters", "inheritance")  # a new generation is given the same
-    found = connection.execute(_TIES, {"name": quoted(*table)}).scalars()
+    found = _hanging_on(connection, table)
     return [what for what in found if what not in kept and not what.startswith("sequence ")]
+
+
+def _hanging_on(connection: Connection, table: Path) -> list[str]:
+    found = connection.execute(_TIES, {"name": quoted(*table)}).scalars()
+    return [what for what in found if what is not None]  # what was dropped since has no description
 
 
 def without_generations(connection: Connection, target: Target) -> list[str]:

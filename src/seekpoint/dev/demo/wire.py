@@ -24,7 +24,10 @@ class Wire:
 
     def __init__(self, bootstrap: str, topic: str) -> None:
         self._topic = topic
-        self._producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 5, "log_level": 0})
+        self._producer = Producer(
+            # Idempotent: a retry writes no record twice, and reports come in the order of offsets.
+            {"bootstrap.servers": bootstrap, "linger.ms": 5, "enable.idempotence": True, "log_level": 0}
+        )
         self._refused: list[KafkaError] = []
 
     def send(

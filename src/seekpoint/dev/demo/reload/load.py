@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from time import monotonic
 from types import TracebackType
@@ -12,11 +12,14 @@ from typing import Self
 
 import msgspec
 
+from seekpoint.dev.demo.crew import DemoFailed
 from seekpoint.dev.demo.flights import Flight
 from seekpoint.dev.demo.reload.handling import TOPIC
 from seekpoint.dev.demo.wire import Wire
 
 TICK = 0.02  # seconds between two handfuls of records
+
+Log = Mapping[int, Mapping[int, Flight]]  # partition -> offset -> flight
 
 
 class Load:
@@ -27,8 +30,8 @@ class Load:
         self._year = year
         self._flights = later(year)
         self._encode = msgspec.json.Encoder().encode
-        #: What was sent: partition -> offset -> flight.
-        self.log: defaultdict[int, dict[int, Flight]] = defaultdict(dict)
+        self._log: defaultdict[int, dict[int, Flight]] = defaultdict(dict)
+        self._heard = threading.Condition()
         self.sent = 0
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -52,6 +55,18 @@ class Load:
         if self._error is not None:
             raise self._error
         self._wire.flush()
+
+    def log_to(self, ends: Mapping[int, int], patience: float) -> Log:
+        """What was sent, with all before these offsets: a worker may have a record before the client says where it is.
+
+        Raises DemoFailed where it has not said so after ``patience`` seconds.
+        """
+        with self._heard:
+            if not self._heard.wait_for(lambda: self._behind(ends) is None, patience):
+                raise DemoFailed(
+                    f"waited {patience:.0f} s to hear where the records of {TOPIC}-{self._behind(ends)} went, in vain"
+                )
+        return self._log
 
     def __enter__(self) -> Self:
         return self
@@ -82,7 +97,13 @@ class Load:
             told(self.sent)
 
     def _keep(self, flight: Flight, partition: int, offset: int) -> None:
-        self.log[partition][offset] = flight
+        with self._heard:
+            self._log[partition][offset] = flight
+            self._heard.notify_all()
+
+    def _behind(self, ends: Mapping[int, int]) -> int | None:
+        """A partition of which less was heard. Reports come in order, and nobody else writes to the topic."""
+        return next((partition for partition, end in ends.items() if len(self._log[partition]) < end), None)
 
 
 def later(year: Sequence[Flight]) -> Iterator[Flight]:

@@ -215,7 +215,7 @@ class Stage:
             )
         applied = self.crew.committed - applied
         differing = self._verify(version)
-        comparison = compare(self.engine, self.load.log, version)
+        comparison = compare(self.engine, lambda ends: self.load.log_to(ends, PATIENCE), version)
         if not self.reader.once_more(PATIENCE):
             raise DemoFailed(f"waited {PATIENCE:.0f} s for the reader, in vain")
         seen = self.reader.count.since(polls)

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
 import sys
-import threading
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 from sqlalchemy import create_engine
 
-from member import _given
+from apart import Apart, Standing
 from seekpoint import Pipeline
 from seekpoint.batch import BatchJob, job
-from seekpoint.reload import Driver
-from seekpoint.reload.run import Tx
 from shop import Shop, pipeline
 
 
@@ -41,7 +34,7 @@ def paused(shop: Shop) -> str | None:
     return found[0][0] if found else None
 
 
-class Batcher:
+class Batcher(Apart):
     """One process. ``at="staging"`` stands still in the first step of that state, ``at="turn cut_over"`` at its end."""
 
     def __init__(self, shop: Shop, **options: Any) -> None:
@@ -53,44 +46,7 @@ class Batcher:
             "topic": shop.topic,
             **options,
         }
-        self._process = subprocess.Popen(
-            [sys.executable, "-W", "error", __file__, json.dumps(what)],
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *_given()])},
-        )
-
-    def wait_for(self, word: str) -> bool:
-        """Until it says this (``standing``, ``done``); False if it has ended without it."""
-        assert self._process.stdout is not None
-        return any(line.strip() == word for line in iter(self._process.stdout.readline, ""))
-
-    def kill(self) -> None:
-        """SIGKILL: nobody is told."""
-        self._process.send_signal(signal.SIGKILL)
-        self._process.wait()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
-
-
-class Standing(Driver):
-    """A driver that stands still for ever at one place."""
-
-    at = ""
-
-    def _admit(self, row: Any, states: Any) -> None:
-        super()._admit(row, states)
-        if self.run.state == self.at:
-            self._stand()
-
-    def turn(self, tx: Tx, state: str) -> None:
-        super().turn(tx, state)
-        if self.at == f"turn {state}":
-            self._stand()
-
-    def _stand(self) -> None:
-        print("standing", flush=True)
-        threading.Event().wait()
+        super().__init__(__file__, what)
 
 
 def main(what: dict[str, Any]) -> None:

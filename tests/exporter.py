@@ -6,18 +6,13 @@ It stands still where it is told to, and prints a line when it does.
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 from sqlalchemy import create_engine
 
-from member import _given
+from apart import Apart, stand
 from seekpoint.export import Archive, Export, delta, files, manifest, writing
 from seekpoint.kafka.ranges import Piece
 from vault import Vault
@@ -25,7 +20,7 @@ from vault import Vault
 PLACES = ("planned", "in a file", "a file", "its row", "second file")
 
 
-class Exporter:
+class Exporter(Apart):
     """One process, which stands still at one of ``PLACES`` (or at ``table``: behind the Delta table's commit)."""
 
     def __init__(self, vault: Vault, at: str, **options: Any) -> None:
@@ -38,26 +33,13 @@ class Exporter:
             "at": at,
             "options": options,
         }
-        self._process = subprocess.Popen(
-            [sys.executable, "-W", "error", __file__, json.dumps(what)],
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *_given()])},
-        )
+        super().__init__(__file__, what)
 
     def kill_at_its_place(self) -> None:
         """SIGKILL, where it stands: nobody is told."""
-        assert self._process.stdout is not None
-        stands = any(line.strip() == "standing" for line in iter(self._process.stdout.readline, ""))
-        self._process.send_signal(signal.SIGKILL)
-        self._process.wait()
-        self._process.stdout.close()
+        stands = self.wait_for("standing")
+        self.kill()
         assert stands
-
-
-def stand() -> None:
-    print("standing", flush=True)
-    threading.Event().wait()
 
 
 def stand_in_a_file() -> None:

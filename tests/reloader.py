@@ -7,29 +7,23 @@ where its handler comes to an offset; and prints a line when it does.
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
 import sys
-import threading
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Connection, create_engine
 
+from apart import Apart, Standing, stand
 from bookkeeping import WRITES, by_core
-from member import _given
 from seekpoint import Batch, Json, Pipeline
-from seekpoint.reload import Driver, Reload
-from seekpoint.reload.run import Tx
+from seekpoint.reload import Reload
 from shop import Order, Shop, pipeline
 
 
-class Reloader:
+class Reloader(Apart):
     """One process. ``at="staged"`` stands still in the first step of that state, ``at="turn cut_over"`` at its end.
 
-    With ``handled=True`` it drives the books of ``handlers``; ``at="offset 70"`` stands still in the handler then.
+    With ``handled=True`` it drives the books of ``bookkeeping``; ``at="offset 70"`` stands still in the handler then.
     """
 
     def __init__(self, shop: Shop, run: UUID, **options: Any) -> None:
@@ -42,54 +36,7 @@ class Reloader:
             "run": str(run),
             **options,
         }
-        self._process = subprocess.Popen(
-            [sys.executable, "-W", "error", __file__, json.dumps(what)],
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *_given()])},
-        )
-
-    def wait_for(self, word: str) -> bool:
-        """Until it says this (``driving``, ``standing``, ``done``); False if it has ended without it."""
-        assert self._process.stdout is not None
-        return any(line.strip() == word for line in iter(self._process.stdout.readline, ""))
-
-    def ended(self, seconds: float) -> bool:
-        """Whether it comes to its end within so many seconds."""
-        try:
-            self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return False
-        return True
-
-    def kill(self) -> None:
-        """SIGKILL: nobody is told."""
-        self._process.send_signal(signal.SIGKILL)
-        self._process.wait()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
-
-
-class Standing(Driver):
-    """A driver that stands still for ever at one place."""
-
-    at = ""
-
-    def _admit(self, row: Any, states: Any) -> None:
-        super()._admit(row, states)
-        if self.run.state == self.at:
-            stand()
-
-    def turn(self, tx: Tx, state: str) -> None:
-        super().turn(tx, state)
-        if self.at == f"turn {state}":
-            stand()
-
-
-def stand() -> None:
-    """For ever."""
-    print("standing", flush=True)
-    threading.Event().wait()
+        super().__init__(__file__, what)
 
 
 def bookkeeping(what: dict[str, Any]) -> Pipeline:

@@ -75,6 +75,27 @@ def pipeline(
     )
 
 
+# The pipeline in version 2, as a module that other processes import by name. ``first`` is there to be replaced.
+PLAIN = """
+from seekpoint import Json, Pipeline, Upsert
+from shop import Order, OrderKey
+
+def first(record):
+    pass
+
+def row(record):
+    first(record)
+    order = record.value
+    if order.amount > 1000:
+        raise ValueError("too much")
+    return {{"id": order.id, "amount": order.amount * 2, "at": order.at}}
+
+sink = Upsert(({schema!r}, "orders"), key=["id"], columns=["id", "amount", "at"], row=row)
+orders = Pipeline({group!r}, topics={topic!r}, value=Json(Order, tombstones=True), key=Json(OrderKey), sinks=[sink],
+                  version=2)
+"""
+
+
 TABLES = """
 CREATE TABLE {schema}.orders (id bigint PRIMARY KEY, amount bigint NOT NULL CHECK (amount < 5000), at bigint NOT NULL,
     note text DEFAULT 'none');

@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 
 from member import _given
 from seekpoint.cli.app import app
-from shop import Shop
+from shop import Shop, gone, of
 
 MODULE = """\
 from seekpoint import Worker
@@ -32,6 +32,8 @@ others = pipeline("others of {group}", "{topic}", "{schema}")
 worker = Worker(mended, engine={url!r}, kafka={{"bootstrap.servers": "{brokers}"}}, schema="{schema}")
 elsewhere = Worker(others, engine={url!r}, kafka={{"bootstrap.servers": "localhost:9"}}, schema="{schema}")
 """
+# What the commands find in the topic: keys that come again, and one that is deleted.
+FIRST = [of(n % 40, n, n) for n in range(120)] + [gone(3)]
 COMMAND = [sys.executable, "-m", "seekpoint.cli.main"]
 
 

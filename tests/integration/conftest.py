@@ -16,7 +16,7 @@ from seekpoint import schema
 from seekpoint.dev.kafka import KafkaServer
 from seekpoint.dev.postgres import PostgresServer
 from shop import Shop
-from terminal import Terminal
+from terminal import FIRST, Terminal
 
 
 @pytest.fixture(params=PROTOCOLS)
@@ -94,3 +94,14 @@ def terminal(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
     before = list(sys.path)
     yield Terminal.of(Shop.on_shared_servers(request.getfixturevalue), tmp_path)
     sys.path[:] = before
+
+
+@pytest.fixture
+def shop(terminal: Terminal) -> Shop:
+    """The shop, with its first records applied by version 1."""
+    shop = terminal.shop
+    shop.produce(shop.topic, FIRST, partition=0)
+    worker = shop.worker()
+    worker.reached(shop.topic, len(FIRST))
+    worker.stop()
+    return shop

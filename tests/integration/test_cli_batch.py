@@ -9,10 +9,8 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from seekpoint.batch import BatchJob
-from shop import Shop, doubled, gone, of
-from terminal import Terminal, wait_until
-
-FIRST = [of(n % 40, n, n) for n in range(120)] + [gone(3)]
+from shop import Shop, doubled, of
+from terminal import FIRST, Terminal, wait_until
 
 WAITING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE :query"
 

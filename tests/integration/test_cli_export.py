@@ -12,23 +12,10 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from seekpoint.export import Archive
-from shop import Shop, doubled, gone, of
-from terminal import Terminal
+from shop import Shop, doubled, of
+from terminal import FIRST, Terminal
 
 pyarrow = pytest.importorskip("pyarrow")
-
-FIRST = [of(n % 40, n, n) for n in range(120)] + [gone(3)]
-
-
-@pytest.fixture
-def shop(terminal: Terminal) -> Shop:
-    """The shop, with its first records applied by version 1."""
-    shop = terminal.shop
-    shop.produce(shop.topic, FIRST, partition=0)
-    worker = shop.worker()
-    worker.reached(shop.topic, len(FIRST))
-    worker.stop()
-    return shop
 
 
 def test_an_export_and_the_next_one(terminal: Terminal, shop: Shop) -> None:

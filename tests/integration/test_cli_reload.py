@@ -14,22 +14,8 @@ from sqlalchemy import text
 from reloader import Reloader
 from seekpoint.dev import spark
 from seekpoint.dev.child import ServerFailed
-from shop import Shop, doubled, gone, of
-from terminal import Terminal, wait_until
-
-FIRST = [of(n % 40, n, n) for n in range(120)] + [gone(3)]
-
-
-@pytest.fixture
-def shop(terminal: Terminal) -> Shop:
-    """The shop, with its first records applied by version 1."""
-    shop = terminal.shop
-    shop.produce(shop.topic, FIRST, partition=0)
-    worker = shop.worker()
-    worker.reached(shop.topic, len(FIRST))
-    worker.stop()
-    return shop
-
+from shop import Shop, doubled, of
+from terminal import FIRST, Terminal, wait_until
 
 # -- run ---------------------------------------------------------------------------------------------------
 

@@ -8,21 +8,8 @@ import signal
 import pytest
 from sqlalchemy import text
 
-from shop import Shop, doubled, gone, of
-from terminal import Terminal, wait_until
-
-FIRST = [of(n % 40, n, n) for n in range(120)] + [gone(3)]
-
-
-@pytest.fixture
-def shop(terminal: Terminal) -> Shop:
-    """The shop, with its first records applied by version 1."""
-    shop = terminal.shop
-    shop.produce(shop.topic, FIRST, partition=0)
-    worker = shop.worker()
-    worker.reached(shop.topic, len(FIRST))
-    worker.stop()
-    return shop
+from shop import Shop, doubled, of
+from terminal import FIRST, Terminal, wait_until
 
 
 def test_tables_that_are_what_the_log_says(terminal: Terminal, shop: Shop) -> None:

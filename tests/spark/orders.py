@@ -3,28 +3,10 @@
 from __future__ import annotations
 
 from seekpoint.spark import Env
+from shop import PLAIN
 
 #: Where tasks look for the database's address.
 DATABASE = Env("SEEKPOINT_TEST_SPARK_DATABASE")
-
-PLAIN = """
-from seekpoint import Json, Pipeline, Upsert
-from shop import Order, OrderKey
-
-def first(record):
-    pass
-
-def row(record):
-    first(record)
-    order = record.value
-    if order.amount > 1000:
-        raise ValueError("too much")
-    return {{"id": order.id, "amount": order.amount * 2, "at": order.at}}
-
-sink = Upsert(({schema!r}, "orders"), key=["id"], columns=["id", "amount", "at"], row=row)
-orders = Pipeline({group!r}, topics={topic!r}, value=Json(Order, tombstones=True), key=Json(OrderKey), sinks=[sink],
-                  version=2)
-"""
 
 # Ends its process the first time only: whoever makes the marker file.
 ONCE = """

@@ -18,8 +18,8 @@ from batcher import Batcher, batch, offsets, paused
 from seekpoint.dev.spark import start_cluster
 from seekpoint.errors import BatchRefused, ConfigError
 from seekpoint.spark import batch as spark_batch
-from shop import Shop, of
-from spark.orders import BEHIND_COMMIT, DATABASE, FOR_EVER, IN_A_ROW, PLAIN, expected
+from shop import PLAIN, Shop, of
+from spark.orders import BEHIND_COMMIT, DATABASE, FOR_EVER, IN_A_ROW, expected
 from spark.test_clusters import JOB, SPECULATION
 
 

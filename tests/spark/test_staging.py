@@ -19,8 +19,8 @@ from seekpoint.reload.consolidate import coverage
 from seekpoint.reload.staging import Task, begin_staging
 from seekpoint.spark import Env, SparkStager
 from seekpoint.spark.ending import TaskEnded, ending_of
-from shop import Shop, of
-from spark.orders import BEHIND_COMMIT, DATABASE, DEPLOYED, IN_A_ROW, PLAIN, expected
+from shop import PLAIN, Shop, of
+from spark.orders import BEHIND_COMMIT, DATABASE, DEPLOYED, IN_A_ROW, expected
 
 
 class Job:

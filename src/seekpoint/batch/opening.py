@@ -22,7 +22,7 @@ from seekpoint.pipeline import Pipeline
 from seekpoint.records import Partition
 from seekpoint.reload import statements as runs
 from seekpoint.reload.pauses import PAUSER, let_go, pauser
-from seekpoint.reload.run import Tx, this_driver
+from seekpoint.reload.run import StagedPosition, Tx, this_driver
 from seekpoint.reload.targets import Source, targets
 from seekpoint.tables import in_schema
 
@@ -133,23 +133,16 @@ def open_batch(tx: Tx, source: Source, brokers: Brokers, run: UUID, *, pause: bo
         "reason": storable(reason),
     }
     tx.execute(runs.INSERT_RUN, [row])
-    tx.execute(runs.INSERT_POSITIONS, [_position(run, source.group, one, ends[at]) for at, one in claims.items()])
+    tx.add_positions(
+        run,
+        [
+            StagedPosition(
+                source.group, at, one.topic_id, one.next_offset, ends[at], one.next_offset, one.epoch, moves=0
+            )
+            for at, one in claims.items()
+        ],
+    )
     return claims
-
-
-def _position(run: UUID, group: str, claimed: Claim, end: int) -> dict[str, Any]:
-    return {
-        "run": run,
-        "consumer_group": group,
-        "topic": claimed.partition.topic,
-        "partition": claimed.partition.number,
-        "topic_id": claimed.topic_id,
-        "first_offset": claimed.next_offset,
-        "end_offset": end,
-        "next_offset": claimed.next_offset,
-        "epoch": claimed.epoch,
-        "moves": 0,
-    }
 
 
 def stale(tx: Tx, run: UUID, claims: Claims) -> list[str]:

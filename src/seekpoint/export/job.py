@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import getpass
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
@@ -157,12 +157,7 @@ class Export:
         starts = self._log_starts(behind)
         ranges = [range_ for at in behind for range_ in self._of(at, chains[at.partition], starts[at.partition])]
         check(self.kafka, ranges)
-        width = self._range_records
-        return [
-            replace(each, start=start, end=min(start + width, each.end))
-            for each in ranges
-            for start in range(each.start, each.end, width)
-        ]
+        return [part for each in ranges for part in each.cut(self._range_records)]
 
     def _log_starts(self, behind: Sequence[Position]) -> dict[Partition, int]:
         """Where the logs begin, of the topics that the positions belong to."""

@@ -14,6 +14,7 @@ from sqlalchemy.sql.base import Executable
 
 from seekpoint.export import statements as sql
 from seekpoint.kafka.ranges import Range
+from seekpoint.ledger.administration import ALONE
 from seekpoint.ledger.statements import APPLICATION, SETTLE
 from seekpoint.records import Partition
 from seekpoint.tables import in_schema
@@ -67,7 +68,7 @@ class Tx:
 
     def alone(self, topic: str) -> None:
         """From here to the end of the transaction nobody else adds to this topic's chains, or removes a file of it."""
-        self.execute(sql.ALONE, name=f"seekpoint export {self._archive} {topic}")
+        self.execute(ALONE, name=f"seekpoint export {self._archive} {topic}")
 
     def within(self, range_: Range) -> list[Entry]:
         """The entries that have something of the range, in order."""

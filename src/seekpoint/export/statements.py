@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Integer, Text, Uuid, and_, bindparam, exists, func, insert, literal_column, select
+from sqlalchemy import BigInteger, Integer, Text, Uuid, and_, bindparam, exists, insert, literal_column, select
 
 from seekpoint.tables import export_manifest, export_run
 
@@ -17,8 +17,6 @@ _of_partition = and_(
 _START, _END = bindparam("start", type_=BigInteger), bindparam("end", type_=BigInteger)
 _within = and_(_of_partition, _entry.from_offset < _END, _entry.to_offset > _START)
 
-# Whoever adds to a topic's chains, or removes files of it, is alone: a lock of this name, not of rows that may not be.
-ALONE = select(func.pg_advisory_xact_lock(func.hashtextextended(bindparam("name", type_=Text), 0)))
 WITHIN = select(export_manifest).where(_within).order_by(_entry.from_offset)
 CHAIN = select(export_manifest).where(_of_partition).order_by(_entry.from_offset)
 ALL = (

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any, Self
 from uuid import UUID
@@ -46,6 +46,11 @@ class Range:
     def records_at_most(self) -> int:
         """Its width: fewer records where transactions, compaction or control records left holes."""
         return self.end - self.start
+
+    def cut(self, width: int) -> Iterator[Range]:
+        """The same offsets in ranges of this width, the last of them perhaps narrower; none where it is empty."""
+        for start in range(self.start, self.end, width):
+            yield replace(self, start=start, end=min(start + width, self.end))
 
     def __str__(self) -> str:
         return f"{self.partition} [{self.start}, {self.end})"

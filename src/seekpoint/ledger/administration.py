@@ -205,3 +205,6 @@ REDRAW = (
 )
 RECORD_ACTION = insert(admin_action)
 RECORD_LOSS = insert(lost_range)
+
+# Whoever takes this name is alone with it until its transaction ends: a lock where there may be no row yet to lock.
+ALONE = select(func.pg_advisory_xact_lock(func.hashtextextended(bindparam("name", type_=Text), 0)))

@@ -77,8 +77,9 @@ def coverage(tx: Tx, driver: Driver, width: int = RANGE, *, without: Collection[
 
 
 def _tasks(at: StagedPosition, start: int, end: int, width: int) -> Iterable[Task]:
-    for begin in range(start, end, width):
-        yield Task(at.group, Range(at.partition, at.topic_id, begin, min(end, begin + width)))
+    if start < end:
+        for part in Range(at.partition, at.topic_id, start, end).cut(width):
+            yield Task(at.group, part)
 
 
 def consolidate(driver: Driver, sources: Sequence[Source]) -> None:

@@ -13,7 +13,7 @@ from seekpoint.kafka.ranges import stable_ends, topic_ids
 from seekpoint.records import Partition
 from seekpoint.reload import statements as sql
 from seekpoint.reload.layout import Staging
-from seekpoint.reload.run import SERIALIZABLE_ENOUGH, Driver, StagedPosition, Tx
+from seekpoint.reload.run import SERIALIZABLE_ENOUGH, Driver, StagedPosition, Tx, position_of
 from seekpoint.reload.staging import leave_out
 from seekpoint.reload.targets import Source
 from seekpoint.tables import dead_letter
@@ -138,24 +138,7 @@ def add_positions(tx: Tx, driver: Driver, rows: Sequence[Row[Any]]) -> None:
         ]
         raise ReloadRefused([*reasons, "abort this run and open another one"])
     if rows:
-        tx.execute(
-            sql.INSERT_POSITIONS,
-            [
-                {
-                    "run": driver.run.id,
-                    "consumer_group": row.consumer_group,
-                    "topic": row.topic,
-                    "partition": row.partition,
-                    "topic_id": row.topic_id,
-                    "first_offset": row.first_offset,
-                    "end_offset": row.first_offset,
-                    "next_offset": row.first_offset,
-                    "epoch": row.epoch,
-                    "moves": row.moves,
-                }
-                for row in rows
-            ],
-        )
+        tx.add_positions(driver.run.id, [position_of(row, end=row.first_offset) for row in rows])
 
 
 def _end(positions: Mapping[Key, StagedPosition], row: Row[Any]) -> int:

@@ -24,7 +24,7 @@ from seekpoint.reload.compare import Report, prepare
 from seekpoint.reload.consolidate import RANGE, check_topics, consolidate, coverage, index, require_width
 from seekpoint.reload.cutover import CutOver, cut_over
 from seekpoint.reload.extend import LARGE, Shrinking, distance, extend
-from seekpoint.reload.handlers.frames import resolve_frames
+from seekpoint.reload.handlers.frames import Frame, resolve_frames
 from seekpoint.reload.handlers.rebuild import MOST, rebuild
 from seekpoint.reload.opening import Order, open_run
 from seekpoint.reload.rounds import Rounds
@@ -43,7 +43,6 @@ SMALL = 2_000  # records of a round, below which the locks may be taken
 ENDS = (ReloadRefused, RangeLost, TopicRecreated, WroteLiveTable)  # what no other driver would get over
 
 Progress = Callable[[str, int, int], None]  # what is done, how much of it, of how much
-Frame = Callable[[Any], Any]  # of a DataFrame of records to one of rows
 
 
 class Reload:

@@ -14,13 +14,14 @@ from seekpoint.export import Archive
 from seekpoint.failure import storable
 from seekpoint.kafka.outlook import require_known
 from seekpoint.kafka.ranges import Range, log_starts, stable_ends, topic_ids
+from seekpoint.ledger.administration import ALONE
 from seekpoint.policy import Limits
 from seekpoint.records import Partition
 from seekpoint.reload import statements as sql
 from seekpoint.reload.compaction import of_compaction
 from seekpoint.reload.layout import GENERATION
 from seekpoint.reload.publish import ties, without_generations
-from seekpoint.reload.run import Driver, Tx, run_of, this_driver, transaction
+from seekpoint.reload.run import Driver, Tx, position_of, run_of, this_driver, transaction
 from seekpoint.reload.targets import Source, Target, resolve, targets
 from seekpoint.schema import check
 
@@ -61,14 +62,15 @@ def open_run(engine: Engine, schema: str, kafka: Mapping[str, Any], order: Order
         raise ReloadRefused(reasons)
     run = uuid4()
     with transaction(engine, schema) as tx:
-        tx.execute(sql.OPEN_ALONE, name=f"seekpoint reload {schema}")
+        # One opening at a time: two runs of one table must see each other.
+        tx.execute(ALONE, name=f"seekpoint reload {schema}")
         # A worker that would raise a version looks for this run under its group's lock: it finds it, or was before us.
         known = {row.name: row for row in tx.execute(sql.SHARE_GROUPS, groups=groups)}
         reasons = [reason for source in order.sources for reason in _of_version(source, known.get(source.group))]
         if reasons := reasons + _of_runs(tx, [target.name for target in found]):
             raise ReloadRefused(reasons)
         tx.execute(sql.INSERT_RUN, [_row(run, order, found, known)])
-        tx.execute(sql.INSERT_POSITIONS, [_position(run, row) for row in offsets])
+        tx.add_positions(run, [position_of(row, end=row.next_offset) for row in offsets])
         return Driver(engine, schema, run_of(tx.execute(sql.GET_RUN, its_run=run).one()), limits)
 
 
@@ -88,21 +90,6 @@ def _row(run: UUID, order: Order, found: Sequence[Target], known: Mapping[str, R
         "actor": storable(order.actor),
         "reason": storable(order.reason),
         "archive": order.archive and order.archive.spec(),
-    }
-
-
-def _position(run: UUID, row: Row[Any]) -> dict[str, Any]:
-    return {
-        "run": run,
-        "consumer_group": row.consumer_group,
-        "topic": row.topic,
-        "partition": row.partition,
-        "topic_id": row.topic_id,
-        "first_offset": row.first_offset,
-        "end_offset": row.next_offset,
-        "next_offset": row.first_offset,
-        "epoch": row.epoch,
-        "moves": row.moves,
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import os
 import socket
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -82,6 +82,12 @@ class StagedPosition:
     moves: int
 
 
+def position_of(row: Row[Any], *, end: int) -> StagedPosition:
+    """Where the rebuild of a row of ``OFFSETS`` begins: at the first offset that its group has applied."""
+    at, first = Partition(row.topic, row.partition), row.first_offset
+    return StagedPosition(row.consumer_group, at, row.topic_id, first, end, first, row.epoch, row.moves)
+
+
 def run_of(row: Row[Any]) -> Run:
     """A row of ``reload_run`` as a value."""
     values: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in row._asdict().items()}
@@ -119,6 +125,27 @@ class Tx:
             )
             for row in self.execute(sql.POSITIONS, its_run=run)
         ]
+
+    def add_positions(self, run: UUID, positions: Iterable[StagedPosition]) -> None:
+        """Put on record where the rebuild of these partitions begins, ends for now, and stands."""
+        self.execute(
+            sql.INSERT_POSITIONS,
+            [
+                {
+                    "run": run,
+                    "consumer_group": at.group,
+                    "topic": at.partition.topic,
+                    "partition": at.partition.number,
+                    "topic_id": at.topic_id,
+                    "first_offset": at.first_offset,
+                    "end_offset": at.end_offset,
+                    "next_offset": at.next_offset,
+                    "epoch": at.epoch,
+                    "moves": at.moves,
+                }
+                for at in positions
+            ],
+        )
 
     def advance(self, run: UUID, ends: Mapping[tuple[str, Partition], int]) -> None:
         """Move the rebuild's positions, in the transaction that adds its rows."""

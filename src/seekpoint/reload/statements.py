@@ -56,8 +56,6 @@ UNHURRIED = select(
 
 # -- the run -------------------------------------------------------------------------------------------------
 
-# One opening at a time: two runs of one table must see each other.
-OPEN_ALONE = select(func.pg_advisory_xact_lock(func.hashtextextended(bindparam("name", type_=Text), 0)))
 GROUPS = select(consumer_group).order_by(consumer_group.c.name)
 # While a run is put on record. A worker looks for a run to its version under its group's lock, before it raises that.
 SHARE_GROUPS = GROUPS.where(consumer_group.c.name == func.any(_groups)).with_for_update(read=True)

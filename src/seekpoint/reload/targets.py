@@ -134,7 +134,7 @@ def sources(given: Sequence[Pipeline | str]) -> tuple[Source, ...]:
     return tuple(sorted(made, key=lambda each: each.group))
 
 
-_TABLE = text(
+TABLE = text(
     """
     SELECT n.nspname AS schema, c.relname AS name, CAST(c.relkind AS text) AS kind
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass(:name)
@@ -168,7 +168,7 @@ _KEYS = text(
 
 def resolve(connection: Connection, name: str) -> Path | None:
     """Where the table lives that a sink or a group names so; None where there is none."""
-    row = connection.execute(_TABLE, {"name": quoted(*name.split(".", 1))}).one_or_none()
+    row = connection.execute(TABLE, {"name": quoted(*name.split(".", 1))}).one_or_none()
     return None if row is None else (row.schema, row.name)
 
 
@@ -203,7 +203,7 @@ def targets(connection: Connection, given: Sequence[Source]) -> tuple[Target, ..
 
 def _plain(connection: Connection, who: str, named: Sequence[str], live: dict[Path, Path] | None = None) -> Path:
     """The table that is named so, also where it is kept in generations: then ``live`` learns which one counts."""
-    row = connection.execute(_TABLE, {"name": quoted(*named)}).one_or_none()
+    row = connection.execute(TABLE, {"name": quoted(*named)}).one_or_none()
     if live is not None and row is not None and row.kind == "v" and (current := _current(connection, named)):
         live[row.schema, row.name] = current
         return row.schema, row.name

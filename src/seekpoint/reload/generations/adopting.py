@@ -16,14 +16,14 @@ from sqlalchemy.exc import DBAPIError
 
 from seekpoint.errors import ConfigError, ReloadRefused
 from seekpoint.guard import passes
-from seekpoint.ledger.administration import LOCK_GROUP, RECORD_ACTION
+from seekpoint.ledger.administration import ALONE, LOCK_GROUP, RECORD_ACTION
 from seekpoint.ledger.ledger import postgres_engine
 from seekpoint.reload import statements as sql
 from seekpoint.reload.generations import leaves, numbers, view
 from seekpoint.reload.layout import fitted, name, run
 from seekpoint.reload.publish import DDL_WAIT, hanging
 from seekpoint.reload.run import Tx, transaction
-from seekpoint.reload.targets import Path, resolve
+from seekpoint.reload.targets import TABLE, Path, resolve
 from seekpoint.reload.tries import TRIES, pause
 from seekpoint.sinks.layout import quoted
 from seekpoint.sinks.place import COLUMN
@@ -122,7 +122,7 @@ class Generations:
         if not 1 <= len(named) <= 2 or not all(named):
             raise ConfigError(f"{table!r}: name it 'table' or 'schema.table', or give a tuple of the parts")
         with transaction(self.engine, self.schema) as tx:
-            row = tx.connection.execute(_TABLE, {"name": quoted(*named)}).one_or_none()
+            row = tx.connection.execute(TABLE, {"name": quoted(*named)}).one_or_none()
         if row is None:
             raise ConfigError(f"there is no table {'.'.join(named)}: check its name, and the schema")
         return row.schema, row.name
@@ -133,7 +133,7 @@ class Generations:
             try:
                 with transaction(self.engine, self.schema) as tx:
                     # No reload is opened meanwhile, and none is open.
-                    tx.execute(sql.OPEN_ALONE, name=f"seekpoint reload {self.schema}")
+                    tx.execute(ALONE, name=f"seekpoint reload {self.schema}")
                     step(tx)
             except (psycopg.Error, DBAPIError) as error:
                 if attempt == TRIES or not passes(error):
@@ -141,14 +141,6 @@ class Generations:
                 pause(attempt)
             else:
                 return
-
-
-_TABLE = text(
-    """
-    SELECT n.nspname AS schema, c.relname AS name, CAST(c.relkind AS text) AS kind
-    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass(:name)
-    """
-)
 
 
 def _told(tx: Tx, row: Any) -> Generation:
@@ -206,7 +198,7 @@ _MAY_READ = text(
 def _reasons(tx: Tx, path: Path) -> list[str]:
     """Why the table cannot be kept in generations, every one with what would help."""
     connection, told = tx.connection, ".".join(path)
-    kind = connection.execute(_TABLE, {"name": quoted(*path)}).one().kind
+    kind = connection.execute(TABLE, {"name": quoted(*path)}).one().kind
     if kind != "r":
         return [f"{told} is no plain table"]
     reasons = [
@@ -222,7 +214,7 @@ def _reasons(tx: Tx, path: Path) -> list[str]:
     reasons += [
         f"there is a table {'.'.join(other)} already, a name that is needed: rename it"
         for other in _names(path)
-        if connection.execute(_TABLE, {"name": quoted(*other)}).one_or_none() is not None
+        if connection.execute(TABLE, {"name": quoted(*other)}).one_or_none() is not None
     ]
     pointers = quoted(tx.schema, generation.name)
     for row in leaves.grants(connection, path):
@@ -324,7 +316,7 @@ _TOLD = text(
 
 def _tell_alike(connection: Connection, given: Path, to: Path) -> None:
     """Comments of the table and its columns."""
-    kind = connection.execute(_TABLE, {"name": quoted(*to)}).one().kind
+    kind = connection.execute(TABLE, {"name": quoted(*to)}).one().kind
     for row in connection.execute(_TOLD, {"name": quoted(*given)}).all():
         what = "COLUMN" if row.column is not None else "VIEW" if kind == "v" else "TABLE"
         run(

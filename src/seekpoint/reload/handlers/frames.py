@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 from seekpoint.errors import ConfigError
 from seekpoint.reload.targets import Path, Source, Target, resolve
 
-Frame = Callable[[Any], Any]
+Frame = Callable[[Any], Any]  # of a DataFrame of records to one of rows
 
 
 def resolve_frames(

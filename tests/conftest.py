@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,6 +24,12 @@ from seekpoint.running import Worker
 from workers import Run
 
 pytest_plugins = ["seekpoint.testing.pytest"]
+
+
+def pytest_configure() -> None:
+    """Processes of tests are stopped by SIGINT, too: whoever runs the suite in a shell's background has it ignored."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -126,8 +126,6 @@ def test_ctrl_c_ends_the_demo_and_removes_everything(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        # Whoever runs the suite in the background of a shell has SIGINT ignored, and a child would inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 -- nothing else runs there
     )
     deadline, pause = monotonic() + 60, threading.Event()
     while not any(folders.iterdir()):  # the first server's folder

@@ -21,7 +21,7 @@ from seekpoint.cli.declared import _told
 from seekpoint.dev.proxy import PostgresProxy
 from seekpoint.errors import ConfigError, ReloadRefused
 from seekpoint.reload import Driver, Generation, Generations, Reload
-from seekpoint.reload.generations import leaves
+from seekpoint.reload.generations import adopting, leaves
 from seekpoint.reload.run import transaction
 from seekpoint.sinks.copy import driver_of
 from shop import Shop, doubled, gone, of
@@ -65,6 +65,10 @@ def reading(shop: Shop, isolation: Any, *statements: str) -> Iterator[Connection
         for statement in statements:
             connection.execute(text(statement.format(schema=shop.schema))).all()
         yield connection
+
+
+def pid_of(connection: Connection) -> int:
+    return int(connection.execute(text("SELECT pg_backend_pid()")).scalar_one())
 
 
 def test_a_table_with_rows_is_adopted_and_reloaded(shop: Shop) -> None:
@@ -272,15 +276,15 @@ def test_snapshots_that_may_not_be_seen_are_waited_for(shop: Shop, roles: tuple[
     adopt(shop)
     (turned,) = shop.execute("SELECT CAST(xmin AS text) FROM {schema}.generation")[0]
 
-    def is_forgotten() -> bool:
+    def others() -> list[int]:
         with transaction(shop.engine, shop.schema) as tx:
             tx.connection.execute(text(f"SET LOCAL ROLE {roles[0]}"))
-            return leaves.is_forgotten(tx, turned, 0.2)
+            return leaves.still_reading(tx, turned, 0.2)
 
-    with reading(shop, "READ COMMITTED", "SELECT 1"):
-        assert not is_forgotten()
+    with reading(shop, "READ COMMITTED", "SELECT 1") as reader:
+        assert pid_of(reader) in others()
     deadline = monotonic() + 60
-    while not is_forgotten():
+    while others():
         assert monotonic() < deadline, "somebody else reads for ever"
 
 
@@ -660,6 +664,25 @@ def test_a_table_that_was_given_up_is_a_plain_one(shop: Shop) -> None:
     merging.run(merging.open())
     assert shop.rows() == doubled(FIRST + MORE, by=3)
     adopt(shop)
+
+
+def test_whoever_reads_an_earlier_generation_is_waited_for_and_told(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settled(shop)
+    adopt(shop)
+    reload = shop.reload()
+    total = text(f"SELECT sum(amount) FROM {shop.schema}.orders")
+    with reading(shop, "REPEATABLE READ", "SELECT FROM {schema}.orders") as reader:
+        reload.run(reload.open(strategy="generation"))
+        said = rf"after 0.2 s: wait for the sessions of pid .*\b{pid_of(reader)}\b"
+        with monkeypatch.context() as hurried:
+            hurried.setattr(adopting, "READERS_WAIT", 0.2)
+            with pytest.raises(ReloadRefused, match=said):
+                generations(shop).give_up((shop.schema, "orders"))
+        assert reader.execute(total).scalar() == sum(amount for _, amount, _ in doubled(FIRST, by=1))
+    generations(shop).give_up((shop.schema, "orders"))
+    assert shop.rows() == doubled(FIRST)
 
 
 def test_a_view_on_top_is_in_the_way_of_giving_up(shop: Shop) -> None:

@@ -65,7 +65,7 @@ def give_up(
 ) -> None:
     """Make the generation that counts a plain table again, in the place of the view, and drop the others.
 
-    Exits with 1 while a reload of it is open, or somebody still reads an earlier generation.
+    Waits up to 30 seconds for readers of an earlier generation. Exits with 1 while one goes on, or a reload is open.
     """
     with explained():
         Generations(checked_engine(database_url, schema), schema=schema, actor=actor).give_up(name)

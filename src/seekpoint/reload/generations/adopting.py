@@ -32,6 +32,7 @@ from seekpoint.tables import DEFAULT_SCHEMA, generation
 FIRST = 1
 _OF_NO_PARTITION = ("topic", "partition", "from_offset", "to_offset")
 OTHER_OWNER = "another owner"
+READERS_WAIT = 30.0  # seconds that giving up waits for readers of an earlier generation
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +98,9 @@ class Generations:
     def give_up(self, table: str | tuple[str, str]) -> None:
         """Make the generation that counts the plain table again, and drop the others.
 
-        Raises ReloadRefused where a reload is open, a view stands on this one, or somebody still reads an earlier
-        generation, and ConfigError where the table is not kept in generations.
+        Waits up to 30 seconds for whoever still reads an earlier generation, in a snapshot from before the last
+        cut-over. Raises ReloadRefused where one of them goes on reading (by its pid), a reload is open, or a view
+        stands on this one, and ConfigError where the table is not kept in generations.
         """
         path = self._resolved(table)
         self._get(path)
@@ -336,8 +338,9 @@ def _give_up(tx: Tx, path: Path) -> None:
     connection, row = tx.connection, leaves.pointer(tx, path)
     if row is None:  # the try before took effect
         return
-    if row.run is not None and not leaves.is_forgotten(tx, row.turned):
-        raise ReloadRefused([f"{'.'.join(path)}: somebody reads in a snapshot from before the last cut-over: wait"])
+    if row.run is not None and (pids := leaves.still_reading(tx, row.turned, READERS_WAIT)):
+        told = f"{'.'.join(path)}: somebody reads in a snapshot from before the last cut-over, after {READERS_WAIT:g} s"
+        raise ReloadRefused([f"{told}: wait for the sessions of pid {', '.join(map(str, pids))}, or end them"])
     parent, leaf = (path[0], row.parent), (path[0], row.current)
     _hold(tx, path)
     leaves.grant_alike(connection, path, leaf)

@@ -177,7 +177,7 @@ def left_behind(tx: Tx, ended: Run) -> tuple[Sequence[Path], bool]:
     for row in tx.execute(sql.GENERATIONS_OF_RUN, by_run=ended.id):  # all turned by one transaction
         tables, turned = partitions(tx, (row.table_schema, row.parent)), row.turned
         old += [(row.table_schema, one) for one, n in tables.items() if n < row.number]
-    return old, not old or is_forgotten(tx, turned)
+    return old, not (old and still_reading(tx, turned))
 
 
 def parents_of(tx: Tx, ended: Run) -> Sequence[Path]:
@@ -189,7 +189,7 @@ def parents_of(tx: Tx, ended: Run) -> Sequence[Path]:
 # told by the missing state; then every transaction that is open now may be one.
 _READERS = text(
     """
-    SELECT l.virtualtransaction FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+    SELECT l.virtualtransaction, l.pid FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
     WHERE l.locktype = 'virtualxid' AND l.pid <> pg_backend_pid()
           AND (a.pid IS NULL OR a.datid IS NULL
                OR a.datid = (SELECT oid FROM pg_database WHERE datname = current_database()))
@@ -201,14 +201,17 @@ _READERS = text(
 PATIENCE = 1.0  # seconds for readers that began before a cut-over; whoever sweeps next waits again
 
 
-def is_forgotten(tx: Tx, turned: str, patience: float = PATIENCE) -> bool:
-    """Whether nobody reads any more in a snapshot from before this transaction, which turned a pointer."""
+def still_reading(tx: Tx, turned: str, patience: float = PATIENCE) -> list[int]:
+    """The sessions, by pid, that may read in a snapshot from before this transaction, which turned a pointer.
 
-    def readers() -> set[str]:
-        return set(tx.connection.execute(_READERS, {"turned": turned}).scalars())
+    Those that come to an end within so many seconds are not among them.
+    """
+
+    def readers() -> set[tuple[str, int]]:
+        return {(row.virtualtransaction, row.pid) for row in tx.connection.execute(_READERS, {"turned": turned})}
 
     deadline, left = monotonic() + patience, readers()
     while left and monotonic() < deadline:
         Event().wait(0.02)
         left &= readers()
-    return not left
+    return sorted(pid for _, pid in left)

@@ -14,6 +14,7 @@ import pytest
 from confluent_kafka import KafkaError, Message, Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
+from hypothesis import HealthCheck, settings
 from sqlalchemy import Engine
 
 from seekpoint.dev.kafka import KafkaServer, start_kafka
@@ -24,6 +25,12 @@ from seekpoint.running import Worker
 from workers import Run
 
 pytest_plugins = ["seekpoint.testing.pytest"]
+
+# No example fails for the time that it took: the machine does other things too.
+settings.register_profile(
+    "unhurried", parent=settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("unhurried")
 
 
 def pytest_configure() -> None:

@@ -19,7 +19,7 @@ COMMAND = [sys.executable, "-m", "seekpoint.cli.main", "demo", "--records", "200
 
 @pytest.mark.usefixtures("seekpoint_dsn", "seekpoint_broker")  # skipped or failed where no server can be started
 def test_the_demo(tmp_path: Path) -> None:
-    done = subprocess.run([*COMMAND, "--json"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=170)
+    done = subprocess.run([*COMMAND, "--json"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=400)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report == json.loads((tmp_path / "demo-report.json").read_text())
@@ -52,6 +52,14 @@ def _gone(processes: list[psutil.Process], seconds: float) -> bool:
     return all(process.status() == psutil.STATUS_ZOMBIE for process in alive)  # nobody may be there to reap them
 
 
+def _command(process: psutil.Process) -> str:
+    """What it was started with; nothing where it has ended meanwhile."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
 @pytest.mark.usefixtures("seekpoint_dsn", "seekpoint_broker")
 def test_a_killed_demo_leaves_nothing_behind(tmp_path: Path) -> None:
     folders = tmp_path / "tmp"
@@ -77,11 +85,11 @@ def test_a_killed_demo_leaves_nothing_behind(tmp_path: Path) -> None:
     try:
         assert reached.wait(90), "the demo did not come to its first fault"
         family = psutil.Process(demo.pid).children(recursive=True)
-        assert sum("seekpoint.dev.demo.member" in " ".join(one.cmdline()) for one in family) >= 1
+        assert any("seekpoint.dev.demo.member" in _command(one) for one in family)
     finally:
         demo.kill()
         demo.wait()
-    assert _gone(family, 30)
+    assert _gone(family, 30)  # its keeper too, which removes the folders before it ends
     assert not list(folders.iterdir())
     listener.join(10)
     assert demo.stderr is not None

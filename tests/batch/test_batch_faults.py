@@ -349,13 +349,17 @@ def test_a_commit_without_an_answer(shop: Shop, seekpoint_dsn: str, when: Any, m
     with PostgresProxy.in_front_of(seekpoint_dsn) as proxy:
         engine = create_engine(proxy.dsn, pool_pre_ping=True)
 
+        def deliver() -> None:
+            assert proxy.fired.wait(60)  # there is nothing to deliver before
+            proxy.deliver(60)
+
         class Armed(Driver):
             def turn(self, tx: Tx, state: str) -> None:
                 super().turn(tx, state)
                 if state == "cut_over" and not proxy.fired.is_set():
                     proxy.arm(when)
                     if when == "after_commit_delayed":
-                        threading.Timer(1.0, proxy.deliver).start()
+                        threading.Timer(1.0, deliver).start()
 
         monkeypatch.setattr(job, "Driver", Armed)
         done = batch(shop, engine=engine).run()
@@ -387,7 +391,7 @@ def test_an_opening_without_an_answer_names_its_run(
         monkeypatch.setattr(job, "open_batch", armed)
         with pytest.raises(OperationalError) as caught:
             batch(shop, engine=engine).run()
-        assert proxy.fired.wait(10)
+        assert proxy.fired.wait(60)
         engine.dispose()
     (run,) = asked
     (note,) = caught.value.__notes__

@@ -125,7 +125,7 @@ def commit_delayed(field: Field, fault: Fault) -> Strike | None:
 
 def _asked(field: Field) -> None:
     """Wait until somebody waits for the lock of a ledger's row."""
-    deadline, pause = monotonic() + 10, threading.Event()
+    deadline, pause = monotonic() + 30, threading.Event()
     waiting = (
         "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND starts_with(application_name, 'seekpoint ')"
     )
@@ -213,7 +213,7 @@ def _waiting(field: Field, victim: Member, step: str, nth: int) -> Strike:
 
 
 def _fired(victim: Member, what: str) -> None:
-    if not victim.proxy.fired.wait(10):
+    if not victim.proxy.fired.wait(30):
         raise Stuck(f"{victim.name} sent nothing that the proxy could break at {what}")
 
 
@@ -231,9 +231,9 @@ def _backend(field: Field, victim: Member) -> int:
 
 def _gone(field: Field, pid: int) -> None:
     """Wait until the session has ended."""
-    deadline, pause = monotonic() + 10, threading.Event()
+    deadline, pause = monotonic() + 30, threading.Event()
     with field.arena.connect() as connection:
         while connection.execute("SELECT FROM pg_stat_activity WHERE pid = %s", [pid]).fetchone() is not None:
             if monotonic() > deadline:
-                raise Stuck(f"the session {pid} is still there after 10 s")
+                raise Stuck(f"the session {pid} is still there after 30 s")
             pause.wait(0.02)

@@ -4,7 +4,8 @@ Every page has a database of its own. Its Python blocks share one namespace, whi
 
 - ``url`` and ``engine``: that database (without the ledger's tables, until the page makes them);
 - ``brokers``: the ``bootstrap.servers`` of the shared broker, where the page uses it;
-- ``make_topic(name, partitions)`` and ``produce(topic, values)``: topics of fixed names, so each belongs to one page;
+- ``make_topic(name, partitions)`` and ``produce(topic, values)``: topics of fixed names, so a page whose topic another
+  page has at that moment waits for its end;
 - ``wait_until(query, answer)``: until the query answers that, or the page fails.
 
 SQL blocks run on the same database. A Python block that begins with ``# name.py`` is a file. On the pages that are
@@ -27,6 +28,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 from sqlalchemy import Engine, create_engine, make_url, text
 from sqlalchemy.pool import NullPool
@@ -147,7 +149,7 @@ def kafka(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
     brokers, topic = request.getfixturevalue("seekpoint_broker"), request.getfixturevalue("topic")
     yield {
         "brokers": brokers,
-        "make_topic": lambda name, partitions: topic(partitions, name=name),
+        "make_topic": lambda name, partitions: _when_free(lambda: topic(partitions, name=name)),
         "produce": request.getfixturevalue("produce"),
     }
     admin = AdminClient({"bootstrap.servers": brokers, "log_level": 0})
@@ -155,6 +157,18 @@ def kafka(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
     if made := scripted & set(admin.list_topics(timeout=20).topics):
         for future in admin.delete_topics(sorted(made)).values():
             future.result(20)
+
+
+def _when_free(make: Callable[[], str]) -> str:
+    """Make a topic; while another page has one of that name, wait until it is gone."""
+    deadline, pause = monotonic() + 2 * SECONDS, threading.Event()
+    while True:
+        try:
+            return make()
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS or monotonic() > deadline:
+                raise
+        pause.wait(0.1)
 
 
 class Reader:

@@ -68,7 +68,7 @@ class Together(LocalWriter):
 
     def write(self, root: str, run: UUID, ranges: Sequence[Range]) -> Iterator[Written]:
         if self._barrier is not None:
-            self._barrier.wait(20)
+            self._barrier.wait(60)
             self._barrier = None
         return super().write(root, run, ranges)
 
@@ -192,7 +192,7 @@ def test_a_commit_without_an_answer_is_found_out_by_the_next_run(vault: Vault, s
         archive = Archive(vault.folder / "archive", engine, schema=vault.schema)
         with pytest.raises(OperationalError):
             Export(vault.engine, vault.kafka, archive, vault.group, range_records=25).run()
-        assert proxy.fired.wait(10)
+        assert proxy.fired.wait(60)
         engine.dispose()
     assert len(vault.spans(name)) == (when == "after_commit")
     vault.export(range_records=25).run()

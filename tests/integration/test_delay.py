@@ -17,7 +17,7 @@ from seekpoint import Batch, Limits, Partition, Pipeline, events
 from workers import Run
 
 Protocol = Mapping[str, Any]
-SLACK = 1.5  # seconds later than due, on a machine that does other things too
+SLACK = 5.0  # seconds later than due, on a machine that does other things too
 FAR = 4_102_444_800.0  # 2100-01-01
 
 
@@ -65,17 +65,19 @@ def pulled(run: Run) -> int:
 
 
 def test_a_record_is_handled_when_it_is_old_enough_and_in_order(scene: Scene) -> None:
-    name, now = scene.topic(), time.time()
+    name = scene.topic()
     handler = Ledgered(scene)
+    run = scene.worker(delayed(scene, name, 6, handle=handler))
+    run.placed()
+    now = time.time()
     times = [now - 60, now - 1, now - 60, now, now - 60]  # old ones behind new ones
     stored = produce(scene, name, *times)
-    run = scene.worker(delayed(scene, name, 3, handle=handler))
     run.reached(name, 1)
     run.reached(name, 5)
     run.stop()
     scene.book.assert_holds(name, stored)
-    assert handler.handled[0, 0] < now + 2, "it was old enough when it was read"
-    for offset, due in ((1, now + 2), (2, now + 2), (3, now + 3), (4, now + 3)):
+    assert handler.handled[0, 0] < now + 5, "it was old enough when it was read"
+    for offset, due in ((1, now + 5), (2, now + 5), (3, now + 6), (4, now + 6)):
         assert due <= handler.handled[0, offset] + 0.001
         assert handler.handled[0, offset] < due + SLACK
 
@@ -94,15 +96,17 @@ def test_one_partitions_wait_does_not_hold_anothers_records(scene: Scene) -> Non
     assert health.ready
     began = time.monotonic()
     run.stop()
-    assert time.monotonic() - began < 5, "nobody waits for what is not due"
+    assert time.monotonic() - began < 30, "nobody waits for what is not due"
     scene.book.assert_holds(name, old)
 
 
 def test_what_waits_costs_no_processor_time_and_survives_a_restart(scene: Scene) -> None:
-    name, now = scene.topic(), time.time()
+    name = scene.topic()
     handler = Ledgered(scene)
-    stored = produce(scene, name, *[now] * 300)
     member = scene.member(name, delay=6, kafka=PROTOCOLS["cooperative"])
+    member.wait_for("Placed")
+    now = time.time()
+    stored = produce(scene, name, *[now] * 300)
     member.wait_for("ChunkRead")
     process = psutil.Process(member.pid)
     spent = sum(process.cpu_times()[:2])
@@ -119,17 +123,17 @@ def test_what_waits_costs_no_processor_time_and_survives_a_restart(scene: Scene)
 def test_a_timestamp_in_the_future_waits_no_longer_than_the_delay_though_the_worker_is_restarted(scene: Scene) -> None:
     name = scene.topic(config={"message.timestamp.after.max.ms": str(2**62)})
     stored = produce(scene, name, *[FAR] * 20)
-    first = scene.worker(delayed(scene, name, 5))
+    first = scene.worker(delayed(scene, name, 8))
     seen = first.seen.wait_for(events.ChunkRead).at
     scene.wait(lambda: scene.ledger.read()[0].attempt_policy == "delay")
-    scene.wait(lambda: time.monotonic() > seen + 3.5)
+    scene.wait(lambda: time.monotonic() > seen + 6)
     first.stop()
     assert not first.seen.all(events.Committed)
-    second = scene.worker(delayed(scene, name, 5))
+    second = scene.worker(delayed(scene, name, 8))
     done = second.seen.wait_for(events.Committed).at
     second.reached(name, 20)
     second.stop()
-    assert seen + 4.9 <= done < seen + 5 + SLACK, "else it began anew"
+    assert seen + 7.9 <= done < seen + 8 + SLACK, "else it began anew"
     scene.book.assert_holds(name, stored)
     assert not second.seen.all(events.TriedAlone)
 
@@ -137,19 +141,19 @@ def test_a_timestamp_in_the_future_waits_no_longer_than_the_delay_though_the_wor
 def test_a_rebalance_neither_loses_nor_hastens_what_waits(scene: Scene, protocol: Protocol) -> None:
     name, handler = scene.topic(4), Ledgered(scene)
     scene.notice_the_dead_soon()
-    now, stored = time.time(), []
-    first = scene.worker(delayed(scene, name, 4, handle=handler), kafka=protocol)
+    first = scene.worker(delayed(scene, name, 10, handle=handler), kafka=protocol)
     first.placed(4)
+    now, stored = time.time(), []
     for partition in range(4):
         stored += produce(scene, name, *[now] * 50, partition=partition)
     first.seen.wait_for(events.ChunkRead)
-    second = scene.worker(delayed(scene, name, 4, handle=handler), kafka=protocol)
+    second = scene.worker(delayed(scene, name, 10, handle=handler), kafka=protocol)
     second.placed()
     scene.wait_until_caught_up(name, stored)
     first.stop()
     second.stop()
     scene.book.assert_holds(name, stored)
-    assert now + 4 <= min(handler.handled.values()) + 0.001
+    assert now + 10 <= min(handler.handled.values()) + 0.001
     assert second.seen.all(events.Committed), "the second one has taken some over"
 
 
@@ -160,10 +164,11 @@ def test_more_than_a_backlog_holds_is_read_once_and_memory_is_bounded(
     name = scene.topic(2)
     size, many = (1, 5000) if bound == "records" else (10_000, 600)
     limits = Limits(batch_records=1000) if bound == "records" else Limits(batch_bytes=1024 * 1024)
+    patient = {**protocol, "max.poll.interval.ms": 3500}
+    run = scene.worker(delayed(scene, name, 8), kafka=patient, limits=limits)
+    run.placed(2)
     began = time.time()
     stored = scene.produce(name, ["x" * size] * many)
-    patient = {**protocol, "max.poll.interval.ms": 3500}
-    run = scene.worker(delayed(scene, name, 5), kafka=patient, limits=limits)
     most = 1500 if bound == "records" else 700
     run.seen.wait_for(events.ChunkRead)
     scene.wait(lambda: time.time() > began + 4)  # longer than the group waits for a poll
@@ -191,10 +196,11 @@ def test_a_move_while_records_wait_is_obeyed(scene: Scene) -> None:
 def test_a_full_backlog_stays_paused_while_another_partition_is_placed_anew(scene: Scene, protocol: Protocol) -> None:
     """Under the eager protocol that assigns everything anew, and what was paused must stay so."""
     name, many = scene.topic(2), 4000
+    run = scene.worker(delayed(scene, name, 12), kafka=protocol, limits=Limits(batch_records=1000))
+    run.placed(2)
     began = time.time()
     stored = scene.produce(name, many)
     other = produce(scene, name, *[began - 60] * 10, partition=1)
-    run = scene.worker(delayed(scene, name, 6), kafka=protocol, limits=Limits(batch_records=1000))
     run.reached(name, 10, 1)
     run.seen.wait_for(events.ChunkRead)
     for place in (5, 0):

@@ -28,7 +28,7 @@ from seekpoint.dev.proxy import Proxy
 from seekpoint.dev.servers import start_pair
 
 
-def eventually(condition: Callable[[], bool], *, seconds: float = 15) -> bool:
+def eventually(condition: Callable[[], bool], *, seconds: float = 30) -> bool:
     """Whether ``condition`` comes true in time; for what no event announces."""
     deadline, pause = time.monotonic() + seconds, threading.Event()
     while not condition():
@@ -107,7 +107,7 @@ def test_frozen_postgres_answers_nobody_until_it_is_thawed(own_postgres: Postgre
         asking.start()
         assert not answered.wait(0.5)
         own_postgres.thaw()
-        assert answered.wait(10)
+        assert answered.wait(30)
         asking.join()
 
 

@@ -15,6 +15,7 @@ from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.exc import OperationalError
 
 from ground import TOPIC, Ground, orders
+from integration.ledger.desk import backend, wait_until_blocked
 from scene import QUICK, Scene
 from seekpoint import Batch, Json, Limits, Partition, Pipeline, Poison, events
 from seekpoint.errors import TooManyDeadLetters
@@ -73,23 +74,24 @@ def test_a_real_deadlock_with_another_writer_is_run_again(scene: Scene) -> None:
         tx.exec_driver_sql(f'CREATE TABLE "{scene.schema}".account (id int PRIMARY KEY, n int)')
         tx.exec_driver_sql(f'INSERT INTO "{scene.schema}".account VALUES (1, 0), (2, 0)')
     update = text(f'UPDATE "{scene.schema}".account SET n = n + 1 WHERE id = :id')
-    has_first, other_has_second = threading.Event(), threading.Event()
+    has_first = threading.Event()
 
     def handle(tx: Connection, batch: Batch[str, Any]) -> None:
-        tx.exec_driver_sql("SET LOCAL deadlock_timeout = '20ms'")  # ours looks first, and is the one to go
+        tx.exec_driver_sql("SET LOCAL deadlock_timeout = '20ms'")  # ours looks, once and soon, and is the one to go
         assert (
             tx.execute(update, {"id": 1}).rowcount == 1
         )  # asked for: a statement that was sent ahead may not have run
-        has_first.set()
-        assert other_has_second.wait(20)
+        if not has_first.is_set():
+            has_first.set()
+            wait_until_blocked(scene.engine, by=backend(tx))  # else ours might look before there is a deadlock
         tx.execute(update, {"id": 2})
         scene.book.enter(tx, batch)
 
     def other() -> None:
         with scene.engine.begin() as tx:
+            tx.exec_driver_sql("SET LOCAL deadlock_timeout = '1min'")
             tx.execute(update, {"id": 2})
-            assert has_first.wait(20)
-            other_has_second.set()
+            assert has_first.wait(30)
             tx.execute(update, {"id": 1})
 
     writer = threading.Thread(target=other)
@@ -98,7 +100,7 @@ def test_a_real_deadlock_with_another_writer_is_run_again(scene: Scene) -> None:
     run = scene.worker(scene.pipeline(name, handle=handle, retry=Retry(attempts=1)), **fixed(name))
     run.reached(name, 3)
     run.stop()
-    writer.join(20)
+    writer.join(30)
     assert any("deadlock detected" in str(e.error) for e in run.seen.all(events.DatabaseTrouble))
     scene.book.assert_holds(name, stored)
 
@@ -123,7 +125,7 @@ def sleepy(scene: Scene, milliseconds: int, most: int) -> tuple[Handler, list[in
 def test_what_takes_too_long_is_written_in_smaller_parts_from_then_on(scene: Scene) -> None:
     name = scene.topic(2)
     stored = scene.produce(name, 120) + scene.produce(name, 30, partition=1)
-    handle, sizes = sleepy(scene, 5, 150)
+    handle, sizes = sleepy(scene, 20, 600)  # a stall of so much more than half of it is rare
     run = scene.worker(scene.pipeline(name, handle=handle, retry=TWICE, on_poison="dead_letter"), **fixed(name, 2))
     scene.wait_until_caught_up(name, stored)
     mark = run.seen.mark()

@@ -347,7 +347,7 @@ def test_a_worker_drains_while_the_broker_is_away(scene_on: SceneOn, own_kafka: 
     own_kafka.kill()
     began = monotonic()
     run.stop()
-    assert monotonic() - began < 12
+    assert monotonic() - began < 30
     assert [row.owner for row in scene.ledger.read()] == [None]
     scene.book.assert_holds(name, stored)
 

@@ -123,7 +123,7 @@ def test_an_engine_is_made_of_a_url_and_closed_again(
     counted: Observer = lambda event: open_meanwhile.append(sessions(ground))  # noqa: E731
     assert process(named, url, orders(b""), schema=ground.schema, observe=[counted]).records == 1
     assert max(open_meanwhile) >= 1
-    pause, deadline = threading.Event(), monotonic() + 10
+    pause, deadline = threading.Event(), monotonic() + 30
     while sessions(ground) and monotonic() < deadline:  # the server notices in its own time
         pause.wait(0.02)
     assert sessions(ground) == 0

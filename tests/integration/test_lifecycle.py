@@ -159,7 +159,8 @@ def test_what_is_wrong_from_the_start_is_said_on_entering(
 ) -> None:
     kafka = {"bootstrap.servers": nobody or scene.broker, **QUICK}
     pipeline = scene.pipeline(unknown or scene.topic())
-    worker = Worker(pipeline, engine=scene.engine, kafka=kafka, schema=scene.schema, limits=Limits(start_wait=2))
+    limits = Limits(start_wait=2 if nobody else 15)
+    worker = Worker(pipeline, engine=scene.engine, kafka=kafka, schema=scene.schema, limits=limits)
     with pytest.raises(ConfigError, match=says), worker.running():
         raise AssertionError("it must not have started")
     assert isinstance(worker.health().error, ConfigError)
@@ -173,7 +174,7 @@ def test_stop_may_be_called_from_any_thread(scene: Scene) -> None:
     seen.wait_for(events.Placed)
     before = signal.getsignal(signal.SIGTERM)
     threading.Thread(target=worker.stop).start()
-    runner.join(20)
+    runner.join(30)
     assert not runner.is_alive()
     assert signal.getsignal(signal.SIGTERM) is before
     assert worker.health().error is None

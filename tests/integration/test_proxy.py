@@ -22,7 +22,7 @@ from seekpoint.dev.links import Link
 from seekpoint.dev.proxy import PostgresProxy, Proxy, When
 from seekpoint.errors import ConfigError
 
-SECONDS = 10.0  # a deadline for what takes milliseconds
+SECONDS = 30.0  # a deadline for what takes milliseconds
 
 
 # ---- any protocol
@@ -222,9 +222,9 @@ def test_delay_is_per_direction(proxy: Proxy) -> None:
         proxy.delay(0.1)
         assert round_trip(sock) >= 0.2
         proxy.delay(0, "to_client")
-        assert 0.1 <= min(round_trip(sock) for _ in range(3)) < 0.2
+        assert 0.1 <= min(round_trip(sock) for _ in range(10)) < 0.2
         proxy.delay(0)
-        assert min(round_trip(sock) for _ in range(5)) < 0.1
+        assert min(round_trip(sock) for _ in range(10)) < 0.1
 
 
 def test_delayed_bytes_stay_in_order_and_keep_the_bandwidth(proxy: Proxy) -> None:

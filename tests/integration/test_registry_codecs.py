@@ -75,7 +75,7 @@ def encode(
 
 
 def quick(registry: SchemaRegistry) -> dict[str, Any]:
-    return {"url": registry.url, "max.retries": 0, "timeout": 1}
+    return {"url": registry.url, "max.retries": 0, "timeout": 3}
 
 
 @dataclass

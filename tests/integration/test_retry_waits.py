@@ -17,6 +17,7 @@ from seekpoint import Limits, Partition, Pipeline, Retry, events
 from seekpoint.errors import PoisonStop
 
 Protocol = Mapping[str, Any]
+LATE = 5.0  # seconds later than due, on a machine that does other things too
 
 
 def pipeline(
@@ -41,14 +42,14 @@ def test_the_schedule_is_kept_and_told_and_the_others_go_on(scene: Scene) -> Non
     name, deadly = scene.topic(2), Deadly(scene.book)
     values = ["ok"] * 5 + ["fail 3"] + ["ok"] * 5
     stored = scene.produce(name, values, partition=0)
-    retry = Retry(attempts=5, wait_initial=0.5, multiplier=2, jitter=0)
+    retry = Retry(attempts=5, wait_initial=0.5, multiplier=3, jitter=0)
     run = scene.worker(observe=[deadly.watch], of=pipeline(scene, name, deadly, retry))
-    waits = [run.seen.wait_for(events.RetryScheduled)]
+    run.seen.wait_for(events.RetryScheduled)
     assert run.health().retrying[Partition(name, 0)].offset == 5
     assert scene.positions()[Partition(name, 0)] == 5, "what was in front of it is committed"
     stored += scene.produce(name, 50, partition=1)
     run.reached(name, 50, 1)
-    assert len(run.seen.all(events.RetryScheduled)) <= 2, "while the other one waits"
+    assert not run.seen.all(events.RetrySucceeded), "while the other one waits"
     with scene.engine.connect() as connection:
         busy = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE :ours AND xact_start IS NOT NULL"
         ours = f"%{scene.group}"[:40] + "%"
@@ -58,15 +59,15 @@ def test_the_schedule_is_kept_and_told_and_the_others_go_on(scene: Scene) -> Non
     waits = run.seen.all(events.RetryScheduled)
     assert [(e.offset, e.attempt, e.attempts, e.wait, e.then) for e in waits] == [
         (5, 1, 5, 0.5, "dead_letter"),
-        (5, 2, 5, 1.0, "dead_letter"),
-        (5, 3, 5, 2.0, "dead_letter"),
+        (5, 2, 5, 1.5, "dead_letter"),
+        (5, 3, 5, 4.5, "dead_letter"),
     ]
     tried = run.seen.all(events.TriedAlone)
     assert [e.attempt for e in tried] == [2, 3, 4]
     opened = [e.attempt for e in run.seen.events if isinstance(e, events.BatchOpened) and e.at > tried[0].at]
     assert set(opened) == {1}, "what is tried alone is handed on once"
     for scheduled, begun in zip(waits, tried, strict=True):
-        assert scheduled.wait <= begun.at - scheduled.at + 0.001 < scheduled.wait + 1
+        assert scheduled.wait <= begun.at - scheduled.at + 0.001 < scheduled.wait + LATE
     assert not run.health().retrying
     assert [(e.offset, e.attempt) for e in run.seen.all(events.RetrySucceeded)] == [(5, 4)]
     scene.book.assert_holds(name, stored)
@@ -105,10 +106,9 @@ def test_under_stop_the_partition_stops_in_front_of_it_and_a_new_worker_tries_on
 def test_a_wait_survives_the_death_of_its_process(scene: Scene) -> None:
     name = scene.topic()
     stored = scene.produce(name, ["ok", "fail 1", "ok"])
-    wait: dict[str, Any] = {"attempts": 3, "wait_initial": 8.0, "jitter": 0}
+    wait: dict[str, Any] = {"attempts": 3, "wait_initial": 12.0, "jitter": 0}
     member = scene.member(name, handle="deadly", retry=wait, on_poison="dead_letter", kafka=PROTOCOLS["cooperative"])
-    member.wait_for("RetryScheduled")
-    failed = time.monotonic()
+    failed = float(member.wait_for("RetryScheduled")["at"])  # one clock for all processes
     member.kill()
     deadly = Deadly(scene.book)
     run = scene.worker(
@@ -117,12 +117,12 @@ def test_a_wait_survives_the_death_of_its_process(scene: Scene) -> None:
     told = run.seen.wait_for(events.RetryScheduled)
     assert (told.attempt, told.attempts) == (1, 3)
     assert told.failure.error.startswith("TimeoutError: no answer for 1 (at deadly.py:")
-    assert told.wait < 8
+    assert told.wait < 12
     run.reached(name, 3)
     tried = run.seen.all(events.TriedAlone)
     run.stop()
     assert [e.attempt for e in tried] == [2]
-    assert 7.5 < tried[0].at - failed < 9.5, "what was left of the wait"
+    assert 11.5 < tried[0].at - failed < 12 + LATE, "what was left of the wait"
     scene.book.assert_holds(name, stored)
 
 
@@ -130,20 +130,20 @@ def test_a_wait_survives_a_rebalance(scene: Scene, protocol: Protocol) -> None:
     scene.notice_the_dead_soon()
     name, deadly = scene.topic(2), Deadly(scene.book)
     stored = [at for n in range(2) for at in scene.produce(name, ["ok", "fail 1", "ok"], partition=n)]
-    made = pipeline(scene, name, deadly, Retry(attempts=3, wait_initial=5.0, jitter=0))
+    made = pipeline(scene, name, deadly, Retry(attempts=3, wait_initial=12.0, jitter=0))
     first = scene.worker(made, kafka=protocol, observe=[deadly.watch])
     first.seen.wait_for(events.RetryScheduled, count=2)
     failed = max(e.at for e in first.seen.all(events.RetryScheduled))
     second = scene.worker(made, kafka=protocol, observe=[deadly.watch])
     told = second.seen.wait_for(events.RetryScheduled)
-    assert told.wait < 5
-    assert time.monotonic() < failed + 5, "the rebalance took too long to show anything"
+    assert told.wait < 12
+    assert time.monotonic() < failed + 12, "the rebalance took too long to show anything"
     scene.wait_until_caught_up(name, stored)
     tried = [e for run in (first, second) for e in run.seen.all(events.TriedAlone)]
     first.stop()
     second.stop()
     assert [e.attempt for e in tried] == [2, 2]
-    assert all(failed + 4.5 < e.at < failed + 6.5 for e in tried)
+    assert all(failed + 11.5 < e.at < failed + 12 + LATE for e in tried)
     scene.book.assert_holds(name, stored)
 
 
@@ -154,14 +154,14 @@ def test_nobody_waits_for_a_retry_when_the_worker_is_to_stop(scene: Scene) -> No
     run.seen.wait_for(events.RetryScheduled)
     began = time.monotonic()
     run.stop()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     scene.book.assert_holds(name, stored[:1])
 
 
 def test_what_comes_behind_a_waiting_record_is_read_once_and_bounded(scene: Scene, protocol: Protocol) -> None:
     name, deadly, many = scene.topic(2), Deadly(scene.book), 4000
     stored = scene.produce(name, ["fail 1"] + ["ok"] * (many - 1))
-    retry, limits = Retry(attempts=3, wait_initial=4, jitter=0), Limits(batch_records=1000)
+    retry, limits = Retry(attempts=3, wait_initial=10, jitter=0), Limits(batch_records=1000)
     run = scene.worker(observe=[deadly.watch], of=pipeline(scene, name, deadly, retry), kafka=protocol, limits=limits)
     run.seen.wait_for(events.RetryScheduled)
     stored += scene.produce(name, 100, partition=1)

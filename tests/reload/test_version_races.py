@@ -148,7 +148,7 @@ def test_a_run_of_an_older_version_is_refused_where_the_version_was_raised_meanw
 
 def wait_for_lock(shop: Shop) -> None:
     """Until somebody waits for the group's row."""
-    deadline, pause = monotonic() + 10, threading.Event()
+    deadline, pause = monotonic() + 60, threading.Event()
     query = (
         "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database() "
         "AND query LIKE '%{schema}.consumer_group%FOR%'"

@@ -208,7 +208,7 @@ def test_a_recreated_topic_is_never_read_as_the_one_before(
 
 
 def _create_again(topic: Make, name: str) -> None:
-    deadline, pause = monotonic() + 20, threading.Event()
+    deadline, pause = monotonic() + 60, threading.Event()
     while True:
         try:
             topic(name=name)

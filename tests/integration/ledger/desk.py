@@ -15,7 +15,7 @@ from seekpoint.ledger import Claim, Claimed, Expected, Ledger, Move
 from seekpoint.records import Partition
 from seekpoint.tables import DEFAULT_SCHEMA, in_schema, partition_offset
 
-SECONDS = 20.0
+SECONDS = 30.0
 CLUSTER = "cluster-1"
 
 

@@ -81,7 +81,7 @@ def test_a_stranger_that_locks_the_row_is_not_ended(desk: Desks, seekpoint_engin
 
 def test_the_server_ends_a_transaction_that_is_too_old(desk: Desks, seekpoint_engine: Engine) -> None:
     """I1: the server's own limit needs no successor; what the transaction wrote is gone."""
-    worker = desk(limits=Limits(transaction_age=1.0))
+    worker = desk(limits=Limits(transaction_age=4.0))
     worker.claim(0)
     with seekpoint_engine.connect() as tx:
         pid = stall(worker, tx, 0)

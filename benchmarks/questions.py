@@ -174,7 +174,7 @@ def _handlers() -> Iterator[Question]:
 
 
 def _reloads() -> Iterator[Question]:
-    most = partial(Question, group="reloads", script="staging.py", table="payments_staged", share=2.0)
+    most = partial(Question, group="reloads", script="staging.py", table="payments_staged", share=4.0)
     yield most("staging, JDBC", arguments=("jdbc",), parallelism=2)
     yield most("staging, one process", arguments=("local",), against=("staging, JDBC",))
     against = ("staging, JDBC", "staging, one process")

@@ -12,10 +12,11 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 EVERY = 5.0  # seconds between two lines
 UNCOUNTED = {"comparing"}  # one statement for each table: there are no records to count
+KEYS = {"warming up"}  # counted in these
 
 
 class Shown:
-    """What a job calls with ``(what, done, total)``, in records; ``total`` 0: nobody knows. Use it in a ``with``.
+    """What a job calls with ``(what, done, total)``, in records (or keys); ``total`` 0: not known. For a ``with``.
 
     Programs that read JSON get nothing of it, unless somebody looks on at a terminal.
     """
@@ -47,6 +48,7 @@ class Shown:
         if is_new:  # what was done by then was done by others, or before
             self._what, self._before, self._began = what, done, now
         said = "" if what in UNCOUNTED else told(done, total, done - self._before, now - self._began)
+        said = said.replace(" records", " keys") if what in KEYS else said
         if self._bar is not None:
             self._on_terminal(what, done, total, said)
         elif self._is_news(what, said, is_new=is_new, is_last=done == total > 0, now=now):

@@ -15,7 +15,8 @@ from seekpoint.guard import connection_lost, passes
 from seekpoint.ledger.administration import LOCK_GROUP, RECORD_ACTION, REDRAW
 from seekpoint.reload import statements as sql
 from seekpoint.reload.layout import Staging, name, run
-from seekpoint.reload.publish import attach, merge, swap, turn
+from seekpoint.reload.merge import merge
+from seekpoint.reload.publish import attach, swap, turn
 from seekpoint.reload.rounds import Rounds
 from seekpoint.reload.run import Driver, Tx, run_of, told, transaction
 from seekpoint.reload.tries import TRIES, pause

@@ -26,6 +26,7 @@ from seekpoint.reload.cutover import CutOver, cut_over
 from seekpoint.reload.extend import LARGE, Shrinking, distance, extend
 from seekpoint.reload.handlers.frames import Frame, resolve_frames
 from seekpoint.reload.handlers.rebuild import MOST, rebuild
+from seekpoint.reload.merge import warm
 from seekpoint.reload.opening import Order, open_run
 from seekpoint.reload.rounds import Rounds
 from seekpoint.reload.run import SERIALIZABLE_ENOUGH, VERIFIED, Driver, Run, Runs, transaction
@@ -53,9 +54,9 @@ class Reload:
     machine. Workers go on all the time; the cut-over stops them for a fraction of a second. What they go on by while
     ranges are staged is staged in the same way while it is more than ``large`` records. ``same_keys`` says that the
     code which runs now makes the same keys of a record as these pipelines do: a merge need not look through the whole
-    table under the lock then. ``progress`` is called with what is being done, how many records of it are done, and of
-    how many (0: not known). ``archive`` has what retention took of the logs. Making one does no I/O; raises ConfigError
-    for what cannot be reloaded, whatever the servers say.
+    table under the lock then. ``progress`` is called with what is being done, how many records of it are done (of
+    "warming up": keys), and of how many (0: not known). ``archive`` has what retention took of the logs. Making one
+    does no I/O; raises ConfigError for what cannot be reloaded, whatever the servers say.
     """
 
     def __init__(
@@ -183,6 +184,8 @@ class Reload:
         """Put the rebuilt tables in the place of the live ones. See :func:`seekpoint.reload.cutover.cut_over`."""
         _require_publishing(driver)
         with self._ending(driver):
+            if driver.run.strategy == "merge":
+                warm(driver, rounds.targets, lambda done, total: self._progress("warming up", done, total))
             self._progress("cutting over", 0, 0)
             outcome = cut_over(driver, rounds, lambda: self.follow(driver, rounds), same_keys=self._same_keys)
             read = max(outcome.records, 0)  # where COMMIT had no answer, nobody was told

@@ -1,214 +1,22 @@
-"""Making the rebuilt rows the live ones, in the cut-over's transaction: by a difference, by a name, by a pointer."""
+"""Making rebuilt tables the live ones in the cut-over's transaction, by name or by pointer; and why that cannot be."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from graphlib import CycleError, TopologicalSorter
 from uuid import UUID
 
 from psycopg import sql as ident
 from sqlalchemy import Connection, text
 
 from seekpoint.errors import ReloadRefused
-from seekpoint.reload.compare import compared, distinct
 from seekpoint.reload.generations import leaves
 from seekpoint.reload.handlers.copies import tag_indexes
-from seekpoint.reload.layout import KIND, Staging, comment, name, names, rows, run
+from seekpoint.reload.layout import Staging, comment, name, run
 from seekpoint.reload.run import Driver, Tx
 from seekpoint.reload.targets import Path, Target
 from seekpoint.sinks.layout import quoted
 
-FEW = 5  # a difference of less than a fifth of the table is looked up key by key
 DDL_WAIT = 300  # milliseconds for the lock of a swap: whoever comes behind us waits as long
-
-
-def merge(tx: Tx, staging: Staging, found: Sequence[Target], diff_xid: str, *, same_keys: bool) -> int:
-    """Take the live tables to the rebuilt ones, at the keys where they may differ; returns how many those are.
-
-    Where one of them refers to another by a foreign key, rows are added before what refers to them, and deleted after.
-    """
-    ordered, referenced = _parents_first(tx.connection, found)
-    work = [(target, *_prepared(tx, staging, target, diff_xid, same_keys=same_keys)) for target in ordered]
-    children = [one for one in reversed(work) if one[0] not in referenced]
-    parents = [one for one in reversed(work) if one[0] in referenced]
-    for some, statements in ((children, (_DELETE,)), (work, (_UPDATE, _INSERT)), (parents, (_DELETE,))):
-        for target, parts, columns, _, by_key in some:
-            if by_key:  # else the planner reads both tables from end to end, under the lock
-                _plan_by_key(tx.connection, True)
-            _rewrite(tx.connection, target, columns, parts, statements)
-            _plan_by_key(tx.connection, False)
-    return sum(keys for _, _, _, keys, _ in work)
-
-
-_REFERENCES = text(
-    """
-    SELECT DISTINCT n.nspname, c.relname, m.nspname AS to_schema, p.relname AS to_table
-    FROM pg_constraint f JOIN pg_class c ON c.oid = f.conrelid JOIN pg_namespace n ON n.oid = c.relnamespace
-    JOIN pg_class p ON p.oid = f.confrelid JOIN pg_namespace m ON m.oid = p.relnamespace
-    WHERE f.contype = 'f' AND f.conrelid <> f.confrelid AND to_regclass(:name) IN (f.conrelid, f.confrelid)
-    """
-)
-
-
-def _parents_first(connection: Connection, found: Sequence[Target]) -> tuple[list[Target], set[Target]]:
-    """The tables, each behind those that it refers to, as far as that can be; and those that others refer to."""
-    known = {target.path: target for target in found}
-    graph: dict[Target, set[Target]] = {target: set() for target in found}
-    if len(found) > 1:
-        for path in known:
-            for schema, table, *to in connection.execute(_REFERENCES, {"name": quoted(*path)}):
-                if (child := known.get((schema, table))) and (parent := known.get((to[0], to[1]))):
-                    graph[child].add(parent)
-    referenced = {parent for parents in graph.values() for parent in parents}
-    try:
-        return list(TopologicalSorter(graph).static_order()), referenced
-    except CycleError:
-        return list(found), referenced  # only constraints that wait for COMMIT can take that
-
-
-def _prepared(
-    tx: Tx, staging: Staging, target: Target, diff_xid: str, *, same_keys: bool
-) -> tuple[dict[str, ident.Composable], tuple[str, ...], int, bool]:
-    """The names in a table's statements, its columns, how many keys are looked at, and whether one by one.
-
-    Those are the prepared ones, those that the rounds since have touched, and those of live rows that were written
-    since by anybody: an older handler may have written keys that the newer one never touches. For these the whole
-    table is looked through and counted (0.1 to 0.3 s per million rows), unless ``same_keys`` says that there are none,
-    and the prepared ones do not belie it.
-    """
-    connection, columns = tx.connection, compared(tx, staging, target)
-    parts = {
-        "live": name(*target.path),
-        "built": name(*staging.table(target)),
-        "diff": name(*staging.diff(target)),
-        "touched": name(*staging.touched(target)),
-        "late": name(staging.schema, f"late_{target.staged}"),
-        "key": names(target.key),
-        "columns": names(columns),
-        "same": _same(target, "live", "diff"),
-        "as_live": _same(target, "live", "built"),
-        "distinct": distinct(target, columns, "live", "built"),
-        "kind": name(KIND),
-    }
-    nobody_else = _add_others(connection, parts, diff_xid, same_keys=same_keys)
-    table = quoted(*staging.table(target))
-    keys, by_key = _counted(connection, parts["diff"], table)
-    if not nobody_else:
-        _plan_by_key(connection, by_key)
-        _add_deleted(connection, parts)
-        _plan_by_key(connection, False)
-        keys, by_key = _counted(connection, parts["diff"], table)
-    return parts, columns, keys, by_key
-
-
-def _counted(connection: Connection, diff: ident.Composable, table: str) -> tuple[int, bool]:
-    """How many keys there are, and whether so few that each is looked up by itself."""
-    [(keys, total)] = rows(
-        connection,
-        "SELECT (SELECT count(*) FROM {diff}), "
-        "(SELECT greatest(c.reltuples, 0)::bigint FROM pg_class c WHERE c.oid = {table}::regclass)",
-        diff=diff,
-        table=ident.Literal(table),
-    )
-    return int(keys), keys * FEW < total
-
-
-def _add_others(connection: Connection, parts: dict[str, ident.Composable], diff_xid: str, *, same_keys: bool) -> bool:
-    """The keys that the rounds since the diff have touched, and those of live rows that were written since.
-
-    Returns whether ``same_keys`` is taken at its word: then there are no others.
-    """
-    kinds = {row[0] for row in rows(connection, "SELECT DISTINCT {kind} FROM {diff}", **parts)}
-    nobody_else = same_keys and not kinds >= {"missing", "extra"}
-    since = ident.SQL("false" if nobody_else else "age(live.xmin) <= age({}::xid8::xid)").format(
-        ident.Literal(diff_xid)
-    )
-    run(connection, "CREATE TABLE {late} AS SELECT {key} FROM {live} AS live WHERE {since}", since=since, **parts)
-    run(
-        connection,
-        "INSERT INTO {diff} ({key}, {kind}) SELECT {key}, 'touched' FROM {touched} UNION SELECT {key}, 'touched' "
-        "FROM {late} ON CONFLICT ({key}) DO UPDATE SET {kind} = excluded.{kind}",
-        **parts,
-    )
-    return nobody_else
-
-
-def _add_deleted(connection: Connection, parts: dict[str, ident.Composable]) -> None:
-    """The keys of live rows that were deleted since, by whoever: nothing is left there that would tell of them.
-
-    Outside the keys that are known, the live rows are among the rebuilt ones; so equal numbers are equal keys.
-    """
-    [(gone, live, built)] = rows(
-        connection,
-        "SELECT coalesce(sum(1) FILTER (WHERE diff.{kind} = 'different' AND live.tableoid IS NULL), 0), "
-        "(SELECT count(*) FROM {live}) - count(live.tableoid), (SELECT count(*) FROM {built}) - count(built.tableoid) "
-        "FROM {diff} AS diff LEFT JOIN {live} AS live USING ({key}) LEFT JOIN {built} AS built USING ({key})",
-        **parts,
-    )
-    if gone or live != built:
-        run(
-            connection,
-            "INSERT INTO {diff} ({key}, {kind}) SELECT {key}, 'touched' FROM {built} AS built "
-            "WHERE NOT EXISTS (SELECT FROM {live} AS live WHERE {as_live}) "
-            "ON CONFLICT ({key}) DO UPDATE SET {kind} = excluded.{kind}",
-            **parts,
-        )
-
-
-_DELETE = "DELETE FROM {live} AS live USING {diff} AS diff WHERE diff.{kind} = {extra} AND {same} {unless_built}"
-_UPDATE = (
-    "UPDATE {live} AS live SET {changes} FROM {diff} AS diff {joined} WHERE diff.{kind} = {different} AND {same} "
-    "{if_distinct}"
-)
-_INSERT = (
-    "INSERT INTO {live} ({columns}) OVERRIDING SYSTEM VALUE SELECT {values} FROM {diff} AS diff {joined} "
-    "WHERE diff.{kind} = {missing} {unless_live}"
-)
-
-
-def _rewrite(
-    connection: Connection,
-    target: Target,
-    columns: Sequence[str],
-    parts: dict[str, ident.Composable],
-    statements: Sequence[str],
-) -> None:
-    """Delete, change or add: what was prepared as it stands in the diff, what was touched as it is now."""
-    nothing = ident.SQL("")
-    prepared = dict.fromkeys(("joined", "unless_built", "if_distinct", "unless_live"), nothing) | {
-        kind: ident.Literal(kind) for kind in ("extra", "different", "missing")
-    }
-    touched = dict.fromkeys(("extra", "different", "missing"), ident.Literal("touched")) | {
-        "joined": ident.SQL("JOIN {built} AS built USING ({key})").format(**parts),
-        "unless_built": ident.SQL("AND NOT EXISTS (SELECT FROM {built} AS built WHERE {match})").format(
-            **parts, match=_same(target, "built", "diff")
-        ),
-        "if_distinct": ident.SQL("AND {distinct}").format(**parts),
-        "unless_live": ident.SQL("AND NOT EXISTS (SELECT FROM {live} AS live WHERE {same})").format(**parts),
-    }
-    changing = [column for column in columns if column not in target.key]
-    for statement in (one for one in statements if changing or one != _UPDATE):
-        for source, given in (("diff", prepared), ("built", touched)):
-            changes = (ident.SQL("{0} = {1}.{0}").format(name(one), name(source)) for one in changing)
-            run(
-                connection,
-                statement,
-                **parts,
-                **given,
-                values=names(columns, source),
-                changes=ident.SQL(", ").join(changes),
-            )
-
-
-def _plan_by_key(connection: Connection, given: bool) -> None:
-    for setting in ("enable_hashjoin", "enable_mergejoin"):
-        run(connection, f"SET LOCAL {setting} = {{value}}", value=ident.SQL("off" if given else "on"))
-
-
-def _same(target: Target, left: str, right: str) -> ident.Composed:
-    return ident.SQL(" AND ").join(
-        ident.SQL("{} = {}").format(name(left, column), name(right, column)) for column in target.key
-    )
 
 
 # -- swap --------------------------------------------------------------------------------------------------------

@@ -15,8 +15,10 @@ from pyspark.sql import functions as F  # noqa: N812
 from sqlalchemy import text
 
 from bookkeeping import Books, booked, by_core
+from export.test_reload import export, trim
 from seekpoint import Retry
 from seekpoint.errors import ConfigError, ReloadRefused
+from seekpoint.export import Archive
 from seekpoint.reload import Reload
 from seekpoint.spark import Env, SparkStager
 from seekpoint.spark.frames import write_part
@@ -66,6 +68,7 @@ class Job:
             inner(tx, batch)
 
         kafka = {"bootstrap.servers": books.shop.brokers}
+        archive = options.pop("archive", None)
         self.frames = {self.name("bookings"): bookings(), self.name("totals"): totals()} | options.pop("frames", {})
         self.reload = Reload(
             [books.pipeline(handle, **options)],
@@ -75,6 +78,7 @@ class Job:
             stager=SparkStager(spark, kafka, database=DATABASE, schema=books.shop.schema),
             frames=self.frames,
             spark=spark,
+            archive=archive,
         )
 
     def name(self, table: str) -> str:
@@ -97,6 +101,23 @@ def test_frames_up_to_e0_and_the_handler_behind_it(books: Books, spark: SparkSes
     assert books.rows() == booked(RECORDS + LATER, by=2)
     assert job.handled == [*range(60, 90)]
     assert books.shop.schemas() == []
+
+
+def test_frames_are_computed_of_what_retention_took_too(books: Books, spark: SparkSession, tmp_path: Path) -> None:
+    """The beginning comes from the archive's files, the rest of it from the log, and what follows from the handler."""
+    shop = books.shop
+    applied(books)
+    archive = Archive(tmp_path / "archive", shop.engine, schema=shop.schema)
+    export(shop, archive, range_records=25)
+    trim(shop, 40)
+    with pytest.raises(ReloadRefused, match="archive"):
+        Job(books, spark).reload.open()
+    job = Job(books, spark, archive=archive)
+    driver = job.reload.open()
+    applied(books, LATER)
+    job.reload.run(driver)
+    assert books.rows() == booked(RECORDS + LATER, by=2)
+    assert job.handled == [*range(60, 90)]
 
 
 def test_records_without_rows_are_none_of_a_frame(books: Books, spark: SparkSession) -> None:

@@ -19,14 +19,13 @@ import rebuild
 from peers import kinds
 from rebuild import KAFKA
 from seekpoint import Append
-from seekpoint.kafka.ranges import Range, read_range, topic_ids
+from seekpoint.kafka.ranges import Piece, Range, read_range, topic_ids
 from seekpoint.pipeline import Row
-from seekpoint.records import Partition, RawRecord
+from seekpoint.records import Partition
 from setting import BROKERS, RECORDS, cpu
 from stage import say
 from subject import COLUMNS, KIND
 
-CHUNK = 500  # records that are decoded at once, as a worker does
 STAGED, BUILT = "staged_rows", "built_rows"
 
 
@@ -68,18 +67,18 @@ def ranges() -> list[Range]:
     return [Range(Partition(KIND.name, number), topic_id, 0, end) for number, end in kinds.ends(KIND, BROKERS).items()]
 
 
-def consume() -> list[RawRecord]:
+def consume() -> list[Piece]:
     """All records, by the reader of the tasks."""
-    return [record for one in ranges() for piece in read_range(KAFKA, one) for record in piece]
+    return [piece for one in ranges() for piece in read_range(KAFKA, one)]
 
 
-def rows_of(records: list[RawRecord]) -> list[list[Row]]:
-    """By the pipeline's own codec and sink, chunk by chunk."""
+def rows_of(pieces: list[Piece]) -> list[list[Row]]:
+    """By the pipeline's own codec and sink, piece by piece, as a task does: from the values alone."""
     pipeline = rebuild.pipeline()
     sink, made = pipeline.sinks[0], []
     assert isinstance(sink, Append)
-    for at in range(0, len(records), CHUNK):
-        rows = sink.value_rows(pipeline.values(records[at : at + CHUNK]))
+    for piece in pieces:
+        rows = sink.value_rows(pipeline.values(piece.records))
         assert rows is not None
         made.append(rows)
     return made
@@ -117,11 +116,11 @@ def main(engine: Engine) -> None:
         connection.exec_driver_sql(KIND.create(STAGED).decode())
         meter = Meter(connection)
         with meter("consume"):
-            records = consume()
-        assert len(records) == RECORDS
+            pieces = consume()
+        assert sum(map(len, pieces)) == RECORDS
         with meter("decode and rows"):
-            chunks = rows_of(records)
-        del records
+            chunks = rows_of(pieces)
+        del pieces
         connection.exec_driver_sql("CHECKPOINT")
         with meter("COPY, no index"), Append(STAGED, columns=COLUMNS).open(connection) as writer:
             for chunk in chunks:

@@ -78,19 +78,25 @@ RawRecord = Record[bytes | None, bytes | None]
 
 
 class Unmade(Sequence[RawRecord]):
-    """Records as they were read, of which only the values are at hand: the rest is made at the first look at one.
+    """Records as they were read, of which values and offsets are at hand: the rest is made at the first look at one.
 
     Where rows stream into a table, nobody looks at a record that does not fail, and a million of them take longer to
     make than their values to decode. ``topic`` is that of all of them, None where they may be of several; ``size`` the
     bytes of their keys and values. ``make`` makes them all, and is called once.
     """
 
-    __slots__ = ("_made", "_make", "size", "topic", "values")
+    __slots__ = ("_made", "_make", "offsets", "size", "topic", "values")
 
     def __init__(
-        self, values: Sequence[bytes | None], make: Callable[[], list[RawRecord]], *, topic: str | None, size: int
+        self,
+        values: Sequence[bytes | None],
+        offsets: Sequence[int],
+        make: Callable[[], list[RawRecord]],
+        *,
+        topic: str | None,
+        size: int,
     ) -> None:
-        self.values, self.topic, self.size = values, topic, size
+        self.values, self.offsets, self.topic, self.size = values, offsets, topic, size
         self._make: Callable[[], list[RawRecord]] | None = make
         self._made: list[RawRecord] = []
 
@@ -114,6 +120,11 @@ class Unmade(Sequence[RawRecord]):
     def __getitem__(self, index: slice) -> list[RawRecord]: ...
     def __getitem__(self, index: int | slice) -> RawRecord | list[RawRecord]:
         return self._records()[index]
+
+
+def offsets_of(records: Sequence[RawRecord]) -> Sequence[int]:
+    """Where each of them is in its partition's log."""
+    return records.offsets if isinstance(records, Unmade) else [record.offset for record in records]
 
 
 class Batch(Sequence[Record[V, K]]):

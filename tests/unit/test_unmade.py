@@ -103,7 +103,7 @@ def test_nothing_is_made_before_somebody_looks_and_nothing_twice() -> None:
         calls.append(1)
         return [RawRecord("t", 0, 0, None, None, b"v")]
 
-    records = Unmade([b"v"], make, topic="t", size=1)
+    records = Unmade([b"v"], [0], make, topic="t", size=1)
     assert (len(records), list(records.values), calls) == (1, [b"v"], [])
     assert [records[0], *records, *reversed(records)] == [RawRecord("t", 0, 0, None, None, b"v")] * 3
     assert calls == [1]
@@ -125,12 +125,12 @@ def test_many_values_are_decoded_as_each_one_is(codec: Any, values: list[bytes |
         except Exception as error:  # noqa: BLE001 -- whatever a codec raises
             return type(error)
 
-    assert outcome(Unmade(values, lambda: records, topic="t", size=0)) == outcome(records)
-    assert outcome(Unmade(values, lambda: records, topic=None, size=0)) == outcome(records)
+    assert outcome(Unmade(values, list(range(len(values))), lambda: records, topic="t", size=0)) == outcome(records)
+    assert outcome(Unmade(values, list(range(len(values))), lambda: records, topic=None, size=0)) == outcome(records)
 
 
 def test_each_topic_has_its_own_codec() -> None:
     pipeline = Pipeline("g", topics={"a": Json(), "b": Text()}, sinks=[Append("t", columns=["v"])])
     records = [RawRecord(topic, 0, 0, None, None, b"1") for topic in ("a", "b")]
-    assert pipeline.values(Unmade([b"1", b"1"], lambda: records, topic=None, size=2)) == [1, "1"]
-    assert pipeline.values(Unmade([b"1"], lambda: records[1:], topic="b", size=1)) == ["1"]
+    assert pipeline.values(Unmade([b"1", b"1"], [0, 1], lambda: records, topic=None, size=2)) == [1, "1"]
+    assert pipeline.values(Unmade([b"1"], [1], lambda: records[1:], topic="b", size=1)) == ["1"]

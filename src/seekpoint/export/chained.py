@@ -12,6 +12,7 @@ from seekpoint.errors import RangeLost
 from seekpoint.export.archive import Archive, up_to
 from seekpoint.kafka.outlook import Outlook
 from seekpoint.kafka.ranges import Piece, Range, read_range
+from seekpoint.records import offsets_of
 
 
 def chained(kafka: Mapping[str, Any], archive: str | None, engine: Engine) -> ChainedReader:
@@ -45,7 +46,7 @@ class ChainedReader:
             try:
                 for piece in read_range(self._kafka, left):
                     yield piece
-                    position = piece.records[-1].offset + 1
+                    position = offsets_of(piece.records)[-1] + 1
                 return
             except RangeLost:
                 left = replace(left, start=position)

@@ -194,17 +194,18 @@ def _overlaps(group: Any, start: int, end: int) -> bool:
 
 def _piece(partition: Partition, batch: pa.RecordBatch, start: int, end: int) -> Piece | None:
     names = ("offset", "timestamp_ms", "key", "value", "headers", "leader_epoch")
-    piece = Piece([])
+    records: list[RawRecord] = []
+    unreadable: list[tuple[RawRecord, Unreadable]] = []
     columns = (batch.column(name).to_pylist() for name in names)
     for offset, milliseconds, key, value, headers, epoch in zip(*columns, strict=True):
         if not start <= offset < end:
             continue
         pairs = tuple((header["key"], header["value"]) for header in headers or ())
         record: RawRecord = Record(*partition, offset, milliseconds, key, value, pairs, epoch)
-        piece.records.append(record)
+        records.append(record)
         if headers is None:
-            piece.unreadable.append((record, Unreadable(record, ValueError("a name in them is not UTF-8"))))
-    return piece if piece.records else None
+            unreadable.append((record, Unreadable(record, ValueError("a name in them is not UTF-8"))))
+    return Piece(records, unreadable) if records else None
 
 
 def file_name(range_: Range, run: UUID, attempt: UUID) -> str:

@@ -300,7 +300,7 @@ def unmade(messages: list[Message], partition: Partition | None) -> tuple[Unmade
 
     size = sum(map(len, filter(None, keys))) + sum(map(len, filter(None, values)))
     topic = topics[0] if count and topics.count(topics[0]) == count else None
-    records = Unmade(values, make, topic=topic, size=size)
+    records = Unmade(values, offsets, make, topic=topic, size=size)
     return records, [(records[n], Unreadable(records[n], failure)) for n, failure in failures.items()]
 
 

@@ -9,14 +9,14 @@ a topic that was deleted and created anew is read on without an error, and only 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any, Self
 from uuid import UUID
 
 from seekpoint.errors import ConfigError
-from seekpoint.kafka.client import END_OF_PARTITION, Client, Message, Unreadable, readable
+from seekpoint.kafka.client import END_OF_PARTITION, Client, Message, Unreadable, unmade
 from seekpoint.kafka.config import make_consumer
 from seekpoint.kafka.outlook import Outlook
 from seekpoint.records import Partition, RawRecord
@@ -63,8 +63,8 @@ class Piece:
     Decode the latter as a worker does: they are records, and poison.
     """
 
-    records: list[RawRecord]
-    unreadable: list[tuple[RawRecord, Unreadable]] = field(default_factory=list)
+    records: Sequence[RawRecord]
+    unreadable: Sequence[tuple[RawRecord, Unreadable]] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.records)
@@ -100,7 +100,13 @@ def _read(client: Client, outlook: Outlook, range_: Range, chunk: int, patience:
     position, end = range_.start, range_.end
     while position < end:
         taken: list[Message] = []
-        for message in client.read(min(chunk, end - position), patience.wait()):
+        messages = client.read(min(chunk, end - position), patience.wait())
+        if messages and _offset(messages[-1]) < end and not any(map(Message.error, messages)):
+            yield _piece(messages, range_.partition)  # nearly always
+            position = _offset(messages[-1]) + 1
+            patience.renew()
+            continue
+        for message in messages:
             if (error := message.error()) is None:
                 patience.renew()
                 position = _offset(message) + 1
@@ -113,7 +119,7 @@ def _read(client: Client, outlook: Outlook, range_: Range, chunk: int, patience:
             else:
                 outlook.raise_for(error, range_.partition, range_.topic_id, position, end)
         if taken:
-            yield _piece(taken)
+            yield _piece(taken, range_.partition)
             patience.renew()  # whoever took the piece may have been slow with it
         elif patience.is_over and position < end:
             raise outlook.stuck(range_.partition, range_.topic_id, position, end)
@@ -297,14 +303,8 @@ def _offset(message: Message) -> int:
     return offset
 
 
-def _piece(messages: Iterable[Message]) -> Piece:
-    piece = Piece([])
-    for message in messages:
-        record, error = readable(message)
-        piece.records.append(record)
-        if error is not None:
-            piece.unreadable.append((record, error))
-    return piece
+def _piece(messages: list[Message], partition: Partition | None = None) -> Piece:
+    return Piece(*unmade(messages, partition))
 
 
 __all__ = [

@@ -36,8 +36,9 @@ def nothing_left_out(_: RawRecord) -> bool:
 
 @dataclass(slots=True)
 class Outcome:
-    """What was written. ``applied`` records; ``asides`` are those that cannot be, in order."""
+    """What was written. ``applied`` records, ``rows`` of each sink; ``asides`` are those that cannot be, in order."""
 
+    rows: list[int]
     applied: int = 0
     asides: list[Aside] = field(default_factory=list)
 
@@ -45,7 +46,7 @@ class Outcome:
 class Parts:
     """Writes one pipeline's records to the tables that its sinks are aimed at.
 
-    ``seen`` is called with what each part has written: the records, each with its rows.
+    ``seen`` is called with what each part under a savepoint has written: the records, each with its rows.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class Parts:
     ) -> None:
         self._tx, self._pipeline, self._seen = tx, pipeline, seen
         self._waiting: list[Made] = []
-        self.outcome = Outcome()
+        self.outcome = Outcome([0] * len(pipeline.sinks))
 
     def take(self, piece: Piece, left_out: LeftOut = nothing_left_out) -> None:
         """Decode these records and write them, perhaps later."""
@@ -66,20 +67,24 @@ class Parts:
         [sink] = self._pipeline.sinks
         with sink.open(self._tx) as writer:
             for piece in pieces:
-                self._decode(piece, left_out)
-                made, self._waiting = self._waiting, []
-                writer.write([row for one in made for row in one.rows[0]])
-                self.outcome.applied += len(made)
-                if self._seen is not None:
-                    self._seen(made)
+                rows = None if piece.unreadable or left_out is not nothing_left_out else self._at_once(piece.records)
+                if rows is None:
+                    self._decode(piece, left_out)
+                    made, self._waiting = self._waiting, []
+                    rows = [row for one in made for row in one.rows[0]]
+                    self.outcome.applied += len(made)
+                else:  # nobody looks at a record
+                    self.outcome.applied += len(rows)
+                writer.write(rows)
+                self.outcome.rows[0] += len(rows)
         return self.outcome
 
     def _decode(self, piece: Piece, left_out: LeftOut) -> None:
         unread = {(r.topic, r.partition, r.offset): error for r, error in piece.unreadable}
         wanted = piece.records if left_out is nothing_left_out else [r for r in piece.records if not left_out(r)]
-        made = None if unread else self._at_once(wanted)
-        if made is not None:
-            self._waiting += made
+        rows = None if unread else self._at_once(wanted)
+        if rows is not None:
+            self._waiting += [Made(r, r, ((row,),)) for r, row in zip(wanted, rows, strict=True)]
         else:
             for raw in wanted:
                 try:
@@ -87,13 +92,12 @@ class Parts:
                 except Failed as failed:
                     self._set_aside(raw, failed)
 
-    def _at_once(self, raw: Sequence[RawRecord]) -> list[Made] | None:
-        """The same from the values alone; None where each record must be looked at."""
+    def _at_once(self, raw: Sequence[RawRecord]) -> Sequence[Row] | None:
+        """A row for each, from the values alone; None where each record must be looked at."""
         if (rows := rows_at_once(self._pipeline, raw)) is None:
             return None
         sink: object = self._pipeline.by_value  # aimed at the staging: it knows places, too
-        placed = sink.placed(rows, raw) if isinstance(sink, Placing) else rows
-        return [Made(r, r, ((row,),)) for r, row in zip(raw, placed, strict=True)]
+        return sink.placed(rows, raw) if isinstance(sink, Placing) else rows
 
     def flush(self) -> Outcome:
         """Write what is waiting."""
@@ -134,6 +138,8 @@ class Parts:
             return failed
         savepoint.commit()
         self.outcome.applied += len(part)
+        for number in range(len(self.outcome.rows)):
+            self.outcome.rows[number] += sum(len(made.rows[number]) for made in part)
         if self._seen is not None:
             self._seen(part)
         return None

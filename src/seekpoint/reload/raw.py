@@ -10,7 +10,7 @@ from psycopg import sql as ident
 from sqlalchemy import Connection
 
 from seekpoint.pipeline import Pipeline, Row, RowRefused, Writer
-from seekpoint.records import AnyRecord, RawRecord
+from seekpoint.records import AnyRecord, RawRecord, offsets_of
 from seekpoint.reload.layout import LIKE, LINE, OFFSET, Staging, name, names, run
 from seekpoint.reload.targets import Path, Target, aimed
 from seekpoint.sinks.copy import open_copy
@@ -56,7 +56,7 @@ class RawSink:
 
     def placed(self, rows: Sequence[Row], raw: Sequence[RawRecord]) -> Sequence[Row]:
         """Rows of :meth:`value_rows` with their places in the log, where those count."""
-        return [(*row, r.offset, 0) for row, r in zip(rows, raw, strict=True)] if self._folds else rows
+        return [(*row, at, 0) for row, at in zip(rows, offsets_of(raw), strict=True)] if self._folds else rows
 
     @contextmanager
     def open(self, tx: Connection) -> Iterator[Writer]:

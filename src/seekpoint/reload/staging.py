@@ -14,7 +14,6 @@ from uuid import UUID, uuid4
 
 from sqlalchemy import Connection, Engine, insert, select
 
-from seekpoint.apply import Made
 from seekpoint.deadletters import letter as letters
 from seekpoint.deadletters.statements import PARK_LETTERS
 from seekpoint.errors import ConfigError, ReloadOver
@@ -190,19 +189,15 @@ class _Work:
         staging = Staging(now.staging_schema)
         sinks = raw_sinks(tx.connection, staging, attempt, self.pipeline, found)
         left_out = left_out_of(tx.connection, staging, self.pipeline.group, self.range)
-        counts = [0] * len(sinks)
-
-        def count(part: Sequence[Made]) -> None:
-            for number in range(len(sinks)):
-                counts[number] += sum(len(made.rows[number]) for made in part)
-
-        parts = Parts(tx.connection, aimed_pipeline(self.pipeline, sinks), count)
+        parts = Parts(tx.connection, aimed_pipeline(self.pipeline, sinks))
         outcome = write(parts, chained(self.kafka, now.archive, self.engine).read(self.range), left_out)
         keep_asides(tx, staging, self.pipeline, outcome.asides, {at.topic: self.range.topic_id})
         for number, sink in enumerate(sinks):
             remember_columns(tx.connection, staging.raw(attempt, number), sink.columns)
         ends = self.range.start, self.range.end
-        staged = Staged(attempt, self.pipeline.group, at, *ends, outcome.applied, tuple(counts), len(outcome.asides))
+        staged = Staged(
+            attempt, self.pipeline.group, at, *ends, outcome.applied, tuple(outcome.rows), len(outcome.asides)
+        )
         _record(tx, self.run_id, staged)
         if tx.execute(sql.GUARD, its_run=self.run_id).one_or_none() is None:
             raise ReloadOver(

@@ -14,6 +14,7 @@ import pytest
 from sqlalchemy import Connection, create_engine, text
 
 from cutting import FIRST, diffed, settled, work_up_to
+from integration.ledger.desk import backend
 from reloader import Reloader
 from seekpoint import Append, Limits, Text, Upsert, events
 from seekpoint.batch import BatchJob
@@ -65,10 +66,6 @@ def reading(shop: Shop, isolation: Any, *statements: str) -> Iterator[Connection
         for statement in statements:
             connection.execute(text(statement.format(schema=shop.schema))).all()
         yield connection
-
-
-def pid_of(connection: Connection) -> int:
-    return int(connection.execute(text("SELECT pg_backend_pid()")).scalar_one())
 
 
 def test_a_table_with_rows_is_adopted_and_reloaded(shop: Shop) -> None:
@@ -284,7 +281,7 @@ def test_snapshots_that_may_not_be_seen_are_waited_for(shop: Shop, roles: tuple[
             return leaves.still_reading(tx, turned, 0.2)
 
     with reading(shop, "READ COMMITTED", "SELECT 1") as reader:
-        assert pid_of(reader) in others()
+        assert backend(reader) in others()
     deadline = monotonic() + 60
     while others():
         assert monotonic() < deadline, "somebody else reads for ever"
@@ -677,7 +674,7 @@ def test_whoever_reads_an_earlier_generation_is_waited_for_and_told(
     total = text(f"SELECT sum(amount) FROM {shop.schema}.orders")
     with reading(shop, "REPEATABLE READ", "SELECT FROM {schema}.orders") as reader:
         reload.run(reload.open(strategy="generation"))
-        said = rf"after 0.2 s: wait for the sessions of pid .*\b{pid_of(reader)}\b"
+        said = rf"after 0.2 s: wait for the sessions of pid .*\b{backend(reader)}\b"
         with monkeypatch.context() as hurried:
             hurried.setattr(adopting, "READERS_WAIT", 0.2)
             with pytest.raises(ReloadRefused, match=said):
@@ -685,6 +682,22 @@ def test_whoever_reads_an_earlier_generation_is_waited_for_and_told(
         assert reader.execute(total).scalar() == sum(amount for _, amount, _ in doubled(FIRST, by=1))
     generations(shop).give_up((shop.schema, "orders"))
     assert shop.rows() == doubled(FIRST)
+
+
+def test_a_reader_that_goes_on_to_a_newer_snapshot_is_waited_for_no_longer(shop: Shop) -> None:
+    """Its transaction stays open; only the cursor held the older snapshot."""
+    settled(shop)
+    adopt(shop)
+    reload = shop.reload()
+    with shop.engine.connect() as reader:
+        reader.execute(text(f"DECLARE older CURSOR FOR SELECT * FROM {shop.schema}.orders"))
+        reload.run(reload.open(strategy="generation"))
+        (turned,) = shop.execute("SELECT CAST(xmin AS text) FROM {schema}.generation")[0]
+        pid = backend(reader)
+        with transaction(shop.engine, shop.schema) as tx:
+            assert pid in leaves.still_reading(tx, turned, 0)
+            reader.execute(text("CLOSE older"))
+            assert pid not in leaves.still_reading(tx, turned, 5)
 
 
 def test_a_view_on_top_is_in_the_way_of_giving_up(shop: Shop) -> None:

@@ -19,11 +19,12 @@ def locked_once(shop: Shop) -> set[int]:
 
 
 def test_rows_that_differ_are_locked_once_and_let_go(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some pages of keys at a time; what somebody else has changed or locked is left out, and not waited for."""
+    """Some pages of keys at a time; whoever else has changed or locked some of them is not waited for."""
     monkeypatch.setattr(merge, "WARM", 1)
     settled(shop, RECORDS)
     steps: list[tuple[int, int]] = []
-    reload = shop.reload()
+    told: list[tuple[str, int, int]] = []
+    reload = shop.reload(progress=lambda *step: told.append(step))
     driver = reload.open()
     with diffed(reload, driver) as rounds:
         before = locked_once(shop)
@@ -38,10 +39,11 @@ def test_rows_that_differ_are_locked_once_and_let_go(shop: Shop, monkeypatch: py
         assert steps == sorted(steps)
         assert (steps[0], steps[-1]) == ((0, CHANGED), (CHANGED, CHANGED))
         reload.cut_over(driver, rounds)
+    assert [step for step in told if step[0] == "warming up"] == [("warming up", *step) for step in steps]
     assert shop.rows() == doubled(RECORDS)
 
 
-def test_a_difference_of_most_rows_is_not_gone_through_twice(shop: Shop) -> None:
+def test_a_large_difference_is_not_gone_through_before_the_lock(shop: Shop) -> None:
     settled(shop, RECORDS[: 2 * CHANGED])
     reload = shop.reload()
     driver = reload.open()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import threading
-from time import monotonic
 from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import text
 
+from integration.ledger.desk import backend, wait_until_blocked
 from seekpoint import Append, Json, Pipeline, Text
 from seekpoint.errors import ConfigError, ReloadOver, ReloadRefused
 from seekpoint.failure import State
@@ -97,13 +96,8 @@ def test_the_end_of_a_task_waits_for_the_drivers_step(shop: Shop) -> None:
     staging = threading.Thread(target=late)
     with driver.step("staging") as tx:
         driver.turn(tx, "staged")
-        pid = tx.connection.execute(text("SELECT pg_backend_pid()")).scalar_one()
         staging.start()
-        deadline, pause = monotonic() + 60, threading.Event()
-        while not shop.execute("SELECT 1 FROM pg_stat_activity WHERE :pid = ANY(pg_blocking_pids(pid))", pid=pid):
-            assert staging.is_alive(), "it did not wait for the step that is under way"
-            assert monotonic() < deadline, "it did not come to its end"
-            pause.wait(0.02)
+        wait_until_blocked(shop.engine, by=backend(tx.connection))
     staging.join(60)
     assert done == ["refused"]
 

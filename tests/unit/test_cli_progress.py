@@ -54,6 +54,14 @@ def test_what_others_did_before_does_not_count_for_the_rate() -> None:
     assert told(1_000, 2_000, 100, 10) == "1,000 of 2,000 records, 10/s, 1 min 40 s left"
 
 
+def test_keys_are_not_called_records(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    with Shown() as shown:
+        shown("warming up", 0, 300)
+        clock.now += 1
+        shown("warming up", 300, 300)
+    assert capsys.readouterr().err.splitlines() == ["warming up: 0 of 300 keys", "warming up: 300 keys, 300/s"]
+
+
 def test_programs_get_nothing_of_it(capsys: pytest.CaptureFixture[str]) -> None:
     with Shown(as_json=True) as shown:
         shown("staging", 1, 2)

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 EVERY = 5.0  # seconds between two lines
 UNCOUNTED = {"comparing"}  # one statement for each table: there are no records to count
-KEYS = {"warming up"}  # counted in these
+KEYS = {"warming up"}  # what is counted in keys, not in records
 
 
 class Shown:
@@ -47,8 +47,8 @@ class Shown:
         is_new = what != self._what
         if is_new:  # what was done by then was done by others, or before
             self._what, self._before, self._began = what, done, now
-        said = "" if what in UNCOUNTED else told(done, total, done - self._before, now - self._began)
-        said = said.replace(" records", " keys") if what in KEYS else said
+        unit = "keys" if what in KEYS else "records"
+        said = "" if what in UNCOUNTED else told(done, total, done - self._before, now - self._began, unit)
         if self._bar is not None:
             self._on_terminal(what, done, total, said)
         elif self._is_news(what, said, is_new=is_new, is_last=done == total > 0, now=now):
@@ -76,12 +76,12 @@ class Shown:
         self._bar.update(self._task, description=what, completed=done, total=total or None, said=said)
 
 
-def told(done: int, total: int, here: int, seconds: float) -> str:
+def told(done: int, total: int, here: int, seconds: float, unit: str = "records") -> str:
     """How much of it, how fast (so many ``here``), how long it will take at that rate; empty if nothing is known."""
     if not done and not total:
         return ""
     of = f" of {total:,}" if total > done else ""
-    parts = [f"{done:,}{of} records"]
+    parts = [f"{done:,}{of} {unit}"]
     rate = here / seconds if seconds > 0 else 0.0
     if rate >= 1:
         parts.append(f"{rate:,.0f}/s")

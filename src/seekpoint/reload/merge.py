@@ -15,16 +15,16 @@ from seekpoint.reload.targets import Target
 from seekpoint.sinks.layout import quoted
 
 FEW = 5  # a difference of less than a fifth of the table is looked up key by key
-WARM = 16  # pages of a difference, some thousand keys: what is looked at and locked at once
+WARM = 16  # pages of a difference, about a thousand keys: what is looked up and locked at once
 
 
 def warm(driver: Driver, found: Sequence[Target], told: Callable[[int, int], object]) -> None:
     """Have the pages in memory, and logged, that the cut-over is going to change, while nobody waits for it.
 
     A row lock writes to its page as an update does: the first one behind a checkpoint logs the page as a whole
-    (``full_page_writes``), and whoever comes next does not. Of the four modes this is the weakest, on some thousand
-    rows at a time: for those milliseconds only who deletes such a row, or changes its key, waits. What others have
-    locked is left out. ``told`` hears how many keys are done, of how many.
+    (``full_page_writes``), and whoever comes next does not. Of the four modes this is the weakest, on about a
+    thousand rows at a time: for those milliseconds only who deletes such a row, changes its key or takes it
+    ``FOR UPDATE`` waits. What others hold so is left out. ``told`` hears how many keys are done, of how many.
     """
     for target in found:
         for part in _parts(driver, target, told):
@@ -42,7 +42,7 @@ def warm(driver: Driver, found: Sequence[Target], told: Callable[[int, int], obj
 
 
 def _parts(driver: Driver, target: Target, told: Callable[[int, int], object]) -> Iterator[ident.Composed]:
-    """The difference, page by page; nothing where it is so large that most pages change, with many rows of each."""
+    """The difference, some pages at a time; nothing where it is so large that many of its rows share a page."""
     staging = Staging(driver.run.staging_schema)
     with driver.step("diffed") as tx:
         keys, by_key = _counted(tx.connection, name(*staging.diff(target)), quoted(*staging.table(target)))
@@ -51,10 +51,12 @@ def _parts(driver: Driver, target: Target, told: Callable[[int, int], object]) -
             "SELECT pg_relation_size({diff}::regclass) / current_setting('block_size')::int",
             diff=ident.Literal(quoted(*staging.diff(target))),
         )
-    for page in range(0, pages if by_key else 0, WARM):
+    if not (by_key and pages):
+        return
+    for page in range(0, pages, WARM):
         told(keys * page // pages, keys)
         yield ident.SQL("diff.ctid >= {}::tid AND diff.ctid < {}::tid").format(f"({page},0)", f"({page + WARM},0)")
-        told(min(keys, keys * (page + WARM) // pages), keys)
+    told(keys, keys)
 
 
 def merge(tx: Tx, staging: Staging, found: Sequence[Target], diff_xid: str, *, same_keys: bool) -> int:

@@ -11,7 +11,7 @@ from uuid import UUID
 
 import psycopg
 from psycopg import sql as ident
-from sqlalchemy import URL, Connection, Engine, text
+from sqlalchemy import URL, Connection, Engine, Row, text
 from sqlalchemy.exc import DBAPIError
 
 from seekpoint.errors import ConfigError, ReloadRefused
@@ -104,6 +104,8 @@ class Generations:
         """
         path = self._resolved(table)
         self._get(path)
+        with transaction(self.engine, self.schema) as tx:  # in front of the lock that whoever opens a reload waits for
+            _require_forgotten(tx, path, leaves.pointer(tx, path), READERS_WAIT)
         self._patiently(lambda tx: self._record(tx, path, "give up", _give_up))
 
     def _get(self, path: Path) -> Generation:
@@ -333,14 +335,21 @@ def _tell_alike(connection: Connection, given: Path, to: Path) -> None:
 # -- and back ------------------------------------------------------------------------------------------------------
 
 
+def _require_forgotten(tx: Tx, path: Path, row: Row[Any] | None, patience: float) -> None:
+    """Refuse where somebody goes on reading an earlier generation."""
+    if row is None or row.run is None:
+        return
+    if pids := leaves.still_reading(tx, row.turned, patience):
+        told = f"{'.'.join(path)}: somebody reads in a snapshot from before the last cut-over, after {patience:g} s"
+        raise ReloadRefused([f"{told}: wait for the sessions of pid {', '.join(map(str, pids))}, or end them"])
+
+
 def _give_up(tx: Tx, path: Path) -> None:
     _require(_of_runs(tx, path))  # so the pointer stays what it is
     connection, row = tx.connection, leaves.pointer(tx, path)
     if row is None:  # the try before took effect
         return
-    if row.run is not None and (pids := leaves.still_reading(tx, row.turned, READERS_WAIT)):
-        told = f"{'.'.join(path)}: somebody reads in a snapshot from before the last cut-over, after {READERS_WAIT:g} s"
-        raise ReloadRefused([f"{told}: wait for the sessions of pid {', '.join(map(str, pids))}, or end them"])
+    _require_forgotten(tx, path, row, leaves.PATIENCE)
     parent, leaf = (path[0], row.parent), (path[0], row.current)
     _hold(tx, path)
     leaves.grant_alike(connection, path, leaf)

@@ -198,16 +198,19 @@ _READERS = text(
                OR (a.backend_xmin IS NOT NULL AND age(a.backend_xmin) >= age(CAST(:turned AS xid))))
     """
 )
+# A transaction sees all sessions as they were when it first asked for one, until it asks for them anew.
+_LOOK_ANEW = text("SELECT pg_stat_clear_snapshot()")
 PATIENCE = 1.0  # seconds for readers that began before a cut-over; whoever sweeps next waits again
 
 
 def still_reading(tx: Tx, turned: str, patience: float = PATIENCE) -> list[int]:
     """The sessions, by pid, that may read in a snapshot from before this transaction, which turned a pointer.
 
-    Those that come to an end within so many seconds are not among them.
+    Those that come to an end, or on to a newer snapshot, within so many seconds are not among them.
     """
 
     def readers() -> set[tuple[str, int]]:
+        tx.connection.execute(_LOOK_ANEW)
         return {(row.virtualtransaction, row.pid) for row in tx.connection.execute(_READERS, {"turned": turned})}
 
     deadline, left = monotonic() + patience, readers()

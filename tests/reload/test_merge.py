@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from sqlalchemy import text
 
 from cutting import diffed, settled
+from seekpoint import Limits
 from seekpoint.reload import merge
 from shop import Shop, doubled, of
 
@@ -51,3 +54,56 @@ def test_a_large_difference_is_not_gone_through_before_the_lock(shop: Shop) -> N
         before = locked_once(shop)
         merge.warm(driver, rounds.targets, lambda *_: pytest.fail("there is nothing to do"))
         assert locked_once(shop) == before
+
+
+def test_a_table_that_somebody_has_locked_is_left_to_the_cut_over(shop: Shop) -> None:
+    """Which tries again and again; making it short must not end it."""
+    settled(shop, RECORDS)
+    reload = shop.reload(limits=Limits(transaction_age=1.0))
+    driver = reload.open()
+    with diffed(reload, driver) as rounds:
+        before = locked_once(shop)
+        with shop.engine.connect() as blocker:
+            blocker.execute(text(f"LOCK TABLE {shop.schema}.orders IN EXCLUSIVE MODE"))
+            merge.warm(driver, rounds.targets, lambda *_: None)
+        assert locked_once(shop) == before
+        reload.cut_over(driver, rounds)
+    assert shop.rows() == doubled(RECORDS)
+
+
+# -- a row that comes hides none that is gone --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("amount", [0, 1])  # twice nothing is the same: then 7 is not in the difference
+def test_a_key_that_becomes_null_does_not_hide_the_row_that_is_gone(shop: Shop, amount: int) -> None:
+    shop.execute("ALTER TABLE {schema}.orders DROP CONSTRAINT orders_pkey, ALTER id DROP NOT NULL")
+    shop.execute("CREATE UNIQUE INDEX ON {schema}.orders (id)")
+    records = [of(n, amount) for n in range(40)]
+    settled(shop, records)
+    reload = shop.reload()
+    driver = reload.open()
+    with diffed(reload, driver) as rounds:
+        shop.execute("UPDATE {schema}.orders SET id = NULL WHERE id = 7")
+        reload.cut_over(driver, rounds)
+    assert [row for row in shop.rows() if row[0] is not None] == doubled(records)
+
+
+@pytest.mark.parametrize("amount", [0, 1])
+def test_a_row_that_comes_behind_the_look_does_not_hide_one_that_is_gone(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, amount: int
+) -> None:
+    records = [of(n, amount) for n in range(40)]
+    settled(shop, records)
+    reload = shop.reload()
+    driver = reload.open()
+    add_deleted = merge._add_deleted
+
+    def late(*given: Any) -> None:
+        shop.execute("INSERT INTO {schema}.orders (id, amount, at) VALUES (9999, 9, 9)")
+        add_deleted(*given)
+
+    with diffed(reload, driver) as rounds:
+        shop.execute("DELETE FROM {schema}.orders WHERE id = 7")
+        monkeypatch.setattr(merge, "_add_deleted", late)
+        reload.cut_over(driver, rounds)
+    assert [row for row in shop.rows() if row[0] != 9999] == doubled(records)

@@ -28,6 +28,7 @@ class Shown:
         self._task: TaskID | None = None
         self._heard: set[str] = set()
         self._what, self._before, self._began, self._told_at = "", 0, monotonic(), -EVERY
+        self._done = 0
 
     def __enter__(self) -> Self:
         if self._bar is not None:
@@ -45,8 +46,9 @@ class Shown:
             return
         now = monotonic()
         is_new = what != self._what
-        if is_new:  # what was done by then was done by others, or before
+        if is_new or done < self._done:  # what was done by then was done by others, or before; or of another table
             self._what, self._before, self._began = what, done, now
+        self._done = done
         unit = "keys" if what in KEYS else "records"
         said = "" if what in UNCOUNTED else told(done, total, done - self._before, now - self._began, unit)
         if self._bar is not None:

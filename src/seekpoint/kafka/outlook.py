@@ -30,7 +30,7 @@ def bounded_config(kafka: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in kafka.items()
         if not key.startswith("group.") and key != "partition.assignment.strategy"
     }
-    # librdkafka wants a group's name of everybody. It is never joined, and no coordinator is asked.
+    # librdkafka wants a group's name of everybody. It is never joined; but the client asks who coordinates it.
     return consumer_config({"fetch.wait.max.ms": 10, **kept}, group="seekpoint-ranges")
 
 

@@ -101,7 +101,7 @@ def _read(client: Client, outlook: Outlook, range_: Range, chunk: int, patience:
     while position < end:
         taken: list[Message] = []
         messages = client.read(min(chunk, end - position), patience.wait())
-        if messages and _offset(messages[-1]) < end and not any(map(Message.error, messages)):
+        if messages and not any(map(Message.error, messages)) and _offset(messages[-1]) < end:
             yield _piece(messages, range_.partition)  # nearly always
             position = _offset(messages[-1]) + 1
             patience.renew()

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from graphlib import CycleError, TopologicalSorter
 
+import psycopg
 from psycopg import sql as ident
 from sqlalchemy import Connection, text
+from sqlalchemy.exc import DBAPIError
 
+from seekpoint.guard import passes
 from seekpoint.reload.compare import compared, distinct
 from seekpoint.reload.layout import KIND, Staging, name, names, rows, run
 from seekpoint.reload.run import Driver, Tx
@@ -23,22 +26,34 @@ def warm(driver: Driver, found: Sequence[Target], told: Callable[[int, int], obj
 
     A row lock writes to its page as an update does: the first one behind a checkpoint logs the page as a whole
     (``full_page_writes``), and whoever comes next does not. Of the four modes this is the weakest, on about a
-    thousand rows at a time: for those milliseconds only who deletes such a row, changes its key or takes it
-    ``FOR UPDATE`` waits. What others hold so is left out. ``told`` hears how many keys are done, of how many.
+    thousand rows at a time: for those milliseconds only who deletes such a row, sets a column of a unique index or
+    takes it ``FOR UPDATE`` waits. What others hold so is left out. ``told`` hears how many keys are done, of how many.
+
+    What cannot be had now (the lock of a table, the database) is left: the cut-over does without, and tries again.
     """
+    try:
+        _warm(driver, found, told)
+    except (DBAPIError, psycopg.Error) as error:
+        if not passes(error):
+            raise
+
+
+def _warm(driver: Driver, found: Sequence[Target], told: Callable[[int, int], object]) -> None:
     for target in found:
         for part in _parts(driver, target, told):
             with driver.step("diffed") as tx:
                 _plan_by_key(tx.connection, True)
-                rows(
-                    tx.connection,
-                    "WITH warm AS (SELECT FROM {diff} AS diff JOIN {live} AS live ON {same} WHERE {part} "
-                    "FOR KEY SHARE OF live SKIP LOCKED) SELECT count(*) FROM warm",
-                    diff=name(*Staging(driver.run.staging_schema).diff(target)),
-                    live=name(*target.path),
-                    same=_same(target, "live", "diff"),
-                    part=part,
-                )
+                for locked in ("", "FOR KEY SHARE OF live SKIP LOCKED"):  # read first: no row waits for a disk, locked
+                    rows(
+                        tx.connection,
+                        "WITH warm AS MATERIALIZED (SELECT live.tableoid FROM {diff} AS diff JOIN {live} AS live "
+                        "ON {same} WHERE {part} {locked}) SELECT count(*) FROM warm",
+                        diff=name(*Staging(driver.run.staging_schema).diff(target)),
+                        live=name(*target.path),
+                        same=_same(target, "live", "diff"),
+                        part=part,
+                        locked=ident.SQL(locked),
+                    )
 
 
 def _parts(driver: Driver, target: Target, told: Callable[[int, int], object]) -> Iterator[ident.Composed]:
@@ -126,8 +141,9 @@ def _prepared(
         "as_live": _same(target, "live", "built"),
         "distinct": distinct(target, columns, "live", "built"),
         "kind": name(KIND),
+        "is_late": ident.SQL("age(live.xmin) <= age({}::xid8::xid)").format(ident.Literal(diff_xid)),
     }
-    nobody_else = _add_others(connection, parts, diff_xid, same_keys=same_keys)
+    nobody_else = _add_others(connection, parts, same_keys=same_keys)
     table = quoted(*staging.table(target))
     keys, by_key = _counted(connection, parts["diff"], table)
     if not nobody_else:
@@ -150,17 +166,15 @@ def _counted(connection: Connection, diff: ident.Composable, table: str) -> tupl
     return int(keys), keys * FEW < total
 
 
-def _add_others(connection: Connection, parts: dict[str, ident.Composable], diff_xid: str, *, same_keys: bool) -> bool:
+def _add_others(connection: Connection, parts: dict[str, ident.Composable], *, same_keys: bool) -> bool:
     """The keys that the rounds since the diff have touched, and those of live rows that were written since.
 
     Returns whether ``same_keys`` is taken at its word: then there are no others.
     """
     kinds = {row[0] for row in rows(connection, "SELECT DISTINCT {kind} FROM {diff}", **parts)}
     nobody_else = same_keys and not kinds >= {"missing", "extra"}
-    since = ident.SQL("false" if nobody_else else "age(live.xmin) <= age({}::xid8::xid)").format(
-        ident.Literal(diff_xid)
-    )
-    run(connection, "CREATE TABLE {late} AS SELECT {key} FROM {live} AS live WHERE {since}", since=since, **parts)
+    wanted = ident.SQL("false") if nobody_else else parts["is_late"]
+    run(connection, "CREATE TABLE {late} AS SELECT {key} FROM {live} AS live WHERE {wanted}", wanted=wanted, **parts)
     run(
         connection,
         "INSERT INTO {diff} ({key}, {kind}) SELECT {key}, 'touched' FROM {touched} UNION SELECT {key}, 'touched' "
@@ -173,14 +187,16 @@ def _add_others(connection: Connection, parts: dict[str, ident.Composable], diff
 def _add_deleted(connection: Connection, parts: dict[str, ident.Composable]) -> None:
     """The keys of live rows that were deleted since, by whoever: nothing is left there that would tell of them.
 
-    Keys that are not ``touched`` were compared, and what was live then is live unless somebody deleted it; those that
-    are not in the difference at all are live and rebuilt alike, or deleted. So equal numbers are equal keys. Only the
-    touched ones are looked up: what else is in the difference is known by its kind.
+    Only live rows that are as they were when the tables were compared are counted: one that came since, behind our look
+    or under a NULL, would hide one that is gone. Each of them was compared: it is rebuilt, too, or known by its kind.
+    So there can be no more of them than of rebuilt ones, and equal numbers are equal keys. Only touched keys are looked
+    up.
     """
     [(live, built)] = rows(
         connection,
-        "SELECT (SELECT count(*) FROM {live}) - count(*) FILTER (WHERE {kind} IN ('different', 'extra')) "
-        "- (SELECT count(*) FROM {diff} JOIN {live} USING ({key}) WHERE {kind} = 'touched'), "
+        "SELECT (SELECT count(*) FROM {live} AS live WHERE NOT {is_late}) "
+        "- count(*) FILTER (WHERE {kind} IN ('different', 'extra')) "
+        "- (SELECT count(*) FROM {diff} JOIN {live} AS live USING ({key}) WHERE {kind} = 'touched' AND NOT {is_late}), "
         "(SELECT count(*) FROM {built}) - count(*) FILTER (WHERE {kind} IN ('different', 'missing')) "
         "- (SELECT count(*) FROM {diff} JOIN {built} USING ({key}) WHERE {kind} = 'touched') FROM {diff}",
         **parts,

@@ -63,6 +63,8 @@ class Load:
         """
         with self._heard:
             if not self._heard.wait_for(lambda: self._behind(ends) is None, patience):
+                if self._error is not None:
+                    raise self._error
                 raise DemoFailed(
                     f"waited {patience:.0f} s to hear where the records of {TOPIC}-{self._behind(ends)} went, in vain"
                 )

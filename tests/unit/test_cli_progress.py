@@ -62,6 +62,17 @@ def test_keys_are_not_called_records(clock: Clock, capsys: pytest.CaptureFixture
     assert capsys.readouterr().err.splitlines() == ["warming up: 0 of 300 keys", "warming up: 300 keys, 300/s"]
 
 
+def test_the_next_table_has_a_rate_of_its_own(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    with Shown() as shown:
+        shown("warming up", 0, 1_000)
+        clock.now += 60
+        shown("warming up", 1_000, 1_000)
+        shown("warming up", 0, 50_000)
+        clock.now += 6
+        shown("warming up", 3_000, 50_000)
+    assert capsys.readouterr().err.splitlines()[-1] == "warming up: 3,000 of 50,000 keys, 500/s, 1 min 34 s left"
+
+
 def test_programs_get_nothing_of_it(capsys: pytest.CaptureFixture[str]) -> None:
     with Shown(as_json=True) as shown:
         shown("staging", 1, 2)

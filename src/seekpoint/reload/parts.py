@@ -58,7 +58,9 @@ class Parts:
 
     def take(self, piece: Piece, left_out: LeftOut = nothing_left_out) -> None:
         """Decode these records and write them, perhaps later."""
-        self._decode(piece, left_out)
+        wanted, rows = self._decode(piece, left_out)
+        if rows is not None:
+            self._waiting += [Made(r, r, ((row,),)) for r, row in zip(wanted, rows, strict=True)]
         if len(self._waiting) >= PART:
             self.flush()
 
@@ -67,9 +69,8 @@ class Parts:
         [sink] = self._pipeline.sinks
         with sink.open(self._tx) as writer:
             for piece in pieces:
-                rows = None if piece.unreadable or left_out is not nothing_left_out else self._at_once(piece.records)
+                _, rows = self._decode(piece, left_out)
                 if rows is None:
-                    self._decode(piece, left_out)
                     made, self._waiting = self._waiting, []
                     rows = [row for one in made for row in one.rows[0]]
                     self.outcome.applied += len(made)
@@ -79,18 +80,18 @@ class Parts:
                 self.outcome.rows[0] += len(rows)
         return self.outcome
 
-    def _decode(self, piece: Piece, left_out: LeftOut) -> None:
-        unread = {(r.topic, r.partition, r.offset): error for r, error in piece.unreadable}
+    def _decode(self, piece: Piece, left_out: LeftOut) -> tuple[Sequence[RawRecord], Sequence[Row] | None]:
+        """The records that count, with a row for each; None where they were looked at one by one, and are waiting."""
         wanted = piece.records if left_out is nothing_left_out else [r for r in piece.records if not left_out(r)]
-        rows = None if unread else self._at_once(wanted)
-        if rows is not None:
-            self._waiting += [Made(r, r, ((row,),)) for r, row in zip(wanted, rows, strict=True)]
-        else:
+        rows = None if piece.unreadable else self._at_once(wanted)
+        if rows is None:
+            unread = {(r.topic, r.partition, r.offset): error for r, error in piece.unreadable}
             for raw in wanted:
                 try:
                     self._waiting.append(make(self._pipeline, raw, unread.get((raw.topic, raw.partition, raw.offset))))
                 except Failed as failed:
                     self._set_aside(raw, failed)
+        return wanted, rows
 
     def _at_once(self, raw: Sequence[RawRecord]) -> Sequence[Row] | None:
         """A row for each, from the values alone; None where each record must be looked at."""

@@ -131,7 +131,7 @@ BREAKAGES = (
                 "        self._holder.accept(moved)\n",
             ),
         ),
-        (f"{LOST}::test_the_wire_is_cut_in_front_of_any_statement",),
+        (f"{LOST}::test_the_connection_is_cut_before_each_statement",),
     ),
     Breakage(
         "blind retry after an unknown COMMIT",

@@ -150,7 +150,7 @@ def cut_at_hold(field: Field, fault: Fault) -> Strike:
 
 def cut_at_advance(field: Field, fault: Fault) -> Strike:
     """The connection is cut in front of the last statement."""
-    return _cut(field, fault, "Applied", "UPDATE")
+    return _cut(field, fault, "Applied", "WITH moving")  # an upsert's rows leave with it, and say UPDATE too
 
 
 def cut_in_copy(field: Field, fault: Fault) -> Strike:

@@ -522,6 +522,7 @@ def test_a_connection_cut_among_statements_costs_one_more_try(
         assert counter.run(counter.each, *HUNDRED[:10], engine=engine).records == 10
     finally:
         engine.dispose()
+    assert proxy.fired.is_set()
     assert counter.calls == [10, 10]
     assert [n for n, _ in counter.rows()] == list(range(10))
     assert [e for e in counter.seen if isinstance(e, events.DatabaseTrouble | events.Isolating)] != []
@@ -541,6 +542,7 @@ def test_a_cut_that_is_caught_is_heard(counter: Counter, proxy: PostgresProxy) -
         counter.run(handle, *HUNDRED[:10], engine=engine)
     finally:
         engine.dispose()
+    assert proxy.fired.is_set()
     assert [n for n, _ in counter.rows()] == list(range(10))
 
 

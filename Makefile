@@ -9,6 +9,7 @@ READY := .venv/ready
 SPARK := .venv/spark
 
 ROUNDS ?= 20
+RELOADS ?= 5
 SEED ?= $(shell date +%s)
 
 help:  ## this list
@@ -54,9 +55,9 @@ check: $(SPARK)  ## style, types, layers, and migrations that equal the metadata
 	$(BIN)/lint-imports
 	CI=true $(BIN)/pytest -q tests/migrations/test_metadata.py
 
-chaos: $(SPARK)  ## kill workers and servers: make chaos ROUNDS=200 SEED=7
+chaos: $(SPARK)  ## kill workers and servers, then reloads: make chaos ROUNDS=200 RELOADS=20 SEED=7
 	$(BIN)/python tests/chaos/run.py --rounds $(ROUNDS) --seed $(SEED) $(ARGS)
-	$(BIN)/python tests/chaos/reloads.py --rounds $(ROUNDS) --seed $(SEED)
+	$(if $(filter-out 0,$(RELOADS)),$(BIN)/python tests/chaos/reloads.py --rounds $(RELOADS) --seed $(SEED))
 
 mutants: $(SPARK)  ## break the lines that the promise hangs on, one by one: a test must fail each time
 	$(BIN)/python tests/mutants/run.py $(ARGS)

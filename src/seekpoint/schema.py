@@ -46,7 +46,7 @@ from sqlalchemy.sql import quoted_name
 from seekpoint.errors import ConfigError, SchemaMismatch
 from seekpoint.tables import DEFAULT_SCHEMA
 
-HEAD = "0003"
+HEAD = "0004"
 """The revision that this library reads and writes. Ids are four digits, so that they sort."""
 
 BASE = "base"

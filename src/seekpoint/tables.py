@@ -101,6 +101,13 @@ partition_offset = Table(
     Column("retry_at", DateTime(timezone=True)),
     Column("attempts_allowed", Integer),
     Column("attempt_policy", Text, comment="what follows the last attempt"),
+    Column("suspect_end", BigInteger, comment="end of the range that may hold a crashing record"),
+    Column("suspect_part_end", BigInteger, comment="end of the part of it that is tried"),
+    Column("stop_kind", Text, comment="why the partition is stopped; NULL: it is not"),
+    Column("stop_offset", BigInteger, comment="where it stopped"),
+    Column("stop_message", Text),
+    Column("stop_choices", ARRAY(Text), comment="what an operator can do"),
+    Column("stopped_at", DateTime(timezone=True)),
     PrimaryKeyConstraint("consumer_group", "topic", "partition"),
     CheckConstraint("next_offset >= 0", name="next_offset"),
     # Not `postgresql_with=`: SQLAlchemy 2.0 has it for indexes only. The migration sets these; a test compares.
@@ -111,6 +118,17 @@ partition_offset = Table(
             "autovacuum_vacuum_threshold": "1000",
         }
     },
+)
+
+# Which tables the records of a topic are written to: two pipelines under one group name must not divide a topic.
+group_topic = Table(
+    "group_topic",
+    metadata,
+    Column("consumer_group", Text, ForeignKey(consumer_group.c.name), nullable=False),
+    Column("topic", Text, nullable=False),
+    Column("tables", ARRAY(Text), comment="where records of the topic go; NULL: not known"),
+    _now("changed_at"),
+    PrimaryKeyConstraint("consumer_group", "topic"),
 )
 
 # Every record that was passed and not applied, whole (I1, I4), and what became of it.
@@ -183,7 +201,7 @@ lost_range = Table(
     Column("topic_id", Uuid, nullable=False),
     Column("partition", Integer, nullable=False),
     Column("from_offset", BigInteger, nullable=False),
-    Column("to_offset", BigInteger, nullable=False),
+    Column("to_offset", BigInteger),  # NULL: the end is unknown
     Column("reason", Text, nullable=False),
     Column("decision", Text, nullable=False),
     Column("actor", Text, nullable=False),

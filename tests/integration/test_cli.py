@@ -343,7 +343,8 @@ def writer(seekpoint_engine: Engine, place: Place) -> Iterator[str]:
     """The URL of a role that may use the ledger and nothing else."""
     role = f"writer_{uuid4().hex}"
     ledger = [
-        f'"{place.schema}".{name}' for name in ("consumer_group", "partition_offset", "admin_action", "lost_range")
+        f'"{place.schema}".{name}'
+        for name in ("consumer_group", "partition_offset", "group_topic", "admin_action", "lost_range")
     ]
     with seekpoint_engine.begin() as tx:
         tx.execute(text(f"CREATE ROLE {role} LOGIN PASSWORD 'hunter2'"))

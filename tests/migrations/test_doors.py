@@ -17,7 +17,16 @@ from sqlalchemy.pool import NullPool
 from seekpoint import schema, tables
 from seekpoint.errors import ConfigError, SchemaMismatch
 
-SINCE_0003 = {"export_manifest", "export_run", "generation", "reload_position", "reload_run", "reload_staged"}
+SINCE_0004 = {"group_topic"}
+SINCE_0003 = {
+    "export_manifest",
+    "export_run",
+    "generation",
+    "reload_position",
+    "reload_run",
+    "reload_staged",
+    *SINCE_0004,
+}
 SINCE_0002 = {"dead_letter", *SINCE_0003}
 OURS = {"admin_action", "alembic_version", "consumer_group", "lost_range", "partition_offset", *SINCE_0002}
 ODD_NAMES = ["Ledger", 'we"ird', "with space", "100%", "a.b", "colon:name", "naïve", "select", "'; DROP TABLE x; --"]
@@ -160,7 +169,7 @@ def test_other_databases_and_targets_are_refused() -> None:
 
 
 def test_unknown_revisions_are_refused(engine: Engine) -> None:
-    with pytest.raises(ConfigError, match="no schema revision '9999', only base, 0001, 0002, 0003"):
+    with pytest.raises(ConfigError, match="no schema revision '9999', only base, 0001, 0002, 0003, 0004"):
         schema.upgrade(engine, to="9999")
     with pytest.raises(ConfigError, match="no schema revision 'head'"):
         schema.sql(since="head")
@@ -171,7 +180,7 @@ def test_a_newer_ledger_is_neither_upgraded_nor_taken_down(engine: Engine) -> No
     with engine.begin() as connection:
         connection.execute(text("UPDATE seekpoint.alembic_version SET version_num = '9999'"))
     for attempt in (schema.upgrade, schema.downgrade):
-        with pytest.raises(SchemaMismatch, match="9999, newer than revision 0003"):
+        with pytest.raises(SchemaMismatch, match="9999, newer than revision 0004"):
             attempt(engine)
     assert made(engine) == OURS
 
@@ -312,12 +321,16 @@ def test_a_ledger_in_use_is_brought_up_and_down(engine: Engine, database_url: st
     up("0002", "0001")
     assert (made(engine, name), at(engine, name)) == (OURS - SINCE_0003, "0002")
     up("0003", "0002")
+    assert (made(engine, name), at(engine, name)) == (OURS - SINCE_0004, "0003")
+    up("0004", "0003")
     assert (made(engine, name), at(engine, name)) == (OURS, schema.HEAD)
     with engine.connect() as connection:
         schema.check(connection, name)
     assert file_of(engine, name) == file
     new: dict[str, object] = {"attempt_crashes": 0, "attempt_running": False}
     new |= dict.fromkeys(("attempt_error", "retry_at", "attempts_allowed", "attempt_policy"))
+    new |= dict.fromkeys(("suspect_end", "suspect_part_end", "stop_kind", "stop_offset", "stop_message"))
+    new |= dict.fromkeys(("stop_choices", "stopped_at"))
     upgraded = {**rows, "partition_offset": [row | new for row in rows["partition_offset"]]}
     assert kept(engine, name) == upgraded
     asked(engine, LETTER, name)

@@ -10,6 +10,7 @@ import sys
 import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,12 +79,12 @@ def test_a_worker_of_the_version_before_continues_or_ends_and_loses_nothing(  # 
         def applies_more(than: int) -> bool:
             return len(book.written(name)) > than + 100 or process.poll() is not None
 
-        until(lambda: applies_more(0), "the worker applies the load")
+        until(partial(applies_more, 0), "the worker applies the load")
         for revision in LATER:
             assert process.poll() is None or revision != LATER[0], "the worker ended before the first migration"
             schema.upgrade(engine, to=revision)
             before = len(book.written(name))
-            until(lambda before=before: applies_more(before), f"it continues after {revision}, or ends")
+            until(partial(applies_more, before), f"it continues after {revision}, or ends")
     print(f"the earlier worker ended with exit code {process.returncode}")
     heir = run_worker(book.pipeline(GROUP, name), engine=engine, schema="seekpoint", kafka=QUICK)
     stood = {Partition(name, number): end for number, end in ends(stream.stored).items()}

@@ -16,6 +16,7 @@ from seekpoint.reload.run import SERIALIZABLE_ENOUGH, Driver, Tx
 from seekpoint.reload.targets import Target
 
 SAMPLES = 20  # rows of each kind that are shown
+DIFFERENT_KEY = "different key"  # a kind: the keys are equal (=), and not the same bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +86,20 @@ def compared(tx: Tx, staging: Staging, target: Target) -> tuple[str, ...]:
     return remembered_columns(tx.connection, staging.table(target)) or target.all_columns
 
 
-def distinct(target: Target, columns: Sequence[str], left: str, right: str) -> Composable:
-    """Whether two rows differ in these columns; what has no equality of its own is compared as text."""
-    plain = {column.name for column in target.columns if column.is_comparable}
+def distinct(columns: Sequence[str], left: str, right: str) -> Composable:
+    """Whether two rows differ in these columns, byte by byte: values that ``=`` takes for one may be two.
 
-    def side(alias: str) -> Composable:
-        return ident.SQL(", ").join(
-            name(alias, one) if one in plain else ident.SQL("{}::text").format(name(alias, one)) for one in columns
-        )
+    Types that have no equality (json, point, xml) are compared in the same way.
+    """
+    if not columns:
+        return ident.SQL("false")
+    return ident.SQL("ROW({})::record *<> ROW({})::record").format(names(columns, left), names(columns, right))
 
-    return ident.SQL("ROW({}) IS DISTINCT FROM ROW({})").format(side(left), side(right))
+
+def differing(target: Target, columns: Sequence[str]) -> tuple[str, ...]:
+    """The columns by which two rows of one key can differ."""
+    exact = set(target.key) - set(target.inexact_key)
+    return tuple(column for column in columns if column not in exact)
 
 
 def _compare(tx: Tx, staging: Staging, target: Target) -> Difference:
@@ -105,8 +110,9 @@ def _compare(tx: Tx, staging: Staging, target: Target) -> Difference:
         run(connection, "DROP TABLE IF EXISTS {table}", table=name(*table))
     run(
         connection,
-        "CREATE TABLE {diff} AS SELECT {key}, CASE WHEN live.tableoid IS NULL THEN 'missing' "
-        "WHEN built.tableoid IS NULL THEN 'extra' ELSE 'different' END AS {kind}{values} "
+        "CREATE TABLE {diff} AS SELECT {built_key}, CASE WHEN live.tableoid IS NULL THEN 'missing' "
+        "WHEN built.tableoid IS NULL THEN 'extra' WHEN {other_key} THEN {different_key} ELSE 'different' END AS {kind}"
+        "{values} "
         "FROM {live} AS live FULL JOIN {built} AS built USING ({key}) "
         "WHERE live.tableoid IS NULL OR built.tableoid IS NULL OR {distinct} "
         "ORDER BY {key}",  # so that the cut-over goes through index and table once, and not here and there
@@ -115,9 +121,15 @@ def _compare(tx: Tx, staging: Staging, target: Target) -> Difference:
         # What the rows should be, side by side: the cut-over reads them from end to end, and looks nothing up.
         values=ident.SQL("").join(ident.SQL(", {}").format(name("built", one)) for one in others),
         key=names(target.key),
+        built_key=ident.SQL(", ").join(
+            ident.SQL("coalesce({}, {}) AS {}").format(name("built", one), name("live", one), name(one))
+            for one in target.key
+        ),
+        other_key=distinct(target.inexact_key, "live", "built"),
+        different_key=ident.Literal(DIFFERENT_KEY),
         live=live,
         built=built,
-        distinct=distinct(target, columns, "live", "built"),
+        distinct=distinct(differing(target, columns), "live", "built"),
     )
     run(
         connection,
@@ -137,7 +149,7 @@ def _compare(tx: Tx, staging: Staging, target: Target) -> Difference:
     run(connection, "ANALYZE {diff}", diff=diff)
     counts = dict(rows(connection, "SELECT {kind}, count(*) FROM {diff} GROUP BY 1", diff=diff, kind=name(KIND)))
     total = rows(connection, "SELECT count(*) FROM {built}", built=built)[0][0]
-    missing, different = counts.get("missing", 0), counts.get("different", 0)
+    missing, different = counts.get("missing", 0), counts.get("different", 0) + counts.get(DIFFERENT_KEY, 0)
     return Difference(
         target.name,
         total - missing - different,
@@ -149,20 +161,28 @@ def _compare(tx: Tx, staging: Staging, target: Target) -> Difference:
 
 
 def _samples(tx: Tx, staging: Staging, target: Target, columns: Sequence[str]) -> tuple[Sample, ...]:
-    picked = ident.SQL("(SELECT *, row_number() OVER (PARTITION BY {kind} ORDER BY {key}) AS {n} FROM {diff})").format(
-        kind=name(KIND), n=name("seekpoint n"), key=names(target.key), diff=name(*staging.diff(target))
+    picked = ident.SQL(
+        "(SELECT *, row_number() OVER (PARTITION BY {kind} ORDER BY {key}) AS {n} FROM "
+        "(SELECT {key}, replace({kind}, {different_key}, 'different') AS {kind} FROM {diff}) AS diff)"
+    ).format(
+        kind=name(KIND),
+        different_key=ident.Literal(DIFFERENT_KEY),
+        n=name("seekpoint n"),
+        key=names(target.key),
+        diff=name(*staging.diff(target)),
     )
 
     def side(alias: str) -> Composable:
         return ident.SQL("CASE WHEN {0}.tableoid IS NOT NULL THEN to_jsonb({0}) END").format(name(alias))
 
-    def owned(row: dict[str, Any] | None) -> dict[str, Any] | None:
-        return None if row is None else {column: row[column] for column in columns}
+    def texts(alias: str) -> Composable:
+        return ident.SQL(", ").join(ident.SQL("{}::text").format(name(alias, one)) for one in columns)
 
     keys = ident.SQL(", ").join(ident.SQL("{}, {}").format(ident.Literal(k), name("diff", k)) for k in target.key)
     found = rows(
         tx.connection,
-        "SELECT diff.{kind}, jsonb_build_object({keys}), {live_row}, {built_row} FROM {picked} AS diff "
+        "SELECT diff.{kind}, jsonb_build_object({keys}), {live_row}, {built_row}, ARRAY[{live_texts}], "
+        "ARRAY[{built_texts}] FROM {picked} AS diff "
         "LEFT JOIN {live} AS live USING ({key}) LEFT JOIN {built} AS built USING ({key}) "
         "WHERE diff.{n} <= {most} ORDER BY diff.{kind}, {ordered}",
         kind=name(KIND),
@@ -170,6 +190,8 @@ def _samples(tx: Tx, staging: Staging, target: Target, columns: Sequence[str]) -
         keys=keys,
         live_row=side("live"),
         built_row=side("built"),
+        live_texts=texts("live"),
+        built_texts=texts("built"),
         picked=picked,
         live=name(*target.path),
         built=name(*staging.table(target)),
@@ -177,4 +199,26 @@ def _samples(tx: Tx, staging: Staging, target: Target, columns: Sequence[str]) -
         ordered=names(target.key, "diff"),
         most=ident.Literal(SAMPLES),
     )
-    return tuple(Sample(kind, key, owned(live), owned(built)) for kind, key, live, built in found)
+    return tuple(Sample(kind, key, *_sides(columns, *sides)) for kind, key, *sides in found)
+
+
+def _sides(
+    columns: Sequence[str],
+    live: Mapping[str, Any] | None,
+    built: Mapping[str, Any] | None,
+    live_texts: Sequence[str | None],
+    built_texts: Sequence[str | None],
+) -> tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]:
+    """Both rows as JSON has them; as text where JSON takes two values for one (1.0 and 1.00)."""
+    if live is None or built is None:
+        return ({one: row[one] for one in columns} if row is not None else None for row in (live, built))  # type: ignore[return-value]
+    alike = {
+        one
+        for one, left, right in zip(columns, live_texts, built_texts, strict=True)
+        if left != right and live[one] == built[one]
+    }
+    left, right = (
+        {one: text if one in alike else row[one] for one, text in zip(columns, texts, strict=True)}
+        for row, texts in ((live, live_texts), (built, built_texts))
+    )
+    return left, right

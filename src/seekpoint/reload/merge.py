@@ -11,7 +11,7 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
 from seekpoint.guard import passes
-from seekpoint.reload.compare import compared, distinct
+from seekpoint.reload.compare import DIFFERENT_KEY, compared, distinct
 from seekpoint.reload.layout import KIND, Staging, name, names, rows, run
 from seekpoint.reload.run import Driver, Tx
 from seekpoint.reload.targets import Target
@@ -83,7 +83,7 @@ def merge(tx: Tx, staging: Staging, found: Sequence[Target], diff_xid: str, *, s
     work = [(target, *_prepared(tx, staging, target, diff_xid, same_keys=same_keys)) for target in ordered]
     children = [one for one in reversed(work) if one[0] not in referenced]
     parents = [one for one in reversed(work) if one[0] in referenced]
-    for some, statements in ((children, (_DELETE,)), (work, (_UPDATE, _INSERT)), (parents, (_DELETE,))):
+    for some, statements in ((children, (_DELETE,)), (work, (_UPDATE, _UPDATE_KEY, _INSERT)), (parents, (_DELETE,))):
         for target, parts, columns, _, by_key in some:
             if by_key:  # else the planner reads both tables from end to end, under the lock
                 _plan_by_key(tx.connection, True)
@@ -139,8 +139,8 @@ def _prepared(
         "columns": names(columns),
         "same": _same(target, "live", "diff"),
         "as_live": _same(target, "live", "built"),
-        "distinct": distinct(target, columns, "live", "built"),
         "kind": name(KIND),
+        "compared_kinds": ident.SQL(", ").join(map(ident.Literal, ("different", DIFFERENT_KEY))),
         "is_late": ident.SQL("age(live.xmin) <= age({}::xid8::xid)").format(ident.Literal(diff_xid)),
     }
     nobody_else = _add_others(connection, parts, same_keys=same_keys)
@@ -195,9 +195,9 @@ def _add_deleted(connection: Connection, parts: dict[str, ident.Composable]) -> 
     [(live, built)] = rows(
         connection,
         "SELECT (SELECT count(*) FROM {live} AS live WHERE NOT {is_late}) "
-        "- count(*) FILTER (WHERE {kind} IN ('different', 'extra')) "
+        "- count(*) FILTER (WHERE {kind} IN ({compared_kinds}, 'extra')) "
         "- (SELECT count(*) FROM {diff} JOIN {live} AS live USING ({key}) WHERE {kind} = 'touched' AND NOT {is_late}), "
-        "(SELECT count(*) FROM {built}) - count(*) FILTER (WHERE {kind} IN ('different', 'missing')) "
+        "(SELECT count(*) FROM {built}) - count(*) FILTER (WHERE {kind} IN ({compared_kinds}, 'missing')) "
         "- (SELECT count(*) FROM {diff} JOIN {built} USING ({key}) WHERE {kind} = 'touched') FROM {diff}",
         **parts,
     )
@@ -216,6 +216,7 @@ _UPDATE = (
     "UPDATE {live} AS live SET {changes} FROM {diff} AS diff {joined} WHERE diff.{kind} = {different} AND {same} "
     "{if_distinct}"
 )
+_UPDATE_KEY = _UPDATE.replace("different", "different_key").replace("if_distinct", "if_other_key")
 _INSERT = (
     "INSERT INTO {live} ({columns}) OVERRIDING SYSTEM VALUE SELECT {values} FROM {diff} AS diff {joined} "
     "WHERE diff.{kind} = {missing} {unless_live}"
@@ -231,21 +232,26 @@ def _rewrite(
 ) -> None:
     """Delete, change or add: what was prepared as it stands in the diff, what was touched as it is now."""
     nothing = ident.SQL("")
-    prepared = dict.fromkeys(("joined", "unless_built", "if_distinct", "unless_live"), nothing) | {
-        kind: ident.Literal(kind) for kind in ("extra", "different", "missing")
-    }
-    touched = dict.fromkeys(("extra", "different", "missing"), ident.Literal("touched")) | {
+    optional = ("joined", "unless_built", "if_distinct", "if_other_key", "unless_live")
+    kinds = {"extra": "extra", "different": "different", "different_key": DIFFERENT_KEY, "missing": "missing"}
+    prepared = dict.fromkeys(optional, nothing) | {each: ident.Literal(kind) for each, kind in kinds.items()}
+    others = [column for column in columns if column not in target.key]
+    touched = dict.fromkeys(kinds, ident.Literal("touched")) | {
         "joined": ident.SQL("JOIN {built} AS built USING ({key})").format(**parts),
         "unless_built": ident.SQL("AND NOT EXISTS (SELECT FROM {built} AS built WHERE {match})").format(
             **parts, match=_same(target, "built", "diff")
         ),
-        "if_distinct": ident.SQL("AND {distinct}").format(**parts),
+        "if_distinct": ident.SQL("AND {}").format(distinct(others, "live", "built")),
+        "if_other_key": ident.SQL("AND {}").format(distinct(target.inexact_key, "live", "built")),
         "unless_live": ident.SQL("AND NOT EXISTS (SELECT FROM {live} AS live WHERE {same})").format(**parts),
     }
-    changing = [column for column in columns if column not in target.key]
-    for statement in (one for one in statements if changing or one != _UPDATE):
+    # A key is set where its bytes differ, and in no other row: triggers and column rights go by what is named in SET.
+    changing = {_UPDATE: others, _UPDATE_KEY: [*target.inexact_key, *others] if target.inexact_key else []}
+    for statement in (one for one in statements if changing.get(one, columns)):
         for source, given in (("diff", prepared), ("built", touched)):
-            changes = (ident.SQL("{0} = {1}.{0}").format(name(one), name(source)) for one in changing)
+            changes = (
+                ident.SQL("{0} = {1}.{0}").format(name(one), name(source)) for one in changing.get(statement, columns)
+            )
             run(
                 connection,
                 statement,

@@ -51,13 +51,13 @@ class Feed:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of the live table; ``is_comparable``: its type has an equality that means what people mean by it.
+    """A column of the live table; ``is_exact``: two of its values that are equal (``=``) are the same bytes.
 
     ``is_numbered``: a sequence fills it where nobody does.
     """
 
     name: str
-    is_comparable: bool
+    is_exact: bool
     is_generated: bool
     is_identity: bool
     is_numbered: bool = False
@@ -99,6 +99,12 @@ class Target:
     def all_columns(self) -> tuple[str, ...]:
         """Every column that can be written."""
         return tuple(column.name for column in self.columns if not column.is_generated)
+
+    @property
+    def inexact_key(self) -> tuple[str, ...]:
+        """The key's columns in which equal values may be different bytes (citext, numeric), and a merge sets them."""
+        able = {column.name for column in self.columns if not (column.is_exact or column.is_generated)}
+        return tuple(column for column in self.key if column in able)
 
     @property
     def order_by(self) -> str | None:
@@ -144,9 +150,12 @@ _COLUMNS = text(
     """
     SELECT a.attname AS name, a.attgenerated <> '' AS generated, a.attidentity <> '' AS identity,
            a.attidentity <> '' OR coalesce(pg_get_expr(d.adbin, d.adrelid) LIKE 'nextval(%', false) AS numbered,
-           t.typname NOT IN ('json', 'xml', 'point', 'line', 'lseg', 'box', 'path', 'polygon', 'circle', '_json',
-                             '_xml', '_point', '_line', '_lseg', '_box', '_path', '_polygon', '_circle') AS comparable
+           t.typtype IN ('b', 'e') AND (t.typtype = 'e' OR t.typnamespace = CAST('pg_catalog' AS regnamespace))
+           AND (t.typtype = 'e' OR t.typname IN ('bool', 'int2', 'int4', 'int8', 'oid', 'uuid', 'date', 'time',
+                'timestamp', 'timestamptz', 'bytea', 'text', 'varchar'))
+           AND coalesce(c.collisdeterministic, true) AS exact
     FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+    LEFT JOIN pg_collation c ON c.oid = a.attcollation
     LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum AND a.attgenerated = ''
     WHERE a.attrelid = to_regclass(:name) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
     """
@@ -252,7 +261,7 @@ def _target(
 ) -> Target:
     name = {"name": quoted(*path)}
     columns = [
-        Column(r.name, r.comparable, r.generated, r.identity, r.numbered)
+        Column(r.name, r.exact, r.generated, r.identity, r.numbered)
         for r in connection.execute(_COLUMNS, name)
         if view is None or r.name != COLUMN
     ]

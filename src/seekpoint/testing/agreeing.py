@@ -117,9 +117,9 @@ class _Trial:
         self, target: Target, columns: Sequence[str], these: tuple[str, str], those: tuple[str, str]
     ) -> list[tuple[Any, ...]]:
         """The rows that only the first table has."""
-        plain = {column.name for column in target.columns if column.is_comparable}
+        plain = {column.name for column in target.columns if column.is_exact}
         said = ident.SQL(", ").join(
-            name(one) if one in plain else ident.SQL("{}::text").format(name(one)) for one in columns
+            name(one) if one in plain else ident.SQL('{}::text COLLATE "C"').format(name(one)) for one in columns
         )
         return rows(
             self._connection,

@@ -70,6 +70,9 @@ class Hands:
     def strangers(self, answer: Answer, partitions: Iterable[Partition]) -> Mapping[Partition, PartitionStopped]:  # noqa: ARG002
         return {}
 
+    def leave_out(self, strange: Mapping[Partition, PartitionStopped | None]) -> None:
+        raise AssertionError(strange)
+
     def park(self, partition: Partition, stop: PartitionStopped) -> None:
         raise AssertionError(partition) from stop
 

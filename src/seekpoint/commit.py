@@ -48,8 +48,11 @@ class Holder(Protocol):
     def resolve(self, starts: Mapping[Partition, int]) -> set[Partition]:
         """After a refusal: ask the ledger; returns what must be dropped from the batch."""
 
-    def strangers(self, answer: Answer, partitions: Iterable[Partition]) -> Mapping[Partition, PartitionStopped]:
-        """Those whose topic is not the one that was claimed."""
+    def strangers(self, answer: Answer, partitions: Iterable[Partition]) -> Mapping[Partition, PartitionStopped | None]:
+        """Those whose topic is not the one that was claimed; None where its id is unknown at this moment."""
+
+    def leave_out(self, strange: Mapping[Partition, PartitionStopped | None]) -> None:
+        """Stop reading these; those without a stop, until their topic's id is answered again."""
 
     def park(self, partition: Partition, stop: PartitionStopped) -> None:
         """Stop reading one partition."""
@@ -109,9 +112,8 @@ class Committer:
                     fail(self._pipeline, batch, raw, error.error, error.cause)
                 batch.isolating = True
             case _Strange():
-                for partition, stop in error.stops.items():
-                    self._holder.park(partition, stop)
-                batch.drop(set(error.stops))
+                self._holder.leave_out(error.strange)
+                batch.drop(set(error.strange))  # read again from the stored position, where they are read at all
             case KafkaAway() if attempt < TRIES:
                 self._announce(events.KafkaTrouble(error=str(error)))
                 batch.ask_again()
@@ -248,9 +250,9 @@ class Committer:
 
 
 class _Strange(Exception):  # noqa: N818 -- control: rolls the transaction back
-    def __init__(self, stops: Mapping[Partition, PartitionStopped]) -> None:
+    def __init__(self, strange: Mapping[Partition, PartitionStopped | None]) -> None:
         super().__init__()
-        self.stops = stops
+        self.strange = strange
 
 
 def _note(error: Exception, batch: OpenBatch) -> None:

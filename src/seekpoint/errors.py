@@ -25,6 +25,7 @@
     └── PartitionStopped        this partition waits for a decision; the others go on
         ├── OffsetLost          the stored offset is no longer (or not yet) in the log
         ├── TopicRecreated      the topic was deleted and created anew
+        ├── TopicUnknown        the brokers have not known the topic for some seconds
         ├── PoisonStop          a record cannot be applied, and the policy is to stop
         └── RetryLater          a record failed and is tried again; the partition waits in front of it
 
@@ -167,6 +168,10 @@ class OffsetLost(PartitionStopped):
 
 class TopicRecreated(PartitionStopped):
     """The topic's id is not the one the stored offset belongs to."""
+
+
+class TopicUnknown(PartitionStopped):
+    """The brokers have answered for some seconds that there is no such topic; over as soon as they answer its id."""
 
 
 class PoisonStop(PartitionStopped):

@@ -18,8 +18,10 @@ from sqlalchemy import text
 
 from scene import QUICK, Scene, Way
 from seekpoint import Limits, Partition, events
+from seekpoint.assignment import claims
 from seekpoint.dev.kafka import KafkaServer
-from seekpoint.errors import OffsetLost, PartitionStopped, TopicRecreated
+from seekpoint.errors import OffsetLost, PartitionStopped, TopicRecreated, TopicUnknown
+from seekpoint.kafka.identity import Answer
 from workers import Gate, Run
 
 Protocol = Mapping[str, Any]
@@ -261,13 +263,16 @@ def test_a_deleted_topic_stops_its_partitions_and_the_others_go_on(scene: Scene,
     scene.book.assert_holds(other, kept)
 
 
-def test_a_topic_that_comes_back_after_its_deletion_was_seen_is_told_from_the_old_one(scene: Scene) -> None:
+def test_a_topic_that_comes_back_after_its_deletion_was_seen_is_told_from_the_old_one(
+    scene: Scene, impatient: None
+) -> None:
     name = scene.topic()
     stored = scene.produce(name, ["old"] * 10)
     run = scene.worker(name, partitions=[(name, 0)])  # nobody assigns it anew
     run.reached(name, 10)
     scene.admin.delete_topics([name])[name].result(20)
     stop = stop_of(run)
+    assert isinstance(stop, TopicUnknown)
     assert "does not exist any more" in str(stop)
     mark = run.seen.mark()
     scene.topic(name=name)
@@ -276,6 +281,103 @@ def test_a_topic_that_comes_back_after_its_deletion_was_seen_is_told_from_the_ol
     run.reached(name, 20)
     run.stop()
     assert scene.book.written(name) == stored + new
+    assert [row.owner for row in scene.ledger.read()] == [None]
+
+
+# -- topics that a broker does not know at this moment ------------------------------------------------------------
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unknown topic stops its partitions after half a second."""
+    monkeypatch.setattr(claims, "UNKNOWN_FOR", 0.5)
+    monkeypatch.setattr(claims, "UNKNOWN_ANSWERS", 2)
+
+
+@pytest.fixture
+def lagging(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The topics that the brokers do not know, as one answers whose metadata lags; empty at first."""
+    topics: set[str] = set()
+    one = Answer._one
+    monkeypatch.setattr(
+        Answer, "_one", lambda self, topic, future: None if topic in topics else one(self, topic, future)
+    )
+    return topics
+
+
+def is_unknown(event: events.KafkaTrouble) -> bool:
+    return "is unknown to the broker that was asked" in event.error
+
+
+def test_i4_while_a_topic_is_unknown_nothing_of_it_commits_and_the_others_do(
+    scene: Scene, lagging: set[str], way: Way
+) -> None:
+    """I4: the answer says nothing about the records in hand: they are neither committed nor given up."""
+    name, other = scene.topic(), scene.topic()
+    stored, kept = scene.produce(name, 5), scene.produce(other, 5)
+    gate = Gate(events.Applied)
+    options = way(name, 1)
+    if "partitions" in options:
+        options["partitions"].append((other, 0))
+    run = scene.worker(scene.book.pipeline(scene.group, [name, other]), observe=[gate], **options)
+    gate.wait()
+    lagging.add(name)
+    gate.open()
+    run.reached(other, 5)
+    run.seen.wait_for(events.KafkaTrouble, is_unknown)
+    kept += scene.produce(other, 5)
+    run.reached(other, 10)
+    assert scene.positions()[Partition(name, 0)] == 0
+    assert scene.book.written(name) == []
+    lagging.clear()
+    run.reached(name, 5)
+    run.seen.wait_for(events.Recovered)
+    run.stop()
+    assert not run.seen.all(events.Parked)
+    scene.book.assert_holds(name, stored)
+    scene.book.assert_holds(other, kept)
+
+
+def test_i4_nothing_of_a_topic_that_was_deleted_after_the_last_read_commits(scene: Scene) -> None:
+    """I4: between deletion and creation the topic is unknown, and that is not the id that was claimed."""
+    name = scene.topic()
+    gate = Gate(events.ChunkRead)
+    run = scene.worker(name, observe=[gate], partitions=[(name, 0)])
+    run.placed()
+    scene.produce(name, 5)
+    gate.wait()
+    scene.admin.delete_topics([name])[name].result(20)
+    scene.wait(lambda: name not in scene.admin.list_topics(timeout=10).topics)
+    gate.open()
+    run.seen.wait_for(events.KafkaTrouble, is_unknown)
+    assert scene.book.written(name) == []
+    scene.topic(name=name)
+    new = scene.produce(name, 20)
+    stop = run.seen.wait_for(events.Parked).error
+    assert isinstance(stop, PartitionStopped)
+    decide_for(scene, run, name, stop)
+    run.reached(name, 20)
+    run.stop()
+    assert scene.book.written(name) == new
+
+
+def test_a_stop_by_an_unknown_topic_is_over_when_the_stored_id_is_answered_again(
+    scene: Scene, lagging: set[str], impatient: None
+) -> None:
+    name = scene.topic()
+    stored = scene.produce(name, 5)
+    run = scene.worker(name, limits=Limits(idle_check=0.1))
+    run.reached(name, 5)
+    lagging.add(name)
+    stop = stop_of(run)
+    assert isinstance(stop, TopicUnknown)
+    assert list(run.health().stopped) == [Partition(name, 0)]
+    lagging.clear()
+    stored += scene.produce(name, 5)
+    run.reached(name, 10)
+    assert run.health().stopped == {}
+    run.stop()
+    scene.book.assert_holds(name, stored)
     assert [row.owner for row in scene.ledger.read()] == [None]
 
 

@@ -64,7 +64,25 @@ _NO_LOOK_BEFORE_COMMIT = Edit(
     "        if strange := {}:",
 )
 
+UNKNOWN = f"{KAFKA}::test_i4_nothing_of_a_topic_that_was_deleted_after_the_last_read_commits"
+
 BREAKAGES = (
+    Breakage(
+        "an unknown topic taken for the one that was claimed",
+        (
+            Edit(
+                "assignment/assignment.py",
+                "            if placed is None or now == placed.claim.topic_id:",
+                "            if placed is None or now in {None, placed.claim.topic_id}:",
+            ),
+        ),
+        (UNKNOWN,),
+    ),
+    Breakage(
+        "an unknown topic's part of the batch is passed",
+        (Edit("assignment/assignment.py", "                found[partition] = None", "                pass"),),
+        (f"{KAFKA}::test_i4_while_a_topic_is_unknown_nothing_of_it_commits_and_the_others_do",),
+    ),
     Breakage(
         "no claim token check",
         _TOKEN,

@@ -10,7 +10,7 @@ import pytest
 
 from seekpoint.assignment.backlog import Backlog
 from seekpoint.assignment.places import Parked, Placed, Places, Waiting
-from seekpoint.errors import OffsetLost, TopicRecreated
+from seekpoint.errors import OffsetLost, TopicRecreated, TopicUnknown
 from seekpoint.events import Announcer
 from seekpoint.kafka.client import Client
 from seekpoint.ledger import Claim
@@ -152,6 +152,9 @@ OLD, NEW, TOKEN, MOVED = (uuid4() for _ in range(4))
         (TopicRecreated, MOVED, NEW, NEW, True),
         (OffsetLost, None, None, NEW, True),  # deleted before anybody had claimed it
         (OffsetLost, None, None, None, False),
+        (TopicUnknown, TOKEN, OLD, None, False),
+        (TopicUnknown, TOKEN, OLD, OLD, True),  # it was the broker's metadata
+        (TopicUnknown, TOKEN, OLD, NEW, True),
     ],
 )
 def test_a_stop_is_over_when_somebody_decided_or_the_topic_is_another(

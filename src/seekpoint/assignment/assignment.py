@@ -26,8 +26,8 @@ from seekpoint.errors import Fenced, KafkaAway, PartitionStopped, RetryLater
 from seekpoint.events import Announcer
 from seekpoint.guard import passes
 from seekpoint.kafka.client import Client, Message
-from seekpoint.kafka.identity import Answer, Identity
-from seekpoint.kafka.loss import deleted, judge
+from seekpoint.kafka.identity import NO_ID, Answer, Identity
+from seekpoint.kafka.loss import judge
 from seekpoint.kafka.watermarks import Watermarks
 from seekpoint.ledger import Claim, Expected, Ledger, Move, Position
 from seekpoint.ledger.claim import recreated
@@ -124,8 +124,12 @@ class Assignment:
         reads = chain(chunks)
         answer = self.identity.ask({p.topic for p in reads})
         transaction = self.ledger.hold(tx, [Expected(r.claim, r.start) for r in reads.values()])
-        if stopped := self.strangers(answer, reads):
-            raise next(iter(stopped.values()))
+        if strange := self.strangers(answer, reads):
+            if stop := next(filter(None, strange.values()), None):
+                raise stop
+            self.leave_out(strange)  # claimed again by a later settle()
+            topics = ", ".join(sorted({p.topic for p in strange}))
+            raise KafkaAway(f"unknown to the broker that was asked: {topics}")
         return self.ledger.advance(tx, [r.move() for r in reads.values()], transaction)
 
     def accept(self, moved: Iterable[Claim]) -> None:
@@ -218,8 +222,12 @@ class Assignment:
         asked = [*quiet, *self._places.parked]
         if not asked:
             return
-        self._pass_ends([p for p in quiet if self.placed[p].has_trailing])
         answer = self.identity.ask({p.topic for p in asked})
+        try:
+            self.leave_out(self.strangers(answer, quiet))
+        except KafkaAway as error:
+            self._announce(events.KafkaTrouble(error=str(error)))
+        self._pass_ends([p for p in quiet if p in self.placed and self.placed[p].has_trailing])
         rows = self.ledger.look(asked, locked=False)
         for partition in quiet:
             placed = self.placed.get(partition)
@@ -228,7 +236,6 @@ class Assignment:
         if any(p in self.placed and rows[p].next_offset < self.placed[p].claim.next_offset for p in quiet):
             self.resolve({})
         try:
-            self._park_all(self.strangers(answer, [p for p in quiet if p in self.placed]))
             self._look_at_parked(rows, answer)
         except KafkaAway as error:
             self._announce(events.KafkaTrouble(error=str(error)))
@@ -243,9 +250,16 @@ class Assignment:
                 del self._places.parked[partition]
                 self._places.wait(partition, Waiting(known=at.claim))
 
-    def _park_all(self, stops: Mapping[Partition, PartitionStopped]) -> None:
-        for partition, stop in stops.items():
-            self.park(partition, stop)
+    def leave_out(self, strange: Mapping[Partition, PartitionStopped | None]) -> None:
+        """Stop these partitions; those without a stop are claimed again when the brokers know their topics again."""
+        for topic in sorted({p.topic for p, stop in strange.items() if stop is None}):
+            self._claims.note_unknown(topic, monotonic())
+        for partition, stop in strange.items():
+            if stop is not None:
+                self.park(partition, stop)
+            elif (placed := self.placed.get(partition)) is not None and partition not in self._places.gone:
+                self._places.unplace([partition])
+                self._places.wait(partition, Waiting(known=placed.claim))
 
     def _pass_ends(self, partitions: Sequence[Partition]) -> None:
         """Advance idle partitions over trailing control records, so that they never look like loss (I3)."""
@@ -260,8 +274,8 @@ class Assignment:
                 # No record was applied at this end: only the epoch that the broker has *there* may be kept.
                 epoch = edge.leader_epoch if edge.offset == placed.end else None
                 moves.append(Move(placed.claim, placed.cursor, placed.end, epoch))
-        if stops := self.strangers(answer, partitions):
-            self._park_all(stops)
+        if strange := self.strangers(answer, partitions):
+            self.leave_out(strange)
             return
         try:
             moved = self.ledger.advance_alone(moves)
@@ -344,23 +358,27 @@ class Assignment:
         if not troubled:
             return
         strange = self.strangers(self.identity.ask({p.topic for p in troubled}), troubled)
-        self._park_all({**judge({p: at for p, at in troubled.items() if p not in strange}, self.watermarks), **strange})
+        self.leave_out(strange)
+        self.leave_out(judge({p: at for p, at in troubled.items() if p not in strange}, self.watermarks))
         self._places.troubled = at.keys() - troubled.keys()
 
     # -- identity -------------------------------------------------------------------------------------
 
-    def strangers(self, answer: Answer, partitions: Iterable[Partition]) -> dict[Partition, PartitionStopped]:
-        """Those of ``partitions`` whose topic is not the one their claim belongs to. Raises KafkaAway."""
+    def strangers(self, answer: Answer, partitions: Iterable[Partition]) -> dict[Partition, PartitionStopped | None]:
+        """Those of ``partitions`` whose topic is not the one their claim belongs to, each with its stop.
+
+        None where the topic's id is unknown at this moment: nothing of it may commit, and nothing is decided.
+        Raises KafkaAway.
+        """
         ids: Mapping[str, UUID | None] = answer.result()
-        found: dict[Partition, PartitionStopped] = {}
+        found: dict[Partition, PartitionStopped | None] = {}
         for partition in partitions:
             placed = self.placed.get(partition)
             now = ids[partition.topic]
             if placed is None or now == placed.claim.topic_id:
                 continue
-            found[partition] = (
-                deleted(partition, placed.claim.next_offset)
-                if now is None
-                else recreated(partition, placed.claim.next_offset, placed.claim.topic_id, now)
-            )
+            if now is None or now == NO_ID:
+                found[partition] = None
+            else:
+                found[partition] = recreated(partition, placed.claim.next_offset, placed.claim.topic_id, now)
         return found

@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from seekpoint import events
 from seekpoint.assignment.places import Places
 from seekpoint.assignment.turns import Turns
-from seekpoint.errors import GroupPaused
+from seekpoint.errors import GroupPaused, PartitionStopped
 from seekpoint.events import Announcer
-from seekpoint.kafka.identity import Identity
-from seekpoint.kafka.loss import deleted
+from seekpoint.kafka.identity import NO_ID, Identity
+from seekpoint.kafka.loss import unknown
 from seekpoint.kafka.watermarks import Watermarks
 from seekpoint.ledger import Claim, Ledger
 from seekpoint.policy import StartAt
 from seekpoint.records import Partition
+
+# A broker that has lost the controller answers from old metadata until it is fenced, after 9 s by default
+# (broker.session.timeout.ms); one that has just started, for less. A topic that is unknown for longer is gone.
+UNKNOWN_FOR = 10.0  # seconds
+UNKNOWN_ANSWERS = 5  # at the least, in that time
+
+
+@dataclass(slots=True)
+class _Unknown:
+    """Answers in a row that a topic is not known."""
+
+    since: float
+    last: float
+    answers: int = 0
 
 
 class Claims:
@@ -37,6 +51,7 @@ class Claims:
         self._unreleased: list[Claim] = []
         self._paused: str | None = None
         self._claim_at = 0.0
+        self._unknown: dict[str, _Unknown] = {}
 
     def release(self, claims: Sequence[Claim]) -> None:
         """Give these back."""
@@ -55,7 +70,7 @@ class Claims:
             return
         found = self._identity.ask({p.topic for p in due}).result()
         ids = {topic: topic_id for topic, topic_id in found.items() if topic_id is not None}
-        self._park_deleted([p for p in due if p.topic not in ids])
+        self._await_topics([p for p in due if p.topic not in ids], now)
         wanted = [p for p in due if p.topic in ids]
         if not wanted:
             return
@@ -80,20 +95,51 @@ class Claims:
             later = now + self._ledger.limits.idle_check
             for partition in claimed.stalled:
                 self._places.wait(partition, replace(self._places.waiting[partition], stalled=True, not_before=later))
-        for partition, stop in claimed.refused.items():
-            self._places.park(partition, stop)
+        self._await_topics([p for p in claimed.refused if ids[p.topic] == NO_ID], now)
+        self._park_all({p: stop for p, stop in claimed.refused.items() if ids[p.topic] != NO_ID})
         self.place({p: claimed.granted[p] for p in wanted if p in claimed.granted})
 
-    def _park_deleted(self, partitions: Sequence[Partition]) -> None:
-        rows = self._ledger.look(partitions, locked=False) if partitions else {}
+    def _park_all(self, stops: Mapping[Partition, PartitionStopped]) -> None:
+        for partition, stop in stops.items():
+            self._places.park(partition, stop)
+
+    # -- topics that the brokers do not know ----------------------------------------------------------
+
+    def note_unknown(self, topic: str, now: float) -> None:
+        """The brokers have answered that there is no such topic: nothing of it commits until its id is answered."""
+        at, apart = self._unknown.get(topic), max(UNKNOWN_FOR, 3 * self._ledger.limits.idle_check)
+        if at is None or now - at.last > apart:
+            at = self._unknown[topic] = _Unknown(now, now)
+            self._announce(
+                events.KafkaTrouble(error=f"topic {topic!r} is unknown to the broker that was asked; asking again")
+            )
+        at.answers, at.last = at.answers + 1, now
+
+    def _await_topics(self, partitions: Sequence[Partition], now: float) -> None:
+        """Ask again for topics that are unknown, and stop their partitions where they are unknown for long."""
+        for topic in sorted({p.topic for p in partitions}):
+            self.note_unknown(topic, now)
+        lasting = {
+            t for t, at in self._unknown.items() if now - at.since >= UNKNOWN_FOR and at.answers >= UNKNOWN_ANSWERS
+        }
+        stopped = [p for p in partitions if p.topic in lasting]
+        rows = self._ledger.look(stopped, locked=False) if stopped else {}
         for partition in partitions:
+            if partition not in stopped:
+                later = now + self._ledger.limits.idle_check
+                self._places.wait(partition, replace(self._places.waiting[partition], not_before=later))
+                continue
             row = rows.get(partition)
-            stop = deleted(partition, 0 if row is None else row.next_offset)
+            stop = unknown(partition, 0 if row is None else row.next_offset)
             stop.token = None if row is None else row.token
             self._places.park(partition, stop)
+        for topic in {p.topic for p in stopped}:
+            del self._unknown[topic]
 
     def place(self, claims: Mapping[Partition, Claim]) -> None:
         """Put the client where the ledger stands (I6)."""
+        for partition in claims:
+            self._unknown.pop(partition.topic, None)
         suspects = self._turns.suspects(claims.values())
         for partition, before in self._places.place(claims).items():
             known, claim = before.known, claims[partition]

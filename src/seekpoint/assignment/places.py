@@ -13,7 +13,7 @@ from uuid import UUID
 from seekpoint import events
 from seekpoint.assignment.backlog import Backlog, Moment
 from seekpoint.assignment.chunk import Chunk, Read
-from seekpoint.errors import PartitionStopped, TopicRecreated
+from seekpoint.errors import PartitionStopped, TopicRecreated, TopicUnknown
 from seekpoint.events import Announcer
 from seekpoint.kafka import client as kafka
 from seekpoint.kafka.client import Client, Message
@@ -78,12 +78,14 @@ class Parked:
     claim: Claim | None = None
 
     def over(self, token: UUID | None, stored: UUID | None, now: UUID | None) -> bool:
-        """Whether to claim it again: somebody decided (the row has another token), or it is another topic by now.
+        """Whether to claim it again: the row has another token, it is another topic by now, or is known again.
 
         ``stored`` is the topic's id in the row, ``now`` what the brokers answer; None where there is none.
         """
         decided = token is not None and token != self.stop.token
-        return decided or (now is not None and now != stored and not isinstance(self.stop, TopicRecreated))
+        if decided or now is None or isinstance(self.stop, TopicRecreated):
+            return decided
+        return now != stored or isinstance(self.stop, TopicUnknown)
 
 
 class _Taken:

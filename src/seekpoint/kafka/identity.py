@@ -20,6 +20,7 @@ from seekpoint.errors import ConfigError, KafkaAway
 from seekpoint.kafka.config import admin_config
 
 T = TypeVar("T")
+NO_ID = UUID(int=0)  # what brokers answer that know the topic and not (or not yet) its id
 
 
 class Answer:
@@ -29,7 +30,11 @@ class Answer:
         self._futures, self._timeout = futures, timeout
 
     def result(self) -> dict[str, UUID | None]:
-        """The id of each topic, None for one that does not exist. Raises KafkaAway."""
+        """The id of each topic, None for one that the broker asked does not know. Raises KafkaAway.
+
+        None is a retriable answer: a broker that has just started, or whose metadata lags, gives it for a topic that
+        exists.
+        """
         return {topic: self._one(topic, future) for topic, future in self._futures.items()}
 
     def _one(self, topic: str, future: Future[Any]) -> UUID | None:
@@ -85,17 +90,19 @@ class Identity:
         return str(described.cluster_id)
 
     def partitions(self, topics: Collection[str]) -> dict[str, int]:
-        """How many partitions each topic has; a topic that does not exist is a ConfigError."""
-        futures = self.admin.describe_topics(TopicCollection(sorted(topics)), request_timeout=self.timeout)
-        counts = {}
-        for topic, future in futures.items():
-            described = _described(topic, future, self.timeout + 1)
-            if described is None:
-                raise ConfigError(
-                    f"topic {topic!r} does not exist on the brokers {self._servers}: create it, or correct topics="
-                )
-            counts[topic] = len(described.partitions)
+        """How many partitions each topic has; a topic that does not exist is a ConfigError. Raises KafkaAway."""
+        counts = self.known(topics)
+        if missing := sorted(set(topics) - counts.keys()):
+            raise ConfigError(
+                f"topic {missing[0]!r} does not exist on the brokers {self._servers}: create it, or correct topics="
+            )
         return counts
+
+    def known(self, topics: Collection[str]) -> dict[str, int]:
+        """The same of those topics that the broker asked knows. Raises KafkaAway."""
+        futures = self.admin.describe_topics(TopicCollection(sorted(topics)), request_timeout=self.timeout)
+        described = {topic: _described(topic, future, self.timeout + 1) for topic, future in futures.items()}
+        return {topic: len(found.partitions) for topic, found in described.items() if found is not None}
 
 
 def _in_background(call: Callable[..., T], **arguments: Any) -> Future[T]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from seekpoint.errors import OffsetLost, PartitionStopped
+from seekpoint.errors import OffsetLost, TopicUnknown
 from seekpoint.kafka.watermarks import Edge, Watermarks
 from seekpoint.records import Partition
 
@@ -55,11 +55,12 @@ def lost(partition: Partition, offset: int, start: Edge, end: Edge) -> OffsetLos
     )
 
 
-def deleted(partition: Partition, offset: int) -> PartitionStopped:
-    """The error for a topic that is gone."""
-    return PartitionStopped(
+def unknown(partition: Partition, offset: int) -> TopicUnknown:
+    """The error for a topic that the brokers do not know, however often they are asked."""
+    return TopicUnknown(
         partition,
         offset,
-        f"topic {partition.topic!r} does not exist any more",
+        f"topic {partition.topic!r} does not exist any more, or the brokers that answer do not know it; reading "
+        "resumes by itself when they answer the topic's id again",
         choices=("create it again and decide then", "take it out of the pipeline's topics", "stop: leave it"),
     )

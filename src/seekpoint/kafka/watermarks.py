@@ -60,8 +60,11 @@ class Watermarks:
         return answers
 
     def resolve(self, topic: str, start: StartAt, group: str) -> dict[Partition, int]:
-        """The first position of every partition of ``topic``, as numbers."""
-        partitions = [Partition(topic, n) for n in range(self._identity.partitions([topic])[topic])]
+        """The first position of every partition of ``topic``, as numbers. Raises KafkaAway."""
+        count = self._identity.known([topic]).get(topic)
+        if count is None:  # its id was answered a moment ago
+            raise KafkaAway(f"topic {topic!r} is unknown to the broker that was asked")
+        partitions = [Partition(topic, n) for n in range(count)]
         match start.kind:
             case "earliest":
                 return _offsets(self.starts(partitions))

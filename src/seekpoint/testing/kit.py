@@ -236,8 +236,13 @@ class _Hands:
         rows = self._ledger.look(starts)
         return {p for p, at in starts.items() if rows[p].token != self._claims[p].token or rows[p].next_offset != at}
 
-    def strangers(self, _answer: Answer, _partitions: Iterable[Partition]) -> Mapping[Partition, PartitionStopped]:
+    def strangers(
+        self, _answer: Answer, _partitions: Iterable[Partition]
+    ) -> Mapping[Partition, PartitionStopped | None]:
         return {}
+
+    def leave_out(self, strange: Mapping[Partition, PartitionStopped | None]) -> None:
+        """Never called: no topic is strange here."""
 
     def park(self, partition: Partition, stop: PartitionStopped) -> None:
         self.stopped[partition] = stop

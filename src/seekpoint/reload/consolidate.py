@@ -15,7 +15,6 @@ from seekpoint.reload import statements as sql
 from seekpoint.reload.generations import leaves
 from seekpoint.reload.handlers.copies import make_copy
 from seekpoint.reload.layout import (
-    LIKE,
     LINE,
     OFFSET,
     Composable,
@@ -27,6 +26,7 @@ from seekpoint.reload.layout import (
     rows,
     run,
 )
+from seekpoint.reload.likeness import Numbers, make_like
 from seekpoint.reload.run import Driver, StagedPosition, Tx
 from seekpoint.reload.staging import Task
 from seekpoint.reload.targets import Source, Target, targets
@@ -35,6 +35,7 @@ from seekpoint.sinks.upsert import Upsert
 from seekpoint.tables import dead_letter
 
 PLACE = "seekpoint place"  # which partition a row is from, as a number
+REPLACING = ("swap", "generation")  # strategies that put the rebuilt table in the place of the live one
 RANGE = 300_000  # records of one task: fewer cost more in connections than they gain in balance
 
 
@@ -95,16 +96,13 @@ def consolidate(driver: Driver, sources: Sequence[Source]) -> None:
             raise ReloadRefused([f"{done.missing[0].range} was not staged: stage it, then go on"])
         check_letters(tx, staging, done)
         groups = [source.group for source in sources]
+        replaces = driver.run.strategy in REPLACING
         for target in targets(tx.connection, sources):
             if target.handled_as:
-                make_copy(tx.connection, staging, target, numbered=driver.run.strategy != "swap")
+                make_copy(tx.connection, staging, target, Numbers.CONTINUED if replaces else Numbers.OWN)
             else:
-                run(
-                    tx.connection,
-                    "CREATE TABLE {table} ({like})",
-                    table=name(*staging.table(target)),
-                    like=LIKE.format(name(*target.path)),
-                )
+                numbers = Numbers.CONTINUED if replaces else Numbers.IGNORED
+                make_like(tx.connection, staging.table(target), target.path, numbers, prefix=staging.sequences(target))
             if staging.is_generation:
                 leaves.make(tx, staging, target)
             _fill(tx.connection, staging, target, done.chosen, groups)
@@ -246,7 +244,7 @@ def index(driver: Driver, sources: Sequence[Source], kafka: Mapping[str, object]
         for target in targets(tx.connection, sources):
             if target.handled_as:
                 pass  # its copy was made with all of them
-            elif driver.run.strategy in {"swap", "generation"}:
+            elif driver.run.strategy in REPLACING:
                 _all_indexes(tx.connection, staging, target)
             elif target.key:
                 run(

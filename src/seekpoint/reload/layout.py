@@ -18,8 +18,6 @@ OFFSET, LINE = "seekpoint offset", "seekpoint line"  # a raw table's own columns
 KIND = "seekpoint kind"  # of a difference
 Composable = ident.Composable
 
-LIKE = ident.SQL("LIKE {} INCLUDING ALL EXCLUDING INDEXES EXCLUDING STATISTICS")
-
 
 def name(*parts: str) -> ident.Identifier:
     """A name, quoted."""
@@ -101,7 +99,11 @@ class Staging:
 
     def index(self, target: Target, number: int) -> str:
         """One of the rebuilt table's indexes, where it gets all that the live one has."""
-        return f"{self.table(target)[1] if self.is_generation else target.staged}_i{number}"
+        return f"{self.sequences(target)}_i{number}"
+
+    def sequences(self, target: Target) -> str:
+        """Begins the names of the rebuilt table's sequences."""
+        return self.table(target)[1] if self.is_generation else target.staged
 
     def diff(self, target: Target) -> Path:
         """The keys by which it differs from the live one, or may by now."""

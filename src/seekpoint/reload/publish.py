@@ -12,6 +12,7 @@ from seekpoint.errors import ReloadRefused
 from seekpoint.reload.generations import leaves
 from seekpoint.reload.handlers.copies import tag_indexes
 from seekpoint.reload.layout import Staging, comment, name, run
+from seekpoint.reload.likeness import draw_from_live
 from seekpoint.reload.run import Driver, Tx
 from seekpoint.reload.targets import Path, Target
 from seekpoint.sinks.layout import quoted
@@ -116,6 +117,7 @@ def attach(driver: Driver, targets: Sequence[Target]) -> None:
     with driver.step("following") as tx:
         staging = Staging(driver.run.staging_schema)
         for target in targets:
+            draw_from_live(tx.connection, staging, target)
             _require_likeness(tx.connection, staging, target)
             leaves.attach(tx, staging, target)
 
@@ -151,6 +153,7 @@ def swap(tx: Tx, staging: Staging, target: Target) -> None:
     if target.handled_as:
         live = connection.execute(_INDEXES, {"name": quoted(*target.path)})
         tag_indexes(connection, staging, target, [row.relname for row in live])
+    draw_from_live(connection, staging, target)
     indexes = _unaltered(connection, staging, target)
     run(connection, "ALTER TABLE {live} RENAME TO {old}", live=name(*target.path), old=name(old))
     run(connection, "ALTER TABLE {old} SET SCHEMA {there}", old=name(schema, old), there=name(staging.schema))

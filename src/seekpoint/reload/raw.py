@@ -11,7 +11,8 @@ from sqlalchemy import Connection
 
 from seekpoint.pipeline import Pipeline, Row, RowRefused, Writer
 from seekpoint.records import AnyRecord, RawRecord, offsets_of
-from seekpoint.reload.layout import LIKE, LINE, OFFSET, Staging, name, names, run
+from seekpoint.reload.layout import LINE, OFFSET, Staging, name, names, run
+from seekpoint.reload.likeness import Numbers, make_like
 from seekpoint.reload.targets import Path, Target, aimed
 from seekpoint.sinks.copy import open_copy
 from seekpoint.sinks.fold import Deleted
@@ -131,12 +132,10 @@ def raw_sinks(
 
 def _make_raw(connection: Connection, target: Target, sink: Any, raw: Path, gone: Path) -> None:
     """Tables without an index; an Upsert's rows with their places, and its tombstones' columns without NOT NULL."""
-    live = name(*target.path)
+    places = ident.SQL("{} bigint, {} integer").format(name(OFFSET), name(LINE)) if isinstance(sink, Upsert) else None
+    make_like(connection, raw, target.path, Numbers.IGNORED, prefix=raw[1], also=places)
     if not isinstance(sink, Upsert):
-        run(connection, "CREATE TABLE {raw} ({like})", raw=name(*raw), like=LIKE.format(live))
         return
-    places = ident.SQL("{} bigint, {} integer").format(name(OFFSET), name(LINE))
-    run(connection, "CREATE TABLE {raw} ({like}, {at})", raw=name(*raw), like=LIKE.format(live), at=places)
     columns = [column for column in sink.target.gone if column in target.all_columns]
     run(
         connection,
@@ -145,5 +144,5 @@ def _make_raw(connection: Connection, target: Target, sink: Any, raw: Path, gone
         columns=names(columns),
         offset=name(OFFSET),
         line=name(LINE),
-        live=live,
+        live=name(*target.path),
     )

@@ -27,7 +27,8 @@ from seekpoint.kafka.ranges import Range
 from seekpoint.ledger.ledger import postgres_engine
 from seekpoint.reload import statements as sql
 from seekpoint.reload.handlers.frames import resolve_frames
-from seekpoint.reload.layout import LIKE, Staging, name, names, rows, run
+from seekpoint.reload.layout import Staging, name, names, rows, run
+from seekpoint.reload.likeness import Numbers, make_like
 from seekpoint.reload.run import Driver, StagedPosition, Tx, transaction
 from seekpoint.reload.targets import Source, Target, targets
 from seekpoint.spark.ending import ENDS, TaskEnded, ending_of
@@ -180,7 +181,7 @@ def write_part(plan: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Reco
 
 def _begin(tx: Tx, path: tuple[str, str], live: tuple[str, str], run_id: UUID) -> None:
     _require_wanted(tx, run_id)
-    run(tx.connection, "CREATE TABLE {table} ({like})", table=name(*path), like=LIKE.format(name(*live)))
+    make_like(tx.connection, path, live, Numbers.IGNORED, prefix=path[1])
 
 
 def _require_wanted(tx: Tx, run_id: UUID) -> None:

@@ -18,7 +18,8 @@ from seekpoint.records import RawRecord
 from seekpoint.reload.handlers.copies import make_copy, owned_columns
 from seekpoint.reload.handlers.frames import Frame, resolve_frames
 from seekpoint.reload.handlers.shadow import Shadow
-from seekpoint.reload.layout import LIKE, Staging, name, rows, run
+from seekpoint.reload.layout import Staging, name, rows, run
+from seekpoint.reload.likeness import Numbers, make_like
 from seekpoint.reload.parts import Parts
 from seekpoint.reload.run import Tx
 from seekpoint.reload.targets import Source, Target, aimed, aimed_pipeline, sources, targets
@@ -72,7 +73,7 @@ class _Trial:
         self.targets = targets(connection, [source])
         run(connection, "CREATE SCHEMA {schema}", schema=name(self._staging.schema))
         for target in self.targets:
-            make_copy(connection, self._staging, target, numbered=True)
+            make_copy(connection, self._staging, target, Numbers.OWN)
 
     def handle(self, records: Sequence[RawRecord]) -> None:
         """The pipeline's part, on the copies."""
@@ -94,12 +95,7 @@ class _Trial:
         result = frame(spark.createDataFrame(list(map(_row, records)), SCHEMA))
         computed = (self._staging.schema, f"frame_{target.staged}")
         columns = owned_columns(self._connection, self._staging, target)
-        run(
-            self._connection,
-            "CREATE TABLE {table} ({like})",
-            table=name(*computed),
-            like=LIKE.format(name(*target.path)),
-        )
+        make_like(self._connection, computed, target.path, Numbers.IGNORED, prefix=computed[1])
         copy_into(self._connection, computed, result.toArrow())
         handled = self._staging.table(target)
         mine, theirs = self._without(target, columns, handled, computed), self._without(

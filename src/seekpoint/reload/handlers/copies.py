@@ -7,6 +7,7 @@ from sqlalchemy import Connection, text
 
 from seekpoint.errors import ReloadRefused
 from seekpoint.reload.layout import Staging, name, run
+from seekpoint.reload.likeness import LIKE, Numbers, make_like
 from seekpoint.reload.targets import Target
 from seekpoint.sinks.layout import quoted
 
@@ -30,19 +31,12 @@ _DRAWN = text(
 )
 
 
-def make_copy(connection: Connection, staging: Staging, target: Target, *, numbered: bool) -> None:
+def make_copy(connection: Connection, staging: Staging, target: Target, numbers: Numbers) -> None:
     """Make the empty copy, with all indexes and under their names: handlers' ON CONFLICT may name them.
 
-    ``numbered``: columns that a sequence fills get one of the copy's own, so that the live one is left alone, and that
-    it is known afterwards whether their numbers were drawn.
+    Columns that a sequence fills get one of the copy's own: it is known afterwards whether their numbers were drawn.
     """
-    table = name(*staging.table(target))
-    run(
-        connection,
-        "CREATE TABLE {table} (LIKE {live} INCLUDING ALL EXCLUDING STATISTICS)",
-        table=table,
-        live=name(*target.path),
-    )
+    make_like(connection, staging.table(target), target.path, numbers, prefix=target.staged, like=LIKE)
     live, made = (connection.execute(_INDEXES, {"name": quoted(*path)}).all() for path in
                   (target.path, staging.table(target)))  # fmt: skip
     if [row.what for row in live] != [row.what for row in made]:
@@ -52,15 +46,6 @@ def make_copy(connection: Connection, staging: Staging, target: Target, *, numbe
         _rename(connection, staging, old, f"{target.staged}_n{n}")
     for n, (_, new) in enumerate(called):
         _rename(connection, staging, f"{target.staged}_n{n}", new)
-    for n, column in enumerate(target.columns if numbered else ()):
-        if column.is_numbered and not column.is_identity:
-            sequence = name(staging.schema, f"{target.staged}_s{n}")
-            parts = {"table": table, "column": name(column.name), "sequence": sequence}
-            run(connection, "CREATE SEQUENCE {sequence} OWNED BY {table}.{column}", **parts)
-            text_ = ident.Literal(quoted(staging.schema, f"{target.staged}_s{n}"))
-            run(
-                connection, "ALTER TABLE {table} ALTER COLUMN {column} SET DEFAULT nextval({text})", text=text_, **parts
-            )
 
 
 def _rename(connection: Connection, staging: Staging, old: str, new: str) -> None:

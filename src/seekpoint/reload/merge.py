@@ -12,6 +12,7 @@ from sqlalchemy.exc import DBAPIError
 
 from seekpoint.guard import passes
 from seekpoint.reload.compare import DIFFERENT_KEY, compared, distinct
+from seekpoint.reload.kept import Kept
 from seekpoint.reload.layout import KIND, Staging, name, names, rows, run
 from seekpoint.reload.run import Driver, Tx
 from seekpoint.reload.targets import Target
@@ -81,6 +82,7 @@ def merge(tx: Tx, staging: Staging, found: Sequence[Target], diff_xid: str, *, s
     """
     ordered, referenced = _parents_first(tx.connection, found)
     work = [(target, *_prepared(tx, staging, target, diff_xid, same_keys=same_keys)) for target in ordered]
+    kept = [Kept(tx.connection, staging, target, columns) for target, _, columns, _, _ in work]
     children = [one for one in reversed(work) if one[0] not in referenced]
     parents = [one for one in reversed(work) if one[0] in referenced]
     for some, statements in ((children, (_DELETE,)), (work, (_UPDATE, _UPDATE_KEY, _INSERT)), (parents, (_DELETE,))):
@@ -89,6 +91,8 @@ def merge(tx: Tx, staging: Staging, found: Sequence[Target], diff_xid: str, *, s
                 _plan_by_key(tx.connection, True)
             _rewrite(tx.connection, target, columns, parts, statements)
             _plan_by_key(tx.connection, False)
+    for each in kept:
+        each.require()
     return sum(keys for _, _, _, keys, _ in work)
 
 

@@ -19,6 +19,7 @@ from seekpoint.policy import Limits
 from seekpoint.records import Partition
 from seekpoint.reload import statements as sql
 from seekpoint.reload.compaction import of_compaction
+from seekpoint.reload.kept import hides_rows
 from seekpoint.reload.layout import GENERATION
 from seekpoint.reload.publish import ties, without_generations
 from seekpoint.reload.run import Driver, Tx, position_of, run_of, this_driver, transaction
@@ -136,6 +137,12 @@ def _of_tables(
         reasons += [reason for target in found for reason in ties(tx.connection, target)]
     if strategy == "generation":
         reasons += [reason for target in found for reason in without_generations(tx.connection, target)]
+    reasons += [
+        f"{target.name}: row security may hide rows from this role, which would not be compared: run it as a role that "
+        "sees all of them (the table's owner, BYPASSRLS, or a policy FOR SELECT USING (true))"
+        for target in found
+        if strategy in COMPARED and hides_rows(tx.connection, target.path)
+    ]
     return reasons + [
         f"{target.name} has no unique key among the columns that are written, by which rows could be compared: give it "
         "one (an Append: a unique index on its provenance= columns)"

@@ -60,6 +60,7 @@ _TIES = text(
           CAST('pg_proc' AS regclass), CAST('pg_policy' AS regclass), CAST('pg_class' AS regclass))
     UNION SELECT 'grants of columns' FROM pg_attribute WHERE attrelid = to_regclass(:name) AND attacl IS NOT NULL
     UNION SELECT 'statistics ' || stxname FROM pg_statistic_ext WHERE stxrelid = to_regclass(:name)
+    UNION SELECT 'partitions' FROM pg_class WHERE oid = to_regclass(:name) AND relkind = 'p'
     UNION SELECT 'inheritance' FROM pg_inherits WHERE to_regclass(:name) IN (inhrelid, inhparent)
     ORDER BY what
     """

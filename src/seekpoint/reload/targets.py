@@ -146,6 +146,10 @@ TABLE = text(
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass(:name)
     """
 )
+_HAS_COLUMN = text(
+    "SELECT EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass(:name) AND attname = :column "
+    "AND NOT attisdropped)"
+)
 _COLUMNS = text(
     """
     SELECT a.attname AS name, a.attgenerated <> '' AS generated, a.attidentity <> '' AS identity,
@@ -216,9 +220,11 @@ def _plain(connection: Connection, who: str, named: Sequence[str], live: dict[Pa
     if live is not None and row is not None and row.kind == "v" and (current := _current(connection, named)):
         live[row.schema, row.name] = current
         return row.schema, row.name
-    if row is None or row.kind != "r":
-        what = "is not there" if row is None else "is no plain table"
-        raise ConfigError(f"{who}: the table {what}: only plain tables can be reloaded")
+    if row is None or row.kind not in {"r", "p"}:
+        what = "is not there" if row is None else "is neither a plain nor a partitioned table"
+        raise ConfigError(f"{who}: the table {what}: only tables can be reloaded")
+    if row.kind == "p" and connection.execute(_HAS_COLUMN, {"name": quoted(*named), "column": COLUMN}).scalar():
+        raise ConfigError(f"{who}: {row.schema}.{row.name} holds the generations of a view: name the view")
     return row.schema, row.name
 
 

@@ -27,7 +27,15 @@ def upgrade() -> None:
             "group_topic",
             sa.Column("consumer_group", sa.Text, nullable=False),
             sa.Column("topic", sa.Text, nullable=False),
+            sa.Column("version", sa.Integer, nullable=False, comment="handler version that declared them"),
             sa.Column("tables", postgresql.ARRAY(sa.Text), comment="where records of the topic go; NULL: not known"),
+            sa.Column(
+                "replaced",
+                sa.Integer,
+                nullable=False,
+                server_default=sa.text("0"),
+                comment="counts accepted declarations",
+            ),
             sa.Column(
                 "changed_at", sa.DateTime(timezone=True), nullable=False, server_default=sa.func.clock_timestamp()
             ),

@@ -10,6 +10,7 @@
     ├── Fenced                  somebody else moved the position: nothing was written
     ├── HandlerOutdated         a newer version of the handler owns the group
     ├── StandsBy                a reload builds the tables for this version: it takes over when the run has ended
+    ├── DeclarationDiffers      the group writes records of a topic to other tables than this pipeline
     ├── GroupPaused             an operator paused the group
     ├── ClusterChanged          the brokers belong to another cluster than the stored offsets
     ├── KafkaAway               the brokers did not answer in time; ask again later
@@ -104,6 +105,29 @@ class StandsBy(SeekpointError):  # noqa: N818
             f"MODULE:NAME --resume {run}`, or `seekpoint reload abort {run} --reason ...`"
         )
         self.group, self.version, self.run, self.state, self.driver = group, version, run, state, driver
+
+
+class DeclarationDiffers(SeekpointError):  # noqa: N818
+    """The group writes records of a topic to other tables than this process, at the same handler version.
+
+    Two pipelines under one group name would divide the topic between their tables. ``stored`` are the tables of the
+    group, ``declared`` those of this process, with their Postgres schemas.
+    """
+
+    def __init__(self, group: str, version: int, topic: str, *, stored: Sequence[str], declared: Sequence[str]) -> None:
+        super().__init__(
+            f"group {group!r} at handler version {version} writes records of topic {topic!r} to {', '.join(stored)}, "
+            f"this pipeline writes them to {', '.join(declared)}: one group name is for one pipeline"
+            + _listed(
+                (
+                    "another pipeline: give it a group name of its own",
+                    "the same pipeline, changed: raise its version=",
+                    "or start it with Worker(accept_declaration=True); workers that run now exit as outdated",
+                )
+            )
+        )
+        self.group, self.version, self.topic = group, version, topic
+        self.stored, self.declared = tuple(stored), tuple(declared)
 
 
 class GroupPaused(SeekpointError):  # noqa: N818

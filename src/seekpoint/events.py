@@ -69,6 +69,20 @@ class TookOver(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeclarationRefused(Event):
+    """The group writes a topic's records to other tables: the worker waits outside the group until they match.
+
+    ``stored`` are the group's tables, ``declared`` this worker's. Announced again when they have changed.
+    """
+
+    level = logging.WARNING
+    topic: str
+    stored: tuple[str, ...]
+    declared: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Draining(Event):
     """A stop was asked for; the batch in hand is finished first."""
 

@@ -27,7 +27,7 @@ class Health:
     offset, by partition, as of the last sample. ``trouble`` says what is wrong now, ``stopped`` which
     partitions wait for a decision, ``retrying`` which wait for the next try of a record that failed, and which one
     that is; ``delayed`` which wait until their next record is old enough. Records that wait as declared make
-    nobody stale. ``stands_by`` names the reload that a worker of the newer version waits for, outside the group.
+    nobody stale. ``stands_by`` says why the worker waits outside the group: the reload to its version, or other tables.
     """
 
     live: bool = False
@@ -88,6 +88,8 @@ class HealthBoard:
                 return replace(h, live=True, ready=True, stands_by=None)
             case events.StoodBy():
                 return replace(h, live=True, ready=False, stands_by=f"reload {event.run}, {event.state}")
+            case events.DeclarationRefused():
+                return replace(h, live=True, ready=False, stands_by=event.reason)
             case events.TookOver():
                 return replace(h, stands_by=None)
             case events.Stopped():

@@ -161,6 +161,18 @@ class Pipeline:
         """Every table the pipeline says it writes."""
         return tuple(sorted({*self.writes, *(table for sink in self.sinks for table in sink.tables)}))
 
+    def tables_by_topic(self, translate: Mapping[str | None, str | None] | None = None) -> dict[str, tuple[str, ...]]:
+        """The tables that each topic's records go to, by sinks that take it and by the handler, as far as is declared.
+
+        ``translate`` is the engine's ``schema_translate_map``, which the handler's statements are under; sinks write
+        the table that they name.
+        """
+        writes = [_translated(name, translate or {}) for name in self.writes]
+        return {
+            topic: tuple(sorted({*writes, *(name for s in self.sinks if s.takes(topic) for name in s.tables)}))
+            for topic in self.topics
+        }
+
     def decode(self, raw: RawRecord) -> AnyRecord:
         """The record with key and value decoded; raises whatever the codecs raise."""
         return Record(
@@ -223,6 +235,12 @@ class Pipeline:
                 f"{self!r}: hold_key=True keeps records behind a dead letter of their key: it needs "
                 "on_poison='dead_letter'"
             )
+
+
+def _translated(name: str, translate: Mapping[str | None, str | None]) -> str:
+    schema, dot, table = name.rpartition(".")
+    schema_now = translate.get(schema if dot else None)
+    return name if schema_now is None else f"{schema_now}.{table}"
 
 
 def _check_handler(pipeline: str, handle: object) -> None:

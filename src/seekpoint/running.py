@@ -17,7 +17,7 @@ from seekpoint.events import Announcer, Observer
 from seekpoint.health import Health, HealthBoard
 from seekpoint.kafka.config import consumer_config
 from seekpoint.ledger import Ledger
-from seekpoint.ledger.ledger import shown
+from seekpoint.ledger.ledger import schema_translation, shown
 from seekpoint.pipeline import Pipeline
 from seekpoint.policy import Limits
 from seekpoint.tables import DEFAULT_SCHEMA
@@ -32,6 +32,10 @@ class Worker:
     fixed list without a group. ``observe`` gets every event, on the worker's thread (``Kept`` on the keeper's).
     Scale by more workers in more processes, not by threads.
 
+    A worker whose pipeline writes a topic's records to other tables than the group does, at the same version, waits
+    outside the group (event ``DeclarationRefused``). With ``accept_declaration=True`` its tables replace the group's,
+    and workers that run exit as outdated.
+
     Making a worker does no I/O; clients and connections are made in the thread that runs it. A worker runs
     once. Raises ConfigError where the declaration, the engine or the configuration contradict each other.
     """
@@ -45,6 +49,7 @@ class Worker:
         schema: str = DEFAULT_SCHEMA,
         limits: Limits | None = None,
         partitions: Iterable[tuple[str, int]] | None = None,
+        accept_declaration: bool = False,
         observe: Sequence[Observer] = (),
     ) -> None:
         if not isinstance(pipeline, Pipeline):
@@ -57,7 +62,8 @@ class Worker:
             pipeline.group,
             schema=schema,
             version=pipeline.version,
-            tables=pipeline.tables,
+            tables=pipeline.tables_by_topic(schema_translation(engine)),
+            accept_declaration=accept_declaration,
             limits=limits,
             synchronous_commit=pipeline.synchronous_commit,
         )
@@ -132,7 +138,7 @@ class Worker:
                 signal.signal(number, handler)
 
     def _on_event(self, event: events.Event) -> None:
-        if isinstance(event, events.Started | events.StoodBy):
+        if isinstance(event, events.Started | events.StoodBy | events.DeclarationRefused):
             self._has_started = True
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
@@ -164,9 +170,9 @@ class Worker:
     def running(self) -> Running:
         """Run on a thread of its own, for the length of a ``with`` or ``async with`` block.
 
-        Entering waits until the worker has started, or stands by for a reload; leaving drains it, and raises the
-        error that ended it early, if one did. ``health().live`` turns False at once when that happens. Installs no
-        signal handler.
+        Entering waits until the worker has started, or waits outside its group (a reload, other tables); leaving
+        drains it, and raises the error that ended it early, if one did. ``health().live`` turns False at once when
+        that happens. Installs no signal handler.
         """
         return Running(self, self._announce)
 
@@ -191,7 +197,7 @@ class Running:
             self._started.set()
 
     def _on_event(self, event: events.Event) -> None:
-        if isinstance(event, events.Started | events.StoodBy):
+        if isinstance(event, events.Started | events.StoodBy | events.DeclarationRefused):
             self._started.set()
 
     def health(self) -> Health:

@@ -126,7 +126,9 @@ group_topic = Table(
     metadata,
     Column("consumer_group", Text, ForeignKey(consumer_group.c.name), nullable=False),
     Column("topic", Text, nullable=False),
+    Column("version", Integer, nullable=False, comment="handler version that declared them"),
     Column("tables", ARRAY(Text), comment="where records of the topic go; NULL: not known"),
+    Column("replaced", Integer, nullable=False, server_default=text("0"), comment="counts accepted declarations"),
     _now("changed_at"),
     PrimaryKeyConstraint("consumer_group", "topic"),
 )

@@ -12,7 +12,7 @@ from typing import Any
 from seekpoint import events, schema
 from seekpoint.assignment import Alone, Assignment, Chunk, StandBy
 from seekpoint.commit import Committer
-from seekpoint.errors import CodecAway, ConfigError, Fenced, KafkaAway, StandsBy
+from seekpoint.errors import CodecAway, ConfigError, DeclarationDiffers, Fenced, KafkaAway, StandsBy
 from seekpoint.events import Announcer
 from seekpoint.failure import Cause
 from seekpoint.guard import passes
@@ -76,15 +76,19 @@ class Loop:
             self._announce(events.Stopped(error=error))
 
     def _live(self) -> None:
-        """In the group until the end; outside of it as long as a reload to our version is open."""
-        standby, met = StandBy(self._ledger, self._announce, self._stopping), None
+        """In the group until the end; outside of it while a reload to our version is open, or our tables differ."""
+        standby = StandBy(self._ledger, self._pipeline.topics, self._announce, self._stopping)
+        met: StandsBy | DeclarationDiffers | None = None  # opened, or stored, after we had looked
         while standby.until_free(met):
             self._open()
             try:
                 self._work()
                 self._announce(events.Draining())
                 return
-            except StandsBy as error:  # the run was opened after we had looked
+            except (
+                StandsBy,
+                DeclarationDiffers,
+            ) as error:
                 met = error
             finally:
                 self._close()

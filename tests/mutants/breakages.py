@@ -11,6 +11,7 @@ LETTERS = "tests/integration/test_deadletters_store.py"
 ROADS = "tests/integration/test_roads_agree.py"
 VIEW = f"{ROADS}::test_a_view_is_refused_however_few_the_rows[1]"
 GROUP = "tests/integration/ledger/test_group.py"
+DECLARATION = "tests/integration/ledger/test_declaration.py"
 MOVE = "tests/integration/ledger/test_move.py"
 WORKER = "tests/integration/test_worker.py"
 INTERLEAVINGS = "tests/integration/test_interleavings.py"
@@ -415,5 +416,32 @@ BREAKAGES = (
         "a merge leaves keys whose bytes differ",
         (Edit("reload/merge.py", "(_UPDATE, _UPDATE_KEY, _INSERT)", "(_UPDATE, _INSERT)"),),
         (f"{IMAGES}::test_a_merge_sets_keys_whose_bytes_differ[False]",),
+    ),
+    Breakage(
+        "two pipelines under one group name are not told apart",
+        (
+            Edit(
+                "ledger/claim.py",
+                "    require(tx.group, claimant.declaration, claimant.version, compared)\n",
+                "",
+            ),
+            Edit(
+                "ledger/declaration.py",
+                "            if not declaration.accepts or each.replaced > declaration.seen[each.topic]:\n",
+                "            if False:\n",
+            ),
+        ),
+        (f"{DECLARATION}::test_the_first_claim_stores_the_tables_and_another_set_is_refused",),
+    ),
+    Breakage(
+        "the tables of a topic are compared before the claim's transaction alone",
+        (
+            Edit(
+                "ledger/claim.py",
+                "    require(tx.group, claimant.declaration, claimant.version, compared)\n",
+                "",
+            ),
+        ),
+        (f"{DECLARATION}::test_what_is_stored_between_the_two_steps_of_a_claim_is_compared_too",),
     ),
 )

@@ -1,40 +1,48 @@
-"""Outside the group, until the reload to this worker's version has ended: the older workers go on undisturbed."""
+"""Outside the group, while this worker may not claim: a reload to its version is open, or its declared tables differ.
+
+The group's workers continue undisturbed.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from random import Random
+from typing import TypeAlias
 
 from seekpoint import events
-from seekpoint.errors import StandsBy
+from seekpoint.errors import DeclarationDiffers, StandsBy
 from seekpoint.events import Announcer
 from seekpoint.guard import passes
 from seekpoint.ledger import Ledger
 from seekpoint.policy import Backoff
 
+Reason: TypeAlias = StandsBy | DeclarationDiffers
+"""Why a worker waits outside the group, as the error that its claim would meet."""
+
 
 class StandBy:
-    """Looks, each ``Limits.idle_check`` seconds, whether the run is open; for one worker."""
+    """Looks, each ``Limits.idle_check`` seconds, whether the worker may join its group; for one worker."""
 
-    def __init__(self, ledger: Ledger, announce: Announcer, stopping: threading.Event) -> None:
-        self._ledger, self._announce, self._stopping = ledger, announce, stopping
+    def __init__(self, ledger: Ledger, topics: Collection[str], announce: Announcer, stopping: threading.Event) -> None:
+        self._ledger, self._topics, self._announce, self._stopping = ledger, topics, announce, stopping
         self._chance = Random()  # noqa: S311 -- jitter
 
-    def until_free(self, known: StandsBy | None = None) -> bool:
-        """Return when no reload to this version is open; False if the end was asked for while one is.
+    def until_free(self, known: Reason | None = None) -> bool:
+        """Return when a claim would be let in; False if the end was asked for before.
 
         ``known`` is the one that a claim met. Without it, in the first look, an error of the database is raised, as at
-        any start; a database that goes away later is waited for.
+        any start; a database that goes away later is waited for. Raises HandlerOutdated where this worker's declaration
+        was replaced.
         """
-        told = self._tell(None, known or self._ledger.stands_by())
+        told = self._tell(None, known or self._look())
         waits, wait, in_trouble = self._backoff(), self._ledger.limits.idle_check, False
         while told is not None:
             if self._stopping.wait(wait):
                 return False
             try:
-                found = self._ledger.stands_by()
-                became = self._ledger.became_of(told.run) if found is None else None
+                found = self._look()
+                became = self._ledger.became_of(told.run) if found is None and isinstance(told, StandsBy) else None
             except Exception as error:
                 if not passes(error):
                     raise
@@ -47,17 +55,26 @@ class StandBy:
             told = self._tell(told, found, became)
         return True
 
+    def _look(self) -> Reason | None:
+        return self._ledger.stands_by() or self._ledger.differs(self._topics)
+
     def _backoff(self) -> Iterator[float]:
         return Backoff().waits(self._chance)
 
     def _tell(
-        self, told: StandsBy | None, found: StandsBy | None, became: tuple[str, str | None] | None = None
-    ) -> StandsBy | None:
+        self, told: Reason | None, found: Reason | None, became: tuple[str, str | None] | None = None
+    ) -> Reason | None:
         """Say what is new; returns what is waited for from now on."""
-        if found is None:
-            if told is not None:
-                state, error = became or ("gone", None)
-                self._announce(events.TookOver(run=told.run, state=state, error=error))
-        elif told is None or (told.run, told.state) != (found.run, found.state):
-            self._announce(events.StoodBy(run=found.run, state=found.state, reason=str(found)))
+        if isinstance(told, StandsBy) and not isinstance(found, StandsBy):
+            state, error = became or ("gone", None)
+            self._announce(events.TookOver(run=told.run, state=state, error=error))
+        match found:
+            case StandsBy() if not isinstance(told, StandsBy) or (told.run, told.state) != (found.run, found.state):
+                self._announce(events.StoodBy(run=found.run, state=found.state, reason=str(found)))
+            case DeclarationDiffers() if str(told) != str(found):
+                self._announce(
+                    events.DeclarationRefused(
+                        topic=found.topic, stored=found.stored, declared=found.declared, reason=str(found)
+                    )
+                )
         return found

@@ -15,6 +15,8 @@ from seekpoint.failure import storable
 from seekpoint.ledger import Claim
 from seekpoint.ledger.administration import INSERT_GROUP, LOCK_GROUP
 from seekpoint.ledger.claim import Claimant, claim, needs_preparing, prepare, recreated
+from seekpoint.ledger.declaration import Declaration
+from seekpoint.ledger.ledger import schema_translation
 from seekpoint.ledger.move import set_paused
 from seekpoint.ledger.read import look
 from seekpoint.ledger.scope import Scope
@@ -42,14 +44,15 @@ def occupy(
     A group that is paused already stays as it is. Otherwise it is paused in the run's name: without ``pause`` only
     where no worker owns any of it. Waits for their batches in hand.
 
-    Raises BatchRefused, TopicRecreated, ClusterChanged, HandlerOutdated, StandsBy, KafkaAway, ConfigError.
+    Raises BatchRefused, TopicRecreated, ClusterChanged, HandlerOutdated, StandsBy, DeclarationDiffers, KafkaAway,
+    ConfigError.
     """
     pipeline = source.pipeline
     scope = scope_of(tx, pipeline.group)
     scope.execute(INSERT_GROUP, version=pipeline.version)
     group = scope.execute(LOCK_GROUP).one()
     _keep_workers_away(scope, group, source, run, pause=pause)
-    claimant = Claimant(pipeline.group, run, pipeline.version, brokers.cluster_id, pipeline.tables)
+    claimant = Claimant(pipeline.group, run, pipeline.version, brokers.cluster_id, _declared(tx, pipeline))
     scope.execute(sql.SET_PAUSED, to_paused=False)
     if needs_preparing(scope, claimant, brokers.ids):
         prepare(scope, claimant, brokers.ids, brokers.start)
@@ -59,6 +62,10 @@ def occupy(
         raise recreated(at, row.next_offset, row.topic_id, brokers.ids[at.topic])
     require_no_held_keys(scope, pipeline, brokers.ids)
     return granted
+
+
+def _declared(tx: Tx, pipeline: Pipeline) -> Declaration:
+    return Declaration.of(pipeline.tables_by_topic(schema_translation(tx.connection.engine)))
 
 
 def _keep_workers_away(scope: Scope, group: Row[Any], source: Source, run: UUID, *, pause: bool) -> None:

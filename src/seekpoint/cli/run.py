@@ -30,6 +30,10 @@ Target = Annotated[
     str, typer.Argument(metavar="MODULE:NAME", help="A Pipeline, a Worker, or a function that returns one.")
 ]
 
+AcceptDeclaration = Annotated[
+    bool, typer.Option("--accept-declaration", help="Replace the tables that the group writes, at the same version.")
+]
+
 
 def run(
     context: typer.Context,
@@ -39,6 +43,7 @@ def run(
     kafka: Kafka = None,
     kafka_config: KafkaConfig = None,
     schema: Schema = DEFAULT_SCHEMA,
+    accept_declaration: AcceptDeclaration = False,
 ) -> None:
     """Run a worker until SIGTERM or Ctrl-C, finishing the batch in hand; a second signal aborts.
 
@@ -57,7 +62,7 @@ def run(
             url, settings = database(database_url), kafka_settings(kafka, kafka_config)
             if (problem := without(settings)) is not None:
                 raise ConfigError(problem)
-            worker = Worker(made, engine=url, kafka=settings, schema=schema)
+            worker = Worker(made, engine=url, kafka=settings, schema=schema, accept_declaration=accept_declaration)
         with _first_signal_told():
             worker.run()
         health = worker.health()

@@ -23,6 +23,7 @@ from sqlalchemy import (
     null,
     select,
     table,
+    text,
     update,
 )
 from sqlalchemy.dialects import postgresql
@@ -35,6 +36,7 @@ from seekpoint.tables import (
     admin_action,
     consumer_group,
     dead_letter,
+    group_topic,
     lost_range,
     partition_offset,
     reload_run,
@@ -103,6 +105,42 @@ INSERT_ROWS = insert(partition_offset).from_select(
         literal(0),
     ).order_by(_new.c.topic, _new.c.partition),
 )
+
+# -- the tables that records of a topic are written to ---------------------------------------------------------
+
+_topic_row = group_topic.c
+TABLES_OF_TOPICS = select(_topic_row.topic, _topic_row.version, _topic_row.tables, _topic_row.replaced).where(
+    _topic_row.consumer_group == GROUP, _topic_row.topic == func.any(array("declared_topic", Text))
+)
+_stored = postgresql.insert(group_topic).values(
+    consumer_group=GROUP,
+    topic=bindparam("its_topic", type_=Text),
+    version=bindparam("its_version", type_=Integer),
+    tables=array("its_tables", Text),
+)
+STORE_TABLES = _stored.on_conflict_do_update(
+    index_elements=[_topic_row.consumer_group, _topic_row.topic],
+    set_={
+        "version": _stored.excluded.version,
+        "tables": _stored.excluded.tables,
+        "replaced": _topic_row.replaced + bindparam("replacements", type_=Integer),
+        "changed_at": func.clock_timestamp(),
+    },
+)
+# By the catalog: `orders` and `public.orders` are one table. Needs no right on the schemas. A name with a dot that is
+# not one table's own name has its schema already; a table that is not there is expected where CREATE TABLE puts it.
+QUALIFIED = text(
+    """
+SELECT named.name, coalesce(
+    (SELECT n.nspname || '.' || c.relname FROM pg_catalog.pg_class c
+     JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+     WHERE c.relname = named.name AND c.relkind IN ('r', 'p', 'v', 'm', 'f') AND c.relpersistence <> 't'
+           AND pg_catalog.pg_table_is_visible(c.oid)),
+    CASE WHEN strpos(named.name, '.') = 0 THEN current_schema() || '.' || named.name END,
+    named.name) AS qualified
+FROM unnest(CAST(:declared_name AS text[])) AS named(name)
+"""
+).columns(name=Text, qualified=Text)
 
 # -- sessions that were left behind ---------------------------------------------------------------------------
 

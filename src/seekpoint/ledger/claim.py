@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -14,6 +14,7 @@ from sqlalchemy.exc import OperationalError
 from seekpoint.errors import ClusterChanged, GroupPaused, HandlerOutdated, PartitionStopped, StandsBy, TopicRecreated
 from seekpoint.ledger import administration
 from seekpoint.ledger import statements as sql
+from seekpoint.ledger.declaration import Comparison, Declaration, compare, require, store
 from seekpoint.ledger.move import record_action
 from seekpoint.ledger.scope import Scope
 from seekpoint.records import Partition
@@ -72,13 +73,17 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class Claimant:
-    """Who claims: the group, the process, the handler's version, the cluster and the tables it writes."""
+    """Who claims: the group, the process, the handler's version, the cluster, and which tables it writes."""
 
     group: str
     owner: UUID
     version: int
     cluster_id: str
-    tables: tuple[str, ...] = ()
+    declaration: Declaration = field(default_factory=Declaration)
+
+    def compare(self, tx: Scope, topics: Collection[str]) -> list[Comparison]:
+        """The tables of these topics, declared and stored."""
+        return compare(tx, self.declaration, self.version, topics)
 
 
 StartOffsets = Callable[[str], Mapping[Partition, int]]
@@ -93,6 +98,7 @@ def prepare(tx: Scope, claimant: Claimant, topic_ids: Mapping[str, UUID], start:
 
     Raises StandsBy where a reload to the claimant's version is open, instead of raising the version. Whoever puts a
     run on record holds the group's row as well: either it is seen here, or it sees the version that was raised.
+    Raises DeclarationDiffers where the group writes a topic's records to other tables at the same version.
     """
     tx.execute(administration.INSERT_GROUP, version=claimant.version)
     group = tx.execute(administration.LOCK_GROUP).one()
@@ -104,7 +110,8 @@ def prepare(tx: Scope, claimant: Claimant, topic_ids: Mapping[str, UUID], start:
         reason = f"handler version {group.version} -> {claimant.version}"
         record_action(tx, "version", actor=f"worker {claimant.owner}", reason=reason)
         tx.execute(administration.REDRAW)  # I5: workers of the older version are refused at their next hold
-    tables = sorted({*group.tables, *claimant.tables})
+    _declare(tx, claimant, topic_ids)
+    tables = sorted({*group.tables, *claimant.declaration.tables})
     tx.execute(administration.UPDATE_GROUP, to_version=claimant.version, cluster=claimant.cluster_id, tables=tables)
     new = unknown_topics(tx, topic_ids)
     rows = sorted((p, topic_ids[topic], offset) for topic in new for p, offset in start(topic).items())
@@ -119,12 +126,23 @@ def prepare(tx: Scope, claimant: Claimant, topic_ids: Mapping[str, UUID], start:
         )
 
 
+def _declare(tx: Scope, claimant: Claimant, topics: Collection[str]) -> None:
+    replaced = store(tx, claimant.declaration, claimant.version, claimant.compare(tx, topics))
+    for each in replaced:
+        reason = f"records of topic {each.topic!r}: {', '.join(each.stored or ())} -> {', '.join(each.declared)}"
+        record_action(tx, "declaration", actor=f"worker {claimant.owner}", reason=reason)
+    if replaced:
+        tx.execute(administration.REDRAW)  # I5: processes of the other declaration are refused at their next hold
+
+
 def needs_preparing(tx: Scope, claimant: Claimant, topic_ids: Mapping[str, UUID]) -> bool:
-    """Whether the group's row or a topic's rows are missing, or the group's row is behind this process."""
+    """Whether the group's row, a topic's rows or its tables are missing, or the group's row is behind this process."""
     group = tx.execute(sql.READ_GROUP).one_or_none()
     if group is None or group.cluster_id is None or group.version < claimant.version:
         return True
-    return not set(claimant.tables) <= set(group.tables) or bool(unknown_topics(tx, topic_ids))
+    if not set(claimant.declaration.tables) <= set(group.tables) or unknown_topics(tx, topic_ids):
+        return True
+    return any(each.is_new or each.differs for each in claimant.compare(tx, topic_ids))
 
 
 def awaited(tx: Scope) -> list[StandsBy]:
@@ -171,6 +189,8 @@ def claim(
     """
     group = tx.execute(sql.SHARE_GROUP).one()
     admit(group, claimant)
+    compared = claimant.compare(tx, {p.topic for p in wanted})
+    require(tx.group, claimant.declaration, claimant.version, compared)
     ordered = sorted(wanted)
     rows = tx.execute(
         sql.CLAIM,

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import getpass
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from uuid import UUID, uuid4
 
 from sqlalchemy import URL, Connection, Engine, create_engine, make_url
 from sqlalchemy.exc import ArgumentError, OperationalError
 
-from seekpoint.errors import ConfigError, PartitionStopped, StandsBy
+from seekpoint.errors import ConfigError, DeclarationDiffers, PartitionStopped, StandsBy
 from seekpoint.ledger import administration
 from seekpoint.ledger import advance as _advance
 from seekpoint.ledger import claim as _claim
@@ -23,6 +24,7 @@ from seekpoint.ledger import statements as sql
 from seekpoint.ledger import wait as _wait
 from seekpoint.ledger.advance import Expected, Move, Settings
 from seekpoint.ledger.claim import Attempt, Claim, Claimant, Claimed, StartOffsets
+from seekpoint.ledger.declaration import Declaration, compare, require
 from seekpoint.ledger.read import Position
 from seekpoint.ledger.scope import Scope
 from seekpoint.ledger.wait import Passed, Wanted
@@ -35,9 +37,11 @@ class Ledger:
     """Where a group's partitions stand, kept in the database that holds its results.
 
     ``engine`` is a SQLAlchemy ``Engine`` or URL on ``postgresql+psycopg``; ``version`` the handler's version:
-    a claim by an older one is refused. ``tables`` are the tables the group writes, kept for the question
-    "which groups write this table". Making one does no I/O. Safe to share between threads; every method
-    that takes a ``tx`` runs in the caller's transaction, the others in one of their own.
+    a claim by an older one is refused. ``tables`` are the tables that records are written to, of every topic or as
+    ``{topic: tables}``: a claim that writes a topic's records to others than the group does is refused
+    (DeclarationDiffers), unless it is of a higher version or ``accept_declaration`` is True. Making one does no I/O.
+    Safe to share between threads; every method that takes a ``tx`` runs in the caller's transaction, the others in
+    one of their own.
     """
 
     def __init__(
@@ -47,14 +51,16 @@ class Ledger:
         *,
         schema: str = DEFAULT_SCHEMA,
         version: int = 1,
-        tables: Sequence[str] = (),
+        tables: Sequence[str] | Mapping[str, Sequence[str]] = (),
+        accept_declaration: bool = False,
         limits: Limits | None = None,
         synchronous_commit: bool = True,
     ) -> None:
         if not group:
             raise ConfigError("a group needs a name")
         self.engine = postgres_engine(engine)
-        self.group, self.schema, self.version, self.tables = group, schema, version, tuple(tables)
+        self.group, self.schema, self.version = group, schema, version
+        self._declaration = Declaration.of(tables, accepts=accept_declaration)
         self.limits = limits or Limits()
         self._synchronous_commit = synchronous_commit
         # What a handler sets for its own statements on the connection is not meant for ours.
@@ -64,6 +70,7 @@ class Ledger:
     def draw_owner(self) -> None:
         """Become another owner, for display and for telling a move from a stranger's claim; after a fork, say."""
         self.owner = uuid4()
+        self._declaration = replace(self._declaration, seen={})
         self._settings = Settings(
             application_name=f"{sql.APPLICATION}{self.owner.hex[:8]} {self.group}"[:63],
             synchronous_commit=self._synchronous_commit,
@@ -125,11 +132,11 @@ class Ledger:
         stalled holder costs one partition, and ends transactions older than ``Limits.transaction_age``. Without
         ``patient`` it begins one by one, and hardly waits: for partitions that were stalled a moment ago.
 
-        Raises ClusterChanged, HandlerOutdated, GroupPaused, StandsBy for the whole claim; a partition of a
-        recreated topic is in ``refused``.
+        Raises ClusterChanged, HandlerOutdated, GroupPaused, StandsBy, DeclarationDiffers for the whole claim; a
+        partition of a recreated topic is in ``refused``.
         """
         wanted = sorted(wanted)
-        claimant = Claimant(self.group, self.owner, self.version, cluster_id, self.tables)
+        claimant = Claimant(self.group, self.owner, self.version, cluster_id, self._declaration)
         asked = {p.topic: topic_ids[p.topic] for p in wanted}
         self._prepare(claimant, asked, start)
         granted, stalled = self._claim(claimant, wanted, asked, patient)
@@ -158,6 +165,25 @@ class Ledger:
             if group is None or group.version >= self.version:
                 return None
             return next((run for run in _claim.awaited(tx) if run.version == self.version), None)
+
+    def differs(self, topics: Collection[str]) -> DeclarationDiffers | None:
+        """The tables of these topics that differ from the group's, as the error that :meth:`claim` would raise.
+
+        None where a claim would not be refused for them. To ask before joining Kafka's group, and while waiting outside
+        of it. Raises HandlerOutdated where a worker that accepts its declaration has replaced this one's.
+        """
+        if not any(map(self._declaration.of_topic, topics)):
+            return None
+        with self._glimpse() as tx:
+            group = tx.execute(sql.READ_GROUP).one_or_none()
+            compared = compare(tx, self._declaration, self.version, topics)
+            if group is None or group.version != self.version:
+                return None
+        try:
+            require(self.group, self._declaration, self.version, compared)
+        except DeclarationDiffers as error:
+            return None if self._declaration.accepts else error
+        return None
 
     def awaited(self) -> list[StandsBy]:
         """The open reloads that workers of newer versions stand by for."""
@@ -363,6 +389,12 @@ def postgres_engine(engine: Engine | URL | str) -> Engine:
     if engine.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
         raise ConfigError("the engine is set to AUTOCOMMIT: rows and offsets could not be one transaction")
     return engine
+
+
+def schema_translation(engine: Engine | URL | str) -> Mapping[str | None, str | None]:
+    """The schemas that statements on this engine's connections are translated to."""
+    options = engine.get_execution_options() if isinstance(engine, Engine) else {}
+    return options.get("schema_translate_map") or {}
 
 
 def shown(url: URL) -> str:

@@ -19,6 +19,7 @@ from seekpoint.events import Announcer, Observer
 from seekpoint.intake import OpenBatch
 from seekpoint.kafka.identity import Answer
 from seekpoint.ledger import Claim, Expected, Ledger
+from seekpoint.ledger.ledger import schema_translation
 from seekpoint.pipeline import Pipeline
 from seekpoint.policy import Limits
 from seekpoint.records import EPOCH, Batch, Partition, RawRecord, Record, Span
@@ -123,7 +124,7 @@ def process(
         pipeline.group,
         schema=schema,
         version=pipeline.version,
-        tables=pipeline.tables,
+        tables=pipeline.tables_by_topic(schema_translation(engine)),
         synchronous_commit=pipeline.synchronous_commit,
     )
     try:

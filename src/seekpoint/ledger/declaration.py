@@ -1,0 +1,141 @@
+"""Which tables the records of a topic are written to, as declared and as stored: one set per group and topic.
+
+Two pipelines under one group name would divide a topic between their tables. A claim compares what its process declares
+with what the group's row of the topic holds, under the group row's lock; see :mod:`seekpoint.ledger.claim`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from seekpoint.errors import ConfigError, DeclarationDiffers, HandlerOutdated
+from seekpoint.ledger import administration as sql
+from seekpoint.ledger.scope import Scope
+
+Tables = tuple[str, ...]
+Given = Sequence[str] | Mapping[str, Sequence[str]]
+"""Tables of the whole group, or those of each topic."""
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """The tables that a process writes records to: ``everywhere`` those of any topic, ``by_topic`` those of one.
+
+    ``accepts`` replaces another set of the same version. ``seen`` is how often a topic's set had been replaced so when
+    this process first asked for it: a later replacement makes the process outdated.
+    """
+
+    everywhere: Tables = ()
+    by_topic: Mapping[str, Tables] = field(default_factory=dict)
+    accepts: bool = False
+    seen: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, given: Given, *, accepts: bool = False) -> Declaration:
+        """As it is given to a ledger. Raises ConfigError for a name alone."""
+        if isinstance(given, str):
+            raise ConfigError(f"tables= takes several: write tables=[{given!r}]")
+        if isinstance(given, Mapping):
+            return cls(by_topic={topic: tuple(names) for topic, names in given.items()}, accepts=accepts)
+        return cls(everywhere=tuple(given), accepts=accepts)
+
+    @property
+    def tables(self) -> Tables:
+        """All of them, as they were given."""
+        return tuple(sorted({*self.everywhere, *(name for names in self.by_topic.values() for name in names)}))
+
+    def of_topic(self, topic: str) -> Tables:
+        """The tables that the topic's records go to; none where they are not known."""
+        return self.by_topic.get(topic, self.everywhere)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One topic's tables. ``stored`` is None where any set matches: none is stored, or an older version's."""
+
+    topic: str
+    declared: Tables
+    stored: Tables | None
+    replaced: int  # how often another set took the place of one, at the same version
+
+    @property
+    def is_new(self) -> bool:
+        return self.stored is None
+
+    @property
+    def differs(self) -> bool:
+        return self.stored is not None and set(self.stored) != set(self.declared)
+
+
+def compare(tx: Scope, declaration: Declaration, version: int, topics: Collection[str]) -> list[Comparison]:
+    """The declared tables of each topic beside the stored ones; nothing for topics whose tables are not known."""
+    named = {topic: names for topic in sorted(topics) if (names := declaration.of_topic(topic))}
+    if not named:
+        return []
+    qualified = _qualified(tx, {name for names in named.values() for name in names})
+    rows = {row.topic: row for row in tx.execute(sql.TABLES_OF_TOPICS, declared_topic=sorted(topics))}
+    compared = []
+    for topic, names in named.items():
+        row = rows.get(topic)
+        known = row is not None and row.tables is not None and row.version >= version
+        declaration.seen.setdefault(topic, 0 if row is None else row.replaced)
+        compared.append(
+            Comparison(
+                topic,
+                tuple(sorted({qualified[name] for name in names})),
+                tuple(row.tables) if known and row is not None else None,
+                0 if row is None else row.replaced,
+            )
+        )
+    return compared
+
+
+def require(group: str, declaration: Declaration, version: int, compared: Iterable[Comparison]) -> None:
+    """Raise for the first topic whose stored tables are others (I2): DeclarationDiffers, or HandlerOutdated."""
+    for each in compared:
+        if each.differs:
+            raise _refusal(group, declaration, version, each)
+
+
+def store(tx: Scope, declaration: Declaration, version: int, compared: Iterable[Comparison]) -> list[Comparison]:
+    """Store what is new, and replace what differs where the process accepts that; under the group row's own lock.
+
+    Returns what was replaced. Raises as :func:`require` does.
+    """
+    replaced = []
+    for each in compared:
+        if each.differs:
+            if not declaration.accepts or each.replaced > declaration.seen[each.topic]:
+                raise _refusal(tx.group, declaration, version, each)
+            replaced.append(each)
+        if each.differs or each.is_new:
+            tx.execute(
+                sql.STORE_TABLES,
+                its_topic=each.topic,
+                its_version=version,
+                its_tables=list(each.declared),
+                replacements=int(each.differs),
+            )
+    return replaced
+
+
+def _refusal(
+    group: str, declaration: Declaration, version: int, each: Comparison
+) -> DeclarationDiffers | HandlerOutdated:
+    stored, declared = each.stored or (), each.declared
+    if each.replaced > declaration.seen[each.topic]:
+        return HandlerOutdated(
+            f"group {group!r} writes records of topic {each.topic!r} to {', '.join(stored)} since a worker that "
+            f"accepts its declaration has started; this process started before, and writes them to "
+            f"{', '.join(declared)}: deploy the newer pipeline"
+        )
+    return DeclarationDiffers(group, version, each.topic, stored=stored, declared=declared)
+
+
+def _qualified(tx: Scope, names: Collection[str]) -> dict[str, str]:
+    """Each name with its Postgres schema, as this session's search_path finds the table.
+
+    A table that is not there yet is expected where this session would create it.
+    """
+    return {row.name: row.qualified for row in tx.execute(sql.QUALIFIED, declared_name=sorted(names))}

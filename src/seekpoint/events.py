@@ -43,6 +43,19 @@ class Started(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PoolerDetected(Event):
+    """The database answers through a connection pooler: the worker prepares no statements and keeps no temporary table.
+
+    Announced once, before ``Started``. ``announced`` is the process that the client was told of when it connected,
+    ``answering`` the one that ran a statement.
+    """
+
+    level = logging.INFO
+    announced: int
+    answering: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StoodBy(Event):
     """A reload to this worker's version is open: it waits outside the group until that run has ended.
 

@@ -43,6 +43,7 @@ from sqlalchemy import (
 from sqlalchemy.schema import CreateSchema, CreateTable, DropTable
 from sqlalchemy.sql import quoted_name
 
+from seekpoint import pooler
 from seekpoint.errors import ConfigError, SchemaMismatch
 from seekpoint.tables import DEFAULT_SCHEMA
 
@@ -226,6 +227,7 @@ def _locked_revision(context: MigrationContext, schema: str) -> str:
             "the schema is changed in one transaction, but this connection is in autocommit mode: "
             'open it with execution_options(isolation_level="READ COMMITTED")'
         )
+    pooler.found(connection)
     key = func.hashtextextended(f"seekpoint schema {schema}", 0)
     connection.execute(select(func.pg_advisory_xact_lock(key)))
     found = current(connection, schema)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from time import monotonic
 from typing import Any
 
-from seekpoint import events, schema
+from seekpoint import events, pooler, schema
 from seekpoint.assignment import Alone, Assignment, Chunk, StandBy
 from seekpoint.commit import Committer
 from seekpoint.errors import CodecAway, ConfigError, DeclarationDiffers, Fenced, KafkaAway, StandsBy
@@ -98,6 +98,8 @@ class Loop:
         """Everything that can be wrong before the first record is said now, in one sentence."""
         with self._ledger.engine.connect() as connection:
             schema.check(connection, self._ledger.schema)
+            if (found := pooler.found(connection)) is not None:
+                self._announce(events.PoolerDetected(announced=found.announced, answering=found.answering))
         identity = Identity(self._config, self._limits.start_wait)
         try:
             identity.cluster_id()

@@ -90,6 +90,17 @@ BREAKAGES = (
         (f"{FENCE}::test_a_zombie_is_refused_at_hold", f"{FENCE}::test_a_zombie_is_refused_at_advance"),
     ),
     Breakage(
+        "statements prepared behind a pooler",
+        (
+            Edit(
+                "pooler.py",
+                "    driver.prepare_threshold = None\n    connection.info[_KEY] = pooler\n",
+                "    connection.info[_KEY] = pooler\n",
+            ),
+        ),
+        ("tests/integration/test_poolers.py::test_upsert[own-unnest]",),
+    ),
+    Breakage(
         "counter instead of token",
         (
             Edit(_STATEMENTS, '        "claim": _claim.excluded.claim,\n', f'        "claim": {_COUNTER},\n'),

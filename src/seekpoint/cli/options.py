@@ -14,6 +14,7 @@ from seekpoint import schema as ledger_schema
 from seekpoint.cli.explain import keep_secret
 from seekpoint.errors import ConfigError
 from seekpoint.ledger.ledger import read_url
+from seekpoint.pooler import watch
 
 DatabaseUrl = Annotated[
     str,
@@ -50,7 +51,7 @@ def database(text: str) -> URL:
 
 def one_off_engine(text: str) -> Engine:
     """An engine that keeps no connection open, for commands that look once and end."""
-    return create_engine(database(text), poolclass=NullPool)
+    return watch(create_engine(database(text), poolclass=NullPool))
 
 
 def checked_engine(text: str, schema: str) -> Engine:

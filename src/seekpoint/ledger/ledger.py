@@ -29,6 +29,7 @@ from seekpoint.ledger.read import Position
 from seekpoint.ledger.scope import Scope
 from seekpoint.ledger.wait import Passed, Wanted
 from seekpoint.policy import Limits
+from seekpoint.pooler import watch
 from seekpoint.records import Partition
 from seekpoint.tables import DEFAULT_SCHEMA, in_schema
 
@@ -388,7 +389,7 @@ def postgres_engine(engine: Engine | URL | str) -> Engine:
         _refuse(engine.url)
     if engine.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
         raise ConfigError("the engine is set to AUTOCOMMIT: rows and offsets could not be one transaction")
-    return engine
+    return watch(engine)
 
 
 def schema_translation(engine: Engine | URL | str) -> Mapping[str | None, str | None]:

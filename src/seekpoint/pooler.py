@@ -1,0 +1,70 @@
+"""Poolers in transaction mode: how one is detected, and that nothing is prepared with one in between.
+
+Such a pooler (PgBouncer, Odyssey, PgCat, Supavisor) gives each transaction a server session that other clients use
+before and after. What a transaction leaves in its session is not there in the next one, and is in the way of others:
+prepared statements above all.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import psycopg
+from psycopg.pq import TransactionStatus
+from psycopg.rows import tuple_row
+from sqlalchemy import Connection, Engine, event
+
+_KEY = "seekpoint_pooler"  # in ``Connection.info``, which lives as long as the driver's connection
+
+
+class Pooler(NamedTuple):
+    """The process that was announced when the client connected, and the one that answered a statement."""
+
+    announced: int
+    answering: int
+
+
+def watch(engine: Engine) -> Engine:
+    """Look at each new connection of the engine once, in one round trip; returns the engine."""
+    if not event.contains(engine, "engine_connect", found):
+        event.listen(engine, "engine_connect", found)
+    return engine
+
+
+def found(connection: Connection) -> Pooler | None:
+    """The pooler in front of the server, None without one. With one, nothing is prepared on this connection.
+
+    Asked once for each connection of the driver; in a session of its own (``pool_mode = session``) a pooler looks
+    the same, and is treated alike.
+    """
+    driver = connection.connection.driver_connection
+    if not isinstance(driver, psycopg.Connection):
+        return None
+    if _KEY in connection.info:
+        known: Pooler | None = connection.info[_KEY]
+        return known
+    try:
+        pooler = Pooler(driver.info.backend_pid, _answering(driver))
+    except psycopg.Error:  # a connection that is lost or broken: its next statement raises it, as SQLAlchemy's error
+        driver.prepare_threshold = None
+        return None
+    if pooler.answering == pooler.announced:
+        connection.info[_KEY] = None
+        return None
+    driver.prepare_threshold = None
+    connection.info[_KEY] = pooler
+    return pooler
+
+
+def _answering(driver: psycopg.Connection[object]) -> int:
+    """The process that answers now; begins no transaction."""
+    idle, autocommit = driver.info.transaction_status == TransactionStatus.IDLE, driver.autocommit
+    if idle:
+        driver.autocommit = True
+    try:
+        row = psycopg.Cursor(driver, row_factory=tuple_row).execute("SELECT pg_backend_pid()", prepare=False).fetchone()
+    finally:
+        if idle and not driver.closed:
+            driver.autocommit = autocommit
+    assert row is not None
+    return int(row[0])

@@ -11,6 +11,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 from sqlalchemy import Connection, CursorResult, Engine
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from seekpoint.ahead import Ahead, begin_with, is_ahead
 from seekpoint.errors import HandlerMisuse
@@ -280,6 +281,8 @@ def sqlstate(error: BaseException) -> str | None:
 
 def passes(error: BaseException) -> bool:
     """Whether a database error may pass: the same may succeed when it is tried again."""
+    if _pool_is_busy(error):
+        return True
     inner = error.orig if isinstance(error, DBAPIError) else error
     if not isinstance(inner, psycopg.Error):
         return False
@@ -311,4 +314,9 @@ def is_data_fault(error: BaseException) -> bool:
 def connection_lost(error: BaseException) -> bool:
     """Whether the server's answer is missing, so that nobody knows what became of a COMMIT."""
     code = sqlstate(error)
-    return passes(error) and (code is None or code[:2] in {"08", "57"})
+    return passes(error) and not _pool_is_busy(error) and (code is None or code[:2] in {"08", "57"})
+
+
+def _pool_is_busy(error: BaseException) -> bool:
+    """Whether the engine's pool had no connection to give ("QueuePool limit"): nothing was sent."""
+    return isinstance(error, PoolTimeout)

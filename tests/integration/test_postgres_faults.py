@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from scene import PROTOCOLS, QUICK, Scene, Way
 from seekpoint import Limits, Partition, Worker, events
@@ -103,6 +104,34 @@ def test_a_connection_cut_at_a_statement_costs_one_more_try(
     run.reached(name, 1_000)
     run.stop()
     assert proxy.counts["at_statement"] == 1
+    scene.book.assert_holds(name, stored)
+
+
+@pytest.mark.parametrize("before", [0, 100], ids=["first batch", "later"])
+def test_a_pool_that_the_host_keeps_busy_is_waited_for(scene: Scene, before: int) -> None:
+    name = scene.topic()
+    stored = scene.produce(name, before)
+    engine = create_engine(scene.dsn, pool_size=3, max_overflow=0, pool_timeout=0.05)
+    run = scene.worker(name, engine=engine, limits=Limits(idle_check=0.05))
+    run.placed()
+    if before:
+        run.reached(name, before)
+    with contextlib.ExitStack() as host:
+        busy = 0
+        while busy < 5:  # a connection that the worker has in hand for a moment is given back
+            try:
+                host.enter_context(engine.connect())
+            except PoolTimeout:
+                busy += 1
+        since = run.seen.mark()
+        stored += scene.produce(name, 100)
+        run.seen.wait_for(events.DatabaseTrouble, lambda e: isinstance(e.error, PoolTimeout), since=since, count=2)
+        assert run.health().live
+        assert run.health().trouble is not None
+    run.reached(name, before + 100)
+    wait_until_ready(run)
+    run.stop()
+    engine.dispose()
     scene.book.assert_holds(name, stored)
 
 

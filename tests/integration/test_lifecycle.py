@@ -11,9 +11,9 @@ import pytest
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import ProgrammingError
 
-from scene import QUICK, Scene
-from seekpoint import Batch, Limits, Pipeline, Text, Worker, events
-from seekpoint.errors import ConfigError, PoisonStop
+from scene import PROTOCOLS, QUICK, Scene
+from seekpoint import Batch, Ledger, Limits, Partition, Pipeline, Text, Worker, events
+from seekpoint.errors import ConfigError, HandlerOutdated, PoisonStop
 from workers import Gate, Recorder
 
 
@@ -192,6 +192,73 @@ def test_run_in_the_main_thread_puts_the_signal_handlers_back(scene: Scene) -> N
     worker = make(scene, scene.pipeline(scene.topic()), observe=[stop])
     worker.run()
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+# -- what is left behind --------------------------------------------------------------------------------------
+
+
+def owners(scene: Scene) -> list[tuple[bool, int]]:
+    """Of each partition: whether it has an owner, and the claims that were not released."""
+    return [(row.owner is not None, row.unreleased_claims) for row in scene.ledger.read()]
+
+
+def raise_version(scene: Scene, name: str, *numbers: int) -> Ledger:
+    """What a worker of version 2 does when it claims these partitions."""
+    newer = Ledger(scene.engine, scene.group, schema=scene.schema, version=2)
+    cluster = str(scene.admin.list_topics(timeout=10).cluster_id)
+    wanted = [Partition(name, number) for number in numbers]
+    newer.claim(wanted, {name: scene.topic_id(name)}, cluster_id=cluster, start=lambda _: {})
+    return newer
+
+
+def test_a_stop_while_paused_is_counted_as_no_crash(scene: Scene) -> None:
+    """I5: a pause draws new tokens and keeps the owner: the owner still says that it leaves."""
+    name = scene.topic(2)
+    stored = scene.produce(name, 10)
+    for _ in range(3):
+        run = scene.worker(name, limits=Limits(idle_check=0.1))
+        run.placed(2)
+        scene.wait_until_caught_up(name, stored)
+        scene.ledger.pause(reason="a test")
+        run.seen.wait_for(events.Paused)
+        run.stop()
+        assert owners(scene) == [(False, 0), (False, 0)]
+        scene.ledger.resume()
+        stored += scene.produce(name, 10)
+    heir = scene.worker(name)
+    scene.wait_until_caught_up(name, stored)
+    heir.stop()
+    assert not heir.seen.all(events.Suspicious)
+    scene.book.assert_holds(name, stored)
+
+
+def test_a_worker_that_ends_as_outdated_is_counted_as_no_crash(scene: Scene) -> None:
+    """I5: so does a new version; what its worker has claimed stays its own."""
+    name = scene.topic(2)
+    run = scene.worker(name, limits=Limits(idle_check=0.1))
+    run.placed(2)
+    newer = raise_version(scene, name, 1)
+    run.seen.wait_for(events.Stopped, lambda e: isinstance(e.error, HandlerOutdated))
+    with pytest.raises(HandlerOutdated):
+        run.stop()
+    assert [row.owner for row in scene.ledger.read()] == [None, newer.owner]
+    assert owners(scene) == [(False, 0), (True, 1)]  # it claimed over an owner that lived
+
+
+def test_an_outdated_worker_without_a_partition_hears_of_the_new_version(scene: Scene) -> None:
+    name, gate = scene.topic(), Gate(events.ChunkRead)
+    busy = scene.worker(name, kafka=PROTOCOLS["848"], observe=[gate])
+    busy.placed()
+    idle = scene.worker(name, kafka=PROTOCOLS["848"], limits=Limits(idle_check=0.1))
+    scene.produce(name, 1)
+    gate.wait()  # it keeps the partition, and has no transaction yet
+    raise_version(scene, name, 0)
+    # Sooner than max.poll.interval.ms, behind which it would be given the partition.
+    idle.seen.wait_for(events.Stopped, lambda e: isinstance(e.error, HandlerOutdated), timeout=5.0)
+    assert not idle.seen.all(events.Placed)
+    with pytest.raises(HandlerOutdated):
+        idle.stop()
+    busy.stop()
 
 
 def test_a_worker_runs_once(scene: Scene) -> None:

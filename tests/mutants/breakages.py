@@ -249,12 +249,31 @@ BREAKAGES = (
         (
             Edit(
                 _STATEMENTS,
-                "        offset.claim == _released.c.claim,  # I2: a stranger's claim is not ours to release\n",
+                "        _is_ours(_released.c.claim),  # I2: a stranger's claim is not ours to release\n",
                 "",
             ),
-            Edit(_STATEMENTS, "        offset.claim == _mine.c.claim,\n", ""),
+            Edit(_STATEMENTS, "        _is_ours(_mine.c.claim),\n", ""),
         ),
         (f"{CLAIM}::test_a_strangers_claim_is_not_released",),
+    ),
+    Breakage(
+        "a worker without a partition never looks at the version",
+        (Edit("assignment/assignment.py", "            self.ledger.check_version()", "            pass"),),
+        ("tests/integration/test_lifecycle.py::test_an_outdated_worker_without_a_partition_hears_of_the_new_version",),
+    ),
+    Breakage(
+        "a release looks for its token alone",
+        (
+            Edit(
+                _STATEMENTS,
+                'return or_(offset.claim == token, offset.owner == bindparam("owner", type_=Uuid))',
+                'return or_(offset.claim == token, bindparam("owner", type_=Uuid).is_(None))',
+            ),
+        ),
+        (
+            f"{CLAIM}::test_a_claim_is_released_whatever_token_a_move_has_drawn_since",
+            "tests/integration/test_lifecycle.py::test_a_stop_while_paused_is_counted_as_no_crash",
+        ),
     ),
     Breakage(
         "a note under a stranger's claim",

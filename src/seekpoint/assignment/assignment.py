@@ -220,6 +220,10 @@ class Assignment:
         """What happened to partitions that we are not writing: moves, pauses, recreated topics (I5), failovers."""
         quiet = [p for p, at in self.placed.items() if now - at.quiet_since >= self.limits.idle_check]
         asked = [*quiet, *self._places.parked]
+        if not (self.placed or self._places.parked or self._places.waiting):
+            self.ledger.check_version()  # nothing is held or claimed, where a newer version would show
+            if (differs := self.ledger.differs(self.topics)) is not None:
+                raise differs
         if not asked:
             return
         answer = self.identity.ask({p.topic for p in asked})
@@ -338,11 +342,12 @@ class Assignment:
         if self._fixed is not None and not moved:
             raise Fenced(f"{partition} was claimed by another worker; without a group the newest claim wins")
         wait = 0.0 if moved else next(self._backoff)
-        self._places.wait(partition, Waiting(monotonic() + wait, known=None if moved else placed.claim))
+        self._places.wait(partition, Waiting(monotonic() + wait, known=placed.claim))  # to be released in any case
 
     def suspend(self) -> None:
         """The database or the brokers are away: read nothing, stay in the group, claim everything again later."""
         self._places.suspend()
+        self._look_at = 0.0
 
     def park(self, partition: Partition, stop: PartitionStopped) -> None:
         """Stop reading one partition until its row is moved or it is assigned anew; the others go on."""

@@ -171,13 +171,18 @@ def admit(group: Row[Any], claimant: Claimant) -> None:
                 "clear consumer_group.cluster_id if the cluster's data were moved with its offsets",
             ),
         )
-    if group.version > claimant.version:
-        raise HandlerOutdated(
-            f"group {claimant.group!r} is at handler version {group.version}, this process runs version "
-            f"{claimant.version}: deploy version {group.version} or newer"
-        )
+    admit_version(group, claimant.version)
     if group.paused:
         raise GroupPaused(claimant.group, group.paused_reason, group.paused_by)
+
+
+def admit_version(group: Row[Any], version: int) -> None:
+    """Raise HandlerOutdated where the group's row has a newer version."""
+    if group.version > version:
+        raise HandlerOutdated(
+            f"group {group.name!r} is at handler version {group.version}, this process runs version {version}: deploy "
+            f"version {group.version} or newer"
+        )
 
 
 def claim(

@@ -186,6 +186,12 @@ class Ledger:
             return None if self._declaration.accepts else error
         return None
 
+    def check_version(self) -> None:
+        """Raise HandlerOutdated where the group is at a newer version than this; for one that has no partition."""
+        with self._glimpse() as tx:
+            if (group := tx.execute(sql.READ_GROUP).one_or_none()) is not None:
+                _claim.admit_version(group, self.version)
+
     def awaited(self) -> list[StandsBy]:
         """The open reloads that workers of newer versions stand by for."""
         with self._glimpse() as tx:
@@ -198,11 +204,16 @@ class Ledger:
             return None if row is None else (row.state, row.error)
 
     def release(self, claims: Iterable[Claim]) -> None:
-        """Give claims back, so that the next owner's claim counts no crash; a stranger's claim is left alone."""
+        """Give claims back, so that the next owner's claim counts no crash.
+
+        Also where a move, a pause or a newer version has drawn another token since: the owner is still this one.
+        What another process has claimed since is left alone.
+        """
         ordered = sorted(claims, key=lambda c: c.partition)
         with self.begin() as tx:
             tx.execute(
                 sql.RELEASE,
+                owner=self.owner,
                 released_topic=[c.partition.topic for c in ordered],
                 released_partition=[c.partition.number for c in ordered],
                 released_claim=[c.token for c in ordered],

@@ -363,6 +363,13 @@ GLANCE = select(_glanced).select_from(_asked.join(_glanced, literal(True)))
 # The same under the row's lock: waits for a transaction in flight, so the answer is the settled one.
 LOOK = select(_awaited).select_from(_asked.join(_awaited, literal(True)))
 
+
+# Ours by its token; or by its owner, where a move drew another token and kept the owner (I5). An owner is drawn for
+# one process: whatever another one has claimed since matches neither (I2).
+def _is_ours(token: ColumnElement[Any]) -> ColumnElement[bool]:
+    return or_(offset.claim == token, offset.owner == bindparam("owner", type_=Uuid))
+
+
 _released = unnest("released", topic=Text, partition=Integer, claim=Uuid)
 _let_go = (
     select(literal_column("1").label("one"))
@@ -370,7 +377,7 @@ _let_go = (
         offset.consumer_group == GROUP,
         offset.topic == _released.c.topic,
         offset.partition == _released.c.partition,
-        offset.claim == _released.c.claim,  # I2: a stranger's claim is not ours to release
+        _is_ours(_released.c.claim),  # I2: a stranger's claim is not ours to release
     )
     .with_for_update(key_share=True)
     .lateral("mine")
@@ -383,7 +390,7 @@ RELEASE = (
         offset.consumer_group == _mine.c.consumer_group,
         offset.topic == _mine.c.topic,
         offset.partition == _mine.c.partition,
-        offset.claim == _mine.c.claim,
+        _is_ours(_mine.c.claim),
     )
     .values(
         owner=null(),

@@ -145,6 +145,21 @@ def test_a_strangers_claim_is_not_released(desk: Desks) -> None:
     worker.exactly({0: 2, 1: 0})
 
 
+def test_a_claim_is_released_whatever_token_a_move_has_drawn_since(desk: Desks) -> None:
+    """I5: a move keeps the owner, who leaves without a crash; what another process has claimed since is its own."""
+    worker, successor = desk(), desk()
+    worker.claim(0, 1, 2)
+    worker.ledger.pause(reason="a test")
+    worker.ledger.resume()
+    successor.claim(1)
+    before = successor.row(1)
+    worker.ledger.release(worker.claims.values())
+    assert [worker.row(n).owner for n in (0, 2)] == [None, None]
+    assert successor.row(1) == before
+    successor.claim(0, 2)
+    assert [successor.row(n).unreleased_claims for n in (0, 1, 2)] == [0, 1, 0]
+
+
 def test_claims_over_owners_that_did_not_release_are_counted(desk: Desks) -> None:
     """I4: a record that kills its worker shows as claims without release; progress in a batch begins anew."""
     one, two, three = desk(), desk(), desk()

@@ -18,9 +18,10 @@ from sqlalchemy.exc import DBAPIError
 
 from seekpoint.errors import CodecAway, ConfigError, HandlerMisuse, Poison
 from seekpoint.failure import Cause, one_line
-from seekpoint.guard import LentConnection, is_data_fault, is_database_error, passes
+from seekpoint.guard import LentConnection, fault_of, is_database_error
 from seekpoint.intake import OpenBatch
 from seekpoint.pipeline import Handler, Pipeline, Row, RowRefused, Sink
+from seekpoint.policy import Fault
 from seekpoint.records import AnyRecord, Batch, RawRecord, Span
 from seekpoint.verdict import fail
 
@@ -41,20 +42,30 @@ class Failed(Exception):  # noqa: N818 -- control: the batch is run again, by pa
     """Some record of what was written failed; nothing of it remains.
 
     ``named`` are those that failed, where they are known; else empty: it is one of them all. ``late``: an answer
-    of the database came later than it was due, so that nobody knows what failed before it is run again.
+    of the database came later than it was due, so that nobody knows what failed before it is run again. ``fault`` is
+    what the error says: other than DATA, it may be no record's fault at all. ``sink`` is the number of the sink whose
+    rows were refused; None where it was the handler, or is not known.
     """
 
     def __init__(
-        self, error: BaseException, cause: Cause, named: Sequence[RawRecord] = (), *, late: bool = False
+        self,
+        error: BaseException,
+        cause: Cause,
+        named: Sequence[RawRecord] = (),
+        *,
+        late: bool = False,
+        fault: Fault = Fault.DATA,
+        sink: int | None = None,
     ) -> None:
         super().__init__(one_line(error))
         self.error, self.cause, self.named, self.late = error, cause, tuple(named), late
+        self.fault, self.sink = fault, sink
 
 
 def apply(tx: LentConnection, pipeline: Pipeline, batch: OpenBatch) -> int:
     """Write the batch; returns how many records were applied.
 
-    Raises Failed where a record is at fault; misuse, and database errors that are no record's fault, as they are.
+    Raises Failed where a record may be at fault; misuse, and a lost connection, as they are.
     """
     if pipeline.handle is None and len(pipeline.sinks) == 1:
         return _stream(tx, pipeline, pipeline.sinks[0], batch)
@@ -79,7 +90,7 @@ def write(tx: LentConnection, pipeline: Pipeline, made: Sequence[Made], spans: S
     """Sinks in their declared order, then the handler. Raises Failed where a record is at fault."""
     for n, sink in enumerate(pipeline.sinks):
         written = (one.raw for one in made for _ in one.rows[n])
-        with _blaming(sink, written), sink.open(tx) as writer:
+        with _blaming(sink, n, written), sink.open(tx) as writer:
             writer.write([row for one in made for row in one.rows[n]])
     if pipeline.handle is not None and made:  # of no records, an executemany would insert a row of defaults
         _handle(tx, pipeline.handle, made, spans)
@@ -87,7 +98,7 @@ def write(tx: LentConnection, pipeline: Pipeline, made: Sequence[Made], spans: S
 
 def _stream(tx: LentConnection, pipeline: Pipeline, sink: Sink, batch: OpenBatch) -> int:
     applied = 0
-    with _blaming(sink, _written(pipeline, batch)), sink.open(tx) as writer:
+    with _blaming(sink, 0, _written(pipeline, batch)), sink.open(tx) as writer:
         for raw in batch.chunks():
             rows = None if batch.unreadable else rows_at_once(pipeline, raw)
             if rows is not None:
@@ -108,16 +119,16 @@ def _written(pipeline: Pipeline, batch: OpenBatch) -> Iterator[RawRecord]:
 
 
 @contextmanager
-def _blaming(sink: Sink, written: Iterable[RawRecord]) -> Iterator[None]:
-    """Turn what is a record's fault into Failed; ``written`` names a record for each row, in order."""
+def _blaming(sink: Sink, number: int, written: Iterable[RawRecord]) -> Iterator[None]:
+    """Turn what may be a record's fault into Failed; ``written`` names a record for each row, in order."""
     try:
         yield
     except RowRefused as refused:
-        raise _refused(sink, written, refused) from refused
+        raise _refused(sink, number, written, refused) from refused
     except Exception as error:
-        if is_data_fault(error):
-            raise Failed(_of(sink, error), Cause.DATABASE) from error
-        raise
+        if (fault := fault_of(error)) is None:
+            raise
+        raise Failed(_of(sink, error), Cause.DATABASE, fault=fault, sink=number) from error
 
 
 def rows_at_once(pipeline: Pipeline, raw: Sequence[RawRecord]) -> list[Row] | None:
@@ -167,13 +178,13 @@ def _make_each(pipeline: Pipeline, raw: Sequence[RawRecord], batch: OpenBatch) -
     return made
 
 
-def _refused(sink: Sink, written: Iterable[RawRecord], refused: RowRefused) -> Exception:
+def _refused(sink: Sink, number: int, written: Iterable[RawRecord], refused: RowRefused) -> Exception:
     """Names the record that the refused row came from; ``written`` names a record for each row, in order."""
     if refused.line is None:
-        return Failed(_of(sink, refused.cause), Cause.DATABASE)
+        return Failed(_of(sink, refused.cause), Cause.DATABASE, sink=number)
     for line, raw in enumerate(written, 1):
         if line == refused.line:
-            return Failed(_of(sink, refused.cause), Cause.DATABASE, [raw])
+            return Failed(_of(sink, refused.cause), Cause.DATABASE, [raw], sink=number)
     return ConfigError(f"{sink!r}: row= made other rows when it was asked again; it must depend on its record alone")
 
 
@@ -196,9 +207,11 @@ def _handle(tx: LentConnection, handle: Handler, made: Sequence[Made], spans: Se
             raise believed(tx.late, error) from error
         if isinstance(error, Poison):
             raise Failed(error, Cause.POISON, _named(error, made)) from error
-        if is_database_error(error) and not is_data_fault(error):
+        if not is_database_error(error):
+            raise Failed(error, Cause.HANDLER) from error
+        if (fault := fault_of(error)) is None:
             raise
-        raise Failed(error, Cause.DATABASE if is_database_error(error) else Cause.HANDLER) from error
+        raise Failed(error, Cause.DATABASE, fault=fault) from error
     if inspect.iscoroutine(returned) or inspect.isgenerator(returned):
         returned.close()
         raise HandlerMisuse(
@@ -211,9 +224,9 @@ def believed(late: BaseException, error: BaseException) -> BaseException:
 
     A handler met the failure at another line, and may have taken it for that line's: whatever it raised is no verdict.
     """
-    if passes(late):
+    if (fault := fault_of(late)) is None:
         return late
-    return Failed(error, Cause.DATABASE if is_database_error(error) else Cause.HANDLER, late=True)
+    return Failed(error, Cause.DATABASE if is_database_error(error) else Cause.HANDLER, late=True, fault=fault)
 
 
 def _named(poison: Poison, made: Sequence[Made]) -> list[RawRecord]:

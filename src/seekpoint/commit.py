@@ -15,24 +15,24 @@ from seekpoint.apply import Failed, apply, believed
 from seekpoint.deadletters import DeadLetters
 from seekpoint.errors import Fenced, HandlerMisuse, KafkaAway, PartitionStopped, PoisonStop, RetryLater
 from seekpoint.events import Announcer
-from seekpoint.guard import LentConnection, Session, connection_lost, is_data_fault, passes, sqlstate
+from seekpoint.failure import Cause
+from seekpoint.guard import LentConnection, Session, connection_lost, fault_of, passes, sqlstate
 from seekpoint.intake import OpenBatch
-from seekpoint.isolate import Isolation
+from seekpoint.isolate import Isolation, too_long
 from seekpoint.kafka.identity import Answer
 from seekpoint.ledger import Attempt, Claim, Expected, Ledger
+from seekpoint.ledger.claim import TRANSIENT
 from seekpoint.pipeline import Pipeline, TellingSink
+from seekpoint.policy import Fault
 from seekpoint.quarantine import Quarantine
 from seekpoint.records import Partition, RawRecord
 from seekpoint.verdict import fail
 
 TRIES = 3  # of one batch, at once; then it is given back, and the loop waits
-QUERY_CANCELED = "57014"  # statement_timeout, mostly
-TOO_LONG = {  # and cannot be made shorter here
-    QUERY_CANCELED: "one record alone takes longer than a statement may: raise statement_timeout for this worker's "
-    "role or URL, or look for what its statement waits for",
-    "25P04": "the transaction took longer than it may: lower Limits(batch_records=...), or raise "
-    "Limits(transaction_age=...)",
-}
+TRANSACTION_TIMEOUT = "25P04"
+TOO_LONG = (
+    "the transaction took longer than it may: lower Limits(batch_records=...), or raise Limits(transaction_age=...)"
+)
 STALE_PLAN = "0A000"  # "cached plan must not change result type"
 
 
@@ -70,7 +70,7 @@ class Committer:
         self._dead_letters = DeadLetters(ledger)
         self._isolation = Isolation()
         self._quarantine = Quarantine(pipeline.dead_letter_limits)
-        self._shortened = False  # by the attempt that just failed
+        self._at_commit = False  # the attempt that just failed had come to its COMMIT
         self._telling = [sink for sink in pipeline.sinks if isinstance(sink, TellingSink)]
 
     def close(self) -> None:
@@ -106,6 +106,8 @@ class Committer:
                 dropped = self._holder.resolve(batch.starts)
                 batch.drop(dropped)
                 return bool(dropped) or attempt < TRIES  # refused again and again where the ledger sees no reason
+            case Failed() if error.fault is not Fault.DATA:
+                self._divide(error, batch, attempt)
             case Failed():
                 self._announce(events.Isolating(error=error.error))
                 for raw in error.named:
@@ -117,32 +119,40 @@ class Committer:
             case KafkaAway() if attempt < TRIES:
                 self._announce(events.KafkaTrouble(error=str(error)))
                 batch.ask_again()
-            case _ if is_data_fault(error) and not batch.deferred:  # what a constraint had put off until COMMIT
-                self._announce(events.Isolating(error=error))
-                batch.isolating = batch.deferred = True
+            case _ if self._at_commit and not batch.deferred and not connection_lost(error) and fault_of(error):
+                if passes(error) and attempt < TRIES:
+                    self._announce(events.DatabaseTrouble(error=error))
+                else:  # what a constraint had put off until COMMIT
+                    self._announce(events.Isolating(error=error))
+                    batch.isolating = batch.deferred = True
             case _:
                 return self._may_pass(error, batch, attempt)
         return True
 
+    def _divide(self, failed: Failed, batch: OpenBatch, attempt: int) -> None:
+        """The error may pass, or be the program's: whether it is one record's, the parts of the batch show.
+
+        Those that may pass are tried as a whole first. A statement that took too long would take as long again.
+        """
+        error = failed.error if isinstance(failed.error, Exception) else failed
+        is_tried_whole = failed.fault is Fault.TRANSIENT and not too_long(failed)
+        if is_tried_whole or sqlstate(failed.error) == STALE_PLAN:
+            batch.isolating = batch.isolating or attempt >= TRIES
+            self._announce(events.DatabaseTrouble(error=error))
+            return
+        batch.isolating = True
+        trouble = events.DatabaseTrouble if too_long(failed) else events.Isolating
+        self._announce(trouble(error=error))
+
     def _may_pass(self, error: Exception, batch: OpenBatch, attempt: int) -> bool:
         """Whether the same transaction may succeed when it is run again at once."""
         # A plan is stale where a table has changed; a fresh connection makes it anew.
-        is_worth_it = (attempt < TRIES and (passes(error) or sqlstate(error) == STALE_PLAN)) or self._shortened
+        is_worth_it = attempt < TRIES and (passes(error) or sqlstate(error) == STALE_PLAN)
         if is_worth_it:
-            batch.isolating, self._shortened = batch.isolating or self._shortened, False
             self._announce(events.DatabaseTrouble(error=error))
             if connection_lost(error):  # perhaps in doubt: the look waits for its end, and no longer than it may
                 batch.drop(self._holder.resolve(batch.starts))
         return is_worth_it
-
-    def _shorten(self, error: BaseException, batch: OpenBatch) -> bool:
-        """What takes longer than a statement may is written in smaller parts, from now on; whether it can be."""
-        code = sqlstate(error)
-        if code == QUERY_CANCELED and self._isolation.shorten(sum(map(len, batch.kept()))):
-            return True
-        if code in TOO_LONG:
-            error.add_note(TOO_LONG[code])
-        return False
 
     def _attempt(self, batch: OpenBatch, attempt: int) -> None:
         began = monotonic()
@@ -155,14 +165,12 @@ class Committer:
                 self._announce(events.Held(partitions=len(expected)))
                 if self._pipeline.hold_key:
                     batch.hold_keys(self._dead_letters.open_keys(tx, [e.claim.partition for e in expected]))
-                run = self._isolation.apply if batch.isolating else apply
                 if self._pipeline.handle is not None or len(self._pipeline.sinks) == 1:
                     tx.may_leave(rows=self._pipeline.handle is None)
-                try:
-                    records = run(tx, self._pipeline, batch)
-                except Exception as error:
-                    self._shortened = self._shorten(error, batch)
-                    raise
+                if batch.isolating:
+                    records = self._isolation.apply(tx, self._pipeline, batch, patient=attempt <= TRIES)
+                else:
+                    records = apply(tx, self._pipeline, batch)
                 applied = True
                 self._announce(events.Applied(records=records))
                 tally = self._quarantine.weigh(batch, records)
@@ -176,10 +184,12 @@ class Committer:
                 self._announce(events.Advanced(spans=spans))
                 committing = True
         except Exception as error:
+            self._at_commit = committing
+            if sqlstate(error) == TRANSACTION_TIMEOUT:
+                error.add_note(TOO_LONG)
             if committing and connection_lost(error):
                 self._announce(events.CommitUnknown(error=error))
             if (late := self._session.late) is not None and applied and not committing:
-                self._shortened = self._shorten(late, batch)
                 raise believed(late, late) from error
             raise
         self._holder.accept(moved)
@@ -205,9 +215,10 @@ class Committer:
                 continue
             wait = stop.wait if isinstance(stop, RetryLater) else None
             failure, pipeline = stop.failure, self._pipeline
-            attempt = Attempt(
-                stop.offset, failure.attempts, failure.told, wait, pipeline.retry.attempts, pipeline.on_poison.value
-            )
+            if failure.cause is Cause.PROGRAM:
+                continue  # not an attempt: at the next start it comes together with the records after it
+            then = TRANSIENT if failure.cause is Cause.TRANSIENT else pipeline.on_poison.value
+            attempt = Attempt(stop.offset, failure.attempts, failure.told, wait, pipeline.retry.attempts, then)
             notes.append((batch.reads[partition].claim, attempt))
         if notes:
             self._ledger.note(tx, notes)
@@ -237,7 +248,7 @@ class Committer:
                     attempts=self._pipeline.retry.attempts,
                     wait=stop.wait,
                     failure=stop.failure,
-                    then=self._pipeline.on_poison.value,
+                    then="stop" if stop.failure.cause is Cause.TRANSIENT else self._pipeline.on_poison.value,
                 )
             )
             self._holder.hold_back(stop, batch.rest(partition, stop.offset), batch.position(partition))

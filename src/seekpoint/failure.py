@@ -24,6 +24,10 @@ class Cause(StrEnum):
     DATABASE = "database"  # the database refused what was made of it
     KILLED = "killed"  # the process that tried it never came back
     HELD = "held"  # nothing: an earlier record of its key is a dead letter
+    TRANSIENT = "transient"  # the database refused it alone with a transient error; never of a dead letter
+    PROGRAM = (
+        "program"  # the database reports a mistake of the program, perhaps not the record's; never of a dead letter
+    )
 
 
 class State(StrEnum):

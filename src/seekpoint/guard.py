@@ -311,6 +311,22 @@ def is_data_fault(error: BaseException) -> bool:
     return fault(code) is Fault.DATA
 
 
+def fault_of(error: BaseException) -> Fault | None:
+    """What an error says of the statement that raised it; None if it says nothing of it.
+
+    That is, where it is no error of the database, or one after which its session has ended.
+    """
+    if not is_database_error(error):
+        return None
+    if is_data_fault(error):
+        return Fault.DATA
+    if not passes(error):
+        return Fault.PROGRAM  # also without an SQLSTATE: the driver refused the statement
+    code = sqlstate(error)
+    has_ended = code is None or code[:2] == "08" or code[:3] == "57P" or code in {"25P03", "25P04"}
+    return None if has_ended else Fault.TRANSIENT
+
+
 def connection_lost(error: BaseException) -> bool:
     """Whether the server's answer is missing, so that nobody knows what became of a COMMIT."""
     code = sqlstate(error)

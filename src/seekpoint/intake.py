@@ -57,6 +57,7 @@ class OpenBatch:
         self.tries = tries or {}
         self.isolating = False  # some record failed: run the parts one by one, and find it
         self.deferred = False  # a constraint refused the rows at COMMIT: ask it after every part
+        self.is_transient = False  # its only record has failed before, alone, with a transient error
         self._asides: dict[Place, Aside] = {}
         self._keys: dict[tuple[Partition, bytes], int] | None = None  # with hold_key: where each dead key begins
         self.reads: dict[Partition, Read] = {}

@@ -108,8 +108,9 @@ class Retry:
     drawn at random, so that what failed together does not come back together. Meanwhile its partition waits in
     front of it, with no transaction open; the other partitions go on. ``on`` names the exceptions that are
     worth another try; others are poison at once, as data errors (a codec's, ``Poison``, a value or constraint
-    that the database refuses) always are. Errors of the database that may pass (a deadlock, a lost connection) are
-    apart from this: the whole transaction is tried again, without limit, while the claim holds.
+    that the database refuses) always are. Transient errors of the database (a deadlock, a lost connection) are apart
+    from this: the whole transaction is tried again, without limit, while the claim holds. Only where one record alone
+    raises one while others are applied, that is an attempt; after the last one its partition stops.
 
     ``crashes``: a worker that takes over from so many owners who died without any progress hands on one record per
     transaction, and a record that was handed on so often without the process coming back is poison.
@@ -214,7 +215,22 @@ _DATA_CODES = frozenset({"21000", "42804", "42846"})
 
 
 def fault(sqlstate: str | None) -> Fault:
-    """Classify a database error; one without an SQLSTATE is a lost connection."""
+    """Classify a database error; one without an SQLSTATE is a lost connection.
+
+    One that Postgres does not define is an application's own, raised by a trigger or a function: data. Within the
+    classes of transient errors it counts as transient: servers newer than the driver's list, and poolers, add to them.
+    """
     if sqlstate is None or sqlstate[:2] in _TRANSIENT_CLASSES or sqlstate in _TRANSIENT_CODES:
         return Fault.TRANSIENT
-    return Fault.DATA if sqlstate[:2] in _DATA_CLASSES or sqlstate in _DATA_CODES else Fault.PROGRAM
+    is_data = sqlstate[:2] in _DATA_CLASSES or sqlstate in _DATA_CODES or not _is_defined(sqlstate)
+    return Fault.DATA if is_data else Fault.PROGRAM
+
+
+def _is_defined(sqlstate: str) -> bool:
+    from psycopg import errors  # noqa: PLC0415 -- declarations are imported without the driver
+
+    try:
+        errors.lookup(sqlstate)
+    except KeyError:
+        return False
+    return True

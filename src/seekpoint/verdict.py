@@ -14,6 +14,9 @@ from seekpoint.pipeline import Pipeline
 from seekpoint.policy import OnPoison, Retry
 from seekpoint.records import Partition, RawRecord
 
+# No record is passed for these, whatever the policy: another one might have to be passed for the same reason.
+NEVER_PASSED = frozenset({Cause.TRANSIENT, Cause.PROGRAM})
+
 _chance = random.Random()  # noqa: S311 -- jitter
 
 
@@ -27,8 +30,9 @@ class Killer(Exception):  # noqa: N818 -- named after what the record did
 def fail(pipeline: Pipeline, batch: OpenBatch, raw: RawRecord, error: BaseException, cause: Cause) -> None:
     """Take the record out of the batch, as the pipeline's policy says.
 
-    An exception of the handler that is worth another try cuts the partition in front of the record; so does
-    poison under ``STOP``. Otherwise the record is set aside, and goes to the dead letters with the batch (I4).
+    An exception of the handler that is worth another try cuts the partition in front of the record, and so does a
+    transient error of the database; so do poison under ``STOP``, and what may not be the record's fault. Otherwise
+    the record is set aside, and goes to the dead letters with the batch (I4).
     """
     partition = Partition(raw.topic, raw.partition)
     tried = batch.tries.get((partition, raw.offset), 0)
@@ -36,12 +40,14 @@ def fail(pipeline: Pipeline, batch: OpenBatch, raw: RawRecord, error: BaseExcept
         failure = Failure.of(error, cause, attempts=tried)
     else:
         failure = Failure.of(error, cause, attempts=tried + 1)
-        if cause is Cause.HANDLER and is_worth_another_try(pipeline.retry, error, failure.attempts):
+        if is_worth_another_try(pipeline.retry, error, failure.attempts, cause):
             later = _later(pipeline.retry, partition, raw.offset, failure)
             later.__cause__ = error
             batch.cut(later)
             return
     match pipeline.on_poison:
+        case _ if cause in NEVER_PASSED:
+            batch.cut(poison_stop(raw, failure))
         case OnPoison.STOP:
             batch.cut(poison_stop(raw, failure))
         case OnPoison.DEAD_LETTER:
@@ -50,9 +56,12 @@ def fail(pipeline: Pipeline, batch: OpenBatch, raw: RawRecord, error: BaseExcept
             batch.set_aside(Aside(raw, failure, State.SKIPPED))
 
 
-def is_worth_another_try(retry: Retry, error: BaseException, attempts: int) -> bool:
+def is_worth_another_try(retry: Retry, error: BaseException, attempts: int, cause: Cause = Cause.HANDLER) -> bool:
     """Whether the schedule has another try for a record that failed with this error, ``attempts`` times by now."""
-    return attempts < retry.attempts and isinstance(error, retry.on) and not isinstance(error, Poison)
+    if attempts >= retry.attempts:
+        return False
+    is_named = isinstance(error, retry.on) and not isinstance(error, Poison)
+    return cause is Cause.TRANSIENT or (cause is Cause.HANDLER and is_named)
 
 
 def _later(retry: Retry, partition: Partition, offset: int, failure: Failure) -> RetryLater:
@@ -69,15 +78,16 @@ def _later(retry: Retry, partition: Partition, offset: int, failure: Failure) ->
 def poison_stop(raw: RawRecord, failure: Failure) -> PoisonStop:
     """The error that stops a partition in front of this record, with what can be decided."""
     call = f"Ledger.move({raw.topic!r}, {raw.partition}, to={raw.offset + 1}"
+    keep_aside = "keep such records aside and go on: Pipeline(on_poison='dead_letter')"
     times = "" if failure.attempts <= 1 else f" (tried {failure.attempts} times)"
     return PoisonStop(
         Partition(raw.topic, raw.partition),
         raw.offset,
         f"{_WHAT[failure.cause]}: {failure.told}{times}",
         choices=(
-            "mend the codec, row= or handler, and start the worker again",
+            _REMEDY.get(failure.cause, "mend the codec, row= or handler, and start the worker again"),
             f"skip it: {call}, lost='poison', reason=...)",
-            "keep such records aside and go on: Pipeline(on_poison='dead_letter')",
+            *(() if failure.cause in NEVER_PASSED else (keep_aside,)),
         ),
         failure=failure,
     )
@@ -91,4 +101,11 @@ _WHAT = {
     Cause.DATABASE: "the database refused it",
     Cause.KILLED: "it kills the process",
     Cause.HELD: "it is held",
+    Cause.TRANSIENT: "the database refused it at each attempt, alone, with an error that may pass",
+    Cause.PROGRAM: "the database reports a mistake of the program, and no other record was there to show whether it "
+    "is this record's",
+}
+_REMEDY = {
+    Cause.TRANSIENT: "remove what the error names (a lock, a limit, a trigger), and start the worker again",
+    Cause.PROGRAM: "correct what the error names, and start the worker again",
 }

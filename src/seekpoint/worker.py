@@ -21,6 +21,7 @@ from seekpoint.kafka.client import KafkaException, raise_if_fatal, unmade
 from seekpoint.kafka.config import consumer_config, make_consumer
 from seekpoint.kafka.identity import Identity
 from seekpoint.ledger import Attempt, Ledger
+from seekpoint.ledger.claim import TRANSIENT
 from seekpoint.pipeline import Pipeline
 from seekpoint.policy import Backoff
 from seekpoint.records import Partition, RawRecord
@@ -253,11 +254,13 @@ class Loop:
         """
         at = alone.partition, alone.record.offset
         batch = OpenBatch(alone.chunk, lambda: None, self._held.identity.ask, self._limits, tries={at: alone.tries})
+        batch.is_transient = alone.is_transient
         if alone.is_convicted:
             fail(self._pipeline, batch, alone.record, Killer(alone.deaths), Cause.KILLED)
         else:
             pipeline = self._pipeline
-            attempt = Attempt(at[1], alone.tries + 1, allowed=pipeline.retry.attempts, then=pipeline.on_poison.value)
+            then = TRANSIENT if alone.is_transient else pipeline.on_poison.value
+            attempt = Attempt(at[1], alone.tries + 1, allowed=pipeline.retry.attempts, then=then)
             try:
                 self._ledger.note_alone([(alone.claim, attempt)])
             except Fenced as error:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 from sqlalchemy import Connection, text
-from sqlalchemy.exc import DBAPIError, ProgrammingError
+from sqlalchemy.exc import DBAPIError
 
 from seekpoint import Batch, Poison
 from seekpoint.errors import HandlerMisuse
@@ -193,6 +193,10 @@ KINDS = (
     Kind("UNIQUE, deferred to COMMIT", _D, "UniqueViolation", "23505", same_as_first="late"),
     Kind("FOREIGN KEY, deferred to COMMIT", _D, "ForeignKeyViolation", "23503", fields={"owe": 99}),
     Kind("trigger that raises (P0001)", _D, "RaiseException: not this one", "P0001", fields={"note": "trigger"}),
+    Kind("table that does not exist, for this record alone", _D, "UndefinedTable", "42P01", roads=HANDLERS,
+         act=lambda tx, *_: tx.execute(text("SELECT * FROM nowhere"))),
+    Kind("SQLSTATE of the application", _D, "no refunds", "OV404", roads=HANDLERS,
+         act=lambda tx, *_: tx.exec_driver_sql("DO $$ BEGIN RAISE 'no refunds' USING ERRCODE = 'OV404'; END $$")),
     # what row= and handlers raise
     Kind("row= or handler raises on its value", Cause.ROW, "ArithmeticError: cannot", roads=(*ROWS, *HANDLERS),
          spoil=_crack),
@@ -224,8 +228,6 @@ KINDS = (
          after=True, raises=HandlerMisuse),
     Kind("Poison that names a stranger", None, "names no record of this batch", roads=HANDLERS,
          act=raising(lambda b: Poison("no", record(1, topic="other"))), raises=HandlerMisuse),
-    Kind("statement that is wrong in itself (42P01)", None, "nowhere", roads=HANDLERS,
-         act=lambda tx, *_: tx.execute(text("SELECT * FROM nowhere")), raises=ProgrammingError),
     # no failures
     Kind("handler's own savepoint fails", None, roads=HANDLERS, act=own_savepoint, after=True),
     Kind("handler leaves a savepoint open", None, roads=HANDLERS, act=lambda tx, *_: tx.exec_driver_sql("SAVEPOINT s"),

@@ -48,7 +48,7 @@ def raised(tx: Connection, sqlstate: str) -> None:
 
 @pytest.mark.parametrize("sqlstate", ["40P01", "40001", "55P03", "53200"])
 def test_errors_that_pass_use_up_no_attempts(scene: Scene, sqlstate: str) -> None:
-    """Deadlock, serialization, lock timeout, memory: the transaction is run again, more often than Retry allows."""
+    """Deadlock, serialization, lock timeout, memory: the transaction is run again, in the end by parts."""
     name, left = scene.topic(), [5]
 
     def handle(tx: Connection, batch: Batch[str, Any]) -> None:
@@ -61,9 +61,8 @@ def test_errors_that_pass_use_up_no_attempts(scene: Scene, sqlstate: str) -> Non
     run = scene.worker(scene.pipeline(name, handle=handle, retry=TWICE, on_poison="dead_letter"), **fixed(name))
     run.reached(name, 10)
     run.stop()
-    assert len(run.seen.all(events.DatabaseTrouble)) >= 5
+    assert len(run.seen.all(events.DatabaseTrouble)) >= 3
     assert not run.seen.all(events.RetryScheduled)
-    assert not run.seen.all(events.Isolating)
     scene.book.assert_holds(name, stored)
     assert letters(scene) == []
 

@@ -8,7 +8,34 @@ ISOLATION = "tests/integration/test_isolation.py"
 MATRIX = "tests/integration/test_failure_matrix.py::test_where_a_record_ends"
 PROPERTY = "tests/integration/test_poison_property.py::test_each_offset_that_is_passed_ended_once"
 
+ONE_RECORD = "tests/integration/test_errors_of_one_record.py"
+
 FAILING = (
+    Breakage(
+        "a mistake of the program blamed on a record without another one applied",
+        (
+            Edit(
+                "isolate.py",
+                "        if is_proven:\n            return failed.cause\n",
+                "        if True:\n            return failed.cause\n",
+            ),
+        ),
+        (
+            f"{ONE_RECORD}::test_a_mistake_that_every_record_meets_ends_the_worker_and_moves_nothing",
+            f"{ONE_RECORD}::test_a_batch_of_one_proves_nothing_and_stops_its_partition_alone",
+        ),
+    ),
+    Breakage(
+        "a transient error makes a dead letter",
+        (
+            Edit(
+                "verdict.py",
+                "NEVER_PASSED = frozenset({Cause.TRANSIENT, Cause.PROGRAM})\n",
+                "NEVER_PASSED = frozenset({Cause.PROGRAM})\n",
+            ),
+        ),
+        (f"{ONE_RECORD}::test_a_transient_error_of_one_record_is_an_attempt_and_the_last_one_stops",),
+    ),
     Breakage(
         "dead letters parked in another transaction",
         (

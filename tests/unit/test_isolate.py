@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 from uuid import uuid4
 
+import psycopg
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +18,7 @@ from seekpoint.assignment.chunk import Chunk, Read
 from seekpoint.errors import PoisonStop, RetryLater
 from seekpoint.failure import Cause, State
 from seekpoint.intake import OpenBatch
-from seekpoint.isolate import LEAST, Isolation
+from seekpoint.isolate import LEAST, Isolation, Size
 from seekpoint.kafka.identity import Answer
 from seekpoint.ledger import Claim
 from seekpoint.policy import Limits, Retry
@@ -240,3 +241,114 @@ def test_a_short_batch_without_a_failure_does_not_end_the_expectation() -> None:
     for _ in range(5):
         isolation.apply(Tx(), clean, opened(records_of(100)))  # type: ignore[arg-type]
     assert isolation.expects_failures
+
+
+def too_long() -> Exception:
+    return psycopg.errors.QueryCanceled("canceling statement due to statement timeout")
+
+
+def test_parts_are_halved_once_for_what_takes_too_long_and_grow_again() -> None:
+    """At most 300 at once for one batch, then any number: soon whole batches are written again."""
+    isolation, limits = Isolation(), [300]
+    sizes: list[int] = []
+
+    def handle(tx: Any, batch: Batch[Any, Any]) -> None:
+        if len(batch) > limits[-1]:
+            raise too_long()
+        sizes.append(len(batch))
+        tx.rows += [r.id for r in batch]
+
+    pipeline = Pipeline("g", topics="t", value=Bytes(), handle=handle, on_poison="dead_letter")
+    isolation.apply(Tx(), pipeline, opened(records_of(10_000)))  # type: ignore[arg-type]
+    assert isolation.expects_failures
+    assert 64 <= max(sizes) <= 300
+    limits.append(10**6)
+    for _ in range(5):
+        isolation.apply(Tx(), pipeline, opened(records_of(10_000)))  # type: ignore[arg-type]
+    assert not isolation.expects_failures
+
+
+def test_where_statements_go_on_taking_too_long_few_parts_are_tried_in_vain() -> None:
+    isolation, failed, written = Isolation(), 0, 0
+
+    def handle(tx: Any, batch: Batch[Any, Any]) -> None:
+        nonlocal failed, written
+        if len(batch) > 300:
+            failed += 1
+            raise too_long()
+        written += 1
+
+    pipeline = Pipeline("g", topics="t", value=Bytes(), handle=handle, on_poison="dead_letter")
+    for _ in range(10):
+        isolation.apply(Tx(), pipeline, opened(records_of(10_000)))  # type: ignore[arg-type]
+    assert failed <= 20
+    assert written <= 10 * 10_000 / 64
+
+
+def test_what_one_record_takes_alone_says_nothing_of_the_size() -> None:
+    isolation = Isolation()
+    handler = Handler({"t/0/7": too_long()})
+    pipeline = Pipeline("g", topics="t", value=Bytes(), handle=handler, on_poison="dead_letter")
+    batch = opened(records_of(100))
+    isolation.apply(Tx(), pipeline, batch)  # type: ignore[arg-type]
+    stop = batch.cuts[Partition("t", 0)]
+    assert isinstance(stop, RetryLater)
+    assert (stop.offset, stop.failure.cause) == (7, Cause.TRANSIENT)
+    assert not isolation.expects_failures
+
+
+def test_a_size_grows_after_full_parts_and_later_where_that_was_too_many() -> None:
+    size = Size()
+
+    def after(parts: int, of: int) -> int | None:
+        for _ in range(parts):
+            size.passed(of)
+        return size.most
+
+    size.shorten(100)
+    assert after(Size.FIRST, 49) == 50, "a smaller part says nothing"
+    assert after(Size.FIRST, 50) is None
+    size.shorten(1000)
+    size.shorten(500)
+    assert after(Size.FIRST, 250) == 500
+    size.shorten(500)
+    assert after(2 * Size.FIRST - 1, 250) == 250
+    assert after(1, 250) == 500
+
+
+@pytest.mark.parametrize("error", [psycopg.errors.UndefinedFunction("no"), psycopg.errors.SerializationFailure("no")])
+def test_an_error_that_may_be_no_records_is_raised_where_no_other_record_is_applied(error: psycopg.Error) -> None:
+    records = records_of(1000)
+    handler = Handler({r.id: error for r in records})
+    with pytest.raises(type(error)):
+        isolated(handler, records)
+    assert handler.calls <= math.log2(len(records)) + 2 + 40
+
+
+def test_a_mistake_in_one_sink_is_no_records_because_another_sink_wrote() -> None:
+    """Every row of the second sink is refused: that the first one takes them shows nothing."""
+
+    class Writes:
+        tables, writes_at_once = ("t",), False
+
+        def __init__(self, error: Exception | None) -> None:
+            self.error = error
+
+        def takes(self, topic: str) -> bool:
+            return True
+
+        def rows(self, record: Any) -> list[tuple[int]]:
+            return [(1,)]
+
+        @contextmanager
+        def open(self, tx: Any) -> Iterator[Any]:
+            yield self
+
+        def write(self, rows: Sequence[Any]) -> None:
+            if self.error is not None and rows:
+                raise self.error
+
+    sinks: Any = [Writes(None), Writes(psycopg.errors.UndefinedTable("none"))]
+    pipeline = Pipeline("g", topics="t", value=Bytes(), sinks=sinks)
+    with pytest.raises(psycopg.errors.UndefinedTable):
+        Isolation().apply(Tx(), pipeline, opened(records_of(10)))  # type: ignore[arg-type]

@@ -131,6 +131,11 @@ TRANSIENT, DATA, PROGRAM = Fault.TRANSIENT, Fault.DATA, Fault.PROGRAM
         ("0A000", PROGRAM),  # not supported
         ("XX000", PROGRAM),  # internal error
         ("P0001", DATA),  # RAISE EXCEPTION: a trigger that refuses a row
+        ("OV404", DATA),  # an application's own class
+        ("42X01", DATA),  # an application's own, in a class of Postgres
+        ("UE001", DATA),
+        ("57X01", TRANSIENT),  # a newer server's, or a pooler's
+        ("42883", PROGRAM),  # no such function
     ],
 )
 def test_what_an_sqlstate_says(code: str | None, expected: Fault) -> None:

@@ -22,6 +22,7 @@ from seekpoint.guard import LentConnection, Session, connection_lost, is_data_fa
 from seekpoint.ledger.read import look
 from seekpoint.ledger.statements import READ_GROUP
 from seekpoint.pipeline import Pipeline
+from seekpoint.policy import Fault
 from seekpoint.records import Span
 
 
@@ -76,6 +77,8 @@ class Replayer:
         try:
             self._transaction(id, reason, road)
         except Failed as failed:
+            if failed.fault is not Fault.DATA:  # one record alone cannot say whether it is to blame
+                raise failed.error from failed
             failure = Failure.of(failed.error, failed.cause)
         except DBAPIError as error:
             if not (road.committing and is_data_fault(error)):

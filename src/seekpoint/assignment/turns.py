@@ -15,7 +15,7 @@ from seekpoint.failure import Cause, Failure
 from seekpoint.kafka.client import Client
 from seekpoint.kafka.watermarks import Watermarks
 from seekpoint.ledger import Attempt, Claim, Ledger
-from seekpoint.ledger.claim import DELAYED
+from seekpoint.ledger.claim import DELAYED, TRANSIENT
 from seekpoint.pipeline import Pipeline
 from seekpoint.policy import Retry
 from seekpoint.records import Partition, RawRecord
@@ -32,6 +32,7 @@ class Alone:
     """A record to be tried in a transaction of its own, ``tries`` times tried before.
 
     ``deaths`` of the tries ended with their process. ``is_convicted``: it killed so many that it is not tried again.
+    ``is_transient``: the tries before ended with a transient error, of this record alone.
     """
 
     chunk: Chunk[RawRecord]
@@ -40,6 +41,7 @@ class Alone:
     tries: int
     deaths: int
     is_convicted: bool
+    is_transient: bool
 
     @property
     def partition(self) -> Partition:
@@ -116,7 +118,7 @@ class Turns:
                 attempts=attempt.allowed or retry.attempts,
                 wait=attempt.wait,
                 failure=Failure(Cause.HANDLER, attempt.error, attempts=attempt.number),
-                then=attempt.then or self._then,
+                then="stop" if attempt.then == TRANSIENT else attempt.then or self._then,
             )
         )
 
@@ -129,7 +131,8 @@ class Turns:
         if backlog is None:
             self._places.give_backlog(stop.partition, backlog := Backlog(delay=self._delay))
         failure = stop.failure
-        attempt = Attempt(stop.offset, failure.attempts, failure.error, stop.wait)
+        then = TRANSIENT if failure.cause is Cause.TRANSIENT else None
+        attempt = Attempt(stop.offset, failure.attempts, failure.error, stop.wait, then=then)
         backlog.put_back(records, position, attempt, Moment.now())
         if placed.cursor == records[-1].offset + 1:
             placed.leader_epoch = records[-1].leader_epoch
@@ -188,7 +191,8 @@ class Turns:
         # An error beside the deaths is a verdict that was spoken since: somebody has started the worker again.
         is_mended = attempt is not None and attempt.error is not None
         is_convicted = not is_mended and self._retry is not None and deaths >= self._retry.crashes
-        return Alone(chunk, placed.claim, record, tried.tries, deaths, is_convicted)
+        is_transient = attempt is not None and attempt.then == TRANSIENT
+        return Alone(chunk, placed.claim, record, tried.tries, deaths, is_convicted, is_transient)
 
     # -- tended ---------------------------------------------------------------------------------------
 

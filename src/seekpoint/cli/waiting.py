@@ -9,7 +9,7 @@ from typing import Any, Self
 from seekpoint.cli.explain import masked
 from seekpoint.cli.letters import plain
 from seekpoint.ledger import Position
-from seekpoint.ledger.claim import DELAYED
+from seekpoint.ledger.claim import DELAYED, TRANSIENT
 from seekpoint.records import Partition
 
 NEVER_CAME_BACK = "the process that tried it never came back"
@@ -96,4 +96,4 @@ class Waits:
         return f"{what} {at:{day}%H:%M:%S} UTC{due}"
 
     def _after(self) -> str:
-        return "" if self.then is None else f", then {self.then}"
+        return "" if self.then is None else f", then {'stop' if self.then == TRANSIENT else self.then}"

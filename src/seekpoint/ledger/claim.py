@@ -21,6 +21,7 @@ from seekpoint.records import Partition
 
 LOCK_NOT_AVAILABLE = "55P03"
 DELAYED = "delay"  # what follows an attempt that is none: on record is when these records are due
+TRANSIENT = "transient"  # what follows attempts that ended with a transient error: the partition stops
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from seekpoint.guard import LentConnection
 from seekpoint.isolate import spans_of
 from seekpoint.kafka.ranges import Piece
 from seekpoint.pipeline import Pipeline, Row
-from seekpoint.policy import OnPoison
+from seekpoint.policy import Fault, OnPoison
 from seekpoint.records import AnyRecord, RawRecord
 
 PART = 5_000  # records under one savepoint: enough that it costs nothing, few enough to be halved quickly
@@ -135,6 +135,8 @@ class Parts:
         try:
             write(self._tx, self._pipeline, part, spans_of(part) if self._pipeline.handle is not None else ())
         except Failed as failed:
+            if failed.fault is Fault.TRANSIENT or (failed.fault is Fault.PROGRAM and not failed.late):
+                raise failed.error from failed  # no record's fault
             savepoint.rollback()
             return failed
         savepoint.commit()

@@ -21,8 +21,8 @@ from seekpoint.failure import Cause, one_line
 from seekpoint.guard import LentConnection, fault_of, is_database_error
 from seekpoint.intake import OpenBatch
 from seekpoint.pipeline import Handler, Pipeline, Row, RowRefused, Sink
-from seekpoint.policy import Fault
 from seekpoint.records import AnyRecord, Batch, RawRecord, Span
+from seekpoint.sqlstates import Fault
 from seekpoint.verdict import fail
 
 Rows = tuple[Row, ...]

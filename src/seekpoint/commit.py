@@ -23,9 +23,9 @@ from seekpoint.kafka.identity import Answer
 from seekpoint.ledger import Attempt, Claim, Expected, Ledger
 from seekpoint.ledger.claim import TRANSIENT
 from seekpoint.pipeline import Pipeline, TellingSink
-from seekpoint.policy import Fault
 from seekpoint.quarantine import Quarantine
 from seekpoint.records import Partition, RawRecord
+from seekpoint.sqlstates import Fault
 from seekpoint.verdict import fail
 
 TRIES = 3  # of one batch, at once; then it is given back, and the loop waits

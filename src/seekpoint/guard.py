@@ -15,7 +15,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from seekpoint.ahead import Ahead, begin_with, is_ahead
 from seekpoint.errors import HandlerMisuse
-from seekpoint.policy import Fault, fault
+from seekpoint.sqlstates import Fault, fault
 
 
 class LentConnection(Connection):

@@ -23,8 +23,8 @@ from seekpoint.failure import Cause
 from seekpoint.guard import LentConnection, fault_of, sqlstate
 from seekpoint.intake import OpenBatch
 from seekpoint.pipeline import Pipeline
-from seekpoint.policy import Fault
 from seekpoint.records import Partition, RawRecord, Span
+from seekpoint.sqlstates import Fault
 from seekpoint.verdict import fail
 
 CHECK_DEFERRED = text("SET CONSTRAINTS ALL IMMEDIATE")

@@ -1,4 +1,4 @@
-"""Pure arithmetic and validation: limits, start positions, waits, and what an SQLSTATE means."""
+"""Pure arithmetic and validation: limits, start positions and waits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from enum import Enum, StrEnum
+from enum import StrEnum
 
 from seekpoint.errors import ConfigError
 from seekpoint.records import Partition
@@ -189,48 +189,3 @@ class Backoff:
         while True:
             yield wait * (0.5 + chance.random() / 2)
             wait = min(wait * 2, self.ceiling)
-
-
-class Fault(Enum):
-    """What a database error says about the work, by its SQLSTATE."""
-
-    TRANSIENT = "try again"
-    DATA = "a record's fault"
-    PROGRAM = "a mistake in the program or its rights"
-
-
-# Postgres, Appendix A. Classes: 08 connection, 40 rollback (serialization, deadlock), 53 resources,
-# 57 operator intervention, 58 system error, F0 configuration file. Single codes: 25006 read-only
-# transaction (a standby after a failover), 25P03/25P04 timeouts that ended the session, 55P03 lock
-# not available, 55006 object in use.
-_TRANSIENT_CLASSES = frozenset({"08", "40", "53", "57", "58", "F0"})
-_TRANSIENT_CODES = frozenset({"25006", "25P03", "25P04", "55P03", "55006"})
-# 22 data exception, 23 integrity constraint violation, 44 WITH CHECK OPTION violation, 54 program limit exceeded
-# (a value too long for an index, JSON nested too deep for the server's stack), P0 raised by a function in PL/pgSQL
-# (a trigger that refuses a row).
-_DATA_CLASSES = frozenset({"22", "23", "44", "54", "P0"})
-# A parameter has the type of the record's value: true where a number is due is 42804 (in a cast 42846), not 22P02.
-# And one row met twice by one ON CONFLICT DO UPDATE (21000) is what the batch holds.
-_DATA_CODES = frozenset({"21000", "42804", "42846"})
-
-
-def fault(sqlstate: str | None) -> Fault:
-    """Classify a database error; one without an SQLSTATE is a lost connection.
-
-    One that Postgres does not define is an application's own, raised by a trigger or a function: data. Within the
-    classes of transient errors it counts as transient: servers newer than the driver's list, and poolers, add to them.
-    """
-    if sqlstate is None or sqlstate[:2] in _TRANSIENT_CLASSES or sqlstate in _TRANSIENT_CODES:
-        return Fault.TRANSIENT
-    is_data = sqlstate[:2] in _DATA_CLASSES or sqlstate in _DATA_CODES or not _is_defined(sqlstate)
-    return Fault.DATA if is_data else Fault.PROGRAM
-
-
-def _is_defined(sqlstate: str) -> bool:
-    from psycopg import errors  # noqa: PLC0415 -- declarations are imported without the driver
-
-    try:
-        errors.lookup(sqlstate)
-    except KeyError:
-        return False
-    return True

@@ -18,8 +18,9 @@ from sqlalchemy.exc import DBAPIError
 from seekpoint import Limits, StartAt
 from seekpoint.errors import ConfigError, SeekpointError
 from seekpoint.guard import connection_lost, is_data_fault, passes, sqlstate
-from seekpoint.policy import Backoff, Fault, fault
+from seekpoint.policy import Backoff
 from seekpoint.records import Partition
+from seekpoint.sqlstates import Fault, fault
 
 NAMES = [field.name for field in fields(Limits)]
 

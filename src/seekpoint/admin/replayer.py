@@ -22,8 +22,8 @@ from seekpoint.guard import LentConnection, Session, connection_lost, is_data_fa
 from seekpoint.ledger.read import look
 from seekpoint.ledger.statements import READ_GROUP
 from seekpoint.pipeline import Pipeline
-from seekpoint.policy import Fault
 from seekpoint.records import Span
+from seekpoint.sqlstates import Fault
 
 
 @dataclass(slots=True)

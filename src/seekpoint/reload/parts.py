@@ -13,8 +13,9 @@ from seekpoint.guard import LentConnection
 from seekpoint.isolate import spans_of
 from seekpoint.kafka.ranges import Piece
 from seekpoint.pipeline import Pipeline, Row
-from seekpoint.policy import Fault, OnPoison
+from seekpoint.policy import OnPoison
 from seekpoint.records import AnyRecord, RawRecord
+from seekpoint.sqlstates import Fault
 
 PART = 5_000  # records under one savepoint: enough that it costs nothing, few enough to be halved quickly
 

@@ -18,7 +18,7 @@ from sqlalchemy import Connection
 
 from seekpoint.errors import ConfigError
 from seekpoint.pipeline import Row, RowRefused
-from seekpoint.policy import Fault, fault
+from seekpoint.sqlstates import Fault, fault
 
 
 def _formatter() -> Callable[..., Any] | None:

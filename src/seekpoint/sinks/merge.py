@@ -11,7 +11,6 @@ from psycopg import sql
 from sqlalchemy import Connection
 
 from seekpoint.pipeline import Row, RowRefused
-from seekpoint.policy import Fault, fault
 from seekpoint.sinks.copy import Texts, Unwritable, driver_of, writing_cursor
 from seekpoint.sinks.direct import Direct
 from seekpoint.sinks.fold import Deleted, Target, fold
@@ -19,6 +18,7 @@ from seekpoint.sinks.layout import Layout, Stage, survey
 from seekpoint.sinks.roads import Road, Roads, Wrote
 from seekpoint.sinks.stage import Staged
 from seekpoint.sinks.statements import Statements
+from seekpoint.sqlstates import Fault, fault
 
 
 class Known:

@@ -2,6 +2,8 @@
 
 Only tables and indexes: no function, no trigger. Every name is spelled out and marked final (``op.f``),
 because inside a host's migration the host's naming convention would otherwise be applied to it.
+
+Downgrading is refused while a group has offsets or lost ranges.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import postgresql
 
-from seekpoint.schema import step
+from seekpoint.schema import refuse_losing, step
 
 revision = "0001"
 down_revision = None
@@ -30,6 +32,15 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     with step(to=down_revision, since=revision) as schema:
+        refuse_losing(
+            schema,
+            "partition_offset",
+            what="the stored offsets",
+            then="at their next start every record would be applied again",
+        )
+        refuse_losing(
+            schema, "lost_range", what="the lost ranges", then="nothing else says that these records were not applied"
+        )
         for table in ("admin_action", "lost_range", "partition_offset", "consumer_group"):
             op.drop_table(table, schema=schema)
 

@@ -3,19 +3,17 @@
 ``partition_offset`` gets columns and no index: its updates stay HOT. Those that must not be NULL have constant
 defaults, so no row is rewritten, and the lock that ``ALTER TABLE`` takes is held for a moment.
 
-The way back drops every dead letter, and the open ones among them are lost: their offsets are passed, and no worker
-reads those records again (I4). It warns of them where it can count them; export them first.
+The way back drops every dead letter, and is refused while one is open: its offset is passed, and no worker reads that
+record again (I4).
 """
 
 from __future__ import annotations
-
-import warnings
 
 import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import postgresql
 
-from seekpoint.schema import step
+from seekpoint.schema import refuse_losing, step
 
 revision = "0002"
 down_revision = "0001"
@@ -42,24 +40,18 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     with step(to=down_revision, since=revision) as schema:
-        _warn_of_open_letters(schema)
+        refuse_losing(
+            schema,
+            "dead_letter",
+            what="open dead letters",
+            then="their records were passed without being applied, and no worker reads them again; replay or discard "
+            "them first (seekpoint dead-letters)",
+            where="state IN ('parked', 'held')",
+        )
         op.drop_index(_MOVES, "admin_action", schema=schema)
         op.drop_table("dead_letter", schema=schema)
         for column in reversed(_attempt()):
             op.drop_column("partition_offset", column.name, schema=schema)
-
-
-def _warn_of_open_letters(schema: str) -> None:
-    if op.get_context().as_sql:
-        return
-    letters = sa.table("dead_letter", schema=schema)
-    lost = op.get_bind().scalar(sa.select(sa.func.count()).select_from(letters).where(_OPEN))
-    if lost:
-        warnings.warn(
-            f"open dead letters that this downgrade drops from schema {schema}: {lost}. Their records were passed and "
-            "not applied, and no worker reads them again: roll back and export them first, if you still can",
-            stacklevel=2,
-        )
 
 
 def _attempt() -> list[sa.Column[object]]:

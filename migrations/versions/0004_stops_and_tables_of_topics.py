@@ -1,7 +1,7 @@
 """Stored stops and suspect ranges of partitions, the tables of each topic's records, lost ranges without a known end.
 
 Additive: no row is rewritten, and each lock lasts for a moment, so workers of the release before continue while it is
-applied. Downgrading deletes the lost ranges whose end is unknown: the column cannot hold them.
+applied. Downgrading is refused while there are lost ranges whose end is unknown: the column could not hold them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import postgresql
 
-from seekpoint.schema import step
+from seekpoint.schema import refuse_losing, step
 
 revision = "0004"
 down_revision = "0003"
@@ -49,6 +49,13 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     with step(to=down_revision, since=revision) as schema:
+        refuse_losing(
+            schema,
+            "lost_range",
+            what="lost ranges without a known end",
+            then="nothing else says that these records were not applied",
+            where="to_offset IS NULL",
+        )
         op.drop_table("group_topic", schema=schema)
         lost = sa.table("lost_range", sa.column("to_offset"), schema=schema)
         op.execute(sa.delete(lost).where(lost.c.to_offset.is_(None)))

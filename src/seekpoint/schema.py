@@ -9,10 +9,12 @@ that.
 
 from __future__ import annotations
 
+import itertools
+import os
 import re
 import shlex
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from io import StringIO
@@ -20,6 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TypeAlias
 
+import psycopg
 from alembic import op
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
@@ -38,8 +41,11 @@ from sqlalchemy import (
     insert,
     inspect,
     select,
+    text,
     update,
 )
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.schema import CreateSchema, CreateTable, DropTable
 from sqlalchemy.sql import quoted_name
 
@@ -63,6 +69,16 @@ Target: TypeAlias = Engine | Connection | ModuleType
 
 # The schema that the running steps build in. Unset: Alembic runs our scripts by itself (a version location).
 _chosen: ContextVar[str | None] = ContextVar("seekpoint_schema", default=None)
+
+# The groups whose rows the running steps may drop.
+_drop: ContextVar[frozenset[str]] = ContextVar("seekpoint_drop", default=frozenset())
+
+_REFUSED = "55000"  # object_not_in_prerequisite_state
+_PERMISSION = (
+    "Keep a copy (pg_dump), then name the groups whose rows may be dropped: alembic -x seekpoint_drop=GROUP,... , "
+    "SEEKPOINT_DROP=GROUP,... in the environment, or seekpoint db downgrade --drop GROUP"
+)
+_plain = postgresql.dialect(paramstyle="named")  # type: ignore[no-untyped-call]  # leaves percent signs in names alone
 
 # `alembic.op` is one module for the whole process: only one thread at a time may stand behind it.
 _one_thread = threading.Lock()
@@ -118,15 +134,21 @@ def upgrade(target: Target, *, to: str | None = None, schema: str = DEFAULT_SCHE
     _travel(target, schema, to or HEAD, since, up=True)
 
 
-def downgrade(target: Target, *, to: str = BASE, schema: str = DEFAULT_SCHEMA, since: str = HEAD) -> None:
-    """Take the ledger's tables back to revision ``to``; ``"base"`` drops them, and every offset with them.
+def downgrade(
+    target: Target, *, to: str = BASE, schema: str = DEFAULT_SCHEMA, since: str = HEAD, drop: Collection[str] = ()
+) -> None:
+    """Take the ledger's tables back to revision ``to``; ``"base"`` drops them all, where they hold nothing to lose.
 
-    Below ``"0002"``, every dead letter is dropped: open ones are lost, as their offsets are passed. Warns
-    (UserWarning) of how many there are; an offline script cannot. The schema itself stays: it may be somebody
-    else's, with grants on it. ``target``, ``schema`` and errors are those of :func:`upgrade`; ``since`` is where
-    an offline script starts.
+    Refused by the SQL itself, online and in offline scripts, while a step would drop rows of ``partition_offset``,
+    open dead letters or rows of ``lost_range``: the error names the groups and what would follow. ``drop`` are the
+    groups whose rows may be dropped; so are those of ``alembic -x seekpoint_drop=GROUP,...`` and of the environment
+    variable ``SEEKPOINT_DROP``. The schema itself stays: it may be somebody else's, with grants on it. ``target``,
+    ``schema`` and errors are those of :func:`upgrade`, and ConfigError for such a refusal; ``since`` is where an
+    offline script starts.
     """
-    _travel(target, schema, to, since, up=False)
+    if isinstance(drop, str):
+        raise ConfigError(f"drop= takes several: write drop=[{drop!r}]")
+    _travel(target, schema, to, since, up=False, drop=drop)
 
 
 def sql(*, schema: str = DEFAULT_SCHEMA, to: str = HEAD, since: str = BASE) -> str:
@@ -192,23 +214,73 @@ def step(*, to: str | None, since: str | None) -> Iterator[str]:
     _record(schema, to, since)
 
 
-def _travel(target: Target, schema: str, to: str, since: str, *, up: bool) -> None:
+def refuse_losing(schema: str, table: str, *, what: str, then: str, where: str = "true") -> None:
+    """Refuse, in the SQL, to drop the rows of a ledger's table; for the scripts in ``migrations/versions`` alone.
+
+    ``what`` they are, and what would follow (``then``); ``where`` says which of them count. Groups that may be dropped
+    (see :func:`downgrade`) are left out.
+    """
+    context = op.get_context()
+    name = _plain.identifier_preparer.format_table(Table(table, MetaData(), schema=schema))
+    groups = ", ".join(_literal(group) for group in sorted(_droppable(context)))
+    body = f"""
+DECLARE
+    kept text;
+BEGIN
+    LOCK TABLE {name} IN ACCESS EXCLUSIVE MODE;
+    SELECT string_agg(quote_literal(consumer_group) || ' (' || n || ')', ', ' ORDER BY consumer_group) INTO kept
+    FROM (
+        SELECT consumer_group, count(*) AS n FROM {name}
+        WHERE {where} AND consumer_group <> ALL (ARRAY[{groups}]::text[]) GROUP BY consumer_group
+    ) AS of_group;
+    IF kept IS NOT NULL THEN
+        RAISE EXCEPTION USING ERRCODE = '{_REFUSED}', MESSAGE =
+            {_literal(f"seekpoint: this downgrade would drop {what} of groups ")} || kept || {_literal(f": {then}")},
+            HINT = {_literal(_PERMISSION)};
+    END IF;
+END
+"""  # noqa: S608 -- every name and value is quoted
+    tag = next(tag for tag in (f"$seekpoint{n or ''}$" for n in itertools.count()) if tag not in body)
+    try:
+        op.execute(text(f"DO {tag}{body}{tag}".replace(":", r"\:")))
+    except DBAPIError as error:
+        if not isinstance(error.orig, psycopg.Error) or error.orig.sqlstate != _REFUSED:
+            raise
+        said = error.orig.diag
+        raise ConfigError(f"{said.message_primary}. {said.message_hint}") from None
+
+
+def _droppable(context: MigrationContext) -> set[str]:
+    """The groups whose rows a downgrade may drop. A name with a comma is one, and each of its parts is."""
+    given = [os.environ.get("SEEKPOINT_DROP", "")]
+    if context.environment_context is not None:
+        said = (each.partition("=") for each in context.environment_context.get_x_argument())
+        given += [value for name, _, value in said if name == "seekpoint_drop"]
+    named = {part.strip() for value in given for part in (value, *value.split(","))}
+    return (named | _drop.get()) - {""}
+
+
+def _literal(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"
+
+
+def _travel(target: Target, schema: str, to: str, since: str, *, up: bool, drop: Collection[str] = ()) -> None:
     _refuse_bad_name(schema)
     if isinstance(target, Engine):
         _refuse_other_database(target.dialect)
         # Read committed, whatever the engine says: a snapshot from before the wait would not see the work
         # of the one we waited for.
         with target.connect().execution_options(isolation_level="READ COMMITTED") as own, own.begin():
-            _travel(own, schema, to, since, up=up)
+            _travel(own, schema, to, since, up=up, drop=drop)
     elif isinstance(target, Connection):
         context = MigrationContext.configure(connection=target)
         here = _locked_revision(context, schema)
         with _one_thread, Operations.context(context):
-            _run(schema, _steps(here, to, up=up))
+            _run(schema, _steps(here, to, up=up), drop)
     elif target is op:
         context = op.get_context()
         here = since if context.as_sql else _locked_revision(context, schema)
-        _run(schema, _steps(here, to, up=up))
+        _run(schema, _steps(here, to, up=up), drop)
     else:
         raise ConfigError(
             f"expected an Engine, a Connection or Alembic's op, not {type(target).__name__}; "
@@ -250,14 +322,15 @@ def _steps(here: str, to: str, *, up: bool) -> Sequence[Callable[[], None]]:
     return [module.upgrade for module in between] if up else [module.downgrade for module in reversed(between)]
 
 
-def _run(schema: str, steps: Sequence[Callable[[], None]]) -> None:
+def _run(schema: str, steps: Sequence[Callable[[], None]], drop: Collection[str] = ()) -> None:
     """Run steps of our scripts against whatever Alembic context stands behind ``op``."""
-    token = _chosen.set(schema)
+    token, permission = _chosen.set(schema), _drop.set(frozenset(drop))
     try:
         for each in steps:
             each()
     finally:
         _chosen.reset(token)
+        _drop.reset(permission)
 
 
 def _create_schema(context: MigrationContext, schema: str) -> None:

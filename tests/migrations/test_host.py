@@ -312,7 +312,7 @@ class TestSecondOwnRevision:
         assert 'seekpoint.schema.downgrade(op, to="0001", since="0004")' in written
         assert "down_revision = 'b2'" in written
 
-    def test_online(self, upgraded: Host, engine: Engine) -> None:
+    def test_online(self, upgraded: Host, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
         assert made(engine) == OURS - SINCE_0002
         fill(engine)
         upgraded.write_ledger_revision("--since", "0001")
@@ -324,12 +324,13 @@ class TestSecondOwnRevision:
         assert (made(engine), positions(engine)) == (OURS - SINCE_0002, [5])
         upgraded.run(command.upgrade, "head")
         assert_complete(engine)
+        monkeypatch.setenv("SEEKPOINT_DROP", "g")
         upgraded.run(command.downgrade, "base")
         assert made(engine) == set()
         upgraded.run(command.upgrade, "head")
         assert_complete(engine)
 
-    def test_offline(self, upgraded: Host, engine: Engine) -> None:
+    def test_offline(self, upgraded: Host, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
         fill(engine)
         upgraded.write_ledger_revision("--since", "0001")
         mine = ScriptDirectory.from_config(upgraded.config()[0]).get_current_head()
@@ -337,6 +338,7 @@ class TestSecondOwnRevision:
         assert_complete(engine)
         run_script(upgraded.url, upgraded.run(command.downgrade, f"{mine}:b2", sql=True))
         assert (made(engine), positions(engine)) == (OURS - SINCE_0002, [5])
+        monkeypatch.setenv("SEEKPOINT_DROP", "g")
         run_script(upgraded.url, upgraded.run(command.downgrade, "b2:a1", sql=True))
         assert made(engine) == set()
         run_script(upgraded.url, upgraded.run(command.upgrade, "a1:head", sql=True))

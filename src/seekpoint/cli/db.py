@@ -22,7 +22,7 @@ from seekpoint.errors import ConfigError
 from seekpoint.tables import DEFAULT_SCHEMA
 
 app = typer.Typer(
-    help="The ledger's tables: upgrade, sql, check, revision.",
+    help="The ledger's tables: upgrade, downgrade, sql, check, revision.",
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,  # locals hold the database's URL
 )
@@ -38,6 +38,26 @@ def upgrade(database_url: DatabaseUrl, schema: Schema = DEFAULT_SCHEMA, as_json:
         ledger_schema.upgrade(connection, schema=schema)
         after = ledger_schema.current(connection, schema)
     told = f"{schema}: already at {after}" if before == after else f"{schema}: {before or 'nothing'} → {after}"
+    _tell({"schema": schema, "before": before, "after": after}, told, as_json=as_json)
+
+
+@app.command()
+def downgrade(
+    database_url: DatabaseUrl,
+    *,
+    to: Annotated[str, typer.Option(help="Revision to go back to; base drops the tables.")],
+    drop: Annotated[
+        list[str] | None, typer.Option(metavar="GROUP", help="A group whose rows may be dropped; may be repeated.")
+    ] = None,
+    schema: Schema = DEFAULT_SCHEMA,
+    as_json: AsJson = False,
+) -> None:
+    """Take the ledger's tables back to a revision; refused where offsets, open dead letters or lost ranges would go."""
+    with explained(), one_off_engine(database_url).begin() as connection:
+        before = ledger_schema.current(connection, schema)
+        ledger_schema.downgrade(connection, to=to, schema=schema, drop=drop or ())
+        after = ledger_schema.current(connection, schema)
+    told = f"{schema}: {before or 'nothing'} → {after or 'nothing'}"
     _tell({"schema": schema, "before": before, "after": after}, told, as_json=as_json)
 
 

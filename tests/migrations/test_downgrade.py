@@ -1,0 +1,170 @@
+"""A downgrade that would drop offsets, open dead letters or lost ranges is refused by its SQL, online and offline."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from alembic import command
+from sqlalchemy import Engine, text
+
+from migrations.test_cli import db
+from migrations.test_doors import LETTER, ODD_NAMES, ROWS, asked, at
+from migrations.test_host import Host, run_script
+from seekpoint import schema
+from seekpoint.errors import ConfigError
+
+GROUP = 'O\'Brien:100%, "x" $seekpoint$'  # nothing of it is a placeholder, an end of a literal or of a block
+OFFSETS = (
+    r"would drop the stored offsets of groups 'g' \(100\): at their next start every record would be applied again\. "
+    r"Keep a copy .*, then name the groups .* -x seekpoint_drop=GROUP,"
+)
+
+
+@pytest.fixture
+def host(tmp_path: Path, database_url: str) -> Host:
+    return Host(tmp_path, database_url)
+
+
+def offsets(engine: Engine) -> int:
+    with engine.connect() as connection:
+        return int(connection.scalar(text("SELECT count(*) FROM seekpoint.partition_offset")) or 0)
+
+
+def rename(engine: Engine, name: str = "seekpoint") -> None:
+    with engine.begin() as connection:
+        quoted = '"' + name.replace('"', '""') + '"'
+        for table in ("partition_offset", "lost_range", "admin_action"):
+            connection.execute(text(f"ALTER TABLE {quoted}.{table} DROP CONSTRAINT {table}_consumer_group_fkey"))
+            connection.execute(text(f"UPDATE {quoted}.{table} SET consumer_group = :it"), {"it": GROUP})
+
+
+@pytest.mark.parametrize("name", ["seekpoint", *ODD_NAMES])
+def test_offsets_are_not_dropped_without_permission(engine: Engine, name: str) -> None:
+    schema.upgrade(engine, to="0001", schema=name)
+    asked(engine, ROWS, name)
+    schema.upgrade(engine, schema=name)
+    with pytest.raises(ConfigError, match=OFFSETS):
+        schema.downgrade(engine, schema=name)
+    assert at(engine, name) == schema.HEAD
+    schema.downgrade(engine, to="0001", schema=name)  # which keeps them
+    with pytest.raises(ConfigError, match=r"groups 'g' \(100\)"):
+        schema.downgrade(engine, schema=name, drop=["h", "G"])
+    schema.downgrade(engine, schema=name, drop=["g"])
+    assert at(engine, name) is None
+
+
+def test_open_dead_letters_and_lost_ranges_are_not_dropped_without_permission(engine: Engine) -> None:
+    schema.upgrade(engine, to="0001")
+    asked(engine, ROWS, "seekpoint")
+    schema.upgrade(engine)
+    asked(engine, LETTER, "seekpoint")
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE seekpoint.lost_range SET to_offset = NULL"))
+    with pytest.raises(ConfigError, match=r"would drop lost ranges without a known end of groups 'g' \(1\): nothing"):
+        schema.downgrade(engine, to="0003")
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE seekpoint.lost_range SET to_offset = 9"))
+    schema.downgrade(engine, to="0003")
+    with pytest.raises(ConfigError, match=r"would drop open dead letters of groups 'g' \(1\): .*no worker reads them"):
+        schema.downgrade(engine, to="0001")
+    assert at(engine) == "0003"
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE seekpoint.dead_letter SET state = 'discarded'"))
+        connection.execute(text("DELETE FROM seekpoint.partition_offset"))
+    with pytest.raises(ConfigError, match=r"would drop the lost ranges of groups 'g' \(1\)"):
+        schema.downgrade(engine)
+
+
+def test_permission_by_the_environment_for_a_name_of_any_characters(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schema.upgrade(engine, to="0001")
+    asked(engine, ROWS, "seekpoint")
+    rename(engine)
+    with pytest.raises(ConfigError, match=r"O''Brien:100%"):
+        schema.downgrade(engine)
+    monkeypatch.setenv("SEEKPOINT_DROP", f"another,{GROUP[:-3]}")
+    with pytest.raises(ConfigError):
+        schema.downgrade(engine)
+    monkeypatch.setenv("SEEKPOINT_DROP", GROUP)
+    schema.downgrade(engine)
+    assert at(engine) is None
+
+
+def test_the_command(engine: Engine, database_url: str) -> None:
+    schema.upgrade(engine, to="0001")
+    asked(engine, ROWS, "seekpoint")
+    refused = db("downgrade", "--to", "base", url=database_url)
+    assert refused.exit_code == 2
+    assert "would drop the stored offsets of groups 'g' (100)" in " ".join(refused.stderr.split())
+    assert offsets(engine) == 100
+    dropped = db("downgrade", "--to", "base", "--drop", "h", "--drop", "g", url=database_url)
+    assert (dropped.exit_code, dropped.output) == (0, "seekpoint: 0001 → nothing\n")
+
+
+class TestHost:
+    """`alembic downgrade -1` of a host whose last revision built the ledger."""
+
+    @pytest.fixture
+    def filled(self, host: Host, engine: Engine) -> Host:
+        host.write_ledger_revision()
+        host.run(command.upgrade, "head")
+        asked(engine, ROWS, "seekpoint")
+        return host
+
+    @staticmethod
+    def permitting(host: Host, *said: str) -> None:
+        """As ``alembic -x … -x …`` would."""
+        plain = host.config
+
+        def config() -> Any:
+            made = plain()
+            made[0].cmd_opts = Namespace(x=list(said))
+            return made
+
+        host.config = config  # type: ignore[method-assign]
+
+    def test_online(self, filled: Host, engine: Engine) -> None:
+        with pytest.raises(ConfigError, match=OFFSETS):
+            filled.run(command.downgrade, "-1")
+        assert offsets(engine) == 100
+        self.permitting(filled, "other=1", "seekpoint_drop=h", "seekpoint_drop=f,g")
+        filled.run(command.downgrade, "-1")
+        assert at(engine) is None
+
+    def test_offline(self, filled: Host, engine: Engine) -> None:
+        script = filled.run(command.downgrade, "head:a1", sql=True)
+        with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="would drop the stored offsets"):
+            run_script(filled.url, script)
+        assert offsets(engine) == 100
+        self.permitting(filled, "seekpoint_drop=g")
+        run_script(filled.url, filled.run(command.downgrade, "head:a1", sql=True))
+        assert at(engine) is None
+
+    def test_an_empty_ledger_goes_up_down_and_up(self, host: Host, engine: Engine) -> None:
+        """What a host's CI does, also where a group has claimed nothing yet."""
+        host.write_ledger_revision()
+        for _ in range(2):
+            host.run(command.upgrade, "head")
+            with engine.begin() as connection:
+                connection.execute(text("INSERT INTO seekpoint.consumer_group (name) VALUES ('g')"))
+            host.run(command.downgrade, "-1")
+        host.run(command.upgrade, "head")
+        assert at(engine) == schema.HEAD
+
+    def test_a_version_location(self, host: Host, engine: Engine) -> None:
+        host.add_version_location()
+        host.run(command.upgrade, "heads")
+        asked(engine, ROWS, "seekpoint")
+        with pytest.raises(ConfigError, match=OFFSETS):
+            host.run(command.downgrade, "seekpoint@base")
+        assert offsets(engine) == 100
+        with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState):
+            run_script(host.url, host.run(command.downgrade, f"seekpoint@{schema.HEAD}:seekpoint@base", sql=True))
+        self.permitting(host, "seekpoint_drop=g")
+        host.run(command.downgrade, "seekpoint@base")
+        assert at(engine) is None

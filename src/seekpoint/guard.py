@@ -15,7 +15,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from seekpoint.ahead import Ahead, begin_with, is_ahead
 from seekpoint.errors import HandlerMisuse
-from seekpoint.sqlstates import Fault, fault
+from seekpoint.sqlstates import Fault, fault, fault_of_error
 
 
 class LentConnection(Connection):
@@ -303,12 +303,12 @@ def is_data_fault(error: BaseException) -> bool:
     Without an SQLSTATE it never reached the server: then it is the driver that cannot write a value (a NUL character,
     a dict where the statement has a plain parameter).
     """
+    inner = error.orig if isinstance(error, DBAPIError) else error
     code = sqlstate(error)
     if code is None:
-        inner = error.orig if isinstance(error, DBAPIError) else error
         unwritable = isinstance(inner, psycopg.ProgrammingError) and str(inner).startswith("cannot adapt type")
         return isinstance(inner, psycopg.DataError) or unwritable
-    return fault(code) is Fault.DATA
+    return (fault_of_error(inner) if isinstance(inner, psycopg.Error) else fault(code)) is Fault.DATA
 
 
 def fault_of(error: BaseException) -> Fault | None:

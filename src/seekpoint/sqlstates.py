@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from psycopg import errors
+from psycopg import Error, errors
 
 
 class Fault(Enum):
@@ -29,6 +29,8 @@ _DATA_CLASSES = frozenset({"22", "23", "44", "54", "P0"})
 # And one row met twice by one ON CONFLICT DO UPDATE (21000) is what the batch holds.
 _DATA_CODES = frozenset({"21000", "42804", "42846"})
 
+_INSUFFICIENT_PRIVILEGE, _CHECKS_ROWS = "42501", "ExecWithCheckOptions"
+
 
 def fault(sqlstate: str | None) -> Fault:
     """Classify a database error; one without an SQLSTATE is a lost connection.
@@ -40,6 +42,18 @@ def fault(sqlstate: str | None) -> Fault:
         return Fault.TRANSIENT
     is_data = sqlstate[:2] in _DATA_CLASSES or sqlstate in _DATA_CODES or not _is_defined(sqlstate)
     return Fault.DATA if is_data else Fault.PROGRAM
+
+
+def fault_of_error(error: Error) -> Fault:
+    """Classify an error of the driver. A row that a policy of row security refuses is data.
+
+    It has the SQLSTATE of a missing privilege, and a message in the server's language; but rows are checked by a
+    function of their own, which the server names, and privileges before any row is looked at.
+    """
+    code = error.diag.sqlstate or error.sqlstate
+    if code == _INSUFFICIENT_PRIVILEGE and error.diag.source_function == _CHECKS_ROWS:
+        return Fault.DATA
+    return fault(code)
 
 
 def _is_defined(sqlstate: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+SECURED = "tests/integration/test_row_security.py"
 FENCE = "tests/integration/ledger/test_fence.py"
 CLAIM = "tests/integration/ledger/test_claim.py"
 ATTEMPTS = "tests/integration/ledger/test_attempts.py"
@@ -99,6 +100,16 @@ BREAKAGES = (
             ),
         ),
         ("tests/integration/test_poolers.py::test_upsert[own-unnest]",),
+    ),
+    Breakage(
+        "COPY into a table with row security",
+        (Edit("sinks/few.py", "by_insert=recalled(tx, path).is_secured", "by_insert=False"),),
+        (f"{SECURED}::test_a_row_that_a_policy_refuses_is_its_records_fault[Append-200]",),
+    ),
+    Breakage(
+        "a row that a policy refuses taken for a missing right",
+        (Edit("sqlstates.py", "        return Fault.DATA\n    return fault(code)", "        pass\n    return fault(code)"),),
+        (f"{SECURED}::test_a_row_that_a_policy_refuses_is_its_records_fault[Append-200]",),
     ),
     Breakage(
         "counter instead of token",

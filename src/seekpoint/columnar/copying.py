@@ -16,6 +16,8 @@ from seekpoint.columnar.values import column_of
 from seekpoint.errors import ConfigError
 from seekpoint.pipeline import Row, RowRefused
 from seekpoint.sinks.copy import Texts, Unwritable, driver_of, refused, writing_cursor
+from seekpoint.sinks.insert import Inserts
+from seekpoint.sinks.place import recalled
 
 AT_ONCE = 2000  # rows of Python's values that are turned into columns at a time
 
@@ -33,7 +35,7 @@ class Copies:
         columns: Callable[[], Sequence[str] | None],
         in_json: Collection[str] = (),
     ) -> None:
-        self._driver, self._path, self._columns, self._json = driver_of(tx), path, columns, in_json
+        self._tx, self._driver, self._path, self._columns, self._json = tx, driver_of(tx), path, columns, in_json
         self._stack = ExitStack()
         self._copy: psycopg.Copy | None = None
         self._into: tuple[str, ...] = ()  # the columns of the COPY that is open
@@ -102,6 +104,10 @@ class Copies:
         self._stack.close()
         self._into, self._lines, self._first = columns, [], self._sent
         self._cursor = self._stack.enter_context(writing_cursor(self._driver))
+        if recalled(self._tx, self._path).is_secured:
+            inserts = Inserts(self._cursor, self._path, columns, "utf-8")
+            self._copy = self._stack.enter_context(psycopg.Copy(self._cursor, writer=inserts))
+            return self._copy
         statement = sql.SQL("COPY {} ({}) FROM STDIN (ENCODING 'UTF8')").format(
             sql.Identifier(*self._path), sql.SQL(", ").join(map(sql.Identifier, columns))
         )

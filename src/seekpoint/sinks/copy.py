@@ -18,7 +18,8 @@ from sqlalchemy import Connection
 
 from seekpoint.errors import ConfigError
 from seekpoint.pipeline import Row, RowRefused
-from seekpoint.sqlstates import Fault, fault
+from seekpoint.sinks.insert import Inserts
+from seekpoint.sqlstates import Fault, fault_of_error
 
 
 def _formatter() -> Callable[..., Any] | None:
@@ -91,10 +92,12 @@ class Texts:
 
 
 class _Copy:
-    """A COPY in text format, begun with the first row."""
+    """A COPY in text format, begun with the first row; or INSERTs of the same rows."""
 
-    def __init__(self, tx: Connection, path: Sequence[str], columns: Callable[[], Sequence[str] | None]) -> None:
-        self._driver, self._path, self._columns = driver_of(tx), path, columns
+    def __init__(
+        self, tx: Connection, path: Sequence[str], columns: Callable[[], Sequence[str] | None], *, by_insert: bool
+    ) -> None:
+        self._driver, self._path, self._columns, self._by_insert = driver_of(tx), path, columns, by_insert
         self._stack = ExitStack()
         self._copy: psycopg.Copy | None = None
         self._line = 0
@@ -131,6 +134,10 @@ class _Copy:
         if columns is None:
             raise ConfigError(f"COPY {'.'.join(self._path)}: the columns are not known")
         self._cursor = self._stack.enter_context(writing_cursor(self._driver))
+        if self._by_insert:
+            inserts = Inserts(self._cursor, self._path, columns)
+            self._copy = self._stack.enter_context(psycopg.Copy(self._cursor, writer=inserts))
+            return self._copy
         statement = sql.SQL("COPY {} ({}) FROM STDIN").format(
             sql.Identifier(*self._path), sql.SQL(", ").join(map(sql.Identifier, columns))
         )
@@ -140,8 +147,7 @@ class _Copy:
 
 def refused(error: psycopg.Error, path: Sequence[str], row_of: Callable[[int], int | None]) -> Exception:
     """The error with its row, where it is a row's fault: the server names the line."""
-    code = error.diag.sqlstate or error.sqlstate
-    if code is None or fault(code) is not Fault.DATA:
+    if (error.diag.sqlstate or error.sqlstate) is None or fault_of_error(error) is not Fault.DATA:
         return error
     # "COPY orders, line 7, column amount: ..."; by the table's own name, which may hold ", line 8" itself.
     named = re.search(rf"\bCOPY {re.escape(path[-1])}, line (\d+)", error.diag.context or "")
@@ -149,12 +155,15 @@ def refused(error: psycopg.Error, path: Sequence[str], row_of: Callable[[int], i
 
 
 @contextmanager
-def open_copy(tx: Connection, path: Sequence[str], columns: Callable[[], Sequence[str] | None]) -> Iterator[_Copy]:
+def open_copy(
+    tx: Connection, path: Sequence[str], columns: Callable[[], Sequence[str] | None], *, by_insert: bool = False
+) -> Iterator[_Copy]:
     """COPY into ``path`` until the block is left; leaving it waits for the server's answer.
 
-    Raises RowRefused for an error of one row, else the driver's error as it is.
+    ``by_insert``: by INSERT instead, as the server refuses COPY where row security is active. Raises RowRefused for an
+    error of one row, else the driver's error as it is.
     """
-    copy: Any = _Copy(tx, path, columns)
+    copy: Any = _Copy(tx, path, columns, by_insert=by_insert)
     try:
         with copy._stack:  # noqa: SLF001 -- the block's other half
             yield copy

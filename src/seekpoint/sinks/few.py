@@ -7,15 +7,14 @@ error has no line then: the batch is run again, and comes here no more.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import lru_cache
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
-from psycopg import sql
 from sqlalchemy import Connection
 
 from seekpoint.pipeline import Row, Writer
 from seekpoint.sinks.copy import Texts, Unwritable, driver_of, open_copy, writing_cursor
+from seekpoint.sinks.insert import insert
 from seekpoint.sinks.place import recalled
 
 FEW = 20  # rows; above, COPY is cheaper
@@ -52,10 +51,14 @@ def open_few(tx: Connection, path: Sequence[str], columns: Columns) -> Iterator[
     """Write to ``path`` until the block is left; as :func:`open_copy` does, or faster where the rows are few."""
     most = FEW if getattr(tx, "leaves", False) else 0
     with ExitStack() as stack:
-        few = _Few(most, lambda: stack.enter_context(open_copy(tx, path, columns)))
+        few = _Few(most, lambda: stack.enter_context(_open(tx, path, columns)))
         yield few
         if few.rows and not (recalled(tx, path).is_plain and _left(tx, path, columns, few.rows)):
             few.hand_over()
+
+
+def _open(tx: Connection, path: Sequence[str], columns: Columns) -> AbstractContextManager[Writer]:
+    return open_copy(tx, path, columns, by_insert=recalled(tx, path).is_secured)
 
 
 def _left(tx: Any, path: Sequence[str], columns: Columns, rows: Sequence[Row]) -> bool:
@@ -67,20 +70,4 @@ def _left(tx: Any, path: Sequence[str], columns: Columns, rows: Sequence[Row]) -
             written = [texts.of(row) for row in rows]
         except (Unwritable, ValueError):  # also: a row of another width
             return False
-    return bool(tx.leave(_insert(tuple(path), names), written))
-
-
-@lru_cache(maxsize=256)
-def _insert(path: tuple[str, ...], columns: tuple[str, ...]) -> str:
-    """Values come as text of no type: the server reads it as it would in COPY, by the column's own."""
-    named = sql.SQL("INSERT INTO {} ({}) OVERRIDING SYSTEM VALUE VALUES ({})").format(
-        sql.Identifier(*map(_spared, path)),
-        sql.SQL(", ").join(sql.Identifier(_spared(name)) for name in columns),
-        sql.SQL(", ").join([sql.SQL("%s")] * len(columns)),
-    )
-    return named.as_string()
-
-
-def _spared(name: str) -> str:
-    """The statement is run with parameters, where a lone ``%`` would begin one."""
-    return name.replace("%", "%%")
+    return bool(tx.leave(insert(tuple(path), names), written))

@@ -18,7 +18,7 @@ from seekpoint.sinks.layout import Layout, Stage, survey
 from seekpoint.sinks.roads import Road, Roads, Wrote
 from seekpoint.sinks.stage import Staged
 from seekpoint.sinks.statements import Statements
-from seekpoint.sqlstates import Fault, fault
+from seekpoint.sqlstates import Fault, fault_of_error
 
 
 class Known:
@@ -208,7 +208,7 @@ class Merge:
                     f"{self._target.name}: two rows of one transaction ended at the same key, though they came with "
                     "different ones: a trigger changes the key. Make it in row= as it is to be stored"
                 )
-            elif code is not None and fault(code) is Fault.DATA:
+            elif code is not None and fault_of_error(error) is Fault.DATA:
                 raise self._unknown(error) from error
             raise
 

@@ -23,7 +23,7 @@ COLUMN = "seekpoint_generation"  # of the tables behind such a view: which gener
 # generations is one that reads a ledger's pointer; which ledger's, the view alone knows.
 _LOOK = """
 SELECT c.relkind IN ('r', 'p') AND NOT c.relhasrules AND NOT row_security_active(c.oid), n.nspname, c.relname,
-       c.oid::text || ' ' || c.xmin::text, (
+       c.oid::text || ' ' || c.xmin::text, row_security_active(c.oid), (
     SELECT l.nspname FROM pg_rewrite r
     JOIN pg_depend d ON d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid AND d.refclassid = 'pg_class'::regclass
     JOIN pg_class g ON g.oid = d.refobjid JOIN pg_namespace l ON l.oid = g.relnamespace
@@ -35,8 +35,9 @@ FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_r
 """
 _CURRENT = sql.SQL("SELECT current FROM {}.generation WHERE table_schema = %s AND table_name = %s")
 # What a table says that was adopted, or given up, since this session looked: wrong object type, object not in
-# prerequisite state (a view that takes no rows), undefined table.
-_MOVED = frozenset({"42809", "55000", "42P01"})
+# prerequisite state (a view that takes no rows), undefined table. And of one whose row security was enabled since:
+# feature not supported (COPY).
+_MOVED = frozenset({"42809", "55000", "42P01", "0A000"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ class Found:
     is_plain: bool
     path: tuple[str, ...]
     state: str | None = None
+    is_secured: bool = False  # row security is active for this role: the server refuses COPY
     ledger: str | None = None
 
     def current(self, tx: Connection) -> tuple[str, ...] | None:
@@ -67,7 +69,7 @@ _refused: WeakKeyDictionary[Engine, set[Found]] = WeakKeyDictionary()
 def look(tx: Connection, path: Sequence[str]) -> Found:
     """What is there now."""
     row = _cursor(tx).execute(_LOOK, [quoted(*path)]).fetchone()
-    return Found(False, tuple(path)) if row is None else Found(bool(row[0]), (row[1], row[2]), row[3], row[4])
+    return Found(False, tuple(path)) if row is None else Found(bool(row[0]), (row[1], row[2]), *row[3:])
 
 
 def recalled(tx: Connection, path: Sequence[str]) -> Found:

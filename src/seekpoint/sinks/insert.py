@@ -1,0 +1,75 @@
+"""INSERT in the place of COPY, where row security is active: the server refuses COPY there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from psycopg.copy import Writer
+
+ROWS, PARAMETERS = 500, 60_000  # of one statement, at most; the protocol allows 65,535 parameters
+
+_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
+_MEANT = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
+
+
+class Inserts(Writer):
+    """Takes COPY's text and writes its rows by INSERT: values are written in one way, whatever the statement."""
+
+    def __init__(
+        self, cursor: psycopg.Cursor[Any], path: Sequence[str], columns: Sequence[str], encoding: str | None = None
+    ) -> None:
+        self._cursor, self._path, self._columns = cursor, tuple(path), tuple(columns)
+        self._encoding = encoding or cursor.connection.info.encoding
+        self._most = max(1, min(ROWS, PARAMETERS // len(self._columns)))
+        self._rest = b""
+        self._rows: list[list[str | None]] = []
+
+    def write(self, data: Any) -> None:
+        """Take these lines, the last perhaps in part, and write as many as fill a statement."""
+        *lines, self._rest = (self._rest + bytes(data)).split(b"\n")
+        for line in lines:
+            self._rows.append([_value(field) for field in line.decode(self._encoding).split("\t")])
+            if len(self._rows) == self._most:
+                self._flush()
+
+    def finish(self, exc: BaseException | None = None) -> None:
+        """Write what is left, unless the rows are given up."""
+        if exc is None:
+            self._flush()
+
+    def _flush(self) -> None:
+        rows, self._rows = self._rows, []
+        if rows:
+            statement = insert(self._path, self._columns, len(rows))
+            # Never prepared: the parameters' types would stay what they were when the table is altered.
+            self._cursor.execute(statement, [value for row in rows for value in row], prepare=False)
+            _ = self._cursor.rowcount  # waits for the answer, also where a handler's statements are pipelined
+
+
+def _value(field: str) -> str | None:
+    """The value that COPY would read."""
+    if field == "\\N":
+        return None
+    return _ESCAPED.sub(lambda found: _MEANT.get(found[1], found[1]), field) if "\\" in field else field
+
+
+@lru_cache(maxsize=256)
+def insert(path: tuple[str, ...], columns: tuple[str, ...], rows: int = 1) -> str:
+    """The statement. Values come as text of no type: the server reads it as it would in COPY, by the column's own."""
+    row = sql.SQL("({})").format(sql.SQL(", ").join([sql.SQL("%s")] * len(columns)))
+    named = sql.SQL("INSERT INTO {} ({}) OVERRIDING SYSTEM VALUE VALUES {}").format(
+        sql.Identifier(*map(_spared, path)),
+        sql.SQL(", ").join(sql.Identifier(_spared(name)) for name in columns),
+        sql.SQL(", ").join([row] * rows),
+    )
+    return named.as_string()
+
+
+def _spared(name: str) -> str:
+    """The statement is run with parameters, where a lone ``%`` would begin one."""
+    return name.replace("%", "%%")

@@ -108,7 +108,13 @@ BREAKAGES = (
     ),
     Breakage(
         "a row that a policy refuses taken for a missing right",
-        (Edit("sqlstates.py", "        return Fault.DATA\n    return fault(code)", "        pass\n    return fault(code)"),),
+        (
+            Edit(
+                "sqlstates.py",
+                "        return Fault.DATA\n    return fault(code)",
+                "        pass\n    return fault(code)",
+            ),
+        ),
         (f"{SECURED}::test_a_row_that_a_policy_refuses_is_its_records_fault[Append-200]",),
     ),
     Breakage(

@@ -26,7 +26,9 @@ from seekpoint.pipeline import Pipeline, TellingSink
 from seekpoint.quarantine import Quarantine
 from seekpoint.records import Partition, RawRecord
 from seekpoint.sqlstates import Fault
+from seekpoint.stopwatch import Stopwatch
 from seekpoint.verdict import fail
+from seekpoint.wire import Wire
 
 TRIES = 3  # of one batch, at once; then it is given back, and the loop waits
 TRANSACTION_TIMEOUT = "25P04"
@@ -64,9 +66,18 @@ class Holder(Protocol):
 class Committer:
     """Brings one batch after the other to its end, in order, one transaction at a time."""
 
-    def __init__(self, ledger: Ledger, pipeline: Pipeline, holder: Holder, announce: Announcer) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        pipeline: Pipeline,
+        holder: Holder,
+        announce: Announcer,
+        *,
+        stopwatch: Stopwatch | None = None,
+    ) -> None:
         self._ledger, self._pipeline, self._holder, self._announce = ledger, pipeline, holder, announce
-        self._session = Session(ledger.engine, send_ahead=pipeline.send_ahead)
+        self._stopwatch = stopwatch or Stopwatch()
+        self._session = Session(ledger.engine, send_ahead=pipeline.send_ahead, wire=Wire(self._stopwatch))
         self._dead_letters = DeadLetters(ledger)
         self._isolation = Isolation()
         self._quarantine = Quarantine(pipeline.dead_letter_limits)
@@ -76,6 +87,10 @@ class Committer:
     def close(self) -> None:
         """Give the connection back."""
         self._session.close()
+
+    def cut(self) -> None:
+        """Close the connection from another thread: nothing is committed any more."""
+        self._session.wire.cut()
 
     def commit(self, batch: OpenBatch) -> None:
         """Apply the batch exactly once, or raise with nothing of it written.
@@ -89,7 +104,7 @@ class Committer:
             try:
                 self._attempt(batch, attempt)
             except Exception as error:
-                if not self._mended(error, batch, attempt):
+                if self._session.wire.is_cut or not self._mended(error, batch, attempt):
                     _note(error, batch)
                     raise
             else:
@@ -167,10 +182,11 @@ class Committer:
                     batch.hold_keys(self._dead_letters.open_keys(tx, [e.claim.partition for e in expected]))
                 if self._pipeline.handle is not None or len(self._pipeline.sinks) == 1:
                     tx.may_leave(rows=self._pipeline.handle is None)
-                if batch.isolating:
-                    records = self._isolation.apply(tx, self._pipeline, batch, patient=attempt <= TRIES)
-                else:
-                    records = apply(tx, self._pipeline, batch)
+                with self._stopwatch.running():
+                    if batch.isolating:
+                        records = self._isolation.apply(tx, self._pipeline, batch, patient=attempt <= TRIES)
+                    else:
+                        records = apply(tx, self._pipeline, batch)
                 applied = True
                 self._announce(events.Applied(records=records))
                 tally = self._quarantine.weigh(batch, records)

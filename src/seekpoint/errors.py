@@ -15,6 +15,7 @@
     ├── ClusterChanged          the brokers belong to another cluster than the stored offsets
     ├── KafkaAway               the brokers did not answer in time; ask again later
     ├── CodecAway               what a codec needs does not answer, as a schema registry; the worker waits for it
+    ├── StopTimeout             a worker had not ended when its grace was over (a TimeoutError too)
     ├── NotApplied              a record was waited for, and not passed in time (a TimeoutError too)
     ├── TooManyDeadLetters      the limits on dead letters are reached: the worker stops instead
     ├── RangeLost               a range of the log that a job was to read is no longer in it
@@ -163,6 +164,17 @@ class CodecAway(SeekpointError):  # noqa: N818
     def __init__(self, message: str, ask: Callable[[], object] | None = None) -> None:
         super().__init__(message)
         self.ask = ask
+
+
+class StopTimeout(SeekpointError, TimeoutError):  # noqa: N818
+    """A worker had not ended ``grace`` seconds after it was asked to stop; its connection was closed.
+
+    Nothing of the batch in hand is committed. The message names what has not returned, and where it is.
+    """
+
+    def __init__(self, message: str, grace: float) -> None:
+        super().__init__(message)
+        self.grace = grace
 
 
 class NotApplied(SeekpointError, TimeoutError):  # noqa: N818

@@ -398,12 +398,20 @@ class Announcer:
 
     def __init__(self, observers: Sequence[Observer] = ()) -> None:
         self._observers = tuple(observers)
+        self._has_ended = False
+
+    def end(self, event: Event) -> None:
+        """Announce this as the last event: what a thread that was given up announces later is dropped."""
+        self(event)
+        self._has_ended = True
 
     def add(self, observer: Observer) -> None:
         """One more observer, from now on."""
         self._observers = (*self._observers, observer)
 
     def __call__(self, event: Event) -> None:
+        if self._has_ended:
+            return
         if logger.isEnabledFor(event.level):
             logger.log(event.level, "%r", event)
         for observer in self._observers:

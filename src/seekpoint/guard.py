@@ -16,6 +16,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from seekpoint.ahead import Ahead, begin_with, is_ahead
 from seekpoint.errors import HandlerMisuse
 from seekpoint.sqlstates import Fault, fault, fault_of_error
+from seekpoint.wire import Wire
 
 
 class LentConnection(Connection):
@@ -231,24 +232,27 @@ class Session:
     """One connection for a worker's transactions, one after another; a new one after any failure.
 
     ``send_ahead``: handlers' statements are sent without waiting for each answer. ``late`` is the first error among
-    those of the last transaction, or None.
+    those of the last transaction, or None. ``wire`` is what another thread may cut.
     """
 
-    def __init__(self, engine: Engine, *, send_ahead: bool = False) -> None:
+    def __init__(self, engine: Engine, *, send_ahead: bool = False, wire: Wire | None = None) -> None:
         self._engine, self._send_ahead = engine, send_ahead
+        self.wire = wire or Wire()
         self._connection: LentConnection | None = None
         self.late: BaseException | None = None
 
     @contextmanager
     def transaction(self) -> Iterator[LentConnection]:
         """A READ COMMITTED transaction: committed at the end of the block, thrown away on any exception."""
-        tx = self._connection
+        tx, is_new = self._connection, self._connection is None
         if tx is None:
             tx = self._connection = LentConnection(self._engine)
             tx.execution_options(isolation_level="READ COMMITTED")
         tx.begins(send_ahead=self._send_ahead)
         self.late = None
         try:
+            if is_new and isinstance(driver := tx.connection.driver_connection, psycopg.Connection):
+                self.wire.connected(driver)
             transaction = tx.begin()
             yield tx
             tx.catch_up()
@@ -263,6 +267,7 @@ class Session:
         connection, self._connection = self._connection, None
         if connection is None:
             return
+        self.wire.disconnected()
         if not broken:
             connection.put_back()
             return

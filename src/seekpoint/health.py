@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -11,17 +12,22 @@ from typing import TypeVar
 from seekpoint import events
 from seekpoint.errors import PartitionStopped
 from seekpoint.records import Partition
+from seekpoint.stopwatch import Stopwatch
 
 V = TypeVar("V")
 
 STALE_AFTER = 60.0  # seconds without progress while records wait or something is in trouble
+MARGIN = 0.1  # of Limits.transaction_age: by then the server has ended the transaction, and a handler has noticed
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
     """A worker's state at one moment; values are copies, safe to keep.
 
-    ``live``: its thread runs (answer a liveness probe with it). ``ready``: it is in the group, and nothing is
+    ``live``: its thread runs, and users' code (handler, ``row=``, codec) has not been running for longer than
+    ``Limits.transaction_age`` and a tenth of it (answer a liveness probe with it). Waits for Kafka, for locks, for a
+    server that is away, for a retry and outside the group do not count. ``stuck`` is that time in seconds, once it is
+    too long, else None. ``ready``: it is in the group, and nothing is
     in trouble. ``stale``: no commit for a minute although it is in trouble, or records are waiting, or in hand
     (a database that never answers shows itself in nothing else). ``lag`` counts records behind the last stable
     offset, by partition, as of the last sample. ``trouble`` says what is wrong now, ``stopped`` which
@@ -36,6 +42,7 @@ class Health:
     trouble: str | None = None
     stands_by: str | None = None
     error: BaseException | None = None
+    stuck: float | None = None
     positions: Mapping[Partition, int] = field(default_factory=dict)
     stopped: Mapping[Partition, PartitionStopped] = field(default_factory=dict)
     lag: Mapping[Partition, int] = field(default_factory=dict)
@@ -50,7 +57,11 @@ class Health:
 class HealthBoard:
     """An observer that keeps the current :class:`Health`."""
 
-    def __init__(self, stale_after: float = STALE_AFTER) -> None:
+    def __init__(
+        self, stale_after: float = STALE_AFTER, *, stopwatch: Stopwatch | None = None, allowed: float = math.inf
+    ) -> None:
+        """``stopwatch`` runs while users' code does; ``allowed`` is ``Limits.transaction_age``."""
+        self._stopwatch, self._allowed = stopwatch or Stopwatch(), allowed * (1 + MARGIN)
         self._lock = threading.Lock()
         self._stale_after = stale_after
         self._health = Health()
@@ -62,7 +73,10 @@ class HealthBoard:
         """The state now; may be called from any thread."""
         with self._lock:
             health, since = self._health, self._due_since
-        return replace(health, stale=health.live and since is not None and monotonic() - since > self._stale_after)
+        stale = health.live and since is not None and monotonic() - since > self._stale_after
+        if not health.live or (seconds := self._stopwatch.seconds()) <= self._allowed:
+            return replace(health, stale=stale)
+        return replace(health, stale=stale, live=False, ready=False, stuck=seconds)
 
     def __call__(self, event: events.Event) -> None:
         """Fold one event in."""

@@ -12,7 +12,7 @@ from typing import Any, Self
 from sqlalchemy import URL, Engine
 
 from seekpoint import events
-from seekpoint.errors import ConfigError
+from seekpoint.errors import ConfigError, StopTimeout
 from seekpoint.events import Announcer, Observer
 from seekpoint.health import Health, HealthBoard
 from seekpoint.kafka.config import consumer_config
@@ -20,6 +20,7 @@ from seekpoint.ledger import Ledger
 from seekpoint.ledger.ledger import schema_translation, shown
 from seekpoint.pipeline import Pipeline
 from seekpoint.policy import Limits
+from seekpoint.stopwatch import Stopwatch
 from seekpoint.tables import DEFAULT_SCHEMA
 from seekpoint.worker import Loop
 
@@ -70,11 +71,13 @@ class Worker:
         self._kafka = dict(kafka)
         self._partitions: Collection[tuple[str, int]] | None = None if partitions is None else list(partitions)
         self._check_partitions()
-        self._board = HealthBoard()
+        self._stopwatch = Stopwatch()
+        self._board = HealthBoard(stopwatch=self._stopwatch, allowed=self._ledger.limits.transaction_age)
         self._announce = Announcer((self._board, self._on_event, *observe))
         self._has_started = False
         self._stopping = threading.Event()
         self._begun = threading.Lock()
+        self._loop: Loop | None = None
 
     def __repr__(self) -> str:
         return f"Worker({self.pipeline!r}, engine={shown(self._ledger.engine.url)!r})"
@@ -115,9 +118,22 @@ class Worker:
         """The state now; may be called from any thread."""
         return self._board.read()
 
-    def stop(self) -> None:
-        """Ask the worker to finish the batch in hand and leave; returns at once, from any thread."""
+    def stop(self, grace: float | None = None) -> None:
+        """Ask the worker to finish the batch in hand and leave; returns at once, from any thread.
+
+        With ``grace``, a worker that has not ended after so many seconds is given up: its connection is closed, so that
+        nothing of the batch is committed, its client leaves the group, and its end is a StopTimeout that names what has
+        not returned. The next owners of its partitions count a crash.
+        """
         self._stopping.set()
+        if grace is not None:
+            timer = threading.Timer(_seconds("grace", grace), self._give_up, [grace])
+            timer.daemon = True
+            timer.start()
+
+    def _give_up(self, grace: float) -> None:
+        if self._loop is not None:
+            self._loop.give_up(grace)
 
     def run(self) -> None:
         """Work until SIGTERM or SIGINT, finishing the batch in hand; returns when drained.
@@ -153,13 +169,14 @@ class Worker:
     def _run(self) -> None:
         if not self._begun.acquire(blocking=False):
             raise ConfigError("a worker runs once: make a new one")
-        loop = Loop(
+        loop = self._loop = Loop(
             self.pipeline,
             self._ledger,
             kafka=self._kafka,
             partitions=self._partitions,
             announce=self._announce,
             stopping=self._stopping,
+            stopwatch=self._stopwatch,
         )
         try:
             loop.run()
@@ -167,24 +184,33 @@ class Worker:
             if self._own_engine:  # made from a URL: its connections are nobody else's to close
                 self._ledger.engine.dispose()
 
-    def running(self) -> Running:
+    def running(self, *, grace: float | None = 25.0) -> Running:
         """Run on a thread of its own, for the length of a ``with`` or ``async with`` block.
 
         Entering waits until the worker has started, or waits outside its group (a reload, other tables); leaving
         drains it, and raises the error that ended it early, if one did. ``health().live`` turns False at once when
         that happens. Installs no signal handler.
+
+        Leaving takes ``grace`` seconds at most, and some for leaving the group: a worker that has not ended by then is
+        given up as :meth:`stop` says, and StopTimeout is raised. None waits without limit.
         """
-        return Running(self, self._announce)
+        return Running(self, self._announce, None if grace is None else _seconds("grace", grace))
+
+
+def _seconds(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= threading.TIMEOUT_MAX:
+        raise ConfigError(f"{name}={value!r}: must be a number of seconds, 0 or greater, or None for no limit")
+    return value
 
 
 class Running:
     """A worker on its own thread, for the length of a block."""
 
-    def __init__(self, worker: Worker, announce: Announcer) -> None:
-        self.worker = worker
+    def __init__(self, worker: Worker, announce: Announcer, grace: float | None) -> None:
+        self.worker, self._grace = worker, grace
         self._announce = announce
         self._error: BaseException | None = None
-        self._started = threading.Event()
+        self._started, self._ended = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._target, name=f"seekpoint-{worker.pipeline.group}", daemon=True)
 
     def _target(self) -> None:
@@ -195,10 +221,15 @@ class Running:
             self._error = error
         finally:
             self._started.set()
+            self._ended.set()
 
     def _on_event(self, event: events.Event) -> None:
-        if isinstance(event, events.Started | events.StoodBy | events.DeclarationRefused):
-            self._started.set()
+        match event:
+            case events.Started() | events.StoodBy() | events.DeclarationRefused():
+                self._started.set()
+            case events.Stopped(error=StopTimeout() as error):  # its thread has not ended, and may never
+                self._error = error
+                self._ended.set()
 
     def health(self) -> Health:
         """The worker's state now."""
@@ -213,8 +244,10 @@ class Running:
         return self
 
     def _leave(self, failing: bool) -> None:
-        self.worker.stop()
-        self._thread.join()
+        self.worker.stop(self._grace)
+        self._ended.wait()
+        if not isinstance(self._error, StopTimeout):
+            self._thread.join()
         if self._error is not None and not failing:
             raise self._error
 

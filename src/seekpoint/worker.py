@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import sys
 import threading
+import traceback
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from time import monotonic
@@ -12,7 +14,7 @@ from typing import Any
 from seekpoint import events, pooler, schema
 from seekpoint.assignment import Alone, Assignment, Chunk, StandBy
 from seekpoint.commit import Committer
-from seekpoint.errors import CodecAway, ConfigError, DeclarationDiffers, Fenced, KafkaAway, StandsBy
+from seekpoint.errors import CodecAway, ConfigError, DeclarationDiffers, Fenced, KafkaAway, StandsBy, StopTimeout
 from seekpoint.events import Announcer
 from seekpoint.failure import Cause
 from seekpoint.guard import passes
@@ -25,9 +27,11 @@ from seekpoint.ledger.claim import TRANSIENT
 from seekpoint.pipeline import Pipeline
 from seekpoint.policy import Backoff
 from seekpoint.records import Partition, RawRecord
+from seekpoint.stopwatch import Stopwatch
 from seekpoint.verdict import Killer, fail
 
 POLL = 0.2  # seconds: how long a quiet loop waits for a record before it looks at anything else
+LEAVE = 3.0  # seconds for the client to leave the group, where the worker is given up
 REPEAT = 10.0  # seconds until the client's same error is told again
 
 
@@ -43,11 +47,13 @@ class Loop:
         partitions: Collection[tuple[str, int]] | None,
         announce: Announcer,
         stopping: threading.Event,
+        stopwatch: Stopwatch | None = None,
     ) -> None:
         self._pipeline, self._ledger, self._limits = pipeline, ledger, ledger.limits
         self._announce, self._stopping = announce, stopping
         self._config = consumer_config(kafka, group=pipeline.group)
         self._partitions = partitions
+        self._stopwatch = stopwatch or Stopwatch()
         self._in_trouble = False
         self._said: dict[int, float] = {}  # the client's errors of this trouble: code -> when it was told
         self._lag_at = 0.0
@@ -60,12 +66,17 @@ class Loop:
         self._held: Assignment
         self._committer: Committer
         self._keeper: Keeper
+        self._is_open = False  # these three are in use
+        self._ending = threading.Lock()  # whoever takes it announces the end: this thread, or the one that gives it up
+        self._given_up: StopTimeout | None = None
+        self._thread = 0
 
     # -- start and end --------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Work until ``stopping`` is set, finishing the batch in hand. Raises what cannot be mended."""
         error: BaseException | None = None
+        self._thread = threading.get_ident()
         self._ledger.draw_owner()  # here, and not when the worker was made: a fork in between makes two of us
         try:
             self._check()
@@ -74,7 +85,42 @@ class Loop:
             error = raised
             raise
         finally:
-            self._announce(events.Stopped(error=error))
+            if self._ending.acquire(blocking=False):
+                self._announce(events.Stopped(error=error))
+            elif self._given_up is not None:
+                raise self._given_up from error
+
+    def give_up(self, grace: float) -> None:
+        """End the worker from another thread, although its own has not come to its end within ``grace`` seconds.
+
+        The connection is closed on both sides, so nothing of the batch in hand is committed, and the client leaves the
+        group. The claims are not released: to their next owner this is a crash. Does nothing if the worker has ended.
+        """
+        if not self._ending.acquire(blocking=False):
+            return
+        self._given_up = StopTimeout(self._unended(grace), grace)
+        is_open = self._is_open
+        if is_open:
+            self._committer.cut()
+            self._keeper.stop()
+        self._announce.end(events.Stopped(error=self._given_up))
+        if is_open:
+            self._held.client.close(LEAVE)
+
+    def _unended(self, grace: float) -> str:
+        """What has not returned, and where its thread is."""
+        who, handle = "the worker", self._pipeline.handle
+        if self._stopwatch.seconds() > 0:
+            name = getattr(handle, "__qualname__", repr(handle))
+            who = "row= or the codec" if handle is None else f"the handler {getattr(handle, '__module__', '?')}.{name}"
+        frame = sys._current_frames().get(self._thread)  # noqa: SLF001 -- its documented name
+        at = traceback.extract_stack(frame)[-1] if frame is not None else None
+        place = "" if at is None else f", and is at {at.filename}:{at.lineno} in {at.name}"
+        return (
+            f"group {self._pipeline.group!r}: {who} has not returned within {grace:g} s after the worker was asked to "
+            f"stop{place}. Its connection is closed: nothing of the batch in hand is committed, and the next owners of "
+            "its partitions count a crash"
+        )
 
     def _live(self) -> None:
         """In the group until the end; outside of it while a reload to our version is open, or our tables differ."""
@@ -128,13 +174,16 @@ class Loop:
         )
         max_poll = int(self._config.get("max.poll.interval.ms", 300_000)) / 1000
         self._keeper = Keeper(self._held.client, max_poll, self._limits.transaction_age, self._announce)
-        self._committer = Committer(self._ledger, self._pipeline, self._held, self._announce)
+        self._committer = Committer(self._ledger, self._pipeline, self._held, self._announce, stopwatch=self._stopwatch)
+        self._is_open = True
         self._held.join()
         self._announce(events.Started(group=self._pipeline.group, owner=self._ledger.owner.hex))
 
     def _close(self) -> None:
         self._keeper.stop()
         self._committer.close()
+        if self._given_up is not None:  # the claims stay, and the client is closed
+            return
         try:
             self._held.leave()
         except Exception as error:
@@ -280,6 +329,8 @@ class Loop:
 
     def _give_up(self, alone: Alone) -> None:
         """The attempt ends here, and not its process: say so at once, before a successor takes it for a death."""
+        if self._given_up is not None:
+            return
         try:
             self._ledger.release([alone.claim])
         except Exception as error:

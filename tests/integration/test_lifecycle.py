@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
+from collections.abc import Iterator, Mapping
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from sqlalchemy.exc import ProgrammingError
 
 from scene import PROTOCOLS, QUICK, Scene
 from seekpoint import Batch, Ledger, Limits, Partition, Pipeline, Text, Worker, events
-from seekpoint.errors import ConfigError, HandlerOutdated, PoisonStop
+from seekpoint.errors import ConfigError, HandlerOutdated, PoisonStop, StopTimeout
 from workers import Gate, Recorder
 
 
@@ -192,6 +194,127 @@ def test_run_in_the_main_thread_puts_the_signal_handlers_back(scene: Scene) -> N
     worker = make(scene, scene.pipeline(scene.topic()), observe=[stop])
     worker.run()
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+# -- handlers that do not return ------------------------------------------------------------------------------
+
+
+class Endless:
+    """A handler that books its records, and then does not return before the test lets it."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+        self.entered, self.released, self.left = threading.Event(), threading.Event(), threading.Event()
+        self.late: list[BaseException] = []
+
+    def __call__(self, tx: Connection, batch: Batch[str, Any]) -> None:
+        self._scene.book.enter(tx, batch)
+        self.entered.set()
+        assert self.released.wait(60)
+        try:
+            self._scene.book.enter(tx, batch)
+        except BaseException as error:
+            self.late.append(error)
+            raise
+        finally:
+            self.left.set()
+
+
+@pytest.fixture
+def endless(scene: Scene) -> Iterator[Endless]:
+    """Let go at the end of the test."""
+    made = Endless(scene)
+    yield made
+    made.released.set()
+
+
+@pytest.mark.parametrize("way", ["leave", "stop"])
+def test_i2_a_worker_whose_handler_never_returns_is_given_up_after_the_grace(
+    scene: Scene, endless: Endless, way: str, protocol: Mapping[str, Any]
+) -> None:
+    """I2: leaving is bounded, a successor takes over at once, and what the thread does later is refused."""
+    name, seen = scene.topic(), Recorder()
+    stored = scene.produce(name, 10)
+    kafka = {"bootstrap.servers": scene.broker, **protocol}
+    pipeline = scene.pipeline(name, handle=endless)
+    worker = Worker(pipeline, engine=scene.engine, kafka=kafka, schema=scene.schema, observe=[seen])
+    running = worker.running(grace=0.5 if way == "leave" else None).__enter__()
+    assert endless.entered.wait(30)
+    began = monotonic()
+    if way == "stop":
+        worker.stop(grace=0.5)
+    with pytest.raises(
+        StopTimeout, match=r"the handler .*Endless.* has not returned within 0.5 s .* is at .*:\d+ in "
+    ) as e:
+        running.__exit__(None, None, None)
+    assert 0.5 <= monotonic() - began < 8
+    health = worker.health()
+    assert (health.live, health.error) == (False, e.value)
+    assert isinstance(seen.events[-1], events.Stopped)
+    (row,) = scene.ledger.read()
+    assert row.owner is not None
+
+    heir = scene.worker(name, kafka=protocol)
+    heir.reached(name, 10)
+    assert heir.seen.all(events.Placed)[0].offset == 0
+    mark = seen.mark()
+    endless.released.set()
+    assert endless.left.wait(30)
+    stored += scene.produce(name, 10)
+    heir.reached(name, 20)
+    heir.stop()
+    assert endless.late
+    assert seen.mark() == mark
+    scene.book.assert_holds(name, stored)
+
+
+def test_a_handler_that_never_returns_is_a_crash_to_the_next_owner(scene: Scene, endless: Endless) -> None:
+    name = scene.topic()
+    scene.produce(name, 10)
+    gate = Gate(events.Placed)
+    with pytest.raises(StopTimeout), make(scene, scene.pipeline(name, handle=endless)).running(grace=0.1):
+        assert endless.entered.wait(30)
+    heir = scene.worker(name, observe=[gate])
+    gate.wait()
+    assert owners(scene) == [(True, 1)]
+    heir.stop()
+
+
+def test_live_turns_false_where_a_handler_runs_for_too_long_and_true_when_it_returns(
+    scene: Scene, endless: Endless
+) -> None:
+    name, seen = scene.topic(), Recorder()
+    scene.produce(name, 10)
+    worker = make(scene, scene.pipeline(name, handle=endless), limits=Limits(transaction_age=0.3), observe=[seen])
+    with worker.running():
+        assert endless.entered.wait(30)
+        scene.wait(lambda: not worker.health().live)
+        health = worker.health()
+        assert health.stuck is not None
+        assert health.stuck > 0.3
+        assert (health.ready, health.error) == (False, None)
+        endless.released.set()
+        seen.wait_for(events.Committed)  # its transaction had come to its end: it ran again
+        assert worker.health().live
+        assert worker.health().stuck is None
+    assert seen.all(events.DatabaseTrouble)
+
+
+def test_what_a_handler_waits_for_in_the_database_does_not_count_as_running(scene: Scene) -> None:
+    name, seconds = scene.topic(), []
+
+    def locks(tx: Connection, batch: Batch[str, Any]) -> None:
+        tx.execute(text("SELECT pg_sleep(0.5)"))
+        seconds.append(worker._stopwatch.seconds())
+        scene.book.enter(tx, batch)
+
+    stored, seen = scene.produce(name, 1), Recorder()
+    worker = make(scene, scene.pipeline(name, handle=locks), observe=[seen])
+    with worker.running():
+        seen.wait_for(events.Committed)
+    assert 0 < seconds[0] < 0.4
+    assert worker._stopwatch.seconds() == 0
+    scene.book.assert_holds(name, stored)
 
 
 # -- what is left behind --------------------------------------------------------------------------------------

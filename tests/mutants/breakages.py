@@ -274,6 +274,20 @@ BREAKAGES = (
         (f"{CLAIM}::test_a_strangers_claim_is_not_released",),
     ),
     Breakage(
+        "a worker that is given up keeps its connection",
+        (Edit("wire.py", "                    self._socket.shutdown(socket.SHUT_RDWR)", "                    pass"),),
+        (
+            "tests/integration/test_lifecycle.py::test_i2_a_worker_whose_handler_never_returns_is_given_up_after_the_grace",
+        ),
+    ),
+    Breakage(
+        "a worker that is given up stays in its group",
+        (Edit("worker.py", "            self._held.client.close(LEAVE)", "            pass"),),
+        (
+            "tests/integration/test_lifecycle.py::test_i2_a_worker_whose_handler_never_returns_is_given_up_after_the_grace",
+        ),
+    ),
+    Breakage(
         "a worker without a partition never looks at the version",
         (Edit("assignment/assignment.py", "            self.ledger.check_version()", "            pass"),),
         ("tests/integration/test_lifecycle.py::test_an_outdated_worker_without_a_partition_hears_of_the_new_version",),

@@ -16,6 +16,7 @@ from seekpoint.events import Event
 from seekpoint.failure import Cause, Failure
 from seekpoint.health import Health, HealthBoard
 from seekpoint.records import Partition, Span
+from seekpoint.stopwatch import Stopwatch
 
 A, B = Partition("a", 0), Partition("b", 1)
 STOP_A, STOP_B = OffsetLost(A, 5, "bad"), OffsetLost(B, 7, "bad")
@@ -48,6 +49,42 @@ def test_before_it_runs_it_is_neither_live_nor_ready() -> None:
 def test_a_started_worker_is_live_and_ready() -> None:
     health = after(started())
     assert (health.live, health.ready, health.trouble, health.error) == (True, True, None, None)
+
+
+class Running(Stopwatch):
+    """A stopwatch that shows what the test says."""
+
+    shown = 0.0
+
+    def seconds(self) -> float:
+        return self.shown
+
+
+def test_users_code_that_runs_for_too_long_is_not_live_until_it_returns() -> None:
+    stopwatch = Running()
+    board = HealthBoard(stopwatch=stopwatch, allowed=10.0)
+    board(started())
+    stopwatch.shown = 10.9
+    assert (board.read().live, board.read().stuck) == (True, None)
+    stopwatch.shown = 11.1
+    health = board.read()
+    assert (health.live, health.ready, health.stuck, health.error) == (False, False, 11.1, None)
+    stopwatch.shown = 0.0
+    assert (board.read().live, board.read().ready, board.read().stuck) == (True, True, None)
+
+
+def test_a_wait_for_the_server_is_not_time_of_users_code() -> None:
+    stopwatch = Stopwatch()
+    assert stopwatch.wait(stopwatch.seconds) == 0
+    with stopwatch.running():
+        first = stopwatch.wait(stopwatch.seconds)
+        assert stopwatch.wait(lambda: (monotonic(), stopwatch.seconds()))[1] >= first
+        with pytest.raises(ValueError, match="lost"):
+            stopwatch.wait(lambda: int("lost"))
+        now = stopwatch.seconds()
+        while stopwatch.seconds() == now:
+            pass  # it runs again
+    assert stopwatch.seconds() == 0
 
 
 @pytest.mark.parametrize("error", [None, ValueError("why")])

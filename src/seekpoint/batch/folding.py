@@ -14,10 +14,11 @@ from psycopg import sql as ident
 
 from seekpoint.errors import BatchRefused, TooManyDeadLetters
 from seekpoint.pipeline import Pipeline
-from seekpoint.reload.consolidate import PLACE, Coverage, check_letters, coverage, newest_first
+from seekpoint.reload.consolidate import Coverage, check_letters, coverage, newest_first
 from seekpoint.reload.layout import (
     LINE,
     OFFSET,
+    PLACE,
     Composable,
     Staging,
     name,

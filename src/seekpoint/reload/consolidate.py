@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
+from typing import Any
 
+import psycopg
 from psycopg import sql as ident
 from sqlalchemy import Connection, Row, text
 
 from seekpoint.errors import ConfigError, ReloadRefused
 from seekpoint.kafka.ranges import Range, topic_ids
+from seekpoint.records import Partition
 from seekpoint.reload import statements as sql
+from seekpoint.reload.constraints import check_references, references
 from seekpoint.reload.generations import leaves
 from seekpoint.reload.handlers.copies import make_copy
 from seekpoint.reload.layout import (
     LINE,
     OFFSET,
+    PLACE,
     Composable,
     Staging,
     name,
@@ -27,15 +33,14 @@ from seekpoint.reload.layout import (
     run,
 )
 from seekpoint.reload.likeness import Numbers, make_like
+from seekpoint.reload.rejects import Rejects, refused
 from seekpoint.reload.run import Driver, StagedPosition, Tx
 from seekpoint.reload.staging import Task
-from seekpoint.reload.targets import Source, Target, targets
+from seekpoint.reload.targets import REPLACING, Feed, Path, Source, Target, targets
 from seekpoint.sinks.layout import DELETED, quoted
 from seekpoint.sinks.upsert import Upsert
 from seekpoint.tables import dead_letter
 
-PLACE = "seekpoint place"  # which partition a row is from, as a number
-REPLACING = ("swap", "generation")  # strategies that put the rebuilt table in the place of the live one
 RANGE = 300_000  # records of one task: fewer cost more in connections than they gain in balance
 
 
@@ -96,6 +101,7 @@ def consolidate(driver: Driver, sources: Sequence[Source]) -> None:
             raise ReloadRefused([f"{done.missing[0].range} was not staged: stage it, then go on"])
         check_letters(tx, staging, done)
         groups = [source.group for source in sources]
+        staged = _Staged(tx.connection, staging, done.chosen, groups)
         replaces = driver.run.strategy in REPLACING
         for target in targets(tx.connection, sources):
             if target.handled_as:
@@ -105,7 +111,8 @@ def consolidate(driver: Driver, sources: Sequence[Source]) -> None:
                 make_like(tx.connection, staging.table(target), target.path, numbers, prefix=staging.sequences(target))
             if staging.is_generation:
                 leaves.make(tx, staging, target)
-            _fill(tx.connection, staging, target, done.chosen, groups)
+            staged.check_counts(target)
+            staged.fill(target)
         ends = {(at.group, at.partition): at.end_offset for at in tx.positions(driver.run.id)
                 if at.group not in handled}  # fmt: skip
         tx.advance(driver.run.id, ends)
@@ -127,30 +134,37 @@ def check_letters(tx: Tx, staging: Staging, done: Coverage) -> None:
         raise ReloadRefused([why])
 
 
-def _fill(
-    connection: Connection, staging: Staging, target: Target, chosen: Sequence[Row[object]], groups: Sequence[str]
-) -> None:
-    order = {(r.consumer_group, r.topic, r.partition): None for r in chosen}
-    places = {place: n for n, place in enumerate(order)}
-    branches: list[Composable] = []
-    columns: tuple[str, ...] | None = None
-    for attempt in chosen:
-        for feed in target.feeds:
-            if groups[feed.source] != attempt.consumer_group or not feed.sink.takes(attempt.topic):
-                continue
-            raw, gone = staging.raw(attempt.table_name, feed.number), staging.gone(attempt.table_name, feed.number)
-            known = remembered_columns(connection, raw)
-            place = places[attempt.consumer_group, attempt.topic, attempt.partition]
-            counted = _count(connection, raw)
-            if isinstance(feed.sink, Upsert):
-                counted += _count(connection, gone)
-            if counted != attempt.row_counts[feed.number]:
-                raise ReloadRefused(
-                    [f"{'.'.join(raw)} has {counted} rows, and its task reported {attempt.row_counts[feed.number]}"]
-                )
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """What was staged for one target: the columns that were written, and queries of rows with their places."""
+
+    columns: tuple[str, ...] | None
+    branches: tuple[Composable, ...]
+
+    def written(self, target: Target) -> tuple[str, ...]:
+        return self.columns or target.all_columns
+
+
+class _Staged:
+    """The chosen attempts' tables. ``places`` are the partitions by the numbers that rows have of them."""
+
+    def __init__(self, connection: Connection, staging: Staging, chosen: Sequence[Row[Any]], groups: Sequence[str]):
+        self._connection, self._staging, self._chosen, self._groups = connection, staging, chosen, groups
+        self.places = list(dict.fromkeys((r.consumer_group, Partition(r.topic, r.partition)) for r in chosen))
+
+    def rows(self, target: Target, *, placed: bool = False) -> _Rows:
+        """What counts for this target; ``placed``: with the places of rows that are not folded, too.
+
+        Raises ReloadRefused where sinks or tasks wrote different columns.
+        """
+        branches: list[Composable] = []
+        columns: tuple[str, ...] | None = None
+        for attempt, feed in self._of(target):
+            raw, gone = self._tables(attempt, feed.number)
+            known = remembered_columns(self._connection, raw)
             if known is None:
                 known = columns or (target.all_columns if isinstance(feed.sink, Upsert) else None)
-                if known is None or not counted:
+                if known is None:
                     continue
             elif columns is not None and set(known) != set(columns):
                 raise ReloadRefused(
@@ -158,28 +172,81 @@ def _fill(
                 )
             else:
                 columns = columns or known
-            branches += _branches(feed.sink, raw, gone, columns or known, place)
-    if branches:
-        written = columns or target.all_columns
-        run(
-            connection,
-            "INSERT INTO {table} ({columns}) OVERRIDING SYSTEM VALUE {query}",
-            table=name(*staging.table(target)),
-            columns=names(written),
-            query=_folded(target, written, branches) if target.folds else ident.SQL(" UNION ALL ").join(branches),
-        )
-    remember_columns(connection, staging.table(target), columns)
+            place = self.places.index((attempt.consumer_group, Partition(attempt.topic, attempt.partition)))
+            branches += _branches(feed.sink, raw, gone, columns or known, place if placed or target.folds else None)
+        return _Rows(columns, tuple(branches))
+
+    def fill(self, target: Target) -> None:
+        """Put what counts into the rebuilt table."""
+        its = self.rows(target)
+        if its.branches:
+            written = its.written(target)
+            query = ident.SQL(" UNION ALL ").join(its.branches)
+            run(
+                self._connection,
+                "INSERT INTO {table} ({columns}) OVERRIDING SYSTEM VALUE {query}",
+                table=name(*self._staging.table(target)),
+                columns=names(written),
+                query=_folded(target, written, its.branches) if target.folds else query,
+            )
+        remember_columns(self._connection, self._staging.table(target), its.columns)
+
+    def placed(self, target: Target) -> Composable:
+        """A query of the rows that count, with their places."""
+        its = self.rows(target, placed=True)
+        if target.folds:
+            return _folded(target, its.written(target), its.branches, (PLACE, OFFSET, LINE))
+        return ident.SQL(" UNION ALL ").join(its.branches)
+
+    def check_counts(self, target: Target) -> None:
+        """Raise ReloadRefused where an attempt's tables have not the rows that it reported."""
+        for attempt, feed in self._of(target):
+            raw, gone = self._tables(attempt, feed.number)
+            counted = _count(self._connection, raw)
+            if isinstance(feed.sink, Upsert):
+                counted += _count(self._connection, gone)
+            if counted != attempt.row_counts[feed.number]:
+                raise ReloadRefused(
+                    [f"{'.'.join(raw)} has {counted} rows, and its task reported {attempt.row_counts[feed.number]}"]
+                )
+
+    def remove(self, sources: Sequence[Source], bad: Collection[tuple[tuple[str, Partition], int]]) -> None:
+        """Delete every row that these records made, whatever the table."""
+        for attempt in self._chosen:
+            place = attempt.consumer_group, Partition(attempt.topic, attempt.partition)
+            offsets = sorted(at for of, at in bad if of == place and attempt.from_offset <= at < attempt.to_offset)
+            pipeline = sources[self._groups.index(attempt.consumer_group)].pipeline
+            for number, sink in enumerate(pipeline.sinks if offsets else ()):
+                raw, gone = self._tables(attempt, number)
+                for table in (raw, gone) if isinstance(sink, Upsert) else (raw,):
+                    run(
+                        self._connection,
+                        "DELETE FROM {table} WHERE {at} = ANY ({offsets}::bigint[])",
+                        table=name(*table),
+                        at=name(OFFSET),
+                        offsets=ident.Literal(offsets),
+                    )
+
+    def _of(self, target: Target) -> Iterator[tuple[Row[Any], Feed]]:
+        for attempt in self._chosen:
+            for feed in target.feeds:
+                if self._groups[feed.source] == attempt.consumer_group and feed.sink.takes(attempt.topic):
+                    yield attempt, feed
+
+    def _tables(self, attempt: Row[Any], number: int) -> tuple[Path, Path]:
+        return self._staging.raw(attempt.table_name, number), self._staging.gone(attempt.table_name, number)
 
 
 def _count(connection: Connection, path: tuple[str, str]) -> int:
     return int(rows(connection, "SELECT count(*) FROM {table}", table=name(*path))[0][0])
 
 
-def _branches(
-    sink: object, raw: tuple[str, str], gone: tuple[str, str], columns: Sequence[str], place: int
-) -> list[Composable]:
-    if not isinstance(sink, Upsert):
+def _branches(sink: object, raw: Path, gone: Path, columns: Sequence[str], place: int | None) -> list[Composable]:
+    if place is None:
         return [ident.SQL("SELECT {} FROM {}").format(names(columns), name(*raw))]
+    if not isinstance(sink, Upsert):
+        where = ident.SQL("{} AS {}, {}, {}").format(ident.Literal(place), name(PLACE), name(OFFSET), name(LINE))
+        return [ident.SQL("SELECT {}, {} FROM {}").format(names(columns), where, name(*raw))]
     where = ident.SQL("{}, {}, {}").format(name(OFFSET), ident.Literal(place), name(LINE))
     kept = ident.SQL("SELECT {}, {}, false FROM {}").format(names(columns), where, name(*raw))
     has = set(sink.target.gone)
@@ -187,21 +254,24 @@ def _branches(
     return [kept, ident.SQL("SELECT {}, {}, true FROM {}").format(nulls, where, name(*gone))]
 
 
-def _folded(target: Target, columns: Sequence[str], branches: Sequence[Composable]) -> Composable:
-    """The newest row of each key, or none where that is a tombstone.
+def _folded(
+    target: Target, columns: Sequence[str], branches: Sequence[Composable], also: Sequence[str] = ()
+) -> Composable:
+    """The newest row of each key, or none where that is a tombstone; with the columns ``also`` of its place.
 
     Newest is what the sink says: by its column, else by offset. Offsets of different partitions say nothing about each
     other; a key that lives in several has no newest row without such a column, in the live table neither.
     """
     key = names(target.key)
     return ident.SQL(
-        "SELECT {columns} FROM (SELECT DISTINCT ON ({key}) * FROM ({all}) "
+        "SELECT {wanted} FROM (SELECT DISTINCT ON ({key}) * FROM ({all}) "
         "AS given ({columns}, {at}, {place}, {line}, {gone}) ORDER BY {key}, {order}) AS newest WHERE NOT {gone}"
     ).format(
         at=name(OFFSET),
         place=name(PLACE),
         line=name(LINE),
         gone=name(DELETED),
+        wanted=names([*columns, *also]),
         columns=names(columns),
         key=key,
         all=ident.SQL(" UNION ALL ").join(branches),
@@ -234,28 +304,49 @@ _INDEXES = text(
 
 
 def index(driver: Driver, sources: Sequence[Source], kafka: Mapping[str, object]) -> None:
-    """Give the rebuilt tables their key, and where they will stand in for the live ones all their indexes.
+    """Give the rebuilt tables their key, and where they will replace the live ones all their indexes.
 
-    Raises ReloadRefused where two rebuilt rows have one key, and where a topic was recreated meanwhile.
+    A record whose row the live table's foreign keys and unique indexes refuse is set aside, as a worker would. Raises
+    ReloadRefused where the policy stops at one, and where a topic was recreated meanwhile.
     """
     check_topics(kafka, driver)
     with driver.step("staged") as tx:
         staging = Staging(driver.run.staging_schema)
-        for target in targets(tx.connection, sources):
-            if target.handled_as:
-                pass  # its copy was made with all of them
-            elif driver.run.strategy in REPLACING:
-                _all_indexes(tx.connection, staging, target)
-            elif target.key:
-                run(
-                    tx.connection,
-                    "CREATE UNIQUE INDEX IF NOT EXISTS {name} ON {table} ({key})",
-                    name=name(f"{target.staged}_key"),
-                    table=name(*staging.table(target)),
-                    key=names(target.key),
-                )
+        found = targets(tx.connection, sources)
+        handled = {source.group for source in sources if source.has_handler}
+        groups = [source.group for source in sources]
+        staged = _Staged(tx.connection, staging, coverage(tx, driver, without=handled).chosen, groups)
+        rejects = Rejects(driver, sources, kafka)
+        while bad := _refused(tx, driver, staging, found, staged):
+            rejects.put(tx, staging, bad)
+            staged.remove(sources, bad)
+            for target in (one for one in found if not one.handled_as):
+                run(tx.connection, "TRUNCATE {table}", table=name(*staging.table(target)))
+                staged.fill(target)
+        for target in found:
+            if driver.run.strategy not in REPLACING:
+                its = references(tx.connection, staging, target, found)
+                check_references(tx.connection, staging, target, its)
             run(tx.connection, "ANALYZE {table}", table=name(*staging.table(target)))
         driver.turn(tx, "indexed")
+
+
+def _refused(
+    tx: Tx, driver: Driver, staging: Staging, found: Sequence[Target], staged: _Staged
+) -> dict[tuple[tuple[str, Partition], int], psycopg.Error]:
+    """The records whose rows are refused, of all tables; none: the tables have their indexes."""
+    bad: dict[tuple[tuple[str, Partition], int], psycopg.Error] = {}
+    savepoint = tx.connection.begin_nested()
+    for target in (one for one in found if not one.handled_as):  # a copy was made with all of them
+        replaces = driver.run.strategy in REPLACING
+        make = partial(_all_indexes, tx.connection, staging, target) if replaces else None
+        refused_ = refused(tx, staging, target, found, placed=partial(staged.placed, target), make=make)
+        bad |= {(staged.places[place], at): error for (place, at), error in refused_.items()}
+    if bad:
+        savepoint.rollback()
+    else:
+        savepoint.commit()
+    return bad
 
 
 def _all_indexes(connection: Connection, staging: Staging, target: Target) -> None:

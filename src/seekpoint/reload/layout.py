@@ -13,8 +13,10 @@ from sqlalchemy import BigInteger, Column, Connection, Integer, MetaData, Primar
 from seekpoint.reload.targets import Path, Target
 from seekpoint.sinks.copy import driver_of
 from seekpoint.sinks.layout import quoted
+from seekpoint.tables import dead_letter
 
 OFFSET, LINE = "seekpoint offset", "seekpoint line"  # a raw table's own columns: which of a key's rows is the newest
+PLACE = "seekpoint place"  # which partition a row is from, as a number
 KIND = "seekpoint kind"  # of a difference
 Composable = ident.Composable
 
@@ -71,6 +73,7 @@ class Staging:
             Column("record_offset", BigInteger),
             PrimaryKeyConstraint(*key, "record_offset"),
         )
+        self.letters = dead_letter.to_metadata(metadata, schema=schema)
         self.lost = Table(
             "lost",
             metadata,

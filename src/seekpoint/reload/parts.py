@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from seekpoint.apply import Failed, Made, make, rows_at_once, write
 from seekpoint.errors import ReloadRefused
-from seekpoint.failure import Aside, Failure, State
+from seekpoint.failure import HELD_BEHIND, Aside, Failure, State
 from seekpoint.guard import LentConnection
 from seekpoint.isolate import spans_of
 from seekpoint.kafka.ranges import Piece
@@ -47,13 +47,19 @@ class Outcome:
 class Parts:
     """Writes one pipeline's records to the tables that its sinks are aimed at.
 
-    ``seen`` is called with what each part under a savepoint has written: the records, each with its rows.
+    ``seen`` is called with what each part under a savepoint has written: the records, each with its rows. ``held`` are
+    the keys behind whose dead letters (by offset) later records are held, where they come in the order of the log.
     """
 
     def __init__(
-        self, tx: LentConnection, pipeline: Pipeline, seen: Callable[[Sequence[Made]], None] | None = None
+        self,
+        tx: LentConnection,
+        pipeline: Pipeline,
+        seen: Callable[[Sequence[Made]], None] | None = None,
+        *,
+        held: dict[tuple[str, bytes], int] | None = None,
     ) -> None:
-        self._tx, self._pipeline, self._seen = tx, pipeline, seen
+        self._tx, self._pipeline, self._seen, self._held = tx, pipeline, seen, held
         self._waiting: list[Made] = []
         self.outcome = Outcome([0] * len(pipeline.sinks))
 
@@ -84,6 +90,8 @@ class Parts:
     def _decode(self, piece: Piece, left_out: LeftOut) -> tuple[Sequence[RawRecord], Sequence[Row] | None]:
         """The records that count, with a row for each; None where they were looked at one by one, and are waiting."""
         wanted = piece.records if left_out is nothing_left_out else [r for r in piece.records if not left_out(r)]
+        if self._held:
+            wanted = [r for r in wanted if not self._holds(r)]
         rows = None if piece.unreadable else self._at_once(wanted)
         if rows is None:
             unread = {(r.topic, r.partition, r.offset): error for r, error in piece.unreadable}
@@ -113,7 +121,7 @@ class Parts:
 
         A handler's statements are sent ahead at first; once something has failed, each is awaited.
         """
-        while part:
+        while part := [one for one in part if not (self._held and self._holds(one.raw))]:
             self._tx.begins(send_ahead=ahead and self._pipeline.handle is not None and self._pipeline.send_ahead)
             failed, ahead = self._try(part), False
             if failed is None:
@@ -149,22 +157,37 @@ class Parts:
         return None
 
     def _set_aside(self, raw: RawRecord, failed: Failed) -> None:
-        """As the pipeline's policy says, but for the retries: what a worker would stop in front of ends the run."""
-        failure = Failure.of(failed.error, failed.cause)
-        pipeline = self._pipeline
-        if pipeline.on_poison is OnPoison.STOP:
-            why = "and on_poison is 'stop'"
-        elif pipeline.hold_key and raw.key is not None:
-            why = "and its key is held: what comes behind it could not be rebuilt in order"
-        else:
-            state = State.SKIPPED if pipeline.on_poison is OnPoison.SKIP else State.PARKED
-            self.outcome.asides.append(Aside(raw, failure, state))
-            return
-        reason = (
-            f"{raw.topic}/{raw.partition} offset {raw.offset}: {failure.cause.value}: {failure.told}; {why}. Mend the "
-            "pipeline, or keep such records aside (on_poison='dead_letter'), and start another run"
-        )
-        raise ReloadRefused([reason]) from failed.error
+        aside = aside_of(self._pipeline, raw, failed, is_newest=self._held is not None)
+        self.outcome.asides.append(aside)
+        if self._held is not None and self._pipeline.hold_key and raw.key is not None:
+            self._held.setdefault((raw.topic, raw.key), raw.offset)
+
+    def _holds(self, raw: RawRecord) -> bool:
+        """Whether the record stays behind a dead letter of its key: then it is one, too."""
+        assert self._held is not None
+        if raw.key is None or self._held.get((raw.topic, raw.key), raw.offset) >= raw.offset:
+            return False
+        self.outcome.asides.append(Aside(raw, HELD_BEHIND, State.HELD))
+        return True
+
+
+def aside_of(pipeline: Pipeline, raw: RawRecord, failed: Failed, *, is_newest: bool = False) -> Aside:
+    """As the pipeline's policy says, but for the retries: what a worker would stop in front of ends the run.
+
+    ``is_newest``: nothing of its key is applied after it. Raises ReloadRefused.
+    """
+    failure = Failure.of(failed.error, failed.cause)
+    if pipeline.on_poison is OnPoison.STOP:
+        why = "and on_poison is 'stop'"
+    elif pipeline.hold_key and raw.key is not None and not is_newest:
+        why = "and its key is held: what comes behind it could not be rebuilt in order"
+    else:
+        return Aside(raw, failure, State.SKIPPED if pipeline.on_poison is OnPoison.SKIP else State.PARKED)
+    reason = (
+        f"{raw.topic}/{raw.partition} offset {raw.offset}: {failure.cause.value}: {failure.told}; {why}. Mend the "
+        "pipeline, or keep such records aside (on_poison='dead_letter'), and start another run"
+    )
+    raise ReloadRefused([reason]) from failed.error
 
 
 def _place(record: AnyRecord) -> tuple[str, int, int]:

@@ -11,6 +11,7 @@ from sqlalchemy import Connection
 
 from seekpoint.pipeline import Pipeline, Row, RowRefused, Writer
 from seekpoint.records import AnyRecord, RawRecord, offsets_of
+from seekpoint.reload.constraints import may_be_refused
 from seekpoint.reload.layout import LINE, OFFSET, Staging, name, names, run
 from seekpoint.reload.likeness import Numbers, make_like
 from seekpoint.reload.targets import Path, Target, aimed
@@ -22,12 +23,12 @@ from seekpoint.sinks.upsert import Upsert
 class RawSink:
     """A sink that writes every row of an attempt, where the one it stands for would keep one of each key.
 
-    Rows of an Upsert get their place in the log; tombstones go to a table beside them.
+    With ``places`` rows get their place in the log; tombstones of an Upsert go to a table beside them.
     """
 
-    def __init__(self, sink: Any, raw: Path, gone: Path) -> None:
+    def __init__(self, sink: Any, raw: Path, gone: Path, *, places: bool) -> None:
         self._sink, self._raw, self._gone = sink, raw, gone
-        self._folds = isinstance(sink, Upsert)
+        self._folds, self._places = isinstance(sink, Upsert), places
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -44,7 +45,7 @@ class RawSink:
 
     def rows(self, record: AnyRecord) -> Iterable[Row]:
         made = self._sink.rows(record)
-        if not self._folds:
+        if not self._places:
             return list(made)
         return [
             Deleted((*row, record.offset, line)) if type(row) is Deleted else (*row, record.offset, line)
@@ -57,7 +58,7 @@ class RawSink:
 
     def placed(self, rows: Sequence[Row], raw: Sequence[RawRecord]) -> Sequence[Row]:
         """Rows of :meth:`value_rows` with their places in the log, where those count."""
-        return [(*row, at, 0) for row, at in zip(rows, offsets_of(raw), strict=True)] if self._folds else rows
+        return [(*row, at, 0) for row, at in zip(rows, offsets_of(raw), strict=True)] if self._places else rows
 
     @contextmanager
     def open(self, tx: Connection) -> Iterator[Writer]:
@@ -77,7 +78,7 @@ class RawSink:
     def _columns(self) -> tuple[str, ...]:
         written = self.columns
         assert written is not None
-        return (*written, OFFSET, LINE) if self._folds else written
+        return (*written, OFFSET, LINE) if self._places else written
 
     def _columns_gone(self) -> tuple[str, ...]:
         return (*self._sink.target.gone, OFFSET, LINE)
@@ -123,19 +124,25 @@ def raw_sinks(
     """The pipeline's sinks, each aimed at a table of this attempt, which is made; ``found`` are its own tables."""
     live: dict[int, Target] = {feed.number: target for target in found for feed in target.feeds}
     sinks = []
+    is_refusing = may_be_refused(connection, pipeline, found)
     for number, sink in enumerate(pipeline.sinks):
         raw, gone = staging.raw(attempt, number), staging.gone(attempt, number)
-        _make_raw(connection, live[number], sink, raw, gone)
-        sinks.append(RawSink(aimed(sink, raw), raw, gone))  # type: ignore[arg-type]
+        places = is_refusing or isinstance(sink, Upsert)
+        _make_raw(connection, live[number], raw, places=places)
+        if isinstance(sink, Upsert):
+            _make_gone(connection, live[number], sink, gone)
+        sinks.append(RawSink(aimed(sink, raw), raw, gone, places=places))  # type: ignore[arg-type]
     return sinks
 
 
-def _make_raw(connection: Connection, target: Target, sink: Any, raw: Path, gone: Path) -> None:
-    """Tables without an index; an Upsert's rows with their places, and its tombstones' columns without NOT NULL."""
-    places = ident.SQL("{} bigint, {} integer").format(name(OFFSET), name(LINE)) if isinstance(sink, Upsert) else None
-    make_like(connection, raw, target.path, Numbers.IGNORED, prefix=raw[1], also=places)
-    if not isinstance(sink, Upsert):
-        return
+def _make_raw(connection: Connection, target: Target, raw: Path, *, places: bool) -> None:
+    """A table without an index; with ``places`` of the rows in the log."""
+    also = ident.SQL("{} bigint, {} integer").format(name(OFFSET), name(LINE)) if places else None
+    make_like(connection, raw, target.path, Numbers.IGNORED, prefix=raw[1], also=also)
+
+
+def _make_gone(connection: Connection, target: Target, sink: Upsert, gone: Path) -> None:
+    """An Upsert's tombstones: their columns, without NOT NULL."""
     columns = [column for column in sink.target.gone if column in target.all_columns]
     run(
         connection,

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, Self
 from uuid import UUID
 
+from psycopg import sql as ident
 from sqlalchemy import Row, and_, delete, select
 
 from seekpoint.apply import Made
@@ -20,7 +21,7 @@ from seekpoint.records import Partition, RawRecord
 from seekpoint.reload.extend import Key, add_positions, key_of, require_unmoved
 from seekpoint.reload.handlers.copies import owned_columns
 from seekpoint.reload.handlers.shadow import Shadow
-from seekpoint.reload.layout import Staging, remember_columns, remembered_columns
+from seekpoint.reload.layout import Staging, name, remember_columns, remembered_columns, rows
 from seekpoint.reload.parts import Parts, all_of
 from seekpoint.reload.run import Driver, StagedPosition, Tx
 from seekpoint.reload.staging import keep_asides, leave_out, left_out_of
@@ -129,7 +130,7 @@ class Rounds:
     ) -> None:
         """Ranges before E0, one partition after the other."""
         pipeline = self._pipelines[group]
-        parts = Parts(tx.connection, pipeline)
+        parts = Parts(tx.connection, pipeline, held=self._held(tx, group))
         reader = chained(self._kafka, self._driver.run.archive, self._driver.engine)
         for at, end in sorted(ends.items()):
             range_ = Range(at, mine[at].topic_id, mine[at].next_offset, end)
@@ -171,7 +172,7 @@ class Rounds:
     ) -> int:
         pipeline = self._pipelines[group]
         ids = {at.topic: p.topic_id for at, p in mine.items()}
-        parts = Parts(tx.connection, pipeline, self._seen(tx, group))
+        parts = Parts(tx.connection, pipeline, self._seen(tx, group), held=self._held(tx, group))
         replayed = self._replayed(tx, group, ids)
         for record in replayed:
             parts.take(Piece([record]))
@@ -186,6 +187,19 @@ class Rounds:
         if group in self._shadows:
             self._shadows[group].check(tx)
         return parts.outcome.applied + len(parts.outcome.asides)
+
+    def _held(self, tx: Tx, group: str) -> dict[tuple[str, bytes], int]:
+        """The keys of the run's own dead letters, where the pipeline holds records behind those, with their offsets."""
+        if not self._pipelines[group].hold_key:
+            return {}
+        found = rows(
+            tx.connection,
+            "SELECT topic, key, min(record_offset) FROM {letters} WHERE consumer_group = {group} AND key IS NOT NULL "
+            "GROUP BY topic, key",
+            letters=name(self._staging.schema, dead_letter.name),
+            group=ident.Literal(group),
+        )
+        return {(topic, bytes(key)): offset for topic, key, offset in found}
 
     def _follower(self, group: str, mine: Mapping[Partition, StagedPosition], ids: Mapping[str, UUID]) -> Follower:
         """The warm consumer of a group; a new one where its partitions are others, or after an error."""

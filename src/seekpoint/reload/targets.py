@@ -20,6 +20,7 @@ from seekpoint.sinks.table import TableSink
 from seekpoint.sinks.upsert import Upsert
 
 Path = tuple[str, str]  # schema and table
+REPLACING = ("swap", "generation")  # strategies that put the rebuilt table in the place of the live one
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from time import monotonic
 from typing import Any
 
+from sqlalchemy import ColumnElement, delete
+
 from seekpoint.reload import statements as sql
+from seekpoint.reload.constraints import breaks, check_references, references
 from seekpoint.reload.extend import Shrinking
+from seekpoint.reload.layout import Staging, name, run
 from seekpoint.reload.rounds import Rounds
-from seekpoint.reload.run import SERIALIZABLE_ENOUGH, Driver
-from seekpoint.reload.targets import Source
+from seekpoint.reload.run import SERIALIZABLE_ENOUGH, Driver, StagedPosition
+from seekpoint.reload.targets import REPLACING, Source, Target
 
 FIRST, MOST = 5_000, 50_000  # records of one transaction
 LONG = 20.0  # seconds that one takes at most, or fewer records are taken: whoever aborts the run waits for it
@@ -31,28 +35,70 @@ def rebuild(
     handled = {source.group for source in sources if source.has_handler}
     if not handled:
         return
-    shrinking, size = Shrinking(), min(FIRST, most)
     with Rounds(driver, sources, kafka) as rounds:
-        while True:
-            with driver.step("staged", isolation=SERIALIZABLE_ENOUGH) as tx:
-                began = monotonic()
-                offsets = tx.execute(sql.OFFSETS, groups=list(driver.run.groups)).all()
-                rounds.part(tx, offsets, size)
-                positions = [at for at in tx.positions(driver.run.id) if at.group in handled]
-            size = _next_size(size, most, monotonic() - began)
-            its = [row for row in offsets if row.consumer_group in handled]
-            now = {(row.consumer_group, row.topic, row.partition): row.next_offset for row in its}
-            progress(
-                "staging",
-                sum(at.next_offset - at.first_offset for at in positions),
-                sum(row.next_offset - row.first_offset for row in its),
+        _catch_up(driver, handled, rounds, progress, most)
+        if driver.run.strategy not in REPLACING and _begins_again(driver, handled, rounds.targets):
+            _catch_up(driver, handled, rounds, progress, most)
+
+
+def _begins_again(driver: Driver, handled: Collection[str], found: Sequence[Target]) -> bool:
+    """Where rows refer to none at the end: from the first record again, and each is checked when it is written.
+
+    Not from the beginning: a row that was right when it was written may refer to one that is gone by now, if a later
+    record took it away, too.
+    """
+    with driver.step("staged") as tx:
+        staging = Staging(driver.run.staging_schema)
+        copies = [target for target in found if target.handled_as]
+        its = {target: references(tx.connection, staging, target, found) for target in copies}
+        if not any(breaks(tx.connection, staging.table(target), one) for target in copies for one in its[target]):
+            return False
+        for target in copies:
+            check_references(tx.connection, staging, target, its[target])
+            run(tx.connection, "TRUNCATE {table}", table=name(*staging.table(target)))
+        positions = [at for at in tx.positions(driver.run.id) if at.group in handled]
+        tx.advance(driver.run.id, {(at.group, at.partition): at.first_offset for at in positions})
+        for at in positions:
+            letters, left_out = staging.letters.c, staging.left_out.c
+            tx.connection.execute(delete(staging.letters).where(*_of(at, letters)))
+            tx.connection.execute(
+                delete(staging.left_out).where(*_of(at, left_out), left_out.record_offset >= at.end_offset)
             )
-            if any(at.next_offset < at.end_offset for at in positions):
-                continue
-            left = sum(now[at.group, *at.partition] - at.next_offset for at in positions)
-            if left <= most:
-                return
-            shrinking.take(left)
+    return True
+
+
+def _of(at: StagedPosition, columns: Any) -> tuple[ColumnElement[bool], ...]:
+    return (
+        columns.consumer_group == at.group,
+        columns.topic == at.partition.topic,
+        columns.partition == at.partition.number,
+    )
+
+
+def _catch_up(
+    driver: Driver, handled: Collection[str], rounds: Rounds, progress: Callable[[str, int, int], None], most: int
+) -> None:
+    shrinking, size = Shrinking(), min(FIRST, most)
+    while True:
+        with driver.step("staged", isolation=SERIALIZABLE_ENOUGH) as tx:
+            began = monotonic()
+            offsets = tx.execute(sql.OFFSETS, groups=list(driver.run.groups)).all()
+            rounds.part(tx, offsets, size)
+            positions = [at for at in tx.positions(driver.run.id) if at.group in handled]
+        size = _next_size(size, most, monotonic() - began)
+        its = [row for row in offsets if row.consumer_group in handled]
+        now = {(row.consumer_group, row.topic, row.partition): row.next_offset for row in its}
+        progress(
+            "staging",
+            sum(at.next_offset - at.first_offset for at in positions),
+            sum(row.next_offset - row.first_offset for row in its),
+        )
+        if any(at.next_offset < at.end_offset for at in positions):
+            continue
+        left = sum(now[at.group, *at.partition] - at.next_offset for at in positions)
+        if left <= most:
+            return
+        shrinking.take(left)
 
 
 def _next_size(size: int, most: int, seconds: float) -> int:

@@ -1,0 +1,158 @@
+"""Rows that the live table's constraints refuse for what other rows are: their records are the run's dead letters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+import psycopg
+from psycopg import sql as ident
+
+from seekpoint.apply import Failed
+from seekpoint.errors import ReloadRefused
+from seekpoint.export import chained
+from seekpoint.failure import Cause
+from seekpoint.kafka.ranges import Range
+from seekpoint.records import Partition, RawRecord
+from seekpoint.reload.constraints import Reference, breaks, references, uniques
+from seekpoint.reload.layout import LINE, OFFSET, PLACE, Composable, Staging, name, names, rows, run
+from seekpoint.reload.parts import aside_of
+from seekpoint.reload.run import Driver, Tx
+from seekpoint.reload.staging import keep_asides
+from seekpoint.reload.targets import Source, Target
+
+MOST = 1_000  # records of one run that are set aside in this way; more are no exception, but a mistake
+
+Place = tuple[str, Partition]  # group and partition
+_Key = tuple[int, int]  # the number of the place, and the offset
+
+
+def refused(
+    tx: Tx,
+    staging: Staging,
+    target: Target,
+    found: Sequence[Target],
+    *,
+    placed: Callable[[], Composable],
+    make: Callable[[], None] | None,
+) -> dict[_Key, psycopg.Error]:
+    """The records whose rows the live table's constraints refuse, with the error; of two rows with one key the later.
+
+    ``placed`` is a query of the rows that count, each with its place in the log. ``make`` makes the rebuilt table's
+    indexes; by default the unique ones are made.
+    """
+    its = [one for one in references(tx.connection, staging, target, found)
+           if breaks(tx.connection, staging.table(target), one)]  # fmt: skip
+    others = uniques(tx.connection, target)
+    repeats = not _made(tx, make or partial(_index, tx, staging, target, others))
+    if not its and not repeats:
+        return {}
+    known = (staging.schema, f"placed_{target.staged}")
+    run(tx.connection, "CREATE TABLE {known} AS {placed}", known=name(*known), placed=placed())
+    bad: dict[_Key, psycopg.Error] = {}
+    for one in its:
+        bad |= _dangling(tx, target, known, one)
+    if repeats:
+        bad |= _repeated(tx, staging, target, known, others)
+    run(tx.connection, "DROP TABLE {known}", known=name(*known))
+    return bad
+
+
+def _made(tx: Tx, make: Callable[[], None]) -> bool:
+    """Whether the indexes could be made."""
+    savepoint = tx.connection.begin_nested()
+    try:
+        make()
+    except psycopg.errors.UniqueViolation:
+        savepoint.rollback()
+        return False
+    savepoint.commit()
+    return True
+
+
+def _index(tx: Tx, staging: Staging, target: Target, others: Sequence[Composable]) -> None:
+    key = [ident.SQL("({})").format(names(target.key))] if target.key else []
+    for n, rest in enumerate([*key, *others]):
+        run(
+            tx.connection,
+            "CREATE UNIQUE INDEX {name} ON {table} {rest}",
+            name=name(f"{target.staged}_{'key' if key and not n else f'u{n}'}"),
+            table=name(*staging.table(target)),
+            rest=rest,
+        )
+
+
+def _dangling(tx: Tx, target: Target, known: tuple[str, str], one: Reference) -> dict[_Key, psycopg.Error]:
+    found = rows(
+        tx.connection,
+        "SELECT DISTINCT child.{place}, child.{at} FROM {known} AS child WHERE {broken} LIMIT {most}",
+        place=name(PLACE),
+        at=name(OFFSET),
+        known=name(*known),
+        broken=one.is_broken("child"),
+        most=ident.Literal(MOST + 1),
+    )
+    said = f'insert or update on table "{target.name}" violates foreign key constraint "{one.name}"'
+    return {(place, at): psycopg.errors.ForeignKeyViolation(said) for place, at in found}
+
+
+def _repeated(
+    tx: Tx, staging: Staging, target: Target, known: tuple[str, str], others: Sequence[Composable]
+) -> dict[_Key, psycopg.Error]:
+    """What Postgres itself takes for the same: into a table with these indexes, in the order of the log."""
+    parts = {
+        "sieve": name(staging.schema, f"sieve_{target.staged}"),
+        "known": name(*known),
+        "place": ident.SQL(", ").join(map(name, (PLACE, OFFSET, LINE))),
+        "ordered": ident.SQL(", ").join(map(name, (OFFSET, PLACE, LINE))),
+    }
+    run(tx.connection, "CREATE TABLE {sieve} AS TABLE {known} WITH NO DATA", **parts)
+    keyed = [ident.SQL("({})").format(names(target.key))] if target.key else []
+    for rest in [*keyed, *others]:
+        run(tx.connection, "CREATE UNIQUE INDEX ON {sieve} {rest}", rest=rest, **parts)
+    run(tx.connection, "INSERT INTO {sieve} SELECT * FROM {known} ORDER BY {ordered} ON CONFLICT DO NOTHING", **parts)
+    found = rows(
+        tx.connection,
+        "SELECT {place} FROM {known} EXCEPT SELECT {place} FROM {sieve} LIMIT {most}",
+        most=ident.Literal(MOST + 1),
+        **parts,
+    )
+    run(tx.connection, "DROP TABLE {sieve}", **parts)
+    said = f'duplicate key value violates a unique index of "{target.name}": an earlier record has a row with that key'
+    return {(place, at): psycopg.errors.UniqueViolation(said) for place, at, _ in found}
+
+
+class Rejects:
+    """Sets records aside after their ranges were staged, as the pipeline's policy says."""
+
+    def __init__(self, driver: Driver, sources: Sequence[Source], kafka: Mapping[str, object]) -> None:
+        self._driver, self._kafka = driver, kafka
+        self._pipelines = {source.group: source.pipeline for source in sources}
+        self._count = 0
+
+    def put(self, tx: Tx, staging: Staging, bad: Mapping[tuple[Place, int], psycopg.Error]) -> None:
+        """Keep them as the run's dead letters. Raises ReloadRefused where the policy stops, and for too many."""
+        self._count += len(bad)
+        if self._count > MOST:
+            (_, at), offset = min(bad, key=str)
+            why = (
+                f"more than {MOST} records make rows that a constraint of the live table refuses, e.g. {at} offset "
+                f"{offset}: {next(iter(bad.values()))}; correct the pipeline or the table, and start another run"
+            )
+            raise ReloadRefused([why])
+        ids = {(at.group, at.partition): at.topic_id for at in tx.positions(self._driver.run.id)}
+        for (place, offset), error in sorted(bad.items(), key=lambda item: (str(item[0][0]), item[0][1])):
+            group, at = place
+            pipeline, topic_id = self._pipelines[group], ids[place]
+            raw = self._read(at, topic_id, offset)
+            aside = aside_of(pipeline, raw, Failed(error, Cause.DATABASE, [raw]), is_newest=True)
+            keep_asides(tx, staging, pipeline, [aside], {at.topic: topic_id})
+
+    def _read(self, at: Partition, topic_id: UUID, offset: int) -> RawRecord:
+        reader: Any = chained(self._kafka, self._driver.run.archive, self._driver.engine)
+        found = [record for piece in reader.read(Range(at, topic_id, offset, offset + 1)) for record in piece.records]
+        if not found:
+            raise ReloadRefused([f"{at} offset {offset}: its row is refused by the live table, and the record is gone"])
+        return found[0]  # type: ignore[no-any-return]

@@ -174,7 +174,7 @@ class Life:
                 self._death()
         if isinstance(event, events.Parked):  # the operator
             partition, offset = event.partition, event.error.offset
-            self._ledger.move(*partition, offset + 1, expected=offset, lost="poison", reason="passed by hand")
+            self._ledger.move(*partition, offset + 1, expected=offset, lost="poison", log=None, reason="passed by hand")
         assert self.worker is not None
         if self._at == self._ends:
             self.worker.stop()

@@ -86,7 +86,7 @@ def poison_stop(raw: RawRecord, failure: Failure) -> PoisonStop:
         f"{_WHAT[failure.cause]}: {failure.told}{times}",
         choices=(
             _REMEDY.get(failure.cause, "mend the codec, row= or handler, and start the worker again"),
-            f"skip it: {call}, lost='poison', reason=...)",
+            f"skip it: {call}, log=None, lost='poison', reason=...)",
             *(() if failure.cause in NEVER_PASSED else (keep_aside,)),
         ),
         failure=failure,

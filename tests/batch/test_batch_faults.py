@@ -141,7 +141,7 @@ def test_a_claim_alone_keeps_the_batch_out(shop: Shop) -> None:
     shop.produce(shop.topic, FIRST, partition=0)
 
     def meanwhile(run: Run) -> None:
-        shop.ledger().move(shop.topic, 0, 0, reason="a move that moves nothing")
+        shop.ledger().move(shop.topic, 0, 0, log=None, reason="a move that moves nothing")
 
     with pytest.raises(BatchRefused, match="claimed the group's partitions"):
         batch(shop, stager=Pausing(shop, meanwhile)).run()

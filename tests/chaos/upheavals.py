@@ -161,7 +161,7 @@ def rewind(field: Field, fault: Fault) -> Strike:
     with ledger.begin() as tx:
         at = ledger.look([Partition(topic, number)], locked=False)[Partition(topic, number)]
         to = max(field.arena.base[number], at.next_offset - fault.amount)
-        move(tx, Partition(topic, number), to, actor="chaos", reason="rewind under load")
+        move(tx, Partition(topic, number), to, actor="chaos", log=None, reason="rewind under load")
         tx.connection.execute(
             text(f'DELETE FROM {TABLE} WHERE topic = :topic AND partition = :partition AND "offset" >= :to'),
             {"topic": topic, "partition": number, "to": to},

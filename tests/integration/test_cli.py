@@ -706,7 +706,7 @@ def test_status_does_not_compare_with_another_topic_of_that_name(
     applied: Place, seekpoint_engine: Engine, topic: Callable[..., str]
 ) -> None:
     ledger = Ledger(seekpoint_engine, applied.group, schema=applied.schema)
-    ledger.move(applied.topic, 0, 3, reason="test", topic_id=uuid4())
+    ledger.move(applied.topic, 0, 3, log=None, reason="test", topic_id=uuid4())
     where = [*("--database-url", applied.url), *("--schema", applied.schema)]
     result = seekpoint("status", applied.group, *where, "--kafka", f"bootstrap.servers={applied.broker}", "--json")
     assert result.exit_code == 0

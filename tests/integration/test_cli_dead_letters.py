@@ -354,7 +354,10 @@ KILLED = {"attempt_error": "NULL", "retry_at": "NULL", "attempts": "1", "attempt
 RUNNING = {"attempt_running": "true"}
 STANDS = "orders/0 has stopped in front of offset 3: "
 WAITS = "orders/0 waits in front of offset 3: "
-MEND = "Mend the codec, row= or handler and start the worker again; or skip it: Ledger.move('orders', 0, to=4, lost="
+MEND = (
+    "Mend the codec, row= or handler and start the worker again; or skip it: Ledger.move('orders', 0, to=4, log=None, "
+    "lost="
+)
 TRIED = f"{WAITS}ValueError: no price; tried 3 of 5 times, next try"
 
 

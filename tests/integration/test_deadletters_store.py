@@ -46,7 +46,7 @@ class Shelf(Desk):
         self.accept(moved)
 
     def rewind(self, to: int, number: int = 0) -> None:
-        self.ledger.move(self.topic, number, to, reason="look again", actor="alice")
+        self.ledger.move(self.topic, number, to, log=None, reason="look again", actor="alice")
         self.claim(number)
 
     def commit_nothing(self, number: int) -> None:
@@ -260,9 +260,9 @@ def test_a_move_forward_and_a_topic_made_anew_supersede_nothing(shelf: Shelves) 
     """I4: what was passed stays passed; offsets of an earlier topic are before and behind nothing."""
     worker = shelf()
     worker.park(aside(4))
-    worker.ledger.move("t", 0, 9, reason="over it")
+    worker.ledger.move("t", 0, 9, log=None, reason="over it")
     assert [letter.state for letter in worker.all()] == [State.PARKED]
-    worker.ledger.move("t", 0, 0, reason="recreated", topic_id=uuid4())
+    worker.ledger.move("t", 0, 0, log=None, reason="recreated", topic_id=uuid4())
     assert [letter.state for letter in worker.all()] == [State.PARKED]
 
 
@@ -297,7 +297,7 @@ def test_letters_of_an_earlier_topic_hold_nothing(shelf: Shelves) -> None:
     """I4: their offsets come before nothing of the new one."""
     worker = shelf()
     worker.park(aside(9, b"a"))
-    worker.ledger.move("t", 0, 0, reason="recreated", topic_id=uuid4())
+    worker.ledger.move("t", 0, 0, log=None, reason="recreated", topic_id=uuid4())
     assert open_keys(worker) == {}
     assert worker.letters.count_open() == {worker.at(0): 1}
 
@@ -327,7 +327,7 @@ def test_letters_of_others_are_not_the_first_of_a_key(shelf: Shelves) -> None:
     with worker.ledger.engine.begin() as tx:
         assert worker.letters.first_open_of_key(tx, early) == 1
     worker.topic_id = uuid4()
-    worker.ledger.move("t", 0, 0, reason="recreated", topic_id=worker.topic_id)
+    worker.ledger.move("t", 0, 0, log=None, reason="recreated", topic_id=worker.topic_id)
     worker.claim(0)
     worker.park(aside(5))
     (late,) = worker.all(from_offset=5)
@@ -560,7 +560,7 @@ def test_a_rewind_and_a_redrive_come_one_after_the_other(
     other = shelf(claim=False, limits=Limits(transaction_age=60.0))
     with other.ledger.begin() as tx:
         other.letters.lock(tx.connection, letter.id)
-        moving = elsewhere.submit(worker.ledger.move, "t", 0, 0, reason="rewind")
+        moving = elsewhere.submit(worker.ledger.move, "t", 0, 0, log=None, reason="rewind")
         wait_until_blocked(seekpoint_engine, by=backend(tx.connection))
     moving.result()
     with seekpoint_engine.begin() as again:

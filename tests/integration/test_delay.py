@@ -187,7 +187,7 @@ def test_a_move_while_records_wait_is_obeyed(scene: Scene) -> None:
     old = produce(scene, name, *[time.time() - 7200] * 5)
     run = scene.worker(delayed(scene, name, 3600))
     run.seen.wait_for(events.ChunkRead)
-    scene.ledger.move(name, 0, 20, reason="not these", lost="not wanted")
+    scene.ledger.move(name, 0, 20, log=None, reason="not these", lost="not wanted")
     run.reached(name, 25)
     run.stop()
     scene.book.assert_holds(name, old)
@@ -205,7 +205,7 @@ def test_a_full_backlog_stays_paused_while_another_partition_is_placed_anew(scen
     run.seen.wait_for(events.ChunkRead)
     for place in (5, 0):
         mark = run.seen.mark()
-        scene.ledger.move(name, 1, place, reason="again")
+        scene.ledger.move(name, 1, place, log=None, reason="again")
         run.seen.wait_for(events.Committed, since=mark)
     scene.wait(lambda: time.time() > began + 5)
     assert pulled(run) <= 10 + 5 + 10 + 1500

@@ -197,7 +197,7 @@ def test_each_kind_stops_its_partition_until_it_is_passed_by_hand(
         mark = run.seen.mark()
         assert (parked.partition, parked.error.offset) == (Partition(stream.topic, 0), offset)
         assert re.search(stream.kinds[offset].said, str(parked.error))
-        ledger.move(stream.topic, 0, offset + 1, expected=offset, lost="poison", reason="a test")
+        ledger.move(stream.topic, 0, offset + 1, expected=offset, lost="poison", log=None, reason="a test")
     run.reached(stream.topic, stream.ends[Partition(stream.topic, 0)], 0)
     run.stop()
     holds(ground, stream, failed)

@@ -63,7 +63,7 @@ def test_a_rewind_under_a_running_worker(scene: Scene, elsewhere: ThreadPoolExec
     run = scene.worker(name, observe=[gate])
     gate.wait()
     before = scene.ledger.read()[0]
-    moving = elsewhere.submit(scene.ledger.move, name, 0, 4, reason="bug 17", actor="ann")
+    moving = elsewhere.submit(scene.ledger.move, name, 0, 4, log=None, reason="bug 17", actor="ann")
     until(lambda: waits_for_a_lock(scene, scene.ledger), "the operator at the lock")
     gate.open()
     moved = moving.result()
@@ -97,7 +97,7 @@ def test_a_rewind_under_an_idle_worker(scene: Scene) -> None:
     run.reached(name, 10)
     run.reached(name, 3, partition=1)
     mark = run.seen.mark()
-    scene.ledger.move(name, 0, 0, reason="from the beginning", actor="ann")
+    scene.ledger.move(name, 0, 0, log=None, reason="from the beginning", actor="ann")
     assert run.seen.wait_for(events.Ousted, since=mark).partition == Partition(name, 0)
     assert run.seen.wait_for(events.Placed, since=mark).offset == 0
     scene.wait_for_position(name, 10)
@@ -113,7 +113,7 @@ def test_a_skip_under_a_running_worker(scene: Scene) -> None:
     gate = Gate(events.BatchOpened)
     run = scene.worker(name, observe=[gate])
     gate.wait()
-    scene.ledger.move(name, 0, 7, reason="known to be bad", lost="skipped")
+    scene.ledger.move(name, 0, 7, log=None, reason="known to be bad", lost="skipped")
     gate.open()
     run.reached(name, 10)
     run.stop()

@@ -5,6 +5,7 @@ Work goes on by itself, or the partition stops with the choices spelled out; not
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -39,7 +40,7 @@ def stop_of(run: Run, since: int = 0) -> PartitionStopped:
     return error
 
 
-def lost_ranges(scene: Scene) -> list[tuple[int, int, str]]:
+def lost_ranges(scene: Scene) -> list[tuple[int, int | None, str]]:
     """What the group has given up: from, to, why."""
     with scene.engine.connect() as connection:
         table = f'"{scene.schema}".lost_range'
@@ -70,13 +71,13 @@ def test_i4_retention_past_the_stored_offset_stops_the_partition_until_it_is_dec
     assert isinstance(stop, OffsetLost)
     assert (stop.partition, stop.offset) == (Partition(name, 0), 10)
     assert "retention has passed it: the first offset left is 30" in str(stop)
-    assert any(f"Ledger.move('{name}', 0, to=30, lost='retention'" in choice for choice in stop.choices)
+    assert any(f"Ledger.move('{name}', 0, to=30, log=(30, " in choice for choice in stop.choices)
     assert list(run.health().stopped) == [Partition(name, 0)]
     other = scene.produce(name, 5, partition=1)
     run.reached(name, 15, 1)  # the other partition goes on
     assert scene.positions()[Partition(name, 0)] == 10
 
-    scene.ledger.move(name, 0, 30, reason="nobody needs them", lost="retention", actor="ann")
+    scene.ledger.move(name, 0, 30, log=None, reason="nobody needs them", lost="retention", actor="ann")
     run.reached(name, 50, 0)
     assert run.health().stopped == {}
     run.stop()
@@ -97,7 +98,7 @@ def test_i4_retention_that_overtakes_a_running_reader_stops_it_where_it_stands(s
     assert isinstance(stop, OffsetLost)
     assert 0 < stop.offset < 95
     assert "the first offset left is 95" in str(stop)
-    scene.ledger.move(name, 0, 95, reason="go on", lost="retention")
+    scene.ledger.move(name, 0, 95, log=None, reason="go on", lost="retention")
     run.reached(name, 100)
     run.stop()
     assert lost_ranges(scene) == [(stop.offset, 95, "retention")]
@@ -109,11 +110,17 @@ def test_a_position_behind_the_end_of_the_log_stops_the_partition(scene: Scene) 
     stored = scene.produce(name, 10)
     run = scene.worker(name)
     run.reached(name, 10)
-    scene.ledger.move(name, 0, 1000, reason="a slip of the hand")
+    scene.ledger.move(name, 0, 1000, log=None, reason="a slip of the hand", actor="ada")
     stop = stop_of(run)
     assert isinstance(stop, OffsetLost)
-    assert "it is behind the end of the log (10)" in str(stop)
-    scene.ledger.move(name, 0, 10, reason="mended")
+    assert re.search(
+        r"it is behind the end of the log \(10\): ada moved it to 1000 on .*\(a slip of the hand\)", str(stop)
+    )
+    assert "brokers" not in str(stop).splitlines()[0]
+    assert any("to=10, log=(0, 10), reason=" in choice for choice in stop.choices)
+    assert any("log=None" in choice for choice in stop.choices)
+    scene.ledger.move(name, 0, 10, log=(0, 10), reason="corrected")
+    assert lost_ranges(scene) == []  # nothing was read up to there
     stored += scene.produce(name, 5)
     run.reached(name, 15)
     run.stop()
@@ -154,7 +161,7 @@ def test_i4_a_truncated_log_is_noticed_by_the_stored_leader_epoch(
     assert isinstance(stop, OffsetLost)
     assert "the log was truncated before it and written anew" in str(stop)
     assert len(scene.book.written(name)) == 100
-    scene.ledger.move(name, 0, 50, reason="read what stands there now")
+    scene.ledger.move(name, 0, 50, log=None, reason="read what stands there now")
     run.reached(name, 150)
     run.stop()
     assert scene.book.written(name) == [(0, n) for n in range(100)] + [(0, n) for n in range(50, 150)]
@@ -176,7 +183,7 @@ def decide_for(scene: Scene, run: Run, name: str, stop: PartitionStopped) -> Non
     assert isinstance(stop, TopicRecreated)
     new = scene.topic_id(name)
     assert f"to=0, topic_id=UUID('{new}')" in stop.choices[0]
-    scene.ledger.move(name, 0, 0, topic_id=new, reason="restart", lost="topic recreated")
+    scene.ledger.move(name, 0, 0, topic_id=new, log=None, reason="restart", lost="topic recreated")
 
 
 def test_i4_a_topic_recreated_under_an_idle_worker_is_not_read_on(scene: Scene, way: Way) -> None:
@@ -193,7 +200,7 @@ def test_i4_a_topic_recreated_under_an_idle_worker_is_not_read_on(scene: Scene, 
     run.reached(name, 50)
     run.stop()
     assert scene.book.written(name) == stored + new
-    assert lost_ranges(scene) == [(10, 10, "topic recreated")]
+    assert lost_ranges(scene) == [(10, None, "topic recreated")]
 
 
 def test_i4_a_topic_recreated_while_the_worker_is_down_is_not_read_on(scene: Scene, protocol: Protocol) -> None:
@@ -243,7 +250,7 @@ def test_adopting_a_recreated_topic_goes_on_at_the_offset_that_was_chosen(scene:
     new = recreate(scene, name, 50)
     run = scene.worker(name)
     stop_of(run)
-    scene.ledger.move(name, 0, 10, topic_id=scene.topic_id(name), reason="the first ten are the same")
+    scene.ledger.move(name, 0, 10, topic_id=scene.topic_id(name), log=None, reason="the first ten are the same")
     run.reached(name, 50)
     run.stop()
     assert scene.book.written(name) == stored + new[10:]

@@ -236,7 +236,7 @@ def test_a_move_in_the_middle_of_a_try_is_obeyed(scene: Scene) -> None:
     stored = scene.produce(name, ["ok", "fail 1", "ok"])
     gate = Gate(events.RetryScheduled)
     run = wait_for_a_try(scene, name, gate)
-    scene.ledger.move(name, 0, 2, reason="not this one", lost="poison")
+    scene.ledger.move(name, 0, 2, log=None, reason="not this one", lost="poison")
     gate.open()
     run.reached(name, 3)
     run.stop()

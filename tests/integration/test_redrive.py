@@ -228,7 +228,7 @@ def test_letters_of_an_earlier_topic_are_refused(depot: Depot) -> None:
     depot.bad = {b"b"}
     (letter,) = depot.park(*orders(b"a", b"b"))
     depot.bad.clear()
-    depot.ledger.move(TOPIC, 0, to=0, topic_id=uuid4(), reason="created anew")
+    depot.ledger.move(TOPIC, 0, to=0, topic_id=uuid4(), log=None, reason="created anew")
     (planned,) = depot.redrive().plan()
     said = refusal(lambda: depot.redrive().replay(letter.id))
     assert said == planned.refusal
@@ -312,7 +312,7 @@ def test_a_letter_that_was_rewound_past_belongs_to_the_stream(depot: Depot) -> N
     depot.bad = {b"b"}
     (letter,) = depot.park(*orders(b"a", b"b", b"c"))
     depot.bad.clear()
-    depot.ledger.move(TOPIC, 0, to=1, actor="eve", reason="ticket 9")
+    depot.ledger.move(TOPIC, 0, to=1, actor="eve", log=None, reason="ticket 9")
     said = refusal(lambda: depot.redrive().replay(letter.id))
     assert "was superseded by eve at 20" in said
     assert said.endswith(": moved to 1: ticket 9")
@@ -330,7 +330,7 @@ def test_a_rewind_waits_for_a_replay_in_hand(depot: Depot, elsewhere: ThreadPool
     depot.on_record = halt = Halt()
     replay = elsewhere.submit(depot.redrive().replay, letter.id)
     halt.wait()
-    move = elsewhere.submit(depot.ledger.move, TOPIC, 0, 0, reason="again")
+    move = elsewhere.submit(depot.ledger.move, TOPIC, 0, 0, log=None, reason="again")
     wait_until_blocked(depot.engine, by=halt.pid)
     halt.open()
     assert replay.result(30).is_applied

@@ -199,12 +199,12 @@ def test_a_dead_letter_is_told_by_its_state(desk: Desk, state: State, told: Stat
 
 def test_a_record_that_was_moved_over_was_not_read(desk: Desk) -> None:
     """Until the position is moved back, and the record passed by reading it."""
-    moved = desk.ledger.move("t", 0, to=9, reason="ticket 7", actor="ada", lost="poison")
+    moved = desk.ledger.move("t", 0, to=9, log=None, reason="ticket 7", actor="ada", lost="poison")
     passed = desk.ledger.wait_until_applied("t", 0, 6)
     assert (passed.position, passed.state, passed.applied) == (9, None, False)
     assert str(passed) == "t/0: offset 6 was not read: ada moved the position over it (ticket 7)"
     assert desk.ledger.wait_until_applied("t", 0, 4).applied  # read before
-    desk.ledger.move("t", 0, to=6, expected=moved.next_offset, reason="after all", actor="ada")
+    desk.ledger.move("t", 0, to=6, expected=moved.next_offset, log=None, reason="after all", actor="ada")
     desk.claim(0)
     desk.commit({0: 9})
     assert desk.ledger.wait_until_applied("t", 0, 6).applied
@@ -217,7 +217,7 @@ def test_a_record_before_the_groups_beginning_was_not_read(seekpoint_engine: Eng
     passed = worker.ledger.wait_until_applied("t", 0, 99)
     assert not passed.applied
     assert str(passed).endswith("was not read: the group began behind it, at offset 100")
-    worker.ledger.move("t", 0, to=99, reason="that one, too")
+    worker.ledger.move("t", 0, to=99, log=None, reason="that one, too")
     worker.claim(0)
     worker_moves_on(worker, 100)
     assert worker.ledger.wait_until_applied("t", 0, 99).applied
@@ -232,7 +232,7 @@ def worker_moves_on(worker: Desk, end: int) -> None:
 
 
 def test_a_position_that_was_moved_back_is_waited_for_again(desk: Desk, reader: Reader) -> None:
-    desk.ledger.move("t", 0, to=2, reason="again")
+    desk.ledger.move("t", 0, to=2, log=None, reason="again")
     waiting = reader.wait(3)
     reader.has_looked()
     assert not waiting.done()
@@ -248,7 +248,7 @@ def test_a_move_back_between_position_and_fate_is_noticed(desk: Desk, monkeypatc
     def look() -> AbstractContextManager[Scope]:
         looks[0] += 1
         if looks[0] == 2:  # the first one said: passed
-            desk.ledger.move("t", 0, to=2, reason="again")
+            desk.ledger.move("t", 0, to=2, log=None, reason="again")
         return desk.ledger._glimpse()
 
     def sleep(seconds: float) -> None:
@@ -267,7 +267,7 @@ def test_a_topic_that_is_recreated_meanwhile_ends_the_wait(desk: Desk, reader: R
     waiting = reader.wait(7)
     known = reader.wait(7, topic_id=old)
     reader.has_looked(4)
-    desk.ledger.move("t", 0, to=50, topic_id=new, reason="adopt")
+    desk.ledger.move("t", 0, to=50, topic_id=new, log=None, reason="adopt")
     for one in (waiting, known):
         with pytest.raises(NotApplied, match="was recreated meanwhile") as refused:
             one.result(20)
@@ -283,7 +283,7 @@ def test_a_known_topic_id_keeps_the_old_offsets_apart(desk: Desk, reader: Reader
     assert f"belongs to topic id {desk.topic_id}, the record to {new}" in str(late.value)
     waiting = reader.wait(2, topic_id=new)
     reader.has_looked()
-    desk.ledger.move("t", 0, to=0, topic_id=new, reason="restart")
+    desk.ledger.move("t", 0, to=0, topic_id=new, log=None, reason="restart")
     desk.topic_id = new
     desk.claim(0)
     reader.has_looked()
@@ -296,10 +296,10 @@ def test_a_known_topic_id_keeps_the_old_offsets_apart(desk: Desk, reader: Reader
 def test_what_lies_in_front_of_an_adopted_position_was_not_read(desk: Desk, to: int) -> None:
     """The old topic's record of that offset was applied; the new one's was not, whatever was moved before."""
     new = uuid4()
-    desk.ledger.move("t", 0, to=0, reason="again")
+    desk.ledger.move("t", 0, to=0, log=None, reason="again")
     desk.claim(0)
     worker_moves_on(desk, 4)
-    desk.ledger.move("t", 0, to=to, topic_id=new, reason="adopt", actor="ada")
+    desk.ledger.move("t", 0, to=to, topic_id=new, log=None, reason="adopt", actor="ada")
     passed = desk.ledger.wait_until_applied("t", 0, 1, topic_id=new)
     assert (passed.applied, passed.unread) == (False, "ada moved the position over it (adopt)")
 

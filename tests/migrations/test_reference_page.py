@@ -73,7 +73,7 @@ def test_the_rights_suffice_for_a_worker_and_its_operator(worker_url: str) -> No
         [letter] = letters.list()
         letters.failed_again(tx, letters.lock(tx, letter.id), FAILURE)
         letters.close(tx, letter, State.REPLAYED, "alice", "a test")
-    ledger.move("orders", 0, 20, reason="a test", lost="a test gave them up")
+    ledger.move("orders", 0, 20, log=None, reason="a test", lost="a test gave them up")
     ledger.pause(reason="a test")
     ledger.resume()
     ledger.release([claim])

@@ -178,7 +178,7 @@ def test_a_move_in_mid_run_ends_it(shop: Shop) -> None:
     reload = shop.reload()
     driver = reload.open()
     with diffed(reload, driver) as rounds:
-        shop.ledger().move(shop.topic, 0, 50, reason="again")
+        shop.ledger().move(shop.topic, 0, 50, log=None, reason="again")
         work_up_to(shop, len(FIRST))
         with pytest.raises(ReloadRefused, match=r"was moved since the run was opened: .*\n.*abort this run and open"):
             reload.cut_over(driver, rounds)

@@ -138,7 +138,7 @@ def test_a_position_that_was_moved_while_ranges_were_staged_ends_the_run(shop: S
     worker.stop()
 
     def rewound() -> None:
-        shop.ledger().move(shop.topic, 0, 10, reason="a test")
+        shop.ledger().move(shop.topic, 0, 10, log=None, reason="a test")
         shop.produce(shop.topic, FIRST, partition=0)
         again = shop.worker()
         again.reached(shop.topic, 2 * len(FIRST))

@@ -117,7 +117,7 @@ def test_a_partition_that_is_added_and_moved_in_mid_run_ends_it(shop: Shop) -> N
     worker = shop.worker()
     worker.reached(shop.topic, 40, partition=2)
     worker.stop()
-    shop.ledger().move(shop.topic, 2, 45, reason="a test", lost="a test gave them up")
+    shop.ledger().move(shop.topic, 2, 45, log=None, reason="a test", lost="a test gave them up")
     with pytest.raises(ReloadRefused, match="has got it since the run was opened, and its position was moved by hand"):
         reload.run(driver)
     assert "moved by hand" in failed(reload, driver)
@@ -145,7 +145,7 @@ def test_a_rewind_in_mid_run_ends_it(shop: Shop, at: str) -> None:
     driver = reload.open()
     if at == "staged":
         reload.stage(driver)
-    shop.ledger().move(shop.topic, 0, 50, reason="again")
+    shop.ledger().move(shop.topic, 0, 50, log=None, reason="again")
     work_up_to(shop, len(FIRST))
     with pytest.raises(ReloadRefused, match="was moved since the run was opened"):
         reload.run(driver)

@@ -87,7 +87,7 @@ def test_a_recreated_topic_is_refused(shop: Shop, topic: Callable[..., str]) -> 
 
 def test_positions_beyond_what_can_be_read_are_refused(shop: Shop) -> None:
     settled(shop)
-    shop.ledger().move(shop.topic, 0, 1000, reason="a test")
+    shop.ledger().move(shop.topic, 0, 1000, log=None, reason="a test")
     with pytest.raises(ReloadRefused, match="stands at 1000, and what can be read ends at 30"):
         shop.reload().open()
 

@@ -129,9 +129,10 @@ def everything_a_ledger_does(ledger: Ledger, topic: str, count: int) -> None:
     with pytest.raises(NotApplied):
         ledger.wait_until_applied(topic, 0, 11, timeout=0)
     ledger.record("found", partitions[0], 0, 1, reason="a test")
-    ledger.move(topic, 0, 5, reason="a test", lost="a test")
+    ledger.move(topic, 0, 15, log=None, reason="a test", lost="a test")
+    assert ledger.last_move(Partition(topic, 0)) is not None
     with pytest.raises(Fenced):
-        ledger.move(topic, 0, 5, reason="a test", expected=4)
+        ledger.move(topic, 0, 5, log=None, reason="a test", expected=4)
     ledger.pause(reason="a test")
     ledger.resume()
     newer = Ledger(ledger.engine, ledger.group, schema=ledger.schema, version=2)

@@ -134,7 +134,7 @@ def own_loop(tx: Connection, ledger: Ledger, held: Assignment, messages: list[An
     assert_type(held.accept(moved), None)
     assert_type(held.place_again(), None)
     assert_type(ledger.read(), list[Position])
-    assert_type(ledger.move("orders", 0, 5, reason="why"), Position)
+    assert_type(ledger.move("orders", 0, 5, log=None, reason="why"), Position)
     assert_type(claimed.granted, Mapping[Partition, Claim])
     assert_type(claimed.refused, Mapping[Partition, PartitionStopped])
 

@@ -354,7 +354,7 @@ class Assignment:
         self._places.park(partition, stop)
 
     def _judge_troubled(self) -> None:
-        """The broker has no record at the cursor: find out why, and stop in front of it (I4).
+        """The broker has no record at the cursor: find out why, and who put it there, and stop in front of it (I4).
 
         What was read before and waits is applied first: it may be nowhere else any more.
         """
@@ -364,7 +364,10 @@ class Assignment:
             return
         strange = self.strangers(self.identity.ask({p.topic for p in troubled}), troubled)
         self.leave_out(strange)
-        self.leave_out(judge({p: at for p, at in troubled.items() if p not in strange}, self.watermarks))
+        lost = {p: cursor for p, cursor in troubled.items() if p not in strange}
+        moves = {p: self.ledger.last_move(p) for p in lost}
+        by_hand = {p: str(move) for p, move in moves.items() if move is not None and move.to == lost[p]}
+        self.leave_out(judge(lost, self.watermarks, by_hand))
         self._places.troubled = at.keys() - troubled.keys()
 
     # -- identity -------------------------------------------------------------------------------------

@@ -60,14 +60,15 @@ class Brokers:
                     at,
                     claim.next_offset,
                     f"retention has passed it: the first offset left is {first}. Ledger.move({at.topic!r}, "
-                    f"{at.number}, to={first}, reason=..., lost='retention') gives the records between up, on record; "
-                    "then run the batch again",
+                    f"{at.number}, to={first}, log=({first}, {written[at].offset}), reason=..., lost='retention') "
+                    "gives the records between up, on record; then run the batch again",
                 )
             if claim.next_offset > (end := written[at].offset):
                 raise RangeLost(
                     at,
                     claim.next_offset,
                     f"it is behind the end of the log ({end}): the log was truncated, or belongs to other brokers. "
-                    "Check bootstrap.servers; where the log was truncated, decide with Ledger.move()",
+                    f"Check bootstrap.servers; where the log was truncated, decide: Ledger.move({at.topic!r}, "
+                    f"{at.number}, to={end}, log=({first}, {end}), reason=...) goes on there",
                 )
         return {at: max(claim.next_offset, ends[at]) for at, claim in claims.items()}

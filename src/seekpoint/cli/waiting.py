@@ -75,7 +75,8 @@ class Waits:
             move = f"Ledger.move({self.partition.topic!r}, {self.partition.number}, to={self.offset + 1}"
             return (
                 f"{self.partition} has stopped in front of offset {self.offset}: {error}; {self._tried()}. Mend the "
-                f"codec, row= or handler and start the worker again; or skip it: {move}, lost='poison', reason=...)"
+                f"codec, row= or handler and start the worker again; or skip it: {move}, log=None, lost='poison', "
+                "reason=...)"
             )
         return f"{head}: {error}; {self._tried()}, {self._next(now or datetime.now(UTC))}{self._after()}"
 

@@ -9,25 +9,29 @@ from seekpoint.kafka.watermarks import Edge, Watermarks
 from seekpoint.records import Partition
 
 
-def judge(positions: Mapping[Partition, int], watermarks: Watermarks) -> dict[Partition, OffsetLost]:
-    """For each position that the broker refused, why. Raises KafkaAway."""
+def judge(
+    positions: Mapping[Partition, int], watermarks: Watermarks, moves: Mapping[Partition, str]
+) -> dict[Partition, OffsetLost]:
+    """For each position that the broker refused, why; ``moves`` are those that put it there. Raises KafkaAway."""
     starts, ends = watermarks.starts(list(positions)), watermarks.ends(list(positions))
-    return {p: lost(p, offset, starts[p], ends[p]) for p, offset in positions.items()}
+    return {p: lost(p, offset, starts[p], ends[p], moves.get(p)) for p, offset in positions.items()}
 
 
-def lost(partition: Partition, offset: int, start: Edge, end: Edge) -> OffsetLost:
-    """The error that says what happened to ``offset`` and what can be decided."""
-    call = f"Ledger.move({partition.topic!r}, {partition.number}"
+def lost(partition: Partition, offset: int, start: Edge, end: Edge, move: str | None = None) -> OffsetLost:
+    """The error that says what happened to ``offset`` and what can be decided; ``move`` says who put it there."""
+    call, log = f"Ledger.move({partition.topic!r}, {partition.number}", f"log=({start.offset}, {end.offset})"
+    elsewhere = f"elsewhere: {call}, to=<offset>, log=None, reason=...) moves it without a look at the log"
     stop = "stop: leave it; nothing is read or written until it is decided"
     if offset < start.offset:
         return OffsetLost(
             partition,
             offset,
-            f"retention has passed it: the first offset left is {start.offset}, up to {start.offset - offset} records "
-            "are lost",
+            f"{'retention has passed it' if move is None else move}: the first offset left is {start.offset}, up to "
+            f"{start.offset - offset} records are lost",
             choices=(
-                f"give them up: {call}, to={start.offset}, lost='retention', reason=...) goes on and records the range",
+                f"give them up: {call}, to={start.offset}, {log}, lost='retention', reason=...) records the range",
                 "bring them back: restore the rows from an archive, then move",
+                elsewhere,
                 stop,
             ),
         )
@@ -35,10 +39,12 @@ def lost(partition: Partition, offset: int, start: Edge, end: Edge) -> OffsetLos
         return OffsetLost(
             partition,
             offset,
-            f"it is behind the end of the log ({end.offset}): the log was truncated, or belongs to other brokers",
+            f"it is behind the end of the log ({end.offset}): "
+            + ("the log was truncated, or belongs to other brokers" if move is None else move),
             choices=(
-                f"go back: {call}, to={end.offset}, reason=...) reads what is written from now on",
+                f"go back: {call}, to={end.offset}, {log}, reason=...) reads what is written from now on",
                 "check that these are the brokers that were read before",
+                elsewhere,
                 stop,
             ),
         )
@@ -48,8 +54,9 @@ def lost(partition: Partition, offset: int, start: Edge, end: Edge) -> OffsetLos
         "the log was truncated before it and written anew (the leader epoch stored with it is unknown or older): what "
         "was applied may not be what the log holds now",
         choices=(
-            f"accept: {call}, to={offset}, reason=...) goes on here",
-            f"read again: {call}, to=<offset before the truncation>, reason=...)",
+            f"accept: {call}, to={offset}, {log}, reason=...) goes on here",
+            f"read again: {call}, to=<offset before the truncation>, {log}, reason=...)",
+            elsewhere,
             stop,
         ),
     )

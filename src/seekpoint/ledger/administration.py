@@ -31,6 +31,7 @@ from sqlalchemy.dialects import postgresql
 from seekpoint.failure import State
 from seekpoint.ledger.statements import APPLICATION, GROUP, NO_ATTEMPT, READ_GROUP, array, unnest
 from seekpoint.tables import (
+    IS_MOVE,
     PUBLISHING,
     RELOAD_CLOSED,
     admin_action,
@@ -242,6 +243,17 @@ REDRAW = (
     .values(claim=func.gen_random_uuid(), epoch=offset.epoch + 1)
 )
 RECORD_ACTION = insert(admin_action)
+LAST_MOVE = (
+    select(admin_action.c.to_offset, admin_action.c.actor, admin_action.c.reason, admin_action.c.at)
+    .where(
+        admin_action.c.consumer_group == GROUP,
+        admin_action.c.topic == bindparam("at_topic", type_=Text),
+        admin_action.c.partition == bindparam("at_partition", type_=Integer),
+        IS_MOVE,
+    )
+    .order_by(admin_action.c.id.desc())
+    .limit(literal_column("1"))
+)
 RECORD_LOSS = insert(lost_range)
 
 # Whoever takes this name is alone with it until its transaction ends: a lock where there may be no row yet to lock.

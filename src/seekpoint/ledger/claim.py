@@ -242,8 +242,8 @@ def recreated(partition: Partition, offset: int, stored: UUID, topic_id: UUID) -
         f"topic {partition.topic!r} was deleted and created anew: the stored offset belongs to topic id {stored}, the "
         f"brokers answer {topic_id}",
         choices=(
-            f"restart: {call}, to=0, topic_id=UUID('{topic_id}'), ...) reads the new topic from its beginning",
-            f"adopt: {call}, to=<offset>, topic_id=UUID('{topic_id}'), ...) goes on at an offset of the new topic",
+            f"restart: {call}, to=0, topic_id={topic_id!r}, log=None, reason=...) reads the new topic from offset 0",
+            f"adopt: {call}, to=<offset>, topic_id={topic_id!r}, log=(<start>, <end>), reason=...) continues there",
             "stop: leave it; nothing is read or written until it is decided",
         ),
     )

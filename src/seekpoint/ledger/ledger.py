@@ -25,6 +25,7 @@ from seekpoint.ledger import wait as _wait
 from seekpoint.ledger.advance import Expected, Move, Settings
 from seekpoint.ledger.claim import Attempt, Claim, Claimant, Claimed, StartOffsets
 from seekpoint.ledger.declaration import Declaration, compare, require
+from seekpoint.ledger.move import LastMove
 from seekpoint.ledger.read import Position
 from seekpoint.ledger.scope import Scope
 from seekpoint.ledger.wait import Passed, Wanted
@@ -253,6 +254,7 @@ class Ledger:
         to: int,
         *,
         reason: str,
+        log: tuple[int, int] | None,
         actor: str | None = None,
         expected: int | None = None,
         topic_id: UUID | None = None,
@@ -260,11 +262,16 @@ class Ledger:
     ) -> Position:
         """Put a partition at offset ``to``; a running worker is fenced and goes on from there.
 
-        Records who, from where, to where and why. ``expected`` makes it a compare-and-set: Fenced if the
-        partition stands elsewhere. ``topic_id`` adopts a recreated topic. ``lost`` says why the records
-        between are given up, and writes them to ``lost_range``. Rows that were written stay as they are:
-        records that are read again are applied again. Waits for the batch in hand, at most
-        ``Limits.transaction_age`` seconds.
+        Records who, from where, to where and why; ``reason`` may not be empty. ``log`` is the range of offsets that
+        the brokers answer now, ``(start, end)``, and ``to`` must lie in it; ``log=None`` moves without that check.
+        ``expected`` makes it a compare-and-set: Fenced if the partition stands elsewhere. ``topic_id`` adopts a
+        recreated topic. ``lost`` says why the records between are given up.
+
+        What no worker will apply is a row of ``lost_range``: the records between with ``lost``; of a recreated topic,
+        those past the stored position, to an unknown end; of a log that ends before the stored position, those
+        between; of one that begins past it, those before its start (the last two need ``log``). Rows that were written
+        stay as they are: records that are read again are applied again. Waits for the batch in hand, at most
+        ``Limits.transaction_age`` seconds. Raises ConfigError for an offset that is not in ``log``.
         """
         actor = actor or getpass.getuser()
         with self.begin(lock_wait=self.limits.transaction_age) as tx:
@@ -274,10 +281,16 @@ class Ledger:
                 to,
                 actor=actor,
                 reason=reason,
+                log=log,
                 expected=expected,
                 topic_id=topic_id,
                 lost=lost,
             )
+
+    def last_move(self, partition: Partition) -> LastMove | None:
+        """The last move of a partition by hand: where to, by whom, why and when; None where there was none."""
+        with self.begin() as tx:
+            return _move.last_move(tx, partition)
 
     def pause(self, *, reason: str, actor: str | None = None) -> None:
         """Stop all workers of the group before their next commit; they wait, and keep their partitions.

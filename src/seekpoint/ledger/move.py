@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, TypeGuard
 from uuid import UUID, uuid4
+
+from sqlalchemy import Row
 
 from seekpoint.errors import ConfigError, Fenced
 from seekpoint.failure import storable
@@ -13,6 +17,19 @@ from seekpoint.ledger.scope import Scope
 from seekpoint.ledger.statements import SHARE_GROUP
 from seekpoint.records import Partition
 from seekpoint.tables import LARGEST_BIGINT
+
+
+@dataclass(frozen=True, slots=True)
+class LastMove:
+    """A move by hand, as it is on record; ``str()`` names it and its author."""
+
+    to: int
+    actor: str
+    reason: str
+    at: datetime
+
+    def __str__(self) -> str:
+        return f"{self.actor} moved it to {self.to} on {self.at:%Y-%m-%d %H:%M:%S} UTC ({self.reason})"
 
 
 def record_action(
@@ -45,6 +62,7 @@ def move(
     *,
     actor: str,
     reason: str,
+    log: tuple[int, int] | None,
     expected: int | None = None,
     topic_id: UUID | None = None,
     lost: str | None = None,
@@ -56,9 +74,8 @@ def move(
     Shares the group row with claims, so that other partitions are claimed while this one's batch is waited for; a
     pause, or whoever else takes the group as a whole, still comes before or after it.
     """
-    if not 0 <= to <= LARGEST_BIGINT:
-        raise ConfigError(f"cannot move {partition} to offset {to}: offsets begin at 0, and end at {LARGEST_BIGINT}")
-    actor, reason = storable(actor), storable(reason)
+    _require_offset(partition, to, log)
+    actor, reason = storable(actor), required("reason", reason)
     tx.execute(SHARE_GROUP)
     row = tx.execute(sql.LOCK_ROW, topic=partition.topic, partition=partition.number).one_or_none()
     if row is None:
@@ -69,10 +86,24 @@ def move(
         raise Fenced(
             f"{partition} stands at {row.next_offset}, not at the expected {expected}: look again, then decide"
         )
-    if lost is not None:
-        _record_loss(tx, row, to, actor=actor, reason=storable(lost))
+    is_recreated = topic_id not in {None, row.topic_id}
+    loss = _loss(row, to, log, lost, topic_id if is_recreated else None)
+    if loss is not None and loss.reason == _REWRITTEN and _put_there(tx, partition, row.next_offset):
+        loss = None  # no worker has read up to there: a move did it
+    if loss is not None:
+        tx.insert(
+            sql.RECORD_LOSS,
+            topic=row.topic,
+            topic_id=row.topic_id,
+            partition=row.partition,
+            from_offset=loss.start,
+            to_offset=loss.end,
+            reason=storable(loss.reason),
+            decision=loss.decision,
+            actor=actor,
+        )
     steps = [(row.next_offset, to)]
-    if topic_id not in {None, row.topic_id} and to > 0:
+    if is_recreated and to > 0:
         # Of the topic that is adopted nothing was read: whoever waits for a record in front of `to` must be told.
         steps = [(row.next_offset, 0), (0, to)]
     for from_offset, to_offset in steps:
@@ -98,24 +129,83 @@ def move(
     return position(moved)
 
 
-def _record_loss(tx: Scope, row: Any, to: int, *, actor: str, reason: str) -> None:
-    """The range that is given up is a row (I4)."""
-    tx.insert(
-        sql.RECORD_LOSS,
-        topic=row.topic,
-        topic_id=row.topic_id,
-        partition=row.partition,
-        from_offset=row.next_offset,
-        to_offset=max(to, row.next_offset),
-        reason=reason,
-        decision=f"go on at {to}",
-        actor=actor,
-    )
+def last_move(tx: Scope, partition: Partition) -> LastMove | None:
+    """The last move of a partition by hand, None where there was none."""
+    row = tx.execute(sql.LAST_MOVE, at_topic=partition.topic, at_partition=partition.number).one_or_none()
+    return None if row is None else LastMove(row.to_offset, row.actor, row.reason, row.at)
+
+
+def _put_there(tx: Scope, partition: Partition, offset: int) -> bool:
+    before = last_move(tx, partition)
+    return before is not None and before.to == offset
+
+
+_REWRITTEN = "rewritten"
+
+
+@dataclass(frozen=True, slots=True)
+class _Loss:
+    """A range that is given up, or that the log has lost; ``end`` is None where it is unknown."""
+
+    start: int
+    end: int | None
+    reason: str
+    decision: str
+
+
+def _loss(row: Row[Any], to: int, log: tuple[int, int] | None, lost: str | None, adopted: UUID | None) -> _Loss | None:
+    """The row that a move owes to whoever asks later what was not applied (I4)."""
+    at, decision = row.next_offset, f"go on at {to}"
+    if adopted is not None:  # nobody can say how far the old topic's log went
+        return _Loss(at, None, lost or "recreated", f"{decision} of topic id {adopted}")
+    if log is not None and log[1] < at:  # these offsets will be given to other records
+        return _Loss(log[1], at, _REWRITTEN, decision)
+    if lost is not None:
+        if to <= at:
+            raise ConfigError(
+                f"lost={lost!r} gives up nothing: {row.topic}/{row.partition} stands at {at}, and a move to {to} "
+                "passes no record; leave lost= out"
+            )
+        return _Loss(at, to, lost, decision)
+    if log is not None and at < log[0] <= to:
+        return _Loss(at, log[0], "retention", decision)
+    return None
+
+
+def _require_offset(partition: Partition, to: int, log: tuple[int, int] | None) -> None:
+    if not is_offset(to):
+        raise ConfigError(f"cannot move {partition} to offset {to}: offsets begin at 0, and end at {LARGEST_BIGINT}")
+    if log is None:
+        return
+    given: Any = log
+    start, end = given if isinstance(given, tuple | list) and len(given) == 2 else (None, None)
+    if not (is_offset(start) and is_offset(end) and start <= end):
+        raise ConfigError(
+            f"log= is the range of offsets that the brokers answered for {partition}, as (start, end), or None; "
+            f"got {log!r}"
+        )
+    if not start <= to <= end:
+        raise ConfigError(
+            f"cannot move {partition} to offset {to}: the brokers answered offsets {start} to {end}. Name one of them, "
+            "or say log=None to move it all the same"
+        )
+
+
+def is_offset(given: Any) -> TypeGuard[int]:
+    """Whether a value can be an offset."""
+    return isinstance(given, int) and not isinstance(given, bool) and 0 <= given <= LARGEST_BIGINT
+
+
+def required(name: str, given: Any) -> str:
+    """A text that people will read, as it can be stored. Raises ConfigError where it says nothing."""
+    if not isinstance(given, str) or not given.strip():
+        raise ConfigError(f"{name}= is required: say why, for whoever reads admin_action later; got {given!r}")
+    return storable(given)
 
 
 def set_paused(tx: Scope, paused: bool, *, actor: str, reason: str) -> None:
     """Pause or resume the group; all its tokens are drawn anew, so that running workers notice (I5)."""
-    actor, reason = storable(actor), storable(reason)
+    actor, reason = storable(actor), required("reason", reason)
     if tx.execute(sql.LOCK_GROUP).one_or_none() is None:
         raise ConfigError(f"there is no group {tx.group!r} in the ledger: check the name, or start a worker once")
     tx.execute(

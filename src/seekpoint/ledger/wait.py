@@ -245,7 +245,7 @@ def _reason(row: Row[Any], topic_id: UUID) -> str:
     if row.topic_id != topic_id:
         return (
             f"That offset belongs to topic id {row.topic_id}, the record to {topic_id}: the topic was recreated; "
-            "decide where to go on, with Ledger.move(..., topic_id=...)"
+            "decide where to go on, with Ledger.move(..., topic_id=..., log=...)"
         )
     if row.paused:
         by, why = row.paused_by or "unknown", row.paused_reason or "no reason given"

@@ -31,7 +31,7 @@ from seekpoint.reload.raw import raw_sinks
 from seekpoint.reload.run import Driver, Run, Tx, run_of, transaction
 from seekpoint.reload.targets import Source, aimed_pipeline, targets
 from seekpoint.reload.writes import remember_writes, writes_of
-from seekpoint.tables import dead_letter, in_schema
+from seekpoint.tables import LARGEST_BIGINT, dead_letter, in_schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +130,12 @@ def _lost(tx: Tx, group: str, ids: Mapping[Partition, UUID]) -> Iterator[dict[st
     ]
     for row in tx.execute(sql.LOST, group=group):
         at = Partition(row.topic, row.partition)
-        back = [to for place, to, when in moves if place == at and when > row.at and to < row.to_offset]
-        end = min([row.to_offset, *(max(to, row.from_offset) for to in back)])
-        if ids.get(at) == row.topic_id and end > row.from_offset:
+        if ids.get(at) != row.topic_id:
+            continue
+        lost_to = LARGEST_BIGINT if row.to_offset is None else row.to_offset  # NULL: nobody knows where it ends
+        back = [to for place, to, when in moves if place == at and when > row.at and to < lost_to]
+        end = min([lost_to, *(max(to, row.from_offset) for to in back)])
+        if end > row.from_offset:
             yield {
                 "consumer_group": group,
                 "topic": row.topic,

@@ -168,7 +168,7 @@ def test_progress_and_moves_clear_it_and_nothing_else_does(desk: Desks, event: s
         case "advance":
             worker.commit({0: 1})
         case "move":
-            worker.ledger.move("t", 0, to=0, reason="again")
+            worker.ledger.move("t", 0, to=0, log=None, reason="again")
         case "release":
             worker.ledger.release(worker.claims.values())
         case "pause":
@@ -236,5 +236,5 @@ def test_claims_tell_how_many_owners_went_without_a_word(desk: Desks) -> None:
     assert three.claims[0].unreleased == 0
     assert granted(three).unreleased == 0
     assert granted(one).unreleased == 1
-    one.ledger.move("t", 0, to=5, reason="over it")
+    one.ledger.move("t", 0, to=5, log=None, reason="over it")
     assert granted(one).unreleased == 0, "whoever moved the position has dealt with it"

@@ -153,7 +153,7 @@ def test_a_move_adopts_the_recreated_topic(desk: Desks, seekpoint_engine: Engine
     worker.commit({0: 5})
     successor.topic_id = uuid4()
     assert successor.at(0) in successor.claim(0).refused
-    successor.ledger.move("t", 0, to=0, topic_id=successor.topic_id, reason="recreated with the same schema")
+    successor.ledger.move("t", 0, to=0, topic_id=successor.topic_id, log=None, reason="recreated with the same schema")
     refused_at_hold(worker, seekpoint_engine)
     assert worker.at(0) in worker.claim(0).refused  # whoever still sees the old id
     assert successor.claim(0).refused == {}

@@ -9,15 +9,18 @@ given at once. What fails later is :class:`Failed`; the next attempt isolates it
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import repeat
+from types import MappingProxyType
 from typing import NamedTuple
 
+import psycopg
+from sqlalchemy import Result
 from sqlalchemy.exc import DBAPIError
 
 from seekpoint.errors import CodecAway, ConfigError, HandlerMisuse, Poison
-from seekpoint.failure import Cause, one_line
+from seekpoint.failure import Cause, add_note, one_line
 from seekpoint.guard import LentConnection, fault_of, is_database_error
 from seekpoint.intake import OpenBatch
 from seekpoint.pipeline import Handler, Pipeline, Row, RowRefused, Sink
@@ -44,7 +47,8 @@ class Failed(Exception):  # noqa: N818 -- control: the batch is run again, by pa
     ``named`` are those that failed, where they are known; else empty: it is one of them all. ``late``: an answer
     of the database came later than it was due, so that nobody knows what failed before it is run again. ``fault`` is
     what the error says: other than DATA, it may be no record's fault at all. ``sink`` is the number of the sink whose
-    rows were refused; None where it was the handler, or is not known.
+    rows were refused; None where it was the handler, or is not known. ``blamed``: the error of each record, by its id,
+    where there are several.
     """
 
     def __init__(
@@ -56,10 +60,15 @@ class Failed(Exception):  # noqa: N818 -- control: the batch is run again, by pa
         late: bool = False,
         fault: Fault = Fault.DATA,
         sink: int | None = None,
+        blamed: Mapping[str, BaseException] = MappingProxyType({}),
     ) -> None:
         super().__init__(one_line(error))
         self.error, self.cause, self.named, self.late = error, cause, tuple(named), late
-        self.fault, self.sink = fault, sink
+        self.fault, self.sink, self._blamed = fault, sink, blamed
+
+    def error_of(self, raw: RawRecord) -> BaseException:
+        """What this record failed with."""
+        return self._blamed.get(raw.id, self.error)
 
 
 def apply(tx: LentConnection, pipeline: Pipeline, batch: OpenBatch) -> int:
@@ -191,7 +200,7 @@ def _refused(sink: Sink, number: int, written: Iterable[RawRecord], refused: Row
 def _of(sink: Sink, error: Exception) -> Exception:
     """The error, with a note that names the sink's tables: not every message of the database does."""
     told = error.orig if isinstance(error, DBAPIError) and isinstance(error.orig, Exception) else error
-    told.add_note(f"in a row for {', '.join(sink.tables)}")
+    add_note(told, f"in a row for {', '.join(sink.tables)}")
     return error
 
 
@@ -205,18 +214,61 @@ def _handle(tx: LentConnection, handle: Handler, made: Sequence[Made], spans: Se
     except BaseException as error:
         if tx.late is not None:
             raise believed(tx.late, error) from error
-        if isinstance(error, Poison):
-            raise Failed(error, Cause.POISON, _named(error, made)) from error
+        if poison := poisons(error):
+            raise _poisoned(error, poison, made) from error
+        if _is_kept_off(error):
+            raise HandlerMisuse(
+                f"the handler used pgconn while statements of its own had no answer yet ({error}): send the statement "
+                "with the connection it was lent, or declare Pipeline(send_ahead=False)"
+            ) from error
         if not is_database_error(error):
             raise Failed(error, Cause.HANDLER) from error
         if (fault := fault_of(error)) is None:
             raise
         raise Failed(error, Cause.DATABASE, fault=fault) from error
+    if returned is not None and not isinstance(returned, Result):
+        _close(returned)
+        raise HandlerMisuse(
+            f"the handler returned {_an(type(returned).__name__)}, which nobody runs, reads or waits for: do the work "
+            "inside the handler, and return None. (Loop over a map, a filter or a generator; call a partial; ask a "
+            "Future for its result(); run a coroutine with asyncio.run)"
+        )
+
+
+def _close(returned: object) -> None:
+    """What was never begun says so when it is thrown away, far from here."""
     if inspect.iscoroutine(returned) or inspect.isgenerator(returned):
         returned.close()
-        raise HandlerMisuse(
-            f"the handler returned a {type(returned).__name__}, which nobody runs: call a plain function"
-        )
+
+
+def _an(name: str) -> str:
+    return f"{'an' if name[:1].lower() in 'aeio' else 'a'} {name}"
+
+
+def _is_kept_off(error: BaseException) -> bool:
+    """Whether libpq refused a call of its own functions, for answers are outstanding."""
+    return isinstance(error, psycopg.OperationalError) and error.sqlstate is None and "pipeline mode" in str(error)
+
+
+def poisons(error: BaseException) -> list[Poison]:
+    """The error, where it is Poison, or the leaves of a group in which all are; else none."""
+    if isinstance(error, Poison):
+        return [error]
+    if not isinstance(error, BaseExceptionGroup):
+        return []
+    found = [poisons(each) for each in error.exceptions]
+    return [poison for each in found for poison in each] if all(found) else []
+
+
+def _poisoned(error: BaseException, poison: Sequence[Poison], made: Sequence[Made]) -> Failed:
+    """Each record is blamed by the first that names it; of those that name none, one is searched for later."""
+    blamed: dict[str, Poison] = {}
+    named: dict[str, RawRecord] = {}
+    for each in poison:
+        for raw in _named(each, made):
+            blamed.setdefault(raw.id, each)
+            named.setdefault(raw.id, raw)
+    return Failed(poison[0] if len(poison) == 1 else error, Cause.POISON, list(named.values()), blamed=blamed)
 
 
 def believed(late: BaseException, error: BaseException) -> BaseException:

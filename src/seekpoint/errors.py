@@ -59,7 +59,7 @@ class ConfigError(SeekpointError):
 
 
 class HandlerMisuse(ConfigError):  # noqa: N818 -- named after what happened, as the public API promises
-    """A handler ended, closed or broke the transaction it was lent; the transaction was thrown away."""
+    """A handler ended, closed or broke the transaction it was lent, or returned work undone; nothing of it was kept."""
 
 
 class WroteLiveTable(ConfigError):  # noqa: N818 -- named after what happened, as the public API promises

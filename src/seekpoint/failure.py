@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sysconfig
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -71,7 +72,7 @@ class Failure:
         trace = "".join(_bounded(part, "\n") for part in traceback.format_exception(error))
         return cls(
             cause,
-            " ".join([one_line(told), *(f"({storable(note)})" for note in getattr(told, "__notes__", ()))]),
+            " ".join([one_line(told), *(f"({storable(note)})" for note in notes(told))]),
             storable(trace[-TRACED:]),
             state if isinstance(state, str) else None,
             attempts,
@@ -113,6 +114,20 @@ def storable(text: str) -> str:
     if "\0" in text:
         text = text.replace("\0", "\\x00")
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+def notes(error: BaseException) -> list[str]:
+    """The notes of an exception; those that are no text, or in no list, are left out."""
+    found = getattr(error, "__notes__", None)
+    return [note for note in found if isinstance(note, str)] if isinstance(found, list | tuple) else []
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """``add_note``, also where the exception's ``__notes__`` is no list."""
+    with suppress(AttributeError, TypeError):  # an exception's class may allow none: a note is not worth another error
+        if not isinstance(getattr(error, "__notes__", []), list):
+            error.__notes__ = notes(error)
+        error.add_note(note)
 
 
 def one_line(error: BaseException) -> str:

@@ -19,7 +19,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
 from seekpoint.apply import Failed, Made, made_of, write
-from seekpoint.failure import Cause
+from seekpoint.failure import Cause, add_note
 from seekpoint.guard import LentConnection, fault_of, sqlstate
 from seekpoint.intake import OpenBatch
 from seekpoint.pipeline import Pipeline
@@ -213,7 +213,7 @@ class _Search:
             return failed.cause
         if too_long(failed):
             for error in {failed.error, _original(failed.error)}:
-                error.add_note(ONE_TOO_LONG)
+                add_note(error, ONE_TOO_LONG)
         others = () if self._sink(failed) in self._proven else self._others(raws, failed)
         is_proven = self._sink(failed) in self._proven or any(self._could_apply(one) for one in others)
         if failed.fault is Fault.TRANSIENT:
@@ -255,7 +255,7 @@ class _Search:
         self.at, cause = at, self._cause(raws, failed)
         for raw in raws:
             self.found += 1
-            fail(self._pipeline, self._batch, raw, failed.error, cause)
+            fail(self._pipeline, self._batch, raw, failed.error_of(raw), cause)
 
     def _check_deferred(self) -> None:
         """Ask now what would be asked at COMMIT; and take the question back, as later parts may wait for it."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import Future
+from functools import partial
 from itertools import pairwise
 from typing import Any
 from uuid import uuid4
@@ -16,7 +18,7 @@ from sqlalchemy import Connection, Engine, bindparam, text
 from sqlalchemy.exc import ProgrammingError
 
 from ground import TOPIC, Ground, orders, stopped_at
-from seekpoint import Append, Batch, Json, Limits, Pipeline, Poison, Text, events
+from seekpoint import Append, Batch, Json, Limits, Pipeline, Poison, Retry, Text, events
 from seekpoint.assignment.chunk import Chunk, Read
 from seekpoint.commit import Committer
 from seekpoint.errors import ConfigError, HandlerMisuse, PoisonStop
@@ -321,14 +323,134 @@ def _lazily() -> Iterator[None]:
     yield
 
 
-@pytest.mark.parametrize(("returned", "kind"), [(_later, "coroutine"), (_lazily, "generator")])
+async def _lazily_later() -> AsyncIterator[None]:
+    yield
+
+
+class Promise:
+    def __await__(self) -> Iterator[None]:
+        yield
+
+
+RETURNED: dict[str, Callable[[], Any]] = {
+    "a coroutine": _later,
+    "a generator": _lazily,
+    "an async_generator": _lazily_later,
+    "a map": lambda: map(print, [1]),
+    "a filter": lambda: filter(print, [1]),
+    "a zip": lambda: zip([1], [2], strict=True),
+    "a partial": lambda: partial(print, 1),
+    "a function": lambda: _later,
+    "a Future": Future,
+    "a Promise": Promise,
+    "a list": list,
+    "an int": lambda: 0,
+    "a bool": lambda: False,
+}
+
+
+@pytest.mark.parametrize("send_ahead", [True, False])
+@pytest.mark.parametrize("what", RETURNED)
+@pytest.mark.filterwarnings("error")
 def test_what_a_handler_returns_is_not_thrown_away_in_silence(
-    ground: Ground, group: str, returned: Callable[[], Any], kind: str
+    ground: Ground, group: str, what: str, send_ahead: bool
 ) -> None:
-    pipeline = handled(group, lambda tx, batch: returned())
-    with pytest.raises(HandlerMisuse, match=f"the handler returned a {kind}, which nobody runs"):
+    """I4: work that is returned, and not done, passes no offset; no coroutine is left that was never awaited."""
+    handle = Book(ground, lambda tx, batch: RETURNED[what]())
+    pipeline = Pipeline(group, topics=TOPIC, value=Json(), handle=handle, send_ahead=send_ahead)
+    with pytest.raises(HandlerMisuse, match=f"the handler returned {what}, which nobody runs") as refused:
         ground.process(pipeline, *numbers(1))
-    nothing_written(ground, pipeline)
+    assert "and return None" in str(refused.value)
+    nothing_written(ground, pipeline, "book")
+
+
+def test_work_that_is_returned_for_one_record_only_is_refused_while_a_bad_one_is_looked_for(
+    ground: Ground, group: str
+) -> None:
+    def then(tx: Connection, batch: Batch[Any, Any]) -> Any:
+        if len(batch) > 1:
+            raise Poison("one of them")
+        return map(print, batch)
+
+    pipeline = handled(group, book := Book(ground, then))
+    with pytest.raises(HandlerMisuse, match="the handler returned a map"):
+        ground.process(pipeline, *numbers(1, 2))
+    nothing_written(ground, pipeline, "book")
+    assert len(book.calls) == 2
+
+
+def test_the_result_of_a_last_statement_may_be_returned(ground: Ground, group: str) -> None:
+    def handle(tx: Connection, batch: Batch[Any, Any]) -> Any:
+        return tx.execute(text("SELECT 1"))
+
+    assert ground.process(handled(group, Book(ground, handle)), *numbers(1)).records == 1
+
+
+# -- poison in a group --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_group_of_poison_is_poison(ground: Ground, group: str, nested: bool) -> None:
+    """As a TaskGroup raises it; each record has the reason of its own."""
+
+    def refuse(tx: Connection, batch: Batch[Any, Any]) -> None:
+        bad = [Poison(f"negative: {r.value}", r) for r in batch if r.value < 0]
+        if bad:
+            raise ExceptionGroup("several", [ExceptionGroup("within", bad)] if nested else bad)
+
+    pipeline = Pipeline(group, topics=TOPIC, value=Json(), handle=(book := Book(ground, refuse)),
+                        on_poison="dead_letter")  # fmt: skip
+    done = ground.process(pipeline, *numbers(1, -2, 3, -4))
+    found = [(aside.offset, aside.failure.cause, aside.failure.error) for aside in done.set_aside]
+    assert found == [(1, Cause.POISON, "Poison: negative: -2"), (3, Cause.POISON, "Poison: negative: -4")]
+    assert book.rows() == [(0, 0), (0, 2)]
+    assert len(book.calls) == 2, "all are named: nothing is searched for"
+
+
+def test_a_group_of_which_one_names_no_record(ground: Ground, group: str) -> None:
+    """What is named is set aside at once, the other one is searched for."""
+
+    def refuse(tx: Connection, batch: Batch[Any, Any]) -> None:
+        bad = [Poison("named", r) for r in batch if r.value == -1]
+        if any(r.value == -2 for r in batch):
+            bad.append(Poison("unnamed"))
+        if bad:
+            raise ExceptionGroup("several", bad)
+
+    pipeline = Pipeline(group, topics=TOPIC, value=Json(), handle=(book := Book(ground, refuse)),
+                        on_poison="dead_letter")  # fmt: skip
+    done = ground.process(pipeline, *numbers(1, -1, 2, -2, 3))
+    assert sorted((aside.offset, aside.failure.cause) for aside in done.set_aside) == [
+        (1, Cause.POISON), (3, Cause.POISON)
+    ]  # fmt: skip
+    assert book.rows() == [(0, 0), (0, 2), (0, 4)]
+
+
+def test_a_group_with_another_error_is_a_failure_like_any_other(ground: Ground, group: str) -> None:
+    def refuse(tx: Connection, batch: Batch[Any, Any]) -> None:
+        raise ExceptionGroup("mixed", [Poison("bad", next(iter(batch))), ArithmeticError("no")])
+
+    pipeline = handled(group, Book(ground, refuse))
+    with pytest.raises(ExceptionGroup, match="mixed"):
+        ground.process(pipeline, *numbers(1))
+    nothing_written(ground, pipeline, "book")
+
+
+@pytest.mark.parametrize("odd", ["a text", 5, {"a": 1}, [None, "kept", 7]], ids=repr)
+@pytest.mark.parametrize("error", [ArithmeticError, Poison])
+def test_notes_of_an_exception_may_be_anything(ground: Ground, group: str, odd: Any, error: type[Exception]) -> None:
+    def refuse(tx: Connection, batch: Batch[Any, Any]) -> None:
+        if any(r.value == 2 for r in batch):
+            raised = error("no")
+            raised.__notes__ = odd
+            raise raised
+
+    pipeline = Pipeline(group, topics=TOPIC, value=Json(), handle=(book := Book(ground, refuse)),
+                        on_poison="dead_letter", retry=Retry(attempts=1))  # fmt: skip
+    done = ground.process(pipeline, *numbers(1, 2, 3))
+    assert [aside.offset for aside in done.set_aside] == [1]
+    assert ("(kept)" in done.set_aside[0].failure.error) == isinstance(odd, list)
+    assert book.rows() == [(0, 0), (0, 2)]
 
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit])

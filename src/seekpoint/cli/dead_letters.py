@@ -37,6 +37,7 @@ from seekpoint.cli.options import AsJson, DatabaseUrl, Schema, checked_engine
 from seekpoint.cli.run import Target
 from seekpoint.cli.status import known_group
 from seekpoint.errors import ConfigError
+from seekpoint.failure import notes
 from seekpoint.loading import load_pipeline
 from seekpoint.pipeline import Pipeline
 from seekpoint.tables import DEFAULT_SCHEMA
@@ -152,7 +153,7 @@ def replay(
             try:
                 summary = redrive.replay_all(chosen, reason=reason, progress=progress)
             except KeyboardInterrupt as aborted:
-                raise KeyboardInterrupt(*getattr(aborted, "__notes__", ())) from None
+                raise KeyboardInterrupt(*notes(aborted)) from None
         _tell_summary(summary, as_json=as_json)
 
 

@@ -17,7 +17,7 @@ from sqlalchemy import URL
 from sqlalchemy.exc import DBAPIError
 
 from seekpoint.errors import ConfigError, KafkaAway, SeekpointError
-from seekpoint.failure import users_line
+from seekpoint.failure import notes, users_line
 from seekpoint.kafka.client import KafkaException
 
 FAILED, USAGE, ABORTED = 1, 2, 130
@@ -88,7 +88,7 @@ def explained(report: Mapping[str, Any] | None = None) -> Iterator[None]:
         raise typer.Exit(ABORTED) from None
     except Exception as error:  # noqa: BLE001 -- whatever it is, the user gets a message and not our innards
         if _was_interrupted(error):
-            said = ": ".join(["aborted", *getattr(error, "__notes__", ())])
+            said = ": ".join(["aborted", *notes(error)])
             typer.echo(tame(masked(said)), err=True)
             raise typer.Exit(ABORTED) from None
         if with_traceback.get():
@@ -133,7 +133,7 @@ def message_of(error: Exception) -> str:
     else:
         where = f"{found}: " if (found := users_line(error)) else ""
         said = f"{where}{type(error).__name__}: {error} (`seekpoint --traceback …` shows the way there)"
-    return "\n".join([said, *getattr(error, "__notes__", ())])
+    return "\n".join([said, *notes(error)])
 
 
 def _database(error: DBAPIError | psycopg.Error) -> str:

@@ -19,7 +19,11 @@ import psycopg
 from psycopg import sql
 from psycopg.abc import Params, Query
 from psycopg.pq import PipelineStatus
+from psycopg.pq.abc import PGresult
 from psycopg.rows import tuple_row
+
+from seekpoint.errors import HandlerMisuse
+from seekpoint.sent import Sent, Text, read
 
 
 class _Way(Enum):
@@ -33,6 +37,7 @@ class _Way(Enum):
 _WRITES = re.compile(r"\s*(?:INSERT|UPDATE|DELETE|MERGE)\b", re.IGNORECASE)
 _RETURNS = re.compile(r"\bRETURNING\b", re.IGNORECASE)
 _ASKS = re.compile(r"\s*(?:SELECT|WITH|VALUES)\b", re.IGNORECASE)
+_COPIES_IN = re.compile(r"\bFROM\s+STDIN\b", re.IGNORECASE)
 _SAVEPOINT = re.compile(r"\s*SAVEPOINT\b", re.IGNORECASE)
 _RELEASE = re.compile(r"\s*(?:RELEASE|ROLLBACK\s+TO)\b", re.IGNORECASE)
 
@@ -51,15 +56,16 @@ def _way(text: str) -> _Way:
 
 
 class Ahead:
-    """What was sent ahead on one connection, in one call of a handler.
+    """What was sent on one connection, in one call of a handler; without ``sends_ahead`` each statement is awaited.
 
-    ``late`` is the first error of the database that surfaced while answers were outstanding, or None.
+    ``handlers`` knows what the statements did. ``late`` is the first error of the database that surfaced while answers
+    were outstanding, or None.
     """
 
-    def __init__(self, driver: psycopg.Connection[Any]) -> None:
-        self._driver = driver
+    def __init__(self, driver: psycopg.Connection[Any], sent: Sent | None = None, *, sends_ahead: bool = True) -> None:
+        self._driver, self.handlers = driver, sent or Sent()
         self._mode = ExitStack()
-        self._is_open = self._has_ended = False
+        self._is_open, self._has_ended = False, not sends_ahead
         self._depth = 0  # of savepoints: whoever may catch an error gets it at its own statement
         self._lap = 0  # counts how often all answers were awaited
         self._last: psycopg.Cursor[Any] | None = None  # whose statement was sent last, if it was the cursor's only one
@@ -105,11 +111,19 @@ class Ahead:
         """The connection's own ``transaction()``: its errors come out inside."""
         self.catch_up()
         self._depth += 1
+        made: psycopg.Transaction | None = None
         try:
             with transaction(*args, **options) as savepoint:
+                made = savepoint
+                self.handlers.savepoint("SAVEPOINT", savepoint.savepoint_name or "")
                 yield savepoint
         finally:
             self._depth -= 1
+            if made is not None:
+                name = made.savepoint_name or ""
+                if made.status is not made.Status.COMMITTED:
+                    self.handlers.savepoint("ROLLBACK", name)
+                self.handlers.savepoint("RELEASE", name)
 
     def send(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
         """Send a statement that returns nothing once for each row; the answers are outstanding then.
@@ -142,11 +156,30 @@ class Ahead:
         self._has_ended = True
         self.catch_up()
 
-    def way(self, query: Query) -> _Way:
+    def read(self, query: Query) -> tuple[str, Text]:
+        """A statement's text and what it says. Raises HandlerMisuse where it may not be sent at all."""
+        if isinstance(query, bytes):
+            text = query.decode(self._driver.info.encoding, "replace")
+        elif isinstance(query, sql.Composable):
+            text = query.as_string(self._driver)
+        else:
+            text = str(query)
+            if not isinstance(query, str):  # a template
+                self.handlers.unknown()
+        told = read(text)
+        if told.prepares_transaction:
+            raise HandlerMisuse(
+                "the handler sent PREPARE TRANSACTION on the connection it was lent: rows and offset are committed "
+                "together, by the worker, after the handler returns"
+            )
+        self.handlers.statement(told)
+        return text, told
+
+    def way(self, query: Query, text: str) -> _Way:
         """What may be done with a statement, here and now."""
         if self._has_ended or not isinstance(query, str | sql.Composable):
             return _Way.ALONE
-        way = _way(query if isinstance(query, str) else query.as_string(self._driver))
+        way = _way(text)
         if way is _Way.SAVEPOINT:
             self._depth += 1
         elif way is _Way.RELEASE:
@@ -226,6 +259,7 @@ class _Cursor(psycopg.Cursor[Any]):
         super().__init__(connection, **options)
         self._ahead = ahead
         self._lap: int | None = None  # of the statement in hand, where it was sent ahead
+        self._text: Text = read("")
 
     @property
     def is_ahead(self) -> bool:
@@ -239,7 +273,8 @@ class _Cursor(psycopg.Cursor[Any]):
     def execute(
         self, query: Any, params: Params | None = None, *, prepare: bool | None = None, binary: bool | None = None
     ) -> Self:
-        way = self._ahead.way(query)
+        text, self._text = self._ahead.read(query)
+        way = self._ahead.way(query, text)
         if way is _Way.ALONE:
             self._ahead.catch_up()
             super().execute(query, params, prepare=prepare, binary=binary)
@@ -255,7 +290,8 @@ class _Cursor(psycopg.Cursor[Any]):
         return self
 
     def executemany(self, query: Query, params_seq: Iterable[Params], *, returning: bool = False) -> None:
-        way = _Way.ALONE if returning else self._ahead.way(query)
+        text, self._text = self._ahead.read(query)
+        way = _Way.ALONE if returning else self._ahead.way(query, text)
         if way is not _Way.AHEAD:
             self._ahead.catch_up()
             super().executemany(query, params_seq, returning=returning)
@@ -287,13 +323,23 @@ class _Cursor(psycopg.Cursor[Any]):
         self._ask()
         return super().statusmessage
 
-    def copy(self, *args: Any, **options: Any) -> Any:
-        self._ahead.catch_up()
-        return super().copy(*args, **options)
+    def _set_results(self, results: list[PGresult]) -> None:
+        super()._set_results(results)
+        self._ahead.handlers.answered(self._text, results)
 
-    def stream(self, *args: Any, **options: Any) -> Any:
+    @contextmanager
+    def copy(self, statement: Query, *args: Any, **options: Any) -> Iterator[psycopg.Copy]:
+        text, _ = self._ahead.read(statement)
         self._ahead.catch_up()
-        return super().stream(*args, **options)
+        with super().copy(statement, *args, **options) as copy:
+            yield copy
+        if _COPIES_IN.search(text):
+            self._ahead.handlers.counted(self.rowcount)
+
+    def stream(self, query: Query, *args: Any, **options: Any) -> Any:
+        self._ahead.read(query)
+        self._ahead.catch_up()
+        return super().stream(query, *args, **options)
 
     def fetchone(self) -> Any:
         self._ask()
@@ -315,9 +361,10 @@ class _ServerCursor(psycopg.ServerCursor[Any]):
         super().__init__(connection, *args, **options)
         self._ahead = ahead
 
-    def execute(self, *args: Any, **options: Any) -> Self:
+    def execute(self, query: Any, *args: Any, **options: Any) -> Self:
+        self._ahead.read(query)
         self._ahead.ground()
-        super().execute(*args, **options)
+        super().execute(query, *args, **options)
         return self
 
 
@@ -331,13 +378,15 @@ def _plain_cursor(driver: psycopg.Connection[Any]) -> psycopg.Cursor[Any]:
     return psycopg.Cursor(driver, row_factory=tuple_row)
 
 
-def begin_with(driver: psycopg.Connection[Any], statement: str, parameters: Mapping[str, Any]) -> Any:
-    """Begin a READ COMMITTED transaction with this statement, in one round trip; returns its row.
+def begin_with(
+    driver: psycopg.Connection[Any], *questions: tuple[str, Mapping[str, Any]]
+) -> list[tuple[Any, ...] | None]:
+    """Begin a READ COMMITTED transaction with these statements, in one round trip; returns the first row of each.
 
     psycopg would wait for BEGIN by itself, also in pipeline mode, unless something is on its way already.
     """
     with driver.pipeline() as pipeline:
         driver.pgconn.send_query_params(b"BEGIN ISOLATION LEVEL READ COMMITTED", None)
         pipeline.result_queue.append(None)
-        cursor = _plain_cursor(driver).execute(statement, parameters)
-    return cursor.fetchone()
+        cursors = [_plain_cursor(driver).execute(*question) for question in questions]
+    return [cursor.fetchone() for cursor in cursors]

@@ -15,7 +15,7 @@ from seekpoint.apply import Failed, apply, believed
 from seekpoint.deadletters import DeadLetters
 from seekpoint.errors import Fenced, HandlerMisuse, KafkaAway, PartitionStopped, PoisonStop, RetryLater
 from seekpoint.events import Announcer
-from seekpoint.failure import Cause
+from seekpoint.failure import Cause, add_note
 from seekpoint.guard import LentConnection, Session, connection_lost, fault_of, passes, sqlstate
 from seekpoint.intake import OpenBatch
 from seekpoint.isolate import Isolation, too_long
@@ -24,7 +24,7 @@ from seekpoint.ledger import Attempt, Claim, Expected, Ledger
 from seekpoint.ledger.claim import TRANSIENT
 from seekpoint.pipeline import Pipeline, TellingSink
 from seekpoint.quarantine import Quarantine
-from seekpoint.records import Partition, RawRecord
+from seekpoint.records import Partition, RawRecord, Span
 from seekpoint.sqlstates import Fault
 from seekpoint.stopwatch import Stopwatch
 from seekpoint.verdict import fail
@@ -77,7 +77,13 @@ class Committer:
     ) -> None:
         self._ledger, self._pipeline, self._holder, self._announce = ledger, pipeline, holder, announce
         self._stopwatch = stopwatch or Stopwatch()
-        self._session = Session(ledger.engine, send_ahead=pipeline.send_ahead, wire=Wire(self._stopwatch))
+        self._session = Session(
+            ledger.engine,
+            send_ahead=pipeline.send_ahead,
+            lends=pipeline.handle is not None,
+            hold_first=True,
+            wire=Wire(self._stopwatch),
+        )
         self._dead_letters = DeadLetters(ledger)
         self._isolation = Isolation()
         self._quarantine = Quarantine(pipeline.dead_letter_limits)
@@ -126,7 +132,7 @@ class Committer:
             case Failed():
                 self._announce(events.Isolating(error=error.error))
                 for raw in error.named:
-                    fail(self._pipeline, batch, raw, error.error, error.cause)
+                    fail(self._pipeline, batch, raw, error.error_of(raw), error.cause)
                 batch.isolating = True
             case _Strange():
                 self._holder.leave_out(error.strange)
@@ -202,7 +208,7 @@ class Committer:
         except Exception as error:
             self._at_commit = committing
             if sqlstate(error) == TRANSACTION_TIMEOUT:
-                error.add_note(TOO_LONG)
+                add_note(error, TOO_LONG)
             if committing and connection_lost(error):
                 self._announce(events.CommitUnknown(error=error))
             if (late := self._session.late) is not None and applied and not committing:
@@ -211,6 +217,7 @@ class Committer:
         self._holder.accept(moved)
         self._quarantine.count(tally)
         self._announce(events.Committed(spans=spans, records=records, seconds=monotonic() - began))
+        self._announce_handlers(tx, batch, spans, records)
         for sink in self._telling:
             for event in sink.news():
                 self._announce(event)
@@ -238,6 +245,13 @@ class Committer:
             notes.append((batch.reads[partition].claim, attempt))
         if notes:
             self._ledger.note(tx, notes)
+
+    def _announce_handlers(self, tx: LentConnection, batch: OpenBatch, spans: tuple[Span, ...], records: int) -> None:
+        """What is odd about the handler's part of a transaction, and no error."""
+        if changed := self._session.changed:
+            self._announce(events.SessionReplaced(group=self._pipeline.group, changed=changed))
+        if tx.wrote_nothing and not batch.isolating:
+            self._announce(events.HandlerWroteNothing(group=self._pipeline.group, spans=spans, records=records))
 
     def _announce_asides(self, batch: OpenBatch) -> None:
         for aside in batch.asides:
@@ -286,4 +300,4 @@ def _note(error: Exception, batch: OpenBatch) -> None:
     note = f"while applying {', '.join(map(str, batch.spans)) or 'an empty batch'}"
     if not isinstance(error, HandlerMisuse) and not connection_lost(error):  # else it may have been, all or in part
         note += "; nothing of this batch was written, and it is read again from there"
-    error.add_note(note)
+    add_note(error, note)

@@ -27,6 +27,7 @@ class Event:
     """``at`` is the monotonic clock, in seconds."""
 
     level: ClassVar[int] = logging.DEBUG
+    log_pause: ClassVar[float] = 0.0  # seconds that lie between two log lines of this kind, at the least
     at: float = field(default_factory=monotonic, repr=False, compare=False)
 
 
@@ -221,6 +222,34 @@ class Committed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HandlerWroteNothing(Event):
+    """The handler was given ``records``, and no row was written by it; the offset passed them. No error.
+
+    Known from the driver: no statement was sent, or each wrote no row, or all was rolled back to a savepoint. Not told
+    where that cannot be known (a function was called), nor while failed records are looked for. Logged once a minute.
+    """
+
+    level = logging.WARNING
+    log_pause = 60.0
+    group: str
+    spans: tuple[Span, ...]
+    records: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionReplaced(Event):
+    """A handler had changed its database session beyond the transaction: the connection was closed after COMMIT.
+
+    ``changed`` says what: settings by name, temporary tables, locks. Logged once a minute.
+    """
+
+    level = logging.WARNING
+    log_pause = 60.0
+    group: str
+    changed: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RoadTaken(Event):
     """Large transactions reach an ``Upsert``'s table by another road from now on: ``"copy"`` or ``"stage"``.
 
@@ -399,6 +428,7 @@ class Announcer:
     def __init__(self, observers: Sequence[Observer] = ()) -> None:
         self._observers = tuple(observers)
         self._has_ended = False
+        self._logged: dict[type[Event], float] = {}  # when one of this kind was logged last
 
     def end(self, event: Event) -> None:
         """Announce this as the last event: what a thread that was given up announces later is dropped."""
@@ -412,10 +442,19 @@ class Announcer:
     def __call__(self, event: Event) -> None:
         if self._has_ended:
             return
-        if logger.isEnabledFor(event.level):
+        if logger.isEnabledFor(event.level) and self._is_due(event):
             logger.log(event.level, "%r", event)
         for observer in self._observers:
             try:
                 observer(event)
             except Exception:
                 logger.exception("an observer raised on %r; ignored", event)
+
+    def _is_due(self, event: Event) -> bool:
+        kind, now = type(event), event.at
+        if not kind.log_pause:
+            return True
+        if (last := self._logged.get(kind)) is not None and now - last < kind.log_pause:
+            return False
+        self._logged[kind] = now
+        return True

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NoReturn
 
 import psycopg
-from psycopg.pq import TransactionStatus
+from psycopg.pq import PipelineStatus, TransactionStatus
 from psycopg.rows import tuple_row
-from sqlalchemy import Connection, CursorResult, Engine
+from sqlalchemy import Connection, CursorResult, Engine, Transaction
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from seekpoint.ahead import Ahead, begin_with, is_ahead
 from seekpoint.errors import HandlerMisuse
+from seekpoint.sent import Sent
+from seekpoint.session_state import Known, SessionState
 from seekpoint.sqlstates import Fault, fault, fault_of_error
 from seekpoint.wire import Wire
 
@@ -24,11 +27,19 @@ class LentConnection(Connection):
 
     Use it like any other; for the ORM, ``Session(tx, join_transaction_mode="create_savepoint")``. Savepoints
     (``tx.begin_nested()``) are yours. Ending the transaction or the connection is not: the rows would part
-    from the offset (I1). It raises HandlerMisuse before anything reaches the server.
+    from the offset (I1). It raises HandlerMisuse before anything reaches the server, also where it is done by way of
+    the transaction, the driver's connection or an ORM session.
+
+    ``was_lent``: a handler has had it, so it is no one else's any more. ``sent`` is what handlers sent in this
+    transaction; None where the driver's cursors are of another class, and nothing is known.
     """
 
+    was_lent = was_lent_now = False  # in this transaction
+    sent: Sent | None = None
+    unsurveyed: SessionState | None = None  # asks with the transaction's first statement of ours
     _ahead: Ahead | None = None  # of what was sent last, by a handler or a sink
     _is_lent = _may_send_ahead = _may_leave = _may_leave_rows = False
+    _options: Any = None  # the execution options that it had when the transaction began
 
     def _misuse(self, what: str) -> NoReturn:
         raise HandlerMisuse(
@@ -52,6 +63,13 @@ class LentConnection(Connection):
         if exception is None:
             self._misuse("invalidate()")
         super().invalidate(exception)  # SQLAlchemy's own call: the server has ended the connection
+
+    @property
+    def driver(self) -> psycopg.Connection[Any]:
+        """The driver's connection."""
+        driver = self.connection.driver_connection
+        assert isinstance(driver, psycopg.Connection)
+        return driver
 
     def execute(self, *args: Any, **options: Any) -> Any:
         """As in SQLAlchemy; the result's ``rowcount`` waits for the answer if it is asked."""
@@ -79,6 +97,8 @@ class LentConnection(Connection):
         """Another transaction: nothing is known of its statements yet."""
         self._may_send_ahead, self._may_leave, self._may_leave_rows = send_ahead, False, False
         self._ahead, self._in_parts = None, False
+        self.was_lent_now, self.sent = False, None
+        self._options = self._execution_options
 
     def may_leave(self, *, rows: bool) -> None:
         """What comes last in this transaction, handler or a sink's ``rows``, may be awaited by our next statement."""
@@ -119,21 +139,48 @@ class LentConnection(Connection):
         """While a handler has it: a savepoint that it leaves open ends with its call, like one in a ``with`` block.
 
         Ours, around a part that is tried, could not be ended before it. In such a part each statement is awaited:
-        there, an error is its own statement's, and the verdict on a record hangs on it.
+        there, an error is its own statement's, and the verdict on a record hangs on it. Options of the connection and
+        of the driver's connection are as before when the handler begins, and when it has ended.
         """
         driver = self.connection.driver_connection
+        assert isinstance(driver, psycopg.Connection)
         self.catch_up()
         self._ahead = None
-        if not self.sends_ahead or not isinstance(driver, psycopg.Connection):
-            with self._savepoints_ended():
-                yield
-            return
-        self._ahead, self._is_lent = Ahead(driver), True
+        self._options = self._execution_options if self._options is None else self._options
+        self._put_options_back()
+        self.was_lent = self.was_lent_now = self._is_lent = True
         try:
-            with self._savepoints_ended(), self._ahead.on(leaves=self._may_leave):
-                yield
+            with _driver_kept(driver), self._refusing(driver), self._savepoints_ended():
+                if not Ahead.suits(driver):
+                    yield
+                    return
+                self.sent = self.sent or Sent()
+                self._ahead = Ahead(driver, self.sent, sends_ahead=self.sends_ahead)
+                with self._ahead.on(leaves=self._may_leave and self.sends_ahead):
+                    yield
         finally:
             self._is_lent = False
+            self._put_options_back()
+
+    def _put_options_back(self) -> None:
+        """What a handler, or a sink, has set for its own statements is not meant for others'."""
+        if self._options is not None:
+            self._execution_options = self._options
+
+    @contextmanager
+    def _refusing(self, driver: Any) -> Iterator[None]:
+        """Every way to end the transaction that is not text goes through these methods of the driver's connection."""
+
+        def close() -> None:
+            if not driver.closed:  # else it is SQLAlchemy that clears away what the server has ended
+                self._misuse("close()")
+            type(driver).close(driver)
+
+        driver.commit, driver.close = partial(self._misuse, "commit()"), close
+        try:
+            yield
+        finally:
+            del driver.commit, driver.close
 
     @contextmanager
     def _savepoints_ended(self) -> Iterator[None]:
@@ -155,14 +202,17 @@ class LentConnection(Connection):
     def begin_parts(self) -> None:
         """The first part begins."""
         self._in_parts = True
+        self._put_options_back()
         self._command("SAVEPOINT seekpoint_part")
 
     def keep_part(self) -> None:
         """What was written since the part began stays; the next one begins."""
+        self._put_options_back()
         self._command("RELEASE SAVEPOINT seekpoint_part; SAVEPOINT seekpoint_part")
 
     def undo_part(self) -> None:
         """Nothing was written since the part began, and it begins again."""
+        self._put_options_back()
         self._command("ROLLBACK TO SAVEPOINT seekpoint_part")
 
     def _command(self, command: str) -> None:
@@ -180,7 +230,13 @@ class LentConnection(Connection):
         if self._ahead is not None and self._ahead.is_open:
             return self._ahead.ask(statement, parameters)
         if driver.info.transaction_status == TransactionStatus.IDLE and psycopg.Pipeline.is_supported():
-            return begin_with(driver, statement, parameters)
+            state, self.unsurveyed = self.unsurveyed, None
+            if state is None:
+                return begin_with(driver, (statement, parameters))[0]
+            survey, row = begin_with(driver, state.survey, (statement, parameters))
+            assert survey is not None
+            state.begin(survey)
+            return row
         return driver.cursor(row_factory=tuple_row).execute(statement, parameters).fetchone()
 
     def check(self) -> None:
@@ -191,15 +247,22 @@ class LentConnection(Connection):
         out at another statement, and perhaps where one was expected.
         """
         ahead, transaction = self._ahead, self.get_transaction()
-        has_ended = transaction is None or not transaction.is_active
+        driver = None if self.closed else self.connection.driver_connection
+        has_ended = transaction is None or not transaction.is_active or driver is None
         if ahead is not None and ahead.is_open and not has_ended:
             if self._may_leave and ahead.late is None:
                 return
             ahead.catch_up()
-        driver = self.connection.driver_connection
         status = driver.info.transaction_status if isinstance(driver, psycopg.Connection) else None
         if has_ended or status == TransactionStatus.IDLE:
             raise HandlerMisuse("the handler ended the transaction it was lent; what it wrote before may be half done")
+        if isinstance(driver, psycopg.Connection) and (
+            status == TransactionStatus.ACTIVE or driver.info.pipeline_status != PipelineStatus.OFF
+        ):
+            raise HandlerMisuse(
+                "the handler left a command unfinished on the connection it was lent (a COPY, a pipeline, or a query "
+                "of pgconn whose results were not read): end it before the handler returns"
+            )
         if ahead is not None and ahead.late is not None:  # even where a savepoint of long ago took it back
             raise ahead.late
         if status == TransactionStatus.INERROR:
@@ -208,14 +271,34 @@ class LentConnection(Connection):
                 "the error out, or put the statement that may fail into `with tx.begin_nested():`"
             )
 
+    @property
+    def wrote_nothing(self) -> bool:
+        """Whether handlers had it in this transaction, and wrote no row as far as the driver can know."""
+        return self.was_lent_now and self.sent is not None and self.sent.wrote_nothing
+
     def drop(self) -> None:
         """Throw the connection away, transaction and all: the next one starts clean."""
         super().invalidate()
         super().close()
 
     def put_back(self) -> None:
-        """Return the connection to the pool."""
-        super().close()
+        """Return the connection to the pool; one that a handler has had is closed instead."""
+        if self.was_lent:
+            self.drop()
+        else:
+            super().close()
+
+
+@contextmanager
+def _driver_kept(driver: psycopg.Connection[Any]) -> Iterator[None]:
+    """What is set on the driver's connection within the block is put back behind it."""
+    names = ("row_factory", "cursor_factory", "server_cursor_factory", "prepare_threshold", "prepared_max")
+    before = {name: getattr(driver, name) for name in names}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(driver, name, value)
 
 
 class _Ahead(CursorResult[Any]):
@@ -233,46 +316,88 @@ class Session:
 
     ``send_ahead``: handlers' statements are sent without waiting for each answer. ``late`` is the first error among
     those of the last transaction, or None. ``wire`` is what another thread may cut.
+
+    With ``lends`` handlers get it. Then each COMMIT asks what the transaction has left on the session. Where that is
+    not what was there before, the connection is closed and replaced, and ``changed`` says what it was. It never returns
+    to the host's pool. ``hold_first``: each transaction begins with a statement by :meth:`LentConnection.straight`; the
+    session is looked at in its round trip.
     """
 
-    def __init__(self, engine: Engine, *, send_ahead: bool = False, wire: Wire | None = None) -> None:
-        self._engine, self._send_ahead = engine, send_ahead
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        send_ahead: bool = False,
+        lends: bool = False,
+        hold_first: bool = False,
+        wire: Wire | None = None,
+    ) -> None:
+        self._engine, self._send_ahead, self._lends, self._hold_first = engine, send_ahead, lends, hold_first
         self.wire = wire or Wire()
         self._connection: LentConnection | None = None
+        self._state: SessionState | None = None
+        self._known = Known()
         self.late: BaseException | None = None
+        self.changed: tuple[str, ...] = ()
 
     @contextmanager
     def transaction(self) -> Iterator[LentConnection]:
         """A READ COMMITTED transaction: committed at the end of the block, thrown away on any exception."""
-        tx, is_new = self._connection, self._connection is None
-        if tx is None:
-            tx = self._connection = LentConnection(self._engine)
-            tx.execution_options(isolation_level="READ COMMITTED")
-        tx.begins(send_ahead=self._send_ahead)
-        self.late = None
+        self.late, self.changed = None, ()
         try:
-            if is_new and isinstance(driver := tx.connection.driver_connection, psycopg.Connection):
-                self.wire.connected(driver)
+            tx = self._connection or self._connect()
+            tx.begins(send_ahead=self._send_ahead)
             transaction = tx.begin()
             yield tx
             tx.catch_up()
-            transaction.commit()
+            self.changed = self._commit(tx, transaction)
         except BaseException:
-            self.late = tx.late
+            self.late = None if self._connection is None else self._connection.late
             self.close(broken=True)
             raise
+        if self.changed:
+            self.close(broken=True)
+
+    def _connect(self) -> LentConnection:
+        tx = self._connection = LentConnection(self._engine)
+        tx.execution_options(isolation_level="READ COMMITTED")
+        self.wire.connected(tx.driver)
+        if self._lends:
+            with tx.begin():  # what the host's own engine events set when a transaction begins is there, too
+                sets = tx.driver.info.transaction_status != TransactionStatus.IDLE
+            self._state = SessionState(self._known)
+            if self._hold_first and not sets and psycopg.Pipeline.is_supported():
+                tx.unsurveyed = self._state
+            else:
+                self._state.ask(tx.driver)
+        return tx
+
+    def _commit(self, tx: LentConnection, transaction: Transaction) -> tuple[str, ...]:
+        """COMMIT; returns what is changed on the session."""
+        if self._state is None or not tx.was_lent_now:
+            transaction.commit()
+            return ()
+        new = () if tx.sent is None else self._known.learn(tx.sent)
+        found: list[str] = []
+        driver, state = tx.driver, self._state
+        driver.commit = lambda: found.extend(state.commit(driver))  # type: ignore[method-assign]
+        try:
+            transaction.commit()
+        finally:
+            del driver.commit
+        return (*found, *new)
 
     def close(self, *, broken: bool = False) -> None:
         """Give the connection back; a broken one is dropped instead, so that nobody gets it inside a transaction."""
-        connection, self._connection = self._connection, None
+        connection, self._connection, self._state = self._connection, None, None
         if connection is None:
             return
         self.wire.disconnected()
-        if not broken:
-            connection.put_back()
-            return
         try:
-            connection.drop()
+            if broken:
+                connection.drop()
+            else:
+                connection.put_back()
         except DBAPIError:  # it was already beyond telling; the pool discards it
             return
 

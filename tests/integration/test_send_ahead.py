@@ -444,7 +444,7 @@ def test_the_transaction_is_ended_by_nobody_else(counter: Counter, ends: Callabl
 def test_a_commit_behind_a_late_error_is_no_reason_to_try_again(counter: Counter) -> None:
     def handle(tx: Tx, batch: Batch[Any, Any]) -> None:
         counter.each(tx, batch)
-        driver(tx).commit()
+        driver(tx).execute("COMMIT")
         tx.execute(counter.insert, {"id": 50, "v": "behind"})
 
     with pytest.raises(HandlerMisuse, match=r"ended between hold and advance|half done"):

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import psycopg
 import pytest
 from sqlalchemy import BigInteger, Connection, Engine, Integer, Text, select, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from integration.ledger.desk import applied, make_table, scalar
-from seekpoint import Bytes, Pipeline
+from seekpoint import Bytes, Pipeline, Poison
 from seekpoint.errors import ConfigError, HandlerMisuse
 from seekpoint.ledger import Ledger
 from seekpoint.records import Batch, Partition
@@ -57,6 +58,13 @@ class Work:
         assert (self.rows(), self.position()) == (list(range(rows)), position)
 
 
+def controlled(tx: Connection) -> Session:
+    """An ORM session that ends the transaction it joins, as soon as it has one."""
+    session = Session(tx, join_transaction_mode="control_fully")
+    session.execute(text("SELECT 1"))
+    return session
+
+
 @pytest.fixture
 def work(seekpoint_engine: Engine, seekpoint_schema: str) -> Work:
     return Work(seekpoint_engine, seekpoint_schema)
@@ -78,14 +86,44 @@ def test_rows_and_offset_are_one_transaction(work: Work) -> None:
         (r"called close\(\)", lambda tx: tx.close()),
         (r"called detach\(\)", lambda tx: tx.detach()),
         (r"called invalidate\(\)", lambda tx: tx.invalidate()),
+        (r"called commit\(\)", lambda tx: tx.get_transaction().commit()),
+        (r"called commit\(\)", lambda tx: tx.connection.commit()),
+        (r"called commit\(\)", lambda tx: tx.connection.driver_connection.commit()),
+        (r"called commit\(\)", lambda tx: controlled(tx).commit()),
+        (r"called commit\(\)", lambda tx: tx.connection.driver_connection.__exit__(None, None, None)),
+        (r"called close\(\)", lambda tx: tx.connection.driver_connection.close()),
+        ("sent PREPARE TRANSACTION", lambda tx: tx.exec_driver_sql("/* 2PC */ PREPARE TRANSACTION 'mine'")),
+        ("can't change 'autocommit' now", lambda tx: setattr(tx.connection.driver_connection, "autocommit", True)),
         ("ended the transaction it was lent", lambda tx: tx.get_transaction().rollback()),
+        ("ended the transaction it was lent", lambda tx: tx.connection.close()),
         ("ended the transaction it was lent", lambda tx: tx.exec_driver_sql("ROLLBACK")),
+        ("used pgconn while statements", lambda tx: tx.connection.driver_connection.pgconn.exec_(b"ROLLBACK")),
+        ("used pgconn while statements", lambda tx: tx.connection.driver_connection.pgconn.send_query(b"SELECT 1")),
     ],
-    ids=["commit", "rollback", "close", "detach", "invalidate", "transaction.rollback", "literal rollback"],
+    ids=[
+        "commit",
+        "rollback",
+        "close",
+        "detach",
+        "invalidate",
+        "transaction.commit",
+        "connection.commit",
+        "driver.commit",
+        "session.commit",
+        "with driver",
+        "driver.close",
+        "prepare transaction",
+        "driver.autocommit",
+        "transaction.rollback",
+        "connection.close",
+        "literal rollback",
+        "pgconn rollback",
+        "pgconn send",
+    ],
 )
 def test_ending_the_transaction_is_refused(work: Work, says: str, ends: Callable[[Connection], None]) -> None:
     """I1: nothing reaches the table, the offset stays, and the error names what to do instead."""
-    with pytest.raises(HandlerMisuse, match=says):
+    with pytest.raises((HandlerMisuse, psycopg.ProgrammingError), match=says):
         work.run_after_booking(ends)
     work.holds(0, 0)
     work.run(work.book)
@@ -93,14 +131,66 @@ def test_ending_the_transaction_is_refused(work: Work, says: str, ends: Callable
 
 
 @pytest.mark.parametrize(
+    ("says", "does"),
+    [
+        ("ended the transaction it was lent", lambda pgconn: pgconn.exec_(b"ROLLBACK")),
+        ("left a command unfinished", lambda pgconn: pgconn.send_query(b"SELECT 1")),
+        ("left a command unfinished", lambda pgconn: pgconn.enter_pipeline_mode()),
+    ],
+    ids=["rollback", "send", "pipeline"],
+)
+def test_calls_of_pgconn_come_to_a_clear_end(work: Work, says: str, does: Callable[[Any], object]) -> None:
+    """I1: what libpq is asked behind the driver's back is found when the handler has returned."""
+
+    def handle(tx: Connection, batch: Batch[Any, Any]) -> None:
+        work.book(tx, batch)
+        does(tx.connection.driver_connection.pgconn)  # type: ignore[union-attr]
+
+    with pytest.raises(HandlerMisuse, match=says):
+        work.run(handle, send_ahead=False)
+    work.holds(0, 0)
+
+
+def test_a_connection_that_pgconn_closed_is_tried_again(work: Work) -> None:
+    """I1: like one that was lost: nothing is written, and nothing is blamed."""
+    calls: list[int] = []
+
+    def handle(tx: Connection, batch: Batch[Any, Any]) -> None:
+        calls.append(len(batch))
+        work.book(tx, batch)
+        if len(calls) == 1:
+            tx.connection.driver_connection.pgconn.finish()  # type: ignore[union-attr]
+
+    assert work.run(handle).records == 3
+    assert calls == [3, 3]
+    work.holds(3, 3)
+
+
+@pytest.mark.parametrize("isolating", [False, True])
+def test_a_refused_commit_cannot_be_swallowed(work: Work, isolating: bool) -> None:
+    """I1: the handler that catches the refusal, and goes on, has committed nothing."""
+
+    def swallow(tx: Connection, batch: Batch[Any, Any]) -> None:
+        if isolating and len(batch) == 3:
+            raise Poison("the first", *[r for r in batch if r.offset == 0])
+        work.book(tx, batch)
+        with pytest.raises(HandlerMisuse):
+            tx.get_transaction().commit()  # type: ignore[union-attr]
+
+    with pytest.raises(HandlerMisuse, match="ended the transaction it was lent"):
+        work.run(swallow, on_poison="dead_letter")
+    work.holds(0, 0)
+
+
+@pytest.mark.parametrize(
     "commits",
     [
         lambda tx: tx.exec_driver_sql("COMMIT"),
         lambda tx: (tx.exec_driver_sql("COMMIT"), tx.exec_driver_sql("BEGIN")),
-        lambda tx: tx.connection.driver_connection.commit(),
-        lambda tx: tx.get_transaction().commit(),
+        lambda tx: tx.exec_driver_sql("SELECT 1; COMMIT"),
+        lambda tx: (tx.execute(text("SELECT 1")), tx.connection.driver_connection.pgconn.exec_(b"COMMIT")),
     ],
-    ids=["literal commit", "literal commit and begin", "driver", "transaction.commit"],
+    ids=["literal commit", "literal commit and begin", "commit among others", "pgconn"],
 )
 def test_a_commit_behind_our_back_stops_the_work(work: Work, commits: Callable[[Connection], None]) -> None:
     """I1: what the handler committed by itself cannot be taken back: stop, say so, and never do it again."""

@@ -15,6 +15,8 @@ GROUP = "tests/integration/ledger/test_group.py"
 DECLARATION = "tests/integration/ledger/test_declaration.py"
 MOVE = "tests/integration/ledger/test_move.py"
 WORKER = "tests/integration/test_worker.py"
+UNIT_OF_WORK = "tests/integration/test_unit_of_work.py"
+LENT = "tests/integration/test_lent_sessions.py"
 INTERLEAVINGS = "tests/integration/test_interleavings.py"
 KAFKA = "tests/integration/test_kafka_faults.py"
 REBALANCE = "tests/integration/test_rebalance.py"
@@ -190,6 +192,43 @@ BREAKAGES = (
             ),
         ),
         (f"{LOST}::test_the_connection_is_cut_before_each_statement",),
+    ),
+    Breakage(
+        "a handler ends the transaction by its driver's connection",
+        (Edit("guard.py", 'partial(self._misuse, "commit()"), close', "partial(type(driver).commit, driver), close"),),
+        (f"{UNIT_OF_WORK}::test_ending_the_transaction_is_refused",),
+    ),
+    Breakage(
+        "a handler's session outlives its transaction",
+        (Edit("guard.py", "        if self.changed:\n            self.close(broken=True)\n", ""),),
+        (f"{LENT}::test_what_a_handler_leaves_on_its_session_ends_with_its_transaction",),
+    ),
+    Breakage(
+        "a handler's options outlive its call",
+        (Edit("guard.py", "            self._execution_options = self._options\n", "            pass\n"),),
+        (f"{LENT}::test_options_of_one_call_are_gone_in_the_next",),
+    ),
+    Breakage(
+        "a lent connection returns to the pool",
+        (
+            Edit(
+                "guard.py",
+                "        if self.was_lent:\n            self.drop()\n",
+                "        if False:\n            pass\n",
+            ),
+        ),
+        (f"{LENT}::test_a_lent_connection_never_returns_to_the_hosts_pool",),
+    ),
+    Breakage(
+        "work that a handler returns is thrown away",
+        (
+            Edit(
+                "apply.py",
+                "    if returned is not None and not isinstance(returned, Result):\n",
+                "    if inspect.iscoroutine(returned):\n",
+            ),
+        ),
+        ("tests/integration/test_apply.py::test_what_a_handler_returns_is_not_thrown_away_in_silence",),
     ),
     Breakage(
         "blind retry after an unknown COMMIT",

@@ -198,7 +198,7 @@ class Redrive(Letters):
 
     @contextmanager
     def _replayer(self) -> Iterator[Replayer]:
-        session = Session(self.ledger.engine)
+        session = Session(self.ledger.engine, lends=self.pipeline.handle is not None)
         try:
             yield Replayer(self.pipeline, self._dead_letters, session, self.actor, while_paused=self.while_paused)
         finally:

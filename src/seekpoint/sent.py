@@ -1,0 +1,166 @@
+"""What a handler's statements did, as far as the driver knows: whether they wrote rows, which settings they name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from psycopg.pq.abc import PGresult
+
+_BEFORE = re.compile(r"(?:\s+|--[^\n]*(?:\n|$)|/\*.*?\*/)*", re.DOTALL)  # blanks and comments in front of a statement
+_COUNTED = frozenset({b"INSERT", b"UPDATE", b"DELETE", b"MERGE", b"COPY"})
+_WRITES_NOTHING = frozenset({b"SELECT", b"FETCH", b"MOVE", b"SHOW", b"SET", b"RESET", b"LOCK", b"LISTEN", b"UNLISTEN",
+                             b"DECLARE", b"CLOSE", b"PREPARE", b"DEALLOCATE", b"EXPLAIN", b""})  # fmt: skip
+
+# Words that may stand in front of a parenthesis, and call nothing that writes.
+_HARMLESS = re.compile(
+    "all|and|any|array|array_agg|as|avg|between|by|case|cast|char|coalesce|count|date_trunc|decimal|distinct|else|except"
+    "|exists|extract|filter|from|greatest|group|having|in|intersect|interval|is|join|json_agg|jsonb_agg"
+    "|jsonb_build_object|lateral|least|length|like|limit|lower|max|min|not|now|nullif|numeric|offset|on|or|over|row"
+    "|row_number|select|some|string_agg|sum|then|time|timestamp|timestamptz|union|upper|using|values|varchar|when|where"
+    "|with|within",
+    re.IGNORECASE,
+)
+_STRING = re.compile(r"'(?:[^']|'')*'")
+_CALL = re.compile(r'([\w$]+|"[^"]+")\s*\(')
+_ASKS = re.compile(r"(?:SELECT|WITH|VALUES|TABLE)\b", re.IGNORECASE)
+_WRITES_WITHIN = re.compile(r"\b(?:INSERT|UPDATE|DELETE|MERGE|INTO)\b", re.IGNORECASE)
+_LOCKS_ROWS = re.compile(r"\bFOR\s+(?:NO\s+KEY\s+)?UPDATE\b", re.IGNORECASE)
+_SAVEPOINT = re.compile(
+    r"(?P<command>SAVEPOINT|RELEASE(?:\s+SAVEPOINT)?|ROLLBACK(?:\s+(?:WORK|TRANSACTION))?\s+TO(?:\s+SAVEPOINT)?)"
+    r"\s+(?P<name>\S+?)\s*;?\s*$",
+    re.IGNORECASE,
+)
+_PREPARES = re.compile(r"PREPARE\s+TRANSACTION\b", re.IGNORECASE)
+
+# An application's own settings have a dot in their names, and the server does not list them.
+_SETS = re.compile(r"(?:^|;)\s*(?:SET|RESET)\s+(?:SESSION\s+)?([a-z_]\w*\.[\w.]+)", re.IGNORECASE)
+_RESETS_ALL = re.compile(r"(?:^|;)\s*(?:RESET\s+ALL|DISCARD)\b", re.IGNORECASE)
+_CONFIG = re.compile(r"\bset_config\s*\(\s*(?:'([\w.]+)')?", re.IGNORECASE)
+_CONFIG_LOCALLY = re.compile(r",\s*(?:true|'t'|'true')\s*(?:::\s*bool(?:ean)?\s*)?\)", re.IGNORECASE)
+_SESSION_LOCK = re.compile(r"advisory_lock", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """What a statement's text says.
+
+    ``may_write``: rows that its row count does not show (a function that it calls, a WITH that writes). ``settings`` of
+    the application's own that it sets for the session; ``sets_any`` where their names are not in the text.
+    ``savepoint`` is a savepoint's command and name.
+    """
+
+    may_write: bool
+    settings: frozenset[str]
+    sets_any: bool
+    takes_session_lock: bool
+    prepares_transaction: bool
+    savepoint: tuple[str, str] | None
+
+
+@lru_cache(maxsize=1024)
+def read(text: str) -> Text:
+    """Read a statement's text."""
+    begin = _BEFORE.match(text)
+    plain = text[begin.end() :] if begin else text
+    found = _CONFIG.findall(plain)
+    if len(found) <= len(_CONFIG_LOCALLY.findall(plain)):
+        found = []
+    settings = {name.lower() for name in (*_SETS.findall(plain), *found) if "." in name}
+    savepoint = _SAVEPOINT.match(plain)
+    return Text(
+        _may_write(_STRING.sub("''", plain)),
+        frozenset(settings),
+        "" in found or bool(_RESETS_ALL.search(plain)),
+        bool(_SESSION_LOCK.search(plain)),
+        bool(_PREPARES.match(plain)),
+        (savepoint["command"].split()[0].upper(), savepoint["name"].strip('"')) if savepoint else None,
+    )
+
+
+def _may_write(plain: str) -> bool:
+    if not _ASKS.match(plain):
+        return len(_WRITES_WITHIN.findall(plain)) > 1 and re.search(r"\bWITH\b", plain, re.IGNORECASE) is not None
+    calls = any(not _HARMLESS.fullmatch(word.strip('"')) for word in _CALL.findall(plain))
+    return calls or _WRITES_WITHIN.search(_LOCKS_ROWS.sub("", plain)) is not None
+
+
+@dataclass(slots=True)
+class _Level:
+    """What was done since a savepoint; since the beginning where it has no name."""
+
+    name: str = ""
+    wrote: bool = False
+    is_unknown: bool = False
+
+
+class Sent:
+    """The statements of one transaction that a handler has sent.
+
+    ``settings``, ``sets_any`` and ``takes_session_lock`` are of all of them together, see :class:`Text`.
+    """
+
+    def __init__(self) -> None:
+        self._levels = [_Level()]
+        self.settings: set[str] = set()
+        self.sets_any = self.takes_session_lock = False
+
+    @property
+    def wrote_nothing(self) -> bool:
+        """Whether no row was written, as far as the driver can know; False where it cannot."""
+        return not any(level.wrote or level.is_unknown for level in self._levels)
+
+    @property
+    def _is_settled(self) -> bool:
+        """What is written outside of all savepoints stays written."""
+        return self._levels[0].wrote or self._levels[0].is_unknown
+
+    def unknown(self) -> None:
+        """Something was sent whose outcome the driver does not see."""
+        self._levels[-1].is_unknown = True
+
+    def statement(self, text: Text) -> None:
+        """A statement is about to be sent."""
+        self.settings |= text.settings
+        self.sets_any |= text.sets_any
+        self.takes_session_lock |= text.takes_session_lock
+        if text.may_write:
+            self.unknown()
+
+    def answered(self, text: Text, results: Iterable[PGresult]) -> None:
+        """The answers to a statement have come."""
+        if self._is_settled:
+            return
+        for result in results:
+            command = (result.command_status or b"").split(b" ")[0]
+            if command in _COUNTED:
+                self.counted(result.command_tuples or 0)
+            elif text.savepoint is not None:
+                self.savepoint(*text.savepoint)
+            elif command not in _WRITES_NOTHING:
+                self.unknown()
+
+    def counted(self, rows: int) -> None:
+        """So many rows were written."""
+        if rows > 0:
+            self._levels[-1].wrote = True
+
+    def savepoint(self, command: str, name: str) -> None:
+        """``SAVEPOINT``, ``RELEASE`` or ``ROLLBACK`` (to) a savepoint of this name."""
+        if command == "SAVEPOINT":
+            self._levels.append(_Level(name))
+            return
+        at = next((n for n in range(len(self._levels) - 1, 0, -1) if self._levels[n].name == name), None)
+        if at is None:
+            self.unknown()
+            return
+        gone = self._levels[at:]
+        del self._levels[at:]
+        if command == "ROLLBACK":
+            self._levels.append(_Level(name))
+            return
+        below = self._levels[-1]
+        below.wrote |= any(level.wrote for level in gone)
+        below.is_unknown |= any(level.is_unknown for level in gone)

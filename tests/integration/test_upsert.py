@@ -9,6 +9,7 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
+from zoneinfo import ZoneInfo
 
 import msgspec
 import psycopg
@@ -266,6 +267,92 @@ def test_the_key_of_a_tombstone_may_be_spelled_unlike_the_rows(ground: Ground, r
     assert ground.rows("id", "v") == [(2, "b")]
     write(ground, sink, record(None, key="2"), kv(2, "c"))
     assert ground.rows("id", "v") == [(2, "c")]
+
+
+BERLIN = ZoneInfo("Europe/Berlin")
+SUMMER, WINTER = (datetime(2026, 10, 25, 2, 30, tzinfo=BERLIN, fold=fold) for fold in (0, 1))  # equal for Python
+
+
+def test_an_hour_that_a_zone_has_twice_is_two_keys(ground: Ground, road: Road) -> None:
+    sink = upsert(ground, "id timestamptz PRIMARY KEY, v text", columns=["id", "v"])
+    write(ground, sink, record({"id": WINTER, "v": "second"}), record({"id": SUMMER, "v": "first"}))
+    assert ground.rows("id", "v") == [(SUMMER.astimezone(UTC), "first"), (WINTER.astimezone(UTC), "second")]
+    write(ground, sink, record(None, key=SUMMER), record({"id": WINTER, "v": "third"}))
+    assert ground.rows("v") == [("third",)]
+
+
+@pytest.mark.parametrize("kind", ["timestamptz", "timestamptz(0)"])
+def test_an_hour_that_a_zone_has_twice_is_older_and_newer(ground: Ground, road: Road, kind: str) -> None:
+    sink = upsert(ground, f"id int PRIMARY KEY, v {kind}", columns=["id", "v"], order_by="v")
+    write(ground, sink, kv(1, WINTER), kv(1, SUMMER.replace(minute=45)), kv(2, SUMMER), kv(2, WINTER))
+    assert ground.rows("v") == [(WINTER.astimezone(UTC),)] * 2
+    write(ground, sink, kv(1, SUMMER.replace(minute=45)))
+    assert ground.rows("v") == [(WINTER.astimezone(UTC),)] * 2
+
+
+def test_two_instants_of_a_zone_in_two_partitions_are_no_key_in_both(ground: Ground, road: Road) -> None:
+    sink = upsert(ground, "id timestamptz PRIMARY KEY, v int, o bigint", columns=["id", "v"], offset_column="o")
+    first = record({"id": SUMMER, "v": 1}, partition=0, offset=7)
+    write(ground, sink, first, record({"id": WINTER, "v": 2}, partition=1, offset=3))
+    assert ground.rows("v") == [(1,), (2,)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "stored", "given"),
+    [
+        ("numeric(6,2)", Decimal("1.00"), Decimal("1.001")),
+        ("timestamptz(0)", "2026-01-01 00:00:00Z", "2026-01-01 00:00:00.3Z"),
+        ("varchar(3)", "ab ", "ab    "),
+        ("char(3)", "ab", "ab    "),
+        ("short", "ab ", "ab    "),
+    ],
+)
+@pytest.mark.parametrize("alone", [False, True])  # has this process seen a row before
+def test_a_tombstone_deletes_what_its_key_was_rounded_to(
+    ground: Ground, road: Road, *, kind: str, stored: Any, given: Any, alone: bool
+) -> None:
+    ground.sql("CREATE DOMAIN short AS varchar(3)")
+    kind = f'"{ground.schema}".{kind}' if kind == "short" else kind
+    sink = upsert(ground, f"id {kind} PRIMARY KEY, v text", columns=None if alone else ["id", "v"])
+    ground.sql(f"INSERT INTO t VALUES ('{stored}', 'old')")
+    write(ground, sink, record(None, key=given))
+    assert ground.rows("v") == []
+
+
+def test_a_text_too_long_for_its_domain_is_refused(ground: Ground, road: Road) -> None:
+    ground.sql("CREATE DOMAIN short AS varchar(3)")
+    sink = upsert(ground, f'id int PRIMARY KEY, v "{ground.schema}".short', columns=["id", "v"])
+    with pytest.raises(RowRefused, match="value too long"):
+        write(ground, sink, kv(1, "abcdef"))
+
+
+def test_the_newest_spelling_of_a_key_is_stored_whatever_the_batches(ground: Ground, road: Road) -> None:
+    sink = upsert(ground, "id numeric PRIMARY KEY, v int", columns=["id", "v"])
+    versions = [record({"id": Decimal(one), "v": n}) for n, one in enumerate(("1.00", "1", "1.0"))]
+    write(ground, sink, versions[0])
+    for one in versions[1:]:
+        write(ground, sink, one)
+    assert ground.value("id::text") == "1.0"
+    write(ground, sink, *versions[:2])
+    assert ground.value("id::text") == "1"
+
+
+@pytest.mark.parametrize("key", [["id"], ["id", "part"]])
+@pytest.mark.parametrize("index", ["UNIQUE (%s)", "UNIQUE NULLS NOT DISTINCT (%s)", "PRIMARY KEY (%s)"])
+def test_a_key_that_may_be_null_is_refused_unless_nulls_are_one(
+    ground: Ground, road: Road, key: list[str], index: str
+) -> None:
+    body = f"id int, part int NOT NULL, v text, {index % ', '.join(key)}"
+    sink = upsert(ground, body, key=key, columns=["id", "part", "v"])
+    row = record({"id": 1, "part": 1, "v": "v"})
+    if not index.startswith("UNIQUE ("):
+        write(ground, sink, row)
+        return
+    remedy = r'"id" may be NULL.*ALTER TABLE .* ALTER COLUMN "id" SET NOT NULL; .* NULLS NOT DISTINCT'
+    with pytest.raises(ConfigError, match=remedy):
+        write(ground, sink, row)
+    ground.sql("ALTER TABLE t ALTER id SET NOT NULL")
+    write(ground, sink, row)
 
 
 @pytest.mark.parametrize("kind", ["text", "timestamptz"])

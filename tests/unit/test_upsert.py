@@ -8,6 +8,7 @@ from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
+from zoneinfo import ZoneInfo
 
 import msgspec
 import pytest
@@ -201,7 +202,7 @@ def test_offsets_that_fall_say_that_a_key_lives_in_two_partitions() -> None:
 
 
 def test_offsets_that_fall_are_seen_across_chunks() -> None:
-    look = Offsets(target(offset="w")).look
+    look = Offsets(target(offset="w"), KNOWN).look
     look([(1, 0, 7), (2, 0, 3)])
     look([(3, 0, 1), Deleted((2, 3))])
     with pytest.raises(ConfigError, match=r"key 2 comes at offset 2 after offset 3"):
@@ -210,9 +211,19 @@ def test_offsets_that_fall_are_seen_across_chunks() -> None:
         look([(5, 0, 9), (5, 0, 8)])
 
 
-@pytest.mark.parametrize("keys", [(1, True), ("1", 1), ([1], [1]), (0.0, -0.0)])
-def test_of_keys_that_are_not_surely_the_same_no_offset_is_compared(keys: tuple[Any, Any]) -> None:
-    look = Offsets(target(offset="w")).look
+@pytest.mark.parametrize(
+    ("column", "keys"),
+    [
+        (INT, (1, True)),
+        (TEXT, ("1", 1)),
+        (TEXT, (Decimal("1.0"), Decimal(1))),
+        (Column("integer[]", "other", -1), ([1], [1])),
+        (Column("double precision", "other", -1), (0.0, -0.0)),
+        (TIME, tuple(datetime(2026, 10, 25, 2, 30, fold=f, tzinfo=ZoneInfo("Europe/Berlin")) for f in (1, 0))),
+    ],
+)
+def test_of_keys_that_are_not_surely_the_same_no_offset_is_compared(column: Column, keys: tuple[Any, Any]) -> None:
+    look = Offsets(target(offset="w"), {**KNOWN, "k": column}).look
     look([(keys[0], 0, 7)])
     look([(keys[1], 0, 3)])
 
@@ -231,6 +242,7 @@ ZONE = timezone(timedelta(hours=2))
         (Column("citext", "other", -1), ["a", "A"], False),
         (Column("character varying", "text", 3 + 4), ["abc", "ab"], True),
         (Column("character varying", "text", 3 + 4), ["abc", "abc "], False),
+        (Column("character varying", "text", 3 + 4), ["ab", "ab "], False),
         (Column("uuid", "uuid", -1), [UUID(int=1), UUID(int=2)], True),
         (Column("uuid", "uuid", -1), [str(UUID(int=1)), str(UUID(int=2**127))], True),
         (Column("uuid", "uuid", -1), [str(UUID(int=1)), str(UUID(int=2**127 - 1)).upper()], False),
@@ -241,6 +253,8 @@ ZONE = timezone(timedelta(hours=2))
         (Column("date", "date", -1), [date(2026, 1, 1), datetime(2026, 1, 1, tzinfo=UTC)], False),
         (TIME, [datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 1, 2, tzinfo=ZONE)], True),
         (TIME, [datetime(2026, 1, 1), datetime(2026, 1, 2)], False),
+        (TIME, [datetime(2026, 10, 25, 2, 30, fold=f, tzinfo=ZoneInfo("Europe/Berlin")) for f in (0, 1)], False),
+        (TIME, [datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 1, tzinfo=ZoneInfo("UTC"))], False),
         (TIME._replace(typmod=0), [datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 2, tzinfo=UTC)], False),
         (Column("integer[]", "other", -1), [[1], [2]], False),
         (Column("double precision", "other", -1), [0.0, -0.0], False),

@@ -13,7 +13,7 @@ from seekpoint.columnar import AppendArrow
 from seekpoint.errors import ConfigError
 from seekpoint.loading import load_pipeline
 from seekpoint.pipeline import Pipeline
-from seekpoint.sinks.layout import quoted
+from seekpoint.sinks.layout import quoted, require_index
 from seekpoint.sinks.place import COLUMN, look
 from seekpoint.sinks.roads import Roads
 from seekpoint.sinks.table import TableSink
@@ -279,6 +279,7 @@ def _target(
         )
     first = feeds[0].sink if feeds else None
     if isinstance(first, Upsert):
+        require_index(connection, repr(first), path, first.key)
         key = first.key
     else:
         keys = [tuple(row.key) for row in connection.execute(_KEYS, name)]

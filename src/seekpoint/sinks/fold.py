@@ -2,14 +2,15 @@
 
 Two keys are the same if the server says so, and Python's ``==`` is not always of its opinion: ``'A'`` and ``'a'``
 are one key in a citext column, 1 and 1.0 are two in a text column. Keys are folded here only where both agree for
-certain; else all rows are handed on, and the server folds them.
+certain; else all rows are handed on, and the server folds them. Equal values of some types have several spellings
+(numeric 1 and 1.0): such a key column is written by every update, so that the newest row's spelling is stored.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime
+from datetime import date, datetime, timezone
 from decimal import Decimal
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -26,11 +27,22 @@ class Deleted(tuple[Any, ...]):
 
 
 class Column(NamedTuple):
-    """A column as the server knows it: ``type`` as SQL without its modifier, ``kind`` as the rules below name it."""
+    """A column as the server knows it, of a domain its base type: ``type`` as SQL without its modifier.
+
+    ``kind`` is as the rules below name it. ``equal`` and ``not_less`` are the operators that its index goes by: by name
+    alone, citext in a schema that is not searched would be compared as text.
+    """
 
     type: str
     kind: str
     typmod: int
+    equal: str = "OPERATOR(pg_catalog.=)"
+    not_less: str = "OPERATOR(pg_catalog.>=)"
+
+    @property
+    def has_spellings(self) -> bool:
+        """Whether equal values may be stored differently."""
+        return self.kind not in _ONE_SPELLING
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +87,8 @@ class Folded:
 
 def fold(target: Target, rows: Sequence[Row], known: Mapping[str, Column]) -> Folded:
     """The newest row of each key: the last, or by ``order_by`` the highest (of equals the last)."""
+    if not _readable(target, rows, known):
+        return Folded(False, rows, range(1, len(rows) + 1))
     if set(map(type, rows)) == {Deleted}:  # that a key is deleted twice does no harm
         return Folded(True, (), (), rows, range(1, len(rows) + 1))
     keys = _keys(target, rows)
@@ -95,6 +109,19 @@ def fold(target: Target, rows: Sequence[Row], known: Mapping[str, Column]) -> Fo
     )
 
 
+def _readable(target: Target, rows: Sequence[Row], known: Mapping[str, Column]) -> bool:
+    """Whether a tombstone's values are the same with and without their columns' modifiers.
+
+    Rows get them by assignment; what a tombstone is compared with was rounded, or lost blanks, when it was stored.
+    """
+    gone = [row for row in rows if type(row) is Deleted]
+    limits = {at: known[name] for at, name in enumerate(target.gone) if known[name].typmod != -1}
+    return not gone or all(
+        column.kind == "text" and all(type(row[at]) is str and len(row[at]) <= column.typmod - 4 for row in gone)
+        for at, column in limits.items()
+    )
+
+
 def _keys(target: Target, rows: Sequence[Row]) -> list[Any]:
     get = itemgetter(*target.index(*target.key))
     if Deleted not in set(map(type, rows)):
@@ -112,20 +139,19 @@ def _values(target: Target, rows: Sequence[Row], column: str) -> list[Any]:
 
 
 class Offsets:
-    """Looks on, chunk by chunk, whether the offsets of each key rise; what is no key for Python is not looked at."""
+    """Looks on, chunk by chunk, whether the offsets of each key rise; keys that only the server can compare are not."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, known: Mapping[str, Column]) -> None:
         assert target.offset is not None
-        self._target, self._offset = target, target.offset
+        self._target, self._offset, self._known = target, target.offset, known
         self._last: dict[Any, int] = {}
-        self._kind: type | None = None
 
     def look(self, rows: Sequence[Row]) -> None:
         """Raises ConfigError where a key comes again with a lower offset: it lives in several partitions."""
+        if not rows or self._target.columns is None:  # as yet, tombstones alone
+            return
         keys = _keys(self._target, rows)
-        kinds = set(map(type, keys))
-        self._kind = self._kind or next(iter(kinds), None)
-        if kinds != {self._kind} or self._kind not in _ALIKE:
+        if not _exact_keys(self._target, keys, self._known):
             return
         offsets = _values(self._target, rows, self._offset)
         found = dict(zip(keys, offsets, strict=True))
@@ -176,16 +202,17 @@ def _unrounded(_values: Collection[Any], typmod: int) -> bool:
     return typmod == -1
 
 
-def _fits(values: Collection[str], typmod: int) -> bool:
-    return typmod == -1 or max(map(len, values)) <= typmod - 4  # varchar(3) takes 'abc  ' for 'abc'
+def _unpadded(values: Collection[str], typmod: int) -> bool:
+    return typmod == -1 or not any(v.endswith(" ") for v in values)  # varchar(3) takes 'abc  ' for 'abc'
 
 
 def _canonical(values: Collection[str], _typmod: int) -> bool:
     return all(len(v) == 36 and v[8] == v[13] == v[18] == v[23] == "-" and v == v.lower() for v in values)
 
 
-def _aware(values: Collection[datetime], typmod: int) -> bool:
-    return typmod == -1 and not any(v.tzinfo is None for v in values)
+def _fixed(values: Collection[datetime], typmod: int) -> bool:
+    """Of one zone with summer time Python compares what its clocks show: the hour that comes twice would be one."""
+    return typmod == -1 and {type(v.tzinfo) for v in values} == {timezone}
 
 
 def _finite(values: Collection[Decimal], typmod: int) -> bool:
@@ -200,23 +227,27 @@ _EXACT: dict[tuple[str, type], Callable[[Collection[Any], int], bool]] = {
     ("int", int): _always,
     ("numeric", int): _unrounded,
     ("numeric", Decimal): _finite,
-    ("text", str): _fits,
-    ("timestamptz", datetime): _aware,
+    ("text", str): _unpadded,
+    ("timestamptz", datetime): _fixed,
     ("uuid", UUID): _always,
     ("uuid", str): _canonical,
 }
-_ALIKE = frozenset({tuple, *(kind for _, kind in _EXACT)})  # of one of these, what is equal here is equal there
+_ONE_SPELLING = {"time", "timestamp"} | {kind for kind, _ in _EXACT} - {"numeric"}
 _ORDERED = frozenset({"date", "int", "numeric", "timestamptz"})  # text is ordered by the server's collation
 
 
 def _agree(target: Target, rows: Sequence[Row], keys: Sequence[Any], known: Mapping[str, Column]) -> bool:
-    parts: Iterable[Collection[Any]] = [keys] if len(target.key) == 1 else zip(*keys, strict=True)
-    if not all(_exact(known[name], values) for name, values in zip(target.key, parts, strict=True)):
+    if not _exact_keys(target, keys, known):
         return False
     if target.order_by is None:
         return True
     column = known[target.order_by]
     return column.kind in _ORDERED and _exact(column, _values(target, rows, target.order_by))
+
+
+def _exact_keys(target: Target, keys: Sequence[Any], known: Mapping[str, Column]) -> bool:
+    parts: Iterable[Collection[Any]] = [keys] if len(target.key) == 1 else zip(*keys, strict=True)
+    return all(_exact(known[name], values) for name, values in zip(target.key, parts, strict=True))
 
 
 def _exact(column: Column, values: Collection[Any]) -> bool:

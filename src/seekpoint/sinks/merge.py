@@ -107,20 +107,20 @@ class Merge:
         layout, statements = self._ask()
         if self._roads.choose(self._rows, folded=True, direct=layout.direct) is Road.COPY:
             return Direct(self._tx, self._target.path, self._columns())
-        return self._staged(statements)
+        return self._staged(layout, statements)
 
     def _turn_back(self, direct: Direct) -> Staged:
         """From the table to the stage, with all that was written."""
         self._roads.met_a_conflict()
         self._fell_back = True
-        self._way = staged = self._staged(self._ask()[1])
+        self._way = staged = self._staged(*self._ask())
         for rows in direct.kept:
             staged.write(rows)
         return staged
 
-    def _staged(self, statements: Statements) -> Staged:
+    def _staged(self, layout: Layout, statements: Statements) -> Staged:
         assert self._stage is not None
-        return Staged(self._tx, self._target, self._stage, statements, self._execute)
+        return Staged(self._tx, self._target, layout, self._stage, statements=statements, execute=self._execute)
 
     def _finish(self) -> None:
         way = self._way
@@ -168,8 +168,9 @@ class Merge:
         layout, statements = self._known.recall(self._target) or self._ask()
         folded = fold(self._target, rows, layout.columns)
         only_gone = not folded.rows and folded.is_folded
-        if not only_gone and self._roads.choose(len(rows), folded=folded.is_folded, direct=False) is Road.STAGE:
-            self._way = staged = self._staged(self._ask()[1])
+        in_one = folded.is_folded and layout.casts
+        if not only_gone and self._roads.choose(len(rows), folded=in_one, direct=False) is Road.STAGE:
+            self._way = staged = self._staged(*self._ask())
             staged.write(rows)
             self._wrote(Road.STAGE, *staged.finish())
             return

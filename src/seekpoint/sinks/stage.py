@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 from seekpoint.pipeline import Row, RowRefused
 from seekpoint.sinks.copy import open_copy
 from seekpoint.sinks.fold import Deleted, Offsets, Target
-from seekpoint.sinks.layout import DELETED, LINE, Stage, build
+from seekpoint.sinks.layout import DELETED, LINE, Layout, Stage, build
 from seekpoint.sinks.statements import Statements
 
 _BEHIND = 1 << 62  # lines that are told come behind those that the stage counted itself
@@ -26,16 +26,18 @@ class Staged:
     they have other columns.
     """
 
-    def __init__(self, tx: Connection, target: Target, stage: Stage, statements: Statements, execute: Execute) -> None:
-        assert target.columns is not None
+    def __init__(
+        self, tx: Connection, target: Target, layout: Layout, stage: Stage, *, statements: Statements, execute: Execute
+    ) -> None:
         self._tx, self._target, self._statements, self._execute = tx, target, statements, execute
+        self._columns = target.columns or target.gone
         self._path = ("pg_temp", stage.name)
-        self._offsets = Offsets(target) if target.offset else None
+        self._offsets = Offsets(target, layout.columns) if target.offset else None
         self._written = 0  # rows and tombstones
         self._lines: list[int] | None = None  # of the rows behind the first tombstone
         self._gone: list[Row] = []
         build(tx, target, stage)
-        self._open(target.columns)
+        self._open(self._columns)
 
     def _open(self, columns: Sequence[str]) -> None:
         self._stack = ExitStack()
@@ -47,8 +49,7 @@ class Staged:
             self._offsets.look(rows)
         if self._lines is None and Deleted in set(map(type, rows)):
             self._close()
-            assert self._target.columns is not None
-            self._open((*self._target.columns, LINE))
+            self._open((*self._columns, LINE))
             self._lines = []
         if self._lines is None:
             self._copy_in(rows)

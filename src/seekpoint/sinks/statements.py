@@ -8,7 +8,7 @@ from functools import cached_property
 from psycopg import sql
 
 from seekpoint.sinks.fold import Target
-from seekpoint.sinks.layout import DELETED, LINE, Layout, quoted, stage_name
+from seekpoint.sinks.layout import DELETED, FULL_TYPE, LINE, Layout, quoted, stage_name
 
 _STORED, _NEW = sql.Identifier("stored"), sql.Identifier("new")  # aliases
 Composable = sql.Composable
@@ -77,7 +77,8 @@ class Statements:
     def _conflict(self) -> Composable:
         target = self._target
         key = _list(map(_name, target.key))
-        changing = [name for name in target.columns or () if name not in target.key]
+        known = self._layout.columns
+        changing = [name for name in target.columns or () if name not in target.key or known[name].has_spellings]
         if not changing:
             return sql.SQL("ON CONFLICT ({}) DO NOTHING").format(key)
         new = _name("excluded")
@@ -88,7 +89,11 @@ class Statements:
 
     @cached_property
     def _matched(self) -> Composable:
-        equal = [sql.SQL("{}.{} = {}.{}").format(_STORED, name, _NEW, name) for name in map(_name, self._target.key)]
+        known = self._layout.columns
+        equal = [
+            sql.SQL("{}.{} {} {}.{}").format(_STORED, name, _as_sql(known[one].equal), _NEW, name)
+            for one, name in zip(self._target.key, map(_name, self._target.key), strict=True)
+        ]
         guard = self._newer(_NEW)
         return sql.SQL(" AND ").join(equal if guard is None else [*equal, guard])
 
@@ -98,7 +103,8 @@ class Statements:
         if column is None:
             return None
         name = _name(column)
-        newer = sql.SQL("{0}.{2} IS NULL OR {1}.{2} >= {0}.{2}").format(_STORED, new, name)
+        not_less = _as_sql(self._layout.columns[column].not_less)
+        newer = sql.SQL("{0}.{2} IS NULL OR {1}.{2} {3} {0}.{2}").format(_STORED, new, name, not_less)
         elsewhere = [
             sql.SQL(" OR {0}.{2} IS DISTINCT FROM {1}.{2}").format(_STORED, new, _name(name))
             for name in self._target.origin
@@ -117,14 +123,13 @@ class Statements:
         """The text as the column's type, without its modifier: only an assignment says that a text is too long."""
         known = self._layout.columns
         return _list(
-            sql.SQL("CAST({0} AS {1}) AS {0}").format(_name(name), sql.SQL(_spared(known[name].type)))
-            for name in columns
+            sql.SQL("CAST({0} AS {1}) AS {0}").format(_name(name), _as_sql(known[name].type)) for name in columns
         )
 
 
 _GATE = sql.SQL(
-    "(SELECT array_agg(atttypid ORDER BY attnum) = %s::oid[] FROM pg_attribute "
-    "WHERE attrelid = to_regclass(%s) AND attnum = ANY(%s::int2[]))"
+    f"(SELECT array_agg({FULL_TYPE} ORDER BY a.attnum) = %s::text[] FROM pg_attribute a "  # noqa: S608 -- a constant
+    "WHERE a.attrelid = to_regclass(%s) AND a.attnum = ANY(%s::int2[]))"
 )
 
 
@@ -135,6 +140,10 @@ def _given(columns: Sequence[str]) -> sql.Composed:
 
 def _name(*parts: str) -> sql.Identifier:
     return sql.Identifier(*map(_spared, parts))
+
+
+def _as_sql(text: str) -> sql.SQL:
+    return sql.SQL(_spared(text))
 
 
 def _spared(text: str) -> str:

@@ -503,6 +503,11 @@ BREAKAGES = (
         ("tests/reload/test_constraints.py::test_a_key_is_held_behind_it",),
     ),
     Breakage(
+        "staged tables that a crash emptied pass for what the log says",
+        (Edit("reload/run.py", "format(check)).rowcount == 1:", "format(check)).rowcount >= 0:"),),
+        ("tests/reload/test_publications.py::test_a_crash_that_empties_what_was_staged_ends_the_run[True]",),
+    ),
+    Breakage(
         "a table that was adopted behind a session's first look ends the worker",
         (Edit("sinks/place.py", "not (was_known or may_be_new)", "not was_known"),),
         (f"{MOVED}::test_a_table_that_moves_between_the_first_look_and_the_rows[1-orders-NullPool]",),

@@ -27,6 +27,7 @@ from seekpoint.reload.layout import (
     remembered_columns,
     rows,
     run,
+    unlogged,
 )
 from seekpoint.reload.run import Driver, Tx
 from seekpoint.reload.targets import Path
@@ -117,8 +118,9 @@ def _fold(tx: Tx, path: Path, target: Target, parts: Sequence[Part]) -> None:
     columns = target.columns or target.gone
     run(
         tx.connection,
-        "CREATE TABLE {table} AS SELECT DISTINCT ON ({key}) {columns}, 0::bigint AS {line}, {deleted} "
+        "CREATE {unlogged} TABLE {table} AS SELECT DISTINCT ON ({key}) {columns}, 0::bigint AS {line}, {deleted} "
         "FROM ({all}) AS given ORDER BY {key}, {newest}",
+        unlogged=unlogged(path[0]),
         table=name(*path),
         key=names(target.key),
         columns=names(columns),

@@ -24,6 +24,7 @@ from seekpoint.pipeline import Pipeline
 from seekpoint.records import Partition
 from seekpoint.reload import statements as runs
 from seekpoint.reload.pauses import PAUSER, let_go, pauser
+from seekpoint.reload.publications import prefix_of
 from seekpoint.reload.run import StagedPosition, Tx, this_driver
 from seekpoint.reload.targets import Source, targets
 from seekpoint.tables import in_schema
@@ -135,7 +136,7 @@ def open_batch(tx: Tx, source: Source, brokers: Brokers, run: UUID, *, pause: bo
         "state": "opened",
         "driver_epoch": 1,
         "driver": storable(this_driver()),
-        "staging_schema": f"seekpoint_batch_{run.hex[:12]}",
+        "staging_schema": prefix_of(tx.connection, "seekpoint_batch_") + run.hex[:12],
         "actor": storable(actor),
         "reason": storable(reason),
     }

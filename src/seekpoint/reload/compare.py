@@ -10,7 +10,7 @@ from psycopg import sql as ident
 
 from seekpoint.reload import statements as sql
 from seekpoint.reload.handlers.copies import watch
-from seekpoint.reload.layout import KIND, Composable, Staging, name, names, remembered_columns, rows, run
+from seekpoint.reload.layout import KIND, Composable, Staging, name, names, remembered_columns, rows, run, unlogged
 from seekpoint.reload.rounds import Rounds
 from seekpoint.reload.run import SERIALIZABLE_ENOUGH, Driver, Tx
 from seekpoint.reload.targets import Target
@@ -110,12 +110,13 @@ def _compare(tx: Tx, staging: Staging, target: Target) -> Difference:
         run(connection, "DROP TABLE IF EXISTS {table}", table=name(*table))
     run(
         connection,
-        "CREATE TABLE {diff} AS SELECT {built_key}, CASE WHEN live.tableoid IS NULL THEN 'missing' "
+        "CREATE {unlogged} TABLE {diff} AS SELECT {built_key}, CASE WHEN live.tableoid IS NULL THEN 'missing' "
         "WHEN built.tableoid IS NULL THEN 'extra' WHEN {other_key} THEN {different_key} ELSE 'different' END AS {kind}"
         "{values} "
         "FROM {live} AS live FULL JOIN {built} AS built USING ({key}) "
         "WHERE live.tableoid IS NULL OR built.tableoid IS NULL OR {distinct} "
         "ORDER BY {key}",  # so that the cut-over goes through index and table once, and not here and there
+        unlogged=unlogged(staging.schema),
         diff=diff,
         kind=name(KIND),
         # What the rows should be, side by side: the cut-over reads them from end to end, and looks nothing up.
@@ -133,7 +134,8 @@ def _compare(tx: Tx, staging: Staging, target: Target) -> Difference:
     )
     run(
         connection,
-        "CREATE TABLE {touched} AS SELECT {key} FROM {live} WITH NO DATA",
+        "CREATE {unlogged} TABLE {touched} AS SELECT {key} FROM {live} WITH NO DATA",
+        unlogged=unlogged(staging.schema),
         touched=name(*staging.touched(target)),
         key=names(target.key),
         live=live,

@@ -23,7 +23,7 @@ from seekpoint.errors import (
 )
 from seekpoint.records import Partition
 from seekpoint.reload import statements as sql
-from seekpoint.reload.layout import is_there, name, rows, run
+from seekpoint.reload.layout import is_there, name, rows, run, unlogged
 from seekpoint.reload.run import Tx, transaction
 
 #: No other attempt would get over these. Whether one ends the run, too, the driver says (``job.ENDS``): a file that is
@@ -61,7 +61,8 @@ def make_endings(tx: Tx, staging_schema: str) -> None:
     """The table in which a run's tasks tell what ends it."""
     run(
         tx.connection,
-        "CREATE TABLE {table} (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, said text NOT NULL)",
+        "CREATE {unlogged} TABLE {table} (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, said text NOT NULL)",
+        unlogged=unlogged(staging_schema),
         table=name(*_path(staging_schema)),
     )
 

@@ -8,7 +8,7 @@ from psycopg import sql as ident
 from sqlalchemy import Connection, text
 
 from seekpoint.errors import ReloadRefused
-from seekpoint.reload.layout import Staging, name, rows, run
+from seekpoint.reload.layout import Staging, name, rows, run, unlogged
 from seekpoint.reload.targets import Path, Target
 from seekpoint.sinks.layout import quoted
 
@@ -50,6 +50,7 @@ class Kept:
         self._connection, self._target = connection, target
         self._hooks = list(connection.execute(_HOOKS, {"name": quoted(*target.path)}).scalars())
         self._parts = {
+            "unlogged": unlogged(staging.schema),
             "before": name(staging.schema, f"before_{target.staged}"),
             "diff": name(*staging.diff(target)),
             "live": name(*target.path),
@@ -61,7 +62,7 @@ class Kept:
         if self._hooks:
             run(
                 connection,
-                "CREATE TABLE {before} AS SELECT {key}, {live_image} AS image FROM {diff} AS diff "
+                "CREATE {unlogged} TABLE {before} AS SELECT {key}, {live_image} AS image FROM {diff} AS diff "
                 "JOIN {live} AS live ON {as_live}",
                 **self._parts,
             )

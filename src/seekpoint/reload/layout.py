@@ -31,6 +31,11 @@ def names(columns: Sequence[str], alias: str = "") -> ident.Composed:
     return ident.SQL(", ").join(name(alias, column) if alias else name(column) for column in columns)
 
 
+def unlogged(schema: str) -> ident.SQL:
+    """Stands behind CREATE for the tables of this schema."""
+    return ident.SQL("UNLOGGED" if schema.startswith(UNLOGGED) else "")
+
+
 def run(connection: Connection, statement: str, **parts: Composable) -> int:
     """Execute a statement with these parts in its braces; returns how many rows it touched."""
     return driver_of(connection).execute(ident.SQL(statement).format(**parts)).rowcount
@@ -54,6 +59,7 @@ def fitted(view: str, ending: str) -> str:
     return given[: LONGEST - ROOM - len(ending)].decode(errors="ignore") + ending
 
 
+UNLOGGED = "seekpoint_unlogged_"  # begins the schema's name of a run whose tables no publication may have
 GENERATION = "seekpoint_generation_"  # begins the schema's name of a run whose tables are to be generations
 
 
@@ -63,6 +69,7 @@ class Staging:
     def __init__(self, schema: str) -> None:
         self.schema = schema
         metadata = MetaData(schema=schema)
+        prefixes = ["UNLOGGED"] if schema.startswith(UNLOGGED) else []
         key = ("consumer_group", "topic", "partition")
         self.left_out = Table(
             "left_out",
@@ -72,6 +79,7 @@ class Staging:
             Column("partition", Integer),
             Column("record_offset", BigInteger),
             PrimaryKeyConstraint(*key, "record_offset"),
+            prefixes=prefixes,
         )
         self.letters = dead_letter.to_metadata(metadata, schema=schema)
         self.lost = Table(
@@ -82,6 +90,7 @@ class Staging:
             Column("partition", Integer),
             Column("from_offset", BigInteger),
             Column("to_offset", BigInteger),
+            prefixes=prefixes,
         )
 
     @property

@@ -9,7 +9,7 @@ from typing import Any
 from psycopg import sql as ident
 from sqlalchemy import Connection, Row, text
 
-from seekpoint.reload.layout import Composable, Staging, name, rows, run
+from seekpoint.reload.layout import Composable, Staging, name, rows, run, unlogged
 from seekpoint.reload.targets import Path, Target
 from seekpoint.sinks.layout import quoted
 
@@ -67,7 +67,8 @@ def make_like(
     """Create the table, empty; ``also`` are further columns, ``prefix`` begins the names of its own sequences."""
     run(
         connection,
-        "CREATE TABLE {table} ({like}{also})",
+        "CREATE {unlogged} TABLE {table} ({like}{also})",
+        unlogged=unlogged(path[0]),
         table=name(*path),
         like=ident.SQL(like).format(name(*live)),
         also=ident.SQL("") if also is None else ident.SQL(", ") + also,

@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 from seekpoint.guard import passes
 from seekpoint.reload.compare import DIFFERENT_KEY, compared, distinct
 from seekpoint.reload.kept import Kept
-from seekpoint.reload.layout import KIND, Staging, name, names, rows, run
+from seekpoint.reload.layout import KIND, Staging, name, names, rows, run, unlogged
 from seekpoint.reload.run import Driver, Tx
 from seekpoint.reload.targets import Target
 from seekpoint.sinks.layout import quoted
@@ -138,6 +138,7 @@ def _prepared(
         "built": name(*staging.table(target)),
         "diff": name(*staging.diff(target)),
         "touched": name(*staging.touched(target)),
+        "unlogged": unlogged(staging.schema),
         "late": name(staging.schema, f"late_{target.staged}"),
         "key": names(target.key),
         "columns": names(columns),
@@ -178,7 +179,12 @@ def _add_others(connection: Connection, parts: dict[str, ident.Composable], *, s
     kinds = {row[0] for row in rows(connection, "SELECT DISTINCT {kind} FROM {diff}", **parts)}
     nobody_else = same_keys and not kinds >= {"missing", "extra"}
     wanted = ident.SQL("false") if nobody_else else parts["is_late"]
-    run(connection, "CREATE TABLE {late} AS SELECT {key} FROM {live} AS live WHERE {wanted}", wanted=wanted, **parts)
+    run(
+        connection,
+        "CREATE {unlogged} TABLE {late} AS SELECT {key} FROM {live} AS live WHERE {wanted}",
+        wanted=wanted,
+        **parts,
+    )
     run(
         connection,
         "INSERT INTO {diff} ({key}, {kind}) SELECT {key}, 'touched' FROM {touched} UNION SELECT {key}, 'touched' "

@@ -21,6 +21,7 @@ from seekpoint.reload import statements as sql
 from seekpoint.reload.compaction import of_compaction
 from seekpoint.reload.kept import hides_rows
 from seekpoint.reload.layout import GENERATION
+from seekpoint.reload.publications import prefix_of, unidentified
 from seekpoint.reload.publish import ties, without_generations
 from seekpoint.reload.run import Driver, Tx, position_of, run_of, this_driver, transaction
 from seekpoint.reload.targets import Source, Target, resolve, targets
@@ -70,12 +71,13 @@ def open_run(engine: Engine, schema: str, kafka: Mapping[str, Any], order: Order
         reasons = [reason for source in order.sources for reason in _of_version(source, known.get(source.group))]
         if reasons := reasons + _of_runs(tx, [target.name for target in found]):
             raise ReloadRefused(reasons)
-        tx.execute(sql.INSERT_RUN, [_row(run, order, found, known)])
+        tx.execute(sql.INSERT_RUN, [_row(tx, run, order, found, known)])
         tx.add_positions(run, [position_of(row, end=row.next_offset) for row in offsets])
         return Driver(engine, schema, run_of(tx.execute(sql.GET_RUN, its_run=run).one()), limits)
 
 
-def _row(run: UUID, order: Order, found: Sequence[Target], known: Mapping[str, Row[Any]]) -> dict[str, Any]:
+def _row(tx: Tx, run: UUID, order: Order, found: Sequence[Target], known: Mapping[str, Row[Any]]) -> dict[str, Any]:
+    prefix = GENERATION if order.strategy == "generation" else prefix_of(tx.connection, "seekpoint_reload_")
     return {
         "id": run,
         "groups": [source.group for source in order.sources],
@@ -87,7 +89,7 @@ def _row(run: UUID, order: Order, found: Sequence[Target], known: Mapping[str, R
         "state": "opened",
         "driver_epoch": 1,
         "driver": storable(this_driver()),
-        "staging_schema": (GENERATION if order.strategy == "generation" else "seekpoint_reload_") + run.hex[:12],
+        "staging_schema": prefix + run.hex[:12],
         "actor": storable(order.actor),
         "reason": storable(order.reason),
         "archive": order.archive and order.archive.spec(),
@@ -137,6 +139,8 @@ def _of_tables(
         reasons += [reason for target in found for reason in ties(tx.connection, target)]
     if strategy == "generation":
         reasons += [reason for target in found for reason in without_generations(tx.connection, target)]
+    if strategy == "merge":
+        reasons += [reason for target in found for reason in unidentified(tx.connection, target)]
     reasons += [
         f"{target.name}: row security may hide rows from this role, which would not be compared: run it as a role that "
         "sees all of them (the table's owner, BYPASSRLS, or a policy FOR SELECT USING (true))"

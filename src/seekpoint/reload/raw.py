@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 from seekpoint.pipeline import Pipeline, Row, RowRefused, Writer
 from seekpoint.records import AnyRecord, RawRecord, offsets_of
 from seekpoint.reload.constraints import may_be_refused
-from seekpoint.reload.layout import LINE, OFFSET, Staging, name, names, run
+from seekpoint.reload.layout import LINE, OFFSET, Staging, name, names, run, unlogged
 from seekpoint.reload.likeness import Numbers, make_like
 from seekpoint.reload.targets import Path, Target, aimed
 from seekpoint.sinks.copy import open_copy
@@ -146,7 +146,9 @@ def _make_gone(connection: Connection, target: Target, sink: Upsert, gone: Path)
     columns = [column for column in sink.target.gone if column in target.all_columns]
     run(
         connection,
-        "CREATE TABLE {gone} AS SELECT {columns}, 0::bigint AS {offset}, 0 AS {line} FROM {live} WITH NO DATA",
+        "CREATE {unlogged} TABLE {gone} AS SELECT {columns}, 0::bigint AS {offset}, 0 AS {line} FROM {live} "
+        "WITH NO DATA",
+        unlogged=unlogged(gone[0]),
         gone=name(*gone),
         columns=names(columns),
         offset=name(OFFSET),

@@ -17,7 +17,7 @@ from seekpoint.failure import Cause
 from seekpoint.kafka.ranges import Range
 from seekpoint.records import Partition, RawRecord
 from seekpoint.reload.constraints import Reference, breaks, references, uniques
-from seekpoint.reload.layout import LINE, OFFSET, PLACE, Composable, Staging, name, names, rows, run
+from seekpoint.reload.layout import LINE, OFFSET, PLACE, Composable, Staging, name, names, rows, run, unlogged
 from seekpoint.reload.parts import aside_of
 from seekpoint.reload.run import Driver, Tx
 from seekpoint.reload.staging import keep_asides
@@ -50,7 +50,13 @@ def refused(
     if not its and not repeats:
         return {}
     known = (staging.schema, f"placed_{target.staged}")
-    run(tx.connection, "CREATE TABLE {known} AS {placed}", known=name(*known), placed=placed())
+    run(
+        tx.connection,
+        "CREATE {unlogged} TABLE {known} AS {placed}",
+        unlogged=unlogged(staging.schema),
+        known=name(*known),
+        placed=placed(),
+    )
     bad: dict[_Key, psycopg.Error] = {}
     for one in its:
         bad |= _dangling(tx, target, known, one)
@@ -103,12 +109,13 @@ def _repeated(
 ) -> dict[_Key, psycopg.Error]:
     """What Postgres itself takes for the same: into a table with these indexes, in the order of the log."""
     parts = {
+        "unlogged": unlogged(staging.schema),
         "sieve": name(staging.schema, f"sieve_{target.staged}"),
         "known": name(*known),
         "place": ident.SQL(", ").join(map(name, (PLACE, OFFSET, LINE))),
         "ordered": ident.SQL(", ").join(map(name, (OFFSET, PLACE, LINE))),
     }
-    run(tx.connection, "CREATE TABLE {sieve} AS TABLE {known} WITH NO DATA", **parts)
+    run(tx.connection, "CREATE {unlogged} TABLE {sieve} AS TABLE {known} WITH NO DATA", **parts)
     keyed = [ident.SQL("({})").format(names(target.key))] if target.key else []
     for rest in [*keyed, *others]:
         run(tx.connection, "CREATE UNIQUE INDEX ON {sieve} {rest}", rest=rest, **parts)

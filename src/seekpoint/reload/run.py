@@ -12,11 +12,12 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import URL, Engine, Row
+from psycopg.sql import SQL, Identifier
+from sqlalchemy import URL, Engine, Row, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.base import Executable
 
-from seekpoint.errors import ConfigError, ReloadOver
+from seekpoint.errors import ConfigError, ReloadOver, ReloadRefused
 from seekpoint.failure import storable
 from seekpoint.guard import LentConnection, sqlstate
 from seekpoint.ledger.ledger import postgres_engine
@@ -26,11 +27,22 @@ from seekpoint.records import Partition
 from seekpoint.reload import statements as sql
 from seekpoint.reload.pauses import let_go
 from seekpoint.schema import check
+from seekpoint.sinks.copy import driver_of
 from seekpoint.tables import DEFAULT_SCHEMA, in_schema
 
 SERIALIZATION_FAILURE, UNDEFINED_TABLE = "40001", "42P01"
 SERIALIZABLE_ENOUGH = "REPEATABLE READ"  # one snapshot for all that a step reads
 VERIFIED = "nothing was to be published"  # how a verify ends that came to its end
+
+
+CRASH_CHECK = "crash_check"  # a table with one row, until Postgres crashes: that empties every unlogged table
+_STAGED = text(
+    """
+    SELECT to_regclass(format('%I.crash_check', CAST(:schema AS text))) IS NOT NULL AS is_unlogged,
+           to_regnamespace(quote_ident(:schema)) IS NOT NULL AS is_staged,
+           (SELECT min(CAST(pubname AS text)) FROM pg_publication WHERE puballtables) AS published
+    """
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,13 +216,33 @@ class Driver:
     def step(self, *states: str, isolation: str = "READ COMMITTED") -> Iterator[Tx]:
         """One step, in one transaction that holds the run's row: allowed in these states, and to the newest driver.
 
-        Raises ReloadOver where the run has ended, or another driver took it; then nothing is written.
+        Raises ReloadOver where the run has ended, or another driver took it; then nothing is written. Raises
+        ReloadRefused where what was staged is lost, or published; that ends the run.
         """
         wait = self.limits.transaction_age
         with transaction(self.engine, self.schema, lock_wait=wait, isolation=isolation) as tx:
             self._admit(self._lock(tx), states)
-            yield tx
-            self.run = run_of(tx.execute(sql.GET_RUN, its_run=self.run.id).one())
+            if (why := self._lost(tx)) is None:
+                yield tx
+                self.run = run_of(tx.execute(sql.GET_RUN, its_run=self.run.id).one())
+        if why is not None:
+            refused = ReloadRefused([why])
+            self.fail(refused)
+            raise refused
+
+    def _lost(self, tx: Tx) -> str | None:
+        """Why what was staged is of no use any more; None where it is."""
+        now = tx.connection.execute(_STAGED, {"schema": self.run.staging_schema}).one()
+        if not now.is_unlogged:
+            if not now.is_staged or now.published is None:
+                return None
+            why = f"publication {now.published} FOR ALL TABLES was created since the run was opened, and would have the"
+            return f"{why} run's own tables: open another run"
+        check = Identifier(self.run.staging_schema, CRASH_CHECK)
+        if driver_of(tx.connection).execute(SQL("SELECT FROM {}").format(check)).rowcount == 1:
+            return None
+        why = "Postgres has crashed since the run was opened, which emptied its tables: they are unlogged, because a"
+        return f"{why} publication has all tables. Open another run"
 
     def _lock(self, tx: Tx) -> Row[Any] | None:
         try:

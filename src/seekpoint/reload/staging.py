@@ -25,10 +25,10 @@ from seekpoint.pipeline import Pipeline, RowRefused
 from seekpoint.records import Partition, RawRecord
 from seekpoint.reload import statements as sql
 from seekpoint.reload.ending import make_endings
-from seekpoint.reload.layout import Staging, name, remember_columns, run
+from seekpoint.reload.layout import UNLOGGED, Staging, name, remember_columns, run, unlogged
 from seekpoint.reload.parts import LeftOut, Outcome, Parts, all_of, nothing_left_out
 from seekpoint.reload.raw import raw_sinks
-from seekpoint.reload.run import Driver, Run, Tx, run_of, transaction
+from seekpoint.reload.run import CRASH_CHECK, Driver, Run, Tx, run_of, transaction
 from seekpoint.reload.targets import Source, aimed_pipeline, targets
 from seekpoint.reload.writes import remember_writes, writes_of
 from seekpoint.tables import LARGEST_BIGINT, dead_letter, in_schema
@@ -68,6 +68,9 @@ def begin_staging(driver: Driver, sources: Sequence[Source]) -> None:
     with driver.step("opened") as tx:
         staging = Staging(driver.run.staging_schema)
         run(tx.connection, "CREATE SCHEMA {schema}", schema=name(staging.schema))
+        if staging.schema.startswith(UNLOGGED):
+            check = name(staging.schema, CRASH_CHECK)
+            run(tx.connection, "CREATE UNLOGGED TABLE {check} AS SELECT true AS is_there", check=check)
         staging.left_out.create(tx.connection)
         staging.lost.create(tx.connection)
         _make_letters(tx, staging)
@@ -89,7 +92,8 @@ def _make_letters(tx: Tx, staging: Staging) -> None:
     letters_ = name(staging.schema, dead_letter.name)
     run(
         tx.connection,
-        "CREATE TABLE {table} (LIKE {live} INCLUDING DEFAULTS INCLUDING IDENTITY INCLUDING CONSTRAINTS)",
+        "CREATE {unlogged} TABLE {table} (LIKE {live} INCLUDING DEFAULTS INCLUDING IDENTITY INCLUDING CONSTRAINTS)",
+        unlogged=unlogged(staging.schema),
         table=letters_,
         live=name(tx.schema, dead_letter.name),
     )

@@ -235,7 +235,9 @@ def _current(connection: Connection, view: Sequence[str]) -> Path | None:
     return None if path is None else (path[0], path[1])
 
 
-RUNS_OWN = frozenset({"left_out", "lost", "dead_letter", "endings"})  # tables of a run, beside what it builds
+RUNS_OWN = frozenset(
+    {"left_out", "lost", "dead_letter", "endings", "crash_check"}
+)  # tables of a run, beside what it builds
 
 
 def _require_own_names(connection: Connection, handled: Collection[Path]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from psycopg import sql as ident
 
-from seekpoint.reload.layout import is_there, name, rows, run
+from seekpoint.reload.layout import is_there, name, rows, run, unlogged
 from seekpoint.reload.run import Tx
 from seekpoint.reload.targets import Source, targets
 
@@ -18,7 +18,9 @@ def remember_writes(tx: Tx, staging_schema: str, sources: Sequence[Source]) -> N
     table = name(staging_schema, _TABLE)
     run(
         tx.connection,
-        "CREATE TABLE {table} (consumer_group text, table_name text, PRIMARY KEY (consumer_group, table_name))",
+        "CREATE {unlogged} TABLE {table} (consumer_group text, table_name text, "
+        "PRIMARY KEY (consumer_group, table_name))",
+        unlogged=unlogged(staging_schema),
         table=table,
     )
     for source in sources:

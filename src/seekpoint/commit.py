@@ -5,6 +5,7 @@ The only place where a worker commits rows (I1).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from time import monotonic
@@ -15,7 +16,7 @@ from seekpoint.apply import Failed, apply, believed
 from seekpoint.deadletters import DeadLetters
 from seekpoint.errors import Fenced, HandlerMisuse, KafkaAway, PartitionStopped, PoisonStop, RetryLater
 from seekpoint.events import Announcer
-from seekpoint.failure import Cause, add_note
+from seekpoint.failure import Cause, add_note, notes, users_line
 from seekpoint.guard import LentConnection, Session, connection_lost, fault_of, passes, sqlstate
 from seekpoint.intake import OpenBatch
 from seekpoint.isolate import Isolation, too_long
@@ -29,6 +30,8 @@ from seekpoint.sqlstates import Fault
 from seekpoint.stopwatch import Stopwatch
 from seekpoint.verdict import fail
 from seekpoint.wire import Wire
+
+logger = logging.getLogger("seekpoint.commit")
 
 TRIES = 3  # of one batch, at once; then it is given back, and the loop waits
 TRANSACTION_TIMEOUT = "25P04"
@@ -113,6 +116,17 @@ class Committer:
                 if self._session.wire.is_cut or not self._mended(error, batch, attempt):
                     _note(error, batch)
                     raise
+            except SystemExit as error:  # Python ends the process without a word about where it came from
+                _note(error, batch)
+                at = users_line(error) or "code of a handler, row= or codec"
+                logger.error(
+                    "%r was raised (at %s) and ends the worker, %s. To stop a worker, call Worker.stop(); for a record "
+                    "that cannot be applied, raise seekpoint.Poison",
+                    error,
+                    at,
+                    notes(error)[-1],
+                )
+                raise
             else:
                 return
             if not batch.reads:
@@ -296,7 +310,7 @@ class _Strange(Exception):  # noqa: N818 -- control: rolls the transaction back
         self.strange = strange
 
 
-def _note(error: Exception, batch: OpenBatch) -> None:
+def _note(error: BaseException, batch: OpenBatch) -> None:
     note = f"while applying {', '.join(map(str, batch.spans)) or 'an empty batch'}"
     if not isinstance(error, HandlerMisuse) and not connection_lost(error):  # else it may have been, all or in part
         note += "; nothing of this batch was written, and it is read again from there"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import BigInteger, Connection, Engine, Integer, Text, select, text
+from sqlalchemy import BigInteger, Connection, Engine, Integer, Text, create_engine, select, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
@@ -318,8 +320,54 @@ def test_a_constraint_that_is_checked_at_commit_is_one_records_fault(work: Work)
     assert (work.rows(), work.position()) == ([0, 99], 1)
 
 
-def test_an_engine_that_commits_by_itself_is_refused(work: Work) -> None:
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda engine: engine.execution_options(isolation_level="AUTOCOMMIT"),
+        lambda engine: create_engine(engine.url, isolation_level="AUTOCOMMIT"),
+        lambda engine: create_engine(engine.url, execution_options={"isolation_level": "AUTOCOMMIT"}),
+    ],
+    ids=["option", "argument", "option of the argument"],
+)
+def test_an_engine_that_commits_by_itself_is_refused(work: Work, made: Callable[[Engine], Engine]) -> None:
     """I1: AUTOCOMMIT would make rows and offset two transactions; said before anything is done."""
-    work.engine = work.engine.execution_options(isolation_level="AUTOCOMMIT")
-    with pytest.raises(ConfigError, match="AUTOCOMMIT"):
+    work.engine = made(work.engine)
+    with pytest.raises(ConfigError, match="the engine is set to AUTOCOMMIT"):
         work.run(work.book)
+
+
+@pytest.mark.parametrize("how", ["options", "driver"])
+def test_a_connection_that_commits_by_itself_is_refused(work: Work, how: str) -> None:
+    """I1: also where people own their loop, and the engine says nothing of it."""
+    given = {"connect_args": {"autocommit": True}} if how == "driver" else {}
+    engine = create_engine(work.engine.url, **given)
+    ledger = Ledger(engine, work.group, schema=work.schema)
+    with engine.connect() as tx:
+        if how == "options":
+            tx.execution_options(isolation_level="AUTOCOMMIT")
+        with pytest.raises(ConfigError, match="the connection is set to AUTOCOMMIT"):
+            ledger.hold(tx, [])
+        with pytest.raises(ConfigError, match="the connection is set to AUTOCOMMIT"):
+            ledger.advance(tx, [])
+    engine.dispose()
+
+
+@pytest.mark.parametrize("isolating", [False, True])
+def test_an_exit_in_a_handler_is_said(work: Work, isolating: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Python ends a process for SystemExit without a word: the log says who asked for it, and that nothing is lost."""
+
+    def leave(tx: Connection, batch: Batch[Any, Any]) -> None:
+        if isolating and len(batch) == 3:
+            raise Poison("one of them")
+        work.book(tx, batch)
+        sys.exit(3)
+
+    with pytest.raises(SystemExit) as ended:
+        work.run(leave, on_poison="dead_letter")
+    assert ended.value.code == 3
+    (line,) = [one for one in caplog.records if one.name == "seekpoint.commit"]
+    assert line.levelno == logging.ERROR
+    said = line.getMessage()
+    for words in ("SystemExit(3)", "in leave", "topic/0 [0, 3)", "nothing of this batch was written", "Worker.stop()"):
+        assert words in said
+    work.holds(0, 0)

@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 from sqlalchemy.exc import DBAPIError
 
-from seekpoint.errors import Fenced, HandlerMisuse
+from seekpoint.errors import ConfigError, Fenced, HandlerMisuse
 from seekpoint.ledger import statements as sql
 from seekpoint.ledger.claim import Claim
 from seekpoint.ledger.scope import Scope
@@ -104,7 +104,12 @@ def advance(tx: Scope, moves: Iterable[Move], transaction: str | None = None) ->
 
 
 def fenced(tx: Scope, statement: Any, parameters: dict[str, Any]) -> Any:
-    """Run a statement that refuses inside SQL; what it refuses is Fenced."""
+    """Run a statement that refuses inside SQL; what it refuses is Fenced. ConfigError on a connection in AUTOCOMMIT."""
+    if getattr(tx.connection.connection.driver_connection, "autocommit", False):
+        raise ConfigError(
+            "the connection is set to AUTOCOMMIT: rows and offsets could not be one transaction; make it without "
+            "isolation_level and autocommit"
+        )
     try:
         return tx.ask(statement, **parameters)
     except (DBAPIError, psycopg.Error) as error:

@@ -411,8 +411,12 @@ def postgres_engine(engine: Engine | URL | str) -> Engine:
         )
     if engine.dialect.name != "postgresql" or engine.dialect.driver != "psycopg":
         _refuse(engine.url)
-    if engine.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
-        raise ConfigError("the engine is set to AUTOCOMMIT: rows and offsets could not be one transaction")
+    given = (engine.get_execution_options().get("isolation_level"), engine.dialect._on_connect_isolation_level)  # noqa: SLF001
+    if "AUTOCOMMIT" in {str(level).upper() for level in given}:
+        raise ConfigError(
+            "the engine is set to AUTOCOMMIT: rows and offsets could not be one transaction; make it without "
+            "isolation_level"
+        )
     return watch(engine)
 
 

@@ -190,11 +190,11 @@ class NotApplied(SeekpointError, TimeoutError):  # noqa: N818
 
 
 class PartitionStopped(SeekpointError):  # noqa: N818
-    """One partition waits for a decision at ``offset``; ``choices`` are what can be decided."""
+    """One partition waits for a decision at ``offset``: ``message`` says why, ``choices`` what can be decided."""
 
     def __init__(self, partition: Partition, offset: int, message: str, choices: Sequence[str] = ()) -> None:
         super().__init__(f"{partition} stopped at offset {offset}: {message}{_listed(choices)}")
-        self.partition, self.offset, self.choices = partition, offset, tuple(choices)
+        self.partition, self.offset, self.message, self.choices = partition, offset, message, tuple(choices)
         self.token: UUID | None = None  # the claim it was stopped under: a move draws another, and ends the stop
 
 

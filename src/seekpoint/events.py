@@ -264,10 +264,14 @@ class RoadTaken(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LagSampled(Event):
-    """Records behind the last stable offset, by partition; in those ``waiting``, the next one is not due yet."""
+    """Records up to the last stable offset, by partition, stopped ones too; in those ``waiting``, the next is not due.
+
+    ``unknown`` are partitions whose lag nobody can say: the position is past the log's end, or the topic is another.
+    """
 
     lag: Mapping[Partition, int]
     waiting: frozenset[Partition] = frozenset()
+    unknown: frozenset[Partition] = frozenset()
 
 
 # -- what goes wrong ------------------------------------------------------------------------------------

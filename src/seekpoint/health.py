@@ -30,7 +30,8 @@ class Health:
     too long, else None. ``ready``: it is in the group, and nothing is
     in trouble. ``stale``: no commit for a minute although it is in trouble, or records are waiting, or in hand
     (a database that never answers shows itself in nothing else). ``lag`` counts records behind the last stable
-    offset, by partition, as of the last sample. ``trouble`` says what is wrong now, ``stopped`` which
+    offset, by partition, as of the last sample, stopped ones too; ``lag_unknown`` has those of which nobody can say:
+    the position is past the log's end, or the topic is another. ``trouble`` says what is wrong now, ``stopped`` which
     partitions wait for a decision, ``retrying`` which wait for the next try of a record that failed, and which one
     that is; ``delayed`` which wait until their next record is old enough. Records that wait as declared make
     nobody stale. ``stands_by`` says why the worker waits outside the group: the reload to its version, or other tables.
@@ -46,6 +47,7 @@ class Health:
     positions: Mapping[Partition, int] = field(default_factory=dict)
     stopped: Mapping[Partition, PartitionStopped] = field(default_factory=dict)
     lag: Mapping[Partition, int] = field(default_factory=dict)
+    lag_unknown: frozenset[Partition] = frozenset()
     retrying: Mapping[Partition, events.RetryScheduled] = field(default_factory=dict)
     delayed: frozenset[Partition] = frozenset()
     records: int = 0
@@ -117,7 +119,8 @@ class HealthBoard:
                 left, lag = _without(h.positions, *gone), _without(h.lag, *gone)  # somebody else's now
                 # Leaving decides nothing: what is stopped stays so, and is told at the end.
                 stopped = dict(h.stopped) if self._draining else _without(h.stopped, *gone)
-                return replace(h, positions=left, stopped=stopped, lag=lag, retrying=_without(h.retrying, *gone))
+                retrying, unknown = _without(h.retrying, *gone), h.lag_unknown - {*gone}
+                return replace(h, positions=left, stopped=stopped, lag=lag, lag_unknown=unknown, retrying=retrying)
             case events.Parked():
                 retrying = _without(h.retrying, event.partition)
                 return replace(h, stopped={**h.stopped, event.partition: event.error}, retrying=retrying)
@@ -143,7 +146,8 @@ class HealthBoard:
             case events.Recovered():
                 return replace(h, ready=h.stands_by is None, trouble=None)
             case events.LagSampled():
-                return replace(h, lag=dict(event.lag), delayed=event.waiting - h.retrying.keys())
+                delayed = event.waiting - h.retrying.keys()
+                return replace(h, lag=dict(event.lag), lag_unknown=event.unknown, delayed=delayed)
             case _:
                 return h
 
@@ -154,4 +158,5 @@ def _without(known: Mapping[Partition, V], *gone: Partition) -> dict[Partition, 
 
 def _has_work(h: Health) -> bool:
     """Whether records could be applied now."""
-    return any(n and p not in h.retrying and p not in h.delayed for p, n in h.lag.items())
+    waits = h.retrying.keys() | h.delayed | h.stopped.keys()
+    return any(n and p not in waits for p, n in h.lag.items())

@@ -275,14 +275,12 @@ class Loop:
         if now < self._lag_at:
             return
         self._lag_at = now + self._limits.lag_check
-        cursors = {p: placed.position for p, placed in self._held.placed.items()}
         try:
-            ends = self._held.watermarks.ends(list(cursors))
+            lag, unknown = self._held.lag()
         except KafkaAway as error:  # one partition without a leader keeps no other from being read
             self._announce(events.KafkaTrouble(error=str(error)))
             return
-        lag = {p: max(0, edge.offset - cursors[p]) for p, edge in ends.items()}
-        self._announce(events.LagSampled(lag=lag, waiting=self._held.turns.waiting()))
+        self._announce(events.LagSampled(lag=lag, waiting=self._held.turns.waiting(), unknown=unknown))
 
     # -- one record at a time -------------------------------------------------------------------------
 

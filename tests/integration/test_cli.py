@@ -20,6 +20,7 @@ import pytest
 from sqlalchemy import Engine, make_url, text
 from typer.testing import CliRunner, Result
 
+from seekpoint.cli import status
 from seekpoint.cli.app import app
 from seekpoint.ledger import Ledger
 from seekpoint.records import Partition
@@ -675,6 +676,7 @@ def test_status(applied: Place) -> None:
         "owner": None,
         "dead": 0,
         "waits": None,
+        "stop": None,
         "reload": None,
         "paused": None,
     }
@@ -702,6 +704,31 @@ def test_status_of_what_is_not_there(applied: Place) -> None:
     assert "no brokers are named" in wrong_key.stderr
 
 
+def test_status_shows_a_stored_offset_past_the_end_of_the_log(applied: Place, seekpoint_engine: Engine) -> None:
+    """That is no lag of 0: nothing of what is produced next would be read."""
+    ledger = Ledger(seekpoint_engine, applied.group, schema=applied.schema)
+    ledger.move(applied.topic, 0, 50, log=None, reason="a slip")
+    where = [*("--database-url", applied.url), *("--schema", applied.schema)]
+    brokers = ["--kafka", f"bootstrap.servers={applied.broker}"]
+    asked = seekpoint("status", applied.group, *where, *brokers, "--json")
+    [line] = json.loads(asked.stdout)
+    assert (asked.exit_code, line["next"], line["end"], line["lag"]) == (1, 50, 4, None)
+    shown = seekpoint("status", applied.group, *where, *brokers)
+    assert shown.exit_code == 1
+    assert f"{applied.topic}/0: the stored offset 50 is past the end of the log (4)" in shown.stdout
+
+
+def test_status_shows_the_ledger_when_no_broker_answers(applied: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status, "KAFKA_TIMEOUT", 0.5)
+    where = [*("--database-url", applied.url), *("--schema", applied.schema)]
+    result = seekpoint("status", applied.group, *where, "--kafka", "bootstrap.servers=127.0.0.1:1", "--json")
+    assert result.exit_code == 1
+    [line] = json.loads(result.stdout)
+    assert (line["next"], line["end"], line["lag"]) == (3, None, None)
+    assert "warning: " in result.stderr
+    assert "end and lag are not known" in result.stderr
+
+
 def test_status_does_not_compare_with_another_topic_of_that_name(
     applied: Place, seekpoint_engine: Engine, topic: Callable[..., str]
 ) -> None:
@@ -709,7 +736,7 @@ def test_status_does_not_compare_with_another_topic_of_that_name(
     ledger.move(applied.topic, 0, 3, log=None, reason="test", topic_id=uuid4())
     where = [*("--database-url", applied.url), *("--schema", applied.schema)]
     result = seekpoint("status", applied.group, *where, "--kafka", f"bootstrap.servers={applied.broker}", "--json")
-    assert result.exit_code == 0
+    assert result.exit_code == 1
     [line] = json.loads(result.stdout)
     assert (line["next"], line["end"], line["lag"]) == (3, None, None)
     assert f"warning: topic '{applied.topic}' is not the one that was read" in result.stderr

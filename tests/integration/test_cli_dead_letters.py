@@ -391,10 +391,11 @@ def test_status_says_what_a_partition_waits_for(
     with terminal.depot.engine.begin() as tx:
         written = ", ".join(f"{name} = {value}" for name, value in {**FAILED, **columns}.items())
         tx.execute(text(f'UPDATE "{terminal.depot.schema}".partition_offset SET {written}'))
-    (said,) = terminal.run("status", "g").stdout.splitlines()[3:]
+    exits = int(columns is STOPPED)
+    (said,) = terminal.run("status", "g", exits=exits).stdout.splitlines()[3:]
     assert said.startswith(begins)
     assert said.endswith(ends)
-    (line,) = terminal.json("status", "g")
+    (line,) = terminal.json("status", "g", exits=exits)
     assert (line["waits"]["offset"], line["waits"]["stopped"]) == (3, columns is STOPPED)
     terminal.depot.process(orders(b"d", start=3))
     assert terminal.run("status", "g").stdout.splitlines()[3:] == []
@@ -404,7 +405,7 @@ def test_status_says_so_of_a_real_stop(terminal: Terminal) -> None:
     """I4: as the unit of work leaves it."""
     terminal.depot.bad = {b"bad"}
     terminal.depot.process(orders(b"a", b"b", b"c", b"bad"), on_poison="stop")
-    (said,) = terminal.run("status", "g").stdout.splitlines()[3:]
+    (said,) = terminal.run("status", "g", exits=1).stdout.splitlines()[3:]
     assert said.startswith(
         "orders/0 has stopped in front of offset 3: ValueError: b'bad' is not to be taken (at depot.py:"
     )

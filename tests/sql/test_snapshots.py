@@ -24,7 +24,7 @@ from seekpoint.admin import statements as admin
 from seekpoint.batch import statements as batch
 from seekpoint.deadletters import DeadLetters
 from seekpoint.deadletters import statements as deadletters
-from seekpoint.errors import Fenced, NotApplied
+from seekpoint.errors import Fenced, NotApplied, OffsetLost
 from seekpoint.export import statements as export
 from seekpoint.failure import Aside, Cause, Failure, State
 from seekpoint.ledger import Attempt, Expected, Ledger, Move, administration, statements, wait
@@ -129,6 +129,9 @@ def everything_a_ledger_does(ledger: Ledger, topic: str, count: int) -> None:
     with pytest.raises(NotApplied):
         ledger.wait_until_applied(topic, 0, 11, timeout=0)
     ledger.record("found", partitions[0], 0, 1, reason="a test")
+    stop = OffsetLost(partitions[0], 11, "a test", ["a choice"])
+    stop.token = claims[0].token
+    ledger.stop([stop])
     ledger.move(topic, 0, 15, log=None, reason="a test", lost="a test")
     assert ledger.last_move(Partition(topic, 0)) is not None
     with pytest.raises(Fenced):

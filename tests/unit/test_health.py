@@ -121,6 +121,14 @@ def test_what_is_gone_is_no_longer_ours_to_tell(left: Event) -> None:
     assert at_the_end == {A: STOP_A, B: STOP_B}, "leaving mends nothing"
 
 
+def test_the_lag_of_a_stopped_partition_is_known_and_makes_nobody_stale() -> None:
+    lag = events.LagSampled(lag={A: 5}, unknown=frozenset({B}), at=LONG_AGO)
+    health = after(started(), placed(A, 5), placed(B, 7), events.Parked(partition=A, error=STOP_A), lag)
+    assert (health.lag, health.lag_unknown, health.stale) == ({A: 5}, frozenset({B}), False)
+    gone = after(started(), placed(B, 7), lag, events.Gone(partitions=(B,), lost=False))
+    assert gone.lag_unknown == frozenset()
+
+
 def test_a_parked_partition_is_told_until_it_is_placed_again() -> None:
     seen: list[Event] = [started(), placed(A, 5), placed(B, 1), events.Parked(partition=A, error=STOP_A)]
     assert after(*seen).stopped == {A: STOP_A}

@@ -22,7 +22,7 @@ from seekpoint.assignment.chunk import Chunk, chain
 from seekpoint.assignment.claims import Claims
 from seekpoint.assignment.places import Placed, Places, Waiting
 from seekpoint.assignment.turns import Turns
-from seekpoint.errors import Fenced, KafkaAway, PartitionStopped, RetryLater
+from seekpoint.errors import Fenced, KafkaAway, PartitionStopped, RetryLater, TopicRecreated, TopicUnknown
 from seekpoint.events import Announcer
 from seekpoint.guard import passes
 from seekpoint.kafka.client import Client, Message
@@ -83,6 +83,24 @@ class Assignment:
     def stopped(self) -> Mapping[Partition, PartitionStopped]:
         """What waits for a decision, and why."""
         return {partition: at.stop for partition, at in self._places.parked.items()}
+
+    def lag(self) -> tuple[dict[Partition, int], frozenset[Partition]]:
+        """How many offsets each partition has yet to pass, stopped ones too; and those of which nobody can say.
+
+        That is where the position is past the log's end, or the topic is not the one that was read. Raises KafkaAway.
+        """
+        placed = {p: at.position for p, at in self.placed.items()}
+        ends = self.watermarks.ends(list(placed))
+        stopped = {p: at.stop.offset for p, at in self._places.parked.items()}
+        asked = [p for p, at in self._places.parked.items() if not isinstance(at.stop, TopicRecreated | TopicUnknown)]
+        if asked:
+            try:
+                ends |= self.watermarks.ends(asked)
+            except KafkaAway as error:  # a stopped partition keeps no other from being looked at
+                self._announce(events.KafkaTrouble(error=str(error)))
+        behind = {p: ends[p].offset - at for p, at in (placed | stopped).items() if p in ends}
+        known = {p: n for p, n in behind.items() if n >= 0}
+        return known, frozenset((placed | stopped).keys() - known.keys())
 
     @property
     def waiting(self) -> bool:
@@ -168,6 +186,7 @@ class Assignment:
     def leave(self) -> None:
         """Release every claim and leave the group; what was read and not committed is read again elsewhere."""
         try:
+            self._store_stops()
             self._claims.release(self._places.claims())
         finally:
             self.client.close()
@@ -207,6 +226,21 @@ class Assignment:
         if now >= self._look_at:
             self._look_at = now + self.limits.idle_check
             self._look(now)
+        self._store_stops()
+
+    def _store_stops(self) -> None:
+        """Store the stops that the ledger does not have yet, for those who look at it from outside."""
+        new = [at for at in self._places.parked.values() if not at.is_stored]
+        if not new:
+            return
+        try:
+            self.ledger.stop(at.stop for at in new)
+        except Exception as error:
+            if not passes(error):
+                raise
+            return  # nothing hangs on it: the next step tries again, and a database that is away shows in the rest
+        for at in new:
+            at.is_stored = True
 
     def _tend_backlogs(self) -> None:
         self.turns.tend()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
@@ -14,7 +14,7 @@ from rich.text import Text
 from sqlalchemy import Engine, select
 
 from seekpoint import schema as ledger_schema
-from seekpoint.cli.explain import FAILED, explained
+from seekpoint.cli.explain import FAILED, explained, masked
 from seekpoint.cli.letters import plain, print_whole
 from seekpoint.cli.options import (
     AsJson,
@@ -28,10 +28,10 @@ from seekpoint.cli.options import (
 )
 from seekpoint.cli.waiting import Waits
 from seekpoint.deadletters import DeadLetters
-from seekpoint.errors import ConfigError, StandsBy
+from seekpoint.errors import ConfigError, KafkaAway, StandsBy
 from seekpoint.kafka.identity import Identity
 from seekpoint.kafka.watermarks import Watermarks
-from seekpoint.ledger import Ledger, Position
+from seekpoint.ledger import Ledger, Position, Stop
 from seekpoint.records import Partition
 from seekpoint.tables import DEFAULT_SCHEMA, consumer_group, in_schema
 
@@ -42,8 +42,9 @@ KAFKA_TIMEOUT = 10.0  # seconds
 class Line:
     """One partition. ``end`` is behind the last record that can be read; it and ``lag`` need the brokers.
 
-    ``dead`` counts its open dead letters; ``waits`` tells of the record that it waits in front of; ``reload`` is one of
-    the group that workers of a newer version stand by for.
+    ``lag`` is None, too, where ``next`` is past ``end``: nobody can say. ``dead`` counts its open dead letters;
+    ``waits`` tells of the record that it waits in front of, ``stop`` why it is stopped; ``reload`` is one of the group
+    that workers of a newer version stand by for.
     """
 
     topic: str
@@ -56,18 +57,47 @@ class Line:
     committed_at: datetime | None
     dead: int
     waits: Waits | None
+    stop: Stop | None
     reload: StandsBy | None
 
     def as_dict(self) -> dict[str, Any]:
         """The line for machines."""
-        at, waits, run = self.committed_at, self.waits, self.reload
+        at, waits, stop, run = self.committed_at, self.waits, self.stop, self.reload
         return {name: getattr(self, name) for name in self.__slots__} | {
             "committed_at": None if at is None else at.isoformat(),
             "waits": None if waits is None else waits.as_dict(),
+            "stop": None
+            if stop is None
+            else {
+                "kind": stop.kind,
+                "offset": stop.offset,
+                "message": plain(masked(stop.message)),
+                "choices": [plain(masked(choice)) for choice in stop.choices],
+                "at": stop.at.isoformat(),
+            },
             "reload": None
             if run is None
             else {"run": str(run.run), "state": run.state, "version": run.version, "driver": run.driver},
         }
+
+    @property
+    def problems(self) -> list[str]:
+        """What is not as it should be: for people, one message each."""
+        where, found = Partition(self.topic, self.partition), []
+        if self.stop is not None:
+            at = self.stop
+            choices = "".join(f"\n  - {plain(masked(choice))}" for choice in at.choices)
+            message = plain(masked(at.message))
+            since = f"{at.at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+            found.append(f"{where} stopped at offset {at.offset} on {since} ({at.kind}): {message}{choices}")
+        elif self.waits is not None and self.waits.has_stopped:
+            found.append(self.waits.sentence())
+        if self.end is not None and self.next > self.end:
+            found.append(
+                f"{where}: the stored offset {self.next} is past the end of the log ({self.end}): nothing will be read "
+                "before that is decided, with Ledger.move()"
+            )
+        return found
 
 
 def status(
@@ -81,9 +111,11 @@ def status(
 ) -> None:
     """Show where a group stands: next offset, end of the log, lag, open dead letters, epoch, owner of each partition.
 
-    Below, who paused the group and why; a line for each partition that waits in front of a record that failed: why,
-    and when it is tried again; and for a reload that workers of a newer handler version stand by for.
-    Without brokers (--kafka, --kafka-config) end and lag are empty. Reads only; workers are not disturbed.
+    Below, who paused the group and why; what each stopped partition stopped for, with the choices; a line for each
+    partition that waits in front of a record that failed: why, and when it is tried again; and for a reload that
+    workers of a newer handler version stand by for. Without brokers (--kafka, --kafka-config), or where none answers,
+    end and lag are empty. Reads only; workers are not disturbed. Exits with 1 where a partition is stopped, or is past
+    the end of its log, where no broker answers, and where a topic is gone or was created again.
     """
     with explained():
         engine = one_off_engine(database_url)
@@ -93,7 +125,7 @@ def status(
         known_group(engine, group, schema)
         ledger = Ledger(engine, group, schema=schema)
         positions, dead, runs = ledger.read(), DeadLetters(ledger).count_open(), ledger.awaited()
-        ends, doubts = _ends(positions, settings) if settings else ({}, [])
+        ends, doubts = _ends_or_doubt(positions, settings) if settings else ({}, [])
         pause = _pause(engine, group, schema)
         run = runs[0] if runs else None  # two of one group cannot be open: they write the same tables
         lines = [_line(at, ends.get(at.partition), dead.get(at.partition, 0), run) for at in positions]
@@ -105,13 +137,32 @@ def status(
                 typer.echo(
                     plain(f"{group} is paused by {pause['by'] or 'unknown'}: {pause['reason'] or 'no reason given'}")
                 )
-            for line in lines:
-                if line.waits is not None:
-                    typer.echo(line.waits.sentence())
+            _tell(lines)
             if run is not None:
                 typer.echo(plain(str(run)))
         for doubt in doubts:
             typer.echo(f"warning: {doubt}", err=True)
+        if doubts or any(line.problems for line in lines):
+            raise typer.Exit(FAILED)
+
+
+def _tell(lines: Sequence[Line]) -> None:
+    """What partitions wait for, and what is wrong with them."""
+    for line in lines:
+        if line.waits is not None and not line.waits.has_stopped:
+            typer.echo(line.waits.sentence())
+        for problem in line.problems:
+            typer.echo(problem)
+
+
+def _ends_or_doubt(
+    positions: Sequence[Position], settings: Mapping[str, Any]
+) -> tuple[dict[Partition, int], list[str]]:
+    """The same as :func:`_ends`, and a doubt instead of an error where no broker answers: the ledger is shown."""
+    try:
+        return _ends(positions, settings)
+    except KafkaAway as error:
+        return {}, [f"{error}; end and lag are not known"]
 
 
 def _pause(engine: Engine, group: str, schema: str) -> dict[str, str | None] | None:
@@ -157,12 +208,13 @@ def _line(at: Position, end: int | None, dead: int, run: StandsBy | None) -> Lin
         partition=at.partition.number,
         next=at.next_offset,
         end=end,
-        lag=None if end is None else max(0, end - at.next_offset),
+        lag=None if end is None or at.next_offset > end else end - at.next_offset,
         epoch=at.epoch,
         owner=None if at.owner is None else str(at.owner),
         committed_at=at.committed_at,
         dead=dead,
         waits=Waits.of(at),
+        stop=at.stop,
         reload=run,
     )
 

@@ -9,7 +9,20 @@ same condition. Whoever moves a position without owning it draws a new token, an
 from seekpoint.ledger.advance import Expected, Move
 from seekpoint.ledger.claim import Attempt, Claim, Claimed, StartOffsets
 from seekpoint.ledger.ledger import Ledger
-from seekpoint.ledger.read import Position
+from seekpoint.ledger.move import LastMove
+from seekpoint.ledger.read import Position, Stop
 from seekpoint.ledger.wait import Passed
 
-__all__ = ["Attempt", "Claim", "Claimed", "Expected", "Ledger", "Move", "Passed", "Position", "StartOffsets"]
+__all__ = [
+    "Attempt",
+    "Claim",
+    "Claimed",
+    "Expected",
+    "LastMove",
+    "Ledger",
+    "Move",
+    "Passed",
+    "Position",
+    "StartOffsets",
+    "Stop",
+]

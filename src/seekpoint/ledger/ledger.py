@@ -14,6 +14,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine, make_url
 from sqlalchemy.exc import ArgumentError, OperationalError
 
 from seekpoint.errors import ConfigError, DeclarationDiffers, PartitionStopped, StandsBy
+from seekpoint.failure import storable
 from seekpoint.ledger import administration
 from seekpoint.ledger import advance as _advance
 from seekpoint.ledger import claim as _claim
@@ -219,6 +220,27 @@ class Ledger:
                 released_partition=[c.partition.number for c in ordered],
                 released_claim=[c.token for c in ordered],
             )
+
+    def stop(self, stops: Iterable[PartitionStopped]) -> None:
+        """Store why partitions are stopped, with the choices; a later claim, move or commit clears it.
+
+        One whose claim is not the one that it stopped under (``token``) any more is left alone (I2).
+        """
+        ordered = sorted((stop for stop in stops if stop.token is not None), key=lambda stop: stop.partition)
+        if not ordered:
+            return
+        with self.begin() as tx:
+            for stop in ordered:
+                tx.execute(
+                    sql.STOP,
+                    at_topic=stop.partition.topic,
+                    at_partition=stop.partition.number,
+                    its_claim=stop.token,
+                    kind=type(stop).__name__,
+                    at_offset=stop.offset,
+                    message=storable(stop.message),
+                    choices=[storable(choice) for choice in stop.choices],
+                )
 
     def look(self, partitions: Iterable[Partition], *, locked: bool = True) -> dict[Partition, Position]:
         """Where these partitions stand. ``locked`` waits for a transaction in flight: ask so before deciding."""

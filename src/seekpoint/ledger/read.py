@@ -17,13 +17,24 @@ from seekpoint.records import Partition
 
 
 @dataclass(frozen=True, slots=True)
+class Stop:
+    """Why a partition is stopped: ``kind`` is the error's name, ``choices`` are what can be decided."""
+
+    kind: str
+    offset: int
+    message: str
+    choices: tuple[str, ...]
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class Position:
     """One row of the ledger. ``next_offset`` is the position to read; times are the database's.
 
     ``attempt_offset`` is the record that is being retried, None where there is none; it was tried ``attempts`` of
     ``attempts_allowed`` times, ``attempt_crashes`` of which ended with their process, and ``attempt_running`` says
     that a process is at it. ``attempt_error`` is what went wrong, ``retry_at`` the time of the next attempt,
-    ``attempt_policy`` what follows the last one.
+    ``attempt_policy`` what follows the last one. ``stop`` is why the partition is stopped, None where it is not.
     """
 
     partition: Partition
@@ -46,6 +57,7 @@ class Position:
     attempt_error: str | None
     retry_at: datetime | None
     attempt_policy: str | None
+    stop: Stop | None = None
 
 
 def position(row: Row[Any]) -> Position:
@@ -71,6 +83,9 @@ def position(row: Row[Any]) -> Position:
         row.attempt_error,
         row.retry_at,
         row.attempt_policy,
+        None
+        if row.stop_kind is None
+        else Stop(row.stop_kind, row.stop_offset, row.stop_message, tuple(row.stop_choices), row.stopped_at),
     )
 
 

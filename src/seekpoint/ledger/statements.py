@@ -90,6 +90,14 @@ NO_ATTEMPT: Mapping[str, Any] = {
     "attempts_allowed": null(),
     "attempt_policy": null(),
 }
+# A claim, a move and a commit end a stop: whoever reads on meets the cause again, if it is still there.
+NO_STOP: Mapping[str, Any] = {
+    "stop_kind": null(),
+    "stop_offset": null(),
+    "stop_message": null(),
+    "stop_choices": null(),
+    "stopped_at": null(),
+}
 
 
 def _refuse(problem: str, count: ColumnElement[int]) -> ColumnElement[int]:
@@ -170,6 +178,7 @@ _moved = (
         # A record that was tried alone says nothing of those behind it: whoever comes next has to be careful, too.
         unreleased_claims=case((offset.attempt_running, offset.unreleased_claims), else_=0),
         **NO_ATTEMPT,
+        **NO_STOP,
     )
     .returning(literal_column("1").label("one"))
     .cte("moved")
@@ -328,6 +337,7 @@ CLAIM = _claim.on_conflict_do_update(
         ),
         "attempt_error": case((and_(offset.attempt_running, ~_alive), null()), else_=offset.attempt_error),
         "attempt_running": false(),
+        **NO_STOP,
     },
     where=offset.topic_id == _claim.excluded.topic_id,
 ).returning(
@@ -349,6 +359,29 @@ CLAIM = _claim.on_conflict_do_update(
     case((offset.retry_at.is_not(None), _seconds_until_retry)).label("wait"),  # greatest() would overlook the NULL
     offset.attempts_allowed,
     offset.attempt_policy,
+)
+
+# A stop, and what can be decided. The claim or move that the worker stopped under must be the row's (I2): another one
+# has ended the stop. One statement per row: arrays of choices differ in length.
+_stop_kind, _stop_offset = bindparam("kind", type_=Text), bindparam("at_offset", type_=BigInteger)
+STOP = (
+    update(partition_offset)
+    .where(
+        offset.consumer_group == GROUP,
+        offset.topic == bindparam("at_topic", type_=Text),
+        offset.partition == bindparam("at_partition", type_=Integer),
+        offset.claim == bindparam("its_claim", type_=Uuid),
+    )
+    .values(
+        stop_kind=_stop_kind,
+        stop_offset=_stop_offset,
+        stop_message=bindparam("message", type_=Text),
+        stop_choices=array("choices", Text),
+        stopped_at=case(
+            (and_(offset.stop_kind == _stop_kind, offset.stop_offset == _stop_offset), offset.stopped_at),
+            else_=func.clock_timestamp(),
+        ),
+    )
 )
 
 _asked = unnest("asked", topic=Text, partition=Integer)

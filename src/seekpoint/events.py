@@ -35,6 +35,13 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Starting(Event):
+    """The worker asks its brokers and its database for the first time, and waits for them if they do not answer."""
+
+    group: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Started(Event):
     """The worker runs: brokers and database answered, the schema fits."""
 
@@ -446,7 +453,9 @@ class Announcer:
     def __call__(self, event: Event) -> None:
         if self._has_ended:
             return
-        if logger.isEnabledFor(event.level) and self._is_due(event):
+        if isinstance(event, Stopped) and event.error is not None:
+            logger.error("%r", event, exc_info=event.error)
+        elif logger.isEnabledFor(event.level) and self._is_due(event):
             logger.log(event.level, "%r", event)
         for observer in self._observers:
             try:

@@ -68,7 +68,7 @@ class HealthBoard:
         self._stale_after = stale_after
         self._health = Health()
         self._in_hand = False  # a batch is open
-        self._draining = False
+        self._draining = self._has_joined = False
         self._due_since: float | None = None  # when a commit became due: the last one, or when work or trouble came
 
     def read(self) -> Health:
@@ -100,7 +100,10 @@ class HealthBoard:
 
     def _fold(self, h: Health, event: events.Event) -> Health:  # noqa: PLR0911, PLR0912, C901 -- one case per event
         match event:
+            case events.Starting():
+                return replace(h, live=True)
             case events.Started():
+                self._has_joined = True
                 return replace(h, live=True, ready=True, stands_by=None)
             case events.StoodBy():
                 return replace(h, live=True, ready=False, stands_by=f"reload {event.run}, {event.state}")
@@ -144,7 +147,7 @@ class HealthBoard:
             case events.DatabaseTrouble() | events.KafkaTrouble() | events.CodecTrouble():
                 return replace(h, ready=False, trouble=str(event.error))
             case events.Recovered():
-                return replace(h, ready=h.stands_by is None, trouble=None)
+                return replace(h, ready=self._has_joined and h.stands_by is None, trouble=None)
             case events.LagSampled():
                 delayed = event.waiting - h.retrying.keys()
                 return replace(h, lag=dict(event.lag), lag_unknown=event.unknown, delayed=delayed)

@@ -23,9 +23,10 @@ class Limits:
     another owner's transaction; one older than ``transaction_age`` (seconds) is abandoned: the server ends it
     where it can (``transaction_timeout``), and a successor's claim does where it cannot. Within
     ``transaction_age`` a worker keeps its partitions while a handler runs, however long it takes.
-    ``start_wait`` (seconds) is how long brokers may take to answer for the first time; ``kafka_timeout``
-    (seconds) bounds every question put to them afterwards. ``idle_check`` (seconds) is how often a quiet
-    worker looks whether somebody moved its positions, ``lag_check`` (seconds) how often it samples its lag.
+    ``start_wait`` (seconds) is how long a worker that starts waits for brokers and a database that do not answer; None
+    sets no limit. ``kafka_timeout`` (seconds) bounds every question put to brokers. ``idle_check`` (seconds) is how
+    often a quiet worker looks whether somebody moved its positions, ``lag_check`` (seconds) how often it samples its
+    lag.
     """
 
     batch_records: int = 10_000
@@ -33,7 +34,7 @@ class Limits:
     batch_age: float = 5.0
     claim_wait: float = 2.0
     transaction_age: float = 300.0
-    start_wait: float = 15.0
+    start_wait: float | None = None
     kafka_timeout: float = 10.0
     idle_check: float = 1.0
     lag_check: float = 10.0
@@ -41,6 +42,8 @@ class Limits:
     def __post_init__(self) -> None:
         for name in self.__slots__:
             value = getattr(self, name)
+            if name == "start_wait" and value is None:
+                continue
             if not isinstance(value, int | float) or not 0 < value < math.inf:  # NaN is no number of seconds either
                 raise ConfigError(f"Limits({name}={value!r}): must be a finite number greater than 0")
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -23,6 +24,8 @@ from seekpoint.policy import Limits
 from seekpoint.stopwatch import Stopwatch
 from seekpoint.tables import DEFAULT_SCHEMA
 from seekpoint.worker import Loop
+
+logger = logging.getLogger("seekpoint.running")
 
 
 class Worker:
@@ -184,17 +187,33 @@ class Worker:
             if self._own_engine:  # made from a URL: its connections are nobody else's to close
                 self._ledger.engine.dispose()
 
-    def running(self, *, grace: float | None = 25.0) -> Running:
+    def running(
+        self,
+        *,
+        wait: bool = True,
+        grace: float | None = 25.0,
+        on_death: Callable[[BaseException], object] | None = None,
+    ) -> Running:
         """Run on a thread of its own, for the length of a ``with`` or ``async with`` block.
 
         Entering waits until the worker has started, or waits outside its group (a reload, other tables); leaving
         drains it, and raises the error that ended it early, if one did. ``health().live`` turns False at once when
         that happens. Installs no signal handler.
 
+        With ``wait=False`` it is entered at once: brokers or a database that do not answer are waited for on the
+        worker's thread, at most ``Limits.start_wait`` seconds, and what is wrong for good is raised on leaving.
+        ``health().trouble`` says what is missing.
+
+        ``on_death`` is given the error that ended the worker, on its thread, unless it is raised on entering. The log
+        ``seekpoint.events`` has it in any case, at ERROR, with its traceback.
+
         Leaving takes ``grace`` seconds at most, and some for leaving the group: a worker that has not ended by then is
         given up as :meth:`stop` says, and StopTimeout is raised. None waits without limit.
         """
-        return Running(self, self._announce, None if grace is None else _seconds("grace", grace))
+        if on_death is not None and not callable(on_death):
+            raise ConfigError(f"on_death={on_death!r}: must be a function that takes the error")
+        seconds = None if grace is None else _seconds("grace", grace)
+        return Running(self, self._announce, wait=wait, grace=seconds, on_death=on_death)
 
 
 def _seconds(name: str, value: Any) -> float:
@@ -206,8 +225,16 @@ def _seconds(name: str, value: Any) -> float:
 class Running:
     """A worker on its own thread, for the length of a block."""
 
-    def __init__(self, worker: Worker, announce: Announcer, grace: float | None) -> None:
-        self.worker, self._grace = worker, grace
+    def __init__(
+        self,
+        worker: Worker,
+        announce: Announcer,
+        *,
+        wait: bool,
+        grace: float | None,
+        on_death: Callable[[BaseException], object] | None,
+    ) -> None:
+        self.worker, self._wait, self._grace, self._on_death = worker, wait, grace, on_death
         self._announce = announce
         self._error: BaseException | None = None
         self._started, self._ended = threading.Event(), threading.Event()
@@ -219,9 +246,19 @@ class Running:
             self.worker.run()
         except BaseException as error:  # noqa: BLE001 -- raised again where the block is left
             self._error = error
+            if not self._wait or self._started.is_set():  # else it is raised on entering
+                self._tell(error)
         finally:
             self._started.set()
             self._ended.set()
+
+    def _tell(self, error: BaseException) -> None:
+        if self._on_death is None:
+            return
+        try:
+            self._on_death(error)
+        except Exception:
+            logger.exception("on_death= raised; ignored")
 
     def _on_event(self, event: events.Event) -> None:
         match event:
@@ -237,6 +274,8 @@ class Running:
 
     def _enter(self) -> Self:
         self._thread.start()
+        if not self._wait:
+            return self
         self._started.wait()
         if self._error is not None:
             self._thread.join()

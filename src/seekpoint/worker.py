@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import sys
 import threading
@@ -21,17 +22,19 @@ from seekpoint.guard import passes
 from seekpoint.intake import CHUNK, Keeper, OpenBatch
 from seekpoint.kafka.client import KafkaException, raise_if_fatal, unmade
 from seekpoint.kafka.config import consumer_config, make_consumer
-from seekpoint.kafka.identity import Identity
+from seekpoint.kafka.identity import CHECK_KAFKA, Identity, Refused
 from seekpoint.ledger import Attempt, Ledger
 from seekpoint.ledger.claim import TRANSIENT
 from seekpoint.pipeline import Pipeline
 from seekpoint.policy import Backoff
 from seekpoint.records import Partition, RawRecord
+from seekpoint.refusal import may_pass
 from seekpoint.stopwatch import Stopwatch
 from seekpoint.verdict import Killer, fail
 
 POLL = 0.2  # seconds: how long a quiet loop waits for a record before it looks at anything else
 LEAVE = 3.0  # seconds for the client to leave the group, where the worker is given up
+UNKNOWN = (0.2, 0.4, 0.8)  # seconds between the questions for a topic that is unknown at the start
 REPEAT = 10.0  # seconds until the client's same error is told again
 
 
@@ -79,8 +82,8 @@ class Loop:
         self._thread = threading.get_ident()
         self._ledger.draw_owner()  # here, and not when the worker was made: a fork in between makes two of us
         try:
-            self._check()
-            self._live()
+            if self._start():
+                self._live()
         except BaseException as raised:
             error = raised
             raise
@@ -147,18 +150,59 @@ class Loop:
             schema.check(connection, self._ledger.schema)
             if (found := pooler.found(connection)) is not None:
                 self._announce(events.PoolerDetected(announced=found.announced, answering=found.answering))
-        identity = Identity(self._config, self._limits.start_wait)
+        identity = Identity(self._config, min(self._limits.start_wait or math.inf, self._limits.kafka_timeout))
         try:
             identity.cluster_id()
-            counts = identity.partitions(self._pipeline.topics)
-        except KafkaAway as error:
-            raise ConfigError(f"{error}; check bootstrap.servers and the security settings") from error
+            counts = self._counts(identity)
+        except Refused as error:
+            raise ConfigError(f"{error}; {CHECK_KAFKA}") from None
         for topic, number in self._partitions or ():
             if not 0 <= number < counts[topic]:
                 raise ConfigError(
                     f"partitions= names {topic}/{number}, but topic {topic!r} has {counts[topic]} partitions, numbered "
                     "from 0"
                 )
+
+    def _counts(self, identity: Identity) -> Mapping[str, int]:
+        """How many partitions each topic has. Raises ConfigError for one that stays unknown.
+
+        A broker that has just started gives that answer for topics that exist.
+        """
+        for pause in UNKNOWN:
+            counts = identity.known(self._pipeline.topics)
+            if len(counts) == len(self._pipeline.topics) or self._stopping.wait(pause):
+                break
+        return identity.partitions(self._pipeline.topics)
+
+    def _start(self) -> bool:
+        """Check what can be wrong, and wait for servers that do not answer; False if the end was asked for meanwhile.
+
+        Raises what stays as it is, and KafkaAway or the database's error when ``Limits.start_wait`` is over.
+        """
+        began, waits, limit = monotonic(), Backoff().waits(self._chance), self._limits.start_wait or math.inf
+        trouble: events.KafkaTrouble | events.DatabaseTrouble
+        self._announce(events.Starting(group=self._pipeline.group))
+        while True:
+            try:
+                self._check()
+            except KafkaAway as error:
+                if monotonic() - began >= limit:
+                    raise KafkaAway(f"{error}; {CHECK_KAFKA}") from error
+                trouble = events.KafkaTrouble(error=str(error))
+            except Exception as error:
+                if not may_pass(error) or monotonic() - began >= limit:
+                    raise
+                trouble = events.DatabaseTrouble(error=error)
+            else:
+                if self._in_trouble:
+                    self._announce(events.Recovered())
+                return not self._stopping.is_set()
+            if not self._in_trouble:  # what the client does not know need not be waited for
+                make_consumer({**self._config, "log_level": 0}).close()
+            wait = max(0.0, min(next(waits), limit - (monotonic() - began)))
+            self._announce(replace(trouble, wait=wait))
+            if self._stopping.wait(wait):
+                return False
 
     def _open(self) -> None:
         consumer = make_consumer(self._config, error_cb=self._on_client_error())

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from time import monotonic
 from typing import Any
 
 import pytest
 from sqlalchemy import Connection, text
-from sqlalchemy.exc import ProgrammingError
+from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from scene import PROTOCOLS, QUICK, Scene
 from seekpoint import Batch, Ledger, Limits, Partition, Pipeline, Text, Worker, events
-from seekpoint.errors import ConfigError, HandlerOutdated, PoisonStop, StopTimeout
+from seekpoint.dev.kafka import KafkaServer
+from seekpoint.dev.postgres import PostgresServer
+from seekpoint.errors import ConfigError, HandlerOutdated, KafkaAway, PoisonStop, SchemaMismatch, StopTimeout
+from seekpoint.kafka.identity import Identity
 from workers import Gate, Recorder
 
 
@@ -152,20 +156,147 @@ def test_a_fatal_error_turns_live_false_at_once_and_is_raised_on_leaving(scene: 
     assert scene.positions() == dict.fromkeys(scene.positions(), 0)
 
 
+# -- the start ------------------------------------------------------------------------------------------------
+
+NOBODY = "127.0.0.1:1"
+
+
 @pytest.mark.parametrize(
-    ("unknown", "nobody", "says"),
-    [("no-such-topic", None, "does not exist"), (None, "127.0.0.1:1", "check bootstrap.servers")],
+    ("what", "error", "says"),
+    [
+        ("topic", ConfigError, "does not exist"),
+        ("option", ConfigError, 'No such configuration property: "no.such.option"'),
+        ("schema", SchemaMismatch, "has no ledger tables"),
+        ("database", OperationalError, 'database "no_such_database" does not exist'),
+    ],
 )
-def test_what_is_wrong_from_the_start_is_said_on_entering(
-    scene: Scene, unknown: str | None, nobody: str | None, says: str
+@pytest.mark.parametrize("wait", [True, False])
+def test_what_is_wrong_for_good_is_not_waited_for(  # noqa: PLR0917 -- fixtures
+    scene: Scene, what: str, error: type[Exception], says: str, wait: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kafka = {"bootstrap.servers": nobody or scene.broker, **QUICK}
-    pipeline = scene.pipeline(unknown or scene.topic())
-    limits = Limits(start_wait=2 if nobody else 15)
-    worker = Worker(pipeline, engine=scene.engine, kafka=kafka, schema=scene.schema, limits=limits)
-    with pytest.raises(ConfigError, match=says), worker.running():
+    """Also where brokers are away: what the client does not know is refused before it waits for them."""
+    kafka: dict[str, Any] = {"bootstrap.servers": scene.broker, **QUICK}
+    if what == "option":
+        kafka = {"bootstrap.servers": NOBODY, "no.such.option": "1"}
+    pipeline = scene.pipeline("no-such-topic" if what == "topic" else scene.topic())
+    url = scene.engine.url.set(database="no_such_database") if what == "database" else scene.engine.url
+    schema = "elsewhere" if what == "schema" else scene.schema
+    worker = Worker(pipeline, engine=url, kafka=kafka, schema=schema, limits=Limits(kafka_timeout=2))
+    deaths: list[BaseException] = []
+    died = threading.Event()
+
+    def on_death(error: BaseException) -> None:
+        deaths.append(error)
+        died.set()
+        raise ValueError("the alarm is broken")
+
+    def serve() -> None:
+        with worker.running(wait=wait, on_death=on_death):
+            assert not wait, "it must not have started"
+            assert died.wait(30)
+
+    with pytest.raises(error, match=says) as raised:
+        serve()
+    assert worker.health().error is raised.value
+    assert deaths == ([] if wait else [raised.value])
+    assert ("on_death= raised; ignored" in caplog.text) is not wait
+    logged = [r for r in caplog.records if r.levelno == logging.ERROR and r.name == "seekpoint.events"]
+    assert [r.exc_info[1] for r in logged if r.exc_info] == [raised.value]
+    assert says in caplog.text
+
+
+@pytest.mark.parametrize("away", ["brokers", "database"])
+def test_a_start_waits_as_long_as_it_may_and_then_says_what_is_away(scene: Scene, away: str) -> None:
+    kafka = {"bootstrap.servers": NOBODY if away == "brokers" else scene.broker, **QUICK}
+    url = scene.engine.url.set(host="127.0.0.1", port=1) if away == "database" else scene.engine.url
+    limits, seen = Limits(start_wait=2, kafka_timeout=0.5), Recorder()
+    worker = Worker(
+        scene.pipeline(scene.topic()), engine=url, kafka=kafka, schema=scene.schema, limits=limits, observe=[seen]
+    )
+    kind, says = (KafkaAway, "check that the brokers run") if away == "brokers" else (OperationalError, "refused")
+    with pytest.raises(kind, match=says), worker.running():
         raise AssertionError("it must not have started")
-    assert isinstance(worker.health().error, ConfigError)
+    trouble = events.KafkaTrouble if away == "brokers" else events.DatabaseTrouble
+    assert len(seen.all(trouble)) >= 2
+    assert all(each.wait > 0 for each in seen.all(trouble)[:-1])  # type: ignore[attr-defined]
+
+
+def test_an_embedding_service_starts_while_brokers_and_database_are_away(
+    scene_on: Callable[..., Scene], own_kafka: KafkaServer, own_postgres: PostgresServer
+) -> None:
+    scene = scene_on(kafka=own_kafka, postgres=own_postgres)
+    name, seen = scene.topic(), Recorder()
+    stored = scene.produce(name, 10)
+    own_kafka.kill()
+    own_postgres.kill()
+    worker = make(scene, scene.pipeline(name), observe=[seen], limits=Limits(kafka_timeout=1))
+    with worker.running(wait=False) as running:
+        seen.wait_for(events.DatabaseTrouble)
+        health = running.health()
+        assert (health.live, health.ready, health.error) == (True, False, None)
+        assert health.trouble is not None
+        own_postgres.start()
+        seen.wait_for(events.KafkaTrouble)
+        own_kafka.start()
+        seen.wait_for(events.Recovered)
+        seen.wait_for(events.Committed)
+        scene.wait(lambda: running.health().ready)
+        assert running.health().trouble is None
+    scene.book.assert_holds(name, stored)
+
+
+def test_a_worker_that_waits_for_its_servers_can_be_left(scene: Scene) -> None:
+    seen = Recorder()
+    worker = Worker(
+        scene.pipeline(scene.topic()),
+        engine=scene.engine,
+        kafka={"bootstrap.servers": NOBODY},
+        schema=scene.schema,
+        limits=Limits(kafka_timeout=0.5),
+        observe=[seen],
+    )
+    with worker.running(wait=False):
+        seen.wait_for(events.KafkaTrouble)
+    assert worker.health().error is None
+    assert not worker.health().live
+
+
+def test_a_topic_that_a_broker_does_not_know_yet_is_asked_for_again(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = scene.topic()
+    answers: list[dict[str, int]] = [{}, {}]
+    known = Identity.known
+    monkeypatch.setattr(Identity, "known", lambda self, topics: answers.pop() if answers else known(self, topics))
+    run = scene.worker(name)
+    run.placed()
+    run.stop()
+    assert not answers
+
+
+def test_an_embedded_worker_that_dies_is_reported(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    name, deaths = scene.topic(), []
+
+    def fails(tx: Connection, batch: Batch[str, Any]) -> None:
+        raise SystemExit("enough")
+
+    def on_death(error: BaseException) -> None:
+        deaths.append(error)
+        died.set()
+
+    def serve() -> None:
+        with make(scene, scene.pipeline(name, handle=fails)).running(on_death=on_death):
+            scene.produce(name, 3)
+            assert died.wait(30)
+
+    died = threading.Event()
+    with pytest.raises(SystemExit):
+        serve()
+    assert [type(each) for each in deaths] == [SystemExit]
+    (logged,) = [r for r in caplog.records if r.levelno == logging.ERROR and r.name == "seekpoint.events"]
+    assert "enough" in logged.getMessage()
+    assert logged.exc_info is not None
+    assert logged.exc_info[1] is deaths[0]
 
 
 def test_stop_may_be_called_from_any_thread(scene: Scene) -> None:

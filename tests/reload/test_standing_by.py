@@ -196,7 +196,7 @@ def test_stop_is_prompt_while_standing_by(shop: Shop) -> None:
     newer.stop()
     assert monotonic() - began < 30
     kinds = [type(e) for e in newer.seen.events]
-    assert kinds == [events.StoodBy, events.Draining, events.Stopped]
+    assert kinds == [events.Starting, events.StoodBy, events.Draining, events.Stopped]
     health = newer.health()
     assert (health.live, health.stands_by, health.error) == (False, None, None)
     assert undisturbed(older)

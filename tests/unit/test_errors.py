@@ -150,7 +150,7 @@ def test_no_password_in_a_kafka_configuration_that_is_refused(config: dict[str, 
 @pytest.mark.parametrize("url", URLS)
 def test_no_password_when_the_database_is_away(url: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    worker = Worker(PIPELINE, engine=url, kafka=KAFKA)
+    worker = Worker(PIPELINE, engine=url, kafka=KAFKA, limits=Limits(start_wait=0.01))
     with pytest.raises(DBAPIError) as caught, worker.running():
         raise AssertionError("it cannot have started")
     assert "127.0.0.1" in str(caught.value)
@@ -164,7 +164,7 @@ def test_no_password_when_the_brokers_are_away(caplog: pytest.LogCaptureFixture)
     consumer = make_consumer(consumer_config(KAFKA, group="g"), error_cb=lambda error: told.set())
     try:
         with pytest.raises(KafkaAway) as caught:
-            Identity(consumer_config(KAFKA, group="g"), Limits(start_wait=0.5).start_wait).cluster_id()
+            Identity(consumer_config(KAFKA, group="g"), 0.5).cluster_id()
         for _ in range(50):
             consumer.poll(0.1)
             if told.is_set():

@@ -31,13 +31,14 @@ class StandBy:
     def until_free(self, known: Reason | None = None) -> bool:
         """Return when a claim would be let in; False if the end was asked for before.
 
-        ``known`` is the one that a claim met. Without it, in the first look, an error of the database is raised, as at
-        any start; a database that goes away later is waited for. Raises HandlerOutdated where this worker's declaration
-        was replaced.
+        ``known`` is the one that a claim met. A database that is away is waited for. Raises HandlerOutdated where this
+        worker's declaration was replaced.
         """
-        told = self._tell(None, known or self._look())
-        waits, wait, in_trouble = self._backoff(), self._ledger.limits.idle_check, False
-        while told is not None:
+        told, wait = None, 0.0
+        if known is not None:
+            told, wait = self._tell(None, known), self._ledger.limits.idle_check
+        waits, in_trouble = self._backoff(), False
+        while True:
             if self._stopping.wait(wait):
                 return False
             try:
@@ -51,9 +52,10 @@ class StandBy:
                 continue
             if in_trouble:
                 self._announce(events.Recovered())
-                waits, wait, in_trouble = self._backoff(), self._ledger.limits.idle_check, False
-            told = self._tell(told, found, became)
-        return True
+                waits, in_trouble = self._backoff(), False
+            if (told := self._tell(told, found, became)) is None:
+                return True
+            wait = self._ledger.limits.idle_check
 
     def _look(self) -> Reason | None:
         return self._ledger.stands_by() or self._ledger.differs(self._topics)

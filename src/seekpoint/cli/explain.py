@@ -19,6 +19,7 @@ from sqlalchemy.exc import DBAPIError
 from seekpoint.errors import ConfigError, KafkaAway, SeekpointError
 from seekpoint.failure import notes, users_line
 from seekpoint.kafka.client import KafkaException
+from seekpoint.kafka.identity import CHECK_KAFKA
 
 FAILED, USAGE, ABORTED = 1, 2, 130
 
@@ -127,7 +128,7 @@ def message_of(error: Exception) -> str:
     elif isinstance(error, KafkaException):
         said = f"Kafka: {error.args[0].str()}"
     elif isinstance(error, KafkaAway):
-        said = f"Kafka: {error}; check that the brokers run, and bootstrap.servers"
+        said = f"Kafka: {error}" + ("" if "; check " in str(error) else f"; {CHECK_KAFKA}")
     elif isinstance(error, SeekpointError | CommandError):
         said = str(error)
     else:

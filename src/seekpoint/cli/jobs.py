@@ -146,7 +146,7 @@ def frames_of(given: Sequence[str] | None) -> dict[str, Callable[..., Any]]:
 
 def refuse_extras(context: typer.Context, target: str) -> None:
     """A Worker brings its own database and brokers: saying otherwise on the command line is a contradiction."""
-    for name in ("database_url", "kafka", "kafka_config", "schema"):
+    for name in ("database_url", "kafka", "kafka_config", "schema", "start_wait"):
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             option = "--" + name.replace("_", "-")

@@ -21,6 +21,7 @@ from seekpoint.cli.options import Kafka, KafkaConfig, OptionalDatabaseUrl, Schem
 from seekpoint.errors import ConfigError
 from seekpoint.failure import one_line
 from seekpoint.loading import load
+from seekpoint.policy import Limits
 from seekpoint.running import Worker
 from seekpoint.tables import DEFAULT_SCHEMA
 
@@ -33,6 +34,12 @@ Target = Annotated[
 AcceptDeclaration = Annotated[
     bool, typer.Option("--accept-declaration", help="Replace the tables that the group writes, at the same version.")
 ]
+StartWait = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS", help="How long brokers and database may be away at the start.", show_default="no limit"
+    ),
+]
 
 
 def run(
@@ -44,6 +51,7 @@ def run(
     kafka_config: KafkaConfig = None,
     schema: Schema = DEFAULT_SCHEMA,
     accept_declaration: AcceptDeclaration = False,
+    start_wait: StartWait = None,
 ) -> None:
     """Run a worker until SIGTERM or Ctrl-C, finishing the batch in hand; a second signal aborts.
 
@@ -62,7 +70,14 @@ def run(
             url, settings = database(database_url), kafka_settings(kafka, kafka_config)
             if (problem := without(settings)) is not None:
                 raise ConfigError(problem)
-            worker = Worker(made, engine=url, kafka=settings, schema=schema, accept_declaration=accept_declaration)
+            worker = Worker(
+                made,
+                engine=url,
+                kafka=settings,
+                schema=schema,
+                limits=Limits(start_wait=start_wait),
+                accept_declaration=accept_declaration,
+            )
         with _first_signal_told():
             worker.run()
         health = worker.health()
@@ -125,6 +140,7 @@ class _Masking(logging.Formatter):
             case (events.Stopped(error=BaseException()),):  # it is told once, by the command
                 record = copy(record)
                 record.msg, record.args = "Stopped, by an error", ()
+                record.exc_info = record.exc_text = None
         return masked(super().format(record))
 
 

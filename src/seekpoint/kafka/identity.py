@@ -23,6 +23,20 @@ T = TypeVar("T")
 NO_ID = UUID(int=0)  # what brokers answer that know the topic and not (or not yet) its id
 
 
+_NO_RIGHT = {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    KafkaError.TOPIC_EXCEPTION,  # no topic can have this name
+}
+
+
+CHECK_KAFKA = "check that the brokers run, bootstrap.servers and the security settings"
+
+
+class Refused(KafkaAway):
+    """The brokers have answered, and refuse this client: waiting alone does not help."""
+
+
 class Answer:
     """A question on its way: the ids of topics. ``result()`` waits for it."""
 
@@ -53,11 +67,15 @@ class _Reason:
     """
 
     def __init__(self) -> None:
-        self.text = ""
+        self.text, self.is_refusal = "", False
 
     def note(self, error: KafkaError) -> None:
-        if error.code() != KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001 -- its name; and it says less than the others
-            self.text = error.str()
+        if error.code() == KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001 -- its name; and it says less than the others
+            return
+        self.text = error.str()
+        # A token that could not be fetched is reported under the same code: who issues it may be away.
+        refuses = error.code() == KafkaError._AUTHENTICATION and "acquire" not in self.text.lower()  # noqa: SLF001
+        self.is_refusal = refuses or "certificate verify failed" in self.text
 
 
 class Identity:
@@ -77,7 +95,7 @@ class Identity:
 
     def cluster_id(self) -> str:
         """The id of the cluster. Raises KafkaAway."""
-        self._why.text = ""
+        self._why.text, self._why.is_refusal = "", False
         try:
             # Never describe_cluster: librdkafka 2.16 aborts the process when a broker that is just let in again
             # answers that it knows no brokers.
@@ -85,7 +103,8 @@ class Identity:
         except (KafkaException, TimeoutError) as error:
             self.admin.poll(0)  # hands over what the client had to say meanwhile
             why = self._why.text or (error.args[0].str() if isinstance(error, KafkaException) else "no answer")
-            raise KafkaAway(f"no broker answered at {self._servers} within {self.timeout} s: {why}") from error
+            kind = Refused if self._why.is_refusal else KafkaAway
+            raise kind(f"no broker answered at {self._servers} within {self.timeout:g} s: {why}") from error
         self.admin.poll(0)
         return str(described.cluster_id)
 
@@ -126,6 +145,7 @@ def _described(topic: str, future: Future[Any], timeout: float) -> Any | None:
     except KafkaException as error:
         if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             return None
-        raise KafkaAway(f"no answer about topic {topic!r}: {error.args[0].str()}") from error
+        kind = Refused if error.args[0].code() in _NO_RIGHT else KafkaAway
+        raise kind(f"no answer about topic {topic!r}: {error.args[0].str()}") from error
     except TimeoutError as error:
         raise KafkaAway(f"no answer about topic {topic!r} within {timeout} s") from error

@@ -1,0 +1,43 @@
+"""What a worker waits for at its start, by the sentence of a connection that was not made."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+from sqlalchemy.exc import OperationalError
+
+from seekpoint.errors import SchemaMismatch
+from seekpoint.refusal import may_pass
+
+FATAL = 'connection failed: connection to server at "10.0.0.1", port 5432 failed: FATAL:  '
+
+
+@pytest.mark.parametrize(
+    ("said", "passes"),
+    [
+        ('connection failed: connection to server at "10.0.0.1", port 5432 failed: Connection refused', True),
+        ("failed to resolve host 'db': [Errno -2] Name or service not known", True),
+        ("connection timeout expired", True),
+        (FATAL + "the database system is starting up", True),
+        (FATAL + "sorry, too many clients already", True),
+        (FATAL + "server login has been failing, try again later (server_login_retry)", True),
+        (FATAL + "ein Satz, den niemand hier kennt", True),
+        (FATAL + 'password authentication failed for user "shop"', False),
+        (FATAL + 'no pg_hba.conf entry for host "10.0.0.2", user "shop", database "shop", no encryption', False),
+        (FATAL + 'database "shop" does not exist', False),
+        (FATAL + 'role "shop" is not permitted to log in', False),
+        ("connection is bad: fe_sendauth: no password supplied", False),
+        ('connection is bad: invalid sslmode value: "on"', False),
+        ('connection failed: root certificate file "/none.crt" does not exist', False),
+    ],
+)
+def test_a_server_that_is_away_is_waited_for_and_one_that_refuses_is_not(said: str, passes: bool) -> None:
+    error = psycopg.OperationalError(said)
+    assert may_pass(error) is passes
+    assert may_pass(OperationalError("", {}, error)) is passes
+
+
+def test_what_no_database_raised_is_not_waited_for() -> None:
+    assert not may_pass(SchemaMismatch("no ledger tables"))
+    assert not may_pass(ValueError("why"))
+    assert not may_pass(psycopg.errors.InsufficientPrivilege("why"))

@@ -76,7 +76,7 @@ def reload(engine: Engine, strategy: str, percent: int, *, same_keys: bool = Fal
         Generations(engine, schema=DEFAULT_SCHEMA).adopt(f"public.{KIND.name}")
     sources = Reload([rebuild.pipeline()], engine, KAFKA).sources
     timed = Timed(LocalStager(engine, DEFAULT_SCHEMA, KAFKA, sources))
-    job = Reload([rebuild.pipeline()], engine, KAFKA, stager=timed, same_keys=same_keys)
+    job = Reload([rebuild.pipeline()], engine, KAFKA, stager=timed, same_keys=same_keys, max_wait=600.0)
     driver, step = job.open(strategy=strategy, reason="benchmark"), Steps()
     with step("staged_and_indexed"):
         job.stage(driver)

@@ -140,7 +140,7 @@ class Books:
             self.engine,
             {"bootstrap.servers": self.shop.brokers},
             schema=self.shop.schema,
-            **options,
+            **{"max_wait": 60.0, "max_deletes": 1.0} | options,
         )
 
     def rows(self) -> tuple[list[Any], list[Any]]:

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, create_engine
 from apart import Apart, Standing, stand
 from bookkeeping import WRITES, by_core
 from seekpoint import Batch, Json, Pipeline
-from seekpoint.reload import Reload
+from seekpoint.reload import Reload, cutover
 from shop import Order, Shop, pipeline
 
 
@@ -66,8 +66,17 @@ def main(what: dict[str, Any]) -> None:
     else:
         made = pipeline(what["group"], what["topic"], what["schema"], version=what.get("version", 2))
     reload = Reload(
-        [made], engine, {"bootstrap.servers": what["brokers"]}, schema=what["schema"], range_records=what["width"]
+        [made],
+        engine,
+        {"bootstrap.servers": what["brokers"]},
+        schema=what["schema"],
+        range_records=what["width"],
+        max_wait=what.get("max_wait", 60.0),
+        max_deletes=1.0,
+        compared=lambda _: stand() if what.get("at") == "compared" else None,
     )
+    if what.get("at") == "after a long try":
+        vars(cutover)["longer_pause"] = lambda _: stand()
     taken = reload.take(UUID(what["run"]))
     driver = Standing(taken.engine, taken.schema, taken.run, taken.limits)
     driver.at = what.get("at", "")

@@ -143,7 +143,9 @@ class Shop:
         return self.run_worker(self.pipeline(**options), limits=limits or Limits())
 
     def reload(self, pipelines: Sequence[Pipeline] = (), **options: Any) -> Reload:
+        """A reload that nothing but its subject refuses: bounds are wide where a test does not give them."""
         version = options.pop("version", 2)
+        options = {"max_wait": 60.0, "max_deletes": 1.0} | options
         return Reload(
             pipelines or [self.pipeline(version=version, **options.pop("pipeline", {}))],
             self.engine,

@@ -23,6 +23,7 @@
     ├── ArchiveDamaged          a file of an archive is missing, cut or another one
     ├── ReloadRefused           a reload cannot be opened as things stand
     │   └── BatchRefused        a batch cannot be run as things stand: nothing of it is written
+    ├── CutOverRefused          a cut-over would wait, delete or reach more than was allowed: the run stays open
     ├── ReloadOver              the run has ended, or another driver has taken it over
     └── PartitionStopped        this partition waits for a decision; the others go on
         ├── OffsetLost          the stored offset is no longer (or not yet) in the log
@@ -270,6 +271,18 @@ class BatchRefused(ReloadRefused):
     """A batch cannot be run, or not be applied, as things stand: nothing of it is written; ``reasons`` as above."""
 
     _what = "the batch cannot be run"
+
+
+class CutOverRefused(SeekpointError):  # noqa: N818
+    """A cut-over would make workers wait, delete rows or reach other tables beyond what was allowed.
+
+    Nothing live was touched, and the run stays open: take it again with other bounds. ``reasons`` has every one, with
+    its remedy; ``predicted`` is the wait that was predicted for a merge, ``waits`` those of each try, in seconds.
+    """
+
+    def __init__(self, reasons: Sequence[str], *, predicted: float | None = None, waits: Sequence[float] = ()) -> None:
+        super().__init__("the cut-over is refused; the run stays open:" + "".join(f"\n  - {r}" for r in reasons))
+        self.reasons, self.predicted, self.waits = tuple(reasons), predicted, tuple(waits)
 
 
 class ReloadOver(SeekpointError):  # noqa: N818

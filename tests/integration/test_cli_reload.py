@@ -231,6 +231,50 @@ def test_a_driver_that_is_stopped_leaves_its_run_open_and_says_how_to_go_on(
     assert shop.rows() == doubled(FIRST)
 
 
+# -- a cut-over that is refused ----------------------------------------------------------------------------
+
+
+def test_a_cut_over_that_is_refused_is_resumed_with_other_bounds(terminal: Terminal, shop: Shop) -> None:
+    """What is to change, and what it reaches, is told before; exit 1 leaves the run open."""
+    shop.execute("CREATE TABLE {schema}.items (order_id bigint REFERENCES {schema}.orders ON DELETE CASCADE)")
+    for id_ in range(100, 110):
+        shop.execute("INSERT INTO {schema}.orders (id, amount, at) VALUES (:id, 1, 0)", id=id_)
+    shop.execute("INSERT INTO {schema}.items VALUES (100)")
+    refused = terminal.job("reload", "run", exits=1)
+    (run,) = terminal.look("reload", "status")
+    child = f"{shop.schema}.orders: {shop.schema}.items refers to it by items_order_id_fkey (ON DELETE CASCADE)"
+    assert child in refused.stderr
+    changes = (
+        f"{shop.schema}.orders: 0 rows are equal; 0 are missing and will be added, 10 are extra and will be deleted"
+    )
+    assert changes in refused.stderr
+    assert refused.stderr.index(changes) < refused.stderr.index("error: the cut-over is refused; the run stays open:")
+    assert "10 of 49 live rows (20%)" in refused.stderr
+    assert f"{run['id']} is left open (diffed), workers go on" in refused.stderr
+    servers = terminal.servers
+    again = terminal.run("reload", "resume", *servers, "--max-deletes", "0.5", exits=1)
+    assert "10 rows would be deleted, and" in again.stderr
+    assert len(shop.rows()) == 49
+    bounds = ["--max-deletes", "0.5", "--allow-cascades", "--max-wait", "60s"]
+    done = json.loads(terminal.run("reload", "resume", run["id"], *servers, *bounds, "--json").stdout)
+    assert done["state"] == "cut_over"
+    assert done["compared"] == [
+        {"table": f"{shop.schema}.orders", "equal": 0, "missing": 0, "extra": 10, "different": 39}
+    ]
+    assert done["warnings"] == [child]
+    assert shop.rows() == doubled(FIRST)
+    assert shop.execute("SELECT count(*) FROM {schema}.items") == [(0,)]
+
+
+def test_what_is_to_be_resumed_must_be_known(terminal: Terminal, shop: Shop) -> None:
+    servers = terminal.servers
+    assert "open are: none" in terminal.run("reload", "resume", *servers, exits=2).stderr
+    run = left_at(shop, "diffed")
+    unnamed = terminal.run("reload", "resume", *servers, exits=2)
+    assert f"seekpoint reload run MODULE:NAME --resume {run}" in unnamed.stderr
+    assert "--max-wait takes a length of time" in terminal.job("reload", "run", "--max-wait", "soon", exits=2).stderr
+
+
 # -- abort and sweep ---------------------------------------------------------------------------------------
 
 

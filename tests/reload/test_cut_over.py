@@ -105,6 +105,7 @@ def let_go(holder: Connection, monkeypatch: pytest.MonkeyPatch, *, after: int) -
             holder.rollback()
 
     monkeypatch.setattr(cutover, "pause", between)
+    monkeypatch.setattr(cutover, "longer_pause", between)
 
 
 def test_a_rolled_back_cut_over_loses_no_delta(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:

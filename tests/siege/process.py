@@ -75,6 +75,7 @@ def driver(what: Mapping[str, Any]) -> None:
 def _reload(what: Mapping[str, Any], progress: Callable[[str, int, int], None]) -> Iterator[Reload]:
     kafka, schema = {"bootstrap.servers": what["kafka"]["bootstrap.servers"]}, what["schema"]
     options: dict[str, Any] = {"schema": schema, "range_records": what["width"], "progress": progress}
+    options |= {"max_wait": 60.0, "max_deletes": 1.0}
     if what["stager"] == "local":
         yield Reload([NAME], what["url"], kafka, processes=2, **options)
         return

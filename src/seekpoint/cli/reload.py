@@ -7,7 +7,7 @@ where the command, its configuration or the pipeline is wrong; 130 where Ctrl-C 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from enum import StrEnum
 from typing import Annotated, Any
@@ -43,12 +43,13 @@ from seekpoint.cli.options import (
 )
 from seekpoint.cli.progress import Shown
 from seekpoint.errors import ConfigError, ReloadOver
-from seekpoint.reload import CutOver, Driver, Reload, Run, Runs
+from seekpoint.reload import CutOver, Driver, Reload, Report, Run, Runs
+from seekpoint.reload.bounds import MAX_DELETES, MAX_WAIT
 from seekpoint.reload.standing import standing
 from seekpoint.tables import DEFAULT_SCHEMA
 
 app = typer.Typer(
-    help="Tables built anew from the log: run, status, abort, sweep, adopt, generations, give-up.",
+    help="Tables built anew from the log: run, resume, status, abort, sweep, adopt, generations, give-up.",
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,  # locals hold the database's URL
 )
@@ -58,6 +59,24 @@ app.command("give-up", no_args_is_help=True)(generations.give_up)
 
 Reason = Annotated[str, typer.Option(help="Why, for the record.")]
 RunId = Annotated[UUID, typer.Argument(metavar="ID", help="The run, as `reload status` names it.")]
+
+
+SameKeys = Annotated[
+    bool, typer.Option("--same-keys", help="The code that runs now makes the same keys: a shorter lock.")
+]
+MaxWait = Annotated[
+    str,
+    typer.Option(metavar="TIME", help="How long workers may wait for the cut-over: 2s, 30s, 5m. Else it is refused."),
+]
+MaxDeletes = Annotated[
+    float, typer.Option(metavar="SHARE", help="A merge deletes at most this share of a table's rows.", min=0, max=1)
+]
+AllowCascades = Annotated[
+    bool, typer.Option("--allow-cascades", help="A merge may change other tables by ON DELETE and ON UPDATE actions.")
+]
+AllowInheritance = Annotated[
+    bool, typer.Option("--allow-inheritance", help="A merge may change and delete rows of inheriting tables.")
+]
 
 
 class Strategy(StrEnum):
@@ -81,9 +100,11 @@ def run(
     resume: Annotated[
         UUID | None, typer.Option(metavar="ID", help="Go on with this run, from where it stands.")
     ] = None,
-    same_keys: Annotated[
-        bool, typer.Option("--same-keys", help="The code that runs now makes the same keys: a shorter lock.")
-    ] = False,
+    same_keys: SameKeys = False,
+    max_wait: MaxWait = f"{MAX_WAIT:g}s",
+    max_deletes: MaxDeletes = MAX_DELETES,
+    allow_cascades: AllowCascades = False,
+    allow_inheritance: AllowInheritance = False,
     archive: ArchiveRoot = None,
     processes: Processes = 0,
     spark: Spark = None,
@@ -111,27 +132,78 @@ def run(
             kafka_config=kafka_config,
             schema=schema,
         ) as of,
-        terminable(),
-        Shown(as_json=as_json) as progress,
-        reload_of(
+        _driven(
             of,
-            progress,
             archive,
             spark,
             spark_conf,
+            as_json=as_json,
             frames=frames_of(frame),
             processes=processes,
             actor=actor,
             same_keys=same_keys,
-        ) as reload,
+            max_wait=ago(max_wait, "--max-wait").total_seconds(),
+            max_deletes=max_deletes,
+            allow_cascades=allow_cascades,
+            allow_inheritance=allow_inheritance,
+        ) as drive,
     ):
-        driver = _opened(reload, resume, strategy, reason)
-        progress.say(f"{driver.run.id}: {driver.run.state}, {', '.join(driver.run.tables)} by {driver.run.strategy}")
-        for group in stays(driver.run):
-            progress.say(group)
-        with left_open(driver):
-            outcome = reload.run(driver)
-        _tell(reload.runs.get(driver.run.id), outcome, as_json=as_json)
+        drive(lambda reload: _opened(reload, resume, strategy, reason))
+
+
+@app.command("resume")
+def resume_(
+    context: typer.Context,
+    id: Annotated[  # noqa: A002
+        UUID | None, typer.Argument(metavar="[ID]", help="The run; without it, the only one that is open.")
+    ] = None,
+    *,
+    database_url: DatabaseUrl,
+    max_wait: MaxWait = f"{MAX_WAIT:g}s",
+    max_deletes: MaxDeletes = MAX_DELETES,
+    allow_cascades: AllowCascades = False,
+    allow_inheritance: AllowInheritance = False,
+    same_keys: SameKeys = False,
+    processes: Processes = 0,
+    spark: Spark = None,
+    spark_conf: SparkConf = None,
+    frame: Frames = None,
+    kafka: Kafka = None,
+    kafka_config: KafkaConfig = None,
+    schema: Schema = DEFAULT_SCHEMA,
+    as_json: AsJson = False,
+) -> None:
+    """Continue an open run from where it is, with the pipelines that it was opened with; workers go on.
+
+    So a cut-over that was refused is tried again with other bounds. Exits with 1 if it is refused or fails again.
+    """
+    with explained():
+        run = _open_run(Runs(checked_engine(database_url, schema), schema), id)
+        with (
+            job(
+                context,
+                run.pipelines,
+                database_url=database_url,
+                kafka=kafka,
+                kafka_config=kafka_config,
+                schema=schema,
+            ) as of,
+            _driven(
+                of,
+                None,
+                spark,
+                spark_conf,
+                as_json=as_json,
+                frames=frames_of(frame),
+                processes=processes,
+                same_keys=same_keys,
+                max_wait=ago(max_wait, "--max-wait").total_seconds(),
+                max_deletes=max_deletes,
+                allow_cascades=allow_cascades,
+                allow_inheritance=allow_inheritance,
+            ) as drive,
+        ):
+            drive(lambda reload: _opened(reload, run.id, Strategy.MERGE, ""))
 
 
 @app.command()
@@ -252,6 +324,56 @@ def reload_of(
         yield Reload(of.names, of.engine, of.kafka, schema=of.schema, **more)
 
 
+@contextmanager
+def _driven(
+    of: Job, archive: str | None, spark: str | None, spark_conf: Sequence[str] | None, *, as_json: bool, **options: Any
+) -> Iterator[Callable[[Callable[[Reload], Driver]], None]]:
+    """What brings a run of these pipelines to its end: it is given how the run is opened, or taken."""
+    reports: list[Report] = []
+
+    def compared(report: Report) -> None:
+        reports.append(report)
+        for sentence in shown.differences(report):
+            progress.say(sentence)
+
+    with (
+        terminable(),
+        Shown(as_json=as_json) as progress,
+        reload_of(of, progress, archive, spark, spark_conf, compared=compared, **options) as reload,
+    ):
+
+        def drive(opened: Callable[[Reload], Driver]) -> None:
+            driver = opened(reload)
+            progress.say(
+                f"{driver.run.id}: {driver.run.state}, {', '.join(driver.run.tables)} by {driver.run.strategy}"
+            )
+            for sentence in (*stays(driver.run), *driver.notes):
+                progress.say(sentence)
+            with left_open(driver):
+                outcome = reload.run(driver)
+            _tell(reload.runs.get(driver.run.id), outcome, reports, driver.notes, as_json=as_json)
+
+        yield drive
+
+
+def _open_run(runs: Runs, id: UUID | None) -> Run:  # noqa: A002
+    """The run that is to be resumed. Raises ConfigError where it is not known which, or its pipelines have no names."""
+    if id is not None:
+        run = runs.get(id)
+    else:
+        found = [one for one in runs.list() if one.is_open and one.strategy not in {"batch", "verify"}]
+        if len(found) != 1:
+            told = "; ".join(f"{one.id} ({one.state}, {', '.join(one.tables)})" for one in found) or "none"
+            raise ConfigError(f"name the run that is to be resumed by its id; open are: {told}")
+        [run] = found
+    if not all(run.pipelines):
+        raise ConfigError(
+            f"{run.id} was opened by a program, with pipelines that have no MODULE:NAME on record: name them, "
+            f"`{shown.resume(run)}`"
+        )
+    return run
+
+
 def _opened(reload: Reload, resume: UUID | None, strategy: Strategy, reason: str) -> Driver:
     if resume is None:
         return reload.open(strategy=strategy.value, reason=reason)
@@ -290,14 +412,15 @@ def _left(run: Run) -> str:
     return shown.left_open(run) if run.is_open else f"{run.id} is {run.state}"
 
 
-def _tell(run: Run, outcome: CutOver, *, as_json: bool) -> None:
+def _tell(run: Run, outcome: CutOver, reports: Sequence[Report], notes: Sequence[str], *, as_json: bool) -> None:
     if as_json:
         told = {
             "lock_seconds": round(outcome.lock_seconds, 4),
             "records": outcome.records,
             "keys": outcome.keys,
             "tries": outcome.tries,
-            "warnings": list(stays(run)),
+            "warnings": [*stays(run), *notes],
+            "compared": [shown.difference(one) for report in reports for one in report.tables],
         }
         typer.echo(json.dumps(shown.as_dict(run) | told, indent=2))
         return

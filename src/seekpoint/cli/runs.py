@@ -12,7 +12,7 @@ from rich.table import Table
 from seekpoint.cli.explain import masked
 from seekpoint.cli.letters import moment, plain, table
 from seekpoint.cli.progress import lasting
-from seekpoint.reload import Run
+from seekpoint.reload import Difference, Report, Run
 from seekpoint.reload.standing import Place, Standing
 
 QUIET = timedelta(minutes=2)  # a driver that says nothing for so long, and is in no step, is looked for
@@ -70,6 +70,20 @@ def as_dict(run: Run) -> dict[str, Any]:
         "reason": run.reason,
         "error": None if run.error is None else masked(run.error),
     }
+
+
+def difference(found: Difference) -> dict[str, Any]:
+    """The counts of one table's comparison for programs."""
+    return {name: getattr(found, name) for name in ("table", "equal", "missing", "extra", "different")}
+
+
+def differences(report: Report) -> Iterator[str]:
+    """What a merge is going to change, a line for each table."""
+    for one in report.tables:
+        yield (
+            f"{plain(one.table)}: {one.equal:,} rows are equal; {one.missing:,} are missing and will be added, "
+            f"{one.extra:,} are extra and will be deleted, {one.different:,} are different and will be changed"
+        )
 
 
 def standing_as_dict(at: Standing) -> dict[str, Any]:

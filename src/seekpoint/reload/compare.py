@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from psycopg import sql as ident
+from sqlalchemy import Connection
 
 from seekpoint.reload import statements as sql
 from seekpoint.reload.handlers.copies import watch
@@ -39,6 +40,11 @@ class Difference:
     extra: int
     different: int
     samples: tuple[Sample, ...]
+
+    @property
+    def live(self) -> int:
+        """The rows of the live table."""
+        return self.equal + self.different + self.extra
 
     @property
     def is_empty(self) -> bool:
@@ -74,11 +80,9 @@ def prepare(driver: Driver, rounds: Rounds) -> Report:
         offsets = tx.execute(sql.OFFSETS, groups=list(driver.run.groups)).all()
         rounds.apply(tx, offsets)
         found = tuple(_compare(tx, staging, target) for target in rounds.targets)
-        letters = rows(tx.connection, "SELECT count(*) FROM {t}", t=name(staging.schema, "dead_letter"))
+        letters = _dead_letters(tx, staging)
         tx.execute(sql.DIFFED, its_run=driver.run.id)
-    return Report(
-        found, {f"{r.consumer_group} {r.topic}/{r.partition}": r.next_offset for r in offsets}, int(letters[0][0])
-    )
+    return Report(found, {f"{r.consumer_group} {r.topic}/{r.partition}": r.next_offset for r in offsets}, letters)
 
 
 def compared(tx: Tx, staging: Staging, target: Target) -> tuple[str, ...]:
@@ -106,7 +110,7 @@ def _compare(tx: Tx, staging: Staging, target: Target) -> Difference:
     connection, columns = tx.connection, compared(tx, staging, target)
     live, built, diff = name(*target.path), name(*staging.table(target)), name(*staging.diff(target))
     others = [column for column in columns if column not in target.key]
-    for table in (staging.diff(target), staging.touched(target)):
+    for table in (staging.diff(target), staging.touched(target), staging.seen(target)):
         run(connection, "DROP TABLE IF EXISTS {table}", table=name(*table))
     run(
         connection,
@@ -146,11 +150,55 @@ def _compare(tx: Tx, staging: Staging, target: Target) -> Difference:
         diff=diff,
         key=names(target.key),
     )
+    _keep_seen(connection, staging, target)
     if target.handled_as:
         watch(connection, staging, target)
     run(connection, "ANALYZE {diff}", diff=diff)
-    counts = dict(rows(connection, "SELECT {kind}, count(*) FROM {diff} GROUP BY 1", diff=diff, kind=name(KIND)))
-    total = rows(connection, "SELECT count(*) FROM {built}", built=built)[0][0]
+    return _counted(tx, staging, target, columns)
+
+
+def _keep_seen(connection: Connection, staging: Staging, target: Target) -> None:
+    """Keep which transactions' rows are in this snapshot, of those that began when another one was open already.
+
+    By these, and not by the snapshot's oldest open transaction, a later look knows what was written since: that one
+    may be in another database, and open for hours. A row's subtransaction is in no snapshot's list; here it is.
+    """
+    seen = name(*staging.seen(target))
+    run(
+        connection,
+        "CREATE {unlogged} TABLE {seen} AS SELECT DISTINCT live.xmin::text::bigint AS xid FROM {live} AS live "
+        "WHERE age(live.xmin) <= age(pg_snapshot_xmin(pg_current_snapshot())::xid)",
+        unlogged=unlogged(staging.schema),
+        seen=seen,
+        live=name(*target.path),
+    )
+    run(connection, "CREATE UNIQUE INDEX ON {seen} (xid)", seen=seen)
+    run(connection, "ANALYZE {seen}", seen=seen)
+
+
+def recall(driver: Driver, found: Sequence[Target]) -> Report:
+    """What the comparison of this run has found, for whoever takes it; samples and offsets are those of now."""
+    with driver.step("diffed") as tx:
+        staging = Staging(driver.run.staging_schema)
+        tables = tuple(_counted(tx, staging, target, compared(tx, staging, target)) for target in found)
+        offsets = {f"{at.group} {at.partition}": at.next_offset for at in tx.positions(driver.run.id)}
+        return Report(tables, offsets, _dead_letters(tx, staging))
+
+
+def _dead_letters(tx: Tx, staging: Staging) -> int:
+    return int(rows(tx.connection, "SELECT count(*) FROM {t}", t=name(staging.schema, "dead_letter"))[0][0])
+
+
+def _counted(tx: Tx, staging: Staging, target: Target, columns: Sequence[str]) -> Difference:
+    counts = dict(
+        rows(
+            tx.connection,
+            "SELECT {kind}, count(*) FROM {diff} GROUP BY 1",
+            diff=name(*staging.diff(target)),
+            kind=name(KIND),
+        )
+    )
+    total = rows(tx.connection, "SELECT count(*) FROM {built}", built=name(*staging.table(target)))[0][0]
     missing, different = counts.get("missing", 0), counts.get("different", 0) + counts.get(DIFFERENT_KEY, 0)
     return Difference(
         target.name,

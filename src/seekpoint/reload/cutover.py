@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from time import monotonic
 
 import psycopg
 from psycopg import sql as ident
 from sqlalchemy.exc import DBAPIError
 
-from seekpoint.errors import KafkaAway, RangeStuck, ReloadOver, ReloadRefused
-from seekpoint.guard import connection_lost, passes
+from seekpoint.errors import CutOverRefused, KafkaAway, RangeStuck, ReloadOver, ReloadRefused
+from seekpoint.guard import connection_lost, passes, sqlstate
 from seekpoint.ledger.administration import LOCK_GROUP, RECORD_ACTION, REDRAW
 from seekpoint.reload import statements as sql
+from seekpoint.reload.bounds import Bounds, Budget, OverBudget
+from seekpoint.reload.forecast import allow_wait, others
 from seekpoint.reload.layout import Staging, name, run
-from seekpoint.reload.merge import merge
+from seekpoint.reload.merge import Terms, merge
 from seekpoint.reload.publish import attach, swap, turn
 from seekpoint.reload.rounds import Rounds
 from seekpoint.reload.run import Driver, Tx, run_of, told, transaction
-from seekpoint.reload.tries import TRIES, pause
+from seekpoint.reload.targets import Path
+from seekpoint.reload.tries import TRIES, longer_pause, pause
 from seekpoint.tables import dead_letter
 
 IDLE = 3.0  # seconds that the brokers may say nothing while all workers wait
+LONG_TRIES = 5  # tries that take longer than workers may wait
+CANCELED, LOCKED = "57014", "55P03"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +44,18 @@ class CutOver:
     tries: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a cut-over goes by. ``live``: the rows of each table, as counted; ``predicted``: the wait, in seconds."""
+
+    bounds: Bounds = field(default_factory=Bounds)
+    same_keys: bool = False
+    live: Mapping[Path, int] = field(default_factory=dict)
+    predicted: float | None = None
+
+
 def cut_over(
-    driver: Driver, rounds: Rounds, catch_up: Callable[[], object], *, same_keys: bool = False, tries: int = TRIES
+    driver: Driver, rounds: Rounds, catch_up: Callable[[], object], plan: Plan | None = None, *, tries: int = TRIES
 ) -> CutOver:
     """Publish the rebuilt tables, raise versions and epochs, and close the run: together, or not at all.
 
@@ -48,18 +63,30 @@ def cut_over(
     older handler version stand down. ``catch_up`` runs the rounds that keep the part under the lock short.
 
     A reply that was lost is looked up in the run's row; what was rolled back (a lock timeout, a lost connection) is
-    tried again. Raises ReloadRefused where the run is of no use any more, ReloadOver, and the last error.
+    tried again. A try that would make workers wait for longer than the plan's bounds allow is rolled back, too; after
+    five of these CutOverRefused is raised, and the run stays open. Raises ReloadRefused where the run is of no use any
+    more, ReloadOver, and the last error.
     """
+    plan = plan or Plan()
+    waits: list[float] = []
     for attempt in range(1, tries + 1):
         began: list[float] = []
+        budget = Budget(plan.bounds.max_wait)
         try:
             catch_up()
             if driver.run.strategy == "generation":
                 attach(driver, rounds.targets)
-            records, keys = _attempt(driver, rounds, began, same_keys)
-        except (DBAPIError, psycopg.Error, RangeStuck, KafkaAway) as error:
+            records, keys = _attempt(driver, rounds, began, budget, plan)
+        except (DBAPIError, psycopg.Error, RangeStuck, KafkaAway, OverBudget) as error:
+            used = budget.used
             if connection_lost(error) and took_effect(driver):
                 records = keys = -1  # nobody was told
+            elif _was_too_long(error, budget, driver):
+                waits.append(used)
+                if len(waits) == LONG_TRIES or attempt == tries:
+                    raise _too_long(driver, rounds, waits, plan, by_others=sqlstate(error) == LOCKED) from error
+                longer_pause(len(waits))
+                continue
             elif attempt == tries or not (passes(error) or isinstance(error, RangeStuck | KafkaAway)):
                 raise
             else:
@@ -69,27 +96,65 @@ def cut_over(
     raise AssertionError("the last try returns or raises")
 
 
-def _attempt(driver: Driver, rounds: Rounds, began: list[float], same_keys: bool) -> tuple[int, int]:
+def _was_too_long(error: BaseException, budget: Budget, driver: Driver) -> bool:
+    """Whether the try was ended by its budget, or by a row that another session has locked."""
+    if not budget.used:
+        return False  # no worker waited
+    return (
+        isinstance(error, OverBudget)
+        or sqlstate(error) == CANCELED
+        or (sqlstate(error) == LOCKED and (driver.run.strategy == "merge" or budget.used >= budget.seconds))
+    )
+
+
+def _too_long(driver: Driver, rounds: Rounds, waits: list[float], plan: Plan, *, by_others: bool) -> CutOverRefused:
+    seen = f"{len(waits)} tries were rolled back after {', '.join(f'{each:.1f} s' for each in waits)}"
+    predicted = "" if plan.predicted is None else f" ({plan.predicted:.1f} s were predicted)"
+    if by_others and max(waits) < plan.bounds.max_wait:
+        reason = (
+            f"another session holds the lock of a row that is to be changed, and workers do not wait for it: {seen}"
+            f"{predicted}: end its transaction, then `seekpoint reload resume {driver.run.id}`"
+        )
+        return CutOverRefused([reason], predicted=plan.predicted, waits=waits)
+    with driver.step("diffed", "following") as tx:
+        how = f"; {others(tx, rounds.targets)}" if driver.run.strategy == "merge" else ""
+    reason = (
+        f"workers would wait for longer than the {plan.bounds.max_wait:g} s that are allowed: {seen}{predicted}: "
+        f"{allow_wait(driver, max(waits))}{how}"
+    )
+    return CutOverRefused([reason], predicted=plan.predicted, waits=waits)
+
+
+def _attempt(driver: Driver, rounds: Rounds, began: list[float], budget: Budget, plan: Plan) -> tuple[int, int]:
     states = ("diffed",) if driver.run.strategy == "merge" else ("following",)
     with driver.step(*states) as tx:
         staging = Staging(driver.run.staging_schema)
+        budget.begin()
+        budget.bound(tx.connection)
         _lock_groups(tx, driver)
+        budget.bound(tx.connection)
         tx.execute(sql.LOCK_OFFSETS, groups=list(driver.run.groups)).all()
         began.append(monotonic())
+        budget.bound(tx.connection)
         offsets = tx.execute(sql.OFFSETS, groups=list(driver.run.groups)).all()
         records = rounds.apply(tx, offsets, idle=IDLE)
         keys = 0
         if driver.run.strategy == "merge":
             assert driver.run.diff_xid is not None
-            keys = merge(tx, staging, rounds.targets, driver.run.diff_xid, same_keys=same_keys)
+            terms = Terms(bounds=plan.bounds, budget=budget, live=plan.live)
+            keys = merge(tx, staging, rounds.targets, driver.run.diff_xid, same_keys=plan.same_keys, terms=terms)
         for target in rounds.targets if driver.run.strategy != "merge" else ():
+            budget.bound(tx.connection)
             if driver.run.strategy == "swap":
                 swap(tx, staging, target)
             else:
                 turn(tx, staging, target, driver.run.id)
+        budget.bound(tx.connection)
         take_over_letters(tx, staging)
         _raise(tx, driver)
         driver.turn(tx, "cut_over")
+        budget.bound(tx.connection)
+        run(tx.connection, "SET CONSTRAINTS ALL IMMEDIATE")  # what is deferred runs now: no timeout ends a COMMIT
     return records, keys
 
 

@@ -20,14 +20,17 @@ from seekpoint.ledger.ledger import postgres_engine
 from seekpoint.pipeline import Pipeline
 from seekpoint.policy import Limits
 from seekpoint.reload import statements as sql
-from seekpoint.reload.compare import Report, prepare
+from seekpoint.reload.bounds import MAX_DELETES, MAX_WAIT, Bounds
+from seekpoint.reload.compare import Report, prepare, recall
 from seekpoint.reload.consolidate import RANGE, check_topics, consolidate, coverage, index, require_width
-from seekpoint.reload.cutover import CutOver, cut_over
+from seekpoint.reload.cutover import CutOver, Plan, cut_over
 from seekpoint.reload.extend import LARGE, Shrinking, distance, extend
+from seekpoint.reload.forecast import forecast, require_allowed
 from seekpoint.reload.handlers.frames import Frame, resolve_frames
 from seekpoint.reload.handlers.rebuild import MOST, rebuild
 from seekpoint.reload.merge import warm
 from seekpoint.reload.opening import Order, open_run
+from seekpoint.reload.reach import notes
 from seekpoint.reload.rounds import Rounds
 from seekpoint.reload.run import SERIALIZABLE_ENOUGH, VERIFIED, Driver, Run, Runs, transaction
 from seekpoint.reload.stagers.local import LocalStager
@@ -44,6 +47,7 @@ SMALL = 2_000  # records of a round, below which the locks may be taken
 ENDS = (ReloadRefused, RangeLost, TopicRecreated, WroteLiveTable)  # what no other driver would get over
 
 Progress = Callable[[str, int, int], None]  # what is done, how much of it, of how much
+Told = Callable[[Report], object]
 
 
 class Reload:
@@ -51,12 +55,17 @@ class Reload:
 
     ``pipelines`` are all pipelines that write the tables, as objects or as ``module:name``; ``kafka`` is the workers'
     own configuration. ``stager`` says who reads the log: by default this process, or so many ``processes`` of this
-    machine. Workers go on all the time; the cut-over stops them for a fraction of a second. What they go on by while
-    ranges are staged is staged in the same way while it is more than ``large`` records. ``same_keys`` says that the
-    code which runs now makes the same keys of a record as these pipelines do: a merge need not look through the whole
-    table under the lock then. ``progress`` is called with what is being done, how many records of it are done (of
-    "warming up": keys), and of how many (0: not known). ``archive`` has what retention took of the logs. Making one
-    does no I/O; raises ConfigError for what cannot be reloaded, whatever the servers say.
+    machine. Workers go on all the time; the cut-over makes them wait, for ``max_wait`` seconds at most. What they go
+    on by while ranges are staged is staged in the same way while it is more than ``large`` records. ``same_keys`` says
+    that the code which runs now makes the same keys of a record as these pipelines do: a merge need not look through
+    the whole table under the lock then. ``progress`` is called with what is being done, how many records of it are done
+    (of "warming up": keys), and of how many (0: not known). ``archive`` has what retention took of the logs.
+
+    A merge calls ``compared`` with its :class:`Report` before it publishes anything, and is refused (CutOverRefused,
+    the run stays open) where workers would wait for longer than ``max_wait``; where it would delete more than the share
+    ``max_deletes`` of a table's rows; where its changes reach other tables by ON DELETE or ON UPDATE actions
+    (``allow_cascades``) or by inheritance (``allow_inheritance``). Making one does no I/O; raises ConfigError for what
+    cannot be reloaded, whatever the servers say.
     """
 
     def __init__(
@@ -77,6 +86,11 @@ class Reload:
         archive: Archive | None = None,
         frames: Mapping[str, Frame] | None = None,
         spark: SparkSession | None = None,
+        max_wait: float = MAX_WAIT,
+        max_deletes: float = MAX_DELETES,
+        allow_cascades: bool = False,
+        allow_inheritance: bool = False,
+        compared: Told | None = None,
     ) -> None:
         self.sources: Sequence[Source] = sources(pipelines)
         self.engine, self.kafka, self.schema = postgres_engine(engine), dict(kafka), schema
@@ -90,11 +104,21 @@ class Reload:
         if self.frames and spark is None:
             raise ConfigError("frames= are computed by Spark: give a session, spark=")
         self._same_keys = same_keys
+        self._compared: Told = compared or (lambda _: None)
+        self.bounds = Bounds(
+            max_wait=max_wait,
+            max_deletes=max_deletes,
+            allow_cascades=allow_cascades,
+            allow_inheritance=allow_inheritance,
+        )
         self._large = large
         self._range_records, self._progress = range_records, progress or (lambda *_: None)
 
     def open(self, *, strategy: str = "merge", reason: str = "reload") -> Driver:
-        """Record a new run at the groups' positions of now. Raises ReloadRefused with every reason, KafkaAway."""
+        """Record a new run at the groups' positions of now. Raises ReloadRefused with every reason, KafkaAway.
+
+        ``notes`` of the driver list what a merge may reach: foreign keys with an action, and inheriting tables.
+        """
         if strategy not in PUBLISHING:
             raise ConfigError(f"strategy must be one of {', '.join(map(repr, PUBLISHING))}, got {strategy!r}")
         return self._open(strategy, reason)
@@ -103,7 +127,14 @@ class Reload:
         if self.frames:
             with transaction(self.engine, self.schema) as tx:
                 resolve_frames(tx.connection, self.sources, targets(tx.connection, self.sources), self.frames)
-        order = Order(sources=self.sources, strategy=strategy, actor=self.actor, reason=reason, archive=self.archive)
+        order = Order(
+            sources=self.sources,
+            strategy=strategy,
+            actor=self.actor,
+            reason=reason,
+            archive=self.archive,
+            allow_inheritance=self.bounds.allow_inheritance,
+        )
         return open_run(self.engine, self.schema, self.kafka, order, self.limits)
 
     def take(self, run: UUID) -> Driver:
@@ -115,7 +146,11 @@ class Reload:
         if (found := self.runs.get(run)).is_open:
             require_known(self.kafka)
             self._require_its_code(found)
-        return self.runs.take(run)
+        driver = self.runs.take(run)
+        if driver.run.strategy == "merge":
+            with transaction(self.engine, self.schema) as tx:
+                driver.notes = tuple(notes(tx.connection, targets(tx.connection, self.sources)))
+        return driver
 
     def _require_its_code(self, run: Run) -> None:
         """Before it is taken: the driver that it has, with the right code, goes on."""
@@ -184,13 +219,28 @@ class Reload:
         """Put the rebuilt tables in the place of the live ones. See :func:`seekpoint.reload.cutover.cut_over`."""
         _require_publishing(driver)
         with self._ending(driver):
+            plan = self._plan(driver, rounds) if driver.run.strategy == "merge" else Plan(bounds=self.bounds)
             if driver.run.strategy == "merge":
                 warm(driver, rounds.targets, lambda done, total: self._progress("warming up", done, total))
             self._progress("cutting over", 0, 0)
-            outcome = cut_over(driver, rounds, lambda: self.follow(driver, rounds), same_keys=self._same_keys)
+            outcome = cut_over(driver, rounds, lambda: self.follow(driver, rounds), plan)
             read = max(outcome.records, 0)  # where COMMIT had no answer, nobody was told
             self._progress("cutting over", read, read)
             return outcome
+
+    def _plan(self, driver: Driver, rounds: Rounds) -> Plan:
+        """Tell what a merge is going to change, and refuse what is not allowed, before any lock is taken."""
+        report = recall(driver, rounds.targets)
+        self._compared(report)
+        found = report.tables
+        predicted = forecast(driver, rounds.targets, found, same_keys=self._same_keys)
+        require_allowed(driver, rounds.targets, found, predicted, self.bounds)
+        return Plan(
+            bounds=self.bounds,
+            same_keys=self._same_keys,
+            live={target.path: one.live for target, one in zip(rounds.targets, found, strict=True)},
+            predicted=predicted.seconds,
+        )
 
     def run(self, driver: Driver) -> CutOver:
         """Take a run from wherever it stands through its cut-over, and drop what it staged.

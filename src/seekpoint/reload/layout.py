@@ -125,6 +125,10 @@ class Staging:
         """The keys that were written since the difference was taken."""
         return self.schema, f"touched_{target.staged}"
 
+    def seen(self, target: Target) -> Path:
+        """The transactions whose rows the comparison has seen, as far as others were open beside them."""
+        return self.schema, f"seen_{target.staged}"
+
     def raw(self, attempt: str, number: int) -> Path:
         """The rows of one attempt at one range, of one sink."""
         return self.schema, f"{attempt}_{number}"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 
 import psycopg
@@ -10,12 +11,15 @@ from psycopg import sql as ident
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
+from seekpoint.errors import CutOverRefused
 from seekpoint.guard import passes
-from seekpoint.reload.compare import DIFFERENT_KEY, compared, distinct
+from seekpoint.reload.bounds import ROW_WAIT, Bounds, Budget
+from seekpoint.reload.compare import DIFFERENT_KEY, Difference, compared, distinct
 from seekpoint.reload.kept import Kept
-from seekpoint.reload.layout import KIND, Staging, name, names, rows, run, unlogged
+from seekpoint.reload.layout import KIND, Staging, name, names, remembered_columns, rows, run, unlogged
+from seekpoint.reload.reach import inheriting, referencing
 from seekpoint.reload.run import Driver, Tx
-from seekpoint.reload.targets import Target
+from seekpoint.reload.targets import Path, Target
 from seekpoint.sinks.layout import quoted
 
 FEW = 5  # a difference of less than a fifth of the table is looked up key by key
@@ -75,13 +79,35 @@ def _parts(driver: Driver, target: Target, told: Callable[[int, int], object]) -
     told(keys, keys)
 
 
-def merge(tx: Tx, staging: Staging, found: Sequence[Target], diff_xid: str, *, same_keys: bool) -> int:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What a merge may do, and in which time. ``live``: the rows of each table, as they were counted before."""
+
+    bounds: Bounds
+    budget: Budget
+    live: Mapping[Path, int]
+
+
+def merge(tx: Tx, staging: Staging, found: Sequence[Target], diff_xid: str, *, same_keys: bool, terms: Terms) -> int:
     """Take the live tables to the rebuilt ones, at the keys where they may differ; returns how many those are.
 
     Where one of them refers to another by a foreign key, rows are added before what refers to them, and deleted after.
+    A row that another session has locked is waited for only shortly. Raises CutOverRefused for what is not allowed.
     """
+
+    def bound() -> None:
+        terms.budget.bound(tx.connection, lock_wait=ROW_WAIT)
+
+    bound()
+    run(tx.connection, "SET CONSTRAINTS ALL DEFERRED")  # rows that exchange values break them only on the way
     ordered, referenced = _parents_first(tx.connection, found)
-    work = [(target, *_prepared(tx, staging, target, diff_xid, same_keys=same_keys)) for target in ordered]
+    work = []
+    for target in ordered:
+        bound()
+        prepared = _prepared(tx, staging, target, diff_xid, same_keys=same_keys, bound=bound)
+        _require_allowed(tx, staging, target, prepared, terms)
+        work.append((target, *prepared))
+    bound()
     kept = [Kept(tx.connection, staging, target, columns) for target, _, columns, _, _ in work]
     children = [one for one in reversed(work) if one[0] not in referenced]
     parents = [one for one in reversed(work) if one[0] in referenced]
@@ -89,12 +115,111 @@ def merge(tx: Tx, staging: Staging, found: Sequence[Target], diff_xid: str, *, s
         for target, parts, columns, _, by_key in some:
             if by_key:  # else the planner reads both tables from end to end, under the lock
                 _plan_by_key(tx.connection, True)
-            _rewrite(tx.connection, target, columns, parts, statements)
+            try:
+                _rewrite(tx.connection, target, columns, parts, statements, bound=bound)
+            except psycopg.errors.UniqueViolation as error:
+                raise CutOverRefused([_exchanged(target, error)]) from error
             _plan_by_key(tx.connection, False)
     for each in kept:
+        bound()
         each.require()
     return sum(keys for _, _, _, keys, _ in work)
 
+
+def _exchanged(target: Target, error: psycopg.Error) -> str:
+    said, constraint = error.diag.message_detail or error.diag.message_primary, error.diag.constraint_name
+    return (
+        f"{target.name}: a merge changes one row after the other, and on its way two rows have one value of "
+        f"{constraint} ({said}). Where rows only exchange values, strategies 'swap' and 'generation' can publish them, "
+        "for they replace the whole table: open another run; or make it a DEFERRABLE constraint, and resume this one"
+    )
+
+
+# -- what is not done unless it is allowed -------------------------------------------------------------------------
+
+
+def may_skip_look(difference: Difference, *, same_keys: bool) -> bool:
+    """Whether ``same_keys`` is taken at its word: then the table is not looked through under the lock."""
+    return same_keys and not (difference.missing and difference.extra)
+
+
+def of_deletes(target: Target, deletes: int, live: int, bounds: Bounds) -> list[str]:
+    """Why so many rows of the table are not deleted."""
+    live = max(live, deletes)  # of rows that came since they were counted
+    if deletes <= bounds.max_deletes * live:
+        return []
+    share = deletes / max(live, 1)
+    reason = (
+        f"{target.name}: {deletes} of {live} live rows ({share:.0%}) are not in the rebuilt table and would go, "
+        f"more than {bounds.max_deletes:.0%}: look at them with `seekpoint verify`; if they are to go, `seekpoint "
+        f"reload resume --max-deletes {min(1.0, round(share + 0.005, 2)):g}` (Reload(…, max_deletes=…))"
+    )
+    return [reason]
+
+
+def reaches(
+    connection: Connection, staging: Staging, target: Target, bounds: Bounds, *, deletes: int, touched: bool = False
+) -> list[str]:
+    """Why changes of this table are not made, for what they do to other tables."""
+    reasons = []
+    if not bounds.allow_inheritance and (children := inheriting(connection, target)):
+        reasons.append(
+            f"{target.name}: {', '.join(children)} inherit from it, and a merge would delete rows there, "
+            "too: allow it by --allow-inheritance (Reload(…, allow_inheritance=True))"
+        )
+    if bounds.allow_cascades:
+        return reasons
+    remedy = "allow it by --allow-cascades (Reload(…, allow_cascades=True))"
+    for key in referencing(connection, target):
+        if key.on_delete and deletes:
+            reasons.append(f"{target.name}: {deletes} rows would be deleted, and {key}: {remedy}")
+        if key.on_update and (changed := _changed(connection, staging, target, key.columns, touched=touched)):
+            reasons.append(f"{target.name}: {changed} rows would get other values, and {key}: {remedy}")
+    return reasons
+
+
+def _changed(connection: Connection, staging: Staging, target: Target, columns: Sequence[str], *, touched: bool) -> int:
+    """How many live rows would get other values in these columns."""
+    written = remembered_columns(connection, staging.table(target)) or target.all_columns
+    exact = set(target.key) - set(target.inexact_key)
+    if not (wanted := [one for one in columns if one in written and one not in exact]):
+        return 0
+    kinds = ("different", DIFFERENT_KEY, *(["touched"] if touched else []))
+    [(count,)] = rows(
+        connection,
+        "SELECT count(*) FROM {diff} AS diff JOIN {live} AS live ON {same} JOIN {built} AS built ON {as_built} "
+        "WHERE diff.{kind} IN ({kinds}) AND {distinct}",
+        diff=name(*staging.diff(target)),
+        live=name(*target.path),
+        built=name(*staging.table(target)),
+        same=_same(target, "live", "diff"),
+        as_built=_same(target, "built", "diff"),
+        kind=name(KIND),
+        kinds=ident.SQL(", ").join(map(ident.Literal, kinds)),
+        distinct=distinct(wanted, "live", "built"),
+    )
+    return int(count)
+
+
+def _require_allowed(tx: Tx, staging: Staging, target: Target, prepared: Prepared, terms: Terms) -> None:
+    """The same once more under the lock, with what was written since."""
+    parts, _, _, by_key = prepared
+    _plan_by_key(tx.connection, by_key)
+    [(deletes,)] = rows(
+        tx.connection,
+        "SELECT (SELECT count(*) FROM {diff} WHERE {kind} = 'extra') + (SELECT count(*) FROM {diff} AS diff "
+        "JOIN {live} AS live ON {same} WHERE {kind} = 'touched' AND NOT EXISTS "
+        "(SELECT FROM {built} AS built WHERE {match}))",
+        **parts,
+        match=_same(target, "built", "diff"),
+    )
+    _plan_by_key(tx.connection, False)
+    reasons = of_deletes(target, deletes, terms.live.get(target.path, 0), terms.bounds)
+    if reasons := reasons + reaches(tx.connection, staging, target, terms.bounds, deletes=deletes, touched=True):
+        raise CutOverRefused(reasons)
+
+
+# -- in which order ------------------------------------------------------------------------------------------------
 
 _REFERENCES = text(
     """
@@ -122,9 +247,12 @@ def _parents_first(connection: Connection, found: Sequence[Target]) -> tuple[lis
         return list(found), referenced  # only constraints that wait for COMMIT can take that
 
 
+Prepared = tuple[dict[str, ident.Composable], tuple[str, ...], int, bool]
+
+
 def _prepared(
-    tx: Tx, staging: Staging, target: Target, diff_xid: str, *, same_keys: bool
-) -> tuple[dict[str, ident.Composable], tuple[str, ...], int, bool]:
+    tx: Tx, staging: Staging, target: Target, diff_xid: str, *, same_keys: bool, bound: Callable[[], None]
+) -> Prepared:
     """The names in a table's statements, its columns, how many keys are looked at, and whether one by one.
 
     Those are the prepared ones, those that the rounds since have touched, and those of live rows that were written
@@ -146,15 +274,25 @@ def _prepared(
         "as_live": _same(target, "live", "built"),
         "kind": name(KIND),
         "compared_kinds": ident.SQL(", ").join(map(ident.Literal, ("different", DIFFERENT_KEY))),
-        "is_late": ident.SQL("age(live.xmin) <= age({}::xid8::xid)").format(ident.Literal(diff_xid)),
+        "seen": name(*staging.seen(target)),
+        # Written since the comparison's snapshot, as a whole: not what was only written since its oldest transaction.
+        "is_late": ident.SQL(
+            "(age(live.xmin) <= age({}::xid8::xid) AND NOT EXISTS "
+            "(SELECT FROM {} AS seen WHERE seen.xid = live.xmin::text::bigint))"
+        ).format(ident.Literal(diff_xid), name(*staging.seen(target))),
     }
+    run(
+        connection, "CREATE {unlogged} TABLE IF NOT EXISTS {seen} (xid bigint)", **parts
+    )  # a run that an older version compared
     nobody_else = _add_others(connection, parts, same_keys=same_keys)
+    bound()
     table = quoted(*staging.table(target))
     keys, by_key = _counted(connection, parts["diff"], table)
     if not nobody_else:
         _plan_by_key(connection, by_key)
         _add_deleted(connection, parts)
         _plan_by_key(connection, False)
+        bound()
         keys, by_key = _counted(connection, parts["diff"], table)
     return parts, columns, keys, by_key
 
@@ -239,6 +377,8 @@ def _rewrite(
     columns: Sequence[str],
     parts: dict[str, ident.Composable],
     statements: Sequence[str],
+    *,
+    bound: Callable[[], None],
 ) -> None:
     """Delete, change or add: what was prepared as it stands in the diff, what was touched as it is now."""
     nothing = ident.SQL("")
@@ -262,6 +402,7 @@ def _rewrite(
             changes = (
                 ident.SQL("{0} = {1}.{0}").format(name(one), name(source)) for one in changing.get(statement, columns)
             )
+            bound()
             run(
                 connection,
                 statement,

@@ -23,6 +23,7 @@ from seekpoint.reload.kept import hides_rows
 from seekpoint.reload.layout import GENERATION
 from seekpoint.reload.publications import prefix_of, unidentified
 from seekpoint.reload.publish import ties, without_generations
+from seekpoint.reload.reach import inheriting, notes
 from seekpoint.reload.run import Driver, Tx, position_of, run_of, this_driver, transaction
 from seekpoint.reload.targets import Source, Target, resolve, targets
 from seekpoint.schema import check
@@ -39,6 +40,7 @@ class Order:
     actor: str
     reason: str
     archive: Archive | None = None
+    allow_inheritance: bool = False
 
 
 def open_run(engine: Engine, schema: str, kafka: Mapping[str, Any], order: Order, limits: Limits) -> Driver:
@@ -56,6 +58,8 @@ def open_run(engine: Engine, schema: str, kafka: Mapping[str, Any], order: Order
         offsets = tx.execute(sql.OFFSETS, groups=groups).all()
         reasons = _of_groups(order.sources, known, offsets)
         reasons += _of_tables(tx, found, groups, known, order.strategy)
+        if order.strategy == "merge" and not order.allow_inheritance:
+            reasons += _of_inheritance(tx, found)
     if order.archive is not None:
         order.archive.require_known()
     # Behind E0: the stable end only grows, and must not be older than the positions that it bounds.
@@ -73,7 +77,9 @@ def open_run(engine: Engine, schema: str, kafka: Mapping[str, Any], order: Order
             raise ReloadRefused(reasons)
         tx.execute(sql.INSERT_RUN, [_row(tx, run, order, found, known)])
         tx.add_positions(run, [position_of(row, end=row.next_offset) for row in offsets])
-        return Driver(engine, schema, run_of(tx.execute(sql.GET_RUN, its_run=run).one()), limits)
+        driver = Driver(engine, schema, run_of(tx.execute(sql.GET_RUN, its_run=run).one()), limits)
+        driver.notes = tuple(notes(tx.connection, found)) if order.strategy == "merge" else ()
+        return driver
 
 
 def _row(tx: Tx, run: UUID, order: Order, found: Sequence[Target], known: Mapping[str, Row[Any]]) -> dict[str, Any]:
@@ -153,6 +159,15 @@ def _of_tables(
         + ("" if strategy == "verify" else "; or --strategy swap (open(strategy='swap')), which compares nothing")
         for target in found
         if strategy in COMPARED and not target.key
+    ]
+
+
+def _of_inheritance(tx: Tx, found: Sequence[Target]) -> list[str]:
+    return [
+        f"{target.name}: {', '.join(children)} inherit from it, and a merge would delete their rows, too: allow it by "
+        "--allow-inheritance (Reload(…, allow_inheritance=True))"
+        for target in found
+        if (children := inheriting(tx.connection, target))
     ]
 
 

@@ -66,7 +66,7 @@ _TIES = text(
     """
 )
 
-_MERGE = "use strategy 'merge', the default"
+MERGE = "use strategy 'merge', the default"
 
 
 def ties(connection: Connection, target: Target) -> list[str]:
@@ -74,7 +74,7 @@ def ties(connection: Connection, target: Target) -> list[str]:
     if target.view is not None:
         return [f"{target.name} is kept in generations, and cannot be swapped: use strategy 'generation' or 'merge'"]
     found = _hanging_on(connection, target.path)
-    remedy = _MERGE if target.key else "drop that, or give the table a unique key and use strategy 'merge'"
+    remedy = MERGE if target.key else "drop that, or give the table a unique key and use strategy 'merge'"
     return [f"{target.name} cannot be swapped, for it has {what}: {remedy}" for what in found]
 
 
@@ -98,7 +98,7 @@ def without_generations(connection: Connection, target: Target) -> list[str]:
     if target.view is None:
         reason = (
             f"{target.name} is not kept in generations: run `seekpoint reload adopt {target.name}`, or call "
-            f"Generations(engine).adopt({target.name!r}), once" + (f"; or {_MERGE}" if target.key else "")
+            f"Generations(engine).adopt({target.name!r}), once" + (f"; or {MERGE}" if target.key else "")
         )
         return [reason]
     return [

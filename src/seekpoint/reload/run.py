@@ -205,8 +205,10 @@ def _drop(connection: LentConnection) -> None:
 class Driver:
     """One driver's right to take a run's next step: it ends when another one takes the run.
 
-    ``run`` is the row as the last step left it.
+    ``run`` is the row as the last step left it. ``notes`` say what a merge's changes may reach beside its tables.
     """
+
+    notes: tuple[str, ...] = ()
 
     def __init__(self, engine: Engine, schema: str, run: Run, limits: Limits) -> None:
         self.engine, self.schema, self.run, self.limits = engine, schema, run, limits

@@ -13,3 +13,8 @@ _chance = Random()  # noqa: S311 -- spreads attempts, guards nothing
 def pause(attempt: int) -> None:
     """Wait behind the n-th try (from 1); all of them wait half a minute."""
     sleep(_chance.uniform(0.5, 1.5) * WAIT * min(attempt, 10))
+
+
+def longer_pause(attempt: int) -> None:
+    """Wait after the n-th try (from 1) that took too long: a second, then twice as long each time."""
+    sleep(_chance.uniform(0.75, 1.25) * 2.0 ** (attempt - 1))

@@ -197,7 +197,9 @@ class Stage:
         if strategy == "generation":
             Generations(self.engine).adopt(TABLE)
         timed, moved = Timed(self._stager(strategy, version)), Moved()
-        reload = Reload([name_of(version)], self.engine, self.kafka, stager=timed, progress=moved, actor="demo")
+        reload = Reload(
+            [name_of(version)], self.engine, self.kafka, stager=timed, progress=moved, actor="demo", max_wait=60.0
+        )
         driver = reload.open(strategy=strategy, reason=f"version {version} of the demo")
         total = sum(at.end_offset - at.first_offset for at in reload.runs.positions(driver.run.id))
         with bar(self._console, f"{strategy}: records staged", total) as (update, tell):

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 import psycopg
+from psycopg import sql
 from psycopg.pq import PipelineStatus, TransactionStatus
 from psycopg.rows import tuple_row
 from sqlalchemy import Connection, CursorResult, Engine, Transaction
@@ -198,17 +199,30 @@ class LentConnection(Connection):
     # two; the search for a bad record is made of them.
 
     _in_parts = False
+    _path_and_role = ""
 
     def begin_parts(self) -> None:
         """The first part begins."""
         self._in_parts = True
         self._put_options_back()
-        self._command("SAVEPOINT seekpoint_part")
+        asked = "SELECT current_setting('search_path'), current_setting('role'); SAVEPOINT seekpoint_part"
+        path, role = self.driver.cursor(row_factory=tuple_row).execute(asked, prepare=False).fetchone() or ("", "none")
+        # A temporary table of a handler's must not hide a table of its name from the parts that follow.
+        shown = path if "pg_temp" in path else ", ".join([*filter(None, [path]), "pg_temp"])
+        self._path_and_role = (
+            sql.SQL("SELECT set_config('search_path', {}, true), set_config('role', {}, true);")
+            .format(sql.Literal(shown), sql.Literal(role))
+            .as_string()
+        )
 
     def keep_part(self) -> None:
-        """What was written since the part began stays; the next one begins."""
+        """What was written since the part began stays; the next one begins.
+
+        It finds tables where the first one did, and as the same role, whatever a handler has set for itself.
+        """
         self._put_options_back()
-        self._command("RELEASE SAVEPOINT seekpoint_part; SAVEPOINT seekpoint_part")
+        again = self._path_and_role if self.was_lent_now else ""
+        self._command(f"RELEASE SAVEPOINT seekpoint_part; {again} SAVEPOINT seekpoint_part")
 
     def undo_part(self) -> None:
         """Nothing was written since the part began, and it begins again."""

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Connection, Engine, create_engine, event, text
 
 from ground import Ground
-from seekpoint import Batch, Poison
+from seekpoint import Append, Batch, Poison
 from seekpoint.guard import Session
 from service import Service, driver
 from trips import trips
@@ -47,6 +47,38 @@ def test_options_of_one_call_are_gone_in_the_next(service: Service, isolating: b
     assert len(options) >= 2
     assert all(each == options[0] for each in options)
     assert "schema_translate_map" not in options[0]
+
+
+MEANWHILE = (
+    "SET LOCAL search_path TO tenant_of_{schema}",
+    "SELECT set_config('search_path', 'tenant_of_{schema}', true)",
+    "CREATE TEMPORARY TABLE IF NOT EXISTS t (id bigint, v text)",
+)
+
+
+@pytest.mark.parametrize("statement", MEANWHILE)
+def test_the_next_part_of_a_batch_finds_its_tables_where_the_first_did(service: Service, statement: str) -> None:
+    """I1: a handler's search_path, or its temporary table, takes no rows of the sink in the parts that follow."""
+    schema = service.ground.schema
+    service.engine = create_engine(
+        service.engine.url, connect_args={"options": f"-c search_path={schema},public"}, pool_size=2
+    )
+    service.ground.sql(f'CREATE SCHEMA "tenant_of_{schema}"; CREATE TABLE "tenant_of_{schema}".t (id bigint, v text)')
+    service.clear = f'DROP SCHEMA "tenant_of_{schema}" CASCADE'
+    paths: list[str] = []
+
+    def handle(tx: Connection, batch: Batch[Any, Any]) -> None:
+        if any(r.value == "bad" for r in batch):
+            raise Poison("one of them")
+        paths.append(tx.scalar(text("SELECT current_setting('search_path')")) or "")
+        tx.exec_driver_sql(statement.format(schema=f'"{schema}"'[1:-1]))
+
+    sink = Append("t", columns=["id", "v"], row=lambda r: (r.offset, r.value))
+    service.run(handle, ["a", "b", "bad", "c", "d"], ["e"], sinks=[sink], on_poison="dead_letter")
+    service.engine.dispose()
+    assert service.ground.rows("v") == [("a",), ("b",), ("c",), ("d",), ("e",)]
+    assert len(paths) == 3
+    assert all(path.startswith(schema) for path in paths)
 
 
 def test_a_handler_finds_the_drivers_connection_as_the_host_made_it(service: Service) -> None:

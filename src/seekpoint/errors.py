@@ -179,7 +179,7 @@ class StopTimeout(SeekpointError, TimeoutError):  # noqa: N818
 
 
 class NotApplied(SeekpointError, TimeoutError):  # noqa: N818
-    """``offset`` of a partition was not passed while somebody waited for it; the partition stands at ``position``.
+    """``offset`` of a partition was not passed in the time given; the partition is at ``position``, None if unclaimed.
 
     The record is not lost for that: it may be applied in the next moment. The message says what the partition waits
     for, as far as the ledger knows.

@@ -11,6 +11,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
+from confluent_kafka.cimpl import NewPartitions
 from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.dialects.postgresql import psycopg
 
@@ -320,8 +321,6 @@ def test_what_lies_in_front_of_an_adopted_position_was_not_read(desk: Desk, to: 
         (("t", 0, 4, float("inf")), "timeout=inf: must be a finite number of seconds"),
         (("t", 0, 4, float("nan")), "timeout=nan"),
         (("t", 0, 4, None), "timeout=None"),
-        (("t", 9, 4), "group 'g' has no stored offset for t/9: check the names"),
-        (("x", 0, 4), "group 'g' has no stored offset for x/0"),
     ],
 )
 def test_what_cannot_be_waited_for_is_refused_at_once(desk: Desk, given: tuple[Any, ...], said: str) -> None:
@@ -330,9 +329,32 @@ def test_what_cannot_be_waited_for_is_refused_at_once(desk: Desk, given: tuple[A
     assert said in str(refused.value)
 
 
-def test_an_unknown_group_is_refused_at_once(seekpoint_engine: Engine, seekpoint_schema: str) -> None:
-    with pytest.raises(ConfigError, match="there is no group 'nobody' in the ledger: check the name"):
-        Ledger(seekpoint_engine, "nobody", schema=seekpoint_schema).wait_until_applied("t", 0, 0)
+@pytest.mark.parametrize(("topic", "partition"), [("t", 9), ("x", 0)])
+def test_a_partition_that_no_worker_has_claimed_is_not_applied_yet(desk: Desk, topic: str, partition: int) -> None:
+    with pytest.raises(NotApplied, match="group 'g' has no stored offset for the partition yet") as raised:
+        desk.ledger.wait_until_applied(topic, partition, 4, 0.05)
+    assert (raised.value.partition, raised.value.position) == ((topic, partition), None)
+
+
+def test_a_group_without_a_worker_so_far_is_not_applied_yet(seekpoint_engine: Engine, seekpoint_schema: str) -> None:
+    with pytest.raises(NotApplied, match="not applied within 0 s; there is no group 'nobody' in the ledger yet"):
+        Ledger(seekpoint_engine, "nobody", schema=seekpoint_schema).wait_until_applied("t", 0, 0, 0)
+
+
+def test_a_wait_that_began_before_the_first_claim_sees_what_it_brings(scene: Scene) -> None:
+    """Also for a partition that was added since."""
+    name = scene.topic()
+    scene.produce(name, 5)
+    with ThreadPoolExecutor(2) as elsewhere:
+        first = elsewhere.submit(scene.ledger.wait_until_applied, name, 0, 4, 30)
+        added = elsewhere.submit(scene.ledger.wait_until_applied, name, 1, 2, 30)
+        run = scene.worker(name)
+        assert first.result(30).applied
+        assert not added.done()
+        scene.admin.create_partitions([NewPartitions(name, 2)])[name].result(20)
+        scene.produce(name, 3, partition=1)
+        assert added.result(30).applied
+    run.stop()
 
 
 def late(desk: Desk, offset: int = 7, timeout: float = 0) -> NotApplied:

@@ -264,8 +264,8 @@ class Ledger:
         topic's offsets apart from the old one's; without it, the one that the row has now is meant. Looks by one
         short statement at a time, on a connection that is given back; holds no transaction.
 
-        Raises NotApplied (a TimeoutError) when the time is over, or when the topic turns out to be recreated;
-        ConfigError for a group or partition that the ledger does not know, and for what is no offset.
+        Raises NotApplied (a TimeoutError) when the time is over, or when the topic turns out to be recreated; also for
+        a group or a partition that no worker has claimed so far. ConfigError for what is no partition or offset.
         """
         return _wait.wait(self._glimpse, Wanted(Partition(topic, partition), offset, timeout, topic_id))
 

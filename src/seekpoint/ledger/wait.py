@@ -164,18 +164,17 @@ def wait(look: Look, wanted: Wanted) -> Passed:
     topic_id, met = wanted.topic_id, False
     while True:
         row = wanted.ask(look, PASSED_YET)
-        if row is None:
-            raise _unknown(look, wanted)
-        topic_id = topic_id or row.topic_id
-        if row.topic_id == topic_id:
-            met = True
-            if row.next_offset > wanted.offset and (passed := _passed(look, wanted, topic_id)) is not None:
-                return passed
-        elif met:
-            raise _recreated(wanted, row, topic_id)
+        if row is not None:  # else not claimed yet: a new group, or a partition that was just added
+            topic_id = topic_id or row.topic_id
+            if row.topic_id == topic_id:
+                met = True
+                if row.next_offset > wanted.offset and (passed := _passed(look, wanted, topic_id)) is not None:
+                    return passed
+            elif met:
+                raise _recreated(wanted, row, topic_id)
         waited = monotonic() - began
         if waited >= wanted.timeout:
-            raise _late(look, wanted, topic_id)
+            raise _unclaimed(look, wanted) if row is None else _late(look, wanted, topic_id)
         sleep(min(pause(waited), wanted.timeout - waited))
 
 
@@ -201,17 +200,17 @@ def _passed(look: Look, wanted: Wanted, topic_id: UUID) -> Passed | None:
 # -- why not ----------------------------------------------------------------------------------------------------
 
 
-def _unknown(look: Look, wanted: Wanted) -> ConfigError:
+def _unclaimed(look: Look, wanted: Wanted) -> NotApplied:
+    """No worker has claimed the partition so far, or a name is wrong: the ledger cannot tell which."""
     with look() as scope:
-        group = scope.execute(sql.READ_GROUP).one_or_none()
-        if group is None:
-            return ConfigError(
-                f"there is no group {scope.group!r} in the ledger: check the name, or start a worker once"
+        if scope.execute(sql.READ_GROUP).one_or_none() is None:
+            why = f"there is no group {scope.group!r} in the ledger yet: start a worker, or check the name"
+        else:
+            why = (
+                f"group {scope.group!r} has no stored offset for the partition yet: it gets one when a worker first "
+                "claims it; look at the workers, or check the names"
             )
-        return ConfigError(
-            f"group {scope.group!r} has no stored offset for {wanted.partition}: check the names; a partition gets one "
-            "when a worker of the group first claims it"
-        )
+    return NotApplied(wanted.partition, wanted.offset, None, f"not applied within {wanted.timeout:g} s; {why}")
 
 
 def _recreated(wanted: Wanted, row: Row[Any], topic_id: UUID) -> NotApplied:
@@ -225,7 +224,7 @@ def _recreated(wanted: Wanted, row: Row[Any], topic_id: UUID) -> NotApplied:
     )
 
 
-def _late(look: Look, wanted: Wanted, topic_id: UUID) -> NotApplied:
+def _late(look: Look, wanted: Wanted, topic_id: UUID | None) -> NotApplied:
     """Says where the partition stands, and what it waits for."""
     row = wanted.ask(look, STANDS)
     if row is None:
@@ -240,7 +239,7 @@ def _late(look: Look, wanted: Wanted, topic_id: UUID) -> NotApplied:
     )
 
 
-def _reason(row: Row[Any], topic_id: UUID) -> str:
+def _reason(row: Row[Any], topic_id: UUID | None) -> str:
     """What the partition waits for, as far as the ledger knows: the most telling first."""
     if row.topic_id != topic_id:
         return (

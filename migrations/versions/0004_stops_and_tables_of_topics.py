@@ -67,7 +67,8 @@ def downgrade() -> None:
 def _columns() -> list[sa.Column[object]]:
     return [
         sa.Column("suspect_end", sa.BigInteger, comment="end of the range that may hold a crashing record"),
-        sa.Column("suspect_part_end", sa.BigInteger, comment="end of the part of it that is tried"),
+        sa.Column("suspect_part_end", sa.BigInteger, comment="end of the part that is tried, or saw a crash"),
+        sa.Column("suspect_running", sa.Boolean, nullable=False, server_default=sa.false()),
         sa.Column("stop_kind", sa.Text, comment="why the partition is stopped; NULL: it is not"),
         sa.Column("stop_offset", sa.BigInteger, comment="where it stopped"),
         sa.Column("stop_message", sa.Text),

@@ -21,7 +21,7 @@ from seekpoint.guard import LentConnection, Session, connection_lost, fault_of, 
 from seekpoint.intake import OpenBatch
 from seekpoint.isolate import Isolation, too_long
 from seekpoint.kafka.identity import Answer
-from seekpoint.ledger import Attempt, Claim, Expected, Ledger
+from seekpoint.ledger import Attempt, Claim, Expected, Ledger, SuspectNote
 from seekpoint.ledger.claim import TRANSIENT
 from seekpoint.pipeline import Pipeline, TellingSink
 from seekpoint.quarantine import Quarantine
@@ -214,6 +214,7 @@ class Committer:
                 moves = batch.moves()
                 moved = self._ledger.advance(tx, moves, transaction) if moves else []
                 self._note_attempts(tx, batch)
+                self._note_part(tx, batch)
                 tx.catch_up()
                 self._check_identity(batch)
                 spans = batch.spans
@@ -246,7 +247,7 @@ class Committer:
 
     def _note_attempts(self, tx: LentConnection, batch: OpenBatch) -> None:
         """In front of which record a partition waits, how often it was tried, and when it is due."""
-        notes = []
+        notes, found = [], []
         for partition, stop in batch.cuts.items():
             if partition not in batch.reads or not isinstance(stop, RetryLater | PoisonStop):
                 continue
@@ -257,8 +258,25 @@ class Committer:
             then = TRANSIENT if failure.cause is Cause.TRANSIENT else pipeline.on_poison.value
             attempt = Attempt(stop.offset, failure.attempts, failure.told, wait, pipeline.retry.attempts, then)
             notes.append((batch.reads[partition].claim, attempt))
+            if failure.cause is Cause.KILLED:
+                found.append(batch.reads[partition].claim)
         if notes:
             self._ledger.note(tx, notes)
+        if found:
+            self._ledger.suspect(tx, [SuspectNote(claim, None) for claim in found])
+
+    def _note_part(self, tx: LentConnection, batch: OpenBatch) -> None:
+        """Which part of a suspect range is tried next, with the end of this one: a transaction less for each."""
+        if (suspects := batch.suspects) is None:
+            return
+        suspects.noted = -1
+        for partition, read in batch.reads.items():
+            position, part_end = batch.position(partition), None
+            if position >= suspects.end:
+                continue  # the advance has ended it
+            if suspects.step_at(position) > 1 and not batch.cuts:
+                part_end = suspects.noted = suspects.part_end(position)
+            self._ledger.suspect(tx, [SuspectNote(read.claim, suspects.end, part_end)])
 
     def _announce_handlers(self, tx: LentConnection, batch: OpenBatch, spans: tuple[Span, ...], records: int) -> None:
         """What is odd about the handler's part of a transaction, and no error."""

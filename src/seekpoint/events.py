@@ -341,12 +341,29 @@ class TriedAlone(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suspicious(Event):
-    """Owners of this partition died without progress: its next records, up to ``until``, are tried one by one."""
+    """Owners of this partition died without progress: its next records, up to ``until``, are tried in small parts."""
 
     level = logging.WARNING
     partition: Partition
     deaths: int
     until: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TriedPart(Event):
+    """A part of a suspect range is tried in a transaction of its own; that it is, is on record before."""
+
+    partition: Partition
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuspectsLeft(Event):
+    """So many offsets of the partition's suspect range are left; 0: it was passed, or the crashing record was found."""
+
+    partition: Partition
+    left: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,7 +33,8 @@ class Health:
     offset, by partition, as of the last sample, stopped ones too; ``lag_unknown`` has those of which nobody can say:
     the position is past the log's end, or the topic is another. ``trouble`` says what is wrong now, ``stopped`` which
     partitions wait for a decision, ``retrying`` which wait for the next try of a record that failed, and which one
-    that is; ``delayed`` which wait until their next record is old enough. Records that wait as declared make
+    that is; ``delayed`` which wait until their next record is old enough; ``suspects`` how many offsets are left that
+    may hold a record which crashes its process, and are applied in small parts. Records that wait as declared make
     nobody stale. ``stands_by`` says why the worker waits outside the group: the reload to its version, or other tables.
     """
 
@@ -50,6 +51,7 @@ class Health:
     lag_unknown: frozenset[Partition] = frozenset()
     retrying: Mapping[Partition, events.RetryScheduled] = field(default_factory=dict)
     delayed: frozenset[Partition] = frozenset()
+    suspects: Mapping[Partition, int] = field(default_factory=dict)
     records: int = 0
     transactions: int = 0
     fenced: int = 0
@@ -98,6 +100,20 @@ class HealthBoard:
             elif self._due_since is None or isinstance(event, events.Committed):
                 self._due_since = event.at
 
+    def _revoked(self, h: Health, *gone: Partition) -> Health:
+        """Without the partitions that are another's now."""
+        # Leaving decides nothing: what is stopped stays so, and is told at the end.
+        stopped = dict(h.stopped) if self._draining else _without(h.stopped, *gone)
+        return replace(
+            h,
+            positions=_without(h.positions, *gone),
+            stopped=stopped,
+            lag=_without(h.lag, *gone),
+            lag_unknown=h.lag_unknown - {*gone},
+            retrying=_without(h.retrying, *gone),
+            suspects=_without(h.suspects, *gone),
+        )
+
     def _fold(self, h: Health, event: events.Event) -> Health:  # noqa: PLR0911, PLR0912, C901 -- one case per event
         match event:
             case events.Starting():
@@ -114,19 +130,19 @@ class HealthBoard:
             case events.Stopped():
                 return replace(h, live=False, ready=False, stands_by=None, error=event.error)
             case events.Placed():
+                h = replace(h, suspects=_without(h.suspects, event.partition))
                 stopped, retrying = _without(h.stopped, event.partition), _without(h.retrying, event.partition)
-                positions = {**h.positions, event.partition: event.offset}
-                return replace(h, positions=positions, stopped=stopped, retrying=retrying)
+                return replace(
+                    h, positions={**h.positions, event.partition: event.offset}, stopped=stopped, retrying=retrying
+                )
             case events.Gone() | events.Released():
-                gone = event.partitions
-                left, lag = _without(h.positions, *gone), _without(h.lag, *gone)  # somebody else's now
-                # Leaving decides nothing: what is stopped stays so, and is told at the end.
-                stopped = dict(h.stopped) if self._draining else _without(h.stopped, *gone)
-                retrying, unknown = _without(h.retrying, *gone), h.lag_unknown - {*gone}
-                return replace(h, positions=left, stopped=stopped, lag=lag, lag_unknown=unknown, retrying=retrying)
+                return self._revoked(h, *event.partitions)
             case events.Parked():
                 retrying = _without(h.retrying, event.partition)
                 return replace(h, stopped={**h.stopped, event.partition: event.error}, retrying=retrying)
+            case events.SuspectsLeft():
+                known = {**h.suspects, event.partition: event.left}
+                return replace(h, suspects={p: left for p, left in known.items() if left})
             case events.RetryScheduled():
                 return replace(h, retrying={**h.retrying, event.partition: event})
             case events.Committed():

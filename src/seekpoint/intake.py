@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import monotonic
 
 from seekpoint import events
+from seekpoint.assignment.backlog import SuspectRange
 from seekpoint.assignment.chunk import Chunk, Read, chain
 from seekpoint.errors import PartitionStopped
 from seekpoint.events import Announcer
@@ -57,6 +58,7 @@ class OpenBatch:
         self.tries = tries or {}
         self.isolating = False  # some record failed: run the parts one by one, and find it
         self.deferred = False  # a constraint refused the rows at COMMIT: ask it after every part
+        self.suspects: SuspectRange | None = None  # its only partition is gone through in parts
         self.is_transient = False  # its only record has failed before, alone, with a transient error
         self._asides: dict[Place, Aside] = {}
         self._keys: dict[tuple[Partition, bytes], int] | None = None  # with hold_key: where each dead key begins

@@ -115,8 +115,8 @@ class Retry:
     from this: the whole transaction is tried again, without limit, while the claim holds. Only where one record alone
     raises one while others are applied, that is an attempt; after the last one its partition stops.
 
-    ``crashes``: a worker that takes over from so many owners who died without any progress hands on one record per
-    transaction, and a record that was handed on so often without the process coming back is poison.
+    ``crashes``: a worker that takes over from so many owners who died without any progress tries what they had in hand
+    in small parts, and a record that was tried so often alone without the process coming back is poison.
     """
 
     attempts: int = 5

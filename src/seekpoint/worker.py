@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Any
 
 from seekpoint import events, pooler, schema
-from seekpoint.assignment import Alone, Assignment, Chunk, StandBy
+from seekpoint.assignment import Alone, Assignment, Chunk, StandBy, SuspectPart
 from seekpoint.commit import Committer
 from seekpoint.errors import CodecAway, ConfigError, DeclarationDiffers, Fenced, KafkaAway, StandsBy, StopTimeout
 from seekpoint.events import Announcer
@@ -23,7 +23,7 @@ from seekpoint.intake import CHUNK, Keeper, OpenBatch
 from seekpoint.kafka.client import KafkaException, raise_if_fatal, unmade
 from seekpoint.kafka.config import consumer_config, make_consumer
 from seekpoint.kafka.identity import CHECK_KAFKA, Identity, Refused
-from seekpoint.ledger import Attempt, Ledger
+from seekpoint.ledger import Attempt, Claim, Ledger, SuspectNote
 from seekpoint.ledger.claim import TRANSIENT
 from seekpoint.pipeline import Pipeline
 from seekpoint.policy import Backoff
@@ -272,7 +272,7 @@ class Loop:
         self._recovered()
         self._raise_if_strict()
         self._sample_lag()
-        has_tried = self._try_alone()
+        has_tried = self._try_carefully()
         if (chunk := self._read(0 if has_tried else POLL, self._limits.batch_records)) is None:
             self._took = 0.0
             return
@@ -328,11 +328,14 @@ class Loop:
 
     # -- one record at a time -------------------------------------------------------------------------
 
-    def _try_alone(self) -> bool:
-        """Try what is to be tried alone and due, for about as long as the last batch took; whether there was any."""
+    def _try_carefully(self) -> bool:
+        """Try what is due and has a transaction of its own, for about as long as the last batch; whether any was."""
         until, has_tried = monotonic() + self._took, False
-        while not self._stopping.is_set() and (alone := self._held.turns.alone()) is not None:
-            self._try(alone)
+        while not self._stopping.is_set() and (tried := self._held.turns.careful()) is not None:
+            if isinstance(tried, SuspectPart):
+                self._try_part(tried)
+            else:
+                self._try(tried)
             has_tried = True
             if monotonic() >= until:
                 break
@@ -352,29 +355,52 @@ class Loop:
             pipeline = self._pipeline
             then = TRANSIENT if alone.is_transient else pipeline.on_poison.value
             attempt = Attempt(at[1], alone.tries + 1, allowed=pipeline.retry.attempts, then=then)
-            try:
-                self._ledger.note_alone([(alone.claim, attempt)])
-            except Fenced as error:
-                self._announce(events.Refused(reason=error.reason))
-                self._held.resolve({})
+            if not self._on_record(lambda: self._ledger.note_alone([(alone.claim, attempt)])):
                 return
             self._announce(events.TriedAlone(partition=at[0], offset=at[1], attempt=attempt.number))
         batch.isolating = True  # it stands alone already: a failure is its own, and is not looked for by a second call
+        self._commit_carefully(batch, alone.claim)
+        if batch.reads:
+            self._held.turns.note_left(at[0], is_found=alone.is_convicted)
+        if alone.tries and batch.reads and batch.wants(alone.record):
+            self._announce(events.RetrySucceeded(partition=at[0], offset=at[1], attempt=alone.tries + 1))
+
+    def _try_part(self, part: SuspectPart) -> None:
+        """A part of a suspect range; that it is tried goes on record before, as it may be the end of us."""
+        batch = OpenBatch(part.chunk, lambda: None, self._held.identity.ask, self._limits)
+        batch.suspects = part.suspects
+        note = SuspectNote(part.claim, part.suspects.end, part.end)
+        if not part.is_noted and not self._on_record(lambda: self._ledger.suspect_alone([note])):
+            return
+        self._announce(events.TriedPart(partition=part.partition, start=part.start, end=part.end))
+        self._commit_carefully(batch, part.claim)
+        if batch.reads:
+            self._held.turns.note_left(part.partition)
+
+    def _on_record(self, note: Callable[[], object]) -> bool:
+        """Put it on record, if the claim is still ours."""
+        try:
+            note()
+        except Fenced as error:
+            self._announce(events.Refused(reason=error.reason))
+            self._held.resolve({})
+            return False
+        return True
+
+    def _commit_carefully(self, batch: OpenBatch, claim: Claim) -> None:
         try:
             with self._keeper:
                 self._committer.commit(batch)
         except Exception:
-            self._give_up(alone)
+            self._give_up(claim)
             raise
-        if alone.tries and batch.reads and batch.wants(alone.record):
-            self._announce(events.RetrySucceeded(partition=at[0], offset=at[1], attempt=alone.tries + 1))
 
-    def _give_up(self, alone: Alone) -> None:
+    def _give_up(self, claim: Claim) -> None:
         """The attempt ends here, and not its process: say so at once, before a successor takes it for a death."""
         if self._given_up is not None:
             return
         try:
-            self._ledger.release([alone.claim])
+            self._ledger.release([claim])
         except Exception as error:
             if not passes(error):
                 raise

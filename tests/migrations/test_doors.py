@@ -330,7 +330,7 @@ def test_a_ledger_in_use_is_brought_up_and_down(engine: Engine, database_url: st
     new: dict[str, object] = {"attempt_crashes": 0, "attempt_running": False}
     new |= dict.fromkeys(("attempt_error", "retry_at", "attempts_allowed", "attempt_policy"))
     new |= dict.fromkeys(("suspect_end", "suspect_part_end", "stop_kind", "stop_offset", "stop_message"))
-    new |= dict.fromkeys(("stop_choices", "stopped_at"))
+    new |= {**dict.fromkeys(("stop_choices", "stopped_at")), "suspect_running": False}
     upgraded = {**rows, "partition_offset": [row | new for row in rows["partition_offset"]]}
     assert kept(engine, name) == upgraded
     asked(engine, LETTER, name)

@@ -8,6 +8,7 @@ ISOLATION = "tests/integration/test_isolation.py"
 MATRIX = "tests/integration/test_failure_matrix.py::test_where_a_record_ends"
 PROPERTY = "tests/integration/test_poison_property.py::test_each_offset_that_is_passed_ended_once"
 
+KILLERS = "tests/integration/test_killers.py"
 ONE_RECORD = "tests/integration/test_errors_of_one_record.py"
 
 FAILING = (
@@ -114,6 +115,54 @@ FAILING = (
             ),
         ),
         (f"{PROPERTY}[6]",),
+    ),
+    Breakage(
+        "part of a suspect range not on record before it is tried",
+        (
+            Edit(
+                "worker.py",
+                "        if not part.is_noted and not self._on_record(",
+                "        if False and not self._on_record(",
+            ),
+            Edit(
+                "commit.py",
+                "            self._ledger.suspect(tx, [SuspectNote(read.claim, suspects.end, part_end)])\n",
+                "            self._ledger.suspect(tx, [SuspectNote(read.claim, suspects.end, None)])\n",
+            ),
+        ),
+        (f"{KILLERS}::test_one_crashing_record_costs_five_deaths_and_at_most_two_hundred_transactions",),
+    ),
+    Breakage(
+        "suspect range drawn at each claim",
+        (
+            Edit(
+                "assignment/turns.py",
+                "        new = [c for c in claims if c.suspect_end is None and c.unreleased >= retry.crashes]\n",
+                "        new = [c for c in claims if c.unreleased >= retry.crashes]\n",
+            ),
+            Edit(
+                "ledger/statements.py",
+                "offset.suspect_end > offset.next_offset), offset.suspect_end),\n            else_",
+                "offset.suspect_end > offset.next_offset), _range.c.end_offset),\n            else_",
+            ),
+        ),
+        (f"{KILLERS}::test_kills_within_a_suspect_range_neither_redraw_nor_extend_it",),
+    ),
+    Breakage(
+        "suspect range noted without the claim",
+        (
+            Edit(
+                "ledger/statements.py",
+                "        offset.claim == _ranged.c.claim,  # I2\n",
+                "",
+            ),
+            Edit(
+                "ledger/statements.py",
+                "        offset.claim == _range.c.claim,\n",
+                "",
+            ),
+        ),
+        ("tests/integration/ledger/test_attempts.py::test_i2_a_suspect_range_is_noted_under_the_claim_alone",),
     ),
     Breakage(
         "supersede left out of a move",

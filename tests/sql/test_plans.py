@@ -21,7 +21,19 @@ from seekpoint.records import Partition
 
 ROWS = 10_000
 COUNTS = (6, 1_000)
-NAMES = ("HOLD", "HOLD_17", "ADVANCE", "CLAIM", "LOOK", "GLANCE", "RELEASE", "NOTE", "KNOWN_TOPICS", "OPEN_KEYS")
+NAMES = (
+    "HOLD",
+    "HOLD_17",
+    "ADVANCE",
+    "CLAIM",
+    "LOOK",
+    "GLANCE",
+    "RELEASE",
+    "NOTE",
+    "SUSPECT",
+    "KNOWN_TOPICS",
+    "OPEN_KEYS",
+)
 STATEMENTS = {**vars(statements), "OPEN_KEYS": deadletters.OPEN_KEYS}
 FILL = """
     INSERT INTO {schema}.partition_offset
@@ -86,10 +98,12 @@ def parameters(rows: list[Row[Any]]) -> Mapping[str, Any]:
         "wait": [1.0] * count,
         "allowed": [5] * count,
         "policy": ["stop"] * count,
+        "end_offset": [99] * count,
+        "part_end": [9] * count,
     }
     arrays = {
         f"{alias}_{name}": values
-        for alias in ("held", "moving", "wanted", "asked", "released", "noted")
+        for alias in ("held", "moving", "wanted", "asked", "released", "noted", "suspected")
         for name, values in columns.items()
     }
     return {

@@ -27,7 +27,7 @@ from seekpoint.deadletters import statements as deadletters
 from seekpoint.errors import Fenced, NotApplied, OffsetLost
 from seekpoint.export import statements as export
 from seekpoint.failure import Aside, Cause, Failure, State
-from seekpoint.ledger import Attempt, Expected, Ledger, Move, administration, statements, wait
+from seekpoint.ledger import Attempt, Expected, Ledger, Move, SuspectNote, administration, statements, wait
 from seekpoint.ledger.claim import end_abandoned
 from seekpoint.records import Partition, RawRecord
 from seekpoint.reload import pauses
@@ -140,6 +140,7 @@ def everything_a_ledger_does(ledger: Ledger, topic: str, count: int) -> None:
     ledger.resume()
     newer = Ledger(ledger.engine, ledger.group, schema=ledger.schema, version=2)
     claims = newer.note_alone([(each, Attempt(0, 1)) for each in claim(newer)])
+    newer.suspect_alone([SuspectNote(each, 9, 5) for each in claims])
     everything_that_is_done_to_dead_letters(DeadLetters(newer), claims, ids)
     newer.release(claims)
 

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from seekpoint.assignment.backlog import Backlog, Horizon, Moment, Patience, Watch
+from seekpoint.assignment.backlog import Backlog, Horizon, Moment, SuspectRange
 from seekpoint.ledger import Attempt
 from seekpoint.ledger.claim import DELAYED
 from seekpoint.records import RawRecord, Record
@@ -140,28 +140,73 @@ def test_a_stopped_record_without_a_next_time_is_tried_at_once() -> None:
 # -- suspicion ----------------------------------------------------------------------------------------------
 
 
-def test_suspected_records_go_one_by_one_until_so_many_or_the_end_that_the_claim_saw() -> None:
-    backlog = filled(record(0), record(1), record(2), watch=Watch(Patience(2), until=9))
+def test_a_short_suspect_range_goes_one_by_one_to_its_end() -> None:
+    backlog = filled(record(0), record(1), record(2), suspects=SuspectRange.of(0, 2, None, 2))
     for offset in (0, 1):
         assert backlog.give(9, START) == []
+        assert backlog.give_part(9, START) is None
         tried = backlog.give_alone(START)
         assert tried is not None
         assert (tried.record.offset, tried.tries, tried.attempt) == (offset, 0, None)
     assert offsets(backlog.give(9, START)) == [2]
-    assert offsets(filled(record(5), watch=Watch(Patience(2), until=5)).give(9, START)) == [5]
+    assert offsets(filled(record(5), suspects=SuspectRange(5, 1)).give(9, START)) == [5]
 
 
-def test_partitions_that_were_taken_over_together_share_one_batch_of_patience() -> None:
-    patience = Patience(3)
-    one, other = (filled(record(0), record(1), record(2), watch=Watch(patience, 9)) for _ in range(2))
-    for backlog in (one, other, one):
-        assert backlog.give_alone(START) is not None
-    assert offsets(one.give(9, START)) == [2]
-    assert offsets(other.give(9, START)) == [1, 2]
+def test_a_suspect_range_goes_in_a_hundred_parts_and_one_with_a_crash_record_by_record() -> None:
+    def transactions(suspects: SuspectRange, start: int = 0) -> tuple[int, int]:
+        backlog, parts, alone = Backlog(suspects=suspects), 0, 0
+        for offset in range(start, 10_500):
+            backlog.add(record(offset), offset, START)
+        while backlog.suspects is not None:
+            if (part := backlog.give_part(10_000, START)) is not None:
+                assert part.records[-1].offset < part.end <= 10_000
+                parts += 1
+            elif backlog.give_alone(START) is not None:
+                alone += 1
+            else:
+                assert offsets(backlog.give(9, START))[0] == 10_000
+        return parts, alone
+
+    assert transactions(SuspectRange.of(0, 10_000, None, 10_000)) == (100, 0)
+    assert transactions(SuspectRange.of(3000, 10_000, 3100, 7000), 3000) == (99, 100)
+
+
+@pytest.mark.parametrize(
+    ("length", "total", "crashed", "step", "inner"),
+    [
+        (61, 61, None, 1, 1),
+        (10_000, 10_000, None, 100, 1),
+        (10_000, 10_000, 100, 100, 1),
+        (10_000, 60_000, None, 200, 1),  # of six partitions that were taken over together
+        (10_000, 60_000, 200, 200, 1),
+        (1_000_000, 1_000_000, None, 10_000, 1),
+        (1_000_000, 1_000_000, 10_000, 10_000, 100),  # too long for one record at a time: divided first
+    ],
+)
+def test_how_a_suspect_range_is_divided(length: int, total: int, crashed: int | None, step: int, inner: int) -> None:
+    found = SuspectRange.of(5, 5 + length, None if crashed is None else 5 + crashed, total)
+    assert (found.step, found.inner) == (step, inner)
+
+
+def test_a_part_is_what_is_here_of_it_and_the_next_one_begins_where_it_ended() -> None:
+    suspects = SuspectRange(end=1000, step=10)
+    backlog = filled(record(0), record(1), suspects=suspects)
+    part = backlog.give_part(9, START)
+    assert part is not None
+    assert (offsets(part.records), part.start, part.end, part.is_noted) == ([0, 1], 0, 10, False)
+    suspects.noted = 12
+    backlog.add(record(11), 2, START)
+    backlog.add(record(12), 12, START)
+    part = backlog.give_part(9, START)
+    assert part is not None
+    assert (offsets(part.records), part.start, part.end, part.is_noted) == ([11], 2, 12, True)
+    part = backlog.give_part(9, START)
+    assert part is not None
+    assert (offsets(part.records), part.end, part.is_noted) == ([12], 22, False)
 
 
 def test_a_record_with_a_history_is_met_on_the_way_through_the_suspected_ones() -> None:
-    backlog = Backlog(watch=Watch(Patience(9), 9))
+    backlog = Backlog(suspects=SuspectRange(9, 1))
     history = Attempt(1, 1, None, None, crashes=1)
     backlog.remember(history, START)
     for offset in range(3):
@@ -209,9 +254,9 @@ class Interleavings(RuleBasedStateMachine):
         self.seen: dict[int, float] = {}
         self.place()
 
-    def place(self, watch: Watch | None = None) -> None:
+    def place(self, suspects: SuspectRange | None = None) -> None:
         self.cursor = self.ledger
-        self.backlog = Backlog(delay=self.delay, watch=watch)
+        self.backlog = Backlog(delay=self.delay, suspects=suspects)
         self.tried: dict[int, int] = {}
         if self.attempt is not None:
             left = max(0.0, self.due_at - self.now.steady)
@@ -291,9 +336,25 @@ class Interleavings(RuleBasedStateMachine):
             self.attempt, self.due_at = Attempt(horizon.offset, 1, "early", wait, None, DELAYED), self.now.steady + wait
             self.backlog.noted = horizon.offset
 
-    @rule(watched=st.booleans(), left=st.integers(1, 5))
-    def unplace(self, watched: bool, left: int) -> None:
-        self.place(Watch(Patience(left), self.log[-1].offset) if watched else None)
+    @rule(fails=st.none() | st.integers(0, 4), wait=st.floats(0, 20), noted=st.booleans())
+    def give_part(self, fails: int | None, wait: float, noted: bool) -> None:
+        part = self.backlog.give_part(5, self.now)
+        if part is None:
+            return
+        assert part.records
+        assert all(one.offset < part.end for one in part.records)
+        self._check_due(part.records)
+        if fails is not None and fails < len(part.records):
+            self._fail(part.records, part.start, fails, wait, 1)
+        else:
+            self._apply(part.records, part.start)
+        if noted and self.backlog.suspects is not None:
+            self.backlog.suspects.noted = self.backlog.suspects.part_end(self.ledger)
+
+    @rule(step=st.none() | st.integers(1, 5), crashed=st.integers(0, 6))
+    def unplace(self, step: int | None, crashed: int) -> None:
+        end, ledger = self.log[-1].offset, self.ledger
+        self.place(None if step is None else SuspectRange(end, step, min(end, ledger + crashed)))
 
     @precondition(lambda self: hasattr(self, "backlog"))
     @invariant()
@@ -315,6 +376,7 @@ class Interleavings(RuleBasedStateMachine):
             before = self.ledger
             self.give(5, None, 0)
             self.give_alone(False, 0)
+            self.give_part(None, 0, False)
             assert self.ledger > before, "nothing is left waiting"
         assert self.applied == offsets(self.log)
 

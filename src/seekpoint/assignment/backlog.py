@@ -1,7 +1,7 @@
 """Records that were read and may not be applied yet, of one partition, in order. Pure: no I/O, no clock of its own.
 
-Three reasons keep a record here: it is not old enough (``delay``), it failed and waits for its next try, or it is to
-be tried alone, as it failed before or may be what killed the partition's owners. Nothing overtakes the head.
+Three reasons keep a record here: it is not old enough (``delay``), it failed and waits for its next try, or it is one
+of those that may have crashed the partition's owners, and tried in small parts. Nothing overtakes the head.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from seekpoint.ledger.claim import DELAYED
 from seekpoint.records import RawRecord
 
 SKEW = 1.0  # seconds that a producer's clock may be ahead without anybody taking note
+
+PARTS = 100  # in so many parts a suspect range is tried
+SINGLE = 200  # offsets of a part in which a process died, at the most, that are gone through record by record
 
 _AT_ONCE = float("-inf")
 
@@ -41,22 +44,39 @@ class Horizon(NamedTuple):
 
 
 @dataclass(slots=True)
-class Patience:
-    """How many more records are tried one by one, of all partitions that were taken over together."""
+class SuspectRange:
+    """The records in front of ``end`` may crash their process: they are tried in parts of ``step`` offsets.
 
-    left: int
-
-
-@dataclass(slots=True)
-class Watch:
-    """The next records in front of the offset ``until`` are tried one by one, while the patience lasts: one may kill.
-
-    What killed was in one batch with everything else that the dead owner had in hand, so the partitions that it left
-    share one batch's worth of patience. Where that does not reach as far, the next death buys another.
+    In one of the parts, up to ``crashed_end``, a process has died: that one is tried in parts of ``inner`` offsets,
+    which is 1 unless it is very long. ``noted`` is the end of the part that is on record as being tried.
     """
 
-    patience: Patience
-    until: int
+    end: int
+    step: int
+    crashed_end: int = -1
+    inner: int = 1
+    noted: int = -1
+
+    @classmethod
+    def of(cls, start: int, end: int, crashed_end: int | None, total: int) -> SuspectRange:
+        """From ``start`` on; ``total`` is the length of all ranges that were taken over together.
+
+        They share the parts, as far as none gets too long to be gone through record by record.
+        """
+        step = max(-(-(end - start) // PARTS), min(SINGLE, -(-total // PARTS)), 1)
+        if crashed_end is None:
+            return cls(end, step)
+        width = crashed_end - start
+        return cls(end, step, crashed_end, 1 if width <= SINGLE else -(-width // PARTS))
+
+    def step_at(self, offset: int) -> int:
+        """How many offsets are tried at once there; 1: each record alone."""
+        return self.inner if offset < self.crashed_end else self.step
+
+    def part_end(self, offset: int) -> int:
+        """Where the part that begins there ends."""
+        limit = min(self.end, self.crashed_end) if offset < self.crashed_end else self.end
+        return min(limit, offset + self.step_at(offset))
 
 
 class Try(NamedTuple):
@@ -71,14 +91,24 @@ class Try(NamedTuple):
     attempt: Attempt | None
 
 
+class Part(NamedTuple):
+    """Records of a suspect range to be tried together, in front of the offset ``end``; ``start`` is the position."""
+
+    records: list[RawRecord]
+    start: int
+    end: int
+    is_noted: bool
+
+
 class Backlog:
     """What waits of one placement of a partition. ``position`` is where the records that are given next begin."""
 
-    def __init__(self, *, delay: float | None = None, watch: Watch | None = None) -> None:
+    def __init__(self, *, delay: float | None = None, suspects: SuspectRange | None = None) -> None:
         self.position = 0
         self.bytes = 0
         self.noted: int = -1  # up to this offset it is on record when the records are due
-        self._delay, self._watch = delay, watch
+        self.suspects = suspects
+        self._delay = delay
         self._queue: deque[tuple[float, RawRecord]] = deque()  # due by the wall's clock
         self._attempt: Attempt | None = None
         self._retry_at = 0.0  # steady
@@ -90,7 +120,7 @@ class Backlog:
     @property
     def is_over(self) -> bool:
         """Whether nothing waits, and nothing that comes will have to."""
-        return not self._queue and self._delay is None and self._attempt is None and self._watch is None
+        return not self._queue and self._delay is None and self._attempt is None and self.suspects is None
 
     # -- what comes in ------------------------------------------------------------------------------------
 
@@ -142,7 +172,10 @@ class Backlog:
             return False
         head = self._queue[0][1]
         attempt = self._attempt_at(head)
-        return (attempt is not None and attempt.offset == head.offset) or self._is_watched(head)
+        if attempt is not None and attempt.offset == head.offset:
+            return True
+        suspects = self._suspects_at(head)
+        return suspects is not None and suspects.step_at(head.offset) == 1
 
     def _attempt_at(self, head: RawRecord) -> Attempt | None:
         """The attempt at this record or a later one; one at a record that is no more is over."""
@@ -150,18 +183,22 @@ class Backlog:
             self._attempt = None
         return self._attempt
 
-    def _is_watched(self, head: RawRecord) -> bool:
-        watch = self._watch
-        if watch is not None and (watch.patience.left <= 0 or head.offset >= watch.until):
-            watch = self._watch = None
-        return watch is not None
+    def _suspects_at(self, head: RawRecord) -> SuspectRange | None:
+        """The suspect range that the record is in; one that lies before it is over."""
+        if self.suspects is not None and head.offset >= self.suspects.end:
+            self.suspects = None
+        return self.suspects
+
+    def _is_free(self) -> bool:
+        """Whether the head may go with any others."""
+        return not self.is_alone() and self._suspects_at(self._queue[0][1]) is None
 
     def give(self, most: int, at: Moment) -> list[RawRecord]:
         """Up to ``most`` records from the head on that are due, and need not be tried alone."""
         given: list[RawRecord] = []
-        while self._queue and len(given) < most and self.wait(at) == 0 and not self.is_alone():
+        while self._queue and len(given) < most and self.wait(at) == 0 and self._is_free():
             given.append(self._pop())
-            if self._attempt is None and self._watch is None:
+            if self._attempt is None and self.suspects is None:
                 self._give_rest(given, most, at.wall)
         return given
 
@@ -178,11 +215,24 @@ class Backlog:
         attempt, self._attempt = self._attempt, None
         start = self.position
         record = self._pop()
-        if self._watch is not None:
-            self._watch.patience.left -= 1
         if attempt is not None and attempt.offset != record.offset:  # suspected, in front of the one on record
             self._attempt, attempt = attempt, None
         return Try(record, start, 0 if attempt is None else attempt.number, attempt)
+
+    def give_part(self, most: int, at: Moment) -> Part | None:
+        """The next part of a suspect range, as far as it is here and due; None where the head is in none."""
+        if not self._queue or self.wait(at) != 0 or self._is_free() or self.is_alone():
+            return None
+        suspects, head = self.suspects, self._queue[0][1]
+        assert suspects is not None
+        start, is_noted = self.position, suspects.noted > head.offset
+        end = suspects.noted if is_noted else suspects.part_end(head.offset)
+        given: list[RawRecord] = []
+        while self._queue and len(given) < most and self._queue[0][1].offset < end and self.wait(at) == 0:
+            if self.is_alone():
+                break
+            given.append(self._pop())
+        return Part(given, start, end, is_noted)
 
     def _pop(self) -> RawRecord:
         record = self._queue.popleft()[1]

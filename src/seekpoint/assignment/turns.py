@@ -6,15 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from seekpoint import events
-from seekpoint.assignment.backlog import Backlog, Moment, Patience, Try, Watch
+from seekpoint.assignment.backlog import Backlog, Moment, SuspectRange, Try
 from seekpoint.assignment.chunk import Chunk, Read
 from seekpoint.assignment.places import Placed, Places
-from seekpoint.errors import RetryLater
+from seekpoint.errors import Fenced, RetryLater
 from seekpoint.events import Announcer
 from seekpoint.failure import Cause, Failure
 from seekpoint.kafka.client import Client
 from seekpoint.kafka.watermarks import Watermarks
-from seekpoint.ledger import Attempt, Claim, Ledger
+from seekpoint.ledger import Attempt, Claim, Ledger, SuspectNote
 from seekpoint.ledger.claim import DELAYED, TRANSIENT
 from seekpoint.pipeline import Pipeline
 from seekpoint.policy import Retry
@@ -49,6 +49,26 @@ class Alone:
         return self.claim.partition
 
 
+@dataclass(frozen=True, slots=True)
+class SuspectPart:
+    """Records of a suspect range, to be tried in a transaction of their own; it is on record before.
+
+    ``end`` is the offset after the part; ``is_noted``: it is on record already.
+    """
+
+    chunk: Chunk[RawRecord]
+    claim: Claim
+    suspects: SuspectRange
+    start: int
+    end: int
+    is_noted: bool
+
+    @property
+    def partition(self) -> Partition:
+        """The records'."""
+        return self.claim.partition
+
+
 class Turns:
     """The backlogs of one assignment. Partitions that have one take turns; those that have none are not touched."""
 
@@ -73,24 +93,35 @@ class Turns:
 
     # -- made -----------------------------------------------------------------------------------------
 
-    def suspects(self, claims: Iterable[Claim]) -> dict[Partition, Watch]:
-        """Of which partitions the next records are tried one by one: their owners died, with records to read.
+    def suspects(self, claims: Iterable[Claim]) -> dict[Partition, SuspectRange]:
+        """Of which partitions the next records are tried in parts: their owners died, with records to read.
 
-        Raises KafkaAway.
+        How far is put on record once: as far as the dead owners can have read. Raises KafkaAway.
         """
-        suspected = [c for c in claims if self._retry is not None and c.unreleased >= self._retry.crashes]
-        ends = self._watermarks.ends([c.partition for c in suspected])
-        found, patience = {}, Patience(self._limits.batch_records)
+        if (retry := self._retry) is None:
+            return {}
+        ends = {c.partition: c.suspect_end for c in claims if c.suspect_end is not None}
+        new = [c for c in claims if c.suspect_end is None and c.unreleased >= retry.crashes]
+        edges = self._watermarks.ends([c.partition for c in new])
+        found = {c.partition: min(edges[c.partition].offset, c.next_offset + self._limits.batch_records) for c in new}
+        noted = [SuspectNote(c, found[c.partition]) for c in new if found[c.partition] > c.next_offset]
+        if noted:  # else nothing was there to crash anybody
+            try:
+                self._ledger.suspect_alone(noted)
+            except Fenced as error:  # the first transaction finds out which of them is another's now
+                self._announce(events.Refused(reason=error.reason))
+            ends |= {note.claim.partition: note.end for note in noted if note.end is not None}
+        suspected = [c for c in claims if ends.get(c.partition, 0) > c.next_offset]
+        total = sum(ends[c.partition] - c.next_offset for c in suspected)
         for claim in suspected:
-            end = ends[claim.partition].offset
-            if end <= claim.next_offset:
-                continue  # nothing was there to kill anybody
-            found[claim.partition] = Watch(patience, end)
-            until = min(end, claim.next_offset + self._limits.batch_records)
-            self._announce(events.Suspicious(partition=claim.partition, deaths=claim.unreleased, until=until))
-        return found
+            end = ends[claim.partition]
+            self._announce(events.Suspicious(partition=claim.partition, deaths=claim.unreleased, until=end))
+            self._announce(events.SuspectsLeft(partition=claim.partition, left=end - claim.next_offset))
+        return {
+            c.partition: SuspectRange.of(c.next_offset, ends[c.partition], c.crashed_part_end, total) for c in suspected
+        }
 
-    def begin(self, claims: Iterable[Claim], suspects: Mapping[Partition, Watch]) -> None:
+    def begin(self, claims: Iterable[Claim], suspects: Mapping[Partition, SuspectRange]) -> None:
         """These were placed: what of them will have to wait, waits from the first record on."""
         if self._retry is None:
             return
@@ -101,7 +132,7 @@ class Turns:
                 attempt = None  # a process before this one waited for it
             if self._delay is None and attempt is None and claim.partition not in suspects:
                 continue
-            backlog = Backlog(delay=self._delay, watch=suspects.get(claim.partition))
+            backlog = Backlog(delay=self._delay, suspects=suspects.get(claim.partition))
             if attempt is not None:
                 backlog.remember(attempt, at)
                 self._announce_next(self._retry, claim.partition, attempt)
@@ -174,14 +205,32 @@ class Turns:
             self._places.next_turn(partition)
         return Chunk(given, reads, unreadable)
 
-    def alone(self) -> Alone | None:
-        """The next record that is due and to be tried in a transaction of its own; the partitions in turn."""
+    def careful(self) -> Alone | SuspectPart | None:
+        """The next record, or part of a suspect range, that is due and has a transaction of its own; in turn."""
         at = Moment.now()
         for partition, placed, backlog in self._open():
             if (tried := backlog.give_alone(at)) is not None:
                 self._places.next_turn(partition)
                 return self._alone(placed, tried)
+            if (part := backlog.give_part(self._limits.batch_records, at)) is not None:
+                self._places.next_turn(partition)
+                assert backlog.suspects is not None
+                last = part.records[-1]
+                read = Read(placed.claim, part.start, last.offset + 1, last.leader_epoch, last.timestamp_ms)
+                chunk = Chunk(part.records, {partition: read}, _unreadable(placed, part.records))
+                return SuspectPart(chunk, placed.claim, backlog.suspects, part.start, part.end, part.is_noted)
         return None
+
+    def note_left(self, partition: Partition, *, is_found: bool = False) -> None:
+        """Say how many suspects are left of a partition; none once the record that crashes its process was found."""
+        placed = self._places.placed.get(partition)
+        backlog = None if placed is None else placed.backlog
+        if placed is None or backlog is None or backlog.suspects is None:
+            return
+        left = 0 if is_found else max(0, backlog.suspects.end - placed.claim.next_offset)
+        if not left:
+            backlog.suspects = None
+        self._announce(events.SuspectsLeft(partition=partition, left=left))
 
     def _alone(self, placed: Placed, tried: Try) -> Alone:
         record, attempt = tried.record, tried.attempt

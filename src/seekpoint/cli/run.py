@@ -154,7 +154,7 @@ def _scheduled(event: events.RetryScheduled) -> str:
 def _suspicious(event: events.Suspicious) -> str:
     return (
         f"{event.partition}: {event.deaths} owners died without progress; records before offset {event.until} are "
-        "tried one by one"
+        "applied in small parts"
     )
 
 

@@ -43,7 +43,8 @@ class Line:
     """One partition. ``end`` is behind the last record that can be read; it and ``lag`` need the brokers.
 
     ``lag`` is None, too, where ``next`` is past ``end``: nobody can say. ``dead`` counts its open dead letters;
-    ``waits`` tells of the record that it waits in front of, ``stop`` why it is stopped; ``reload`` is one of the group
+    ``waits`` tells of the record that it waits in front of, ``stop`` why it is stopped; ``suspects_left``
+    counts the offsets that may hold a record which crashes its process; ``reload`` is one of the group
     that workers of a newer version stand by for.
     """
 
@@ -58,6 +59,7 @@ class Line:
     dead: int
     waits: Waits | None
     stop: Stop | None
+    suspects_left: int | None
     reload: StandsBy | None
 
     def as_dict(self) -> dict[str, Any]:
@@ -151,6 +153,11 @@ def _tell(lines: Sequence[Line]) -> None:
     for line in lines:
         if line.waits is not None and not line.waits.has_stopped:
             typer.echo(line.waits.sentence())
+        if line.suspects_left is not None:
+            typer.echo(
+                f"{plain(line.topic)}/{line.partition}: its owners died without progress; {line.suspects_left} offsets "
+                "are left that are applied in small parts, to find a record that crashes its process"
+            )
         for problem in line.problems:
             typer.echo(problem)
 
@@ -215,6 +222,7 @@ def _line(at: Position, end: int | None, dead: int, run: StandsBy | None) -> Lin
         dead=dead,
         waits=Waits.of(at),
         stop=at.stop,
+        suspects_left=None if at.suspect_end is None else at.suspect_end - at.next_offset,
         reload=run,
     )
 

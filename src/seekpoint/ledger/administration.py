@@ -29,7 +29,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql
 
 from seekpoint.failure import State
-from seekpoint.ledger.statements import APPLICATION, GROUP, NO_ATTEMPT, NO_STOP, READ_GROUP, array, unnest
+from seekpoint.ledger.statements import APPLICATION, GROUP, NO_ATTEMPT, NO_STOP, NO_SUSPECTS, READ_GROUP, array, unnest
 from seekpoint.tables import (
     IS_MOVE,
     PUBLISHING,
@@ -204,6 +204,7 @@ MOVE = (
         unreleased_claims=0,
         **NO_ATTEMPT,
         **NO_STOP,
+        **NO_SUSPECTS,
     )
     .returning(partition_offset)
 )

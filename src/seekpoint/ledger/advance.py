@@ -98,7 +98,15 @@ def advance(tx: Scope, moves: Iterable[Move], transaction: str | None = None) ->
         },
     )
     return [
-        replace(m.claim, next_offset=m.to_offset, leader_epoch=m.leader_epoch, unreleased=0, attempt=None)
+        replace(
+            m.claim,
+            next_offset=m.to_offset,
+            leader_epoch=m.leader_epoch,
+            unreleased=0,
+            attempt=None,
+            suspect_end=None,
+            crashed_part_end=None,
+        )
         for m in ordered
     ]
 

@@ -49,7 +49,8 @@ class Claim:
 
     ``token`` is the fence; ``epoch`` counts tokens for people; ``next_offset`` is the position to read.
     ``unreleased`` counts the owners in a row that went without a word and without progress; ``attempt`` is what is on
-    record of a record at or past the position that failed, or did not come back.
+    record of a record at or past the position that failed, or did not come back. Records up to ``suspect_end`` may
+    crash their process; one of those up to ``crashed_part_end`` probably did.
     """
 
     partition: Partition
@@ -60,6 +61,8 @@ class Claim:
     topic_id: UUID
     unreleased: int = 0
     attempt: Attempt | None = None
+    suspect_end: int | None = None
+    crashed_part_end: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +233,8 @@ def _granted(row: Row[Any]) -> Claim:
         row.topic_id,
         row.unreleased_claims,
         attempt,
+        row.suspect_end,
+        row.suspect_part_end,
     )
 
 

@@ -27,6 +27,7 @@ from seekpoint.ledger.advance import Expected, Move, Settings
 from seekpoint.ledger.claim import Attempt, Claim, Claimant, Claimed, StartOffsets
 from seekpoint.ledger.declaration import Declaration, compare, require
 from seekpoint.ledger.move import LastMove
+from seekpoint.ledger.note import SuspectNote
 from seekpoint.ledger.read import Position
 from seekpoint.ledger.scope import Scope
 from seekpoint.ledger.wait import Passed, Wanted
@@ -115,6 +116,20 @@ class Ledger:
         """The same in a durable transaction of its own: before a record is handed on that may end the process."""
         with self.begin() as tx:
             return _note.note(tx, noted)
+
+    def suspect(self, tx: Connection, noted: Iterable[SuspectNote]) -> None:
+        """Write which range may hold a record that crashes its process, and which part of it is tried next.
+
+        The end of a range is stored once: a later one does not change it. If the partition's next claim comes from
+        another process, without a release between, its process died in the part. Advances beyond the range, and moves,
+        clear what is on record. Raises Fenced unless all claims are ours.
+        """
+        _note.suspect(self.scope(tx), noted)
+
+    def suspect_alone(self, noted: Iterable[SuspectNote]) -> None:
+        """The same in a durable transaction of its own: before the part is tried."""
+        with self.begin() as tx:
+            _note.suspect(tx, noted)
 
     # -- ownership ------------------------------------------------------------------------------------
 

@@ -1,9 +1,9 @@
-"""Attempts at a record that failed, or that may kill its process: on record under the partition's claim (I2)."""
+"""Attempts at records that failed, and ranges that may hold one that crashes its process: under the claim (I2)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from seekpoint.failure import SAID, storable
 from seekpoint.ledger import statements as sql
@@ -34,3 +34,32 @@ def note(tx: Scope, noted: Iterable[tuple[Claim, Attempt]]) -> list[Claim]:
         },
     )
     return [replace(claim, attempt=attempt) for claim, attempt in ordered]
+
+
+@dataclass(frozen=True, slots=True)
+class SuspectNote:
+    """A range that may hold a record that crashes its process, up to ``end``; None: it is over.
+
+    ``part_end`` is the end of the part that is about to be tried; None: none is.
+    """
+
+    claim: Claim
+    end: int | None
+    part_end: int | None = None
+
+
+def suspect(tx: Scope, noted: Iterable[SuspectNote]) -> None:
+    """Write the ranges; see :meth:`seekpoint.Ledger.suspect`."""
+    ordered = sorted(noted, key=lambda one: one.claim.partition)
+    fenced(
+        tx,
+        sql.SUSPECT,
+        {
+            "expected": len(ordered),
+            "suspected_topic": [one.claim.partition.topic for one in ordered],
+            "suspected_partition": [one.claim.partition.number for one in ordered],
+            "suspected_claim": [one.claim.token for one in ordered],
+            "suspected_end_offset": [one.end for one in ordered],
+            "suspected_part_end": [one.part_end for one in ordered],
+        },
+    )

@@ -34,7 +34,9 @@ class Position:
     ``attempt_offset`` is the record that is being retried, None where there is none; it was tried ``attempts`` of
     ``attempts_allowed`` times, ``attempt_crashes`` of which ended with their process, and ``attempt_running`` says
     that a process is at it. ``attempt_error`` is what went wrong, ``retry_at`` the time of the next attempt,
-    ``attempt_policy`` what follows the last one. ``stop`` is why the partition is stopped, None where it is not.
+    ``attempt_policy`` what follows the last one. Records up to ``suspect_end`` may crash their process: they are
+    applied in parts, of which the one up to ``suspect_part_end`` is being tried (``suspect_running``), or has seen a
+    crash. ``stop`` is why the partition is stopped, None where it is not.
     """
 
     partition: Partition
@@ -57,6 +59,9 @@ class Position:
     attempt_error: str | None
     retry_at: datetime | None
     attempt_policy: str | None
+    suspect_end: int | None
+    suspect_part_end: int | None
+    suspect_running: bool
     stop: Stop | None = None
 
 
@@ -83,6 +88,9 @@ def position(row: Row[Any]) -> Position:
         row.attempt_error,
         row.retry_at,
         row.attempt_policy,
+        row.suspect_end if row.suspect_end is not None and row.suspect_end > row.next_offset else None,
+        row.suspect_part_end,
+        row.suspect_running,
         None
         if row.stop_kind is None
         else Stop(row.stop_kind, row.stop_offset, row.stop_message, tuple(row.stop_choices), row.stopped_at),

@@ -79,6 +79,9 @@ REFUSAL = "seekpoint: "
 ENDED = "the transaction that held the rows has ended"
 
 
+# What a position that was moved knows of records that may crash their process: nothing.
+NO_SUSPECTS: Mapping[str, Any] = {"suspect_end": null(), "suspect_part_end": null(), "suspect_running": false()}
+
 # What a position that was moved knows of attempts at the record in front of it: nothing.
 NO_ATTEMPT: Mapping[str, Any] = {
     "attempt_offset": null(),
@@ -161,6 +164,12 @@ _moving = _to_update(
         record_time=DateTime(timezone=True),
     ),
 )
+# Tried alone, or a part of a suspect range: what was applied says nothing of the records behind it. Whoever comes next
+# has to be careful, too, up to the end of the range.
+_is_careful = and_(
+    or_(offset.attempt_running, offset.suspect_running),
+    or_(offset.suspect_end.is_(None), _moving.c.to_offset < offset.suspect_end),
+)
 _moved = (
     update(partition_offset)
     .where(
@@ -175,8 +184,10 @@ _moved = (
         leader_epoch=_moving.c.leader_epoch,
         record_time=func.coalesce(_moving.c.record_time, offset.record_time),
         committed_at=func.clock_timestamp(),
-        # A record that was tried alone says nothing of those behind it: whoever comes next has to be careful, too.
-        unreleased_claims=case((offset.attempt_running, offset.unreleased_claims), else_=0),
+        unreleased_claims=case((_is_careful, offset.unreleased_claims), else_=0),
+        suspect_end=case((_is_careful, offset.suspect_end)),
+        suspect_part_end=case((and_(_is_careful, ~offset.suspect_running), offset.suspect_part_end)),
+        suspect_running=false(),
         **NO_ATTEMPT,
         **NO_STOP,
     )
@@ -266,6 +277,48 @@ NOTE = select(
     ).label("noted")
 )
 
+# A suspect range, its end stored once; and the part of it that is about to be tried, if any. No end: it is over.
+_ranged = unnest("suspected", topic=Text, partition=Integer, claim=Uuid, end_offset=BigInteger, part_end=BigInteger)
+_own = (
+    select(literal_column("1").label("one"))
+    .where(
+        offset.consumer_group == GROUP,
+        offset.topic == _ranged.c.topic,
+        offset.partition == _ranged.c.partition,
+        offset.claim == _ranged.c.claim,  # I2
+    )
+    .with_for_update(key_share=True)
+    .lateral("own")
+)
+_range = _to_update("ordered", _ranged, _own)
+_watched = (
+    update(partition_offset)
+    .where(
+        offset.consumer_group == _range.c.consumer_group,
+        offset.topic == _range.c.topic,
+        offset.partition == _range.c.partition,
+        offset.claim == _range.c.claim,
+    )
+    .values(
+        suspect_end=case(
+            (and_(_range.c.end_offset.is_not(None), offset.suspect_end > offset.next_offset), offset.suspect_end),
+            else_=_range.c.end_offset,
+        ),
+        suspect_part_end=_range.c.part_end,
+        suspect_running=_range.c.part_end.is_not(None),
+        unreleased_claims=case((_range.c.end_offset.is_(None), 0), else_=offset.unreleased_claims),
+    )
+    .returning(literal_column("1").label("one"))
+    .cte("watched")
+)
+_ranges = select(func.count().label("n")).select_from(_watched).cte("rows")
+SUSPECT = select(
+    case(
+        (_ranges.c.n == bindparam("expected", type_=Integer), _ranges.c.n),
+        else_=_refuse("the claim is not the expected one; ranges noted: ", _ranges.c.n),
+    ).label("suspected")
+)
+
 # -- claim, look, release ---------------------------------------------------------------------------------
 
 SETTLE = select(  # claims and moves are durable whatever the batches are, and never wait without bound
@@ -338,6 +391,8 @@ CLAIM = _claim.on_conflict_do_update(
         "attempt_error": case((and_(offset.attempt_running, ~_alive), null()), else_=offset.attempt_error),
         "attempt_running": false(),
         **NO_STOP,
+        "suspect_part_end": case((and_(offset.suspect_running, _alive), null()), else_=offset.suspect_part_end),
+        "suspect_running": false(),
     },
     where=offset.topic_id == _claim.excluded.topic_id,
 ).returning(
@@ -359,6 +414,8 @@ CLAIM = _claim.on_conflict_do_update(
     case((offset.retry_at.is_not(None), _seconds_until_retry)).label("wait"),  # greatest() would overlook the NULL
     offset.attempts_allowed,
     offset.attempt_policy,
+    case((offset.suspect_end > offset.next_offset, offset.suspect_end)).label("suspect_end"),
+    case((offset.suspect_part_end > offset.next_offset, offset.suspect_part_end)).label("suspect_part_end"),
 )
 
 # A stop, and what can be decided. The claim or move that the worker stopped under must be the row's (I2): another one
@@ -430,5 +487,7 @@ RELEASE = (
         # An attempt that has not ended was given up: its record did not kill this process.
         attempts=case((offset.attempt_running, offset.attempts - 1), else_=offset.attempts),
         attempt_running=false(),
+        suspect_part_end=case((offset.suspect_running, null()), else_=offset.suspect_part_end),
+        suspect_running=false(),
     )
 )

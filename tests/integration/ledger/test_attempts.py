@@ -11,7 +11,7 @@ from integration.ledger.desk import Desk
 from integration.ledger.test_group import refused_at_hold
 from seekpoint.errors import Fenced
 from seekpoint.failure import SAID
-from seekpoint.ledger import Attempt, Claim
+from seekpoint.ledger import Attempt, Claim, SuspectNote
 
 Desks = Callable[..., Desk]
 
@@ -238,3 +238,76 @@ def test_claims_tell_how_many_owners_went_without_a_word(desk: Desks) -> None:
     assert granted(one).unreleased == 1
     one.ledger.move("t", 0, to=5, log=None, reason="over it")
     assert granted(one).unreleased == 0, "whoever moved the position has dealt with it"
+
+
+# -- suspect ranges ------------------------------------------------------------------------------------------
+
+
+def suspects(desk: Desk) -> tuple[int | None, int | None]:
+    """The range's end, and the end of the part in which a process died, as a claim answers them."""
+    claim = granted(desk)
+    return claim.suspect_end, claim.crashed_part_end
+
+
+def test_the_end_of_a_suspect_range_is_stored_once_and_outlives_owners(desk: Desks) -> None:
+    """I4: a later claim neither redraws nor extends it."""
+    one, two, three = desk(), desk(), desk()
+    one.ledger.suspect_alone([SuspectNote(granted(one), 100)])
+    assert suspects(two) == (100, None)
+    two.ledger.suspect_alone([SuspectNote(two.claims[0], 500, 40)])
+    assert suspects(three) == (100, 40), "the second one died in the part"
+    assert suspects(one) == (100, 40), "and that is known until the part is passed"
+
+
+@pytest.mark.parametrize("how", ["released", "claimed again by itself"])
+def test_a_part_that_was_given_up_has_seen_no_crash(desk: Desks, how: str) -> None:
+    worker, other = desk(), desk()
+    worker.ledger.suspect_alone([SuspectNote(granted(worker), 100, 40)])
+    if how == "released":
+        worker.ledger.release(worker.claims.values())
+        assert suspects(other) == (100, None)
+    else:
+        assert suspects(worker) == (100, None)
+
+
+def test_progress_in_a_suspect_range_goes_on_with_it_and_its_end_ends_it(desk: Desks, seekpoint_engine: Engine) -> None:
+    """I1: the part's rows, the offset and the next part become visible together."""
+    one, two, three = desk(), desk(), desk()
+    granted(one)
+    two.ledger.suspect_alone([SuspectNote(granted(two), 100, 40)])
+    with seekpoint_engine.begin() as tx:
+        moved = two.work(tx, {0: 40})
+        two.ledger.suspect(tx, [SuspectNote(two.claims[0], 100, 80)])
+        assert two.ledger.look([two.at(0)], locked=False)[two.at(0)].suspect_part_end == 40
+    two.accept(moved)
+    assert suspects(three) == (100, 80)
+    assert three.claims[0].unreleased == 2, "a part says nothing of what comes after it"
+    three.ledger.note_alone([(three.claims[0], begun(40, 1))])
+    three.commit({0: 41})
+    assert suspects(one) == (100, 80), "one record after the other, up to the part's end"
+    one.ledger.suspect_alone([SuspectNote(one.claims[0], 100, 100)])
+    one.commit({0: 100})
+    assert suspects(two) == (None, None)
+    assert two.claims[0].unreleased == 1, "only the last one"
+
+
+def test_a_whole_batch_a_guilty_record_and_a_move_end_a_suspect_range(desk: Desks, seekpoint_engine: Engine) -> None:
+    one, two = desk(), desk()
+    one.ledger.suspect_alone([SuspectNote(granted(one), 100)])
+    one.commit({0: 10})
+    assert suspects(two) == (None, None)
+    two.ledger.suspect_alone([SuspectNote(two.claims[0], 100, 40)])
+    two.ledger.suspect_alone([SuspectNote(two.claims[0], None)])
+    assert (suspects(one), one.claims[0].unreleased) == ((None, None), 1)
+    one.ledger.suspect_alone([SuspectNote(one.claims[0], 100, 40)])
+    one.ledger.move("t", 0, to=5, log=None, reason="again")
+    assert suspects(two) == (None, None)
+
+
+def test_i2_a_suspect_range_is_noted_under_the_claim_alone(desk: Desks) -> None:
+    one, two = desk(), desk()
+    granted(one)
+    granted(two)
+    with pytest.raises(Fenced, match="the claim is not the expected one"):
+        one.ledger.suspect_alone([SuspectNote(one.claims[0], 100, 40)])
+    assert suspects(two) == (None, None)

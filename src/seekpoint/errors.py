@@ -59,6 +59,23 @@ class ConfigError(SeekpointError):
     """The declaration, the configuration or the environment cannot work; the message names the remedy."""
 
 
+def needs_extra(what: str, extra: str, error: BaseException | None = None) -> ConfigError:
+    """What to raise where an optional dependency is missing.
+
+    The package is not on the index, where the name may be another's: nothing names it without a path.
+    """
+    why = "" if error is None else f" ({error})"
+    return ConfigError(f"{what}: {install(extra)}{why}")
+
+
+def install(extra: str) -> str:
+    """How to install an extra, in words."""
+    return (
+        f"install Seekpoint's extra {extra!r} from your checkout or wheel: pip install '/path/to/seekpoint[{extra}]' "
+        "(the package is not on the index)"
+    )
+
+
 class HandlerMisuse(ConfigError):  # noqa: N818 -- named after what happened, as the public API promises
     """A handler ended, closed or broke the transaction it was lent, or returned work undone; nothing of it was kept."""
 

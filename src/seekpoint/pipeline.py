@@ -63,6 +63,17 @@ class ValueSink(Sink, Protocol):
 
 
 @runtime_checkable
+class CheckedSink(Sink, Protocol):
+    """A sink whose table can be looked at before the first record."""
+
+    def check(self, tx: Connection, kinds: Collection[Any]) -> object:
+        """Raises ConfigError where the table, a column or a right is missing. Writes nothing.
+
+        ``kinds`` are the types that the codecs of the sink's topics decode into, as far as they say so.
+        """
+
+
+@runtime_checkable
 class TellingSink(Sink, Protocol):
     """A sink that has something to say now and then."""
 
@@ -194,6 +205,19 @@ class Pipeline:
                 return list(map(plain, values))
         decoders = self._values
         return [decoders[one.topic](one) for one in raw]
+
+    def check_tables(self, tx: Connection) -> None:
+        """Ask whether the sinks' tables take their rows. Raises ConfigError where a table, column or right is missing.
+
+        What only the first record shows (the columns of rows that ``row=`` makes) is not known yet.
+        """
+        for sink in self.sinks:
+            if isinstance(sink, CheckedSink):
+                sink.check(tx, self.kinds(sink))
+
+    def kinds(self, sink: Sink) -> list[Any]:
+        """The types that the codecs of this sink's topics decode into; None for a codec that does not say so."""
+        return [getattr(codec, "type", None) for topic, codec in self.codecs.items() if sink.takes(topic)]
 
     def only_by_value(self) -> ValueSink | None:
         """The sink, where it is the only thing to be done, every record goes there, and keys need no decoding."""

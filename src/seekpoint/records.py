@@ -167,8 +167,8 @@ class Batch(Sequence[Record[V, K]]):
         values that are Arrow tables are put one below the other. ``provenance`` adds columns for the records' topic,
         partition and offset: three names, or a mapping of what is wanted, of ``timestamp`` and ``key``, too.
 
-        Raises Poison, with the records named, for values that a column cannot hold. Needs the extra: ``pip install
-        'seekpoint[arrow]'``; ConfigError where it is missing, or where the arguments cannot be meant.
+        Raises Poison, with the records named, for values that a column cannot hold. Needs the extra ``arrow``;
+        ConfigError where it is missing, or where the arguments cannot be meant.
         """
         return import_module("seekpoint.columnar").table_of(self, schema, provenance)
 

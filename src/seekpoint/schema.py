@@ -416,4 +416,4 @@ def _difference(schema: str, found: str | None) -> str:
         return f"{where}, which is none of Seekpoint's ({HEAD}): {_STRANGER}"
     if found < HEAD:
         return f"{where}, older than revision {HEAD}, which this library needs: {mend}"
-    return f"{where}, newer than revision {HEAD} of this library: run `pip install --upgrade seekpoint`"
+    return f"{where}, newer than revision {HEAD} of this library: update Seekpoint to the version that made it"

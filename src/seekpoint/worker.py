@@ -12,6 +12,8 @@ from dataclasses import replace
 from time import monotonic
 from typing import Any
 
+from sqlalchemy import text
+
 from seekpoint import events, pooler, schema
 from seekpoint.assignment import Alone, Assignment, Chunk, StandBy, SuspectPart
 from seekpoint.commit import Committer
@@ -150,6 +152,7 @@ class Loop:
             schema.check(connection, self._ledger.schema)
             if (found := pooler.found(connection)) is not None:
                 self._announce(events.PoolerDetected(announced=found.announced, answering=found.answering))
+        self._check_tables()
         identity = Identity(self._config, min(self._limits.start_wait or math.inf, self._limits.kafka_timeout))
         try:
             identity.cluster_id()
@@ -203,6 +206,21 @@ class Loop:
             self._announce(replace(trouble, wait=wait))
             if self._stopping.wait(wait):
                 return False
+
+    def _check_tables(self) -> None:
+        """A table, column or right that is missing is found now, and not by the first record.
+
+        What may pass (a lock that an index build holds) does not keep the worker from starting: its batches wait.
+        """
+        wait = text("SELECT set_config('lock_timeout', :wait, true)")
+        try:
+            with self._ledger.engine.connect() as connection:  # its transaction is rolled back at the end
+                connection.execute(wait, {"wait": f"{max(1, round(self._limits.claim_wait * 1000))}ms"})
+                self._pipeline.check_tables(connection)
+        except Exception as error:
+            if not passes(error):
+                raise
+            self._announce(events.DatabaseTrouble(error=error))
 
     def _open(self) -> None:
         consumer = make_consumer(self._config, error_cb=self._on_client_error())

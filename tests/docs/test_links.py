@@ -58,3 +58,10 @@ def test_a_page_knows_no_machine(page: Path) -> None:
     text = read(page)
     found = re.findall(r"(?:/home/|/Users/|/root/)\S*|\b10\.\d+\.\d+\.\d+\b|\b192\.168\.\d+\.\d+\b", text)
     assert not found
+
+
+def test_nothing_names_the_package_as_if_it_were_on_the_index() -> None:
+    """There, the name may be a stranger's: messages and pages install from a path."""
+    files = [*PAGES, *(ROOT / "src").rglob("*.py"), *(ROOT / "examples").rglob("*.py")]
+    named = re.compile(r"install (?:--upgrade )?['\"`]?seekpoint\b")
+    assert not [name_of(file) for file in files if named.search(read(file))]

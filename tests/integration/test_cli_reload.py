@@ -132,7 +132,7 @@ def test_spark_without_java_says_so(terminal: Terminal, monkeypatch: pytest.Monk
 def test_spark_that_is_not_installed_says_so(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyspark.sql", None)
     said = terminal.job("reload", "run", "--spark", "local[1]", exits=2).stderr
-    assert "pip install 'seekpoint[spark]'" in said
+    assert "pip install '/path/to/seekpoint[spark]'" in said
 
 
 # -- a run that was left -----------------------------------------------------------------------------------

@@ -65,7 +65,7 @@ def test_newer(engine: Engine) -> None:
     stamp(engine, "9999")
     said = complaint(engine)
     assert f"at revision 9999, newer than revision {schema.HEAD}" in said
-    assert "run `pip install --upgrade seekpoint`" in said
+    assert "update Seekpoint to the version that made it" in said
     assert "db upgrade" not in said, "it would not help"
 
 

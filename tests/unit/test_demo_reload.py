@@ -136,7 +136,7 @@ def test_a_number_of_records_that_cannot_be(records: str, tmp_path: Path, monkey
 
 def test_spark_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(ConfigError, match=r"pip install 'seekpoint\[spark\]'"), show._spark("local[2]", "url"):
+    with pytest.raises(ConfigError, match=r"pip install '/path/to/seekpoint\[spark\]'"), show._spark("local[2]", "url"):
         pass
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import ExitStack
-from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
@@ -16,11 +14,12 @@ from seekpoint.columnar import AppendArrow
 from seekpoint.loading import load_pipeline
 from seekpoint.pipeline import Pipeline, Sink
 from seekpoint.sinks import Append, Upsert
-from seekpoint.sinks.copy import driver_of
-from seekpoint.sinks.layout import quoted, survey
-from seekpoint.sinks.place import placed
 from seekpoint.sinks.roads import outlook
 
+APPENDS = {
+    "copy": {"copy": "always: COPY into the table"},
+    "insert": {"insert": "always: row security is active for this role, and the server refuses COPY"},
+}
 LEARNED = "a worker learns between copy and stage: its observers hear it (RoadTaken)"
 UNSEEN = "no database is named (--database-url or SEEKPOINT_DATABASE_URL): the tables were not looked at"
 
@@ -50,33 +49,23 @@ def _told(pipeline: Pipeline, engine: Engine | None) -> dict[str, Any]:
         "group": pipeline.group,
         "topics": list(pipeline.topics),
         "on_poison": pipeline.on_poison.value,
-        "sinks": [_sink(sink, engine) for sink in pipeline.sinks],
+        "sinks": [_sink(pipeline, sink, engine) for sink in pipeline.sinks],
         "handler": None if handle is None else getattr(handle, "__qualname__", repr(handle)),
         "writes": list(pipeline.writes),
     }
 
 
-def _sink(sink: Sink, engine: Engine | None) -> dict[str, Any]:
+def _sink(pipeline: Pipeline, sink: Sink, engine: Engine | None) -> dict[str, Any]:
     told: dict[str, Any] = {"sink": repr(sink), "tables": list(sink.tables)}
     if isinstance(sink, Append | AppendArrow):
-        if engine is not None:
-            _copy_nothing(sink, engine)
-        told["roads"] = {"copy": "always: COPY into the table"}
+        told["roads"] = APPENDS["copy" if engine is None else _check(pipeline, sink, engine)]
     if isinstance(sink, Upsert):
+        direct = engine is None or _check(pipeline, sink, engine).direct
         told["key"] = list(sink.key)
         told["newest"] = _newest(sink)
-        told["roads"] = {road.value: when for road, when in outlook(direct=_is_direct(sink, engine)).items()}
+        told["roads"] = {road.value: when for road, when in outlook(direct=direct).items()}
         told["learned"] = LEARNED
     return told
-
-
-def _copy_nothing(sink: Append | AppendArrow, engine: Engine) -> None:
-    """Raises what the server says of a table, a column or a right that is missing."""
-    columns = f" ({', '.join(map(quoted, sink.written))})" if sink.written else ""
-    with ExitStack() as stack:
-        look = stack.enter_context(engine.connect())  # rolled back at the end
-        path = stack.enter_context(placed(look, sink.path))
-        stack.enter_context(driver_of(look).cursor().copy(f"COPY {quoted(*path)}{columns} FROM STDIN"))
 
 
 def _newest(sink: Upsert) -> str:
@@ -87,13 +76,10 @@ def _newest(sink: Upsert) -> str:
     return "the last of its partition"
 
 
-def _is_direct(sink: Upsert, engine: Engine | None) -> bool:
-    """Whether COPY may go into the table; without a database, as if it may."""
-    if engine is None:
-        return True
-    with engine.connect() as look, placed(look, sink.path) as path:  # its transaction is rolled back at the end
-        layout, _ = survey(look, replace(sink.target, path=path))
-    return layout.direct
+def _check(pipeline: Pipeline, sink: Append | AppendArrow | Upsert, engine: Engine) -> Any:
+    """What a worker asks when it starts: raises ConfigError where a table, column or right is missing."""
+    with engine.connect() as look:  # its transaction is rolled back at the end
+        return sink.check(look, pipeline.kinds(sink))
 
 
 def _lines(told: dict[str, Any]) -> list[str]:

@@ -16,7 +16,7 @@ from alembic.util import CommandError
 from sqlalchemy import URL
 from sqlalchemy.exc import DBAPIError
 
-from seekpoint.errors import ConfigError, KafkaAway, SeekpointError
+from seekpoint.errors import ConfigError, KafkaAway, SeekpointError, install
 from seekpoint.failure import notes, users_line
 from seekpoint.kafka.client import KafkaException
 from seekpoint.kafka.identity import CHECK_KAFKA
@@ -113,8 +113,9 @@ def exit_code(error: Exception) -> int:
     """2 where command, configuration or declaration is wrong, else 1."""
     if isinstance(error, KafkaException):
         return USAGE if error.args[0].name() == "_INVALID_ARG" else FAILED
-    # Brokers that do not answer when a worker starts may answer later; and so may a server of ours.
-    passing = isinstance(error.__cause__, KafkaAway) or type(error).__name__ == "ServerFailed"
+    # Brokers that do not answer when a worker starts may answer later, and so may a server of ours; a table or a right
+    # that the database misses is not the command's either.
+    passing = isinstance(error.__cause__, KafkaAway | psycopg.Error) or type(error).__name__ == "ServerFailed"
     wrong = isinstance(error, ConfigError | CommandError | ImportError | SyntaxError)
     return USAGE if wrong and not passing else FAILED
 
@@ -122,7 +123,7 @@ def exit_code(error: Exception) -> int:
 def message_of(error: Exception) -> str:
     """The error in words for the person at the terminal, with what to do about it where we know."""
     if (extra := _missing_extra(error)) is not None:
-        said = f"{error}: pip install 'seekpoint[{extra}]'"
+        said = f"{error}: {install(extra)}"
     elif isinstance(error, DBAPIError | psycopg.Error):
         said = f"Postgres: {_database(error)}"
     elif isinstance(error, KafkaException):

@@ -12,7 +12,7 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] not in {"typer", "rich"}:
             raise
-        sys.stderr.write("error: the command needs Typer and Rich: pip install 'seekpoint[cli]'\n")
+        sys.stderr.write("error: the command needs Typer and Rich: pip install '/path/to/seekpoint[cli]'\n")
         sys.exit(2)
     except KeyboardInterrupt:  # the imports take their time
         sys.stderr.write("aborted\n")

@@ -1,13 +1,13 @@
 """Apache Arrow's IPC formats: a record holds a table, of any number of rows.
 
-Needs the extra: ``pip install 'seekpoint[arrow]'``. Like every codec it loads nothing before its first record.
+Needs the extra: ``arrow``. Like every codec it loads nothing before its first record.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from seekpoint.errors import ConfigError
+from seekpoint.errors import ConfigError, needs_extra
 
 __all__ = ["Arrow"]
 
@@ -34,7 +34,7 @@ class Arrow:
         try:
             from pyarrow import ipc  # noqa: PLC0415 -- a declaration does without
         except ImportError as error:
-            raise ConfigError(f"Arrow needs the extra: pip install 'seekpoint[arrow]' ({error})") from error
+            raise needs_extra("Arrow needs pyarrow", "arrow", error) from error
         table = (ipc.open_file(data) if data.startswith(FILE) else ipc.open_stream(data)).read_all()
         table.validate(full=True)  # what was written by others may point anywhere
         if self.schema is None or table.schema == self.schema:

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
-from seekpoint.errors import CodecAway, ConfigError
+from seekpoint.errors import CodecAway, ConfigError, needs_extra
 
 Registry = str | Mapping[str, Any] | Callable[[], Any]
 
@@ -79,7 +79,7 @@ def connect(registry: Registry) -> Asked:
 
 def missing(error: ImportError) -> ConfigError:
     """What is raised where the extra was not installed."""
-    return ConfigError(f"Avro and Protobuf need the extra: pip install 'seekpoint[registry]' ({error})")
+    return needs_extra("Avro and Protobuf need a registry's client", "registry", error)
 
 
 class Asked:

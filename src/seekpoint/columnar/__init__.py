@@ -1,6 +1,6 @@
 """Columns instead of rows, by Apache Arrow: :class:`AppendArrow`, and :func:`copy_into` for handlers.
 
-Needs the extra: ``pip install 'seekpoint[arrow]'``. ``Batch.arrow()`` gives a handler its batch as a table.
+Needs the extra: ``arrow``. ``Batch.arrow()`` gives a handler its batch as a table.
 """
 
 from __future__ import annotations

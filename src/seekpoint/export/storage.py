@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from seekpoint.errors import ConfigError
+from seekpoint.errors import ConfigError, needs_extra
 
 _SECRET = re.compile(r"(?i)(?:password|secret|token|key)[^=&]*=")  # abfss://…?client_secret=…
 
@@ -49,7 +49,7 @@ class Storage:
         try:
             from pyarrow import fs  # noqa: PLC0415 -- an extra, and not needed to name an archive
         except ModuleNotFoundError as error:
-            raise ConfigError(f"an archive needs the extra: pip install 'seekpoint[arrow]' ({error})") from error
+            raise needs_extra("an archive needs pyarrow", "arrow", error) from error
         self.root, self._fs = root, fs
         self.is_local = "://" not in root
         try:

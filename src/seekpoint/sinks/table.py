@@ -8,6 +8,7 @@ from operator import attrgetter, itemgetter
 from typing import Any
 
 import msgspec
+from sqlalchemy import Connection
 
 from seekpoint.errors import ConfigError, Poison
 from seekpoint.pipeline import Row
@@ -61,6 +62,30 @@ class TableSink:
     def written(self) -> tuple[str, ...] | None:
         """Every column it writes, in the order of its rows; None while the first row of Structs is to come."""
         return None if self.columns is None else (*self.columns, *self.provenance.values())
+
+    def check(self, tx: Connection, kinds: Collection[Any] = ()) -> str:
+        """By which statement its rows go to the table: ``"copy"`` or ``"insert"``.
+
+        Raises ConfigError where the table, a column or a right is missing.
+        """
+        from seekpoint.sinks.check import check_append  # noqa: PLC0415 -- a declaration needs no database driver
+
+        return check_append(tx, repr(self), self.path, self.expected(kinds))
+
+    def expected(self, kinds: Collection[Any]) -> tuple[str, ...] | None:
+        """The columns, as far as they are known before the first row: of values of these types, all of one."""
+        kind = next(iter(kinds), None)
+        if self.written is not None or self._row is not None or self._rows is not None:
+            return self.written
+        if any(other is not kind for other in kinds):
+            return None
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+            fields = kind.__struct_fields__
+        elif isinstance(kind, type) and dataclasses.is_dataclass(kind):
+            fields = tuple(field.name for field in dataclasses.fields(kind))
+        else:
+            return None
+        return (*fields, *self.provenance.values())
 
     def takes(self, topic: str) -> bool:
         """Whether records of this topic go to the table."""

@@ -133,6 +133,13 @@ class Upsert(TableSink):
     def _aim(self, path: tuple[str, ...]) -> Target:
         return self.target if path == self.path else dataclasses.replace(self.target, path=path)
 
+    def check(self, tx: Connection, kinds: Collection[Any] = ()) -> Any:
+        """The table's layout. Raises ConfigError where it, a column, the key's index or a right is missing."""
+        from seekpoint.sinks.check import check_upsert  # noqa: PLC0415 -- a declaration needs no driver
+
+        target = dataclasses.replace(self.target, columns=self.expected(kinds))
+        return check_upsert(tx, target, deletes=self._tombstone is not None)
+
     def news(self) -> Iterable[Event]:
         """The road of large transactions, where it is another one than when it was told last."""
         road = self.roads.current

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from seekpoint.errors import ConfigError
+from seekpoint.errors import needs_extra
 from seekpoint.export import Archive, Export, Exported, Written
 from seekpoint.export.job import RANGE, Progress
 from seekpoint.kafka.ranges import Range
@@ -76,7 +76,7 @@ class SparkWriter:
         try:
             from seekpoint.spark.exports import ExportSource  # noqa: PLC0415 -- pyspark
         except ModuleNotFoundError as error:
-            raise ConfigError(f"Spark needs the extra: pip install 'seekpoint[spark]' ({error})") from error
+            raise needs_extra("Spark needs pyspark", "spark", error) from error
         plan = {
             "kafka": self._carried,
             "root": root,

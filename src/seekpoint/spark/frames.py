@@ -19,7 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812 -- as everybody calls it
 from sqlalchemy import Engine, select
 
 from seekpoint.columnar import copy_into
-from seekpoint.errors import ConfigError, Poison, ReloadOver, ReloadRefused
+from seekpoint.errors import ConfigError, Poison, ReloadOver, ReloadRefused, needs_extra
 from seekpoint.failure import one_line
 from seekpoint.guard import is_data_fault
 from seekpoint.kafka.plan import check
@@ -141,7 +141,7 @@ def _in_arrow(frame: DataFrame, write: Callable[[Iterable[pa.RecordBatch]], Iter
         try:
             return frame.mapInArrow(write, WRITTEN)
         except ImportError as error:
-            raise ConfigError(f"frames need the extra: pip install 'seekpoint[spark]' ({error})") from error
+            raise needs_extra("frames need pyspark", "spark", error) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from sqlalchemy import URL, Engine
 
-from seekpoint.errors import ConfigError
+from seekpoint.errors import ConfigError, needs_extra
 from seekpoint.kafka.plan import SMALLEST, check, split
 from seekpoint.kafka.ranges import Range
 from seekpoint.ledger import Ledger
@@ -73,7 +73,7 @@ def frame_of(
     try:
         from seekpoint.spark.source import Source  # noqa: PLC0415 -- pyspark, which planning does without
     except ModuleNotFoundError as error:
-        raise ConfigError(f"Spark needs the extra: pip install 'seekpoint[spark]' ({error})") from error
+        raise needs_extra("Spark needs pyspark", "spark", error) from error
     spark.dataSource.register(Source)
     plan = json.dumps({"kafka": carried, "tasks": tasks, "archive": archive})
     return spark.read.format(Source.name()).option("plan", plan).load()

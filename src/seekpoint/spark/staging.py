@@ -18,7 +18,7 @@ from uuid import uuid4
 from sqlalchemy import URL, Engine, make_url
 from sqlalchemy.exc import ArgumentError
 
-from seekpoint.errors import ConfigError, SeekpointError
+from seekpoint.errors import ConfigError, SeekpointError, needs_extra
 from seekpoint.kafka.plan import MOST_TASKS, SMALLEST
 from seekpoint.ledger.ledger import postgres_engine
 from seekpoint.records import Partition
@@ -159,7 +159,7 @@ class _Job:
         try:
             from seekpoint.spark.tasks import StagingSource  # noqa: PLC0415 -- pyspark
         except ModuleNotFoundError as error:
-            raise ConfigError(f"Spark needs the extra: pip install 'seekpoint[spark]' ({error})") from error
+            raise needs_extra("Spark needs pyspark", "spark", error) from error
 
         spark.dataSource.register(StagingSource)
         self._spark, self._tag = spark, f"seekpoint-{uuid4().hex}"

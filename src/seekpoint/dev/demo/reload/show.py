@@ -30,7 +30,7 @@ from seekpoint.dev.demo.reload.reader import Reader
 from seekpoint.dev.demo.reload.report import Reloaded, Report
 from seekpoint.dev.demo.wire import create_topic
 from seekpoint.dev.servers import Pair, start_pair
-from seekpoint.errors import ConfigError
+from seekpoint.errors import ConfigError, needs_extra
 from seekpoint.reload import CutOver, Driver, Generations, LocalStager, Reload, Run, Staged, Stager, Task
 from seekpoint.reload.rounds import Rounds
 from seekpoint.tables import DEFAULT_SCHEMA
@@ -86,7 +86,7 @@ def perform(records: int = RECORDS, *, spark: str | None = None, console: Consol
 def _spark(master: str, database: str) -> Iterator[SparkSession]:
     """A session whose tasks find the database by the name of a variable."""
     if importlib.util.find_spec("pyspark") is None:
-        raise ConfigError("--spark needs the extra: pip install 'seekpoint[spark]'")
+        raise needs_extra("--spark needs pyspark", "spark")
     from seekpoint.dev.spark import start_spark  # noqa: PLC0415 -- an extra
 
     os.environ[DATABASE] = database

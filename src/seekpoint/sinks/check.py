@@ -1,0 +1,90 @@
+"""What can be known of a sink's table before the first record: is it there, with these columns, and may we write it.
+
+Nothing is written, and no trigger fires: statements are planned, which is where the server looks at names and rights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from seekpoint.errors import ConfigError
+from seekpoint.sinks.copy import driver_of
+from seekpoint.sinks.fold import Target
+from seekpoint.sinks.layout import Layout, quoted, survey
+from seekpoint.sinks.place import placed, recalled
+from seekpoint.sinks.statements import Statements
+
+_REMEDIES = {
+    "42P01": "create the table, or correct its name in the pipeline",
+    "3F000": "create the schema, or correct its name in the pipeline",
+    "42703": "add the column to the table, or take it out of the row",
+    "42501": "grant the right to the role of the database's URL (docs/guides/operate.md, Privileges)",
+    "428C9": "the database makes this column: take it out of the row",
+    "42P10": "the database makes this column: take it out of the row",
+    "42809": "name a table",
+    "0A000": "name a table",
+}
+
+
+def check_append(tx: Connection, sink: str, path: Sequence[str], columns: Sequence[str] | None) -> str:
+    """Whether rows can be appended, and by which statement; ``columns`` are None where they are not known yet.
+
+    Raises ConfigError where the table, a column or a right is missing.
+    """
+    with explained(sink), placed(tx, path) as at:
+        found = recalled(tx, at)
+        if found.is_plain or found.is_secured:
+            given = (
+                sql.SQL(" ({})").format(sql.SQL(", ").join(map(sql.Identifier, columns))) if columns else sql.SQL("")
+            )
+            nothing = sql.SQL(", ").join([sql.SQL("NULL")] * len(columns or ()))
+            statement = "EXPLAIN INSERT INTO {}{} OVERRIDING SYSTEM VALUE SELECT {} WHERE false"
+            _run(tx, sql.SQL(statement).format(sql.Identifier(*at), given, nothing))
+        else:  # a view, or a table with rules: COPY itself says whether it takes them
+            given_names = f" ({', '.join(map(quoted, columns))})" if columns else ""
+            with psycopg.Cursor(driver_of(tx)).copy(f"COPY {quoted(*at)}{given_names} FROM STDIN"):
+                pass
+    return "insert" if found.is_secured else "copy"
+
+
+def check_upsert(tx: Connection, target: Target, *, deletes: bool) -> Layout:
+    """An upsert's table as it is. Raises ConfigError where it, a column, the key's index or a right is missing."""
+    with explained(target.name), placed(tx, target.path) as at:
+        target = replace(target, path=at)
+        layout, _ = survey(tx, target)
+        statements = Statements(target, layout)
+        if target.columns is not None:
+            _explain(tx, statements.insert, len(target.columns), statements)
+        if deletes:
+            _explain(tx, statements.delete, len(target.gone), statements)
+    return layout
+
+
+def _explain(tx: Connection, statement: sql.Composed, arrays: int, statements: Statements) -> None:
+    nothing: list[Any] = [[] for _ in range(arrays)]
+    _run(tx, sql.SQL("EXPLAIN ") + statement, [*nothing, *statements.gate])
+
+
+def _run(tx: Connection, statement: sql.Composed, parameters: Sequence[Any] | None = None) -> None:
+    psycopg.Cursor(driver_of(tx)).execute(statement, parameters, prepare=False)
+
+
+@contextmanager
+def explained(sink: str) -> Iterator[None]:
+    """Turn what the server says of a name or a right into a ConfigError that says what to do."""
+    try:
+        yield
+    except (psycopg.Error, DBAPIError) as error:
+        cause: Any = error.orig if isinstance(error, DBAPIError) else error
+        if (remedy := _REMEDIES.get(cause.sqlstate or "")) is None:
+            raise
+        said = [cause.diag.message_primary, *getattr(cause, "__notes__", ())]
+        raise ConfigError(f"{sink}: {'; '.join(said)}; {cause.diag.message_hint or remedy}") from error

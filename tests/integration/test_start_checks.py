@@ -1,0 +1,112 @@
+"""What a worker asks of its tables before it joins the group: what cannot work is refused at the start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from sqlalchemy import Engine, create_engine, text
+
+from ground import Ground
+from seekpoint import Append, Json, Limits, Pipeline, Upsert, events
+from seekpoint.columnar import AppendArrow
+from seekpoint.errors import ConfigError
+from workers import Run
+
+NOISY = """
+CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'a trigger ran'; END $$;
+CREATE TRIGGER t BEFORE INSERT OR UPDATE OR DELETE ON t EXECUTE FUNCTION refuse();
+"""
+
+
+class Order(msgspec.Struct):
+    id: int
+    v: str
+
+
+@pytest.fixture
+def ground(seekpoint_engine: Engine, seekpoint_schema: str) -> Ground:
+    return Ground(seekpoint_engine, seekpoint_schema)
+
+
+@pytest.fixture
+def start(group: str, topic: Callable[..., str], run_worker: Callable[..., Run]) -> Callable[..., Run]:
+    """``start(sink, value=…)`` starts a worker with this sink."""
+    name = topic()
+
+    def begin(sink: Any, value: Any = None, **options: Any) -> Run:
+        return run_worker(Pipeline(group, topics=name, value=value or Json(), sinks=[sink]), **options)
+
+    return begin
+
+
+KINDS: list[tuple[Any, dict[str, Any]]] = [(Append, {}), (AppendArrow, {}), (Upsert, {"key": ["id"]})]
+EITHER = pytest.mark.parametrize(("kind", "more"), KINDS, ids=["append", "arrow", "upsert"])
+
+
+@EITHER
+def test_a_table_that_is_missing(ground: Ground, start: Callable[..., Run], kind: Any, more: dict[str, Any]) -> None:
+    sink = kind((ground.schema, "none"), columns=["id", "v"], **more)
+    with pytest.raises(ConfigError, match=r"\.none'\): relation .* does not exist; create the table, or correct its"):
+        start(sink)
+    ground.create("id int PRIMARY KEY, v text", "none")
+    start(sink).placed()
+
+
+@EITHER
+@pytest.mark.parametrize("named", [True, False], ids=["named", "of the codec's type"])
+def test_a_column_that_is_missing(
+    ground: Ground, start: Callable[..., Run], kind: Any, more: dict[str, Any], named: bool
+) -> None:
+    columns = {"columns": ["id", "v"]} if named else {}
+    sink = kind(ground.create("id int PRIMARY KEY"), **columns, **more)
+    value = Json() if named else Json(Order)
+    with pytest.raises(
+        ConfigError, match=r"column \"v\" .*does not exist; add the column to the table, or take it out"
+    ):
+        start(sink, value)
+    ground.sql("ALTER TABLE t ADD v text")
+    ground.sql(NOISY)  # a look writes nothing, so no trigger runs
+    start(sink, value).placed()
+
+
+@EITHER
+def test_a_right_that_is_missing(ground: Ground, start: Callable[..., Run], kind: Any, more: dict[str, Any]) -> None:
+    sink = kind(ground.create("id int PRIMARY KEY, v text"), columns=["id", "v"], **more)
+    role, schema = f"{ground.schema}_poor", ground.schema
+    ground.sql(f"CREATE ROLE {role}; GRANT USAGE ON SCHEMA {schema} TO {role}")
+    ground.sql(f"GRANT ALL ON ALL TABLES IN SCHEMA {schema} TO {role}; REVOKE UPDATE, INSERT ON t FROM {role}")
+    poor = create_engine(ground.engine.url, connect_args={"options": f"-crole={role}"})
+    try:
+        with pytest.raises(ConfigError, match=r"permission denied for table t; grant the right to the role"):
+            start(sink, engine=poor)
+    finally:
+        poor.dispose()
+        ground.sql(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+def test_an_index_that_is_missing(ground: Ground, start: Callable[..., Run]) -> None:
+    with pytest.raises(ConfigError, match="no unique index on exactly"):
+        start(Upsert(ground.create("id int, v text"), key=["id"], columns=["id", "v"]))
+
+
+@EITHER
+def test_a_lock_does_not_keep_a_worker_from_starting(
+    ground: Ground,
+    start: Callable[..., Run],
+    produce: Callable[..., Any],
+    kind: Any,
+    more: dict[str, Any],
+) -> None:
+    """As an index build holds it: the batches wait for it, as they would later."""
+    sink = kind(ground.create("id int PRIMARY KEY, v text"), columns=["id", "v"], **more)
+    with ground.engine.begin() as other:
+        other.execute(text(f'LOCK TABLE "{ground.schema}".t IN SHARE MODE'))
+        run = start(sink, limits=Limits(claim_wait=0.1))
+        assert run.seen.all(events.DatabaseTrouble)
+    name = run.worker.pipeline.topics[0]
+    produce(name, [b'{"id": 1, "v": "x"}'])
+    run.reached(name, 1)
+    assert ground.rows("id", "v") == [(1, "x")]

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, LiteralString
 
 import psycopg
 from sqlalchemy import URL, make_url
@@ -54,9 +55,7 @@ def run_pgbouncer(dsn: str, size: int = POOL_SIZE) -> Iterator[str]:
     try:
         child.start()
         _await(through, child)
-        made = through.render_as_string(hide_password=False)
-        _fill(made, size)
-        yield made
+        yield through.render_as_string(hide_password=False)
     finally:
         child.close()
 
@@ -72,12 +71,14 @@ def _await(url: URL, child: Child) -> None:
     raise AssertionError(f"PgBouncer does not answer: {child.log_tail()}")
 
 
-def _fill(dsn: str, size: int) -> None:
-    """Have the pooler open all its server connections, by as many transactions at a time."""
+def in_each_session(dsn: str, query: LiteralString, size: int = POOL_SIZE) -> list[tuple[Any, ...]]:
+    """What this query answers in each session of the pooler, which has them all open after this call."""
     with ExitStack() as stack:
+        found = []
         for _ in range(size):
             client = stack.enter_context(psycopg.connect(dsn.replace("+psycopg", "", 1), connect_timeout=_SECONDS))
-            client.execute("SELECT 1", prepare=False)
+            found += client.execute(query, prepare=False).fetchall()
+        return found
 
 
 class TransactionPooler:
@@ -229,7 +230,7 @@ class _Client:
             if self._server is None:
                 self._server = self._take()
             self._awaited += kind in "QSF"
-            self._unsynced = kind in "PBDECH" or (self._unsynced and kind not in "SQ")
+            self._unsynced = kind in "PBDEC" or (self._unsynced and kind not in "SQ")
             out += raw
         if out and self._server is not None:
             self._server.sendall(out)
@@ -274,7 +275,6 @@ def run_own(dsn: str, size: int = POOL_SIZE) -> Iterator[str]:
     """The tests' own pooler in front of the server of a SQLAlchemy URL; gives the URL through it."""
     pooler = TransactionPooler(dsn, size)
     try:
-        _fill(pooler.url, size)
         yield pooler.url
     finally:
         pooler.close()

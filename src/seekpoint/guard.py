@@ -15,6 +15,7 @@ from sqlalchemy import Connection, CursorResult, Engine, Transaction
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from seekpoint import pooler
 from seekpoint.ahead import Ahead, begin_with, is_ahead
 from seekpoint.errors import HandlerMisuse
 from seekpoint.sent import Sent
@@ -376,7 +377,7 @@ class Session:
         tx = self._connection = LentConnection(self._engine)
         tx.execution_options(isolation_level="READ COMMITTED")
         self.wire.connected(tx.driver)
-        if self._lends:
+        if self._lends and pooler.found(tx) is None:  # a pooler gives each transaction another session
             with tx.begin():  # what the host's own engine events set when a transaction begins is there, too
                 sets = tx.driver.info.transaction_status != TransactionStatus.IDLE
             self._state = SessionState(self._known)

@@ -336,8 +336,8 @@ def test_a_missing_table(place: Place, produce: Callable[..., object]) -> None:
     result = place.run(place.module(TO_TABLE))
     assert result.exit_code == 1
     assert (
-        f"error: Append('{place.schema}.lines'): relation \"{place.schema}.lines\" does not exist; create the table, or "
-        "correct its name in the pipeline" in result.stderr
+        f"error: Append('{place.schema}.lines'): relation \"{place.schema}.lines\" does not exist; create the table, "
+        "or correct its name in the pipeline" in result.stderr
     )
 
 

@@ -17,7 +17,7 @@ from batcher import batch
 from bookkeeping import TABLES, Books, booked, by_core
 from cutting import settled
 from ground import Ground
-from pooler import POOL_SIZE, POOLERS, pgbouncer
+from pooler import POOL_SIZE, POOLERS, in_each_session, pgbouncer
 from seekpoint import Append, Json, Ledger, Limits, Pipeline, Upsert, events, pooler
 from seekpoint.columnar import AppendArrow
 from seekpoint.errors import Poison
@@ -51,20 +51,19 @@ def shop(request: pytest.FixtureRequest) -> Shop:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(seekpoint_engine: Engine) -> Iterator[None]:
-    """No session of the pooler's has a prepared statement or a temporary table of ours after the test."""
+    """No session of the pooler's has a prepared statement or a temporary table of ours after the test.
+
+    Before it, all of them are opened: transactions take turns with them.
+    """
+    dsn = seekpoint_engine.url.render_as_string(hide_password=False)
+    assert len(set(in_each_session(dsn, "SELECT pg_backend_pid()"))) == POOL_SIZE
     yield
-    dsn = seekpoint_engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
-    with psycopg.connect(dsn, autocommit=True, prepare_threshold=None) as client:
-        left = {}
-        for _ in range(2 * POOL_SIZE):  # each time the session that was idle for the longest time
-            row = client.execute(
-                "SELECT pg_backend_pid(), (SELECT count(*) FROM pg_prepared_statements), (SELECT count(*) "
-                "FROM pg_class WHERE relnamespace = pg_my_temp_schema() AND relname LIKE 'seekpoint%')"
-            ).fetchone()
-            assert row is not None
-            left[row[0]] = row[1:]
-        assert len(left) > 1
-        assert set(left.values()) == {(0, 0)}
+    left = in_each_session(
+        dsn,
+        "SELECT (SELECT count(*) FROM pg_prepared_statements), (SELECT count(*) FROM pg_class "
+        "WHERE relnamespace = pg_my_temp_schema() AND relname LIKE 'seekpoint%')",
+    )
+    assert left == [(0, 0)] * POOL_SIZE
 
 
 def test_it_is_detected_and_nothing_is_prepared(seekpoint_engine: Engine, seekpoint_schema: str) -> None:
@@ -207,6 +206,23 @@ def test_handlers(ground: Ground, apply: Apply, write: Any, send_ahead: bool) ->
     count = BATCHES * 5
     apply(values(count, count), 5, handle=handle, on_poison="dead_letter", send_ahead=send_ahead)
     assert ground.rows("id") == [(n,) for n in range(count) if n != 11]
+
+
+def test_what_other_clients_left_on_the_sessions_is_not_taken_for_the_handlers(
+    ground: Ground, apply: Apply, seekpoint_engine: Engine
+) -> None:
+    ground.create("id int PRIMARY KEY, v text")
+    dsn = seekpoint_engine.url.render_as_string(hide_password=False)
+    in_each_session(dsn, "SELECT set_config('statement_timeout', (60000 + pg_backend_pid() % 1000) || 'ms', false)")
+    try:
+        worker = apply(
+            values(BATCHES * 5, BATCHES * 5),
+            5,
+            handle=lambda tx, records: core(tx, ground.schema, [record.value for record in records]),
+        )
+    finally:
+        in_each_session(dsn, "SELECT set_config('statement_timeout', '0', false)")
+    assert not worker.seen.all(events.SessionReplaced)
 
 
 # -- workers, and the ledger ----------------------------------------------------------------------------------------

@@ -56,6 +56,23 @@ def test_the_next_export_goes_on_where_the_manifest_ends(vault: Vault) -> None:
     assert vault.archived(name, 0, 50) == vault.logged(name, 0, 50)
 
 
+def test_two_spellings_are_one_archive(vault: Vault, tmp_path: Path) -> None:
+    """A link to the root, and a path with dots; the manifest has the name that it was first given."""
+    name = vault.topic()
+    vault.produce(name, map(str, range(50)))
+    vault.stand(name, {0: 20})
+    vault.export().run()
+    link = tmp_path / "link"
+    link.symlink_to(vault.archive.root)
+    other = Archive(f"{tmp_path}/x/../link", vault.archive.engine, schema=vault.archive.schema)
+    vault.stand(name, {0: 50})
+    assert vault.export(archive=other).run().records == 30
+    assert vault.spans(name) == [(0, 20, 20), (20, 50, 30)]
+    assert vault.archived(name, 0, 50) == vault.logged(name, 0, 50)
+    other.require_known()
+    assert other.entries() == vault.archive.entries()
+
+
 def test_records_come_back_as_a_worker_sees_them(vault: Vault) -> None:
     """Null and empty, names twice, names that are no text, no time, and times beyond any calendar."""
     name = vault.topic(config={"message.timestamp.after.max.ms": str(2**63 - 1)})

@@ -70,3 +70,46 @@ def test_a_bucket_is_used_like_a_folder() -> None:
     bucket.remove("t/0/1.parquet")
     bucket.remove("t/0/1.parquet")
     assert list(bucket.files()) == []
+
+
+@pytest.mark.parametrize(
+    "spellings",
+    [
+        ["s3://b/a", "s3a://b/a/", "S3N://b/a", "s3://b/a?region=eu-central-1"],
+        ["gs://b/a", "gcs://b/a"],
+        ["dbfs:/mnt/a", "dbfs:///mnt/a/", "/dbfs/mnt/a"],
+        ["/a/b", "/a/./b", "/a/c/../b", "/a//b", "file:///a/b", "file:/a/b"],
+        [
+            "abfss://c@store.dfs.core.windows.net/a/b",
+            "abfs://c@store.dfs.core.windows.net/a/b/",
+            "abfss://store.dfs.core.windows.net/c/a/b",
+            "abfss://Store.blob.core.windows.net/c/a/b",
+        ],
+    ],
+)
+def test_one_place_has_one_name_in_the_manifest_however_it_is_spelled(spellings: list[str]) -> None:
+    assert len({storage.place(named(one)) for one in spellings}) == 1
+
+
+def test_what_is_another_place_has_another_name() -> None:
+    others = ["s3://b/a", "s3://b/A", "s3://c/a", "s3://b/a?endpoint_override=here", "gs://b/a", "/b/a"]
+    others += ["abfss://c@store.dfs.core.windows.net/a", "abfss://d@store.dfs.core.windows.net/a"]
+    assert len({storage.place(named(one)) for one in others}) == len(others)
+
+
+def test_roots_as_spark_writes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``dbfs:/`` is no folder beside the process, an Azure container no password, ``s3a://`` pyarrow's ``s3://``."""
+    assert Storage("abfss://c@store.dfs.core.windows.net/a").path("f") == "c/a/f"
+    assert Storage("abfs://c@store.dfs.core.windows.net/a").path("f") == "c/a/f"
+    assert Storage("gcs://b/a").path("f") == "b/a/f"
+    with pytest.raises(ConfigError, match=r"When resolving region|s3a://b-/a is no place") as refused:
+        Storage("s3a://b-/a")
+    assert "Unrecognized filesystem type" not in str(refused.value)
+    with pytest.raises(ConfigError, match=r"dbfs:/ is read through the folder .*, which this machine has not"):
+        Storage(named("dbfs:/mnt/a"))
+    monkeypatch.setattr(storage, "DBFS", str(tmp_path))
+    assert Storage(named("dbfs:/mnt/a")).path("f") == f"{tmp_path}/mnt/a/f"
+    with pytest.raises(ConfigError, match="s3:/b/a is no URL, and as a folder it would be one of this machine"):
+        named("s3:/b/a")
+    with pytest.raises(ConfigError, match="would stand in the manifest"):
+        named("abfss://c:secret@store.dfs.core.windows.net/a")

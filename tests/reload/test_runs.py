@@ -189,7 +189,7 @@ def test_pipelines_that_cannot_be_reloaded(shop: Shop) -> None:
         shop.reload([shop.pipeline(), shop.pipeline()])
     sink = Upsert((shop.schema, "nowhere"), key=["id"])
     astray = shop.reload([Pipeline(shop.group, topics=shop.topic, value=Json(Order), sinks=[sink])])
-    with pytest.raises(ConfigError, match="is not there: only plain tables"):
+    with pytest.raises(ConfigError, match="is not there: only tables"):
         astray.open()
 
 

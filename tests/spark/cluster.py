@@ -19,7 +19,7 @@ def main() -> None:
     """Reload ``ORDER["pipeline"]`` on ``ORDER["master"]``, or apply what is new by a batch; says what came of it."""
     kafka, schema = {"bootstrap.servers": ORDER["brokers"]}, ORDER["schema"]
     with start_spark(ORDER["master"], ORDER["config"]) as spark:
-        stager = SparkStager(spark, kafka, database=DATABASE, schema=schema, smallest=1)
+        stager = SparkStager(spark, kafka, database=DATABASE, schema=schema, smallest=1, **ORDER.get("stager", {}))
         common: dict[str, Any] = {"schema": schema, "stager": stager, "range_records": 40}
         outcome: object
         if ORDER.get("job") == "batch":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -22,7 +23,9 @@ from spark.orders import BEHIND_COMMIT, FOR_EVER, expected
 JOB = Path(__file__).parent / "cluster.py"
 
 
-def started(shop: Shop, name: str, master: str, config: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+def started(
+    shop: Shop, name: str, master: str, config: Mapping[str, str] | None = None, **stager: float
+) -> subprocess.Popen[str]:
     """A reload on this master, in a process of its own."""
     order = {
         "pipeline": name,
@@ -30,6 +33,7 @@ def started(shop: Shop, name: str, master: str, config: Mapping[str, str] | None
         "config": dict(config or {}),
         "brokers": shop.brokers,
         "schema": shop.schema,
+        "stager": stager,
     }
     return subprocess.Popen(
         [sys.executable, str(JOB)],
@@ -102,6 +106,47 @@ def test_a_driver_that_is_killed_takes_its_tasks_along_and_another_goes_on(
     assert run_.state == "staging"
     reload.run(reload.take(run_.id))
     assert shop.rows() == expected()
+
+
+@pytest.mark.usefixtures("surroundings")
+def test_a_cluster_that_dies_while_ranges_are_staged_is_heard_of(
+    shop: Shop, named: Callable[[str], str], tmp_path: Path
+) -> None:
+    """Spark waits for executors in silence, for ever; the run is open still, and goes on without Spark."""
+    name = named(FOR_EVER)
+    with start_cluster() as master:
+        job = started(shop, name, master, SPECULATION | {"spark.speculation": "false"}, patience=2.0)
+        wait_until((tmp_path / "marker").exists, "no task came as far as that")
+    with job:
+        try:
+            _, errors = job.communicate(timeout=120)
+        finally:
+            job.kill()
+    assert re.search(r"ConnectionError: Spark's master spark://\S+ has given no executor for 2 s", errors), errors
+    reload = Reload([name], shop.engine, {"bootstrap.servers": shop.brokers}, schema=shop.schema, range_records=40)
+    (run_,) = reload.runs.list()
+    assert run_.state == "staging"
+    reload.run(reload.take(run_.id))
+    assert shop.rows() == expected()
+
+
+LOGGED = """
+import sys
+from seekpoint.cli.sessions import spark_session
+settings = ["spark.eventLog.enabled=true", "spark.eventLog.compress=false", "spark.eventLog.dir=" + sys.argv[1],
+            "spark.executorEnv.SEEKPOINT_DATABASE_URL=postgresql://u:hunter2@h/db",
+            "spark.executorEnv.SEEKPOINT_SASL_PASSWORD=hunter2", "spark.executorEnv.MY_URL=postgresql://u:hunter2@h/db"]
+with spark_session("local[1]", settings) as spark:
+    spark.range(3).collect()
+"""
+
+
+@pytest.mark.usefixtures("surroundings")
+def test_no_secret_of_the_executors_stands_in_the_event_log(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", LOGGED, tmp_path.as_uri()], check=True, timeout=240)
+    logged = "".join(file.read_text() for file in tmp_path.rglob("*") if file.is_file() and file.suffix != ".crc")
+    assert "SEEKPOINT_DATABASE_URL" in logged
+    assert "hunter2" not in logged
 
 
 def wait_until(condition: Callable[[], bool], message: str) -> None:

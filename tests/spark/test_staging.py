@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import secrets
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +21,7 @@ from seekpoint.records import Partition
 from seekpoint.reload import Driver, Reload, Stager
 from seekpoint.reload.consolidate import coverage
 from seekpoint.reload.staging import Task, begin_staging
-from seekpoint.spark import Env, SparkStager
+from seekpoint.spark import REDACTED, Env, SparkStager
 from seekpoint.spark.ending import TaskEnded, ending_of
 from shop import PLAIN, Shop, of
 from spark.orders import BEHIND_COMMIT, DATABASE, DEPLOYED, IN_A_ROW, expected
@@ -51,6 +54,48 @@ def job(shop: Shop, spark: SparkSession, named: Callable[[str], str]) -> Callabl
 def test_a_stager_is_one() -> None:
     stager: type[Stager] = SparkStager
     assert stager
+
+
+def test_a_secret_that_spark_would_log_is_refused() -> None:
+    def session(**settings: str) -> Any:
+        return SimpleNamespace(conf=SimpleNamespace(get=lambda key, default=None: settings.get(key, default)))
+
+    url = {"spark.executorEnv.SEEKPOINT_DATABASE_URL": "postgresql://u:hunter2@h/db"}
+    with pytest.raises(
+        ConfigError, match=r"spark.executorEnv.SEEKPOINT_DATABASE_URL stands in Spark's event log"
+    ) as told:
+        SparkStager(session(**url), {})
+    assert "hunter2" not in str(told.value)
+    SparkStager(session(**url, **{"spark.redaction.regex": REDACTED}), {})
+    password = {"spark.executorEnv.KAFKA_PASSWORD": "hunter2"}
+    SparkStager(session(**password), {"sasl.password": Env("KAFKA_PASSWORD")})  # Spark replaces it by itself
+    with pytest.raises(ConfigError, match=r"spark.executorEnv.KAFKA_PW stands in Spark's event log"):
+        SparkStager(session(**{"spark.executorEnv.KAFKA_PW": "hunter2"}), {"sasl.password": Env("KAFKA_PW")})
+
+
+@pytest.mark.parametrize("what", ["the pipeline's module", "a module that it imports"])
+def test_a_module_that_only_the_driver_has_is_missing_there(
+    job: Callable[..., Job], spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """As on a cluster whose executors were not given it."""
+    here = tmp_path / "only-here"
+    here.mkdir()
+    monkeypatch.syspath_prepend(str(here))
+    alone = f"alone_{secrets.token_hex(6)}"
+    made = job(f"import {alone}\n{PLAIN}") if what.startswith("a module") and _write(here, alone, "") else job()
+    if what.startswith("the"):
+        _write(here, alone, f"from {made.reload.sources[0].name.split(':')[0]} import orders\n")
+        made = Job(made.shop, spark, f"{alone}:orders")
+    driver = made.opened()
+    with pytest.raises(ConfigError, match=rf"on the executor \S+: .*{alone}.*Executors need what"):
+        list(made.stager.stage(driver.run, made.tasks(driver)))
+    assert made.reload.runs.get(driver.run.id).state == "staging", "the run goes on with the right modules"
+
+
+def _write(folder: Path, name: str, source: str) -> bool:
+    (folder / f"{name}.py").write_text(source, encoding="utf-8")
+    importlib.invalidate_caches()
+    return True
 
 
 def test_a_whole_reload_by_spark(job: Callable[..., Job]) -> None:

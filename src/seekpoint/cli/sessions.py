@@ -41,7 +41,10 @@ def spark_session(master: str, conf: Sequence[str] | None) -> Iterator[SparkSess
     """A session of this command's own. Raises ConfigError without a Java, ModuleNotFoundError without the extra."""
     from pyspark.sql import SparkSession  # noqa: PLC0415 -- 0.2 s, and an extra
 
-    settings = _SETTINGS | (_LOCAL if master.startswith("local") else {}) | dict(map(_pair, conf or ()))
+    from seekpoint.spark.settings import REDACTED  # noqa: PLC0415 -- with the session
+
+    own = _SETTINGS | {"spark.redaction.regex": REDACTED}
+    settings = own | (_LOCAL if master.startswith("local") else {}) | dict(map(_pair, conf or ()))
     with tempfile.TemporaryDirectory(prefix="seekpoint-spark-") as folder:
         os.environ["JAVA_HOME"] = str(_java_home(Path(folder)))
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

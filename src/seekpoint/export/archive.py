@@ -14,7 +14,7 @@ from sqlalchemy import URL, Engine
 
 from seekpoint.errors import ConfigError, RangeLost
 from seekpoint.export.manifest import Entry, holes, transaction
-from seekpoint.export.storage import Storage, below, named
+from seekpoint.export.storage import Storage, below, named, place
 from seekpoint.kafka.ranges import Piece, Range
 from seekpoint.ledger.ledger import postgres_engine
 from seekpoint.tables import DEFAULT_SCHEMA
@@ -27,7 +27,8 @@ class Archive:
 
     ``root`` is a folder, or a URL that ``pyarrow.fs`` knows (``s3://bucket/archive``, ``gs://…``), without credentials:
     those are the storage's own environment variables. ``engine`` and ``schema`` are the ledger's, which has the
-    manifest; it knows the archive by this root. Making one does no I/O. Reading and writing need the extra ``arrow``.
+    manifest; it knows the archive by its place, however the root is spelled (``s3a://`` for ``s3://``, a link). Making
+    one does no I/O. Reading and writing need the extra ``arrow``.
     """
 
     def __init__(self, root: str | Path, engine: Engine | URL | str, *, schema: str = DEFAULT_SCHEMA) -> None:
@@ -47,13 +48,21 @@ class Archive:
         return cls(told["root"], engine, schema=told["schema"])
 
     @cached_property
+    def name(self) -> str:
+        """What the manifest calls it: one name, however the root is spelled."""
+        its = place(self.root)
+        with transaction(self.engine, self.schema, its) as tx:
+            known = tx.roots()
+        return self.root if self.root in known else next((one for one in known if place(named(one)) == its), its)
+
+    @cached_property
     def storage(self) -> Storage:
         """Its files. Raises ConfigError without pyarrow, and for a root that it does not know."""
         return Storage(self.root)
 
     def entries(self, topic: str | None = None) -> Sequence[Entry]:
         """The manifest: every range that the archive has (of one topic), in order."""
-        with transaction(self.engine, self.schema, self.root) as tx:
+        with transaction(self.engine, self.schema, self.name) as tx:
             return [entry for entry in tx.all() if topic in {None, entry.partition.topic}]
 
     def files(self, topic: str | None = None, topic_id: UUID | None = None) -> Sequence[str]:
@@ -63,9 +72,9 @@ class Archive:
 
     def require_known(self) -> None:
         """Raise ConfigError, naming the archives that there are, where no export wrote to this root: a typing error."""
-        with transaction(self.engine, self.schema, self.root) as tx:
+        with transaction(self.engine, self.schema, self.name) as tx:
             known = tx.roots()
-        if self.root not in known:
+        if self.name not in known:
             others = f"it knows {', '.join(known)}" if known else "nothing was exported yet (`seekpoint export`)"
             raise ConfigError(
                 f"the ledger in schema {self.schema!r} knows no archive {self.root}: {others}; "
@@ -74,7 +83,7 @@ class Archive:
 
     def gaps(self, range_: Range) -> Sequence[tuple[int, int]]:
         """What of the range the archive does not have; empty where it has all of it. Looks at the manifest alone."""
-        with transaction(self.engine, self.schema, self.root) as tx:
+        with transaction(self.engine, self.schema, self.name) as tx:
             return holes(tx.within(range_), range_.start, range_.end)
 
     def read_range(self, range_: Range) -> Iterator[Piece]:
@@ -87,7 +96,7 @@ class Archive:
             return
         from seekpoint.export.files import read  # noqa: PLC0415 -- pyarrow, which naming an archive does without
 
-        with transaction(self.engine, self.schema, self.root) as tx:
+        with transaction(self.engine, self.schema, self.name) as tx:
             entries = tx.within(range_)
         if missing := holes(entries, range_.start, range_.end):
             start, end = missing[0]
@@ -110,7 +119,7 @@ class Archive:
         from seekpoint.export.files import range_of  # noqa: PLC0415
 
         since = datetime.now(UTC) - older_than
-        with transaction(self.engine, self.schema, self.root) as tx:
+        with transaction(self.engine, self.schema, self.name) as tx:
             known, runs = tx.known(), tx.runs()
         found = []
         for file, written in self.storage.files():
@@ -124,7 +133,7 @@ class Archive:
         """Remove the :meth:`strays`; returns which. An export whose file goes while it writes says so, and fails."""
         removed = []
         for file in self.strays(older_than):
-            with transaction(self.engine, self.schema, self.root) as tx:
+            with transaction(self.engine, self.schema, self.name) as tx:
                 tx.alone(file.partition("/")[0])
                 if not tx.has(file):  # committed since they were listed
                     self.storage.remove(file)

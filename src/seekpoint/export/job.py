@@ -121,7 +121,7 @@ class Export:
         """Before the first file: by this a sweep knows whose files they are, should nobody commit them."""
         if self._noted:
             return
-        with transaction(self.archive.engine, self.archive.schema, self.archive.root) as tx:
+        with transaction(self.archive.engine, self.archive.schema, self.archive.name) as tx:
             tx.note(self._run, group=self.group, actor=storable(self._actor))
         self._noted = True
 
@@ -145,7 +145,7 @@ class Export:
         return [at for at in found if self._topics is None or at.partition.topic in self._topics]
 
     def _chain(self, at: Position) -> list[Entry]:
-        with transaction(self.archive.engine, self.archive.schema, self.archive.root) as tx:
+        with transaction(self.archive.engine, self.archive.schema, self.archive.name) as tx:
             return tx.chain(at.partition, at.topic_id)
 
     def _plan(self, stands: Sequence[Position]) -> list[Range]:
@@ -205,7 +205,7 @@ class Export:
 
     def _commit(self, written: Written) -> bool:
         """Add it to the manifest; False where another export has some of it there already."""
-        with transaction(self.archive.engine, self.archive.schema, self.archive.root) as tx:
+        with transaction(self.archive.engine, self.archive.schema, self.archive.name) as tx:
             tx.alone(written.range.partition.topic)
             if tx.within(written.range):
                 return False

@@ -15,23 +15,57 @@ from seekpoint.errors import ConfigError, needs_extra
 _SECRET = re.compile(r"(?i)(?:password|secret|token|key)[^=&]*=")  # abfss://…?client_secret=…
 
 
-def named(root: str | Path) -> str:
-    """One name for one place: an absolute path, or a URL without a slash at its end.
+_OPAQUE = re.compile(r"(?i)([a-z][a-z0-9+.-]+):(/*)(.*)", re.DOTALL)  # two letters at least: C:/ is a drive
+_ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfs": "abfss"}  # Spark's and Hadoop's names of the same storage
+_AZURE = re.compile(r"(?i)([^@/]+)\.(?:dfs|blob)\.core\.windows\.net")
+DBFS = "/dbfs"  # where Databricks shows dbfs:/ as a folder
 
-    Raises ConfigError for a URL with a password, which would stand in the manifest and in plans of jobs.
+
+def named(root: str | Path) -> str:
+    """The root as an absolute path, or a URL without a slash at its end; ``dbfs:/`` is the folder ``/dbfs``.
+
+    Raises ConfigError for a URL with a password, which would stand in the manifest and in plans of jobs, and for one
+    that is none (``s3:/bucket``).
     """
     text = str(root)
-    if "://" not in text:
-        if not text:
-            raise ConfigError("an archive needs a folder, or a URL such as s3://bucket/archive")
+    if not text:
+        raise ConfigError("an archive needs a folder, or a URL such as s3://bucket/archive")
+    found = None if isinstance(root, Path) else _OPAQUE.fullmatch(text)
+    scheme = found[1].lower() if found else ""
+    if found and scheme == "dbfs" and found[2]:
+        return f"{DBFS}/{found[3]}".rstrip("/")
+    if found and scheme == "file" and found[2]:
+        return str(Path(urlsplit(text).path).absolute())
+    if found and len(found[2]) == 1:
+        raise ConfigError(f"{text} is no URL, and as a folder it would be one of this machine: write {scheme}://...")
+    if not found or len(found[2]) < 2:
         return str(Path(text).expanduser().absolute())
     url = urlsplit(text)
-    if url.username or url.password or _SECRET.search(url.query):
+    is_container = scheme in {"abfs", "abfss"} and _AZURE.fullmatch(url.hostname or "") is not None
+    if (url.username and not is_container) or url.password or _SECRET.search(url.query):
         raise ConfigError(
             f"the credentials in the archive's URL ({url.scheme}://…@{url.hostname}) would stand in the manifest: give "
             "them as the storage's own environment variables (AWS_ACCESS_KEY_ID and the like), and the URL without"
         )
-    return str(Path(url.path).absolute()) if url.scheme == "file" else text.rstrip("/")
+    return text.rstrip("/")
+
+
+def place(root: str) -> str:
+    """One name for one place, whatever :func:`named` was given: ``s3a://`` is ``s3://``, a link is where it leads."""
+    if "://" not in root:
+        return os.path.realpath(root)
+    url = urlsplit(root)
+    scheme = _ALIASES.get(url.scheme.lower(), url.scheme.lower())
+    bucket, path = url.netloc, re.sub("/+$", "", url.path)
+    if scheme == "abfss" and (azure := _AZURE.fullmatch(url.hostname or "")) is not None:
+        container = url.username
+        if not container:
+            container, _, path = path.removeprefix("/").partition("/")
+            path = f"/{path}" if path else ""
+        bucket = f"{container}@{azure[1].lower()}.dfs.core.windows.net"
+    # Another endpoint has other buckets; a region, and how to get there, say nothing of the place.
+    options = [one for one in url.query.split("&") if one.startswith("endpoint_override=")]
+    return f"{scheme}://{bucket}{path}{'?' if options else ''}{'&'.join(options)}"
 
 
 def below(root: str, name: str) -> str:
@@ -52,8 +86,12 @@ class Storage:
             raise needs_extra("an archive needs pyarrow", "arrow", error) from error
         self.root, self._fs = root, fs
         self.is_local = "://" not in root
+        if Path(DBFS) in Path(root).parents and not Path(DBFS).is_dir():
+            raise ConfigError(f"{root}: dbfs:/ is read through the folder {DBFS}, which this machine has not")
+        scheme, mark, rest = root.partition("://")
+        known = f"{_ALIASES.get(scheme.lower(), scheme)}{mark}{rest}" if mark else root  # pyarrow has one name for each
         try:
-            found: tuple[Any, str] = (fs.LocalFileSystem(), root) if self.is_local else fs.FileSystem.from_uri(root)
+            found: tuple[Any, str] = (fs.LocalFileSystem(), root) if self.is_local else fs.FileSystem.from_uri(known)
         except Exception as error:
             raise ConfigError(f"{root} is no place that pyarrow.fs knows: {error}") from error
         self.fs, self._base = found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any
 
 import psycopg
@@ -61,8 +61,8 @@ class Coverage:
 def coverage(tx: Tx, driver: Driver, width: int = RANGE, *, without: Collection[str] = ()) -> Coverage:
     """One attempt for each offset of ``[first, E0)``, and tasks of this width for the offsets that have none.
 
-    Of several attempts at one range, the first by name counts; one that overlaps what is covered does not. Groups
-    ``without`` tasks are left to the driver's own rounds.
+    Of attempts that overlap (of another width, of a task that was late) those count that leave the fewest offsets
+    without any. Groups ``without`` tasks are left to the driver's own rounds.
     """
     found = tx.execute(sql.STAGED, its_run=driver.run.id)
     staged = {key: list(rows) for key, rows in groupby(found, lambda r: (r.consumer_group, r.topic, r.partition))}
@@ -72,14 +72,35 @@ def coverage(tx: Tx, driver: Driver, width: int = RANGE, *, without: Collection[
         if at.group in without:
             continue
         cursor = at.first_offset
-        for attempt in staged.get((at.group, *at.partition), ()):
-            if attempt.from_offset < cursor or attempt.to_offset > at.end_offset:
-                continue
+        for attempt in _tiling(at.first_offset, at.end_offset, staged.get((at.group, *at.partition), ())):
             missing += _tasks(at, cursor, attempt.from_offset, width)
             chosen.append(attempt)
             cursor = attempt.to_offset
         missing += _tasks(at, cursor, at.end_offset, width)
     return Coverage(tuple(chosen), tuple(missing))
+
+
+def _tiling(first: int, end: int, attempts: Sequence[Row[Any]]) -> list[Row[Any]]:
+    """Attempts within ``[first, end)`` that do not overlap and miss the fewest offsets; of those the fewest."""
+    within = [one for one in attempts if first <= one.from_offset < one.to_offset <= end]
+    ends = sorted({first, end, *(at for one in within for at in (one.from_offset, one.to_offset))})
+    begins: dict[int, list[Row[Any]]] = {}
+    for one in within:
+        begins.setdefault(one.from_offset, []).append(one)
+    best: dict[int, tuple[int, int]] = {first: (0, 0)}  # missed offsets, and attempts, up to an offset
+    came: dict[int, tuple[int, Row[Any] | None]] = {}
+    for here, there in pairwise([*ends, end]):
+        missed, count = best[here]
+        steps = [(there, (missed + there - here, count), None)] if there > here else []
+        for to, cost, by in [*steps, *((one.to_offset, (missed, count + 1), one) for one in begins.get(here, ()))]:
+            if to not in best or cost < best[to]:
+                best[to], came[to] = cost, (here, by)
+    found: list[Row[Any]] = []
+    at = end
+    while at > first:
+        at, attempt = came[at]
+        found += [attempt] if attempt is not None else []
+    return found[::-1]
 
 
 def _tasks(at: StagedPosition, start: int, end: int, width: int) -> Iterable[Task]:

@@ -6,10 +6,12 @@ import getpass
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
+import psycopg
 from sqlalchemy import URL, Engine
+from sqlalchemy.exc import DBAPIError
 
 from seekpoint.errors import ConfigError, RangeLost, ReloadRefused, TopicRecreated, WroteLiveTable
 from seekpoint.export import Archive
@@ -37,12 +39,14 @@ from seekpoint.reload.stagers.local import LocalStager
 from seekpoint.reload.staging import Stager, begin_staging
 from seekpoint.reload.sweep import drop_attempts
 from seekpoint.reload.targets import Source, sources, targets
+from seekpoint.reload.tries import TRIES, is_conflict, pause
 from seekpoint.reload.writes import writes_other_tables
 from seekpoint.tables import DEFAULT_SCHEMA, PUBLISHING
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+T = TypeVar("T")
 SMALL = 2_000  # records of a round, below which the locks may be taken
 ENDS = (ReloadRefused, RangeLost, TopicRecreated, WroteLiveTable)  # what no other driver would get over
 
@@ -211,7 +215,7 @@ class Reload:
         """Compare rebuilt and live tables at the same offsets, and keep what differs for the cut-over."""
         with self._ending(driver):
             self._progress("comparing", 0, 0)
-            report = prepare(driver, rounds)
+            report = self._again(lambda: prepare(driver, rounds))
             self._progress("comparing", 1, 1)
             return report
 
@@ -307,12 +311,29 @@ class Reload:
             offsets = tx.execute(sql.OFFSETS, groups=list(driver.run.groups)).all()
             behind = distance({(at.group, at.partition): at for at in tx.positions(driver.run.id)}, offsets)
         self._progress("following", 0, behind)  # between two steps: whoever is told may take its time
-        with driver.step(*states, isolation=SERIALIZABLE_ENOUGH) as tx:
+        read = self._again(lambda: self._apply(driver, rounds, states))
+        self._progress("following", behind, behind)
+        return read
+
+    def _apply(self, driver: Driver, rounds: Rounds, states: Sequence[str]) -> int:
+        # A handler may lock rows that others write: as in a worker, it gets them as they are then.
+        handles = any(source.has_handler for source in self.sources)
+        with driver.step(*states, isolation="READ COMMITTED" if handles else SERIALIZABLE_ENOUGH) as tx:
             read = rounds.apply(tx, tx.execute(sql.OFFSETS, groups=list(driver.run.groups)).all())
             if driver.run.state == "indexed":
                 driver.turn(tx, "following")
-        self._progress("following", behind, behind)
         return read
+
+    def _again(self, step: Callable[[], T]) -> T:
+        """The step, tried again where it was rolled back for what others did at the same time."""
+        for attempt in range(1, TRIES):
+            try:
+                return step()
+            except (DBAPIError, psycopg.Error) as error:
+                if not is_conflict(error):
+                    raise
+                pause(attempt)
+        return step()
 
     @contextmanager
     def _ending(self, driver: Driver) -> Iterator[None]:

@@ -25,6 +25,7 @@ from seekpoint.pipeline import Pipeline, RowRefused
 from seekpoint.records import Partition, RawRecord
 from seekpoint.reload import statements as sql
 from seekpoint.reload.ending import make_endings
+from seekpoint.reload.handlers.shadow import hush
 from seekpoint.reload.layout import UNLOGGED, Staging, name, remember_columns, run, unlogged
 from seekpoint.reload.parts import LeftOut, Outcome, Parts, all_of, nothing_left_out
 from seekpoint.reload.raw import raw_sinks
@@ -75,6 +76,8 @@ def begin_staging(driver: Driver, sources: Sequence[Source]) -> None:
         staging.lost.create(tx.connection)
         _make_letters(tx, staging)
         make_endings(tx, staging.schema)
+        if any(source.has_handler for source in sources):
+            hush(tx.connection, staging.schema)
         remember_writes(tx, staging.schema, sources)
         ends = {(at.group, at.partition): at for at in tx.positions(driver.run.id)}
         for source in sources:

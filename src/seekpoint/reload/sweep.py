@@ -21,7 +21,8 @@ _TABLES = text(
 )
 
 _FUNCTIONS = text(
-    "SELECT p.proname FROM pg_proc p WHERE p.pronamespace = to_regnamespace(quote_ident(:schema)) ORDER BY p.proname"
+    "SELECT CAST(CAST(p.oid AS regprocedure) AS text) FROM pg_proc p "
+    "WHERE p.pronamespace = to_regnamespace(quote_ident(:schema)) ORDER BY p.proname"
 )
 
 
@@ -39,8 +40,7 @@ def sweep(engine: Engine, schema: str, run: Run) -> bool:
     commands = [
         ident.SQL("DROP TABLE IF EXISTS {}").format(ident.Identifier(run.staging_schema, table)) for table in tables
     ]
-    commands += [ident.SQL("DROP FUNCTION IF EXISTS {}()").format(ident.Identifier(run.staging_schema, function))
-                 for function in functions]  # fmt: skip
+    commands += [ident.SQL("DROP FUNCTION IF EXISTS {}").format(ident.SQL(function)) for function in functions]
     if may_go:
         # Readers hold a lock on each partition: whoever comes behind us waits as long as we do.
         commands += [ident.SQL("DROP TABLE IF EXISTS {}").format(ident.Identifier(*path)) for path in generations]

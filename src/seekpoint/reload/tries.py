@@ -5,9 +5,20 @@ from __future__ import annotations
 from random import Random
 from time import sleep
 
+from seekpoint.guard import sqlstate
+
 TRIES = 20
 WAIT = 0.2  # seconds before another try, on average; grows
 _chance = Random()  # noqa: S311 -- spreads attempts, guards nothing
+
+
+# serialization_failure, deadlock_detected, lock_not_available: what others did at the same time, and no more
+CONFLICTS = frozenset({"40001", "40P01", "55P03"})
+
+
+def is_conflict(error: BaseException) -> bool:
+    """Whether a transaction was rolled back for what others did at the same time."""
+    return sqlstate(error) in CONFLICTS
 
 
 def pause(attempt: int) -> None:

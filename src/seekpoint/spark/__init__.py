@@ -14,7 +14,7 @@ from __future__ import annotations
 from seekpoint.spark.batching import batch
 from seekpoint.spark.exporting import export
 from seekpoint.spark.reading import read, stored_ranges
-from seekpoint.spark.settings import Env
+from seekpoint.spark.settings import REDACTED, Env
 from seekpoint.spark.staging import SparkStager
 
-__all__ = ["Env", "SparkStager", "batch", "export", "read", "stored_ranges"]
+__all__ = ["REDACTED", "Env", "SparkStager", "batch", "export", "read", "stored_ranges"]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import base64
 import re
 
-from seekpoint.errors import SeekpointError
+from seekpoint.errors import ConfigError, SeekpointError
 from seekpoint.reload.ending import ENDS, error_of, told
 
+_NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
 _SAID = re.compile(r"seekpoint:([A-Za-z0-9+/=]+):end")
 
 
@@ -22,8 +23,20 @@ class TaskEnded(Exception):  # noqa: N818 -- an error of ours in the clothes tha
 def ending_of(error: BaseException) -> SeekpointError | None:
     """The error of ours that Spark's exception carries; None where it carries none."""
     if (found := _SAID.search(str(error))) is None:
-        return None
+        return _missing(error)
     ending = error_of(base64.b64decode(found[1]).decode())
+    ending.__cause__ = error
+    return ending
+
+
+def _missing(error: BaseException) -> ConfigError | None:
+    """Spark's workers could not import what a task is made of."""
+    if (found := _NO_MODULE.search(str(error))) is None:
+        return None
+    ending = ConfigError(
+        f"Spark's Python workers have no module {found[1]!r} (this process may have it): install it for the executors' "
+        "Python, or give it to the session (spark.submit.pyFiles)"
+    )
     ending.__cause__ = error
     return ending
 

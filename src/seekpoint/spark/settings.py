@@ -6,9 +6,12 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from seekpoint.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _ENV = "$env"
 SECRET = re.compile(r"(?i)password|passphrase|secret|jaas|key\.pem|oauthbearer\.config")
@@ -33,6 +36,30 @@ class Env:
                 f"executors (spark.executorEnv.{self.name}, or a secret of your cluster)"
             )
         return found
+
+
+_SPARKS_OWN = "(?i)secret|password|token|access[.]?key"  # where nothing is set
+#: For ``spark.redaction.regex``: what Spark replaces in its event log, its UI and its logs.
+REDACTED = (
+    r"(?i)secret|password|passphrase|passwd|token|credential|access[.]?key|jaas|key\.pem|oauthbearer"
+    r"|database_url|://[^/\s:@]+:[^@\s]+@"
+)
+
+
+def require_no_secret(spark: SparkSession, database: object, kafka: Mapping[str, Any]) -> None:
+    """Raise ConfigError where a variable that has a secret is given by Spark's settings, which would log its value."""
+    names = {database.name} if isinstance(database, Env) else set()
+    names |= {str(value[_ENV]) for value in kafka.values() if isinstance(value, dict)}
+    pattern = re.compile(str(spark.conf.get("spark.redaction.regex", _SPARKS_OWN)))
+    for name in sorted(names):
+        key = f"spark.executorEnv.{name}"
+        value = spark.conf.get(key, None)
+        if value is not None and not (pattern.search(key) or pattern.search(str(value))):
+            raise ConfigError(
+                f"{key} stands in Spark's event log and its UI as it is: set spark.redaction.regex before the session "
+                f"is made (seekpoint.spark.REDACTED matches it), and change what was logged; or give {name} to the "
+                "executors as a secret of your cluster"
+            )
 
 
 def portable(settings: Mapping[str, Any]) -> dict[str, Any]:

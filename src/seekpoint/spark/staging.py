@@ -28,12 +28,13 @@ from seekpoint.reload.ending import endings, error_of
 from seekpoint.reload.run import transaction
 from seekpoint.spark.ending import ending_of
 from seekpoint.spark.reading import carried_range, context_of, require_this_python
-from seekpoint.spark.settings import Env, portable
+from seekpoint.spark.settings import Env, portable, require_no_secret
 from seekpoint.tables import DEFAULT_SCHEMA
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+NO_EXECUTOR = 120.0  # seconds that a cluster may give no executor
 LOOK = 1.0  # seconds between two looks at what has been staged
 PATIENCE = 30.0  # seconds for a job to be cancelled; one that is not is left to Spark
 
@@ -47,6 +48,7 @@ class SparkStager:
     database, by the name of an environment variable, and ``schema`` the ledger's. The reload's pipelines must be given
     by name (``module:name``): tasks import them. The executors need this package, the pipelines' modules, and the
     variables. A task that fails is tried again as often as Spark is told to (``local[2]``: never; ``local[2,4]``).
+    A cluster that gives no executor for ``patience`` seconds, because it has died or has no room, ends the staging.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class SparkStager:
         database: Env | str = Env("SEEKPOINT_DATABASE_URL"),  # noqa: B008 -- frozen
         schema: str = DEFAULT_SCHEMA,
         smallest: int = SMALLEST,
+        patience: float = NO_EXECUTOR,
     ) -> None:
         if not isinstance(database, Env) and _has_password(database):
             raise ConfigError(
@@ -64,7 +67,8 @@ class SparkStager:
                 "driver and the executors, and give its name, database=Env('SEEKPOINT_DATABASE_URL')"
             )
         self._spark, self._schema, self._smallest = spark, schema, smallest
-        self._kafka, self._database = portable(kafka), database
+        self._kafka, self._database, self._patience = portable(kafka), database, patience
+        require_no_secret(spark, self._database, self._kafka)
 
     @property
     def servers(self) -> tuple[dict[str, Any], Env | str]:
@@ -75,8 +79,8 @@ class SparkStager:
         """Stage each at least once; each is told once, soon after it was committed.
 
         Raises what ends the staging as a task raised it (ReloadRefused, ReloadOver, RangeLost, RangeStuck,
-        TopicRecreated, ArchiveDamaged, ConfigError), and Spark's own exception where a task failed too often. Whoever
-        stops iterating cancels the rest.
+        TopicRecreated, ArchiveDamaged, ConfigError), ConnectionError where the cluster gives no executor, and Spark's
+        own exception where a task failed too often. Whoever stops iterating cancels the rest.
         """
         if not tasks:
             return
@@ -92,6 +96,7 @@ class SparkStager:
         before = {staged.attempt for staged in self._staged(engine, run)}
         awaited = {_place(task.group, task.range.partition, task.range.start) for task in tasks}
         job = _Job(self._spark, self._plan(run, tasks))
+        lonely = _Lonely(self._spark, self._patience)
         try:
             while True:
                 is_over = job.wait(LOOK)
@@ -104,6 +109,7 @@ class SparkStager:
                     raise ending
                 if is_over:
                     break
+                lonely.look()
         finally:
             job.end()
         if missing := sorted(awaited & job.told()):
@@ -212,6 +218,31 @@ class _Job:
         while not self._over.is_set() and monotonic() < deadline:
             self._cancel()  # again and again: what is not submitted yet does not hear it
             self._over.wait(0.2)
+
+
+class _Lonely:
+    """Looks whether the cluster gives executors: without any, Spark waits in silence, for ever."""
+
+    def __init__(self, spark: SparkSession, patience: float) -> None:
+        context = context_of(spark)
+        # A local session is its own executor; of Spark Connect's nothing is known here.
+        self._context = None if context is None or str(context.master).startswith("local[") else context
+        self._patience, self._since = patience, monotonic()
+
+    def look(self) -> None:
+        """Raise ConnectionError where there has been none for too long."""
+        if self._context is None or self._executors() > 0:
+            self._since = monotonic()
+        elif monotonic() - self._since > self._patience:
+            raise ConnectionError(
+                f"Spark's master {self._context.master} has given no executor for {self._patience:g} s: the cluster "
+                "has died, or has no room. What was staged counts; resume the run when there is one, or stage without "
+                "Spark (more patience: SparkStager(patience=...))"
+            )
+
+    def _executors(self) -> int:
+        java: Any = self._context and self._context._jsc  # noqa: SLF001 -- PySpark passes none of it on
+        return int(java.sc().getExecutorMemoryStatus().size()) - 1  # the driver is among them
 
 
 def _place(group: str, partition: Partition, start: int) -> _Place:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from socket import gethostname
 from typing import Any
 from uuid import UUID
 
@@ -12,10 +13,11 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import ArrayType, IntegerType, LongType, StringType, StructField, StructType
 from sqlalchemy import Engine
 
-from seekpoint.errors import SeekpointError
+from seekpoint.errors import ConfigError, SeekpointError
 from seekpoint.kafka.ranges import Range
 from seekpoint.ledger.ledger import postgres_engine
 from seekpoint.loading import load_pipeline
+from seekpoint.pipeline import Pipeline
 from seekpoint.reload.ending import ENDS, tell_ending, told
 from seekpoint.reload.staging import Staged, stage_range
 from seekpoint.spark.reading import range_of
@@ -93,8 +95,19 @@ class StagingReader(DataSourceReader):
         plan = self._plan
         kafka, run = resolved(plan["kafka"]), UUID(plan["run"])
         for group, range_ in pack.tasks:
-            pipeline = load_pipeline(plan["pipelines"][group])
+            pipeline = _import(plan["pipelines"][group])
             yield _message(stage_range(engine, plan["schema"], kafka, run, pipeline=pipeline, range_=range_))
+
+
+def _import(name: str) -> Pipeline:
+    """The pipeline, by this executor's modules. Raises ConfigError, which says where one is missing."""
+    try:
+        return load_pipeline(name)
+    except (ConfigError, ModuleNotFoundError) as error:
+        raise ConfigError(
+            f"on the executor {gethostname()}: {error}. Executors need what {name} imports: give it to the session "
+            "(spark.submit.pyFiles), install it in their Python, or import nothing there that only the driver has"
+        ) from error
 
 
 def _ending(error: SeekpointError) -> tuple[Any, ...]:

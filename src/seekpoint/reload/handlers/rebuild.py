@@ -6,15 +6,18 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from time import monotonic
 from typing import Any
 
+import psycopg
 from sqlalchemy import ColumnElement, delete
+from sqlalchemy.exc import DBAPIError
 
 from seekpoint.reload import statements as sql
 from seekpoint.reload.constraints import breaks, check_references, references
-from seekpoint.reload.extend import Shrinking
+from seekpoint.reload.extend import Shrinking, key_of
 from seekpoint.reload.layout import Staging, name, run
 from seekpoint.reload.rounds import Rounds
-from seekpoint.reload.run import SERIALIZABLE_ENOUGH, Driver, StagedPosition
+from seekpoint.reload.run import Driver, StagedPosition
 from seekpoint.reload.targets import REPLACING, Source, Target
+from seekpoint.reload.tries import TRIES, is_conflict, pause
 
 FIRST, MOST = 5_000, 50_000  # records of one transaction
 LONG = 20.0  # seconds that one takes at most, or fewer records are taken: whoever aborts the run waits for it
@@ -78,24 +81,27 @@ def _of(at: StagedPosition, columns: Any) -> tuple[ColumnElement[bool], ...]:
 def _catch_up(
     driver: Driver, handled: Collection[str], rounds: Rounds, progress: Callable[[str, int, int], None], most: int
 ) -> None:
-    shrinking, size = Shrinking(), min(FIRST, most)
+    shrinking, size, conflicts = Shrinking(), min(FIRST, most), 0
     while True:
-        with driver.step("staged", isolation=SERIALIZABLE_ENOUGH) as tx:
-            began = monotonic()
-            offsets = tx.execute(sql.OFFSETS, groups=list(driver.run.groups)).all()
-            rounds.part(tx, offsets, size)
-            positions = [at for at in tx.positions(driver.run.id) if at.group in handled]
-        size = _next_size(size, most, monotonic() - began)
-        its = [row for row in offsets if row.consumer_group in handled]
-        now = {(row.consumer_group, row.topic, row.partition): row.next_offset for row in its}
-        progress(
-            "staging",
-            sum(at.next_offset - at.first_offset for at in positions),
-            sum(row.next_offset - row.first_offset for row in its),
-        )
+        try:
+            with driver.step("staged") as tx:  # a handler gets rows that others write as they are then, as in a worker
+                began = monotonic()
+                offsets = tx.execute(sql.OFFSETS, groups=list(driver.run.groups)).all()
+                rounds.part(tx, offsets, size)
+                positions = [at for at in tx.positions(driver.run.id) if at.group in handled]
+        except (DBAPIError, psycopg.Error) as error:
+            conflicts += 1
+            if conflicts == TRIES or not is_conflict(error):
+                raise
+            pause(conflicts)
+            continue
+        size, conflicts = _next_size(size, most, monotonic() - began), 0
+        its = {key_of(row): row for row in offsets if row.consumer_group in handled}
+        done = sum(at.next_offset - at.first_offset for at in positions)
+        progress("staging", done, sum(row.next_offset - row.first_offset for row in its.values()))
         if any(at.next_offset < at.end_offset for at in positions):
             continue
-        left = sum(now[at.group, *at.partition] - at.next_offset for at in positions)
+        left = sum(int(its[at.group, at.partition].next_offset) - at.next_offset for at in positions)
         if left <= most:
             return
         shrinking.take(left)

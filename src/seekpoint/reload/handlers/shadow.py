@@ -18,6 +18,7 @@ from sqlalchemy.exc import DBAPIError
 from seekpoint.errors import WroteLiveTable
 from seekpoint.pipeline import Handler
 from seekpoint.records import Batch
+from seekpoint.reload.layout import name, run
 from seekpoint.reload.run import Tx
 from seekpoint.reload.targets import Path, Target
 from seekpoint.tables import metadata
@@ -36,11 +37,21 @@ _TOUCHED = text(
     """
 )
 _LEAD = text(
-    "SELECT set_config('search_path', concat_ws(', ', quote_ident(:staging), "
+    "SELECT set_config('search_path', concat_ws(', ', quote_ident(:staging), 'pg_catalog', "
     "nullif(current_setting('search_path'), '')), true), current_setting('search_path') AS before"
 )
+_NOTIFY = re.compile(r"(?:\s+|--[^\n]*\n|/\*.*?\*/)*NOTIFY\b", re.IGNORECASE | re.DOTALL)
 _LEAD_BACK = text("SELECT set_config('search_path', :before, true)")
 _OWN = frozenset(table.name for table in metadata.tables.values())
+
+
+def hush(connection: Connection, staging: str) -> None:
+    """Give the run's schema, which its handlers' names are looked up in first, a ``pg_notify`` that tells nobody."""
+    run(
+        connection,
+        "CREATE FUNCTION {it}(text, text) RETURNS void LANGUAGE sql AS 'SELECT'",
+        it=name(staging, "pg_notify"),
+    )
 
 
 class Shadow:
@@ -87,12 +98,14 @@ class Shadow:
         self, _connection: Any, _cursor: Any, statement: str, parameters: Any, _context: Any, _many: bool
     ) -> tuple[str, Any]:
         """Tables that are rebuilt go to their copies, all others of these schemas to where they are."""
+        if _NOTIFY.match(statement):  # the live listeners have heard of these records
+            return "SELECT 1 WHERE false", parameters
         return self._marked.sub(self._place, statement), parameters
 
     def _place(self, found: re.Match[str]) -> str:
         schema, said = self._schemas[int(found[1])], found[2]
-        name = said[1:-1].replace('""', '"').replace("%%", "%") if said[0] == '"' else said
-        where = self._staging if (schema, name) in self._live else '"{}"'.format(schema.replace('"', '""'))
+        table = said[1:-1].replace('""', '"').replace("%%", "%") if said[0] == '"' else said
+        where = self._staging if (schema, table) in self._live else '"{}"'.format(schema.replace('"', '""'))
         return f"{where}.{said}"
 
     def check(self, tx: Tx, *, reading: bool = True) -> None:

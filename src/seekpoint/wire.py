@@ -29,6 +29,7 @@ class Wire:
         with self._lock:
             if self.is_cut:
                 raise psycopg.OperationalError("the worker has ended: it was not done when its grace was over")
+            self._forget()
             self._driver = driver
             self._driver.wait = partial(self._stopwatch.wait, self._driver.wait)
             # A duplicate: the number of the driver's own may be another file's by the time it is cut.
@@ -37,10 +38,13 @@ class Wire:
     def disconnected(self) -> None:
         """The session gives the connection back, or throws it away."""
         with self._lock:
-            if self._socket is not None:
-                self._socket.close()
-                del self._driver.wait  # what hid the class's
-            self._socket = self._driver = None
+            self._forget()
+
+    def _forget(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            del self._driver.wait  # what hid the class's
+        self._socket = self._driver = None
 
     def cut(self) -> None:
         """Close the connection for both sides, from another thread: whoever waits on it or uses it later gets an error.

@@ -54,6 +54,7 @@ class Client:
         self._eager = is_eager(config)
         self._paused: set[Partition] = set()
         self.contact = monotonic()  # when the group last saw us poll
+        self._is_closed = False
         self.stirred = False  # a rebalance's callback ran: see go_on()
 
     # -- membership -----------------------------------------------------------------------------------
@@ -213,6 +214,9 @@ class Client:
 
     def close(self, deadline: float = 10.0) -> None:
         """Leave the group; a client that does not come back within ``deadline`` seconds is left to its thread."""
+        if self._is_closed:  # by a thread that gave the worker's own up
+            return
+        self._is_closed = True
         if sys.is_finalizing():  # a reader that was left open: no thread would start any more, and start() would wait
             return
         closer = threading.Thread(target=self._consumer.close, name="seekpoint-close", daemon=True)

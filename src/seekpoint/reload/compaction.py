@@ -12,39 +12,70 @@ from seekpoint.reload.targets import Source
 from seekpoint.sinks.table import TableSink
 from seekpoint.sinks.upsert import Upsert
 
+COMPARED = ("merge", "verify")
 
-def of_compaction(kafka: Mapping[str, Any], sources: Sequence[Source], offsets: Sequence[Row[Any]]) -> list[str]:
-    """Why tables that need every record cannot be rebuilt from these groups' topics. Raises KafkaAway."""
+
+def of_compaction(
+    kafka: Mapping[str, Any],
+    sources: Sequence[Source],
+    offsets: Sequence[Row[Any]],
+    letters: Mapping[tuple[str, str], int],
+    strategy: str,
+) -> list[str]:
+    """Why tables cannot be rebuilt from what compaction has left in these groups' topics. Raises KafkaAway.
+
+    ``letters`` counts the open dead letters of a group and topic.
+    """
     read = {(row.consumer_group, row.topic) for row in offsets}
-    need = {
-        (source.group, topic): made
-        for source in sources
-        for topic in source.pipeline.topics
-        if (source.group, topic) in read and (made := list(_made_of_every_record(source, topic)))
-    }
-    if not need:
+    wanted = [
+        (source, topic) for source in sources for topic in source.pipeline.topics if (source.group, topic) in read
+    ]
+    if not wanted:
         return []
-    answers = compacted(kafka, {topic for _, topic in need})
-    unfit = {key: made for key, made in need.items() if answers[key[1]] is not False}
-    return [_reason(group, topic, made, answers[topic]) for (group, topic), made in unfit.items()]
+    answers = compacted(kafka, {topic for _, topic in wanted})
+    reasons = []
+    for source, topic in wanted:
+        if answers[topic] is not False:
+            unfit = list(_made_of_every_record(source, topic))
+            if unfit:
+                reasons.append(_reason(source.group, topic, unfit, answers[topic]))
+            elif any(sink.takes(topic) for sink in source.pipeline.sinks):
+                reasons += _of_declared(source.group, topic, letters.get((source.group, topic), 0), strategy)
+    return reasons
+
+
+def _of_declared(group: str, topic: str, letters: int, strategy: str) -> Iterator[str]:
+    if letters:
+        yield (
+            f"topic {topic!r} is compacted, and group {group!r} has {letters} open dead letters of it: where the "
+            "newest record of a key is one of them, the record of its row is gone; replay or discard them first "
+            "(`seekpoint dead-letters`)"
+        )
+    if strategy not in COMPARED:
+        yield (
+            f"topic {topic!r} is compacted, and strategy {strategy!r} compares nothing: a row whose record is gone "
+            "would be lost without a word; use strategy 'merge', which refuses that"
+        )
 
 
 def _made_of_every_record(source: Source, topic: str) -> Iterator[str]:
     if source.has_handler:
         yield f"the handler of group {source.group!r}"
     for sink in source.pipeline.sinks:
-        if not isinstance(sink, Upsert) and not (isinstance(sink, TableSink) and not sink.takes(topic)):
+        is_declared = isinstance(sink, Upsert) and sink.compacted
+        if not is_declared and not (isinstance(sink, TableSink) and not sink.takes(topic)):
             yield repr(sink)
 
 
 def _reason(group: str, topic: str, made: Sequence[str], is_compacted: bool | None) -> str:
+    declare = "an Upsert whose key is the record's key can be declared with compacted=True"
     if is_compacted is None:
         return (
-            f"topic {topic!r}: whether it is compacted may not be asked, and {', '.join(made)} needs every record: "
-            "allow this client DescribeConfigs on the topic"
+            f"topic {topic!r}: whether it is compacted may not be asked, and {', '.join(made)} may need every record: "
+            f"allow this client DescribeConfigs on the topic; {declare}"
         )
     return (
-        f"topic {topic!r} is compacted (cleanup.policy), and {', '.join(made)} needs every record that group {group!r} "
-        "has applied, not only the newest of each key: write that table by Upsert; or set the topic's cleanup.policy "
-        "to 'delete' before records are gone, and leave tables alone whose records are"
+        f"topic {topic!r} is compacted (cleanup.policy), and {', '.join(made)} may need every record that group "
+        f"{group!r} has applied, not only the newest of each key: {declare}; else set the topic's cleanup.policy to "
+        "'delete' before records are gone, and leave tables alone whose records are"
     )

@@ -20,6 +20,7 @@ from seekpoint.reload.constraints import check_references, references
 from seekpoint.reload.generations import leaves
 from seekpoint.reload.handlers.copies import make_copy
 from seekpoint.reload.layout import (
+    KEY,
     LINE,
     OFFSET,
     PLACE,
@@ -133,6 +134,7 @@ def consolidate(driver: Driver, sources: Sequence[Source]) -> None:
             if staging.is_generation:
                 leaves.make(tx, staging, target)
             staged.check_counts(target)
+            staged.check_keys(target)
             staged.fill(target)
         ends = {(at.group, at.partition): at.end_offset for at in tx.positions(driver.run.id)
                 if at.group not in handled}  # fmt: skip
@@ -230,6 +232,51 @@ class _Staged:
                 raise ReloadRefused(
                     [f"{'.'.join(raw)} has {counted} rows, and its task reported {attempt.row_counts[feed.number]}"]
                 )
+
+    def check_keys(self, target: Target) -> None:
+        """Raise ReloadRefused where a record's key is not one row's key, though compaction goes by the record's."""
+        branches = [
+            ident.SQL("SELECT {}, {}, {}, {} AS {} FROM {}").format(
+                names(target.key), name(KEY), name(OFFSET), ident.Literal(place), name(PLACE), name(*table)
+            )
+            for attempt, feed in self._of(target)
+            if isinstance(feed.sink, Upsert) and feed.sink.compacted
+            for place in [self.places.index((attempt.consumer_group, Partition(attempt.topic, attempt.partition)))]
+            for table in self._tables(attempt, feed.number)
+        ]
+        by_row, by_record = names(target.key), names((PLACE, KEY))
+        for these, others, what in (
+            (by_row, by_record, "have different keys (or partitions), and one row"),
+            (by_record, by_row, "have one key, and different rows"),
+        ):
+            if branches and (found := self._first_pair(branches, these, others)):
+                first, second = (f"{self.places[place][1]} offset {offset}" for place, offset in found)
+                why = (
+                    f"{target.name}: the records at {first} and at {second} {what}, and the sink is declared with "
+                    "compacted=True: compaction keeps the newest record of each key, which is not every row then; "
+                    "rebuild the table from a topic that has every record"
+                )
+                raise ReloadRefused([why])
+
+    def _first_pair(
+        self, branches: Sequence[Composable], these: Composable, others: Composable
+    ) -> tuple[tuple[int, int], tuple[int, int]] | None:
+        """Places and offsets of two records that agree in ``these`` columns, and not in the ``others``."""
+        found = rows(
+            self._connection,
+            "SELECT first_place, first_offset, {place}, {offset} FROM "
+            "(SELECT {place}, {offset}, ROW({others}) AS other, "
+            "first_value(ROW({others})) OVER same AS first_other, first_value({place}) OVER same AS first_place, "
+            "first_value({offset}) OVER same AS first_offset FROM ({all}) AS staged "
+            "WINDOW same AS (PARTITION BY {these} ORDER BY {place}, {offset})) AS pairs "
+            "WHERE other IS DISTINCT FROM first_other ORDER BY {place}, {offset} LIMIT 1",
+            all=ident.SQL(" UNION ALL ").join(branches),
+            these=these,
+            others=others,
+            place=name(PLACE),
+            offset=name(OFFSET),
+        )
+        return ((found[0][0], found[0][1]), (found[0][2], found[0][3])) if found else None
 
     def remove(self, sources: Sequence[Source], bad: Collection[tuple[tuple[str, Partition], int]]) -> None:
         """Delete every row that these records made, whatever the table."""

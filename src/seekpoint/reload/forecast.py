@@ -8,11 +8,11 @@ from time import monotonic
 
 from psycopg import sql as ident
 
-from seekpoint.errors import CutOverRefused
+from seekpoint.errors import CutOverRefused, ReloadRefused
 from seekpoint.reload.bounds import Bounds
 from seekpoint.reload.compare import Difference, compared
 from seekpoint.reload.layout import Staging, name, names, rows, run, unlogged
-from seekpoint.reload.merge import may_skip_look, of_deletes, reaches
+from seekpoint.reload.merge import lost, may_skip_look, of_deletes, reaches
 from seekpoint.reload.publish import MERGE, ties, without_generations
 from seekpoint.reload.run import Driver, Tx
 from seekpoint.reload.targets import Target
@@ -93,6 +93,17 @@ def _timed(work: Callable[[], object]) -> float:
     began = monotonic()
     work()
     return monotonic() - began
+
+
+def require_no_extra(found: Sequence[Target], told: Sequence[Difference]) -> None:
+    """A row whose record compaction took looks like one that is to be deleted. Raises ReloadRefused."""
+    reasons = [
+        lost(target, difference.extra)
+        for target, difference in zip(found, told, strict=True)
+        if target.is_compacted and difference.extra
+    ]
+    if reasons:
+        raise ReloadRefused(reasons)
 
 
 def require_allowed(

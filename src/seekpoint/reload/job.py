@@ -27,7 +27,7 @@ from seekpoint.reload.compare import Report, prepare, recall
 from seekpoint.reload.consolidate import RANGE, check_topics, consolidate, coverage, index, require_width
 from seekpoint.reload.cutover import CutOver, Plan, cut_over
 from seekpoint.reload.extend import LARGE, Shrinking, distance, extend
-from seekpoint.reload.forecast import forecast, require_allowed
+from seekpoint.reload.forecast import forecast, require_allowed, require_no_extra
 from seekpoint.reload.handlers.frames import Frame, resolve_frames
 from seekpoint.reload.handlers.rebuild import MOST, rebuild
 from seekpoint.reload.merge import warm
@@ -216,6 +216,8 @@ class Reload:
         with self._ending(driver):
             self._progress("comparing", 0, 0)
             report = self._again(lambda: prepare(driver, rounds))
+            if driver.run.strategy == "merge":
+                require_no_extra(rounds.targets, report.tables)
             self._progress("comparing", 1, 1)
             return report
 

@@ -18,6 +18,7 @@ from seekpoint.tables import dead_letter
 OFFSET, LINE = "seekpoint offset", "seekpoint line"  # a raw table's own columns: which of a key's rows is the newest
 PLACE = "seekpoint place"  # which partition a row is from, as a number
 KIND = "seekpoint kind"  # of a difference
+KEY = "seekpoint key"  # of a raw table, where each record's key must be one row's key: a digest of the record's
 Composable = ident.Composable
 
 

@@ -11,7 +11,7 @@ from psycopg import sql as ident
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
-from seekpoint.errors import CutOverRefused
+from seekpoint.errors import CutOverRefused, ReloadRefused
 from seekpoint.guard import passes
 from seekpoint.reload.bounds import ROW_WAIT, Bounds, Budget
 from seekpoint.reload.compare import DIFFERENT_KEY, Difference, compared, distinct
@@ -143,6 +143,15 @@ def may_skip_look(difference: Difference, *, same_keys: bool) -> bool:
     return same_keys and not (difference.missing and difference.extra)
 
 
+def lost(target: Target, count: int) -> str:
+    """Why rows of a compacted topic's table are not deleted."""
+    return (
+        f"{target.name}: {count} live rows are not in the rebuilt table, and its topic is compacted: the records that "
+        "they were made of may be gone. Rebuild it from a topic that has every record, or delete the rows "
+        "that no record explains (`seekpoint verify` shows them) and open another run"
+    )
+
+
 def of_deletes(target: Target, deletes: int, live: int, bounds: Bounds) -> list[str]:
     """Why so many rows of the table are not deleted."""
     live = max(live, deletes)  # of rows that came since they were counted
@@ -213,10 +222,24 @@ def _require_allowed(tx: Tx, staging: Staging, target: Target, prepared: Prepare
         **parts,
         match=_same(target, "built", "diff"),
     )
+    if target.is_compacted and (unexplained := _unexplained(tx, parts)):
+        raise ReloadRefused([lost(target, unexplained)])
     _plan_by_key(tx.connection, False)
     reasons = of_deletes(target, deletes, terms.live.get(target.path, 0), terms.bounds)
     if reasons := reasons + reaches(tx.connection, staging, target, terms.bounds, deletes=deletes, touched=True):
         raise CutOverRefused(reasons)
+
+
+def _unexplained(tx: Tx, parts: dict[str, ident.Composable]) -> int:
+    """Live rows that are in no rebuilt table, and that no record since has deleted there."""
+    [(count,)] = rows(
+        tx.connection,
+        "SELECT count(*) FROM {diff} AS diff JOIN {live} AS live ON {same} WHERE {kind} = 'touched' "
+        "AND NOT EXISTS (SELECT FROM {built} AS built WHERE {as_built}) "
+        "AND NOT EXISTS (SELECT FROM {touched} AS touched WHERE {as_touched})",
+        **parts,
+    )
+    return int(count)
 
 
 # -- in which order ------------------------------------------------------------------------------------------------
@@ -272,6 +295,8 @@ def _prepared(
         "columns": names(columns),
         "same": _same(target, "live", "diff"),
         "as_live": _same(target, "live", "built"),
+        "as_built": _same(target, "built", "diff"),
+        "as_touched": _same(target, "touched", "diff"),
         "kind": name(KIND),
         "compared_kinds": ident.SQL(", ").join(map(ident.Literal, ("different", DIFFERENT_KEY))),
         "seen": name(*staging.seen(target)),

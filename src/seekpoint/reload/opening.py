@@ -9,6 +9,7 @@ from uuid import UUID, uuid4
 
 from sqlalchemy import Engine, Row
 
+from seekpoint.deadletters.statements import COUNT_OPEN
 from seekpoint.errors import ReloadRefused
 from seekpoint.export import Archive
 from seekpoint.failure import storable
@@ -60,10 +61,12 @@ def open_run(engine: Engine, schema: str, kafka: Mapping[str, Any], order: Order
         reasons += _of_tables(tx, found, groups, known, order.strategy)
         if order.strategy == "merge" and not order.allow_inheritance:
             reasons += _of_inheritance(tx, found)
+        letters = _open_letters(tx, groups)
     if order.archive is not None:
         order.archive.require_known()
     # Behind E0: the stable end only grows, and must not be older than the positions that it bounds.
-    reasons += _of_logs(kafka, offsets, order.archive) + of_compaction(kafka, order.sources, offsets)
+    reasons += _of_logs(kafka, offsets, order.archive)
+    reasons += of_compaction(kafka, order.sources, offsets, letters, order.strategy)
     if reasons:
         raise ReloadRefused(reasons)
     run = uuid4()
@@ -160,6 +163,15 @@ def _of_tables(
         for target in found
         if strategy in COMPARED and not target.key
     ]
+
+
+def _open_letters(tx: Tx, groups: Sequence[str]) -> dict[tuple[str, str], int]:
+    """How many dead letters of each group and topic are open."""
+    found: dict[tuple[str, str], int] = {}
+    for group in groups:
+        for row in tx.execute(COUNT_OPEN, group=group):
+            found[group, row.topic] = found.get((group, row.topic), 0) + row.n
+    return found
 
 
 def _of_inheritance(tx: Tx, found: Sequence[Target]) -> list[str]:

@@ -30,6 +30,14 @@ class Placing(Protocol):
         """The rows, each of the record at the same place, with what the record adds."""
 
 
+@runtime_checkable
+class Keying(Protocol):
+    """A sink whose rows may have their record's key."""
+
+    def keyed(self, rows: Sequence[Row], raw: RawRecord) -> Sequence[Row]:
+        """The record's rows, with its key where that is wanted. Raises ReloadRefused for a record that has none."""
+
+
 def nothing_left_out(_: RawRecord) -> bool:
     """Every record is to be applied."""
     return False
@@ -97,10 +105,25 @@ class Parts:
             unread = {(r.topic, r.partition, r.offset): error for r, error in piece.unreadable}
             for raw in wanted:
                 try:
-                    self._waiting.append(make(self._pipeline, raw, unread.get((raw.topic, raw.partition, raw.offset))))
+                    made = make(self._pipeline, raw, unread.get((raw.topic, raw.partition, raw.offset)))
                 except Failed as failed:
                     self._set_aside(raw, failed)
+                else:
+                    self._waiting.append(self._keyed(made))
         return wanted, rows
+
+    def _keyed(self, made: Made) -> Made:
+        """The same, with the record's key in the rows of sinks that want it."""
+        sinks: Sequence[object] = self._pipeline.sinks
+        if not any(isinstance(sink, Keying) for sink in sinks):
+            return made
+        its = [
+            tuple(sink.keyed(rows, made.raw)) if isinstance(sink, Keying) and taken else rows
+            for sink, rows, taken in zip(
+                sinks, made.rows, (each.takes(made.raw.topic) for each in self._pipeline.sinks), strict=True
+            )
+        ]
+        return made._replace(rows=its)
 
     def _at_once(self, raw: Sequence[RawRecord]) -> Sequence[Row] | None:
         """A row for each, from the values alone; None where each record must be looked at."""

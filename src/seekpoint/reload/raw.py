@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from hashlib import blake2b
 from typing import Any
 
 from psycopg import sql as ident
 from sqlalchemy import Connection
 
+from seekpoint.errors import ReloadRefused
 from seekpoint.pipeline import Pipeline, Row, RowRefused, Writer
 from seekpoint.records import AnyRecord, RawRecord, offsets_of
 from seekpoint.reload.constraints import may_be_refused
-from seekpoint.reload.layout import LINE, OFFSET, Staging, name, names, run, unlogged
+from seekpoint.reload.layout import KEY, LINE, OFFSET, Staging, name, names, run, unlogged
 from seekpoint.reload.likeness import Numbers, make_like
 from seekpoint.reload.targets import Path, Target, aimed
 from seekpoint.sinks.copy import open_copy
@@ -29,6 +31,7 @@ class RawSink:
     def __init__(self, sink: Any, raw: Path, gone: Path, *, places: bool) -> None:
         self._sink, self._raw, self._gone = sink, raw, gone
         self._folds, self._places = isinstance(sink, Upsert), places
+        self._keys = isinstance(sink, Upsert) and sink.compacted
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -51,6 +54,24 @@ class RawSink:
             Deleted((*row, record.offset, line)) if type(row) is Deleted else (*row, record.offset, line)
             for line, row in enumerate(made)
         ]
+
+    def keyed(self, rows: Sequence[Row], raw: RawRecord) -> Sequence[Row]:
+        """The record's rows with a digest of its key, where that must be one row's key.
+
+        Raises ReloadRefused for a record without a key or a row: the older ones of its key may be gone.
+        """
+        if not self._keys:
+            return rows
+        if raw.key is None or not rows:
+            what = "has no key" if raw.key is None else "makes no row"
+            why = (
+                f"{raw.topic}/{raw.partition} offset {raw.offset} {what}, and {self._sink!r} is declared with "
+                "compacted=True: each record's key must be one row's key; take compacted=True away, and rebuild the "
+                "table from a topic that has every record"
+            )
+            raise ReloadRefused([why])
+        digest = blake2b(raw.key, digest_size=16).hexdigest()
+        return [Deleted((*row, digest)) if type(row) is Deleted else (*row, digest) for row in rows]
 
     def value_rows(self, values: Sequence[Any]) -> list[Row] | None:
         rows: list[Row] | None = self._sink.value_rows(values)
@@ -78,10 +99,14 @@ class RawSink:
     def _columns(self) -> tuple[str, ...]:
         written = self.columns
         assert written is not None
-        return (*written, OFFSET, LINE) if self._places else written
+        return (*written, OFFSET, LINE, *self._key_column) if self._places else written
 
     def _columns_gone(self) -> tuple[str, ...]:
-        return (*self._sink.target.gone, OFFSET, LINE)
+        return (*self._sink.target.gone, OFFSET, LINE, *self._key_column)
+
+    @property
+    def _key_column(self) -> tuple[str, ...]:
+        return (KEY,) if self._keys else ()
 
 
 class _Gone:
@@ -128,16 +153,19 @@ def raw_sinks(
     for number, sink in enumerate(pipeline.sinks):
         raw, gone = staging.raw(attempt, number), staging.gone(attempt, number)
         places = is_refusing or isinstance(sink, Upsert)
-        _make_raw(connection, live[number], raw, places=places)
+        keys = isinstance(sink, Upsert) and sink.compacted
+        _make_raw(connection, live[number], raw, places=places, keys=keys)
         if isinstance(sink, Upsert):
             _make_gone(connection, live[number], sink, gone)
         sinks.append(RawSink(aimed(sink, raw), raw, gone, places=places))  # type: ignore[arg-type]
     return sinks
 
 
-def _make_raw(connection: Connection, target: Target, raw: Path, *, places: bool) -> None:
-    """A table without an index; with ``places`` of the rows in the log."""
+def _make_raw(connection: Connection, target: Target, raw: Path, *, places: bool, keys: bool) -> None:
+    """A table without an index; with ``places`` of the rows in the log, and their records' ``keys``."""
     also = ident.SQL("{} bigint, {} integer").format(name(OFFSET), name(LINE)) if places else None
+    if also is not None and keys:
+        also += ident.SQL(", {} text").format(name(KEY))
     make_like(connection, raw, target.path, Numbers.IGNORED, prefix=raw[1], also=also)
 
 
@@ -146,8 +174,9 @@ def _make_gone(connection: Connection, target: Target, sink: Upsert, gone: Path)
     columns = [column for column in sink.target.gone if column in target.all_columns]
     run(
         connection,
-        "CREATE {unlogged} TABLE {gone} AS SELECT {columns}, 0::bigint AS {offset}, 0 AS {line} FROM {live} "
+        "CREATE {unlogged} TABLE {gone} AS SELECT {columns}, 0::bigint AS {offset}, 0 AS {line}{key} FROM {live} "
         "WITH NO DATA",
+        key=ident.SQL(", ''::text AS {}").format(name(KEY)) if sink.compacted else ident.SQL(""),
         unlogged=unlogged(gone[0]),
         gone=name(*gone),
         columns=names(columns),

@@ -113,6 +113,11 @@ class Target:
         return next((f.sink.order_by for f in self.feeds if isinstance(f.sink, Upsert) and f.sink.order_by), None)
 
     @property
+    def is_compacted(self) -> bool:
+        """Whether its topics may have lost all records of a key but the newest."""
+        return any(isinstance(feed.sink, Upsert) and feed.sink.compacted for feed in self.feeds)
+
+    @property
     def folds(self) -> bool:
         """Whether of several rows of one key the newest counts."""
         return any(isinstance(feed.sink, Upsert) for feed in self.feeds)

@@ -40,6 +40,10 @@ class Upsert(TableSink):
     A deletion is not remembered: an older record that comes behind it makes the row again.
     ``tombstone=None``: such records go to ``row=`` like any other.
 
+    ``compacted=True`` says that a reload may rebuild the table from a compacted topic, which keeps the newest record of
+    each key: the record's key and the row's key name each other, one to one, and every record has a row. It takes
+    ``row=`` and no ``order_by``. A worker does nothing else by it; a reload checks it.
+
     A column that is named is written: a field that is None becomes NULL. What is not named keeps what the database has,
     or gets its default. Of several rows of a key in one transaction the newest is stored.
     """
@@ -58,6 +62,7 @@ class Upsert(TableSink):
         order_by: str | None = None,
         offset_column: str | None = None,
         provenance: Mapping[str, str] | Sequence[str] | None = None,
+        compacted: bool = False,
     ) -> None:
         me = f"Upsert({table!r})"
         if isinstance(key, str) or not key or len({*key}) < len(key):
@@ -68,7 +73,13 @@ class Upsert(TableSink):
             raise ConfigError(f"{me}: one column says which row is newer: give order_by= or offset_column=, not both")
         if tombstone is None and tombstone_key is not None:
             raise ConfigError(f"{me}: tombstone_key= is for tombstone='delete'")
+        if compacted and (row is None or order_by is not None):
+            raise ConfigError(
+                f"{me}: compacted=True says that each record's key is one row's key: it takes row=, one row for each "
+                "record, and no order_by=, by which an older record may be the newest"
+            )
         self.key, self.order_by, self.offset_column = tuple(key), order_by, offset_column
+        self.compacted = compacted
         self._tombstone, self._tombstone_key = tombstone, tombstone_key
         self.roads = Roads()
         self._told: Road | None = None

@@ -42,6 +42,18 @@ class Starting(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StartDelayed(Event):
+    """Brokers or database do not answer: the worker waits for them, ``limit`` seconds at most (None: without limit).
+
+    Announced once; ``KafkaTrouble`` or ``DatabaseTrouble`` follows each try.
+    """
+
+    level = logging.WARNING
+    reason: str
+    limit: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Started(Event):
     """The worker runs: brokers and database answered, the schema fits."""
 

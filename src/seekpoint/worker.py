@@ -19,7 +19,7 @@ from seekpoint.assignment import Alone, Assignment, Chunk, StandBy, SuspectPart
 from seekpoint.commit import Committer
 from seekpoint.errors import CodecAway, ConfigError, DeclarationDiffers, Fenced, KafkaAway, StandsBy, StopTimeout
 from seekpoint.events import Announcer
-from seekpoint.failure import Cause
+from seekpoint.failure import Cause, one_line
 from seekpoint.guard import passes
 from seekpoint.intake import CHUNK, Keeper, OpenBatch
 from seekpoint.kafka.client import KafkaException, raise_if_fatal, unmade
@@ -184,6 +184,7 @@ class Loop:
         """
         began, waits, limit = monotonic(), Backoff().waits(self._chance), self._limits.start_wait or math.inf
         trouble: events.KafkaTrouble | events.DatabaseTrouble
+        is_delayed = False
         self._announce(events.Starting(group=self._pipeline.group))
         while True:
             try:
@@ -191,17 +192,19 @@ class Loop:
             except KafkaAway as error:
                 if monotonic() - began >= limit:
                     raise KafkaAway(f"{error}; {CHECK_KAFKA}") from error
-                trouble = events.KafkaTrouble(error=str(error))
+                trouble, reason = events.KafkaTrouble(error=str(error)), str(error)
             except Exception as error:
                 if not may_pass(error) or monotonic() - began >= limit:
                     raise
-                trouble = events.DatabaseTrouble(error=error)
+                trouble, reason = events.DatabaseTrouble(error=error), one_line(getattr(error, "orig", None) or error)
             else:
                 if self._in_trouble:
                     self._announce(events.Recovered())
                 return not self._stopping.is_set()
-            if not self._in_trouble:  # what the client does not know need not be waited for
-                make_consumer({**self._config, "log_level": 0}).close()
+            if not is_delayed:
+                is_delayed = True
+                make_consumer({**self._config, "log_level": 0}).close()  # raises for what the client does not know
+                self._announce(events.StartDelayed(reason=reason, limit=self._limits.start_wait))
             wait = max(0.0, min(next(waits), limit - (monotonic() - began)))
             self._announce(replace(trouble, wait=wait))
             if self._stopping.wait(wait):

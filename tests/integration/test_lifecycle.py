@@ -218,6 +218,9 @@ def test_a_start_waits_as_long_as_it_may_and_then_says_what_is_away(scene: Scene
         raise AssertionError("it must not have started")
     trouble = events.KafkaTrouble if away == "brokers" else events.DatabaseTrouble
     assert len(seen.all(trouble)) >= 2
+    (delayed,) = seen.all(events.StartDelayed)
+    assert delayed.limit == 2
+    assert delayed.reason
     assert all(each.wait > 0 for each in seen.all(trouble)[:-1])  # type: ignore[attr-defined]
 
 

@@ -142,11 +142,14 @@ class Retry:
 
     def wait(self, failures: int, chance: random.Random) -> float:
         """Seconds to wait behind the n-th failure (from 1)."""
+        return self.longest(failures) * (1 - self.jitter * chance.random())
+
+    def longest(self, failures: int) -> float:
+        """The most that :meth:`wait` answers."""
         try:
-            full = min(self.wait_max, self.wait_initial * self.multiplier ** (failures - 1))
+            return min(self.wait_max, self.wait_initial * self.multiplier ** (failures - 1))
         except OverflowError:
-            full = self.wait_max
-        return full * (1 - self.jitter * chance.random())
+            return self.wait_max
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

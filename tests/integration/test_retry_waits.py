@@ -103,6 +103,25 @@ def test_under_stop_the_partition_stops_in_front_of_it_and_a_new_worker_tries_on
     scene.book.assert_holds(name, stored)
 
 
+def test_a_wait_is_no_longer_than_its_schedule_though_the_databases_clock_was_set_back(scene: Scene) -> None:
+    """What is on record is a time of the database: an hour is put on it here, as if its clock had lost one."""
+    name = scene.topic()
+    stored = scene.produce(name, ["ok", "fail 1", "ok"])
+    retry = Retry(attempts=3, wait_initial=2.0, jitter=0)
+    run = scene.worker(pipeline(scene, name, Deadly(scene.book), retry, "stop"))
+    run.seen.wait_for(events.RetryScheduled)
+    run.stop()
+    with scene.engine.begin() as tx:
+        later = f"UPDATE \"{scene.schema}\".partition_offset SET retry_at = retry_at + interval '1 hour'"
+        assert tx.execute(text(later)).rowcount == 1
+    heir = Deadly(scene.book)
+    again = scene.worker(pipeline(scene, name, heir, retry, "stop"), observe=[heir.watch])
+    assert again.seen.wait_for(events.RetryScheduled).wait <= 2.0
+    again.reached(name, 3)
+    again.stop()
+    scene.book.assert_holds(name, stored)
+
+
 def test_a_wait_survives_the_death_of_its_process(scene: Scene) -> None:
     name = scene.topic()
     stored = scene.produce(name, ["ok", "fail 1", "ok"])

@@ -110,8 +110,9 @@ FAILING = (
         (
             Edit(
                 "worker.py",
-                "                self._ledger.note_alone([(alone.claim, attempt)])\n",
-                "                pass\n",
+                "            if not self._on_record(lambda: self._ledger.note_alone([(alone.claim, attempt)])):\n"
+                "                return\n",
+                "",
             ),
         ),
         (f"{PROPERTY}[6]",),

@@ -70,7 +70,7 @@ def test_what_is_due_when_goes_on_record_for_timestamps_in_the_future_alone() ->
     assert filled(record(0, age=0), delay=10).horizon(START) is None
     backlog = filled(record(0, age=-1e9), record(3, age=-1e9), delay=10)
     backlog.add(record(5, age=-1e9), 4, later(5))
-    assert backlog.horizon(START) == Horizon(3, START.wall + 10), "those that were seen together"
+    assert backlog.horizon(START) == Horizon(3, START.steady + 10), "those that were seen together"
     backlog.noted = 3
     assert backlog.horizon(START) is None, "once is enough"
     assert filled(record(0, age=-1e9), delay=10).horizon(later(9.5)) is None, "it is all but due"
@@ -83,7 +83,7 @@ def test_a_restart_does_not_begin_the_wait_anew() -> None:
         backlog.add(record(offset, age=-1e9), offset, START)
     assert offsets(backlog.give(9, later(2.1))) == [0, 3], "those that the process before had seen"
     assert backlog.wait(later(2.1)) == pytest.approx(7.9)
-    assert backlog.horizon(later(2.1)) == Horizon(4, START.wall + 10)
+    assert backlog.horizon(later(2.1)) == Horizon(4, START.steady + 10)
 
 
 # -- a record that failed ----------------------------------------------------------------------------------
@@ -135,6 +135,43 @@ def test_a_stopped_record_without_a_next_time_is_tried_at_once() -> None:
     backlog.remember(Attempt(0, 5, "no", None), START)
     backlog.add(record(0), 0, START)
     assert backlog.give_alone(START) is not None
+
+
+# -- clocks that are set --------------------------------------------------------------------------------------
+
+
+def set_by(seconds: float, at: Moment) -> Moment:
+    """The wall clock is set, back where negative."""
+    return Moment(at.steady, at.wall + seconds)
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_a_wall_clock_that_is_set_changes_no_wait_that_has_begun(hours: int) -> None:
+    backlog = filled(record(0), record(1), delay=60)
+    backlog.put_back([], 0, Attempt(0, 1, "no", 70.0), START)
+    now = set_by(3600 * hours, later(30))
+    assert backlog.wait(now) == pytest.approx(40)
+    assert backlog.give(9, later(20, now)) == []
+    assert backlog.give_alone(later(41, now)) is not None
+    assert offsets(backlog.give(9, later(41, now))) == [1]
+
+
+def test_what_is_read_after_the_clock_was_set_back_waits_the_delay_at_most() -> None:
+    """Its timestamp is from before, and lies in the future: it is counted from now, and that goes on record."""
+    now = set_by(-3600, later(30))
+    backlog = filled(record(0, age=-20), delay=60, at=now)
+    assert backlog.wait(now) == pytest.approx(60)
+    assert backlog.horizon(now) == Horizon(0, now.steady + 60)
+    fresh = record(1, age=3600 - 30)  # produced after it: its timestamp and the clock agree
+    assert filled(fresh, delay=60, at=now).wait(now) == pytest.approx(60)
+
+
+def test_a_horizon_on_record_waits_the_delay_at_most() -> None:
+    """The database's clock was set back since it was noted."""
+    backlog = Backlog(delay=60)
+    backlog.remember(Attempt(0, 1, "early", 3650.0, None, DELAYED), START)
+    backlog.add(record(0, age=-5000), 0, START)
+    assert backlog.wait(START) == pytest.approx(60)
 
 
 # -- suspicion ----------------------------------------------------------------------------------------------
@@ -267,18 +304,23 @@ class Interleavings(RuleBasedStateMachine):
     def read(self, many: int) -> None:
         for one in [r for r in self.log if r.offset >= self.cursor][:many]:
             self.backlog.add(one, self.cursor, self.now)
-            self.seen.setdefault(one.offset, self.now.wall)
+            age = 0.0 if one.timestamp_ms is None else max(0.0, self.now.wall - one.timestamp_ms / 1000)
+            self.seen.setdefault(one.offset, self.now.steady - age)
             self.cursor = one.offset + 1
 
     @rule(seconds=st.floats(0, 15))
     def time_goes_by(self, seconds: float) -> None:
         self.now = later(seconds, self.now)
 
+    @rule(seconds=st.floats(0, 3600))
+    def the_wall_clock_is_set_back(self, seconds: float) -> None:
+        self.now = set_by(-seconds, self.now)
+
     def _check_due(self, records: list[RawRecord]) -> None:
         for one in records:
             if self.delay is not None and one.timestamp_ms is not None:
-                least = min(one.timestamp_ms / 1000, self.seen[one.offset]) + self.delay
-                assert self.now.wall >= least - 1.01, f"{one.offset} was given too early"
+                least = self.seen[one.offset] + self.delay
+                assert self.now.steady >= least - 1.01, f"{one.offset} was given too early"
 
     def _apply(self, records: list[RawRecord], start: int) -> None:
         assert start == self.ledger, "what is given begins where the ledger stands"
@@ -332,7 +374,7 @@ class Interleavings(RuleBasedStateMachine):
     def put_on_record(self) -> None:
         horizon = self.backlog.horizon(self.now)
         if horizon is not None:
-            wait = horizon.wall - self.now.wall
+            wait = horizon.steady - self.now.steady
             self.attempt, self.due_at = Attempt(horizon.offset, 1, "early", wait, None, DELAYED), self.now.steady + wait
             self.backlog.noted = horizon.offset
 

@@ -6,6 +6,7 @@ of those that may have crashed the partition's owners, and tried in small parts.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +26,10 @@ _AT_ONCE = float("-inf")
 
 
 class Moment(NamedTuple):
-    """Now, by the monotonic clock and by the wall's, in seconds: waits go by the first, timestamps by the second."""
+    """Now, in seconds: waits go by the monotonic clock, timestamps are compared with the wall clock once, when read.
+
+    So a wall clock that is set back or forward changes no wait that has begun.
+    """
 
     steady: float
     wall: float
@@ -37,10 +41,10 @@ class Moment(NamedTuple):
 
 
 class Horizon(NamedTuple):
-    """Records up to ``offset`` are due at ``wall`` at the latest: a process before this one has seen them first."""
+    """Records up to ``offset`` are due at ``steady`` at the latest: a process before this one has seen them first."""
 
     offset: int
-    wall: float
+    steady: float
 
 
 @dataclass(slots=True)
@@ -109,7 +113,7 @@ class Backlog:
         self.noted: int = -1  # up to this offset it is on record when the records are due
         self.suspects = suspects
         self._delay = delay
-        self._queue: deque[tuple[float, RawRecord]] = deque()  # due by the wall's clock
+        self._queue: deque[tuple[float, RawRecord]] = deque()  # due by the monotonic clock
         self._attempt: Attempt | None = None
         self._retry_at = 0.0  # steady
         self._horizon: Horizon | None = None
@@ -127,7 +131,9 @@ class Backlog:
     def remember(self, attempt: Attempt, at: Moment) -> None:
         """What is on record of a record that was not applied: its next try, or when it was seen first."""
         if attempt.then == DELAYED:
-            self._horizon = Horizon(attempt.offset, at.wall + (attempt.wait or 0.0))
+            # No wait is longer than the delay: the clock that counts the rest of it may have been set back since.
+            wait = min(attempt.wait or 0.0, math.inf if self._delay is None else self._delay)
+            self._horizon = Horizon(attempt.offset, at.steady + wait)
             self.noted = attempt.offset
             return
         self._attempt, self._retry_at = attempt, at.steady + (attempt.wait or 0.0)
@@ -150,9 +156,10 @@ class Backlog:
         """Never later than ``delay`` after somebody has seen it first, whatever its timestamp says."""
         if self._delay is None or record.timestamp_ms is None:
             return _AT_ONCE
-        due = min(record.timestamp_ms / 1000, at.wall) + self._delay
+        age = max(0.0, at.wall - record.timestamp_ms / 1000)
+        due = at.steady + self._delay - age
         known = self._horizon
-        return due if known is None or record.offset > known.offset else min(due, known.wall)
+        return due if known is None or record.offset > known.offset else min(due, known.steady)
 
     # -- what may go --------------------------------------------------------------------------------------
 
@@ -161,7 +168,7 @@ class Backlog:
         if not self._queue:
             return None
         due, head = self._queue[0]
-        wait = due - at.wall
+        wait = due - at.steady
         if (attempt := self._attempt_at(head)) is not None and attempt.offset == head.offset:
             wait = max(wait, self._retry_at - at.steady)
         return max(0.0, wait)
@@ -199,13 +206,13 @@ class Backlog:
         while self._queue and len(given) < most and self.wait(at) == 0 and self._is_free():
             given.append(self._pop())
             if self._attempt is None and self.suspects is None:
-                self._give_rest(given, most, at.wall)
+                self._give_rest(given, most, at.steady)
         return given
 
-    def _give_rest(self, given: list[RawRecord], most: int, wall: float) -> None:
+    def _give_rest(self, given: list[RawRecord], most: int, steady: float) -> None:
         """The same where nothing is to be tried alone: nothing is asked of each record but when it is due."""
         queue = self._queue
-        while queue and len(given) < most and queue[0][0] <= wall:
+        while queue and len(given) < most and queue[0][0] <= steady:
             given.append(self._pop())
 
     def give_alone(self, at: Moment) -> Try | None:
@@ -250,8 +257,8 @@ class Backlog:
         if self._delay is None or not self._queue or self._attempt is not None:
             return None
         due, head = self._queue[0]
-        stated = (head.timestamp_ms or 0) / 1000 + self._delay
-        if head.offset <= self.noted or due <= at.wall + SKEW or stated <= due + SKEW:
+        wait, stated = due - at.steady, (head.timestamp_ms or 0) / 1000 + self._delay - at.wall
+        if head.offset <= self.noted or wait <= SKEW or stated <= wait + SKEW:
             return None
         last = head.offset
         for other, record in self._queue:

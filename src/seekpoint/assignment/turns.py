@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from seekpoint import events
 from seekpoint.assignment.backlog import Backlog, Moment, SuspectRange, Try
@@ -134,6 +134,8 @@ class Turns:
                 continue
             backlog = Backlog(delay=self._delay, suspects=suspects.get(claim.partition))
             if attempt is not None:
+                if attempt.wait is not None and attempt.then != DELAYED:  # the database's clock may have been set back
+                    attempt = replace(attempt, wait=min(attempt.wait, self._retry.longest(attempt.number)))
                 backlog.remember(attempt, at)
                 self._announce_next(self._retry, claim.partition, attempt)
             self._places.give_backlog(claim.partition, backlog)
@@ -286,7 +288,7 @@ class Turns:
         at, notes = Moment.now(), []
         for _, placed, backlog in self._open():
             if (horizon := backlog.horizon(at)) is not None:
-                wait = horizon.wall - at.wall
+                wait = horizon.steady - at.steady
                 notes.append((placed.claim, Attempt(horizon.offset, 1, EARLY, wait, None, DELAYED)))
                 backlog.noted = horizon.offset
         if notes:

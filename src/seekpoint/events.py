@@ -9,14 +9,15 @@ the chaos suite stops a worker at a named step.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from enum import Enum
 from time import monotonic
-from typing import ClassVar
+from typing import Any, ClassVar
 from uuid import UUID
 
 from seekpoint.errors import PartitionStopped
-from seekpoint.failure import Failure, State
+from seekpoint.failure import Failure, State, one_line
 from seekpoint.records import Partition, Span
 
 logger = logging.getLogger("seekpoint.events")
@@ -29,6 +30,55 @@ class Event:
     level: ClassVar[int] = logging.DEBUG
     log_pause: ClassVar[float] = 0.0  # seconds that lie between two log lines of this kind, at the least
     at: float = field(default_factory=monotonic, repr=False, compare=False)
+
+    def __str__(self) -> str:
+        said = self._said()
+        return f"{type(self).__name__}: {said}" if said else type(self).__name__
+
+    def _said(self) -> str:
+        """What happened, for people; without the event's name."""
+        return ", ".join(f"{name} {value}" for name, value in self.as_fields().items())
+
+    def as_fields(self) -> dict[str, Any]:
+        """Its fields as plain values (texts, numbers, lists, dicts), for logs and other systems."""
+        return {each.name: _plain(getattr(self, each.name)) for each in fields(self) if each.name != "at"}
+
+
+def _plain(value: Any) -> Any:  # noqa: PLR0911 -- one case per kind
+    match value:
+        case Enum():
+            return value.value
+        case bool() | int() | float() | str() | None:
+            return value
+        case Partition() | UUID():
+            return str(value)
+        case Span():
+            return f"{value.partition} [{value.start}, {value.end})"
+        case Failure():
+            return value.told
+        case BaseException():
+            return _told(value)
+        case Mapping():
+            return {str(_plain(key)): _plain(each) for key, each in value.items()}
+        case tuple() | list():
+            return [_plain(each) for each in value]
+        case frozenset() | set():
+            return sorted(map(_plain, value))
+    return repr(value)
+
+
+def _told(error: BaseException) -> str:
+    """In one line; an error of the database without the statement that SQLAlchemy adds."""
+    original = getattr(error, "orig", None)
+    return one_line(original if isinstance(original, BaseException) else error)
+
+
+def _listed(values: Iterable[object]) -> str:
+    return ", ".join(map(str, values))
+
+
+def _again(wait: float) -> str:
+    return f"; again in {wait:.1f} s" if wait else ""
 
 
 # -- lifecycle ------------------------------------------------------------------------------------------
@@ -61,6 +111,9 @@ class Started(Event):
     group: str
     owner: str
 
+    def _said(self) -> str:
+        return f"group {self.group}, owner {self.owner[:8]}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolerDetected(Event):
@@ -73,6 +126,9 @@ class PoolerDetected(Event):
     level = logging.INFO
     announced: int
     answering: int
+
+    def _said(self) -> str:
+        return "the database answers through a connection pooler: nothing is prepared, no temporary table is kept"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +143,9 @@ class StoodBy(Event):
     state: str
     reason: str
 
+    def _said(self) -> str:
+        return self.reason
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TookOver(Event):
@@ -99,6 +158,9 @@ class TookOver(Event):
     run: UUID
     state: str
     error: str | None
+
+    def _said(self) -> str:
+        return f"reload {self.run} is {self.state}" + ("" if self.error is None else f": {self.error}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,12 +176,18 @@ class DeclarationRefused(Event):
     declared: tuple[str, ...]
     reason: str
 
+    def _said(self) -> str:
+        return self.reason
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draining(Event):
     """A stop was asked for; the batch in hand is finished first."""
 
     level = logging.INFO
+
+    def _said(self) -> str:
+        return "the batch in hand is finished first"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +196,9 @@ class Stopped(Event):
 
     level = logging.INFO
     error: BaseException | None = None
+
+    def _said(self) -> str:
+        return "" if self.error is None else f"by an error: {_told(self.error)}"
 
 
 # -- partitions -----------------------------------------------------------------------------------------
@@ -140,6 +211,9 @@ class Assigned(Event):
     level = logging.INFO
     partitions: tuple[Partition, ...]
 
+    def _said(self) -> str:
+        return _listed(self.partitions)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placed(Event):
@@ -150,6 +224,9 @@ class Placed(Event):
     offset: int
     epoch: int
 
+    def _said(self) -> str:
+        return f"{self.partition} at offset {self.offset}, epoch {self.epoch}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gone(Event):
@@ -158,6 +235,9 @@ class Gone(Event):
     level = logging.INFO
     partitions: tuple[Partition, ...]
     lost: bool
+
+    def _said(self) -> str:
+        return _listed(self.partitions) + ("; another member may have them already" if self.lost else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +255,11 @@ class Stalled(Event):
     partitions: tuple[Partition, ...]
     ended: tuple[int, ...] = ()
 
+    def _said(self) -> str:
+        return f"{_listed(self.partitions)}: another transaction holds their rows" + (
+            f"; ended backends {_listed(self.ended)}" if self.ended else ""
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parked(Event):
@@ -184,6 +269,9 @@ class Parked(Event):
     partition: Partition
     error: PartitionStopped
 
+    def _said(self) -> str:
+        return str(self.error)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paused(Event):
@@ -191,6 +279,9 @@ class Paused(Event):
 
     level = logging.WARNING
     reason: str
+
+    def _said(self) -> str:
+        return self.reason
 
 
 # -- one transaction ------------------------------------------------------------------------------------
@@ -254,6 +345,9 @@ class HandlerWroteNothing(Event):
     spans: tuple[Span, ...]
     records: int
 
+    def _said(self) -> str:
+        return f"the handler wrote no row for {self.records} records, which are passed: {_listed(_plain(self.spans))}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionReplaced(Event):
@@ -266,6 +360,9 @@ class SessionReplaced(Event):
     log_pause = 60.0
     group: str
     changed: tuple[str, ...]
+
+    def _said(self) -> str:
+        return f"the handler changed its session ({_listed(self.changed)}): the connection was closed after COMMIT"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,6 +409,12 @@ class RetryScheduled(Event):
     failure: Failure
     then: str
 
+    def _said(self) -> str:
+        return (
+            f"{self.partition} at offset {self.offset}: {self.failure.told}; tried {self.attempt} of {self.attempts} "
+            f"times, again in {self.wait:.1f} s; then {self.then}"
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetrySucceeded(Event):
@@ -322,6 +425,9 @@ class RetrySucceeded(Event):
     offset: int
     attempt: int
 
+    def _said(self) -> str:
+        return f"{self.partition} at offset {self.offset} was applied at its try {self.attempt}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Isolating(Event):
@@ -329,6 +435,9 @@ class Isolating(Event):
 
     level = logging.INFO
     error: BaseException
+
+    def _said(self) -> str:
+        return f"a batch failed, and runs again in parts: {_told(self.error)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -340,6 +449,9 @@ class SetAside(Event):
     offset: int
     state: State
     failure: Failure
+
+    def _said(self) -> str:
+        return f"{self.partition} at offset {self.offset}: {self.state}, {self.failure.told}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -359,6 +471,12 @@ class Suspicious(Event):
     partition: Partition
     deaths: int
     until: int
+
+    def _said(self) -> str:
+        return (
+            f"{self.partition}: {self.deaths} owners died without progress; records before offset {self.until} are "
+            "applied in small parts"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -385,6 +503,9 @@ class Refused(Event):
     level = logging.WARNING
     reason: str
 
+    def _said(self) -> str:
+        return self.reason
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ousted(Event):
@@ -392,6 +513,9 @@ class Ousted(Event):
 
     level = logging.WARNING
     partition: Partition
+
+    def _said(self) -> str:
+        return f"{self.partition}: the claim is another's now, or the partition was moved"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -408,6 +532,9 @@ class Resynced(Event):
     found: int
     cause: str
 
+    def _said(self) -> str:
+        return f"{self.partition}: expected offset {self.expected}, found {self.found} ({self.cause})"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitUnknown(Event):
@@ -415,6 +542,9 @@ class CommitUnknown(Event):
 
     level = logging.WARNING
     error: Exception
+
+    def _said(self) -> str:
+        return f"COMMIT was not answered, the ledger will be asked: {_told(self.error)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -424,6 +554,9 @@ class DatabaseTrouble(Event):
     level = logging.WARNING
     error: Exception
     wait: float = 0.0
+
+    def _said(self) -> str:
+        return _told(self.error) + _again(self.wait)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -441,6 +574,9 @@ class KafkaTrouble(Event):
     error: str
     wait: float = 0.0
 
+    def _said(self) -> str:
+        return self.error + _again(self.wait)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodecTrouble(Event):
@@ -449,6 +585,9 @@ class CodecTrouble(Event):
     level = logging.WARNING
     error: str
     wait: float = 0.0
+
+    def _said(self) -> str:
+        return self.error + _again(self.wait)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -460,13 +599,15 @@ Observer = Callable[[Event], None]
 
 
 class Announcer:
-    """Hands every event to the observers and to the log ``seekpoint.events``.
+    """Hands every event to the observers and to the log ``seekpoint.events``: a sentence with ``group`` in front.
+
+    The log record has the event's fields, its name (``event``) and the ``group`` as attributes (``extra``).
 
     An observer that raises is logged and ignored: watching must not change what is watched.
     """
 
-    def __init__(self, observers: Sequence[Observer] = ()) -> None:
-        self._observers = tuple(observers)
+    def __init__(self, observers: Sequence[Observer] = (), *, group: str = "") -> None:
+        self._observers, self._group = tuple(observers), group
         self._has_ended = False
         self._logged: dict[type[Event], float] = {}  # when one of this kind was logged last
 
@@ -483,14 +624,19 @@ class Announcer:
         if self._has_ended:
             return
         if isinstance(event, Stopped) and event.error is not None:
-            logger.error("%r", event, exc_info=event.error)
+            self._log(event, logging.ERROR, event.error)
         elif logger.isEnabledFor(event.level) and self._is_due(event):
-            logger.log(event.level, "%r", event)
+            self._log(event, event.level)
         for observer in self._observers:
             try:
                 observer(event)
             except Exception:
                 logger.exception("an observer raised on %r; ignored", event)
+
+    def _log(self, event: Event, level: int, error: BaseException | None = None) -> None:
+        group = self._group or getattr(event, "group", "")
+        extra = {**event.as_fields(), "event": type(event).__name__, "group": group}
+        logger.log(level, "%s%s", f"{group}: " if group else "", event, exc_info=error, extra=extra)
 
     def _is_due(self, event: Event) -> bool:
         kind, now = type(event), event.at

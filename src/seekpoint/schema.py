@@ -10,9 +10,8 @@ that.
 from __future__ import annotations
 
 import itertools
+import logging
 import os
-import re
-import shlex
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from contextvars import ContextVar
 from io import StringIO
 from pathlib import Path
 from types import ModuleType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import psycopg
 from alembic import op
@@ -29,13 +28,10 @@ from alembic.operations import Operations
 from alembic.runtime.environment import IncludeNameFn, NameFilterParentNames, NameFilterType
 from alembic.script import ScriptDirectory
 from sqlalchemy import (
-    Column,
     Connection,
     Dialect,
     Engine,
     MetaData,
-    PrimaryKeyConstraint,
-    String,
     Table,
     func,
     insert,
@@ -51,19 +47,25 @@ from sqlalchemy.sql import quoted_name
 
 from seekpoint import pooler
 from seekpoint.errors import ConfigError, SchemaMismatch
+from seekpoint.revision import HEAD, VERSION_TABLE, check, current, difference, refuse_other_encoding, version_table
 from seekpoint.tables import DEFAULT_SCHEMA
 
-HEAD = "0004"
-"""The revision that this library reads and writes. Ids are four digits, so that they sort."""
+__all__ = [
+    "BASE",
+    "HEAD",
+    "check",
+    "current",
+    "downgrade",
+    "not_ours",
+    "refuse_losing",
+    "sql",
+    "step",
+    "upgrade",
+    "version_location",
+]
 
 BASE = "base"
 """Alembic's word for: before the first revision."""
-
-_VERSION_TABLE = "alembic_version"
-_STRANGER = (
-    "another Alembic keeps its versions there; give the ledger a schema of its own "
-    f"(--schema, default {DEFAULT_SCHEMA})"
-)
 
 Target: TypeAlias = Engine | Connection | ModuleType
 
@@ -82,33 +84,6 @@ _plain = postgresql.dialect(paramstyle="named")  # type: ignore[no-untyped-call]
 
 # `alembic.op` is one module for the whole process: only one thread at a time may stand behind it.
 _one_thread = threading.Lock()
-
-
-def check(connection: Connection, schema: str = DEFAULT_SCHEMA) -> None:
-    """Pass in silence if the ledger's tables are at :data:`HEAD`, the revision this library works with.
-
-    Raises :class:`SchemaMismatch` when they are missing, older or newer, naming both revisions and the
-    command that mends it; and where the database's encoding is not UTF8, so cannot hold every error's text.
-    Reads ``<schema>.alembic_version`` and nothing else.
-    """
-    _refuse_other_encoding(connection)
-    found = current(connection, schema)
-    if found != HEAD:
-        raise SchemaMismatch(_difference(schema, found))
-
-
-def current(connection: Connection, schema: str = DEFAULT_SCHEMA) -> str | None:
-    """Return the revision of the ledger's tables in this database, or None where there are none.
-
-    Raises :class:`SchemaMismatch` if the version table holds several revisions, so is not the ledger's own.
-    """
-    versions = _versions(schema)
-    if not inspect(connection).has_table(versions.name, schema=versions.schema):
-        return None
-    found = connection.scalars(select(versions.c.version_num).order_by(versions.c.version_num)).all()
-    if len(found) > 1:
-        raise SchemaMismatch(f"{schema}.{_VERSION_TABLE} holds {', '.join(found)}: {_STRANGER}")
-    return found[0] if found else None
 
 
 def upgrade(target: Target, *, to: str | None = None, schema: str = DEFAULT_SCHEMA, since: str = BASE) -> None:
@@ -159,7 +134,7 @@ def sql(*, schema: str = DEFAULT_SCHEMA, to: str = HEAD, since: str = BASE) -> s
     """
     _refuse_bad_name(schema)
     script = StringIO()
-    context = MigrationContext.configure(
+    context = _context(
         dialect_name="postgresql",
         dialect_opts={"paramstyle": "named"},  # psycopg's own would double each percent sign in a name
         opts={"as_sql": True, "output_buffer": script},
@@ -200,14 +175,14 @@ def step(*, to: str | None, since: str | None) -> Iterator[str]:
     if schema is None:
         schema = (context.config and context.config.get_main_option("seekpoint_schema")) or DEFAULT_SCHEMA
         _refuse_bad_name(schema)
-    if (context.version_table, context.version_table_schema) == (_VERSION_TABLE, schema):
+    if (context.version_table, context.version_table_schema) == (VERSION_TABLE, schema):
         raise ConfigError(
             f"this Alembic keeps its own versions in schema {schema!r}: give the ledger another schema, "
             "or migrate it alone with `seekpoint db upgrade`"
         )
     if not context.as_sql and (since or "") < (to or ""):
         assert context.connection is not None, "only an offline script has no connection"
-        _refuse_other_encoding(context.connection)
+        refuse_other_encoding(context.connection)
     if since is None:
         _create_schema(context, schema)
     yield quoted_name(schema, None)  # in a plain str, Alembic's ALTER TABLE takes a dot for the end of a name
@@ -273,7 +248,7 @@ def _travel(target: Target, schema: str, to: str, since: str, *, up: bool, drop:
         with target.connect().execution_options(isolation_level="READ COMMITTED") as own, own.begin():
             _travel(own, schema, to, since, up=up, drop=drop)
     elif isinstance(target, Connection):
-        context = MigrationContext.configure(connection=target)
+        context = _context(connection=target)
         here = _locked_revision(context, schema)
         with _one_thread, Operations.context(context):
             _run(schema, _steps(here, to, up=up), drop)
@@ -287,6 +262,20 @@ def _travel(target: Target, schema: str, to: str, since: str, *, up: bool, drop:
             "an AsyncEngine goes: "
             "`async with engine.begin() as connection: await connection.run_sync(seekpoint.schema.upgrade)`"
         )
+
+
+def _context(**options: Any) -> MigrationContext:
+    """A context of Alembic's own; the lines that it logs about itself say nothing to the host."""
+    here, log = threading.get_ident(), logging.getLogger(MigrationContext.__module__)
+
+    def is_anothers(record: logging.LogRecord) -> bool:
+        return record.thread != here
+
+    log.addFilter(is_anothers)
+    try:
+        return MigrationContext.configure(**options)
+    finally:
+        log.removeFilter(is_anothers)
 
 
 def _locked_revision(context: MigrationContext, schema: str) -> str:
@@ -306,7 +295,7 @@ def _locked_revision(context: MigrationContext, schema: str) -> str:
     if found is None:
         return BASE
     if found not in _known(_scripts()):
-        raise SchemaMismatch(_difference(schema, found))
+        raise SchemaMismatch(difference(schema, found))
     return found
 
 
@@ -341,7 +330,7 @@ def _create_schema(context: MigrationContext, schema: str) -> None:
 
 
 def _record(schema: str, to: str | None, since: str | None) -> None:
-    versions = _versions(schema)
+    versions = version_table(schema)
     if to is None:
         op.execute(DropTable(versions))
     elif since is None:
@@ -350,17 +339,6 @@ def _record(schema: str, to: str | None, since: str | None) -> None:
     else:
         at = versions.c.version_num == op.inline_literal(since)
         op.execute(update(versions).where(at).values(version_num=op.inline_literal(to)))
-
-
-def _versions(schema: str) -> Table:
-    """The version table, column for column as Alembic itself would make it."""
-    return Table(
-        _VERSION_TABLE,
-        MetaData(),
-        Column("version_num", String(32), nullable=False),
-        PrimaryKeyConstraint("version_num", name="alembic_version_pkc"),
-        schema=schema,
-    )
 
 
 def _scripts_folder() -> Path:
@@ -384,36 +362,9 @@ def _refuse_other_database(dialect: Dialect) -> None:
         raise ConfigError(f"the ledger lives in Postgres, not in {dialect.name}")
 
 
-def _refuse_other_encoding(connection: Connection) -> None:
-    """Here, not in the transaction that parks a record: its error, headers and topic may be in any script."""
-    encoding = connection.scalar(select(func.current_setting("server_encoding")))
-    if encoding != "UTF8":
-        raise SchemaMismatch(
-            f"the encoding of this database is {encoding}, and the ledger needs UTF8: parking a record whose error "
-            "has a character outside of it would fail. Create one with CREATE DATABASE ... ENCODING 'UTF8' "
-            "TEMPLATE template0, and move your tables there (pg_dump, pg_restore)"
-        )
-
-
 def _refuse_bad_name(schema: str) -> None:
     """Refuse what Postgres cuts short or keeps for itself, and ``public``, where the host's versions may be."""
     if not schema or "\0" in schema or len(schema.encode()) > 63:
         raise ConfigError(f"the name of a Postgres schema has 1 to 63 bytes and no NUL: {schema!r}")
     if schema in {"public", "information_schema"} or schema.startswith("pg_"):
         raise ConfigError(f"the ledger needs a schema of its own, not {schema!r}; the default is {DEFAULT_SCHEMA!r}")
-
-
-def _difference(schema: str, found: str | None) -> str:
-    """Say how the database differs from this library, and what mends it."""
-    command = "seekpoint db upgrade"
-    if schema != DEFAULT_SCHEMA:
-        command += f" --schema {shlex.quote(schema)}"
-    mend = f"run `{command}`, or your own Alembic's upgrade if it carries the ledger"
-    if found is None:
-        return f"schema {schema!r} has no ledger tables, and this library needs revision {HEAD}: {mend}"
-    where = f"the ledger in schema {schema!r} is at revision {found}"
-    if not re.fullmatch(r"\d{4}", found):
-        return f"{where}, which is none of Seekpoint's ({HEAD}): {_STRANGER}"
-    if found < HEAD:
-        return f"{where}, older than revision {HEAD}, which this library needs: {mend}"
-    return f"{where}, newer than revision {HEAD} of this library: update Seekpoint to the version that made it"

@@ -14,7 +14,7 @@ from typing import Any
 
 from sqlalchemy import text
 
-from seekpoint import events, pooler, schema
+from seekpoint import events, pooler
 from seekpoint.assignment import Alone, Assignment, Chunk, StandBy, SuspectPart
 from seekpoint.commit import Committer
 from seekpoint.errors import CodecAway, ConfigError, DeclarationDiffers, Fenced, KafkaAway, StandsBy, StopTimeout
@@ -31,6 +31,7 @@ from seekpoint.pipeline import Pipeline
 from seekpoint.policy import Backoff
 from seekpoint.records import Partition, RawRecord
 from seekpoint.refusal import may_pass
+from seekpoint.revision import check
 from seekpoint.stopwatch import Stopwatch
 from seekpoint.verdict import Killer, fail
 
@@ -149,7 +150,7 @@ class Loop:
     def _check(self) -> None:
         """Everything that can be wrong before the first record is said now, in one sentence."""
         with self._ledger.engine.connect() as connection:
-            schema.check(connection, self._ledger.schema)
+            check(connection, self._ledger.schema)
             if (found := pooler.found(connection)) is not None:
                 self._announce(events.PoolerDetected(announced=found.announced, answering=found.answering))
         self._check_tables()

@@ -523,7 +523,7 @@ def test_a_signal_drains(  # noqa: PLR0917 -- fixtures
     assert rows(seekpoint_engine, lines) == ["one", "two"], "the batch in hand was finished"
     [position] = Ledger(seekpoint_engine, place.group, schema=place.schema).read()
     assert (position.next_offset, position.owner) == (2, None), "the claim was given back"
-    assert "INFO    seekpoint.events Placed(" in process.said
+    assert f"INFO    seekpoint.events {place.group}: Placed: " in process.said
     assert "INFO    seekpoint.cli drained: 2 records in 1 transactions" in process.said
     assert str(make_url(place.url).password) not in process.said
 
@@ -572,7 +572,8 @@ def test_a_stopped_partition_is_told_and_the_others_go_on(
     produce(place.topic, [b"\xff"], partition=0)
     produce(place.topic, ["fine"], partition=1)
     process = start("run", f"{place.module(TO_TABLE.replace(', strict=True', ''))}:pipe", *place.options())
-    process.wait_for(f"ERROR   seekpoint.events Parked: {place.topic}/0 stopped at offset 0: it cannot be decoded:")
+    stopped = f"Parked: {place.topic}/0 stopped at offset 0: it cannot be decoded:"
+    process.wait_for(f"ERROR   seekpoint.events {place.group}: {stopped}")
     process.wait_for("Choices:\n  - mend the codec")
     process.signal(signal.SIGTERM)
     assert process.end() == 1, process.said
@@ -649,7 +650,7 @@ def applied(
     """A group that has applied three records and left; a fourth has come since."""
     produce(place.topic, ["one", "two", "three"])
     process = start("run", f"{place.module(TO_TABLE)}:pipe", *place.options())
-    process.wait_for("Placed(")
+    process.wait_for(": Placed: ")
     ledger = Ledger(seekpoint_engine, place.group, schema=place.schema)
     deadline, pause = monotonic() + 30, threading.Event()
     while ledger.read()[0].next_offset < 3:

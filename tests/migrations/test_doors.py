@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 import threading
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from alembic.migration import MigrationContext
 from sqlalchemy import Engine, create_engine, func, inspect, make_url, select, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import NullPool
@@ -47,6 +49,27 @@ def run_script(database_url: str, script: str) -> None:
     dsn = make_url(database_url).set(drivername="postgresql").render_as_string(hide_password=False)
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(script.encode())
+
+
+def test_alembic_says_nothing_in_the_hosts_log(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    schema.upgrade(engine)
+    with engine.begin() as connection:
+        schema.upgrade(connection)
+        schema.check(connection)
+    schema.sql()
+    schema.downgrade(engine)
+    assert [record.name for record in caplog.records if record.name.startswith("alembic")] == []
+    MigrationContext.configure(dialect_name="postgresql", opts={"as_sql": True})
+    assert any(record.name.startswith("alembic") for record in caplog.records), "the host's own use still does"
+
+
+def test_a_worker_does_not_import_alembic() -> None:
+    """Its import alone writes lines into the log of a host that has set up logging before."""
+    imports = "import sys, seekpoint.running, seekpoint.batch, seekpoint.reload"
+    code = f"{imports}; print([name for name in sys.modules if 'alembic' in name])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 def test_up_down_up(engine: Engine) -> None:

@@ -12,6 +12,7 @@ import pytest
 from seekpoint import events
 from seekpoint.errors import OffsetLost
 from seekpoint.events import Announcer, Event
+from seekpoint.failure import Cause, Failure
 from seekpoint.records import Partition, Span
 
 KINDS = [kind for kind in vars(events).values() if inspect.isclass(kind) and issubclass(kind, Event)]
@@ -85,7 +86,7 @@ SPAN = Span(Partition("orders", 3), 5, 9)
     ("event", "level", "said"),
     [
         (events.Committed(spans=(SPAN,), records=4, seconds=0.5), logging.DEBUG, "orders"),
-        (events.Placed(partition=SPAN.partition, offset=5, epoch=2), logging.INFO, "offset=5"),
+        (events.Placed(partition=SPAN.partition, offset=5, epoch=2), logging.INFO, "orders/3 at offset 5, epoch 2"),
         (events.Refused(reason="the claim is another's"), logging.WARNING, "the claim is another's"),
         (events.Parked(partition=SPAN.partition, error=OffsetLost(SPAN.partition, 5, "why")), logging.ERROR, "why"),
     ],
@@ -98,6 +99,33 @@ def test_every_event_is_logged_at_its_level(
     (logged,) = caplog.records
     assert (logged.name, logged.levelno) == ("seekpoint.events", level)
     assert said in logged.getMessage()
+
+
+def test_a_log_line_has_the_group_the_sentence_and_the_fields(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, logger="seekpoint.events")
+    failure = Failure(Cause.HANDLER, "KeyError: 'price'", where="ingest.py:14 in post")
+    event = events.RetryScheduled(
+        partition=SPAN.partition, offset=5, attempt=2, attempts=5, wait=1.5, failure=failure, then="stop"
+    )
+    Announcer(group="billing")(event)
+    Announcer(group="billing")(events.Committed(spans=(SPAN,), records=4, seconds=0.5))
+    one, two = caplog.records
+    assert one.getMessage() == (
+        "billing: RetryScheduled: orders/3 at offset 5: KeyError: 'price' (at ingest.py:14 in post); tried 2 of 5 "
+        "times, again in 1.5 s; then stop"
+    )
+    had = vars(one)
+    assert (had["event"], had["group"], had["partition"], had["offset"]) == ("RetryScheduled", "billing", "orders/3", 5)
+    assert (had["wait"], had["failure"]) == (1.5, "KeyError: 'price' (at ingest.py:14 in post)")
+    assert vars(two)["spans"] == ["orders/3 [5, 9)"]
+    assert two.getMessage() == "billing: Committed: spans ['orders/3 [5, 9)'], records 4, seconds 0.5"
+
+
+def test_no_field_of_an_event_is_a_log_records_own() -> None:
+    """`extra` refuses those."""
+    own = {*vars(logging.makeLogRecord({})), "message", "asctime"}
+    kinds = [kind for kind in vars(events).values() if isinstance(kind, type) and issubclass(kind, Event)]
+    assert not {name for kind in kinds for name in (each.name for each in dataclasses.fields(kind))} & own
 
 
 def test_what_nobody_listens_to_is_not_formatted(caplog: pytest.LogCaptureFixture) -> None:

@@ -41,7 +41,7 @@ from seekpoint.reload.job import Progress
 from seekpoint.reload.run import Driver, Run, Runs, run_of, this_driver, transaction
 from seekpoint.reload.staging import begin_staging
 from seekpoint.reload.targets import sources, targets
-from seekpoint.schema import check
+from seekpoint.revision import check
 from seekpoint.tables import DEFAULT_SCHEMA
 
 ENDS = (BatchRefused, RangeLost, TopicRecreated, TooManyDeadLetters)  # what no other driver would get over

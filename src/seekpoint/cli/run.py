@@ -19,7 +19,6 @@ from seekpoint.cli.explain import FAILED, explained, masked
 from seekpoint.cli.jobs import refuse_extras
 from seekpoint.cli.options import Kafka, KafkaConfig, OptionalDatabaseUrl, Schema, database, kafka_settings, without
 from seekpoint.errors import ConfigError
-from seekpoint.failure import one_line
 from seekpoint.loading import load
 from seekpoint.policy import Limits
 from seekpoint.running import Worker
@@ -112,50 +111,15 @@ def _first_signal_told() -> Iterator[None]:
 
 
 class _Masking(logging.Formatter):
-    """No password gets into the log, whoever's message it stands in; and what people decide upon is readable."""
+    """No password gets into the log, whoever's message it stands in; what ended the worker is told by the command."""
 
     def format(self, record: logging.LogRecord) -> str:
         match record.args:
-            case (events.Parked() as event,):
+            case (group, events.Stopped(error=BaseException())):
                 record = copy(record)
-                record.msg, record.args = "Parked: %s", (event.error,)
-            case (events.RetryScheduled() as event,):
-                record = copy(record)
-                record.msg, record.args = "RetryScheduled: %s", (_scheduled(event),)
-            case (events.RetrySucceeded() as event,):
-                record = copy(record)
-                at = f"{event.partition} at offset {event.offset}"
-                record.msg, record.args = "RetrySucceeded: %s was applied at its try %s", (at, event.attempt)
-            case (events.SetAside() as event,):
-                record = copy(record)
-                at = f"{event.partition} at offset {event.offset}"
-                record.msg, record.args = "SetAside: %s: %s, %s", (at, event.state, event.failure.told)
-            case (events.Isolating() as event,):
-                record = copy(record)
-                why = one_line(getattr(event.error, "orig", None) or event.error)
-                record.msg, record.args = "Isolating: a batch failed, and runs again in parts: %s", (why,)
-            case (events.Suspicious() as event,):
-                record = copy(record)
-                record.msg, record.args = "Suspicious: %s", (_suspicious(event),)
-            case (events.Stopped(error=BaseException()),):  # it is told once, by the command
-                record = copy(record)
-                record.msg, record.args = "Stopped, by an error", ()
+                record.msg, record.args = "%sStopped, by an error", (group,)
                 record.exc_info = record.exc_text = None
         return masked(super().format(record))
-
-
-def _scheduled(event: events.RetryScheduled) -> str:
-    return (
-        f"{event.partition} at offset {event.offset}: {event.failure.told}; tried {event.attempt} of {event.attempts} "
-        f"times, again in {event.wait:.1f} s; then {event.then}"
-    )
-
-
-def _suspicious(event: events.Suspicious) -> str:
-    return (
-        f"{event.partition}: {event.deaths} owners died without progress; records before offset {event.until} are "
-        "applied in small parts"
-    )
 
 
 def _set_up_logging() -> None:

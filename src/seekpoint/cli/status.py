@@ -13,7 +13,6 @@ from rich.table import Table
 from rich.text import Text
 from sqlalchemy import Engine, select
 
-from seekpoint import schema as ledger_schema
 from seekpoint.cli.explain import FAILED, explained, masked
 from seekpoint.cli.letters import plain, print_whole
 from seekpoint.cli.options import (
@@ -33,6 +32,7 @@ from seekpoint.kafka.identity import Identity
 from seekpoint.kafka.watermarks import Watermarks
 from seekpoint.ledger import Ledger, Position, Stop
 from seekpoint.records import Partition
+from seekpoint.revision import check
 from seekpoint.tables import DEFAULT_SCHEMA, consumer_group, in_schema
 
 KAFKA_TIMEOUT = 10.0  # seconds
@@ -184,7 +184,7 @@ def _pause(engine: Engine, group: str, schema: str) -> dict[str, str | None] | N
 def known_group(engine: Engine, group: str, schema: str) -> None:
     """Pass if the ledger knows the group; else say which ones it knows, and exit."""
     with engine.connect() as connection:
-        ledger_schema.check(connection, schema)
+        check(connection, schema)
         names = connection.scalars(select(consumer_group.c.name).execution_options(**in_schema(schema))).all()
     if group not in names:
         known = f"it knows {', '.join(sorted(names))}" if names else "no worker has claimed anything yet"

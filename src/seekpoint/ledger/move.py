@@ -87,21 +87,7 @@ def move(
             f"{partition} stands at {row.next_offset}, not at the expected {expected}: look again, then decide"
         )
     is_recreated = topic_id not in {None, row.topic_id}
-    loss = _loss(row, to, log, lost, topic_id if is_recreated else None)
-    if loss is not None and loss.reason == _REWRITTEN and _put_there(tx, partition, row.next_offset):
-        loss = None  # no worker has read up to there: a move did it
-    if loss is not None:
-        tx.insert(
-            sql.RECORD_LOSS,
-            topic=row.topic,
-            topic_id=row.topic_id,
-            partition=row.partition,
-            from_offset=loss.start,
-            to_offset=loss.end,
-            reason=storable(loss.reason),
-            decision=loss.decision,
-            actor=actor,
-        )
+    _record_loss(tx, row, _loss(row, to, log, lost, topic_id if is_recreated else None), actor)
     steps = [(row.next_offset, to)]
     if is_recreated and to > 0:
         # Of the topic that is adopted nothing was read: whoever waits for a record in front of `to` must be told.
@@ -135,9 +121,23 @@ def last_move(tx: Scope, partition: Partition) -> LastMove | None:
     return None if row is None else LastMove(row.to_offset, row.actor, row.reason, row.at)
 
 
-def _put_there(tx: Scope, partition: Partition, offset: int) -> bool:
-    before = last_move(tx, partition)
-    return before is not None and before.to == offset
+def _record_loss(tx: Scope, row: Row[Any], loss: _Loss | None, actor: str) -> None:
+    if loss is None:
+        return
+    before = last_move(tx, Partition(row.topic, row.partition))
+    if loss.reason == _REWRITTEN and before is not None and before.to == row.next_offset:
+        return  # no worker has read up to there: a move put it there
+    tx.insert(
+        sql.RECORD_LOSS,
+        topic=row.topic,
+        topic_id=row.topic_id,
+        partition=row.partition,
+        from_offset=loss.start,
+        to_offset=loss.end,
+        reason=storable(loss.reason),
+        decision=loss.decision,
+        actor=actor,
+    )
 
 
 _REWRITTEN = "rewritten"

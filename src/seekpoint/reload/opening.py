@@ -27,7 +27,7 @@ from seekpoint.reload.publish import ties, without_generations
 from seekpoint.reload.reach import inheriting, notes
 from seekpoint.reload.run import Driver, Tx, position_of, run_of, this_driver, transaction
 from seekpoint.reload.targets import Source, Target, resolve, targets
-from seekpoint.schema import check
+from seekpoint.revision import check
 
 COMPARED = ("merge", "verify")  # strategies that look for differences, row by row
 

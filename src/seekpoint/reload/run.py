@@ -26,7 +26,7 @@ from seekpoint.policy import Limits
 from seekpoint.records import Partition
 from seekpoint.reload import statements as sql
 from seekpoint.reload.pauses import let_go
-from seekpoint.schema import check
+from seekpoint.revision import check
 from seekpoint.sinks.copy import driver_of
 from seekpoint.tables import DEFAULT_SCHEMA, in_schema
 

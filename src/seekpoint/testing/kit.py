@@ -23,7 +23,7 @@ from seekpoint.ledger.ledger import schema_translation
 from seekpoint.pipeline import Pipeline
 from seekpoint.policy import Limits
 from seekpoint.records import EPOCH, Batch, Partition, RawRecord, Record, Span
-from seekpoint.schema import check
+from seekpoint.revision import check
 from seekpoint.tables import DEFAULT_SCHEMA
 
 V = TypeVar("V")

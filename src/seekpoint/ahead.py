@@ -23,7 +23,7 @@ from psycopg.pq.abc import PGresult
 from psycopg.rows import tuple_row
 
 from seekpoint.errors import HandlerMisuse
-from seekpoint.sent import Sent, Text, read
+from seekpoint.sent import LONG, Sent, Text, read
 
 
 class _Way(Enum):
@@ -179,7 +179,7 @@ class Ahead:
         """What may be done with a statement, here and now."""
         if self._has_ended or not isinstance(query, str | sql.Composable):
             return _Way.ALONE
-        way = _way(text)
+        way = _way(text) if len(text) <= LONG else _way.__wrapped__(text)
         if way is _Way.SAVEPOINT:
             self._depth += 1
         elif way is _Way.RELEASE:

@@ -11,7 +11,7 @@ import psycopg
 from psycopg import sql
 from psycopg.pq import PipelineStatus, TransactionStatus
 from psycopg.rows import tuple_row
-from sqlalchemy import Connection, CursorResult, Engine, Transaction
+from sqlalchemy import Connection, CursorResult, Engine, PoolProxiedConnection, Transaction
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
@@ -65,6 +65,11 @@ class LentConnection(Connection):
         if exception is None:
             self._misuse("invalidate()")
         super().invalidate(exception)  # SQLAlchemy's own call: the server has ended the connection
+
+    @property
+    def connection(self) -> Any:
+        """As in SQLAlchemy, but that a handler cannot give it back to the pool or take it away."""
+        return _Proxied(super().connection, self._misuse) if self._is_lent else super().connection
 
     @property
     def driver(self) -> psycopg.Connection[Any]:
@@ -314,6 +319,25 @@ def _driver_kept(driver: psycopg.Connection[Any]) -> Iterator[None]:
     finally:
         for name, value in before.items():
             setattr(driver, name, value)
+
+
+class _Proxied:
+    """The pool's proxy of a connection that is lent."""
+
+    def __init__(self, proxy: PoolProxiedConnection, misuse: Callable[[str], NoReturn]) -> None:
+        self._proxy, self._misuse = proxy, misuse
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._proxy, name)
+
+    def close(self) -> None:
+        self._misuse("close()")
+
+    def detach(self) -> None:
+        self._misuse("detach()")
+
+    def invalidate(self, *_: Any, **__: Any) -> None:
+        self._misuse("invalidate()")
 
 
 class _Ahead(CursorResult[Any]):

@@ -9,6 +9,8 @@ from functools import lru_cache
 
 from psycopg.pq.abc import PGresult
 
+LONG = 10_000  # characters of a statement
+
 _BEFORE = re.compile(r"(?:\s+|--[^\n]*(?:\n|$)|/\*.*?\*/)*", re.DOTALL)  # blanks and comments in front of a statement
 _COUNTED = frozenset({b"INSERT", b"UPDATE", b"DELETE", b"MERGE", b"COPY"})
 _WRITES_NOTHING = frozenset({b"SELECT", b"FETCH", b"MOVE", b"SHOW", b"SET", b"RESET", b"LOCK", b"LISTEN", b"UNLISTEN",
@@ -24,7 +26,7 @@ _HARMLESS = re.compile(
     re.IGNORECASE,
 )
 _STRING = re.compile(r"'(?:[^']|'')*'")
-_CALL = re.compile(r'([\w$]+|"[^"]+")\s*\(')
+_CALL = re.compile(r'(?<![\w$])([\w$]+|"[^"]+")\s*\(')
 _ASKS = re.compile(r"(?:SELECT|WITH|VALUES|TABLE)\b", re.IGNORECASE)
 _WRITES_WITHIN = re.compile(r"\b(?:INSERT|UPDATE|DELETE|MERGE|INTO)\b", re.IGNORECASE)
 _LOCKS_ROWS = re.compile(r"\bFOR\s+(?:NO\s+KEY\s+)?UPDATE\b", re.IGNORECASE)
@@ -60,9 +62,13 @@ class Text:
     savepoint: tuple[str, str] | None
 
 
-@lru_cache(maxsize=1024)
 def read(text: str) -> Text:
-    """Read a statement's text."""
+    """Read a statement's text. What is long has its values in it, and does not come again: it is not kept."""
+    return _read(text) if len(text) <= LONG else _read.__wrapped__(text)
+
+
+@lru_cache(maxsize=1024)
+def _read(text: str) -> Text:
     begin = _BEFORE.match(text)
     plain = text[begin.end() :] if begin else text
     found = _CONFIG.findall(plain)

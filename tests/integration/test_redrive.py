@@ -147,6 +147,28 @@ def test_the_handler_runs_as_in_a_worker(depot: Depot) -> None:
     assert seen == [(*plain, "on", "read committed")]
 
 
+def test_what_a_handler_sets_for_one_dead_letter_is_not_there_for_the_next(depot: Depot) -> None:
+    """I1: each replay is a transaction, and what its handler leaves on the session ends with it."""
+    depot.bad = {b"a", b"b", b"c", b"d"}
+    depot.park(*orders(b"a", b"b", b"c", b"d"))
+    depot.bad.clear()
+    found: list[tuple[int, str]] = []
+
+    def look(tx: Connection, record: Any) -> None:
+        asked = tx.execute(text("SELECT pg_backend_pid(), current_setting('work_mem')")).one()
+        found.append((asked[0], asked[1]))
+        if record.offset == 1:
+            tx.execute(text("SET work_mem = '77MB'"))
+
+    depot.on_record = look
+    assert depot.redrive().replay_all().replayed == 4
+    (one, before), (two, _), (three, after), (four, _) = found
+    assert one == two != three == four
+    assert {after, before} == {before}
+    with depot.engine.connect() as tx:
+        assert tx.scalar(text("SELECT pg_backend_pid()")) not in {one, three}
+
+
 def test_a_handler_that_ends_the_transaction_is_found(depot: Depot) -> None:
     """I1: a bug of the program and not of the record: the letter stays open."""
     depot.bad = {b"b"}

@@ -40,7 +40,9 @@ class Log:
         self.news = threading.Condition()
         self.totals: Counter[str] = Counter()
         self.records = 0
+        self.careful_seconds = 0.0  # while a partition's records were tried in small parts, summed over partitions
         self.accidents: list[str] = []
+        self._careful: dict[int, tuple[float, int]] = {}  # since when, and up to which offset
         self._said: list[Said] = []
 
     def add(self, said: Said) -> None:
@@ -51,7 +53,23 @@ class Log:
             self.records += said["records"]
         elif said.name == "Assigned" and said["partitions"]:
             self.totals["rebalances"] += 1
+        self._time_careful(said)
         self.news.notify_all()
+
+    def _time_careful(self, said: Said) -> None:
+        """A suspect range begins with the first owner that has it, and ends with whichever owner passes its end."""
+        if said.name == "Suspicious":
+            self._careful.setdefault(said["partition"], (said.at, said["until"]))
+        elif said.name == "SuspectsLeft" and said["left"] == 0:
+            self._end_careful(said["partition"], said.at)
+        elif said.name == "Committed":
+            for partition, _, end in said["spans"]:
+                if partition in self._careful and end >= self._careful[partition][1]:
+                    self._end_careful(partition, said.at)
+
+    def _end_careful(self, partition: int, at: float) -> None:
+        since, _ = self._careful.pop(partition, (at, 0))
+        self.careful_seconds += at - since
 
     def accident(self, what: str) -> None:
         """A worker ended that nobody wanted to end; the caller holds ``news``."""

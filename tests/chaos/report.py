@@ -69,6 +69,8 @@ class Report:
             "snapshots": self.snapshots,
             "fatal_clients": log.totals["fatal"],
             "transactions": log.totals["Committed"],
+            "suspect_ranges": log.totals["Suspicious"],
+            "careful_seconds": round(log.careful_seconds, 1),
             "seconds": round(self.seconds, 1),
             "servers": self.servers,
             "passed": self.passed,
@@ -89,6 +91,7 @@ class Report:
         lines += [
             f"{self.records:,} records in {said['transactions']:,} transactions: lost {self.lost}, twice {self.twice}",
             f"{said['fences']} fenced, {said['unknown_commits']} unknown COMMITs, {said['rebalances']} rebalances",
+            f"{said['suspect_ranges']} suspect ranges, {said['careful_seconds']} s in small parts (summed over partitions)",
             f"{self.snapshots:,} snapshots, worst recovery {said['worst_recovery_seconds']} s, {self.seconds:.0f} s",
         ]
         never = [f"FAILED: {kind} never truly happened, so this run proves nothing about it" for kind in self.vacuous]

@@ -91,7 +91,7 @@ class Report:
         lines += [
             f"{self.records:,} records in {said['transactions']:,} transactions: lost {self.lost}, twice {self.twice}",
             f"{said['fences']} fenced, {said['unknown_commits']} unknown COMMITs, {said['rebalances']} rebalances",
-            f"{said['suspect_ranges']} suspect ranges, {said['careful_seconds']} s in small parts (summed over partitions)",
+            f"{said['suspect_ranges']} suspect ranges, {said['careful_seconds']} s in small parts, of all partitions",
             f"{self.snapshots:,} snapshots, worst recovery {said['worst_recovery_seconds']} s, {self.seconds:.0f} s",
         ]
         never = [f"FAILED: {kind} never truly happened, so this run proves nothing about it" for kind in self.vacuous]

@@ -297,8 +297,8 @@ def _several(name: str, given: Iterable[V], kind: type) -> tuple[V, ...]:
 
 
 def _group(name: str) -> str:
-    if not _is(name, str) or not name or "\0" in name:
-        raise ConfigError(f"a group needs a name without NUL characters, got {name!r}")
+    if not _is(name, str) or not name.strip() or "\0" in name:
+        raise ConfigError(f"a group needs a name that is not blank and has no NUL characters, got {name!r}")
     return name
 
 

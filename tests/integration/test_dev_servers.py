@@ -20,7 +20,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from seekpoint.dev import kafka, postgres
+from seekpoint.dev import kafka, postgres, server
 from seekpoint.dev.child import ServerFailed, free_port
 from seekpoint.dev.kafka import BROKERS_VARIABLE, KafkaServer, start_kafka
 from seekpoint.dev.postgres import DSN_VARIABLE, PostgresServer, start_postgres, url_of
@@ -142,6 +142,16 @@ def test_a_postgres_that_cannot_start_shows_its_log_and_leaves_no_folder(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root runs Postgres as somebody else")
+def test_a_server_that_has_ended_says_why_and_how_little_space_is_left(
+    own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_postgres.kill()
+    monkeypatch.setattr(server, "LITTLE", 2**63)  # as if the disk were full
+    said = str(own_postgres.failure("it has ended by itself"))
+    assert said.startswith("it has ended by itself\nThe last lines of its log:\n")
+    assert re.search(r"\n/\S+ has \d+ MB left\.\nRemedy: set TMPDIR to a folder with free space", said)
+
+
 def test_binaries_that_nobody_may_reach_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Path] = []
 

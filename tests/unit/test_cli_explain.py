@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import suppress
+from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
@@ -140,3 +142,14 @@ def test_ctrl_c_while_the_command_is_imported_shows_no_traceback(
         main()
     assert exited.value.code == explain.ABORTED
     assert capsys.readouterr().err == "aborted\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+def test_a_full_disk_is_named_with_the_remedy() -> None:
+    full = open("/dev/full", "w", encoding="ascii", buffering=1)  # noqa: SIM115, PTH123 -- closing it fails, too
+    with pytest.raises(OSError, match="No space left") as raised:
+        full.write("x\n")
+    with suppress(OSError):
+        full.close()
+    said = "No space left on device; free some space, or set TMPDIR to a folder that has it"
+    assert message_of(raised.value) == said

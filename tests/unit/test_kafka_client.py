@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
+from seekpoint import Ledger
+from seekpoint.errors import ConfigError
 from seekpoint.kafka.client import Client, raise_if_fatal
+from seekpoint.kafka.config import admin_config, consumer_config, make_admin, make_consumer
 from seekpoint.records import Partition
 
 COOPERATIVE = {"partition.assignment.strategy": "cooperative-sticky"}
@@ -111,3 +114,28 @@ def test_a_client_that_is_closed_while_python_ends_does_not_keep_it() -> None:
         [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=50, check=True
     )
     assert done.stdout == "closed\n", done.stderr
+
+
+BROKERS = {"bootstrap.servers": "127.0.0.1:1"}
+
+
+def test_the_brokers_are_told_which_group_a_client_is_of() -> None:
+    assert consumer_config(BROKERS, group="billing")["client.id"] == "seekpoint-billing"
+    assert admin_config(consumer_config(BROKERS, group="billing"))["client.id"] == "seekpoint-billing"
+    assert consumer_config({**BROKERS, "client.id": "mine"}, group="billing")["client.id"] == "mine"
+
+
+@pytest.mark.parametrize("group", ["", " ", "\t", " \n "])
+def test_a_blank_group_is_refused_before_the_client_aborts_the_process(group: str) -> None:
+    with pytest.raises(ConfigError, match="a group needs a name that is not blank"):
+        consumer_config(BROKERS, group=group)
+    with pytest.raises(ConfigError, match="a group needs a name that is not blank"):
+        Ledger("postgresql://u@h/db", group)
+
+
+@pytest.mark.parametrize("make", [make_consumer, make_admin])
+@pytest.mark.parametrize("key", ["ssl.ca.location", "ssl.certificate.location", "ssl.key.location"])
+def test_a_file_that_is_missing_is_named(make: Any, key: str) -> None:
+    given = {**BROKERS, "security.protocol": "ssl", key: "/nowhere/it.pem", "log_level": 0}
+    with pytest.raises(ConfigError, match=rf"{key} failed: .*; {key}: /nowhere/it\.pem does not exist$"):
+        make(consumer_config(given, group="g"))

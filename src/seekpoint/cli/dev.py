@@ -8,7 +8,7 @@ import threading
 
 import typer
 
-from seekpoint.cli.explain import FAILED, explained
+from seekpoint.cli.explain import explained
 
 
 def dev() -> None:
@@ -37,7 +37,6 @@ def dev() -> None:
                 while not stopped.wait(1.0):
                     for server in (pair.postgres, pair.kafka):
                         if not server.running:
-                            typer.echo(f"error: {server.describe()} has ended by itself", err=True)
-                            raise typer.Exit(FAILED)
+                            raise server.failure(f"{server.describe()} has ended by itself")
             finally:
                 folder.close()

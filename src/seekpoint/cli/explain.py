@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import traceback
@@ -132,6 +133,9 @@ def message_of(error: Exception) -> str:
         said = f"Kafka: {error}" + ("" if "; check " in str(error) else f"; {CHECK_KAFKA}")
     elif isinstance(error, SeekpointError | CommandError):
         said = str(error)
+    elif isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        where = f"{error.filename}: " if error.filename else ""
+        said = f"{where}{error.strerror}; free some space, or set TMPDIR to a folder that has it"
     else:
         where = f"{found}: " if (found := users_line(error)) else ""
         said = f"{where}{type(error).__name__}: {error} (`seekpoint --traceback …` shows the way there)"

@@ -18,7 +18,7 @@ from sqlalchemy import URL, make_url
 
 from seekpoint.dev.child import Child, Folder, ServerFailed, as_user, free_port, reachable_by_all
 from seekpoint.dev.container import Container, docker_answers
-from seekpoint.dev.server import ROOM, Given, Handle, Server
+from seekpoint.dev.server import ROOM, Given, Handle, Server, space_left
 
 DSN_VARIABLE = "SEEKPOINT_TEST_DSN"
 _YOURS = f"tests (not `seekpoint dev` and `demo`) also take {DSN_VARIABLE}, a server that you run yourself"
@@ -207,4 +207,4 @@ def _initdb(binaries: Path, folder: Path, password: str, user: pwd.struct_passwd
     )
     secret.unlink()
     if done.returncode:
-        raise ServerFailed(f"initdb failed:\n{done.stdout}{done.stderr}\nRemedy: {ROOM}; {_YOURS}")
+        raise ServerFailed(f"initdb failed:\n{done.stdout}{done.stderr}{space_left()}\nRemedy: {ROOM}; {_YOURS}")

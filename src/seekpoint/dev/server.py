@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import abc
+import shutil
+import tempfile
 import time
 from types import TracebackType
 from typing import Protocol, Self
@@ -11,6 +13,16 @@ from seekpoint.dev.child import ServerFailed, at_exit
 
 #: What most often keeps a server of ours from starting.
 ROOM = "set TMPDIR to a folder with free space"
+
+
+LITTLE = 256 * 1024 * 1024  # bytes
+
+
+def space_left() -> str:
+    """A line that says how little space is left for temporary files; empty where there is enough."""
+    folder = tempfile.gettempdir()
+    free = shutil.disk_usage(folder).free
+    return f"\n{folder} has {free >> 20} MB left." if free < LITTLE else ""
 
 
 class Handle(Protocol):
@@ -105,10 +117,14 @@ class Server(abc.ABC):
         deadline = time.monotonic() + self.patience
         while (problem := self._not_ready()) is not None:
             if not self._handle.running or time.monotonic() > deadline:
-                log = self._handle.log_tail()
-                self.close()
-                raise ServerFailed(f"{problem}\nThe last lines of its log:\n{log}\nRemedy: {self._remedy}")
+                raise self.failure(problem)
             time.sleep(0.02)
+
+    def failure(self, problem: str) -> ServerFailed:
+        """Remove the server; returns the error that says why, with the end of its log and the remedy."""
+        log, space = self._handle.log_tail(), space_left()
+        self.close()
+        return ServerFailed(f"{problem}\nThe last lines of its log:\n{log}{space}\nRemedy: {self._remedy}")
 
     def stop(self) -> None:
         """End it in order; data and ports are kept for :meth:`start`."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaException
+from confluent_kafka.admin import AdminClient
 
 from seekpoint.errors import ConfigError
 
@@ -54,8 +57,8 @@ def consumer_config(config: Mapping[str, Any], *, group: str) -> dict[str, Any]:
     """The configuration for a ``confluent_kafka.Consumer`` whose positions live in the ledger.
 
     Takes librdkafka's own keys. Forces those that the promise hangs on, and raises ConfigError, naming the
-    reason, where ``config`` says otherwise; gives ``fetch.queue.backoff.ms`` and ``isolation.level`` better
-    defaults.
+    reason, where ``config`` says otherwise; gives ``fetch.queue.backoff.ms``, ``isolation.level`` and ``client.id``
+    better defaults.
     """
     if not (config.get("bootstrap.servers") or config.get("metadata.broker.list")):
         raise ConfigError("kafka needs 'bootstrap.servers', e.g. {'bootstrap.servers': 'localhost:9092'}")
@@ -64,6 +67,8 @@ def consumer_config(config: Mapping[str, Any], *, group: str) -> dict[str, Any]:
             raise ConfigError(
                 f"remove {key!r}: {config[key]!r} from the Kafka configuration; it is {value!r} because {why}"
             )
+    if not group.strip():
+        raise ConfigError(f"a group needs a name that is not blank, got {group!r}")  # the client aborts the process
     if config.get("group.id", group) != group:
         raise ConfigError(
             f"remove 'group.id': {config['group.id']!r} from the Kafka configuration; the group is the pipeline's: "
@@ -73,7 +78,7 @@ def consumer_config(config: Mapping[str, Any], *, group: str) -> dict[str, Any]:
         if key in config:
             raise ConfigError(f"remove {key!r} from the Kafka configuration: it has no effect with offsets in Postgres")
     owned = {key: value for key, (value, _) in OWNED.items()}
-    return {**DEFAULTS, **config, **owned, "group.id": group}
+    return {**DEFAULTS, "client.id": f"seekpoint-{group}", **config, **owned, "group.id": group}
 
 
 def is_eager(config: Mapping[str, Any]) -> bool:
@@ -131,7 +136,30 @@ def make_consumer(config: Mapping[str, Any], **callbacks: Any) -> Consumer:
     logger.addFilter(_SPARING)
     try:
         return Consumer({"logger": logger, **config, **callbacks})
-    except KafkaException as error:
-        raise ConfigError(f"the Kafka configuration was refused: {error.args[0].str()}") from None
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"the Kafka configuration was refused: {error}") from None
+    except (KafkaException, TypeError, ValueError) as error:
+        raise _refused(config, error) from None
+
+
+def make_admin(config: Mapping[str, Any], **callbacks: Any) -> AdminClient:
+    """An admin client for a consumer's configuration. Raises ConfigError as :func:`make_consumer` does."""
+    try:
+        return AdminClient({**admin_config(config), **callbacks})
+    except (KafkaException, TypeError, ValueError) as error:
+        raise _refused(config, error) from None
+
+
+_FILES = tuple(f"ssl.{of}.location" for of in ("ca", "certificate", "key", "keystore", "crl"))
+
+
+def _refused(config: Mapping[str, Any], error: Exception) -> ConfigError:
+    """The client's own words; it names no file, so those that cannot be read are added."""
+    said = error.args[0].str() if isinstance(error, KafkaException) else str(error)
+    named = {key: str(config[key]) for key in _FILES if config.get(key) and config[key] != "probe"}
+    lost = [f"{key}: {path} {why}" for key, path in named.items() if (why := _unreadable(Path(path)))]
+    return ConfigError("; ".join([f"the Kafka configuration was refused: {said}", *lost]))
+
+
+def _unreadable(path: Path) -> str | None:
+    if not path.exists():
+        return "does not exist"
+    return None if os.access(path, os.R_OK) else "cannot be read by this process"

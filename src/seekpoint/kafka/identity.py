@@ -14,10 +14,9 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
-from confluent_kafka.admin import AdminClient
 
 from seekpoint.errors import ConfigError, KafkaAway
-from seekpoint.kafka.config import admin_config
+from seekpoint.kafka.config import make_admin
 
 T = TypeVar("T")
 NO_ID = UUID(int=0)  # what brokers answer that know the topic and not (or not yet) its id
@@ -84,7 +83,7 @@ class Identity:
     def __init__(self, config: Mapping[str, Any], timeout: float) -> None:
         self._why = _Reason()
         told: Mapping[str, Any] = {"error_cb": self._why.note}
-        self.admin = AdminClient({**admin_config(config), **told})
+        self.admin = make_admin(config, **told)
         self.timeout = timeout
         self._servers = config.get("bootstrap.servers") or config.get("metadata.broker.list")
 

@@ -6,10 +6,10 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]  # not re-exported
+from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined]  # not re-exported
 
 from seekpoint.errors import KafkaAway
-from seekpoint.kafka.config import admin_config
+from seekpoint.kafka.config import make_admin
 
 ASK = 10.0  # seconds until brokers that do not answer are away
 _REFUSED = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED)
@@ -21,7 +21,7 @@ def compacted(kafka: Mapping[str, Any], topics: Collection[str]) -> dict[str, bo
     None where we are not allowed to ask (``DescribeConfigs`` on the topic). One that does not exist is not. Raises
     KafkaAway.
     """
-    admin = AdminClient(admin_config(kafka))
+    admin = make_admin(kafka)
     asked = admin.describe_configs(
         [ConfigResource(ResourceType.TOPIC, topic) for topic in sorted(set(topics))], request_timeout=ASK
     )

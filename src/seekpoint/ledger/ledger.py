@@ -60,8 +60,8 @@ class Ledger:
         limits: Limits | None = None,
         synchronous_commit: bool = True,
     ) -> None:
-        if not group:
-            raise ConfigError("a group needs a name")
+        if not group.strip():
+            raise ConfigError("a group needs a name that is not blank")
         self.engine = postgres_engine(engine)
         self.group, self.schema, self.version = group, schema, version
         self._declaration = Declaration.of(tables, accepts=accept_declaration)

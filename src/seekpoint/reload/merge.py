@@ -55,7 +55,7 @@ def _warm(driver: Driver, found: Sequence[Target], told: Callable[[int, int], ob
                         "ON {same} WHERE {part} {locked}) SELECT count(*) FROM warm",
                         diff=name(*Staging(driver.run.staging_schema).diff(target)),
                         live=name(*target.path),
-                        same=_same(target, "live", "diff"),
+                        same=same_key(target, "live", "diff"),
                         part=part,
                         locked=ident.SQL(locked),
                     )
@@ -201,8 +201,8 @@ def _changed(connection: Connection, staging: Staging, target: Target, columns: 
         diff=name(*staging.diff(target)),
         live=name(*target.path),
         built=name(*staging.table(target)),
-        same=_same(target, "live", "diff"),
-        as_built=_same(target, "built", "diff"),
+        same=same_key(target, "live", "diff"),
+        as_built=same_key(target, "built", "diff"),
         kind=name(KIND),
         kinds=ident.SQL(", ").join(map(ident.Literal, kinds)),
         distinct=distinct(wanted, "live", "built"),
@@ -220,7 +220,7 @@ def _require_allowed(tx: Tx, staging: Staging, target: Target, prepared: Prepare
         "JOIN {live} AS live ON {same} WHERE {kind} = 'touched' AND NOT EXISTS "
         "(SELECT FROM {built} AS built WHERE {match}))",
         **parts,
-        match=_same(target, "built", "diff"),
+        match=same_key(target, "built", "diff"),
     )
     if target.is_compacted and (unexplained := _unexplained(tx, parts)):
         raise ReloadRefused([lost(target, unexplained)])
@@ -293,10 +293,10 @@ def _prepared(
         "late": name(staging.schema, f"late_{target.staged}"),
         "key": names(target.key),
         "columns": names(columns),
-        "same": _same(target, "live", "diff"),
-        "as_live": _same(target, "live", "built"),
-        "as_built": _same(target, "built", "diff"),
-        "as_touched": _same(target, "touched", "diff"),
+        "same": same_key(target, "live", "diff"),
+        "as_live": same_key(target, "live", "built"),
+        "as_built": same_key(target, "built", "diff"),
+        "as_touched": same_key(target, "touched", "diff"),
         "kind": name(KIND),
         "compared_kinds": ident.SQL(", ").join(map(ident.Literal, ("different", DIFFERENT_KEY))),
         "seen": name(*staging.seen(target)),
@@ -414,7 +414,7 @@ def _rewrite(
     touched = dict.fromkeys(kinds, ident.Literal("touched")) | {
         "joined": ident.SQL("JOIN {built} AS built USING ({key})").format(**parts),
         "unless_built": ident.SQL("AND NOT EXISTS (SELECT FROM {built} AS built WHERE {match})").format(
-            **parts, match=_same(target, "built", "diff")
+            **parts, match=same_key(target, "built", "diff")
         ),
         "if_distinct": ident.SQL("AND {}").format(distinct(others, "live", "built")),
         "if_other_key": ident.SQL("AND {}").format(distinct(target.inexact_key, "live", "built")),
@@ -443,7 +443,8 @@ def _plan_by_key(connection: Connection, given: bool) -> None:
         run(connection, f"SET LOCAL {setting} = {{value}}", value=ident.SQL("off" if given else "on"))
 
 
-def _same(target: Target, left: str, right: str) -> ident.Composed:
+def same_key(target: Target, left: str, right: str) -> ident.Composed:
+    """Whether two rows have one key."""
     return ident.SQL(" AND ").join(
         ident.SQL("{} = {}").format(name(left, column), name(right, column)) for column in target.key
     )

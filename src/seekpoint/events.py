@@ -8,6 +8,7 @@ the chaos suite stops a worker at a named step.
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -16,7 +17,7 @@ from time import monotonic
 from typing import Any, ClassVar
 from uuid import UUID
 
-from seekpoint.errors import PartitionStopped
+from seekpoint.errors import ConfigError, PartitionStopped
 from seekpoint.failure import Failure, State, one_line
 from seekpoint.records import Partition, Span
 
@@ -598,6 +599,19 @@ class Kept(Event):
 Observer = Callable[[Event], None]
 
 
+def checked(given: Any) -> tuple[Observer, ...]:
+    """The observers, as they were given. Raises ConfigError for what takes no event, or would never run."""
+    if callable(given) or isinstance(given, str | Mapping) or not isinstance(given, Iterable):
+        raise ConfigError(f"observe= takes a list of functions, e.g. observe=[print], got {given!r}")
+    observers = tuple(given)
+    for one in observers:
+        if not callable(one) or inspect.isclass(one):
+            raise ConfigError(f"observe=: {one!r} is no function that takes an event")
+        if inspect.iscoroutinefunction(one) or inspect.iscoroutinefunction(getattr(one, "__call__", None)):  # noqa: B004
+            raise ConfigError(f"observe=: {one!r} is an async function, and would never run; write a plain one")
+    return observers
+
+
 class Announcer:
     """Hands every event to the observers and to the log ``seekpoint.events``: a sentence with ``group`` in front.
 
@@ -607,7 +621,7 @@ class Announcer:
     """
 
     def __init__(self, observers: Sequence[Observer] = (), *, group: str = "") -> None:
-        self._observers, self._group = tuple(observers), group
+        self._observers, self._group = checked(observers), group
         self._has_ended = False
         self._logged: dict[type[Event], float] = {}  # when one of this kind was logged last
 

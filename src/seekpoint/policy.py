@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from typing import TypeGuard
 
 from seekpoint.errors import ConfigError
 from seekpoint.records import Partition
@@ -44,8 +45,10 @@ class Limits:
             value = getattr(self, name)
             if name == "start_wait" and value is None:
                 continue
-            if not isinstance(value, int | float) or not 0 < value < math.inf:  # NaN is no number of seconds either
-                raise ConfigError(f"Limits({name}={value!r}): must be a finite number greater than 0")
+            if name in {"batch_records", "batch_bytes"}:
+                _whole(self, name)
+            elif not _is_number(value) or not 0 < value < math.inf:  # NaN is no number of seconds either
+                raise ConfigError(f"Limits({name}={value!r}): must be a finite number of seconds greater than 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +138,7 @@ class Retry:
             _whole(self, name)
         for name, least in (("wait_initial", 0.0), ("wait_max", 0.0), ("multiplier", 1.0), ("jitter", 0.0)):
             value = getattr(self, name)
-            if not isinstance(value, int | float) or not least <= value < math.inf:
+            if not _is_number(value) or not least <= value < math.inf:
                 raise ConfigError(f"Retry({name}={value!r}): must be a finite number, {least:g} or greater")
         if self.jitter > 1:
             raise ConfigError(f"Retry(jitter={self.jitter!r}): is a share of the wait, 1 at most")
@@ -169,13 +172,18 @@ class DeadLetterLimits:
             _whole(self, "consecutive")
         _whole(self, "window")
         ratio: object = self.ratio
-        if ratio is not None and not (isinstance(ratio, int | float) and 0 < ratio <= 1):
+        if ratio is not None and not (_is_number(ratio) and 0 < ratio <= 1):
             raise ConfigError(f"DeadLetterLimits(ratio={ratio!r}): must be above 0 and at most 1, or None")
+
+
+def _is_number(given: object) -> TypeGuard[int | float]:
+    """Whether it is a number; True is an int for Python, and never meant as one."""
+    return isinstance(given, int | float) and not isinstance(given, bool)
 
 
 def _whole(settings: object, name: str) -> None:
     value = getattr(settings, name)
-    if not isinstance(value, int) or value < 1:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ConfigError(f"{type(settings).__name__}({name}={value!r}): must be a whole number, 1 or greater")
 
 

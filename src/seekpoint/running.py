@@ -76,7 +76,7 @@ class Worker:
         self._check_partitions()
         self._stopwatch = Stopwatch()
         self._board = HealthBoard(stopwatch=self._stopwatch, allowed=self._ledger.limits.transaction_age)
-        self._announce = Announcer((self._board, self._on_event, *observe), group=pipeline.group)
+        self._announce = Announcer((self._board, self._on_event, *events.checked(observe)), group=pipeline.group)
         self._has_started = False
         self._stopping = threading.Event()
         self._begun = threading.Lock()

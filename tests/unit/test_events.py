@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from seekpoint import events
-from seekpoint.errors import OffsetLost
+from seekpoint import Pipeline, Text, Worker, events
+from seekpoint.errors import ConfigError, OffsetLost
 from seekpoint.events import Announcer, Event
 from seekpoint.failure import Cause, Failure
 from seekpoint.records import Partition, Span
@@ -99,6 +99,28 @@ def test_every_event_is_logged_at_its_level(
     (logged,) = caplog.records
     assert (logged.name, logged.levelno) == ("seekpoint.events", level)
     assert said in logged.getMessage()
+
+
+async def later(event: Event) -> None:
+    """Would never run."""
+
+
+@pytest.mark.parametrize(
+    ("observe", "said"),
+    [
+        (print, "takes a list of functions"),
+        ("print", "takes a list of functions"),
+        (7, "takes a list of functions"),
+        (None, "takes a list of functions"),
+        ([print, 7], "7 is no function"),
+        ([list], "is no function that takes an event"),
+        ([later], "is an async function, and would never run"),
+    ],
+)
+def test_what_cannot_observe_is_refused(observe: Any, said: str) -> None:
+    pipeline = Pipeline("g", topics="t", value=Text(), handle=lambda tx, batch: None)
+    with pytest.raises(ConfigError, match=said):
+        Worker(pipeline, engine="postgresql://a@192.0.2.1/b", kafka={"bootstrap.servers": "x:1"}, observe=observe)
 
 
 def test_a_log_line_has_the_group_the_sentence_and_the_fields(caplog: pytest.LogCaptureFixture) -> None:

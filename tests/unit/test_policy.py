@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import fields
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any
 
@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy.exc import DBAPIError
 
-from seekpoint import Limits, StartAt
+from seekpoint import Ledger, Limits, Retry, StartAt
 from seekpoint.errors import ConfigError, SeekpointError
 from seekpoint.guard import connection_lost, is_data_fault, passes, sqlstate
 from seekpoint.policy import Backoff
@@ -26,14 +26,34 @@ NAMES = [field.name for field in fields(Limits)]
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("value", [0, -1, -0.5, math.nan, math.inf, "5", None])
+@pytest.mark.parametrize("value", [0, -1, -0.5, math.nan, math.inf, "5", None, True, timedelta(seconds=5), [5]])
 def test_a_limit_is_a_finite_number_greater_than_zero(name: str, value: Any) -> None:
     if (name, value) == ("start_wait", None):  # no limit
         assert Limits(start_wait=None) == Limits()
         return
     with pytest.raises(ConfigError) as caught:
         Limits(**{name: value})
-    assert str(caught.value) == f"Limits({name}={value!r}): must be a finite number greater than 0"
+    whole = name in {"batch_records", "batch_bytes"}
+    must = "a whole number, 1 or greater" if whole else "a finite number of seconds greater than 0"
+    assert str(caught.value) == f"Limits({name}={value!r}): must be {must}"
+
+
+def test_a_share_of_a_record_is_no_limit() -> None:
+    with pytest.raises(ConfigError, match="must be a whole number"):
+        Limits(batch_records=2.5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Retry)])
+@pytest.mark.parametrize("value", [True, "5", None, -1, [1]])
+def test_a_retry_of_another_type_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"Retry\({name}="):
+        Retry(**{name: value})
+
+
+@pytest.mark.parametrize("limits", [{"batch_records": 5}, Limits, Retry(), 500, "Limits()"])
+def test_limits_of_another_type_are_refused(limits: Any) -> None:
+    with pytest.raises(ConfigError, match="limits= must be a Limits"):
+        Ledger("postgresql://nobody@127.0.0.1:1/none", "g", limits=limits)
 
 
 @pytest.mark.parametrize("name", NAMES)

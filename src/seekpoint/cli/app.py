@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from importlib.metadata import version
 from typing import Annotated
 
@@ -28,6 +30,24 @@ app.command("demo")(demo.demo)
 app.command("demo-poison")(demo.demo_poison)
 app.command("demo-reload")(demo.demo_reload)
 app.command("dev")(dev.dev)
+
+
+def _join_lines(commands: typer.Typer) -> None:
+    """Let the terminal break the lines of the help: those of a docstring would stand in it as they are in the code."""
+    for command in commands.registered_commands:
+        if command.callback is not None and command.help is None:
+            command.help = joined(inspect.getdoc(command.callback) or "")
+    for group in commands.registered_groups:
+        if group.typer_instance is not None:
+            _join_lines(group.typer_instance)
+
+
+def joined(text: str) -> str:
+    """The text with each paragraph on one line; lines that begin a list's item, or are indented, stay lines."""
+    return re.sub(r"(?<!\n)\n(?![\n\s]|[-*] )", " ", text)
+
+
+_join_lines(app)
 
 
 def _show_version(wanted: bool) -> None:

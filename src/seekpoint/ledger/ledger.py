@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 from uuid import UUID, uuid4
 
 from sqlalchemy import URL, Connection, Engine, create_engine, make_url
@@ -65,6 +65,8 @@ class Ledger:
         self.engine = postgres_engine(engine)
         self.group, self.schema, self.version = group, schema, version
         self._declaration = Declaration.of(tables, accepts=accept_declaration)
+        if limits is not None and not isinstance(cast("object", limits), Limits):
+            raise ConfigError(f"limits= must be a Limits, e.g. Limits(batch_records=500), got {limits!r}")
         self.limits = limits or Limits()
         self._synchronous_commit = synchronous_commit
         # What a handler sets for its own statements on the connection is not meant for ours.

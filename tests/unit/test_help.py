@@ -1,0 +1,29 @@
+"""The help is broken into lines by the terminal, not where the code's own lines end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from seekpoint.cli.app import app, joined
+
+
+def commands(command: Any, *path: str) -> Iterator[tuple[str, str]]:
+    """Every command's words and help."""
+    for name, one in getattr(command, "commands", {}).items():
+        yield from commands(one, *path, name)
+    if path:
+        yield " ".join(path), command.help or ""
+
+
+@pytest.mark.parametrize(("command", "said"), list(commands(get_command(app))))
+def test_no_line_ends_within_a_paragraph(command: str, said: str) -> None:
+    assert said
+    assert "\n" not in said.replace("\n\n", "")
+
+
+def test_items_and_indented_lines_stay_lines() -> None:
+    assert joined("one\ntwo\n\nthree:\n- a\n- b\n  c") == "one two\n\nthree:\n- a\n- b\n  c"

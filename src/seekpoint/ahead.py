@@ -125,13 +125,14 @@ class Ahead:
                     self.handlers.savepoint("ROLLBACK", name)
                 self.handlers.savepoint("RELEASE", name)
 
-    def send(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
-        """Send a statement that returns nothing once for each row; the answers are outstanding then.
+    def send(self, statement: str, rows: Iterable[Sequence[Any]], check: tuple[str, Sequence[Any]]) -> None:
+        """Send a statement that returns nothing once for each row, then a query; the answers are outstanding then.
 
         Never prepared: the parameters' types would stay what they were when the table is altered.
         """
         for row in rows:
             _Cursor(self, self._driver).execute(statement, row, prepare=False)
+        self._last = _plain_cursor(self._driver).execute(*check, prepare=False)
 
     def ask(self, statement: str, parameters: Mapping[str, Any]) -> Any:
         """The only row of a statement that goes behind what is outstanding, in the same round trip.

@@ -131,14 +131,17 @@ class LentConnection(Connection):
         """Whether a sink may :meth:`leave` rows."""
         return self._may_leave_rows and self.sends_ahead
 
-    def leave(self, statement: str, rows: Iterable[Sequence[Any]]) -> bool:
-        """Send a sink's last rows, one by one, to be awaited by our next statement; False where that may not be."""
+    def leave(self, statement: str, rows: Iterable[Sequence[Any]], check: tuple[str, Sequence[Any]]) -> bool:
+        """Send a sink's last rows, one by one, to be awaited by our next statement; False where that may not be.
+
+        ``check`` is a query that goes after them, and raises where they should not have been written so.
+        """
         driver = self.connection.driver_connection
         if not self.leaves or not isinstance(driver, psycopg.Connection):
             return False
         self.catch_up()
         self._ahead = Ahead(driver)
-        self._ahead.send(statement, rows)
+        self._ahead.send(statement, rows, check)
         return True
 
     @contextmanager

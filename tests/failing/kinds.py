@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from psycopg.types.json import Jsonb
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
@@ -54,6 +55,7 @@ ROWS = ("streamed Append", "two sinks")  # roads with row=
 SINKS = (*ROWS, "values alone")
 HANDLERS = ("execute", "executemany", "ORM")
 EVERY = (*SINKS, *HANDLERS)
+CODE = (*ROWS, *HANDLERS)
 
 Act = Callable[[Connection, Batch[Item, Any], Sequence[AnyRecord]], Any]
 
@@ -153,6 +155,10 @@ def _spoil(**given: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
     return lambda fields: {**fields, **given}
 
 
+def _raw(document: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return _spoil(doc=Jsonb(document, dumps=str))
+
+
 def _crack(fields: dict[str, Any]) -> dict[str, Any]:
     raise ArithmeticError("cannot be reckoned")
 
@@ -175,17 +181,18 @@ KINDS = (
     Kind("10 MB that are no JSON", Cause.DECODE, "DecodeError", bytes_=b"x" * LONG),
     # what the database refuses
     Kind("NUL in text", _D, "NUL", fields={"note": "a\0b"}),
-    Kind("NUL in jsonb", _D, "UntranslatableCharacter", "22P05", fields={"doc": '"\\u0000"'}),
+    Kind("NUL in jsonb", _D, "UntranslatableCharacter", "22P05", roads=CODE, spoil=_raw('"\\u0000"')),
+    Kind("NUL in a value for jsonb", _D, "UntranslatableCharacter", "22P05", roads=SINKS, fields={"doc": "\0"}),
     Kind("lone surrogate", _D, "surrogate", None, roads=ROWS, spoil=_spoil(note="\ud800")),
     Kind("too long", _D, "StringDataRightTruncation", "22001", fields={"note": "x" * 21}),
     Kind("10 MB value, too long", _D, "StringDataRightTruncation", "22001", fields={"note": "x" * LONG}),
     Kind("out of range", _D, "NumericValueOutOfRange", "22003", fields={"n": 2**31}),
     Kind("huge number", _D, "NumericValueOutOfRange", "22003", fields={"n": 10**30}),
-    Kind("NaN in jsonb", _D, "InvalidTextRepresentation", "22P02", fields={"doc": '{"a": NaN}'}),
+    Kind("NaN in jsonb", _D, "InvalidTextRepresentation", "22P02", roads=CODE, spoil=_raw('{"a": NaN}')),
     Kind("text that is no time", _D, "InvalidDatetimeFormat", "22007", fields={"at": "yesterday's"}),
     Kind("year 0", _D, "DatetimeFieldOverflow|InvalidDatetimeFormat", "22008", fields={"at": "0000-01-01"}),
     Kind("year 300000", _D, "DatetimeFieldOverflow", "22008", fields={"at": "300000-01-01"}),
-    Kind("JSON too deep for the server", _D, "StatementTooComplex", "54001", fields={"doc": "[" * 100_000}),
+    Kind("JSON too deep for the server", _D, "StatementTooComplex", "54001", roads=CODE, spoil=_raw("[" * 100_000)),
     Kind("CHECK", _D, "CheckViolation", "23514", fields={"note": "forbidden"}),
     Kind("NOT NULL", _D, "NotNullViolation", "23502", fields={"n": None}),
     Kind("UNIQUE", _D, "UniqueViolation", "23505", same_as_first="code"),

@@ -628,7 +628,7 @@ def test_up_to_twenty_rows_are_few(counter: Counter) -> None:
 
 def test_more_rows_go_by_copy(counter: Counter) -> None:
     sink = Append((counter.ground.schema, "t"), columns=["id", "v"], row=lambda r: (r.offset, r.value))
-    assert unit_of_work(counter, FEW + 1, sinks=[sink]) == 5
+    assert unit_of_work(counter, FEW + 1, sinks=[sink]) == 6
     assert len(counter.rows()) == 2 * FEW + 2
 
 
@@ -639,7 +639,7 @@ def test_a_handlers_last_statements_are_awaited_with_the_offset(counter: Counter
 
 def test_without_sending_ahead_each_is_awaited(counter: Counter) -> None:
     sink = Append((counter.ground.schema, "t"), columns=["id", "v"], row=lambda r: (r.offset, r.value))
-    assert unit_of_work(counter, 1, sinks=[sink], send_ahead=False) == 5
+    assert unit_of_work(counter, 1, sinks=[sink], send_ahead=False) == 6
 
 
 def appended(counter: Counter, *values: str, **options: Any) -> Processed:

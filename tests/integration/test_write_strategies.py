@@ -9,7 +9,7 @@ import ipaddress
 import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from itertools import product
@@ -21,13 +21,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from psycopg import sql
+from psycopg.types.json import Json, Jsonb
 from psycopg.types.range import Range
 from sqlalchemy import Engine, create_engine, text
 
 from ground import Ground
+from seekpoint.columnar import AppendArrow
+from seekpoint.guard import Session
 from seekpoint.pipeline import RowRefused
 from seekpoint.records import AnyRecord
-from seekpoint.sinks import Upsert
+from seekpoint.sinks import Append, Upsert
 from seekpoint.sinks.copy import driver_of
 from seekpoint.sinks.roads import Road, Roads
 from seekpoint.testing import record
@@ -61,12 +64,20 @@ ONE = uuid.UUID("0190d5b0-0000-7000-8000-00000000000a")
 TEXTS = ["a", "A", "a ", "ä", "Ä", "a\u0308", "b", "B", "", " ", "1", "1.0"]
 
 
+Rows = list[tuple[Any, ...]]
+
+
 class Values(NamedTuple):
     """Of a type: ``all``, and those among them that the server takes."""
 
     all: Sequence[Any]
     taken: Sequence[Any]
 
+
+JSON = [
+    *("5", "null", "true", "text", "", "[1,2]", 5, 5.0, Decimal("5.00"), True, [1, 2], [1.0, "2"], ["{}"], {"a": [1]}),
+    *({"a": [1.0]}, Json(None), Jsonb("5"), float("nan"), b"5", date(2026, 1, 1), {"at": date(2026, 1, 1)}),
+]
 
 TYPES: Mapping[str, Sequence[Any]] = {
     "bool": [True, False, "t", "no"],
@@ -103,9 +114,14 @@ TYPES: Mapping[str, Sequence[Any]] = {
     "bit(3)": ["101", "100", "10"],
     '"char"': ["a", "ab", "A"],
     "name": ["a", "A", "a "],
+    "json": JSON,
+    "jsonb": JSON,
+    "document": JSON,
+    "jsonb[]": [["5", 5, None], [[1], {"a": 1}], [True, "null"], [], "{5}"],
 }  # fmt: skip
 OPTIONAL: Mapping[str, Sequence[Any]] = {"citext": TEXTS, "blind": TEXTS}  # an extension, a nondeterministic collation
-NO_ORDER = frozenset({"pair"})
+NO_ORDER = frozenset({"pair", "json"})
+NO_KEY = frozenset({"json"})
 
 
 @pytest.fixture
@@ -115,7 +131,8 @@ def made(seekpoint_engine: Engine, seekpoint_schema: str) -> Iterator[Ground]:
     ground = Ground(engine, seekpoint_schema)
     ground.sql(
         "CREATE TYPE mood AS ENUM ('low', 'mid', 'high', 'Low'); CREATE TYPE pair AS (a int, b numeric);"
-        "CREATE DOMAIN short AS varchar(3); CREATE DOMAIN moment AS timestamptz"
+        "CREATE DOMAIN short AS varchar(3); CREATE DOMAIN moment AS timestamptz;"
+        "CREATE DOMAIN document AS jsonb"
     )
     yield ground
     engine.dispose()
@@ -138,17 +155,19 @@ def types(made: Ground) -> Mapping[str, Values]:
     return {kind: Values(values, _taken(made, kind, values)) for kind, values in found.items()}
 
 
+def as_json(value: Any, kind: str) -> Any:
+    """What the model gives the driver: for a column of JSON, JSON."""
+    if kind == "jsonb[]" and isinstance(value, list):
+        return [one if one is None else Json(one) for one in value]
+    if kind not in {"json", "jsonb", "document"} or value is None or isinstance(value, Json | Jsonb | Decimal):
+        return value
+    return Json(value)
+
+
 def _taken(ground: Ground, kind: str, values: Sequence[Any]) -> list[Any]:
     """Those that the server takes for a column of this type."""
     ground.sql(f"DROP TABLE IF EXISTS given; CREATE TABLE given (v {body(kind)})")
-    into, taken = sql.SQL("COPY {}.given FROM STDIN").format(sql.Identifier(ground.schema)), []
-    with ground.engine.connect() as connection, driver_of(connection) as driver:
-        for value in values:
-            with suppress(psycopg.DataError), driver.transaction(), driver.cursor() as cursor:
-                with cursor.copy(into) as copy:
-                    copy.write_row((value,))
-                taken.append(value)
-    return taken
+    return [value for value in values if by_model(ground, (ground.schema, "given"), [kind], [(value,)])]
 
 
 def body(kind: str) -> str:
@@ -203,7 +222,7 @@ class Forced(Roads):
 
 @st.composite
 def cases(draw: st.DrawFn, types: Mapping[str, Values]) -> Case:
-    keys = draw(st.lists(st.sampled_from(sorted(types)), min_size=1, max_size=2))
+    keys = draw(st.lists(st.sampled_from(sorted(types.keys() - NO_KEY)), min_size=1, max_size=2))
     value = draw(st.sampled_from(sorted(types)))
     order = draw(st.none() | st.just("offset") | st.sampled_from(sorted(types.keys() - NO_ORDER)))
     # Values that are refused only as keys: other columns of a row that is not the newest may be looked at or not.
@@ -240,6 +259,7 @@ class Table:
             *([] if case.order is None else ["bigint" if case.order == "offset" else case.order]),
         ]
         self.body = ", ".join(f"{name} {body(kind)}" for name, kind in zip(self.columns, kinds, strict=True))
+        self.kinds = [*kinds, "bool", "int"]
 
     def sink(self, road: Road) -> Upsert:
         """A sink of its own table."""
@@ -294,19 +314,20 @@ class Table:
             try:
                 with driver.cursor() as cursor, cursor.copy(into) as copy:
                     for row in rows:
-                        copy.write_row(row)
+                        copy.write_row([as_json(one, kind) for one, kind in zip(row, self.kinds, strict=True)])
                 driver.execute(sql.SQL("CALL {}.apply()").format(sql.Identifier(self.ground.schema)))
-            except psycopg.DataError:
+            except (psycopg.DataError, psycopg.IntegrityError, TypeError):
                 return False
             driver.commit()
             return True
 
-    def images(self, name: str) -> list[Any]:
-        """Every row as the server stores it."""
-        with self.ground.engine.connect() as connection:
-            image = "encode(record_send(t), 'hex') AS image, CAST(t AS text)"
-            of = text(f'SELECT {image} FROM "{self.ground.schema}".{name} t ORDER BY 1')
-            return [tuple(row) for row in connection.execute(of)]
+
+def images(ground: Ground, name: str) -> list[Any]:
+    """Every row as the server stores it."""
+    with ground.engine.connect() as connection:
+        image = "encode(record_send(t), 'hex') AS image, CAST(t AS text)"
+        of = text(f'SELECT {image} FROM "{ground.schema}".{name} t ORDER BY 1')
+        return [tuple(row) for row in connection.execute(of)]
 
 
 def write(ground: Ground, sink: Upsert, records: Sequence[AnyRecord]) -> Exception | None:
@@ -338,9 +359,9 @@ def strategies_agree(ground: Ground, case: Case) -> None:
         for road, sink in sinks.items():
             refused = write(ground, sink, records)
             assert (refused is None) == expected, f"{road}: {refused or 'takes what the model refuses'}"
-        model = table.images("model")
+        model = images(ground, "model")
         for road in sinks:
-            assert table.images(_table(road)) == model, f"by {road}"
+            assert images(ground, _table(road)) == model, f"by {road}"
 
 
 def test_every_strategy_of_an_upsert_leaves_the_table_of_the_model(made: Ground, types: Mapping[str, Values]) -> None:
@@ -348,5 +369,80 @@ def test_every_strategy_of_an_upsert_leaves_the_table_of_the_model(made: Ground,
     @given(cases(types))
     def check(case: Case) -> None:
         strategies_agree(made, case)
+
+    check()
+
+
+# -- Append -----------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def appended(draw: st.DrawFn, types: Mapping[str, Values]) -> tuple[list[str], Rows]:
+    """Types of columns, and rows; one of them may be refused."""
+    kinds = draw(st.lists(st.sampled_from(sorted(types)), min_size=1, max_size=3))
+    rows = draw(
+        st.lists(st.tuples(*(st.sampled_from([None, *types[kind].taken]) for kind in kinds)), min_size=1, max_size=5)
+    )
+    last = draw(st.tuples(*(st.sampled_from(types[kind].all) for kind in kinds)))
+    return kinds, [*rows, *draw(st.sampled_from([[], [last]]))]
+
+
+def by_model(ground: Ground, path: tuple[str, str], kinds: Sequence[str], rows: Rows) -> bool:
+    """Row by row; False if one is refused."""
+    into = sql.SQL("COPY {} FROM STDIN").format(sql.Identifier(*path))
+    with ground.engine.connect() as connection:
+        driver = driver_of(connection)
+        try:
+            for row in rows:
+                with driver.cursor() as cursor, cursor.copy(into) as copy:
+                    copy.write_row([as_json(one, kind) for one, kind in zip(row, kinds, strict=True)])
+        except (psycopg.DataError, psycopg.IntegrityError, TypeError):
+            return False
+        driver.commit()
+        return True
+
+
+def by_copy(ground: Ground, path: tuple[str, str], columns: Sequence[str], rows: Rows) -> None:
+    with ground.engine.begin() as tx, Append(path, columns=columns).open(tx) as writer:
+        writer.write(rows)
+
+
+def by_few(ground: Ground, path: tuple[str, str], columns: Sequence[str], rows: Rows) -> None:
+    """As a worker does whose last rows leave with the offset."""
+    session = Session(ground.engine, send_ahead=True)
+    try:
+        with session.transaction() as tx:
+            tx.may_leave(rows=True)
+            with Append(path, columns=columns).open(tx) as writer:
+                writer.write(rows)
+            tx.catch_up()
+    finally:
+        session.close(broken=True)
+
+
+def by_arrow(ground: Ground, path: tuple[str, str], columns: Sequence[str], rows: Rows) -> None:
+    with ground.engine.begin() as tx, AppendArrow(path, columns=columns).open(tx) as writer:
+        writer.write(rows)
+
+
+WAYS = (by_copy, by_few, by_arrow)
+
+
+def test_every_strategy_of_an_append_stores_what_the_model_stores(made: Ground, types: Mapping[str, Values]) -> None:
+    @few(60)
+    @given(appended(types))
+    def check(case: tuple[list[str], Rows]) -> None:
+        kinds, rows = case
+        columns = [f"c{n}" for n in range(len(kinds))]
+        declared = ", ".join(f"{name} {body(kind)}" for name, kind in zip(columns, kinds, strict=True))
+        tables = [one.__name__ for one in (by_model, *WAYS)]
+        made.sql(
+            f"DROP TABLE IF EXISTS {', '.join(tables)};" + "".join(f"CREATE TABLE {t} ({declared});" for t in tables)
+        )
+        taken = by_model(made, (made.schema, "by_model"), kinds, rows)
+        for way in WAYS:
+            with nullcontext() if taken else pytest.raises((RowRefused, psycopg.DataError)):
+                way(made, (made.schema, way.__name__), columns, rows)
+            assert images(made, way.__name__) == images(made, "by_model"), way.__name__
 
     check()

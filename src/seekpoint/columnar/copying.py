@@ -11,13 +11,14 @@ from psycopg import sql
 from sqlalchemy import Connection
 
 from seekpoint.columnar.sink import Whole
-from seekpoint.columnar.text import joined, lines
+from seekpoint.columnar.text import is_json, joined, lines
 from seekpoint.columnar.values import column_of
 from seekpoint.errors import ConfigError
 from seekpoint.pipeline import Row, RowRefused
-from seekpoint.sinks.copy import Texts, Unwritable, driver_of, refused, writing_cursor
+from seekpoint.sinks.copy import Texts, Unwritable, begin_copy, driver_of, refused, writing_cursor
 from seekpoint.sinks.insert import Inserts
 from seekpoint.sinks.place import recalled
+from seekpoint.sinks.types import types_now
 
 AT_ONCE = 2000  # rows of Python's values that are turned into columns at a time
 
@@ -61,7 +62,7 @@ class Copies:
         self._lines.append((table.num_rows, 1))
         self._sent += 1
         try:
-            for piece in lines(table, self._json):
+            for piece in lines(table, self._of_json):
                 copy.write(piece)
         except Unwritable as error:
             raise RowRefused(self._sent, error) from error
@@ -85,7 +86,14 @@ class Copies:
         copy.write(joined(texts))
 
     def _column(self, name: str, values: Sequence[Any]) -> Any:
-        return column_of(name, values, Texts(self._cursor, (name,)), name in self._json)
+        base = None if name in self._depths else self._bases.get(name)
+        return column_of(name, values, Texts(self._cursor, (name,), self._depths), base)
+
+    def _of_json(self, name: str, array: Any) -> Any | None:
+        """A whole table's column as COPY's text, where it goes into JSON; None for any other."""
+        if name not in self._depths or is_json(array):
+            return None
+        return self._column(name, array.to_pylist(maps_as_pydicts="strict"))
 
     def _which(self, columns: Sequence[str], rows: Sequence[Row], error: Unwritable) -> RowRefused:
         """The first of the rows that cannot be written."""
@@ -103,6 +111,8 @@ class Copies:
             return self._copy
         self._stack.close()
         self._into, self._lines, self._first = columns, [], self._sent
+        types = types_now(self._driver, self._path)
+        self._bases, self._depths = types.bases, {**dict.fromkeys(self._json, 0), **types.json}
         self._cursor = self._stack.enter_context(writing_cursor(self._driver))
         if recalled(self._tx, self._path).is_secured:
             inserts = Inserts(self._cursor, self._path, columns, "utf-8")
@@ -111,7 +121,7 @@ class Copies:
         statement = sql.SQL("COPY {} ({}) FROM STDIN (ENCODING 'UTF8')").format(
             sql.Identifier(*self._path), sql.SQL(", ").join(map(sql.Identifier, columns))
         )
-        self._copy = self._stack.enter_context(self._cursor.copy(statement))
+        self._copy = self._stack.enter_context(begin_copy(self._cursor, statement))
         return self._copy
 
     def taken(self, line: int) -> int | None:

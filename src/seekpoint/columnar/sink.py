@@ -30,8 +30,8 @@ class AppendArrow(TableSink):
     columns are ``columns`` (it may have others), or by default all that it has. Any other value is a row as in
     ``Append``, with the same parameters and the same result.
 
-    Lists become Postgres arrays; structs, maps and lists of them JSON; so do the columns named in ``json``. Times in
-    nanoseconds that are no whole microseconds are refused.
+    Lists become Postgres arrays; structs, maps and lists of them JSON. So does whatever goes into a json or jsonb
+    column, or into those named in ``json``. Times in nanoseconds that are no whole microseconds are refused.
 
     Needs the extra: ``arrow``.
     """

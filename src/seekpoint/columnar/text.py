@@ -7,7 +7,7 @@ row; NULL is never an empty string; and the server reads it faster.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -25,11 +25,17 @@ NULL = "\\N"
 Texts = Any  # an Arrow array of strings; what pyarrow has for types says no more
 
 
-def lines(table: Any, in_json: Collection[str] = ()) -> Iterator[memoryview]:
-    """The table's rows as COPY's text, piece by piece. Raises Unwritable, which names the column."""
-    names = table.column_names
+def lines(table: Any, of_json: Callable[[str, Any], Texts | None]) -> Iterator[memoryview]:
+    """The table's rows as COPY's text, piece by piece. Raises Unwritable, which names the column.
+
+    ``of_json`` writes a column that goes into JSON; it returns None for any other.
+    """
     for piece in table.combine_chunks().to_batches(max_chunksize=PIECE):
-        yield joined([column(name, array, name in in_json) for name, array in zip(names, piece.columns, strict=True)])
+        texts = []
+        for name, array in zip(table.column_names, piece.columns, strict=True):
+            made = of_json(name, array)
+            texts.append(column(name, array) if made is None else made)
+        yield joined(texts)
 
 
 def joined(columns: Sequence[Texts]) -> memoryview:
@@ -43,11 +49,9 @@ def joined(columns: Sequence[Texts]) -> memoryview:
     return memoryview(data)[:end]
 
 
-def column(name: str, array: Any, in_json: bool = False) -> Texts:
+def column(name: str, array: Any) -> Texts:
     """The column as COPY reads it. Raises Unwritable for a type or a value that has no text."""
     try:
-        if in_json:
-            return escaped(_in_json(array))
         kind = _plain(array).type
         if is_binary(kind):
             return _hex(_plain(array), "\\\\x")
@@ -93,6 +97,11 @@ def _plain(array: Any) -> Any:
     if pa.types.is_binary_view(kind):
         return array.cast(pa.large_binary())
     return array
+
+
+def is_json(array: Any) -> bool:
+    """Whether the values are JSON's text already."""
+    return getattr(array.type, "extension_name", None) == "arrow.json"
 
 
 def is_binary(kind: Any) -> bool:

@@ -15,8 +15,6 @@ from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from psycopg.types.json import Json as PsycopgJson
-from psycopg.types.json import Jsonb
 
 from seekpoint.columnar.text import TEXT, column, escaped
 from seekpoint.sinks.copy import Texts
@@ -24,20 +22,16 @@ from seekpoint.sinks.copy import Texts
 Written = Any  # an Arrow array of strings
 
 
-def column_of(name: str, values: Sequence[Any], one_by_one: Texts, in_json: bool = False) -> Written:
+def column_of(name: str, values: Sequence[Any], one_by_one: Texts, base: int | None) -> Written:
     """The values as COPY's text, NULL for None; ``one_by_one`` is psycopg's way of writing this column.
 
-    Raises Unwritable for a value that has no text.
+    ``base`` is the column's base type, None where it takes JSON. Raises Unwritable for a value that has no text.
     """
-    if in_json:
-        values = [
-            value if value is None or isinstance(value, PsycopgJson | Jsonb) else Jsonb(value) for value in values
-        ]
     kinds = set(map(type, values))
     kinds.discard(NoneType)
     if not kinds:
         return pa.nulls(len(values), TEXT)
-    make = _MAKERS.get(kinds.pop()) if len(kinds) == 1 else None
+    make = _maker(kinds.pop(), base) if len(kinds) == 1 else None
     if make is not None:
         try:
             made = make(values)
@@ -46,6 +40,13 @@ def column_of(name: str, values: Sequence[Any], one_by_one: Texts, in_json: bool
         if made is not None:
             return made if pa.types.is_large_string(made.type) else column(name, made)
     return escaped(pa.array([one_by_one.of((value,))[0] for value in values], TEXT))
+
+
+def _maker(kind: type, base: int | None) -> Callable[[Sequence[Any]], Written] | None:
+    """How Arrow writes values of one type, where the column's type takes that as it takes what psycopg writes."""
+    if base is None or (kind in _ONLY_INTO and base not in _ONLY_INTO[kind]):
+        return None
+    return _MAKERS.get(kind)
 
 
 def _strings(values: Sequence[Any]) -> Written:
@@ -102,4 +103,8 @@ _MAKERS: Mapping[type, Callable[[Sequence[Any]], Written]] = MappingProxyType(
         bytes: _bytes,
         UUID: _named(lambda value: value.hex),
     }
+)
+# Arrow writes 1.0 as "1", and a time with all six digits: another text, another scale of a numeric.
+_ONLY_INTO: Mapping[type, frozenset[int]] = MappingProxyType(
+    {float: frozenset({700, 701}), datetime: frozenset({1114, 1184}), time: frozenset({1083, 1266})}
 )

@@ -21,8 +21,8 @@ class Append(TableSink):
     some of the pipeline's topics. ``provenance`` names the columns that take the record's topic, partition and
     offset: three names, or a mapping of those that are wanted.
 
-    A dict goes to a json or jsonb column, a list to a Postgres array; for a jsonb column wrap the list in
-    ``psycopg.types.json.Jsonb``.
+    A value for a json or jsonb column is dumped as JSON: a str is a JSON string, a list a JSON array. Text that is JSON
+    already is given as ``psycopg.types.json.Jsonb(text, dumps=str)``. For any other column a list is a Postgres array.
 
     A mapping that lacks a column makes its record a poison record; keys beyond ``columns`` are ignored. The
     database's own defaults fill the columns that are not named.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from itertools import repeat
 from operator import length_hint
 from typing import Any, NoReturn
@@ -13,12 +13,15 @@ from typing import Any, NoReturn
 import psycopg
 from psycopg import sql
 from psycopg.adapt import PyFormat, Transformer
+from psycopg.copy import LibpqWriter
 from psycopg.types.json import JsonDumper
 from sqlalchemy import Connection
 
 from seekpoint.errors import ConfigError
 from seekpoint.pipeline import Row, RowRefused
 from seekpoint.sinks.insert import Inserts
+from seekpoint.sinks.jsons import JsonValues
+from seekpoint.sinks.types import Depths, types_now
 from seekpoint.sqlstates import Fault, fault_of_error
 
 
@@ -59,6 +62,19 @@ def writing_cursor(driver: psycopg.Connection[Any]) -> psycopg.Cursor[Any]:
     return cursor
 
 
+class _QuietWriter(LibpqWriter):
+    """Sends what COPY writes. Where that ends with an error of ours, what the server says as well is no news."""
+
+    def finish(self, exc: BaseException | None = None) -> None:
+        with suppress(psycopg.Error) if exc is not None else nullcontext():
+            super().finish(exc)
+
+
+def begin_copy(cursor: psycopg.Cursor[Any], statement: sql.Composed) -> AbstractContextManager[psycopg.Copy]:
+    """The cursor's COPY."""
+    return cursor.copy(statement, writer=_QuietWriter(cursor))
+
+
 def write_rows(copy: Any, rows: Iterator[Row]) -> None:
     """What ``copy.write_row()`` does for each of them, but for its calls of Python's own: the loop runs in C."""
     if _format is None:
@@ -71,15 +87,19 @@ def write_rows(copy: Any, rows: Iterator[Row]) -> None:
 
 
 class Texts:
-    """Values as the text that COPY sends for them: one way of writing a value, whatever the statement."""
+    """Values as the text that COPY sends for them: one way of writing a value, whatever the statement.
 
-    def __init__(self, cursor: psycopg.Cursor[Any], columns: Sequence[str]) -> None:
+    ``depths`` are those of the columns of JSON.
+    """
+
+    def __init__(self, cursor: psycopg.Cursor[Any], columns: Sequence[str], depths: Depths) -> None:
         self._transformer, self._columns = Transformer.from_context(cursor), columns
+        self._json = JsonValues(cursor, columns, depths)
         self._encoding = cursor.connection.info.encoding
 
     def of(self, row: Row) -> list[str | None]:
         """The row's values. Raises Unwritable."""
-        return [self._text(name, value) for name, value in zip(self._columns, row, strict=True)]
+        return [self._text(name, value) for name, value in zip(self._columns, self._json.row(row), strict=True)]
 
     def _text(self, column: str, value: Any) -> str | None:
         if value is None:
@@ -95,9 +115,16 @@ class _Copy:
     """A COPY in text format, begun with the first row; or INSERTs of the same rows."""
 
     def __init__(
-        self, tx: Connection, path: Sequence[str], columns: Callable[[], Sequence[str] | None], *, by_insert: bool
+        self,
+        tx: Connection,
+        path: Sequence[str],
+        columns: Callable[[], Sequence[str] | None],
+        depths: Depths | None,
+        *,
+        by_insert: bool,
     ) -> None:
         self._driver, self._path, self._columns, self._by_insert = driver_of(tx), path, columns, by_insert
+        self._depths = depths
         self._stack = ExitStack()
         self._copy: psycopg.Copy | None = None
         self._line = 0
@@ -106,7 +133,7 @@ class _Copy:
         if not rows:
             return
         copy = self._copy or self._begin()
-        left = iter(rows)
+        left = iter(self._json.rows(rows))
         try:
             write_rows(copy, left)
         except psycopg.Error as error:
@@ -124,7 +151,7 @@ class _Copy:
         """The row that was taken last cannot be written; so many are behind it."""
         at = len(rows) - left
         try:
-            Texts(self._cursor, self._columns() or ()).of(rows[at - 1])
+            Texts(self._cursor, self._columns() or (), self._depths or {}).of(rows[at - 1])
         except Unwritable as named:
             raise RowRefused(self._line + at, named) from error
         raise RowRefused(self._line + at, error) from error
@@ -133,7 +160,10 @@ class _Copy:
         columns = self._columns()
         if columns is None:
             raise ConfigError(f"COPY {'.'.join(self._path)}: the columns are not known")
+        if self._depths is None:
+            self._depths = types_now(self._driver, self._path).json
         self._cursor = self._stack.enter_context(writing_cursor(self._driver))
+        self._json = JsonValues(self._cursor, columns, self._depths)
         if self._by_insert:
             inserts = Inserts(self._cursor, self._path, columns)
             self._copy = self._stack.enter_context(psycopg.Copy(self._cursor, writer=inserts))
@@ -141,7 +171,7 @@ class _Copy:
         statement = sql.SQL("COPY {} ({}) FROM STDIN").format(
             sql.Identifier(*self._path), sql.SQL(", ").join(map(sql.Identifier, columns))
         )
-        self._copy = self._stack.enter_context(self._cursor.copy(statement))
+        self._copy = self._stack.enter_context(begin_copy(self._cursor, statement))
         return self._copy
 
 
@@ -156,14 +186,20 @@ def refused(error: psycopg.Error, path: Sequence[str], row_of: Callable[[int], i
 
 @contextmanager
 def open_copy(
-    tx: Connection, path: Sequence[str], columns: Callable[[], Sequence[str] | None], *, by_insert: bool = False
+    tx: Connection,
+    path: Sequence[str],
+    columns: Callable[[], Sequence[str] | None],
+    depths: Depths | None = None,
+    *,
+    by_insert: bool = False,
 ) -> Iterator[_Copy]:
     """COPY into ``path`` until the block is left; leaving it waits for the server's answer.
 
+    ``depths`` are those of the table's columns of JSON; by default the server is asked for them.
     ``by_insert``: by INSERT instead, as the server refuses COPY where row security is active. Raises RowRefused for an
     error of one row, else the driver's error as it is.
     """
-    copy: Any = _Copy(tx, path, columns, by_insert=by_insert)
+    copy: Any = _Copy(tx, path, columns, depths, by_insert=by_insert)
     try:
         with copy._stack:  # noqa: SLF001 -- the block's other half
             yield copy

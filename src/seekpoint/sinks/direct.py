@@ -10,6 +10,7 @@ from sqlalchemy import Connection
 
 from seekpoint.pipeline import Row, RowRefused
 from seekpoint.sinks.copy import open_copy
+from seekpoint.sinks.types import Depths
 
 # Another unique index may be looked at before the key's: then a row that is an update fails on that one, too.
 _CONFLICTS = frozenset({"23505", "23P01"})
@@ -21,11 +22,11 @@ class Direct:
     Two rows of one key are a conflict, too. What was written is ``kept`` until it is taken, for another road.
     """
 
-    def __init__(self, tx: Connection, path: Sequence[str], columns: Sequence[str]) -> None:
+    def __init__(self, tx: Connection, path: Sequence[str], columns: Sequence[str], depths: Depths) -> None:
         self.kept: list[Sequence[Row]] = []
         self._stack = ExitStack()
         self._stack.enter_context(tx.begin_nested())
-        self._copy = self._stack.enter_context(open_copy(tx, path, lambda: columns))
+        self._copy = self._stack.enter_context(open_copy(tx, path, lambda: columns, depths))
 
     def write(self, rows: Sequence[Row]) -> None:
         self.kept.append(rows)

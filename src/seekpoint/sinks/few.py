@@ -15,7 +15,9 @@ from sqlalchemy import Connection
 from seekpoint.pipeline import Row, Writer
 from seekpoint.sinks.copy import Texts, Unwritable, driver_of, open_copy, writing_cursor
 from seekpoint.sinks.insert import insert
+from seekpoint.sinks.layout import quoted
 from seekpoint.sinks.place import recalled
+from seekpoint.sinks.types import SAME_TYPES, types_then
 
 FEW = 20  # rows; above, COPY is cheaper
 
@@ -63,11 +65,15 @@ def _open(tx: Connection, path: Sequence[str], columns: Columns) -> AbstractCont
 
 def _left(tx: Any, path: Sequence[str], columns: Columns, rows: Sequence[Row]) -> bool:
     """Whether the rows were sent; those with a value that nobody can write are not: COPY tells which one."""
-    names = tuple(columns() or ())
+    names, types = tuple(columns() or ()), types_then(driver_of(tx), path)
+    if not types.casts or not types.oids.keys() >= set(names):
+        return False
     with writing_cursor(driver_of(tx)) as cursor:
-        texts = Texts(cursor, names)
+        texts = Texts(cursor, names, types.json)
         try:
             written = [texts.of(row) for row in rows]
         except (Unwritable, ValueError):  # also: a row of another width
             return False
-    return bool(tx.leave(insert(tuple(path), names), written))
+    by_name = sorted(names, key=str.encode)
+    same = [[types.oids[name] for name in by_name], quoted(*path), by_name]
+    return bool(tx.leave(insert(tuple(path), names), written, (SAME_TYPES, same)))

@@ -14,6 +14,7 @@ from sqlalchemy import Connection, text
 from seekpoint.errors import ConfigError
 from seekpoint.sinks.copy import driver_of
 from seekpoint.sinks.fold import Column, Target
+from seekpoint.sinks.types import BASE, Depths, has_fields, json_depth
 
 LINE, DELETED = "seekpoint line", "seekpoint deleted"  # the stage's own columns
 
@@ -49,20 +50,11 @@ FULL_TYPE = "concat_ws(' ', a.atttypid, a.atttypmod, a.attcollation)"
 _SURVEY = text(
     f"""
     SELECT a.attname, a.attnum, {FULL_TYPE} AS full_type, format_type(base.oid, -1) AS type,
-           CAST(base.oid AS bigint) AS base, base.typmod, base.typtype,
+           CAST(base.oid AS bigint) AS base, base.typmod, base.typtype, a.attndims,
            coalesce(c.collisdeterministic, true) AS deterministic, operators.*, a.attidentity = 'a' AS drawn,
            coalesce(s.atttypid = a.atttypid AND s.atttypmod = a.atttypmod, false) AS staged, whole.*
     FROM pg_attribute a
-    CROSS JOIN LATERAL (
-        WITH RECURSIVE known AS (
-            SELECT y.oid, y.typtype, a.atttypmod AS typmod, y.typbasetype, y.typtypmod
-            FROM pg_type y WHERE y.oid = a.atttypid
-            UNION ALL
-            SELECT y.oid, y.typtype, d.typtypmod, y.typbasetype, y.typtypmod
-            FROM known d JOIN pg_type y ON y.oid = d.typbasetype WHERE d.typtype = 'd'
-        )
-        SELECT * FROM known WHERE typtype <> 'd'
-    ) base
+    {BASE}
     CROSS JOIN LATERAL (
         SELECT min(o.named) FILTER (WHERE o.strategy = 3) AS equal,
                min(o.named) FILTER (WHERE o.strategy = 4) AS not_less
@@ -105,6 +97,7 @@ class Layout:
     overriding: bool  # a column is GENERATED ALWAYS AS IDENTITY: COPY takes its values, INSERT only if told to
     direct: bool  # COPY goes into it, and a key that is there is a violation
     casts: bool  # a cast from text reads every value as COPY does
+    json: Depths
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +136,8 @@ def survey(tx: Connection, target: Target) -> tuple[Layout, Stage]:
         tuple(row.full_type for row in found),
         any(row.drawn for row in found),
         plain and not whole.secured,
-        not any(_has_fields(row.base, row.typmod) for row in found),
+        not any(has_fields(row.base, row.typmod) for row in found),
+        {row.attname: depth for row in found if (depth := json_depth(row.base, row.attndims)) is not None},
     )
     pooled = whole.pid != driver.info.backend_pid
     fits = whole.stage_exists and all(row.staged for row in found)
@@ -187,11 +181,6 @@ def _column(row: Any) -> Column:
 def _kind(oid: int, typtype: str, deterministic: bool) -> str:
     kind = "enum" if typtype == "e" else _KINDS.get(oid, "other")
     return kind if deterministic else "other"
-
-
-def _has_fields(oid: int, typmod: int) -> bool:
-    """``interval hour`` and its like, where '10' are hours: a cast reads seconds before it looks at the fields."""
-    return oid in {1186, 1187} and typmod >= 0 and typmod >> 16 & 0x7FFF != 0x7FFF
 
 
 def _provoke(tx: Connection, target: Target, columns: tuple[str, ...]) -> None:

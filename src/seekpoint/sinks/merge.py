@@ -106,7 +106,7 @@ class Merge:
         self._target = self._target_now()
         layout, statements = self._ask()
         if self._roads.choose(self._rows, folded=True, direct=layout.direct) is Road.COPY:
-            return Direct(self._tx, self._target.path, self._columns())
+            return Direct(self._tx, self._target.path, self._columns(), layout.json)
         return self._staged(layout, statements)
 
     def _turn_back(self, direct: Direct) -> Staged:
@@ -174,6 +174,7 @@ class Merge:
             staged.write(rows)
             self._wrote(Road.STAGE, *staged.finish())
             return
+        self._depths = layout.json
         deletes = self._unnest("delete", statements, folded.deletes, folded.delete_lines) if folded.deletes else 0
         upserts = self._unnest("insert", statements, folded.rows, folded.lines) if folded.rows else 0
         self._wrote(Road.UNNEST, upserts, deletes)
@@ -184,7 +185,7 @@ class Merge:
 
     def _unnest(self, which: str, statements: Statements, rows: Sequence[Row], lines: Sequence[int]) -> int:
         with writing_cursor(self._driver) as cursor:
-            texts = Texts(cursor, self._columns() if which == "insert" else self._target.gone)
+            texts = Texts(cursor, self._columns() if which == "insert" else self._target.gone, self._depths)
             made = []
             for line, row in zip(lines, rows, strict=True):
                 try:

@@ -30,7 +30,7 @@ class Staged:
         self, tx: Connection, target: Target, layout: Layout, stage: Stage, *, statements: Statements, execute: Execute
     ) -> None:
         self._tx, self._target, self._statements, self._execute = tx, target, statements, execute
-        self._columns = target.columns or target.gone
+        self._columns, self._depths = target.columns or target.gone, layout.json
         self._path = ("pg_temp", stage.name)
         self._offsets = Offsets(target, layout.columns) if target.offset else None
         self._written = 0  # rows and tombstones
@@ -41,7 +41,7 @@ class Staged:
 
     def _open(self, columns: Sequence[str]) -> None:
         self._stack = ExitStack()
-        self._copy = self._stack.enter_context(open_copy(self._tx, self._path, lambda: columns))
+        self._copy = self._stack.enter_context(open_copy(self._tx, self._path, lambda: columns, self._depths))
 
     def write(self, rows: Sequence[Row]) -> None:
         """Raises RowRefused with the line where a row cannot be written."""

@@ -35,7 +35,7 @@ _SAVEPOINT = re.compile(
     r"\s+(?P<name>\S+?)\s*;?\s*$",
     re.IGNORECASE,
 )
-_PREPARES = re.compile(r"PREPARE\s+TRANSACTION\b", re.IGNORECASE)
+_PREPARES = re.compile(r"(?:^|;)\s*PREPARE\s+TRANSACTION\b", re.IGNORECASE)
 
 # An application's own settings have a dot in their names, and the server does not list them.
 _SETS = re.compile(r"(?:^|;)\s*(?:SET|RESET)\s+(?:SESSION\s+)?([a-z_]\w*\.[\w.]+)", re.IGNORECASE)
@@ -75,13 +75,13 @@ def _read(text: str) -> Text:
     if len(found) <= len(_CONFIG_LOCALLY.findall(plain)):
         found = []
     settings = {name.lower() for name in (*_SETS.findall(plain), *found) if "." in name}
-    savepoint = _SAVEPOINT.match(plain)
+    savepoint, unquoted = _SAVEPOINT.match(plain), _STRING.sub("''", plain)
     return Text(
-        _may_write(_STRING.sub("''", plain)),
+        _may_write(unquoted),
         frozenset(settings),
         "" in found or bool(_RESETS_ALL.search(plain)),
         bool(_SESSION_LOCK.search(plain)),
-        bool(_PREPARES.match(plain)),
+        bool(_PREPARES.search(unquoted)),
         (savepoint["command"].split()[0].upper(), savepoint["name"].strip('"')) if savepoint else None,
     )
 

@@ -122,10 +122,15 @@ class Loop:
         frame = sys._current_frames().get(self._thread)  # noqa: SLF001 -- its documented name
         at = traceback.extract_stack(frame)[-1] if frame is not None else None
         place = "" if at is None else f", and is at {at.filename}:{at.lineno} in {at.name}"
-        return (
+        said = (
             f"group {self._pipeline.group!r}: {who} has not returned within {grace:g} s after the worker was asked to "
-            f"stop{place}. Its connection is closed: nothing of the batch in hand is committed, and the next owners of "
-            "its partitions count a crash"
+        )
+        said += f"stop{place}"
+        if not self._is_open:  # at its start, it waits for an answer of its servers
+            return said
+        return (
+            f"{said}. Its connection is closed: nothing of the batch in hand is committed, and the next owners of its "
+            "partitions count a crash"
         )
 
     def _live(self) -> None:

@@ -284,7 +284,8 @@ class Assignment:
         for partition, at in list(self._places.parked.items()):
             row = rows.get(partition)
             token, topic_id = (None, None) if row is None else (row.token, row.topic_id)
-            if at.over(token, topic_id, ids[partition.topic]):
+            now = ids[partition.topic]
+            if at.over(token, topic_id, None if now == NO_ID != topic_id else now):
                 del self._places.parked[partition]
                 self._places.wait(partition, Waiting(known=at.claim))
 

@@ -35,6 +35,7 @@ _SAVEPOINT = re.compile(
     r"\s+(?P<name>\S+?)\s*;?\s*$",
     re.IGNORECASE,
 )
+_NOTIFIES = re.compile(r"(?:^|;)\s*NOTIFY\b", re.IGNORECASE)
 _PREPARES = re.compile(r"(?:^|;)\s*PREPARE\s+TRANSACTION\b", re.IGNORECASE)
 
 # An application's own settings have a dot in their names, and the server does not list them.
@@ -59,6 +60,7 @@ class Text:
     sets_any: bool
     takes_session_lock: bool
     prepares_transaction: bool
+    notifies: bool
     savepoint: tuple[str, str] | None
 
 
@@ -82,6 +84,7 @@ def _read(text: str) -> Text:
         "" in found or bool(_RESETS_ALL.search(plain)),
         bool(_SESSION_LOCK.search(plain)),
         bool(_PREPARES.search(unquoted)),
+        bool(_NOTIFIES.search(unquoted)),
         (savepoint["command"].split()[0].upper(), savepoint["name"].strip('"')) if savepoint else None,
     )
 
@@ -105,13 +108,13 @@ class _Level:
 class Sent:
     """The statements of one transaction that a handler has sent.
 
-    ``settings``, ``sets_any`` and ``takes_session_lock`` are of all of them together, see :class:`Text`.
+    ``settings``, ``sets_any``, ``takes_session_lock`` and ``notifies`` are of all of them together, see :class:`Text`.
     """
 
     def __init__(self) -> None:
         self._levels = [_Level()]
         self.settings: set[str] = set()
-        self.sets_any = self.takes_session_lock = False
+        self.sets_any = self.takes_session_lock = self.notifies = False
 
     @property
     def wrote_nothing(self) -> bool:
@@ -132,6 +135,7 @@ class Sent:
         self.settings |= text.settings
         self.sets_any |= text.sets_any
         self.takes_session_lock |= text.takes_session_lock
+        self.notifies |= text.notifies
         if text.may_write:
             self.unknown()
 

@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import Connection, text
 
 from bookkeeping import Books, Handle, booked, by_core
+from seekpoint.errors import HandlerMisuse
 from seekpoint.kafka.ranges import Range
 from seekpoint.records import Partition
 from seekpoint.reload.staging import stage_range
@@ -61,6 +62,26 @@ def test_live_listeners_hear_nothing_of_a_rebuild(books: Books) -> None:
         assert [one.payload for one in listener.notifies(timeout=5, stop_after=1)] == ["the end"]
     assert books.rows() == booked(RECORDS, by=2)
     assert books.shop.schemas() == [], "what tells nobody was dropped, too"
+
+
+def test_a_notification_by_the_drivers_cursor_is_refused(books: Books) -> None:
+    """It would leave with the COMMIT, and nothing here can hold it back."""
+
+    def make(version: int) -> Handle:
+        book = by_core(None, version)
+
+        def handle(tx: Connection, batch: Any) -> None:
+            book(tx, batch)
+            driver: Any = tx.connection.driver_connection
+            driver.execute("NOTIFY somebody")
+
+        return handle
+
+    books.applied(RECORDS, make)
+    reload = books.reload(make(2))
+    with pytest.raises(HandlerMisuse, match=r"sent NOTIFY by psycopg's own cursor, .*: send it by tx.execute"):
+        reload.run(reload.open())
+    assert books.rows() == booked(RECORDS)
 
 
 def test_a_row_that_others_write_may_be_locked(books: Books) -> None:

@@ -14,7 +14,7 @@ from seekpoint.kafka.ranges import Range
 from seekpoint.reload.ending import error_of
 from seekpoint.spark.ending import ending_of
 from seekpoint.spark.reading import carried_range, context_of, range_of, require_this_python
-from seekpoint.spark.settings import portable, resolved
+from seekpoint.spark.settings import portable, require_no_secret, resolved
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -43,6 +43,7 @@ def export(
     ``Export.run`` raises, and Spark's own exception where a task failed too often; then run it again.
     """
     carried = portable(kafka)
+    require_no_secret(spark, None, carried)
     require_this_python(spark)
     return Export(
         archive.engine,

@@ -18,7 +18,7 @@ from seekpoint.kafka.plan import SMALLEST, check, split
 from seekpoint.kafka.ranges import Range
 from seekpoint.ledger import Ledger
 from seekpoint.records import Partition
-from seekpoint.spark.settings import portable, resolved
+from seekpoint.spark.settings import portable, require_no_secret, resolved
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -51,6 +51,7 @@ def read(
     the same sentence in it if retention, a truncation or a new topic passes while it reads.
     """
     carried = portable(kafka)
+    require_no_secret(spark, None, carried)
     require_this_python(spark)
     ranges = stored_ranges(ledger, group, topics, start=start, end=end)
     check(resolved(carried), ranges)

@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy import Connection, event, text
 from sqlalchemy.exc import DBAPIError
 
-from seekpoint.errors import WroteLiveTable
+from seekpoint.errors import HandlerMisuse, WroteLiveTable
 from seekpoint.pipeline import Handler
 from seekpoint.records import Batch
 from seekpoint.reload.layout import name, run
@@ -89,10 +89,18 @@ class Shadow:
         try:
             before = tx.execute(_LEAD, {"staging": self._staging}).one().before
             yield
+            self._require_silence(tx)
             tx.execute(_LEAD_BACK, {"before": before})
         finally:
             event.remove(tx, "before_cursor_execute", self._rewrite)
             tx.execution_options(schema_translate_map=given)
+
+    def _require_silence(self, tx: Connection) -> None:
+        if getattr(getattr(tx, "sent", None), "notifies", False):
+            raise HandlerMisuse(
+                f"the handler of group {self._group!r} sent NOTIFY by psycopg's own cursor, which would reach live "
+                "listeners in a rebuild: send it by tx.execute(), or by SELECT pg_notify(...); nothing was kept"
+            )
 
     def _rewrite(
         self, _connection: Any, _cursor: Any, statement: str, parameters: Any, _context: Any, _many: bool

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
-from sqlalchemy import Connection, Engine, event
+from sqlalchemy import Connection
 
 _KEY = "seekpoint_pooler"  # in ``Connection.info``, which lives as long as the driver's connection
 
@@ -22,13 +22,6 @@ class Pooler(NamedTuple):
 
     announced: int
     answering: int
-
-
-def watch(engine: Engine) -> Engine:
-    """Look at each new connection of the engine once, in one round trip; returns the engine."""
-    if not event.contains(engine, "engine_connect", found):
-        event.listen(engine, "engine_connect", found)
-    return engine
 
 
 def found(connection: Connection) -> Pooler | None:

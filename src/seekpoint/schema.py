@@ -46,6 +46,7 @@ from sqlalchemy.schema import CreateSchema, CreateTable, DropTable
 from sqlalchemy.sql import quoted_name
 
 from seekpoint import pooler
+from seekpoint.connections import watch
 from seekpoint.errors import ConfigError, SchemaMismatch
 from seekpoint.revision import HEAD, VERSION_TABLE, check, current, difference, refuse_other_encoding, version_table
 from seekpoint.tables import DEFAULT_SCHEMA
@@ -245,7 +246,7 @@ def _travel(target: Target, schema: str, to: str, since: str, *, up: bool, drop:
         _refuse_other_database(target.dialect)
         # Read committed, whatever the engine says: a snapshot from before the wait would not see the work
         # of the one we waited for.
-        with target.connect().execution_options(isolation_level="READ COMMITTED") as own, own.begin():
+        with watch(target).connect().execution_options(isolation_level="READ COMMITTED") as own, own.begin():
             _travel(own, schema, to, since, up=up, drop=drop)
     elif isinstance(target, Connection):
         context = _context(connection=target)

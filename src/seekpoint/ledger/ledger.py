@@ -13,6 +13,7 @@ from uuid import UUID, uuid4
 from sqlalchemy import URL, Connection, Engine, create_engine, make_url
 from sqlalchemy.exc import ArgumentError, OperationalError
 
+from seekpoint.connections import watch
 from seekpoint.errors import ConfigError, DeclarationDiffers, PartitionStopped, StandsBy
 from seekpoint.failure import storable
 from seekpoint.ledger import administration
@@ -32,7 +33,6 @@ from seekpoint.ledger.read import Position
 from seekpoint.ledger.scope import Scope
 from seekpoint.ledger.wait import Passed, Wanted
 from seekpoint.policy import Limits
-from seekpoint.pooler import watch
 from seekpoint.records import Partition
 from seekpoint.tables import DEFAULT_SCHEMA, in_schema
 

@@ -1,0 +1,49 @@
+"""Sessions that psycopg cannot read from are refused in one sentence, and not by what its first value does."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import create_engine, make_url
+
+from seekpoint import Json, Ledger, Pipeline, Worker, schema
+from seekpoint.errors import ConfigError
+from seekpoint.sinks import Append
+
+REFUSED = pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ({"client_encoding": "SQL_ASCII"}, "its client_encoding is SQL_ASCII, .*: set client_encoding=utf8"),
+        ({"options": "-cDateStyle=SQL,DMY"}, "its DateStyle is 'SQL, DMY', .*: set DateStyle to ISO"),
+        ({"options": "-cDateStyle=German"}, "its DateStyle is 'German, DMY', .*: set DateStyle to ISO"),
+    ],
+    ids=["ascii", "sql", "german"],
+)
+
+
+@REFUSED
+def test_refused(seekpoint_dsn: str, seekpoint_schema: str, group: str, query: dict[str, str], said: str) -> None:
+    url = make_url(seekpoint_dsn).update_query_dict(query)
+    own = create_engine(url)
+    pipeline = Pipeline(group, topics="t", value=Json(), sinks=[Append("t", columns=["id"])])
+    kafka = {"bootstrap.servers": "127.0.0.1:1"}
+    try:
+        with pytest.raises(ConfigError, match=said):
+            schema.upgrade(own, schema=seekpoint_schema)
+        for engine in (url, own):
+            with pytest.raises(ConfigError, match=said):
+                Ledger(engine, group, schema=seekpoint_schema).read()
+            with pytest.raises(ConfigError, match=said):
+                Worker(pipeline, engine=engine, kafka=kafka, schema=seekpoint_schema).run()
+    finally:
+        own.dispose()
+
+
+def test_iso_in_any_order_of_the_date_is_read(seekpoint_dsn: str, seekpoint_schema: str, group: str) -> None:
+    url = make_url(seekpoint_dsn).update_query_dict({"options": "-cDateStyle=ISO,DMY"})
+    engine = create_engine(url)
+    try:
+        schema.upgrade(engine, schema=seekpoint_schema)
+        assert Ledger(engine, group, schema=seekpoint_schema).read() == []
+        schema.downgrade(engine, schema=seekpoint_schema)
+    finally:
+        engine.dispose()

@@ -1,5 +1,5 @@
 # Everything runs from .venv, built from requirements.lock and nothing else. Needs Python 3.11 or newer, and make.
-.PHONY: help setup demo demo-poison demo-reload test check chaos bench docs mutants lock clean
+.PHONY: help setup demo demo-poison demo-reload test check chaos properties bench docs mutants lock clean
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
@@ -9,6 +9,7 @@ READY := .venv/ready
 SPARK := .venv/spark
 
 ROUNDS ?= 20
+EXAMPLES ?= 2000
 RELOADS ?= 5
 SEED ?= $(shell date +%s)
 
@@ -58,6 +59,9 @@ check: $(SPARK)  ## style, types, layers, and migrations that equal the metadata
 chaos: $(SPARK)  ## kill workers and servers, then reloads: make chaos ROUNDS=200 RELOADS=20 SEED=7
 	$(BIN)/python tests/chaos/run.py --rounds $(ROUNDS) --seed $(SEED) $(ARGS)
 	$(if $(filter-out 0,$(RELOADS)),$(BIN)/python tests/chaos/reloads.py --rounds $(RELOADS) --seed $(SEED))
+
+properties: $(SPARK)  ## every write strategy against a plain model: make properties EXAMPLES=20000
+	SEEKPOINT_EXAMPLES=$(EXAMPLES) SEEKPOINT_REQUIRE_SERVERS=1 $(BIN)/pytest -n auto --maxprocesses 4 tests/integration/test_write_strategies.py $(ARGS)
 
 mutants: $(SPARK)  ## break the lines that the promise hangs on, one by one: a test must fail each time
 	$(BIN)/python tests/mutants/run.py $(ARGS)

@@ -85,6 +85,20 @@ def test_a_tombstone_behind_an_update(ground: Ground) -> None:
     assert len(ground.rows("id")) == 1999
 
 
+def test_a_copy_that_is_given_up_leaves_no_warning_of_the_driver(
+    ground: Ground, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server has refused the update already; the rows are staged, and nothing is wrong."""
+    sink = one_old(ground)
+    with ground.engine.begin() as tx, sink.open(tx) as writer:
+        for n in range(0, 2000, 500):
+            writer.write(made(sink, range(n, n + 500)))
+        writer.write(list(sink.rows(record(None, key={"id": 5}))))
+    assert sink.roads.last is not None
+    assert sink.roads.last.fell_back
+    assert [one.getMessage() for one in caplog.records if one.name.startswith("psycopg")] == []
+
+
 def test_a_value_that_cannot_be_written_behind_an_update(ground: Ground) -> None:
     sink = one_old(ground)
     parts = [made(sink, range(n, n + 500)) for n in range(0, 2000, 500)] + [made(sink, range(2000, 2001), "a\0b")]

@@ -36,6 +36,8 @@ from seekpoint.sinks.roads import Road, Roads
 from seekpoint.testing import record
 
 EXAMPLES = int(os.environ.get("SEEKPOINT_EXAMPLES", "0"))
+SHARDS = 4 if EXAMPLES else 1  # of a test, side by side
+
 
 # -- types, and values that some would take for equal and others would not --------------------------------------------
 
@@ -124,7 +126,7 @@ NO_ORDER = frozenset({"pair", "json"})
 NO_KEY = frozenset({"json"})
 
 
-@pytest.fixture
+@pytest.fixture(params=range(SHARDS))
 def made(seekpoint_engine: Engine, seekpoint_schema: str) -> Iterator[Ground]:
     """A schema with types of its own; tables are made as examples need them."""
     engine = create_engine(seekpoint_engine.url, connect_args={"options": "-c synchronous_commit=off"})
@@ -178,7 +180,7 @@ def body(kind: str) -> str:
 def few(examples: int) -> settings:
     """Settings of a test that takes a second, or with SEEKPOINT_EXAMPLES as long as that says."""
     return settings(
-        max_examples=EXAMPLES or examples, deadline=None, print_blob=True, database=None,
+        max_examples=-(-EXAMPLES // SHARDS) or examples, deadline=None, print_blob=True, database=None,
         suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     )  # fmt: skip
 
@@ -365,7 +367,7 @@ def strategies_agree(ground: Ground, case: Case) -> None:
 
 
 def test_every_strategy_of_an_upsert_leaves_the_table_of_the_model(made: Ground, types: Mapping[str, Values]) -> None:
-    @few(40)
+    @few(20)
     @given(cases(types))
     def check(case: Case) -> None:
         strategies_agree(made, case)
@@ -429,7 +431,7 @@ WAYS = (by_copy, by_few, by_arrow)
 
 
 def test_every_strategy_of_an_append_stores_what_the_model_stores(made: Ground, types: Mapping[str, Values]) -> None:
-    @few(60)
+    @few(20)
     @given(appended(types))
     def check(case: tuple[list[str], Rows]) -> None:
         kinds, rows = case

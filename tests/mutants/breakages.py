@@ -608,6 +608,11 @@ BREAKAGES = (
         (f"{ROADS}::test_values_for_a_column_of_json_are_dumped_as_json",),
     ),
     Breakage(
+        "few rows are sent by the types that the session saw first",
+        (Edit("sinks/few.py", "(SAME_TYPES, same)", '("SELECT 1", ())'),),
+        (f"{ROADS}::test_a_column_that_becomes_json_while_few_rows_come",),
+    ),
+    Breakage(
         "an upsert's key may be NULL",
         (Edit("sinks/layout.py", "    if found.nullable and not found.nulls_alike:\n", "    if False:\n"),),
         (f"{UPSERT}::test_a_key_that_may_be_null_is_refused_unless_nulls_are_one",),

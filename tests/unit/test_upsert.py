@@ -91,6 +91,14 @@ def test_provenance_stands_behind_the_rows_columns_in_both_sinks() -> None:
     assert list(alone.rows(made)) == [(1, "n", 9)]
 
 
+@pytest.mark.parametrize("made", [Order(1), OrderKey(1), {"id": 1}])
+@pytest.mark.parametrize("sink", [Append, Upsert])
+def test_rows_that_makes_one_row_instead_of_a_list_is_the_programs_mistake(sink: Any, made: Any) -> None:
+    options = {"key": ["id"]} if sink is Upsert else {}
+    with pytest.raises(ConfigError, match=rf"rows= makes a list of rows, and has returned one {type(made).__name__}"):
+        list(sink("t", columns=["id"], rows=lambda r: made, **options).rows(record(1)))
+
+
 @pytest.mark.parametrize("value", [{"id": None, "at": 1}, {"id": 1, "at": None}])
 def test_a_null_in_key_or_order_is_poison(value: dict[str, Any]) -> None:
     sink = Upsert("t", key=["id"], columns=["id", "at"], order_by="at")

@@ -94,7 +94,7 @@ class TableSink:
     def rows(self, record: AnyRecord) -> Iterable[Row]:
         """The record's rows as tuples in the order of the columns; raises whatever ``row=`` raises."""
         if self._rows is not None:
-            made = [self._shape(one) for one in self._rows(record)]
+            made = [self._shape(one) for one in self._several(self._rows(record))]
         else:
             one = record.value if self._row is None else self._row(record)
             made = [] if one is None and self._row is not None else [self._shape(one)]
@@ -129,6 +129,15 @@ class TableSink:
                 "own columns with columns=[...], or rename the other"
             )
         self.columns = columns
+
+    def _several(self, made: Any) -> Iterable[Any]:
+        if isinstance(made, msgspec.Struct | Mapping) or dataclasses.is_dataclass(made):
+            raise ConfigError(
+                f"{self!r}: rows= makes a list of rows, and has returned one {type(made).__name__}: return a list, "
+                "or give the function as row="
+            )
+        several: Iterable[Any] = made
+        return several
 
     # -- shapes of rows -----------------------------------------------------------------------------------
 

@@ -201,11 +201,12 @@ def test_a_wait_that_is_predicted_to_be_too_long_is_refused_before_the_lock(shop
     assert shop.rows() == doubled(records)
 
 
-def test_the_wait_for_the_workers_counts(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("strategy", ["merge", "swap"])
+def test_the_wait_for_the_workers_counts(shop: Shop, monkeypatch: pytest.MonkeyPatch, strategy: str) -> None:
     """A worker has a batch in hand: each try is rolled back at the bound, and the run stays open after five."""
     settled(shop, RECORDS)
     reload = with_bounds(shop, max_wait=0.4)
-    driver = reload.open()
+    driver = reload.open(strategy=strategy)
     with diffed(reload, driver) as rounds, shop.engine.connect() as worker, pauses(monkeypatch) as made:
         worker.execute(text(f"SELECT FROM {shop.schema}.partition_offset FOR UPDATE"))
         with pytest.raises(CutOverRefused, match=r"5 tries were rolled back after 0\.\d s") as found:
@@ -213,7 +214,8 @@ def test_the_wait_for_the_workers_counts(shop: Shop, monkeypatch: pytest.MonkeyP
         assert made == [1, 2, 3, 4]
     assert all(0.3 < wait < 2 for wait in found.value.waits), found.value.waits
     assert shop.rows() == doubled(RECORDS, by=1)
-    resumed(shop, driver, max_wait=60.0)
+    reload = with_bounds(shop, max_wait=60.0)
+    reload.run(reload.take(driver.run.id))
     assert shop.rows() == doubled(RECORDS)
 
 

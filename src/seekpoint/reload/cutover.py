@@ -100,11 +100,8 @@ def _was_too_long(error: BaseException, budget: Budget, driver: Driver) -> bool:
     """Whether the try was ended by its budget, or by a row that another session has locked."""
     if not budget.used:
         return False  # no worker waited
-    return (
-        isinstance(error, OverBudget)
-        or sqlstate(error) == CANCELED
-        or (sqlstate(error) == LOCKED and (driver.run.strategy == "merge" or budget.used >= budget.seconds))
-    )
+    ended = isinstance(error, OverBudget) or sqlstate(error) == CANCELED
+    return ended or (sqlstate(error) == LOCKED and driver.run.strategy == "merge")
 
 
 def _too_long(driver: Driver, rounds: Rounds, waits: list[float], plan: Plan, *, by_others: bool) -> CutOverRefused:

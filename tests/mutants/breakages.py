@@ -505,7 +505,7 @@ BREAKAGES = (
     ),
     Breakage(
         "rows that a trigger kept as they were pass for merged",
-        (Edit("reload/merge.py", "    for each in kept:\n        each.require()\n", ""),),
+        (Edit("reload/merge.py", "        bound()\n        each.require()\n", "        bound()\n"),),
         ("tests/reload/test_kept_rows.py::test_a_trigger_that_keeps_the_old_row_is_seen",),
     ),
     Breakage(

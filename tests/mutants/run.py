@@ -87,16 +87,24 @@ def _judge(breakage: Breakage, folder: Path, servers: dict[str, str]) -> bool:
     return False
 
 
-def _broken_copy(breakage: Breakage, home: Path) -> Path:
-    """The package with the breakage in it; a breakage that does not fit exactly once is stale."""
-    for part in ("src", "migrations"):
-        shutil.copytree(ROOT / part, home / part, ignore=shutil.ignore_patterns("__pycache__"))
+def edited(breakage: Breakage) -> dict[str, str]:
+    """The broken text of each file that is touched; raises LookupError where an edit does not fit."""
+    texts: dict[str, str] = {}
     for edit in breakage.edits:
-        path = home / "src" / "seekpoint" / edit.file
-        text = path.read_text()
+        text = texts.get(edit.file) or (ROOT / "src" / "seekpoint" / edit.file).read_text()
         if (n := text.count(edit.old)) != edit.times:
             raise LookupError(f"{edit.file} has {n} times, not {edit.times}: {edit.old!r}")
-        path.write_text(text.replace(edit.old, edit.new))
+        texts[edit.file] = text.replace(edit.old, edit.new)
+    return texts
+
+
+def _broken_copy(breakage: Breakage, home: Path) -> Path:
+    """The package with the breakage in it."""
+    texts = edited(breakage)
+    for part in ("src", "migrations"):
+        shutil.copytree(ROOT / part, home / part, ignore=shutil.ignore_patterns("__pycache__"))
+    for file, text in texts.items():
+        (home / "src" / "seekpoint" / file).write_text(text)
     return home / "src"
 
 

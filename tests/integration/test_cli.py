@@ -680,6 +680,7 @@ def test_status(applied: Place) -> None:
         "dead": 0,
         "waits": None,
         "stop": None,
+        "suspects_left": None,
         "reload": None,
         "paused": None,
     }

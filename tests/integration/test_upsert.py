@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from psycopg.types.json import Jsonb
 from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy.exc import DBAPIError
 
 from ground import TOPIC, Ground, orders, stopped_at
 from integration.ledger.desk import backend, wait_until_blocked
@@ -353,6 +354,21 @@ def test_a_key_that_may_be_null_is_refused_unless_nulls_are_one(
         write(ground, sink, row)
     ground.sql("ALTER TABLE t ALTER id SET NOT NULL")
     write(ground, sink, row)
+
+
+def test_an_index_of_another_collation_than_its_column_is_refused(ground: Ground, road: Road) -> None:
+    blind = "CREATE COLLATION blind (provider = icu, locale = 'und-u-ks-level2', deterministic = false)"
+    try:
+        ground.sql(blind)
+    except DBAPIError as error:
+        pytest.skip(f"this server has no nondeterministic collations: {error.orig}")
+    sink = upsert(ground, "id text NOT NULL, v text", columns=["id", "v"])
+    ground.sql("CREATE UNIQUE INDEX other ON t (id COLLATE blind)")
+    with pytest.raises(ConfigError, match="other compares texts by another collation than its column"):
+        write(ground, sink, kv(1, "v"))
+    ground.sql("ALTER TABLE t ALTER id TYPE text COLLATE blind; REINDEX TABLE t")
+    write(ground, sink, record({"id": "a", "v": 1}), record({"id": "A", "v": 2}))
+    assert ground.rows("id", "v") == [("A", "2")]
 
 
 @pytest.mark.parametrize("kind", ["text", "timestamptz"])

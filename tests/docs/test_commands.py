@@ -114,6 +114,6 @@ def test_the_exit_codes_are_those_of_the_code() -> None:
     assert isinstance(app, typer.Typer)
 
 
-def test_contributing_names_five_commands() -> None:
+def test_contributing_names_six_commands() -> None:
     (block, *_) = blocks(named("CONTRIBUTING.md"), "console")
-    assert len(block.text.splitlines()) == 5
+    assert len(block.text.splitlines()) == 6

@@ -251,6 +251,7 @@ def test_values_come_out_as_they_went_in(ground: Ground, group: str, kind: str, 
     with ground.engine.connect() as tx:
         driver: Any = tx.connection.driver_connection
         cursor = driver.cursor()
+        cursor.execute("SET LOCAL TIME ZONE 'UTC'")
         cursor.execute(f'SELECT v FROM "{ground.schema}".t ORDER BY n')
         (first,), (second,) = cursor.fetchall()
     wanted = value if expected is None else expected

@@ -274,10 +274,16 @@ BERLIN = ZoneInfo("Europe/Berlin")
 SUMMER, WINTER = (datetime(2026, 10, 25, 2, 30, tzinfo=BERLIN, fold=fold) for fold in (0, 1))  # equal for Python
 
 
+def instants(ground: Ground, column: str) -> list[datetime]:
+    """In UTC: the session's own zone may have such an hour, too."""
+    return [row[0].astimezone(UTC) for row in ground.rows(column)]
+
+
 def test_an_hour_that_a_zone_has_twice_is_two_keys(ground: Ground, road: Road) -> None:
     sink = upsert(ground, "id timestamptz PRIMARY KEY, v text", columns=["id", "v"])
     write(ground, sink, record({"id": WINTER, "v": "second"}), record({"id": SUMMER, "v": "first"}))
-    assert ground.rows("id", "v") == [(SUMMER.astimezone(UTC), "first"), (WINTER.astimezone(UTC), "second")]
+    assert instants(ground, "id") == [SUMMER.astimezone(UTC), WINTER.astimezone(UTC)]
+    assert [v for _, v in ground.rows("id", "v")] == ["first", "second"]
     write(ground, sink, record(None, key=SUMMER), record({"id": WINTER, "v": "third"}))
     assert ground.rows("v") == [("third",)]
 
@@ -286,9 +292,9 @@ def test_an_hour_that_a_zone_has_twice_is_two_keys(ground: Ground, road: Road) -
 def test_an_hour_that_a_zone_has_twice_is_older_and_newer(ground: Ground, road: Road, kind: str) -> None:
     sink = upsert(ground, f"id int PRIMARY KEY, v {kind}", columns=["id", "v"], order_by="v")
     write(ground, sink, kv(1, WINTER), kv(1, SUMMER.replace(minute=45)), kv(2, SUMMER), kv(2, WINTER))
-    assert ground.rows("v") == [(WINTER.astimezone(UTC),)] * 2
+    assert instants(ground, "v") == [WINTER.astimezone(UTC)] * 2
     write(ground, sink, kv(1, SUMMER.replace(minute=45)))
-    assert ground.rows("v") == [(WINTER.astimezone(UTC),)] * 2
+    assert instants(ground, "v") == [WINTER.astimezone(UTC)] * 2
 
 
 def test_two_instants_of_a_zone_in_two_partitions_are_no_key_in_both(ground: Ground, road: Road) -> None:

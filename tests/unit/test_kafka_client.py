@@ -101,7 +101,8 @@ def test_a_client_that_is_closed_while_python_ends_does_not_keep_it() -> None:
 
         class Left:
             def __init__(self):
-                self.close = lambda close=Client.close: close(SimpleNamespace(_consumer=SimpleNamespace(close=print)))
+                client = SimpleNamespace(_consumer=SimpleNamespace(close=print), _is_closed=False)
+                self.close = lambda close=Client.close: close(client)
 
             def __del__(self):
                 self.close()

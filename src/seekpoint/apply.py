@@ -45,7 +45,7 @@ class Failed(Exception):  # noqa: N818 -- control: the batch is run again, by pa
     """Some record of what was written failed; nothing of it remains.
 
     ``named`` are those that failed, where they are known; else empty: it is one of them all. ``late``: an answer
-    of the database came later than it was due, so that nobody knows what failed before it is run again. ``fault`` is
+    of the database came later than it was due, so what failed is not known before it is run again. ``fault`` is
     what the error says: other than DATA, it may be no record's fault at all. ``sink`` is the number of the sink whose
     rows were refused; None where it was the handler, or is not known. ``blamed``: the error of each record, by its id,
     where there are several.
@@ -229,7 +229,7 @@ def _handle(tx: LentConnection, handle: Handler, made: Sequence[Made], spans: Se
     if returned is not None and not isinstance(returned, Result):
         _close(returned)
         raise HandlerMisuse(
-            f"the handler returned {_an(type(returned).__name__)}, which nobody runs, reads or waits for: do the work "
+            f"the handler returned {_an(type(returned).__name__)}, which is never run, read or awaited: do the work "
             "inside the handler, and return None. (Loop over a map, a filter or a generator; call a partial; ask a "
             "Future for its result(); run a coroutine with asyncio.run)"
         )

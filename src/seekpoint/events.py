@@ -120,7 +120,7 @@ class Started(Event):
 class PoolerDetected(Event):
     """The database answers through a connection pooler: the worker prepares no statements and keeps no temporary table.
 
-    Announced once, before ``Started``. ``announced`` is the process that the client was told of when it connected,
+    Announced once, before ``Started``. ``announced`` is the process that was named when the client connected,
     ``answering`` the one that ran a statement.
     """
 
@@ -336,8 +336,9 @@ class Committed(Event):
 class HandlerWroteNothing(Event):
     """The handler was given ``records``, and no row was written by it; the offset passed them. No error.
 
-    Known from the driver: no statement was sent, or each wrote no row, or all was rolled back to a savepoint. Not told
-    where that cannot be known (a function was called), nor while failed records are looked for. Logged once a minute.
+    Known from the driver: no statement was sent, or each wrote no row, or all was rolled back to a savepoint. Not
+    announced where that cannot be known (a function was called), nor while failed records are
+    looked for. Logged once a minute.
     """
 
     level = logging.WARNING
@@ -383,7 +384,7 @@ class RoadTaken(Event):
 class LagSampled(Event):
     """Records up to the last stable offset, by partition, stopped ones too; in those ``waiting``, the next is not due.
 
-    ``unknown`` are partitions whose lag nobody can say: the position is past the log's end, or the topic is another.
+    ``unknown`` are partitions whose lag cannot be known: the position is past the log's end, or the topic is another.
     """
 
     lag: Mapping[Partition, int]

@@ -314,7 +314,7 @@ class LentConnection(Connection):
 
 @contextmanager
 def _driver_kept(driver: psycopg.Connection[Any]) -> Iterator[None]:
-    """What is set on the driver's connection within the block is put back behind it."""
+    """What is set on the driver's connection within the block is put back after it."""
     names = ("row_factory", "cursor_factory", "server_cursor_factory", "prepare_threshold", "prepared_max")
     before = {name: getattr(driver, name) for name in names}
     try:

@@ -30,7 +30,7 @@ class Health:
     too long, else None. ``ready``: it is in the group, and nothing is
     in trouble. ``stale``: no commit for a minute although it is in trouble, or records are waiting, or in hand
     (a database that never answers shows itself in nothing else). ``lag`` counts records behind the last stable
-    offset, by partition, as of the last sample, stopped ones too; ``lag_unknown`` has those of which nobody can say:
+    offset, by partition, as of the last sample, stopped ones too; ``lag_unknown`` has those whose lag is not known:
     the position is past the log's end, or the topic is another. ``trouble`` says what is wrong now, ``stopped`` which
     partitions wait for a decision, ``retrying`` which wait for the next try of a record that failed, and which one
     that is; ``delayed`` which wait until their next record is old enough; ``suspects`` how many offsets are left that
@@ -102,7 +102,7 @@ class HealthBoard:
 
     def _revoked(self, h: Health, *gone: Partition) -> Health:
         """Without the partitions that are another's now."""
-        # Leaving decides nothing: what is stopped stays so, and is told at the end.
+        # Leaving decides nothing: what is stopped stays so, and is reported at the end.
         stopped = dict(h.stopped) if self._draining else _without(h.stopped, *gone)
         return replace(
             h,

@@ -68,7 +68,7 @@ class Known:
         self.asks_locks = False
 
     def learn(self, sent: Sent) -> tuple[str, ...]:
-        """What these statements may have changed, and nobody has asked for it; it will be asked for from now on."""
+        """What these statements may have changed, and was not asked for; it will be asked for from now on."""
         new = sorted(sent.settings - self.settings)
         found = [*new, *(["settings"] if sent.sets_any else [])]
         if len(self.settings) < MOST_SETTINGS:

@@ -47,7 +47,7 @@ class Wire:
         self._socket = self._driver = None
 
     def cut(self) -> None:
-        """Close the connection for both sides, from another thread: whoever waits on it or uses it later gets an error.
+        """Close the connection for both sides, from another thread: who waits on it or uses it later gets an error.
 
         The server ends the transaction. There is no other connection afterwards.
         """

@@ -73,7 +73,7 @@ class Loop:
         self._committer: Committer
         self._keeper: Keeper
         self._is_open = False  # these three are in use
-        self._ending = threading.Lock()  # whoever takes it announces the end: this thread, or the one that gives it up
+        self._ending = threading.Lock()  # its holder announces the end: this thread, or the one that gives it up
         self._given_up: StopTimeout | None = None
         self._thread = 0
 
@@ -393,7 +393,7 @@ class Loop:
             self._announce(events.RetrySucceeded(partition=at[0], offset=at[1], attempt=alone.tries + 1))
 
     def _try_part(self, part: SuspectPart) -> None:
-        """A part of a suspect range; that it is tried goes on record before, as it may be the end of us."""
+        """A part of a suspect range; that it is tried is recorded before, as it may end this process."""
         batch = OpenBatch(part.chunk, lambda: None, self._held.identity.ask, self._limits)
         batch.suspects = part.suspects
         note = SuspectNote(part.claim, part.suspects.end, part.end)

@@ -358,7 +358,7 @@ def test_what_a_handler_returns_is_not_thrown_away_in_silence(
     """I4: work that is returned, and not done, passes no offset; no coroutine is left that was never awaited."""
     handle = Book(ground, lambda tx, batch: RETURNED[what]())
     pipeline = Pipeline(group, topics=TOPIC, value=Json(), handle=handle, send_ahead=send_ahead)
-    with pytest.raises(HandlerMisuse, match=f"the handler returned {what}, which nobody runs") as refused:
+    with pytest.raises(HandlerMisuse, match=f"the handler returned {what}, which is never run") as refused:
         ground.process(pipeline, *numbers(1))
     assert "and return None" in str(refused.value)
     nothing_written(ground, pipeline, "book")

@@ -235,7 +235,7 @@ def test_a_driver_that_is_stopped_leaves_its_run_open_and_says_how_to_go_on(
 
 
 def test_a_cut_over_that_is_refused_is_resumed_with_other_bounds(terminal: Terminal, shop: Shop) -> None:
-    """What is to change, and what it reaches, is told before; exit 1 leaves the run open."""
+    """What is to change, and what it reaches, is reported before; exit 1 leaves the run open."""
     shop.execute("CREATE TABLE {schema}.items (order_id bigint REFERENCES {schema}.orders ON DELETE CASCADE)")
     for id_ in range(100, 110):
         shop.execute("INSERT INTO {schema}.orders (id, amount, at) VALUES (:id, 1, 0)", id=id_)

@@ -169,7 +169,7 @@ def test_a_transient_error_of_one_record_waits_over_a_restart(scene: Scene) -> N
 
 
 def test_a_wait_for_one_rows_lock_is_its_records_alone_and_makes_no_part_smaller(scene: Scene) -> None:
-    """Another session holds the row for a while: its partition waits, the other one goes on."""
+    """Another session holds the row for a while: its partition waits, the other one continues."""
     name, size = scene.topic(2), 64
     with scene.engine.begin() as tx:
         tx.exec_driver_sql(f'CREATE TABLE "{scene.schema}".account (id text PRIMARY KEY, n int)')

@@ -321,7 +321,7 @@ def test_one_crashing_record_costs_five_deaths_and_at_most_two_hundred_transacti
 
 
 def test_kills_within_a_suspect_range_neither_redraw_nor_extend_it(scene: Scene) -> None:
-    """Killed in a part, before one, between two, at a record alone: each goes on where the one before it was."""
+    """Killed in a part, before one, between two, at a record alone: each continues where the one before it was."""
     name = scene.topic()
     stored = scene.produce(name, 3000)
     kill_twice(scene, name)

@@ -156,7 +156,7 @@ CHANGES: dict[str, tuple[str | Callable[[Service], str], str]] = {
 def test_what_a_handler_leaves_on_its_session_ends_with_its_transaction(
     service: Service, change: str, send_ahead: bool
 ) -> None:
-    """I1: also what a function or a trigger leaves: the connection is closed behind COMMIT, and the next batch has
+    """I1: also what a function or a trigger leaves: the connection is closed after COMMIT, and the next batch has
     another one."""
     made, what = CHANGES[change]
     statement = made if isinstance(made, str) else made(service)

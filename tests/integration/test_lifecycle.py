@@ -510,7 +510,7 @@ def test_an_outdated_worker_without_a_partition_hears_of_the_new_version(scene: 
     scene.produce(name, 1)
     gate.wait()  # it keeps the partition, and has no transaction yet
     raise_version(scene, name, 0)
-    # Sooner than max.poll.interval.ms, behind which it would be given the partition.
+    # Sooner than max.poll.interval.ms, after which it would be given the partition.
     idle.seen.wait_for(events.Stopped, lambda e: isinstance(e.error, HandlerOutdated), timeout=5.0)
     assert not idle.seen.all(events.Placed)
     with pytest.raises(HandlerOutdated):

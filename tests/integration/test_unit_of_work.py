@@ -148,7 +148,7 @@ def test_ending_the_transaction_is_refused(work: Work, says: str, ends: Callable
     ids=["rollback", "send", "pipeline"],
 )
 def test_calls_of_pgconn_come_to_a_clear_end(work: Work, says: str, does: Callable[[Any], object]) -> None:
-    """I1: what libpq is asked behind the driver's back is found when the handler has returned."""
+    """I1: what is sent by libpq's own calls is found when the handler has returned."""
 
     def handle(tx: Connection, batch: Batch[Any, Any]) -> None:
         work.book(tx, batch)
@@ -176,7 +176,7 @@ def test_a_connection_that_pgconn_closed_is_tried_again(work: Work) -> None:
 
 @pytest.mark.parametrize("isolating", [False, True])
 def test_a_refused_commit_cannot_be_swallowed(work: Work, isolating: bool) -> None:
-    """I1: the handler that catches the refusal, and goes on, has committed nothing."""
+    """I1: the handler that catches the refusal, and continues, has committed nothing."""
 
     def swallow(tx: Connection, batch: Batch[Any, Any]) -> None:
         if isolating and len(batch) == 3:

@@ -41,7 +41,7 @@ def resumed(shop: Shop, driver: Any, **options: Any) -> None:
 
 
 def test_more_deletes_than_allowed_are_refused_before_the_lock(shop: Shop) -> None:
-    """The comparison is told first; nothing live is touched, and the run goes on when it is allowed."""
+    """The comparison is reported first; nothing live is touched, and the run continues when it is allowed."""
     settled(shop, RECORDS)
     extra(shop, range(100, 110))
     told: list[Report] = []
@@ -363,7 +363,7 @@ def test_rows_that_exchange_a_unique_value(shop: Shop, deferrable: bool) -> None
 
 @pytest.mark.parametrize("at", ["compared", "turn cut_over", "after a long try"])
 def test_a_driver_that_is_killed_leaves_nothing_torn(shop: Shop, at: str) -> None:
-    """Before the refusals, in a try with everything written, between two tries: another one goes on."""
+    """Before the refusals, in a try with everything written, between two tries: another one continues."""
     settled(shop, FIRST)
     reload = with_bounds(shop, max_deletes=1.0)
     driver = reload.open()
@@ -385,7 +385,7 @@ def test_a_driver_that_is_killed_leaves_nothing_torn(shop: Shop, at: str) -> Non
 
 
 def test_a_refused_run_is_brought_to_its_end_after_a_kill(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Refused by the prediction, then by five tries, then its driver dies in a try; rounds go on between."""
+    """Refused by the prediction, then by five tries, then its driver dies in a try; rounds continue between."""
     settled(shop, FIRST)
     reload = with_bounds(shop, max_wait=0.3)
     driver = reload.open()

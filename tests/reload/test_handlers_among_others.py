@@ -61,7 +61,7 @@ def test_live_listeners_hear_nothing_of_a_rebuild(books: Books) -> None:
         listener.execute("SELECT pg_notify(%s, 'the end')", [channel])
         assert [one.payload for one in listener.notifies(timeout=5, stop_after=1)] == ["the end"]
     assert books.rows() == booked(RECORDS, by=2)
-    assert books.shop.schemas() == [], "what tells nobody was dropped, too"
+    assert books.shop.schemas() == [], "the silent pg_notify was dropped, too"
 
 
 def test_a_notification_by_the_drivers_cursor_is_refused(books: Books) -> None:

@@ -87,7 +87,7 @@ def test_what_a_run_of_a_handler_left_keeps_no_live_table(books: Books) -> None:
 
 @pytest.mark.parametrize("way", ["sinks", "handler"])
 def test_a_swapped_table_draws_on_from_the_live_sequence(shop: Shop, books: Books, way: str) -> None:
-    """Rebuilt rows are numbered after the live ones, by the run; from the swap on, the live sequence goes on."""
+    """Rebuilt rows are numbered after the live ones, by the run; from the swap on, the live sequence continues."""
     table = "orders" if way == "sinks" else "totals"
     shop.execute(
         f"CREATE SEQUENCE {{schema}}.counted; "

@@ -112,7 +112,7 @@ def test_a_driver_that_is_killed_takes_its_tasks_along_and_another_goes_on(
 def test_a_cluster_that_dies_while_ranges_are_staged_is_heard_of(
     shop: Shop, named: Callable[[str], str], tmp_path: Path
 ) -> None:
-    """Spark waits for executors in silence, for ever; the run is open still, and goes on without Spark."""
+    """Spark waits for executors in silence, for ever; the run is open still, and continues without Spark."""
     name = named(FOR_EVER)
     with start_cluster() as master:
         job = started(shop, name, master, SPECULATION | {"spark.speculation": "false"}, patience=2.0)

@@ -62,14 +62,14 @@ def test_a_secret_that_spark_would_log_is_refused() -> None:
 
     url = {"spark.executorEnv.SEEKPOINT_DATABASE_URL": "postgresql://u:hunter2@h/db"}
     with pytest.raises(
-        ConfigError, match=r"spark.executorEnv.SEEKPOINT_DATABASE_URL stands in Spark's event log"
+        ConfigError, match=r"spark.executorEnv.SEEKPOINT_DATABASE_URL is written to Spark's event log"
     ) as told:
         SparkStager(session(**url), {})
     assert "hunter2" not in str(told.value)
     SparkStager(session(**url, **{"spark.redaction.regex": REDACTED}), {})
     password = {"spark.executorEnv.KAFKA_PASSWORD": "hunter2"}
     SparkStager(session(**password), {"sasl.password": Env("KAFKA_PASSWORD")})  # Spark replaces it by itself
-    with pytest.raises(ConfigError, match=r"spark.executorEnv.KAFKA_PW stands in Spark's event log"):
+    with pytest.raises(ConfigError, match=r"spark.executorEnv.KAFKA_PW is written to Spark's event log"):
         SparkStager(session(**{"spark.executorEnv.KAFKA_PW": "hunter2"}), {"sasl.password": Env("KAFKA_PW")})
 
 

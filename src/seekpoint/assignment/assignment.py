@@ -85,7 +85,7 @@ class Assignment:
         return {partition: at.stop for partition, at in self._places.parked.items()}
 
     def lag(self) -> tuple[dict[Partition, int], frozenset[Partition]]:
-        """How many offsets each partition has yet to pass, stopped ones too; and those of which nobody can say.
+        """How many offsets each partition has yet to pass, stopped ones too; and those whose lag cannot be known.
 
         That is where the position is past the log's end, or the topic is not the one that was read. Raises KafkaAway.
         """

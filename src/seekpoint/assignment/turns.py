@@ -105,7 +105,7 @@ class Turns:
         edges = self._watermarks.ends([c.partition for c in new])
         found = {c.partition: min(edges[c.partition].offset, c.next_offset + self._limits.batch_records) for c in new}
         noted = [SuspectNote(c, found[c.partition]) for c in new if found[c.partition] > c.next_offset]
-        if noted:  # else nothing was there to crash anybody
+        if noted:  # else no record was there to crash a process
             try:
                 self._ledger.suspect_alone(noted)
             except Fenced as error:  # the first transaction finds out which of them is another's now

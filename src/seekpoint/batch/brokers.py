@@ -69,6 +69,6 @@ class Brokers:
                     claim.next_offset,
                     f"it is behind the end of the log ({end}): the log was truncated, or belongs to other brokers. "
                     f"Check bootstrap.servers; where the log was truncated, decide: Ledger.move({at.topic!r}, "
-                    f"{at.number}, to={end}, log=({first}, {end}), reason=...) goes on there",
+                    f"{at.number}, to={end}, log=({first}, {end}), reason=...) continues there",
                 )
         return {at: max(claim.next_offset, ends[at]) for at, claim in claims.items()}

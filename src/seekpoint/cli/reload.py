@@ -49,7 +49,7 @@ from seekpoint.reload.standing import standing
 from seekpoint.tables import DEFAULT_SCHEMA
 
 app = typer.Typer(
-    help="Tables built anew from the log: run, resume, status, abort, sweep, adopt, generations, give-up.",
+    help="Tables rebuilt from the log: run, resume, status, abort, sweep, adopt, generations, give-up.",
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,  # locals hold the database's URL
 )
@@ -173,7 +173,7 @@ def resume_(
     schema: Schema = DEFAULT_SCHEMA,
     as_json: AsJson = False,
 ) -> None:
-    """Continue an open run from where it is, with the pipelines that it was opened with; workers go on.
+    """Continue an open run from where it is, with the pipelines that it was opened with; workers continue.
 
     So a cut-over that was refused is tried again with other bounds. Exits with 1 if it is refused or fails again.
     """

@@ -111,7 +111,7 @@ def _first_signal_told() -> Iterator[None]:
 
 
 class _Masking(logging.Formatter):
-    """No password gets into the log, whoever's message it stands in; what ended the worker is told by the command."""
+    """No password gets into the log, whatever wrote the message; what ended the worker is printed by the command."""
 
     def format(self, record: logging.LogRecord) -> str:
         match record.args:

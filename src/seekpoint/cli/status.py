@@ -42,7 +42,7 @@ KAFKA_TIMEOUT = 10.0  # seconds
 class Line:
     """One partition. ``end`` is behind the last record that can be read; it and ``lag`` need the brokers.
 
-    ``lag`` is None, too, where ``next`` is past ``end``: nobody can say. ``dead`` counts its open dead letters;
+    ``lag`` is None, too, where ``next`` is past ``end``: it is not known. ``dead`` counts its open dead letters;
     ``waits`` tells of the record that it waits in front of, ``stop`` why it is stopped; ``suspects_left``
     counts the offsets that may hold a record which crashes its process; ``reload`` is one of the group
     that workers of a newer version stand by for.

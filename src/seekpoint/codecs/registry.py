@@ -1,6 +1,6 @@
 """Avro and Protobuf in the wire format of a schema registry, through Confluent's own deserializers.
 
-Needs the extra: ``registry``. A codec is a declaration: it asks nobody and loads no client
+Needs the extra: ``registry``. A codec is a declaration: it sends no request and loads no client
 until it decodes its first record, and makes a client of its own in every process.
 """
 

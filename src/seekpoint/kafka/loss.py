@@ -54,7 +54,7 @@ def lost(partition: Partition, offset: int, start: Edge, end: Edge, move: str | 
         "the log was truncated before it and written anew (the leader epoch stored with it is unknown or older): what "
         "was applied may not be what the log holds now",
         choices=(
-            f"accept: {call}, to={offset}, {log}, reason=...) goes on here",
+            f"accept: {call}, to={offset}, {log}, reason=...) continues here",
             f"read again: {call}, to=<offset before the truncation>, {log}, reason=...)",
             elsewhere,
             stop,

@@ -303,7 +303,7 @@ class Ledger:
 
         Records who, from where, to where and why; ``reason`` may not be empty. ``log`` is the range of offsets that
         the brokers answer now, ``(start, end)``, and ``to`` must lie in it; ``log=None`` moves without that check.
-        ``expected`` makes it a compare-and-set: Fenced if the partition stands elsewhere. ``topic_id`` adopts a
+        ``expected`` makes it a compare-and-set: Fenced if the partition is at another offset. ``topic_id`` adopts a
         recreated topic. ``lost`` says why the records between are given up.
 
         What no worker will apply is a row of ``lost_range``: the records between with ``lost``; of a recreated topic,

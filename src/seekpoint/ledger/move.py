@@ -154,16 +154,16 @@ class _Loss:
 
 
 def _loss(row: Row[Any], to: int, log: tuple[int, int] | None, lost: str | None, adopted: UUID | None) -> _Loss | None:
-    """The row that a move owes to whoever asks later what was not applied (I4)."""
+    """The row of what was not applied, which a move writes (I4)."""
     at, decision = row.next_offset, f"go on at {to}"
-    if adopted is not None:  # nobody can say how far the old topic's log went
+    if adopted is not None:  # how far the old topic's log went is not known
         return _Loss(at, None, lost or "recreated", f"{decision} of topic id {adopted}")
     if log is not None and log[1] < at:  # these offsets will be given to other records
         return _Loss(log[1], at, _REWRITTEN, decision)
     if lost is not None:
         if to <= at:
             raise ConfigError(
-                f"lost={lost!r} gives up nothing: {row.topic}/{row.partition} stands at {at}, and a move to {to} "
+                f"lost={lost!r} gives up nothing: {row.topic}/{row.partition} is at {at}, and a move to {to} "
                 "passes no record; leave lost= out"
             )
         return _Loss(at, to, lost, decision)
@@ -199,7 +199,7 @@ def is_offset(given: Any) -> TypeGuard[int]:
 def required(name: str, given: Any) -> str:
     """A text that people will read, as it can be stored. Raises ConfigError where it says nothing."""
     if not isinstance(given, str) or not given.strip():
-        raise ConfigError(f"{name}= is required: say why, for whoever reads admin_action later; got {given!r}")
+        raise ConfigError(f"{name}= is required: say why, for people who read admin_action later; got {given!r}")
     return storable(given)
 
 

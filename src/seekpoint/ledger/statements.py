@@ -93,7 +93,7 @@ NO_ATTEMPT: Mapping[str, Any] = {
     "attempts_allowed": null(),
     "attempt_policy": null(),
 }
-# A claim, a move and a commit end a stop: whoever reads on meets the cause again, if it is still there.
+# A claim, a move and a commit end a stop: the next reader meets the cause again, if it is still there.
 NO_STOP: Mapping[str, Any] = {
     "stop_kind": null(),
     "stop_offset": null(),
@@ -164,8 +164,8 @@ _moving = _to_update(
         record_time=DateTime(timezone=True),
     ),
 )
-# Tried alone, or a part of a suspect range: what was applied says nothing of the records behind it. Whoever comes next
-# has to be careful, too, up to the end of the range.
+# Tried alone, or a part of a suspect range: what was applied says nothing of the records after it. The next owner has
+# to be careful, too, up to the end of the range.
 _is_careful = and_(
     or_(offset.attempt_running, offset.suspect_running),
     or_(offset.suspect_end.is_(None), _moving.c.to_offset < offset.suspect_end),

@@ -201,7 +201,7 @@ def _passed(look: Look, wanted: Wanted, topic_id: UUID) -> Passed | None:
 
 
 def _unclaimed(look: Look, wanted: Wanted) -> NotApplied:
-    """No worker has claimed the partition so far, or a name is wrong: the ledger cannot tell which."""
+    """No worker has claimed the partition so far, or a name is wrong: the ledger cannot know which."""
     with look() as scope:
         if scope.execute(sql.READ_GROUP).one_or_none() is None:
             why = f"there is no group {scope.group!r} in the ledger yet: start a worker, or check the name"

@@ -66,6 +66,6 @@ class Budget:
             connection,
             "SELECT set_config('statement_timeout', {left}, true), set_config('lock_timeout', {lock}, true)",
             left=ident.Literal(f"{max(1, round(left * 1000))}ms"),
-            # Without a limit of its own a wait ends with its statement: which of two equal timeouts is told is chance.
+            # Without a limit of its own a wait ends with its statement: which of two equal ones is reported is chance.
             lock=ident.Literal("0" if lock_wait is None or lock_wait >= left else f"{round(lock_wait * 1000)}ms"),
         )

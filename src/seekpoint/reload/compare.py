@@ -177,7 +177,7 @@ def _keep_seen(connection: Connection, staging: Staging, target: Target) -> None
 
 
 def recall(driver: Driver, found: Sequence[Target]) -> Report:
-    """What the comparison of this run has found, for whoever takes it; samples and offsets are those of now."""
+    """What the comparison of this run has found, for a later driver; samples and offsets are those of now."""
     with driver.step("diffed") as tx:
         staging = Staging(driver.run.staging_schema)
         tables = tuple(_counted(tx, staging, target, compared(tx, staging, target)) for target in found)

@@ -83,7 +83,7 @@ def references(
 
 
 def uniques(connection: Connection, target: Target) -> list[Composable]:
-    """What stands after the table's name in the definition of each unique index but the one of its key."""
+    """What follows the table's name in the definition of each unique index but the one of its key."""
     return [_rest(target, row) for row in _others(connection, target)]
 
 

@@ -59,7 +59,7 @@ class Reload:
 
     ``pipelines`` are all pipelines that write the tables, as objects or as ``module:name``; ``kafka`` is the workers'
     own configuration. ``stager`` says who reads the log: by default this process, or so many ``processes`` of this
-    machine. Workers go on all the time; the cut-over makes them wait, for ``max_wait`` seconds at most. What they go
+    machine. Workers continue all the time; the cut-over makes them wait, for ``max_wait`` seconds at most. What they go
     on by while ranges are staged is staged in the same way while it is more than ``large`` records. ``same_keys`` says
     that the code which runs now makes the same keys of a record as these pipelines do: a merge need not look through
     the whole table under the lock then. ``progress`` is called with what is being done, how many records of it are done
@@ -235,7 +235,7 @@ class Reload:
             return outcome
 
     def _plan(self, driver: Driver, rounds: Rounds) -> Plan:
-        """Tell what a merge is going to change, and refuse what is not allowed, before any lock is taken."""
+        """Report what a merge is going to change, and refuse what is not allowed, before any lock is taken."""
         report = recall(driver, rounds.targets)
         self._compared(report)
         found = report.tables

@@ -33,7 +33,7 @@ def names(columns: Sequence[str], alias: str = "") -> ident.Composed:
 
 
 def unlogged(schema: str) -> ident.SQL:
-    """Stands behind CREATE for the tables of this schema."""
+    """The word after CREATE for the tables of this schema."""
     return ident.SQL("UNLOGGED" if schema.startswith(UNLOGGED) else "")
 
 

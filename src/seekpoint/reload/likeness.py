@@ -20,7 +20,7 @@ WITHOUT_INDEXES = f"{LIKE} EXCLUDING INDEXES"
 class Numbers(Enum):
     """What becomes of the numbers that sequences fill in.
 
-    ``IGNORED``: nobody reads them, and defaults that call functions of the host are left out. ``OWN``: the table has
+    ``IGNORED``: they are not read, and defaults that call functions of the host are left out. ``OWN``: the table has
     sequences of its own. ``CONTINUED``: those begin where the live ones are, for the table is to replace the live one.
     """
 
@@ -172,7 +172,7 @@ def _continue(connection: Connection, own: Path, live: str) -> None:
     step = connection.execute(_SEQUENCE, {"sequence": live}).one().seqincrement
     if not called or (_position(connection, live)[0] - last) * step >= 0:
         return
-    # Nobody draws from it until COMMIT: else a number that was drawn meanwhile would be given out again.
+    # No session draws from it until COMMIT: else a number that was drawn meanwhile would be given out again.
     run(connection, "ALTER SEQUENCE {live} INCREMENT {step}", live=ident.SQL(live), step=ident.Literal(step))
     if (_position(connection, live)[0] - last) * step < 0:
         run(

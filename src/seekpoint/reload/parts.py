@@ -56,7 +56,7 @@ class Parts:
     """Writes one pipeline's records to the tables that its sinks are aimed at.
 
     ``seen`` is called with what each part under a savepoint has written: the records, each with its rows. ``held`` are
-    the keys behind whose dead letters (by offset) later records are held, where they come in the order of the log.
+    the keys after whose dead letters (by offset) later records are held, where they come in the order of the log.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class Parts:
             self._held.setdefault((raw.topic, raw.key), raw.offset)
 
     def _holds(self, raw: RawRecord) -> bool:
-        """Whether the record stays behind a dead letter of its key: then it is one, too."""
+        """Whether the record is held by a dead letter of its key: then it is one, too."""
         assert self._held is not None
         if raw.key is None or self._held.get((raw.topic, raw.key), raw.offset) >= raw.offset:
             return False
@@ -203,7 +203,7 @@ def aside_of(pipeline: Pipeline, raw: RawRecord, failed: Failed, *, is_newest: b
     if pipeline.on_poison is OnPoison.STOP:
         why = "and on_poison is 'stop'"
     elif pipeline.hold_key and raw.key is not None and not is_newest:
-        why = "and its key is held: what comes behind it could not be rebuilt in order"
+        why = "and its key is held: what comes after it could not be rebuilt in order"
     else:
         return Aside(raw, failure, State.SKIPPED if pipeline.on_poison is OnPoison.SKIP else State.PARKED)
     reason = (

@@ -189,7 +189,7 @@ class Rounds:
         return parts.outcome.applied + len(parts.outcome.asides)
 
     def _held(self, tx: Tx, group: str) -> dict[tuple[str, bytes], int]:
-        """The keys of the run's own dead letters, where the pipeline holds records behind those, with their offsets."""
+        """The keys of the run's own dead letters, where the pipeline holds later records of them, with offsets."""
         if not self._pipelines[group].hold_key:
             return {}
         found = rows(

@@ -139,7 +139,7 @@ def _lost(tx: Tx, group: str, ids: Mapping[Partition, UUID]) -> Iterator[dict[st
         at = Partition(row.topic, row.partition)
         if ids.get(at) != row.topic_id:
             continue
-        lost_to = LARGEST_BIGINT if row.to_offset is None else row.to_offset  # NULL: nobody knows where it ends
+        lost_to = LARGEST_BIGINT if row.to_offset is None else row.to_offset  # NULL: where it ends is not known
         back = [to for place, to, when in moves if place == at and when > row.at and to < lost_to]
         end = min([lost_to, *(max(to, row.from_offset) for to in back)])
         if end > row.from_offset:

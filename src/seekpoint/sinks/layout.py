@@ -89,7 +89,7 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The table as it stands. ``types`` are type, modifier and collation of ``numbers``, the columns' numbers."""
+    """The table as it is. ``types`` are type, modifier and collation of ``numbers``, the columns' numbers."""
 
     columns: Mapping[str, Column]
     numbers: tuple[int, ...]
@@ -161,7 +161,7 @@ def _check_index(sink: str, path: Sequence[str], key: Sequence[str], found: Any)
     if found.strange:
         raise ConfigError(
             f"{sink}: the unique index {found.strange} compares texts by another collation than its column, so rows of "
-            "one key cannot be told apart alike by both: give the column the index's collation, or drop the index"
+            "one key are not the same rows for both: give the column the index's collation, or drop the index"
         )
     if found.nullable and not found.nulls_alike:
         nullable = list(map(quoted, found.nullable))

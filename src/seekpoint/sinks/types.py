@@ -54,7 +54,7 @@ _known: WeakKeyDictionary[psycopg.Connection[Any], dict[tuple[str, ...], tuple[b
 
 
 def types_now(driver: psycopg.Connection[Any], path: Sequence[str]) -> Types:
-    """The types as they are, until the transaction ends: nobody alters the table from here on."""
+    """The types as they are, until the transaction ends: no session alters the table from here on."""
     known, name = _known.setdefault(driver, {}), tuple(path)
     cursor, quoted = driver.cursor(row_factory=tuple_row), sql.Identifier(*name).as_string(None)
     if name in known:
@@ -74,7 +74,7 @@ def types_now(driver: psycopg.Connection[Any], path: Sequence[str]) -> Types:
 
 
 def types_then(driver: psycopg.Connection[Any], path: Sequence[str]) -> Types:
-    """The types when this session asked last; whoever relies on them asks SAME_TYPES before the transaction ends."""
+    """The types when this session asked last; who relies on them asks SAME_TYPES before the transaction ends."""
     known = _known.get(driver, {}).get(tuple(path))
     return types_now(driver, path) if known is None else known[1]
 

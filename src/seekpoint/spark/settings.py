@@ -56,9 +56,9 @@ def require_no_secret(spark: SparkSession, database: object, kafka: Mapping[str,
         value = spark.conf.get(key, None)
         if value is not None and not (pattern.search(key) or pattern.search(str(value))):
             raise ConfigError(
-                f"{key} stands in Spark's event log and its UI as it is: set spark.redaction.regex before the session "
-                f"is made (seekpoint.spark.REDACTED matches it), and change what was logged; or give {name} to the "
-                "executors as a secret of your cluster"
+                f"{key} is written to Spark's event log and its UI as it is: set spark.redaction.regex before the "
+                f"session is made (seekpoint.spark.REDACTED matches it), and change what was logged; or give {name} to "
+                "the executors as a secret of your cluster"
             )
 
 

@@ -98,7 +98,7 @@ def lost_ranges(desk: Desk) -> list[tuple[int, int | None, str, str, bool]]:
 
 @pytest.mark.parametrize("to", [0, 4])
 def test_what_was_not_read_of_a_recreated_topic_is_a_row(desk: Desks, to: int) -> None:
-    """I4: from the stored position of the old topic on; nobody knows where it ended."""
+    """I4: from the stored position of the old topic on; where it ended is not known."""
     worker, new = desk(), uuid4()
     worker.claim(0)
     worker.commit({0: 5})
@@ -128,7 +128,7 @@ def test_what_retention_took_is_a_row_where_the_log_is_known(desk: Desks) -> Non
 
 
 def test_a_move_past_the_log_is_refused(desk: Desks) -> None:
-    """I5: a number that no broker answered is refused, unless it is said that nobody was asked."""
+    """I5: a number that no broker answered is refused, unless it is said that the brokers were not asked."""
     worker = desk()
     worker.claim(0)
     for to in (1, 11, 10**6):
@@ -170,7 +170,7 @@ def test_what_gives_up_nothing_is_refused(desk: Desks) -> None:
     worker = desk()
     worker.claim(0)
     worker.commit({0: 5})
-    with pytest.raises(ConfigError, match=r"lost='x' gives up nothing: t/0 stands at 5, and a move to 3 passes no"):
+    with pytest.raises(ConfigError, match=r"lost='x' gives up nothing: t/0 is at 5, and a move to 3 passes no"):
         worker.ledger.move("t", 0, to=3, log=None, reason="x", lost="x")
 
 

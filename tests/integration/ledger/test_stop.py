@@ -40,7 +40,7 @@ def test_a_stop_is_stored_and_keeps_its_time(desk: Desks) -> None:
 
 @pytest.mark.parametrize("by", ["claim", "move"])
 def test_a_stop_under_another_claim_is_not_stored(desk: Desks, by: str) -> None:
-    """I2: the partition is another's by now, or somebody has decided: the stop is over."""
+    """I2: the partition is another's by now, or an operator has decided: the stop is over."""
     worker, other = desk(), desk()
     worker.claim(0)
     late = stop_of(worker)
@@ -69,7 +69,7 @@ def test_a_stop_ends_with_the_next_claim_move_or_commit(desk: Desks, by: str) ->
 
 
 def test_a_release_keeps_the_stop(desk: Desks) -> None:
-    """A worker that leaves decides nothing: the stop is seen until somebody claims again."""
+    """A worker that leaves decides nothing: the stop is seen until the next claim."""
     worker = desk()
     worker.claim(0)
     worker.ledger.stop([stop_of(worker)])

@@ -46,7 +46,7 @@ _OWN = frozenset(table.name for table in metadata.tables.values())
 
 
 def hush(connection: Connection, staging: str) -> None:
-    """Give the run's schema, which its handlers' names are looked up in first, a ``pg_notify`` that tells nobody."""
+    """Give the run's schema, which its handlers' names are looked up in first, a ``pg_notify`` that sends nothing."""
     run(
         connection,
         "CREATE FUNCTION {it}(text, text) RETURNS void LANGUAGE sql AS 'SELECT'",

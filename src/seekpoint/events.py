@@ -103,6 +103,10 @@ class StartDelayed(Event):
     reason: str
     limit: float | None
 
+    def _said(self) -> str:
+        limit = "without limit" if self.limit is None else f"{self.limit:g} s at most"
+        return f"{self.reason}; waiting for it, {limit}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started(Event):

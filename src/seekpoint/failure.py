@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sysconfig
 import traceback
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from types import FrameType
 
 from seekpoint.records import RawRecord
 
@@ -97,16 +99,22 @@ _NOT_THE_USERS = (str(Path(__file__).parent), sysconfig.get_paths()["stdlib"])
 
 def users_line(error: BaseException) -> str | None:
     """The innermost line of the user's own code on the way to the error: ``ingest.py:14 in post``."""
-    found, at = None, error.__traceback__
-    while at is not None:
-        file = at.tb_frame.f_code.co_filename
+    return _users_line(traceback.walk_tb(error.__traceback__))
+
+
+def running_line(frame: FrameType) -> str | None:
+    """The innermost line of the user's own code that a thread is at now: ``ingest.py:14 in post``."""
+    return _users_line(reversed(list(traceback.walk_stack(frame))))
+
+
+def _users_line(frames: Iterable[tuple[FrameType, int]]) -> str | None:
+    """Of frames from the outermost on, the last one of the user's own code."""
+    found = None
+    for frame, line in frames:
+        file = frame.f_code.co_filename
         if "site-packages" not in file and not file.startswith((*_NOT_THE_USERS, "<")):
-            found = at
-        at = at.tb_next
-    if found is None:
-        return None
-    code = found.tb_frame.f_code
-    return storable(f"{Path(code.co_filename).name}:{found.tb_lineno} in {code.co_name}")
+            found = f"{Path(file).name}:{line} in {frame.f_code.co_name}"
+    return None if found is None else storable(found)
 
 
 def storable(text: str) -> str:

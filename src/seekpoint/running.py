@@ -245,6 +245,8 @@ class Running:
         try:
             self.worker.run()
         except BaseException as error:  # noqa: BLE001 -- raised again where the block is left
+            if self._ended.is_set():  # given up before
+                return
             self._error = error
             if not self._wait or self._started.is_set():  # else it is raised on entering
                 self._tell(error)
@@ -266,6 +268,9 @@ class Running:
                 self._started.set()
             case events.Stopped(error=StopTimeout() as error):  # its thread has not ended, and may never
                 self._error = error
+                if self._started.is_set() or not self._wait:
+                    self._tell(error)
+                self._started.set()
                 self._ended.set()
 
     def health(self) -> Health:
@@ -278,7 +283,8 @@ class Running:
             return self
         self._started.wait()
         if self._error is not None:
-            self._thread.join()
+            if not isinstance(self._error, StopTimeout):
+                self._thread.join()
             raise self._error
         return self
 

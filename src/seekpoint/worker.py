@@ -6,7 +6,6 @@ import math
 import random
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from time import monotonic
@@ -19,7 +18,7 @@ from seekpoint.assignment import Alone, Assignment, Chunk, StandBy, SuspectPart
 from seekpoint.commit import Committer
 from seekpoint.errors import CodecAway, ConfigError, DeclarationDiffers, Fenced, KafkaAway, StandsBy, StopTimeout
 from seekpoint.events import Announcer
-from seekpoint.failure import Cause, one_line
+from seekpoint.failure import Cause, one_line, running_line
 from seekpoint.guard import passes
 from seekpoint.intake import CHUNK, Keeper, OpenBatch
 from seekpoint.kafka.client import KafkaException, raise_if_fatal, unmade
@@ -120,8 +119,8 @@ class Loop:
             name = getattr(handle, "__qualname__", repr(handle))
             who = "row= or the codec" if handle is None else f"the handler {getattr(handle, '__module__', '?')}.{name}"
         frame = sys._current_frames().get(self._thread)  # noqa: SLF001 -- its documented name
-        at = traceback.extract_stack(frame)[-1] if frame is not None else None
-        place = "" if at is None else f", and is at {at.filename}:{at.lineno} in {at.name}"
+        at = running_line(frame) if frame is not None else None
+        place = "" if at is None else f", and is at {at}"
         said = (
             f"group {self._pipeline.group!r}: {who} has not returned within {grace:g} s after the worker was asked to "
         )

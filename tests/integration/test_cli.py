@@ -224,6 +224,9 @@ def test_a_worker_brings_its_own_servers(place: Place) -> None:
     result = place.run(module, "worker")
     assert result.exit_code == 2
     assert f"error: {module}:worker is a Worker and brings its own database and brokers: remove --" in result.stderr
+    accepting = seekpoint("run", f"{module}:worker", "--accept-declaration")
+    assert accepting.exit_code == 2
+    assert "remove --accept-declaration" in accepting.stderr
 
 
 @pytest.mark.parametrize(

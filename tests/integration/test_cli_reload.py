@@ -86,6 +86,16 @@ def test_a_worker_brings_its_servers(terminal: Terminal, shop: Shop) -> None:
     assert "are Workers with different databases, schemas or brokers" in two.stderr
 
 
+def test_a_run_of_a_worker_is_resumed_by_the_database_that_holds_it(terminal: Terminal, shop: Shop) -> None:
+    """The option that finds the run is required, so a Worker does not refuse it."""
+    for id_ in range(100, 110):
+        shop.execute("INSERT INTO {schema}.orders (id, amount, at) VALUES (:id, 1, 0)", id=id_)
+    worker = f"{terminal.module}:worker"
+    terminal.run("reload", "run", worker, exits=1)
+    terminal.run("reload", "resume", "--database-url", terminal.url, "--schema", shop.schema, "--max-deletes", "0.5")
+    assert shop.rows() == doubled(FIRST)
+
+
 def test_a_run_that_is_refused_names_every_reason(terminal: Terminal) -> None:
     result = terminal.job("reload", "run", exits=1)
     assert "error: refused, as things stand:" in result.stderr

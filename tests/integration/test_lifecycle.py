@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import queue
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from time import monotonic
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from scene import PROTOCOLS, QUICK, Scene
@@ -219,6 +221,7 @@ def test_a_start_waits_as_long_as_it_may_and_then_says_what_is_away(scene: Scene
     trouble = events.KafkaTrouble if away == "brokers" else events.DatabaseTrouble
     assert len(seen.all(trouble)) >= 2
     (delayed,) = seen.all(events.StartDelayed)
+    assert str(delayed).endswith("waiting for it, 2 s at most")
     assert delayed.limit == 2
     assert delayed.reason
     assert all(each.wait > 0 for each in seen.all(trouble)[:-1])  # type: ignore[attr-defined]
@@ -402,12 +405,41 @@ def test_i2_a_worker_whose_handler_never_returns_is_given_up_after_the_grace(
     scene.book.assert_holds(name, stored)
 
 
+def test_a_start_that_is_given_up_raises_at_once(scene: Scene) -> None:
+    """A server that accepts connections and never answers keeps the worker's thread, and nothing else."""
+    name, seen, raised = scene.topic(), Recorder(), queue.SimpleQueue[BaseException]()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        engine = create_engine(scene.engine.url.set(host="127.0.0.1", port=silent.getsockname()[1]))
+        kafka = {"bootstrap.servers": scene.broker}
+        worker = Worker(scene.pipeline(name), engine=engine, kafka=kafka, schema=scene.schema, observe=[seen])
+
+        def serve() -> None:
+            try:
+                with worker.running():
+                    pass
+            except StopTimeout as error:
+                raised.put(error)
+
+        entering = threading.Thread(target=serve)
+        entering.start()
+        client, _ = silent.accept()
+        with client:
+            worker.stop(grace=0.1)
+            entering.join(20)
+            assert not entering.is_alive()
+    engine.dispose()
+    assert raised.get_nowait() is worker.health().error
+
+
 def test_a_handler_that_never_returns_is_a_crash_to_the_next_owner(scene: Scene, endless: Endless) -> None:
     name = scene.topic()
     scene.produce(name, 10)
     gate = Gate(events.Placed)
-    with pytest.raises(StopTimeout), make(scene, scene.pipeline(name, handle=endless)).running(grace=0.1):
+    deaths: list[BaseException] = []
+    worker = make(scene, scene.pipeline(name, handle=endless))
+    with pytest.raises(StopTimeout) as given_up, worker.running(grace=0.1, on_death=deaths.append):
         assert endless.entered.wait(30)
+    assert deaths == [given_up.value]
     heir = scene.worker(name, observe=[gate])
     gate.wait()
     assert owners(scene) == [(True, 1)]

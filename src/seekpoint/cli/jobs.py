@@ -146,9 +146,12 @@ def frames_of(given: Sequence[str] | None) -> dict[str, Callable[..., Any]]:
 
 def refuse_extras(context: typer.Context, target: str) -> None:
     """A Worker brings its own database and brokers: saying otherwise on the command line is a contradiction."""
-    for name in ("database_url", "kafka", "kafka_config", "schema", "start_wait"):
+    required = {parameter.name for parameter in context.command.params if parameter.required}
+    if "database_url" in required:  # what is asked for first is found by these
+        required.add("schema")
+    for name in ("database_url", "kafka", "kafka_config", "schema", "start_wait", "accept_declaration"):
         source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
+        if source is not None and source.name == "COMMANDLINE" and name not in required:
             option = "--" + name.replace("_", "-")
             raise ConfigError(f"{target} is a Worker and brings its own database and brokers: remove {option}")
 

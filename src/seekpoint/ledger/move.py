@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, TypeGuard
 from uuid import UUID, uuid4
 
@@ -29,7 +29,7 @@ class LastMove:
     at: datetime
 
     def __str__(self) -> str:
-        return f"{self.actor} moved it to {self.to} on {self.at:%Y-%m-%d %H:%M:%S} UTC ({self.reason})"
+        return f"{self.actor} moved it to {self.to} on {self.at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC ({self.reason})"
 
 
 def record_action(

@@ -8,11 +8,9 @@ from typing import Any
 from sqlalchemy import Row
 
 from seekpoint.kafka.policies import compacted
-from seekpoint.reload.targets import Source
+from seekpoint.reload.targets import COMPARED, Source
 from seekpoint.sinks.table import TableSink
 from seekpoint.sinks.upsert import Upsert
-
-COMPARED = ("merge", "verify")
 
 
 def of_compaction(

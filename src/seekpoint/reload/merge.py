@@ -14,10 +14,10 @@ from sqlalchemy.exc import DBAPIError
 from seekpoint.errors import CutOverRefused, ReloadRefused
 from seekpoint.guard import passes
 from seekpoint.reload.bounds import ROW_WAIT, Bounds, Budget
-from seekpoint.reload.compare import DIFFERENT_KEY, Difference, compared, distinct
+from seekpoint.reload.compare import DIFFERENT_KEY, Difference, compared, differing, distinct
 from seekpoint.reload.kept import Kept
 from seekpoint.reload.layout import KIND, Staging, name, names, remembered_columns, rows, run, unlogged
-from seekpoint.reload.reach import inheriting, referencing
+from seekpoint.reload.reach import of_inheritance, referencing
 from seekpoint.reload.run import Driver, Tx
 from seekpoint.reload.targets import Path, Target
 from seekpoint.sinks.layout import quoted
@@ -170,12 +170,7 @@ def reaches(
     connection: Connection, staging: Staging, target: Target, bounds: Bounds, *, deletes: int, touched: bool = False
 ) -> list[str]:
     """Why changes of this table are not made, for what they do to other tables."""
-    reasons = []
-    if not bounds.allow_inheritance and (children := inheriting(connection, target)):
-        reasons.append(
-            f"{target.name}: {', '.join(children)} inherit from it, and a merge would delete rows there, "
-            "too: allow it by --allow-inheritance (Reload(…, allow_inheritance=True))"
-        )
+    reasons = [] if bounds.allow_inheritance else of_inheritance(connection, target)
     if bounds.allow_cascades:
         return reasons
     remedy = "allow it by --allow-cascades (Reload(…, allow_cascades=True))"
@@ -190,8 +185,7 @@ def reaches(
 def _changed(connection: Connection, staging: Staging, target: Target, columns: Sequence[str], *, touched: bool) -> int:
     """How many live rows would get other values in these columns."""
     written = remembered_columns(connection, staging.table(target)) or target.all_columns
-    exact = set(target.key) - set(target.inexact_key)
-    if not (wanted := [one for one in columns if one in written and one not in exact]):
+    if not (wanted := [one for one in differing(target, columns) if one in written]):
         return 0
     kinds = ("different", DIFFERENT_KEY, *(["touched"] if touched else []))
     [(count,)] = rows(

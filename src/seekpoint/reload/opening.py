@@ -24,12 +24,10 @@ from seekpoint.reload.kept import hides_rows
 from seekpoint.reload.layout import GENERATION
 from seekpoint.reload.publications import prefix_of, unidentified
 from seekpoint.reload.publish import ties, without_generations
-from seekpoint.reload.reach import inheriting, notes
+from seekpoint.reload.reach import notes, of_inheritance
 from seekpoint.reload.run import Driver, Tx, position_of, run_of, this_driver, transaction
-from seekpoint.reload.targets import Source, Target, resolve, targets
+from seekpoint.reload.targets import COMPARED, Source, Target, resolve, targets
 from seekpoint.revision import check
-
-COMPARED = ("merge", "verify")  # strategies that look for differences, row by row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +58,7 @@ def open_run(engine: Engine, schema: str, kafka: Mapping[str, Any], order: Order
         reasons = _of_groups(order.sources, known, offsets)
         reasons += _of_tables(tx, found, groups, known, order.strategy)
         if order.strategy == "merge" and not order.allow_inheritance:
-            reasons += _of_inheritance(tx, found)
+            reasons += [reason for target in found for reason in of_inheritance(tx.connection, target)]
         letters = _open_letters(tx, groups)
     if order.archive is not None:
         order.archive.require_known()
@@ -172,15 +170,6 @@ def _open_letters(tx: Tx, groups: Sequence[str]) -> dict[tuple[str, str], int]:
         for row in tx.execute(COUNT_OPEN, group=group):
             found[group, row.topic] = found.get((group, row.topic), 0) + row.n
     return found
-
-
-def _of_inheritance(tx: Tx, found: Sequence[Target]) -> list[str]:
-    return [
-        f"{target.name}: {', '.join(children)} inherit from it, and a merge would delete their rows, too: allow it by "
-        "--allow-inheritance (Reload(…, allow_inheritance=True))"
-        for target in found
-        if (children := inheriting(tx.connection, target))
-    ]
 
 
 def _of_logs(kafka: Mapping[str, Any], offsets: Sequence[Row[Any]], archive: Archive | None) -> list[str]:

@@ -64,6 +64,14 @@ def inheriting(connection: Connection, target: Target) -> list[str]:
     return list(connection.execute(_INHERITING, {"name": quoted(*target.path)}).scalars())
 
 
+def of_inheritance(connection: Connection, target: Target) -> list[str]:
+    """Why a merge of the table is refused, unless it may change and delete rows of inheriting tables."""
+    if not (children := inheriting(connection, target)):
+        return []
+    why = f"{target.name}: {', '.join(children)} inherit from it, and a merge would delete rows there, too"
+    return [f"{why}: allow it by --allow-inheritance (Reload(…, allow_inheritance=True))"]
+
+
 def notes(connection: Connection, found: Sequence[Target]) -> Iterator[str]:
     """What a merge of these tables may reach, for people."""
     for target in found:

@@ -143,10 +143,10 @@ class Rejects:
         """Keep them as the run's dead letters. Raises ReloadRefused where the policy stops, and for too many."""
         self._count += len(bad)
         if self._count > MOST:
-            (_, at), offset = min(bad, key=str)
+            ((_, at), offset), error = next(iter(bad.items()))
             why = (
                 f"more than {MOST} records make rows that a constraint of the live table refuses, e.g. {at} offset "
-                f"{offset}: {next(iter(bad.values()))}; correct the pipeline or the table, and start another run"
+                f"{offset}: {error}; correct the pipeline or the table, and start another run"
             )
             raise ReloadRefused([why])
         ids = {(at.group, at.partition): at.topic_id for at in tx.positions(self._driver.run.id)}

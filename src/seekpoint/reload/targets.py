@@ -21,6 +21,7 @@ from seekpoint.sinks.upsert import Upsert
 
 Path = tuple[str, str]  # schema and table
 REPLACING = ("swap", "generation")  # strategies that put the rebuilt table in the place of the live one
+COMPARED = ("merge", "verify")  # strategies that look for differences, row by row
 
 
 @dataclass(frozen=True, slots=True)

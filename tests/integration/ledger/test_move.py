@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, timedelta, timezone
 from typing import Any
 from uuid import uuid4
 
@@ -143,6 +145,9 @@ def test_a_move_past_the_log_is_refused(desk: Desks) -> None:
     moved = worker.ledger.last_move(worker.at(0))
     assert moved is not None
     assert (moved.to, moved.reason) == (10**6, "x")
+    elsewhere = moved.at.astimezone(timezone(timedelta(hours=9)))
+    assert str(replace(moved, at=elsewhere)) == str(moved)
+    assert f"{moved.at.astimezone(UTC):%H:%M:%S} UTC" in str(moved)
     assert worker.ledger.last_move(worker.at(1)) is None
 
 

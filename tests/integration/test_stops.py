@@ -14,7 +14,7 @@ from seekpoint import Batch, Limits, Pipeline, Text, events
 from seekpoint.cli.app import app
 from seekpoint.errors import OffsetLost, Poison, TopicRecreated
 from seekpoint.records import Partition
-from workers import Run
+from workers import SECONDS, Run
 
 LOOKS = Limits(idle_check=0.1, lag_check=0.1)
 
@@ -73,6 +73,30 @@ def test_a_poison_record_stops_with_its_lag_and_its_choices(scene: Scene) -> Non
     again.reached(name, 10)
     again.stop()
     assert status(scene).exit_code == 0
+
+
+def test_a_stop_whose_row_is_locked_by_another_session_holds_up_no_other_partition(scene: Scene) -> None:
+    """Storing it is tried again until the lock is gone; the others do not wait for that."""
+    name = scene.topic(2)
+    scene.produce(name, 10)
+    limits = Limits(idle_check=0.1, claim_wait=SECONDS)
+    with scene.engine.connect() as other:
+
+        def lock(event: events.Event) -> None:
+            if isinstance(event, events.Parked):
+                row = f'SELECT FROM "{scene.schema}".partition_offset WHERE partition = 0 FOR UPDATE'
+                other.exec_driver_sql(row)
+
+        run = scene.worker(refusing(scene, name), observe=[lock], limits=limits, partitions=[(name, 0), (name, 1)])
+        run.seen.wait_for(events.Parked)
+        since = run.seen.mark()
+        for n in range(3):  # records 0, 1 and 2: the handler refuses offset 3 of any partition
+            scene.produce(name, [f"other {n}"], partition=1)
+            run.reached(name, n + 1, 1)
+        assert len(run.seen.all(events.Committed, since)) == 3
+        assert [row.stop for row in scene.ledger.read()] == [None, None]
+    assert stored(scene, run, name).offset == 3
+    run.stop()
 
 
 def test_a_position_past_the_log_is_no_lag_of_zero(scene: Scene) -> None:

@@ -186,7 +186,7 @@ class Assignment:
     def leave(self) -> None:
         """Release every claim and leave the group; what was read and not committed is read again elsewhere."""
         try:
-            self._store_stops()
+            self._store_stops(is_last=True)
             self._claims.release(self._places.claims())
         finally:
             self.client.close()
@@ -228,19 +228,26 @@ class Assignment:
             self._look(now)
         self._store_stops()
 
-    def _store_stops(self) -> None:
-        """Store the stops that the ledger does not have yet, for those who look at it from outside."""
-        new = [at for at in self._places.parked.values() if not at.is_stored]
+    def _store_stops(self, *, is_last: bool = False) -> None:
+        """Store the stops that the ledger does not have yet, for those who look at it from outside.
+
+        A row that another session has locked must not keep the other partitions waiting: it is tried again each
+        ``Limits.idle_check``, and once more at the end (``is_last``).
+        """
+        now = monotonic()
+        new = [at for at in self._places.parked.values() if not at.is_stored and (is_last or now >= at.store_at)]
         if not new:
             return
+        for at in new:
+            at.store_at = now + self.limits.idle_check
         try:
-            self.ledger.stop(at.stop for at in new)
+            locked = self.ledger.stop(at.stop for at in new)
         except Exception as error:
             if not passes(error):
                 raise
-            return  # nothing hangs on it: the next step tries again, and a database that is away shows in the rest
+            return  # nothing hangs on it: it is tried again, and a database that is away shows in the rest
         for at in new:
-            at.is_stored = True
+            at.is_stored = at.stop.partition not in locked
 
     def _tend_backlogs(self) -> None:
         self.turns.tend()

@@ -77,6 +77,7 @@ class Parked:
     stop: PartitionStopped
     claim: Claim | None = None
     is_stored: bool = False  # the ledger has the stop
+    store_at: float = 0.0  # when it is tried next, by the monotonic clock
 
     def over(self, token: UUID | None, stored: UUID | None, now: UUID | None) -> bool:
         """Whether to claim it again: the row has another token, it is another topic by now, or is known again.

@@ -238,26 +238,31 @@ class Ledger:
                 released_claim=[c.token for c in ordered],
             )
 
-    def stop(self, stops: Iterable[PartitionStopped]) -> None:
+    def stop(self, stops: Iterable[PartitionStopped]) -> set[Partition]:
         """Store why partitions are stopped, with the choices; a later claim, move or commit clears it.
 
-        One whose claim is not the one that it stopped under (``token``) any more is left alone (I2).
+        One whose claim is not the one that it stopped under (``token``) any more is left alone (I2). Hardly waits for a
+        row that another session has locked; returns the partitions whose stop is not stored for that reason.
         """
-        ordered = sorted((stop for stop in stops if stop.token is not None), key=lambda stop: stop.partition)
-        if not ordered:
-            return
-        with self.begin() as tx:
-            for stop in ordered:
-                tx.execute(
-                    sql.STOP,
-                    at_topic=stop.partition.topic,
-                    at_partition=stop.partition.number,
-                    its_claim=stop.token,
-                    kind=type(stop).__name__,
-                    at_offset=stop.offset,
-                    message=storable(stop.message),
-                    choices=[storable(choice) for choice in stop.choices],
-                )
+        locked: set[Partition] = set()
+        for stop in sorted((stop for stop in stops if stop.token is not None), key=lambda stop: stop.partition):
+            try:
+                with self.begin(lock_wait=0.0 if locked else self._short_wait) as tx:
+                    tx.execute(
+                        sql.STOP,
+                        at_topic=stop.partition.topic,
+                        at_partition=stop.partition.number,
+                        its_claim=stop.token,
+                        kind=type(stop).__name__,
+                        at_offset=stop.offset,
+                        message=storable(stop.message),
+                        choices=[storable(choice) for choice in stop.choices],
+                    )
+            except OperationalError as error:
+                if not _claim.is_lock_timeout(error):
+                    raise
+                locked.add(stop.partition)
+        return locked
 
     def look(self, partitions: Iterable[Partition], *, locked: bool = True) -> dict[Partition, Position]:
         """Where these partitions stand. ``locked`` waits for a transaction in flight: ask so before deciding."""
@@ -375,6 +380,11 @@ class Ledger:
             application_name=self._settings.application_name,
         )
 
+    @property
+    def _short_wait(self) -> float:
+        """Seconds to wait for one row's lock where the others must not wait for it."""
+        return min(0.05, self.limits.claim_wait)
+
     @contextmanager
     def begin(self, lock_wait: float | None = None) -> Iterator[Scope]:
         """A transaction of the ledger's own: durable whatever the batches are, bounded in its waits."""
@@ -414,7 +424,7 @@ class Ledger:
         stalled: list[Partition] = []
         for partition in wanted:
             try:
-                with self.begin(lock_wait=min(0.05, self.limits.claim_wait)) as tx:
+                with self.begin(lock_wait=self._short_wait) as tx:
                     granted |= _claim.claim(tx, claimant, [partition], topic_ids)
             except OperationalError as error:
                 if not _claim.is_lock_timeout(error):

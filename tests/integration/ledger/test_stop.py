@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from sqlalchemy import Engine
 
 from integration.ledger.desk import Desk
 from seekpoint.errors import OffsetLost
@@ -36,6 +37,21 @@ def test_a_stop_is_stored_and_keeps_its_time(desk: Desks) -> None:
     assert again is not None
     assert (again.at, again.message) == (first.at, "the same, later")
     assert stored(worker, 1) is None
+
+
+def test_a_row_that_another_session_has_locked_is_left_out_and_the_others_are_stored(
+    desk: Desks, seekpoint_engine: Engine
+) -> None:
+    worker, other = desk(), desk()
+    worker.claim(0)
+    other.claim(1)
+    with seekpoint_engine.begin() as tx:
+        worker.work(tx, {0: 3})
+        assert worker.ledger.stop([stop_of(worker), stop_of(other, number=1)]) == {worker.at(0)}
+        assert stored(other, 1) is not None
+    assert stored(worker) is None
+    assert worker.ledger.stop([stop_of(worker)]) == set()
+    assert stored(worker) is not None
 
 
 @pytest.mark.parametrize("by", ["claim", "move"])

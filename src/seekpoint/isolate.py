@@ -24,7 +24,7 @@ from seekpoint.guard import LentConnection, fault_of, sqlstate
 from seekpoint.intake import OpenBatch
 from seekpoint.pipeline import Pipeline
 from seekpoint.records import Partition, RawRecord, Span
-from seekpoint.sqlstates import Fault
+from seekpoint.sqlstates import Fault, may_be_one_records
 from seekpoint.verdict import fail
 
 CHECK_DEFERRED = text("SET CONSTRAINTS ALL IMMEDIATE")
@@ -217,7 +217,9 @@ class _Search:
         others = () if self._sink(failed) in self._proven else self._others(raws, failed)
         is_proven = self._sink(failed) in self._proven or any(self._could_apply(one) for one in others)
         if failed.fault is Fault.TRANSIENT:
-            if is_proven or (not others and self._batch.is_transient):
+            # Tried alone, it has no others to compare with: an outage of the whole server is no attempt of its.
+            is_again = not others and self._batch.is_transient and may_be_one_records(sqlstate(failed.error))
+            if is_proven or is_again:
                 return Cause.TRANSIENT
             raise failed.error
         if is_proven:

@@ -21,6 +21,8 @@ class Fault(Enum):
 # not available, 55006 object in use.
 _TRANSIENT_CLASSES = frozenset({"08", "40", "53", "57", "58", "F0"})
 _TRANSIENT_CODES = frozenset({"25006", "25P03", "25P04", "55P03", "55006"})
+# Transient errors that one record alone may cause, beside class 40: 57014 query canceled, 55P03, 55006.
+_ONE_RECORDS = frozenset({"57014", "55P03", "55006"})
 # 22 data exception, 23 integrity constraint violation, 44 WITH CHECK OPTION violation, 54 program limit exceeded
 # (a value too long for an index, JSON nested too deep for the server's stack), P0 raised by a function in PL/pgSQL
 # (a trigger that refuses a row).
@@ -42,6 +44,14 @@ def fault(sqlstate: str | None) -> Fault:
         return Fault.TRANSIENT
     is_data = sqlstate[:2] in _DATA_CLASSES or sqlstate in _DATA_CODES or not _is_defined(sqlstate)
     return Fault.DATA if is_data else Fault.PROGRAM
+
+
+def may_be_one_records(sqlstate: str | None) -> bool:
+    """Whether a transient error may be caused by one record: a conflict, a lock that is held, a timeout.
+
+    Else it is the whole server's, or the connection's: every other record would meet it at that moment.
+    """
+    return sqlstate is not None and (sqlstate[:2] == "40" or sqlstate in _ONE_RECORDS)
 
 
 def fault_of_error(error: Error) -> Fault:

@@ -43,6 +43,16 @@ def refuse(scene: Scene, sqlstate: str) -> None:
         )
 
 
+def raise_always(scene: Scene, sqlstate: str | None) -> None:
+    """From now on the trigger of ``refuse`` raises this at each row; None: it raises nothing."""
+    raised = "" if sqlstate is None else f"RAISE EXCEPTION 'not now' USING ERRCODE = '{sqlstate}';"
+    with scene.engine.begin() as tx:
+        tx.exec_driver_sql(
+            f'CREATE OR REPLACE FUNCTION "{scene.schema}".refuse() RETURNS trigger LANGUAGE plpgsql AS '
+            f"$$ BEGIN {raised} RETURN NEW; END $$"
+        )
+
+
 def accept(scene: Scene) -> None:
     """The trigger is gone."""
     with scene.engine.begin() as tx:
@@ -122,7 +132,7 @@ def test_a_batch_of_one_proves_nothing_and_stops_its_partition_alone(scene: Scen
 
 
 @pytest.mark.parametrize("way", ["sink", "handler"])
-@pytest.mark.parametrize("sqlstate", ["40001", "57014", "53200"])
+@pytest.mark.parametrize("sqlstate", ["40001", "57014", "55P03"])
 def test_a_transient_error_of_one_record_is_an_attempt_and_the_last_one_stops(
     scene: Scene, sqlstate: str, way: str
 ) -> None:
@@ -148,6 +158,26 @@ def test_a_transient_error_of_one_record_is_an_attempt_and_the_last_one_stops(
     again.reached(name, 41)
     again.stop()
     scene.book.assert_holds(name, [*stored, *others])
+
+
+@pytest.mark.parametrize("outage", ["53100", "58030", "F0000", "25006"])
+def test_an_outage_of_the_server_is_no_attempt_of_a_record_that_is_tried_alone(scene: Scene, outage: str) -> None:
+    """Its partition is quiet, so nothing else shows that all records would be refused: it waits, and does not stop."""
+    refuse(scene, "40001")
+    name = scene.topic()
+    stored = scene.produce(name, ["good", "bad"])
+    slow = Retry(attempts=3, wait_initial=0.5, jitter=0)
+    run = scene.worker(made(scene, name, "handler", retry=slow), **fixed(name, 1))
+    run.seen.wait_for(events.RetryScheduled)
+    since = run.seen.mark()
+    raise_always(scene, outage)
+    run.seen.wait_for(events.TriedAlone, since=since, count=slow.attempts + 1)
+    raise_always(scene, None)
+    run.reached(name, 2)
+    run.stop()
+    assert run.seen.all(events.Parked) == []
+    assert {e.attempt for e in run.seen.all(events.TriedAlone)} == {2}
+    scene.book.assert_holds(name, stored)
 
 
 def test_a_transient_error_of_one_record_waits_over_a_restart(scene: Scene) -> None:

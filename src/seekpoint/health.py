@@ -161,7 +161,7 @@ class HealthBoard:
             case events.Paused():
                 return replace(h, ready=False, trouble=event.reason)
             case events.DatabaseTrouble() | events.KafkaTrouble() | events.CodecTrouble():
-                return replace(h, ready=False, trouble=str(event.error))
+                return replace(h, ready=False, trouble=str(event.as_fields()["error"]))
             case events.Recovered():
                 return replace(h, ready=self._has_joined and h.stands_by is None, trouble=None)
             case events.LagSampled():

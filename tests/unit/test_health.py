@@ -8,7 +8,9 @@ from time import monotonic
 from typing import Any
 from uuid import UUID
 
+import psycopg
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from seekpoint import events
 from seekpoint.errors import OffsetLost
@@ -140,7 +142,7 @@ def test_a_parked_partition_is_told_until_it_is_placed_again() -> None:
 @pytest.mark.parametrize(
     ("trouble", "said"),
     [
-        (events.DatabaseTrouble(error=ValueError("the database is away")), "the database is away"),
+        (events.DatabaseTrouble(error=ValueError("the database is away")), "ValueError: the database is away"),
         (events.KafkaTrouble(error="all brokers down"), "all brokers down"),
         (events.CodecTrouble(error="no answer from the registry"), "no answer from the registry"),
         (events.Paused(reason="paused by ann"), "paused by ann"),
@@ -152,6 +154,13 @@ def test_trouble_lasts_until_it_is_over(trouble: Event, said: str) -> None:
         assert (health.live, health.ready, health.trouble) == (True, False, said)
     health = after(started(), trouble, committed(), events.Recovered())
     assert (health.ready, health.trouble) == (True, None)
+
+
+def test_trouble_shows_neither_the_statement_nor_its_parameters() -> None:
+    """They hold the rows that were written."""
+    refused = OperationalError("INSERT INTO customer VALUES (%s)", ("ada",), psycopg.OperationalError("server closed"))
+    trouble = after(started(), events.DatabaseTrouble(error=refused)).trouble
+    assert trouble == "OperationalError: server closed"
 
 
 def test_refusals_are_counted() -> None:

@@ -209,6 +209,7 @@ def _handle(tx: LentConnection, handle: Handler, made: Sequence[Made], spans: Se
         with tx.lent():
             returned: object = handle(tx, Batch([one.record for one in made], spans))  # type: ignore[func-returns-value]
             tx.check()
+            _require_nothing(returned)  # within the block: an exception ends what was sent ahead
     except (ConfigError, *ENDS):
         raise
     except BaseException as error:
@@ -226,6 +227,10 @@ def _handle(tx: LentConnection, handle: Handler, made: Sequence[Made], spans: Se
         if (fault := fault_of(error)) is None:
             raise
         raise Failed(error, Cause.DATABASE, fault=fault) from error
+
+
+def _require_nothing(returned: object) -> None:
+    """Raise HandlerMisuse for anything but None or the result of a statement."""
     if returned is not None and not isinstance(returned, Result):
         _close(returned)
         raise HandlerMisuse(

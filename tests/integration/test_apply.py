@@ -11,10 +11,12 @@ from typing import Any
 from uuid import uuid4
 
 import msgspec
+import psycopg
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import Connection, Engine, bindparam, text
+from psycopg.pq import PipelineStatus
+from sqlalchemy import Connection, Engine, bindparam, event, text
 from sqlalchemy.exc import ProgrammingError
 
 from ground import TOPIC, Ground, orders, stopped_at
@@ -349,18 +351,35 @@ RETURNED: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.fixture
+def dropped(seekpoint_engine: Engine) -> Iterator[list[PipelineStatus]]:
+    """Whether a pipeline was open on each connection that was thrown away."""
+    found: list[PipelineStatus] = []
+
+    def note(driver: psycopg.Connection[Any], *_: object) -> None:
+        found.append(driver.info.pipeline_status)
+
+    event.listen(seekpoint_engine, "invalidate", note)
+    yield found
+    event.remove(seekpoint_engine, "invalidate", note)
+
+
 @pytest.mark.parametrize("send_ahead", [True, False])
 @pytest.mark.parametrize("what", RETURNED)
 @pytest.mark.filterwarnings("error")
 def test_what_a_handler_returns_is_not_thrown_away_in_silence(
-    ground: Ground, group: str, what: str, send_ahead: bool
+    ground: Ground, group: str, what: str, send_ahead: bool, dropped: list[PipelineStatus]
 ) -> None:
-    """I4: work that is returned, and not done, passes no offset; no coroutine is left that was never awaited."""
+    """I4: work that is returned, and not done, passes no offset; no coroutine is left that was never awaited.
+
+    The pipeline that statements were sent ahead in has ended when the connection is closed: psycopg warns of an open one.
+    """
     handle = Book(ground, lambda tx, batch: RETURNED[what]())
     pipeline = Pipeline(group, topics=TOPIC, value=Json(), handle=handle, send_ahead=send_ahead)
     with pytest.raises(HandlerMisuse, match=f"the handler returned {what}, which is never run") as refused:
         ground.process(pipeline, *numbers(1))
     assert "and return None" in str(refused.value)
+    assert dropped == [PipelineStatus.OFF]
     nothing_written(ground, pipeline, "book")
 
 

@@ -15,6 +15,8 @@ from seekpoint import Upsert
 from seekpoint.errors import ConfigError, KafkaAway, ReloadRefused
 from seekpoint.kafka.policies import _answer
 from seekpoint.reload import Reload, compaction
+from seekpoint.reload.compare import prepare
+from seekpoint.reload.rounds import Rounds
 from shop import Shop, doubled, gone, of
 
 FIRST = [of(n % 10, n, n) for n in range(30)]
@@ -162,6 +164,24 @@ def test_rows_whose_records_are_gone_are_not_deleted(shop: Shop, topic: Callable
     assert len(shop.rows()) == 12
     assert [row for row in shop.rows() if row[0] < 100] == doubled(FIRST, by=1)
     assert of_compacted(shop).verify().tables[0].extra == 2
+
+
+def test_a_run_that_is_killed_before_the_refusal_is_refused_when_it_is_resumed(
+    shop: Shop, topic: Callable[..., str]
+) -> None:
+    """The comparison is committed, and the process ends before its result is looked at."""
+    shop = filled(shop, topic, FIRST)
+    shop.execute("INSERT INTO {schema}.orders (id, amount, at) VALUES (100, 1, 0), (101, 1, 0)")
+    reload = of_compacted(shop)
+    driver = reload.open()
+    reload.stage(driver)
+    with Rounds(driver, reload.sources, reload.kafka) as rounds:
+        reload.follow(driver, rounds)
+        prepare(driver, rounds)
+    again = of_compacted(shop)
+    with pytest.raises(ReloadRefused, match=r"2 live rows are not in the rebuilt table, and its topic is compacted"):
+        again.run(again.take(driver.run.id))
+    assert len(shop.rows()) == 12
 
 
 def test_a_tombstone_since_the_comparison_deletes_its_row(shop: Shop, topic: Callable[..., str]) -> None:

@@ -216,8 +216,6 @@ class Reload:
         with self._ending(driver):
             self._progress("comparing", 0, 0)
             report = self._again(lambda: prepare(driver, rounds))
-            if driver.run.strategy == "merge":
-                require_no_extra(rounds.targets, report.tables)
             self._progress("comparing", 1, 1)
             return report
 
@@ -239,6 +237,7 @@ class Reload:
         report = recall(driver, rounds.targets)
         self._compared(report)
         found = report.tables
+        require_no_extra(rounds.targets, found)  # here, because a resumed run does not compare again
         predicted = forecast(driver, rounds.targets, found, same_keys=self._same_keys)
         require_allowed(driver, rounds.targets, found, predicted, self.bounds)
         return Plan(

@@ -104,6 +104,39 @@ def test_a_delete_that_others_refer_to_with_an_action_is_refused(shop: Shop, act
     assert shop.rows() == doubled(RECORDS)
 
 
+PARTITIONED = """
+DROP TABLE {schema}.orders;
+CREATE TABLE {schema}.orders (id bigint PRIMARY KEY, amount bigint NOT NULL, at bigint NOT NULL, note text)
+    PARTITION BY RANGE (id);
+CREATE TABLE {schema}.orders_low PARTITION OF {schema}.orders FOR VALUES FROM (MINVALUE) TO (20);
+CREATE TABLE {schema}.orders_high PARTITION OF {schema}.orders FOR VALUES FROM (20) TO (MAXVALUE)
+    PARTITION BY RANGE (id);
+CREATE TABLE {schema}.orders_highest PARTITION OF {schema}.orders_high FOR VALUES FROM (20) TO (MAXVALUE);
+"""
+INHERITED = "CREATE TABLE {schema}.orders_highest (PRIMARY KEY (id)) INHERITS ({schema}.orders)"
+
+
+@pytest.mark.parametrize("tables", [PARTITIONED, INHERITED])
+def test_a_key_that_refers_to_a_part_of_the_table_is_refused(shop: Shop, tables: str) -> None:
+    """A partition, however deep, or a table that inherits."""
+    shop.execute(tables)
+    shop.execute((CHILDREN % "ON DELETE CASCADE").replace("orders", "orders_highest"))
+    settled(shop, RECORDS)
+    shop.execute("INSERT INTO {schema}.orders_highest (id, amount, at) VALUES (100, 1, 0)")
+    shop.execute("INSERT INTO {schema}.items VALUES (1, 100)")
+    reload = with_bounds(shop, allow_inheritance=True)
+    driver = reload.open()
+    said = f"{shop.schema}.items refers to it by items_order_id_fkey (ON DELETE CASCADE)"
+    assert f"{shop.schema}.orders: {said}" in driver.notes
+    with pytest.raises(CutOverRefused) as found:
+        reload.run(driver)
+    assert f"1 rows would be deleted, and {said}: allow it by --allow-cascades" in str(found.value)
+    assert shop.execute("SELECT id, order_id FROM {schema}.items") == [(1, 100)]
+    resumed(shop, driver, allow_inheritance=True, allow_cascades=True)
+    assert shop.execute("SELECT id, order_id FROM {schema}.items") == []
+    assert shop.rows() == doubled(RECORDS)
+
+
 def test_a_delete_since_the_comparison_that_others_refer_to_is_refused(shop: Shop) -> None:
     shop.execute(CHILDREN % "ON DELETE CASCADE")
     settled(shop, RECORDS)

@@ -10,15 +10,19 @@ from sqlalchemy import Connection, text
 from seekpoint.reload.targets import Target
 from seekpoint.sinks.layout import quoted
 
-# A key of a partitioned table has one row for each partition beside its own.
+# A key of a partitioned table has one row for each partition beside its own; a key may refer to one partition alone.
 _KEYS = text(
     """
+    WITH RECURSIVE own (oid) AS (
+        SELECT CAST(to_regclass(:name) AS oid)
+        UNION SELECT i.inhrelid FROM pg_inherits i JOIN own ON i.inhparent = own.oid
+    )
     SELECT f.conname AS name, format('%I.%I', n.nspname, c.relname) AS child,
            CAST(f.confdeltype AS text) AS on_delete, CAST(f.confupdtype AS text) AS on_update,
            ARRAY(SELECT CAST(a.attname AS text) FROM unnest(f.confkey) WITH ORDINALITY AS k (attnum, n)
                  JOIN pg_attribute a ON a.attrelid = f.confrelid AND a.attnum = k.attnum ORDER BY k.n) AS columns
     FROM pg_constraint f JOIN pg_class c ON c.oid = f.conrelid JOIN pg_namespace n ON n.oid = c.relnamespace
-    WHERE f.contype = 'f' AND f.conparentid = 0 AND f.confrelid = to_regclass(:name)
+    WHERE f.contype = 'f' AND f.conparentid = 0 AND f.confrelid IN (SELECT oid FROM own)
           AND (f.confdeltype IN ('c', 'n', 'd') OR f.confupdtype IN ('c', 'n', 'd'))
     ORDER BY child, name
     """
@@ -35,7 +39,7 @@ _ACTIONS = {"c": "CASCADE", "n": "SET NULL", "d": "SET DEFAULT"}
 
 @dataclass(frozen=True, slots=True)
 class ReferencingKey:
-    """A foreign key of another table (``child``) that refers to ``columns`` with an action."""
+    """A foreign key of ``child`` that refers with an action to ``columns`` of the table, or of a part of it."""
 
     name: str
     child: str

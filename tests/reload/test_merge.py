@@ -71,6 +71,34 @@ def test_a_table_that_somebody_has_locked_is_left_to_the_cut_over(shop: Shop) ->
     assert shop.rows() == doubled(RECORDS)
 
 
+# -- rows that refer to each other --------------------------------------------------------------------------------
+
+PARTED = """
+DROP TABLE {schema}.orders;
+CREATE TABLE {schema}.orders (id bigint PRIMARY KEY, amount bigint NOT NULL, at bigint NOT NULL, note text)
+    PARTITION BY RANGE (id);
+CREATE TABLE {schema}.orders_low PARTITION OF {schema}.orders FOR VALUES FROM (MINVALUE) TO (20);
+CREATE TABLE {schema}.orders_high PARTITION OF {schema}.orders FOR VALUES FROM (20) TO (MAXVALUE);
+"""
+
+
+@pytest.mark.parametrize(("child", "parent"), [("orders", "orders"), ("orders_low", "orders_high")])
+def test_a_row_that_referred_to_a_deleted_one_of_its_table_stays(shop: Shop, child: str, parent: str) -> None:
+    """It is changed before that one is deleted, or the key's ON DELETE CASCADE would delete it, too."""
+    if child != "orders":
+        shop.execute(PARTED)
+    records = [of(n, 1, 25) for n in range(1, 30)]
+    settled(shop, records)
+    shop.execute("INSERT INTO {schema}.orders (id, amount, at) VALUES (100, 1, 25)")
+    shop.execute("UPDATE {schema}.orders SET at = 100 WHERE id = 2")
+    shop.execute(
+        f"ALTER TABLE {{schema}}.{child} ADD FOREIGN KEY (at) REFERENCES {{schema}}.{parent} ON DELETE CASCADE"
+    )
+    reload = shop.reload(allow_cascades=True)
+    reload.run(reload.open())
+    assert shop.rows() == doubled(records)
+
+
 # -- a row that comes hides none that is gone --------------------------------------------------------------------
 
 

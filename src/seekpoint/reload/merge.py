@@ -238,26 +238,29 @@ def _unexplained(tx: Tx, parts: dict[str, ident.Composable]) -> int:
 
 # -- in which order ------------------------------------------------------------------------------------------------
 
+# By the table and its partitions, and tables that inherit from it: a key may refer to one of those.
 _REFERENCES = text(
     """
-    SELECT DISTINCT n.nspname, c.relname, m.nspname AS to_schema, p.relname AS to_table
-    FROM pg_constraint f JOIN pg_class c ON c.oid = f.conrelid JOIN pg_namespace n ON n.oid = c.relnamespace
-    JOIN pg_class p ON p.oid = f.confrelid JOIN pg_namespace m ON m.oid = p.relnamespace
-    WHERE f.contype = 'f' AND f.conrelid <> f.confrelid AND to_regclass(:name) IN (f.conrelid, f.confrelid)
+    WITH RECURSIVE own (name, oid) AS (
+        SELECT t.name, CAST(to_regclass(t.name) AS oid) FROM unnest(CAST(:names AS text[])) AS t (name)
+        UNION SELECT own.name, i.inhrelid FROM pg_inherits i JOIN own ON i.inhparent = own.oid
+    )
+    SELECT DISTINCT child.name AS child, parent.name AS parent
+    FROM pg_constraint f JOIN own child ON child.oid = f.conrelid JOIN own parent ON parent.oid = f.confrelid
+    WHERE f.contype = 'f'
     """
 )
 
 
 def _parents_first(connection: Connection, found: Sequence[Target]) -> tuple[list[Target], set[Target]]:
-    """The tables, each behind those that it refers to, as far as that can be; and those that others refer to."""
-    known = {target.path: target for target in found}
+    """The tables, each behind those that it refers to, as far as that can be; and those that are referred to."""
+    known = {quoted(*target.path): target for target in found}
     graph: dict[Target, set[Target]] = {target: set() for target in found}
-    if len(found) > 1:
-        for path in known:
-            for schema, table, *to in connection.execute(_REFERENCES, {"name": quoted(*path)}):
-                if (child := known.get((schema, table))) and (parent := known.get((to[0], to[1]))):
-                    graph[child].add(parent)
-    referenced = {parent for parents in graph.values() for parent in parents}
+    referenced: set[Target] = set()
+    for child, parent in connection.execute(_REFERENCES, {"names": list(known)}):
+        referenced.add(known[parent])  # also by itself: a changed row may have referred to a deleted one
+        if child != parent:
+            graph[known[child]].add(known[parent])
     try:
         return list(TopologicalSorter(graph).static_order()), referenced
     except CycleError:

@@ -61,7 +61,7 @@ chaos: $(SPARK)  ## kill workers and servers, then reloads: make chaos ROUNDS=20
 	$(if $(filter-out 0,$(RELOADS)),$(BIN)/python tests/chaos/reloads.py --rounds $(RELOADS) --seed $(SEED))
 
 properties: $(SPARK)  ## every write strategy against a plain model: make properties EXAMPLES=20000
-	SEEKPOINT_EXAMPLES=$(EXAMPLES) SEEKPOINT_REQUIRE_SERVERS=1 $(BIN)/pytest -n auto --maxprocesses 4 tests/integration/test_write_strategies.py $(ARGS)
+	SEEKPOINT_EXAMPLES=$(EXAMPLES) SEEKPOINT_REQUIRE_SERVERS=1 $(BIN)/pytest -n auto --maxprocesses 4 --timeout 0 tests/integration/test_write_strategies.py $(ARGS)
 
 mutants: $(SPARK)  ## break the lines that the promise hangs on, one by one: a test must fail each time
 	$(BIN)/python tests/mutants/run.py $(ARGS)

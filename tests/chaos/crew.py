@@ -246,13 +246,25 @@ class Crew:
         self.members.remove(member)
 
     def ready(self) -> None:
-        """Wait until every partition is read by exactly one worker, and nobody is idle."""
+        """Wait until every partition is read by exactly one worker, and each worker reads one.
+
+        A worker whose client met a fatal error meanwhile (a group protocol's answer after a broker was killed) has ended,
+        as it should, and is replaced.
+        """
 
         def settled() -> bool:
             held = [partition for member in self.members for partition in member.placed]
             return sorted(held) == list(range(self._what["partitions"])) and all(m.placed for m in self.members)
 
-        self.log.until(settled, "every partition to be read by one worker, and every worker to read one")
+        def has_lost_one() -> bool:
+            return not all(member.alive for member in self.members)
+
+        while True:
+            wanted = "every partition to be read by one worker, and every worker to read one"
+            self.log.until(lambda: settled() or has_lost_one(), wanted)
+            if not has_lost_one():
+                return
+            self.fill()
 
     def whose(self, partition: int) -> Member:
         """Who reads this partition."""

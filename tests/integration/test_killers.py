@@ -347,6 +347,32 @@ def test_kills_within_a_suspect_range_neither_redraw_nor_extend_it(scene: Scene)
     assert not letters(scene)
 
 
+def test_a_part_that_has_seen_a_crash_goes_record_by_record_also_after_a_refusal_in_its_middle(scene: Scene) -> None:
+    """The database is set back by a failover while a record is tried: the rest of the part is not tried in large parts."""
+    name = scene.topic()
+    stored = scene.produce(name, 3000)
+    kill_twice(scene, name)
+    limits = {"batch_records": 2000}
+    member = scene.member(name, partitions=[(name, 0)], stop_at=("TriedPart", 1), limits=limits)
+    member.wait_until_stopped()
+    member.kill()
+    gate = Gate(events.TriedAlone, lambda e: e.offset == 10)
+    run = scene.worker(name, partitions=[(name, 0)], limits=Limits(**limits), observe=[gate])
+    gate.wait()
+    with scene.engine.begin() as tx:  # to what was committed with offset 4
+        tx.exec_driver_sql(f'DELETE FROM "{scene.schema}".book WHERE topic = \'{name}\' AND "offset" >= 5')
+        tx.exec_driver_sql(
+            f'UPDATE "{scene.schema}".partition_offset SET next_offset = 5, attempt_offset = NULL, attempts = 0, '
+            f"attempt_running = false, attempt_error = NULL WHERE topic = '{name}'"
+        )
+    gate.open()
+    scene.wait_until_caught_up(name, stored)
+    run.stop()
+    assert [e.offset for e in run.seen.all(events.TriedAlone)] == [*range(11), *range(5, 20)]
+    assert run.seen.all(events.TriedPart)[0].start == 20
+    scene.book.assert_holds(name, stored)
+
+
 def test_a_graceful_stop_in_a_suspect_range_is_no_crash_in_its_part(scene: Scene) -> None:
     name, gate = scene.topic(), Gate(events.SuspectsLeft, lambda e: e.left == 900)
     stored = scene.produce(name, 2000)

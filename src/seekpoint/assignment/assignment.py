@@ -368,7 +368,11 @@ class Assignment:
                     self._places.wait(partition, Waiting(known=known))
                 elif partition not in self._places.gone:  # Kafka took it away meanwhile: not to be read any more
                     fresh[partition] = replace(
-                        known, unreleased=row.unreleased_claims, attempt=None, suspect_end=row.suspect_end
+                        known,
+                        unreleased=row.unreleased_claims,
+                        attempt=None,
+                        suspect_end=row.suspect_end,
+                        crashed_part_end=None if row.suspect_running else row.suspect_part_end,
                     )
                 if row.next_offset > placed.claim.next_offset:
                     self._claims.resynced(partition, expected, row.next_offset, "reply lost")

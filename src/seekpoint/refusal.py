@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from seekpoint.guard import passes
 
 # A connection that was not made has no SQLSTATE, only the server's sentence. What is not in this list is waited for,
@@ -19,8 +21,20 @@ _REFUSED = (
     "certificate verify failed",
     "does not support ssl",
     "server certificate for",
-    "invalid ",  # an option, a port, a value of sslmode
+    "invalid port number",
+    "invalid connection option",
+    "invalid percent-encoded token",
+    "invalid uri",
+    "invalid ssl protocol version range",
+    "invalid require_auth method",
+    "invalid when ssl support is not compiled in",
+    "invalid when gssapi support is not compiled in",
+    "invalid command-line argument",  # from the server: what the URL's options= holds
 )
+# A value: of an option of the client (`invalid sslmode value`, `invalid integer value`, `invalid "ssl_min_protocol_version"
+# value`), or of a setting of the server (`invalid value for parameter "work_mem"`). Not each "invalid": a load balancer
+# that has no server may answer what the client calls an invalid response.
+_BAD_VALUE = re.compile(r'\binvalid (?:"?\w+"? value\b|value for parameter)')
 
 
 def may_pass(error: BaseException) -> bool:
@@ -29,4 +43,4 @@ def may_pass(error: BaseException) -> bool:
     A wrong password is not waited for: the server counts the tries.
     """
     said = str(getattr(error, "orig", None) or error).lower()
-    return passes(error) and not any(sentence in said for sentence in _REFUSED)
+    return passes(error) and not any(sentence in said for sentence in _REFUSED) and not _BAD_VALUE.search(said)

@@ -31,9 +31,9 @@ _REFUSED = (
     "invalid when gssapi support is not compiled in",
     "invalid command-line argument",  # from the server: what the URL's options= holds
 )
-# A value: of an option of the client (`invalid sslmode value`, `invalid integer value`, `invalid "ssl_min_protocol_version"
-# value`), or of a setting of the server (`invalid value for parameter "work_mem"`). Not each "invalid": a load balancer
-# that has no server may answer what the client calls an invalid response.
+# A value: of an option of the client (`invalid sslmode value`, `invalid "ssl_min_protocol_version" value`), or of a
+# setting of the server (`invalid value for parameter "work_mem"`). Not each "invalid": a load balancer that has no
+# server may answer what the client calls an invalid response.
 _BAD_VALUE = re.compile(r'\binvalid (?:"?\w+"? value\b|value for parameter)')
 
 

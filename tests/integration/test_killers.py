@@ -12,7 +12,7 @@ from sqlalchemy import Connection, text
 from deadly import Deadly
 from member import Member
 from scene import PROTOCOLS, Scene
-from seekpoint import Batch, Limits, Partition, Retry, events
+from seekpoint import Batch, Ledger, Limits, Partition, Retry, events
 from workers import Gate
 
 Protocol = Mapping[str, Any]
@@ -347,8 +347,38 @@ def test_kills_within_a_suspect_range_neither_redraw_nor_extend_it(scene: Scene)
     assert not letters(scene)
 
 
+def test_a_claim_that_is_refused_takes_the_careful_mode_from_no_other_partition(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two suspected partitions; one is moved right after the claim, before the suspect ranges are on record."""
+    name, claim, claims = scene.topic(2), Ledger.claim, list[Any]()
+    stored = scene.produce(name, 400) + scene.produce(name, 400, partition=1)
+    for number in range(2):
+        for _ in range(2):
+            member = scene.member(name, partitions=[(name, number)], stop_at=("Applied", 1))
+            member.wait_until_stopped()
+            member.kill()
+
+    def claim_and_move(self: Ledger, *args: Any, **options: Any) -> Any:
+        claims.append(claimed := claim(self, *args, **options))
+        if len(claims) == 1:
+            scene.ledger.move(name, 0, 0, log=None, reason="a move right after the claim")
+        return claimed
+
+    monkeypatch.setattr(Ledger, "claim", claim_and_move)
+    gate = Gate(events.SuspectsLeft)
+    run = scene.worker(name, partitions=[(name, 0), (name, 1)], observe=[gate])
+    gate.wait()
+    assert {row.partition.number: row.suspect_end for row in scene.ledger.read()} == {0: None, 1: 400}
+    gate.open()
+    scene.wait_until_caught_up(name, stored)
+    run.stop()
+    assert {e.partition.number for e in run.seen.all(events.Suspicious)} == {1}
+    scene.book.assert_holds(name, stored)
+
+
 def test_a_part_that_has_seen_a_crash_goes_record_by_record_also_after_a_refusal_in_its_middle(scene: Scene) -> None:
-    """The database is set back by a failover while a record is tried: the rest of the part is not tried in large parts."""
+    """The database is set back by a failover while a record is tried: the rest is not tried in large parts."""
     name = scene.topic()
     stored = scene.produce(name, 3000)
     kill_twice(scene, name)

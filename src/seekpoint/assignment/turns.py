@@ -106,11 +106,7 @@ class Turns:
         found = {c.partition: min(edges[c.partition].offset, c.next_offset + self._limits.batch_records) for c in new}
         noted = [SuspectNote(c, found[c.partition]) for c in new if found[c.partition] > c.next_offset]
         if noted:  # else no record was there to crash a process
-            try:
-                self._ledger.suspect_alone(noted)
-            except Fenced as error:  # the first transaction finds out which of them is another's now
-                self._announce(events.Refused(reason=error.reason))
-            ends |= {note.claim.partition: note.end for note in noted if note.end is not None}
+            ends |= {note.claim.partition: note.end for note in self._noted(noted) if note.end is not None}
         suspected = [c for c in claims if ends.get(c.partition, 0) > c.next_offset]
         total = sum(ends[c.partition] - c.next_offset for c in suspected)
         for claim in suspected:
@@ -120,6 +116,17 @@ class Turns:
         return {
             c.partition: SuspectRange.of(c.next_offset, ends[c.partition], c.crashed_part_end, total) for c in suspected
         }
+
+    def _noted(self, notes: Sequence[SuspectNote]) -> Sequence[SuspectNote]:
+        """Put these on record, as far as their claims are still ours; returns those."""
+        try:
+            self._ledger.suspect_alone(notes)
+        except Fenced as error:
+            if len(notes) > 1:  # one that is another's by now takes the careful mode from no other
+                return [each for note in notes for each in self._noted([note])]
+            self._announce(events.Refused(reason=error.reason))
+            return []
+        return notes
 
     def begin(self, claims: Iterable[Claim], suspects: Mapping[Partition, SuspectRange]) -> None:
         """These were placed: what of them will have to wait, waits from the first record on."""

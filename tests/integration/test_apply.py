@@ -372,7 +372,7 @@ def test_what_a_handler_returns_is_not_thrown_away_in_silence(
 ) -> None:
     """I4: work that is returned, and not done, passes no offset; no coroutine is left that was never awaited.
 
-    The pipeline that statements were sent ahead in has ended when the connection is closed: psycopg warns of an open one.
+    The pipeline of statements sent ahead has ended when the connection is closed: psycopg warns of an open one.
     """
     handle = Book(ground, lambda tx, batch: RETURNED[what]())
     pipeline = Pipeline(group, topics=TOPIC, value=Json(), handle=handle, send_ahead=send_ahead)

@@ -248,8 +248,8 @@ class Crew:
     def ready(self) -> None:
         """Wait until every partition is read by exactly one worker, and each worker reads one.
 
-        A worker whose client met a fatal error meanwhile (a group protocol's answer after a broker was killed) has ended,
-        as it should, and is replaced.
+        A worker whose client met a fatal error meanwhile (a group protocol's answer after a broker was killed) has
+        ended, as it should, and is replaced.
         """
 
         def settled() -> bool:

@@ -120,6 +120,26 @@ def test_a_key_is_held_behind_it(shop: Shop) -> None:
     assert [row[:2] for row in letters(shop)] == [(1, "parked"), (3, "held"), (5, "parked"), (7, "held")]
 
 
+@pytest.mark.parametrize("kind", COUNT)
+def test_a_staged_record_behind_one_of_its_key_that_is_refused(shop: Shop, kind: str) -> None:
+    """A worker that holds keys, as for an upsert, would have held it, though it is of another row: the run ends."""
+    shop.execute(CUSTOMERS)
+    settled(shop, [(of(9)[0], of(n, n, n + 1)[1]) for n in (1, 2, 3)], kind=kind)
+    shop.execute(f"DELETE FROM {{schema}}.{COUNT[kind]} WHERE id > 1")
+    shop.execute(REFERS % COUNT[kind])
+    reload = shop.reload(pipeline={"kind": kind, "on_poison": "dead_letter"})
+    driver = reload.open()
+    if kind == "append":
+        reload.run(driver)
+        assert shop.rows("entries", "id, amount, at") == [(1, 2, 2), (3, 6, 4)]
+        assert [row[:2] for row in letters(shop)] == [(1, "parked")]
+    else:
+        with pytest.raises(ReloadRefused, match=r"/0 offset 1: .*foreign key.* its key is held"):
+            reload.run(driver)
+        assert shop.rows() == [(1, 1, 2)]
+        assert letters(shop) == []
+
+
 def test_a_handlers_record_that_refers_to_none(shop: Shop) -> None:
     """A row that a later record took away does not count, though what it referred to is gone since."""
     books = Books.of(shop)

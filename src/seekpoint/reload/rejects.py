@@ -19,8 +19,8 @@ from seekpoint.records import Partition, RawRecord
 from seekpoint.reload.constraints import Reference, breaks, references, uniques
 from seekpoint.reload.layout import LINE, OFFSET, PLACE, Composable, Staging, name, names, rows, run, unlogged
 from seekpoint.reload.parts import aside_of
-from seekpoint.reload.run import Driver, Tx
-from seekpoint.reload.staging import keep_asides
+from seekpoint.reload.run import Driver, StagedPosition, Tx
+from seekpoint.reload.staging import keep_asides, left_out_of
 from seekpoint.reload.targets import Source, Target
 
 MOST = 1_000  # records of one run that are set aside in this way; more are no exception, but a mistake
@@ -137,25 +137,49 @@ class Rejects:
     def __init__(self, driver: Driver, sources: Sequence[Source], kafka: Mapping[str, object]) -> None:
         self._driver, self._kafka = driver, kafka
         self._pipelines = {source.group: source.pipeline for source in sources}
-        self._count = 0
+        self._asides: set[tuple[Place, int]] = set()
 
     def put(self, tx: Tx, staging: Staging, bad: Mapping[tuple[Place, int], psycopg.Error]) -> None:
-        """Keep them as the run's dead letters. Raises ReloadRefused where the policy stops, and for too many."""
-        self._count += len(bad)
-        if self._count > MOST:
+        """Keep them as the run's dead letters. Raises ReloadRefused where the policy stops, and for too many.
+
+        Also where keys are held, and a later record of such a key was staged: a worker would have held that one.
+        """
+        self._asides |= bad.keys()
+        if len(self._asides) > MOST:
             ((_, at), offset), error = next(iter(bad.items()))
             why = (
                 f"more than {MOST} records make rows that a constraint of the live table refuses, e.g. {at} offset "
                 f"{offset}: {error}; correct the pipeline or the table, and start another run"
             )
             raise ReloadRefused([why])
-        ids = {(at.group, at.partition): at.topic_id for at in tx.positions(self._driver.run.id)}
-        for (place, offset), error in sorted(bad.items(), key=lambda item: (str(item[0][0]), item[0][1])):
-            group, at = place
-            pipeline, topic_id = self._pipelines[group], ids[place]
-            raw = self._read(at, topic_id, offset)
-            aside = aside_of(pipeline, raw, Failed(error, Cause.DATABASE, [raw]), is_newest=True)
-            keep_asides(tx, staging, pipeline, [aside], {at.topic: topic_id})
+        positions = {(at.group, at.partition): at for at in tx.positions(self._driver.run.id)}
+        for place in sorted({place for place, _ in bad}, key=str):
+            position, pipeline = positions[place], self._pipelines[place[0]]
+            offsets = sorted(offset for its, offset in bad if its == place)
+            raws = [self._read(position.partition, position.topic_id, offset) for offset in offsets]
+            newest = self._newest(tx, staging, position, raws) if pipeline.hold_key else {}
+            for raw in raws:
+                failed = Failed(bad[place, raw.offset], Cause.DATABASE, [raw])
+                aside = aside_of(pipeline, raw, failed, is_newest=newest.get(raw.key, -1) < raw.offset)
+                keep_asides(tx, staging, pipeline, [aside], {raw.topic: position.topic_id})
+
+    def _newest(
+        self, tx: Tx, staging: Staging, at: StagedPosition, raws: Sequence[RawRecord]
+    ) -> dict[bytes | None, int]:
+        """The offset of the newest record of each of these records' keys that was staged and not set aside."""
+        keys = {raw.key for raw in raws if raw.key is not None}
+        rest = Range(at.partition, at.topic_id, raws[0].offset + 1, at.end_offset)
+        if not keys or rest.start >= rest.end:
+            return {}
+        left_out = left_out_of(tx.connection, staging, at.group, rest)
+        reader: Any = chained(self._kafka, self._driver.run.archive, self._driver.engine)
+        place = (at.group, at.partition)
+        return {
+            record.key: record.offset
+            for piece in reader.read(rest)
+            for record in piece.records
+            if record.key in keys and not left_out(record) and (place, record.offset) not in self._asides
+        }
 
     def _read(self, at: Partition, topic_id: UUID, offset: int) -> RawRecord:
         reader: Any = chained(self._kafka, self._driver.run.archive, self._driver.engine)

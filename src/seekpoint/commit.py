@@ -213,8 +213,8 @@ class Committer:
                 self._park(tx, batch)
                 moves = batch.moves()
                 moved = self._ledger.advance(tx, moves, transaction) if moves else []
-                self._note_attempts(tx, batch)
                 self._note_part(tx, batch)
+                self._note_attempts(tx, batch)
                 tx.catch_up()
                 self._check_identity(batch)
                 spans = batch.spans
@@ -253,12 +253,13 @@ class Committer:
                 continue
             wait = stop.wait if isinstance(stop, RetryLater) else None
             failure, pipeline = stop.failure, self._pipeline
-            if failure.cause is Cause.PROGRAM:
-                continue  # not an attempt: at the next start it comes together with the records after it
+            # 0: not an attempt. At the next start it comes together with the records after it; one that was on record
+            # as running has ended, and is no crash of whoever is killed while the partition is stopped.
+            number = 0 if failure.cause is Cause.PROGRAM else failure.attempts
             then = TRANSIENT if failure.cause is Cause.TRANSIENT else pipeline.on_poison.value
-            attempt = Attempt(stop.offset, failure.attempts, failure.told, wait, pipeline.retry.attempts, then)
+            attempt = Attempt(stop.offset, number, failure.told, wait, pipeline.retry.attempts, then)
             notes.append((batch.reads[partition].claim, attempt))
-            if failure.cause is Cause.KILLED:
+            if failure.cause in {Cause.KILLED, Cause.PROGRAM}:  # a suspect is tried alone, too
                 found.append(batch.reads[partition].claim)
         if notes:
             self._ledger.note(tx, notes)

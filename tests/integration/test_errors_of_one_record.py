@@ -5,6 +5,7 @@ They are a record's only where another one was applied; its partition alone wait
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections import Counter
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, text
 
+from member import Member
 from scene import QUICK, Scene
 from seekpoint import Limits, Partition, Pipeline, Retry, events
 from seekpoint.errors import PoisonStop
@@ -27,15 +29,15 @@ def letters(scene: Scene) -> list[tuple[Any, ...]]:
         return [tuple(row) for row in tx.execute(text(query))]
 
 
-def refuse(scene: Scene, sqlstate: str) -> None:
-    """From now on a trigger raises this at each row whose value is ``bad``."""
+def refuse(scene: Scene, sqlstate: str, value: str = "bad") -> None:
+    """From now on a trigger raises this at each row with this value."""
     raised = f"RAISE EXCEPTION 'not this one' USING ERRCODE = '{sqlstate}'"
     if sqlstate == "42883":
         raised = "PERFORM no_such_function(1)"
     with scene.engine.begin() as tx:
         tx.exec_driver_sql(
             f'CREATE FUNCTION "{scene.schema}".refuse() RETURNS trigger LANGUAGE plpgsql AS '
-            f"$$ BEGIN IF NEW.value = 'bad' THEN {raised}; END IF; RETURN NEW; END $$"
+            f"$$ BEGIN IF NEW.value = '{value}' THEN {raised}; END IF; RETURN NEW; END $$"
         )
         tx.exec_driver_sql(
             f'CREATE TRIGGER refuse BEFORE INSERT ON "{scene.schema}".book FOR EACH ROW '
@@ -129,6 +131,37 @@ def test_a_batch_of_one_proves_nothing_and_stops_its_partition_alone(scene: Scen
     again.stop()
     assert letters(scene) == [(0, 0, "42883")]
     scene.book.assert_holds(name, [*others, *stored])
+
+
+@pytest.mark.parametrize("value", ["bad", "fail 1"])
+def test_kills_of_a_worker_that_has_stopped_in_front_of_a_record_are_not_its_records(scene: Scene, value: str) -> None:
+    """I4: the error of the program has ended the attempt. Together with other records it is judged by that error."""
+    refuse(scene, "42883", value)
+    name = scene.topic()
+    scene.produce(name, [value])  # "fail 1": the handler fails once, so the record is tried alone
+    retry = {"crashes": 2, "attempts": 99, "wait_initial": 0.05}
+
+    def start() -> Member:
+        return scene.member(name, partitions=[(name, 0)], handle="deadly", on_poison="dead_letter", retry=retry)
+
+    for _ in range(3):
+        member = start()
+        member.wait_for("Parked")
+        member.kill()
+        row = scene.ledger.read()[0]
+        assert (row.attempt_running, row.attempt_crashes, letters(scene)) == (False, 0, [])
+    last = start()  # suspected by now, and tried alone
+    assert "mistake of the program" in last.wait_for("Parked")["error"]
+    last.signal(signal.SIGTERM)
+    assert last.ended()[0] == 0
+    assert letters(scene) == []
+
+    stored = scene.produce(name, ["ok"] * 3)
+    again = scene.worker(made(scene, name, "handler"), **fixed(name, 1))
+    again.reached(name, 4)
+    again.stop()
+    assert letters(scene) == [(0, 0, "42883")]
+    scene.book.assert_holds(name, stored)
 
 
 @pytest.mark.parametrize("way", ["sink", "handler"])

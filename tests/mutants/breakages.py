@@ -23,6 +23,8 @@ KAFKA = "tests/integration/test_kafka_faults.py"
 REBALANCE = "tests/integration/test_rebalance.py"
 LOST = "tests/integration/test_lost_commits.py"
 BATCH = "tests/unit/test_intake.py"
+ERRORS = "tests/integration/test_errors_of_one_record.py"
+LIFECYCLE = "tests/integration/test_lifecycle.py"
 GENERATIONS = "tests/reload/test_generations.py"
 IMAGES = "tests/reload/test_images.py"
 BOUNDS = "tests/reload/test_bounds.py"
@@ -110,6 +112,28 @@ BREAKAGES = (
         "an unknown topic's part of the batch is passed",
         (Edit("assignment/assignment.py", "                found[partition] = None", "                pass"),),
         (f"{KAFKA}::test_i4_while_a_topic_is_unknown_nothing_of_it_commits_and_the_others_do",),
+    ),
+    Breakage(
+        "an attempt that an error of the program has ended stays on record as running",
+        (
+            Edit(
+                "commit.py",
+                "            notes.append((batch.reads[partition].claim, attempt))\n",
+                "            if number:\n                notes.append((batch.reads[partition].claim, attempt))\n",
+            ),
+        ),
+        (f"{ERRORS}::test_kills_of_a_worker_that_has_stopped_in_front_of_a_record_are_not_its_records[fail 1]",),
+    ),
+    Breakage(
+        "a suspicion outlives the error of the program that its record met alone",
+        (
+            Edit(
+                "commit.py",
+                "            if failure.cause in {Cause.KILLED, Cause.PROGRAM}:  #",
+                "            if failure.cause is Cause.KILLED:  #",
+            ),
+        ),
+        (f"{ERRORS}::test_kills_of_a_worker_that_has_stopped_in_front_of_a_record_are_not_its_records[bad]",),
     ),
     Breakage(
         "no claim token check",

@@ -28,10 +28,11 @@ TRANSIENT = "transient"  # what follows attempts that ended with a transient err
 class Attempt:
     """How often the record at ``offset`` was tried, and what follows; on record, so that no crash forgets it.
 
-    ``number`` counts from 1. ``error`` is one line; None where the process that tried it never came back, and in
-    :meth:`Ledger.note`, where the attempt is about to begin. ``wait`` is seconds until the next one, by the
-    database's clock, never negative; None where none is due by itself. ``allowed`` and ``then`` say how many attempts
-    it has, and what follows the last one. ``crashes`` of the attempts ended with their process: counted by claims.
+    ``number`` counts from 1; 0 is no attempt: the record is tried together with those after it. ``error`` is one
+    line; None where the process that tried it never came back, and in :meth:`Ledger.note`, where the attempt is
+    about to begin. ``wait`` is seconds until the next one, by the database's clock, never negative; None where none
+    is due by itself. ``allowed`` and ``then`` say how many attempts it has, and what follows the last one.
+    ``crashes`` of the attempts ended with their process: counted by claims.
     """
 
     offset: int

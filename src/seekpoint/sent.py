@@ -38,11 +38,19 @@ _SAVEPOINT = re.compile(
 _NOTIFIES = re.compile(r"(?:^|;)\s*NOTIFY\b", re.IGNORECASE)
 _PREPARES = re.compile(r"(?:^|;)\s*PREPARE\s+TRANSACTION\b", re.IGNORECASE)
 
-# An application's own settings have a dot in their names, and the server does not list them.
-_SETS = re.compile(r"(?:^|;)\s*(?:SET|RESET)\s+(?:SESSION\s+)?([a-z_]\w*\.[\w.]+)", re.IGNORECASE)
+# An application's own settings have a dot in their names, and the server does not list them. A statement begins at the
+# text's begin, after another one, and in the body of DO; EXECUTE has it in a string.
+_SETS = re.compile(
+    r"""(?:^|[;'$>]|\b(?:BEGIN|THEN|ELSE|LOOP)\b)\s*(?:SET|RESET)\s+(?:SESSION\s+)?
+    (?:(?P<name>(?:[\w$]+|"[^"]+")(?:\s*\.\s*(?:[\w$]+|"[^"]+"))*)(?P<more>\s*\.?'\s*\|\|)?|['%])""",
+    re.IGNORECASE | re.VERBOSE,
+)
 _RESETS_ALL = re.compile(r"(?:^|;)\s*(?:RESET\s+ALL|DISCARD)\b", re.IGNORECASE)
-_CONFIG = re.compile(r"\bset_config\s*\(\s*(?:'([\w.]+)')?", re.IGNORECASE)
-_CONFIG_LOCALLY = re.compile(r",\s*(?:true|'t'|'true')\s*(?:::\s*bool(?:ean)?\s*)?\)", re.IGNORECASE)
+_CONFIG = re.compile(r'\bset_config"?\s*\(', re.IGNORECASE)
+_NAMED = re.compile(r"\s*'([\w.$]+)'\s*(?:::\s*text\s*)?")
+_LOCALLY = re.compile(r"\s*(?:true|'t'|'true')\s*(?:::\s*bool(?:ean)?\s*)?", re.IGNORECASE)
+_ARGUMENTS = re.compile(r"""'(?:[^']|'')*'|"[^"]*"|[(),]""")
+_COMMENT = re.compile(r"""('(?:[^']|'')*'|"[^"]*")|--[^\n]*|/\*.*?\*/""", re.DOTALL)  # or what only looks like one
 _SESSION_LOCK = re.compile(r"advisory_lock", re.IGNORECASE)
 
 
@@ -73,20 +81,56 @@ def read(text: str) -> Text:
 def _read(text: str) -> Text:
     begin = _BEFORE.match(text)
     plain = text[begin.end() :] if begin else text
-    found = _CONFIG.findall(plain)
-    if len(found) <= len(_CONFIG_LOCALLY.findall(plain)):
-        found = []
-    settings = {name.lower() for name in (*_SETS.findall(plain), *found) if "." in name}
+    settings, sets_any = _settings(plain)
     savepoint, unquoted = _SAVEPOINT.match(plain), _STRING.sub("''", plain)
     return Text(
         _may_write(unquoted),
-        frozenset(settings),
-        "" in found or bool(_RESETS_ALL.search(plain)),
+        settings,
+        sets_any or bool(_RESETS_ALL.search(plain)),
         bool(_SESSION_LOCK.search(plain)),
         bool(_PREPARES.search(unquoted)),
         bool(_NOTIFIES.search(unquoted)),
         (savepoint["command"].split()[0].upper(), savepoint["name"].strip('"')) if savepoint else None,
     )
+
+
+def _settings(plain: str) -> tuple[frozenset[str], bool]:
+    """An application's own settings that the text sets for the session; whether it sets some whose names it lacks.
+
+    Where the text does not say that a setting ends with the transaction, it is one of the session's.
+    """
+    if "set" not in plain.lower():
+        return frozenset(), False
+    bare = _COMMENT.sub(lambda found: found[1] or " ", plain)
+    names: set[str] = set()
+    for text in {plain, bare}:
+        for found in _SETS.finditer(text):
+            name = found["name"]
+            names.add("" if name is None or found["more"] else re.sub(r'[\s"]', "", name).lower())
+        for call in _CONFIG.finditer(text):
+            first, last = _ends(text, call.end())
+            if not _LOCALLY.fullmatch(last):
+                named = _NAMED.fullmatch(first)
+                names.add(named[1].lower() if named else "")
+    return frozenset(name for name in names if "." in name), "" in names
+
+
+def _ends(text: str, start: int) -> tuple[str, str]:
+    """The first and the last argument of a call, where its parenthesis is open; ``""`` for what cannot be read."""
+    depth, cuts = 1, [start]
+    for token in _ARGUMENTS.finditer(text, start):
+        match token[0]:
+            case "(":
+                depth += 1
+            case ")":
+                depth -= 1
+            case "," if depth == 1:
+                cuts.append(token.end())
+        if depth == 0:
+            first = text[start : cuts[1] - 1] if len(cuts) > 1 else ""
+            is_plain = not {"\\", "$"} & set(text[start : token.start()])  # else a string may end elsewhere
+            return first, text[cuts[-1] : token.start()] if is_plain else ""
+    return "", ""
 
 
 def _may_write(plain: str) -> bool:

@@ -26,10 +26,10 @@ _NAMES = r"""
 WITH functions AS MATERIALIZED (
     SELECT prosrc FROM pg_proc WHERE pronamespace <> 'pg_catalog'::regnamespace
 ), names AS MATERIALIZED (
-    SELECT name FROM pg_settings WHERE context IN ('user', 'superuser') AND name NOT LIKE 'transaction\_%%'
+    SELECT name FROM pg_settings WHERE context IN ('user', 'superuser') AND left(name, 12) <> 'transaction_'
     UNION SELECT name FROM unnest(%(named)s::text[]) name
     UNION SELECT lower(found[1]) FROM functions,
-        regexp_matches(prosrc, '(?:\mset_config\s*\(\s*''|\mset\s+(?:session\s+)?)(\w+\.[\w.]+)', 'gi') AS found
+        regexp_matches(prosrc, $re$(?:\mset_config\s*\(\s*'|\mset\s+(?:session\s+)?)(\w+\.[\w.]+)$re$, 'gi') AS found
 )
 SELECT (SELECT array_agg(name ORDER BY name) FROM names),
        (SELECT array_agg(coalesce(current_setting(name, true), '') ORDER BY name) FROM names),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import psycopg
 import pytest
 from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy.exc import DBAPIError
 
 from ground import Ground
 from seekpoint import Append, Batch, Poison
@@ -151,6 +152,73 @@ CHANGES: dict[str, tuple[str | Callable[[Service], str], str]] = {
 }
 
 
+# Statements that set a setting of an application's own for the session.
+WAYS = {
+    "app.n": "SELECT set_config('app.n', coalesce(current_setting('app.n', true), '0') || 'x', false)",
+    "app.if": "SELECT CASE WHEN current_setting('app.if', true) IS NULL THEN set_config('app.if', 'x', false) END",
+    "app.second": "SELECT set_config('app.first', 'x', true), set_config('app.second', 'y', false)",
+    "app.beside": "SELECT set_config('app.beside', 'x', false), round(1, (SELECT 1 WHERE coalesce(NULL, true)))",
+    "app.made": "SELECT set_config('app.' || 'made', 'x', false)",
+    "app.asked": "SELECT set_config('app.asked', 'x', 1 > 2)",
+    "app.quoted": "SET \"app.quoted\" = 'x'",
+    "app.parts": 'SET "app"."parts" = \'x\'',
+    "app.comment": "SET /* c */ app.comment = 'x'",
+    "app.after": "SELECT '--'; SET app.after = 'x'",
+    "app.body": "DO $$ BEGIN SET app.body = 'x'; END $$",
+    "app.line": "DO $$ BEGIN -- it's\n SET app.line = 'x'; END $$",
+    "app.perform": "DO $$ BEGIN PERFORM set_config('app.perform', 'x', false); END $$",
+    "app.executed": "DO $$ BEGIN EXECUTE 'SET app.executed = 1'; END $$",
+    "app.format": "DO $$ BEGIN EXECUTE format('SET %%I = 1', 'app.format'); END $$",
+    "app.joined": "DO $$ BEGIN EXECUTE 'SET app.' || 'joined = 1'; END $$",
+}
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_no_call_finds_a_setting_of_the_one_before(service: Service, name: str) -> None:
+    """I1: however the statement was written that has set it."""
+    found: list[Any] = []
+
+    def handle(tx: Connection, batch: Batch[Any, Any]) -> None:
+        found.append(tx.exec_driver_sql(f"SELECT nullif(current_setting('{name}', true), '')").scalar())
+        tx.exec_driver_sql(WAYS[name])
+        service.insert(tx, batch)
+
+    service.run(handle, ["a"], ["b"], ["c"])
+    assert found == [None] * 3
+    assert len(service.changed()) == 3
+
+
+def test_a_session_that_takes_backslashes_in_strings_is_looked_at_the_same_way(service: Service) -> None:
+    options = {"options": "-c standard_conforming_strings=off"}
+    service.engine = create_engine(service.engine.url, connect_args=options, pool_size=2)
+    statement = by_function(service)
+
+    def handle(tx: Connection, batch: Batch[Any, Any]) -> None:
+        service.insert(tx, batch)
+        if batch.spans[0].start == 1:
+            tx.exec_driver_sql(statement)
+
+    service.run(handle, ["a"], ["b"], ["c"])
+    service.engine.dispose()
+    assert service.changed() == [("setting app.tenant",)]
+    assert service.ground.rows("v") == [("a",), ("b",), ("c",)]
+
+
+def test_i1_a_commit_that_is_answered_with_rollback_is_an_error(service: Service) -> None:
+    """Nothing was written: the offset must not be taken for stored."""
+    session = Session(service.engine, lends=True, hold_first=True)
+
+    def commit() -> None:
+        with session.transaction() as tx:
+            tx.straight("SELECT 1", {})
+            with tx.lent(), suppress(DBAPIError):
+                tx.exec_driver_sql("SELECT 1 / 0")
+
+    with pytest.raises(DBAPIError, match="COMMIT was answered with ROLLBACK"):
+        commit()
+    session.close()
+
+
 @pytest.mark.parametrize("send_ahead", [True, False])
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_a_handler_leaves_on_its_session_ends_with_its_transaction(
@@ -187,7 +255,10 @@ def test_an_advisory_lock_is_given_up_behind_commit(service: Service) -> None:
 
 LOCAL = (
     "SET LOCAL work_mem = '77MB'",
+    "SET LOCAL app.local = 'x'",
+    "DO $$ BEGIN SET LOCAL app.within = 'x'; END $$",
     "SELECT set_config('app.tenant', 'x', true)",
+    "SELECT set_config('app.n', coalesce(current_setting('app.n', true), '0') || 'x,)', 't'::bool)",
     "SELECT pg_advisory_xact_lock(12)",
     "CREATE TEMPORARY TABLE passing (a int) ON COMMIT DROP",
     "DECLARE passing CURSOR FOR SELECT 1",

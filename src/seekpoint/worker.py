@@ -252,7 +252,8 @@ class Loop:
     def _close(self) -> None:
         self._keeper.stop()
         self._committer.close()
-        if self._given_up is not None:  # the claims stay, and the client is closed
+        if self._given_up is not None:  # the claims stay; a client that was made since then is closed here
+            self._held.client.close(LEAVE)
             return
         try:
             self._held.leave()

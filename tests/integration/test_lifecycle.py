@@ -18,9 +18,11 @@ from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from scene import PROTOCOLS, QUICK, Scene
 from seekpoint import Batch, Ledger, Limits, Partition, Pipeline, Text, Worker, events
+from seekpoint import worker as loop
 from seekpoint.dev.kafka import KafkaServer
 from seekpoint.dev.postgres import PostgresServer
 from seekpoint.errors import ConfigError, HandlerOutdated, KafkaAway, PoisonStop, SchemaMismatch, StopTimeout
+from seekpoint.kafka.config import make_consumer
 from seekpoint.kafka.identity import Identity
 from workers import Gate, Recorder
 
@@ -444,6 +446,56 @@ def test_a_handler_that_never_returns_is_a_crash_to_the_next_owner(scene: Scene,
     gate.wait()
     assert owners(scene) == [(True, 1)]
     heir.stop()
+
+
+def wait_for_its_end(scene: Scene) -> None:
+    """Until the thread of the scene's worker has ended."""
+    for thread in threading.enumerate():
+        if thread.name == f"seekpoint-{scene.group}":
+            thread.join(30)
+            assert not thread.is_alive()
+
+
+def test_i2_a_worker_that_was_given_up_releases_no_claim_when_its_handler_returns(
+    scene: Scene, endless: Endless
+) -> None:
+    """To the next owner it is a crash, however late the handler comes back."""
+    name = scene.topic()
+    scene.produce(name, 10)
+    with pytest.raises(StopTimeout), make(scene, scene.pipeline(name, handle=endless)).running(grace=0.1):
+        assert endless.entered.wait(30)
+    endless.released.set()
+    wait_for_its_end(scene)
+    assert owners(scene) == [(True, 0)]
+
+
+def test_a_worker_that_is_given_up_while_it_looks_whether_it_may_join_leaves_no_member(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client is made after that, and closed by its own thread."""
+    looking, answered = threading.Event(), threading.Event()
+    clients: list[Any] = []
+    differs = Ledger.differs
+
+    def slow(ledger: Ledger, topics: Any) -> Any:
+        looking.set()
+        assert answered.wait(30)
+        return differs(ledger, topics)
+
+    def made(*args: Any, **options: Any) -> Any:
+        clients.append(make_consumer(*args, **options))
+        return clients[-1]
+
+    monkeypatch.setattr(Ledger, "differs", slow)
+    monkeypatch.setattr(loop, "make_consumer", made)
+    with pytest.raises(StopTimeout), make(scene, scene.pipeline(scene.topic())).running(wait=False, grace=0.1):
+        assert looking.wait(30)
+    answered.set()
+    wait_for_its_end(scene)
+    for client in clients:
+        with pytest.raises(RuntimeError, match="closed"):
+            client.assignment()
+    assert clients
 
 
 def test_live_turns_false_where_a_handler_runs_for_too_long_and_true_when_it_returns(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from argparse import Namespace
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import psycopg
@@ -55,6 +57,40 @@ def test_offsets_are_not_dropped_without_permission(engine: Engine, name: str) -
         schema.downgrade(engine, schema=name, drop=["h", "G"])
     schema.downgrade(engine, schema=name, drop=["g"])
     assert at(engine, name) is None
+
+
+def test_offsets_that_a_claim_is_about_to_store_are_not_dropped_without_permission(engine: Engine) -> None:
+    """The downgrade waits for its transaction, and counts after that."""
+    schema.upgrade(engine, to="0001")
+    with engine.begin() as connection:
+        connection.execute(text("INSERT INTO seekpoint.consumer_group (name) VALUES ('g')"))
+    refused: list[BaseException] = []
+
+    def downgrade() -> None:
+        try:
+            schema.downgrade(engine)
+        except ConfigError as error:
+            refused.append(error)
+
+    thread = threading.Thread(target=downgrade)
+    with engine.connect() as claiming:
+        claiming.execute(text(
+            "INSERT INTO seekpoint.partition_offset (consumer_group, topic, partition, topic_id, first_offset,"
+            " next_offset, claim, epoch) VALUES ('g', 't', 0, gen_random_uuid(), 0, 0, gen_random_uuid(), 1)"
+        ))  # fmt: skip
+        thread.start()
+        deadline = monotonic() + 30
+        waits = text(
+            "SELECT count(*) FROM pg_locks JOIN pg_database d ON d.oid = database WHERE d.datname = current_database() "
+            "AND NOT granted"
+        )
+        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as looking:
+            while not looking.scalar(waits):
+                assert monotonic() < deadline
+        claiming.commit()
+    thread.join(30)
+    assert "would drop the stored offsets of groups 'g' (1)" in " ".join(map(str, refused))
+    assert offsets(engine) == 1
 
 
 def test_open_dead_letters_and_lost_ranges_are_not_dropped_without_permission(engine: Engine) -> None:

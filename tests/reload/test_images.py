@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
+from psycopg.types.json import Json as JsonText
+from psycopg.types.json import Jsonb
 from sqlalchemy.exc import NotSupportedError
 
 from cutting import diffed
@@ -38,10 +42,11 @@ NEEDS = {
     "page": ("SELECT CAST('<a/>' AS xml)",),
 }
 RECORDS = 20
+Columns = dict[str, tuple[str, Any, Any]]
 
 
 @pytest.fixture
-def columns(shop: Shop) -> dict[str, tuple[str, str, str]]:
+def columns(shop: Shop) -> Columns:
     """The columns of which this server has the type; one that was built without ICU or libxml lacks some."""
 
     def is_there(column: str) -> bool:
@@ -53,7 +58,14 @@ def columns(shop: Shop) -> dict[str, tuple[str, str, str]]:
         return True
 
     found = {name: of for name, of in (PAIRS | WITHOUT).items() if is_there(name)}
-    return {name: (of.format(schema=shop.schema), old, new) for name, (of, old, new) in found.items()}
+    return {
+        name: (of.format(schema=shop.schema), *map(in_json(of), (old, new))) for name, (of, old, new) in found.items()
+    }
+
+
+def in_json(of: str) -> Callable[[str], Any]:
+    """A text for a JSON column is JSON already; elsewhere it is what the type reads."""
+    return {"json": partial(JsonText, dumps=str), "jsonb": partial(Jsonb, dumps=str)}.get(of, str)
 
 
 def filled(shop: Shop, pipeline: Pipeline) -> None:
@@ -75,9 +87,7 @@ def as_text(shop: Shop, table: str, columns: Any) -> list[tuple[Any, ...]]:
     return shop.execute(f"SELECT {', '.join(f'concat({one})' for one in columns)} FROM {{schema}}.{table} ORDER BY 1")
 
 
-def test_a_merge_stores_the_values_that_equal_the_old_ones(
-    shop: Shop, columns: dict[str, tuple[str, str, str]]
-) -> None:
+def test_a_merge_stores_the_values_that_equal_the_old_ones(shop: Shop, columns: Columns) -> None:
     """Verify sees each of them, and shows both sides; the merge leaves none of the old code's values."""
     declared = ", ".join(f"{name} {of}" for name, (of, *_) in columns.items())
     shop.execute(f"CREATE TABLE {{schema}}.typed (id bigint PRIMARY KEY, {declared})")
@@ -105,16 +115,14 @@ def test_a_merge_stores_the_values_that_equal_the_old_ones(
 
 
 @pytest.mark.parametrize("is_late", [False, True])
-def test_a_merge_sets_keys_whose_bytes_differ(
-    shop: Shop, columns: dict[str, tuple[str, str, str]], is_late: bool
-) -> None:
+def test_a_merge_sets_keys_whose_bytes_differ(shop: Shop, columns: Columns, is_late: bool) -> None:
     """The row stays: what is not the pipeline's in it is kept. Also where the key is touched after the comparison."""
     keys = {name: columns[name] for name in KEYS if name in columns}
     for name, (of, *_) in keys.items():
         shop.execute(f"CREATE TABLE {{schema}}.by_{name} ({name} {of} PRIMARY KEY, note text DEFAULT 'none')")
 
     def pipeline(version: int) -> Pipeline:
-        def sink(name: str, value: str) -> Upsert:
+        def sink(name: str, value: Any) -> Upsert:
             return Upsert((shop.schema, f"by_{name}"), key=[name], columns=[name], row=lambda _: {name: value})
 
         sinks = [sink(name, pair[version]) for name, pair in keys.items()]

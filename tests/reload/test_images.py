@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -59,13 +57,15 @@ def columns(shop: Shop) -> Columns:
 
     found = {name: of for name, of in (PAIRS | WITHOUT).items() if is_there(name)}
     return {
-        name: (of.format(schema=shop.schema), *map(in_json(of), (old, new))) for name, (of, old, new) in found.items()
+        name: (of.format(schema=shop.schema), given(of, old), given(of, new)) for name, (of, old, new) in found.items()
     }
 
 
-def in_json(of: str) -> Callable[[str], Any]:
-    """A text for a JSON column is JSON already; elsewhere it is what the type reads."""
-    return {"json": partial(JsonText, dumps=str), "jsonb": partial(Jsonb, dumps=str)}.get(of, str)
+def given(of: str, value: str) -> Any:
+    """What is given for a column of this type; a text for a JSON column is JSON already."""
+    if of == "json":
+        return JsonText(value, dumps=str)
+    return Jsonb(value, dumps=str) if of == "jsonb" else value
 
 
 def filled(shop: Shop, pipeline: Pipeline) -> None:

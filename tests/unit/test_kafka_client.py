@@ -15,6 +15,7 @@ from seekpoint import Ledger
 from seekpoint.errors import ConfigError
 from seekpoint.kafka.client import Client, raise_if_fatal
 from seekpoint.kafka.config import admin_config, consumer_config, make_admin, make_consumer
+from seekpoint.kafka.outlook import bounded_config
 from seekpoint.records import Partition
 
 COOPERATIVE = {"partition.assignment.strategy": "cooperative-sticky"}
@@ -124,6 +125,14 @@ def test_the_brokers_are_told_which_group_a_client_is_of() -> None:
     assert consumer_config(BROKERS, group="billing")["client.id"] == "seekpoint-billing"
     assert admin_config(consumer_config(BROKERS, group="billing"))["client.id"] == "seekpoint-billing"
     assert consumer_config({**BROKERS, "client.id": "mine"}, group="billing")["client.id"] == "mine"
+
+
+@pytest.mark.parametrize("given", ["localhost:9092", ["localhost:9092"], None])
+def test_a_configuration_that_is_no_dict_is_refused(given: Any) -> None:
+    refused = rf"kafka= takes a dict, e.g. {{'bootstrap.servers': 'localhost:9092'}}, got {type(given).__name__}"
+    for make in (lambda: consumer_config(given, group="g"), lambda: bounded_config(given)):
+        with pytest.raises(ConfigError, match=refused):
+            make()
 
 
 @pytest.mark.parametrize("group", ["", " ", "\t", " \n "])

@@ -53,6 +53,14 @@ def _same(given: Any, owned: Any) -> bool:
     return str(given).strip().lower() == str(owned).strip().lower()
 
 
+def require_mapping(given: Any) -> None:
+    """Raise ConfigError for a Kafka configuration that is no dict: the brokers' addresses alone, most often."""
+    if not isinstance(given, Mapping):
+        raise ConfigError(
+            f"kafka= takes a dict, e.g. {{'bootstrap.servers': 'localhost:9092'}}, got {type(given).__name__}"
+        )
+
+
 def consumer_config(config: Mapping[str, Any], *, group: str) -> dict[str, Any]:
     """The configuration for a ``confluent_kafka.Consumer`` whose positions live in the ledger.
 
@@ -60,6 +68,7 @@ def consumer_config(config: Mapping[str, Any], *, group: str) -> dict[str, Any]:
     reason, where ``config`` says otherwise; gives ``fetch.queue.backoff.ms``, ``isolation.level`` and ``client.id``
     better defaults.
     """
+    require_mapping(config)
     if not (config.get("bootstrap.servers") or config.get("metadata.broker.list")):
         raise ConfigError("kafka needs 'bootstrap.servers', e.g. {'bootstrap.servers': 'localhost:9092'}")
     for key, (value, why) in OWNED.items():

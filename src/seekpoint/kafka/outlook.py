@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from seekpoint.errors import RangeLost, RangeStuck, SeekpointError, TopicRecreated
 from seekpoint.kafka.client import OUT_OF_RANGE, raise_if_fatal
-from seekpoint.kafka.config import consumer_config, make_consumer
+from seekpoint.kafka.config import consumer_config, make_consumer, require_mapping
 from seekpoint.kafka.identity import Answer, Identity
 from seekpoint.kafka.watermarks import Watermarks
 from seekpoint.records import Partition
@@ -25,6 +25,7 @@ def bounded_config(kafka: Mapping[str, Any]) -> dict[str, Any]:
     Raises ConfigError as ``consumer_config`` does. An end of the log is told at once (``fetch.wait.max.ms`` 10) unless
     the mapping says otherwise.
     """
+    require_mapping(kafka)
     kept = {
         key: value
         for key, value in kafka.items()

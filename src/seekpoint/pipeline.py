@@ -14,7 +14,7 @@ from datetime import timedelta
 from types import FunctionType
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, text
 
 from seekpoint.codecs import Bytes, Codec, key_decoder, plain_decoder, value_decoder
 from seekpoint.errors import ConfigError
@@ -27,6 +27,16 @@ Row = tuple[Any, ...]
 V = TypeVar("V")
 
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")  # what a broker accepts as a topic's name
+
+
+_EXISTS = text(
+    """
+SELECT EXISTS (
+    SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+    WHERE c.relname = :table AND c.relkind IN ('r', 'p', 'v', 'm', 'f') AND c.relpersistence <> 't'
+          AND CASE WHEN :schema = '' THEN pg_catalog.pg_table_is_visible(c.oid) ELSE n.nspname = :schema END)
+"""
+)
 
 
 class Writer(Protocol):
@@ -209,11 +219,24 @@ class Pipeline:
     def check_tables(self, tx: Connection) -> None:
         """Ask whether the sinks' tables take their rows. Raises ConfigError where a table, column or right is missing.
 
-        What only the first record shows (the columns of rows that ``row=`` makes) is not known yet.
+        What only the first record shows (the columns of rows that ``row=`` makes) is not known yet. Of the tables in
+        ``writes`` it is asked only whether they exist: the columns and rights that the handler needs are not known.
         """
         for sink in self.sinks:
             if isinstance(sink, CheckedSink):
                 sink.check(tx, self.kinds(sink))
+        self.check_writes(tx)
+
+    def check_writes(self, tx: Connection) -> None:
+        """Raise ConfigError for a table in ``writes`` that this connection does not find."""
+        translate = tx.get_execution_options().get("schema_translate_map") or {}
+        for name in self.writes:
+            schema, _, table = (found := _translated(name, translate)).rpartition(".")
+            if not tx.execute(_EXISTS, {"schema": schema, "table": table}).scalar_one():
+                raise ConfigError(
+                    f"{self!r}: writes={name!r}: relation {found!r} does not exist; create the table, or correct its "
+                    "name (with its schema, where the search_path does not have it)"
+                )
 
     def kinds(self, sink: Sink) -> list[Any]:
         """The types that the codecs of this sink's topics decode into; None for a codec that does not say so."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -120,8 +121,23 @@ def test_what_a_handler_writes_is_compared_under_the_engines_schemas(tables: Tab
     first.placed(2)
     same = run_worker(pipeline, limits=QUICK, engine=translated(tables.engine, tables.schema))
     same.seen.wait_for(events.Placed)
-    other = run_worker(pipeline, limits=QUICK, engine=translated(tables.engine, "another_tenant"))
-    assert other.seen.wait_for(events.DeclarationRefused).declared == ("another_tenant.one",)
+    with another_tenant(tables) as tenant:
+        other = run_worker(pipeline, limits=QUICK, engine=translated(tables.engine, tenant))
+        assert other.seen.wait_for(events.DeclarationRefused).declared == (f"{tenant}.one",)
+        other.stop()
+
+
+@contextmanager
+def another_tenant(tables: Tables) -> Iterator[str]:
+    schema = f"{tables.schema}_tenant"
+    with tables.engine.begin() as tx:
+        tx.execute(text(f"CREATE SCHEMA {schema}"))
+        tx.execute(text(f"CREATE TABLE {schema}.one (n bigint)"))
+    try:
+        yield schema
+    finally:
+        with tables.engine.begin() as tx:
+            tx.execute(text(f"DROP SCHEMA {schema} CASCADE"))
 
 
 def translated(engine: Engine, schema: str) -> Engine:

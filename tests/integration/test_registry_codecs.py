@@ -151,9 +151,8 @@ def test_keys_and_messages_reach_a_handler(stand: Stand, group: str) -> None:
         seen.extend((record.key, record.value) for record in batch)
 
     codec = Protobuf(SHOP["Item"], registry=registry.url, tombstones=True)
-    run = stand.work(
-        Pipeline(group, topics=name, key=Avro(int, registry=registry.url), value=codec, handle=handle, writes=["t"])
-    )
+    key_codec, written = Avro(int, registry=registry.url), f"{stand.schema}.orders"
+    run = stand.work(Pipeline(group, topics=name, key=key_codec, value=codec, handle=handle, writes=[written]))
     run.reached(name, 2)
     run.stop()
     assert seen == [(2**40, SHOP["Item"](sku="s", count=3)), (None, None)]

@@ -110,3 +110,49 @@ def test_a_lock_does_not_keep_a_worker_from_starting(
     produce(name, [b'{"id": 1, "v": "x"}'])
     run.reached(name, 1)
     assert ground.rows("id", "v") == [(1, "x")]
+
+
+@pytest.fixture
+def start_handler(group: str, topic: Callable[..., str], run_worker: Callable[..., Run]) -> Callable[..., Run]:
+    """``start_handler(*writes)`` starts a worker whose handler says that it writes these tables."""
+    name = topic()
+
+    def begin(*writes: str, **options: Any) -> Run:
+        pipeline = Pipeline(group, topics=name, value=Json(), handle=lambda tx, batch: None, writes=writes)
+        return run_worker(pipeline, **options)
+
+    return begin
+
+
+def test_a_table_of_a_handler_that_is_missing(ground: Ground, start_handler: Callable[..., Run]) -> None:
+    written, missing = f"{ground.schema}.Written", f"{ground.schema}.missing"
+    ground.create("v text", "Written")  # a name is taken as it is written, and not folded
+    with pytest.raises(
+        ConfigError, match=r"writes='.*\.missing': relation .* does not exist; create the table, or cor"
+    ):
+        start_handler(written, missing)
+    ground.create("v text", "missing")
+    start_handler(written, missing).placed()
+
+
+def test_a_table_of_a_handler_without_a_schema_is_looked_for_on_the_search_path(
+    ground: Ground, start_handler: Callable[..., Run]
+) -> None:
+    ground.create("v text", "written")
+    with pytest.raises(ConfigError, match=r"writes='written': relation 'written' does not exist; .*search_path"):
+        start_handler("written")
+    engine = create_engine(ground.engine.url, connect_args={"options": f"-csearch_path={ground.schema}"})
+    try:
+        start_handler("written", engine=engine).stop()
+    finally:
+        engine.dispose()
+
+
+def test_a_table_of_a_handler_is_looked_for_where_the_engine_translates_its_name(
+    ground: Ground, start_handler: Callable[..., Run]
+) -> None:
+    ground.create("v text", "written")
+    tenant = ground.engine.execution_options(schema_translate_map={None: ground.schema, "nobody": "no_such"})
+    start_handler("written", engine=tenant).placed()
+    with pytest.raises(ConfigError, match=r"writes='nobody\.written': relation 'no_such\.written' does not exist"):
+        start_handler("nobody.written", engine=tenant)

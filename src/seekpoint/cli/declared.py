@@ -38,8 +38,11 @@ def explain(
     with explained():
         pipeline = load_pipeline(target, from_here=True)
         told = _told(pipeline, one_off_engine(database_url) if database_url else None)
+        if database_url:
+            with one_off_engine(database_url).connect() as look:
+                pipeline.check_writes(look)
         typer.echo(json.dumps(told, indent=2) if as_json else "\n".join(_lines(told)))
-        if not database_url and pipeline.sinks:
+        if not database_url and pipeline.tables:
             typer.echo(UNSEEN, err=True)
 
 

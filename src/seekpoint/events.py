@@ -182,7 +182,7 @@ class DeclarationRefused(Event):
     reason: str
 
     def _said(self) -> str:
-        return self.reason
+        return f"the worker waits outside the group: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +203,14 @@ class Stopped(Event):
     error: BaseException | None = None
 
     def _said(self) -> str:
+        if self.is_aborted:
+            return "aborted"
         return "" if self.error is None else f"by an error: {_told(self.error)}"
+
+    @property
+    def is_aborted(self) -> bool:
+        """Whether a signal ended it before its time (Ctrl-C at the start, or a second signal): no failure."""
+        return isinstance(self.error, KeyboardInterrupt)
 
 
 # -- partitions -----------------------------------------------------------------------------------------
@@ -642,7 +649,7 @@ class Announcer:
     def __call__(self, event: Event) -> None:
         if self._has_ended:
             return
-        if isinstance(event, Stopped) and event.error is not None:
+        if isinstance(event, Stopped) and event.error is not None and not event.is_aborted:
             self._log(event, logging.ERROR, event.error)
         elif logger.isEnabledFor(event.level) and self._is_due(event):
             self._log(event, event.level)

@@ -121,6 +121,11 @@ class Worker:
         """The state now; may be called from any thread."""
         return self._board.read()
 
+    @property
+    def has_started(self) -> bool:
+        """Whether it has joined its group, or waits outside of it; False while it waits for its servers."""
+        return self._has_started
+
     def stop(self, grace: float | None = None) -> None:
         """Ask the worker to finish the batch in hand and leave; returns at once, from any thread.
 

@@ -109,7 +109,7 @@ UPSERTED = """\
 def handle(tx, batch): pass
 keep = Upsert("{schema}.kept", key=["id"], columns=["id", "at"], order_by="at", row=lambda r: (r.key, r.value))
 pipe = Pipeline("{group}", topics="{topic}", value=Text(), sinks=[keep, Append("{schema}.all", columns=["v"])],
-    handle=handle, writes=["other"])
+    handle=handle, writes=["{schema}.other"])
 """
 
 
@@ -119,7 +119,7 @@ def test_explain_tells_the_roads_of_a_pipeline(seekpoint_engine: Engine, place: 
     assert f"{place.group} reads {place.topic}; a poison record: stop" in said
     assert "one row for each id: the highest at, also against the row that is stored" in said
     assert "copy    more rows, while all their keys are new" in said
-    assert "handler handle, which writes other" in said
+    assert f"handler handle, which writes {place.schema}.other" in said
 
     looked = ["explain", f"{module}:pipe", "--json", "--database-url", place.url]
     missing = seekpoint(*looked)
@@ -137,6 +137,11 @@ def test_explain_tells_the_roads_of_a_pipeline(seekpoint_engine: Engine, place: 
     assert '.all" does not exist; create the table' in unmade.stderr
     with seekpoint_engine.begin() as tx:
         tx.execute(text(f'CREATE TABLE "{place.schema}".all (v text)'))
+    unwritten = seekpoint(*looked)
+    assert unwritten.exit_code == 2
+    assert f"relation '{place.schema}.other' does not exist; create the table" in unwritten.stderr
+    with seekpoint_engine.begin() as tx:
+        tx.execute(text(f'CREATE TABLE "{place.schema}".other (v text)'))
     kept, every = json.loads(seekpoint(*looked).stdout)["sinks"]
     assert kept["roads"]["copy"].startswith("more rows, while")
     assert every["roads"] == {"copy": "always: COPY into the table"}
@@ -544,6 +549,9 @@ def test_ctrl_c_ends_the_wait_for_the_first_answer(
     process = start("run", f"{module}:pipe", *place.options(broker="127.0.0.1:1"))
     assert process.end() == 130, process.said
     assert "aborted: before the worker had started" in process.said
+    assert f"INFO    seekpoint.events {place.group}: Stopped: aborted" in process.said
+    assert "ERROR" not in process.said
+    assert "batch in hand" not in process.said
 
 
 def test_a_second_signal_aborts(
@@ -560,6 +568,7 @@ def test_a_second_signal_aborts(
     process.signal(signal.SIGTERM)
     assert process.end() == 130, process.said
     assert "aborted: second SIG" in process.said
+    assert "Stopped: aborted" in process.said
     assert "Traceback" not in process.said
     assert rows(seekpoint_engine, lines) == []
 

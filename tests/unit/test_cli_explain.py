@@ -144,6 +144,19 @@ def test_ctrl_c_while_the_command_is_imported_shows_no_traceback(
     assert capsys.readouterr().err == "aborted\n"
 
 
+def test_ctrl_c_while_the_commands_are_built_shows_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(_app: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("typer.main.get_command", interrupted)
+    with pytest.raises(SystemExit) as exited:
+        main()
+    assert exited.value.code == explain.ABORTED
+    assert capsys.readouterr().err == "aborted\n"
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
 def test_a_full_disk_is_named_with_the_remedy() -> None:
     full = open("/dev/full", "w", encoding="ascii", buffering=1)  # noqa: SIM115, PTH123 -- closing it fails, too

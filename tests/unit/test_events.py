@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from seekpoint import Pipeline, Text, Worker, events
-from seekpoint.errors import ConfigError, OffsetLost
+from seekpoint.errors import ConfigError, DeclarationDiffers, OffsetLost
 from seekpoint.events import Announcer, Event
 from seekpoint.failure import Cause, Failure
 from seekpoint.records import Partition, Span
@@ -160,3 +160,20 @@ def test_what_nobody_listens_to_is_not_formatted(caplog: pytest.LogCaptureFixtur
     Announcer([seen.append])(events.CommitUnknown(error=UnshowableError()))
     assert len(seen) == 1
     assert caplog.records == []
+
+
+def test_a_worker_that_a_signal_aborts_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        Announcer(group="billing")(events.Stopped(error=KeyboardInterrupt("before the worker had started")))
+    assert [(line.levelno, line.getMessage()) for line in caplog.records] == [
+        (logging.INFO, "billing: Stopped: aborted")
+    ]
+
+
+def test_a_second_pipeline_of_a_group_is_told_that_it_waits_and_how_to_replace_the_first() -> None:
+    error = DeclarationDiffers("billing", 1, "orders", stored=["s.a"], declared=["s.b"])
+    said = str(events.DeclarationRefused(topic="orders", stored=("s.a",), declared=("s.b",), reason=str(error)))
+    assert said.startswith(
+        "DeclarationRefused: the worker waits outside the group: group 'billing' at handler version 1"
+    )
+    assert "Worker(accept_declaration=True) or `seekpoint run --accept-declaration`" in said

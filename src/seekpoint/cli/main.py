@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 
 def main() -> None:
     """Run the command line and exit."""
+    try:
+        _load()()
+    except KeyboardInterrupt:  # the imports take their time, and so does building the commands
+        sys.stderr.write("aborted\n")
+        sys.exit(130)
+
+
+def _load() -> Callable[[], object]:
     try:
         from seekpoint.cli.app import app  # noqa: PLC0415 -- it needs what may not be installed
     except ModuleNotFoundError as error:
@@ -14,10 +23,7 @@ def main() -> None:
             raise
         sys.stderr.write("error: the command needs Typer and Rich: pip install '/path/to/seekpoint[cli]'\n")
         sys.exit(2)
-    except KeyboardInterrupt:  # the imports take their time
-        sys.stderr.write("aborted\n")
-        sys.exit(130)
-    app()
+    return app
 
 
 if __name__ == "__main__":

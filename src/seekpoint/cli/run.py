@@ -77,7 +77,7 @@ def run(
                 limits=Limits(start_wait=start_wait),
                 accept_declaration=accept_declaration,
             )
-        with _first_signal_told():
+        with _first_signal_told(worker):
             worker.run()
         health = worker.health()
         logger.info("drained: %d records in %d transactions", health.records, health.transactions)
@@ -87,14 +87,16 @@ def run(
 
 
 @contextmanager
-def _first_signal_told() -> Iterator[None]:
-    """Say at once that a signal was heard: the batch in hand may take a while."""
+def _first_signal_told(worker: Worker) -> Iterator[None]:
+    """Say at once that a signal was heard: the batch in hand may take a while. Before the start there is none."""
     heard, told = socket.socketpair()  # a signal's number comes through it; a handler could not print safely
     told.setblocking(False)
 
     def tell() -> None:
         while number := heard.recv(1):
             if number[0] in {signal.SIGTERM, signal.SIGINT}:
+                if not worker.has_started:
+                    return
                 typer.echo("stopping after the batch in hand; Ctrl-C again aborts", err=True)
                 return
 
@@ -115,7 +117,7 @@ class _Masking(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         match record.args:
-            case (group, events.Stopped(error=BaseException())):
+            case (group, events.Stopped(error=BaseException(), is_aborted=False)):
                 record = copy(record)
                 record.msg, record.args = "%sStopped, by an error", (group,)
                 record.exc_info = record.exc_text = None

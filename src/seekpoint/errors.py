@@ -142,8 +142,8 @@ class DeclarationDiffers(SeekpointError):  # noqa: N818
                     "another pipeline: give it a group name of its own",
                     "the same pipeline, changed: raise its version=",
                     (
-                        "or start it with Worker(accept_declaration=True) or `seekpoint run --accept-declaration`; workers "
-                        "that run now exit as outdated"
+                        "or start it with Worker(accept_declaration=True) or `seekpoint run --accept-declaration`; "
+                        "workers that run now exit as outdated"
                     ),
                 )
             )

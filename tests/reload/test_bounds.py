@@ -13,6 +13,7 @@ from cutting import FIRST, diffed, settled, work_up_to
 from reloader import Reloader
 from seekpoint.errors import ConfigError, CutOverRefused, ReloadRefused
 from seekpoint.reload import Reload, Report, bounds, cutover
+from seekpoint.reload.forecast import UNSAMPLED
 from seekpoint.reload.rounds import Rounds
 from shop import Shop, doubled, of, pipeline
 
@@ -230,6 +231,22 @@ def test_a_wait_that_is_predicted_to_be_too_long_is_refused_before_the_lock(shop
     assert "'swap' can" in str(found.value)
     assert "'generation' cannot" in str(found.value)
     assert shop.rows() == doubled(records, by=1)
+    resumed(shop, driver, max_wait=60.0)
+    assert shop.rows() == doubled(records)
+
+
+def test_a_wait_is_predicted_for_rows_that_need_the_live_tables_defaults(shop: Shop) -> None:
+    """The table of the sample has none: they may call anything."""
+    records = [of(n, 1) for n in range(150)]
+    shop.execute("CREATE FUNCTION {schema}.code() RETURNS text LANGUAGE sql AS $$ SELECT 'x' $$")
+    shop.execute("ALTER TABLE {schema}.orders ADD code text NOT NULL DEFAULT {schema}.code()")
+    settled(shop, records)
+    reload = with_bounds(shop, max_wait=0.001)
+    driver = reload.open()
+    with pytest.raises(CutOverRefused, match=r"workers would wait about .* for 150 changed rows") as found:
+        reload.run(driver)
+    assert found.value.predicted is not None
+    assert found.value.predicted >= 150 * UNSAMPLED
     resumed(shop, driver, max_wait=60.0)
     assert shop.rows() == doubled(records)
 

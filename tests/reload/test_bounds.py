@@ -301,6 +301,28 @@ def test_a_statement_takes_no_longer_than_what_is_left(
     assert shop.rows() == doubled([*RECORDS, of(50, 5)])
 
 
+def test_brokers_may_say_nothing_for_no_longer_than_workers_may_wait(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settled(shop, RECORDS)
+    reload = with_bounds(shop, max_wait=2.0)
+    driver = reload.open()
+    idles: list[float] = []
+    apply = Rounds.apply
+
+    def asked(self: Rounds, tx: Any, offsets: Any, **given: float) -> int:
+        idles.append(given["idle"])
+        return apply(self, tx, offsets, **given)
+
+    with diffed(reload, driver) as rounds:
+        monkeypatch.setattr(Rounds, "apply", asked)
+        monkeypatch.setattr(reload, "follow", lambda *_: 0)
+        reload.cut_over(driver, rounds)
+    assert idles
+    assert max(idles) < 2.0
+    assert shop.rows() == doubled(RECORDS)
+
+
 def test_a_row_that_another_session_has_locked_is_waited_for_shortly(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:

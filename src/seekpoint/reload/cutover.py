@@ -25,7 +25,7 @@ from seekpoint.reload.targets import Path
 from seekpoint.reload.tries import TRIES, longer_pause, pause
 from seekpoint.tables import dead_letter
 
-IDLE = 3.0  # seconds that the brokers may say nothing while all workers wait
+IDLE = 3.0  # seconds at most that the brokers may say nothing while all workers wait
 LONG_TRIES = 5  # tries that take longer than workers may wait
 CANCELED, LOCKED = "57014", "55P03"
 
@@ -134,7 +134,7 @@ def _attempt(driver: Driver, rounds: Rounds, began: list[float], budget: Budget,
         began.append(monotonic())
         budget.bound(tx.connection)
         offsets = tx.execute(sql.OFFSETS, groups=list(driver.run.groups)).all()
-        records = rounds.apply(tx, offsets, idle=IDLE)
+        records = rounds.apply(tx, offsets, idle=min(IDLE, budget.left))
         keys = 0
         if driver.run.strategy == "merge":
             assert driver.run.diff_xid is not None

@@ -16,7 +16,8 @@ from seekpoint import schema
 from seekpoint.dev.postgres import PostgresServer
 from seekpoint.errors import ReloadRefused
 from seekpoint.export import Archive, Export
-from seekpoint.reload import Generations
+from seekpoint.reload import Generations, opening
+from seekpoint.reload.compaction import of_compaction
 from shop import Shop, doubled, gone, of
 
 RECORDS = [of(n % 40, n, n) for n in range(120)] + [gone(3)]
@@ -132,6 +133,24 @@ def test_rows_without_an_identity_are_found_at_the_opening(published: Shop) -> N
     reload = published.reload()
     reload.run(reload.open())
     assert published.rows() == doubled(RECORDS)
+
+
+def test_what_a_swap_publishes_is_logged(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a publication is created between an opening's checks and its row, and dropped afterwards."""
+    settled(shop)
+
+    def late(*given: Any) -> list[str]:
+        shop.execute(PUBLISH)
+        return of_compaction(*given)
+
+    monkeypatch.setattr(opening, "of_compaction", late)
+    reload = shop.reload()
+    driver = reload.open(strategy="swap")
+    shop.execute("DROP PUBLICATION everything")
+    reload.run(driver)
+    logged = "SELECT CAST(relpersistence AS text) FROM pg_class WHERE oid = to_regclass('{schema}.orders')"
+    assert shop.execute(logged) == [("p",)]
+    assert shop.rows() == doubled(RECORDS)
 
 
 def test_a_publication_that_is_created_while_a_run_is_open_ends_it(shop: Shop) -> None:

@@ -84,7 +84,9 @@ def open_run(engine: Engine, schema: str, kafka: Mapping[str, Any], order: Order
 
 
 def _row(tx: Tx, run: UUID, order: Order, found: Sequence[Target], known: Mapping[str, Row[Any]]) -> dict[str, Any]:
-    prefix = GENERATION if order.strategy == "generation" else prefix_of(tx.connection, "seekpoint_reload_")
+    prefix = GENERATION if order.strategy == "generation" else "seekpoint_reload_"
+    if order.strategy in COMPARED:  # the others publish these tables: they are logged
+        prefix = prefix_of(tx.connection, prefix)
     return {
         "id": run,
         "groups": [source.group for source in order.sources],

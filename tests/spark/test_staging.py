@@ -71,6 +71,11 @@ def test_a_secret_that_spark_would_log_is_refused() -> None:
     SparkStager(session(**password), {"sasl.password": Env("KAFKA_PASSWORD")})  # Spark replaces it by itself
     with pytest.raises(ConfigError, match=r"spark.executorEnv.KAFKA_PW is written to Spark's event log"):
         SparkStager(session(**{"spark.executorEnv.KAFKA_PW": "hunter2"}), {"sasl.password": Env("KAFKA_PW")})
+    java = {"spark.redaction.regex": r"secret|(?i)token|(?<url>_URL)"}
+    with pytest.raises(ConfigError, match=r"Python cannot \(.*Set it to .*seekpoint.spark.REDACTED") as told:
+        SparkStager(session(**url, **java), {})
+    assert "hunter2" not in str(told.value)
+    SparkStager(session(**java), {})  # no secret is given by Spark's settings
 
 
 @pytest.mark.parametrize("what", ["the pipeline's module", "a module that it imports"])

@@ -50,16 +50,26 @@ def require_no_secret(spark: SparkSession, database: object, kafka: Mapping[str,
     """Raise ConfigError where a variable that has a secret is given by Spark's settings, which would log its value."""
     names = {database.name} if isinstance(database, Env) else set()
     names |= {str(value[_ENV]) for value in kafka.values() if isinstance(value, dict)}
-    pattern = re.compile(str(spark.conf.get("spark.redaction.regex", _SPARKS_OWN)))
+    redacted = str(spark.conf.get("spark.redaction.regex", _SPARKS_OWN))
     for name in sorted(names):
         key = f"spark.executorEnv.{name}"
         value = spark.conf.get(key, None)
-        if value is not None and not (pattern.search(key) or pattern.search(str(value))):
+        if value is not None and not any(map(_pattern(redacted).search, (key, str(value)))):
             raise ConfigError(
                 f"{key} is written to Spark's event log and its UI as it is: set spark.redaction.regex before the "
                 f"session is made (seekpoint.spark.REDACTED matches it), and change what was logged; or give {name} to "
                 "the executors as a secret of your cluster"
             )
+
+
+def _pattern(redacted: str) -> re.Pattern[str]:
+    try:
+        return re.compile(redacted)
+    except re.error as error:
+        raise ConfigError(
+            f"spark.redaction.regex is {redacted!r}, which Java may read, but Python cannot ({error}): so it is not "
+            "known whether Spark logs secrets. Set it to a pattern that both can read, or to seekpoint.spark.REDACTED"
+        ) from error
 
 
 def portable(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -116,6 +116,18 @@ def test_a_key_that_becomes_null_does_not_hide_the_row_that_is_gone(shop: Shop, 
     assert [row for row in shop.rows() if row[0] is not None] == doubled(records)
 
 
+def test_a_row_that_was_extra_does_not_hide_one_that_is_gone(shop: Shop) -> None:
+    records = [of(n, 0) for n in range(40)]
+    settled(shop, records)
+    shop.execute("INSERT INTO {schema}.orders (id, amount, at) VALUES (100, 1, 0)")
+    reload = shop.reload()
+    driver = reload.open()
+    with diffed(reload, driver) as rounds:
+        shop.execute("DELETE FROM {schema}.orders WHERE id = 7")
+        reload.cut_over(driver, rounds)
+    assert shop.rows() == doubled(records)
+
+
 @pytest.mark.parametrize("amount", [0, 1])
 def test_a_row_that_comes_behind_the_look_does_not_hide_one_that_is_gone(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, amount: int

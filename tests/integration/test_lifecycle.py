@@ -392,6 +392,8 @@ def test_i2_a_worker_whose_handler_never_returns_is_given_up_after_the_grace(
     assert isinstance(seen.events[-1], events.Stopped)
     (row,) = scene.ledger.read()
     assert row.owner is not None
+    groups = scene.admin.describe_consumer_groups
+    scene.wait(lambda: not groups([scene.group])[scene.group].result(10).members, 4)  # no session has expired by then
 
     heir = scene.worker(name, kafka=protocol)
     heir.reached(name, 10)

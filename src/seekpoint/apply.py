@@ -23,7 +23,7 @@ from seekpoint.errors import CodecAway, ConfigError, HandlerMisuse, Poison
 from seekpoint.failure import Cause, add_note, one_line
 from seekpoint.guard import LentConnection, fault_of, is_database_error
 from seekpoint.intake import OpenBatch
-from seekpoint.pipeline import Handler, Pipeline, Row, RowRefused, Sink
+from seekpoint.pipeline import Handler, Pipeline, Row, RowRefused, Sink, shown_handler
 from seekpoint.records import AnyRecord, Batch, RawRecord, Span
 from seekpoint.sqlstates import Fault
 from seekpoint.verdict import fail
@@ -205,11 +205,12 @@ def _of(sink: Sink, error: Exception) -> Exception:
 
 
 def _handle(tx: LentConnection, handle: Handler, made: Sequence[Made], spans: Sequence[Span]) -> None:
+    who = shown_handler(handle)
     try:
-        with tx.lent():
+        with tx.lent(who):
             returned: object = handle(tx, Batch([one.record for one in made], spans))  # type: ignore[func-returns-value]
             tx.check()
-            _require_nothing(returned)  # within the block: an exception ends what was sent ahead
+            _require_nothing(who, returned)  # within the block: an exception ends what was sent ahead
     except (ConfigError, *ENDS):
         raise
     except BaseException as error:
@@ -219,7 +220,7 @@ def _handle(tx: LentConnection, handle: Handler, made: Sequence[Made], spans: Se
             raise _poisoned(error, poison, made) from error
         if _is_kept_off(error):
             raise HandlerMisuse(
-                f"the handler used pgconn while statements of its own had no answer yet ({error}): send the statement "
+                f"{who} used pgconn while statements of its own had no answer yet ({error}): send the statement "
                 "with the connection it was lent, or declare Pipeline(send_ahead=False)"
             ) from error
         if not is_database_error(error):
@@ -229,12 +230,12 @@ def _handle(tx: LentConnection, handle: Handler, made: Sequence[Made], spans: Se
         raise Failed(error, Cause.DATABASE, fault=fault) from error
 
 
-def _require_nothing(returned: object) -> None:
+def _require_nothing(who: str, returned: object) -> None:
     """Raise HandlerMisuse for anything but None or the result of a statement."""
     if returned is not None and not isinstance(returned, Result):
         _close(returned)
         raise HandlerMisuse(
-            f"the handler returned {_an(type(returned).__name__)}, which is never run, read or awaited: do the work "
+            f"{who} returned {_an(type(returned).__name__)}, which is never run, read or awaited: do the work "
             "inside the handler, and return None. (Loop over a map, a filter or a generator; call a partial; ask a "
             "Future for its result(); run a coroutine with asyncio.run)"
         )

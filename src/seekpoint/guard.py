@@ -38,6 +38,7 @@ class LentConnection(Connection):
 
     was_lent = was_lent_now = False  # in this transaction
     sent: Sent | None = None
+    _who = "the handler"
     unsurveyed: SessionState | None = None  # asks with the transaction's first statement of ours
     _ahead: Ahead | None = None  # of what was sent last, by a handler or a sink
     _is_lent = _may_send_ahead = _may_leave = _may_leave_rows = False
@@ -45,7 +46,7 @@ class LentConnection(Connection):
 
     def _misuse(self, what: str) -> NoReturn:
         raise HandlerMisuse(
-            f"the handler called {what} on the connection it was lent: rows and offset are committed together, by the "
+            f"{self._who} called {what} on the connection it was lent: rows and offset are committed together, by the "
             "worker, after the handler returns. For a part that may fail, use `with tx.begin_nested():`"
         )
 
@@ -145,13 +146,16 @@ class LentConnection(Connection):
         return True
 
     @contextmanager
-    def lent(self) -> Iterator[None]:
+    def lent(self, who: str = "the handler") -> Iterator[None]:
         """While a handler has it: a savepoint that it leaves open ends with its call, like one in a ``with`` block.
+
+        ``who`` is what messages call the handler.
 
         Ours, around a part that is tried, could not be ended before it. In such a part each statement is awaited:
         there, an error is its own statement's, and the verdict on a record hangs on it. Options of the connection and
         of the driver's connection are as before when the handler begins, and when it has ended.
         """
+        self._who = who
         driver = self.connection.driver_connection
         assert isinstance(driver, psycopg.Connection)
         self.catch_up()
@@ -278,19 +282,19 @@ class LentConnection(Connection):
             ahead.catch_up()
         status = driver.info.transaction_status if isinstance(driver, psycopg.Connection) else None
         if has_ended or status == TransactionStatus.IDLE:
-            raise HandlerMisuse("the handler ended the transaction it was lent; what it wrote before may be half done")
+            raise HandlerMisuse(f"{self._who} ended the transaction it was lent; what it wrote before may be half done")
         if isinstance(driver, psycopg.Connection) and (
             status == TransactionStatus.ACTIVE or driver.info.pipeline_status != PipelineStatus.OFF
         ):
             raise HandlerMisuse(
-                "the handler left a command unfinished on the connection it was lent (a COPY, a pipeline, or a query "
+                f"{self._who} left a command unfinished on the connection it was lent (a COPY, a pipeline, or a query "
                 "of pgconn whose results were not read): end it before the handler returns"
             )
         if ahead is not None and ahead.late is not None:  # even where a savepoint of long ago took it back
             raise ahead.late
         if status == TransactionStatus.INERROR:
             raise HandlerMisuse(
-                "the handler caught a database error and went on: the transaction is broken, nothing was written. Let "
+                f"{self._who} caught a database error and went on: the transaction is broken, nothing was written. Let "
                 "the error out, or put the statement that may fail into `with tx.begin_nested():`"
             )
 

@@ -284,6 +284,13 @@ class Pipeline:
             )
 
 
+def shown_handler(handle: Handler) -> str:
+    """What messages call it: ``the handler module.name``."""
+    return (
+        f"the handler {getattr(handle, '__module__', '?')}.{getattr(handle, '__qualname__', type(handle).__qualname__)}"
+    )
+
+
 def _translated(name: str, translate: Mapping[str | None, str | None]) -> str:
     schema, dot, table = name.rpartition(".")
     schema_now = translate.get(schema if dot else None)

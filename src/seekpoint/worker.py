@@ -26,7 +26,7 @@ from seekpoint.kafka.config import consumer_config, make_consumer
 from seekpoint.kafka.identity import CHECK_KAFKA, Identity, Refused
 from seekpoint.ledger import Attempt, Claim, Ledger, SuspectNote
 from seekpoint.ledger.claim import TRANSIENT
-from seekpoint.pipeline import Pipeline
+from seekpoint.pipeline import Pipeline, shown_handler
 from seekpoint.policy import Backoff
 from seekpoint.records import Partition, RawRecord
 from seekpoint.refusal import may_pass
@@ -116,8 +116,7 @@ class Loop:
         """What has not returned, and where its thread is."""
         who, handle = "the worker", self._pipeline.handle
         if self._stopwatch.seconds() > 0:
-            name = getattr(handle, "__qualname__", repr(handle))
-            who = "row= or the codec" if handle is None else f"the handler {getattr(handle, '__module__', '?')}.{name}"
+            who = "row= or the codec" if handle is None else shown_handler(handle)
         frame = sys._current_frames().get(self._thread)  # noqa: SLF001 -- its documented name
         at = running_line(frame) if frame is not None else None
         place = "" if at is None else f", and is at {at}"

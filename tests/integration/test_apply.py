@@ -376,7 +376,9 @@ def test_what_a_handler_returns_is_not_thrown_away_in_silence(
     """
     handle = Book(ground, lambda tx, batch: RETURNED[what]())
     pipeline = Pipeline(group, topics=TOPIC, value=Json(), handle=handle, send_ahead=send_ahead)
-    with pytest.raises(HandlerMisuse, match=f"the handler returned {what}, which is never run") as refused:
+    with pytest.raises(
+        HandlerMisuse, match=rf"the handler \S*test_apply\.Book returned {what}, which is never run"
+    ) as refused:
         ground.process(pipeline, *numbers(1))
     assert "and return None" in str(refused.value)
     assert dropped == [PipelineStatus.OFF]
@@ -392,7 +394,7 @@ def test_work_that_is_returned_for_one_record_only_is_refused_while_a_bad_one_is
         return map(print, batch)
 
     pipeline = handled(group, book := Book(ground, then))
-    with pytest.raises(HandlerMisuse, match="the handler returned a map"):
+    with pytest.raises(HandlerMisuse, match=r"the handler \S*test_apply\.Book returned a map"):
         ground.process(pipeline, *numbers(1, 2))
     nothing_written(ground, pipeline, "book")
     assert len(book.calls) == 2

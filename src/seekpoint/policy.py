@@ -48,7 +48,10 @@ class Limits:
             if name in {"batch_records", "batch_bytes"}:
                 _whole(self, name)
             elif not _is_number(value) or not 0 < value < math.inf:  # NaN is no number of seconds either
-                raise ConfigError(f"Limits({name}={value!r}): must be a finite number of seconds greater than 0")
+                allowed = ", or None for no limit" if name == "start_wait" else ""
+                raise ConfigError(
+                    f"Limits({name}={value!r}): must be a finite number of seconds greater than 0{allowed}"
+                )
 
 
 @dataclass(frozen=True, slots=True)

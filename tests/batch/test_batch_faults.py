@@ -301,7 +301,7 @@ def test_a_record_that_fails_in_one_attempt_alone_is_no_row_and_dead_letter_at_o
 
 
 def test_a_task_that_outlives_its_batch_leaves_nothing(shop: Shop) -> None:
-    """A zombie that begins behind the end, and one that was in its transaction while the batch went on."""
+    """A zombie that begins past the end, and one that was in its transaction while the batch went on."""
     shop.produce(shop.topic, FIRST, partition=0)
     held, go_on = threading.Event(), threading.Event()
     failed: list[Exception] = []

@@ -55,7 +55,7 @@ def test_retention_passes_while_it_is_read(vault: Vault) -> None:
 
 
 def test_a_log_that_was_truncated_is_no_retention(vault: Vault, name: str) -> None:
-    with pytest.raises(RangeLost, match="behind the end of the log"):
+    with pytest.raises(RangeLost, match="past the end of the log"):
         records(vault.chained.read(vault.range(name, 200, 300)))
 
 

@@ -532,7 +532,7 @@ def test_a_signal_drains(  # noqa: PLR0917 -- fixtures
     [position] = Ledger(seekpoint_engine, place.group, schema=place.schema).read()
     assert (position.next_offset, position.owner) == (2, None), "the claim was given back"
     assert f"INFO    seekpoint.events {place.group}: Placed: " in process.said
-    assert "INFO    seekpoint.cli drained: 2 records in 1 transactions" in process.said
+    assert "INFO    seekpoint.cli drained: 2 records in 1 transaction" in process.said
     assert str(make_url(place.url).password) not in process.said
 
 
@@ -590,7 +590,7 @@ def test_a_stopped_partition_is_told_and_the_others_go_on(
     process.signal(signal.SIGTERM)
     assert process.end() == 1, process.said
     assert "stopping after the batch in hand; Ctrl-C again aborts" in process.said
-    assert f"error: 1 partitions stopped: {place.topic}/0\n" in process.said
+    assert f"error: 1 partition stopped: {place.topic}/0\n" in process.said
 
 
 def test_a_record_that_fails_is_told_with_its_line_its_try_and_what_follows(

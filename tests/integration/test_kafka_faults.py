@@ -114,7 +114,7 @@ def test_a_position_behind_the_end_of_the_log_stops_the_partition(scene: Scene) 
     stop = stop_of(run)
     assert isinstance(stop, OffsetLost)
     assert re.search(
-        r"it is behind the end of the log \(10\): ada moved it to 1000 on .*\(a slip of the hand\)", str(stop)
+        r"it is past the end of the log \(10\): ada moved it to 1000 on .*\(a slip of the hand\)", str(stop)
     )
     assert "brokers" not in str(stop).splitlines()[0]
     assert any("to=10, log=(0, 10), reason=" in choice for choice in stop.choices)

@@ -284,7 +284,7 @@ def test_retention_before_the_start_is_a_loss(
     with pytest.raises(RangeLost, match="the first offset left is 30") as lost:
         list(read_range(kafka, range_of(kafka, name, 10, 50)))
     assert (lost.value.partition, lost.value.offset) == (Partition(name, 0), 10)
-    with pytest.raises(RangeLost, match=r"behind the end of the log \(50\)"):
+    with pytest.raises(RangeLost, match=r"past the end of the log \(50\)"):
         list(read_range(kafka, range_of(kafka, name, 60, 70)))
 
 

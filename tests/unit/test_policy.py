@@ -35,6 +35,7 @@ def test_a_limit_is_a_finite_number_greater_than_zero(name: str, value: Any) -> 
         Limits(**{name: value})
     whole = name in {"batch_records", "batch_bytes"}
     must = "a whole number, 1 or greater" if whole else "a finite number of seconds greater than 0"
+    must += ", or None for no limit" if name == "start_wait" else ""
     assert str(caught.value) == f"Limits({name}={value!r}): must be {must}"
 
 

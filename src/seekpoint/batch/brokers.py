@@ -67,7 +67,7 @@ class Brokers:
                 raise RangeLost(
                     at,
                     claim.next_offset,
-                    f"it is behind the end of the log ({end}): the log was truncated, or belongs to other brokers. "
+                    f"it is past the end of the log ({end}): the log was truncated, or belongs to other brokers. "
                     f"Check bootstrap.servers; where the log was truncated, decide: Ledger.move({at.topic!r}, "
                     f"{at.number}, to={end}, log=({first}, {end}), reason=...) continues there",
                 )

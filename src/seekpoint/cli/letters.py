@@ -219,6 +219,11 @@ def cut(text: str) -> str:
     return told if len(told) <= CELL else f"{told[: CELL - 1]}…"
 
 
+def numbered(count: int, noun: str) -> str:
+    """``1 record``, ``2,000 records``."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def plain(text: str) -> str:
     """The text with everything written out that a terminal would obey."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

@@ -17,6 +17,7 @@ import typer
 from seekpoint import events
 from seekpoint.cli.explain import FAILED, explained, masked
 from seekpoint.cli.jobs import refuse_extras
+from seekpoint.cli.letters import numbered
 from seekpoint.cli.options import Kafka, KafkaConfig, OptionalDatabaseUrl, Schema, database, kafka_settings, without
 from seekpoint.errors import ConfigError
 from seekpoint.loading import load
@@ -80,9 +81,13 @@ def run(
         with _first_signal_told(worker):
             worker.run()
         health = worker.health()
-        logger.info("drained: %d records in %d transactions", health.records, health.transactions)
+        logger.info(
+            "drained: %s in %s", numbered(health.records, "record"), numbered(health.transactions, "transaction")
+        )
         if stopped := sorted(health.stopped):
-            typer.echo(f"error: {len(stopped)} partitions stopped: {', '.join(map(str, stopped))}", err=True)
+            typer.echo(
+                f"error: {numbered(len(stopped), 'partition')} stopped: {', '.join(map(str, stopped))}", err=True
+            )
             raise typer.Exit(FAILED)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from rich.table import Table
 
 from seekpoint.cli.explain import masked
-from seekpoint.cli.letters import moment, plain, table
+from seekpoint.cli.letters import moment, numbered, plain, table
 from seekpoint.cli.progress import lasting
 from seekpoint.reload import Difference, Report, Run
 from seekpoint.reload.standing import Place, Standing
@@ -122,7 +122,7 @@ def shown(at: Standing) -> Iterator[str]:
     yield _field("opened", f"{moment(run.opened_at)} by {run.actor}: {run.reason}")
     yield _field("driver", f"{run.driver} (epoch {run.driver_epoch}), {_heard(at)}")
     if at.left is not None:
-        yield _field("left", f"{at.left:,} offsets in {len(at.places)} partitions")
+        yield _field("left", f"{numbered(at.left, 'offset')} in {numbered(len(at.places), 'partition')}")
     if run.error and not run.is_verified:
         yield _field("error", masked(run.error))
 

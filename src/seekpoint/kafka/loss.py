@@ -39,7 +39,7 @@ def lost(partition: Partition, offset: int, start: Edge, end: Edge, move: str | 
         return OffsetLost(
             partition,
             offset,
-            f"it is behind the end of the log ({end.offset}): "
+            f"it is past the end of the log ({end.offset}): "
             + ("the log was truncated, or belongs to other brokers" if move is None else move),
             choices=(
                 f"go back: {call}, to={end.offset}, {log}, reason=...) reads what is written from now on",

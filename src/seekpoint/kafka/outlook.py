@@ -114,7 +114,7 @@ class Outlook:
             return RangeLost(
                 partition,
                 position,
-                f"it is behind the end of the log ({written}): the log was truncated, or belongs to other brokers. "
+                f"it is past the end of the log ({written}): the log was truncated, or belongs to other brokers. "
                 "Check bootstrap.servers, then start another run",
             )
         return None

@@ -331,10 +331,10 @@ class Ledger:
                 lost=lost,
             )
 
-    def last_move(self, partition: Partition) -> LastMove | None:
+    def last_move(self, partition: Partition | tuple[str, int]) -> LastMove | None:
         """The last move of a partition by hand: where to, by whom, why and when; None where there was none."""
         with self.begin() as tx:
-            return _move.last_move(tx, partition)
+            return _move.last_move(tx, Partition(*partition))
 
     def pause(self, *, reason: str, actor: str | None = None) -> None:
         """Stop all workers of the group before their next commit; they wait, and keep their partitions.

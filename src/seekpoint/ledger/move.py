@@ -174,7 +174,9 @@ def _loss(row: Row[Any], to: int, log: tuple[int, int] | None, lost: str | None,
 
 def _require_offset(partition: Partition, to: int, log: tuple[int, int] | None) -> None:
     if not is_offset(to):
-        raise ConfigError(f"cannot move {partition} to offset {to}: offsets begin at 0, and end at {LARGEST_BIGINT}")
+        raise ConfigError(
+            f"cannot move {partition} to offset {to!r}: it must be a whole number from 0 to {LARGEST_BIGINT}"
+        )
     if log is None:
         return
     given: Any = log

@@ -148,6 +148,7 @@ def test_a_move_past_the_log_is_refused(desk: Desks) -> None:
     elsewhere = moved.at.astimezone(timezone(timedelta(hours=9)))
     assert str(replace(moved, at=elsewhere)) == str(moved)
     assert f"{moved.at.astimezone(UTC):%H:%M:%S} UTC" in str(moved)
+    assert worker.ledger.last_move((worker.at(0).topic, worker.at(0).number)) == moved
     assert worker.ledger.last_move(worker.at(1)) is None
 
 
@@ -187,6 +188,9 @@ def test_orders_that_cannot_be_meant_are_refused(desk: Desks) -> None:
         worker.ledger.move("t", 7, to=0, log=None, reason="x")
     with pytest.raises(ConfigError, match=r"cannot move t/0 to offset -1"):
         worker.ledger.move("t", 0, to=-1, log=None, reason="x")
+    given: Any = "5"
+    with pytest.raises(ConfigError, match=r"cannot move t/0 to offset '5': it must be a whole number from 0 to \d+"):
+        worker.ledger.move("t", 0, to=given, log=None, reason="x")
     assert worker.stands() == {0: 0}
 
 

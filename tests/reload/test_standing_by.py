@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import create_engine
 from typer.testing import CliRunner
 
+from book import Book
 from feed import Feed, applied
 from member import Member
 from seekpoint import Limits, events, schema
@@ -208,6 +209,7 @@ def test_a_process_that_stands_by_ends_at_the_first_signal_and_may_be_killed(sho
     older = shop.worker(QUICK)
     older.reached(shop.topic, 1)
     opened(shop)
+    Book(shop.engine, shop.schema).create()  # what the member writes
     what = {
         "dsn": shop.engine.url.render_as_string(hide_password=False),
         "schema": shop.schema,

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from sqlalchemy import Engine, text
+import pytest
+from sqlalchemy import Engine, create_engine, text
 
-from seekpoint import Append, Json, Limits, Pipeline, Upsert
+from seekpoint import Append, Json, Limits, Pipeline, Upsert, schema
 from seekpoint.admin import Redrive
+from seekpoint.dev.postgres import PostgresServer
 from seekpoint.ledger import Ledger
 from seekpoint.reload import Reload
 from workers import Run
@@ -191,3 +193,25 @@ def doubled(records: Sequence[tuple[str, str | None]], by: int = 2) -> list[tupl
             order: Mapping[str, int] = json.loads(value)
             table[id_] = (id_, order["amount"] * by, order["at"])
     return sorted(table.values())
+
+
+def shop_on(request: pytest.FixtureRequest, postgres: PostgresServer) -> Shop:
+    """A shop on a server of the test's own, which the test may break."""
+    get = request.getfixturevalue
+    engine = create_engine(postgres.url, pool_pre_ping=True)
+    schema.upgrade(engine, schema=get("seekpoint_schema"))
+
+    def run_worker(pipeline: Any, **options: Any) -> Any:
+        return get("run_worker")(pipeline, engine=engine, **options)
+
+    shop = Shop(
+        engine,
+        get("seekpoint_broker"),
+        get("seekpoint_schema"),
+        get("group"),
+        get("topic")(2),
+        run_worker,
+        get("produce"),
+    )
+    shop.make_tables()
+    return shop

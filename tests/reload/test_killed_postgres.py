@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine
 from sqlalchemy.exc import OperationalError
 
-from seekpoint import schema
 from seekpoint.dev.postgres import PostgresServer
-from shop import Shop, doubled, gone, of
+from shop import doubled, gone, of, shop_on
 
 RECORDS = [of(n % 40, n, n) for n in range(120)] + [gone(3)]
 
@@ -20,23 +18,7 @@ def test_a_crash_of_the_database(
     request: pytest.FixtureRequest, own_postgres: PostgresServer, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between two steps the same driver goes on; in a step it ends, but for the cut-over, which is tried again."""
-    get = request.getfixturevalue
-    engine = create_engine(own_postgres.url, pool_pre_ping=True)
-    schema.upgrade(engine, schema=get("seekpoint_schema"))
-
-    def run_worker(pipeline: Any, **options: Any) -> Any:
-        return get("run_worker")(pipeline, engine=engine, **options)
-
-    shop = Shop(
-        engine,
-        get("seekpoint_broker"),
-        get("seekpoint_schema"),
-        get("group"),
-        get("topic")(2),
-        run_worker,
-        get("produce"),
-    )
-    shop.make_tables()
+    shop = shop_on(request, own_postgres)
     shop.produce(shop.topic, RECORDS, partition=0)
     worker = shop.worker()
     worker.reached(shop.topic, len(RECORDS))
@@ -67,4 +49,4 @@ def test_a_crash_of_the_database(
     assert crashed == [place]
     assert shop.rows() == doubled(RECORDS)
     assert shop.schemas() == []
-    engine.dispose()
+    shop.engine.dispose()

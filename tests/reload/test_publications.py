@@ -12,13 +12,12 @@ from sqlalchemy import create_engine, make_url, text
 
 from batcher import batch
 from bookkeeping import Books, booked, by_core
-from seekpoint import schema
 from seekpoint.dev.postgres import PostgresServer
 from seekpoint.errors import ReloadRefused
 from seekpoint.export import Archive, Export
 from seekpoint.reload import Generations, opening
 from seekpoint.reload.compaction import of_compaction
-from shop import Shop, doubled, gone, of
+from shop import Shop, doubled, gone, of, shop_on
 
 RECORDS = [of(n % 40, n, n) for n in range(120)] + [gone(3)]
 PUBLISH = "CREATE PUBLICATION everything FOR ALL TABLES"
@@ -172,23 +171,7 @@ def test_a_crash_that_empties_what_was_staged_ends_the_run(
     request: pytest.FixtureRequest, own_postgres: PostgresServer, stage: bool
 ) -> None:
     """Tables that no publication has are not logged: an empty one must not pass for what the log says."""
-    get = request.getfixturevalue
-    engine = create_engine(own_postgres.url, pool_pre_ping=True)
-    schema.upgrade(engine, schema=get("seekpoint_schema"))
-
-    def run_worker(pipeline: Any, **options: Any) -> Any:
-        return get("run_worker")(pipeline, engine=engine, **options)
-
-    shop = Shop(
-        engine,
-        get("seekpoint_broker"),
-        get("seekpoint_schema"),
-        get("group"),
-        get("topic")(2),
-        run_worker,
-        get("produce"),
-    )
-    shop.make_tables()
+    shop = shop_on(request, own_postgres)
     shop.execute(PUBLISH)
     settled(shop)
     before = shop.rows()
@@ -208,4 +191,4 @@ def test_a_crash_that_empties_what_was_staged_ends_the_run(
     again = shop.reload()
     again.run(again.open())
     assert shop.rows() == doubled(RECORDS)
-    engine.dispose()
+    shop.engine.dispose()

@@ -211,13 +211,3 @@ def _is_module(path: Path) -> bool:
     if path.is_dir():
         return any(path.glob("*.py"))
     return path.suffix == ".py" and path.stem != "__init__"
-
-
-def test_every_decision_is_in_the_list_and_says_what_follows() -> None:
-    folder = ROOT / "docs" / "internals" / "decisions"
-    files = sorted(path.name for path in folder.glob("0*.md"))
-    assert re.findall(r"\((0\d{3}-[\w-]+\.md)\)", (folder / "README.md").read_text(encoding="utf-8")) == files
-    for name in files:
-        text = (folder / name).read_text(encoding="utf-8")
-        assert text.startswith(f"# {name[:4]}: ")
-        assert all(f"**{part}.**" in text for part in ("Context", "Decision", "Consequences"))

@@ -1,0 +1,63 @@
+"""Decision records keep one form, and their index lists each of them with its status."""
+
+from __future__ import annotations
+
+import re
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from pages import ROOT, name_of, read
+
+FOLDER = ROOT / "docs" / "internals" / "decisions"
+RECORDS = sorted(FOLDER.glob("[0-9]*.md"))
+FIELDS = ["Status", "Date", "Context", "Decision", "Alternatives", "Consequences"]
+
+
+def fields(record: Path) -> dict[str, str]:
+    """The record's fields in their order, each with its text."""
+    parts = re.split(r"^\*\*([A-Z]\w+)\.\*\*", read(record), flags=re.MULTILINE)[1:]
+    return {name: text.strip() for name, text in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def title(record: Path) -> str:
+    found = re.match(rf"# {record.name[:4]}: (.+)\n", read(record))
+    assert found is not None, f"{name_of(record)} begins with another heading"
+    return found[1]
+
+
+def status_in_index(record: Path) -> str:
+    """``accepted``, as it is written in the index."""
+    status = fields(record)["Status"].rstrip(".")
+    return status[0].lower() + status[1:]
+
+
+def test_numbers_have_no_gap() -> None:
+    assert [record.name[:4] for record in RECORDS] == [f"{number:04}" for number in range(1, len(RECORDS) + 1)]
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: str(record.name[:4]))
+def test_a_record_has_all_fields_in_order(record: Path) -> None:
+    found = fields(record)
+    assert list(found) == FIELDS
+    assert all(found.values()), f"empty: {[name for name, text in found.items() if not text]}"
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: str(record.name[:4]))
+def test_status_and_date_are_valid(record: Path) -> None:
+    found = fields(record)
+    assert date.fromisoformat(found["Date"])
+    assert re.fullmatch(r"(Proposed|Accepted|Superseded by \[\d{4}\]\([\w-]+\.md\))\.", found["Status"])
+
+
+def test_the_index_lists_each_record_with_its_title_status_and_date() -> None:
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in read(FOLDER / "README.md").splitlines()
+        if line.startswith("| [")
+    ]
+    assert rows == [
+        [f"[{record.name[:4]}]({record.name})", title(record), status_in_index(record), fields(record)["Date"]]
+        for record in RECORDS
+    ]

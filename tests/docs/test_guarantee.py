@@ -1,4 +1,4 @@
-"""Each invariant is a sentence on its page, a line in the code, and a test by name; and all three exist."""
+"""Each invariant has a sentence on the concept page, and its code and tests, which exist, on an internals page."""
 
 from __future__ import annotations
 
@@ -12,22 +12,26 @@ import pytest
 
 from pages import ROOT, named, section
 
-PAGE = named("docs/concepts/guarantee.md")
-INVARIANTS = re.findall(r"^### (I\d) ", PAGE, re.MULTILINE)
+CONCEPT = named("docs/concepts/guarantee.md")
+CODE_AND_TESTS = named("docs/internals/guarantee-tests.md")
+INVARIANTS = re.findall(r"^### (I\d) ", CONCEPT, re.MULTILINE)
 
 
-def part(invariant: str) -> str:
-    heading = re.search(rf"^### ({invariant} .+)$", PAGE, re.MULTILINE)
+def part(page: str, invariant: str) -> str:
+    """What the page says of an invariant."""
+    heading = re.search(rf"^#+ ({invariant} .+)$", page, re.MULTILINE)
     assert heading is not None
-    return section(PAGE, heading[1])
+    return section(page, heading[1])
 
 
 def lines_of(invariant: str) -> list[str]:
-    return re.findall(r"^- `(seekpoint[\w.]*:[\w.]+)`", part(invariant), re.MULTILINE)
+    return re.findall(r"^\| `(seekpoint[\w.]*:[\w.]+)` \|", part(CODE_AND_TESTS, invariant), re.MULTILINE)
 
 
 def attacks_on(invariant: str) -> list[str]:
-    return re.findall(r"^- `(tests/[\w/]+\.py::\w+)`", part(invariant), re.MULTILINE)
+    """``tests/unit/test_records.py::test_name``."""
+    rows = re.findall(r"^\| `(\w+)` \| `(tests/[\w/]+\.py)` \|$", part(CODE_AND_TESTS, invariant), re.MULTILINE)
+    return [f"{file}::{name}" for name, file in rows]
 
 
 @cache
@@ -38,24 +42,30 @@ def functions_of(path: str) -> dict[str, str]:
     return {node.name: ast.get_source_segment(text, node) or "" for node in found}
 
 
-def told_by(test: str) -> str:
-    """The test's own text; what its file says of others does not count."""
+def text_of(test: str) -> str:
+    """The test's own text, without the rest of its file."""
     path, _, name = test.partition("::")
     return functions_of(path)[name]
 
 
 def cites(text: str, invariant: str) -> bool:
-    """By its number, as ``grep I4`` finds it."""
+    """Whether the text has the invariant's number, as ``grep I4`` finds it."""
     return re.search(rf"\b{invariant}\b", text) is not None
 
 
-def test_there_are_six() -> None:
+def test_there_are_six_on_both_pages() -> None:
     assert INVARIANTS == ["I1", "I2", "I3", "I4", "I5", "I6"]
+    headings = [re.findall(r"^#+ (I\d .+)$", page, re.MULTILINE) for page in (CONCEPT, CODE_AND_TESTS)]
+    assert headings[0] == headings[1]
+
+
+def test_the_concept_has_no_names_of_tests() -> None:
+    assert not re.findall(r"tests/\w+|test_\w+", CONCEPT)
 
 
 @pytest.mark.parametrize("invariant", INVARIANTS)
 def test_it_has_a_sentence(invariant: str) -> None:
-    assert re.search(r"^\*[A-Z][^*]+\.\*$", part(invariant), re.MULTILINE)
+    assert re.search(r"^\*[A-Z][^*]+\.\*$", part(CONCEPT, invariant), re.MULTILINE)
 
 
 @pytest.mark.parametrize("invariant", INVARIANTS)
@@ -78,5 +88,5 @@ def test_the_tests_that_attack_it_exist_and_cite_it(invariant: str) -> None:
     assert len(tests) >= 2
     missing = [test for test in tests if test.partition("::")[2] not in functions_of(test.partition("::")[0])]
     assert not missing, f"these do not exist: {missing}"
-    silent = [test for test in tests if not cites(told_by(test), invariant)]
+    silent = [test for test in tests if not cites(text_of(test), invariant)]
     assert not silent, f"these do not say {invariant}: {silent}"

@@ -47,7 +47,7 @@ def test_a_record_has_all_fields_in_order(record: Path) -> None:
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: str(record.name[:4]))
 def test_status_and_date_are_valid(record: Path) -> None:
     found = fields(record)
-    assert date.fromisoformat(found["Date"])
+    assert date.fromisoformat(found["Date"]).isoformat() == found["Date"]
     assert re.fullmatch(r"(Proposed|Accepted|Superseded by \[\d{4}\]\([\w-]+\.md\))\.", found["Status"])
 
 

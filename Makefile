@@ -69,7 +69,8 @@ mutants: $(SPARK)  ## break the lines that the promise hangs on, one by one: a t
 bench: $(SPARK)  ## every question, next to the floor: hours; make bench QUICK=1: the core, in under three minutes
 	$(BIN)/python benchmarks/run.py $(if $(QUICK),--quick) $(ARGS)
 
-docs: $(SPARK)  ## run every code block of README and docs
+docs: $(SPARK)  ## run every code block of README and docs; list words that the glossary has a term for
+	$(BIN)/python tests/words.py
 	$(BIN)/pytest tests/docs $(ARGS)
 
 # Beside what pyproject.toml names: uv itself, what hatchling asks for when it installs a checkout, and what builds

@@ -20,9 +20,8 @@ from typing import Any, NoReturn
 from sqlalchemy import Connection, Engine, create_engine, text
 
 from seekpoint import Append, Batch, Json, Ledger, Limits, Partition, Pipeline, Poison, Worker, events
-from seekpoint.failure import Cause, State
 from seekpoint.policy import DeadLetterLimits, OnPoison, Retry
-from seekpoint.records import AnyRecord
+from seekpoint.records import AnyRecord, Cause, State
 
 POISON: Mapping[str, Mapping[str, Cause]] = {  # cause by road
     "undecodable": dict.fromkeys(("handler", "sink", "both"), Cause.DECODE),

@@ -19,13 +19,14 @@ import psycopg
 from sqlalchemy import Result
 from sqlalchemy.exc import DBAPIError
 
+from seekpoint.batches import Batch
 from seekpoint.errors import CodecAway, ConfigError, HandlerMisuse, Poison
-from seekpoint.failure import Cause, add_note, one_line
-from seekpoint.guard import LentConnection, fault_of, is_database_error
+from seekpoint.guard import LentConnection
 from seekpoint.intake import OpenBatch
-from seekpoint.pipeline import Handler, Pipeline, Row, RowRefused, Sink, shown_handler
-from seekpoint.records import AnyRecord, Batch, RawRecord, Span
-from seekpoint.sqlstates import Fault
+from seekpoint.pipeline import Pipeline, shown_handler
+from seekpoint.records import AnyRecord, Cause, RawRecord, Span, add_note, one_line
+from seekpoint.sink import Handler, Row, RowRefused, Sink
+from seekpoint.sqlstates import Fault, fault_of, is_database_error
 from seekpoint.verdict import fail
 
 Rows = tuple[Row, ...]

@@ -16,17 +16,17 @@ from seekpoint.apply import Failed, apply, believed
 from seekpoint.deadletters import DeadLetters
 from seekpoint.errors import Fenced, HandlerMisuse, KafkaAway, PartitionStopped, PoisonStop, RetryLater
 from seekpoint.events import Announcer
-from seekpoint.failure import Cause, add_note, notes, users_line
-from seekpoint.guard import LentConnection, Session, connection_lost, fault_of, passes, sqlstate
+from seekpoint.guard import LentConnection, Session
 from seekpoint.intake import OpenBatch
 from seekpoint.isolate import Isolation, too_long
 from seekpoint.kafka.identity import Answer
 from seekpoint.ledger import Attempt, Claim, Expected, Ledger, SuspectNote
 from seekpoint.ledger.claim import TRANSIENT
-from seekpoint.pipeline import Pipeline, TellingSink
+from seekpoint.pipeline import Pipeline
 from seekpoint.quarantine import Quarantine
-from seekpoint.records import Partition, RawRecord, Span
-from seekpoint.sqlstates import Fault
+from seekpoint.records import Cause, Partition, RawRecord, Span, add_note, notes, users_line
+from seekpoint.sink import TellingSink
+from seekpoint.sqlstates import Fault, connection_lost, fault_of, passes, sqlstate
 from seekpoint.stopwatch import Stopwatch
 from seekpoint.verdict import fail
 from seekpoint.wire import Wire

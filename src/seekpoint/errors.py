@@ -43,8 +43,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import UUID
 
-from seekpoint.failure import Failure
-from seekpoint.records import Partition, Record
+from seekpoint.records import Failure, Partition, Record
 
 
 class SeekpointError(Exception):

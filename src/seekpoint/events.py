@@ -18,8 +18,7 @@ from typing import Any, ClassVar
 from uuid import UUID
 
 from seekpoint.errors import ConfigError, PartitionStopped
-from seekpoint.failure import Failure, State, one_line
-from seekpoint.records import Partition, Span
+from seekpoint.records import Failure, Partition, Span, State, one_line
 
 logger = logging.getLogger("seekpoint.events")
 

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import monotonic
 
-from seekpoint import events
 from seekpoint.assignment.backlog import SuspectRange
 from seekpoint.assignment.chunk import Chunk, Read, chain
 from seekpoint.errors import PartitionStopped
-from seekpoint.events import Announcer
-from seekpoint.failure import HELD_BEHIND, Aside, Cause, Failure, State
-from seekpoint.kafka.client import Client
 from seekpoint.kafka.identity import Answer
 from seekpoint.ledger import Move
 from seekpoint.policy import Limits
-from seekpoint.records import AnyRecord, Partition, RawRecord, Span, Unmade
+from seekpoint.records import HELD_BEHIND, AnyRecord, Aside, Cause, Failure, Partition, RawRecord, Span, State, Unmade
 
 CHUNK = 500  # records per draw: small chunks stay in the processor's cache
 
@@ -251,37 +246,3 @@ def _size(records: Sequence[RawRecord]) -> int:
     if isinstance(records, Unmade):
         return records.size
     return sum(len(r.value or b"") + len(r.key or b"") for r in records)
-
-
-class Keeper:
-    """Keeps the group membership while one transaction takes long, from a thread of its own; within a deadline.
-
-    ``max_poll`` is ``max.poll.interval.ms`` in seconds. The membership is renewed with a consume of nothing,
-    which runs no callback: a rebalance waits meanwhile, so it ends with ``Limits.transaction_age``.
-    """
-
-    def __init__(self, client: Client, max_poll: float, deadline: float, announce: Announcer) -> None:
-        self._client, self._every, self._deadline, self._announce = client, max_poll / 3, deadline, announce
-        self._busy_since: float | None = None
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="seekpoint-keeper", daemon=True)
-        self._thread.start()
-
-    def __enter__(self) -> None:
-        self._busy_since = monotonic()
-
-    def __exit__(self, *_: object) -> None:
-        self._busy_since = None
-
-    def stop(self) -> None:
-        """End the thread."""
-        self._ended.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._ended.wait(min(self._every / 4, 1.0)):
-            since, now = self._busy_since, monotonic()
-            if since is None or now - since > self._deadline or now - self._client.contact < self._every:
-                continue
-            if self._client.keep():
-                self._announce(events.Kept())

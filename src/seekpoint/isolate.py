@@ -19,12 +19,11 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
 from seekpoint.apply import Failed, Made, made_of, write
-from seekpoint.failure import Cause, add_note
-from seekpoint.guard import LentConnection, fault_of, sqlstate
+from seekpoint.guard import LentConnection
 from seekpoint.intake import OpenBatch
 from seekpoint.pipeline import Pipeline
-from seekpoint.records import Partition, RawRecord, Span
-from seekpoint.sqlstates import Fault, may_be_one_records
+from seekpoint.records import Cause, Partition, RawRecord, Span, add_note
+from seekpoint.sqlstates import Fault, fault_of, may_be_one_records, sqlstate
 from seekpoint.verdict import fail
 
 CHECK_DEFERRED = text("SET CONSTRAINTS ALL IMMEDIATE")

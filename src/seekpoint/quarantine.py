@@ -6,10 +6,9 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from seekpoint.errors import TooManyDeadLetters
-from seekpoint.failure import Aside, State
 from seekpoint.intake import OpenBatch
 from seekpoint.policy import DeadLetterLimits
-from seekpoint.records import Partition
+from seekpoint.records import Aside, Partition, State
 
 
 @dataclass(slots=True)

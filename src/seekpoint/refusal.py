@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from seekpoint.guard import passes
+from seekpoint.sqlstates import passes
 
 # A connection that was not made has no SQLSTATE, only the server's sentence. What is not in this list is waited for,
 # and each try is logged with the sentence: also where the server speaks another language than English.

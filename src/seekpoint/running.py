@@ -13,12 +13,12 @@ from typing import Any, Self
 from sqlalchemy import URL, Engine
 
 from seekpoint import events
+from seekpoint.engine import schema_translation, shown
 from seekpoint.errors import ConfigError, StopTimeout
 from seekpoint.events import Announcer, Observer
 from seekpoint.health import Health, HealthBoard
 from seekpoint.kafka.config import consumer_config
 from seekpoint.ledger import Ledger
-from seekpoint.ledger.ledger import schema_translation, shown
 from seekpoint.pipeline import Pipeline
 from seekpoint.policy import Limits
 from seekpoint.stopwatch import Stopwatch

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import Any
 
+import psycopg
 from psycopg import Error, errors
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 
 class Fault(Enum):
@@ -72,3 +76,69 @@ def _is_defined(sqlstate: str) -> bool:
     except KeyError:
         return False
     return True
+
+
+def sqlstate(error: BaseException) -> str | None:
+    """The SQLSTATE of a database error, None for a lost connection or another kind of error."""
+    inner: Any = error.orig if isinstance(error, DBAPIError) else error
+    code = getattr(inner, "sqlstate", None)
+    return code if isinstance(code, str) else None
+
+
+def passes(error: BaseException) -> bool:
+    """Whether a database error may pass: the same may succeed when it is tried again."""
+    if _pool_is_busy(error):
+        return True
+    inner = error.orig if isinstance(error, DBAPIError) else error
+    if not isinstance(inner, psycopg.Error):
+        return False
+    code = sqlstate(error)
+    if code is None:  # never reached the server, or lost on the way
+        return isinstance(inner, psycopg.OperationalError | psycopg.InterfaceError)
+    return fault(code) is Fault.TRANSIENT
+
+
+def is_database_error(error: BaseException) -> bool:
+    """Whether our database, its driver or SQLAlchemy's use of it raised this; a handler may use other drivers, too."""
+    return isinstance(error.orig if isinstance(error, DBAPIError) else error, psycopg.Error)
+
+
+def is_data_fault(error: BaseException) -> bool:
+    """Whether a database error is some record's fault: the same rows are refused whenever they come.
+
+    Without an SQLSTATE it never reached the server: then it is the driver that cannot write a value (a NUL character,
+    a dict where the statement has a plain parameter).
+    """
+    inner = error.orig if isinstance(error, DBAPIError) else error
+    code = sqlstate(error)
+    if code is None:
+        unwritable = isinstance(inner, psycopg.ProgrammingError) and str(inner).startswith("cannot adapt type")
+        return isinstance(inner, psycopg.DataError) or unwritable
+    return (fault_of_error(inner) if isinstance(inner, psycopg.Error) else fault(code)) is Fault.DATA
+
+
+def fault_of(error: BaseException) -> Fault | None:
+    """What an error says of the statement that raised it; None if it says nothing of it.
+
+    That is, where it is no error of the database, or one after which its session has ended.
+    """
+    if not is_database_error(error):
+        return None
+    if is_data_fault(error):
+        return Fault.DATA
+    if not passes(error):
+        return Fault.PROGRAM  # also without an SQLSTATE: the driver refused the statement
+    code = sqlstate(error)
+    has_ended = code is None or code[:2] == "08" or code[:3] == "57P" or code in {"25P03", "25P04"}
+    return None if has_ended else Fault.TRANSIENT
+
+
+def connection_lost(error: BaseException) -> bool:
+    """Whether the server's answer is missing, so that nobody knows what became of a COMMIT."""
+    code = sqlstate(error)
+    return passes(error) and not _pool_is_busy(error) and (code is None or code[:2] in {"08", "57"})
+
+
+def _pool_is_busy(error: BaseException) -> bool:
+    """Whether the engine's pool had no connection to give ("QueuePool limit"): nothing was sent."""
+    return isinstance(error, PoolTimeout)

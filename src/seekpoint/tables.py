@@ -34,7 +34,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY
 
-from seekpoint.failure import State
+from seekpoint.records import State
 
 DEFAULT_SCHEMA = "seekpoint"
 LARGEST_BIGINT, LARGEST_INTEGER = 2**63 - 1, 2**31 - 1

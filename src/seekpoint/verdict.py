@@ -8,11 +8,10 @@ from __future__ import annotations
 import random
 
 from seekpoint.errors import Poison, PoisonStop, RetryLater
-from seekpoint.failure import Aside, Cause, Failure, State
 from seekpoint.intake import OpenBatch
 from seekpoint.pipeline import Pipeline
 from seekpoint.policy import OnPoison, Retry
-from seekpoint.records import Partition, RawRecord
+from seekpoint.records import Aside, Cause, Failure, Partition, RawRecord, State
 
 # No record is passed for these, whatever the policy: another one might have to be passed for the same reason.
 NEVER_PASSED = frozenset({Cause.TRANSIENT, Cause.PROGRAM})

@@ -18,9 +18,8 @@ from seekpoint.assignment import Alone, Assignment, Chunk, StandBy, SuspectPart
 from seekpoint.commit import Committer
 from seekpoint.errors import CodecAway, ConfigError, DeclarationDiffers, Fenced, KafkaAway, StandsBy, StopTimeout
 from seekpoint.events import Announcer
-from seekpoint.failure import Cause, one_line, running_line
-from seekpoint.guard import passes
-from seekpoint.intake import CHUNK, Keeper, OpenBatch
+from seekpoint.heartbeat import Keeper
+from seekpoint.intake import CHUNK, OpenBatch
 from seekpoint.kafka.client import KafkaException, raise_if_fatal, unmade
 from seekpoint.kafka.config import consumer_config, make_consumer
 from seekpoint.kafka.identity import CHECK_KAFKA, Identity, Refused
@@ -28,9 +27,10 @@ from seekpoint.ledger import Attempt, Claim, Ledger, SuspectNote
 from seekpoint.ledger.claim import TRANSIENT
 from seekpoint.pipeline import Pipeline, shown_handler
 from seekpoint.policy import Backoff
-from seekpoint.records import Partition, RawRecord
+from seekpoint.records import Cause, Partition, RawRecord, one_line, running_line
 from seekpoint.refusal import may_pass
 from seekpoint.revision import check
+from seekpoint.sqlstates import passes
 from seekpoint.stopwatch import Stopwatch
 from seekpoint.verdict import Killer, fail
 

@@ -19,9 +19,8 @@ from typing import Any
 
 from seekpoint import Append, Bytes, Limits, Pipeline, Poison, Worker
 from seekpoint.events import BatchOpened, ChunkRead, Committed, Event, Held, LagSampled
-from seekpoint.failure import Failure
 from seekpoint.policy import DeadLetterLimits
-from seekpoint.records import Partition, Record, Span
+from seekpoint.records import Failure, Partition, Record, Span
 
 
 def say(name: str, at: float, **values: Any) -> None:

@@ -29,10 +29,10 @@ from seekpoint import (
     spark,
     testing,
 )
+from seekpoint.engine import _KEEPALIVES
 from seekpoint.health import Health
 from seekpoint.kafka import config
 from seekpoint.kafka.client import Client
-from seekpoint.ledger.ledger import _KEEPALIVES
 from seekpoint.sinks import Append
 
 API, EVENTS, CONFIGURATION, JOBS = (

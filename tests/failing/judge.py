@@ -14,9 +14,8 @@ from failing.kinds import TABLE, TRIGGER, Kind, good
 from failing.roads import key_of, pipeline_on
 from ground import Ground
 from seekpoint import Partition
-from seekpoint.failure import Cause, State
 from seekpoint.policy import OnPoison, Retry
-from seekpoint.records import RawRecord
+from seekpoint.records import Cause, RawRecord, State
 from seekpoint.testing import Processed
 
 TOPIC = "records"

@@ -19,8 +19,7 @@ from sqlalchemy.exc import DBAPIError
 
 from seekpoint import Batch, Poison
 from seekpoint.errors import HandlerMisuse
-from seekpoint.failure import Cause
-from seekpoint.records import AnyRecord, RawRecord
+from seekpoint.records import AnyRecord, Cause, RawRecord
 from seekpoint.testing import raw, record
 
 

@@ -25,10 +25,9 @@ from seekpoint.assignment.chunk import Chunk, Read
 from seekpoint.commit import Committer
 from seekpoint.errors import ConfigError, HandlerMisuse, PoisonStop
 from seekpoint.events import Announcer
-from seekpoint.failure import Cause
 from seekpoint.intake import OpenBatch
 from seekpoint.ledger import Ledger
-from seekpoint.records import Partition, RawRecord, Record, Span
+from seekpoint.records import Cause, Partition, RawRecord, Record, Span
 from seekpoint.testing import Processed, kit, raw, record
 
 Handler = Callable[[Connection, Batch[Any, Any]], Any]

@@ -14,9 +14,8 @@ from depot import EVERY, TOPIC, Depot, orders
 from seekpoint import Bytes
 from seekpoint.admin import Letters, Where
 from seekpoint.errors import ConfigError
-from seekpoint.failure import Cause, State
 from seekpoint.policy import DeadLetterLimits
-from seekpoint.records import RawRecord
+from seekpoint.records import Cause, RawRecord, State
 from seekpoint.testing import raw
 
 NO_LIMITS = DeadLetterLimits(consecutive=None, ratio=None)

@@ -18,10 +18,9 @@ from sqlalchemy import Engine, delete, text
 from integration.ledger.desk import Desk, backend, wait_until_blocked
 from seekpoint.deadletters import DeadLetter, DeadLetters
 from seekpoint.errors import ConfigError, Fenced
-from seekpoint.failure import Aside, Cause, Failure, State
 from seekpoint.ledger import Ledger
 from seekpoint.policy import Limits
-from seekpoint.records import Partition, RawRecord
+from seekpoint.records import Aside, Cause, Failure, Partition, RawRecord, State
 from seekpoint.tables import admin_action, dead_letter, in_schema
 
 FAILURE = Failure(Cause.HANDLER, "ValueError: no", "Traceback ...", None, 3)

@@ -17,7 +17,7 @@ from member import Member
 from scene import QUICK, Scene
 from seekpoint import Limits, Partition, Pipeline, Retry, events
 from seekpoint.errors import PoisonStop
-from seekpoint.failure import Cause
+from seekpoint.records import Cause
 
 SOON = Retry(attempts=3, wait_initial=0.05, jitter=0)
 

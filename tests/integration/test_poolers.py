@@ -21,9 +21,9 @@ from pooler import POOL_SIZE, POOLERS, in_each_session, pgbouncer
 from seekpoint import Append, Json, Ledger, Limits, Pipeline, Upsert, events, pooler
 from seekpoint.columnar import AppendArrow
 from seekpoint.errors import Poison
-from seekpoint.pipeline import Sink
 from seekpoint.records import Partition
 from seekpoint.reload import Generations
+from seekpoint.sink import Sink
 from seekpoint.sinks import roads
 from seekpoint.sinks.roads import Road
 from shop import Shop, doubled, gone, of

@@ -16,7 +16,7 @@ from integration.ledger.desk import scalar, wait_until_blocked
 from seekpoint import Append, Bytes, Json, Pipeline
 from seekpoint.admin import Redrive, Where
 from seekpoint.errors import ConfigError, Fenced, GroupPaused, HandlerMisuse, HandlerOutdated
-from seekpoint.failure import Cause, State
+from seekpoint.records import Cause, State
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ from seekpoint import events
 from seekpoint.admin import Replayed
 from seekpoint.dev.proxy import PostgresProxy, When
 from seekpoint.errors import Fenced
-from seekpoint.failure import State
 from seekpoint.policy import Limits
+from seekpoint.records import State
 from workers import Run
 
 ROOT = Path(__file__).resolve().parents[1]

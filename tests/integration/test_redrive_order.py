@@ -16,8 +16,7 @@ from depot import TOPIC, Depot, Halt
 from integration.ledger.desk import until
 from seekpoint.admin import Planned, Replayed, Where
 from seekpoint.errors import Fenced
-from seekpoint.failure import Cause, State
-from seekpoint.records import RawRecord
+from seekpoint.records import Cause, RawRecord, State
 from seekpoint.testing import raw
 from workers import Run
 

@@ -24,7 +24,7 @@ from seekpoint import Append, Batch, Pipeline, events
 from seekpoint.admin import Redrive
 from seekpoint.codecs.registry import Avro, Protobuf
 from seekpoint.errors import CodecAway, ConfigError
-from seekpoint.failure import Cause
+from seekpoint.records import Cause
 from seekpoint.testing import process, raw
 from workers import Run
 

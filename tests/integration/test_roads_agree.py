@@ -21,8 +21,8 @@ from seekpoint.columnar import AppendArrow
 from seekpoint.errors import CodecAway
 from seekpoint.guard import Session
 from seekpoint.intake import OpenBatch
-from seekpoint.pipeline import RowRefused
 from seekpoint.records import Partition
+from seekpoint.sink import RowRefused
 from seekpoint.sinks import Upsert
 from seekpoint.sinks.copy import Unwritable
 from seekpoint.testing import kit, raw, record

@@ -21,7 +21,7 @@ from seekpoint import Append, Batch, Pipeline, Poison, events
 from seekpoint import Text as Utf8
 from seekpoint.dev.proxy import PostgresProxy
 from seekpoint.errors import HandlerMisuse, PoisonStop
-from seekpoint.failure import Cause
+from seekpoint.records import Cause
 from seekpoint.sinks.few import FEW
 from seekpoint.testing import Processed, process
 from trips import Trips, trips

@@ -15,9 +15,10 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from integration.ledger.desk import applied, make_table, scalar
 from seekpoint import Bytes, Pipeline, Poison
+from seekpoint.batches import Batch
 from seekpoint.errors import ConfigError, HandlerMisuse
 from seekpoint.ledger import Ledger
-from seekpoint.records import Batch, Partition
+from seekpoint.records import Partition
 from seekpoint.tables import DEFAULT_SCHEMA, in_schema
 from seekpoint.testing import Processed, process, raw
 

@@ -24,8 +24,8 @@ from ground import TOPIC, Ground, orders, stopped_at
 from integration.ledger.desk import backend, wait_until_blocked
 from seekpoint import Append, Bytes, DeadLetterLimits, Json, Pipeline, Text, events
 from seekpoint.errors import ConfigError
-from seekpoint.pipeline import RowRefused
 from seekpoint.records import AnyRecord, Partition, RawRecord
+from seekpoint.sink import RowRefused
 from seekpoint.sinks import Upsert, roads
 from seekpoint.sinks.layout import stage_name
 from seekpoint.sinks.roads import Road, Wrote

@@ -20,10 +20,10 @@ from scene import Scene
 from seekpoint import Ledger, Partition, Poison
 from seekpoint.cli.waiting import Waits
 from seekpoint.errors import ConfigError, NotApplied, SeekpointError
-from seekpoint.failure import State
 from seekpoint.ledger import Passed, wait
 from seekpoint.ledger.claim import Attempt
 from seekpoint.ledger.scope import Scope
+from seekpoint.records import State
 from seekpoint.tables import dead_letter, in_schema
 
 HERE = Partition("t", 0)

@@ -28,8 +28,8 @@ from sqlalchemy import Engine, create_engine, text
 from ground import Ground
 from seekpoint.columnar import AppendArrow
 from seekpoint.guard import Session
-from seekpoint.pipeline import RowRefused
 from seekpoint.records import AnyRecord
+from seekpoint.sink import RowRefused
 from seekpoint.sinks import Append, Upsert
 from seekpoint.sinks.copy import driver_of
 from seekpoint.sinks.roads import Road, Roads

@@ -16,9 +16,8 @@ from sqlalchemy.pool import NullPool
 
 from seekpoint import schema, tables
 from seekpoint.deadletters import DeadLetters
-from seekpoint.failure import Aside, Cause, Failure, State
 from seekpoint.ledger import Attempt, Expected, Ledger, Move
-from seekpoint.records import Partition, RawRecord
+from seekpoint.records import Aside, Cause, Failure, Partition, RawRecord, State
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "schema.md").read_text(encoding="utf-8")
 FAILURE = Failure(Cause.POISON, "Poison: a test")

@@ -15,11 +15,11 @@ from cutting import FIRST, diffed, settled, work_up_to
 from seekpoint import Limits, Partition, Text, Upsert, events
 from seekpoint.dev.proxy import PostgresProxy
 from seekpoint.errors import ConfigError, HandlerOutdated, ReloadOver, ReloadRefused
-from seekpoint.guard import connection_lost
 from seekpoint.reload import cutover
 from seekpoint.reload.cutover import took_effect
-from seekpoint.reload.publish import DDL_WAIT
+from seekpoint.reload.dependencies import DDL_WAIT
 from seekpoint.reload.rounds import Rounds
+from seekpoint.sqlstates import connection_lost
 from shop import Shop, doubled, gone, of, pipeline
 
 

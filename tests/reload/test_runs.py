@@ -19,7 +19,7 @@ from seekpoint import Json, Ledger, Pipeline, Upsert
 from seekpoint.errors import ConfigError, ReloadOver, ReloadRefused, SchemaMismatch
 from seekpoint.reload import Reload, Runs, stage_range
 from seekpoint.reload.consolidate import coverage
-from seekpoint.reload.publish import hanging
+from seekpoint.reload.dependencies import hanging
 from seekpoint.reload.rounds import Rounds
 from shop import Order, Shop, doubled, of, pipeline
 

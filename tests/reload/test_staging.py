@@ -11,7 +11,7 @@ import pytest
 from integration.ledger.desk import backend, wait_until_blocked
 from seekpoint import Append, Json, Pipeline, Text
 from seekpoint.errors import ConfigError, ReloadOver, ReloadRefused
-from seekpoint.failure import State
+from seekpoint.records import State
 from seekpoint.reload import Driver, Reload, Staged, stage_range, staging
 from seekpoint.reload.consolidate import consolidate, coverage, index
 from seekpoint.reload.stagers.local import LocalStager

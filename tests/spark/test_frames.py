@@ -20,7 +20,7 @@ from seekpoint import Retry
 from seekpoint.errors import ConfigError, ReloadRefused
 from seekpoint.export import Archive
 from seekpoint.reload import Reload
-from seekpoint.spark import Env, SparkStager
+from seekpoint.spark import SparkStager
 from seekpoint.spark.frames import write_part
 from seekpoint.testing import assert_reload_agrees, raw
 from shop import Shop, of
@@ -77,7 +77,6 @@ class Job:
             schema=books.shop.schema,
             stager=SparkStager(spark, kafka, database=DATABASE, schema=books.shop.schema),
             frames=self.frames,
-            spark=spark,
             archive=archive,
         )
 
@@ -164,7 +163,7 @@ def test_every_table_has_a_frame_or_none_has(books: Books, spark: SparkSession) 
     job.reload.frames = {job.name("rates"): totals()}
     with pytest.raises(ConfigError, match=r"names .*\.rates, which no handler of these pipelines writes"):
         job.reload.open()
-    with pytest.raises(ConfigError, match="give a session, spark="):
+    with pytest.raises(ConfigError, match=r"frames= are computed by Spark: give stager=SparkStager\(spark, kafka\)"):
         books.reload(by_core(None, 2), frames={"x": totals()})
 
 
@@ -292,17 +291,3 @@ def test_agreeing_frames_pass_and_others_are_shown_with_rows(books: Books, spark
     with books.engine.connect() as connection:
         left = connection.execute(text("SELECT count(*) FROM pg_namespace WHERE nspname LIKE 'seekpoint_trial%'"))
         assert left.scalar() == 0
-
-
-def test_the_databases_usual_name_is_the_tasks_without_a_stager() -> None:
-    from seekpoint.spark.frames import servers
-
-    kafka = {"bootstrap.servers": "x:1"}
-    from sqlalchemy import create_engine
-
-    open_, guarded = (create_engine(f"postgresql+psycopg://me{password}@db/x") for password in ("", ":secret"))
-    assert servers(None, guarded, kafka) == (kafka, Env("SEEKPOINT_DATABASE_URL"))
-    assert servers(None, open_, kafka) == (kafka, "postgresql+psycopg://me@db/x")
-    for behind in ("password", "sslpassword"):
-        asked = create_engine(f"postgresql+psycopg://me@db/x?{behind}=secret")
-        assert servers(None, asked, kafka) == (kafka, Env("SEEKPOINT_DATABASE_URL"))

@@ -16,9 +16,8 @@ from sqlalchemy.schema import DropSchema
 from seekpoint import schema
 from seekpoint.deadletters import DeadLetters
 from seekpoint.deadletters import statements as deadletters
-from seekpoint.failure import Aside, Cause, Failure, State
 from seekpoint.ledger import Ledger, administration
-from seekpoint.records import Partition, RawRecord
+from seekpoint.records import Aside, Cause, Failure, Partition, RawRecord, State
 
 LETTERS = 10_000
 PARTITIONS = 100

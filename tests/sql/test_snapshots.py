@@ -26,10 +26,9 @@ from seekpoint.deadletters import DeadLetters
 from seekpoint.deadletters import statements as deadletters
 from seekpoint.errors import Fenced, NotApplied, OffsetLost
 from seekpoint.export import statements as export
-from seekpoint.failure import Aside, Cause, Failure, State
 from seekpoint.ledger import Attempt, Expected, Ledger, Move, SuspectNote, administration, statements, wait
 from seekpoint.ledger.claim import end_abandoned
-from seekpoint.records import Partition, RawRecord
+from seekpoint.records import Aside, Cause, Failure, Partition, RawRecord, State
 from seekpoint.reload import pauses
 from seekpoint.reload import statements as reload
 from seekpoint.tables import DEFAULT_SCHEMA

@@ -12,8 +12,7 @@ import pytest
 from seekpoint import Pipeline, Text, Worker, events
 from seekpoint.errors import ConfigError, DeclarationDiffers, OffsetLost
 from seekpoint.events import Announcer, Event
-from seekpoint.failure import Cause, Failure
-from seekpoint.records import Partition, Span
+from seekpoint.records import Cause, Failure, Partition, Span
 
 KINDS = [kind for kind in vars(events).values() if inspect.isclass(kind) and issubclass(kind, Event)]
 CONCRETE = [kind for kind in KINDS if kind is not Event]

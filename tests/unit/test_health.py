@@ -15,9 +15,8 @@ from sqlalchemy.exc import OperationalError
 from seekpoint import events
 from seekpoint.errors import OffsetLost
 from seekpoint.events import Event
-from seekpoint.failure import Cause, Failure
 from seekpoint.health import Health, HealthBoard
-from seekpoint.records import Partition, Span
+from seekpoint.records import Cause, Failure, Partition, Span
 from seekpoint.stopwatch import Stopwatch
 
 A, B = Partition("a", 0), Partition("b", 1)

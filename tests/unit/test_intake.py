@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 
 from seekpoint.assignment.chunk import Chunk, Read, chain
 from seekpoint.errors import ConfigError, Fenced, PoisonStop
-from seekpoint.failure import Aside, Cause, Failure, State
 from seekpoint.intake import OpenBatch
 from seekpoint.kafka.client import Unreadable
 from seekpoint.kafka.identity import Answer
 from seekpoint.ledger import Claim
 from seekpoint.policy import Limits
-from seekpoint.records import Partition, RawRecord, Span
+from seekpoint.records import Aside, Cause, Failure, Partition, RawRecord, Span, State
 from seekpoint.testing import raw
 
 A, B = Partition("a", 0), Partition("b", 1)

@@ -9,12 +9,12 @@ import pytest
 from seekpoint import DeadLetterLimits, Partition
 from seekpoint.assignment.chunk import Chunk, Read
 from seekpoint.errors import RetryLater, TooManyDeadLetters
-from seekpoint.failure import HELD_BEHIND, Aside, Cause, Failure, State
 from seekpoint.intake import OpenBatch
 from seekpoint.kafka.identity import Answer
 from seekpoint.ledger import Claim
 from seekpoint.policy import Limits
 from seekpoint.quarantine import Quarantine
+from seekpoint.records import HELD_BEHIND, Aside, Cause, Failure, State
 from seekpoint.testing import raw
 
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seekpoint.errors import ConfigError, Poison
-from seekpoint.pipeline import Row, Sink, ValueSink
+from seekpoint.sink import Row, Sink, ValueSink
 from seekpoint.sinks import Append, Upsert
 from seekpoint.sinks.fold import Column, Deleted, Offsets, Target, fold
 from seekpoint.sinks.roads import LONGEST, SMALL, Road, Roads, Wrote

@@ -8,10 +8,10 @@ from sqlalchemy import Row
 
 from seekpoint.deadletters import DeadLetter
 from seekpoint.errors import ConfigError, Fenced, GroupPaused, HandlerOutdated
-from seekpoint.failure import Cause, State
 from seekpoint.kafka.client import Unreadable
 from seekpoint.ledger import Position
 from seekpoint.pipeline import Pipeline
+from seekpoint.records import Cause, State
 
 
 def keeps_order(pipeline: Pipeline, letter: DeadLetter) -> bool:

@@ -9,7 +9,7 @@ from datetime import datetime
 from seekpoint.deadletters import DeadLetter, DeadLetters
 from seekpoint.deadletters.letter import OPEN
 from seekpoint.errors import ConfigError
-from seekpoint.failure import Cause, State
+from seekpoint.records import Cause, State
 
 PAGE = 500  # letters that are asked for at once, without their values
 

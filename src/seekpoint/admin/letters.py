@@ -16,11 +16,11 @@ from seekpoint.admin.patience import patiently
 from seekpoint.admin.portable import portable
 from seekpoint.admin.statements import GROUP_OF_LETTER
 from seekpoint.deadletters import DeadLetter, DeadLetters
+from seekpoint.engine import postgres_engine
 from seekpoint.errors import ConfigError
-from seekpoint.failure import State, storable
 from seekpoint.ledger import Ledger
-from seekpoint.ledger.ledger import postgres_engine
 from seekpoint.policy import Limits
+from seekpoint.records import State, storable
 from seekpoint.tables import DEFAULT_SCHEMA, LARGEST_BIGINT, in_schema
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from seekpoint.deadletters import DeadLetter
-from seekpoint.failure import Failure
+from seekpoint.records import Failure
 
 
 @dataclass(frozen=True, slots=True)

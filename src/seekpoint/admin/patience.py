@@ -7,9 +7,9 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from seekpoint.guard import passes, sqlstate
 from seekpoint.ledger.claim import LOCK_NOT_AVAILABLE
 from seekpoint.policy import Backoff
+from seekpoint.sqlstates import passes, sqlstate
 
 T = TypeVar("T")
 

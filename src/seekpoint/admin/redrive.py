@@ -17,11 +17,11 @@ from seekpoint.admin.outcome import Planned, Replayed, Summary
 from seekpoint.admin.replayer import Replayer
 from seekpoint.deadletters import DeadLetter
 from seekpoint.errors import ConfigError, Fenced
-from seekpoint.failure import storable
 from seekpoint.guard import Session
 from seekpoint.ledger.statements import READ_GROUP
 from seekpoint.pipeline import Pipeline
 from seekpoint.policy import Limits
+from seekpoint.records import storable
 from seekpoint.tables import DEFAULT_SCHEMA
 
 Key = tuple[str, int, UUID, bytes]  # of one partition, in one life of its topic

@@ -17,13 +17,12 @@ from seekpoint.admin.patience import patiently
 from seekpoint.apply import Failed, make, write
 from seekpoint.deadletters import DeadLetter, DeadLetters
 from seekpoint.errors import HandlerMisuse
-from seekpoint.failure import Cause, Failure, State
-from seekpoint.guard import LentConnection, Session, connection_lost, is_data_fault
+from seekpoint.guard import LentConnection, Session
 from seekpoint.ledger.read import look
 from seekpoint.ledger.statements import READ_GROUP
 from seekpoint.pipeline import Pipeline
-from seekpoint.records import Span
-from seekpoint.sqlstates import Fault
+from seekpoint.records import Cause, Failure, Span, State
+from seekpoint.sqlstates import Fault, connection_lost, is_data_fault
 
 
 @dataclass(slots=True)

@@ -24,7 +24,6 @@ from seekpoint.assignment.places import Placed, Places, Waiting
 from seekpoint.assignment.turns import Turns
 from seekpoint.errors import Fenced, KafkaAway, PartitionStopped, RetryLater, TopicRecreated, TopicUnknown
 from seekpoint.events import Announcer
-from seekpoint.guard import passes
 from seekpoint.kafka.client import Client, Message
 from seekpoint.kafka.identity import NO_ID, Answer, Identity
 from seekpoint.kafka.loss import judge
@@ -34,6 +33,7 @@ from seekpoint.ledger.claim import recreated
 from seekpoint.pipeline import Pipeline
 from seekpoint.policy import Backoff, StartAt
 from seekpoint.records import Partition, RawRecord
+from seekpoint.sqlstates import passes
 
 
 class Assignment:

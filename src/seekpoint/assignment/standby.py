@@ -13,9 +13,9 @@ from typing import TypeAlias
 from seekpoint import events
 from seekpoint.errors import DeclarationDiffers, StandsBy
 from seekpoint.events import Announcer
-from seekpoint.guard import passes
 from seekpoint.ledger import Ledger
 from seekpoint.policy import Backoff
+from seekpoint.sqlstates import passes
 
 Reason: TypeAlias = StandsBy | DeclarationDiffers
 """Why a worker waits outside the group, as the error that its claim would meet."""

@@ -11,14 +11,13 @@ from seekpoint.assignment.chunk import Chunk, Read
 from seekpoint.assignment.places import Placed, Places
 from seekpoint.errors import Fenced, RetryLater
 from seekpoint.events import Announcer
-from seekpoint.failure import Cause, Failure
 from seekpoint.kafka.client import Client
 from seekpoint.kafka.watermarks import Watermarks
 from seekpoint.ledger import Attempt, Claim, Ledger, SuspectNote
 from seekpoint.ledger.claim import DELAYED, TRANSIENT
 from seekpoint.pipeline import Pipeline
 from seekpoint.policy import Retry
-from seekpoint.records import Partition, RawRecord
+from seekpoint.records import Cause, Failure, Partition, RawRecord
 
 # The least that one partition's backlog may hold, however many partitions share the limits of a batch.
 LEAST_RECORDS = 1000

@@ -17,6 +17,7 @@ from seekpoint.batch.brokers import Brokers
 from seekpoint.batch.folding import fold
 from seekpoint.batch.opening import Claims, occupy, open_batch, stale
 from seekpoint.batch.publish import publish, totals
+from seekpoint.engine import postgres_engine
 from seekpoint.errors import (
     BatchRefused,
     ConfigError,
@@ -27,21 +28,20 @@ from seekpoint.errors import (
     TooManyDeadLetters,
     TopicRecreated,
 )
-from seekpoint.failure import one_line
-from seekpoint.guard import connection_lost, is_data_fault
 from seekpoint.ledger import Ledger
-from seekpoint.ledger.ledger import postgres_engine
 from seekpoint.loading import load_pipeline
 from seekpoint.pipeline import Pipeline
 from seekpoint.policy import Limits
+from seekpoint.records import one_line
 from seekpoint.reload import LocalStager, Stager
 from seekpoint.reload import statements as sql
 from seekpoint.reload.consolidate import RANGE, check_topics, coverage, require_width
-from seekpoint.reload.job import Progress
-from seekpoint.reload.run import Driver, Run, Runs, run_of, this_driver, transaction
+from seekpoint.reload.run import Driver, Progress, Run, run_of, this_driver, transaction
+from seekpoint.reload.runs import Runs
 from seekpoint.reload.staging import begin_staging
 from seekpoint.reload.targets import sources, targets
 from seekpoint.revision import check
+from seekpoint.sqlstates import connection_lost, is_data_fault
 from seekpoint.tables import DEFAULT_SCHEMA
 
 ENDS = (BatchRefused, RangeLost, TopicRecreated, TooManyDeadLetters)  # what no other driver would get over

@@ -10,18 +10,17 @@ from sqlalchemy import Row
 
 from seekpoint.batch import statements as sql
 from seekpoint.batch.brokers import Brokers
+from seekpoint.engine import schema_translation
 from seekpoint.errors import BatchRefused
-from seekpoint.failure import storable
 from seekpoint.ledger import Claim
 from seekpoint.ledger.administration import INSERT_GROUP, LOCK_GROUP
 from seekpoint.ledger.claim import Claimant, claim, needs_preparing, prepare, recreated
 from seekpoint.ledger.declaration import Declaration
-from seekpoint.ledger.ledger import schema_translation
 from seekpoint.ledger.move import set_paused
 from seekpoint.ledger.read import look
 from seekpoint.ledger.scope import Scope
 from seekpoint.pipeline import Pipeline
-from seekpoint.records import Partition
+from seekpoint.records import Partition, storable
 from seekpoint.reload import statements as runs
 from seekpoint.reload.pauses import PAUSER, let_go, pauser
 from seekpoint.reload.publications import prefix_of

@@ -11,7 +11,6 @@ from sqlalchemy.exc import DBAPIError
 from seekpoint.batch import statements as sql
 from seekpoint.batch.folding import Part, columns_of, folded_path, parts_of, target_of
 from seekpoint.batch.opening import Claims, require_no_held_keys, scope_of
-from seekpoint.guard import connection_lost, passes
 from seekpoint.ledger.administration import LOCK_GROUP
 from seekpoint.ledger.advance import Expected, Move, Settings, advance, hold
 from seekpoint.ledger.move import record_action
@@ -27,6 +26,7 @@ from seekpoint.sinks.fold import Target
 from seekpoint.sinks.layout import DELETED, Layout, survey
 from seekpoint.sinks.statements import Statements
 from seekpoint.sinks.upsert import Upsert
+from seekpoint.sqlstates import connection_lost, passes
 
 
 def publish(driver: Driver, source: Source, claims: Claims, tries: int = TRIES) -> None:

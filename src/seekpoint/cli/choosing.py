@@ -14,7 +14,7 @@ import typer
 from seekpoint.admin import Chosen, Where
 from seekpoint.deadletters.letter import OPEN
 from seekpoint.errors import ConfigError
-from seekpoint.failure import Cause, State
+from seekpoint.records import Cause, State
 from seekpoint.tables import LARGEST_BIGINT, LARGEST_INTEGER
 
 

@@ -37,9 +37,9 @@ from seekpoint.cli.options import AsJson, DatabaseUrl, Schema, checked_engine
 from seekpoint.cli.run import Target
 from seekpoint.cli.status import known_group
 from seekpoint.errors import ConfigError
-from seekpoint.failure import notes
 from seekpoint.loading import load_pipeline
 from seekpoint.pipeline import Pipeline
+from seekpoint.records import notes
 from seekpoint.tables import DEFAULT_SCHEMA
 
 app = typer.Typer(

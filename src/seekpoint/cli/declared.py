@@ -12,7 +12,8 @@ from seekpoint.cli.explain import explained
 from seekpoint.cli.options import AsJson, OptionalDatabaseUrl, one_off_engine
 from seekpoint.columnar import AppendArrow
 from seekpoint.loading import load_pipeline
-from seekpoint.pipeline import Pipeline, Sink
+from seekpoint.pipeline import Pipeline
+from seekpoint.sink import Sink
 from seekpoint.sinks import Append, Upsert
 from seekpoint.sinks.roads import outlook
 

@@ -18,9 +18,9 @@ from sqlalchemy import URL
 from sqlalchemy.exc import DBAPIError
 
 from seekpoint.errors import ConfigError, KafkaAway, SeekpointError, install
-from seekpoint.failure import notes, users_line
 from seekpoint.kafka.client import KafkaException
 from seekpoint.kafka.identity import CHECK_KAFKA
+from seekpoint.records import notes, users_line
 
 FAILED, USAGE, ABORTED = 1, 2, 130
 

@@ -16,8 +16,8 @@ from sqlalchemy import Engine
 
 from seekpoint.cli.explain import keep_secret
 from seekpoint.cli.options import database, kafka_settings, without
+from seekpoint.engine import postgres_engine
 from seekpoint.errors import ConfigError
-from seekpoint.ledger.ledger import postgres_engine
 from seekpoint.loading import load, load_function
 from seekpoint.policy import Limits
 from seekpoint.running import Worker

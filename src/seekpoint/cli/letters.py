@@ -14,8 +14,7 @@ from rich.text import Text
 from seekpoint.admin import Planned, portable
 from seekpoint.cli.explain import masked
 from seekpoint.deadletters import DeadLetter, name_bytes
-from seekpoint.failure import State
-from seekpoint.records import utc
+from seekpoint.records import State, utc
 
 SHOWN = 2048  # bytes of a value that are shown, unless the whole is asked for
 CELL = 100  # characters of an error in a table

@@ -13,8 +13,8 @@ from sqlalchemy.pool import NullPool
 from seekpoint import schema as ledger_schema
 from seekpoint.cli.explain import keep_secret
 from seekpoint.connections import watch
+from seekpoint.engine import read_url
 from seekpoint.errors import ConfigError
-from seekpoint.ledger.ledger import read_url
 
 DatabaseUrl = Annotated[
     str,

@@ -61,13 +61,13 @@ def spark_session(master: str, conf: Sequence[str] | None) -> Iterator[SparkSess
 def stager(
     stack: ExitStack, of: Job, master: str | None, conf: Sequence[str] | None, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """``stager`` and ``spark`` for a job whose log Spark's tasks read; empty where no master is named."""
+    """``stager`` for a job whose log Spark's tasks read; empty where no master is named."""
     if (started := _started(stack, of, master, conf, say)) is None:
         return {}
     from seekpoint.spark import SparkStager  # noqa: PLC0415 -- pyspark, an extra
 
     session, kafka, database = started
-    return {"stager": SparkStager(session, kafka, database=database, schema=of.schema), "spark": session}
+    return {"stager": SparkStager(session, kafka, database=database, schema=of.schema)}
 
 
 def writer(

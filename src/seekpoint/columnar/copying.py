@@ -10,11 +10,11 @@ import psycopg
 from psycopg import sql
 from sqlalchemy import Connection
 
-from seekpoint.columnar.sink import Whole
+from seekpoint.columnar.protocol import Whole
 from seekpoint.columnar.text import is_json, joined, lines
 from seekpoint.columnar.values import column_of
 from seekpoint.errors import ConfigError
-from seekpoint.pipeline import Row, RowRefused
+from seekpoint.sink import Row, RowRefused
 from seekpoint.sinks.copy import Texts, Unwritable, begin_copy, driver_of, refused, writing_cursor
 from seekpoint.sinks.insert import Inserts
 from seekpoint.sinks.place import recalled

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 from sqlalchemy import Connection
 
-from seekpoint.errors import ConfigError, Poison, needs_extra
-from seekpoint.pipeline import Row, Writer
+from seekpoint.columnar.protocol import Whole, as_table, is_table, required
+from seekpoint.errors import ConfigError, Poison
 from seekpoint.records import AnyRecord
+from seekpoint.sink import Row, Writer
 from seekpoint.sinks.table import TableSink
-
-PROTOCOLS = ("__arrow_c_stream__", "__arrow_c_array__")  # what every library that has Arrow's tables gives them by
-
-
-class Whole(NamedTuple):
-    """What stands for a row where a record is a whole table of Arrow's."""
-
-    table: Any
 
 
 class AppendArrow(TableSink):
@@ -96,23 +89,3 @@ class AppendArrow(TableSink):
                 raise Poison(f"{self!r}: the table has a column {name!r}, which is to take the record's provenance")
             table = table.append_column(name, required().repeat(value, table.num_rows))
         return Whole(table)
-
-
-def is_table(kind: type) -> bool:
-    """Whether values of this type are whole tables."""
-    return any(hasattr(kind, name) for name in PROTOCOLS)
-
-
-def as_table(given: Any) -> Any:
-    """The value as pyarrow's table; raises what pyarrow raises for an array that is no table."""
-    pa = required()
-    return given if isinstance(given, pa.Table) else pa.table(given)
-
-
-def required() -> Any:
-    """The module pyarrow. Raises ConfigError where it is not installed."""
-    try:
-        import pyarrow as pa  # noqa: PLC0415 -- a declaration does without
-    except ImportError as error:
-        raise needs_extra("columns need pyarrow", "arrow", error) from error
-    return pa

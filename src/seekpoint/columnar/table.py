@@ -11,9 +11,9 @@ import msgspec
 import pyarrow as pa
 
 from seekpoint.columnar.kinds import BY_VALUES, Kind, fields_in, fields_of, part
-from seekpoint.columnar.sink import as_table, is_table
+from seekpoint.columnar.protocol import as_table, is_table
 from seekpoint.errors import ConfigError, Poison
-from seekpoint.records import AnyRecord, Batch
+from seekpoint.records import AnyRecord
 
 VALUE = "value"  # the only column, where values have no fields
 ORIGINS = ("topic", "partition", "offset", "timestamp", "key")
@@ -21,27 +21,27 @@ ORIGINS = ("topic", "partition", "offset", "timestamp", "key")
 Records = Sequence[AnyRecord]
 
 
-def build(batch: Batch[Any, Any], schema: Any, provenance: Mapping[str, str] | Sequence[str] | None) -> Any:
+def build(records: Records, schema: Any, provenance: Mapping[str, str] | Sequence[str] | None) -> Any:
     """The table. Raises Poison, which names records; ConfigError where the arguments cannot be meant."""
     places = _places(provenance)
-    kinds = {type(record.value) for record in batch if record.value is not None}
+    kinds = {type(record.value) for record in records if record.value is not None}
     if kinds and all(map(is_table, kinds)):
-        return _together(batch, _own(schema), places)
-    values, fields = _values(batch, kinds, schema)
+        return _together(records, _own(schema), places)
+    values, fields = _values(records, kinds, schema)
     if twice := sorted({*fields} & {*places.values()}):
         raise ConfigError(f"provenance= takes names that the values have, too: {', '.join(twice)}")
     lenient = any(value is None for value in values)  # tombstones
     own = schema if isinstance(schema, pa.Schema) else None
     arrays, described = [], []
     for name, kind in fields.items():
-        array = _column(name, kind, _cells(name, kind, values, batch), batch)
+        array = _column(name, kind, _cells(name, kind, values, records), records)
         field = pa.field(name, array.type, kind.nullable or lenient) if own is None else own.field(name)
         if not field.nullable:
-            _check_no_nulls(name, array, batch)
+            _check_no_nulls(name, array, records)
         arrays.append(array)
         described.append(field)
     table = pa.table(arrays, schema=pa.schema(described)) if fields else None
-    return _with_origins(table, batch, places)
+    return _with_origins(table, records, places)
 
 
 def _own(schema: Any) -> Any:
@@ -71,9 +71,9 @@ def _places(given: Mapping[str, str] | Sequence[str] | None) -> dict[str, str]:
 # -- which columns ------------------------------------------------------------------------------------------------
 
 
-def _values(batch: Batch[Any, Any], kinds: set[type], schema: Any) -> tuple[list[Any], dict[str, Kind]]:
+def _values(records: Records, kinds: set[type], schema: Any) -> tuple[list[Any], dict[str, Kind]]:
     """The values, such that they have fields; and the fields."""
-    values = [record.value for record in batch]
+    values = [record.value for record in records]
     if any(hasattr(kind, "DESCRIPTOR") for kind in kinds):
         from seekpoint.codecs.messages import plain  # noqa: PLC0415 -- it needs another extra
 

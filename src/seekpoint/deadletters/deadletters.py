@@ -12,12 +12,11 @@ from sqlalchemy import Connection
 from seekpoint.deadletters import statements as sql
 from seekpoint.deadletters.letter import DeadLetter, explained, letter, row, values
 from seekpoint.errors import ConfigError, Fenced
-from seekpoint.failure import Aside, Cause, Failure, State, storable
 from seekpoint.ledger import Ledger
 from seekpoint.ledger.administration import LOCK_ROW
 from seekpoint.ledger.move import record_action
 from seekpoint.ledger.statements import SHARE_GROUP
-from seekpoint.records import Partition
+from seekpoint.records import Aside, Cause, Failure, Partition, State, storable
 from seekpoint.tables import LARGEST_BIGINT, LARGEST_INTEGER
 
 # What people may do to an open letter, and what admin_action calls it.

@@ -11,8 +11,7 @@ from uuid import UUID
 from sqlalchemy import Row
 
 from seekpoint.errors import ConfigError
-from seekpoint.failure import Aside, Cause, Failure, State, storable
-from seekpoint.records import Partition, RawRecord
+from seekpoint.records import Aside, Cause, Failure, Partition, RawRecord, State, storable
 
 OPEN = (State.PARKED, State.HELD)
 

@@ -12,11 +12,11 @@ from uuid import UUID
 
 from sqlalchemy import URL, Engine
 
+from seekpoint.engine import postgres_engine
 from seekpoint.errors import ConfigError, RangeLost
 from seekpoint.export.manifest import Entry, holes, transaction
 from seekpoint.export.storage import Storage, below, named, place
 from seekpoint.kafka.ranges import Piece, Range
-from seekpoint.ledger.ledger import postgres_engine
 from seekpoint.tables import DEFAULT_SCHEMA
 
 DAY = timedelta(days=1)

@@ -10,17 +10,16 @@ from uuid import UUID, uuid4
 
 from sqlalchemy import URL, Engine
 
+from seekpoint.engine import postgres_engine
 from seekpoint.errors import ConfigError, RangeLost
 from seekpoint.export.archive import Archive
 from seekpoint.export.manifest import Entry, Tx, Written, holes, transaction
-from seekpoint.failure import storable
 from seekpoint.kafka.outlook import Outlook
 from seekpoint.kafka.plan import check
 from seekpoint.kafka.ranges import Range
 from seekpoint.ledger import Ledger
-from seekpoint.ledger.ledger import postgres_engine
 from seekpoint.ledger.read import Position
-from seekpoint.records import Partition
+from seekpoint.records import Partition, storable
 
 if TYPE_CHECKING:
     from seekpoint.export.writing import Writer

@@ -28,8 +28,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql
 
-from seekpoint.failure import State
 from seekpoint.ledger.statements import APPLICATION, GROUP, NO_ATTEMPT, NO_STOP, NO_SUSPECTS, READ_GROUP, array, unnest
+from seekpoint.records import State
 from seekpoint.tables import (
     IS_MOVE,
     PUBLISHING,

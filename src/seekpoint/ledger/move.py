@@ -10,12 +10,11 @@ from uuid import UUID, uuid4
 from sqlalchemy import Row
 
 from seekpoint.errors import ConfigError, Fenced
-from seekpoint.failure import storable
 from seekpoint.ledger import administration as sql
 from seekpoint.ledger.read import Position, position
 from seekpoint.ledger.scope import Scope
 from seekpoint.ledger.statements import SHARE_GROUP
-from seekpoint.records import Partition
+from seekpoint.records import Partition, storable
 from seekpoint.tables import LARGEST_BIGINT
 
 

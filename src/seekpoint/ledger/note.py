@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from seekpoint.failure import SAID, storable
 from seekpoint.ledger import statements as sql
 from seekpoint.ledger.advance import fenced
 from seekpoint.ledger.claim import Attempt, Claim
 from seekpoint.ledger.scope import Scope
+from seekpoint.records import SAID, storable
 
 LONGEST = 10 * 365 * 24 * 3600.0  # seconds: far enough, and a time that Postgres can hold
 

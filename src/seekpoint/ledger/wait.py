@@ -13,11 +13,10 @@ from uuid import UUID
 from sqlalchemy import BigInteger, Integer, Row, Text, and_, bindparam, func, literal, literal_column, select, true
 
 from seekpoint.errors import ConfigError, NotApplied
-from seekpoint.failure import State
 from seekpoint.ledger import statements as sql
 from seekpoint.ledger.claim import DELAYED
 from seekpoint.ledger.scope import Scope
-from seekpoint.records import Partition
+from seekpoint.records import Partition, State
 from seekpoint.tables import (
     IS_MOVE,
     LARGEST_BIGINT,

@@ -11,7 +11,6 @@ from psycopg import sql as ident
 from sqlalchemy.exc import DBAPIError
 
 from seekpoint.errors import CutOverRefused, KafkaAway, RangeStuck, ReloadOver, ReloadRefused
-from seekpoint.guard import connection_lost, passes, sqlstate
 from seekpoint.ledger.administration import LOCK_GROUP, RECORD_ACTION, REDRAW
 from seekpoint.reload import statements as sql
 from seekpoint.reload.bounds import Bounds, Budget, OverBudget
@@ -23,6 +22,7 @@ from seekpoint.reload.rounds import Rounds
 from seekpoint.reload.run import Driver, Tx, run_of, told, transaction
 from seekpoint.reload.targets import Path
 from seekpoint.reload.tries import TRIES, longer_pause, pause
+from seekpoint.sqlstates import connection_lost, passes, sqlstate
 from seekpoint.tables import dead_letter
 
 IDLE = 3.0  # seconds at most that the brokers may say nothing while all workers wait

@@ -8,9 +8,8 @@ from typing import Any
 from sqlalchemy import Row, and_, literal, select
 
 from seekpoint.errors import ReloadRefused
-from seekpoint.failure import State
 from seekpoint.kafka.ranges import stable_ends, topic_ids
-from seekpoint.records import Partition
+from seekpoint.records import Partition, State
 from seekpoint.reload import statements as sql
 from seekpoint.reload.layout import Staging
 from seekpoint.reload.run import SERIALIZABLE_ENOUGH, Driver, StagedPosition, Tx, position_of

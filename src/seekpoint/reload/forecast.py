@@ -12,9 +12,9 @@ from psycopg import sql as ident
 from seekpoint.errors import CutOverRefused, ReloadRefused
 from seekpoint.reload.bounds import Bounds
 from seekpoint.reload.compare import Difference, compared
+from seekpoint.reload.dependencies import MERGE, ties, without_generations
 from seekpoint.reload.layout import Staging, name, names, rows, run, unlogged
 from seekpoint.reload.merge import lost, may_skip_look, of_deletes, reaches, same_key
-from seekpoint.reload.publish import MERGE, ties, without_generations
 from seekpoint.reload.run import Driver, Tx
 from seekpoint.reload.targets import Target
 

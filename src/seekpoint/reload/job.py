@@ -5,22 +5,20 @@ from __future__ import annotations
 import getpass
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from uuid import UUID
 
 import psycopg
 from sqlalchemy import URL, Engine
 from sqlalchemy.exc import DBAPIError
 
+from seekpoint.engine import postgres_engine
 from seekpoint.errors import ConfigError, RangeLost, ReloadRefused, TopicRecreated, WroteLiveTable
 from seekpoint.export import Archive
-from seekpoint.failure import one_line
-from seekpoint.guard import is_data_fault
 from seekpoint.kafka.outlook import require_known
-from seekpoint.ledger.ledger import postgres_engine
 from seekpoint.pipeline import Pipeline
 from seekpoint.policy import Limits
+from seekpoint.records import one_line
 from seekpoint.reload import statements as sql
 from seekpoint.reload.bounds import MAX_DELETES, MAX_WAIT, Bounds
 from seekpoint.reload.compare import Report, prepare, recall
@@ -28,29 +26,27 @@ from seekpoint.reload.consolidate import RANGE, check_topics, consolidate, cover
 from seekpoint.reload.cutover import CutOver, Plan, cut_over
 from seekpoint.reload.extend import LARGE, Shrinking, distance, extend
 from seekpoint.reload.forecast import forecast, require_allowed, require_no_extra
-from seekpoint.reload.handlers.frames import Frame, resolve_frames
+from seekpoint.reload.handlers.frames import Frame, FrameStager, resolve_frames
 from seekpoint.reload.handlers.rebuild import MOST, rebuild
 from seekpoint.reload.merge import warm
 from seekpoint.reload.opening import Order, open_run
 from seekpoint.reload.reach import notes
 from seekpoint.reload.rounds import Rounds
-from seekpoint.reload.run import SERIALIZABLE_ENOUGH, VERIFIED, Driver, Run, Runs, transaction
+from seekpoint.reload.run import SERIALIZABLE_ENOUGH, VERIFIED, Driver, Progress, Run, transaction
+from seekpoint.reload.runs import Runs
 from seekpoint.reload.stagers.local import LocalStager
 from seekpoint.reload.staging import Stager, begin_staging
 from seekpoint.reload.sweep import drop_attempts
 from seekpoint.reload.targets import Source, sources, targets
 from seekpoint.reload.tries import TRIES, is_conflict, pause
 from seekpoint.reload.writes import writes_other_tables
+from seekpoint.sqlstates import is_data_fault
 from seekpoint.tables import DEFAULT_SCHEMA, PUBLISHING
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 T = TypeVar("T")
 SMALL = 2_000  # records of a round, below which the locks may be taken
 ENDS = (ReloadRefused, RangeLost, TopicRecreated, WroteLiveTable)  # what no other driver would get over
 
-Progress = Callable[[str, int, int], None]  # what is done, how much of it, of how much
 Told = Callable[[Report], object]
 
 
@@ -64,6 +60,7 @@ class Reload:
     that the code which runs now makes the same keys of a record as these pipelines do: a merge need not look through
     the whole table under the lock then. ``progress`` is called with what is being done, how many records of it are done
     (of "warming up": keys), and of how many (0: not known). ``archive`` has what retention took of the logs.
+    ``frames`` are what handlers' tables hold up to the opening, computed by Spark: they need a SparkStager.
 
     A merge calls ``compared`` with its :class:`Report` before it publishes anything, and is refused (CutOverRefused,
     the run stays open) where workers would wait for longer than ``max_wait``; where it would delete more than the share
@@ -89,7 +86,6 @@ class Reload:
         progress: Progress | None = None,
         archive: Archive | None = None,
         frames: Mapping[str, Frame] | None = None,
-        spark: SparkSession | None = None,
         max_wait: float = MAX_WAIT,
         max_deletes: float = MAX_DELETES,
         allow_cascades: bool = False,
@@ -104,9 +100,9 @@ class Reload:
             raise ConfigError("stager= and processes= both say who reads the log: give one of them")
         require_width(range_records)
         self._stager = stager or LocalStager(self.engine, schema, self.kafka, self.sources, processes=processes)
-        self.archive, self.frames, self.spark = archive, dict(frames or {}), spark
-        if self.frames and spark is None:
-            raise ConfigError("frames= are computed by Spark: give a session, spark=")
+        self.archive, self.frames = archive, dict(frames or {})
+        if self.frames and not isinstance(self._stager, FrameStager):
+            raise ConfigError("frames= are computed by Spark: give stager=SparkStager(spark, kafka)")
         self._same_keys = same_keys
         self._compared: Told = compared or (lambda _: None)
         self.bounds = Bounds(
@@ -281,10 +277,8 @@ class Reload:
                 self.runs.abort(driver.run.id, f"{reason}: {ended}")
 
     def _compute_frames(self, driver: Driver) -> None:
-        if self.frames:
-            spark = import_module("seekpoint.spark.frames")  # stands above this package, and needs pyspark
-            kafka, database = spark.servers(self._stager, self.engine, self.kafka)
-            spark.compute(driver, self.sources, self.frames, self.spark, kafka=kafka, database=database)
+        if self.frames and isinstance(self._stager, FrameStager):
+            self._stager.compute(driver, self.sources, self.frames)
 
     def _stage_ranges(self, driver: Driver) -> None:
         with driver.step("staging") as tx:

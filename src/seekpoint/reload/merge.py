@@ -12,7 +12,6 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
 from seekpoint.errors import CutOverRefused, ReloadRefused
-from seekpoint.guard import passes
 from seekpoint.reload.bounds import ROW_WAIT, Bounds, Budget
 from seekpoint.reload.compare import DIFFERENT_KEY, Difference, compared, differing, distinct
 from seekpoint.reload.kept import Kept
@@ -21,6 +20,7 @@ from seekpoint.reload.reach import of_inheritance, referencing
 from seekpoint.reload.run import Driver, Tx
 from seekpoint.reload.targets import Path, Target
 from seekpoint.sinks.layout import quoted
+from seekpoint.sqlstates import passes
 
 FEW = 5  # a difference of less than a fifth of the table is looked up key by key
 WARM = 16  # pages of a difference, about a thousand keys: what is looked up and locked at once

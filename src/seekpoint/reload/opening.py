@@ -12,18 +12,17 @@ from sqlalchemy import Engine, Row
 from seekpoint.deadletters.statements import COUNT_OPEN
 from seekpoint.errors import ReloadRefused
 from seekpoint.export import Archive
-from seekpoint.failure import storable
 from seekpoint.kafka.outlook import require_known
 from seekpoint.kafka.ranges import Range, log_starts, stable_ends, topic_ids
 from seekpoint.ledger.administration import ALONE
 from seekpoint.policy import Limits
-from seekpoint.records import Partition
+from seekpoint.records import Partition, storable
 from seekpoint.reload import statements as sql
 from seekpoint.reload.compaction import of_compaction
+from seekpoint.reload.dependencies import ties, without_generations
 from seekpoint.reload.kept import hides_rows
 from seekpoint.reload.layout import GENERATION
 from seekpoint.reload.publications import prefix_of, unidentified
-from seekpoint.reload.publish import ties, without_generations
 from seekpoint.reload.reach import notes, of_inheritance
 from seekpoint.reload.run import Driver, Tx, position_of, run_of, this_driver, transaction
 from seekpoint.reload.targets import COMPARED, Source, Target, resolve, targets

@@ -8,13 +8,13 @@ from typing import Protocol, runtime_checkable
 
 from seekpoint.apply import Failed, Made, make, rows_at_once, write
 from seekpoint.errors import ReloadRefused
-from seekpoint.failure import HELD_BEHIND, Aside, Failure, State
 from seekpoint.guard import LentConnection
 from seekpoint.isolate import spans_of
 from seekpoint.kafka.ranges import Piece
-from seekpoint.pipeline import Pipeline, Row
+from seekpoint.pipeline import Pipeline
 from seekpoint.policy import OnPoison
-from seekpoint.records import AnyRecord, RawRecord
+from seekpoint.records import HELD_BEHIND, AnyRecord, Aside, Failure, RawRecord, State
+from seekpoint.sink import Row
 from seekpoint.sqlstates import Fault
 
 PART = 5_000  # records under one savepoint: enough that it costs nothing, few enough to be halved quickly

@@ -11,12 +11,13 @@ from psycopg import sql as ident
 from sqlalchemy import Connection
 
 from seekpoint.errors import ReloadRefused
-from seekpoint.pipeline import Pipeline, Row, RowRefused, Writer
+from seekpoint.pipeline import Pipeline
 from seekpoint.records import AnyRecord, RawRecord, offsets_of
 from seekpoint.reload.constraints import may_be_refused
 from seekpoint.reload.layout import KEY, LINE, OFFSET, Staging, name, names, run, unlogged
 from seekpoint.reload.likeness import Numbers, make_like
 from seekpoint.reload.targets import Path, Target, aimed
+from seekpoint.sink import Row, RowRefused, Writer
 from seekpoint.sinks.copy import open_copy
 from seekpoint.sinks.fold import Deleted
 from seekpoint.sinks.upsert import Upsert

@@ -13,9 +13,8 @@ from psycopg import sql as ident
 from seekpoint.apply import Failed
 from seekpoint.errors import ReloadRefused
 from seekpoint.export import chained
-from seekpoint.failure import Cause
 from seekpoint.kafka.ranges import Range
-from seekpoint.records import Partition, RawRecord
+from seekpoint.records import Cause, Partition, RawRecord
 from seekpoint.reload.constraints import Reference, breaks, references, uniques
 from seekpoint.reload.layout import LINE, OFFSET, PLACE, Composable, Staging, name, names, rows, run, unlogged
 from seekpoint.reload.parts import aside_of

@@ -14,10 +14,9 @@ from seekpoint.apply import Made
 from seekpoint.deadletters.letter import letter
 from seekpoint.deadletters.statements import GET_LETTER
 from seekpoint.export import chained
-from seekpoint.failure import State
 from seekpoint.kafka.ranges import IDLE, Follower, Piece, Range
 from seekpoint.pipeline import Pipeline
-from seekpoint.records import Partition, RawRecord
+from seekpoint.records import Partition, RawRecord, State
 from seekpoint.reload.extend import Key, add_positions, key_of, require_unmoved
 from seekpoint.reload.handlers.copies import owned_columns
 from seekpoint.reload.handlers.shadow import Shadow

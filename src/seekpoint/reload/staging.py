@@ -18,11 +18,9 @@ from seekpoint.deadletters import letter as letters
 from seekpoint.deadletters.statements import PARK_LETTERS
 from seekpoint.errors import ConfigError, ReloadOver
 from seekpoint.export import chained
-from seekpoint.failure import Aside
-from seekpoint.guard import is_data_fault
 from seekpoint.kafka.ranges import Piece, Range
-from seekpoint.pipeline import Pipeline, RowRefused
-from seekpoint.records import Partition, RawRecord
+from seekpoint.pipeline import Pipeline
+from seekpoint.records import Aside, Partition, RawRecord
 from seekpoint.reload import statements as sql
 from seekpoint.reload.ending import make_endings
 from seekpoint.reload.handlers.shadow import hush
@@ -32,6 +30,8 @@ from seekpoint.reload.raw import raw_sinks
 from seekpoint.reload.run import CRASH_CHECK, Driver, Run, Tx, run_of, transaction
 from seekpoint.reload.targets import Source, aimed_pipeline, targets
 from seekpoint.reload.writes import remember_writes, writes_of
+from seekpoint.sink import RowRefused
+from seekpoint.sqlstates import is_data_fault
 from seekpoint.tables import LARGEST_BIGINT, dead_letter, in_schema
 
 

@@ -11,7 +11,8 @@ from sqlalchemy import Engine, Row, Uuid, bindparam, func, select
 
 from seekpoint.records import Partition
 from seekpoint.reload import statements as sql
-from seekpoint.reload.run import Run, Runs, transaction
+from seekpoint.reload.run import Run, transaction
+from seekpoint.reload.runs import Runs
 from seekpoint.tables import reload_run
 
 _NOW = select(func.clock_timestamp())

@@ -7,11 +7,11 @@ from psycopg import sql as ident
 from sqlalchemy import Engine, text
 from sqlalchemy.exc import DBAPIError
 
-from seekpoint.guard import passes, sqlstate
 from seekpoint.reload import statements as sql
 from seekpoint.reload.generations.leaves import left_behind, parents_of
 from seekpoint.reload.run import UNDEFINED_TABLE, Run, transaction
 from seekpoint.sinks.copy import driver_of
+from seekpoint.sqlstates import passes, sqlstate
 
 WAIT = 0.3  # seconds for a table that somebody reads or writes; whoever comes behind us waits as long
 DEPENDENT = "2BP01"  # dependent_objects_still_exist

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from time import sleep
 
-from seekpoint.guard import sqlstate
+from seekpoint.sqlstates import sqlstate
 
 TRIES = 20
 WAIT = 0.2  # seconds before another try, on average; grows

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from sqlalchemy import Connection
 
-from seekpoint.pipeline import Writer
+from seekpoint.sink import Writer
 from seekpoint.sinks.table import TableSink
 
 

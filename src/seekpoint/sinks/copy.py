@@ -18,7 +18,7 @@ from psycopg.types.json import JsonDumper
 from sqlalchemy import Connection
 
 from seekpoint.errors import ConfigError
-from seekpoint.pipeline import Row, RowRefused
+from seekpoint.sink import Row, RowRefused
 from seekpoint.sinks.insert import Inserts
 from seekpoint.sinks.jsons import JsonValues
 from seekpoint.sinks.types import Depths, types_now

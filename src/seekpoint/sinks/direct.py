@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import psycopg
 from sqlalchemy import Connection
 
-from seekpoint.pipeline import Row, RowRefused
+from seekpoint.sink import Row, RowRefused
 from seekpoint.sinks.copy import open_copy
 from seekpoint.sinks.types import Depths
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from seekpoint.pipeline import Row, Writer
+from seekpoint.sink import Row, Writer
 from seekpoint.sinks.copy import Texts, Unwritable, driver_of, open_copy, writing_cursor
 from seekpoint.sinks.insert import insert
 from seekpoint.sinks.layout import quoted

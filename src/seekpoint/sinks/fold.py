@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from seekpoint.errors import ConfigError
-from seekpoint.pipeline import Row
+from seekpoint.sink import Row
 
 
 class Deleted(tuple[Any, ...]):

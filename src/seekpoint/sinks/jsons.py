@@ -10,7 +10,7 @@ import psycopg
 from psycopg.adapt import PyFormat
 from psycopg.types.json import Json
 
-from seekpoint.pipeline import Row
+from seekpoint.sink import Row
 from seekpoint.sinks.types import Depths
 
 _OIDS = frozenset({114, 3802})

@@ -10,7 +10,7 @@ import psycopg
 from psycopg import sql
 from sqlalchemy import Connection
 
-from seekpoint.pipeline import Row, RowRefused
+from seekpoint.sink import Row, RowRefused
 from seekpoint.sinks.copy import Texts, Unwritable, driver_of, writing_cursor
 from seekpoint.sinks.direct import Direct
 from seekpoint.sinks.fold import Deleted, Target, fold

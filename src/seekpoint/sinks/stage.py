@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from psycopg import sql
 from sqlalchemy import Connection
 
-from seekpoint.pipeline import Row, RowRefused
+from seekpoint.sink import Row, RowRefused
 from seekpoint.sinks.copy import open_copy
 from seekpoint.sinks.fold import Deleted, Offsets, Target
 from seekpoint.sinks.layout import DELETED, LINE, Layout, Stage, build

@@ -13,8 +13,8 @@ from sqlalchemy import Connection
 
 from seekpoint.errors import ConfigError, Poison
 from seekpoint.events import Event, RoadTaken
-from seekpoint.pipeline import Row, Writer
 from seekpoint.records import AnyRecord
+from seekpoint.sink import Row, Writer
 from seekpoint.sinks.fold import Deleted, Target
 from seekpoint.sinks.roads import Road, Roads
 from seekpoint.sinks.table import TableSink, origins

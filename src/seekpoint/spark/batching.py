@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from seekpoint.batch import BatchDone, BatchJob
+from seekpoint.engine import postgres_engine
 from seekpoint.errors import ConfigError
-from seekpoint.ledger.ledger import postgres_engine
 from seekpoint.policy import Limits
-from seekpoint.reload.job import Progress
+from seekpoint.reload.run import Progress
 from seekpoint.spark.settings import Env, portable, resolved
 from seekpoint.spark.staging import SparkStager
 from seekpoint.tables import DEFAULT_SCHEMA

@@ -13,8 +13,8 @@ from seekpoint.export.job import RANGE, Progress
 from seekpoint.kafka.ranges import Range
 from seekpoint.reload.ending import error_of
 from seekpoint.spark.ending import ending_of
-from seekpoint.spark.reading import carried_range, context_of, range_of, require_this_python
-from seekpoint.spark.settings import portable, require_no_secret, resolved
+from seekpoint.spark.reading import context_of, require_this_python
+from seekpoint.spark.settings import carried_range, portable, range_of, require_no_secret, resolved
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

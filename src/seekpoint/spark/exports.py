@@ -14,8 +14,7 @@ from seekpoint.export.storage import Storage
 from seekpoint.export.writing import write_range
 from seekpoint.kafka.ranges import Range
 from seekpoint.reload.ending import ENDS, told
-from seekpoint.spark.reading import carried_range, range_of
-from seekpoint.spark.settings import resolved
+from seekpoint.spark.settings import carried_range, range_of, resolved
 
 MESSAGE = StructType(
     [

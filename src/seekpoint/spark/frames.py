@@ -16,17 +16,16 @@ from uuid import UUID, uuid4
 
 import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812 -- as everybody calls it
-from sqlalchemy import Engine, select
+from sqlalchemy import select
 
 from seekpoint.columnar import copy_into
+from seekpoint.engine import postgres_engine
 from seekpoint.errors import ConfigError, Poison, ReloadOver, ReloadRefused, needs_extra
-from seekpoint.failure import one_line
-from seekpoint.guard import is_data_fault
 from seekpoint.kafka.plan import check
 from seekpoint.kafka.ranges import Range
-from seekpoint.ledger.ledger import postgres_engine
+from seekpoint.records import one_line
 from seekpoint.reload import statements as sql
-from seekpoint.reload.handlers.frames import resolve_frames
+from seekpoint.reload.handlers.frames import Frame, resolve_frames
 from seekpoint.reload.layout import Staging, name, names, rows, run
 from seekpoint.reload.likeness import Numbers, make_like
 from seekpoint.reload.run import Driver, StagedPosition, Tx, transaction
@@ -34,12 +33,11 @@ from seekpoint.reload.targets import Source, Target, targets
 from seekpoint.spark.ending import ENDS, TaskEnded, ending_of
 from seekpoint.spark.reading import frame_of, require_this_python
 from seekpoint.spark.settings import Env, portable, resolved
-from seekpoint.spark.staging import has_password
+from seekpoint.sqlstates import is_data_fault
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-Frame = Callable[["DataFrame"], "DataFrame"]
 WRITTEN = "attempt string, rows bigint"  # what a task tells: its table, and how many rows it has
 
 
@@ -209,16 +207,3 @@ def _take_over(driver: Driver, made: Mapping[Target, _Made], mine: Sequence[Stag
                 )
                 run(tx.connection, "DROP TABLE {table}", table=name(*path))
         tx.advance(driver.run.id, {(at.group, at.partition): at.end_offset for at in mine})
-
-
-def servers(stager: object, engine: Engine, kafka: Mapping[str, Any]) -> tuple[dict[str, Any], Env | str]:
-    """What tasks are told: as a SparkStager is, or else as the reload itself is, with the database's usual name."""
-    known: Any = getattr(stager, "servers", None)
-    if known is not None:
-        return dict(known[0]), known[1]
-    url = engine.url
-    database = Env("SEEKPOINT_DATABASE_URL") if has_password(url) else url.render_as_string()
-    return portable(kafka), database
-
-
-__all__ = ["Frame", "compute", "servers"]

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
 from sqlalchemy import URL, Engine
 
@@ -18,7 +17,7 @@ from seekpoint.kafka.plan import SMALLEST, check, split
 from seekpoint.kafka.ranges import Range
 from seekpoint.ledger import Ledger
 from seekpoint.records import Partition
-from seekpoint.spark.settings import portable, require_no_secret, resolved
+from seekpoint.spark.settings import carried_range, portable, require_no_secret, resolved
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -125,17 +124,6 @@ def _offsets(given: Offsets | None, known: Collection[Partition], group: str) ->
     if strange := sorted(named.keys() - set(known)):
         raise ConfigError(f"start= and end= name {', '.join(map(str, strange))}, which group {group!r} does not read")
     return named
-
-
-def carried_range(range_: Range) -> list[Any]:
-    """A range as JSON can carry it."""
-    return [range_.partition.topic, range_.partition.number, str(range_.topic_id), range_.start, range_.end]
-
-
-def range_of(carried: Sequence[Any]) -> Range:
-    """What :func:`carried_range` made."""
-    topic, number, topic_id, start, end = carried
-    return Range(Partition(topic, number), UUID(topic_id), start, end)
 
 
 def require_this_python(spark: SparkSession) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from seekpoint.errors import ConfigError
+from seekpoint.kafka.ranges import Range
+from seekpoint.records import Partition
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -96,3 +99,14 @@ def portable(settings: Mapping[str, Any]) -> dict[str, Any]:
 def resolved(carried: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of this process: names looked up. Takes what :func:`portable` returned."""
     return {key: Env(value[_ENV]).value() if isinstance(value, dict) else value for key, value in carried.items()}
+
+
+def carried_range(range_: Range) -> list[Any]:
+    """A range as JSON can carry it."""
+    return [range_.partition.topic, range_.partition.number, str(range_.topic_id), range_.start, range_.end]
+
+
+def range_of(carried: Sequence[Any]) -> Range:
+    """What :func:`carried_range` made."""
+    topic, number, topic_id, start, end = carried
+    return Range(Partition(topic, number), UUID(topic_id), start, end)

@@ -20,12 +20,11 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from seekpoint.engine import postgres_engine
 from seekpoint.export import chained
 from seekpoint.kafka.ranges import Piece, Range, read_range
-from seekpoint.ledger.ledger import postgres_engine
 from seekpoint.records import Partition, RawRecord
-from seekpoint.spark.reading import range_of
-from seekpoint.spark.settings import resolved
+from seekpoint.spark.settings import range_of, resolved
 
 ROWS = 10_000  # of a batch; any number from 2,000 on is as fast
 BYTES = 32 * 2**20  # of keys and values, after which a batch ends earlier

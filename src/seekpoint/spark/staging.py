@@ -15,20 +15,22 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from sqlalchemy import URL, Engine, make_url
+from sqlalchemy import Engine, make_url
 from sqlalchemy.exc import ArgumentError
 
+from seekpoint.engine import postgres_engine
 from seekpoint.errors import ConfigError, SeekpointError, needs_extra
 from seekpoint.kafka.plan import MOST_TASKS, SMALLEST
-from seekpoint.ledger.ledger import postgres_engine
 from seekpoint.records import Partition
-from seekpoint.reload import Run, Staged, Task
 from seekpoint.reload import statements as sql
 from seekpoint.reload.ending import endings, error_of
-from seekpoint.reload.run import transaction
+from seekpoint.reload.handlers.frames import Frame
+from seekpoint.reload.run import Driver, Run, transaction
+from seekpoint.reload.staging import Staged, Task
+from seekpoint.reload.targets import Source
 from seekpoint.spark.ending import ending_of
-from seekpoint.spark.reading import carried_range, context_of, require_this_python
-from seekpoint.spark.settings import Env, portable, require_no_secret
+from seekpoint.spark.reading import context_of, require_this_python
+from seekpoint.spark.settings import Env, carried_range, portable, require_no_secret
 from seekpoint.tables import DEFAULT_SCHEMA
 
 if TYPE_CHECKING:
@@ -70,10 +72,14 @@ class SparkStager:
         self._kafka, self._database, self._patience = portable(kafka), database, patience
         require_no_secret(spark, self._database, self._kafka)
 
-    @property
-    def servers(self) -> tuple[dict[str, Any], Env | str]:
-        """What tasks are told of the brokers, as JSON can carry it, and the URL of the database, or its name."""
-        return dict(self._kafka), self._database
+    def compute(self, driver: Driver, given: Sequence[Source], frames: Mapping[str, Frame]) -> None:
+        """Fill the copies of a handler's tables with what ``frames`` make of the records before the stop offsets.
+
+        Raises ConfigError, ReloadRefused, ReloadOver, what reading raises, and Spark's own exception.
+        """
+        from seekpoint.spark.frames import compute  # noqa: PLC0415 -- pyspark
+
+        compute(driver, given, frames, self._spark, kafka=self._kafka, database=self._database)
 
     def stage(self, run: Run, tasks: Sequence[Task]) -> Generator[Staged, None, None]:
         """Stage each at least once; each is told once, soon after it was committed.
@@ -269,9 +275,4 @@ def _has_password(url: str) -> bool:
         read = make_url(url)
     except ArgumentError:
         raise ConfigError("database= is no URL: postgresql://user@host:5432/database") from None
-    return has_password(read)
-
-
-def has_password(url: URL) -> bool:
-    """Whether a URL says a password, before its host or behind its question mark (libpq's ``sslpassword``, too)."""
-    return bool(url.password or any("password" in key for key in url.query))
+    return bool(read.password or any("password" in key for key in read.query))  # libpq's sslpassword, too

@@ -13,15 +13,14 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import ArrayType, IntegerType, LongType, StringType, StructField, StructType
 from sqlalchemy import Engine
 
+from seekpoint.engine import postgres_engine
 from seekpoint.errors import ConfigError, SeekpointError
 from seekpoint.kafka.ranges import Range
-from seekpoint.ledger.ledger import postgres_engine
 from seekpoint.loading import load_pipeline
 from seekpoint.pipeline import Pipeline
 from seekpoint.reload.ending import ENDS, tell_ending, told
 from seekpoint.reload.staging import Staged, stage_range
-from seekpoint.spark.reading import range_of
-from seekpoint.spark.settings import resolved
+from seekpoint.spark.settings import range_of, resolved
 
 MESSAGE = StructType(
     [

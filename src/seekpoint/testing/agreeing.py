@@ -10,9 +10,9 @@ from psycopg import sql as ident
 from sqlalchemy import URL, Engine
 
 from seekpoint.columnar import copy_into
+from seekpoint.engine import postgres_engine
 from seekpoint.guard import LentConnection
 from seekpoint.kafka.ranges import Piece
-from seekpoint.ledger.ledger import postgres_engine
 from seekpoint.pipeline import Pipeline
 from seekpoint.records import RawRecord
 from seekpoint.reload.handlers.copies import make_copy, owned_columns

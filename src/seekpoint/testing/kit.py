@@ -13,16 +13,17 @@ from sqlalchemy import URL, Engine
 
 from seekpoint import events
 from seekpoint.assignment.chunk import Chunk, Read
+from seekpoint.batches import Batch
 from seekpoint.commit import Committer
+from seekpoint.engine import schema_translation
 from seekpoint.errors import ConfigError, Fenced, PartitionStopped, RetryLater
 from seekpoint.events import Announcer, Observer
 from seekpoint.intake import OpenBatch
 from seekpoint.kafka.identity import Answer
 from seekpoint.ledger import Claim, Expected, Ledger
-from seekpoint.ledger.ledger import schema_translation
 from seekpoint.pipeline import Pipeline
 from seekpoint.policy import Limits
-from seekpoint.records import EPOCH, Batch, Partition, RawRecord, Record, Span
+from seekpoint.records import EPOCH, Partition, RawRecord, Record, Span
 from seekpoint.revision import check
 from seekpoint.tables import DEFAULT_SCHEMA
 

@@ -10,8 +10,8 @@ from sqlalchemy import Engine
 from integration.ledger.desk import Desk
 from integration.ledger.test_group import refused_at_hold
 from seekpoint.errors import Fenced
-from seekpoint.failure import SAID
 from seekpoint.ledger import Attempt, Claim, SuspectNote
+from seekpoint.records import SAID
 
 Desks = Callable[..., Desk]
 

@@ -14,19 +14,19 @@ from psycopg import sql as ident
 from sqlalchemy import URL, Connection, Engine, Row, text
 from sqlalchemy.exc import DBAPIError
 
+from seekpoint.engine import postgres_engine
 from seekpoint.errors import ConfigError, ReloadRefused
-from seekpoint.guard import passes
 from seekpoint.ledger.administration import ALONE, LOCK_GROUP, RECORD_ACTION
-from seekpoint.ledger.ledger import postgres_engine
 from seekpoint.reload import statements as sql
+from seekpoint.reload.dependencies import DDL_WAIT, hanging
 from seekpoint.reload.generations import leaves, numbers, view
 from seekpoint.reload.layout import fitted, name, run
-from seekpoint.reload.publish import DDL_WAIT, hanging
 from seekpoint.reload.run import Tx, transaction
 from seekpoint.reload.targets import TABLE, Path, resolve
 from seekpoint.reload.tries import TRIES, pause
 from seekpoint.sinks.layout import quoted
 from seekpoint.sinks.place import COLUMN
+from seekpoint.sqlstates import passes
 from seekpoint.tables import DEFAULT_SCHEMA, generation
 
 FIRST = 1

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from sqlalchemy import Connection
 
 from seekpoint.errors import ConfigError
+from seekpoint.reload.run import Driver
 from seekpoint.reload.targets import Path, Source, Target, resolve
 
 Frame = Callable[[Any], Any]  # of a DataFrame of records to one of rows
+
+
+@runtime_checkable
+class FrameStager(Protocol):
+    """A stager that computes frames, too."""
+
+    def compute(self, driver: Driver, given: Sequence[Source], frames: Mapping[str, Frame]) -> None:
+        """Fill the copies of a handler's tables with what ``frames`` make of the records before the stop offsets.
+
+        In one transaction of the driver with the groups' positions; a group that is rebuilt in part already is left
+        out. Raises ConfigError, ReloadRefused, ReloadOver, and what reading raises.
+        """
 
 
 def resolve_frames(

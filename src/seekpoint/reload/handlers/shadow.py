@@ -15,12 +15,12 @@ from typing import Any
 from sqlalchemy import Connection, event, text
 from sqlalchemy.exc import DBAPIError
 
+from seekpoint.batches import Batch
 from seekpoint.errors import HandlerMisuse, WroteLiveTable
-from seekpoint.pipeline import Handler
-from seekpoint.records import Batch
 from seekpoint.reload.layout import name, run
 from seekpoint.reload.run import Tx
 from seekpoint.reload.targets import Path, Target
+from seekpoint.sink import Handler
 from seekpoint.tables import metadata
 
 # The tables that this transaction has read or written, by the locks that it keeps until it ends.

@@ -13,10 +13,10 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Self
 from uuid import UUID
 
+from seekpoint.engine import postgres_engine
 from seekpoint.errors import ConfigError
-from seekpoint.failure import one_line
-from seekpoint.ledger.ledger import postgres_engine
 from seekpoint.loading import load_pipeline
+from seekpoint.records import one_line
 from seekpoint.reload.ending import ENDS, error_of, told
 from seekpoint.reload.staging import Staged, Task, stage_range
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from seekpoint.dev.demo.crew import Crew, Member
 from seekpoint.dev.demo.poison.handling import EXITED
-from seekpoint.failure import Cause
+from seekpoint.records import Cause
 
 #: How a worker ends that was killed by a record, by its exit code.
 DEATHS = {EXITED: "os._exit", -signal.SIGSEGV: "segfault"}

@@ -27,13 +27,15 @@ from sqlalchemy import (
 )
 
 from seekpoint import events
+from seekpoint.batches import Batch
 from seekpoint.codecs import Json
 from seekpoint.dev.demo.flights import Flight
 from seekpoint.dev.demo.poison.kinds import ID
 from seekpoint.errors import Poison
-from seekpoint.pipeline import Handler, Pipeline
+from seekpoint.pipeline import Pipeline
 from seekpoint.policy import Retry
-from seekpoint.records import Batch, Record
+from seekpoint.records import Record
+from seekpoint.sink import Handler
 
 CLEAN, POISONED = "flights_clean", "flights"  # topic, table and group
 EXITED = 66  # what a killed worker's exit code says of who it was

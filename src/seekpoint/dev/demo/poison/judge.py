@@ -14,7 +14,7 @@ from seekpoint.deadletters import DeadLetter
 from seekpoint.dev.demo.flights import Flight
 from seekpoint.dev.demo.poison.kinds import ID, KINDS, Sent
 from seekpoint.dev.demo.report import matched
-from seekpoint.failure import Cause, State
+from seekpoint.records import Cause, State
 
 
 @dataclass(slots=True)

@@ -24,7 +24,7 @@ from seekpoint.dev.demo.poison.report import Report
 from seekpoint.dev.demo.wire import Wire, create_topic
 from seekpoint.dev.servers import Pair, start_pair
 from seekpoint.errors import ConfigError
-from seekpoint.failure import Cause
+from seekpoint.records import Cause
 
 SEED = 2013
 SMALLEST = 5_000  # records: fewer would leave too few sound ones beside the broken

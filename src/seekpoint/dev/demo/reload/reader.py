@@ -12,7 +12,7 @@ from sqlalchemy import Engine, Row, text
 from sqlalchemy.exc import OperationalError
 
 from seekpoint.dev.demo.reload.handling import GROUP, TABLE, VERSIONS
-from seekpoint.guard import sqlstate
+from seekpoint.sqlstates import sqlstate
 
 STALE_PLAN = "40001"  # planned before a generation was attached that counts by now: to be asked anew
 PAUSE = 0.01  # seconds between two polls; or as long as the last one took: it is not to be the load

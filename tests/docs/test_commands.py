@@ -33,10 +33,11 @@ def commands_on(page: Path) -> list[tuple[int, list[str]]]:
 
 def leaves(command: object, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], object]:
     """Every command that does something, by its words."""
-    below = getattr(command, "commands", None)
-    if below is None:
-        return {path: command}
-    return {words: leaf for name, one in below.items() for words, leaf in leaves(one, (*path, name)).items()}
+    below = getattr(command, "commands", {})
+    found = {words: leaf for name, one in below.items() for words, leaf in leaves(one, (*path, name)).items()}
+    if not below or (path and getattr(command, "invoke_without_command", False)):
+        found[path] = command
+    return found
 
 
 LEAVES = leaves(ROOT_COMMAND)
@@ -53,10 +54,10 @@ def check(words: list[str]) -> str | None:
         known, below = options_of(command), getattr(command, "commands", {})
         while left and left[0].startswith("-") and left[0] in {*known, "--help"}:
             left.pop(0)
-        if not below:
+        if not below or not left:
             break
-        if not left or left[0] not in below:
-            return None if not left else f"there is no command {' '.join(words)!r}"
+        if left[0] not in below:
+            return f"there is no command {' '.join(words)!r}"
         command = below[left.pop(0)]
     given = [word.partition("=")[0] for word in left if word.startswith("-")]
     unknown = sorted(set(given) - options_of(command) - {"--help"})

@@ -8,6 +8,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -615,13 +616,18 @@ def test_a_record_that_fails_is_told_with_its_line_its_try_and_what_follows(
     assert process.end() == 0, process.said
 
 
-def test_dev_lends_a_pair_until_ctrl_c(place: Place, start: Callable[..., Process]) -> None:
-    process = start("dev")
+def test_dev_lends_a_pair_until_ctrl_c(
+    place: Place, start: Callable[..., Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = start("dev", env={"TMPDIR": str(place.folder)})
+    monkeypatch.setattr(tempfile, "tempdir", str(place.folder))
     process.wait_for("Ctrl-C removes both", "out", seconds=90)
     exports = dict(
         line.removeprefix("export ").split("=", 1) for line in process.said.splitlines() if "export " in line
     )
     assert set(exports) == {"SEEKPOINT_DATABASE_URL", "SEEKPOINT_KAFKA_CONFIG"}
+    announced = seekpoint("dev", "env").stdout
+    assert announced == "".join(f"export {name}={value}\n" for name, value in exports.items())
     assert seekpoint("db", "upgrade", env=exports).exit_code == 0
     unknown = seekpoint("status", "nobody", env=exports)
     assert unknown.exit_code == 1
@@ -631,6 +637,7 @@ def test_dev_lends_a_pair_until_ctrl_c(place: Place, start: Callable[..., Proces
     process.signal(signal.SIGINT)
     assert process.end() == 0, process.said
     assert not config.parent.exists()
+    assert seekpoint("dev", "env").exit_code == 2
     gone = seekpoint("db", "check", env=exports)
     assert gone.exit_code == 1
     assert "refused" in gone.stderr

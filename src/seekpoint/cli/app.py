@@ -29,7 +29,7 @@ app.command("explain", no_args_is_help=True)(declared.explain)
 app.command("demo")(demo.demo)
 app.command("demo-poison")(demo.demo_poison)
 app.command("demo-reload")(demo.demo_reload)
-app.command("dev")(dev.dev)
+app.add_typer(dev.app, name="dev")
 
 
 def _join_lines(commands: typer.Typer) -> None:

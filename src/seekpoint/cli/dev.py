@@ -1,18 +1,53 @@
-"""``seekpoint dev``: a Postgres and a Kafka broker to play with, gone with Ctrl-C."""
+"""``seekpoint dev``: a throwaway Postgres and Kafka until Ctrl-C, and commands that use the pair that runs."""
 
 from __future__ import annotations
 
+import json
 import shlex
 import signal
+import sys
 import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO
 
+import msgspec
+import psycopg
 import typer
 
 from seekpoint.cli.explain import explained
+from seekpoint.cli.letters import print_whole, table
+from seekpoint.cli.options import (
+    AsJson,
+    Kafka,
+    KafkaConfig,
+    OptionalDatabaseUrl,
+    kafka_settings,
+    one_off_engine,
+    without,
+)
+from seekpoint.dev import lines, running_pair
+from seekpoint.dev.running_pair import RunningPair
+from seekpoint.dev.topics import Produced, create_topic
+from seekpoint.dev.topics import produce as produce_records
+from seekpoint.errors import ConfigError, KafkaAway
+
+app = typer.Typer(
+    help="Start a throwaway Postgres and a throwaway Kafka, print their URLs, and remove both on Ctrl-C. "
+    "The commands below work on the pair that runs, and on other servers that are named.",
+    invoke_without_command=True,
+    pretty_exceptions_show_locals=False,  # locals hold the database's URL
+)
+_START = "start it in another terminal"
+TopicName = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's name.")]
 
 
-def dev() -> None:
-    """Start a throwaway Postgres and a throwaway Kafka, print their URLs, and remove both on Ctrl-C."""
+@app.callback()
+def dev(context: typer.Context) -> None:
+    if context.invoked_subcommand is not None:
+        return
     with explained():
         # The extra `dev` may be missing: then only this command is.
         from seekpoint.dev.child import Folder  # noqa: PLC0415
@@ -21,18 +56,17 @@ def dev() -> None:
         stopped = threading.Event()
         signal.signal(signal.SIGTERM, lambda *_: stopped.set())
         with start_pair(own=True) as pair:
-            folder = Folder("dev")
+            folder = Folder(running_pair.FOLDER)
             try:
                 signal.signal(signal.SIGINT, lambda *_: stopped.set())
-                config = folder.path / "kafka.properties"
-                config.write_text(f"bootstrap.servers={pair.kafka.bootstrap}\n", encoding="utf-8")
+                running = running_pair.announce(folder.path, pair.postgres.url, pair.kafka.bootstrap)
                 typer.echo(
                     f"{pair.describe()}\n\n"
                     f"  Postgres  {pair.postgres.url}\n"
                     f"  Kafka     {pair.kafka.bootstrap}\n\n"
-                    f"export SEEKPOINT_DATABASE_URL={shlex.quote(pair.postgres.url)}\n"
-                    f"export SEEKPOINT_KAFKA_CONFIG={shlex.quote(str(config))}\n\n"
-                    "Ctrl-C removes both, with all their data."
+                    f"{_exports(running)}\n\n"
+                    'In other terminals, `eval "$(seekpoint dev env)"` sets both variables.\n'
+                    "Ctrl-C removes both servers, with all their data."
                 )
                 while not stopped.wait(1.0):
                     for server in (pair.postgres, pair.kafka):
@@ -40,3 +74,194 @@ def dev() -> None:
                             raise server.failure(f"{server.describe()} has ended by itself")
             finally:
                 folder.close()
+
+
+@app.command()
+def env() -> None:
+    """Print the two lines that name the running pair to this shell: eval "$(seekpoint dev env)"."""
+    with explained():
+        pair = running_pair.find()
+        if pair is None:
+            raise ConfigError(f"`seekpoint dev` does not run: {_START}")
+        typer.echo(_exports(pair))
+
+
+@app.command(no_args_is_help=True)
+def topic(
+    name: TopicName,
+    *,
+    partitions: Annotated[int, typer.Option(help="How many partitions it has.", min=1)] = 1,
+    kafka: Kafka = None,
+    kafka_config: KafkaConfig = None,
+    as_json: AsJson = False,
+) -> None:
+    """Create a topic at the running pair, or at the brokers that are named.
+
+    Exits with 2 if the topic exists, with 1 if no broker answers.
+    """
+    with explained(), _brokers_named():
+        where = create_topic(_brokers(kafka, kafka_config), name, partitions)
+        if as_json:
+            typer.echo(json.dumps({"topic": name, "partitions": partitions, "brokers": where}, indent=2))
+        else:
+            typer.echo(f"{name}: {_count(partitions, 'partition')} at {where}")
+
+
+@app.command(no_args_is_help=True)
+def produce(
+    name: TopicName,
+    file: Annotated[str, typer.Argument(help="Lines to read; - is stdin.")] = "-",
+    *,
+    key_separator: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Each line is a key, this separator, and a value.")
+    ] = None,
+    json_lines: Annotated[
+        bool,
+        typer.Option(
+            "--json-lines", help='Each line is a JSON object: {"key": …, "value": …, "headers": {"name": "text"}}.'
+        ),
+    ] = False,
+    kafka: Kafka = None,
+    kafka_config: KafkaConfig = None,
+    as_json: AsJson = False,
+) -> None:
+    """Append a record to a topic for each line of a file or of stdin: the line is the value, and there is no key.
+
+    Empty lines are left out. Ends at the first line that cannot be read, and names it; the records of the lines before
+    it are stored then. Prints how many records each partition received, and the offset of the last one.
+    """
+    with explained(), _brokers_named():
+        if json_lines and key_separator is not None:
+            raise ConfigError("--json-lines and --key-separator exclude each other: an object has its key in `key`")
+        if key_separator == "":
+            raise ConfigError("--key-separator takes at least one character, for example --key-separator :")
+        settings = _brokers(kafka, kafka_config)
+        with _opened(file) as stream:
+            source = "stdin" if file == "-" else file
+            records = (
+                lines.read_objects(stream, source) if json_lines else lines.read_values(stream, source, key_separator)
+            )
+            _print_produced(produce_records(settings, name, records), as_json=as_json)
+
+
+@app.command(no_args_is_help=True)
+def sql(
+    statements: Annotated[str, typer.Argument(metavar="SQL", help="One or more statements, with ; between them.")],
+    *,
+    database_url: OptionalDatabaseUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run SQL in one transaction in the running pair's Postgres, or in the database that is named; print the rows.
+
+    For a look at a table where psql is not installed.
+    """
+    with explained():
+        pair = None if database_url else running_pair.find()
+        url = database_url or (pair and pair.database_url)
+        if not url:
+            raise ConfigError(
+                "no database is named and `seekpoint dev` does not run: "
+                f"{_START}, or give --database-url or SEEKPOINT_DATABASE_URL"
+            )
+        with one_off_engine(url).begin() as tx:
+            driver: Any = tx.connection.driver_connection  # SQLAlchemy would read : and % as the start of a parameter
+            cursor = driver.execute(statements)
+            while True:
+                _print_rows(cursor, as_json=as_json)
+                if not cursor.nextset():
+                    break
+
+
+# -- which servers ---------------------------------------------------------------------------------------
+
+
+def _exports(pair: RunningPair) -> str:
+    return (
+        f"export SEEKPOINT_DATABASE_URL={shlex.quote(pair.database_url)}\n"
+        f"export SEEKPOINT_KAFKA_CONFIG={shlex.quote(pair.kafka_config)}"
+    )
+
+
+def _brokers(kafka: list[str] | None, kafka_config: Path | None) -> dict[str, str]:
+    """The brokers that the command or the environment names, else those of the running pair. Raises ConfigError."""
+    settings = kafka_settings(kafka, kafka_config)
+    if without(settings) is None:
+        return settings
+    if kafka_config is None and (pair := running_pair.find()) is not None:
+        return kafka_settings(kafka, Path(pair.kafka_config))
+    raise ConfigError(
+        f"no brokers are named and `seekpoint dev` does not run: {_START}, or give "
+        "--kafka bootstrap.servers=host:9092, or a properties file with --kafka-config or SEEKPOINT_KAFKA_CONFIG"
+    )
+
+
+@contextmanager
+def _brokers_named() -> Iterator[None]:
+    """Brokers that do not answer may be those of a ``seekpoint dev`` that has ended: say so."""
+    try:
+        yield
+    except KafkaAway as error:
+        remedy = (
+            'check that `seekpoint dev` still runs (each start has other ports: eval "$(seekpoint dev env)"), '
+            "or the brokers that you have named"
+        )
+        error.args = (f"{error}; {remedy}",)
+        raise
+
+
+# -- input and output ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _opened(file: str) -> Iterator[BinaryIO]:
+    if file == "-":
+        if sys.stdin.isatty():
+            typer.echo("one record a line; Ctrl-D ends", err=True)
+        yield sys.stdin.buffer
+        return
+    with ExitStack() as opened:
+        try:
+            stream = opened.enter_context(Path(file).open("rb"))
+        except OSError as error:
+            raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
+        yield stream
+
+
+def _print_produced(produced: Produced, *, as_json: bool) -> None:
+    partitions = sorted(produced.counts)
+    if as_json:
+        each = {str(n): {"records": produced.counts[n], "last_offset": produced.last_offsets[n]} for n in partitions}
+        found = {
+            "topic": produced.topic,
+            "brokers": produced.bootstrap,
+            "records": produced.records,
+            "partitions": each,
+        }
+        typer.echo(json.dumps(found, indent=2))
+        return
+    typer.echo(f"{produced.topic}: {_count(produced.records, 'record')} to {produced.bootstrap}")
+    for n in partitions:
+        typer.echo(
+            f"  {produced.topic}/{n}: {_count(produced.counts[n], 'record')}, the last at offset "
+            f"{produced.last_offsets[n]}"
+        )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _print_rows(cursor: psycopg.Cursor[tuple[Any, ...]], *, as_json: bool) -> None:
+    if cursor.description is None:
+        if not as_json:
+            typer.echo(cursor.statusmessage)
+        return
+    names, rows = [column.name for column in cursor.description], cursor.fetchall()
+    if as_json:
+        found = [dict(zip(names, row, strict=True)) for row in rows]
+        typer.echo(msgspec.json.format(msgspec.json.encode(found, enc_hook=str), indent=2))
+        return
+    numeric = {
+        name for n, name in enumerate(names) if all(isinstance(row[n], int | float | Decimal | None) for row in rows)
+    }
+    print_whole(table(None, names, rows, numeric=numeric))

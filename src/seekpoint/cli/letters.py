@@ -49,10 +49,15 @@ def print_whole(table: Table) -> None:
 
 
 def table(
-    title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, numeric: Collection[str] = NUMERIC
+    title: str | None,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    numeric: Collection[str] = NUMERIC,
 ) -> Table:
     """A table whose cells are shown as they are: no markup, no control characters; numbers to the right."""
-    made = Table(title=Text(plain(title)), title_justify="left", box=None, padding=(0, 2, 0, 0))
+    heading = None if title is None else Text(plain(title))
+    made = Table(title=heading, title_justify="left", box=None, padding=(0, 2, 0, 0))
     for name in columns:
         made.add_column(name, justify="right" if name in numeric else "left")
     for row in rows:

@@ -18,11 +18,12 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
 from multiprocessing.connection import Client, Connection, Listener
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import Engine, create_engine, inspect, text
 from sqlalchemy.schema import DropSchema
 
 from seekpoint import schema
@@ -201,12 +202,31 @@ def seekpoint_schema() -> str:
     return f"seekpoint_{secrets.token_hex(6)}"
 
 
+_ANY_SCHEMA = "ANY SCHEMA"  # a name that must be quoted, so that each of its places in the script can be
+
+
+@cache
+def _script() -> str:
+    return schema.sql(schema=_ANY_SCHEMA)
+
+
+def _create_tables(engine: Engine, name: str) -> None:
+    """Build the ledger's tables. For a new schema this is one script: a test's setup takes a fifth of the time."""
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        exists, driver = inspect(connection).has_schema(name), connection.connection.driver_connection
+        if not exists:
+            assert driver is not None
+            driver.execute(_script().replace(f'"{_ANY_SCHEMA}"', connection.dialect.identifier_preparer.quote(name)))
+    if exists:
+        schema.upgrade(engine, schema=name)
+
+
 @pytest.fixture
 def seekpoint_engine(seekpoint_dsn: str, seekpoint_schema: str) -> Iterator[Engine]:
     """An engine of a real Postgres with the ledger's tables in ``seekpoint_schema``, dropped afterwards."""
     engine = create_engine(seekpoint_dsn)
     try:
-        schema.upgrade(engine, schema=seekpoint_schema)
+        _create_tables(engine, seekpoint_schema)
         yield engine
         with engine.begin() as tx:
             # A transaction that the test left open is a mistake to hear about, not to wait for.

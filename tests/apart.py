@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
 import subprocess
-import sys
 import threading
-from pathlib import Path
 from typing import Any
 
-from member import _given
+from forked import Forked
 from seekpoint.reload import Driver
 from seekpoint.reload.run import Tx
 
 
 class Apart:
-    """One process that runs ``script`` with ``what`` as JSON, and prints a word when it has come to a place."""
+    """One process that runs ``script`` with ``what``, and prints a word when it has come to a place."""
 
     def __init__(self, script: str, what: dict[str, Any]) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-W", "error", script, json.dumps(what)],
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *_given()])},
-        )
+        self._process = Forked(script, what, errors=False)
 
     def wait_for(self, word: str) -> bool:
         """Until it says this (``standing``, ``done``); False if it has ended without it."""
-        assert self._process.stdout is not None
         return any(line.strip() == word for line in iter(self._process.stdout.readline, ""))
 
     def ended(self, seconds: float) -> bool:
@@ -42,10 +31,10 @@ class Apart:
 
     def kill(self) -> None:
         """SIGKILL: nobody is told."""
-        self._process.send_signal(signal.SIGKILL)
+        self._process.kill()
         self._process.wait()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
+        for stream in (self._process.stdout, self._process.stderr):
+            stream.close()
 
 
 class Standing(Driver):

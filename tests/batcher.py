@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import Any
 from uuid import UUID
 
@@ -46,7 +44,7 @@ class Batcher(Apart):
             "topic": shop.topic,
             **options,
         }
-        super().__init__(__file__, what)
+        super().__init__("batcher", what)
 
 
 def main(what: dict[str, Any]) -> None:
@@ -62,7 +60,3 @@ def main(what: dict[str, Any]) -> None:
         one.run()
     engine.dispose()
     print("done", flush=True)
-
-
-if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))

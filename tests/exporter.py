@@ -5,8 +5,6 @@ It stands still where it is told to, and prints a line when it does.
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -33,7 +31,7 @@ class Exporter(Apart):
             "at": at,
             "options": options,
         }
-        super().__init__(__file__, what)
+        super().__init__("exporter", what)
 
     def kill_at_its_place(self) -> None:
         """SIGKILL, where it stands: nobody is told."""
@@ -94,7 +92,3 @@ def main(what: dict[str, Any]) -> None:
     engine = create_engine(what["url"])
     archive = Archive(what["root"], engine, schema=what["schema"])
     Export(engine, {"bootstrap.servers": what["brokers"]}, archive, what["group"], **what["options"]).run()
-
-
-if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))

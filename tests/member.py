@@ -8,13 +8,10 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from datetime import timedelta
-from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -23,14 +20,11 @@ from sqlalchemy import Connection, create_engine, text
 
 from book import Book
 from deadly import Deadly
+from forked import Forked
 from seekpoint import Batch, Limits, Retry, Worker
 from seekpoint.events import Event
 
 Said = Mapping[str, Any]
-
-
-def _given() -> list[str]:
-    return [path] if (path := os.environ.get("PYTHONPATH")) else []
 
 
 class Member:
@@ -44,14 +38,7 @@ class Member:
     def __init__(self, **what: Any) -> None:
         self.said: list[Said] = []
         self._news = threading.Condition()
-        self._process = subprocess.Popen(
-            [sys.executable, "-W", "error", __file__, json.dumps(what)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            # What stands there already is kept: the mutants' broken package comes before the installed one.
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *_given()])},
-        )
+        self._process = Forked("member", what)
         self._errors = ""
         self._readers = [threading.Thread(target=self._read), threading.Thread(target=self._read_errors)]
         for reader in self._readers:
@@ -68,7 +55,6 @@ class Member:
         return self._process.poll() is None
 
     def _read(self) -> None:
-        assert self._process.stdout is not None
         for line in self._process.stdout:
             with self._news:
                 self.said.append(json.loads(line))
@@ -78,7 +64,6 @@ class Member:
             self._news.notify_all()
 
     def _read_errors(self) -> None:
-        assert self._process.stderr is not None
         self._errors = self._process.stderr.read()
 
     def all(self, event: str) -> list[Said]:
@@ -135,7 +120,6 @@ class Member:
         for reader in self._readers:
             reader.join(10)
         for stream in (self._process.stdout, self._process.stderr):
-            assert stream is not None
             stream.close()
         return code, self._errors
 
@@ -208,7 +192,3 @@ def main(what: Mapping[str, Any]) -> None:
         observe=[deadly.watch, watch],
     )
     worker.run()
-
-
-if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))

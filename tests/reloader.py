@@ -6,8 +6,6 @@ where its handler comes to an offset; and prints a line when it does.
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import Any
 from uuid import UUID
 
@@ -36,7 +34,7 @@ class Reloader(Apart):
             "run": str(run),
             **options,
         }
-        super().__init__(__file__, what)
+        super().__init__("reloader", what)
 
 
 def bookkeeping(what: dict[str, Any]) -> Pipeline:
@@ -84,7 +82,3 @@ def main(what: dict[str, Any]) -> None:
     reload.run(driver)
     engine.dispose()
     print("done", flush=True)
-
-
-if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))

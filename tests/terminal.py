@@ -16,7 +16,6 @@ from typing import Any
 
 from typer.testing import CliRunner, Result
 
-from member import _given
 from seekpoint.cli.app import app
 from shop import Shop, gone, of
 
@@ -86,10 +85,11 @@ class Terminal:
     def process(self, *words: str, name: str = "mended", **env: str) -> subprocess.Popen[str]:
         """The same as a job, in a process of its own."""
         command, options = _split(words)
+        path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
         return subprocess.Popen(
             [*COMMAND, *command, f"{self.module}:{name}", *options, *self.servers],
             cwd=self.folder,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *_given()]), **env},
+            env={**os.environ, "PYTHONPATH": path, **env},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

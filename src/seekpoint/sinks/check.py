@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -17,10 +16,8 @@ from sqlalchemy.exc import DBAPIError
 
 from seekpoint.errors import ConfigError
 from seekpoint.sinks.copy import driver_of
-from seekpoint.sinks.fold import Target
-from seekpoint.sinks.layout import Layout, quoted, survey
+from seekpoint.sinks.layout import quoted
 from seekpoint.sinks.place import placed, recalled
-from seekpoint.sinks.statements import Statements
 
 _REMEDIES = {
     "42P01": "create the table, or correct its name in the pipeline",
@@ -47,7 +44,7 @@ def check_append(tx: Connection, sink: str, path: Sequence[str], columns: Sequen
             )
             nothing = sql.SQL(", ").join([sql.SQL("NULL")] * len(columns or ()))
             statement = "EXPLAIN INSERT INTO {}{} OVERRIDING SYSTEM VALUE SELECT {} WHERE false"
-            _run(tx, sql.SQL(statement).format(sql.Identifier(*at), given, nothing))
+            plan(tx, sql.SQL(statement).format(sql.Identifier(*at), given, nothing))
         else:  # a view, or a table with rules: COPY itself says whether it takes them
             given_names = f" ({', '.join(map(quoted, columns))})" if columns else ""
             with psycopg.Cursor(driver_of(tx)).copy(f"COPY {quoted(*at)}{given_names} FROM STDIN"):
@@ -55,25 +52,8 @@ def check_append(tx: Connection, sink: str, path: Sequence[str], columns: Sequen
     return "insert" if found.is_secured else "copy"
 
 
-def check_upsert(tx: Connection, target: Target, *, deletes: bool) -> Layout:
-    """An upsert's table as it is. Raises ConfigError where it, a column, the key's index or a right is missing."""
-    with explained(target.name), placed(tx, target.path) as at:
-        target = replace(target, path=at)
-        layout, _ = survey(tx, target)
-        statements = Statements(target, layout)
-        if target.columns is not None:
-            _explain(tx, statements.insert, len(target.columns), statements)
-        if deletes:
-            _explain(tx, statements.delete, len(target.gone), statements)
-    return layout
-
-
-def _explain(tx: Connection, statement: sql.Composed, arrays: int, statements: Statements) -> None:
-    nothing: list[Any] = [[] for _ in range(arrays)]
-    _run(tx, sql.SQL("EXPLAIN ") + statement, [*nothing, *statements.gate])
-
-
-def _run(tx: Connection, statement: sql.Composed, parameters: Sequence[Any] | None = None) -> None:
+def plan(tx: Connection, statement: sql.Composed, parameters: Sequence[Any] | None = None) -> None:
+    """Run an EXPLAIN, which is never prepared."""
     psycopg.Cursor(driver_of(tx)).execute(statement, parameters, prepare=False)
 
 

@@ -146,7 +146,7 @@ class Upsert(TableSink):
 
     def check(self, tx: Connection, kinds: Collection[Any] = ()) -> Any:
         """The table's layout. Raises ConfigError where it, a column, the key's index or a right is missing."""
-        from seekpoint.sinks.check import check_upsert  # noqa: PLC0415 -- a declaration needs no driver
+        from seekpoint.sinks.check_upsert import check_upsert  # noqa: PLC0415 -- a declaration needs no driver
 
         target = dataclasses.replace(self.target, columns=self.expected(kinds))
         return check_upsert(tx, target, deletes=self._tombstone is not None)

@@ -94,10 +94,18 @@ def words() -> tuple[Word, ...]:
         )
         for name, word in given["words"].items()
     ]
+    source = identifiers()
     names = [
-        Word(name, use, re.compile(rf"(?<![\w]){name}(?![\w])"), is_name=True) for name, use in given["names"].items()
+        Word(name, use, re.compile(rf"(?<!\w){name}(?!\w)"), is_name=True)
+        for name, use in given["names"].items()
+        if name not in source
     ]
     return (*prose, *names)
+
+
+def identifiers() -> set[str]:
+    """Every name in the package: as long as the code has it, pages may use it."""
+    return {name for path in (ROOT / "src").rglob("*.py") for name in re.findall(r"\b[A-Za-z_]\w*", read(path))}
 
 
 def texts() -> Iterator[Text]:

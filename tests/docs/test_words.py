@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 import words
@@ -101,12 +103,18 @@ def test_docstrings_comments_messages_and_names_of_tests_are_read() -> None:
 
 
 def test_a_name_is_found_in_code_alone() -> None:
+    gone = Word("Gone", "Revoked", re.compile(r"(?<!\w)Gone(?!\w)"), is_name=True)
     text = Text("page.md", 1, "Gone are the days.\n```python\nevent = Gone(...)\n```\n`Gone` and `Goner`")
-    assert list(_word("Gone").found_in(text, text.prose, text.code)) == [3, 5]
+    assert list(gone.found_in(text, text.prose, text.code)) == [3, 5]
+
+
+def test_a_name_that_the_package_has_may_be_used() -> None:
+    assert "Pipeline" in words.identifiers()
+    assert not {word.name for word in words.words() if word.is_name} & words.identifiers()
 
 
 def test_the_counts_name_words_that_exist() -> None:
-    assert set(allowed()) <= {word.name for word in words.words()}
+    assert set(allowed()) <= {word.name for word in words.words()}, "run `.venv/bin/python tests/words.py --lower`"
     assert name_of(words.COUNTS) == "tests/docs/word_counts.json"
 
 

@@ -1,0 +1,108 @@
+"""Troubleshooting has every error by its class, and by its text what is raised and what an operator may choose.
+
+A message is found by the longest text in it that is always there, up to the end of its first clause, which a reader can
+search for.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from pages import ROOT, anchors, named, read
+from seekpoint import errors
+
+PAGE = named("docs/troubleshooting.md")
+CLASSES = [
+    name
+    for name, kind in vars(errors).items()
+    if inspect.isclass(kind) and issubclass(kind, Exception) and kind.__module__ == errors.__name__
+]
+# Their messages say what to write instead, and are about the reader's own code.
+BY_CLASS_ALONE = {"ConfigError", "Poison"}
+SHORTEST = 8  # characters: below, a text is no clause
+_CLAUSE = re.compile(r"[.:;](?: |$)|\(")
+
+
+def plain(text: str) -> str:
+    """As it is searched: one line, without backticks."""
+    return re.sub(r"\s+", " ", text.replace("`", "")).strip()
+
+
+def fragments(node: ast.AST) -> Iterator[str]:
+    """The longest text that is always there, of each string in this expression."""
+    if isinstance(node, ast.JoinedStr):
+        parts = [part.value for part in node.values if isinstance(part, ast.Constant) and isinstance(part.value, str)]
+        longest = max(map(plain, parts), key=len, default="")
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        longest = plain(node.value)
+    else:
+        for child in ast.iter_child_nodes(node):
+            yield from fragments(child)
+        return
+    clauses = [clause.strip(" ,:;)'") for clause in _CLAUSE.split(longest)]
+    yield from [clause for clause in clauses if len(clause) >= SHORTEST and " " in clause][:1]
+
+
+def name_of_call(node: ast.Call) -> str:
+    return node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
+
+
+def printed(source: str) -> Iterator[str]:
+    """What this module raises with an error of ours, and what it gives as choices and remedies."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call):
+            if name_of_call(node) in set(CLASSES) - BY_CLASS_ALONE:
+                yield from (text for argument in node.args for text in fragments(argument))
+            given = [keyword.value for keyword in node.keywords if keyword.arg == "choices"]
+            yield from (text for value in given for text in fragments(value))
+            if name_of_call(node) == "_listed":
+                yield from (text for argument in node.args for text in fragments(argument))
+        elif isinstance(node, ast.FunctionDef) and node.name == "choices":
+            said = [part.value for part in ast.walk(node) if isinstance(part, ast.Yield) and part.value is not None]
+            yield from (text for value in said for text in fragments(value))
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
+            names = {target.id for target in node.targets if isinstance(target, ast.Name)}
+            if names & {"_WHAT", "_REMEDY", "_REMEDIES"}:
+                yield from (text for value in node.value.values for text in fragments(value))
+
+
+def all_printed() -> dict[str, str]:
+    """Each text, and the file that has it."""
+    found = {}
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        if "demo" not in path.parts:
+            found.update({text: str(path.relative_to(ROOT)) for text in printed(read(path))})
+    return found
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_error_has_its_entry(name: str) -> None:
+    assert name.lower() in anchors(PAGE)
+
+
+def test_every_text_has_its_entry() -> None:
+    page = plain(PAGE)
+    missing = [f"{file}: {text}" for text, file in all_printed().items() if text not in page]
+    assert not missing, "docs/troubleshooting.md has no entry for\n" + "\n".join(missing)
+
+
+def test_what_is_printed_is_found_in_the_source() -> None:
+    """Nothing that is collected by its form goes unnoticed because the form has changed."""
+    found = all_printed()
+    for text in (
+        "reads the new topic from offset 0",
+        "correct bootstrap.servers",
+        "it cannot be decoded",
+        "it was given up",
+    ):
+        assert any(text.strip() in one for one in found), text
+    assert len(found) > 100
+    assert set(printed('raise OffsetLost(p, 1, f"the first left is {n}", choices=("go back to it",))')) == {
+        "the first left is",
+        "go back to it",
+    }

@@ -23,7 +23,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-SCRIPTS = ("member", "reloader", "batcher", "exporter")
+SCRIPTS = ("member", "reloader", "batcher", "exporter", "commands")
 _SIZE = 1 << 20
 
 
@@ -68,17 +68,19 @@ _forker = _Forker()
 class Forked:
     """``main(what)`` of one of ``SCRIPTS`` in a process of its own; as ``subprocess.Popen`` with pipes of text.
 
-    Without ``errors`` it writes to this process's own stderr.
+    Without ``errors`` it writes to this process's own stderr. ``env`` is added to its environment.
     """
 
-    def __init__(self, script: str, what: Mapping[str, Any], *, errors: bool = True) -> None:
+    def __init__(
+        self, script: str, what: Mapping[str, Any], *, errors: bool = True, env: Mapping[str, str] | None = None
+    ) -> None:
         assert script in SCRIPTS, f"{script} is not imported by the process that forks"
         pipes = [os.pipe() for _ in range(3)]
         self.stdout, self.stderr = (os.fdopen(read, encoding="utf-8") for read, _ in pipes[:2])
         self._status = os.fdopen(pipes[2][0], "rb", buffering=0)
         self.returncode: int | None = None
         self._lock = threading.Lock()
-        order = {"script": script, "what": what, "env": dict(os.environ), "folder": str(Path.cwd())}
+        order = {"script": script, "what": what, "env": {**os.environ, **(env or {})}, "folder": str(Path.cwd())}
         try:
             _forker.start(order, [pipes[0][1], pipes[1][1] if errors else 2, pipes[2][1]])
         finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import signal
 import subprocess
@@ -21,10 +20,13 @@ import pytest
 from sqlalchemy import Engine, make_url, text
 from typer.testing import CliRunner, Result
 
+from forked import Forked
+from seekpoint import Append, Pipeline, Text
 from seekpoint.cli import status
 from seekpoint.cli.app import app
 from seekpoint.ledger import Ledger
 from seekpoint.records import Partition
+from workers import Run
 
 COMMAND = [sys.executable, "-m", "seekpoint.cli.main"]
 HEADER = "from seekpoint import Append, Json, Limits, Pipeline, Text, Worker\n"
@@ -434,15 +436,8 @@ def test_a_mistake_of_the_program_names_its_line(place: Place, produce: Callable
 class Process:
     """The command as a process of its own; its stderr is read as it comes."""
 
-    def __init__(self, folder: Path, *arguments: str, env: dict[str, str] | None = None) -> None:
-        self._process = subprocess.Popen(
-            [*COMMAND, *arguments],
-            cwd=folder,
-            env={**os.environ, **(env or {})},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+    def __init__(self, *arguments: str, env: dict[str, str] | None = None) -> None:
+        self._process = Forked("commands", {"words": arguments}, env=env)
         self._news, self._said = threading.Condition(), {"out": "", "err": ""}
         self._readers = [
             threading.Thread(target=self._read, args=(name, stream), daemon=True)
@@ -489,7 +484,7 @@ def start(place: Place) -> Iterator[Callable[..., Process]]:
     started: list[Process] = []
 
     def run(*arguments: str, env: dict[str, str] | None = None) -> Process:
-        started.append(Process(place.folder, *arguments, env=env))
+        started.append(Process(*arguments, env=env))
         return started[-1]
 
     yield run
@@ -663,20 +658,13 @@ def test_without_another_extra_only_its_commands_are_missing(missing: str, comma
 
 
 @pytest.fixture
-def applied(
-    place: Place, lines: str, seekpoint_engine: Engine, start: Callable[..., Process], produce: Callable[..., object]
-) -> Place:
+def applied(place: Place, lines: str, run_worker: Callable[..., Run], produce: Callable[..., object]) -> Place:
     """A group that has applied three records and left; a fourth has come since."""
     produce(place.topic, ["one", "two", "three"])
-    process = start("run", f"{place.module(TO_TABLE)}:pipe", *place.options())
-    process.wait_for(": Placed: ")
-    ledger = Ledger(seekpoint_engine, place.group, schema=place.schema)
-    deadline, pause = monotonic() + 30, threading.Event()
-    while ledger.read()[0].next_offset < 3:
-        assert monotonic() < deadline, process.said
-        pause.wait(0.02)
-    process.signal(signal.SIGTERM)
-    assert process.end() == 0, process.said
+    sink = Append((place.schema, "lines"), columns=["line"], row=lambda r: (r.value,))
+    worker = run_worker(Pipeline(place.group, topics=place.topic, value=Text(), sinks=[sink]))
+    worker.reached(place.topic, 3)
+    worker.stop()
     produce(place.topic, ["four"])
     return place
 

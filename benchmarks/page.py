@@ -82,20 +82,22 @@ _LEFT = {"ratios within a round", "what it is", "figures", "how", ""}
 
 
 def _setting(report: Row) -> str:
-    told = []
+    """A line for each machine with its servers and versions, with the runs on it."""
+    runs: dict[str, list[str]] = {}
     for run in report["runs"]:
         machine, versions = run["machine"], run["versions"]
         settings = ", ".join(f"`{name}={value}`" for name, value in run["postgres_settings"].items())
         busy = statistics.median(row["busy_percent"] for row in report["rows"] if row["run"] == run["run"])
-        told.append(
-            f"- Run {run['run']}, {run['at']}: {run['records']:,} records of `{run['kind']}`; {run['cores_used']} of"
-            f" {machine['cores']} processors ({machine['processor']}), {machine['memory_gib']} GiB,"
-            f" {machine['system']};"
-            f" {', '.join(run['servers'])}; {settings};"
-            f" {', '.join(f'{name} {number}' for name, number in versions.items())};"
-            f" before a subject began, the machine was {busy:.0f} % busy with other work (median).\n"
+        where = (
+            f"{run['records']:,} records of `{run['kind']}`; {run['cores_used']} of {machine['cores']} processors"
+            f" ({machine['processor']}), {machine['memory_gib']} GiB, {machine['system']}; {', '.join(run['servers'])};"
+            f" {settings}; {', '.join(f'{name} {number}' for name, number in versions.items())}"
         )
-    return "".join(told)
+        runs.setdefault(where, []).append(f"{run['run']} ({run['at']}, {busy:.0f} %)")
+    return "".join(
+        f"- {where}. Runs, with the median of other load before a subject began: {', '.join(these)}.\n"
+        for where, these in runs.items()
+    )
 
 
 def _goals(report: Row) -> str:

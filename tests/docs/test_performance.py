@@ -10,6 +10,7 @@ import pytest
 
 import page
 from pages import named, prose
+from questions import GROUPS
 from report import summary
 
 
@@ -48,3 +49,9 @@ def test_the_prose_names_no_rate() -> None:
     """Figures are in the tables: one in a sentence would outlive its run."""
     told = re.sub(r"<!-- bench:.*?<!-- /bench -->", "", named("docs/performance.md"), flags=re.DOTALL)
     assert not re.findall(r"\d[\d,.]*\s*(?:k|M)?\s*(?:records|rows|msg)/s|\d(?:\.\d+)?x\b", prose(told))
+
+
+def test_goals_and_machines_come_after_the_figures() -> None:
+    parts = re.findall(r"<!-- bench:([\w-]+) -->", named("docs/performance.md"))
+    assert parts[-2:] == ["goals", "setting"]
+    assert set(parts[:-2]) == {*GROUPS, "profile"}

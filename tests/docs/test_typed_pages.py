@@ -1,0 +1,185 @@
+"""README and tutorial work as typed: their files and commands run in an empty folder, beside `seekpoint dev`.
+
+A Python block that begins with ``# name.py`` is saved under that name. The commands of console blocks are typed into
+one bash, in their order; `seekpoint dev` runs as in a terminal of its own. Lines below a command are what it prints:
+they must come in that order, ``…`` is any text, and lines between them are not shown on the page. A command that only
+looks is typed again until it prints them, as a reader would do while a worker is busy.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from time import monotonic
+from typing import NamedTuple
+
+import pytest
+
+from pages import TYPED, blocks, named
+
+SECONDS = 60.0  # for what takes a few
+SERVERS = "seekpoint dev"
+PREPARED = {"make setup", ". .venv/bin/activate"}  # the interpreter that runs the tests has it
+LOOKS = re.compile(r'seekpoint (status |dev sql "SELECT )')
+
+
+def test_the_first_screen_of_the_readme_has_the_promise_and_the_first_program() -> None:
+    """The promise, the whole program, and the two commands that run it; the boundary is said before other things."""
+    text = named("README.md")
+    program, *shown = blocks(text)
+    assert (program.language, program.line) == ("python", 6)
+    assert program.line + program.text.count("\n") < 25
+    assert "exactly once" in text[: text.index("```")]
+    assert "\n$ seekpoint db upgrade\n$ seekpoint run shop:orders &\n" in "".join(f"\n{one.text}" for one in shown)
+    assert re.findall(r"^\$ make (\w+)", text, re.MULTILINE) == ["setup", "demo", "test"]
+    assert "boundary is *this database*" in text[: text.index("\n## Compared")]
+
+
+@pytest.mark.parametrize(
+    ("peer", "goal"),
+    [
+        ("hand-written loop", None),
+        ("Kafka Connect", "append, to Connect's insert: one task, one worker"),
+        ("Flink", "append, to Flink's XA mode: one slot, one worker"),
+    ],
+)
+def test_the_rates_of_the_readme_are_those_of_the_report(peer: str, goal: str | None) -> None:
+    (row,) = re.findall(rf"^\| [^|]*{peer}.*\| ([\d.]+) times \|$", named("README.md"), re.MULTILINE)
+    measured = (
+        r"^\| append \|.* ([\d.]+) of loop;" if goal is None else rf"^\| {re.escape(goal)} \| [^|]* \| ([\d.]+) \|"
+    )
+    (figure,) = re.findall(measured, named("docs/performance.md"), re.MULTILINE)
+    assert float(row) == round(float(figure), 1)
+
+
+class Command(NamedTuple):
+    """A line to type, and the lines that it prints."""
+
+    line: str
+    prints: list[str]
+
+
+def commands(text: str) -> list[Command]:
+    found: list[Command] = []
+    for line in text.splitlines():
+        if line.startswith("$ "):
+            found.append(Command(line[2:], []))
+        elif line.strip():
+            found[-1].prints.append(line.rstrip())
+    return found
+
+
+def printed(said: str, lines: list[str]) -> bool:
+    """Whether the lines are in what was said, in their order."""
+    wanted = [re.escape(line).replace("…", ".*") for line in lines]
+    found = iter(said.splitlines())
+    return all(any(re.fullmatch(one, line.rstrip()) for line in found) for one in wanted)
+
+
+class Terminal:
+    """A bash with job control, typed into line by line; what it and its jobs print is kept in a file."""
+
+    def __init__(self, folder: Path, env: dict[str, str]) -> None:
+        self._output = folder.parent / "output"
+        commands, self._keyboard = os.pipe()
+        loop = f'set -m; while IFS= read -r line <&{commands}; do eval "$line"; echo "~ $? ~"; done'
+        with self._output.open("wb") as output:
+            self._bash = subprocess.Popen(
+                ["bash", "--noprofile", "--norc", "-c", loop],
+                cwd=folder,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=[commands],
+            )
+        os.close(commands)
+
+    def type(self, command: Command) -> None:
+        """Type the command; returns when it has ended (or runs in the background) and has printed its lines."""
+        deadline, pause = monotonic() + SECONDS, threading.Event()
+        while not self._does(command, deadline):
+            assert LOOKS.match(command.line), f"$ {command.line}\nhas not printed {command.prints}:\n{self.said}"
+            assert monotonic() < deadline, f"$ {command.line}\nnever prints {command.prints}:\n{self.said}"
+            pause.wait(0.2)
+
+    def _does(self, command: Command, deadline: float) -> bool:
+        start, pause = len(self.said), threading.Event()
+        os.write(self._keyboard, f"{command.line}\n".encode())
+        while True:
+            said, in_background = self.said[start:], command.line.endswith("&")
+            ended = re.search(r"^~ (\d+) ~$", said, re.MULTILINE)
+            if ended is not None:
+                assert ended[1] == "0", f"$ {command.line}\nends with {ended[1]}:\n{self.said}"
+                if not in_background:
+                    return printed(said, command.prints)
+            if in_background and ended is not None and printed(said, command.prints):
+                return True
+            assert monotonic() < deadline, f"$ {command.line}\nhas not ended:\n{self.said}"
+            pause.wait(0.05)
+
+    @property
+    def said(self) -> str:
+        return self._output.read_text(encoding="utf-8")
+
+    def close(self) -> None:
+        """End the jobs that are left, and the bash."""
+        os.write(self._keyboard, b"kill -9 $(jobs -p) 2> /dev/null; exit\n")
+        os.close(self._keyboard)
+        self._bash.wait(SECONDS)
+        print(self.said)
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    """A shell of this interpreter's environment where no server is named, and other pairs are not found."""
+    (tmp_path / "temporary").mkdir()
+    named = {name: value for name, value in os.environ.items() if not name.startswith("SEEKPOINT_")}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    cache = {name: os.environ[name] for name in ("SEEKPOINT_CACHE",) if name in os.environ}
+    return named | cache | {"PATH": path, "TMPDIR": str(tmp_path / "temporary")}
+
+
+@pytest.fixture
+def servers(tmp_path: Path, env: dict[str, str]) -> Iterator[None]:
+    """`seekpoint dev`, as typed in a terminal of its own."""
+    output = tmp_path / "servers"
+    with output.open("wb") as out:
+        process = subprocess.Popen(SERVERS.split(), env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+    deadline, pause = monotonic() + 2 * SECONDS, threading.Event()
+    try:
+        while "Ctrl-C" not in output.read_text(encoding="utf-8"):
+            assert process.poll() is None, output.read_text(encoding="utf-8")
+            assert monotonic() < deadline, output.read_text(encoding="utf-8")
+            pause.wait(0.1)
+        yield
+        process.send_signal(signal.SIGINT)
+        assert process.wait(SECONDS) == 0, output.read_text(encoding="utf-8")
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.usefixtures("servers")
+@pytest.mark.parametrize("page", TYPED)
+def test_a_page_works_as_typed(page: str, tmp_path: Path, env: dict[str, str]) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    terminal = Terminal(folder, env)
+    try:
+        for block in blocks(named(page)):
+            name = re.match(r"# (\w+\.py)\n", block.text)
+            if block.language == "python" and name is not None:
+                (folder / name[1]).write_text(block.text, encoding="utf-8")
+            elif block.language == "console":
+                for command in commands(block.text):
+                    if command.line not in {*PREPARED, SERVERS} and not re.match(r"make (demo|test)", command.line):
+                        terminal.type(command)
+    finally:
+        terminal.close()

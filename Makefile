@@ -79,8 +79,8 @@ lock: $(SPARK)  ## resolve all dependencies anew: requirements.lock, and the bro
 	printf 'uv\neditables\nsetuptools\n' | $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade \
 	  --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" --no-annotate \
 	  --extra cli --extra dev --extra demo --extra registry --extra arrow --extra spark --extra delta --group test --group check --output-file requirements.lock pyproject.toml -
-	$(BIN)/python -m seekpoint.dev.jars > .venv/kafka-jars.lock
-	mv .venv/kafka-jars.lock src/seekpoint/dev/kafka-jars.lock
+	$(BIN)/python -m seekpoint.testing.servers.jars > .venv/kafka-jars.lock
+	mv .venv/kafka-jars.lock src/seekpoint/testing/servers/kafka-jars.lock
 
 clean:  ## remove .venv and what tools left behind
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist build

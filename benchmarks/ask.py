@@ -21,10 +21,10 @@ from sqlalchemy import make_url
 import machine
 from questions import Question
 from report import Row
-from seekpoint.dev.child import free_port
-from seekpoint.dev.kafka import start_kafka
-from seekpoint.dev.postgres import start_postgres
-from seekpoint.dev.proxy import Proxy
+from seekpoint.testing.servers.process import free_port
+from seekpoint.testing.servers.kafka import start_kafka
+from seekpoint.testing.servers.postgres import start_postgres
+from support.proxy import Proxy
 
 HERE = Path(__file__).parent
 # max_prepared_transactions is what XA needs; the rest is what anybody raises who writes much.

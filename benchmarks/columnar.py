@@ -29,8 +29,8 @@ from seekpoint import Append, Batch, Json, Limits, Pipeline, Worker, events
 from seekpoint.codecs import Codec
 from seekpoint.codecs.arrow import Arrow
 from seekpoint.codecs.registry import Avro, Protobuf
-from seekpoint.columnar import AppendArrow, copy_into
-from seekpoint.dev.demo.flights import PARTITIONS
+from seekpoint.sinks.arrow import AppendArrow, copy_into
+from demo.flights import PARTITIONS
 from setting import BATCH, BROKERS, LIMIT, URL
 from subject import KIND, Clock, fresh_table
 from team import upgrade

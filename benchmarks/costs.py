@@ -21,7 +21,7 @@ from rebuild import KAFKA
 from seekpoint import Append
 from seekpoint.kafka.ranges import Piece, Range, read_range, topic_ids
 from seekpoint.records import Partition
-from seekpoint.sink import Row
+from seekpoint.pipeline.sink import Row
 from setting import BROKERS, RECORDS, cpu
 from stage import say
 from subject import COLUMNS, KIND

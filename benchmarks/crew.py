@@ -27,7 +27,7 @@ from confluent_kafka import Producer
 from sqlalchemy import Connection, text
 
 from seekpoint import Append, Batch, Json, Pipeline, Upsert, Worker, events
-from seekpoint.policy import DeadLetterLimits, Limits, Retry
+from seekpoint.pipeline.policy import DeadLetterLimits, Limits, Retry
 from stage import TABLE, percentile
 
 ORPHANED = 3

@@ -10,7 +10,8 @@ import json
 import statistics
 
 from append import pipeline
-from seekpoint import Ledger, running
+from seekpoint import Ledger
+from seekpoint.worker import worker as running
 from setting import BATCH, LIMIT
 from subject import check, fresh_table, row
 from team import Run, upgrade, work

@@ -25,10 +25,10 @@ from team import Run, upgrade, work
 
 STAGES = {
     "fetch from the client library": "seekpoint.kafka.client:Client.read",
-    "which partition, which position": "seekpoint.assignment.assignment:Assignment.take",
-    "messages to records": "seekpoint.worker:Loop._readable",
-    "decode": "seekpoint.pipeline:Pipeline.values",
-    "values to rows": "seekpoint.sinks.table:TableSink.value_rows",
+    "which partition, which position": "seekpoint.worker.assignment.assignment:Assignment.take",
+    "messages to records": "seekpoint.worker.loop:Loop._readable",
+    "decode": "seekpoint.pipeline.pipeline:Pipeline.values",
+    "values to rows": "seekpoint.sinks.base:TableSink.value_rows",
     "rows to COPY": "seekpoint.sinks.copy:_Copy.write",
     "the end of COPY": "psycopg:Copy.__exit__",
     "hold": "seekpoint.ledger:Ledger.hold",

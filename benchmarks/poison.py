@@ -28,10 +28,10 @@ from rich.table import Table
 from sqlalchemy import Connection, create_engine, insert, text
 
 from seekpoint import Append, Batch, Json, Pipeline, Poison, Worker, events, schema
-from seekpoint.dev.demo.flights import TOPIC, Feed, Flight, table
-from seekpoint.dev.demo.wire import create_topic
-from seekpoint.dev.servers import start_pair
-from seekpoint.policy import DeadLetterLimits, Retry
+from demo.flights import TOPIC, Feed, Flight, table
+from demo.wire import create_topic
+from seekpoint.testing.servers.pair import start_pair
+from seekpoint.pipeline.policy import DeadLetterLimits, Retry
 
 SHARES = (0, 100_000, 1_000, 100, 10)  # 0: none
 SUBJECTS = {

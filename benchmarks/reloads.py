@@ -21,9 +21,9 @@ from sqlalchemy import Engine
 import rebuild
 from peers import kinds
 from rebuild import KAFKA, Timed
-from seekpoint.reload import Generations, LocalStager, Reload
-from seekpoint.reload.rounds import Rounds
-from seekpoint.tables import DEFAULT_SCHEMA
+from seekpoint.jobs.reload import Generations, LocalStager, Reload
+from seekpoint.jobs.reload.rounds import Rounds
+from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from setting import DSN, RECORDS
 from stage import arguments, say
 from subject import KIND

@@ -19,7 +19,7 @@ from typing import Any
 from sqlalchemy import Engine, create_engine, text
 
 from seekpoint.sinks import Append, Upsert
-from seekpoint.sinks.roads import Road, Roads
+from seekpoint.sinks.upsert.strategy import Road, Roads
 from setting import URL
 
 TABLE = "bench_upsert"

@@ -9,7 +9,7 @@ from itertools import count, islice
 
 import msgspec
 
-from seekpoint.dev.demo.flights import Flight, read_flights
+from demo.flights import Flight, read_flights
 
 BROKERS = os.environ.get("BENCH_BROKERS", "127.0.0.1:9092")
 DSN = os.environ.get("BENCH_DSN", "host=127.0.0.1 port=5432 user=postgres dbname=postgres")

@@ -23,7 +23,7 @@ from typing import Any
 from confluent_kafka import Consumer, TopicPartition
 from sqlalchemy import make_url
 
-from seekpoint.dev.proxy import Proxy
+from support.proxy import Proxy
 from stage import Crew, Stage, arguments, say, servers
 
 PARTITIONS = 6

@@ -28,9 +28,9 @@ import psycopg
 from sqlalchemy import create_engine
 
 from seekpoint import schema
-from seekpoint.dev.demo.wire import create_topic
-from seekpoint.dev.postgres import start_postgres, url_of
-from seekpoint.dev.servers import start_pair
+from demo.wire import create_topic
+from seekpoint.testing.servers.postgres import start_postgres, url_of
+from seekpoint.testing.servers.pair import start_pair
 
 POSTGRES = {"shared_buffers": "1GB", "max_wal_size": "8GB"}
 TABLE = "orders"

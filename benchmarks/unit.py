@@ -21,12 +21,12 @@ import psycopg
 from sqlalchemy import Connection, create_engine
 
 from seekpoint import Ledger, Limits, Pipeline, schema
-from seekpoint.assignment import Chunk
-from seekpoint.assignment.chunk import Read
-from seekpoint.commit import Committer
+from seekpoint.worker.assignment import Chunk
+from seekpoint.worker.assignment.chunk import Read
+from seekpoint.worker.unit_of_work import Committer
 from seekpoint.errors import PartitionStopped, RetryLater
 from seekpoint.events import Announcer
-from seekpoint.intake import OpenBatch
+from seekpoint.worker.open_batch import OpenBatch
 from seekpoint.kafka.identity import Answer
 from seekpoint.ledger import Claim, Expected, Move
 from seekpoint.records import Partition, RawRecord

@@ -29,7 +29,7 @@ import psycopg
 from sqlalchemy import create_engine
 
 from seekpoint import Ledger, Partition, schema
-from seekpoint.dev.postgres import PostgresServer, start_postgres
+from seekpoint.testing.servers.postgres import PostgresServer, start_postgres
 from seekpoint.errors import NotApplied
 
 TOPIC, GROUP, ROOM = "orders", "bench", 500_000

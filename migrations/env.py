@@ -14,7 +14,7 @@ from sqlalchemy.pool import NullPool
 
 from seekpoint.errors import ConfigError
 from seekpoint.schema import not_ours
-from seekpoint.tables import DEFAULT_SCHEMA, metadata
+from seekpoint.ledger.tables import DEFAULT_SCHEMA, metadata
 
 _theirs = not_ours(DEFAULT_SCHEMA)
 

@@ -7,8 +7,8 @@ import threading
 from typing import Any
 
 from forked import Forked
-from seekpoint.reload import Driver
-from seekpoint.reload.run import Tx
+from seekpoint.jobs.reload import Driver
+from seekpoint.jobs.run.run import Tx
 
 
 class Apart:

@@ -9,7 +9,8 @@ from sqlalchemy import create_engine
 
 from apart import Apart, Standing
 from seekpoint import Pipeline
-from seekpoint.batch import BatchJob, job
+from seekpoint.jobs.batch import BatchJob
+from seekpoint.jobs.batch import batch as job
 from shop import Shop, pipeline
 
 

@@ -7,15 +7,15 @@ from typing import Any, Self
 from integration.ledger.desk import scalar, until
 from scene import QUICK, Scene
 from seekpoint import Partition
-from seekpoint.assignment import Assignment, Chunk
-from seekpoint.commit import Committer
+from seekpoint.worker.assignment import Assignment, Chunk
+from seekpoint.worker.unit_of_work import Committer
 from seekpoint.events import Announcer
-from seekpoint.intake import OpenBatch
+from seekpoint.worker.open_batch import OpenBatch
 from seekpoint.kafka.client import raw_record
 from seekpoint.kafka.config import consumer_config, make_consumer
 from seekpoint.ledger import Ledger
-from seekpoint.policy import Limits
-from seekpoint.tables import admin_action, in_schema
+from seekpoint.pipeline.policy import Limits
+from seekpoint.ledger.tables import admin_action, in_schema
 from workers import Recorder
 
 

@@ -16,7 +16,7 @@ from sqlalchemy.dialects.postgresql import insert
 
 from seekpoint import Batch, Json, Pipeline
 from seekpoint.errors import Poison
-from seekpoint.reload import Reload
+from seekpoint.jobs.reload import Reload
 from shop import Order, Shop
 
 TABLES = """

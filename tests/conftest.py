@@ -17,11 +17,11 @@ from confluent_kafka.cimpl import NewTopic
 from hypothesis import HealthCheck, settings
 from sqlalchemy import Engine
 
-from seekpoint.dev.kafka import KafkaServer, start_kafka
-from seekpoint.dev.postgres import PostgresServer, start_postgres
+from seekpoint.testing.servers.kafka import KafkaServer, start_kafka
+from seekpoint.testing.servers.postgres import PostgresServer, start_postgres
 from seekpoint.events import Observer
-from seekpoint.pipeline import Pipeline
-from seekpoint.running import Worker
+from seekpoint.pipeline.pipeline import Pipeline
+from seekpoint.worker.worker import Worker
 from workers import Run
 
 pytest_plugins = ["seekpoint.testing.pytest"]

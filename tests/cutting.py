@@ -11,8 +11,8 @@ from typing import Any
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 
-from seekpoint.reload import Driver, Reload
-from seekpoint.reload.rounds import Rounds
+from seekpoint.jobs.reload import Driver, Reload
+from seekpoint.jobs.reload.rounds import Rounds
 from shop import Shop, gone, of
 
 FIRST = [of(n % 40, n, n) for n in range(120)] + [gone(3), gone(7), of(7, 5)]

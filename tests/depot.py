@@ -32,8 +32,8 @@ from sqlalchemy.schema import CreateTable
 
 from seekpoint import Batch, Bytes, Ledger, Pipeline, Record
 from seekpoint.admin import Redrive, Where
-from seekpoint.deadletters import DeadLetter
-from seekpoint.policy import Limits, Retry
+from seekpoint.ledger.dead_letters import DeadLetter
+from seekpoint.pipeline.policy import Limits, Retry
 from seekpoint.records import RawRecord, State
 from seekpoint.testing import Processed, process, raw
 

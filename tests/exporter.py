@@ -11,7 +11,11 @@ from typing import Any
 from sqlalchemy import create_engine
 
 from apart import Apart, stand
-from seekpoint.export import Archive, Export, delta, files, manifest, writing
+from seekpoint.jobs.export import Archive, Export
+from seekpoint.jobs.export import delta
+from seekpoint.jobs.export import files
+from seekpoint.jobs.export import manifest
+from seekpoint.jobs.export import writer as writing
 from seekpoint.kafka.ranges import Piece
 from vault import Vault
 

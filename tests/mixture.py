@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from sqlalchemy import Connection, Engine, create_engine, text
 
 from seekpoint import Append, Batch, Json, Ledger, Limits, Partition, Pipeline, Poison, Worker, events
-from seekpoint.policy import DeadLetterLimits, OnPoison, Retry
+from seekpoint.pipeline.policy import DeadLetterLimits, OnPoison, Retry
 from seekpoint.records import AnyRecord, Cause, State
 
 POISON: Mapping[str, Mapping[str, Cause]] = {  # cause by road

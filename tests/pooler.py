@@ -22,9 +22,9 @@ from typing import Any, LiteralString
 import psycopg
 from sqlalchemy import URL, make_url
 
-from seekpoint.dev import pgwire
-from seekpoint.dev.child import Child, Folder, free_port
-from seekpoint.dev.postgres import _unprivileged
+from support import pgwire
+from seekpoint.testing.servers.process import Child, Folder, free_port
+from seekpoint.testing.servers.postgres import _unprivileged
 
 POOL_SIZE = 12
 _SECONDS = 30

@@ -14,7 +14,8 @@ from sqlalchemy import Connection, create_engine
 from apart import Apart, Standing, stand
 from bookkeeping import WRITES, by_core
 from seekpoint import Batch, Json, Pipeline
-from seekpoint.reload import Reload, cutover
+from seekpoint.jobs.reload import Reload
+from seekpoint.jobs.reload import cutover
 from shop import Order, Shop, pipeline
 
 

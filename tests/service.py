@@ -11,12 +11,12 @@ from sqlalchemy import Connection, Engine, text
 from ground import TOPIC, Ground, orders
 from seekpoint import Batch, Pipeline, events
 from seekpoint import Text as Utf8
-from seekpoint.assignment.chunk import Chunk, Read
-from seekpoint.commit import Committer
+from seekpoint.worker.assignment.chunk import Chunk, Read
+from seekpoint.worker.unit_of_work import Committer
 from seekpoint.events import Announcer
-from seekpoint.intake import OpenBatch
+from seekpoint.worker.open_batch import OpenBatch
 from seekpoint.ledger import Ledger
-from seekpoint.policy import Limits
+from seekpoint.pipeline.policy import Limits
 from seekpoint.records import Partition
 from seekpoint.testing import kit
 

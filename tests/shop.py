@@ -17,9 +17,9 @@ from sqlalchemy import Engine, create_engine, text
 
 from seekpoint import Append, Json, Limits, Pipeline, Upsert, schema
 from seekpoint.admin import Redrive
-from seekpoint.dev.postgres import PostgresServer
+from seekpoint.testing.servers.postgres import PostgresServer
 from seekpoint.ledger import Ledger
-from seekpoint.reload import Reload
+from seekpoint.jobs.reload import Reload
 from workers import Run
 
 

@@ -13,8 +13,8 @@ from confluent_kafka.admin import AdminClient
 from sqlalchemy import Engine, text
 
 from seekpoint import Ledger, Partition
-from seekpoint.export import Archive, ChainedReader, Export
-from seekpoint.export.manifest import transaction
+from seekpoint.jobs.export import Archive, ChainedReader, Export
+from seekpoint.jobs.export.manifest import transaction
 from seekpoint.kafka.ranges import Piece, Range, read_range, topic_ids
 from seekpoint.records import RawRecord
 

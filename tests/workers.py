@@ -18,9 +18,9 @@ from time import monotonic
 from typing import Any, TypeVar, overload
 
 from seekpoint.events import Committed, Event, Observer, Placed, Stopped
-from seekpoint.health import Health
+from seekpoint.worker.health import Health
 from seekpoint.records import Partition
-from seekpoint.running import Running, Worker
+from seekpoint.worker.worker import Running, Worker
 
 SECONDS = 30.0  # a deadline for what takes milliseconds, or a rebalance or a backoff at most
 

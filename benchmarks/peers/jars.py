@@ -1,6 +1,6 @@
 """Class paths of the peers that run in Java: found by name in ``locks/NAME.jars``, fetched once, checked by SHA-256.
 
-The same way, and the same cache folder, as the broker's own jars (:mod:`seekpoint.dev.jars`).
+The same way, and the same cache folder, as the broker's own jars (:mod:`seekpoint.testing.servers.jars`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import jgo.maven
 
 from peers.locks import LOCKS
 from peers.trial import SkippedError
-from seekpoint.dev.jars import cache_folder
+from seekpoint.testing.servers.jars import cache_folder
 
 
 def classpath(name: str) -> list[Path]:

@@ -26,8 +26,8 @@ from sqlalchemy import BigInteger, Column, DateTime, Integer, MetaData, Numeric,
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateTable
 
-from seekpoint.dev.demo.flights import PARTITIONS, Flight
-from seekpoint.dev.demo.flights import table as flights_table
+from demo.flights import PARTITIONS, Flight
+from demo.flights import table as flights_table
 from setting import BROKERS, RECORDS, STORED, flights
 
 EXPECTED = "expected"

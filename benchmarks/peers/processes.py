@@ -11,7 +11,7 @@ from typing import Any
 
 from peers import venvs
 from peers.trial import PeerError
-from seekpoint.dev.child import Child, Folder
+from seekpoint.testing.servers.process import Child, Folder
 
 JOBS = Path(__file__).parent / "jobs"
 LONGEST = 1800.0  # seconds that a job may take

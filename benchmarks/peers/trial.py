@@ -14,7 +14,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from peers import kinds
 from peers.kinds import KINDS, Kind
-from seekpoint.dev.child import ServerFailed
+from seekpoint.testing.servers.process import ServerFailed
 from setting import BATCH, BROKERS, DSN, PARALLELISM, RECORDS, TABLE
 
 

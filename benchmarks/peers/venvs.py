@@ -16,7 +16,7 @@ import uv
 
 from peers.locks import LOCKS
 from peers.trial import SkippedError
-from seekpoint.dev.jars import cache_folder
+from seekpoint.testing.servers.jars import cache_folder
 
 
 def interpreter(name: str) -> Path:

@@ -11,7 +11,7 @@ from psycopg import sql
 
 from peers import kinds
 from peers.trial import PeerError, Trial
-from seekpoint.dev.child import Child
+from seekpoint.testing.servers.process import Child
 
 PATIENCE = 90.0  # seconds without a new page until a peer counts as stuck
 

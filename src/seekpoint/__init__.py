@@ -9,19 +9,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from seekpoint.batches import Batch
+from seekpoint.pipeline.batch import Batch
 from seekpoint.codecs import Bytes, Json, Text
 from seekpoint.errors import Fenced, Poison, SeekpointError
-from seekpoint.pipeline import Pipeline
-from seekpoint.policy import DeadLetterLimits, Limits, OnPoison, Retry, StartAt
+from seekpoint.pipeline.pipeline import Pipeline
+from seekpoint.pipeline.policy import DeadLetterLimits, Limits, OnPoison, Retry, StartAt
 from seekpoint.records import Partition, Record, Span
 from seekpoint.sinks import Append, Upsert
 
 if TYPE_CHECKING:
-    from seekpoint.assignment import Assignment
+    from seekpoint.worker.assignment import Assignment
     from seekpoint.kafka.config import consumer_config
     from seekpoint.ledger import Ledger
-    from seekpoint.running import Worker
+    from seekpoint.worker.worker import Worker
 
 __all__ = [
     "Append",
@@ -52,7 +52,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Load what needs the client or the driver."""
     if name == "Assignment":
-        from seekpoint.assignment import Assignment  # noqa: PLC0415 -- the Kafka client and the driver
+        from seekpoint.worker.assignment import Assignment  # noqa: PLC0415 -- the Kafka client and the driver
 
         return Assignment
     if name == "Ledger":
@@ -60,7 +60,7 @@ def __getattr__(name: str) -> Any:
 
         return Ledger
     if name == "Worker":
-        from seekpoint.running import Worker  # noqa: PLC0415 -- the Kafka client and the driver
+        from seekpoint.worker.worker import Worker  # noqa: PLC0415 -- the Kafka client and the driver
 
         return Worker
     if name == "consumer_config":

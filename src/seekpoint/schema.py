@@ -45,11 +45,11 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.schema import CreateSchema, CreateTable, DropTable
 from sqlalchemy.sql import quoted_name
 
-from seekpoint import pooler
-from seekpoint.connections import watch
+from seekpoint.postgres import pooler
+from seekpoint.postgres.connection_checks import watch
 from seekpoint.errors import ConfigError, SchemaMismatch
-from seekpoint.revision import HEAD, VERSION_TABLE, check, current, difference, refuse_other_encoding, version_table
-from seekpoint.tables import DEFAULT_SCHEMA
+from seekpoint.ledger.revision import HEAD, VERSION_TABLE, check, current, difference, refuse_other_encoding, version_table
+from seekpoint.ledger.tables import DEFAULT_SCHEMA
 
 __all__ = [
     "BASE",

@@ -85,7 +85,7 @@ def test_a_killed_demo_leaves_nothing_behind(tmp_path: Path) -> None:
     try:
         assert reached.wait(90), "the demo did not come to its first fault"
         family = psutil.Process(demo.pid).children(recursive=True)
-        assert any("seekpoint.dev.demo.member" in _command(one) for one in family)
+        assert any("demo.member" in _command(one) for one in family)
     finally:
         demo.kill()
         demo.wait()
@@ -99,7 +99,7 @@ def test_a_killed_demo_leaves_nothing_behind(tmp_path: Path) -> None:
 FROZEN = """\
 import sys, threading
 from pathlib import Path
-from seekpoint.dev.demo.crew import Member
+from demo.crew import Member
 
 member = Member("A", {}, threading.Condition(), Path("A.log"))
 member.freeze()

@@ -24,14 +24,14 @@ from typer.testing import CliRunner
 
 from seekpoint.cli.app import app
 from seekpoint.codecs import Json
-from seekpoint.dev.child import Folder
-from seekpoint.dev.demo.flights import Flight, read_flights
-from seekpoint.dev.demo.poison import show
-from seekpoint.dev.demo.poison.handling import Notice, mended
-from seekpoint.dev.demo.poison.kinds import ID, KILLERS, KINDS, break_some, choose, tail
-from seekpoint.dev.demo.poison.report import Report
-from seekpoint.dev.demo.poison.show import SMALLEST, Stage
-from seekpoint.dev.servers import start_pair
+from seekpoint.testing.servers.process import Folder
+from demo.flights import Flight, read_flights
+from demo.poison import show
+from demo.poison.handling import Notice, mended
+from demo.poison.kinds import ID, KILLERS, KINDS, break_some, choose, tail
+from demo.poison.report import Report
+from demo.poison.show import SMALLEST, Stage
+from seekpoint.testing.servers.pair import start_pair
 from seekpoint.errors import ConfigError
 from seekpoint.records import Record
 

@@ -11,9 +11,9 @@ import pytest
 
 from batcher import batch, offsets, paused
 from seekpoint import Json, Pipeline, StartAt, Upsert
-from seekpoint.batch import BatchJob
+from seekpoint.jobs.batch import BatchJob
 from seekpoint.errors import BatchRefused, ConfigError, SchemaMismatch, StandsBy
-from seekpoint.reload import Generations, Run, Task
+from seekpoint.jobs.reload import Generations, Run, Task
 from shop import Shop, doubled, gone, of
 from shop import pipeline as make_pipeline
 

@@ -17,18 +17,19 @@ from typer.testing import CliRunner
 
 from batcher import Batcher, batch, offsets, paused
 from seekpoint import Append, Json, Limits, Partition, Pipeline, schema
-from seekpoint.batch import job
-from seekpoint.batch.opening import open_batch
-from seekpoint.batch.publish import totals
+from seekpoint.jobs.batch import batch as job
+from seekpoint.jobs.batch.open import open_batch
+from seekpoint.jobs.batch.publish import totals
 from seekpoint.cli.app import app
-from seekpoint.dev.postgres import PostgresServer
-from seekpoint.dev.proxy import PostgresProxy
+from seekpoint.testing.servers.postgres import PostgresServer
+from support.proxy import PostgresProxy
 from seekpoint.errors import BatchRefused, ConfigError, ReloadOver
 from seekpoint.kafka.ranges import Range
 from seekpoint.ledger import Ledger
-from seekpoint.reload import Driver, LocalStager, Run, Staged, Task, stage_range, staging
-from seekpoint.reload.run import Tx
-from seekpoint.reload.targets import sources
+from seekpoint.jobs.reload import Driver, LocalStager, Run, Staged, Task, stage_range
+from seekpoint.jobs.staging import stage as staging
+from seekpoint.jobs.run.run import Tx
+from seekpoint.jobs.tables.targets import sources
 from shop import Order, Shop, doubled, gone, of
 
 FIRST = [of(n % 40, n, n) for n in range(120)] + [gone(3)]
@@ -476,7 +477,7 @@ def test_a_database_that_is_away_leaves_the_batch_open_and_says_how_to_go_on(
 ) -> None:
     shop, engine = shop_of_its_own(request, own_postgres)
     shop.produce(shop.topic, FIRST, partition=0)
-    monkeypatch.setattr("seekpoint.reload.tries.sleep", lambda seconds: None)
+    monkeypatch.setattr("seekpoint.jobs.run.backoff.sleep", lambda seconds: None)
 
     class Crashing(Driver):
         def turn(self, tx: Tx, state: str) -> None:

@@ -13,7 +13,7 @@ from sqlalchemy import text
 from batcher import batch, offsets, paused
 from integration.test_ranges import delete, in_transactions, trim
 from seekpoint import Append, DeadLetterLimits, Json, Pipeline, Text, Upsert
-from seekpoint.deadletters import DeadLetters
+from seekpoint.ledger.dead_letters import DeadLetters
 from seekpoint.errors import BatchRefused, RangeLost, TooManyDeadLetters, TopicRecreated
 from shop import Order, OrderKey, Shop, gone, of
 

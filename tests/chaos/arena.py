@@ -22,7 +22,7 @@ from chaos.log import Log, Stuck
 from chaos.oracle import ACCOUNTED, TABLE
 from chaos.schedule import CREW, CrewPlan
 from seekpoint import schema
-from seekpoint.dev.servers import start_pair
+from seekpoint.testing.servers.pair import start_pair
 
 PARTITIONS = 6
 # The log writer sleeps as long as it may: a crash without synchronous commit shall lose something.

@@ -17,7 +17,7 @@ import psutil
 
 from chaos.log import Log, Said, Stuck
 from chaos.schedule import CREW, CrewPlan
-from seekpoint.dev.proxy import PostgresProxy
+from support.proxy import PostgresProxy
 
 SESSION_MS = 1000  # after so long without a heartbeat a worker has lost its partitions
 MAX_POLL_MS = 3000  # after so long in one call, although it still sends heartbeats, too

@@ -9,7 +9,7 @@ from pathlib import Path
 if __name__ == "__main__":  # run by path: the packages are in the folder above
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from seekpoint.dev.servers import start_pair
+from seekpoint.testing.servers.pair import start_pair
 from siege.report import besiege
 from siege.siege import STAGERS
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from seekpoint import Append, Bytes, Limits, Pipeline, Poison, Worker
 from seekpoint.events import BatchOpened, ChunkRead, Committed, Event, Held, LagSampled
-from seekpoint.policy import DeadLetterLimits
+from seekpoint.pipeline.policy import DeadLetterLimits
 from seekpoint.records import Failure, Partition, Record, Span
 
 

@@ -11,7 +11,7 @@ import typer
 from typer.main import get_command
 
 from pages import PAGES, ROOT, blocks, name_of, named, read, section
-from seekpoint.cli import explain
+from seekpoint.cli import errors as explain
 from seekpoint.cli.app import app
 
 ROOT_COMMAND = get_command(app)

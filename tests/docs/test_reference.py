@@ -13,24 +13,12 @@ import pytest
 
 import seekpoint
 from pages import ROOT, named, section
-from seekpoint import (
-    Assignment,
-    Ledger,
-    Limits,
-    Pipeline,
-    StartAt,
-    Worker,
-    batch,
-    consumer_config,
-    errors,
-    events,
-    export,
-    reload,
-    spark,
-    testing,
-)
-from seekpoint.engine import _KEEPALIVES
-from seekpoint.health import Health
+from seekpoint import Assignment, Ledger, Limits, Pipeline, StartAt, Worker, consumer_config, errors, events, spark, testing
+from seekpoint.jobs import batch
+from seekpoint.jobs import export
+from seekpoint.jobs import reload
+from seekpoint.postgres.engine import _KEEPALIVES
+from seekpoint.worker.health import Health
 from seekpoint.kafka import config
 from seekpoint.kafka.client import Client
 from seekpoint.sinks import Append

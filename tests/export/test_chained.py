@@ -6,7 +6,7 @@ import pytest
 
 from integration.test_ranges import LARGE
 from seekpoint.errors import RangeLost, TopicRecreated
-from seekpoint.export import ChainedReader
+from seekpoint.jobs.export import ChainedReader
 from seekpoint.kafka.ranges import read_range
 from vault import Vault, records
 

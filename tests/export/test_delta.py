@@ -12,9 +12,9 @@ from deltalake.exceptions import CommitFailedError
 from exporter import Exporter
 from integration.test_ranges import in_transactions
 from seekpoint.errors import ConfigError
-from seekpoint.export.delta import DeltaLog
-from seekpoint.export.manifest import Tx
-from seekpoint.export.storage import Storage
+from seekpoint.jobs.export.delta import DeltaLog
+from seekpoint.jobs.export.manifest import Tx
+from seekpoint.jobs.export.storage import Storage
 from vault import Vault
 
 
@@ -134,7 +134,7 @@ def test_somebody_who_commits_late_is_refused_by_the_table(vault: Vault) -> None
     entry = vault.archive.entries()[-1]
     again = vault.archive.entries()[3]
     assert (entry.partition.number, again.end) == (1, 61)
-    from seekpoint.export import Written
+    from seekpoint.jobs.export import Written
     from seekpoint.kafka.ranges import Range
 
     written = Written(Range(again.partition, again.topic_id, again.start, again.end), again.file, 1, again.bytes)

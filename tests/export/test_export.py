@@ -12,7 +12,9 @@ from integration.test_odd_records import produce_by_hand
 from integration.test_ranges import delete, in_transactions
 from seekpoint import Ledger, Partition
 from seekpoint.errors import ConfigError, RangeLost, RangeStuck, TopicRecreated
-from seekpoint.export import Archive, Exported, files, job
+from seekpoint.jobs.export import Archive, Exported
+from seekpoint.jobs.export import files
+from seekpoint.jobs.export import export as job
 from vault import Vault, records
 
 

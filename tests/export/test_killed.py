@@ -16,12 +16,12 @@ from sqlalchemy.exc import OperationalError
 
 from exporter import PLACES, Exporter
 from seekpoint import schema
-from seekpoint.dev.postgres import PostgresServer
-from seekpoint.dev.proxy import PostgresProxy
+from seekpoint.testing.servers.postgres import PostgresServer
+from support.proxy import PostgresProxy
 from seekpoint.errors import RangeLost
-from seekpoint.export import Archive, Export, Written
-from seekpoint.export.manifest import transaction
-from seekpoint.export.writing import LocalWriter
+from seekpoint.jobs.export import Archive, Export, Written
+from seekpoint.jobs.export.manifest import transaction
+from seekpoint.jobs.export.writer import LocalWriter
 from seekpoint.kafka.ranges import Range
 from vault import Vault
 

@@ -13,7 +13,7 @@ from bookkeeping import Books, booked, by_core
 from integration.test_odd_records import produce_by_hand
 from seekpoint import Text
 from seekpoint.errors import ArchiveDamaged, ReloadRefused
-from seekpoint.export import Archive, Export
+from seekpoint.jobs.export import Archive, Export
 from shop import Shop, doubled, gone, of
 
 FIRST = [of(n % 40, n, n) for n in range(120)] + [gone(3), gone(7), of(7, 5)]

@@ -8,9 +8,9 @@ from uuid import UUID
 import pytest
 
 from seekpoint.errors import ConfigError
-from seekpoint.export import storage
-from seekpoint.export.files import write
-from seekpoint.export.storage import Storage, below, named
+from seekpoint.jobs.export import storage
+from seekpoint.jobs.export.files import write
+from seekpoint.jobs.export.storage import Storage, below, named
 from seekpoint.kafka.ranges import Piece, Range
 from seekpoint.records import Partition, Record
 

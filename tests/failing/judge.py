@@ -14,7 +14,7 @@ from failing.kinds import TABLE, TRIGGER, Kind, good
 from failing.roads import key_of, pipeline_on
 from ground import Ground
 from seekpoint import Partition
-from seekpoint.policy import OnPoison, Retry
+from seekpoint.pipeline.policy import OnPoison, Retry
 from seekpoint.records import Cause, RawRecord, State
 from seekpoint.testing import Processed
 

@@ -23,8 +23,8 @@ from failing.judge import Outcome, judge, prepare
 from failing.kinds import EVERY, HANDLERS, KINDS, ROWS, SINKS
 from ground import Ground
 from seekpoint import schema
-from seekpoint.dev.postgres import start_postgres
-from seekpoint.policy import OnPoison
+from seekpoint.testing.servers.postgres import start_postgres
+from seekpoint.pipeline.policy import OnPoison
 
 _ROADS = {
     EVERY: "all",

@@ -13,8 +13,8 @@ from sqlalchemy import Engine, create_engine
 from member import Member
 from scene import PROTOCOLS, Scene, Way
 from seekpoint import schema
-from seekpoint.dev.kafka import KafkaServer
-from seekpoint.dev.postgres import PostgresServer
+from seekpoint.testing.servers.kafka import KafkaServer
+from seekpoint.testing.servers.postgres import PostgresServer
 from shop import Shop
 from terminal import FIRST, Terminal
 

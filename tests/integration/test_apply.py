@@ -21,11 +21,11 @@ from sqlalchemy.exc import ProgrammingError
 
 from ground import TOPIC, Ground, orders, stopped_at
 from seekpoint import Append, Batch, Json, Limits, Pipeline, Poison, Retry, Text, events
-from seekpoint.assignment.chunk import Chunk, Read
-from seekpoint.commit import Committer
+from seekpoint.worker.assignment.chunk import Chunk, Read
+from seekpoint.worker.unit_of_work import Committer
 from seekpoint.errors import ConfigError, HandlerMisuse, PoisonStop
 from seekpoint.events import Announcer
-from seekpoint.intake import OpenBatch
+from seekpoint.worker.open_batch import OpenBatch
 from seekpoint.ledger import Ledger
 from seekpoint.records import Cause, Partition, RawRecord, Record, Span
 from seekpoint.testing import Processed, kit, raw, record

@@ -8,7 +8,7 @@ import signal
 import pytest
 from sqlalchemy import create_engine, text
 
-from seekpoint.batch import BatchJob
+from seekpoint.jobs.batch import BatchJob
 from shop import Shop, doubled, of
 from terminal import FIRST, Terminal, wait_until
 

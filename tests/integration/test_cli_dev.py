@@ -17,7 +17,8 @@ from confluent_kafka.admin import AdminClient
 from typer.testing import CliRunner, Result
 
 from seekpoint.cli.app import app
-from seekpoint.dev import running_pair, topics
+from seekpoint.testing.servers import running_pair
+from seekpoint.testing.servers import topics
 
 AWAY = "127.0.0.1:1"
 

@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from seekpoint.export import Archive
+from seekpoint.jobs.export import Archive
 from shop import Shop, doubled, of
 from terminal import FIRST, Terminal
 

@@ -13,8 +13,8 @@ import pytest
 from sqlalchemy import text
 
 from reloader import Reloader
-from seekpoint.dev import spark
-from seekpoint.dev.child import ServerFailed
+from seekpoint.testing.servers import spark
+from seekpoint.testing.servers.process import ServerFailed
 from shop import Shop, doubled, of
 from terminal import FIRST, Terminal, wait_until
 

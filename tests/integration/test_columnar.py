@@ -22,13 +22,13 @@ from sqlalchemy import Connection, Engine
 
 from ground import TOPIC, Ground, orders, stopped_at
 from seekpoint import Append, Batch, Bytes, Json, Pipeline
-from seekpoint.cli.declared import _told
+from seekpoint.cli.explain import _told
 from seekpoint.codecs.arrow import Arrow
-from seekpoint.columnar import AppendArrow, copy_into
-from seekpoint.columnar.copying import AT_ONCE
+from seekpoint.sinks.arrow import AppendArrow, copy_into
+from seekpoint.sinks.arrow.copy import AT_ONCE
 from seekpoint.errors import ConfigError, Poison
 from seekpoint.records import Partition, RawRecord
-from seekpoint.reload.targets import sources
+from seekpoint.jobs.tables.targets import sources
 from seekpoint.testing import raw
 
 BERLIN = timezone(timedelta(hours=1))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from psycopg.copy import Writer
 from sqlalchemy import Engine
 
-from seekpoint.sink import Row
+from seekpoint.pipeline.sink import Row
 from seekpoint.sinks import copy as ours
 
 VALUES = st.one_of(

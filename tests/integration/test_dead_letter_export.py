@@ -14,7 +14,7 @@ from depot import EVERY, TOPIC, Depot, orders
 from seekpoint import Bytes
 from seekpoint.admin import Letters, Where
 from seekpoint.errors import ConfigError
-from seekpoint.policy import DeadLetterLimits
+from seekpoint.pipeline.policy import DeadLetterLimits
 from seekpoint.records import Cause, RawRecord, State
 from seekpoint.testing import raw
 

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from sqlalchemy import Engine, delete, text
 
 from integration.ledger.desk import Desk, backend, wait_until_blocked
-from seekpoint.deadletters import DeadLetter, DeadLetters
+from seekpoint.ledger.dead_letters import DeadLetter, DeadLetters
 from seekpoint.errors import ConfigError, Fenced
 from seekpoint.ledger import Ledger
-from seekpoint.policy import Limits
+from seekpoint.pipeline.policy import Limits
 from seekpoint.records import Aside, Cause, Failure, Partition, RawRecord, State
-from seekpoint.tables import admin_action, dead_letter, in_schema
+from seekpoint.ledger.tables import admin_action, dead_letter, in_schema
 
 FAILURE = Failure(Cause.HANDLER, "ValueError: no", "Traceback ...", None, 3)
 

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Connection, Engine, text
 
 from seekpoint import Batch, Json, Limits, Pipeline, events
-from seekpoint.batch import BatchJob
+from seekpoint.jobs.batch import BatchJob
 from seekpoint.errors import DeclarationDiffers, HandlerOutdated
 from seekpoint.sinks import Append
 from workers import Run

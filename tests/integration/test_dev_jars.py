@@ -8,10 +8,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from seekpoint.dev import java
-from seekpoint.dev.child import ServerFailed
-from seekpoint.dev.jars import CACHE_VARIABLE, classpath
-from seekpoint.dev.kafka import start_kafka
+from seekpoint.testing.servers import java
+from seekpoint.testing.servers.process import ServerFailed
+from seekpoint.testing.servers.jars import CACHE_VARIABLE, classpath
+from seekpoint.testing.servers.kafka import start_kafka
 
 
 @pytest.fixture

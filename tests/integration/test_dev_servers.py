@@ -20,12 +20,14 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from seekpoint.dev import kafka, postgres, server
-from seekpoint.dev.child import ServerFailed, free_port
-from seekpoint.dev.kafka import BROKERS_VARIABLE, KafkaServer, start_kafka
-from seekpoint.dev.postgres import DSN_VARIABLE, PostgresServer, start_postgres, url_of
-from seekpoint.dev.proxy import Proxy
-from seekpoint.dev.servers import start_pair
+from seekpoint.testing.servers import kafka
+from seekpoint.testing.servers import postgres
+from seekpoint.testing.servers import server
+from seekpoint.testing.servers.process import ServerFailed, free_port
+from seekpoint.testing.servers.kafka import BROKERS_VARIABLE, KafkaServer, start_kafka
+from seekpoint.testing.servers.postgres import DSN_VARIABLE, PostgresServer, start_postgres, url_of
+from support.proxy import Proxy
+from seekpoint.testing.servers.pair import start_pair
 
 
 def eventually(condition: Callable[[], bool], *, seconds: float = 30) -> bool:
@@ -159,7 +161,7 @@ def test_binaries_that_nobody_may_reach_are_copied(monkeypatch: pytest.MonkeyPat
         seen.append(path)
         return path.name != "postgres"
 
-    monkeypatch.setattr("seekpoint.dev.postgres.reachable_by_all", sealed)
+    monkeypatch.setattr("seekpoint.testing.servers.postgres.reachable_by_all", sealed)
     with start_postgres(own=True) as server:
         assert seen[-1].name == "postgres"
         assert Path(psutil.Process(server.pid).exe()).is_relative_to(Path(psutil.Process(server.pid).cwd()).parent)
@@ -293,8 +295,8 @@ def test_docker_compose_starts_a_broker_with_the_same_settings_from_the_same_ima
 
 OWNER = """
 import os, sys, threading
-from seekpoint.dev.postgres import start_postgres
-from seekpoint.dev.servers import start_pair
+from seekpoint.testing.servers.postgres import start_postgres
+from seekpoint.testing.servers.pair import start_pair
 {start}
 for pid in pids:
     print(pid, os.readlink(f"/proc/{{pid}}/cwd"), flush=True)
@@ -369,7 +371,7 @@ def test_ports_lie_outside_the_range_of_outgoing_connections() -> None:
 
 
 def test_a_pair_of_which_one_fails_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("seekpoint.dev.servers.start_postgres", _refuse)
+    monkeypatch.setattr("seekpoint.testing.servers.pair.start_postgres", _refuse)
     started: list[KafkaServer] = []
     real = start_kafka
 
@@ -377,7 +379,7 @@ def test_a_pair_of_which_one_fails_leaves_none(tmp_path: Path, monkeypatch: pyte
         started.append(real(**options))
         return started[-1]
 
-    monkeypatch.setattr("seekpoint.dev.servers.start_kafka", watched)
+    monkeypatch.setattr("seekpoint.testing.servers.pair.start_kafka", watched)
     with pytest.raises(ServerFailed, match="no Postgres today"):
         start_pair(own=True)
     assert [server.running for server in started] == [False]

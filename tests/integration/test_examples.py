@@ -21,7 +21,7 @@ from sqlalchemy.exc import ProgrammingError
 
 from scene import PROTOCOLS, QUICK, Scene
 from seekpoint import Append, Json, Partition, Pipeline
-from seekpoint.dev.proxy import PostgresProxy
+from support.proxy import PostgresProxy
 
 
 def example(name: str) -> ModuleType:

@@ -17,8 +17,8 @@ from ground import Ground
 from integration.test_odd_records import produce_by_hand
 from scene import QUICK
 from seekpoint import Batch, Ledger, Limits, Partition, Text, events
-from seekpoint.pipeline import Pipeline
-from seekpoint.policy import DeadLetterLimits, OnPoison, Retry
+from seekpoint.pipeline.pipeline import Pipeline
+from seekpoint.pipeline.policy import DeadLetterLimits, OnPoison, Retry
 from seekpoint.records import AnyRecord, Cause, RawRecord
 from workers import Run
 

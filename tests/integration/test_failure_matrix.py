@@ -16,7 +16,7 @@ from failing.judge import judge, prepare
 from failing.kinds import KINDS, Kind
 from ground import Ground
 from seekpoint import schema
-from seekpoint.policy import OnPoison
+from seekpoint.pipeline.policy import OnPoison
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from seekpoint.kafka.client import Client
 from seekpoint.kafka.config import consumer_config, make_consumer
 from seekpoint.kafka.watermarks import Watermarks
 from seekpoint.ledger import Ledger
-from seekpoint.policy import Limits
+from seekpoint.pipeline.policy import Limits
 from workers import Gate, Run
 
 

@@ -19,7 +19,7 @@ from integration.ledger.desk import backend, wait_until_blocked
 from scene import QUICK, Scene
 from seekpoint import Batch, Json, Limits, Partition, Pipeline, Poison, events
 from seekpoint.errors import TooManyDeadLetters
-from seekpoint.policy import DeadLetterLimits, Retry
+from seekpoint.pipeline.policy import DeadLetterLimits, Retry
 from workers import Gate
 
 Handler = Callable[[Connection, Batch[Any, Any]], Any]
@@ -303,7 +303,7 @@ def test_the_command_exits_with_an_error_that_names_the_limit(scene: Scene, tmp_
     scene.produce(name, ["{"] * 30)
     (tmp_path / "ingest.py").write_text(
         "from seekpoint import Append, Json, Pipeline\n"
-        "from seekpoint.policy import DeadLetterLimits\n"
+        "from seekpoint.pipeline.policy import DeadLetterLimits\n"
         f"made = Pipeline({scene.group!r}, topics={name!r}, value=Json(), on_poison='dead_letter',\n"
         f"    sinks=[Append(({scene.schema!r}, 'book'), columns=['value'])],\n"
         "    dead_letter_limits=DeadLetterLimits(consecutive=5))\n"

@@ -19,8 +19,8 @@ from sqlalchemy import text
 
 from scene import QUICK, Scene, Way
 from seekpoint import Limits, Partition, events
-from seekpoint.assignment import claims
-from seekpoint.dev.kafka import KafkaServer
+from seekpoint.worker.assignment import claiming as claims
+from seekpoint.testing.servers.kafka import KafkaServer
 from seekpoint.errors import OffsetLost, PartitionStopped, TopicRecreated, TopicUnknown
 from seekpoint.kafka.identity import Answer
 from workers import Gate, Run

@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 from ground import Ground
 from seekpoint import Append, Batch, Poison
-from seekpoint.guard import Session
+from seekpoint.postgres.connection import Session
 from service import Service, driver
 from trips import trips
 

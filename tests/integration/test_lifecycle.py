@@ -18,9 +18,9 @@ from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from scene import PROTOCOLS, QUICK, Scene
 from seekpoint import Batch, Ledger, Limits, Partition, Pipeline, Text, Worker, events
-from seekpoint import worker as loop
-from seekpoint.dev.kafka import KafkaServer
-from seekpoint.dev.postgres import PostgresServer
+from seekpoint.worker import loop as loop
+from seekpoint.testing.servers.kafka import KafkaServer
+from seekpoint.testing.servers.postgres import PostgresServer
 from seekpoint.errors import ConfigError, HandlerOutdated, KafkaAway, PoisonStop, SchemaMismatch, StopTimeout
 from seekpoint.kafka.config import make_consumer
 from seekpoint.kafka.identity import Identity

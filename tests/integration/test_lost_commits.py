@@ -11,8 +11,8 @@ from sqlalchemy import Engine
 from integration.ledger.desk import scalar, until, wait_until_blocked
 from scene import Scene
 from seekpoint import Partition, events
-from seekpoint.dev.proxy import PostgresProxy
-from seekpoint.policy import Limits
+from support.proxy import PostgresProxy
+from seekpoint.pipeline.policy import Limits
 from workers import Gate, Run
 
 

@@ -10,7 +10,7 @@ from sqlalchemy import create_engine
 
 from scene import Scene
 from seekpoint import Ledger, Partition, events
-from seekpoint.policy import Limits
+from seekpoint.pipeline.policy import Limits
 from seekpoint.records import EPOCH
 
 _POLYNOMIAL = 0x82F63B78  # CRC-32C, reflected: what Kafka's record batches are checked with

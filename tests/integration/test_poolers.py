@@ -18,14 +18,15 @@ from bookkeeping import TABLES, Books, booked, by_core
 from cutting import settled
 from ground import Ground
 from pooler import POOL_SIZE, POOLERS, in_each_session, pgbouncer
-from seekpoint import Append, Json, Ledger, Limits, Pipeline, Upsert, events, pooler
-from seekpoint.columnar import AppendArrow
+from seekpoint import Append, Json, Ledger, Limits, Pipeline, Upsert, events
+from seekpoint.postgres import pooler
+from seekpoint.sinks.arrow import AppendArrow
 from seekpoint.errors import Poison
 from seekpoint.records import Partition
-from seekpoint.reload import Generations
-from seekpoint.sink import Sink
-from seekpoint.sinks import roads
-from seekpoint.sinks.roads import Road
+from seekpoint.jobs.reload import Generations
+from seekpoint.pipeline.sink import Sink
+from seekpoint.sinks.upsert import strategy as roads
+from seekpoint.sinks.upsert.strategy import Road
 from shop import Shop, doubled, gone, of
 from workers import Run
 

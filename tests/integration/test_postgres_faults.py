@@ -19,8 +19,8 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from scene import PROTOCOLS, QUICK, Scene, Way
 from seekpoint import Limits, Partition, Worker, events
-from seekpoint.dev.postgres import PostgresServer
-from seekpoint.dev.proxy import PostgresProxy, When
+from seekpoint.testing.servers.postgres import PostgresServer
+from support.proxy import PostgresProxy, When
 from seekpoint.errors import SchemaMismatch
 from workers import Gate, Run
 

@@ -18,8 +18,8 @@ import sqlalchemy as sa
 from psycopg import sql
 from sqlalchemy.engine import make_url
 
-from seekpoint.dev.links import Link
-from seekpoint.dev.proxy import PostgresProxy, Proxy, When
+from support.proxy_links import Link
+from support.proxy import PostgresProxy, Proxy, When
 from seekpoint.errors import ConfigError
 
 SECONDS = 30.0  # a deadline for what takes milliseconds

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from seekpoint.dev.child import free_port
+from seekpoint.testing.servers.process import free_port
 
 SUITE = """
 import os

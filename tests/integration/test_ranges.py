@@ -265,7 +265,7 @@ def test_whoever_is_slow_with_a_piece_is_not_taken_for_a_quiet_broker(
 
 
 def test_brokers_that_are_away_are_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("seekpoint.kafka.outlook.ASK", 1.0)
+    monkeypatch.setattr("seekpoint.kafka.range_checks.ASK", 1.0)
     nowhere = {"bootstrap.servers": "127.0.0.1:1"}
     with pytest.raises(KafkaAway):
         list(read_range(nowhere, Range(Partition("t", 0), uuid4(), 0, 5)))

@@ -19,9 +19,9 @@ from depot import Depot, Halt, orders
 from integration.ledger.desk import wait_until_blocked
 from seekpoint import events
 from seekpoint.admin import Replayed
-from seekpoint.dev.proxy import PostgresProxy, When
+from support.proxy import PostgresProxy, When
 from seekpoint.errors import Fenced
-from seekpoint.policy import Limits
+from seekpoint.pipeline.policy import Limits
 from seekpoint.records import State
 from workers import Run
 
@@ -129,7 +129,7 @@ OPERATOR = """
 import json, sys, threading
 from sqlalchemy import create_engine
 from depot import Depot
-from seekpoint.deadletters import DeadLetters
+from seekpoint.ledger.dead_letters import DeadLetters
 
 what = json.loads(sys.argv[1])
 depot = Depot(create_engine(what["dsn"]), what["schema"])

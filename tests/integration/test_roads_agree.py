@@ -15,14 +15,14 @@ from sqlalchemy.exc import IntegrityError
 
 from ground import TOPIC, Ground
 from seekpoint import Append, Json, Pipeline, Text
-from seekpoint.ahead import Ahead
-from seekpoint.assignment.chunk import Chunk
-from seekpoint.columnar import AppendArrow
+from seekpoint.postgres.pipelining import Ahead
+from seekpoint.worker.assignment.chunk import Chunk
+from seekpoint.sinks.arrow import AppendArrow
 from seekpoint.errors import CodecAway
-from seekpoint.guard import Session
-from seekpoint.intake import OpenBatch
+from seekpoint.postgres.connection import Session
+from seekpoint.worker.open_batch import OpenBatch
 from seekpoint.records import Partition
-from seekpoint.sink import RowRefused
+from seekpoint.pipeline.sink import RowRefused
 from seekpoint.sinks import Upsert
 from seekpoint.sinks.copy import Unwritable
 from seekpoint.testing import kit, raw, record

@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 from ground import TOPIC, Ground, orders
 from seekpoint import Append, Json, Pipeline, Upsert
-from seekpoint.columnar import AppendArrow, copy_into
+from seekpoint.sinks.arrow import AppendArrow, copy_into
 from seekpoint.events import DatabaseTrouble, Event
 from seekpoint.records import Partition, RawRecord
 

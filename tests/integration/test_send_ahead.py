@@ -19,10 +19,10 @@ from ground import Ground, orders, stopped_at
 from integration.ledger.desk import backend, wait_until_blocked
 from seekpoint import Append, Batch, Pipeline, Poison, events
 from seekpoint import Text as Utf8
-from seekpoint.dev.proxy import PostgresProxy
+from support.proxy import PostgresProxy
 from seekpoint.errors import HandlerMisuse, PoisonStop
 from seekpoint.records import Cause
-from seekpoint.sinks.few import FEW
+from seekpoint.sinks.small_append import FEW
 from seekpoint.testing import Processed, process
 from trips import Trips, trips
 

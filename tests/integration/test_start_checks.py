@@ -11,7 +11,7 @@ from sqlalchemy import Engine, create_engine, text
 
 from ground import Ground
 from seekpoint import Append, Json, Limits, Pipeline, Upsert, events
-from seekpoint.columnar import AppendArrow
+from seekpoint.sinks.arrow import AppendArrow
 from seekpoint.errors import ConfigError
 from workers import Run
 

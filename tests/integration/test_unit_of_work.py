@@ -15,11 +15,11 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from integration.ledger.desk import applied, make_table, scalar
 from seekpoint import Bytes, Pipeline, Poison
-from seekpoint.batches import Batch
+from seekpoint.pipeline.batch import Batch
 from seekpoint.errors import ConfigError, HandlerMisuse
 from seekpoint.ledger import Ledger
 from seekpoint.records import Partition
-from seekpoint.tables import DEFAULT_SCHEMA, in_schema
+from seekpoint.ledger.tables import DEFAULT_SCHEMA, in_schema
 from seekpoint.testing import Processed, process, raw
 
 Handler = Callable[[Connection, Batch[Any, Any]], None]
@@ -372,7 +372,7 @@ def test_an_exit_in_a_handler_is_said(work: Work, isolating: bool, caplog: pytes
     with pytest.raises(SystemExit) as ended:
         work.run(leave, on_poison="dead_letter")
     assert ended.value.code == 3
-    (line,) = [one for one in caplog.records if one.name == "seekpoint.commit"]
+    (line,) = [one for one in caplog.records if one.name == "seekpoint.worker.unit_of_work"]
     assert line.levelno == logging.ERROR
     said = line.getMessage()
     for words in ("SystemExit(3)", "in leave", "topic/0 [0, 3)", "nothing of this batch was written", "Worker.stop()"):

@@ -25,10 +25,11 @@ from integration.ledger.desk import backend, wait_until_blocked
 from seekpoint import Append, Bytes, DeadLetterLimits, Json, Pipeline, Text, events
 from seekpoint.errors import ConfigError
 from seekpoint.records import AnyRecord, Partition, RawRecord
-from seekpoint.sink import RowRefused
-from seekpoint.sinks import Upsert, roads
-from seekpoint.sinks.layout import stage_name
-from seekpoint.sinks.roads import Road, Wrote
+from seekpoint.pipeline.sink import RowRefused
+from seekpoint.sinks import Upsert
+from seekpoint.sinks.upsert import strategy as roads
+from seekpoint.sinks.catalog import stage_name
+from seekpoint.sinks.upsert.strategy import Road, Wrote
 from seekpoint.testing import raw, record
 
 MANY = 2 * roads.SMALL

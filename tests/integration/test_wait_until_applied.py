@@ -18,13 +18,13 @@ from sqlalchemy.dialects.postgresql import psycopg
 from integration.ledger.desk import Desk, make_table, scalar
 from scene import Scene
 from seekpoint import Ledger, Partition, Poison
-from seekpoint.cli.waiting import Waits
+from seekpoint.cli.retry_status import Waits
 from seekpoint.errors import ConfigError, NotApplied, SeekpointError
 from seekpoint.ledger import Passed, wait
 from seekpoint.ledger.claim import Attempt
-from seekpoint.ledger.scope import Scope
+from seekpoint.ledger.group_connection import Scope
 from seekpoint.records import State
-from seekpoint.tables import dead_letter, in_schema
+from seekpoint.ledger.tables import dead_letter, in_schema
 
 HERE = Partition("t", 0)
 

@@ -10,8 +10,8 @@ import psycopg
 import pytest
 from sqlalchemy import Engine
 
-from seekpoint.stopwatch import Stopwatch
-from seekpoint.wire import Wire
+from seekpoint.postgres.user_code_time import Stopwatch
+from seekpoint.postgres.connection_socket import Wire
 
 
 @pytest.fixture

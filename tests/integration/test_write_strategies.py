@@ -26,13 +26,13 @@ from psycopg.types.range import Range
 from sqlalchemy import Engine, create_engine, text
 
 from ground import Ground
-from seekpoint.columnar import AppendArrow
-from seekpoint.guard import Session
+from seekpoint.sinks.arrow import AppendArrow
+from seekpoint.postgres.connection import Session
 from seekpoint.records import AnyRecord
-from seekpoint.sink import RowRefused
+from seekpoint.pipeline.sink import RowRefused
 from seekpoint.sinks import Append, Upsert
 from seekpoint.sinks.copy import driver_of
-from seekpoint.sinks.roads import Road, Roads
+from seekpoint.sinks.upsert.strategy import Road, Roads
 from seekpoint.testing import record
 
 EXAMPLES = int(os.environ.get("SEEKPOINT_EXAMPLES", "0"))

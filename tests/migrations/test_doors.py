@@ -16,7 +16,8 @@ from sqlalchemy import Engine, create_engine, func, inspect, make_url, select, t
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import NullPool
 
-from seekpoint import schema, tables
+from seekpoint import schema
+from seekpoint.ledger import tables
 from seekpoint.errors import ConfigError, SchemaMismatch
 
 SINCE_0004 = {"group_topic"}
@@ -66,7 +67,7 @@ def test_alembic_says_nothing_in_the_hosts_log(engine: Engine, caplog: pytest.Lo
 
 def test_a_worker_does_not_import_alembic() -> None:
     """Its import alone writes lines into the log of a host that has set up logging before."""
-    imports = "import sys, seekpoint.running, seekpoint.batch, seekpoint.reload"
+    imports = "import sys, seekpoint.worker.worker, seekpoint.jobs.batch, seekpoint.jobs.reload"
     code = f"{imports}; print([name for name in sys.modules if 'alembic' in name])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

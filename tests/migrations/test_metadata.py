@@ -1,4 +1,4 @@
-"""The tables that the statements know (``seekpoint.tables``) are the tables that the migrations build."""
+"""The tables that the statements know (``seekpoint.ledger.tables``) are the tables that the migrations build."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, MetaData, inspect, text
 from sqlalchemy.schema import CreateSchema
 
-from seekpoint import schema, tables
+from seekpoint import schema
+from seekpoint.ledger import tables
 
 
 def metadata_in(name: str) -> MetaData:

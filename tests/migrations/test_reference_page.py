@@ -14,8 +14,9 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.pool import NullPool
 
-from seekpoint import schema, tables
-from seekpoint.deadletters import DeadLetters
+from seekpoint import schema
+from seekpoint.ledger import tables
+from seekpoint.ledger.dead_letters import DeadLetters
 from seekpoint.ledger import Attempt, Expected, Ledger, Move
 from seekpoint.records import Aside, Cause, Failure, Partition, RawRecord, State
 

@@ -54,8 +54,8 @@ class Breakage(NamedTuple):
     tests: tuple[str, ...]
 
 
-_STATEMENTS = "ledger/statements.py"
-_ADMINISTRATION = "ledger/administration.py"
+_STATEMENTS = "ledger/sql/worker.py"
+_ADMINISTRATION = "ledger/sql/admin.py"
 _TOKEN = (
     Edit(_STATEMENTS, "        offset.claim == _held.c.claim,  # I2: only the holder of the current claim\n", ""),
     Edit(_STATEMENTS, "        offset.claim == _moving.c.claim,  # I2\n", ""),
@@ -70,7 +70,7 @@ _POSITION = (
 )
 _COUNTER = 'func.lpad(func.to_hex(offset.epoch + 1), 32, "0").cast(Uuid)'
 _NO_LOOK_BEFORE_COMMIT = Edit(
-    "commit.py",
+    "worker/unit_of_work.py",
     "        if strange := self._holder.strangers(batch.identity, list(batch.reads)):",
     "        if strange := {}:",
 )
@@ -92,7 +92,7 @@ BREAKAGES = (
         "a worker that was given up releases its claims",
         (
             Edit(
-                "worker.py",
+                "worker/loop.py",
                 "            self._held.client.close(LEAVE)\n            return\n        try:\n",
                 "            self._held.client.close(LEAVE)\n        try:\n",
             ),
@@ -103,7 +103,7 @@ BREAKAGES = (
         "a client that was made after its worker was given up stays open",
         (
             Edit(
-                "worker.py",
+                "worker/loop.py",
                 "            self._held.client.close(LEAVE)\n            return\n",
                 "            return\n",
             ),
@@ -129,7 +129,7 @@ BREAKAGES = (
         "an unknown topic taken for the one that was claimed",
         (
             Edit(
-                "assignment/assignment.py",
+                "worker/assignment/assignment.py",
                 "            if placed is None or now == placed.claim.topic_id:",
                 "            if placed is None or now in {None, placed.claim.topic_id}:",
             ),
@@ -138,14 +138,14 @@ BREAKAGES = (
     ),
     Breakage(
         "an unknown topic's part of the batch is passed",
-        (Edit("assignment/assignment.py", "                found[partition] = None", "                pass"),),
+        (Edit("worker/assignment/assignment.py", "                found[partition] = None", "                pass"),),
         (f"{KAFKA}::test_i4_while_a_topic_is_unknown_nothing_of_it_commits_and_the_others_do",),
     ),
     Breakage(
         "an attempt that an error of the program has ended stays on record as running",
         (
             Edit(
-                "commit.py",
+                "worker/unit_of_work.py",
                 "            notes.append((batch.reads[partition].claim, attempt))\n",
                 "            if number:\n                notes.append((batch.reads[partition].claim, attempt))\n",
             ),
@@ -156,7 +156,7 @@ BREAKAGES = (
         "a suspicion outlives the error of the program that its record met alone",
         (
             Edit(
-                "commit.py",
+                "worker/unit_of_work.py",
                 "            if failure.cause in {Cause.KILLED, Cause.PROGRAM}:  #",
                 "            if failure.cause is Cause.KILLED:  #",
             ),
@@ -165,14 +165,14 @@ BREAKAGES = (
     ),
     Breakage(
         "a COMMIT that is answered with ROLLBACK taken for one",
-        (Edit("session_state.py", '    if ending.statusmessage not in {None, "COMMIT"}:\n', "    if False:\n"),),
+        (Edit("postgres/session_state.py", '    if ending.statusmessage not in {None, "COMMIT"}:\n', "    if False:\n"),),
         (f"{LENT}::test_i1_a_commit_that_is_answered_with_rollback_is_an_error",),
     ),
     Breakage(
         "another call's last argument taken for set_config's",
         (
-            Edit("sent.py", '            case "," if depth == 1:\n', '            case ",":\n'),
-            Edit("sent.py", "        if depth == 0:\n", '        if token[0] == ")":\n'),
+            Edit("postgres/sent_statements.py", '            case "," if depth == 1:\n', '            case ",":\n'),
+            Edit("postgres/sent_statements.py", "        if depth == 0:\n", '        if token[0] == ")":\n'),
         ),
         (f"{LENT}::test_no_call_finds_a_setting_of_the_one_before[app.n]",),
     ),
@@ -185,7 +185,7 @@ BREAKAGES = (
         "statements prepared behind a pooler",
         (
             Edit(
-                "pooler.py",
+                "postgres/pooler.py",
                 "    driver.prepare_threshold = None\n    connection.info[_KEY] = pooler\n",
                 "    connection.info[_KEY] = pooler\n",
             ),
@@ -194,14 +194,14 @@ BREAKAGES = (
     ),
     Breakage(
         "COPY into a table with row security",
-        (Edit("sinks/few.py", "by_insert=recalled(tx, path).is_secured", "by_insert=False"),),
+        (Edit("sinks/small_append.py", "by_insert=recalled(tx, path).is_secured", "by_insert=False"),),
         (f"{SECURED}::test_a_row_that_a_policy_refuses_is_its_records_fault[Append-200]",),
     ),
     Breakage(
         "a row that a policy refuses taken for a missing right",
         (
             Edit(
-                "sqlstates.py",
+                "postgres/sqlstates.py",
                 "        return Fault.DATA\n    return fault(code)",
                 "        pass\n    return fault(code)",
             ),
@@ -225,12 +225,12 @@ BREAKAGES = (
         "from is the last commit",
         (
             Edit(
-                "assignment/places.py",
+                "worker/assignment/partitions.py",
                 "Read(placed.claim, placed.cursor, placed.cursor)",
                 "Read(placed.claim, placed.claim.next_offset, placed.cursor)",
             ),
             Edit(
-                "assignment/assignment.py",
+                "worker/assignment/assignment.py",
                 "Expected(placed.claim, starts.get(p, placed.position))",
                 "Expected(placed.claim, placed.claim.next_offset)",
             ),
@@ -243,7 +243,7 @@ BREAKAGES = (
             _NO_LOOK_BEFORE_COMMIT,
             Edit(_STATEMENTS, "    where=offset.topic_id == _claim.excluded.topic_id,\n", ""),
             Edit(
-                "assignment/assignment.py",
+                "worker/assignment/assignment.py",
                 "            if placed is None or now == placed.claim.topic_id:",
                 "            if True:",
             ),
@@ -259,12 +259,12 @@ BREAKAGES = (
         "advance in another transaction",
         (
             Edit(
-                "commit.py",
+                "worker/unit_of_work.py",
                 "                moved = self._ledger.advance(tx, moves, transaction) if moves else []\n",
                 "",
             ),
             Edit(
-                "commit.py",
+                "worker/unit_of_work.py",
                 "        self._holder.accept(moved)\n",
                 "        moved = self._ledger.advance_alone(moves) if moves else []\n"
                 "        self._holder.accept(moved)\n",
@@ -274,29 +274,29 @@ BREAKAGES = (
     ),
     Breakage(
         "a handler ends the transaction by its driver's connection",
-        (Edit("guard.py", 'partial(self._misuse, "commit()"), close', "partial(type(driver).commit, driver), close"),),
+        (Edit("postgres/connection.py", 'partial(self._misuse, "commit()"), close', "partial(type(driver).commit, driver), close"),),
         (f"{UNIT_OF_WORK}::test_ending_the_transaction_is_refused",),
     ),
     Breakage(
         "a handler's session outlives its transaction",
-        (Edit("guard.py", "        if self.changed:\n            self.close(broken=True)\n", ""),),
+        (Edit("postgres/connection.py", "        if self.changed:\n            self.close(broken=True)\n", ""),),
         (f"{LENT}::test_what_a_handler_leaves_on_its_session_ends_with_its_transaction",),
     ),
     Breakage(
         "a handler's options outlive its call",
-        (Edit("guard.py", "            self._execution_options = self._options\n", "            pass\n"),),
+        (Edit("postgres/connection.py", "            self._execution_options = self._options\n", "            pass\n"),),
         (f"{LENT}::test_options_of_one_call_are_gone_in_the_next",),
     ),
     Breakage(
         "a handler's search_path outlives its part",
-        (Edit("guard.py", 'again = self._path_and_role if self.was_lent_now else ""', 'again = ""'),),
+        (Edit("postgres/connection.py", 'again = self._path_and_role if self.was_lent_now else ""', 'again = ""'),),
         (f"{LENT}::test_the_next_part_of_a_batch_finds_its_tables_where_the_first_did",),
     ),
     Breakage(
         "a lent connection returns to the pool",
         (
             Edit(
-                "guard.py",
+                "postgres/connection.py",
                 "        if self.was_lent:\n            self.drop()\n",
                 "        if False:\n            pass\n",
             ),
@@ -307,7 +307,7 @@ BREAKAGES = (
         "work that a handler returns is thrown away",
         (
             Edit(
-                "apply.py",
+                "worker/apply.py",
                 "    if returned is not None and not isinstance(returned, Result):\n",
                 "    if inspect.iscoroutine(returned):\n",
             ),
@@ -318,17 +318,17 @@ BREAKAGES = (
         "blind retry after an unknown COMMIT",
         (
             Edit(
-                "commit.py",
+                "worker/unit_of_work.py",
                 "                batch.drop(self._holder.resolve(batch.starts))\n",
                 "                pass\n",
             ),
             Edit(
-                "commit.py",
+                "worker/unit_of_work.py",
                 "                transaction = self._ledger.hold(tx, expected)\n",
                 "                transaction = self._ledger.hold(tx, expected) if attempt == 1 else None\n",
             ),
             Edit(
-                "commit.py",
+                "worker/unit_of_work.py",
                 "                moved = self._ledger.advance(tx, moves, transaction) if moves else []\n",
                 "                moved = [] if attempt > 1 else self._ledger.advance(tx, moves, transaction)\n",
             ),
@@ -350,7 +350,7 @@ BREAKAGES = (
         "buffered records kept after a seek",
         (
             Edit(
-                "intake.py",
+                "worker/open_batch.py",
                 "if (r.topic, r.partition) not in partitions] for records in self._kept]",
                 "] for records in self._kept]",
             ),
@@ -359,24 +359,24 @@ BREAKAGES = (
     ),
     Breakage(
         "buffered records kept after a revocation",
-        (Edit("assignment/places.py", "offset < placed.cursor or at in self.gone", "offset < placed.cursor"),),
+        (Edit("worker/assignment/partitions.py", "offset < placed.cursor or at in self.gone", "offset < placed.cursor"),),
         ("tests/unit/test_take.py",),
     ),
     Breakage(
         "a buffered run kept after a revocation",
-        (Edit("assignment/places.py", "placed.backlog is not None or at in self.gone", "placed.backlog is not None"),),
+        (Edit("worker/assignment/partitions.py", "placed.backlog is not None or at in self.gone", "placed.backlog is not None"),),
         ("tests/unit/test_take.py",),
     ),
     Breakage(
         "a run is taken by its first offset",
-        (Edit("assignment/places.py", " or not all(map(lt, offsets, offsets[1:]))", ""),),
+        (Edit("worker/assignment/partitions.py", " or not all(map(lt, offsets, offsets[1:]))", ""),),
         ("tests/unit/test_take.py",),
     ),
     Breakage(
         "last processed instead of next",
         (
             Edit(
-                "assignment/places.py",
+                "worker/assignment/partitions.py",
                 "        placed.cursor = read.end = last + 1\n",
                 "        placed.cursor, read.end = last + 1, last\n",
             ),
@@ -408,7 +408,7 @@ BREAKAGES = (
     ),
     Breakage(
         "a worker that is given up keeps its connection",
-        (Edit("wire.py", "                    self._socket.shutdown(socket.SHUT_RDWR)", "                    pass"),),
+        (Edit("postgres/connection_socket.py", "                    self._socket.shutdown(socket.SHUT_RDWR)", "                    pass"),),
         (
             "tests/integration/test_lifecycle.py::test_i2_a_worker_whose_handler_never_returns_is_given_up_after_the_grace",
         ),
@@ -417,7 +417,7 @@ BREAKAGES = (
         "a worker that is given up stays in its group",
         (
             Edit(
-                "worker.py",
+                "worker/loop.py",
                 "        if is_open:\n            self._held.client.close(LEAVE)\n",
                 "        if is_open:\n            pass\n",
             ),
@@ -428,7 +428,7 @@ BREAKAGES = (
     ),
     Breakage(
         "a worker without a partition never looks at the version",
-        (Edit("assignment/assignment.py", "            self.ledger.check_version()", "            pass"),),
+        (Edit("worker/assignment/assignment.py", "            self.ledger.check_version()", "            pass"),),
         ("tests/integration/test_lifecycle.py::test_an_outdated_worker_without_a_partition_hears_of_the_new_version",),
     ),
     Breakage(
@@ -486,7 +486,7 @@ BREAKAGES = (
         "a dead letter is closed twice",
         (
             Edit(
-                "deadletters/statements.py",
+                "ledger/dead_letters/statements.py",
                 '_letter.id == bindparam("closing", type_=BigInteger), IS_OPEN)',
                 '_letter.id == bindparam("closing", type_=BigInteger))',
             ),
@@ -502,14 +502,14 @@ BREAKAGES = (
         "positions cached across assignments",
         (
             Edit(
-                "assignment/claims.py",
+                "worker/assignment/claiming.py",
                 "        for partition, before in self._places.place(claims).items():\n",
                 "        cached = {p: CACHE.setdefault(p, c.next_offset) for p, c in claims.items()}\n"
                 "        claims = {p: replace(c, next_offset=cached[p]) for p, c in claims.items()}\n"
                 "        for partition, before in self._places.place(claims).items():\n",
             ),
             Edit(
-                "assignment/claims.py",
+                "worker/assignment/claiming.py",
                 "class Claims:\n",
                 "CACHE: dict[Partition, int] = {}\n\n\nclass Claims:\n",
             ),
@@ -520,7 +520,7 @@ BREAKAGES = (
         "a late error that the handler caught is forgotten",
         (
             Edit(
-                "guard.py",
+                "postgres/connection.py",
                 "        if ahead is not None and ahead.late is not None:  # even",
                 "        if status == 3 and ahead is not None and ahead.late is not None:  # even",
             ),
@@ -531,7 +531,7 @@ BREAKAGES = (
         "few rows go where COPY would not",
         (
             Edit(
-                "sinks/few.py",
+                "sinks/small_append.py",
                 "if few.rows and not (recalled(tx, path).is_plain and _left(",
                 "if few.rows and not (_left(",
             ),
@@ -543,21 +543,21 @@ BREAKAGES = (
     ),
     Breakage(
         "few rows are prepared, and keep the types of a table that was altered",
-        (Edit("ahead.py", "execute(statement, row, prepare=False)", "execute(statement, row)"),),
+        (Edit("postgres/pipelining.py", "execute(statement, row, prepare=False)", "execute(statement, row)"),),
         (f"{ROADS}::test_a_table_altered_while_few_rows_come[real-float8-0.1]",),
     ),
     Breakage(
         "a sink keeps the generation that counted when it looked first",
         (
             Edit(
-                "sinks/place.py",
+                "sinks/target_table.py",
                 "        row = _cursor(tx).execute(statement, self.path).fetchone()\n",
                 "        if self.path not in FIRST:\n"
                 "            FIRST[self.path] = _cursor(tx).execute(statement, self.path).fetchone()\n"
                 "        row = FIRST[self.path]\n",
             ),
             Edit(
-                "sinks/place.py",
+                "sinks/target_table.py",
                 "@dataclass(frozen=True, slots=True)\n",
                 "FIRST: dict[Any, Any] = {}\n\n\n@dataclass(frozen=True, slots=True)\n",
             ),
@@ -568,7 +568,7 @@ BREAKAGES = (
         "a generation is dropped under readers with older snapshots",
         (
             Edit(
-                "reload/generations/leaves.py",
+                "jobs/tables/generations/tables.py",
                 "return old, not (old and still_reading(tx, turned))",
                 "return old, True",
             ),
@@ -577,14 +577,14 @@ BREAKAGES = (
     ),
     Breakage(
         "rows that a trigger kept as they were pass for merged",
-        (Edit("reload/merge.py", "        bound()\n        each.require()\n", "        bound()\n"),),
+        (Edit("jobs/reload/merge.py", "        bound()\n        each.require()\n", "        bound()\n"),),
         ("tests/reload/test_kept_rows.py::test_a_trigger_that_keeps_the_old_row_is_seen",),
     ),
     Breakage(
         "a round applies what a worker holds behind the run's own dead letters",
         (
             Edit(
-                "reload/rounds.py",
+                "jobs/reload/rounds.py",
                 "        parts = Parts(tx.connection, pipeline, self._seen(tx, group), held=self._held(tx, group))\n",
                 "        parts = Parts(tx.connection, pipeline, self._seen(tx, group))\n",
             ),
@@ -593,24 +593,24 @@ BREAKAGES = (
     ),
     Breakage(
         "staged tables that a crash emptied pass for what the log says",
-        (Edit("reload/run.py", "format(check)).rowcount == 1:", "format(check)).rowcount >= 0:"),),
+        (Edit("jobs/run/run.py", "format(check)).rowcount == 1:", "format(check)).rowcount >= 0:"),),
         ("tests/reload/test_publications.py::test_a_crash_that_empties_what_was_staged_ends_the_run[True]",),
     ),
     Breakage(
         "a table that was adopted behind a session's first look ends the worker",
-        (Edit("sinks/place.py", "not (was_known or may_be_new)", "not was_known"),),
+        (Edit("sinks/target_table.py", "not (was_known or may_be_new)", "not was_known"),),
         (f"{MOVED}::test_a_table_that_moves_between_the_first_look_and_the_rows[1-orders-NullPool]",),
     ),
     Breakage(
         "an error that is like a table's that was adopted is tried for ever",
-        (Edit("sinks/place.py", " and found not in refused_before", ""),),
+        (Edit("sinks/target_table.py", " and found not in refused_before", ""),),
         (f"{MOVED}::test_what_only_looks_like_a_move_ends_in_its_own_error[55000-NullPool]",),
     ),
     Breakage(
         "a table is adopted in front of the batches that workers have in hand",
         (
             Edit(
-                "reload/generations/adopting.py",
+                "jobs/tables/generations/generations.py",
                 "        tx.execute(LOCK_GROUP, group=group).all()\n"
                 "    tx.execute(sql.LOCK_OFFSETS, groups=groups).all()\n",
                 "        pass\n",
@@ -620,17 +620,17 @@ BREAKAGES = (
     ),
     Breakage(
         "a snapshot from before the adoption reads an empty table",
-        (Edit("reload/generations/view.py", "{of_table}), {first})", "{of_table}), NULL)"),),
+        (Edit("jobs/tables/generations/view.py", "{of_table}), {first})", "{of_table}), NULL)"),),
         (f"{GENERATIONS}::test_a_snapshot_from_before_the_adoption_reads_what_was_there",),
     ),
     Breakage(
         "rows are compared by the types' own equality",
-        (Edit("reload/compare.py", "ROW({})::record *<> ROW({})::record", "(ROW({})) IS DISTINCT FROM (ROW({}))"),),
+        (Edit("jobs/reload/compare.py", "ROW({})::record *<> ROW({})::record", "(ROW({})) IS DISTINCT FROM (ROW({}))"),),
         (f"{IMAGES}::test_a_merge_sets_keys_whose_bytes_differ[False]",),
     ),
     Breakage(
         "a merge leaves keys whose bytes differ",
-        (Edit("reload/merge.py", "(_UPDATE, _UPDATE_KEY, _INSERT)", "(_UPDATE, _INSERT)"),),
+        (Edit("jobs/reload/merge.py", "(_UPDATE, _UPDATE_KEY, _INSERT)", "(_UPDATE, _INSERT)"),),
         (f"{IMAGES}::test_a_merge_sets_keys_whose_bytes_differ[False]",),
     ),
     Breakage(
@@ -664,7 +664,7 @@ BREAKAGES = (
         "instants of a zone with summer time are compared by its clocks",
         (
             Edit(
-                "sinks/fold.py",
+                "sinks/dedupe.py",
                 "{type(v.tzinfo) for v in values} == {timezone}",
                 "not any(v.tzinfo is None for v in values)",
             ),
@@ -676,29 +676,29 @@ BREAKAGES = (
     ),
     Breakage(
         "a tombstone's key is compared as it was given, and the stored one was rounded",
-        (Edit("sinks/fold.py", "    if not _readable(target, rows, known):\n", "    if False:\n"),),
+        (Edit("sinks/dedupe.py", "    if not _readable(target, rows, known):\n", "    if False:\n"),),
         (f"{UPSERT}::test_a_tombstone_deletes_what_its_key_was_rounded_to",),
     ),
     Breakage(
         "a value for JSON is sent by its type in Python",
-        (Edit("sinks/jsons.py", "return value if self._is_json[kind] else Json(value)", "return value"),),
+        (Edit("sinks/json_values.py", "return value if self._is_json[kind] else Json(value)", "return value"),),
         (f"{ROADS}::test_values_for_a_column_of_json_are_dumped_as_json",),
     ),
     Breakage(
         "few rows are sent by the types that the session saw first",
-        (Edit("sinks/few.py", "(SAME_TYPES, same)", '("SELECT 1", ())'),),
+        (Edit("sinks/small_append.py", "(SAME_TYPES, same)", '("SELECT 1", ())'),),
         (f"{ROADS}::test_a_column_that_becomes_json_while_few_rows_come",),
     ),
     Breakage(
         "an upsert's key may be NULL",
-        (Edit("sinks/layout.py", "    if found.nullable and not found.nulls_alike:\n", "    if False:\n"),),
+        (Edit("sinks/catalog.py", "    if found.nullable and not found.nulls_alike:\n", "    if False:\n"),),
         (f"{UPSERT}::test_a_key_that_may_be_null_is_refused_unless_nulls_are_one",),
     ),
     Breakage(
         "a row of a subtransaction that was open when tables were compared counts as seen",
         (
             Edit(
-                "reload/statements.py",
+                "jobs/run/statements.py",
                 "func.pg_snapshot_xmin(func.pg_current_snapshot())",
                 "func.pg_snapshot_xmax(func.pg_current_snapshot())",
             ),
@@ -707,24 +707,24 @@ BREAKAGES = (
     ),
     Breakage(
         "another writer's rows that came since the comparison are deleted in any number",
-        (Edit("reload/merge.py", "        _require_allowed(tx, staging, target, prepared, terms)\n", ""),),
+        (Edit("jobs/reload/merge.py", "        _require_allowed(tx, staging, target, prepared, terms)\n", ""),),
         (f"{BOUNDS}::test_rows_of_another_writer_since_the_comparison_are_counted_under_the_lock",),
     ),
     Breakage(
         "deferred triggers run in COMMIT, which no timeout ends",
-        (Edit("reload/cutover.py", '        run(tx.connection, "SET CONSTRAINTS ALL IMMEDIATE")', "        pass"),),
+        (Edit("jobs/reload/cutover.py", '        run(tx.connection, "SET CONSTRAINTS ALL IMMEDIATE")', "        pass"),),
         (f"{BOUNDS}::test_a_statement_takes_no_longer_than_what_is_left[True]",),
     ),
     Breakage(
         "rows whose records compaction took are deleted",
-        (Edit("reload/job.py", "        require_no_extra(rounds.targets, found)", "        pass"),),
+        (Edit("jobs/reload/reload.py", "        require_no_extra(rounds.targets, found)", "        pass"),),
         (f"{COMPACTION}::test_a_run_that_is_killed_before_the_refusal_is_refused_when_it_is_resumed",),
     ),
     Breakage(
         "rows are deleted before those of the same table that referred to them are changed",
         (
             Edit(
-                "reload/merge.py",
+                "jobs/reload/merge.py",
                 "    WHERE f.contype = 'f'\n",
                 "    WHERE f.contype = 'f' AND child.name <> parent.name\n",
             ),
@@ -735,7 +735,7 @@ BREAKAGES = (
         "a row that was extra hides one that was deleted since the comparison",
         (
             Edit(
-                "reload/merge.py",
+                "jobs/reload/merge.py",
                 "FILTER (WHERE {kind} IN ({compared_kinds}, 'extra')) ",
                 "FILTER (WHERE {kind} IN ({compared_kinds})) ",
             ),
@@ -744,7 +744,7 @@ BREAKAGES = (
     ),
     Breakage(
         "two records' keys of one row are no matter in a compacted topic",
-        (Edit("reload/consolidate.py", "            staged.check_keys(target)\n", ""),),
+        (Edit("jobs/staging/consolidate.py", "            staged.check_keys(target)\n", ""),),
         (f"{COMPACTION}::test_a_key_that_is_not_one_rows_is_refused",),
     ),
 )

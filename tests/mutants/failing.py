@@ -16,7 +16,7 @@ FAILING = (
         "a mistake of the program blamed on a record without another one applied",
         (
             Edit(
-                "isolate.py",
+                "worker/bisect.py",
                 "        if is_proven:\n            return failed.cause\n",
                 "        if True:\n            return failed.cause\n",
             ),
@@ -30,7 +30,7 @@ FAILING = (
         "a transient error makes a dead letter",
         (
             Edit(
-                "verdict.py",
+                "worker/failure_policy.py",
                 "NEVER_PASSED = frozenset({Cause.TRANSIENT, Cause.PROGRAM})\n",
                 "NEVER_PASSED = frozenset({Cause.PROGRAM})\n",
             ),
@@ -41,7 +41,7 @@ FAILING = (
         "dead letters parked in another transaction",
         (
             Edit(
-                "commit.py",
+                "worker/unit_of_work.py",
                 "            self._dead_letters.park(tx, asides, topic_ids, self._pipeline.version)\n",
                 "            with self._ledger.engine.begin() as other:\n"
                 "                self._dead_letters.park(other, asides, topic_ids, self._pipeline.version)\n",
@@ -53,7 +53,7 @@ FAILING = (
         "offset not passed over a parked record",
         (
             Edit(
-                "verdict.py",
+                "worker/failure_policy.py",
                 "            batch.set_aside(Aside(raw, failure, State.PARKED))\n",
                 "            batch.set_aside(Aside(raw, failure, State.PARKED))\n"
                 "            batch.cut(poison_stop(raw, failure))\n",
@@ -65,7 +65,7 @@ FAILING = (
         "offset passed over a cut record",
         (
             Edit(
-                "intake.py",
+                "worker/open_batch.py",
                 "        return read.move() if cut is None else self._move_to_cut(partition, read, cut.offset)\n",
                 "        return read.move()\n",
             ),
@@ -76,7 +76,7 @@ FAILING = (
         "parked without a row",
         (
             Edit(
-                "commit.py",
+                "worker/unit_of_work.py",
                 "        if asides := batch.asides:\n",
                 "        if asides := []:\n",
             ),
@@ -87,7 +87,7 @@ FAILING = (
         "held key not checked",
         (
             Edit(
-                "intake.py",
+                "worker/open_batch.py",
                 "        if first is None or first >= record.offset:\n",
                 "        if first is None or first >= 0:\n",
             ),
@@ -98,7 +98,7 @@ FAILING = (
         "dead keys forgotten between batches",
         (
             Edit(
-                "commit.py",
+                "worker/unit_of_work.py",
                 "batch.hold_keys(self._dead_letters.open_keys(tx, [e.claim.partition for e in expected]))\n",
                 "batch.hold_keys({})\n",
             ),
@@ -109,7 +109,7 @@ FAILING = (
         "attempt not noted before a lone try",
         (
             Edit(
-                "worker.py",
+                "worker/loop.py",
                 "            if not self._on_record(lambda: self._ledger.note_alone([(alone.claim, attempt)])):\n"
                 "                return\n",
                 "",
@@ -121,12 +121,12 @@ FAILING = (
         "part of a suspect range not on record before it is tried",
         (
             Edit(
-                "worker.py",
+                "worker/loop.py",
                 "        if not part.is_noted and not self._on_record(",
                 "        if False and not self._on_record(",
             ),
             Edit(
-                "commit.py",
+                "worker/unit_of_work.py",
                 "            self._ledger.suspect(tx, [SuspectNote(read.claim, suspects.end, part_end)])\n",
                 "            self._ledger.suspect(tx, [SuspectNote(read.claim, suspects.end, None)])\n",
             ),
@@ -137,12 +137,12 @@ FAILING = (
         "suspect range drawn at each claim",
         (
             Edit(
-                "assignment/turns.py",
+                "worker/assignment/backlogs.py",
                 "        new = [c for c in claims if c.suspect_end is None and c.unreleased >= retry.crashes]\n",
                 "        new = [c for c in claims if c.unreleased >= retry.crashes]\n",
             ),
             Edit(
-                "ledger/statements.py",
+                "ledger/sql/worker.py",
                 "offset.suspect_end > offset.next_offset), offset.suspect_end),\n            else_",
                 "offset.suspect_end > offset.next_offset), _range.c.end_offset),\n            else_",
             ),
@@ -153,12 +153,12 @@ FAILING = (
         "suspect range noted without the claim",
         (
             Edit(
-                "ledger/statements.py",
+                "ledger/sql/worker.py",
                 "        offset.claim == _ranged.c.claim,  # I2\n",
                 "",
             ),
             Edit(
-                "ledger/statements.py",
+                "ledger/sql/worker.py",
                 "        offset.claim == _range.c.claim,\n",
                 "",
             ),
@@ -180,17 +180,17 @@ FAILING = (
         "replay without locks and without a look at the state",
         (
             Edit(
-                "deadletters/statements.py",
+                "ledger/dead_letters/statements.py",
                 "LOCK_LETTER = GET_LETTER.with_for_update()\n",
                 "LOCK_LETTER = GET_LETTER\n",
             ),
             Edit(
-                "deadletters/statements.py",
+                "ledger/dead_letters/statements.py",
                 '_letter.id == bindparam("closing", type_=BigInteger), IS_OPEN)',
                 '_letter.id == bindparam("closing", type_=BigInteger))',
             ),
             Edit(
-                "deadletters/deadletters.py",
+                "ledger/dead_letters/store.py",
                 "            scope.execute(LOCK_ROW, topic=where.topic, partition=where.partition).one_or_none()\n",
                 "",
             ),
@@ -201,7 +201,7 @@ FAILING = (
         "wait not honoured",
         (
             Edit(
-                "assignment/backlog.py",
+                "worker/assignment/backlog.py",
                 "            wait = max(wait, self._retry_at - at.steady)\n",
                 "            wait = max(wait, 0.0)\n",
             ),
@@ -212,7 +212,7 @@ FAILING = (
         "records set aside kept when their partition is dropped",
         (
             Edit(
-                "intake.py",
+                "worker/open_batch.py",
                 "        self._asides = {at: aside for at, aside in self._asides.items() if at[0] not in partitions}\n",
                 "",
             ),
@@ -222,9 +222,9 @@ FAILING = (
     Breakage(
         "quarantine counted before COMMIT",
         (
-            Edit("commit.py", "        self._quarantine.count(tally)\n", ""),
+            Edit("worker/unit_of_work.py", "        self._quarantine.count(tally)\n", ""),
             Edit(
-                "commit.py",
+                "worker/unit_of_work.py",
                 "                self._park(tx, batch)\n",
                 "                self._quarantine.count(tally)\n                self._park(tx, batch)\n",
             ),
@@ -235,7 +235,7 @@ FAILING = (
         "isolation without savepoints",
         (
             Edit(
-                "isolate.py",
+                "worker/bisect.py",
                 "            self._tx.undo_part()\n            return failed",
                 "            return failed",
             ),
@@ -246,7 +246,7 @@ FAILING = (
         "records behind a retry go on without it",
         (
             Edit(
-                "verdict.py",
+                "worker/failure_policy.py",
                 "            batch.cut(later)\n",
                 "            batch.cut(later)\n            batch.cuts[partition].offset += 1\n",
             ),

@@ -12,9 +12,11 @@ from sqlalchemy import Connection, create_engine, text
 from cutting import FIRST, diffed, settled, work_up_to
 from reloader import Reloader
 from seekpoint.errors import ConfigError, CutOverRefused, ReloadRefused
-from seekpoint.reload import Reload, Report, bounds, cutover
-from seekpoint.reload.forecast import UNSAMPLED
-from seekpoint.reload.rounds import Rounds
+from seekpoint.jobs.reload import Reload, Report
+from seekpoint.jobs.reload import cutover_limits as bounds
+from seekpoint.jobs.reload import cutover
+from seekpoint.jobs.reload.forecast import UNSAMPLED
+from seekpoint.jobs.reload.rounds import Rounds
 from shop import Shop, doubled, of, pipeline
 
 RECORDS = [of(n, 1) for n in range(40)]

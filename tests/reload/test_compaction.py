@@ -13,10 +13,11 @@ from confluent_kafka import KafkaError, KafkaException
 from cutting import diffed, work_up_to
 from seekpoint import Upsert
 from seekpoint.errors import ConfigError, KafkaAway, ReloadRefused
-from seekpoint.kafka.policies import _answer
-from seekpoint.reload import Reload, compaction
-from seekpoint.reload.compare import prepare
-from seekpoint.reload.rounds import Rounds
+from seekpoint.kafka.topic_config import _answer
+from seekpoint.jobs.reload import Reload
+from seekpoint.jobs.staging import compaction
+from seekpoint.jobs.reload.compare import prepare
+from seekpoint.jobs.reload.rounds import Rounds
 from shop import Shop, doubled, gone, of
 
 FIRST = [of(n % 10, n, n) for n in range(30)]

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, text
 
 from bookkeeping import Books, Handle
 from seekpoint.errors import ReloadRefused
-from seekpoint.reload.rounds import Rounds
+from seekpoint.jobs.reload.rounds import Rounds
 from shop import Shop, doubled, gone, of
 
 RECORDS = [of(n, n, n) for n in range(1, 31)]
@@ -194,7 +194,7 @@ def test_the_policy_says_what_becomes_of_it(shop: Shop) -> None:
 
 
 def test_many_of_them_are_a_mistake(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("seekpoint.reload.rejects.MOST", 10)
+    monkeypatch.setattr("seekpoint.jobs.staging.constraint_rejects.MOST", 10)
     shop.execute(CUSTOMERS + "TRUNCATE {schema}.customers CASCADE")
     settled(shop, RECORDS)
     shop.execute((REFERS % "orders") + " NOT VALID")

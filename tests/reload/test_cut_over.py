@@ -13,13 +13,13 @@ from sqlalchemy import Connection, create_engine, text
 
 from cutting import FIRST, diffed, settled, work_up_to
 from seekpoint import Limits, Partition, Text, Upsert, events
-from seekpoint.dev.proxy import PostgresProxy
+from support.proxy import PostgresProxy
 from seekpoint.errors import ConfigError, HandlerOutdated, ReloadOver, ReloadRefused
-from seekpoint.reload import cutover
-from seekpoint.reload.cutover import took_effect
-from seekpoint.reload.dependencies import DDL_WAIT
-from seekpoint.reload.rounds import Rounds
-from seekpoint.sqlstates import connection_lost
+from seekpoint.jobs.reload import cutover
+from seekpoint.jobs.reload.cutover import took_effect
+from seekpoint.jobs.tables.dependencies import DDL_WAIT
+from seekpoint.jobs.reload.rounds import Rounds
+from seekpoint.postgres.sqlstates import connection_lost
 from shop import Shop, doubled, gone, of, pipeline
 
 
@@ -508,7 +508,7 @@ def test_a_commit_without_an_answer_is_looked_up(
 
             accepted: list[threading.Timer] = []
             monkeypatch.setattr(driver, "turn", turned)
-            monkeypatch.setattr("seekpoint.reload.cutover.connection_lost", lost)
+            monkeypatch.setattr("seekpoint.jobs.reload.cutover.connection_lost", lost)
             outcome = reload.cut_over(driver, rounds)
         assert proxy.fired.is_set()
         assert outcome.tries == (2 if when == "before_commit" else 1)

@@ -9,8 +9,8 @@ import pytest
 
 from cutting import widen
 from seekpoint.errors import ReloadRefused
-from seekpoint.reload import Reload, Run
-from seekpoint.reload.stagers.local import LocalStager
+from seekpoint.jobs.reload import Reload, Run
+from seekpoint.jobs.staging.local import LocalStager
 from shop import Shop, doubled, of
 
 FIRST = [of(n % 30, n, n) for n in range(80)]

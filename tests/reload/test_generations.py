@@ -17,13 +17,14 @@ from cutting import FIRST, diffed, settled, work_up_to
 from integration.ledger.desk import backend
 from reloader import Reloader
 from seekpoint import Append, Limits, Text, Upsert, events
-from seekpoint.batch import BatchJob
-from seekpoint.cli.declared import _told
-from seekpoint.dev.proxy import PostgresProxy
+from seekpoint.jobs.batch import BatchJob
+from seekpoint.cli.explain import _told
+from support.proxy import PostgresProxy
 from seekpoint.errors import ConfigError, ReloadRefused
-from seekpoint.reload import Driver, Generation, Generations, Reload
-from seekpoint.reload.generations import adopting, leaves
-from seekpoint.reload.run import transaction
+from seekpoint.jobs.reload import Driver, Generation, Generations, Reload
+from seekpoint.jobs.tables.generations import generations as adopting
+from seekpoint.jobs.tables.generations import tables as leaves
+from seekpoint.jobs.run.run import transaction
 from seekpoint.sinks.copy import driver_of
 from shop import Shop, doubled, gone, of
 from trips import trips
@@ -475,7 +476,7 @@ def test_nothing_is_adopted_while_a_reload_is_open(shop: Shop) -> None:
 
 def test_a_lock_that_cannot_be_had_leaves_the_table_as_it_was(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     settled(shop)
-    monkeypatch.setattr("seekpoint.reload.generations.adopting.TRIES", 2)
+    monkeypatch.setattr("seekpoint.jobs.tables.generations.generations.TRIES", 2)
     with (
         reading(shop, "READ COMMITTED", "SELECT * FROM {schema}.orders"),
         pytest.raises(psycopg.errors.LockNotAvailable),
@@ -490,8 +491,8 @@ def test_an_adoption_that_was_cut_short_is_taken_up(shop: Shop, monkeypatch: pyt
     """Its process died behind the first step: the column is there."""
     settled(shop)
     with monkeypatch.context() as patch:
-        patch.setattr("seekpoint.reload.generations.adopting._adopt", lambda *_: 1 / 0)
-        patch.setattr("seekpoint.reload.generations.adopting._unmark", lambda *_: None)
+        patch.setattr("seekpoint.jobs.tables.generations.generations._adopt", lambda *_: 1 / 0)
+        patch.setattr("seekpoint.jobs.tables.generations.generations._unmark", lambda *_: None)
         with pytest.raises(ZeroDivisionError):
             adopt(shop)
     adopt(shop)

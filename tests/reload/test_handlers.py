@@ -11,8 +11,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from bookkeeping import Books, Handle, booked, by_core, by_hand, tables
 from seekpoint.errors import ConfigError, ReloadRefused, WroteLiveTable
-from seekpoint.reload.cutover import cut_over
-from seekpoint.reload.rounds import Rounds
+from seekpoint.jobs.reload.cutover import cut_over
+from seekpoint.jobs.reload.rounds import Rounds
 from shop import Shop, of
 
 RECORDS = [of(n % 7, n) for n in range(60)]

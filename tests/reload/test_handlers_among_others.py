@@ -14,7 +14,7 @@ from bookkeeping import Books, Handle, booked, by_core
 from seekpoint.errors import HandlerMisuse
 from seekpoint.kafka.ranges import Range
 from seekpoint.records import Partition
-from seekpoint.reload.staging import stage_range
+from seekpoint.jobs.staging.stage import stage_range
 from shop import Shop, doubled, of
 
 RECORDS = [of(n % 7, n) for n in range(60)]

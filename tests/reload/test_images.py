@@ -12,7 +12,7 @@ from sqlalchemy.exc import NotSupportedError
 
 from cutting import diffed
 from seekpoint import Json, Pipeline, Upsert
-from seekpoint.reload import Reload
+from seekpoint.jobs.reload import Reload
 from shop import Shop
 
 # How a column is declared, and two values that the type's own equality takes for one.

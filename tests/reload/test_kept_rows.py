@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from seekpoint.errors import ReloadRefused
-from seekpoint.reload import Reload
+from seekpoint.jobs.reload import Reload
 from shop import Shop, doubled, of
 
 RECORDS = [of(n, n, n) for n in range(1, 31)]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from seekpoint.dev.postgres import PostgresServer
+from seekpoint.testing.servers.postgres import PostgresServer
 from shop import doubled, gone, of, shop_on
 
 RECORDS = [of(n % 40, n, n) for n in range(120)] + [gone(3)]

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import text
 
 from bookkeeping import Books, by_core
-from seekpoint.reload.staging import begin_staging
+from seekpoint.jobs.staging.stage import begin_staging
 from shop import Shop, doubled, of
 
 RECORDS = [of(n, n, n) for n in range(1, 41)]
@@ -118,7 +118,7 @@ def test_a_swapped_table_draws_on_from_the_live_sequence(shop: Shop, books: Book
 
 
 def test_a_new_generation_draws_nothing_before_it_is_attached(shop: Shop) -> None:
-    from seekpoint.reload import Generations
+    from seekpoint.jobs.reload import Generations
 
     shop.execute("ALTER TABLE {schema}.orders ADD n serial UNIQUE")
     settled(shop)

@@ -9,7 +9,7 @@ from sqlalchemy import text
 
 from cutting import diffed, settled
 from seekpoint import Limits
-from seekpoint.reload import merge
+from seekpoint.jobs.reload import merge
 from shop import Shop, doubled, of
 
 MANY, CHANGED = 2_000, 300

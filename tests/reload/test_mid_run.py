@@ -14,11 +14,13 @@ from confluent_kafka.admin import AdminClient
 
 from cutting import FIRST, diffed, settled, widen, work_up_to
 from integration.test_ranges import delete, trim
-from seekpoint.dev.kafka import KafkaServer
+from seekpoint.testing.servers.kafka import KafkaServer
 from seekpoint.errors import HandlerOutdated, RangeLost, ReloadRefused, TopicRecreated
 from seekpoint.kafka.ranges import IDLE
-from seekpoint.reload import Driver, Reload, cutover, job
-from seekpoint.reload.rounds import Rounds
+from seekpoint.jobs.reload import Driver, Reload
+from seekpoint.jobs.reload import cutover
+from seekpoint.jobs.reload import reload as job
+from seekpoint.jobs.reload.rounds import Rounds
 from shop import Shop, doubled, of
 
 LATER = [of(n, 7, n) for n in range(300, 320)]

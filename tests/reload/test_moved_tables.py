@@ -15,8 +15,8 @@ from sqlalchemy import Connection, Engine, NullPool, QueuePool, create_engine, t
 
 from cutting import FIRST, settled
 from seekpoint import Append, Upsert
-from seekpoint.reload import Generations
-from seekpoint.sinks.fold import Deleted
+from seekpoint.jobs.reload import Generations
+from seekpoint.sinks.dedupe import Deleted
 from shop import Shop, doubled
 
 COLUMNS = ["id", "amount", "at", "topic_offset"]
@@ -176,7 +176,7 @@ def test_workers_are_waited_for_before_anything_that_readers_want(
     settled(shop)
     if moves == 2:
         move(shop, "orders")
-    monkeypatch.setattr("seekpoint.reload.generations.adopting.TRIES", 1)
+    monkeypatch.setattr("seekpoint.jobs.tables.generations.generations.TRIES", 1)
     where = "orders" if moves == 1 else "orders_g1"
     with shop.engine.connect() as worker:
         worker.execute(text(f"SELECT FROM {shop.schema}.partition_offset FOR NO KEY UPDATE"))
@@ -193,8 +193,8 @@ def test_a_table_is_given_up_in_the_order_in_which_readers_lock_it(shop: Shop, m
     """First the view and then what is behind it: or a busy reader and we would each have what the other wants."""
     settled(shop)
     move(shop, "orders")
-    monkeypatch.setattr("seekpoint.reload.generations.adopting.TRIES", 1)
-    monkeypatch.setattr("seekpoint.reload.generations.adopting.DDL_WAIT", 30_000)
+    monkeypatch.setattr("seekpoint.jobs.tables.generations.generations.TRIES", 1)
+    monkeypatch.setattr("seekpoint.jobs.tables.generations.generations.DDL_WAIT", 30_000)
     with shop.engine.connect() as reader:
         # Parsed, and not planned: it has the view's lock, and not yet the tables' behind it.
         reader.execute(text(f"CREATE TEMPORARY VIEW parsed AS SELECT * FROM {shop.schema}.orders"))

@@ -71,7 +71,7 @@ def test_other_strategies_say_at_the_opening_that_it_is_partitioned(parted: Shop
 
 
 def test_the_table_that_holds_generations_is_no_target(shop: Shop) -> None:
-    from seekpoint.reload import Generations
+    from seekpoint.jobs.reload import Generations
 
     settled(shop)
     Generations(shop.engine, schema=shop.schema).adopt((shop.schema, "orders"))

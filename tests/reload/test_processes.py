@@ -17,8 +17,8 @@ import pytest
 
 from seekpoint.errors import ConfigError, RangeLost, ReloadRefused
 from seekpoint.records import Partition
-from seekpoint.reload import Reload
-from seekpoint.reload.ending import error_of, told
+from seekpoint.jobs.reload import Reload
+from seekpoint.jobs.staging.task_errors import error_of, told
 from shop import PLAIN, Shop, doubled, of
 
 FIRST = [of(n % 40, n, n) for n in range(200)]

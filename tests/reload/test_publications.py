@@ -12,11 +12,12 @@ from sqlalchemy import create_engine, make_url, text
 
 from batcher import batch
 from bookkeeping import Books, booked, by_core
-from seekpoint.dev.postgres import PostgresServer
+from seekpoint.testing.servers.postgres import PostgresServer
 from seekpoint.errors import ReloadRefused
-from seekpoint.export import Archive, Export
-from seekpoint.reload import Generations, opening
-from seekpoint.reload.compaction import of_compaction
+from seekpoint.jobs.export import Archive, Export
+from seekpoint.jobs.reload import Generations
+from seekpoint.jobs.reload import open as opening
+from seekpoint.jobs.staging.compaction import of_compaction
 from shop import Shop, doubled, gone, of, shop_on
 
 RECORDS = [of(n % 40, n, n) for n in range(120)] + [gone(3)]
@@ -180,7 +181,7 @@ def test_a_crash_that_empties_what_was_staged_ends_the_run(
     if stage:
         reload.stage(driver)
     else:
-        from seekpoint.reload.staging import begin_staging
+        from seekpoint.jobs.staging.stage import begin_staging
 
         begin_staging(driver, reload.sources)
     own_postgres.kill()

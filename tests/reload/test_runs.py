@@ -17,10 +17,10 @@ from sqlalchemy.exc import OperationalError
 
 from seekpoint import Json, Ledger, Pipeline, Upsert
 from seekpoint.errors import ConfigError, ReloadOver, ReloadRefused, SchemaMismatch
-from seekpoint.reload import Reload, Runs, stage_range
-from seekpoint.reload.consolidate import coverage
-from seekpoint.reload.dependencies import hanging
-from seekpoint.reload.rounds import Rounds
+from seekpoint.jobs.reload import Reload, Runs, stage_range
+from seekpoint.jobs.staging.consolidate import coverage
+from seekpoint.jobs.tables.dependencies import hanging
+from seekpoint.jobs.reload.rounds import Rounds
 from shop import Order, Shop, doubled, of, pipeline
 
 FIRST = [of(n % 10, n, n) for n in range(30)]

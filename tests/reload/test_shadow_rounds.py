@@ -11,8 +11,8 @@ from sqlalchemy import Connection
 from bookkeeping import Books, Handle, booked, by_core
 from reloader import Reloader
 from seekpoint import Append, Batch, Json, Pipeline
-from seekpoint.reload.handlers.rebuild import MOST, _next_size
-from seekpoint.reload.rounds import Rounds
+from seekpoint.jobs.reload.handlers import MOST, _next_size
+from seekpoint.jobs.reload.rounds import Rounds
 from shop import Order, OrderKey, Shop, of
 
 FIRST = [of(n % 9, n) for n in range(120)]
@@ -108,7 +108,7 @@ def test_dead_letters_have_no_rows_and_replayed_ones_have_theirs(books: Books) -
 
     ids = dict(books.shop.execute("SELECT record_offset, id FROM {schema}.dead_letter"))
     assert set(ids) == refused
-    from seekpoint.reload.staging import begin_staging
+    from seekpoint.jobs.staging.stage import begin_staging
 
     begin_staging(driver, reload.sources)
     redrive = Redrive(books.pipeline(make(False, 1), 1, **options), books.engine, schema=books.shop.schema)
@@ -150,7 +150,7 @@ def test_sinks_and_a_handler_of_one_pipeline(books: Books) -> None:
     worker.reached(books.shop.topic, len(FIRST))
     worker.stop()
     books.shop.execute("UPDATE {schema}.entries SET note = 'of others'")
-    from seekpoint.reload import Reload
+    from seekpoint.jobs.reload import Reload
 
     reload = Reload([make(2)], books.engine, {"bootstrap.servers": books.shop.brokers}, schema=books.shop.schema)
     reload.run(reload.open())

@@ -12,11 +12,12 @@ from integration.ledger.desk import backend, wait_until_blocked
 from seekpoint import Append, Json, Pipeline, Text
 from seekpoint.errors import ConfigError, ReloadOver, ReloadRefused
 from seekpoint.records import State
-from seekpoint.reload import Driver, Reload, Staged, stage_range, staging
-from seekpoint.reload.consolidate import consolidate, coverage, index
-from seekpoint.reload.stagers.local import LocalStager
-from seekpoint.reload.staging import Task, begin_staging
-from seekpoint.reload.targets import sources
+from seekpoint.jobs.reload import Driver, Reload, Staged, stage_range
+from seekpoint.jobs.staging import stage as staging
+from seekpoint.jobs.staging.consolidate import consolidate, coverage, index
+from seekpoint.jobs.staging.local import LocalStager
+from seekpoint.jobs.staging.stage import Task, begin_staging
+from seekpoint.jobs.tables.targets import sources
 from shop import Order, OrderKey, Shop, doubled, gone, of, pipeline
 
 RECORDS = [of(n % 30, n, n) for n in range(100)] + [gone(4), of(5, 7), gone(6)]

@@ -15,10 +15,10 @@ from feed import Feed, applied
 from member import Member
 from seekpoint import Limits, events, schema
 from seekpoint.cli.app import app
-from seekpoint.dev.postgres import PostgresServer
+from seekpoint.testing.servers.postgres import PostgresServer
 from seekpoint.errors import HandlerOutdated
 from seekpoint.ledger import Ledger
-from seekpoint.reload import Driver
+from seekpoint.jobs.reload import Driver
 from shop import Shop, doubled, of
 from workers import Run
 

@@ -13,8 +13,8 @@ from sqlalchemy.exc import OperationalError
 from reloader import Reloader
 from seekpoint import Limits, events
 from seekpoint.errors import HandlerOutdated
-from seekpoint.reload import Generations
-from seekpoint.sqlstates import sqlstate
+from seekpoint.jobs.reload import Generations
+from seekpoint.postgres.sqlstates import sqlstate
 from shop import Shop, of
 
 KILLED = 2  # drivers of each run

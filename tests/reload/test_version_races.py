@@ -15,7 +15,7 @@ from sqlalchemy import event
 from seekpoint import Assignment, Limits, Partition, consumer_config
 from seekpoint.errors import ReloadRefused, StandsBy
 from seekpoint.ledger import Ledger
-from seekpoint.reload import Driver
+from seekpoint.jobs.reload import Driver
 from shop import Shop, of
 
 QUICK = Limits(idle_check=0.1)

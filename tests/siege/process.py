@@ -14,8 +14,8 @@ from uuid import UUID
 
 from seekpoint import Limits, Worker, events
 from seekpoint.errors import HandlerOutdated
-from seekpoint.loading import load_pipeline
-from seekpoint.reload import Reload
+from seekpoint.worker.target import load_pipeline
+from seekpoint.jobs.reload import Reload
 from siege.orders import NAME
 
 OUTDATED = 3  # how a worker ends that is too old
@@ -79,7 +79,7 @@ def _reload(what: Mapping[str, Any], progress: Callable[[str, int, int], None]) 
     if what["stager"] == "local":
         yield Reload([NAME], what["url"], kafka, processes=2, **options)
         return
-    from seekpoint.dev.spark import start_spark
+    from seekpoint.testing.servers.spark import start_spark
     from seekpoint.spark import Env, SparkStager
 
     with start_spark("local[2,4]", {"spark.driver.memory": "512m"}) as spark:

@@ -9,7 +9,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from seekpoint.dev.postgres import PostgresServer
+from seekpoint.testing.servers.postgres import PostgresServer
 from siege.siege import STAGERS, Siege, deal
 
 FOES = ("drivers", "workers", "workers standing by", "tasks", "postgres")

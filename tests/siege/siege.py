@@ -24,8 +24,8 @@ from confluent_kafka.cimpl import NewTopic
 from sqlalchemy import create_engine
 
 from seekpoint import schema as ledger_schema
-from seekpoint.dev.postgres import PostgresServer
-from seekpoint.reload import Generations
+from seekpoint.testing.servers.postgres import PostgresServer
+from seekpoint.jobs.reload import Generations
 from siege.child import Child, Stuck
 from siege.field import OFFSETS, PARTITIONS, VERSION, Load, Place, Reader
 from siege.process import DATABASE, OUTDATED

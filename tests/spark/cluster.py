@@ -6,9 +6,9 @@ import json
 import os
 from typing import Any
 
-from seekpoint.batch import BatchJob
-from seekpoint.dev.spark import start_spark
-from seekpoint.reload import Reload
+from seekpoint.jobs.batch import BatchJob
+from seekpoint.testing.servers.spark import start_spark
+from seekpoint.jobs.reload import Reload
 from seekpoint.spark import SparkStager
 from spark.orders import DATABASE
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from seekpoint.dev.child import ServerFailed
-from seekpoint.dev.spark import start_spark
+from seekpoint.testing.servers.process import ServerFailed
+from seekpoint.testing.servers.spark import start_spark
 from shop import Shop, of
 from spark.orders import DATABASE
 

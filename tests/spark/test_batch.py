@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from batcher import Batcher, batch, offsets, paused
-from seekpoint.dev.spark import start_cluster
+from seekpoint.testing.servers.spark import start_cluster
 from seekpoint.errors import BatchRefused, ConfigError
 from seekpoint.spark import batch as spark_batch
 from shop import PLAIN, Shop, of

@@ -15,8 +15,8 @@ from time import monotonic
 import psutil
 import pytest
 
-from seekpoint.dev.spark import start_cluster
-from seekpoint.reload import Reload
+from seekpoint.testing.servers.spark import start_cluster
+from seekpoint.jobs.reload import Reload
 from shop import Shop
 from spark.orders import BEHIND_COMMIT, FOR_EVER, expected
 
@@ -132,7 +132,7 @@ def test_a_cluster_that_dies_while_ranges_are_staged_is_heard_of(
 
 LOGGED = """
 import sys
-from seekpoint.cli.sessions import spark_session
+from seekpoint.cli.spark_session import spark_session
 settings = ["spark.eventLog.enabled=true", "spark.eventLog.compress=false", "spark.eventLog.dir=" + sys.argv[1],
             "spark.executorEnv.SEEKPOINT_DATABASE_URL=postgresql://u:hunter2@h/db",
             "spark.executorEnv.SEEKPOINT_SASL_PASSWORD=hunter2", "spark.executorEnv.MY_URL=postgresql://u:hunter2@h/db"]

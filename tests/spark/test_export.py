@@ -9,9 +9,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from seekpoint.errors import ArchiveDamaged, RangeLost
-from seekpoint.export import Export
-from seekpoint.export.job import Progress
-from seekpoint.reload import Reload
+from seekpoint.jobs.export import Export
+from seekpoint.jobs.export.export import Progress
+from seekpoint.jobs.reload import Reload
 from seekpoint.spark import SparkStager, export
 from shop import Shop, doubled, of
 from spark.orders import DATABASE

@@ -18,10 +18,10 @@ from bookkeeping import Books, booked, by_core
 from export.test_reload import export, trim
 from seekpoint import Retry
 from seekpoint.errors import ConfigError, ReloadRefused
-from seekpoint.export import Archive
-from seekpoint.reload import Reload
+from seekpoint.jobs.export import Archive
+from seekpoint.jobs.reload import Reload
 from seekpoint.spark import SparkStager
-from seekpoint.spark.frames import write_part
+from seekpoint.jobs.spark.frames import write_part
 from seekpoint.testing import assert_reload_agrees, raw
 from shop import Shop, of
 from spark.orders import DATABASE
@@ -238,7 +238,7 @@ def test_a_worker_that_is_killed_and_a_copy_that_commits_too_do_no_harm(
 
 
 def test_what_a_run_that_went_on_is_given_is_not_kept(books: Books, spark: SparkSession) -> None:
-    from seekpoint.spark.ending import TaskEnded
+    from seekpoint.jobs.spark.task_errors import TaskEnded
 
     plan = {
         "database": {"url": {"$env": DATABASE.name}},

@@ -22,7 +22,7 @@ from seekpoint import Append, Bytes, Ledger, Partition, Pipeline
 from seekpoint.errors import ConfigError, RangeLost, RangeStuck
 from seekpoint.kafka.ranges import Range
 from seekpoint.spark import Env, read, stored_ranges
-from seekpoint.spark.source import ARROW, SCHEMA
+from seekpoint.jobs.spark.source import ARROW, SCHEMA
 from workers import Run
 
 Produce = Callable[..., list[tuple[int, int]]]

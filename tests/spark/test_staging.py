@@ -18,11 +18,11 @@ from pyspark.sql import SparkSession
 from integration.test_ranges import trim
 from seekpoint.errors import ConfigError, RangeLost, ReloadOver, ReloadRefused, TopicRecreated
 from seekpoint.records import Partition
-from seekpoint.reload import Driver, Reload, Stager
-from seekpoint.reload.consolidate import coverage
-from seekpoint.reload.staging import Task, begin_staging
+from seekpoint.jobs.reload import Driver, Reload, Stager
+from seekpoint.jobs.staging.consolidate import coverage
+from seekpoint.jobs.staging.stage import Task, begin_staging
 from seekpoint.spark import REDACTED, Env, SparkStager
-from seekpoint.spark.ending import TaskEnded, ending_of
+from seekpoint.jobs.spark.task_errors import TaskEnded, ending_of
 from shop import PLAIN, Shop, of
 from spark.orders import BEHIND_COMMIT, DATABASE, DEPLOYED, IN_A_ROW, expected
 

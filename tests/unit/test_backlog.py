@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from seekpoint.assignment.backlog import Backlog, Horizon, Moment, SuspectRange
+from seekpoint.worker.assignment.backlog import Backlog, Horizon, Moment, SuspectRange
 from seekpoint.ledger import Attempt
 from seekpoint.ledger.claim import DELAYED
 from seekpoint.records import RawRecord, Record

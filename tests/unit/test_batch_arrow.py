@@ -272,7 +272,7 @@ import sys
 sys.modules["pyarrow"] = None
 from seekpoint import Batch
 from seekpoint.codecs.arrow import Arrow
-from seekpoint.columnar import AppendArrow, copy_into
+from seekpoint.sinks.arrow import AppendArrow, copy_into
 from seekpoint.errors import ConfigError
 for call in (lambda: Batch([]).arrow(), lambda: Arrow()(b""), lambda: copy_into(None, "t", None),
              lambda: AppendArrow("t").open(None).__enter__()):

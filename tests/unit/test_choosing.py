@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from typer.testing import CliRunner
 
-from seekpoint.cli.choosing import since
+from seekpoint.cli.dead_letter_options import since
 from seekpoint.cli.dead_letters import app
 from seekpoint.errors import ConfigError
 

@@ -14,8 +14,8 @@ import pytest
 import typer
 from sqlalchemy import make_url
 
-from seekpoint.cli import explain
-from seekpoint.cli.explain import exit_code, explained, keep_secret, masked, message_of
+from seekpoint.cli import errors as explain
+from seekpoint.cli.errors import exit_code, explained, keep_secret, masked, message_of
 from seekpoint.cli.main import main
 from seekpoint.cli.options import database
 from seekpoint.errors import ConfigError, KafkaAway, SchemaMismatch

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from seekpoint.cli.sessions import require_master
+from seekpoint.cli.spark_session import require_master
 from seekpoint.errors import ConfigError
 
 

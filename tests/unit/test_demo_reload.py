@@ -15,17 +15,17 @@ import pytest
 from typer.testing import CliRunner
 
 from seekpoint.cli.app import app
-from seekpoint.dev.demo.crew import DemoFailed
-from seekpoint.dev.demo.flights import RECORDS, read_flights
-from seekpoint.dev.demo.reload import show
-from seekpoint.dev.demo.reload.handling import VERSIONS, Priced, make_pipeline, name_of, table
-from seekpoint.dev.demo.reload.judge import expected
-from seekpoint.dev.demo.reload.load import Load, later
-from seekpoint.dev.demo.reload.reader import complaint
-from seekpoint.dev.demo.reload.report import Reloaded, Report
+from demo.crew import DemoFailed
+from demo.flights import RECORDS, read_flights
+from demo.reload import show
+from demo.reload.handling import VERSIONS, Priced, make_pipeline, name_of, table
+from demo.reload.judge import expected
+from demo.reload.load import Load, later
+from demo.reload.reader import complaint
+from demo.reload.report import Reloaded, Report
 from seekpoint.errors import ConfigError
-from seekpoint.loading import load
-from seekpoint.pipeline import Pipeline
+from seekpoint.worker.target import load
+from seekpoint.pipeline.pipeline import Pipeline
 
 FLIGHTS = list(read_flights(5))
 #: What whoever reads the report looks for, in each reload and in the whole.

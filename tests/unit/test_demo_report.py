@@ -13,10 +13,10 @@ import pytest
 from typer.testing import CliRunner
 
 from seekpoint.cli.app import app
-from seekpoint.dev.demo import show
-from seekpoint.dev.demo.faults import KILLS, ZOMBIES, Outcome
-from seekpoint.dev.demo.flights import RECORDS, Flight, read_flights, table
-from seekpoint.dev.demo.report import Comparison, Report, count_differences
+from demo import show
+from demo.faults import KILLS, ZOMBIES, Outcome
+from demo.flights import RECORDS, Flight, read_flights, table
+from demo.report import Comparison, Report, count_differences
 
 KEYS = [
     *("records_in", "rows_out", "lost", "twice", "transactions", "kills", "kills_in_transaction", "fenced"),
@@ -119,7 +119,7 @@ def test_the_data_set_is_read_as_a_file() -> None:
     assert (first.id, first.carrier, first.flight, first.tailnum, first.dep_delay) == (1, "UA", 1545, "N14228", 2)
     code = (
         "import sys\n"
-        "from seekpoint.dev.demo.flights import read_flights\n"
+        "from demo.flights import read_flights\n"
         "flights = list(read_flights())\n"
         "print(len(flights), flights[-1].id, flights[-1].dep_time, 'pandas' in sys.modules)"
     )

@@ -24,7 +24,7 @@ from seekpoint.errors import (
 )
 from seekpoint.kafka.config import consumer_config, make_consumer
 from seekpoint.kafka.identity import Identity
-from seekpoint.policy import Limits
+from seekpoint.pipeline.policy import Limits
 from seekpoint.records import Partition
 from seekpoint.testing import record
 

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seekpoint.assignment.chunk import Chunk, Read, chain
+from seekpoint.worker.assignment.chunk import Chunk, Read, chain
 from seekpoint.errors import ConfigError, Fenced, PoisonStop
-from seekpoint.intake import OpenBatch
+from seekpoint.worker.open_batch import OpenBatch
 from seekpoint.kafka.client import Unreadable
 from seekpoint.kafka.identity import Answer
 from seekpoint.ledger import Claim
-from seekpoint.policy import Limits
+from seekpoint.pipeline.policy import Limits
 from seekpoint.records import Aside, Cause, Failure, Partition, RawRecord, Span, State
 from seekpoint.testing import raw
 

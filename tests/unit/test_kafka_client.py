@@ -15,7 +15,7 @@ from seekpoint import Ledger
 from seekpoint.errors import ConfigError
 from seekpoint.kafka.client import Client, raise_if_fatal
 from seekpoint.kafka.config import admin_config, consumer_config, make_admin, make_consumer
-from seekpoint.kafka.outlook import bounded_config
+from seekpoint.kafka.range_checks import bounded_config
 from seekpoint.records import Partition
 
 COOPERATIVE = {"partition.assignment.strategy": "cooperative-sticky"}

@@ -50,7 +50,7 @@ def test_a_declaration_of_columns_loads_arrow_with_the_first_table() -> None:
     code = """
 from seekpoint import Pipeline
 from seekpoint.codecs.arrow import Arrow
-from seekpoint.columnar import AppendArrow, copy_into
+from seekpoint.sinks.arrow import AppendArrow, copy_into
 sink = AppendArrow("readings", provenance=("t", "p", "o"))
 pipeline = Pipeline("readings", topics="readings", value=Arrow(), sinks=[sink])
 """

@@ -19,8 +19,8 @@ from confluent_kafka import (
     cimpl,
 )
 
-from seekpoint.dev import mock
-from seekpoint.dev.mock import ALL_BROKERS, MockCluster
+from support import mock_cluster as mock
+from support.mock_cluster import ALL_BROKERS, MockCluster
 from seekpoint.errors import ConfigError
 
 PRODUCE = 0  # the protocol's api key

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seekpoint.dev import pgwire
-from seekpoint.dev.pgwire import Framer, Greeting, Piece, Statements
+from support import pgwire
+from support.pgwire import Framer, Greeting, Piece, Statements
 
 
 def message(kind: str, body: bytes = b"") -> bytes:

@@ -11,7 +11,7 @@ import pytest
 from seekpoint import Append, Batch, Bytes, Json, Pipeline, StartAt, Text, Upsert
 from seekpoint.errors import ConfigError
 from seekpoint.records import Record
-from seekpoint.sink import RowRefused, Sink, ValueSink
+from seekpoint.pipeline.sink import RowRefused, Sink, ValueSink
 from seekpoint.testing import raw
 
 

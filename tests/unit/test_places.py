@@ -8,8 +8,8 @@ from uuid import uuid4
 
 import pytest
 
-from seekpoint.assignment.backlog import Backlog
-from seekpoint.assignment.places import Parked, Placed, Places, Waiting
+from seekpoint.worker.assignment.backlog import Backlog
+from seekpoint.worker.assignment.partitions import Parked, Placed, Places, Waiting
 from seekpoint.errors import OffsetLost, TopicRecreated, TopicUnknown
 from seekpoint.events import Announcer
 from seekpoint.kafka.client import Client

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from seekpoint.dev.lines import Outgoing, read_objects, read_values
+from seekpoint.testing.servers.lines import Outgoing, read_objects, read_values
 from seekpoint.errors import ConfigError
 
 

@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from seekpoint.errors import SchemaMismatch
-from seekpoint.refusal import may_pass
+from seekpoint.worker.start_errors import may_pass
 
 FATAL = 'connection failed: connection to server at "10.0.0.1", port 5432 failed: FATAL:  '
 

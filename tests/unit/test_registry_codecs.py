@@ -264,7 +264,7 @@ def test_well_known_messages_are_pythons_own_types() -> None:
     from google.type import date_pb2, timeofday_pb2
     from google.type import decimal_pb2 as google_decimal
 
-    from seekpoint.codecs.messages import plain
+    from seekpoint.codecs.protobuf import plain
 
     wide, confluents = 10**40 + 1, vars(decimal_pb2)["Decimal"]
     unscaled = confluents(value=(-wide).to_bytes(20, "big", signed=True), scale=3)

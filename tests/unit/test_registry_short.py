@@ -34,8 +34,8 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from schema_registry import SchemaRegistry, a_registry, shop
-from seekpoint.codecs.frames import Frames, protobuf_frame, schema_id
-from seekpoint.codecs.messages import plain
+from seekpoint.codecs.wire_format import Frames, protobuf_frame, schema_id
+from seekpoint.codecs.protobuf import plain
 from seekpoint.codecs.registry import Avro, Protobuf
 from seekpoint.testing import raw
 

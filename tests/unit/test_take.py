@@ -10,8 +10,8 @@ from confluent_kafka import KafkaError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seekpoint.assignment.backlog import Backlog, Moment
-from seekpoint.assignment.places import Places
+from seekpoint.worker.assignment.backlog import Backlog, Moment
+from seekpoint.worker.assignment.partitions import Places
 from seekpoint.events import Announcer
 from seekpoint.ledger import Claim
 from seekpoint.records import Partition

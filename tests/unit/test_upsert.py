@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seekpoint.errors import ConfigError, Poison
-from seekpoint.sink import Row, Sink, ValueSink
+from seekpoint.pipeline.sink import Row, Sink, ValueSink
 from seekpoint.sinks import Append, Upsert
-from seekpoint.sinks.fold import Column, Deleted, Offsets, Target, fold
-from seekpoint.sinks.roads import LONGEST, SMALL, Road, Roads, Wrote
+from seekpoint.sinks.dedupe import Column, Deleted, Offsets, Target, fold
+from seekpoint.sinks.upsert.strategy import LONGEST, SMALL, Road, Roads, Wrote
 from seekpoint.testing import record
 
 INT, TEXT = Column("integer", "int", -1), Column("text", "text", -1)

@@ -1,10 +1,10 @@
 """What people do to a group's dead letters: look, replay, discard, export. Each has a plan first, then applies it."""
 
-from seekpoint.admin.choice import Chosen, Where
-from seekpoint.admin.letters import Letters, group_of
-from seekpoint.admin.outcome import Discarded, Planned, Replayed, Summary
-from seekpoint.admin.portable import portable
-from seekpoint.admin.redrive import Redrive
+from seekpoint.worker.replay.selection import Chosen, Where
+from seekpoint.worker.replay.dead_letters import Letters, group_of
+from seekpoint.worker.replay.results import Discarded, Planned, Replayed, Summary
+from seekpoint.worker.replay.json_export import portable
+from seekpoint.worker.replay.replay import Redrive
 
 __all__ = [
     "Chosen",

@@ -16,10 +16,10 @@ from alembic.script import ScriptDirectory
 from alembic.util import CommandError, rev_id
 
 from seekpoint import schema as ledger_schema
-from seekpoint.cli.explain import explained
+from seekpoint.cli.errors import explained
 from seekpoint.cli.options import AsJson, DatabaseUrl, Schema, one_off_engine
 from seekpoint.errors import ConfigError
-from seekpoint.tables import DEFAULT_SCHEMA
+from seekpoint.ledger.tables import DEFAULT_SCHEMA
 
 app = typer.Typer(
     help="The ledger's tables: upgrade, downgrade, sql, check, revision.",

@@ -17,8 +17,8 @@ import msgspec
 import psycopg
 import typer
 
-from seekpoint.cli.explain import explained
-from seekpoint.cli.letters import print_whole, table
+from seekpoint.cli.errors import explained
+from seekpoint.cli.dead_letter_tables import print_whole, table
 from seekpoint.cli.options import (
     AsJson,
     Kafka,
@@ -28,10 +28,11 @@ from seekpoint.cli.options import (
     one_off_engine,
     without,
 )
-from seekpoint.dev import lines, running_pair
-from seekpoint.dev.running_pair import RunningPair
-from seekpoint.dev.topics import Produced, create_topic
-from seekpoint.dev.topics import produce as produce_records
+from seekpoint.testing.servers import lines
+from seekpoint.testing.servers import running_pair
+from seekpoint.testing.servers.running_pair import RunningPair
+from seekpoint.testing.servers.topics import Produced, create_topic
+from seekpoint.testing.servers.topics import produce as produce_records
 from seekpoint.errors import ConfigError, KafkaAway
 
 app = typer.Typer(
@@ -50,8 +51,8 @@ def dev(context: typer.Context) -> None:
         return
     with explained():
         # The extra `dev` may be missing: then only this command is.
-        from seekpoint.dev.child import Folder  # noqa: PLC0415
-        from seekpoint.dev.servers import start_pair  # noqa: PLC0415
+        from seekpoint.testing.servers.process import Folder  # noqa: PLC0415
+        from seekpoint.testing.servers.pair import start_pair  # noqa: PLC0415
 
         stopped = threading.Event()
         signal.signal(signal.SIGTERM, lambda *_: stopped.set())

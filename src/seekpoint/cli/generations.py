@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from seekpoint.cli.choosing import Actor
-from seekpoint.cli.explain import explained
-from seekpoint.cli.letters import moment, plain, print_whole, table
+from seekpoint.cli.dead_letter_options import Actor
+from seekpoint.cli.errors import explained
+from seekpoint.cli.dead_letter_tables import moment, plain, print_whole, table
 from seekpoint.cli.options import AsJson, DatabaseUrl, Schema, checked_engine
-from seekpoint.reload.generations.adopting import Generation, Generations
-from seekpoint.tables import DEFAULT_SCHEMA
+from seekpoint.jobs.tables.generations.generations import Generation, Generations
+from seekpoint.ledger.tables import DEFAULT_SCHEMA
 
 TableName = Annotated[str, typer.Argument(metavar="TABLE", help="A table, as sinks name it: public.orders.")]
 

@@ -11,9 +11,9 @@ from sqlalchemy import URL, Engine, create_engine
 from sqlalchemy.pool import NullPool
 
 from seekpoint import schema as ledger_schema
-from seekpoint.cli.explain import keep_secret
-from seekpoint.connections import watch
-from seekpoint.engine import read_url
+from seekpoint.cli.errors import keep_secret
+from seekpoint.postgres.connection_checks import watch
+from seekpoint.postgres.engine import read_url
 from seekpoint.errors import ConfigError
 
 DatabaseUrl = Annotated[

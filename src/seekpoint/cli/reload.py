@@ -15,23 +15,13 @@ from uuid import UUID
 
 import typer
 
-from seekpoint.cli import generations, sessions
-from seekpoint.cli import runs as shown
-from seekpoint.cli.choosing import Actor, ago
-from seekpoint.cli.explain import FAILED, explained
-from seekpoint.cli.jobs import (
-    ArchiveRoot,
-    Frames,
-    Job,
-    Processes,
-    Spark,
-    SparkConf,
-    Targets,
-    frames_of,
-    job,
-    terminable,
-)
-from seekpoint.cli.letters import print_whole
+from seekpoint.cli import generations
+from seekpoint.cli import spark_session as sessions
+from seekpoint.cli import run_tables as shown
+from seekpoint.cli.dead_letter_options import Actor, ago
+from seekpoint.cli.errors import FAILED, explained
+from seekpoint.cli.job_options import ArchiveRoot, Frames, Job, Processes, Spark, SparkConf, Targets, frames_of, job, terminable
+from seekpoint.cli.dead_letter_tables import print_whole
 from seekpoint.cli.options import (
     AsJson,
     DatabaseUrl,
@@ -43,10 +33,10 @@ from seekpoint.cli.options import (
 )
 from seekpoint.cli.progress import Shown
 from seekpoint.errors import ConfigError, ReloadOver
-from seekpoint.reload import CutOver, Driver, Reload, Report, Run, Runs
-from seekpoint.reload.bounds import MAX_DELETES, MAX_WAIT
-from seekpoint.reload.standing import standing
-from seekpoint.tables import DEFAULT_SCHEMA
+from seekpoint.jobs.reload import CutOver, Driver, Reload, Report, Run, Runs
+from seekpoint.jobs.reload.cutover_limits import MAX_DELETES, MAX_WAIT
+from seekpoint.jobs.runs.progress import standing
+from seekpoint.ledger.tables import DEFAULT_SCHEMA
 
 app = typer.Typer(
     help="Tables rebuilt from the log: run, resume, status, abort, sweep, adopt, generations, give-up.",
@@ -315,7 +305,7 @@ def reload_of(
     more: dict[str, Any] = {"limits": of.limits, "progress": progress, **options}
     with ExitStack() as stack:
         if archive is not None:
-            from seekpoint.export import Archive  # noqa: PLC0415 -- pyarrow, an extra
+            from seekpoint.jobs.export import Archive  # noqa: PLC0415 -- pyarrow, an extra
 
             more["archive"] = Archive(archive, of.engine, schema=of.schema)
         if more.get("frames") and spark is None:

@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 from sqlalchemy import Engine, select
 
-from seekpoint.cli.explain import FAILED, explained, masked
-from seekpoint.cli.letters import plain, print_whole
+from seekpoint.cli.errors import FAILED, explained, masked
+from seekpoint.cli.dead_letter_tables import plain, print_whole
 from seekpoint.cli.options import (
     AsJson,
     DatabaseUrl,
@@ -25,15 +25,15 @@ from seekpoint.cli.options import (
     one_off_engine,
     without,
 )
-from seekpoint.cli.waiting import Waits
-from seekpoint.deadletters import DeadLetters
+from seekpoint.cli.retry_status import Waits
+from seekpoint.ledger.dead_letters import DeadLetters
 from seekpoint.errors import ConfigError, KafkaAway, StandsBy
 from seekpoint.kafka.identity import Identity
 from seekpoint.kafka.watermarks import Watermarks
 from seekpoint.ledger import Ledger, Position, Stop
 from seekpoint.records import Partition
-from seekpoint.revision import check
-from seekpoint.tables import DEFAULT_SCHEMA, consumer_group, in_schema
+from seekpoint.ledger.revision import check
+from seekpoint.ledger.tables import DEFAULT_SCHEMA, consumer_group, in_schema
 
 KAFKA_TIMEOUT = 10.0  # seconds
 

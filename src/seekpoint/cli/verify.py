@@ -8,14 +8,14 @@ from typing import Any
 
 import typer
 
-from seekpoint.cli.explain import FAILED, explained
-from seekpoint.cli.jobs import ArchiveRoot, Frames, Processes, Spark, SparkConf, Targets, frames_of, job, terminable
-from seekpoint.cli.letters import plain, print_whole, table
+from seekpoint.cli.errors import FAILED, explained
+from seekpoint.cli.job_options import ArchiveRoot, Frames, Processes, Spark, SparkConf, Targets, frames_of, job, terminable
+from seekpoint.cli.dead_letter_tables import plain, print_whole, table
 from seekpoint.cli.options import AsJson, Kafka, KafkaConfig, OptionalDatabaseUrl, Schema
 from seekpoint.cli.progress import Shown
 from seekpoint.cli.reload import reload_of
-from seekpoint.reload import Difference, Report, Sample
-from seekpoint.tables import DEFAULT_SCHEMA
+from seekpoint.jobs.reload import Difference, Report, Sample
+from seekpoint.ledger.tables import DEFAULT_SCHEMA
 
 SHOWN = 5  # rows of each kind
 _COUNTS = ("equal", "missing", "extra", "different")

@@ -14,17 +14,8 @@ from typing import Any, Generic, TypeVar, overload
 
 import msgspec
 
-from seekpoint.codecs.asking import Registry, check, connect, missing, shown
-from seekpoint.codecs.frames import (
-    INDIFFERENT,
-    Frames,
-    Short,
-    avro_frame,
-    avro_reader,
-    is_plain,
-    protobuf_frame,
-    schema_id,
-)
+from seekpoint.codecs.registry_client import Registry, check, connect, missing, shown
+from seekpoint.codecs.wire_format import INDIFFERENT, Frames, Short, avro_frame, avro_reader, is_plain, protobuf_frame, schema_id
 from seekpoint.errors import CodecAway, ConfigError, Poison
 from seekpoint.records import RawRecord
 
@@ -273,7 +264,7 @@ class Protobuf(_Registered[V]):
         return named
 
     def _plain(self, value: Any) -> Any:
-        from seekpoint.codecs.messages import plain  # noqa: PLC0415 -- it needs the extra
+        from seekpoint.codecs.protobuf import plain  # noqa: PLC0415 -- it needs the extra
 
         return plain(value)
 

@@ -18,7 +18,7 @@ from uuid import UUID
 from seekpoint.errors import ConfigError
 from seekpoint.kafka.client import END_OF_PARTITION, Client, Message, Unreadable, unmade
 from seekpoint.kafka.config import make_consumer
-from seekpoint.kafka.outlook import Outlook
+from seekpoint.kafka.range_checks import Outlook
 from seekpoint.records import Partition, RawRecord
 
 CHUNK = 500  # records at a time: more is slower

@@ -10,7 +10,7 @@ from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # no
 
 from seekpoint.errors import ConfigError, KafkaAway
 from seekpoint.kafka.identity import Identity
-from seekpoint.policy import StartAt
+from seekpoint.pipeline.policy import StartAt
 from seekpoint.records import Partition
 
 _EARLIEST: Any = OffsetSpec.earliest()  # type: ignore[no-untyped-call]

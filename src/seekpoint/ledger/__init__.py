@@ -10,8 +10,8 @@ from seekpoint.ledger.advance import Expected, Move
 from seekpoint.ledger.claim import Attempt, Claim, Claimed, StartOffsets
 from seekpoint.ledger.ledger import Ledger
 from seekpoint.ledger.move import LastMove
-from seekpoint.ledger.note import SuspectNote
-from seekpoint.ledger.read import Position, Stop
+from seekpoint.ledger.attempts import SuspectNote
+from seekpoint.ledger.positions import Position, Stop
 from seekpoint.ledger.wait import Passed
 
 __all__ = [

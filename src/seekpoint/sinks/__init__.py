@@ -1,6 +1,6 @@
 """Sinks: tables that records are written to, inside the transaction that moves the offset."""
 
 from seekpoint.sinks.append import Append
-from seekpoint.sinks.upsert import Upsert
+from seekpoint.sinks.upsert.upsert import Upsert
 
 __all__ = ["Append", "Upsert"]

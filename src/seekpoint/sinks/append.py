@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 from sqlalchemy import Connection
 
-from seekpoint.sink import Writer
-from seekpoint.sinks.table import TableSink
+from seekpoint.pipeline.sink import Writer
+from seekpoint.sinks.base import TableSink
 
 
 class Append(TableSink):
@@ -31,8 +31,8 @@ class Append(TableSink):
     @contextmanager
     def open(self, tx: Connection) -> Iterator[Writer]:
         """Open the COPY when the first row comes, or more than a few: only then are the columns of Structs known."""
-        from seekpoint.sinks.few import open_few  # noqa: PLC0415 -- a declaration needs no database driver
-        from seekpoint.sinks.place import placed  # noqa: PLC0415
+        from seekpoint.sinks.small_append import open_few  # noqa: PLC0415 -- a declaration needs no database driver
+        from seekpoint.sinks.target_table import placed  # noqa: PLC0415
 
         with placed(tx, self.path) as path, open_few(tx, path, lambda: self.written) as writer:
             yield writer

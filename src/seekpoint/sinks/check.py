@@ -16,8 +16,8 @@ from sqlalchemy.exc import DBAPIError
 
 from seekpoint.errors import ConfigError
 from seekpoint.sinks.copy import driver_of
-from seekpoint.sinks.layout import quoted
-from seekpoint.sinks.place import placed, recalled
+from seekpoint.sinks.catalog import quoted
+from seekpoint.sinks.target_table import placed, recalled
 
 _REMEDIES = {
     "42P01": "create the table, or correct its name in the pipeline",

@@ -18,11 +18,11 @@ from psycopg.types.json import JsonDumper
 from sqlalchemy import Connection
 
 from seekpoint.errors import ConfigError
-from seekpoint.sink import Row, RowRefused
+from seekpoint.pipeline.sink import Row, RowRefused
 from seekpoint.sinks.insert import Inserts
-from seekpoint.sinks.jsons import JsonValues
-from seekpoint.sinks.types import Depths, types_now
-from seekpoint.sqlstates import Fault, fault_of_error
+from seekpoint.sinks.json_values import JsonValues
+from seekpoint.sinks.column_types import Depths, types_now
+from seekpoint.postgres.sqlstates import Fault, fault_of_error
 
 
 def _formatter() -> Callable[..., Any] | None:

@@ -11,10 +11,10 @@ workers' Python must have this package, so ``PYSPARK_PYTHON`` is the driver's in
 
 from __future__ import annotations
 
-from seekpoint.spark.batching import batch
-from seekpoint.spark.exporting import export
-from seekpoint.spark.reading import read, stored_ranges
-from seekpoint.spark.settings import REDACTED, Env
-from seekpoint.spark.staging import SparkStager
+from seekpoint.jobs.batch.spark import batch
+from seekpoint.jobs.spark.export import export
+from seekpoint.jobs.spark.read import read, stored_ranges
+from seekpoint.jobs.spark.settings import REDACTED, Env
+from seekpoint.jobs.spark.stager import SparkStager
 
 __all__ = ["REDACTED", "Env", "SparkStager", "batch", "export", "read", "stored_ranges"]

@@ -12,20 +12,20 @@ from uuid import NAMESPACE_URL, UUID, uuid5
 from sqlalchemy import URL, Engine
 
 from seekpoint import events
-from seekpoint.assignment.chunk import Chunk, Read
-from seekpoint.batches import Batch
-from seekpoint.commit import Committer
-from seekpoint.engine import schema_translation
+from seekpoint.worker.assignment.chunk import Chunk, Read
+from seekpoint.pipeline.batch import Batch
+from seekpoint.worker.unit_of_work import Committer
+from seekpoint.postgres.engine import schema_translation
 from seekpoint.errors import ConfigError, Fenced, PartitionStopped, RetryLater
 from seekpoint.events import Announcer, Observer
-from seekpoint.intake import OpenBatch
+from seekpoint.worker.open_batch import OpenBatch
 from seekpoint.kafka.identity import Answer
 from seekpoint.ledger import Claim, Expected, Ledger
-from seekpoint.pipeline import Pipeline
-from seekpoint.policy import Limits
+from seekpoint.pipeline.pipeline import Pipeline
+from seekpoint.pipeline.policy import Limits
 from seekpoint.records import EPOCH, Partition, RawRecord, Record, Span
-from seekpoint.revision import check
-from seekpoint.tables import DEFAULT_SCHEMA
+from seekpoint.ledger.revision import check
+from seekpoint.ledger.tables import DEFAULT_SCHEMA
 
 V = TypeVar("V")
 

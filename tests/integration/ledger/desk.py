@@ -13,7 +13,7 @@ from sqlalchemy import BigInteger, Column, Connection, Engine, Integer, MetaData
 
 from seekpoint.ledger import Claim, Claimed, Expected, Ledger, Move
 from seekpoint.records import Partition
-from seekpoint.tables import DEFAULT_SCHEMA, in_schema, partition_offset
+from seekpoint.ledger.tables import DEFAULT_SCHEMA, in_schema, partition_offset
 
 SECONDS = 30.0
 CLUSTER = "cluster-1"

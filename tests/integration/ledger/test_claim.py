@@ -11,7 +11,7 @@ from sqlalchemy import Engine, text
 from integration.ledger.desk import CLUSTER, Desk, backend, scalar, until, wait_until_blocked
 from seekpoint.errors import Fenced
 from seekpoint.ledger import Attempt
-from seekpoint.policy import Limits
+from seekpoint.pipeline.policy import Limits
 from seekpoint.records import Partition
 
 Desks = Callable[..., Desk]

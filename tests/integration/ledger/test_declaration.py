@@ -15,7 +15,7 @@ from integration.ledger.desk import CLUSTER, Desk, backend, wait_until_blocked
 from seekpoint.errors import DeclarationDiffers, Fenced, HandlerOutdated
 from seekpoint.ledger.claim import Claimant, claim
 from seekpoint.ledger.declaration import Declaration
-from seekpoint.tables import admin_action, group_topic, in_schema
+from seekpoint.ledger.tables import admin_action, group_topic, in_schema
 
 Desks = Callable[..., Desk]
 

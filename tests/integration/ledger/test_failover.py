@@ -9,7 +9,7 @@ from sqlalchemy import Engine
 
 from integration.ledger.desk import Desk
 from seekpoint.errors import Fenced
-from seekpoint.tables import in_schema, partition_offset
+from seekpoint.ledger.tables import in_schema, partition_offset
 
 Desks = Callable[..., Desk]
 

@@ -14,7 +14,8 @@ from sqlalchemy import Engine, text
 
 from integration.ledger.desk import Desk, backend, wait_until_blocked
 from seekpoint.errors import Fenced, HandlerMisuse
-from seekpoint.ledger import Expected, Move, statements
+from seekpoint.ledger import Expected, Move
+from seekpoint.ledger.sql import worker as statements
 
 Desks = Callable[..., Desk]
 

@@ -12,7 +12,7 @@ from sqlalchemy import Engine
 from integration.ledger.desk import Desk
 from seekpoint.errors import ClusterChanged, ConfigError, Fenced, GroupPaused, HandlerOutdated, TopicRecreated
 from seekpoint.records import Partition
-from seekpoint.tables import admin_action, consumer_group, in_schema
+from seekpoint.ledger.tables import admin_action, consumer_group, in_schema
 
 Desks = Callable[..., Desk]
 

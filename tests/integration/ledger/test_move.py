@@ -15,8 +15,8 @@ from sqlalchemy import Engine
 from integration.ledger.desk import Desk, backend, wait_until_blocked
 from integration.ledger.test_group import actions, refused_at_hold
 from seekpoint.errors import ConfigError, Fenced
-from seekpoint.policy import Limits
-from seekpoint.tables import in_schema, lost_range
+from seekpoint.pipeline.policy import Limits
+from seekpoint.ledger.tables import in_schema, lost_range
 
 Desks = Callable[..., Desk]
 

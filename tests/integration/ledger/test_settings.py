@@ -14,7 +14,7 @@ from sqlalchemy.schema import DropSchema
 from integration.ledger.desk import Desk, make_table
 from seekpoint import schema
 from seekpoint.ledger import Ledger, Move
-from seekpoint.policy import Limits
+from seekpoint.pipeline.policy import Limits
 from seekpoint.records import Partition
 
 Desks = Callable[..., Desk]

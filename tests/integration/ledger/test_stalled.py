@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from integration.ledger.desk import Desk, backend, scalar, until
-from seekpoint.policy import Limits
+from seekpoint.pipeline.policy import Limits
 
 Desks = Callable[..., Desk]
 QUICK = Limits(claim_wait=0.2)

@@ -10,7 +10,7 @@ from sqlalchemy import Engine, create_engine, make_url, text
 
 from integration.ledger.desk import Desk, make_table, scalar
 from seekpoint import schema
-from seekpoint.dev.postgres import PostgresServer, start_postgres
+from seekpoint.testing.servers.postgres import PostgresServer, start_postgres
 from seekpoint.ledger import Attempt, Expected, Ledger, Move
 
 PAGE = 8192

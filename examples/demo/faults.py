@@ -1,0 +1,192 @@
+"""What is done to the workers, step by step. Each step waits for what it needs to see; none waits for time to pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import monotonic
+
+from sqlalchemy import Engine, text
+
+from demo.crew import Crew, DemoFailed, Member
+from demo.flights import Feed
+from seekpoint.ledger.sql.worker import APPLICATION
+
+#: Who is killed, and at which step of its transaction. The rows are written from Applied on, the offset at Advanced.
+KILLS = (("A", "Applied"), ("B", "Held"), ("A", "Advanced"), ("B", "Applied"))
+ZOMBIES = 2
+FAULTS = len(KILLS) + ZOMBIES
+
+_OPEN = text(
+    "SELECT pid, backend_xid::text AS xid, state FROM pg_stat_activity"
+    " WHERE application_name LIKE :name AND backend_xid IS NOT NULL"
+)
+_WRITES = text(
+    "SELECT count(*) FROM pg_locks l JOIN pg_class c ON c.oid = l.relation WHERE l.pid = :pid AND l.granted"
+    " AND l.mode = 'RowExclusiveLock' AND c.relnamespace = 'public'::regnamespace AND c.relkind IN ('r', 'p')"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransaction:
+    """What the server says of a worker's transaction at one moment: the proof that it was open."""
+
+    pid: int
+    xid: str
+    state: str
+    wrote: bool
+
+    def __str__(self) -> str:
+        rows = "rows written, not committed" if self.wrote else "no row written yet"
+        return f"transaction {self.xid} open in backend {self.pid} ({self.state}, {rows})"
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What truly happened, counted from what was seen, never from what was tried."""
+
+    kills: int = 0
+    kills_in_transaction: int = 0
+    fenced: int = 0
+    story: list[str] = field(default_factory=list)
+
+
+class Script:
+    """Runs the faults in order, each with a share of the records in flight."""
+
+    def __init__(self, crew: Crew, feed: Feed, database: Engine, share: int, tell: Callable[[str], None]) -> None:
+        self._crew, self._feed, self._database, self._share = crew, feed, database, share
+        self._tell = tell
+        self.outcome = Outcome()
+
+    def run(self) -> Outcome:
+        """Kill and freeze; raises DemoFailed when a step cannot be brought about."""
+        first, second, third, fourth = KILLS
+        self._kill(*first)
+        self._kill(*second)
+        self._freeze_before_writing("A")
+        self._kill(*third)
+        self._freeze_in_transaction("B")
+        self._kill(*fourth)
+        self._both_at_work()
+        return self.outcome
+
+    def _say(self, line: str) -> None:
+        self.outcome.story.append(line)
+        self._tell(line)
+
+    def _both_at_work(self) -> None:
+        self._crew.wait("both workers to share the partitions", lambda: self._crew.settled)
+
+    def _halted(self, name: str, step: str) -> Member:
+        """Both workers at work, records on their way, and this one standing still at the step."""
+        self._both_at_work()
+        crew, member = self._crew, self._crew[name]
+        crew.wait(f"worker {name} to take an order", member.halt_at(step))
+        self._feed.send(self._share)
+        crew.wait(f"worker {name} to reach {step}", lambda: member.halted == step)
+        return member
+
+    # -- killed ---------------------------------------------------------------------------------------
+
+    def _kill(self, name: str, step: str) -> None:
+        member = self._halted(name, step)
+        open_ = self._open_transaction(member)
+        member.kill()
+        self.outcome.kills += 1
+        if open_ is None:
+            self._say(f"killed {name} at {step}, but it had no transaction open")
+        else:
+            self.outcome.kills_in_transaction += 1
+            self._say(f"killed {name} at {step}: {open_}")
+            self._crew.wait("Postgres to roll it back", lambda: not self._is_open(open_))
+        self._crew.start(name)
+
+    # -- frozen ---------------------------------------------------------------------------------------
+
+    def _freeze_before_writing(self, name: str) -> None:
+        """A zombie with a batch in hand and no transaction: its first statement must be refused."""
+        member = self._halted(name, "BatchOpened")
+        waited = self._outlive(member)
+        self._tell_of_freeze(member, "a batch read and no transaction open", waited)
+        self._expect_refusal(member)
+
+    def _freeze_in_transaction(self, name: str) -> None:
+        """A zombie inside its transaction: the successor's claim waits for it, but not for long."""
+        member = self._halted(name, "Applied")
+        open_ = self._open_transaction(member)
+        if open_ is None:
+            raise DemoFailed(f"worker {name} halted at Applied, but the server knows of no open transaction of it")
+        heir, troubles = self._crew.other(name), len(member.troubles)
+        stalls = len(heir.stalls)
+        waited = self._outlive(member)
+        put_off = heir.stalls[stalls:]
+        if self._is_open(open_):
+            raise DemoFailed(f"worker {heir.name} went on over {open_}")
+        self._tell_of_freeze(member, str(open_), waited)
+        self._expect_refusal(member)
+        by = f"{heir.name}'s claim" if any(open_.pid in stall["ended"] for stall in put_off) else "the server"
+        said = f" ({member.troubles[troubles]})" if len(member.troubles) > troubles else ""
+        self._say(f"  its transaction was ended by {by}{said}; {heir.name}'s claim was put off {len(put_off)} times")
+
+    def _outlive(self, zombie: Member) -> float:
+        """Freeze it until the other one has claimed all it had and gone on; returns the seconds that took."""
+        crew, heir = self._crew, self._crew.other(zombie.name)
+        inheritance = list(zombie.placed)
+        position = crew.committed_of(inheritance)
+        began = monotonic()
+        zombie.freeze()
+        crew.wait(f"worker {zombie.name} to stand still", lambda: zombie.is_stopped)
+        crew.wait(
+            f"worker {heir.name} to claim what worker {zombie.name} had, and to go on from there",
+            lambda: set(inheritance) <= set(heir.placed) and crew.committed_of(inheritance) > position,
+        )
+        return monotonic() - began
+
+    def _tell_of_freeze(self, zombie: Member, having: str, waited: float) -> None:
+        heir = self._crew.other(zombie.name).name
+        self._say(f"froze {zombie.name} with {having}; {heir} took over and went on after {waited:.1f} s")
+
+    def _expect_refusal(self, zombie: Member) -> None:
+        """Let the zombie go on with what it was about to do.
+
+        Where the server ended its connection, it asks the ledger before it writes again, and need not be refused.
+        """
+        refusals, commits, ousted = len(zombie.refusals), zombie.commits, zombie.ousted
+        zombie.thaw()
+        zombie.go()
+        self._crew.wait(
+            f"worker {zombie.name} to be fenced",
+            lambda: len(zombie.refusals) > refusals or zombie.commits > commits or zombie.ousted > ousted,
+        )
+        if zombie.commits == commits:
+            self.outcome.fenced += 1
+            why = zombie.refusals[refusals] if len(zombie.refusals) > refusals else "the ledger: claimed by another"
+            self._say(f"  continued {zombie.name}: fenced ({why})")
+        else:
+            self._say(f"  continued {zombie.name}: NOT fenced, its write was committed")
+
+    # -- what the server says -------------------------------------------------------------------------
+
+    def _open_transaction(self, member: Member) -> OpenTransaction | None:
+        return open_transaction(self._database, member)
+
+    def _is_open(self, transaction: OpenTransaction) -> bool:
+        return is_open(self._database, transaction)
+
+
+def open_transaction(database: Engine, member: Member) -> OpenTransaction | None:
+    """What the server knows of the worker's transaction; None where it has none open."""
+    with database.connect() as connection:
+        row = connection.execute(_OPEN, {"name": f"{APPLICATION}{member.owner[:8]} %"}).one_or_none()
+        if row is None:
+            return None
+        wrote = connection.execute(_WRITES, {"pid": row.pid}).scalar_one() > 0
+        return OpenTransaction(row.pid, row.xid, row.state, wrote)
+
+
+def is_open(database: Engine, transaction: OpenTransaction) -> bool:
+    """Whether it is open still."""
+    with database.connect() as connection:
+        found = connection.execute(_OPEN, {"name": f"{APPLICATION}%"}).all()
+    return any((row.pid, row.xid) == (transaction.pid, transaction.xid) for row in found)

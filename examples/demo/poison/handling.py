@@ -1,0 +1,198 @@
+"""The table with its constraints, the handler with its bugs, and the same handler mended."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+from collections.abc import Sequence
+from datetime import date
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Column,
+    Connection,
+    DateTime,
+    Integer,
+    MetaData,
+    SmallInteger,
+    String,
+    Table,
+    TextClause,
+    text,
+)
+
+from seekpoint import events
+from seekpoint.pipeline.batch import Batch
+from seekpoint.codecs import Json
+from demo.flights import Flight
+from demo.poison.kinds import ID
+from seekpoint.errors import Poison
+from seekpoint.pipeline.pipeline import Pipeline
+from seekpoint.pipeline.policy import Retry
+from seekpoint.records import Record
+from seekpoint.pipeline.sink import Handler
+
+CLEAN, POISONED = "flights_clean", "flights"  # topic, table and group
+EXITED = 66  # what a killed worker's exit code says of who it was
+RETRY = Retry(attempts=4, wait_initial=0.1, wait_max=1.0)
+INT2, MILES = 32_767, 1_000_000  # a smallint's end; what somebody has multiplied a distance by
+
+
+class Notice(Flight, frozen=True, gc=False):
+    """A flight as it comes in: nobody has looked at it yet."""
+
+    hour: int | None  # type: ignore[assignment]  # which the table will refuse
+    trouble: str | None = None
+
+
+def _number(name: str, *, nullable: bool = False) -> Column[Any]:
+    return Column(name, SmallInteger, nullable=nullable)
+
+
+def make_table(name: str) -> Table:
+    """The flights' columns, in their order, with what a careful table has: types, lengths, and constraints."""
+    return Table(
+        name,
+        MetaData(),
+        Column("id", BigInteger, primary_key=True, autoincrement=False),
+        *map(_number, ("year", "month", "day")),
+        _number("dep_time", nullable=True),
+        _number("sched_dep_time"),
+        *(_number(each, nullable=True) for each in ("dep_delay", "arr_time")),
+        _number("sched_arr_time"),
+        _number("arr_delay", nullable=True),
+        Column("carrier", String(2), nullable=False),
+        Column("flight", Integer, nullable=False),
+        Column("tailnum", String(6)),
+        Column("origin", String(3), nullable=False),
+        Column("dest", String(3), nullable=False),
+        _number("air_time", nullable=True),
+        *map(_number, ("distance", "hour", "minute")),
+        Column("time_hour", DateTime(timezone=True), nullable=False),
+        CheckConstraint("distance > 0", name=f"{name}_distance_check"),
+    )
+
+
+_ARRAYS = {SmallInteger: "smallint", Integer: "integer", BigInteger: "bigint", String: "text", DateTime: "timestamptz"}
+
+
+def _insert(table: Table) -> TextClause:
+    """All rows in one statement. Text stays text until it meets its column: a cast to varchar would cut it."""
+    columns = ", ".join(table.c.keys())
+    arrays = ", ".join(f"CAST(:{c.name} AS {_ARRAYS[type(c.type)]}[])" for c in table.c)
+    return text(f"INSERT INTO {table.name} ({columns}) SELECT * FROM unnest({arrays})")  # noqa: S608 -- constants
+
+
+class Desk:
+    """The mended handler: puts right what came in wrong, and writes it."""
+
+    def __init__(self, table: Table) -> None:
+        self._insert, self._names = _insert(table), tuple(table.c.keys())
+        self._row = attrgetter(*self._names)
+
+    def __call__(self, tx: Connection, batch: Batch[Notice, bytes | None]) -> None:
+        """Write the batch."""
+        self.write(tx, [mended(record) for record in batch])
+
+    def write(self, tx: Connection, notices: Sequence[Flight]) -> None:
+        """One statement, whatever the number of rows."""
+        columns = zip(*map(self._row, notices), strict=True)
+        tx.execute(self._insert, dict(zip(self._names, map(list, columns), strict=True)))
+
+
+def mended(record: Record[Notice, bytes | None]) -> Flight:
+    """The flight that the record was, before it was broken."""
+    notice = record.value
+    distance = abs(notice.distance)
+    true_id = dict(record.headers)[ID]
+    assert true_id is not None
+    return Flight(
+        **{name: getattr(notice, name) for name in Flight.__struct_fields__}
+        | {
+            "id": int(true_id),
+            "month": (notice.month - 1) % 12 + 1,
+            "day": (notice.day - 1) % 31 + 1,
+            "origin": notice.origin[:3],
+            "dest": notice.dest.rstrip("\0"),
+            "distance": distance // MILES if distance > INT2 else distance,
+            "hour": notice.sched_dep_time // 100,
+            "minute": notice.sched_dep_time % 100,
+        }
+    )
+
+
+class Outages:
+    """A service outside, which fails on some records until they were put off once or twice.
+
+    What it knows is kept in files: the record may come again in another process. It hears of the worker's events.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __call__(self, event: events.Event) -> None:
+        """Remember how often a record was put off."""
+        if isinstance(event, events.RetryScheduled):
+            self._file(event.partition.number, event.offset).write_text(str(event.attempt), encoding="utf-8")
+
+    def ask(self, record: Record[Notice, bytes | None], times: int) -> None:
+        """Raise TimeoutError as long as the record was not put off so many times."""
+        file = self._file(record.partition, record.offset)
+        if not file.exists() or int(file.read_text(encoding="utf-8")) < times:
+            raise TimeoutError(f"the service outside did not answer for {record.id}")
+
+    def tries(self) -> dict[str, int]:
+        """How often each record was put off, by ``partition-offset``."""
+        return {file.name: int(file.read_text(encoding="utf-8")) for file in self._folder.iterdir()}
+
+    def _file(self, partition: int, offset: int) -> Path:
+        return self._folder / f"{partition}-{offset}"
+
+
+class BuggyDesk(Desk):
+    """The handler as it was deployed: it trusts what comes in, and some records are the end of it."""
+
+    def __init__(self, table: Table, outages: Outages) -> None:
+        super().__init__(table)
+        self._outages = outages
+
+    def __call__(self, tx: Connection, batch: Batch[Notice, bytes | None]) -> None:
+        """Look at every notice, then write them all."""
+        notices = []
+        for record in batch:
+            notice = record.value
+            if notice.trouble is not None:
+                self._meet(notice.trouble, record)
+            if notice.month > 12:
+                raise Poison(f"no such month: {notice.month}")
+            date(notice.year, notice.month, notice.day)
+            notices.append(notice)
+        if late := [record for record in batch if record.value.minute > 59]:
+            raise Poison("no such minute", *late)
+        self.write(tx, notices)
+
+    def _meet(self, trouble: str, record: Record[Notice, bytes | None]) -> None:
+        if trouble == "exit":
+            os._exit(EXITED)
+        if trouble == "segfault":
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no core file in somebody's folder
+            ctypes.string_at(0)
+        self._outages.ask(record, int(trouble.removeprefix("outage ")))
+
+
+def make_pipeline(name: str, handle: Handler) -> Pipeline:
+    """The pipeline of one topic, whose table and group have the same name."""
+    return Pipeline(
+        name,
+        topics=name,
+        value=Json(Notice),
+        handle=handle,
+        writes=[name],
+        on_poison="dead_letter",
+        retry=RETRY,
+    )

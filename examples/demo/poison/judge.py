@@ -1,0 +1,169 @@
+"""What became of every record: the table and the dead letters compared with what was sent, row by row."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Engine, Table, select
+
+from seekpoint.admin import Letters, Where
+from seekpoint.ledger.dead_letters import DeadLetter
+from demo.flights import Flight
+from demo.poison.kinds import ID, KINDS, Sent
+from demo.report import matched
+from seekpoint.records import Cause, State
+
+
+@dataclass(slots=True)
+class Fate:
+    """What became of the records of one kind. ``said`` is what one of their dead letters tells."""
+
+    made: int = 0
+    applied: int = 0
+    parked: int = 0
+    replayed: int = 0
+    retried: int = 0
+    said: str = ""
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What was found. ``applied``, ``parked`` and ``skipped`` are records; ``strange`` are rows that are no flight's.
+
+    ``parked`` are open dead letters now; ``set_aside`` all that ever were. A record whose row differs is lost, and so
+    is one whose letter does; it is there twice where it is applied and has an open letter, too. ``wrong`` says what
+    else is not as it must be.
+    """
+
+    records: int = 0
+    applied: int = 0
+    parked: int = 0
+    skipped: int = 0
+    lost: int = 0
+    twice: int = 0
+    strange: int = 0
+    set_aside: int = 0
+    replayed: int = 0
+    killers_parked: int = 0
+    fates: dict[str, Fate] = field(default_factory=dict)
+    wrong: list[str] = field(default_factory=list)
+
+
+def judge(
+    engine: Engine,
+    table: Table,
+    letters: Letters,
+    *,
+    flights: Sequence[Flight],
+    broken: Mapping[int, Sent],
+    tries: Mapping[str, int],
+) -> Verdict:
+    """Compare what is in the database with all that was sent, in the order of the flights' ids.
+
+    ``broken`` are the records that were, by the flight's id; ``tries`` is how often a record was put off, by its tag.
+    """
+    whole = [letters.get(letter.id) for letter in letters.list(Where(states=tuple(State)))]
+    with engine.connect() as connection:
+        result = connection.execution_options(yield_per=5_000).execute(select(table).order_by(table.c.id))
+        return weigh(map(tuple, result), whole, flights, broken, tries)
+
+
+def weigh(
+    rows: Iterator[tuple[Any, ...]],
+    letters: Iterable[DeadLetter],
+    flights: Iterable[Flight],
+    broken: Mapping[int, Sent],
+    tries: Mapping[str, int],
+) -> Verdict:
+    """The comparison itself: rows in the order of their ids, letters in any."""
+    found = Verdict(fates={kind.name: Fate() for kind in KINDS})
+    kept = _weigh_letters(letters, broken, found)
+    for flight, copies, equal in matched(rows, flights):
+        found.strange += copies - equal
+        if flight is None:
+            continue
+        found.records += 1
+        found.twice += max(0, equal - 1) + (equal > 0 and flight.id in kept)
+        if equal:
+            found.applied += 1
+        elif flight.id in kept:
+            found.skipped += kept[flight.id] is State.SKIPPED
+            found.parked += kept[flight.id] is not State.SKIPPED
+        else:
+            found.lost += 1
+        if flight.id in broken:
+            fate = found.fates[broken[flight.id].kind.name]
+            fate.made += 1
+            fate.applied += equal > 0
+            fate.parked += flight.id in kept
+    _weigh_tries(broken, tries, found)
+    return found
+
+
+def _weigh_letters(letters: Iterable[DeadLetter], broken: Mapping[int, Sent], found: Verdict) -> dict[int, State]:
+    """Look at every letter; returns the records that are kept in one now, whole, by the flight's id."""
+    kept: dict[int, State] = {}
+    count: Counter[int] = Counter()
+    for letter in letters:
+        found.set_aside += 1
+        found.replayed += letter.state is State.REPLAYED
+        id_ = _id_of(letter)
+        count[id_] += 1
+        sent = broken.get(id_)
+        if sent is None:
+            found.wrong.append(f"{_named(letter)} is of a record that was not broken: {letter.error}")
+            continue
+        fate = found.fates[sent.kind.name]
+        fate.said = letter.error
+        fate.replayed += letter.state is State.REPLAYED
+        found.killers_parked += sent.kind.kills and letter.cause is Cause.KILLED
+        if difference := _difference(letter, sent):
+            found.wrong.append(f"{_named(letter)} ({sent.kind.name}): {difference}")
+        elif letter.is_open or letter.state is State.SKIPPED:
+            kept[id_] = letter.state
+        if complaint := _complaint(letter, sent):
+            found.wrong.append(f"{_named(letter)} ({sent.kind.name}): {complaint}")
+    found.twice += sum(times - 1 for times in count.values())
+    missing = [id_ for id_, sent in broken.items() if sent.kind.cause is not None and id_ not in count]
+    found.wrong += [f"flight {id_} ({broken[id_].kind.name}) has no dead letter" for id_ in missing]
+    return kept
+
+
+def _difference(letter: DeadLetter, sent: Sent) -> str | None:
+    """What of a letter is not as the record was sent; None if the record could be applied from it."""
+    if (letter.partition, letter.offset) != (sent.partition, sent.offset):
+        return f"the record was sent to partition {sent.partition}, offset {sent.offset}"
+    if (letter.key, letter.value) != (sent.key, sent.value):
+        return "key or value are not what was sent"
+    return None
+
+
+def _complaint(letter: DeadLetter, sent: Sent) -> str | None:
+    """What of a letter is not as its kind must end; None if all is well."""
+    kind = sent.kind
+    if letter.cause is not kind.cause or letter.sqlstate != kind.sqlstate or kind.said not in letter.error:
+        return f"it tells another error: {letter.cause}, {letter.sqlstate}, {letter.error}"
+    expected = State.PARKED if kind.is_undecodable else State.REPLAYED
+    return None if letter.state is expected else f"it is {letter.state}, not {expected}"
+
+
+def _weigh_tries(broken: Mapping[int, Sent], tries: Mapping[str, int], found: Verdict) -> None:
+    """Those that fail for a while must have been put off as often, and no more often than the schedule allows."""
+    for id_, sent in broken.items():
+        times = tries.get(sent.tag, 0)
+        found.fates[sent.kind.name].retried += times
+        if sent.kind.outages and times < sent.kind.outages:
+            found.wrong.append(f"flight {id_} ({sent.kind.name}) was put off {times} times, not {sent.kind.outages}")
+
+
+def _id_of(letter: DeadLetter) -> int:
+    """The flight's true number, from the header that came with it; -1 where that is gone."""
+    value = dict(letter.headers).get(ID)
+    return int(value) if value is not None and value.isdigit() else -1
+
+
+def _named(letter: DeadLetter) -> str:
+    return f"dead letter {letter.id} ({letter.at} offset {letter.offset})"

@@ -1,0 +1,129 @@
+"""What is done to the records that are broken, and what must become of each. Pure, and the same for the same seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from demo.flights import Flight
+from seekpoint.records import Cause
+
+ONE_IN = 1_000
+SOUND = 500  # the first records, none of them broken: each common carrier has a flight that is in the table
+ID = "id"  # the header that tells the flight's true number, whatever the value says
+
+Values = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One way to break a record.
+
+    ``damage`` gets the flight's values and the id of an earlier flight of its carrier, and returns the record's value.
+    ``cause``, ``sqlstate`` and ``said`` are what its dead letter must tell; no cause: it is applied in the end, by
+    itself. ``number`` is how many are made, None for a share of what is left. ``outages``: it is put off so often
+    before it passes. ``kills``: it ends its process.
+    """
+
+    name: str
+    damage: Callable[[Values, int], Values | bytes]
+    cause: Cause | None
+    said: str = ""
+    sqlstate: str | None = None
+    number: int | None = None
+    outages: int = 0
+    kills: bool = False
+
+    @property
+    def is_undecodable(self) -> bool:
+        """Whether no handler will ever see it, mended or not."""
+        return self.cause is Cause.DECODE
+
+
+def _with(**changed: Callable[[Values], Any]) -> Callable[[Values, int], Values]:
+    return lambda values, _: values | {name: change(values) for name, change in changed.items()}
+
+
+def _trouble(what: str) -> Callable[[Values, int], Values]:
+    return lambda values, _: values | {"trouble": what}
+
+
+KINDS = (
+    Kind("not JSON", lambda _, __: b"\xff\xfe{" + b"\x00" * 8, Cause.DECODE, "JSON is malformed"),
+    Kind("wrong type", _with(distance=lambda v: f"{v['distance']} miles"), Cause.DECODE, "Expected `int`, got `str`"),
+    Kind("NUL character", _with(dest=lambda v: v["dest"] + "\0"), Cause.DATABASE, "cannot contain NUL"),
+    Kind("too long", _with(origin=lambda v: v["origin"] + ", New York"), Cause.DATABASE, "value too long", "22001"),
+    Kind("out of range", _with(distance=lambda v: v["distance"] * 1_000_000), Cause.DATABASE, "out of range", "22003"),
+    Kind("CHECK", _with(distance=lambda v: -v["distance"]), Cause.DATABASE, "check constraint", "23514"),
+    Kind("NOT NULL", _with(hour=lambda _: None), Cause.DATABASE, "not-null constraint", "23502"),
+    Kind("unique", lambda values, taken: values | {"id": taken}, Cause.DATABASE, "unique constraint", "23505"),
+    Kind("Poison, named", _with(minute=lambda v: v["minute"] + 60), Cause.POISON, "no such minute"),
+    Kind("Poison, unnamed", _with(month=lambda v: v["month"] + 12), Cause.POISON, "no such month"),
+    Kind("handler fails", _with(day=lambda v: v["day"] + 31), Cause.HANDLER, "ValueError: day", number=3),
+    Kind("fails once", _trouble("outage 1"), None, number=3, outages=1),
+    Kind("fails twice", _trouble("outage 2"), None, number=3, outages=2),
+    Kind("os._exit", _trouble("exit"), Cause.KILLED, "the process ended", number=1, kills=True),
+    Kind("segfault", _trouble("segfault"), Cause.KILLED, "the process ended", number=1, kills=True),
+)
+KILLERS = sum(kind.kills for kind in KINDS)
+
+
+@dataclass(slots=True)
+class Sent:
+    """A record that was broken: what was sent, and where the brokers put it."""
+
+    kind: Kind
+    key: bytes
+    value: bytes
+    partition: int = -1
+    offset: int = -1
+
+    def heard(self, partition: int, offset: int) -> None:
+        """The brokers have it."""
+        self.partition, self.offset = partition, offset
+
+    @property
+    def tag(self) -> str:
+        """Its name among the records of its topic."""
+        return f"{self.partition}-{self.offset}"
+
+
+def tail(records: int) -> int:
+    """Among how many records, the last ones, the killers are: what is beside a killer is tried one by one."""
+    return max(300, records // 100)
+
+
+def choose(flights: Sequence[Flight], seed: int) -> dict[int, Kind]:
+    """Which flights are broken, by id, and how: about one in :data:`ONE_IN`, each kind at least once."""
+    chance = random.Random(seed)  # noqa: S311 -- which record is broken is no secret
+    shared = [kind for kind in KINDS if kind.number is None]
+    few = [kind for kind in KINDS for _ in range(kind.number or 0)]
+    killers, others = [k for k in few if k.kills], [k for k in few if not k.kills]
+    left = max(len(shared), len(flights) // ONE_IN - len(few))
+    others += [shared[n % len(shared)] for n in range(left)]
+    common = {flight.carrier for flight in flights[:SOUND]}  # a taken id must be in the same partition, and before
+    usable = [flight.id for flight in flights[SOUND:] if flight.carrier in common]
+    begin = len(flights) - tail(len(flights))
+    last = [id_ for id_ in usable if id_ > begin]
+    chosen = dict(zip(chance.sample(last, len(killers)), killers, strict=True))
+    free = [id_ for id_ in usable if id_ not in chosen]
+    return chosen | dict(zip(chance.sample(free, len(others)), others, strict=True))
+
+
+def break_some(flights: Sequence[Flight], chosen: Mapping[int, Kind]) -> Iterator[tuple[Flight, bytes, Sent | None]]:
+    """Every flight with the value that is sent for it, and what is to be known of the broken ones."""
+    encode = msgspec.json.Encoder().encode
+    applied: dict[str, int] = {}  # carrier -> a flight of it that is in the table by then
+    for flight in flights:
+        kind = chosen.get(flight.id)
+        if kind is None:
+            applied[flight.carrier] = flight.id
+            yield flight, encode(flight), None
+            continue
+        damaged = kind.damage(msgspec.to_builtins(flight), applied[flight.carrier])
+        value = damaged if isinstance(damaged, bytes) else encode(damaged)
+        yield flight, value, Sent(kind, flight.carrier.encode(), value)

@@ -1,0 +1,21 @@
+"""The program of one worker process: an ordinary worker, whose handler has bugs. Started by the crew of this demo."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from demo.member import serve
+from demo.poison.handling import BuggyDesk, Outages, make_pipeline, make_table
+from seekpoint.events import Observer
+from seekpoint.pipeline.pipeline import Pipeline
+
+
+def _prepare(order: Mapping[str, Any]) -> tuple[Pipeline, Sequence[Observer]]:
+    outages = Outages(Path(order["outages"]))
+    return make_pipeline(order["name"], BuggyDesk(make_table(order["name"]), outages)), [outages]
+
+
+if __name__ == "__main__":
+    serve(_prepare)

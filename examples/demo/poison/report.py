@@ -1,0 +1,147 @@
+"""What the demo has found, for people and for machines."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from demo.poison.handling import RETRY
+from demo.poison.judge import Fate, Verdict
+from demo.poison.kinds import KILLERS, KINDS
+
+SHOWN = 5  # letters that are not as they must be, at most
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """All that the demo has found.
+
+    ``seconds`` is from the first poisoned record produced to the last dead letter replayed, killers included. The
+    rates are records per second of either run, end to end, from the first one produced to the last one committed, of
+    all records but the last hundredth, which the killers are among: what they cost is not in the rates.
+    ``clean_rows`` and ``clean_records`` are those of the clean run; ``replayed`` is what the redrive said of itself.
+    """
+
+    verdict: Verdict
+    seconds: float
+    rate_clean: float
+    rate_poisoned: float
+    clean_records: int
+    clean_rows: int
+    planned: int
+    replayed: int
+    deaths: Counter[str]
+    seed: int
+    broker: str
+    postgres: str
+    exit_codes: tuple[int, ...] = field(default=())
+
+    @property
+    def problems(self) -> list[str]:
+        """Why the demo has failed; empty if it has not."""
+        v = self.verdict
+        together = v.applied + v.parked + v.skipped
+        too_few = [name for name in KILLER_NAMES if self.deaths[name] < RETRY.crashes]
+        found = [
+            (v.lost, f"{v.lost:,} records are lost"),
+            (v.twice, f"{v.twice:,} records are there twice"),
+            (v.strange, f"{v.strange:,} rows are not what was sent"),
+            (together != v.records, f"applied + parked + skipped is {together:,}, of {v.records:,} records"),
+            (v.killers_parked < KILLERS, f"{v.killers_parked} of {KILLERS} killers were parked"),
+            (too_few, f"nobody was killed {RETRY.crashes} times by {' and '.join(too_few)}"),
+            (v.replayed != self.planned, f"{v.replayed:,} of {self.planned:,} planned letters are replayed"),
+            (self.replayed != self.planned, f"the redrive tells of {self.replayed:,} of {self.planned:,}"),
+            (self.clean_rows != self.clean_records, f"{self.clean_rows:,} of {self.clean_records:,} clean rows"),
+            (any(self.exit_codes), f"the workers did not drain: exit codes {self.exit_codes}"),
+        ]
+        return [said for wrong, said in found if wrong] + self._wrong()
+
+    def _wrong(self) -> list[str]:
+        wrong = self.verdict.wrong
+        more = len(wrong) - SHOWN
+        return wrong[:SHOWN] + ([f"and {more:,} more of that sort"] if more > 0 else [])
+
+    def as_json(self) -> str:
+        """The report for machines."""
+        v = self.verdict
+        return json.dumps(
+            {
+                "records": v.records,
+                "applied": v.applied,
+                "parked": v.parked,
+                "skipped": v.skipped,
+                "lost": v.lost,
+                "twice": v.twice,
+                "killers_parked": v.killers_parked,
+                "replayed": v.replayed,
+                "seconds": round(self.seconds, 2),
+                "rate_clean": round(self.rate_clean),
+                "rate_poisoned": round(self.rate_poisoned),
+                "set_aside": v.set_aside,
+                "workers_killed": sum(self.deaths.values()),
+                "seed": self.seed,
+                "kinds": {name: asdict(fate) for name, fate in v.fates.items()},
+                "broker": self.broker,
+                "postgres": self.postgres,
+            },
+            indent=2,
+        )
+
+    def as_table(self) -> RenderableType:
+        """The report for people."""
+        return Group(self._of_kinds(), Text(), self._of_all())
+
+    def _of_kinds(self) -> Table:
+        shown = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", expand=True)
+        for name in ("broken by", "made", "retries", "where they ended"):
+            shown.add_column(name, justify="right" if name in {"made", "retries"} else "left", no_wrap=True)
+        shown.add_column("what the error said", no_wrap=True, ratio=1)  # cut off where the terminal ends
+        for name, fate in self.verdict.fates.items():
+            shown.add_row(name, f"{fate.made:,}", f"{fate.retried:,}", _end(fate), Text(fate.said))
+        return shown
+
+    def _of_all(self) -> Table:
+        v = self.verdict
+        shown = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+        shown.add_column(style="bold")
+        shown.add_column()
+        share = self.rate_poisoned / self.rate_clean
+        lines: list[tuple[str, Any]] = [
+            ("records", f"{v.records:,}"),
+            ("applied", f"{v.applied:,}, of them {v.replayed:,} replayed with the handler mended"),
+            ("parked", f"{v.parked:,} still, of {v.set_aside:,} that were"),
+            ("skipped", f"{v.skipped:,}"),
+            ("lost", _count(v.lost)),
+            ("twice", _count(v.twice)),
+            ("killers", f"{v.killers_parked} parked; workers died {sum(self.deaths.values())} times"),
+            ("records/s", f"{self.rate_poisoned:,.0f}, {share:.2f} of {self.rate_clean:,.0f} with nothing broken"),
+            ("seconds", f"{self.seconds:.1f}, killers and replay included"),
+            ("broker", self.broker),
+            ("database", self.postgres),
+        ]
+        for name, value in lines:
+            shown.add_row(name, value)
+        return shown
+
+
+KILLER_NAMES = tuple(kind.name for kind in KINDS if kind.kills)
+
+
+def _end(fate: Fate) -> str:
+    ends = {
+        "applied": fate.applied - fate.replayed,
+        "replayed": fate.replayed,
+        "parked": fate.parked,
+        "lost": fate.made - fate.applied - fate.parked,
+    }
+    return ", ".join(f"{number:,} {name}" for name, number in ends.items() if number)
+
+
+def _count(number: int) -> str:
+    return f"[{'bold red' if number else 'green'}]{number:,}[/]"

@@ -1,0 +1,185 @@
+"""The whole performance: servers, a clean run and a poisoned one, killers, a redrive, comparison, report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from time import monotonic
+
+from rich.console import Console
+from sqlalchemy import Engine, create_engine, func, select
+
+from seekpoint import schema
+from seekpoint.admin import Redrive
+from seekpoint.testing.servers.process import Folder
+from demo.bar import bar
+from demo.crew import DemoFailed
+from demo.flights import PARTITIONS, RECORDS, Flight, read_flights
+from demo.poison.crew import SupervisedCrew
+from demo.poison.handling import CLEAN, POISONED, Desk, Outages, make_pipeline, make_table
+from demo.poison.judge import Verdict, judge
+from demo.poison.kinds import ID, KILLERS, Sent, break_some, choose, tail
+from demo.poison.report import Report
+from demo.wire import Wire, create_topic
+from seekpoint.testing.servers.pair import Pair, start_pair
+from seekpoint.errors import ConfigError
+from seekpoint.records import Cause
+
+SEED = 2013
+SMALLEST = 5_000  # records: fewer would leave too few sound ones beside the broken
+PATIENCE = 150.0  # seconds for one run: the killers' part takes a session timeout for each death
+
+# Small batches leave fewer records to be tried alone beside a killer; a short session is missed sooner.
+LIMITS = {"batch_records": 5_000, "claim_wait": 1.0, "transaction_age": 30.0}
+TIMES = {"session.timeout.ms": 2_000, "heartbeat.interval.ms": 400}
+
+Notices = Iterable[tuple[Flight, bytes, Sent | None]]
+
+
+def perform(records: int = RECORDS, *, seed: int = SEED, console: Console) -> Report:
+    """Run the demo on servers of its own, and return what it has found. Progress goes to ``console``.
+
+    Raises ConfigError for a missing data set or a number of records that cannot be, ServerFailed where a server
+    cannot be started, and DemoFailed where a step cannot be brought about.
+    """
+    if not SMALLEST <= records <= RECORDS:
+        raise ConfigError(f"the demo takes {SMALLEST:,} to {RECORDS:,} records, not {records:,}")
+    next(read_flights(1))  # a missing data set is said before servers are started
+    with console.status("starting Postgres and Kafka"):
+        pair = start_pair(own=True, progress=console.print)
+    with pair, closing(Folder("demo")) as folder:
+        console.print(pair.describe(), highlight=False)
+        engine = create_engine(pair.postgres.url)
+        try:
+            stage = Stage(pair, engine, list(read_flights(records)), seed=seed, folder=folder.path, console=console)
+            stage.play()
+            return stage.report()
+        finally:
+            engine.dispose()
+
+
+class Stage:
+    """One performance, on servers that run: first :meth:`play`, then :meth:`report`, which may be asked for again."""
+
+    def __init__(
+        self, pair: Pair, engine: Engine, flights: list[Flight], *, seed: int, folder: Path, console: Console
+    ) -> None:
+        self.engine, self._pair, self._console, self._folder = engine, pair, console, folder
+        self._flights, self._seed = flights, seed
+        self._counted = len(flights) - tail(len(flights))  # what the rates are of
+        (folder / "outages").mkdir()
+        self._outages = Outages(folder / "outages")
+        self.table = make_table(POISONED)
+        self.redrive = Redrive(make_pipeline(POISONED, Desk(self.table)), engine, actor="demo")
+        self._broken: dict[int, Sent] = {}
+
+    def play(self) -> None:
+        """Everything that happens; raises DemoFailed where a step cannot be brought about."""
+        schema.upgrade(self.engine)
+        self._play_clean()
+        self._play_poisoned()
+        self._mend()
+
+    def _play_clean(self) -> None:
+        with self._crew(CLEAN, "clean records committed", self._counted) as (crew, _):
+            wire = Wire(self._pair.kafka.bootstrap, CLEAN)
+            notices = list(break_some(self._flights[: self._counted], {}))
+            self._rate_clean = self._counted / _run(crew, wire, notices, self._counted)
+            crew.stop()
+
+    def _play_poisoned(self) -> None:
+        count = len(self._flights)
+        with self._crew(POISONED, "records passed", count) as (crew, tell):
+            wire = Wire(self._pair.kafka.bootstrap, POISONED)
+            notices = list(break_some(self._flights, choose(self._flights, self._seed)))
+            self._broken = {flight.id: sent for flight, _, sent in notices if sent is not None}
+            self._began = monotonic()
+            self._rate_poisoned = self._counted / _run(crew, wire, notices[: self._counted], self._counted)
+            tell(f"now the last {count - self._counted:,} records, {KILLERS} killers among them")
+            _run(crew, wire, notices[self._counted :], count)
+            crew.wait("whoever was started last to have joined", lambda: crew.settled)
+            self._exit_codes = tuple(crew.stop())
+            self._deaths = crew.deaths
+
+    def _mend(self) -> None:
+        """Replay all but what no handler will ever see: first the plan, then in earnest."""
+        chosen = [letter.id for letter in self.redrive.list() if letter.cause is not Cause.DECODE]
+        planned = [one for one in self.redrive.plan(chosen) if one.refusal is None]
+        with bar(self._console, "dead letters replayed", len(planned)) as (update, _):
+            done = self.redrive.replay_all(
+                chosen, reason="the handler is mended", progress=lambda _one, done, _all: update(done)
+            )
+        self._planned, self._replayed = len(chosen), done.replayed
+        self._seconds = monotonic() - self._began
+
+    # -- afterwards -----------------------------------------------------------------------------------
+
+    def judge(self) -> Verdict:
+        """Compare what is in the database now with what was sent."""
+        return judge(
+            self.engine,
+            self.table,
+            self.redrive,
+            flights=self._flights,
+            broken=self._broken,
+            tries=self._outages.tries(),
+        )
+
+    def report(self) -> Report:
+        """What the demo has found."""
+        with self._console.status("comparing table and dead letters with what was sent, row by row"):
+            verdict = self.judge()
+            with self.engine.connect() as connection:
+                rows = connection.execute(select(func.count()).select_from(make_table(CLEAN))).scalar_one()
+        return Report(
+            verdict=verdict,
+            seconds=self._seconds,
+            rate_clean=self._rate_clean,
+            rate_poisoned=self._rate_poisoned,
+            clean_records=self._counted,
+            clean_rows=rows,
+            planned=self._planned,
+            replayed=self._replayed,
+            deaths=self._deaths,
+            seed=self._seed,
+            broker=self._pair.kafka.describe(),
+            postgres=self._pair.postgres.describe(),
+            exit_codes=self._exit_codes,
+        )
+
+    # -- two workers ----------------------------------------------------------------------------------
+
+    @contextmanager
+    def _crew(self, name: str, what: str, total: int) -> Iterator[tuple[SupervisedCrew, Callable[[str], None]]]:
+        """Two workers that share the partitions of a new topic, with a new table."""
+        make_table(name).metadata.create_all(self.engine)
+        create_topic(self._pair.kafka.bootstrap, name, PARTITIONS)
+        order = {
+            "name": name,
+            "outages": str(self._folder / "outages"),
+            "database": self._pair.postgres.url,
+            "kafka": {"bootstrap.servers": self._pair.kafka.bootstrap, **TIMES},
+            "limits": LIMITS,
+        }
+        logs = self._folder / name
+        logs.mkdir()
+        with bar(self._console, what, total) as (update, tell), SupervisedCrew(order, PARTITIONS, logs, tell) as crew:
+            crew.on_progress = update
+            crew.start("A")
+            crew.start("B")
+            crew.wait("both workers to share the partitions", lambda: crew.settled)
+            yield crew, tell
+
+
+def _run(crew: SupervisedCrew, wire: Wire, notices: Notices, until: int) -> float:
+    """Send these, and wait until so many records are passed in all; returns the seconds that took."""
+    began = monotonic()
+    for flight, value, sent in notices:
+        heard = None if sent is None else sent.heard
+        wire.send(value, flight.carrier, [(ID, str(flight.id).encode())], heard)
+    wire.flush()
+    crew.wait("every record to be passed", lambda: crew.committed >= until, PATIENCE)
+    if crew.committed > until:
+        raise DemoFailed(f"the workers stand at {crew.committed:,} records, of {until:,} that were sent")
+    return monotonic() - began

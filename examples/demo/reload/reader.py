@@ -1,0 +1,125 @@
+"""A service that reads the table all the time, and believes nothing: the proof that nobody sees two versions."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from time import monotonic
+from types import TracebackType
+from typing import Self
+
+from sqlalchemy import Engine, Row, text
+from sqlalchemy.exc import OperationalError
+
+from demo.reload.handling import GROUP, TABLE, VERSIONS
+from seekpoint.postgres.sqlstates import sqlstate
+
+STALE_PLAN = "40001"  # planned before a generation was attached that counts by now: to be asked anew
+PAUSE = 0.01  # seconds between two polls; or as long as the last one took: it is not to be the load
+
+_PRICE = " ".join(f"WHEN {number} THEN {version.sql}" for number, version in VERSIONS.items())
+# One statement, so one moment: the rows, the version that the ledger names, and the offsets. Without holes in the
+# topic the rows of one partition have the offsets 0 to its position - 1, whose sum is known.
+POLL = text(
+    f"""
+    SELECT count(*) AS rows, coalesce(sum(topic_offset), 0) AS sum,
+           count(*) FILTER (WHERE cents = CASE g.version {_PRICE} END) AS of_version,
+           g.version, p.rows AS due, p.sum AS sum_due
+    FROM (SELECT version FROM seekpoint.consumer_group WHERE name = '{GROUP}') AS g
+    CROSS JOIN (
+        SELECT sum(next_offset) AS rows, sum(next_offset * (next_offset - 1) / 2) AS sum
+        FROM seekpoint.partition_offset WHERE consumer_group = '{GROUP}'
+    ) AS p
+    LEFT JOIN {TABLE} ON true
+    GROUP BY g.version, p.rows, p.sum
+    """  # noqa: S608 -- constants
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Polls:
+    """How often the table was read, and how often it was not what the ledger said at that moment."""
+
+    polls: int = 0
+    torn: int = 0
+
+    def since(self, before: Polls) -> Polls:
+        """What came on top."""
+        return Polls(self.polls - before.polls, self.torn - before.torn)
+
+
+def complaint(found: Row[tuple[int, ...]], before: int) -> str | None:
+    """What is wrong with one answer; ``before`` is how many rows the last one had."""
+    if found.of_version != found.rows:
+        return f"{found.rows - found.of_version:,} of {found.rows:,} rows are not of version {found.version}"
+    if (found.rows, found.sum) != (found.due, found.sum_due):
+        return f"{found.rows:,} rows (offsets' sum {found.sum}) where the ledger has {found.due:,} ({found.sum_due})"
+    if found.rows < before:
+        return f"{found.rows:,} rows, and there were {before:,}"
+    return None
+
+
+class Reader:
+    """Polls on a connection of its own until the block ends."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self._stop = engine, threading.Event()
+        self._turn = threading.Condition()
+        self._polls, self._torn, self._rows = 0, 0, 0
+        self.complaints: list[str] = []
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._read, name="reader", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    @property
+    def count(self) -> Polls:
+        """What it has found so far; raises what ended the reading."""
+        with self._turn:
+            if self._error is not None:
+                raise self._error
+            return Polls(self._polls, self._torn)
+
+    def once_more(self, patience: float) -> bool:
+        """Wait until a poll has begun and ended since; False where none did within so many seconds."""
+        with self._turn:
+            wanted = self._polls + 2  # the one in hand may have begun before
+            return self._turn.wait_for(lambda: self._polls >= wanted or self._error is not None, patience)
+
+    def _read(self) -> None:
+        try:
+            with self._engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+                connection.execute(text("SET max_parallel_workers_per_gather = 0"))
+                pause = PAUSE
+                while not self._stop.wait(pause):
+                    began = monotonic()
+                    try:
+                        found = connection.execute(POLL).one()
+                    except OperationalError as error:
+                        if sqlstate(error) != STALE_PLAN:
+                            raise
+                        continue
+                    self._judge(found)
+                    pause = max(PAUSE, monotonic() - began)
+        except BaseException as error:  # noqa: BLE001 -- raised where the count is asked for
+            with self._turn:
+                self._error = error
+                self._turn.notify_all()
+
+    def _judge(self, found: Row[tuple[int, ...]]) -> None:
+        wrong = complaint(found, self._rows)
+        with self._turn:
+            self._polls += 1
+            if wrong is not None:
+                self._torn += 1
+                self.complaints.append(wrong)
+            self._rows = found.rows
+            self._turn.notify_all()

@@ -1,0 +1,318 @@
+"""The whole performance: servers, flights, workers, a reader, and a reload by each strategy; then the report."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from sqlalchemy import Engine, create_engine
+
+from seekpoint import schema
+from seekpoint.testing.servers.process import Folder
+from demo.bar import bar
+from demo.crew import DemoFailed
+from demo.faults import is_open, open_transaction
+from demo.flights import PARTITIONS, RECORDS, Flight, read_flights
+from demo.reload.crew import Shifts
+from demo.reload.handling import TABLE, TOPIC, name_of, table
+from demo.reload.judge import compare
+from demo.reload.load import Load
+from demo.reload.reader import Reader
+from demo.reload.report import Reloaded, Report
+from demo.wire import create_topic
+from seekpoint.testing.servers.pair import Pair, start_pair
+from seekpoint.errors import ConfigError, needs_extra
+from seekpoint.jobs.reload import CutOver, Driver, Generations, LocalStager, Reload, Run, Staged, Stager, Task
+from seekpoint.jobs.reload.rounds import Rounds
+from seekpoint.ledger.tables import DEFAULT_SCHEMA
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SMALLEST = 5_000  # records: fewer are rebuilt before anybody has looked
+RATE = 1_000  # records a second while it goes on
+PATIENCE = 60.0  # seconds for whatever a reload waits for
+DATABASE = "SEEKPOINT_DEMO_DATABASE"  # the variable that tells Spark's tasks where the database is
+
+LIMITS = {"batch_records": 2_000, "claim_wait": 1.0, "transaction_age": 30.0}
+TIMES = {"session.timeout.ms": 2_000, "heartbeat.interval.ms": 400}
+
+#: How each version of the code comes into being, and who is at work with it.
+RELOADS = (("merge", 2), ("swap", 3), ("generation", 4))
+CREW = {1: ("A", "B"), 2: ("C", "D"), 3: ("E", "F"), 4: ("G", "H")}
+
+Tell = Callable[[str], None]
+
+
+def perform(records: int = RECORDS, *, spark: str | None = None, console: Console) -> Report:
+    """Run the demo on servers of its own, and return what it has found. Progress goes to ``console``.
+
+    ``spark`` is a master, as ``local[2]``: then its tasks stage all reloads but the first. Raises ConfigError for a
+    missing data set, a missing Spark or a number of records that cannot be, ServerFailed where a server cannot be
+    started, and DemoFailed where a step cannot be brought about.
+    """
+    if not SMALLEST <= records <= RECORDS:
+        raise ConfigError(f"the demo takes {SMALLEST:,} to {RECORDS:,} records, not {records:,}")
+    year = list(read_flights(records))  # a missing data set is said before servers are started
+    with console.status("starting Postgres and Kafka"):
+        pair = start_pair(own=True, progress=console.print)
+    with ExitStack() as stack:
+        stack.enter_context(pair)
+        folder = stack.enter_context(closing(Folder("demo")))
+        console.print(pair.describe(), highlight=False)
+        session = None
+        if spark is not None:
+            with console.status(f"starting Spark, {spark}"):
+                session = stack.enter_context(_spark(spark, pair.postgres.url))
+            console.print(f"Spark {session.version}, {spark}", highlight=False)
+        engine = create_engine(pair.postgres.url)
+        stack.callback(engine.dispose)
+        stage = Stage(pair, engine, year, spark=session, folder=folder.path, console=console)
+        with stage.open():
+            stage.play()
+        return stage.report()
+
+
+@contextmanager
+def _spark(master: str, database: str) -> Iterator[SparkSession]:
+    """A session whose tasks find the database by the name of a variable."""
+    if importlib.util.find_spec("pyspark") is None:
+        raise needs_extra("--spark needs pyspark", "spark")
+    from seekpoint.testing.servers.spark import start_spark  # noqa: PLC0415 -- an extra
+
+    os.environ[DATABASE] = database
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # pyspark's, of pandas, which nothing here uses
+            with start_spark(master) as session:
+                yield session
+    finally:
+        del os.environ[DATABASE]
+
+
+class Timed:
+    """A stager, and how fast it was."""
+
+    def __init__(self, stager: Stager) -> None:
+        self._stager, self.rows, self.seconds = stager, 0, 0.0
+
+    def stage(self, run: Run, tasks: Sequence[Task]) -> Iterable[Staged]:
+        """As the one that it times."""
+        began = monotonic()
+        for staged in self._stager.stage(run, tasks):
+            self.rows += sum(staged.rows)
+            self.seconds = monotonic() - began
+            yield staged
+
+    @property
+    def rate(self) -> float:
+        """Rows a second."""
+        return self.rows / self.seconds if self.seconds else 0.0
+
+
+class Moved:
+    """What a reload says of its progress, for the bar."""
+
+    update: Callable[[int], None]
+
+    def __call__(self, what: str, done: int, _total: int) -> None:
+        if what == "staging":
+            self.update(done)
+
+
+@dataclass(frozen=True, slots=True)
+class Killed:
+    """How it went with the worker that was killed in mid-reload."""
+
+    in_transaction: bool
+    pause: float
+
+
+class Stage:
+    """One performance, on servers that run: :meth:`play` while it is open, then :meth:`report`."""
+
+    def __init__(
+        self,
+        pair: Pair,
+        engine: Engine,
+        year: Sequence[Flight],
+        *,
+        spark: SparkSession | None,
+        folder: Path,
+        console: Console,
+    ) -> None:
+        self.engine, self._pair, self._console, self._spark = engine, pair, console, spark
+        self._count = len(year)
+        self.kafka = {"bootstrap.servers": pair.kafka.bootstrap}
+        order = {"database": pair.postgres.url, "kafka": self.kafka | TIMES, "limits": LIMITS}
+        self.crew = Shifts(order, PARTITIONS, folder)
+        self.load = Load(pair.kafka.bootstrap, year)
+        self.reader = Reader(engine)
+        self.reloads: list[Reloaded] = []
+        self._seconds, self._exit_codes = 0.0, [0]
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Tables, the first two workers, the flights of the year in the table, and whoever goes on from there."""
+        schema.upgrade(self.engine)
+        table.metadata.create_all(self.engine)
+        create_topic(self._pair.kafka.bootstrap, TOPIC, PARTITIONS)
+        with self.crew, self.load:
+            with bar(self._console, "records committed", self._count) as (update, _):
+                self.crew.on_progress = update
+                self.crew.hire(CREW[1], 1)
+                self._all_at_work()
+                self.load.send(self._count)
+                self.crew.wait(
+                    "the first records to be committed", lambda: self.crew.committed == self._count, PATIENCE
+                )
+                self.crew.on_progress = lambda _: None
+            with self.reader:
+                yield
+
+    def play(self, reloads: Sequence[tuple[str, int]] = RELOADS) -> None:
+        """Reloads, one after the other, while records are produced; raises DemoFailed where one cannot be done."""
+        began = monotonic()
+        self.load.start(RATE)
+        self.crew.rested("with records coming in")
+        for strategy, version in reloads:
+            self.reload(strategy, version)
+        self.load.stop()
+        self.crew.wait("every record to be committed", lambda: self.crew.committed == self.load.sent, PATIENCE)
+        self._seconds = monotonic() - began
+        self._exit_codes = self.crew.stop()
+
+    def reload(self, strategy: str, version: int) -> None:
+        """One reload, with a worker killed in its middle, and both proofs behind it."""
+        began, applied, polls = monotonic(), self.crew.committed, self.reader.count
+        if strategy == "generation":
+            Generations(self.engine).adopt(TABLE)
+        timed, moved = Timed(self._stager(strategy, version)), Moved()
+        reload = Reload(
+            [name_of(version)], self.engine, self.kafka, stager=timed, progress=moved, actor="demo", max_wait=60.0
+        )
+        driver = reload.open(strategy=strategy, reason=f"version {version} of the demo")
+        total = sum(at.end_offset - at.first_offset for at in reload.runs.positions(driver.run.id))
+        with bar(self._console, f"{strategy}: records staged", total) as (update, tell):
+            moved.update = update
+            with ThreadPoolExecutor(1) as pool:
+                kill = pool.submit(self._kill, CREW[version - 1][0], tell)
+                reload.stage(driver)
+                tell(f"{strategy}: {timed.rows:,} rows staged in {timed.seconds:.1f} s, and indexed")
+                killed = kill.result()
+            cut = self._publish(reload, driver, version, tell)
+            pause = self.crew.rested(f"with version {version}")
+            tell(
+                f"{strategy}: {cut.lock_seconds:.3f} s under the lock; a partition stood still for {pause:.2f} s at "
+                f"most until workers {' and '.join(CREW[version])} had taken over"
+            )
+        applied = self.crew.committed - applied
+        differing = self._verify(version)
+        comparison = compare(self.engine, lambda ends: self.load.log_to(ends, PATIENCE), version)
+        if not self.reader.once_more(PATIENCE):
+            raise DemoFailed(f"waited {PATIENCE:.0f} s for the reader, in vain")
+        seen = self.reader.count.since(polls)
+        self.reloads.append(
+            Reloaded(
+                strategy=strategy,
+                staged_by=self._staged_by(strategy),
+                rows=comparison.rows_out,
+                torn_reads=seen.torn,
+                polls=seen.polls,
+                differences_by_verify=differing,
+                differences_by_python=comparison.lost + comparison.twice + comparison.strange,
+                lock_seconds=cut.lock_seconds,
+                tries=cut.tries,
+                records_under_lock=cut.records,
+                keys_under_lock=cut.keys,
+                worker_pause_seconds=pause,
+                kill_pause_seconds=killed.pause,
+                kills_in_transaction=int(killed.in_transaction),
+                staging_rows_per_second=timed.rate,
+                applied=applied,
+                seconds=monotonic() - began,
+            )
+        )
+
+    def report(self) -> Report:
+        """What the demo has found."""
+        servers = {"broker": self._pair.kafka.describe(), "postgres": self._pair.postgres.describe()}
+        if self._spark is not None:
+            servers["spark"] = f"Spark {self._spark.version}, {self._spark.sparkContext.master}"
+        return Report(
+            reloads=self.reloads,
+            records=self.load.sent,
+            rate=RATE,
+            seconds=self._seconds,
+            exit_codes=self._exit_codes,
+            complaints=self.reader.complaints,
+            servers=servers,
+        )
+
+    # -- the steps of a reload --------------------------------------------------------------------------
+
+    def _staged_by(self, strategy: str) -> str:
+        return "this process" if self._spark is None or strategy == "merge" else "Spark"
+
+    def _stager(self, strategy: str, version: int) -> Stager:
+        if self._spark is None or self._staged_by(strategy) != "Spark":
+            return LocalStager(
+                self.engine, DEFAULT_SCHEMA, self.kafka, Reload([name_of(version)], self.engine, self.kafka).sources
+            )
+        from seekpoint.spark import Env, SparkStager  # noqa: PLC0415 -- an extra
+
+        return SparkStager(self._spark, self.kafka, database=Env(DATABASE), smallest=self._count // PARTITIONS)
+
+    def _publish(self, reload: Reload, driver: Driver, version: int, tell: Tell) -> CutOver:
+        """Follow, compare, and cut over, with the next version's workers standing by."""
+        before, after = CREW[version - 1], CREW[version]
+        with Rounds(driver, reload.sources, self.kafka) as rounds:
+            reload.follow(driver, rounds)
+            if driver.run.strategy == "merge":
+                found = reload.compare(driver, rounds).tables[0]
+                tell(f"merge: {found.different:,} rows differ, {found.missing + found.extra:,} are missing or too many")
+            self.crew.hire(after, version)
+            self._stand_by(after)
+            self.crew.outdate(before)
+            cut = reload.cut_over(driver, rounds)
+        self.crew.retire(before)
+        self._all_at_work()
+        reload.runs.drop(driver.run.id)
+        return cut
+
+    def _stand_by(self, names: Sequence[str]) -> None:
+        self.crew.wait(
+            f"workers {' and '.join(names)} to stand by", lambda: all(self.crew[name].stands_by for name in names)
+        )
+
+    def _kill(self, name: str, tell: Tell) -> Killed:
+        """SIGKILL a worker in mid-transaction, and wait until its partitions go on; whatever the reload does."""
+        crew, member = self.crew, self.crew[name]
+        crew.wait(f"worker {name} to take an order", member.halt_at("Applied"))
+        crew.wait(f"worker {name} to reach Applied", lambda: member.halted == "Applied")
+        found = open_transaction(self.engine, member)
+        member.kill()
+        tell(f"killed {name} at Applied: {found or 'but it had no transaction open'}")
+        if found is not None:
+            crew.wait("Postgres to roll it back", lambda: not is_open(self.engine, found))
+        crew.start(name)
+        self._all_at_work()
+        return Killed(found is not None, crew.rested(f"behind the death of {name}"))
+
+    def _verify(self, version: int) -> int:
+        """The library's own proof: rebuilt once more, and compared; how many rows differ."""
+        with self._console.status("verify: rebuilding the table once more, to compare"):
+            found = Reload([name_of(version)], self.engine, self.kafka, actor="demo").verify(reason="demo")
+        return sum(each.missing + each.extra + each.different for each in found.tables)
+
+    def _all_at_work(self) -> None:
+        self.crew.wait("the workers to share the partitions", lambda: self.crew.settled)

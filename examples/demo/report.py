@@ -1,0 +1,146 @@
+"""The table compared with the input, row by row, and what is told of the whole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from rich.table import Table
+from sqlalchemy import Engine, select, text
+
+from demo.faults import FAULTS, KILLS, ZOMBIES, Outcome
+from demo.flights import TABLE, Flight, table
+
+# Every transaction that wrote rows has left its id in them.
+_TRANSACTIONS = text(f"SELECT count(DISTINCT xmin::text) FROM {TABLE}")  # noqa: S608 -- a constant
+
+
+@dataclass(slots=True)
+class Comparison:
+    """Input and table, both in the order of their ids. A record whose row differs is lost, and its row strange."""
+
+    records_in: int = 0
+    rows_out: int = 0
+    lost: int = 0
+    twice: int = 0
+    strange: int = 0
+    transactions: int = 0
+
+
+def compare(engine: Engine, flights: Iterable[Flight]) -> Comparison:
+    """Compare the table with ``flights`` row by row, column by column."""
+    found = Comparison()
+    with engine.connect() as connection:
+        result = connection.execution_options(yield_per=5_000).execute(select(table).order_by(table.c.id))
+        count_differences(map(tuple, result), flights, found)
+    with engine.connect() as connection:
+        found.transactions = connection.execute(_TRANSACTIONS).scalar_one()
+    return found
+
+
+def count_differences(rows: Iterator[tuple[Any, ...]], flights: Iterable[Flight], found: Comparison) -> None:
+    """Walk through both at once, each in the order of its ids, and count into ``found``."""
+    for flight, copies, equal in matched(rows, flights):
+        found.rows_out += copies
+        found.strange += copies - equal
+        if flight is not None:
+            found.records_in += 1
+            found.lost += equal == 0
+            found.twice += max(0, equal - 1)
+
+
+def matched(rows: Iterator[tuple[Any, ...]], flights: Iterable[Flight]) -> Iterator[tuple[Flight | None, int, int]]:
+    """Each flight with how many rows have its id and how many of them equal it; None with a row that is no flight's.
+
+    Both come in the order of their ids.
+    """
+    row = next(rows, None)
+    for flight in flights:
+        while row is not None and row[0] < flight.id:
+            yield None, 1, 0
+            row = next(rows, None)
+        copies = equal = 0
+        expected = msgspec.structs.astuple(flight)
+        while row is not None and row[0] == flight.id:
+            copies, equal = copies + 1, equal + (row == expected)
+            row = next(rows, None)
+        yield flight, copies, equal
+    while row is not None:
+        yield None, 1, 0
+        row = next(rows, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All that the demo has found."""
+
+    comparison: Comparison
+    outcome: Outcome
+    seconds: float
+    broker: str
+    postgres: str
+    exit_codes: tuple[int, ...] = ()
+
+    @property
+    def problems(self) -> list[str]:
+        """Why the demo has failed: a row that differs, or a fault that did not truly happen; empty if it has not."""
+        c, o = self.comparison, self.outcome
+        found = [
+            (c.lost, f"{c.lost:,} records are lost"),
+            (c.twice, f"{c.twice:,} rows are there twice"),
+            (c.strange, f"{c.strange:,} rows are not what was sent"),
+            (o.kills < len(KILLS), f"{o.kills} of {len(KILLS)} kills happened"),
+            (o.kills_in_transaction < o.kills, "a worker was killed outside a transaction"),
+            (o.fenced < ZOMBIES, f"{o.fenced} of {ZOMBIES} zombies were fenced"),
+            (any(self.exit_codes), f"the workers did not drain: exit codes {self.exit_codes}"),
+        ]
+        return [said for wrong, said in found if wrong]
+
+    def as_json(self) -> str:
+        """The report for machines."""
+        c, o = self.comparison, self.outcome
+        return json.dumps(
+            {
+                "records_in": c.records_in,
+                "rows_out": c.rows_out,
+                "lost": c.lost,
+                "twice": c.twice,
+                "transactions": c.transactions,
+                "kills": o.kills,
+                "kills_in_transaction": o.kills_in_transaction,
+                "fenced": o.fenced,
+                "seconds": round(self.seconds, 2),
+                "records_per_second": round(c.records_in / self.seconds),
+                "broker": self.broker,
+                "postgres": self.postgres,
+            },
+            indent=2,
+        )
+
+    def as_table(self) -> Table:
+        """The report for people."""
+        c, o = self.comparison, self.outcome
+        shown = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+        shown.add_column(style="bold")
+        shown.add_column()
+        for name, value in [
+            ("records in", f"{c.records_in:,}"),
+            ("rows out", f"{c.rows_out:,}"),
+            ("lost", _count(c.lost)),
+            ("twice", _count(c.twice)),
+            ("transactions", f"{c.transactions:,}"),
+            ("kills", f"{o.kills} with SIGKILL, {o.kills_in_transaction} of them inside an open transaction"),
+            ("zombies", f"{ZOMBIES} frozen past their session and continued, {o.fenced} fenced"),
+            ("records/s", f"{c.records_in / self.seconds:,.0f} over {self.seconds:.1f} s, {FAULTS} faults included"),
+            ("broker", self.broker),
+            ("database", self.postgres),
+        ]:
+            shown.add_row(name, value)
+        return shown
+
+
+def _count(number: int) -> str:
+    return f"[{'bold red' if number else 'green'}]{number:,}[/]"

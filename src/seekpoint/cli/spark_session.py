@@ -1,0 +1,153 @@
+"""A Spark session for one command, and what its tasks are given instead of passwords."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import URL
+
+from seekpoint.cli.job_options import Job
+from seekpoint.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from seekpoint.spark import Env
+
+DATABASE = "SEEKPOINT_DATABASE_URL"
+_SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+    "spark.sql.session.timeZone": "UTC",
+}
+_THREADS = r"(?:[1-9]\d*|\*)"
+_MASTER = re.compile(
+    rf"local(?:\[{_THREADS}(?:\s*,\s*[1-9]\d*)?\])?|local-cluster\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\]|spark://\S+|yarn|k8s://\S+"
+)
+_LOCAL = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+
+
+@contextmanager
+def spark_session(master: str, conf: Sequence[str] | None) -> Iterator[SparkSession]:
+    """A session of this command's own. Raises ConfigError without a Java, ModuleNotFoundError without the extra."""
+    from pyspark.sql import SparkSession  # noqa: PLC0415 -- 0.2 s, and an extra
+
+    from seekpoint.jobs.spark.settings import REDACTED  # noqa: PLC0415 -- with the session
+
+    own = _SETTINGS | {"spark.redaction.regex": REDACTED}
+    settings = own | (_LOCAL if master.startswith("local") else {}) | dict(map(_pair, conf or ()))
+    with tempfile.TemporaryDirectory(prefix="seekpoint-spark-") as folder:
+        os.environ["JAVA_HOME"] = str(_java_home(Path(folder)))
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        if master.startswith("local"):
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        settings.setdefault("spark.sql.warehouse.dir", folder)
+        session = SparkSession.builder.master(master).appName("seekpoint").config(map=dict(settings)).getOrCreate()
+        try:
+            yield session
+        finally:
+            session.stop()
+
+
+def stager(
+    stack: ExitStack, of: Job, master: str | None, conf: Sequence[str] | None, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """``stager`` for a job whose log Spark's tasks read; empty where no master is named."""
+    if (started := _started(stack, of, master, conf, say)) is None:
+        return {}
+    from seekpoint.spark import SparkStager  # noqa: PLC0415 -- pyspark, an extra
+
+    session, kafka, database = started
+    return {"stager": SparkStager(session, kafka, database=database, schema=of.schema)}
+
+
+def writer(
+    stack: ExitStack, of: Job, master: str | None, conf: Sequence[str] | None, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """``writer`` for an export that Spark's tasks write; empty where no master is named."""
+    if (started := _started(stack, of, master, conf, say)) is None:
+        return {}
+    from seekpoint.jobs.spark.export import SparkWriter  # noqa: PLC0415 -- pyspark, an extra
+    from seekpoint.jobs.spark.settings import portable  # noqa: PLC0415
+
+    session, kafka, _ = started
+    return {"writer": SparkWriter(session, portable(kafka))}
+
+
+def _started(
+    stack: ExitStack, of: Job, master: str | None, conf: Sequence[str] | None, say: Callable[[str], None]
+) -> tuple[SparkSession, dict[str, Any], Env] | None:
+    if master is None:
+        if conf:
+            raise ConfigError("--spark-conf is for a Spark session: give --spark, too")
+        return None
+    require_master(master)
+    kafka, database = for_tasks(of.engine.url, of.kafka)  # before the session: its Java inherits what is set here
+    say(f"starting Spark on {master}")
+    return stack.enter_context(spark_session(master, conf)), kafka, database
+
+
+def require_master(master: str) -> None:
+    """Raise ConfigError for what Spark would not take as a master, before Java starts; nobody is asked."""
+    if _MASTER.fullmatch(master) is None:
+        raise ConfigError(
+            f"--spark {master!r} names no master: local, local[4], local[*], local[4,2] (tries), "
+            "local-cluster[2,1,1024], spark://host:7077, yarn or k8s://https://host:6443"
+        )
+
+
+def for_tasks(url: URL, kafka: Mapping[str, Any]) -> tuple[dict[str, Any], Env]:
+    """Brokers and database for a job's plan: passwords by the names of variables, which are set in this process.
+
+    Tasks on this machine inherit them. Those of a cluster need them set for the executors; else they say which.
+    """
+    from seekpoint.jobs.spark.settings import SECRET, Env  # noqa: PLC0415 -- what it refuses in the open
+
+    os.environ[DATABASE] = url.render_as_string(hide_password=False)
+    carried = dict(kafka)
+    for key, value in kafka.items():
+        if SECRET.search(key):
+            name = f"{DATABASE.split('_', 1)[0]}_{re.sub(r'[^A-Z0-9]', '_', key.upper())}"
+            os.environ[name] = str(value)
+            carried[key] = Env(name)
+    return carried, Env(DATABASE)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"--spark-conf takes key=value, e.g. --spark-conf spark.executor.memory=4g, not {text!r}")
+    return key.strip(), value.strip()
+
+
+def _java_home(folder: Path) -> Path:
+    """Where Spark finds its Java: with the extra ``dev`` that one will do, too."""
+    try:
+        from seekpoint.testing.servers.process import ServerFailed  # noqa: PLC0415 -- the extra `dev` may be missing
+        from seekpoint.testing.servers.spark import java_home  # noqa: PLC0415
+    except ModuleNotFoundError:
+        home, on_path = os.environ.get("JAVA_HOME"), shutil.which("java")
+        if home:
+            return Path(home)
+        if on_path:
+            return Path(on_path).resolve().parent.parent
+        raise ConfigError(_NO_JAVA) from None
+    try:
+        return java_home(folder)
+    except ServerFailed:
+        raise ConfigError(_NO_JAVA) from None
+
+
+_NO_JAVA = (
+    "Spark needs Java 17 or newer, and there is none: install one and set JAVA_HOME, or leave out --spark; this "
+    "process reads the log then"
+)

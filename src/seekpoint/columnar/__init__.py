@@ -1,9 +1,0 @@
-"""Columns instead of rows, by Apache Arrow: :class:`AppendArrow`, and :func:`copy_into` for handlers.
-
-Needs the extra: ``arrow``. ``Batch.arrow()`` gives a handler its batch as a table.
-"""
-
-from seekpoint.columnar.handler_copy import copy_into
-from seekpoint.columnar.sink import AppendArrow
-
-__all__ = ["AppendArrow", "copy_into"]

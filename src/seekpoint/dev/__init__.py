@@ -1,8 +1,0 @@
-"""Real servers to throw away: a Postgres and a Kafka broker for the demo, for ``seekpoint dev`` and for tests.
-
-- :func:`seekpoint.dev.postgres.start_postgres`: one that is given, one in a container, or the embedded wheel.
-- :func:`seekpoint.dev.kafka.start_kafka`: one that is given, one in a container, or Apache Kafka's own jars.
-- :func:`seekpoint.dev.servers.start_pair`: both at the same time.
-
-What is started here dies with the process that started it, and leaves no folder behind. Linux and macOS.
-"""

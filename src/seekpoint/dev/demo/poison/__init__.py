@@ -1,7 +1,0 @@
-"""``seekpoint demo-poison``: the same flights, about one in a thousand broken, and nothing lost for it.
-
-Two workers apply them with a handler that has bugs: some records are refused, some fail for a while, two kill their
-process. What was set aside is replayed in the end with the handler mended, and every record is looked for.
-:mod:`~seekpoint.dev.demo.poison.show` performs it, :mod:`~seekpoint.dev.demo.poison.kinds` says what is broken and
-how, :mod:`~seekpoint.dev.demo.poison.handling` is the pipeline, and :mod:`~seekpoint.dev.demo.poison.judge` compares.
-"""

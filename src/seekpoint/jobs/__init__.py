@@ -1,0 +1,1 @@
+"""Jobs over a group's committed offsets: reload, batch, export, verify."""

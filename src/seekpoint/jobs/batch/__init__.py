@@ -1,0 +1,5 @@
+"""Batch: a job as a consumer with a long transaction, from the stored offsets to the stable ends of the log."""
+
+from seekpoint.jobs.batch.batch import BatchDone, BatchJob
+
+__all__ = ["BatchDone", "BatchJob"]

@@ -1,0 +1,294 @@
+"""A batch from its opening to its last transaction; whoever takes the run goes on where it stands."""
+
+from __future__ import annotations
+
+import getpass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+from uuid import UUID, uuid4
+
+import psycopg
+from sqlalchemy import URL, Engine
+from sqlalchemy.exc import DBAPIError
+
+from seekpoint.jobs.batch.offsets import Brokers
+from seekpoint.jobs.batch.dedupe import fold
+from seekpoint.jobs.batch.open import Claims, occupy, open_batch, stale
+from seekpoint.jobs.batch.publish import publish, totals
+from seekpoint.postgres.engine import postgres_engine
+from seekpoint.errors import (
+    BatchRefused,
+    ConfigError,
+    Fenced,
+    RangeLost,
+    ReloadOver,
+    ReloadRefused,
+    TooManyDeadLetters,
+    TopicRecreated,
+)
+from seekpoint.ledger import Ledger
+from seekpoint.worker.target import load_pipeline
+from seekpoint.pipeline.pipeline import Pipeline
+from seekpoint.pipeline.policy import Limits
+from seekpoint.records import one_line
+from seekpoint.jobs.reload import LocalStager, Stager
+from seekpoint.jobs.run import statements as sql
+from seekpoint.jobs.staging.consolidate import RANGE, check_topics, coverage, require_width
+from seekpoint.jobs.run.run import Driver, Progress, Run, run_of, this_driver, transaction
+from seekpoint.jobs.runs.runs import Runs
+from seekpoint.jobs.staging.stage import begin_staging
+from seekpoint.jobs.tables.targets import sources, targets
+from seekpoint.ledger.revision import check
+from seekpoint.postgres.sqlstates import connection_lost, is_data_fault
+from seekpoint.ledger.tables import DEFAULT_SCHEMA
+
+ENDS = (BatchRefused, RangeLost, TopicRecreated, TooManyDeadLetters)  # what no other driver would get over
+ROUNDS = 3  # of staging; what is missing then is not to be had
+
+
+@dataclass(frozen=True, slots=True)
+class BatchDone:
+    """What a batch applied. ``run`` is its id; None where nothing was new, and nothing was touched.
+
+    ``records`` were passed, ``dead_letters`` of them set aside; ``rows`` were made for each table (of an Upsert more
+    than it has changed: several of one key are folded). ``offsets``: ``topic/partition`` to where the group stands now.
+    """
+
+    run: UUID | None
+    records: int
+    rows: Mapping[str, int]
+    offsets: Mapping[str, int]
+    dead_letters: int
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there was nothing to do."""
+        return self.run is None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self) | {"run": None if self.run is None else str(self.run), "is_empty": self.is_empty}
+
+
+class BatchJob:
+    """Applies what is new in a pipeline's topics as one job: from the stored offsets to the stable ends of the log.
+
+    What a worker's one long transaction would write, and no more: rows, dead letters and offsets become visible
+    together. ``pipeline`` is an object or ``module:name``, with sinks alone; ``kafka`` is the workers' own
+    configuration. ``stager`` says who reads the log (by default this process). While it runs the group is paused in its
+    name, so that workers wait; they go on from the new offsets. Making one does no I/O.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline | str,
+        engine: Engine | URL | str,
+        kafka: Mapping[str, Any],
+        *,
+        schema: str = DEFAULT_SCHEMA,
+        stager: Stager | None = None,
+        limits: Limits | None = None,
+        actor: str | None = None,
+        range_records: int = RANGE,
+        progress: Progress | None = None,
+    ) -> None:
+        self.pipeline = load_pipeline(pipeline) if isinstance(pipeline, str) else pipeline
+        _require_sinks_alone(self.pipeline)
+        require_width(range_records)
+        (source,) = sources([self.pipeline])  # as it was loaded: a function would make another one
+        self.source = replace(source, name=pipeline if isinstance(pipeline, str) else "")
+        self.engine, self.kafka, self.schema = postgres_engine(engine), dict(kafka), schema
+        self.limits, self.actor = limits or Limits(), actor or getpass.getuser()
+        self.runs = Runs(self.engine, schema, self.limits)
+        self._stager = stager or LocalStager(self.engine, schema, self.kafka, [self.source])
+        self._range_records, self._progress = range_records, progress or (lambda *_: None)
+
+    def run(self, *, reason: str = "batch", pause: bool = False) -> BatchDone:
+        """Apply everything that can be read now. Where nothing is new, nothing is touched and nobody is disturbed.
+
+        ``pause`` stops workers that are at it, in front of their next commit; they go on afterwards. Without it a group
+        that has workers is refused. ``reason`` is kept on record.
+
+        Raises BatchRefused with its reasons, TopicRecreated, RangeLost, TooManyDeadLetters (then nothing is written and
+        the workers go on), ReloadOver, and what a claim raises. Where database or brokers are away the run stays open
+        and its group paused: the error's note names the run, for :meth:`take`, or ``Runs.abort``.
+        """
+        brokers = Brokers(self.kafka, self.pipeline, self.limits.kafka_timeout)
+        if (nothing := self._nothing_new(brokers)) is not None:
+            return nothing
+        run = uuid4()
+        try:
+            with transaction(self.engine, self.schema, lock_wait=self.limits.transaction_age) as tx:
+                claims = open_batch(tx, self.source, brokers, run, pause=pause, actor=self.actor, reason=reason)
+                row = tx.execute(sql.GET_RUN, its_run=run).one_or_none()
+        except (DBAPIError, psycopg.Error) as error:
+            if connection_lost(error):
+                error.add_note(
+                    f"nobody knows whether batch {run} was opened: where `seekpoint reload status {run}` knows it, "
+                    f"group {self.source.group!r} is paused for it: {self._how_to_go_on(run)}"
+                )
+            raise
+        if row is None:
+            return self._done_nothing()
+        return self._drive(Driver(self.engine, self.schema, run_of(row), self.limits), claims)
+
+    def take(self, run: UUID, *, pause: bool = False) -> BatchDone:
+        """Go on with an open batch from where it stands; its driver before, if it is alive, fails at its next step.
+
+        Raises as :meth:`run` does; BatchRefused, too, where the group has been gone on with since: that run is ended,
+        and nothing of it is written. ConfigError where this pipeline is not the run's: then it has not changed hands.
+        """
+        if (found := self.runs.get(run)).is_open:
+            self._require_its_code(found)
+        brokers = Brokers(self.kafka, self.pipeline, self.limits.kafka_timeout)
+        with transaction(self.engine, self.schema, lock_wait=self.limits.transaction_age) as tx:
+            row = tx.execute(sql.TAKE, its_run=run, driver_name=this_driver()).one_or_none()
+            if row is None:
+                raise ReloadOver(f"batch {run} is {found.state}: run another one")
+            planned = [at.partition for at in tx.positions(run)]
+            claims = occupy(tx, self.source, brokers, run, planned, pause=pause)
+            driver = Driver(self.engine, self.schema, run_of(row), self.limits)
+            reasons = stale(tx, run, claims)
+        with self._ending(driver):
+            if reasons:
+                raise BatchRefused(reasons)
+        return self._drive(driver, claims)
+
+    def _drive(self, driver: Driver, claims: Claims) -> BatchDone:
+        with self._ending(driver):
+            if driver.run.state == "opened":
+                begin_staging(driver, [self.source])
+            for _ in range(ROUNDS):
+                if driver.run.state == "staging":
+                    self._stage(driver)
+                    check_topics(self.kafka, driver)
+                    fold(driver, self.pipeline)
+            if driver.run.state == "staging":
+                raise BatchRefused(
+                    ["ranges are missing whenever they are staged: leave it to one driver, run another one"]
+                )
+            publish(driver, self.source, claims)
+        try:
+            with transaction(self.engine, self.schema) as tx:
+                done = BatchDone(driver.run.id, **totals(tx, driver, self.source))
+            self.runs.drop(driver.run.id)
+        except Exception as error:
+            error.add_note(
+                f"batch {driver.run.id} is applied, whole: nothing is to be done again. What it "
+                "staged is dropped by `Runs.sweep`, or `seekpoint reload sweep`"
+            )
+            raise
+        return done
+
+    def _stage(self, driver: Driver) -> None:
+        with driver.step("staging") as tx:
+            left = coverage(tx, driver, self._range_records).missing
+            total = sum(at.end_offset - at.first_offset for at in tx.positions(driver.run.id))
+        done = total - sum(task.range.records_at_most for task in left)
+        self._progress("staging", done, total)
+        # Tasks import the pipeline by the name that it has here: the driver before may not have named it.
+        named = replace(driver.run, pipelines=(self.source.name,))
+        for staged in self._stager.stage(named, left):
+            done += staged.end - staged.start
+            self._progress("staging", done, total)
+            driver.beat()
+
+    def _nothing_new(self, brokers: Brokers) -> BatchDone | None:
+        """Asked without any lock: a group that has read everything is left alone. Raises SchemaMismatch."""
+        with transaction(self.engine, self.schema) as tx:
+            check(tx.connection, self.schema)
+        at = {
+            position.partition: position
+            for position in Ledger(self.engine, self.source.group, schema=self.schema).read()
+        }
+        ends = brokers.ends()
+        for partition, end in ends.items():
+            known = at.get(partition)
+            if known is None or known.topic_id != brokers.ids[partition.topic] or known.next_offset != end:
+                return None
+        return self._done_nothing()
+
+    def _done_nothing(self) -> BatchDone:
+        positions = Ledger(self.engine, self.source.group, schema=self.schema).read()
+        offsets = {str(at.partition): at.next_offset for at in positions}
+        return BatchDone(None, 0, {}, offsets, 0)
+
+    def _require_its_code(self, run: Run) -> None:
+        if run.strategy != "batch":
+            raise ConfigError(f"{run.id} is a reload: `Reload.take`, or `seekpoint reload run --resume {run.id}`")
+        if run.groups != (self.source.group,) or run.version_to != (self.pipeline.version,):
+            raise ConfigError(
+                f"batch {run.id} is of group {run.groups[0]!r} with handler version {run.version_to[0]}, and this "
+                f"pipeline is version {self.pipeline.version} of {self.source.group!r}: take it with its own code, or "
+                f"abort it"
+            )
+        topics = {at.partition.topic for at in self.runs.positions(run.id)}
+        if strange := sorted(topics - set(self.pipeline.topics)):
+            raise ConfigError(
+                f"batch {run.id} reads {', '.join(strange)}, and this pipeline does not: take it with its own code, or "
+                "abort it"
+            )
+        with transaction(self.engine, self.schema) as tx:
+            written = tuple(target.name for target in targets(tx.connection, [self.source]))
+        if written != run.tables:
+            raise ConfigError(
+                f"batch {run.id} writes {', '.join(run.tables)}, and these sinks write {', '.join(written)}: take it "
+                "with its own code, or abort it"
+            )
+
+    def _how_to_go_on(self, run: UUID) -> str:
+        return (
+            f"go on with it (`take`, `seekpoint batch {self.source.name or 'MODULE:NAME'} --resume {run}`), or end it "
+            f"(`seekpoint reload abort {run} --reason WHY`)"
+        )
+
+    @contextmanager
+    def _ending(self, driver: Driver) -> Iterator[None]:
+        """What no driver could get over ends the run, gives the group back, and nothing is written."""
+        try:
+            yield
+        except ENDS as error:
+            driver.fail(error)
+            raise
+        except Exception as error:
+            refused = _refusal(error)
+            if refused is None:
+                if not isinstance(error, ReloadOver | ConfigError):
+                    error.add_note(
+                        f"batch {driver.run.id} is open still, and group {self.source.group!r} paused for it: "
+                        f"{self._how_to_go_on(driver.run.id)}"
+                    )
+                raise
+            driver.fail(refused)
+            raise refused from error
+
+
+def _refusal(error: Exception) -> BatchRefused | None:
+    """As which end of the batch an error counts; None where whoever takes the run may get over it."""
+    if isinstance(error, ReloadRefused):
+        return BatchRefused(error.reasons)
+    if isinstance(error, Fenced):
+        why = (
+            "somebody has claimed the group's partitions, moved them or resumed the group since this batch claimed "
+            f"them ({error.reason}): nothing of it is written; run another one"
+        )
+        return BatchRefused([why])
+    if is_data_fault(error):
+        why = (
+            f"the database refuses a row that could be staged: {one_line(error)}. A worker finds out which record "
+            "it is of: let one run over it, then go on with batches"
+        )
+        return BatchRefused([why])
+    return None
+
+
+def _require_sinks_alone(pipeline: Pipeline) -> None:
+    if pipeline.handle is not None:
+        raise ConfigError(
+            f"{pipeline!r} has a handler, whose SQL would write the live tables before the batch is done: handlers run "
+            "in workers; a batch takes sinks"
+        )
+    if pipeline.delay is not None:
+        raise ConfigError(f"{pipeline!r} has a delay=: a batch applies what is there at once; let workers wait for it")

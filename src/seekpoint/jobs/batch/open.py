@@ -1,0 +1,162 @@
+"""Taking a group for a batch: workers are kept away, the partitions claimed, the ranges planned; in one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row
+
+from seekpoint.jobs.batch import statements as sql
+from seekpoint.jobs.batch.offsets import Brokers
+from seekpoint.postgres.engine import schema_translation
+from seekpoint.errors import BatchRefused
+from seekpoint.ledger import Claim
+from seekpoint.ledger.sql.admin import INSERT_GROUP, LOCK_GROUP
+from seekpoint.ledger.claim import Claimant, claim, needs_preparing, prepare, recreated
+from seekpoint.ledger.declaration import Declaration
+from seekpoint.ledger.move import set_paused
+from seekpoint.ledger.positions import look
+from seekpoint.ledger.group_connection import Scope
+from seekpoint.pipeline.pipeline import Pipeline
+from seekpoint.records import Partition, storable
+from seekpoint.jobs.run import statements as runs
+from seekpoint.jobs.run.pause import PAUSER, let_go, pauser
+from seekpoint.jobs.tables.publications import prefix_of
+from seekpoint.jobs.run.run import StagedPosition, Tx, this_driver
+from seekpoint.jobs.tables.targets import Source, targets
+from seekpoint.ledger.tables import in_schema
+
+Claims = Mapping[Partition, Claim]
+
+
+def scope_of(tx: Tx, group: str) -> Scope:
+    """The group's rows, through the transaction of a run."""
+    return Scope(tx.connection, group, in_schema(tx.schema))
+
+
+def occupy(
+    tx: Tx, source: Source, brokers: Brokers, run: UUID, partitions: Sequence[Partition], *, pause: bool
+) -> Claims:
+    """Keep workers away and claim these partitions, as a worker would; the claims count from COMMIT on.
+
+    A group that is paused already stays as it is. Otherwise it is paused in the run's name: without ``pause`` only
+    where no worker owns any of it. Waits for their batches in hand.
+
+    Raises BatchRefused, TopicRecreated, ClusterChanged, HandlerOutdated, StandsBy, DeclarationDiffers, KafkaAway,
+    ConfigError.
+    """
+    pipeline = source.pipeline
+    scope = scope_of(tx, pipeline.group)
+    scope.execute(INSERT_GROUP, version=pipeline.version)
+    group = scope.execute(LOCK_GROUP).one()
+    _keep_workers_away(scope, group, source, run, pause=pause)
+    claimant = Claimant(pipeline.group, run, pipeline.version, brokers.cluster_id, _declared(tx, pipeline))
+    scope.execute(sql.SET_PAUSED, to_paused=False)
+    if needs_preparing(scope, claimant, brokers.ids):
+        prepare(scope, claimant, brokers.ids, brokers.start)
+    granted = claim(scope, claimant, partitions, brokers.ids)
+    scope.execute(sql.SET_PAUSED, to_paused=True)
+    for at, row in look(scope, [p for p in partitions if p not in granted], locked=False).items():
+        raise recreated(at, row.next_offset, row.topic_id, brokers.ids[at.topic])
+    require_no_held_keys(scope, pipeline, brokers.ids)
+    return granted
+
+
+def _declared(tx: Tx, pipeline: Pipeline) -> Declaration:
+    return Declaration.of(pipeline.tables_by_topic(schema_translation(tx.connection.engine)))
+
+
+def _keep_workers_away(scope: Scope, group: Row[Any], source: Source, run: UUID, *, pause: bool) -> None:
+    if group.paused:
+        by = group.paused_by or ""
+        if by != pauser(run) and by.startswith(PAUSER):
+            other, named = by.removeprefix(PAUSER), source.name or "MODULE:NAME"
+            why = (
+                f"{by} is at work on group {group.name!r}: wait for its end; where its driver is gone, go "
+                f"on with it (`take(id)`, `seekpoint batch {named} --resume {other}`) or end it "
+                f"(`seekpoint reload abort {other} --reason WHY`)"
+            )
+            raise BatchRefused([why])
+        return
+    owners = scope.execute(sql.OWNERS).all()
+    if owners and not pause:
+        named = ", ".join(f"{str(row.owner)[:8]} (since {row.claimed_at:%F %T})" for row in owners)
+        why = (
+            f"workers own partitions of group {group.name!r}: {named}. Stop them; or say --pause (pause=True), and "
+            "they wait while the batch runs (right, too, for one that died without giving its partitions back)"
+        )
+        raise BatchRefused([why])
+    reason = (
+        f"applies what is new, driven by {this_driver()}. Where that is gone: `seekpoint batch "
+        f"{source.name or 'MODULE:NAME'} --resume {run}` goes on, `seekpoint reload abort {run} --reason WHY` ends it"
+    )
+    set_paused(scope, True, actor=pauser(run), reason=reason)
+
+
+def require_no_held_keys(scope: Scope, pipeline: Pipeline, ids: Mapping[str, UUID]) -> None:
+    """Refuse where records would have to be kept behind a dead letter of their key: whose they are is found one by one.
+
+    Raises BatchRefused.
+    """
+    if not pipeline.hold_key:
+        return
+    held = scope.execute(sql.HELD_KEYS, topic_ids=list(ids.values())).scalar_one()
+    if held:
+        why = (
+            f"group {pipeline.group!r} has {held} open dead letters, and records of their keys are held behind them, "
+            "which only workers do: replay or discard them first (`seekpoint dead-letters`)"
+        )
+        raise BatchRefused([why])
+
+
+def open_batch(tx: Tx, source: Source, brokers: Brokers, run: UUID, *, pause: bool, actor: str, reason: str) -> Claims:
+    """Take the group, and put the run on record with its ranges; no claims where there is nothing to read.
+
+    Raises as :func:`occupy` does, and RangeLost.
+    """
+    tables = [target.name for target in targets(tx.connection, [source])]
+    group = scope_of(tx, source.group).execute(LOCK_GROUP).one_or_none()
+    claims = occupy(tx, source, brokers, run, brokers.partitions, pause=pause)
+    ends = brokers.plan(claims)
+    if all(ends[at] == one.next_offset for at, one in claims.items()):
+        let_go(tx.connection, tx.schema, run, [source.group], "nothing was new")
+        return {}
+    pipeline = source.pipeline
+    row = {
+        "id": run,
+        "groups": [source.group],
+        "tables": tables,
+        "strategy": "batch",
+        "pipelines": [source.name],
+        "version_from": [pipeline.version if group is None else group.version],
+        "version_to": [pipeline.version],
+        "state": "opened",
+        "driver_epoch": 1,
+        "driver": storable(this_driver()),
+        "staging_schema": prefix_of(tx.connection, "seekpoint_batch_") + run.hex[:12],
+        "actor": storable(actor),
+        "reason": storable(reason),
+    }
+    tx.execute(runs.INSERT_RUN, [row])
+    tx.add_positions(
+        run,
+        [
+            StagedPosition(
+                source.group, at, one.topic_id, one.next_offset, ends[at], one.next_offset, one.epoch, moves=0
+            )
+            for at, one in claims.items()
+        ],
+    )
+    return claims
+
+
+def stale(tx: Tx, run: UUID, claims: Claims) -> list[str]:
+    """Where the group is no longer where the run's ranges begin: somebody else has gone on with it, or moved it."""
+    return [
+        f"{at.partition}: group {at.group!r} stands at offset {claims[at.partition].next_offset} by now, and the batch "
+        f"began at {at.first_offset}: run another one"
+        for at in tx.positions(run)
+        if claims[at.partition].next_offset != at.first_offset
+    ]

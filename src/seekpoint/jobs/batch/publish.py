@@ -1,0 +1,144 @@
+"""The batch's last transaction: rows, dead letters, offsets and the run's end become visible together (I1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import psycopg
+from sqlalchemy.exc import DBAPIError
+
+from seekpoint.jobs.batch import statements as sql
+from seekpoint.jobs.batch.dedupe import Part, columns_of, folded_path, parts_of, target_of
+from seekpoint.jobs.batch.open import Claims, require_no_held_keys, scope_of
+from seekpoint.ledger.sql.admin import LOCK_GROUP
+from seekpoint.ledger.advance import Expected, Move, Settings, advance, hold
+from seekpoint.ledger.move import record_action
+from seekpoint.jobs.staging.consolidate import coverage
+from seekpoint.jobs.reload.cutover import take_over_letters, took_effect
+from seekpoint.jobs.tables.staging_schema import Staging, name, names, remembered_columns, rows, run
+from seekpoint.jobs.run.pause import let_go, pauser
+from seekpoint.jobs.run.run import Driver, Tx
+from seekpoint.jobs.tables.targets import Path, Source, aimed, targets
+from seekpoint.jobs.run.backoff import TRIES, pause
+from seekpoint.sinks.copy import driver_of
+from seekpoint.sinks.dedupe import Target
+from seekpoint.sinks.catalog import DELETED, Layout, survey
+from seekpoint.sinks.upsert.statements import Statements
+from seekpoint.sinks.upsert.upsert import Upsert
+from seekpoint.postgres.sqlstates import connection_lost, passes
+
+
+def publish(driver: Driver, source: Source, claims: Claims, tries: int = TRIES) -> None:
+    """Write the rows, move the offsets, let the workers go on, and close the run: together, or not at all.
+
+    What was rolled back (a lost connection, a lock timeout) is tried again; a COMMIT without an answer is looked up in
+    the run's row first. Raises Fenced where somebody has claimed or moved a partition since, ReloadOver, and the last
+    error.
+    """
+    for attempt in range(1, tries + 1):
+        try:
+            _attempt(driver, source, claims)
+        except (DBAPIError, psycopg.Error) as error:
+            if connection_lost(error) and took_effect(driver):
+                return
+            if attempt == tries or not passes(error):
+                raise
+            pause(attempt)
+        else:
+            return
+
+
+def _attempt(driver: Driver, source: Source, claims: Claims) -> None:
+    pipeline, group = source.pipeline, source.group
+    with driver.step("staged") as tx:
+        scope = scope_of(tx, group)
+        scope.execute(LOCK_GROUP).one()
+        positions = tx.positions(driver.run.id)
+        mine = [claims[at.partition] for at in positions]
+        # By another name than a worker's: a claim that waits for these rows must not end it as abandoned.
+        settings = Settings(f"seekpoint-batch {driver.run.id.hex[:8]} {group}"[:63], True, 0.0)
+        transaction = hold(scope, [Expected(one, one.next_offset) for one in mine], settings)
+        tx.execute(sql.BOUND, idle=f"{round(driver.limits.transaction_age * 1000)}ms")
+        require_no_held_keys(scope, pipeline, {at.partition.topic: at.topic_id for at in positions})
+        staging = Staging(driver.run.staging_schema)
+        _write(tx, driver, staging, source)
+        take_over_letters(tx, staging)
+        moves = [Move(claims[at.partition], at.first_offset, at.end_offset) for at in positions
+                 if at.end_offset > at.first_offset]  # fmt: skip
+        advance(scope, moves, transaction)
+        for move in moves:
+            record_action(
+                scope,
+                "batch",
+                actor=pauser(driver.run.id),
+                reason=driver.run.reason,
+                partition=move.claim.partition,
+                from_offset=move.from_offset,
+                to_offset=move.to_offset,
+            )
+        driver.turn(tx, "cut_over")
+        let_go(tx.connection, tx.schema, driver.run.id, [group], "the batch is applied")
+
+
+def _write(tx: Tx, driver: Driver, staging: Staging, source: Source) -> None:
+    """Sink by sink in their order, as a worker's transaction would."""
+    done = coverage(tx, driver)
+    live = {feed.number: target.path for target in targets(tx.connection, [source]) for feed in target.feeds}
+    for number, sink in enumerate(source.pipeline.sinks):
+        if isinstance(sink, Upsert):
+            path = folded_path(staging, number)
+            aim = aimed(sink, live[number])
+            assert isinstance(aim, Upsert)
+            _merge(tx, path, target_of(aim, remembered_columns(tx.connection, path)))
+        else:
+            parts = parts_of(tx, staging, number, done)
+            _append(tx, live[number], columns_of(sink, parts), parts)
+
+
+def _append(tx: Tx, live: Path, columns: tuple[str, ...] | None, parts: Sequence[Part]) -> None:
+    for part in parts:
+        if columns is not None and part.columns is not None:
+            run(
+                tx.connection,
+                "INSERT INTO {live} ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} FROM {raw}",
+                live=name(*live),
+                columns=names(columns),
+                raw=name(*part.raw),
+            )
+
+
+class _FromFolded(Statements):
+    """An Upsert's own statements, with a folded table in the place of the session's stage."""
+
+    def __init__(self, target: Target, layout: Layout, folded: Path) -> None:
+        super().__init__(target, layout)
+        self._stage = name(*folded)
+
+
+def _merge(tx: Tx, folded: Path, target: Target) -> None:
+    """Tombstones first, then rows, under the sink's own guards."""
+    found = rows(tx.connection, "SELECT {d}, count(*) FROM {t} GROUP BY 1", d=name(DELETED), t=name(*folded))
+    counts = dict(found)
+    layout, _ = survey(tx.connection, target)
+    statements = _FromFolded(target, layout, folded)
+    if counts.get(True):
+        driver_of(tx.connection).execute(statements.delete_staged)
+    if counts.get(False):
+        driver_of(tx.connection).execute(statements.merge)
+
+
+def totals(tx: Tx, driver: Driver, source: Source) -> Mapping[str, Any]:
+    """What the batch did: records, rows by table, dead letters and the offsets behind it; of what is on record."""
+    done = coverage(tx, driver)
+    written: dict[str, int] = dict.fromkeys(driver.run.tables, 0)
+    names_ = {feed.number: target.name for target in targets(tx.connection, [source]) for feed in target.feeds}
+    for row in done.chosen:
+        for number, count in enumerate(row.row_counts):
+            written[names_[number]] = written.get(names_[number], 0) + count
+    return {
+        "records": sum(row.records + row.dead_letters for row in done.chosen),
+        "rows": written,
+        "offsets": {str(at.partition): at.end_offset for at in tx.positions(driver.run.id)},
+        "dead_letters": sum(row.dead_letters for row in done.chosen),
+    }

@@ -1,0 +1,150 @@
+"""An archive: files of records below one root, of which the manifest in the ledger's schema says which ones count."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from pathlib import Path
+from uuid import UUID
+
+from sqlalchemy import URL, Engine
+
+from seekpoint.postgres.engine import postgres_engine
+from seekpoint.errors import ConfigError, RangeLost
+from seekpoint.jobs.export.manifest import Entry, holes, transaction
+from seekpoint.jobs.export.storage import Storage, below, named, place
+from seekpoint.kafka.ranges import Piece, Range
+from seekpoint.ledger.tables import DEFAULT_SCHEMA
+
+DAY = timedelta(days=1)
+
+
+class Archive:
+    """What exports wrote below ``root``, as far as the manifest has it: a log that retention does not cut.
+
+    ``root`` is a folder, or a URL that ``pyarrow.fs`` knows (``s3://bucket/archive``, ``gs://…``), without credentials:
+    those are the storage's own environment variables. ``engine`` and ``schema`` are the ledger's, which has the
+    manifest; it knows the archive by its place, however the root is spelled (``s3a://`` for ``s3://``, a link). Making
+    one does no I/O. Reading and writing need the extra ``arrow``.
+    """
+
+    def __init__(self, root: str | Path, engine: Engine | URL | str, *, schema: str = DEFAULT_SCHEMA) -> None:
+        self.root, self.engine, self.schema = named(root), postgres_engine(engine), schema
+
+    def __repr__(self) -> str:
+        return f"Archive({self.root!r}, schema={self.schema!r})"
+
+    def spec(self) -> str:
+        """The archive as text, for tasks in other processes; it has no credentials. See :meth:`of`."""
+        return json.dumps({"root": self.root, "schema": self.schema})
+
+    @classmethod
+    def of(cls, spec: str, engine: Engine | URL | str) -> Archive:
+        """The archive that :meth:`spec` told of, with this process's own way to the database."""
+        told = json.loads(spec)
+        return cls(told["root"], engine, schema=told["schema"])
+
+    @cached_property
+    def name(self) -> str:
+        """What the manifest calls it: one name, however the root is spelled."""
+        its = place(self.root)
+        with transaction(self.engine, self.schema, its) as tx:
+            known = tx.roots()
+        return self.root if self.root in known else next((one for one in known if place(named(one)) == its), its)
+
+    @cached_property
+    def storage(self) -> Storage:
+        """Its files. Raises ConfigError without pyarrow, and for a root that it does not know."""
+        return Storage(self.root)
+
+    def entries(self, topic: str | None = None) -> Sequence[Entry]:
+        """The manifest: every range that the archive has (of one topic), in order."""
+        with transaction(self.engine, self.schema, self.name) as tx:
+            return [entry for entry in tx.all() if topic in {None, entry.partition.topic}]
+
+    def files(self, topic: str | None = None, topic_id: UUID | None = None) -> Sequence[str]:
+        """The files that count (of one topic, of one of its ids), for whoever reads them with other tools."""
+        found = self.entries(topic)
+        return [below(self.root, e.file) for e in found if e.file and topic_id in {None, e.topic_id}]
+
+    def require_known(self) -> None:
+        """Raise ConfigError, naming the archives that there are, where no export wrote to this root: a typing error."""
+        with transaction(self.engine, self.schema, self.name) as tx:
+            known = tx.roots()
+        if self.name not in known:
+            others = f"it knows {', '.join(known)}" if known else "nothing was exported yet (`seekpoint export`)"
+            raise ConfigError(
+                f"the ledger in schema {self.schema!r} knows no archive {self.root}: {others}; "
+                "name it as the export did"
+            )
+
+    def gaps(self, range_: Range) -> Sequence[tuple[int, int]]:
+        """What of the range the archive does not have; empty where it has all of it. Looks at the manifest alone."""
+        with transaction(self.engine, self.schema, self.name) as tx:
+            return holes(tx.within(range_), range_.start, range_.end)
+
+    def read_range(self, range_: Range) -> Iterator[Piece]:
+        """Every record of the range, as ``kafka.ranges.read_range`` gave it when it was exported, in pieces.
+
+        Each file is checked before the first of its records: that it is there, whole, and the one that was written.
+        Raises RangeLost where the archive does not have all of the range (before the first piece), ArchiveDamaged.
+        """
+        if range_.start >= range_.end:
+            return
+        from seekpoint.jobs.export.files import read  # noqa: PLC0415 -- pyarrow, which naming an archive does without
+
+        with transaction(self.engine, self.schema, self.name) as tx:
+            entries = tx.within(range_)
+        if missing := holes(entries, range_.start, range_.end):
+            start, end = missing[0]
+            raise RangeLost(
+                range_.partition,
+                start,
+                f"the archive {self.root} does not have [{start}, {end}) of topic id {range_.topic_id}: export it "
+                "while the log has it, or name the archive that does",
+            )
+        for entry in entries:
+            if entry.file:
+                yield from read(self.storage, entry, max(entry.start, range_.start), min(entry.end, range_.end))
+
+    def strays(self, older_than: timedelta = DAY) -> Sequence[str]:
+        """Files of this ledger's exports that the manifest does not know: those of exports that were killed.
+
+        Younger ones may be about to be committed. Files of runs that this ledger has not on record are never among
+        them: they are another database's, whatever its name is.
+        """
+        from seekpoint.jobs.export.files import range_of  # noqa: PLC0415
+
+        since = datetime.now(UTC) - older_than
+        with transaction(self.engine, self.schema, self.name) as tx:
+            known, runs = tx.known(), tx.runs()
+        found = []
+        for file, written in self.storage.files():
+            its = range_of(file)
+            old = written is None or written <= since
+            if file not in known and its is not None and its[1] in runs and old:
+                found.append(file)
+        return sorted(found)
+
+    def sweep(self, older_than: timedelta = DAY) -> Sequence[str]:
+        """Remove the :meth:`strays`; returns which. An export whose file goes while it writes says so, and fails."""
+        removed = []
+        for file in self.strays(older_than):
+            with transaction(self.engine, self.schema, self.name) as tx:
+                tx.alone(file.partition("/")[0])
+                if not tx.has(file):  # committed since they were listed
+                    self.storage.remove(file)
+                    removed.append(file)
+        return removed
+
+
+def up_to(range_: Range, offset: int) -> tuple[Range, Range]:
+    """What of the range lies before the offset, and what from there on."""
+    at = min(max(offset, range_.start), range_.end)
+    return replace(range_, end=at), replace(range_, start=at)
+
+
+__all__ = ["Archive", "up_to"]

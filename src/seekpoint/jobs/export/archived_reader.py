@@ -1,0 +1,60 @@
+"""Reading a range that the log has in part: what retention took comes from the archive, the rest from the log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import Engine
+
+from seekpoint.errors import RangeLost
+from seekpoint.jobs.export.archive import Archive, up_to
+from seekpoint.kafka.range_checks import Outlook
+from seekpoint.kafka.ranges import Piece, Range, read_range
+from seekpoint.records import offsets_of
+
+
+def chained(kafka: Mapping[str, Any], archive: str | None, engine: Engine) -> ChainedReader:
+    """The reader of a run whose archive is on record as :meth:`Archive.spec` tells it; None: it has none."""
+    return ChainedReader(kafka, None if archive is None else Archive.of(archive, engine))
+
+
+class ChainedReader:
+    """Reads ranges of a log whose beginning is in ``archive``; without one, of the log alone.
+
+    What both have is read from the log. ``kafka`` is the workers' own configuration. Making one does no I/O.
+    """
+
+    def __init__(self, kafka: Mapping[str, Any], archive: Archive | None = None) -> None:
+        self._kafka, self._archive = kafka, archive
+
+    def read(self, range_: Range) -> Iterator[Piece]:
+        """Every record of the range, in pieces; they count once the iteration has ended without an error.
+
+        Retention may pass while it is read: then it goes on in the archive. Raises what ``kafka.ranges.read_range``
+        and ``Archive.read_range`` raise: RangeLost where neither has the next record.
+        """
+        if self._archive is None:
+            yield from read_range(self._kafka, range_)
+            return
+        outlook, left = Outlook(self._kafka), range_
+        while left.start < left.end:
+            archived, left = up_to(left, _log_start(outlook, left))
+            yield from self._archive.read_range(archived)
+            position = left.start
+            try:
+                for piece in read_range(self._kafka, left):
+                    yield piece
+                    position = offsets_of(piece.records)[-1] + 1
+                return
+            except RangeLost:
+                left = replace(left, start=position)
+                if _log_start(outlook, left) <= position:
+                    raise  # it is not retention
+
+
+def _log_start(outlook: Outlook, range_: Range) -> int:
+    """Where the log begins now. Raises TopicRecreated, and RangeLost where there is no such topic any more."""
+    outlook.check(outlook.ask([range_.partition.topic]), range_.partition, range_.topic_id, range_.start)
+    return outlook.readable.starts([range_.partition])[range_.partition].offset

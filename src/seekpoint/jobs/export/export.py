@@ -1,0 +1,247 @@
+"""An export: what a group has applied and the archive does not have yet, written and committed range by range."""
+
+from __future__ import annotations
+
+import getpass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from uuid import UUID, uuid4
+
+from sqlalchemy import URL, Engine
+
+from seekpoint.postgres.engine import postgres_engine
+from seekpoint.errors import ConfigError, RangeLost
+from seekpoint.jobs.export.archive import Archive
+from seekpoint.jobs.export.manifest import Entry, Tx, Written, holes, transaction
+from seekpoint.kafka.range_checks import Outlook
+from seekpoint.kafka.range_plan import check
+from seekpoint.kafka.ranges import Range
+from seekpoint.ledger import Ledger
+from seekpoint.ledger.positions import Position
+from seekpoint.records import Partition, storable
+
+if TYPE_CHECKING:
+    from seekpoint.jobs.export.writer import Writer
+
+RANGE = 1_000_000  # offsets of one file
+FORMATS = ("parquet", "delta")
+
+Progress = Callable[[str, int, int], None]  # what is done, how much of it, of how much
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What one export has added to its archive. ``offsets`` are where the archive's chains end now."""
+
+    run: UUID
+    files: int
+    records: int
+    bytes: int
+    offsets: Mapping[Partition, int]
+
+
+@dataclass(slots=True)
+class _Sum:
+    files: int = 0
+    records: int = 0
+    bytes: int = 0
+    offsets: dict[Partition, int] = field(default_factory=dict)
+
+
+class Export:
+    """Writes the records that ``group`` has applied, and that ``archive`` does not have yet, to the archive.
+
+    They are those of ``[first_offset, next_offset)`` of each partition, as of one moment: raw, as the log has them,
+    whatever became of them in the tables. A range is in the archive from the commit of its row in the manifest on; an
+    export that is killed leaves nothing but files that no row names, and the next one goes on behind the last row.
+    Workers go on, and any number of exports may run at once. ``kafka`` is the workers' own configuration.
+
+    ``format="delta"`` makes a Delta table of each topic, too (``<root>/<topic>``, extra ``delta``). ``range_records``
+    are the offsets of one file at most. ``skip_lost`` goes on where retention has passed records that no export has
+    written: the archive has a gap then. ``writer`` says who writes (by default this process). Making one does no I/O.
+    """
+
+    def __init__(
+        self,
+        engine: Engine | URL | str,
+        kafka: Mapping[str, Any],
+        archive: Archive,
+        group: str,
+        topics: str | Collection[str] | None = None,
+        *,
+        schema: str | None = None,
+        format: str = "parquet",  # noqa: A002 -- as people say it
+        range_records: int = RANGE,
+        skip_lost: bool = False,
+        actor: str | None = None,
+        progress: Progress | None = None,
+        writer: Writer | None = None,
+    ) -> None:
+        if format not in FORMATS:
+            raise ConfigError(f"format must be 'parquet' or 'delta', got {format!r}")
+        if range_records < 1:
+            raise ConfigError(f"range_records is the number of offsets of a file, at least 1, and not {range_records}")
+        self.engine, self.kafka, self.archive = postgres_engine(engine), dict(kafka), archive
+        self.group, self.format, self.schema = group, format, schema or archive.schema
+        self._topics = {topics} if isinstance(topics, str) else None if topics is None else set(topics)
+        self._range_records, self._skip_lost, self._writer = range_records, skip_lost, writer
+        self._actor, self._progress = actor or getpass.getuser(), progress or (lambda *_: None)
+        self._run, self._noted = uuid4(), False
+
+    def run(self) -> Exported:
+        """Write and commit all of it. Run it again after any error: what was committed is not written again.
+
+        Raises ConfigError for a group or a topic that the ledger does not have; RangeLost where the log no longer has
+        what is to be written, RangeStuck, TopicRecreated and KafkaAway.
+        """
+        writer = self._writer or self._local()
+        stands = self._positions()
+        done = _Sum()
+        while ranges := self._plan(stands):
+            self._note()
+            total, passed = sum(one.records_at_most for one in ranges), 0
+            for written in self._in_order(writer.write(self.archive.root, self._run, ranges), ranges):
+                if self._commit(written):
+                    done.files += bool(written.file)
+                    done.records += written.records
+                    done.bytes += written.bytes
+                    passed += written.range.records_at_most
+                    self._progress("exporting", passed, total)
+                else:  # another export was faster: look again at what is left
+                    self._discard(written)
+                    break
+        for at in stands:
+            if chain := self._chain(at):
+                done.offsets[at.partition] = max(entry.end for entry in chain)
+        return Exported(self._run, done.files, done.records, done.bytes, done.offsets)
+
+    def _note(self) -> None:
+        """Before the first file: by this a sweep knows whose files they are, should nobody commit them."""
+        if self._noted:
+            return
+        with transaction(self.archive.engine, self.archive.schema, self.archive.name) as tx:
+            tx.note(self._run, group=self.group, actor=storable(self._actor))
+        self._noted = True
+
+    def _local(self) -> Writer:
+        from seekpoint.jobs.export.writer import LocalWriter  # noqa: PLC0415 -- pyarrow
+
+        return LocalWriter(self.kafka)
+
+    def _positions(self) -> list[Position]:
+        found = Ledger(self.engine, self.group, schema=self.schema).read()
+        if not found:
+            raise ConfigError(
+                f"the ledger in schema {self.schema!r} has no offsets of group {self.group!r}: correct the name or the "
+                "schema, or start a worker once"
+            )
+        known = {at.partition.topic for at in found}
+        if self._topics is not None and (strange := sorted(self._topics - known)):
+            raise ConfigError(
+                f"group {self.group!r} has no offsets of {', '.join(strange)}; it reads {', '.join(sorted(known))}"
+            )
+        return [at for at in found if self._topics is None or at.partition.topic in self._topics]
+
+    def _chain(self, at: Position) -> list[Entry]:
+        with transaction(self.archive.engine, self.archive.schema, self.archive.name) as tx:
+            return tx.chain(at.partition, at.topic_id)
+
+    def _plan(self, stands: Sequence[Position]) -> list[Range]:
+        """What is left to be written, cut to the width of a file; partition by partition, in order."""
+        chains = {at.partition: self._chain(at) for at in stands}
+        for at in stands:
+            self._require_its_format(at, chains[at.partition])
+        behind = [at for at in stands if _left(at, chains[at.partition])]
+        starts = self._log_starts(behind)
+        ranges = [range_ for at in behind for range_ in self._of(at, chains[at.partition], starts[at.partition])]
+        check(self.kafka, ranges)
+        return [part for each in ranges for part in each.cut(self._range_records)]
+
+    def _log_starts(self, behind: Sequence[Position]) -> dict[Partition, int]:
+        """Where the logs begin, of the topics that the positions belong to."""
+        if not behind:
+            return {}
+        outlook = Outlook(self.kafka)
+        asked = outlook.ask({at.partition.topic for at in behind})
+        for at in behind:
+            outlook.check(asked, at.partition, at.topic_id, at.next_offset)
+        return {at: edge.offset for at, edge in outlook.readable.starts([at.partition for at in behind]).items()}
+
+    def _of(self, at: Position, chain: Sequence[Entry], log_start: int) -> Iterator[Range]:
+        """One partition's ranges that neither the archive has nor retention has taken."""
+        for start, end in _left(at, chain):
+            lost = max(start, at.first_offset)
+            is_last = not chain or start >= chain[-1].end  # of others it was decided when what follows was written
+            if lost < min(log_start, end) and is_last and not self._skip_lost:
+                raise RangeLost(
+                    at.partition,
+                    lost,
+                    f"retention has passed it before any export: the log begins at {log_start} now. Go on with "
+                    "skip_lost=True, which leaves a gap in the archive; and export more often than retention cuts",
+                )
+            if max(start, log_start) < end:
+                yield Range(at.partition, at.topic_id, max(start, log_start), end)
+
+    def _require_its_format(self, at: Position, chain: Sequence[Entry]) -> None:
+        if other := next((entry for entry in chain if entry.format != self.format), None):
+            raise ConfigError(
+                f"{at.partition} is in the archive {self.archive.root} as {other.format}: go on with "
+                f"format={other.format!r}, or export into another archive"
+            )
+
+    def _in_order(self, written: Iterable[Written], planned: Sequence[Range]) -> Iterator[Written]:
+        """As they come, but each partition's in the order of its offsets: no chain has a gap, not for a moment."""
+        waiting: dict[Range, Written] = {}
+        queues: dict[Partition, list[Range]] = {}
+        for range_ in planned:
+            queues.setdefault(range_.partition, []).append(range_)
+        for one in written:
+            waiting[one.range] = one
+            queue = queues[one.range.partition]
+            while queue and queue[0] in waiting:
+                yield waiting.pop(queue.pop(0))
+
+    def _commit(self, written: Written) -> bool:
+        """Add it to the manifest; False where another export has some of it there already."""
+        with transaction(self.archive.engine, self.archive.schema, self.archive.name) as tx:
+            tx.alone(written.range.partition.topic)
+            if tx.within(written.range):
+                return False
+            if written.file and self.archive.storage.size(written.file) != written.bytes:
+                raise FileNotFoundError(
+                    f"{self.archive.storage.path(written.file)} was written and is gone, or was cut: nobody may remove "
+                    "files that are younger than a day (Archive.sweep, lifecycle rules); run the export again"
+                )
+            if self.format == "delta" and not self._commit_to_table(tx, written):
+                return False
+            self._add(tx, [written])
+        return True
+
+    def _commit_to_table(self, tx: Tx, written: Written) -> bool:
+        """The same in the Delta table, first; False where it has it already, and the manifest now, too.
+
+        It is asked of a range without records as well: the table may have a wider one, that begins with this.
+        """
+        from seekpoint.jobs.export.delta import DeltaLog  # noqa: PLC0415 -- an extra
+
+        table = DeltaLog(self.archive.storage, written.range.partition.topic)
+        if there := list(table.ahead(written.range, tx.chain(written.range.partition, written.range.topic_id))):
+            self._add(tx, there)
+            return False
+        if written.file:
+            table.add(written)
+        return True
+
+    def _add(self, tx: Tx, written: Sequence[Written]) -> None:
+        tx.add(written, format=self.format, group=self.group, run=self._run, actor=storable(self._actor))
+
+    def _discard(self, written: Written) -> None:
+        if written.file:
+            self.archive.storage.remove(written.file)
+
+
+def _left(at: Position, chain: Sequence[Entry]) -> list[tuple[int, int]]:
+    """What the group has applied and the archive does not have; with what lies between, if the archive ends before."""
+    begin = min(at.first_offset, max((entry.end for entry in chain), default=at.first_offset))
+    return holes(chain, begin, at.next_offset)

@@ -1,0 +1,170 @@
+"""The manifest: one row for each range of an archive. A file exists from its row's commit on, and not before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Connection, Engine, Row
+from sqlalchemy.sql.base import Executable
+
+from seekpoint.jobs.export import statements as sql
+from seekpoint.kafka.ranges import Range
+from seekpoint.ledger.sql.admin import ALONE
+from seekpoint.ledger.sql.worker import APPLICATION, SETTLE
+from seekpoint.records import Partition
+from seekpoint.ledger.tables import in_schema
+
+LOCK_WAIT = "30s"
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """One range as it was written, before it is in the manifest. ``file`` is empty where the range has no records."""
+
+    range: Range
+    file: str
+    records: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One row of ``export_manifest``: the range ``[start, end)`` of a partition, and the file that has its records.
+
+    ``file`` is named below the archive's root, and empty where the range has no records.
+    """
+
+    partition: Partition
+    topic_id: UUID
+    start: int
+    end: int
+    records: int
+    bytes: int
+    file: str
+    format: str
+    group: str
+    run: UUID
+    actor: str
+    written_at: datetime
+
+    def __str__(self) -> str:
+        return f"{self.partition} [{self.start}, {self.end})"
+
+
+class Tx:
+    """A transaction on the manifest of one archive."""
+
+    def __init__(self, connection: Connection, schema: str, archive: str) -> None:
+        self._connection, self._options, self._archive = connection, in_schema(schema), archive
+
+    def execute(self, statement: Executable, parameters: Any = None, **named: Any) -> Any:
+        """Run one of our statements in the ledger's schema."""
+        return self._connection.execute(statement, parameters or named, execution_options=self._options)
+
+    def alone(self, topic: str) -> None:
+        """From here to the end of the transaction nobody else adds to this topic's chains, or removes a file of it."""
+        self.execute(ALONE, name=f"seekpoint export {self._archive} {topic}")
+
+    def within(self, range_: Range) -> list[Entry]:
+        """The entries that have something of the range, in order."""
+        partition = self._of(range_.partition, range_.topic_id)
+        return [_entry(row) for row in self.execute(sql.WITHIN, **partition, start=range_.start, end=range_.end)]
+
+    def chain(self, partition: Partition, topic_id: UUID) -> list[Entry]:
+        """All that the archive has of a partition, in order."""
+        return [_entry(row) for row in self.execute(sql.CHAIN, **self._of(partition, topic_id))]
+
+    def all(self) -> list[Entry]:
+        """Every entry of the archive."""
+        return [_entry(row) for row in self.execute(sql.ALL, its_archive=self._archive)]
+
+    def has(self, file: str) -> bool:
+        """Whether the manifest names this file, in whatever archive: the root may have another name there."""
+        return bool(self.execute(sql.IS_FILE, its_file=file).scalar_one())
+
+    def known(self) -> set[str]:
+        """Every file that the manifest names, in whatever archive."""
+        return set(self.execute(sql.KNOWN).scalars())
+
+    def note(self, run: UUID, *, group: str, actor: str) -> None:
+        """Put an export on record, before its first file."""
+        self.execute(sql.NOTE, [{"id": run, "archive": self._archive, "consumer_group": group, "actor": actor}])
+
+    def runs(self) -> set[UUID]:
+        """Every export on record, of whatever archive."""
+        return set(self.execute(sql.RUNS).scalars())
+
+    def roots(self) -> list[str]:
+        """Every archive that the ledger has exported to, whatever this transaction's is."""
+        return list(self.execute(sql.ROOTS).scalars())
+
+    def add(self, written: Sequence[Written], *, format: str, group: str, run: UUID, actor: str) -> None:  # noqa: A002
+        """The commit of these ranges, once the transaction is."""
+        made_by = {"archive": self._archive, "format": format, "consumer_group": group, "run": run, "actor": actor}
+        rows = [
+            {
+                "topic": one.range.partition.topic,
+                "topic_id": one.range.topic_id,
+                "partition": one.range.partition.number,
+                "from_offset": one.range.start,
+                "to_offset": one.range.end,
+                "records": one.records,
+                "bytes": one.bytes,
+                "file": one.file,
+            }
+            for one in written
+        ]
+        self.execute(sql.INSERT, [row | made_by for row in rows])
+
+    def _of(self, partition: Partition, topic_id: UUID) -> dict[str, Any]:
+        return {
+            "its_archive": self._archive,
+            "its_topic": partition.topic,
+            "its_topic_id": topic_id,
+            "its_partition": partition.number,
+        }
+
+
+@contextmanager
+def transaction(engine: Engine, schema: str, archive: str) -> Iterator[Tx]:
+    """A durable transaction on the manifest, with bounded waits for locks."""
+    with engine.connect() as connection:
+        connection.execution_options(isolation_level="READ COMMITTED")
+        with connection.begin():
+            tx = Tx(connection, schema, archive)
+            tx.execute(SETTLE, lock_timeout=LOCK_WAIT, application_name=f"{APPLICATION}export")
+            yield tx
+
+
+def holes(entries: Sequence[Entry], start: int, end: int) -> list[tuple[int, int]]:
+    """What of ``[start, end)`` these entries (in order) do not have."""
+    found: list[tuple[int, int]] = []
+    for entry in entries:
+        if entry.start >= end:
+            break
+        if entry.start > start:
+            found.append((start, entry.start))
+        start = max(start, entry.end)
+    return [*found, (start, end)] if start < end else found
+
+
+def _entry(row: Row[Any]) -> Entry:
+    return Entry(
+        Partition(row.topic, row.partition),
+        row.topic_id,
+        row.from_offset,
+        row.to_offset,
+        row.records,
+        row.bytes,
+        row.file,
+        row.format,
+        row.consumer_group,
+        row.run,
+        row.actor,
+        row.written_at,
+    )

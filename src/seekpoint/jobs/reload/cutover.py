@@ -1,0 +1,230 @@
+"""The cut-over: one transaction in which the rebuilt tables become the live ones, at the groups' positions of now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from time import monotonic
+
+import psycopg
+from psycopg import sql as ident
+from sqlalchemy.exc import DBAPIError
+
+from seekpoint.errors import CutOverRefused, KafkaAway, RangeStuck, ReloadOver, ReloadRefused
+from seekpoint.ledger.sql.admin import LOCK_GROUP, RECORD_ACTION, REDRAW
+from seekpoint.jobs.run import statements as sql
+from seekpoint.jobs.reload.cutover_limits import Bounds, Budget, OverBudget
+from seekpoint.jobs.reload.forecast import allow_wait, others
+from seekpoint.jobs.tables.staging_schema import Staging, name, run
+from seekpoint.jobs.reload.merge import Terms, merge
+from seekpoint.jobs.reload.publish import attach, swap, turn
+from seekpoint.jobs.reload.rounds import Rounds
+from seekpoint.jobs.run.run import Driver, Tx, run_of, told, transaction
+from seekpoint.jobs.tables.targets import Path
+from seekpoint.jobs.run.backoff import TRIES, longer_pause, pause
+from seekpoint.postgres.sqlstates import connection_lost, passes, sqlstate
+from seekpoint.ledger.tables import dead_letter
+
+IDLE = 3.0  # seconds at most that the brokers may say nothing while all workers wait
+LONG_TRIES = 5  # tries that take longer than workers may wait
+CANCELED, LOCKED = "57014", "55P03"
+
+
+@dataclass(frozen=True, slots=True)
+class CutOver:
+    """How a cut-over went. ``lock_seconds``: from the locks on the offsets to the answer of COMMIT.
+
+    ``records`` were read under the lock; ``keys`` were looked at there (0 for a swap); ``tries`` it took. Both
+    are -1 where COMMIT had no answer, and the run's row says that it took effect.
+    """
+
+    lock_seconds: float
+    records: int
+    keys: int
+    tries: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a cut-over goes by. ``live``: the rows of each table, as counted; ``predicted``: the wait, in seconds."""
+
+    bounds: Bounds = field(default_factory=Bounds)
+    same_keys: bool = False
+    live: Mapping[Path, int] = field(default_factory=dict)
+    predicted: float | None = None
+
+
+def cut_over(
+    driver: Driver, rounds: Rounds, catch_up: Callable[[], object], plan: Plan | None = None, *, tries: int = TRIES
+) -> CutOver:
+    """Publish the rebuilt tables, raise versions and epochs, and close the run: together, or not at all.
+
+    Offsets stay where they are. Running workers are refused at their next batch, claim again, and go on: those of an
+    older handler version stand down. ``catch_up`` runs the rounds that keep the part under the lock short.
+
+    A reply that was lost is looked up in the run's row; what was rolled back (a lock timeout, a lost connection) is
+    tried again. A try that would make workers wait for longer than the plan's bounds allow is rolled back, too; after
+    five of these CutOverRefused is raised, and the run stays open. Raises ReloadRefused where the run is of no use any
+    more, ReloadOver, and the last error.
+    """
+    plan = plan or Plan()
+    waits: list[float] = []
+    for attempt in range(1, tries + 1):
+        began: list[float] = []
+        budget = Budget(plan.bounds.max_wait)
+        try:
+            catch_up()
+            if driver.run.strategy == "generation":
+                attach(driver, rounds.targets)
+            records, keys = _attempt(driver, rounds, began, budget, plan)
+        except (DBAPIError, psycopg.Error, RangeStuck, KafkaAway, OverBudget) as error:
+            used = budget.used
+            if connection_lost(error) and took_effect(driver):
+                records = keys = -1  # nobody was told
+            elif _was_too_long(error, budget, driver):
+                waits.append(used)
+                if len(waits) == LONG_TRIES or attempt == tries:
+                    raise _too_long(driver, rounds, waits, plan, by_others=sqlstate(error) == LOCKED) from error
+                longer_pause(len(waits))
+                continue
+            elif attempt == tries or not (passes(error) or isinstance(error, RangeStuck | KafkaAway)):
+                raise
+            else:
+                pause(attempt)
+                continue
+        return CutOver(monotonic() - began[0], records, keys, attempt)
+    raise AssertionError("the last try returns or raises")
+
+
+def _was_too_long(error: BaseException, budget: Budget, driver: Driver) -> bool:
+    """Whether the try was ended by its budget, or by a row that another session has locked."""
+    if not budget.used:
+        return False  # no worker waited
+    ended = isinstance(error, OverBudget) or sqlstate(error) == CANCELED
+    return ended or (sqlstate(error) == LOCKED and driver.run.strategy == "merge")
+
+
+def _too_long(driver: Driver, rounds: Rounds, waits: list[float], plan: Plan, *, by_others: bool) -> CutOverRefused:
+    seen = f"{len(waits)} tries were rolled back after {', '.join(f'{each:.1f} s' for each in waits)}"
+    predicted = "" if plan.predicted is None else f" ({plan.predicted:.1f} s were predicted)"
+    if by_others and max(waits) < plan.bounds.max_wait:
+        reason = (
+            f"another session holds the lock of a row that is to be changed, and workers do not wait for it: {seen}"
+            f"{predicted}: end its transaction, then `seekpoint reload resume {driver.run.id}`"
+        )
+        return CutOverRefused([reason], predicted=plan.predicted, waits=waits)
+    with driver.step("diffed", "following") as tx:
+        how = f"; {others(tx, rounds.targets)}" if driver.run.strategy == "merge" else ""
+    reason = (
+        f"workers would wait for longer than the {plan.bounds.max_wait:g} s that are allowed: {seen}{predicted}: "
+        f"{allow_wait(driver, max(waits))}{how}"
+    )
+    return CutOverRefused([reason], predicted=plan.predicted, waits=waits)
+
+
+def _attempt(driver: Driver, rounds: Rounds, began: list[float], budget: Budget, plan: Plan) -> tuple[int, int]:
+    states = ("diffed",) if driver.run.strategy == "merge" else ("following",)
+    with driver.step(*states) as tx:
+        staging = Staging(driver.run.staging_schema)
+        budget.begin()
+        budget.bound(tx.connection)
+        _lock_groups(tx, driver)
+        budget.bound(tx.connection)
+        tx.execute(sql.LOCK_OFFSETS, groups=list(driver.run.groups)).all()
+        began.append(monotonic())
+        budget.bound(tx.connection)
+        offsets = tx.execute(sql.OFFSETS, groups=list(driver.run.groups)).all()
+        records = rounds.apply(tx, offsets, idle=min(IDLE, budget.left))
+        keys = 0
+        if driver.run.strategy == "merge":
+            assert driver.run.diff_xid is not None
+            terms = Terms(bounds=plan.bounds, budget=budget, live=plan.live)
+            keys = merge(tx, staging, rounds.targets, driver.run.diff_xid, same_keys=plan.same_keys, terms=terms)
+        for target in rounds.targets if driver.run.strategy != "merge" else ():
+            budget.bound(tx.connection)
+            if driver.run.strategy == "swap":
+                swap(tx, staging, target)
+            else:
+                turn(tx, staging, target, driver.run.id)
+        budget.bound(tx.connection)
+        take_over_letters(tx, staging)
+        _raise(tx, driver)
+        driver.turn(tx, "cut_over")
+        budget.bound(tx.connection)
+        run(tx.connection, "SET CONSTRAINTS ALL IMMEDIATE")  # what is deferred runs now: no timeout ends a COMMIT
+    return records, keys
+
+
+def _lock_groups(tx: Tx, driver: Driver) -> None:
+    for group, to in sorted(zip(driver.run.groups, driver.run.version_to, strict=True)):
+        row = tx.execute(LOCK_GROUP, group=group).one_or_none()
+        if row is None:
+            raise ReloadRefused([f"group {group!r} is not in the ledger any more"])
+        if row.version > to:
+            raise ReloadRefused(
+                [f"group {group!r} was raised to handler version {row.version} meanwhile, and this run is for {to}"]
+            )
+
+
+def _raise(tx: Tx, driver: Driver) -> None:
+    """Whoever reads on under an old token or an old version is refused (I5)."""
+    for group, to in sorted(zip(driver.run.groups, driver.run.version_to, strict=True)):
+        tx.execute(sql.RAISE_VERSION, group=group, to_version=to)
+        tx.execute(REDRAW, group=group)
+        action = {
+            "consumer_group": group,
+            "action": "cut-over",
+            "topic": None,
+            "partition": None,
+            "from_offset": None,
+            "to_offset": None,
+            "actor": driver.run.actor,
+            "reason": f"reload {driver.run.id}: {driver.run.reason}",
+        }
+        tx.execute(RECORD_ACTION, [action])
+
+
+_OWN = {"id", "parked_at", "replays", "replayed_at", "replay_error", "replay_traceback"}
+_OWN |= {"closed_at", "closed_by", "closed_reason"}
+
+
+def take_over_letters(tx: Tx, staging: Staging) -> None:
+    """What the rebuild could not apply is a dead letter of the group from now on, opened anew where it was one (I4)."""
+    given = [column.name for column in dead_letter.columns if column.name not in _OWN]
+    anew = {"parked_at": "clock_timestamp()", "replays": "0"}
+    anew |= dict.fromkeys(sorted(_OWN - {"id", *anew}), "NULL")
+    changes = [ident.SQL("{0} = excluded.{0}").format(name(column)) for column in given]
+    changes += [ident.SQL("{} = {}").format(name(column), ident.SQL(value)) for column, value in anew.items()]
+    run(
+        tx.connection,
+        "INSERT INTO {live} ({columns}) SELECT {columns} FROM {staged} ORDER BY topic, partition, record_offset "
+        "ON CONFLICT ON CONSTRAINT dead_letter_record_key DO UPDATE SET {changes}",
+        live=name(tx.schema, dead_letter.name),
+        staged=name(staging.schema, dead_letter.name),
+        columns=ident.SQL(", ").join(map(name, given)),
+        changes=ident.SQL(", ").join(changes),
+    )
+
+
+def took_effect(driver: Driver) -> bool:
+    """What became of a COMMIT without an answer: the run's own row is the marker. Waits for one that is under way.
+
+    A database that is away is asked again. Raises ReloadOver, and the last error.
+    """
+    for attempt in range(1, TRIES + 1):
+        try:
+            with transaction(driver.engine, driver.schema, lock_wait=driver.limits.transaction_age) as tx:
+                now = run_of(tx.execute(sql.SETTLED_RUN, its_run=driver.run.id).one())
+            break
+        except (DBAPIError, psycopg.Error) as error:
+            if attempt == TRIES or not passes(error):
+                raise
+            pause(attempt)
+    if now.driver_epoch != driver.epoch:
+        raise ReloadOver(f"reload {now.id} was taken over by {now.driver}")
+    if now.state == "cut_over":
+        driver.run = now
+        return True
+    if not now.is_open:
+        raise ReloadOver(f"reload {now.id} is {told(now)}")
+    return False

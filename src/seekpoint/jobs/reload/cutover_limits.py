@@ -1,0 +1,71 @@
+"""What a cut-over may do: how long workers may wait, how many live rows a merge may delete, and what it may reach."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import monotonic
+
+from psycopg import sql as ident
+from sqlalchemy import Connection
+
+from seekpoint.errors import ConfigError
+from seekpoint.jobs.tables.staging_schema import rows
+
+MAX_WAIT = 2.0  # seconds
+MAX_DELETES = 0.1  # of the live table's rows
+ROW_WAIT = 0.3  # seconds for a live row that another session has locked: all workers wait meanwhile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """The bounds of one cut-over; see :class:`seekpoint.jobs.reload.Reload`. Raises ConfigError for what is no bound."""
+
+    max_wait: float = MAX_WAIT
+    max_deletes: float = MAX_DELETES
+    allow_cascades: bool = False
+    allow_inheritance: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.max_wait > 0:
+            raise ConfigError(f"max_wait is how many seconds workers may wait, more than 0, and not {self.max_wait!r}")
+        if not 0 <= self.max_deletes <= 1:
+            raise ConfigError(f"max_deletes is a share of the live rows, from 0 to 1, and not {self.max_deletes!r}")
+
+
+class OverBudget(Exception):  # noqa: N818 -- inside the package; people get CutOverRefused
+    """The budget of a try is used up."""
+
+
+class Budget:
+    """The time of one try, which begins with its first lock; ``seconds`` is all of it."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._began: float | None = None
+
+    def begin(self) -> None:
+        """Before the first lock that a worker may wait for."""
+        self._began = monotonic()
+
+    @property
+    def used(self) -> float:
+        """Seconds since the first lock."""
+        return 0.0 if self._began is None else monotonic() - self._began
+
+    @property
+    def left(self) -> float:
+        """Seconds that are left. Raises OverBudget where there are none."""
+        if (left := self.seconds - self.used) <= 0:
+            raise OverBudget
+        return left
+
+    def bound(self, connection: Connection, *, lock_wait: float | None = None) -> None:
+        """The next statements take no longer than what is left, and wait for each lock at most ``lock_wait``."""
+        left = self.left
+        rows(
+            connection,
+            "SELECT set_config('statement_timeout', {left}, true), set_config('lock_timeout', {lock}, true)",
+            left=ident.Literal(f"{max(1, round(left * 1000))}ms"),
+            # Without a limit of its own a wait ends with its statement: which of two equal ones is reported is chance.
+            lock=ident.Literal("0" if lock_wait is None or lock_wait >= left else f"{round(lock_wait * 1000)}ms"),
+        )

@@ -1,0 +1,112 @@
+"""Rebuilding what handlers write: from the first record on, in rounds of a bounded size, by the driver itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from time import monotonic
+from typing import Any
+
+import psycopg
+from sqlalchemy import ColumnElement, delete
+from sqlalchemy.exc import DBAPIError
+
+from seekpoint.jobs.run import statements as sql
+from seekpoint.jobs.tables.constraints import breaks, check_references, references
+from seekpoint.jobs.staging.catch_up import Shrinking, key_of
+from seekpoint.jobs.tables.staging_schema import Staging, name, run
+from seekpoint.jobs.reload.rounds import Rounds
+from seekpoint.jobs.run.run import Driver, StagedPosition
+from seekpoint.jobs.tables.targets import REPLACING, Source, Target
+from seekpoint.jobs.run.backoff import TRIES, is_conflict, pause
+
+FIRST, MOST = 5_000, 50_000  # records of one transaction
+LONG = 20.0  # seconds that one takes at most, or fewer records are taken: whoever aborts the run waits for it
+
+
+def rebuild(
+    driver: Driver,
+    sources: Sequence[Source],
+    kafka: Mapping[str, Any],
+    progress: Callable[[str, int, int], None],
+    most: int = MOST,
+) -> None:
+    """Run the handlers until their copies are less than one round behind the groups' positions.
+
+    Each round is one transaction with the rebuild's position: whoever takes the run goes on behind the last one. Raises
+    ReloadRefused, WroteLiveTable, and what reading the log raises.
+    """
+    handled = {source.group for source in sources if source.has_handler}
+    if not handled:
+        return
+    with Rounds(driver, sources, kafka) as rounds:
+        _catch_up(driver, handled, rounds, progress, most)
+        if driver.run.strategy not in REPLACING and _begins_again(driver, handled, rounds.targets):
+            _catch_up(driver, handled, rounds, progress, most)
+
+
+def _begins_again(driver: Driver, handled: Collection[str], found: Sequence[Target]) -> bool:
+    """Where rows refer to none at the end: from the first record again, and each is checked when it is written.
+
+    Not from the beginning: a row that was right when it was written may refer to one that is gone by now, if a later
+    record took it away, too.
+    """
+    with driver.step("staged") as tx:
+        staging = Staging(driver.run.staging_schema)
+        copies = [target for target in found if target.handled_as]
+        its = {target: references(tx.connection, staging, target, found) for target in copies}
+        if not any(breaks(tx.connection, staging.table(target), one) for target in copies for one in its[target]):
+            return False
+        for target in copies:
+            check_references(tx.connection, staging, target, its[target])
+            run(tx.connection, "TRUNCATE {table}", table=name(*staging.table(target)))
+        positions = [at for at in tx.positions(driver.run.id) if at.group in handled]
+        tx.advance(driver.run.id, {(at.group, at.partition): at.first_offset for at in positions})
+        for at in positions:
+            letters, left_out = staging.letters.c, staging.left_out.c
+            tx.connection.execute(delete(staging.letters).where(*_of(at, letters)))
+            tx.connection.execute(
+                delete(staging.left_out).where(*_of(at, left_out), left_out.record_offset >= at.end_offset)
+            )
+    return True
+
+
+def _of(at: StagedPosition, columns: Any) -> tuple[ColumnElement[bool], ...]:
+    return (
+        columns.consumer_group == at.group,
+        columns.topic == at.partition.topic,
+        columns.partition == at.partition.number,
+    )
+
+
+def _catch_up(
+    driver: Driver, handled: Collection[str], rounds: Rounds, progress: Callable[[str, int, int], None], most: int
+) -> None:
+    shrinking, size, conflicts = Shrinking(), min(FIRST, most), 0
+    while True:
+        try:
+            with driver.step("staged") as tx:  # a handler gets rows that others write as they are then, as in a worker
+                began = monotonic()
+                offsets = tx.execute(sql.OFFSETS, groups=list(driver.run.groups)).all()
+                rounds.part(tx, offsets, size)
+                positions = [at for at in tx.positions(driver.run.id) if at.group in handled]
+        except (DBAPIError, psycopg.Error) as error:
+            conflicts += 1
+            if conflicts == TRIES or not is_conflict(error):
+                raise
+            pause(conflicts)
+            continue
+        size, conflicts = _next_size(size, most, monotonic() - began), 0
+        its = {key_of(row): row for row in offsets if row.consumer_group in handled}
+        done = sum(at.next_offset - at.first_offset for at in positions)
+        progress("staging", done, sum(row.next_offset - row.first_offset for row in its.values()))
+        if any(at.next_offset < at.end_offset for at in positions):
+            continue
+        left = sum(int(its[at.group, at.partition].next_offset) - at.next_offset for at in positions)
+        if left <= most:
+            return
+        shrinking.take(left)
+
+
+def _next_size(size: int, most: int, seconds: float) -> int:
+    """How many records the next round takes, where one of ``size`` took so long: fewer at once, more by and by."""
+    return max(1, min(most, 2 * size, int(size * LONG / max(seconds, 0.001))))

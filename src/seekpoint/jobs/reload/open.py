@@ -1,0 +1,235 @@
+"""Opening a run: E0, the positions of all groups as of one moment, and every reason why it cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID, uuid4
+
+from sqlalchemy import Engine, Row
+
+from seekpoint.ledger.dead_letters.statements import COUNT_OPEN
+from seekpoint.errors import ReloadRefused
+from seekpoint.jobs.export import Archive
+from seekpoint.kafka.range_checks import require_known
+from seekpoint.kafka.ranges import Range, log_starts, stable_ends, topic_ids
+from seekpoint.ledger.sql.admin import ALONE
+from seekpoint.pipeline.policy import Limits
+from seekpoint.records import Partition, storable
+from seekpoint.jobs.run import statements as sql
+from seekpoint.jobs.staging.compaction import of_compaction
+from seekpoint.jobs.tables.dependencies import ties, without_generations
+from seekpoint.jobs.reload.merge_check import hides_rows
+from seekpoint.jobs.tables.staging_schema import GENERATION
+from seekpoint.jobs.tables.publications import prefix_of, unidentified
+from seekpoint.jobs.tables.side_effects import notes, of_inheritance
+from seekpoint.jobs.run.run import Driver, Tx, position_of, run_of, this_driver, transaction
+from seekpoint.jobs.tables.targets import COMPARED, Source, Target, resolve, targets
+from seekpoint.ledger.revision import check
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What is to be opened."""
+
+    sources: Sequence[Source]
+    strategy: str
+    actor: str
+    reason: str
+    archive: Archive | None = None
+    allow_inheritance: bool = False
+
+
+def open_run(engine: Engine, schema: str, kafka: Mapping[str, Any], order: Order, limits: Limits) -> Driver:
+    """Record a new run at the groups' positions of this moment; nothing else is touched.
+
+    Raises ReloadRefused with every reason why these tables cannot be reloaded as things stand, SchemaMismatch,
+    KafkaAway, and ConfigError for brokers' settings that no consumer takes and an archive that has nothing.
+    """
+    require_known(kafka)
+    groups = [source.group for source in order.sources]
+    with transaction(engine, schema, isolation="REPEATABLE READ") as tx:
+        check(tx.connection, schema)
+        found = targets(tx.connection, order.sources)
+        known = {row.name: row for row in tx.execute(sql.GROUPS)}
+        offsets = tx.execute(sql.OFFSETS, groups=groups).all()
+        reasons = _of_groups(order.sources, known, offsets)
+        reasons += _of_tables(tx, found, groups, known, order.strategy)
+        if order.strategy == "merge" and not order.allow_inheritance:
+            reasons += [reason for target in found for reason in of_inheritance(tx.connection, target)]
+        letters = _open_letters(tx, groups)
+    if order.archive is not None:
+        order.archive.require_known()
+    # Behind E0: the stable end only grows, and must not be older than the positions that it bounds.
+    reasons += _of_logs(kafka, offsets, order.archive)
+    reasons += of_compaction(kafka, order.sources, offsets, letters, order.strategy)
+    if reasons:
+        raise ReloadRefused(reasons)
+    run = uuid4()
+    with transaction(engine, schema) as tx:
+        # One opening at a time: two runs of one table must see each other.
+        tx.execute(ALONE, name=f"seekpoint reload {schema}")
+        # A worker that would raise a version looks for this run under its group's lock: it finds it, or was before us.
+        known = {row.name: row for row in tx.execute(sql.SHARE_GROUPS, groups=groups)}
+        reasons = [reason for source in order.sources for reason in _of_version(source, known.get(source.group))]
+        if reasons := reasons + _of_runs(tx, [target.name for target in found]):
+            raise ReloadRefused(reasons)
+        tx.execute(sql.INSERT_RUN, [_row(tx, run, order, found, known)])
+        tx.add_positions(run, [position_of(row, end=row.next_offset) for row in offsets])
+        driver = Driver(engine, schema, run_of(tx.execute(sql.GET_RUN, its_run=run).one()), limits)
+        driver.notes = tuple(notes(tx.connection, found)) if order.strategy == "merge" else ()
+        return driver
+
+
+def _row(tx: Tx, run: UUID, order: Order, found: Sequence[Target], known: Mapping[str, Row[Any]]) -> dict[str, Any]:
+    prefix = GENERATION if order.strategy == "generation" else "seekpoint_reload_"
+    if order.strategy in COMPARED:  # the others publish these tables: they are logged
+        prefix = prefix_of(tx.connection, prefix)
+    return {
+        "id": run,
+        "groups": [source.group for source in order.sources],
+        "tables": [target.name for target in found],
+        "strategy": order.strategy,
+        "pipelines": [source.name for source in order.sources],
+        "version_from": [known[source.group].version for source in order.sources],
+        "version_to": [source.pipeline.version for source in order.sources],
+        "state": "opened",
+        "driver_epoch": 1,
+        "driver": storable(this_driver()),
+        "staging_schema": prefix + run.hex[:12],
+        "actor": storable(order.actor),
+        "reason": storable(order.reason),
+        "archive": order.archive and order.archive.spec(),
+    }
+
+
+def _of_groups(given: Sequence[Source], known: Mapping[str, Row[Any]], offsets: Sequence[Row[Any]]) -> list[str]:
+    reasons = []
+    for source in given:
+        mine = {row.topic for row in offsets if row.consumer_group == source.group}
+        reasons += _of_version(source, known.get(source.group) if mine else None)
+        if strange := sorted(mine - set(source.pipeline.topics)):
+            reasons.append(
+                f"group {source.group!r} has applied records of {', '.join(strange)}, which this pipeline does not "
+                "read: name them in topics= again, or their rows would be lost"
+            )
+    return reasons
+
+
+def _of_version(source: Source, group: Row[Any] | None) -> list[str]:
+    if group is None:
+        return [f"group {source.group!r} has no offsets in the ledger: start a worker once, then reload"]
+    if group.version > source.pipeline.version:
+        reason = (
+            f"group {source.group!r} is at handler version {group.version}, and this pipeline is version "
+            f"{source.pipeline.version}: reload with version {group.version} or newer"
+        )
+        return [reason]
+    return []
+
+
+def _of_tables(
+    tx: Tx, found: Sequence[Target], groups: Sequence[str], known: Mapping[str, Row[Any]], strategy: str
+) -> list[str]:
+    reasons = []
+    ours = {target.shown for target in found}
+    for name, group in known.items():
+        if name in groups:
+            continue
+        shared = sorted({".".join(p) for p in (resolve(tx.connection, t) for t in group.tables) if p in ours})
+        if shared:
+            reasons.append(
+                f"group {name!r} writes {', '.join(shared)}, too: name its pipeline in the same reload; or, if it "
+                "ended for good and none of its rows are there, set its `tables` in consumer_group to '{}'"
+            )
+    if strategy == "swap":
+        reasons += [reason for target in found for reason in ties(tx.connection, target)]
+    if strategy == "generation":
+        reasons += [reason for target in found for reason in without_generations(tx.connection, target)]
+    if strategy == "merge":
+        reasons += [reason for target in found for reason in unidentified(tx.connection, target)]
+    reasons += [
+        f"{target.name}: row security may hide rows from this role, which would not be compared: run it as a role that "
+        "sees all of them (the table's owner, BYPASSRLS, or a policy FOR SELECT USING (true))"
+        for target in found
+        if strategy in COMPARED and hides_rows(tx.connection, target.path)
+    ]
+    return reasons + [
+        f"{target.name} has no unique key among the columns that are written, by which rows could be compared: give it "
+        "one (an Append: a unique index on its provenance= columns)"
+        + ("" if strategy == "verify" else "; or --strategy swap (open(strategy='swap')), which compares nothing")
+        for target in found
+        if strategy in COMPARED and not target.key
+    ]
+
+
+def _open_letters(tx: Tx, groups: Sequence[str]) -> dict[tuple[str, str], int]:
+    """How many dead letters of each group and topic are open."""
+    found: dict[tuple[str, str], int] = {}
+    for group in groups:
+        for row in tx.execute(COUNT_OPEN, group=group):
+            found[group, row.topic] = found.get((group, row.topic), 0) + row.n
+    return found
+
+
+def _of_logs(kafka: Mapping[str, Any], offsets: Sequence[Row[Any]], archive: Archive | None) -> list[str]:
+    ids = topic_ids(kafka, sorted({row.topic for row in offsets}))
+    reasons = []
+    there = []
+    for row in offsets:
+        at = Partition(row.topic, row.partition)
+        if ids[row.topic] != row.topic_id:
+            reasons.append(
+                f"{at}: the offsets belong to topic id {row.topic_id}, the brokers answer {ids[row.topic]}: decide for "
+                "the recreated topic first (`seekpoint status` names the choices)"
+            )
+        else:
+            there.append(at)
+    starts, ends = log_starts(kafka, sorted(set(there))), stable_ends(kafka, sorted(set(there)))
+    for row in offsets:
+        at = Partition(row.topic, row.partition)
+        if at not in starts:
+            continue
+        if starts[at] > row.first_offset and row.next_offset > row.first_offset:
+            reasons += _of_retention(row, starts[at], archive)
+        if row.next_offset > ends[at]:
+            reasons.append(
+                f"{at}: group {row.consumer_group!r} stands at {row.next_offset}, and what can be read ends at "
+                f"{ends[at]}: a transaction is open in front of it, or these are other brokers"
+            )
+    return reasons
+
+
+def _of_retention(row: Row[Any], log_start: int, archive: Archive | None) -> list[str]:
+    """The log has lost the beginning of what was applied: unless an archive has it, to the last offset."""
+    at = Partition(row.topic, row.partition)
+    lost = Range(at, row.topic_id, row.first_offset, min(log_start, row.next_offset))
+    gaps = [(lost.start, lost.end)] if archive is None else archive.gaps(lost)
+    if not gaps:
+        return []
+    said = (
+        f"{at}: group {row.consumer_group!r} began at offset {row.first_offset}, and the log begins at {log_start} "
+        "now: what retention took cannot be applied again"
+    )
+    if archive is None:
+        return [f"{said}, unless an export has it: name that, --archive or Reload(…, archive=Archive(root, engine))"]
+    missing = ", ".join(f"[{start}, {end})" for start, end in gaps)
+    return [f"{said}, and the archive {archive.root} does not have {missing} of topic id {row.topic_id}"]
+
+
+def _of_runs(tx: Tx, tables: Sequence[str]) -> list[str]:
+    return [
+        f"{', '.join(sorted(shared))}: {'verify' if row.strategy == 'verify' else 'reload'} {row.id} is {row.state}, "
+        f"opened by {row.actor} at {row.opened_at:%F %T}: {_ways_out(row)}"
+        for row in tx.execute(sql.OPEN_RUNS)
+        if row.strategy != "batch"  # it writes as a worker does
+        and (shared := set(row.tables) & set(tables))
+    ]
+
+
+def _ways_out(run: Row[Any]) -> str:
+    abort = f"(`seekpoint reload abort {run.id} --reason …`, `runs.abort(id, reason)`)"
+    if run.strategy == "verify":
+        return f"wait for its end, or abort it {abort}"
+    return f"resume or abort it (`seekpoint reload run … --resume {run.id}`, `take(id)`) {abort}"

@@ -1,0 +1,117 @@
+"""Making rebuilt tables the live ones in the cut-over's transaction, by name or by pointer; and why that cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from uuid import UUID
+
+from psycopg import sql as ident
+from sqlalchemy import Connection, text
+
+from seekpoint.errors import ReloadRefused
+from seekpoint.jobs.tables.dependencies import DDL_WAIT, ties, without_generations
+from seekpoint.jobs.tables.generations import tables as leaves
+from seekpoint.jobs.tables.copies import tag_indexes
+from seekpoint.jobs.tables.staging_schema import Staging, comment, name, run
+from seekpoint.jobs.tables.create_like import draw_from_live
+from seekpoint.jobs.run.run import Driver, Tx
+from seekpoint.jobs.tables.targets import Target
+from seekpoint.sinks.catalog import quoted
+
+# -- swap --------------------------------------------------------------------------------------------------------
+
+
+# -- generation --------------------------------------------------------------------------------------------------
+
+
+def attach(driver: Driver, targets: Sequence[Target]) -> None:
+    """Make the rebuilt tables partitions beside those that count, in a step of its own before the cut-over's locks.
+
+    What it waits for is not in front of any reader or writer: only another such step, or maintenance.
+    """
+    with driver.step("following") as tx:
+        staging = Staging(driver.run.staging_schema)
+        for target in targets:
+            draw_from_live(tx.connection, staging, target)
+            _require_likeness(tx.connection, staging, target)
+            leaves.attach(tx, staging, target)
+
+
+def turn(tx: Tx, staging: Staging, target: Target, run_id: UUID) -> None:
+    """Turn the pointer to the rebuilt table: one row, whatever the size, and no lock that readers hold."""
+    _require_likeness(tx.connection, staging, target)
+    leaves.point(tx, staging, target, run_id)
+
+
+def _require_likeness(connection: Connection, staging: Staging, target: Target) -> None:
+    if reasons := without_generations(connection, target):
+        raise ReloadRefused(reasons)
+    _unaltered(connection, staging, target)
+
+
+def swap(tx: Tx, staging: Staging, target: Target) -> None:
+    """Put the rebuilt table in the place of the live one, which goes to the staging schema, and is swept with it."""
+    connection = tx.connection
+    run(connection, "SET LOCAL lock_timeout = {wait}", wait=ident.Literal(f"{DDL_WAIT}ms"))
+    run(connection, "LOCK TABLE {live} IN ACCESS EXCLUSIVE MODE", live=name(*target.path))
+    if reasons := ties(connection, target):
+        raise ReloadRefused(reasons)
+    schema, table = target.path
+    old = f"old_{target.staged}"
+    said = comment(connection, target.path)
+    run(
+        connection,
+        "COMMENT ON TABLE {new} IS {said}",
+        new=name(*staging.table(target)),
+        said=ident.Literal(said) if said is not None else ident.SQL("NULL"),
+    )
+    if target.handled_as:
+        live = connection.execute(_INDEXES, {"name": quoted(*target.path)})
+        tag_indexes(connection, staging, target, [row.relname for row in live])
+    draw_from_live(connection, staging, target)
+    indexes = _unaltered(connection, staging, target)
+    run(connection, "ALTER TABLE {live} RENAME TO {old}", live=name(*target.path), old=name(old))
+    run(connection, "ALTER TABLE {old} SET SCHEMA {there}", old=name(schema, old), there=name(staging.schema))
+    if target.built != table:
+        run(connection, "ALTER TABLE {new} RENAME TO {table}", new=name(*staging.table(target)), table=name(table))
+    run(connection, "ALTER TABLE {new} SET SCHEMA {here}", new=name(staging.schema, table), here=name(schema))
+    for n, index in enumerate(indexes):
+        run(
+            connection,
+            "ALTER INDEX {made} RENAME TO {index}",
+            made=name(schema, f"{target.staged}_i{n}"),
+            index=name(index),
+        )
+
+
+def _unaltered(connection: Connection, staging: Staging, target: Target) -> list[str]:
+    """The live table's indexes, if it is still what the rebuilt one was made like: what it got since would be lost."""
+    live, built = ({"name": quoted(*path)} for path in (target.path, staging.table(target)))
+    indexes = connection.execute(_INDEXES, live).all()
+    made = {row.relname: row.what for row in connection.execute(_INDEXES, built)}
+    is_same = made == {staging.index(target, n): row.what for n, row in enumerate(indexes)}
+    if not is_same or connection.execute(_SHAPE, live).all() != connection.execute(_SHAPE, built).all():
+        raise ReloadRefused([f"{target.name} was altered since it was rebuilt: abort this run and open another one"])
+    return [row.relname for row in indexes]
+
+
+_SHAPE = text(
+    """
+    SELECT a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull, a.attgenerated,
+           pg_get_expr(d.adbin, d.adrelid)
+    FROM pg_attribute a LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
+    WHERE a.attrelid = to_regclass(:name) AND a.attnum > 0 AND NOT a.attisdropped
+          AND a.attname <> 'seekpoint_generation'
+    UNION ALL SELECT conname, pg_get_expr(conbin, conrelid), NULL, NULL, NULL FROM pg_constraint
+    WHERE conrelid = to_regclass(:name) AND contype = 'c' AND conname <> 'seekpoint_generation'
+    ORDER BY 1, 2
+    """
+)
+# In the order in which the rebuilt table's were made (see consolidate).
+_INDEXES = text(
+    """
+    SELECT c.relname, i.indisunique || substring(pg_get_indexdef(i.indexrelid) FROM ' USING .*$') AS what
+    FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
+    WHERE i.indrelid = to_regclass(:name) ORDER BY i.indisprimary DESC, c.relname
+    """
+)

@@ -1,0 +1,358 @@
+"""A reload from its opening to its cut-over, step by step; each step can be repeated by whoever takes the run."""
+
+from __future__ import annotations
+
+import getpass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+from uuid import UUID
+
+import psycopg
+from sqlalchemy import URL, Engine
+from sqlalchemy.exc import DBAPIError
+
+from seekpoint.postgres.engine import postgres_engine
+from seekpoint.errors import ConfigError, RangeLost, ReloadRefused, TopicRecreated, WroteLiveTable
+from seekpoint.jobs.export import Archive
+from seekpoint.kafka.range_checks import require_known
+from seekpoint.pipeline.pipeline import Pipeline
+from seekpoint.pipeline.policy import Limits
+from seekpoint.records import one_line
+from seekpoint.jobs.run import statements as sql
+from seekpoint.jobs.reload.cutover_limits import MAX_DELETES, MAX_WAIT, Bounds
+from seekpoint.jobs.reload.compare import Report, prepare, recall
+from seekpoint.jobs.staging.consolidate import RANGE, check_topics, consolidate, coverage, index, require_width
+from seekpoint.jobs.reload.cutover import CutOver, Plan, cut_over
+from seekpoint.jobs.staging.catch_up import LARGE, Shrinking, distance, extend
+from seekpoint.jobs.reload.forecast import forecast, require_allowed, require_no_extra
+from seekpoint.jobs.tables.frames import Frame, FrameStager, resolve_frames
+from seekpoint.jobs.reload.handlers import MOST, rebuild
+from seekpoint.jobs.reload.merge import warm
+from seekpoint.jobs.reload.open import Order, open_run
+from seekpoint.jobs.tables.side_effects import notes
+from seekpoint.jobs.reload.rounds import Rounds
+from seekpoint.jobs.run.run import SERIALIZABLE_ENOUGH, VERIFIED, Driver, Progress, Run, transaction
+from seekpoint.jobs.runs.runs import Runs
+from seekpoint.jobs.staging.local import LocalStager
+from seekpoint.jobs.staging.stage import Stager, begin_staging
+from seekpoint.jobs.runs.sweep import drop_attempts
+from seekpoint.jobs.tables.targets import Source, sources, targets
+from seekpoint.jobs.run.backoff import TRIES, is_conflict, pause
+from seekpoint.jobs.staging.group_tables import writes_other_tables
+from seekpoint.postgres.sqlstates import is_data_fault
+from seekpoint.ledger.tables import DEFAULT_SCHEMA, PUBLISHING
+
+T = TypeVar("T")
+SMALL = 2_000  # records of a round, below which the locks may be taken
+ENDS = (ReloadRefused, RangeLost, TopicRecreated, WroteLiveTable)  # what no other driver would get over
+
+Told = Callable[[Report], object]
+
+
+class Reload:
+    """Builds the tables of some pipelines anew from the log, beside the live ones, and puts them in their place.
+
+    ``pipelines`` are all pipelines that write the tables, as objects or as ``module:name``; ``kafka`` is the workers'
+    own configuration. ``stager`` says who reads the log: by default this process, or so many ``processes`` of this
+    machine. Workers continue all the time; the cut-over makes them wait, for ``max_wait`` seconds at most. What they go
+    on by while ranges are staged is staged in the same way while it is more than ``large`` records. ``same_keys`` says
+    that the code which runs now makes the same keys of a record as these pipelines do: a merge need not look through
+    the whole table under the lock then. ``progress`` is called with what is being done, how many records of it are done
+    (of "warming up": keys), and of how many (0: not known). ``archive`` has what retention took of the logs.
+    ``frames`` are what handlers' tables hold up to the opening, computed by Spark: they need a SparkStager.
+
+    A merge calls ``compared`` with its :class:`Report` before it publishes anything, and is refused (CutOverRefused,
+    the run stays open) where workers would wait for longer than ``max_wait``; where it would delete more than the share
+    ``max_deletes`` of a table's rows; where its changes reach other tables by ON DELETE or ON UPDATE actions
+    (``allow_cascades``) or by inheritance (``allow_inheritance``). Making one does no I/O; raises ConfigError for what
+    cannot be reloaded, whatever the servers say.
+    """
+
+    def __init__(
+        self,
+        pipelines: Sequence[Pipeline | str],
+        engine: Engine | URL | str,
+        kafka: Mapping[str, Any],
+        *,
+        schema: str = DEFAULT_SCHEMA,
+        stager: Stager | None = None,
+        processes: int = 0,
+        limits: Limits | None = None,
+        actor: str | None = None,
+        range_records: int = RANGE,
+        large: int = LARGE,
+        same_keys: bool = False,
+        progress: Progress | None = None,
+        archive: Archive | None = None,
+        frames: Mapping[str, Frame] | None = None,
+        max_wait: float = MAX_WAIT,
+        max_deletes: float = MAX_DELETES,
+        allow_cascades: bool = False,
+        allow_inheritance: bool = False,
+        compared: Told | None = None,
+    ) -> None:
+        self.sources: Sequence[Source] = sources(pipelines)
+        self.engine, self.kafka, self.schema = postgres_engine(engine), dict(kafka), schema
+        self.limits, self.actor = limits or Limits(), actor or getpass.getuser()
+        self.runs = Runs(self.engine, schema, self.limits)
+        if stager is not None and processes:
+            raise ConfigError("stager= and processes= both say who reads the log: give one of them")
+        require_width(range_records)
+        self._stager = stager or LocalStager(self.engine, schema, self.kafka, self.sources, processes=processes)
+        self.archive, self.frames = archive, dict(frames or {})
+        if self.frames and not isinstance(self._stager, FrameStager):
+            raise ConfigError("frames= are computed by Spark: give stager=SparkStager(spark, kafka)")
+        self._same_keys = same_keys
+        self._compared: Told = compared or (lambda _: None)
+        self.bounds = Bounds(
+            max_wait=max_wait,
+            max_deletes=max_deletes,
+            allow_cascades=allow_cascades,
+            allow_inheritance=allow_inheritance,
+        )
+        self._large = large
+        self._range_records, self._progress = range_records, progress or (lambda *_: None)
+
+    def open(self, *, strategy: str = "merge", reason: str = "reload") -> Driver:
+        """Record a new run at the groups' positions of now. Raises ReloadRefused with every reason, KafkaAway.
+
+        ``notes`` of the driver list what a merge may reach: foreign keys with an action, and inheriting tables.
+        """
+        if strategy not in PUBLISHING:
+            raise ConfigError(f"strategy must be one of {', '.join(map(repr, PUBLISHING))}, got {strategy!r}")
+        return self._open(strategy, reason)
+
+    def _open(self, strategy: str, reason: str) -> Driver:
+        if self.frames:
+            with transaction(self.engine, self.schema) as tx:
+                resolve_frames(tx.connection, self.sources, targets(tx.connection, self.sources), self.frames)
+        order = Order(
+            sources=self.sources,
+            strategy=strategy,
+            actor=self.actor,
+            reason=reason,
+            archive=self.archive,
+            allow_inheritance=self.bounds.allow_inheritance,
+        )
+        return open_run(self.engine, self.schema, self.kafka, order, self.limits)
+
+    def take(self, run: UUID) -> Driver:
+        """Drive an open run from where it stands; its driver before, if it is alive, fails at its next step.
+
+        Raises ConfigError where these pipelines are not the run's (other groups, versions or tables), or no consumer
+        takes ``kafka``; then it has not changed hands. Raises ReloadOver where it has ended.
+        """
+        if (found := self.runs.get(run)).is_open:
+            require_known(self.kafka)
+            self._require_its_code(found)
+        driver = self.runs.take(run)
+        if driver.run.strategy == "merge":
+            with transaction(self.engine, self.schema) as tx:
+                driver.notes = tuple(notes(tx.connection, targets(tx.connection, self.sources)))
+        return driver
+
+    def _require_its_code(self, run: Run) -> None:
+        """Before it is taken: the driver that it has, with the right code, goes on."""
+        self._require_its_versions(run)
+        with transaction(self.engine, self.schema) as tx:
+            written = tuple(target.name for target in targets(tx.connection, self.sources))
+            others = [source.group for source in self.sources if writes_other_tables(tx, run.staging_schema, source)]
+        if written != run.tables:
+            raise ConfigError(
+                f"reload {run.id} is of {', '.join(run.tables)}, and these sinks write {', '.join(written)}: take it "
+                "with the code that it was opened with, or abort it and open another"
+            )
+        if others:
+            raise ConfigError(
+                f"reload {run.id}: of its tables, group {others[0]!r} writes others with this code: take it with the "
+                "code that it was opened with, or abort it and open another"
+            )
+
+    def _require_its_versions(self, run: Run) -> None:
+        if run.strategy == "batch":
+            how = f"`BatchJob.take`, or `seekpoint batch MODULE:NAME --resume {run.id}`"
+            raise ConfigError(f"{run.id} is a batch: {how}")
+        if run.groups != tuple(source.group for source in self.sources):
+            raise ConfigError(f"reload {run.id} is of the groups {', '.join(run.groups)}: name their pipelines")
+        if run.version_to != tuple(source.pipeline.version for source in self.sources):
+            raise ConfigError(
+                f"reload {run.id} was opened with other versions of these pipelines "
+                f"({', '.join(map(str, run.version_to))}): run the code of that version, or abort it, open another"
+            )
+
+    def stage(self, driver: Driver) -> None:
+        """Go on until everything up to E0 is in the rebuilt tables, and they are indexed. Raises what ends the run."""
+        with self._ending(driver):
+            if driver.run.state == "opened":
+                begin_staging(driver, self.sources)
+            if driver.run.state == "staging":
+                self._stage_ranges(driver)
+                self._stage_what_came_meanwhile(driver)
+                check_topics(self.kafka, driver)
+                consolidate(driver, self.sources)
+            if driver.run.state == "staged":
+                self._compute_frames(driver)
+                rebuild(driver, self.sources, self.kafka, self._progress, min(MOST, self._range_records))
+                index(driver, self.sources, self.kafka)
+                drop_attempts(self.engine, self.schema, driver.run)
+
+    def follow(self, driver: Driver, rounds: Rounds) -> int:
+        """Bring the rebuilt tables close to the live ones; returns the records of the last round."""
+        with self._ending(driver):
+            shrinking = Shrinking()
+            while True:
+                read = self._round(driver, rounds)
+                if read <= SMALL:
+                    return read
+                shrinking.take(read)
+
+    def compare(self, driver: Driver, rounds: Rounds) -> Report:
+        """Compare rebuilt and live tables at the same offsets, and keep what differs for the cut-over."""
+        with self._ending(driver):
+            self._progress("comparing", 0, 0)
+            report = self._again(lambda: prepare(driver, rounds))
+            self._progress("comparing", 1, 1)
+            return report
+
+    def cut_over(self, driver: Driver, rounds: Rounds) -> CutOver:
+        """Put the rebuilt tables in the place of the live ones. See :func:`seekpoint.jobs.reload.cutover.cut_over`."""
+        _require_publishing(driver)
+        with self._ending(driver):
+            plan = self._plan(driver, rounds) if driver.run.strategy == "merge" else Plan(bounds=self.bounds)
+            if driver.run.strategy == "merge":
+                warm(driver, rounds.targets, lambda done, total: self._progress("warming up", done, total))
+            self._progress("cutting over", 0, 0)
+            outcome = cut_over(driver, rounds, lambda: self.follow(driver, rounds), plan)
+            read = max(outcome.records, 0)  # where COMMIT had no answer, nobody was told
+            self._progress("cutting over", read, read)
+            return outcome
+
+    def _plan(self, driver: Driver, rounds: Rounds) -> Plan:
+        """Report what a merge is going to change, and refuse what is not allowed, before any lock is taken."""
+        report = recall(driver, rounds.targets)
+        self._compared(report)
+        found = report.tables
+        require_no_extra(rounds.targets, found)  # here, because a resumed run does not compare again
+        predicted = forecast(driver, rounds.targets, found, same_keys=self._same_keys)
+        require_allowed(driver, rounds.targets, found, predicted, self.bounds)
+        return Plan(
+            bounds=self.bounds,
+            same_keys=self._same_keys,
+            live={target.path: one.live for target, one in zip(rounds.targets, found, strict=True)},
+            predicted=predicted.seconds,
+        )
+
+    def run(self, driver: Driver) -> CutOver:
+        """Take a run from wherever it stands through its cut-over, and drop what it staged.
+
+        Raises ConfigError for one that was opened to verify: nothing of it is to be published.
+        """
+        _require_publishing(driver)
+        self.stage(driver)
+        with Rounds(driver, self.sources, self.kafka) as rounds:
+            self.follow(driver, rounds)
+            if driver.run.strategy == "merge" and driver.run.state == "following":
+                self.compare(driver, rounds)
+            outcome = self.cut_over(driver, rounds)
+        self.runs.drop(driver.run.id)
+        return outcome
+
+    def verify(self, *, reason: str = "verify") -> Report:
+        """Rebuild the tables beside the live ones and compare, without touching anything live; workers go on.
+
+        Leaves an aborted run on record, and nothing in the database. Raises as :meth:`open` does.
+        """
+        driver = self._open("verify", reason)
+        ended = "broken off before the tables were compared"
+        try:
+            self.stage(driver)
+            with Rounds(driver, self.sources, self.kafka) as rounds:
+                self.follow(driver, rounds)
+                report = self.compare(driver, rounds)
+            ended = VERIFIED
+            return report
+        finally:
+            if self.runs.get(driver.run.id).is_open:
+                self.runs.abort(driver.run.id, f"{reason}: {ended}")
+
+    def _compute_frames(self, driver: Driver) -> None:
+        if self.frames and isinstance(self._stager, FrameStager):
+            self._stager.compute(driver, self.sources, self.frames)
+
+    def _stage_ranges(self, driver: Driver) -> None:
+        with driver.step("staging") as tx:
+            handled = {source.group for source in self.sources if source.has_handler}
+            left = coverage(tx, driver, self._range_records, without=handled).missing
+            total = sum(at.end_offset - at.first_offset for at in tx.positions(driver.run.id)
+                        if at.group not in handled)  # fmt: skip
+        done = total - sum(task.range.records_at_most for task in left)
+        self._progress("staging", done, total)
+        for staged in self._stager.stage(driver.run, left):
+            done += staged.end - staged.start
+            self._progress("staging", done, total)
+            driver.beat()
+
+    def _stage_what_came_meanwhile(self, driver: Driver) -> None:
+        """By tasks, as long as it is much: the rounds are one process."""
+        shrinking = Shrinking()
+        while records := extend(driver, self.sources, self.kafka, self._large):
+            shrinking.take(records)
+            self._stage_ranges(driver)
+
+    def _round(self, driver: Driver, rounds: Rounds) -> int:
+        states = ("indexed", "following", "diffed")
+        with driver.step(*states) as tx:
+            offsets = tx.execute(sql.OFFSETS, groups=list(driver.run.groups)).all()
+            behind = distance({(at.group, at.partition): at for at in tx.positions(driver.run.id)}, offsets)
+        self._progress("following", 0, behind)  # between two steps: whoever is told may take its time
+        read = self._again(lambda: self._apply(driver, rounds, states))
+        self._progress("following", behind, behind)
+        return read
+
+    def _apply(self, driver: Driver, rounds: Rounds, states: Sequence[str]) -> int:
+        # A handler may lock rows that others write: as in a worker, it gets them as they are then.
+        handles = any(source.has_handler for source in self.sources)
+        with driver.step(*states, isolation="READ COMMITTED" if handles else SERIALIZABLE_ENOUGH) as tx:
+            read = rounds.apply(tx, tx.execute(sql.OFFSETS, groups=list(driver.run.groups)).all())
+            if driver.run.state == "indexed":
+                driver.turn(tx, "following")
+        return read
+
+    def _again(self, step: Callable[[], T]) -> T:
+        """The step, tried again where it was rolled back for what others did at the same time."""
+        for attempt in range(1, TRIES):
+            try:
+                return step()
+            except (DBAPIError, psycopg.Error) as error:
+                if not is_conflict(error):
+                    raise
+                pause(attempt)
+        return step()
+
+    @contextmanager
+    def _ending(self, driver: Driver) -> Iterator[None]:
+        """What no driver could get over ends the run, with its reason on record.
+
+        Raises ConfigError for a driver that is not this code's (``Runs.take`` asks nobody); the run goes on then.
+        """
+        self._require_its_versions(driver.run)
+        try:
+            yield
+        except ENDS as error:
+            driver.fail(error)
+            raise
+        except Exception as error:
+            if not is_data_fault(error):
+                raise  # the database or the brokers are away: whoever takes the run goes on
+            refused = ReloadRefused([f"the database refuses the rebuilt rows: {one_line(error)}"])
+            driver.fail(refused)
+            raise refused from error
+
+
+def _require_publishing(driver: Driver) -> None:
+    if driver.run.strategy == "verify":
+        raise ConfigError(f"reload {driver.run.id} was opened by verify(), which publishes nothing: open() another one")
+
+
+__all__ = ["Frame", "Progress", "Reload", "Report", "Run"]

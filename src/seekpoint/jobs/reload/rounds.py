@@ -1,0 +1,279 @@
+"""Keeping the rebuilt tables up with the live ones: rounds of records, each in one transaction with its position."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Self
+from uuid import UUID
+
+from psycopg import sql as ident
+from sqlalchemy import Row, and_, delete, select
+
+from seekpoint.worker.apply import Made
+from seekpoint.ledger.dead_letters.dead_letter import letter
+from seekpoint.ledger.dead_letters.statements import GET_LETTER
+from seekpoint.jobs.export import chained
+from seekpoint.kafka.ranges import IDLE, Follower, Piece, Range
+from seekpoint.pipeline.pipeline import Pipeline
+from seekpoint.records import Partition, RawRecord, State
+from seekpoint.jobs.staging.catch_up import Key, add_positions, key_of, require_unmoved
+from seekpoint.jobs.tables.copies import owned_columns
+from seekpoint.jobs.tables.redirect import Shadow
+from seekpoint.jobs.tables.staging_schema import Staging, name, remember_columns, remembered_columns, rows
+from seekpoint.jobs.staging.savepoints import Parts, all_of
+from seekpoint.jobs.run.run import Driver, StagedPosition, Tx
+from seekpoint.jobs.staging.stage import keep_asides, leave_out, left_out_of
+from seekpoint.jobs.tables.targets import Source, Target, aimed, aimed_pipeline, targets
+from seekpoint.sinks.copy import open_copy
+from seekpoint.sinks.dedupe import Deleted
+from seekpoint.sinks.base import TableSink
+from seekpoint.ledger.tables import dead_letter
+
+
+class Rounds:
+    """One driver's warm consumers, and the sinks that write the rebuilt tables. Close it, or use ``with``."""
+
+    def __init__(self, driver: Driver, sources: Sequence[Source], kafka: Mapping[str, Any]) -> None:
+        self._driver, self._kafka = driver, kafka
+        self._sources = {source.group: source for source in sources}
+        self._staging = Staging(driver.run.staging_schema)
+        self._followers: dict[str, Follower] = {}
+        with driver.step("staged", "indexed", "following", "diffed") as tx:
+            self.targets = targets(tx.connection, sources)
+            known = {t.path: remembered_columns(tx.connection, self._staging.table(t)) for t in self.targets}
+        self._pipelines: dict[str, Pipeline] = {}
+        self._shadows: dict[str, Shadow] = {}
+        self._sinks: dict[str, list[tuple[Target, TableSink]]] = {}
+        self._keys: dict[str, list[tuple[int, Target, TableSink]]] = {}
+        for n, source in enumerate(sources):
+            of = {feed.number: target for target in self.targets for feed in target.feeds if feed.source == n}
+            sinks = {feed.number: aimed(feed.sink, self._staging.table(target))
+                     for target in self.targets for feed in target.feeds if feed.source == n}  # fmt: skip
+            for number, sink in sinks.items():
+                if sink.written is None and (columns := known[of[number].path]) is not None:
+                    sink._know(tuple(one for one in columns if one not in sink.provenance.values()))  # noqa: SLF001
+            self._pipelines[source.group] = aimed_pipeline(source.pipeline, [sinks[i] for i in sorted(sinks)])
+            self._sinks[source.group] = [(of[i], sinks[i]) for i in sorted(sinks)]
+            # What a handler's statements touch, the copies note by themselves.
+            self._keys[source.group] = [(i, of[i], sinks[i]) for i in sorted(sinks) if not of[i].handled_as]
+            if (handle := source.pipeline.handle) is not None:
+                self._shadows[source.group] = shadow = Shadow(source.group, self._staging.schema, self.targets)
+                self._pipelines[source.group].handle = shadow.handler(handle)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let the connections to the brokers go."""
+        for follower in self._followers.values():
+            follower.close()
+        self._followers.clear()
+
+    def apply(self, tx: Tx, offsets: Sequence[Row[Any]], *, idle: float = IDLE) -> int:
+        """Take the rebuilt tables to these rows of ``partition_offset``, in this transaction; returns the records.
+
+        ``idle`` is how many seconds the brokers may say nothing.
+
+        Raises ReloadRefused where somebody moved a position by hand since the run was opened, or a topic is another
+        one: then the run is of no use any more. After any error the consumers go on where the tables stand.
+        """
+        positions = self._positions(tx, offsets)
+        ends = {key_of(row): row.next_offset for row in offsets}
+        read = 0
+        try:
+            for group in self._sources:
+                mine = {at: p for (of, at), p in positions.items() if of == group}
+                read += self._group(tx, group, mine, {at: ends[group, at] for at in mine}, idle)
+        except BaseException:
+            self.close()  # whatever they have read, the tables stand where the ledger of the run says
+            raise
+        tx.advance(self._driver.run.id, ends)
+        for target in self.targets:
+            remember_columns(tx.connection, self._staging.table(target), self._written(tx, target))
+        return read
+
+    def part(self, tx: Tx, offsets: Sequence[Row[Any]], most: int) -> Mapping[Key, int]:
+        """One round of the groups with handlers, of ``most`` records at most, in this transaction; where it ends.
+
+        What lies before E0 comes first: it is read from the log range by range, and its dead letters are on record.
+        Raises as :meth:`apply` does.
+        """
+        positions = self._positions(tx, offsets)
+        now = {key_of(row): row.next_offset for row in offsets}
+        ends: dict[Key, int] = {}
+        for group in self._shadows:
+            mine = {at: p for (of, at), p in positions.items() if of == group}
+            below = {at: p for at, p in mine.items() if p.next_offset < p.end_offset}
+            behind = below or {at: p for at, p in mine.items() if p.next_offset < now[group, at]}
+            width = max(most // max(len(behind), 1), 1)
+            reach = {at: min(p.next_offset + width, p.end_offset if below else now[group, at])
+                     for at, p in behind.items()}  # fmt: skip
+            try:
+                if below:
+                    self._before(tx, group, mine, reach)
+                else:
+                    self._group(tx, group, mine, {at: p.next_offset for at, p in mine.items()} | reach, IDLE)
+            except BaseException:
+                self.close()
+                raise
+            ends |= {(group, at): end for at, end in reach.items()}
+        tx.advance(self._driver.run.id, ends)
+        return ends
+
+    def _before(
+        self, tx: Tx, group: str, mine: Mapping[Partition, StagedPosition], ends: Mapping[Partition, int]
+    ) -> None:
+        """Ranges before E0, one partition after the other."""
+        pipeline = self._pipelines[group]
+        parts = Parts(tx.connection, pipeline, held=self._held(tx, group))
+        reader = chained(self._kafka, self._driver.run.archive, self._driver.engine)
+        for at, end in sorted(ends.items()):
+            range_ = Range(at, mine[at].topic_id, mine[at].next_offset, end)
+            left_out = left_out_of(tx.connection, self._staging, group, range_)
+            for piece in reader.read(range_):
+                parts.take(piece, left_out)
+        parts.flush()
+        keep_asides(tx, self._staging, pipeline, parts.outcome.asides, {at.topic: p.topic_id for at, p in mine.items()})
+        self._shadows[group].check(tx)
+
+    def _written(self, tx: Tx, target: Target) -> tuple[str, ...] | None:
+        """The columns that are the pipelines', as far as anybody knows."""
+        if target.by_handler:
+            is_compared = self._driver.run.strategy != "swap"
+            return owned_columns(tx.connection, self._staging, target) if is_compared else None
+        sinks = (s for pipeline in self._sinks.values() for t, s in pipeline if t == target)
+        return next((sink.written for sink in sinks), None)
+
+    def _positions(self, tx: Tx, offsets: Sequence[Row[Any]]) -> dict[Key, StagedPosition]:
+        """How far the rebuilt tables are; raises where these offsets are none that they could be taken to."""
+        positions = {(at.group, at.partition): at for at in tx.positions(self._driver.run.id)}
+        positions |= self._added(tx, positions, offsets)
+        require_unmoved(positions, offsets, {name: one.pipeline.topics for name, one in self._sources.items()})
+        return positions
+
+    def _added(
+        self, tx: Tx, known: Mapping[Key, StagedPosition], offsets: Sequence[Row[Any]]
+    ) -> dict[Key, StagedPosition]:
+        """Partitions that the groups have got since: their rebuild begins where they began."""
+        new = [row for row in offsets if key_of(row) not in known]
+        if not new:
+            return {}
+        add_positions(tx, self._driver, new)
+        now = tx.positions(self._driver.run.id)
+        return {(at.group, at.partition): at for at in now if (at.group, at.partition) not in known}
+
+    def _group(
+        self, tx: Tx, group: str, mine: Mapping[Partition, StagedPosition], ends: Mapping[Partition, int], idle: float
+    ) -> int:
+        pipeline = self._pipelines[group]
+        ids = {at.topic: p.topic_id for at, p in mine.items()}
+        parts = Parts(tx.connection, pipeline, self._seen(tx, group), held=self._held(tx, group))
+        replayed = self._replayed(tx, group, ids)
+        for record in replayed:
+            parts.take(Piece([record]))
+        parts.flush()
+        behind = {at: end for at, end in ends.items() if end > mine[at].next_offset}
+        if behind:
+            spans = {at: (mine[at].topic_id, mine[at].next_offset, end) for at, end in behind.items()}
+            dead = leave_out(tx, self._staging, group, spans)
+            follower = self._follower(group, mine, ids)
+            all_of(parts, follower.read_to(behind, idle=idle), lambda r: (r.topic, r.partition, r.offset) in dead)
+        keep_asides(tx, self._staging, pipeline, parts.outcome.asides, ids)
+        if group in self._shadows:
+            self._shadows[group].check(tx)
+        return parts.outcome.applied + len(parts.outcome.asides)
+
+    def _held(self, tx: Tx, group: str) -> dict[tuple[str, bytes], int]:
+        """The keys of the run's own dead letters, where the pipeline holds later records of them, with offsets."""
+        if not self._pipelines[group].hold_key:
+            return {}
+        found = rows(
+            tx.connection,
+            "SELECT topic, key, min(record_offset) FROM {letters} WHERE consumer_group = {group} AND key IS NOT NULL "
+            "GROUP BY topic, key",
+            letters=name(self._staging.schema, dead_letter.name),
+            group=ident.Literal(group),
+        )
+        return {(topic, bytes(key)): offset for topic, key, offset in found}
+
+    def _follower(self, group: str, mine: Mapping[Partition, StagedPosition], ids: Mapping[str, UUID]) -> Follower:
+        """The warm consumer of a group; a new one where its partitions are others, or after an error."""
+        wanted = {at: p.next_offset for at, p in mine.items()}
+        follower = self._followers.get(group)
+        if follower is not None and follower.positions == wanted:
+            return follower
+        if follower is not None and follower.positions.keys() == wanted.keys():
+            follower.reassign(wanted)  # what it has read was rolled back
+            return follower
+        if follower is not None:
+            follower.close()
+        self._followers[group] = follower = Follower(self._kafka, ids, wanted)
+        return follower
+
+    def _replayed(self, tx: Tx, group: str, ids: Mapping[str, UUID]) -> list[RawRecord]:
+        """Records that were dead letters when they were passed, and have been replayed since: they have rows now.
+
+        They come before the round's own records: a replay is applied at the position of its moment, and where keys
+        are held nothing of its key was applied between.
+        """
+        out, live = self._staging.left_out, dead_letter.c
+        found = tx.execute(
+            select(live.id)
+            .join_from(
+                dead_letter,
+                out,
+                and_(
+                    live.consumer_group == out.c.consumer_group,
+                    live.topic == out.c.topic,
+                    live.partition == out.c.partition,
+                    live.record_offset == out.c.record_offset,
+                ),
+            )
+            .where(live.consumer_group == group, live.state == State.REPLAYED.value)
+            .where(live.topic_id.in_(ids.values()))  # not those of an earlier life of the topic, at the same offsets
+            .order_by(live.topic, live.partition, live.record_offset)
+        ).scalars()
+        records = []
+        for id_ in list(found):
+            one = letter(tx.execute(GET_LETTER, group=group, id=id_).one())
+            records.append(one.record)
+            tx.connection.execute(
+                delete(out).where(
+                    out.c.consumer_group == group,
+                    out.c.topic == one.topic,
+                    out.c.partition == one.partition,
+                    out.c.record_offset == one.offset,
+                )
+            )
+        return records
+
+    def _seen(self, tx: Tx, group: str) -> Callable[[Sequence[Made]], None] | None:
+        """Once there is a difference: keep which keys were touched since."""
+        if self._driver.run.state != "diffed":
+            return None
+
+        def seen(part: Sequence[Made]) -> None:
+            for number, target, sink in self._keys[group]:
+                keys = list(_keys(part, number, target, sink))
+                with open_copy(tx.connection, self._staging.touched(target), partial(tuple, target.key)) as copy:
+                    copy.write(keys)
+
+        return seen
+
+
+def _keys(part: Sequence[Made], number: int, target: Target, sink: TableSink) -> Sequence[tuple[Any, ...]]:
+    width, written = len(target.key), sink.written
+    places = None if written is None else [written.index(one) for one in target.key]
+    found = []
+    for made in part:
+        for row in made.rows[number]:
+            if type(row) is Deleted:
+                found.append(tuple(row[:width]))
+            else:
+                assert places is not None
+                found.append(tuple(row[place] for place in places))
+    return found

@@ -1,0 +1,302 @@
+"""A run in the database: who drives it, how far it is, and how it ends. Every step is one transaction under its row."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from psycopg.sql import SQL, Identifier
+from sqlalchemy import Engine, Row, text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.sql.base import Executable
+
+from seekpoint.errors import ReloadOver, ReloadRefused
+from seekpoint.postgres.connection import LentConnection
+from seekpoint.ledger.sql.worker import APPLICATION, SETTLE
+from seekpoint.pipeline.policy import Limits
+from seekpoint.records import Partition, storable
+from seekpoint.jobs.run import statements as sql
+from seekpoint.jobs.run.pause import let_go
+from seekpoint.sinks.copy import driver_of
+from seekpoint.postgres.sqlstates import sqlstate
+from seekpoint.ledger.tables import in_schema
+
+SERIALIZATION_FAILURE, UNDEFINED_TABLE = "40001", "42P01"
+SERIALIZABLE_ENOUGH = "REPEATABLE READ"  # one snapshot for all that a step reads
+VERIFIED = "nothing was to be published"  # how a verify ends that came to its end
+
+
+CRASH_CHECK = "crash_check"  # a table with one row, until Postgres crashes: that empties every unlogged table
+_STAGED = text(
+    """
+    SELECT to_regclass(format('%I.crash_check', CAST(:schema AS text))) IS NOT NULL AS is_unlogged,
+           to_regnamespace(quote_ident(:schema)) IS NOT NULL AS is_staged,
+           (SELECT min(CAST(pubname AS text)) FROM pg_publication WHERE puballtables) AS published
+    """
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One row of ``reload_run``. ``state`` is where it stands; times are the database's."""
+
+    id: UUID
+    groups: tuple[str, ...]
+    tables: tuple[str, ...]
+    strategy: str
+    pipelines: tuple[str, ...]
+    version_from: tuple[int, ...]
+    version_to: tuple[int, ...]
+    state: str
+    driver_epoch: int
+    driver: str
+    staging_schema: str
+    swept: bool
+    diff_xid: str | None
+    actor: str
+    reason: str
+    error: str | None
+    archive: str | None
+    opened_at: datetime
+    changed_at: datetime
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can go on."""
+        return self.state not in sql.CLOSED
+
+    @property
+    def is_verified(self) -> bool:
+        """Whether it was a verify that came to its end: nothing was wrong with it, whatever it found."""
+        return self.strategy == "verify" and self.state == "aborted" and (self.error or "").endswith(VERIFIED)
+
+
+@dataclass(frozen=True, slots=True)
+class StagedPosition:
+    """How far the rebuild of one partition is: ``next_offset`` is the next one that it reads."""
+
+    group: str
+    partition: Partition
+    topic_id: UUID
+    first_offset: int
+    end_offset: int
+    next_offset: int
+    epoch: int
+    moves: int
+
+
+def position_of(row: Row[Any], *, end: int) -> StagedPosition:
+    """Where the rebuild of a row of ``OFFSETS`` begins: at the first offset that its group has applied."""
+    at, first = Partition(row.topic, row.partition), row.first_offset
+    return StagedPosition(row.consumer_group, at, row.topic_id, first, end, first, row.epoch, row.moves)
+
+
+def run_of(row: Row[Any]) -> Run:
+    """A row of ``reload_run`` as a value."""
+    values: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in row._asdict().items()}
+    return Run(**values)
+
+
+def this_driver() -> str:
+    """This process, as people would look for it."""
+    return f"{getpass.getuser()}@{socket.gethostname()}:{os.getpid()}"
+
+
+class Tx:
+    """A transaction on the ledger's tables and the staging schema's: statements find the ledger's schema."""
+
+    def __init__(self, connection: LentConnection, schema: str) -> None:
+        self.connection, self.schema = connection, schema
+        self._options = in_schema(schema)
+
+    def execute(self, statement: Executable, parameters: Any = None, **named: Any) -> Any:
+        """Run a statement on the ledger's tables; ``parameters`` for many rows."""
+        return self.connection.execute(statement, parameters or named, execution_options=self._options)
+
+    def positions(self, run: UUID) -> list[StagedPosition]:
+        """The rebuild's positions, in the order of locks."""
+        return [
+            StagedPosition(
+                row.consumer_group,
+                Partition(row.topic, row.partition),
+                row.topic_id,
+                row.first_offset,
+                row.end_offset,
+                row.next_offset,
+                row.epoch,
+                row.moves,
+            )
+            for row in self.execute(sql.POSITIONS, its_run=run)
+        ]
+
+    def add_positions(self, run: UUID, positions: Iterable[StagedPosition]) -> None:
+        """Put on record where the rebuild of these partitions begins, ends for now, and stands."""
+        self.execute(
+            sql.INSERT_POSITIONS,
+            [
+                {
+                    "run": run,
+                    "consumer_group": at.group,
+                    "topic": at.partition.topic,
+                    "partition": at.partition.number,
+                    "topic_id": at.topic_id,
+                    "first_offset": at.first_offset,
+                    "end_offset": at.end_offset,
+                    "next_offset": at.next_offset,
+                    "epoch": at.epoch,
+                    "moves": at.moves,
+                }
+                for at in positions
+            ],
+        )
+
+    def advance(self, run: UUID, ends: Mapping[tuple[str, Partition], int]) -> None:
+        """Move the rebuild's positions, in the transaction that adds its rows."""
+        ordered = sorted(ends)
+        self.execute(
+            sql.ADVANCE_STAGED,
+            its_run=run,
+            moving_consumer_group=[group for group, _ in ordered],
+            moving_topic=[at.topic for _, at in ordered],
+            moving_partition=[at.number for _, at in ordered],
+            moving_to_offset=[ends[each] for each in ordered],
+        )
+
+
+@contextmanager
+def transaction(
+    engine: Engine, schema: str, *, lock_wait: float = 30.0, isolation: str = "READ COMMITTED"
+) -> Iterator[Tx]:
+    """A durable transaction with bounded waits for locks (seconds); thrown away, connection and all, on any error."""
+    connection = LentConnection(engine)
+    try:
+        connection.execution_options(isolation_level=isolation)
+        with connection.begin():
+            tx = Tx(connection, schema)
+            tx.execute(
+                SETTLE,
+                lock_timeout=f"{max(1, round(lock_wait * 1000))}ms",
+                application_name=f"{APPLICATION}reload {os.getpid()}",
+            )
+            tx.execute(sql.UNHURRIED)
+            yield tx
+    except BaseException:
+        _drop(connection)
+        raise
+    connection.put_back()
+
+
+def _drop(connection: LentConnection) -> None:
+    try:
+        connection.drop()
+    except DBAPIError:  # it was already beyond telling; the pool discards it
+        return
+
+
+class Driver:
+    """One driver's right to take a run's next step: it ends when another one takes the run.
+
+    ``run`` is the row as the last step left it. ``notes`` say what a merge's changes may reach beside its tables.
+    """
+
+    notes: tuple[str, ...] = ()
+
+    def __init__(self, engine: Engine, schema: str, run: Run, limits: Limits) -> None:
+        self.engine, self.schema, self.run, self.limits = engine, schema, run, limits
+        self.epoch = run.driver_epoch
+
+    @contextmanager
+    def step(self, *states: str, isolation: str = "READ COMMITTED") -> Iterator[Tx]:
+        """One step, in one transaction that holds the run's row: allowed in these states, and to the newest driver.
+
+        Raises ReloadOver where the run has ended, or another driver took it; then nothing is written. Raises
+        ReloadRefused where what was staged is lost, or published; that ends the run.
+        """
+        wait = self.limits.transaction_age
+        with transaction(self.engine, self.schema, lock_wait=wait, isolation=isolation) as tx:
+            self._admit(self._lock(tx), states)
+            if (why := self._lost(tx)) is None:
+                yield tx
+                self.run = run_of(tx.execute(sql.GET_RUN, its_run=self.run.id).one())
+        if why is not None:
+            refused = ReloadRefused([why])
+            self.fail(refused)
+            raise refused
+
+    def _lost(self, tx: Tx) -> str | None:
+        """Why what was staged is of no use any more; None where it is."""
+        now = tx.connection.execute(_STAGED, {"schema": self.run.staging_schema}).one()
+        if not now.is_unlogged:
+            if not now.is_staged or now.published is None:
+                return None
+            why = f"publication {now.published} FOR ALL TABLES was created since the run was opened, and would have the"
+            return f"{why} run's own tables: open another run"
+        check = Identifier(self.run.staging_schema, CRASH_CHECK)
+        if driver_of(tx.connection).execute(SQL("SELECT FROM {}").format(check)).rowcount == 1:
+            return None
+        why = "Postgres has crashed since the run was opened, which emptied its tables: they are unlogged, because a"
+        return f"{why} publication has all tables. Open another run"
+
+    def _lock(self, tx: Tx) -> Row[Any] | None:
+        try:
+            return tx.execute(sql.STEP, its_run=self.run.id).one_or_none()  # type: ignore[no-any-return]
+        except DBAPIError as error:
+            if sqlstate(error) != SERIALIZATION_FAILURE:
+                raise
+            # Somebody wrote the row while we waited for it, and our snapshot is of before: ask what it says now.
+            with transaction(self.engine, self.schema) as now:
+                self._admit(now.execute(sql.GET_RUN, its_run=self.run.id).one_or_none(), _OPEN)
+            raise
+
+    def _admit(self, row: Row[Any] | None, states: Collection[str]) -> None:
+        if row is None:
+            raise ReloadOver(f"there is no reload {self.run.id} any more")
+        now = run_of(row)
+        if now.driver_epoch != self.epoch:
+            raise ReloadOver(
+                f"reload {now.id} was taken over by {now.driver} (driver epoch {now.driver_epoch}, this one has "
+                f"{self.epoch}): leave it to that driver, or take it again"
+            )
+        if not now.is_open:
+            raise ReloadOver(f"reload {now.id} is {told(now)}")
+        if now.state not in states:
+            raise ReloadOver(f"reload {now.id} is {now.state}, and this step follows {' or '.join(states)}")
+        self.run = now
+
+    def turn(self, tx: Tx, state: str) -> None:
+        """Enter the next state, in this step."""
+        tx.execute(sql.TURN, its_run=self.run.id, to_state=state)
+
+    def beat(self) -> None:
+        """Say that the driver is alive; raises as :meth:`step` does."""
+        with self.step(*_OPEN):
+            pass
+
+    def fail(self, error: BaseException) -> None:
+        """End the run, if it is this driver's still; what is staged is swept later."""
+        said = storable(f"{type(error).__name__}: {error}")
+        with transaction(self.engine, self.schema) as tx:
+            row = tx.execute(sql.STEP, its_run=self.run.id).one_or_none()
+            if row is not None and row.driver_epoch == self.epoch:
+                tx.execute(sql.CLOSE, its_run=self.run.id, to_state="failed", its_error=said)
+                let_go(tx.connection, self.schema, self.run.id, self.run.groups, said)
+                self.run = run_of(tx.execute(sql.GET_RUN, its_run=self.run.id).one())
+
+
+_OPEN = ("opened", "staging", "staged", "indexed", "following", "diffed")
+
+
+def told(run: Run) -> str:
+    """What became of a run that has ended."""
+    word = {"cut_over": "cut over", "aborted": "aborted", "failed": "failed"}[run.state]
+    return f"{word}: {run.error}" if run.error else word
+
+
+Progress = Callable[[str, int, int], None]  # what is done, how much of it, of how much

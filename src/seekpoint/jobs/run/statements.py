@@ -1,0 +1,228 @@
+"""The statements on runs, their positions and what they staged: constants, each with a snapshot under ``tests/sql``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    Integer,
+    Interval,
+    Select,
+    Text,
+    Uuid,
+    and_,
+    bindparam,
+    cast,
+    delete,
+    func,
+    insert,
+    literal,
+    literal_column,
+    select,
+    true,
+    update,
+)
+
+from seekpoint.ledger.sql.worker import GROUP, unnest
+from seekpoint.ledger.tables import IS_MOVE, RELOAD_CLOSED, admin_action, consumer_group, dead_letter, generation, lost_range, partition_offset, reload_position, reload_run, reload_staged
+
+_run, _at, _staged = reload_run.c, reload_position.c, reload_staged.c
+_offset, _letter, _action = partition_offset.c, dead_letter.c, admin_action.c
+_ID = bindparam("its_run", type_=Uuid)
+_groups = bindparam("groups", type_=ARRAY(Text))
+
+CLOSED = RELOAD_CLOSED
+_is_open = _run.state.not_in([literal_column(f"'{state}'") for state in CLOSED])
+
+# A step may take longer than a statement of the application may, and a task waits for Kafka in its transaction.
+UNHURRIED = select(
+    func.set_config(literal("statement_timeout", Text), literal("0", Text), literal_column("true")),
+    func.set_config(literal("idle_in_transaction_session_timeout", Text), literal("0", Text), literal_column("true")),
+)
+
+# -- the run -------------------------------------------------------------------------------------------------
+
+GROUPS = select(consumer_group).order_by(consumer_group.c.name)
+# While a run is put on record. A worker looks for a run to its version under its group's lock, before it raises that.
+SHARE_GROUPS = GROUPS.where(consumer_group.c.name == func.any(_groups)).with_for_update(read=True)
+INSERT_RUN = insert(reload_run)
+INSERT_POSITIONS = insert(reload_position)
+OPEN_RUNS = select(reload_run).where(_is_open).order_by(_run.opened_at)
+ALL_RUNS = select(reload_run).order_by(_run.opened_at.desc(), _run.id)
+GET_RUN = select(reload_run).where(_run.id == _ID)
+# A lost reply: waits for the transaction that may still be on its way.
+SETTLED_RUN = GET_RUN.with_for_update(read=True)
+# The first statement of each step. It writes the row, so it holds its lock until the step has ended, and says at the
+# same time that the driver is alive.
+STEP = update(reload_run).where(_run.id == _ID).values(changed_at=func.clock_timestamp()).returning(reload_run)
+TAKE = (
+    update(reload_run)
+    .where(_run.id == _ID, _is_open)
+    .values(
+        driver_epoch=_run.driver_epoch + 1,
+        driver=bindparam("driver_name", type_=Text),
+        changed_at=func.clock_timestamp(),
+    )
+    .returning(reload_run)
+)
+TURN = update(reload_run).where(_run.id == _ID).values(state=bindparam("to_state", type_=Text))
+DIFFED = (
+    update(reload_run)
+    .where(_run.id == _ID)
+    .values(state="diffed", diff_xid=func.pg_snapshot_xmin(func.pg_current_snapshot()).cast(Text))
+)
+CLOSE = (
+    update(reload_run)
+    .where(_run.id == _ID, _is_open)
+    .values(
+        state=bindparam("to_state", type_=Text),
+        error=bindparam("its_error", type_=Text),
+        changed_at=func.clock_timestamp(),
+    )
+    .returning(_run.id, _run.groups)
+)
+SWEPT = update(reload_run).where(_run.id == _ID).values(swept=true())
+# A run that is locked is in a step: its driver is not gone.
+_unheard = (
+    select(_run.id)
+    .where(_is_open, _run.changed_at < func.clock_timestamp() - cast(bindparam("age"), Interval))
+    .with_for_update(skip_locked=True)
+)
+GONE = (
+    update(reload_run)
+    .where(_run.id.in_(_unheard))
+    .values(
+        state="failed",
+        error=literal("its driver is gone: nothing was heard of it since ", Text) + cast(_run.changed_at, Text),
+    )
+    .returning(_run.id, _run.groups)
+)
+UNSWEPT = select(reload_run).where(~_run.swept, ~_is_open).order_by(_run.opened_at)
+
+# The last statement of every transaction that stages: a run that is over takes no more rows.
+GUARD: Select[Any] = (
+    select(literal_column("1")).where(_run.id == _ID, _run.state == "staging").with_for_update(read=True)
+)
+# The same for what frames write: they stand in for the driver's own rounds, behind the ranges.
+GUARD_FRAMES: Select[Any] = (
+    select(literal_column("1")).where(_run.id == _ID, _run.state == "staged").with_for_update(read=True)
+)
+
+# -- positions -----------------------------------------------------------------------------------------------
+
+# E0: every offset of all groups as of one moment, with the moves that are known of each.
+_moves = (
+    select(func.count())
+    .where(
+        _action.consumer_group == _offset.consumer_group,
+        _action.topic == _offset.topic,
+        _action.partition == _offset.partition,
+        IS_MOVE,
+    )
+    .scalar_subquery()
+)
+OFFSETS = (
+    select(partition_offset, _moves.label("moves"))
+    .where(_offset.consumer_group == func.any(_groups))
+    .order_by(_offset.consumer_group, _offset.topic, _offset.partition)
+)
+# The locks of the cut-over, in this order, like all who lock several; the groups' rows are locked before. What the
+# rows are then is asked by another statement: this one's sub-selects would see what was before the wait.
+LOCK_OFFSETS = (
+    select(partition_offset)
+    .where(_offset.consumer_group == func.any(_groups))
+    .order_by(_offset.consumer_group, _offset.topic, _offset.partition)
+    .with_for_update(key_share=True)
+)
+POSITIONS = select(reload_position).where(_at.run == _ID).order_by(_at.consumer_group, _at.topic, _at.partition)
+_moving = unnest("moving", consumer_group=Text, topic=Text, partition=Integer, to_offset=BigInteger)
+ADVANCE_STAGED = (
+    update(reload_position)
+    .where(
+        _at.run == _ID,
+        _at.consumer_group == _moving.c.consumer_group,
+        _at.topic == _moving.c.topic,
+        _at.partition == _moving.c.partition,
+    )
+    .values(next_offset=_moving.c.to_offset)
+)
+# E0, of a run that stages still.
+EXTEND_STAGED = (
+    update(reload_position)
+    .where(
+        _at.run == _ID,
+        _at.consumer_group == _moving.c.consumer_group,
+        _at.topic == _moving.c.topic,
+        _at.partition == _moving.c.partition,
+    )
+    .values(end_offset=_moving.c.to_offset)
+)
+
+# -- what is left out ------------------------------------------------------------------------------------------
+
+# Dead letters whose records have no rows. Those that were replayed have theirs; superseded ones are read again.
+LEFT_OUT = ("parked", "held", "skipped", "discarded")
+_left_out = _letter.state.in_([literal_column(f"'{state}'") for state in LEFT_OUT])
+_within = unnest("within", topic=Text, partition=Integer, topic_id=Uuid, from_offset=BigInteger, to_offset=BigInteger)
+_of_ours = and_(
+    _letter.consumer_group == GROUP,
+    _letter.topic == _within.c.topic,
+    _letter.topic_id == _within.c.topic_id,
+    _letter.partition == _within.c.partition,
+    _letter.record_offset >= _within.c.from_offset,
+    _letter.record_offset < _within.c.to_offset,
+)
+LETTERS = select(_letter.topic, _letter.partition, _letter.record_offset).where(_of_ours, _left_out)
+LOST = (
+    select(lost_range.c.topic, lost_range.c.topic_id, lost_range.c.partition, lost_range.c.from_offset,
+           lost_range.c.to_offset, lost_range.c.at)
+    .where(lost_range.c.consumer_group == GROUP)
+    .order_by(lost_range.c.at, lost_range.c.id)
+)  # fmt: skip
+MOVES = (
+    select(_action.topic, _action.partition, _action.to_offset, _action.at)
+    .where(_action.consumer_group == GROUP, IS_MOVE)
+    .order_by(_action.id)
+)
+
+# -- what was staged -------------------------------------------------------------------------------------------
+
+INSERT_STAGED = insert(reload_staged)
+STAGED = (
+    select(reload_staged)
+    .where(_staged.run == _ID)
+    .order_by(_staged.consumer_group, _staged.topic, _staged.partition, _staged.from_offset, _staged.table_name)
+)
+
+# -- the cut-over ------------------------------------------------------------------------------------------------
+
+RAISE_VERSION = (
+    update(consumer_group).where(consumer_group.c.name == GROUP).values(version=bindparam("to_version", type_=Integer))
+)
+
+# -- generations -------------------------------------------------------------------------------------------------
+
+_gen = generation.c
+_of_view = and_(
+    _gen.table_schema == bindparam("of_schema", type_=Text), _gen.table_name == bindparam("of_table", type_=Text)
+)
+# ``turned``: by which transaction. A snapshot that is older reads what was before.
+_generations = select(generation, literal_column("generation.xmin::text", Text).label("turned"))
+GENERATIONS = _generations.order_by(_gen.table_schema, _gen.table_name)
+GENERATION = _generations.where(_of_view)
+GENERATIONS_OF_RUN = GENERATIONS.where(_gen.run == bindparam("by_run", type_=Uuid))
+# The cut-over of a generation: no lock that a reader could be in front of.
+POINT = (
+    update(generation)
+    .where(_of_view)
+    .values(
+        number=bindparam("to_number", type_=BigInteger),
+        current=bindparam("to_current", type_=Text),
+        run=bindparam("by_run", type_=Uuid),
+        changed_at=func.clock_timestamp(),
+    )
+)
+INSERT_GENERATION = insert(generation)
+DELETE_GENERATION = delete(generation).where(_of_view)

@@ -1,0 +1,100 @@
+"""How far a run is and what is left of it, from the database alone: no brokers are asked, and nobody is disturbed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from uuid import UUID
+
+from sqlalchemy import Engine, Row, Uuid, bindparam, func, select
+
+from seekpoint.records import Partition
+from seekpoint.jobs.run import statements as sql
+from seekpoint.jobs.run.run import Run, transaction
+from seekpoint.jobs.runs.runs import Runs
+from seekpoint.ledger.tables import reload_run
+
+_NOW = select(func.clock_timestamp())
+# A step writes the run's row, so its lock tells that one is under way, of which nothing is to be seen before it ends.
+_IDLE = (
+    select(reload_run.c.id)
+    .where(reload_run.c.id == bindparam("its_run", type_=Uuid))
+    .with_for_update(read=True, skip_locked=True)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One partition of a run. Offsets are the next to read: of the rebuild, at E0 (``end``), of the group (``live``).
+
+    ``staged``: offsets before ``end`` that tasks have committed, and that are in no rebuilt table yet.
+    """
+
+    group: str
+    partition: Partition
+    first: int
+    end: int
+    next: int
+    live: int
+    staged: int
+
+    def left(self, strategy: str) -> int:
+        """Offsets that are still to be read; a batch ends at its end, the others where the group stands."""
+        until = self.end if strategy == "batch" else max(self.end, self.live)
+        return max(0, until - self.next - self.staged)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A run at one moment. ``silent`` is how long nothing was heard of its driver; ``in_step``: it works right now."""
+
+    run: Run
+    silent: timedelta
+    in_step: bool
+    places: tuple[Place, ...]
+
+    @property
+    def left(self) -> int | None:
+        """Offsets that are still to be read, in all partitions; None where nobody reads on."""
+        return sum(place.left(self.run.strategy) for place in self.places) if self.run.is_open else None
+
+
+def standing(engine: Engine, schema: str, id: UUID) -> Standing:  # noqa: A002 -- the column's name
+    """Where a run stands. Raises ConfigError where there is none of that id."""
+    run = Runs(engine, schema).get(id)
+    with transaction(engine, schema, isolation="REPEATABLE READ") as tx:
+        positions = tx.positions(id)
+        offsets = {
+            (row.consumer_group, Partition(row.topic, row.partition)): row.next_offset
+            for row in tx.execute(sql.OFFSETS, groups=list(run.groups))
+        }
+        staged = _covered(tx.execute(sql.STAGED, its_run=id).all())
+        silent = tx.execute(_NOW).scalar_one() - run.changed_at
+    with transaction(engine, schema) as tx:
+        in_step = tx.execute(_IDLE, its_run=id).one_or_none() is None
+    places = [
+        Place(
+            at.group,
+            at.partition,
+            at.first_offset,
+            at.end_offset,
+            at.next_offset,
+            offsets.get((at.group, at.partition), at.next_offset),
+            staged.get((at.group, at.partition), 0) if at.next_offset < at.end_offset else 0,
+        )
+        for at in positions
+    ]
+    return Standing(run, silent, in_step, tuple(places))
+
+
+def _covered(rows: Sequence[Row[tuple[object, ...]]]) -> Mapping[tuple[str, Partition], int]:
+    """How many offsets the attempts cover; what several have staged counts once. The rows come in their order."""
+    covered: dict[tuple[str, Partition], int] = {}
+    cursors: dict[tuple[str, Partition], int] = {}
+    for row in rows:
+        at = row.consumer_group, Partition(row.topic, row.partition)
+        start = max(row.from_offset, cursors.get(at, 0))
+        covered[at] = covered.get(at, 0) + max(0, row.to_offset - start)
+        cursors[at] = max(row.to_offset, cursors.get(at, 0))
+    return covered

@@ -1,0 +1,112 @@
+"""All runs of one ledger: list them, take one over, abort, sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import URL, Engine, Row
+from sqlalchemy.exc import DBAPIError
+
+from seekpoint.postgres.engine import postgres_engine
+from seekpoint.errors import ConfigError, ReloadOver
+from seekpoint.pipeline.policy import Limits
+from seekpoint.records import storable
+from seekpoint.jobs.run import statements as sql
+from seekpoint.jobs.run.pause import let_go
+from seekpoint.jobs.run.run import UNDEFINED_TABLE, Driver, Run, StagedPosition, Tx, run_of, this_driver, told, transaction
+from seekpoint.jobs.runs.sweep import sweep
+from seekpoint.ledger.revision import check
+from seekpoint.postgres.sqlstates import sqlstate
+from seekpoint.ledger.tables import DEFAULT_SCHEMA
+
+
+class Runs:
+    """All runs of one ledger: look at them, take one over, abort, sweep."""
+
+    def __init__(self, engine: Engine | URL | str, schema: str = DEFAULT_SCHEMA, limits: Limits | None = None) -> None:
+        self.engine, self.schema, self.limits = postgres_engine(engine), schema, limits or Limits()
+
+    def list(self) -> Sequence[Run]:
+        """Every run on record, the newest first."""
+        with self._begin() as tx:
+            return [run_of(row) for row in tx.execute(sql.ALL_RUNS)]
+
+    def get(self, id: UUID) -> Run:  # noqa: A002 -- the column's name
+        """One run. Raises ConfigError where there is none of that id."""
+        with self._begin() as tx:
+            return self._known(id, tx.execute(sql.GET_RUN, its_run=id).one_or_none())
+
+    def positions(self, id: UUID) -> Sequence[StagedPosition]:  # noqa: A002
+        """How far a run's rebuild is, partition by partition."""
+        with self._begin() as tx:
+            return tx.positions(id)
+
+    def take(self, id: UUID, driver: str | None = None) -> Driver:  # noqa: A002
+        """Drive this run from now on: the driver before fails at its next step. Waits for the step in hand.
+
+        Raises ReloadOver where the run has ended, ConfigError where there is none.
+        """
+        with self._begin(self.limits.transaction_age) as tx:
+            row = tx.execute(sql.TAKE, its_run=id, driver_name=storable(driver or this_driver())).one_or_none()
+            if row is None:
+                run = self._known(id, tx.execute(sql.GET_RUN, its_run=id).one_or_none())
+                raise ReloadOver(f"reload {id} is {told(run)}: open another one")
+            return Driver(self.engine, self.schema, run_of(row), self.limits)
+
+    def abort(self, id: UUID, reason: str) -> Run:  # noqa: A002
+        """End an open run and drop what it staged; tables and offsets are left as they are. Waits for a step in hand.
+
+        Raises ReloadOver where it has ended already, ConfigError where there is none. What cannot be dropped at once
+        (a task is still writing) is left to :meth:`sweep`.
+        """
+        with self._begin(self.limits.transaction_age) as tx:
+            closed = tx.execute(sql.CLOSE, its_run=id, to_state="aborted", its_error=storable(reason)).one_or_none()
+            if closed is None:
+                run = self._known(id, tx.execute(sql.GET_RUN, its_run=id).one_or_none())
+                raise ReloadOver(f"reload {id} is {told(run)}")
+            let_go(tx.connection, self.schema, id, closed.groups, reason)
+        self.drop(id)
+        return self.get(id)
+
+    def drop(self, id: UUID) -> bool:  # noqa: A002
+        """Drop what an ended run left behind; whether nothing of it is left. Raises ReloadOver for one that is open."""
+        run = self.get(id)
+        if run.is_open:
+            raise ReloadOver(f"reload {id} is {run.state}: abort it, or bring it to its end")
+        return run.swept or self._sweep(run)
+
+    def sweep(self, gone_after: timedelta = timedelta(days=1)) -> Sequence[UUID]:
+        """Fail the runs whose driver was not heard of for so long, and drop what ended runs left behind.
+
+        Returns the runs of which nothing is left now; what is still in use is left for the next time.
+        """
+        with self._begin() as tx:
+            for gone in tx.execute(sql.GONE, age=gone_after).all():
+                let_go(tx.connection, self.schema, gone.id, gone.groups, "its driver is gone")
+        with self._begin() as tx:
+            left = [run_of(row) for row in tx.execute(sql.UNSWEPT)]
+        return [run.id for run in left if self._sweep(run)]
+
+    def _sweep(self, run: Run) -> bool:
+        return sweep(self.engine, self.schema, run)
+
+    @contextmanager
+    def _begin(self, lock_wait: float = 30.0) -> Iterator[Tx]:
+        """A transaction; where the ledger's tables are not there, SchemaMismatch says so."""
+        try:
+            with transaction(self.engine, self.schema, lock_wait=lock_wait) as tx:
+                yield tx
+        except DBAPIError as error:
+            if sqlstate(error) == UNDEFINED_TABLE:
+                with transaction(self.engine, self.schema) as tx:
+                    check(tx.connection, self.schema)
+            raise
+
+    def _known(self, id: UUID, row: Row[Any] | None) -> Run:  # noqa: A002
+        if row is None:
+            raise ConfigError(f"there is no reload {id} in schema {self.schema!r}: check id and schema")
+        return run_of(row)

@@ -1,0 +1,83 @@
+"""Dropping what a run left behind: table by table, with short waits, until its schema is gone."""
+
+from __future__ import annotations
+
+import psycopg
+from psycopg import sql as ident
+from sqlalchemy import Engine, text
+from sqlalchemy.exc import DBAPIError
+
+from seekpoint.jobs.run import statements as sql
+from seekpoint.jobs.tables.generations.tables import left_behind, parents_of
+from seekpoint.jobs.run.run import UNDEFINED_TABLE, Run, transaction
+from seekpoint.sinks.copy import driver_of
+from seekpoint.postgres.sqlstates import passes, sqlstate
+
+WAIT = 0.3  # seconds for a table that somebody reads or writes; whoever comes behind us waits as long
+DEPENDENT = "2BP01"  # dependent_objects_still_exist
+_TABLES = text(
+    "SELECT c.relname FROM pg_class c WHERE c.relnamespace = to_regnamespace(quote_ident(:schema)) "
+    "AND c.relkind IN ('r', 'p') ORDER BY c.relname"
+)
+
+_FUNCTIONS = text(
+    "SELECT CAST(CAST(p.oid AS regprocedure) AS text) FROM pg_proc p "
+    "WHERE p.pronamespace = to_regnamespace(quote_ident(:schema)) ORDER BY p.proname"
+)
+
+
+def sweep(engine: Engine, schema: str, run: Run) -> bool:
+    """Drop a run's staging schema; whether nothing of it is left.
+
+    One by one, each in a transaction of its own: one that dropped thousands would need a lock for each at a time.
+    A task that still writes keeps its table, and the schema, for now; so does what somebody made of a table that was
+    swapped away (a view, a function of its rows): nothing of others is dropped.
+    """
+    with transaction(engine, schema) as tx:
+        generations, may_go = left_behind(tx, run)
+        tables = tx.connection.execute(_TABLES, {"schema": run.staging_schema}).scalars().all()
+        functions = tx.connection.execute(_FUNCTIONS, {"schema": run.staging_schema}).scalars().all()
+    commands = [
+        ident.SQL("DROP TABLE IF EXISTS {}").format(ident.Identifier(run.staging_schema, table)) for table in tables
+    ]
+    commands += [ident.SQL("DROP FUNCTION IF EXISTS {}").format(ident.SQL(function)) for function in functions]
+    if may_go:
+        # Readers hold a lock on each partition: whoever comes behind us waits as long as we do.
+        commands += [ident.SQL("DROP TABLE IF EXISTS {}").format(ident.Identifier(*path)) for path in generations]
+    commands.append(ident.SQL("DROP SCHEMA IF EXISTS {}").format(ident.Identifier(run.staging_schema)))
+    if not all([_run(engine, schema, command) for command in commands]):  # noqa: C419 -- each is tried
+        return False
+    if not may_go:  # somebody reads in a snapshot from before the cut-over
+        return False
+    with transaction(engine, schema) as tx:
+        tx.execute(sql.SWEPT, its_run=run.id)
+        parents = parents_of(tx, run)
+    for parent in parents:  # nobody else does, of a partitioned table; the planner joins by what it finds there
+        _run(engine, schema, ident.SQL("ANALYZE {}").format(ident.Identifier(*parent)))
+    return True
+
+
+def drop_attempts(engine: Engine, schema: str, run: Run) -> None:
+    """Drop what the tasks staged, once it stands in the rebuilt tables: it takes as much room as they do."""
+    with transaction(engine, schema) as tx:
+        attempts = {row.table_name for row in tx.execute(sql.STAGED, its_run=run.id)}
+        tables = tx.connection.execute(_TABLES, {"schema": run.staging_schema}).scalars().all()
+    for table in tables:
+        if table.startswith(tuple(f"{attempt}_" for attempt in attempts)):
+            _run(
+                engine,
+                schema,
+                ident.SQL("DROP TABLE IF EXISTS {}").format(ident.Identifier(run.staging_schema, table)),
+            )
+
+
+def _run(engine: Engine, schema: str, command: ident.Composed) -> bool:
+    try:
+        with transaction(engine, schema, lock_wait=WAIT) as tx:
+            driver_of(tx.connection).execute(command)
+    except (psycopg.Error, DBAPIError) as error:
+        code = sqlstate(error)
+        if code is None or not (passes(error) or code in {DEPENDENT, UNDEFINED_TABLE}):  # or given up meanwhile
+            raise
+        return False
+    return True

@@ -1,0 +1,97 @@
+"""An export whose files are written by Spark's tasks: the driver commits them, in the order of the log."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from seekpoint.errors import needs_extra
+from seekpoint.jobs.export import Archive, Export, Exported, Written
+from seekpoint.jobs.export.export import RANGE, Progress
+from seekpoint.kafka.ranges import Range
+from seekpoint.jobs.staging.task_errors import error_of
+from seekpoint.jobs.spark.task_errors import ending_of
+from seekpoint.jobs.spark.read import context_of, require_this_python
+from seekpoint.jobs.spark.settings import carried_range, portable, range_of, require_no_secret, resolved
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+WAVE = 4  # ranges per slot of the cluster, between two commits
+
+
+def export(
+    spark: SparkSession,
+    kafka: Mapping[str, Any],
+    archive: Archive,
+    group: str,
+    topics: str | Collection[str] | None = None,
+    *,
+    format: str = "parquet",  # noqa: A002 -- as people say it
+    range_records: int = RANGE,
+    skip_lost: bool = False,
+    actor: str | None = None,
+    progress: Progress | None = None,
+) -> Exported:
+    """Write what ``group`` has applied and ``archive`` does not have yet: :class:`Export`, by the tasks of a session.
+
+    ``kafka`` is the workers' own configuration, with :class:`Env` for passwords; the ledger is the one that has the
+    archive's manifest. Each range is a task, which reads Kafka and writes to the archive's root by itself: a folder
+    that all executors share, or a bucket whose credentials they have. They need no way to the database. Raises what
+    ``Export.run`` raises, and Spark's own exception where a task failed too often; then run it again.
+    """
+    carried = portable(kafka)
+    require_no_secret(spark, None, carried)
+    require_this_python(spark)
+    return Export(
+        archive.engine,
+        resolved(carried),
+        archive,
+        group,
+        topics,
+        format=format,
+        range_records=range_records,
+        skip_lost=skip_lost,
+        actor=actor,
+        progress=progress,
+        writer=SparkWriter(spark, carried),
+    ).run()
+
+
+class SparkWriter:
+    """Writes an export's ranges in tasks, some at a time. ``carried`` is what :func:`settings.portable` made."""
+
+    def __init__(self, spark: SparkSession, carried: Mapping[str, Any]) -> None:
+        self._spark, self._carried = spark, dict(carried)
+
+    def write(self, root: str, run: UUID, ranges: Sequence[Range]) -> Iterator[Written]:
+        """Write them, wave by wave: what a wave has written can be committed before the next one begins."""
+        context = context_of(self._spark)
+        wave = WAVE * (4 if context is None else context.defaultParallelism)
+        for begin in range(0, len(ranges), wave):
+            yield from self._write(root, run, ranges[begin : begin + wave])
+
+    def _write(self, root: str, run: UUID, ranges: Sequence[Range]) -> list[Written]:
+        try:
+            from seekpoint.jobs.spark.export_source import ExportSource  # noqa: PLC0415 -- pyspark
+        except ModuleNotFoundError as error:
+            raise needs_extra("Spark needs pyspark", "spark", error) from error
+        plan = {
+            "kafka": self._carried,
+            "root": root,
+            "run": str(run),
+            "ranges": [carried_range(one) for one in ranges],
+        }
+        self._spark.dataSource.register(ExportSource)
+        frame = self._spark.read.format(ExportSource.name()).option("plan", json.dumps(plan)).load()
+        try:
+            rows = frame.collect()
+        except Exception as error:
+            if (ending := ending_of(error)) is not None:
+                raise ending from error
+            raise
+        if said := next((row.ending for row in rows if row.ending), None):
+            raise error_of(said)
+        return [Written(range_of(json.loads(row.range)), row.file, row.records, row.bytes) for row in rows]

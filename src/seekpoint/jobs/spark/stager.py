@@ -1,0 +1,278 @@
+"""A reload's ranges, staged by Spark's tasks: each reads, decodes, makes rows and copies them by itself.
+
+Spark only schedules. What a task commits is on record in the database, which counts; Spark's answer tells that it is
+over. Attempts that are repeated, speculated on or late do no harm: each has tables of its own (see ``reload.staging``).
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from sqlalchemy import Engine, make_url
+from sqlalchemy.exc import ArgumentError
+
+from seekpoint.postgres.engine import postgres_engine
+from seekpoint.errors import ConfigError, SeekpointError, needs_extra
+from seekpoint.kafka.range_plan import MOST_TASKS, SMALLEST
+from seekpoint.records import Partition
+from seekpoint.jobs.run import statements as sql
+from seekpoint.jobs.staging.task_errors import endings, error_of
+from seekpoint.jobs.tables.frames import Frame
+from seekpoint.jobs.run.run import Driver, Run, transaction
+from seekpoint.jobs.staging.stage import Staged, Task
+from seekpoint.jobs.tables.targets import Source
+from seekpoint.jobs.spark.task_errors import ending_of
+from seekpoint.jobs.spark.read import context_of, require_this_python
+from seekpoint.jobs.spark.settings import Env, carried_range, portable, require_no_secret
+from seekpoint.ledger.tables import DEFAULT_SCHEMA
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+NO_EXECUTOR = 120.0  # seconds that a cluster may give no executor
+LOOK = 1.0  # seconds between two looks at what has been staged
+PATIENCE = 30.0  # seconds for a job to be cancelled; one that is not is left to Spark
+
+_Place = tuple[str, Partition, int]
+
+
+class SparkStager:
+    """Stages a reload's ranges in the tasks of a Spark session: ``Reload(…, stager=SparkStager(spark, kafka))``.
+
+    ``kafka`` is the workers' own configuration, with :class:`Env` for passwords; ``database`` the URL of the ledger's
+    database, by the name of an environment variable, and ``schema`` the ledger's. The reload's pipelines must be given
+    by name (``module:name``): tasks import them. The executors need this package, the pipelines' modules, and the
+    variables. A task that fails is tried again as often as Spark is told to (``local[2]``: never; ``local[2,4]``).
+    A cluster that gives no executor for ``patience`` seconds, because it has died or has no room, ends the staging.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        kafka: Mapping[str, Any],
+        *,
+        database: Env | str = Env("SEEKPOINT_DATABASE_URL"),  # noqa: B008 -- frozen
+        schema: str = DEFAULT_SCHEMA,
+        smallest: int = SMALLEST,
+        patience: float = NO_EXECUTOR,
+    ) -> None:
+        if not isinstance(database, Env) and _has_password(database):
+            raise ConfigError(
+                "the password in database= would stand in the job's plan and logs: set an environment variable for the "
+                "driver and the executors, and give its name, database=Env('SEEKPOINT_DATABASE_URL')"
+            )
+        self._spark, self._schema, self._smallest = spark, schema, smallest
+        self._kafka, self._database, self._patience = portable(kafka), database, patience
+        require_no_secret(spark, self._database, self._kafka)
+
+    def compute(self, driver: Driver, given: Sequence[Source], frames: Mapping[str, Frame]) -> None:
+        """Fill the copies of a handler's tables with what ``frames`` make of the records before the stop offsets.
+
+        Raises ConfigError, ReloadRefused, ReloadOver, what reading raises, and Spark's own exception.
+        """
+        from seekpoint.jobs.spark.frames import compute  # noqa: PLC0415 -- pyspark
+
+        compute(driver, given, frames, self._spark, kafka=self._kafka, database=self._database)
+
+    def stage(self, run: Run, tasks: Sequence[Task]) -> Generator[Staged, None, None]:
+        """Stage each at least once; each is told once, soon after it was committed.
+
+        Raises what ends the staging as a task raised it (ReloadRefused, ReloadOver, RangeLost, RangeStuck,
+        TopicRecreated, ArchiveDamaged, ConfigError), ConnectionError where the cluster gives no executor, and Spark's
+        own exception where a task failed too often. Whoever stops iterating cancels the rest.
+        """
+        if not tasks:
+            return
+        require_this_python(self._spark)
+        engine = postgres_engine(self._database.value() if isinstance(self._database, Env) else self._database)
+        try:
+            yield from self._stage(engine, run, tasks)
+        finally:
+            engine.dispose()
+
+    def _stage(self, engine: Engine, run: Run, tasks: Sequence[Task]) -> Iterator[Staged]:
+        heard = set(self._endings(engine, run))
+        before = {staged.attempt for staged in self._staged(engine, run)}
+        awaited = {_place(task.group, task.range.partition, task.range.start) for task in tasks}
+        job = _Job(self._spark, self._plan(run, tasks))
+        lonely = _Lonely(self._spark, self._patience)
+        try:
+            while True:
+                is_over = job.wait(LOOK)
+                for staged in self._staged(engine, run):
+                    place = _place(staged.group, staged.partition, staged.start)
+                    if staged.attempt not in before and place in awaited:
+                        awaited.discard(place)
+                        yield staged
+                for ending in self._endings(engine, run, but=heard).values():
+                    raise ending
+                if is_over:
+                    break
+                lonely.look()
+        finally:
+            job.end()
+        if missing := sorted(awaited & job.told()):
+            raise LookupError(f"tasks said that they staged {missing[0]}, and the database has no record of it")
+
+    def _endings(self, engine: Engine, run: Run, but: Collection[int] = ()) -> dict[int, SeekpointError]:
+        with transaction(engine, self._schema) as tx:
+            return endings(tx, run.staging_schema, but)
+
+    def _staged(self, engine: Engine, run: Run) -> list[Staged]:
+        with transaction(engine, self._schema) as tx:
+            return [
+                Staged(
+                    row.table_name,
+                    row.consumer_group,
+                    Partition(row.topic, row.partition),
+                    row.from_offset,
+                    row.to_offset,
+                    row.records,
+                    tuple(row.row_counts),
+                    row.dead_letters,
+                )
+                for row in tx.execute(sql.STAGED, its_run=run.id)
+            ]
+
+    def _plan(self, run: Run, tasks: Sequence[Task]) -> str:
+        names = dict(zip(run.groups, run.pipelines, strict=True))
+        if nameless := sorted({task.group for task in tasks if not names.get(task.group)}):
+            raise ConfigError(
+                f"tasks cannot import the pipeline of group {nameless[0]!r}, which was given as an object: name it in "
+                "Reload([...]) as 'module:name'"
+            )
+        return json.dumps(
+            {
+                "kafka": self._kafka,
+                "database": portable({"url": self._database}),
+                "schema": self._schema,
+                "run": str(run.id),
+                "pipelines": names,
+                "here": str(Path.cwd()),
+                "tasks": [
+                    [[task.group, carried_range(task.range)] for task in packed]
+                    for packed in _packed(tasks, self._smallest)
+                ],
+            }
+        )
+
+
+class _Job:
+    """One Spark job on a thread of its own, so that the caller can look about meanwhile."""
+
+    def __init__(self, spark: SparkSession, plan: str) -> None:
+        try:
+            from seekpoint.jobs.spark.staging_source import StagingSource  # noqa: PLC0415 -- pyspark
+        except ModuleNotFoundError as error:
+            raise needs_extra("Spark needs pyspark", "spark", error) from error
+
+        spark.dataSource.register(StagingSource)
+        self._spark, self._tag = spark, f"seekpoint-{uuid4().hex}"
+        self._answer: Future[list[Any]] = Future()
+        self._frame = spark.read.format(StagingSource.name()).option("plan", plan).load()
+        self._thread = threading.Thread(target=self._run, name="seekpoint-spark", daemon=True)
+        self._over, self._cancelled = threading.Event(), False
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._name()
+            self._answer.set_result([] if self._cancelled else self._frame.collect())
+        except BaseException as error:  # noqa: BLE001 -- raised where the answer is asked for
+            self._answer.set_exception(error)
+        finally:
+            self._over.set()
+
+    def _name(self) -> None:
+        """Make it known by name; on this thread alone. Groups need a context, which Spark Connect has not."""
+        if (context := context_of(self._spark)) is None:
+            self._spark.addTag(self._tag)
+        else:
+            context.setJobGroup(self._tag, "seekpoint: staging", interruptOnCancel=True)
+
+    def _cancel(self) -> None:
+        if (context := context_of(self._spark)) is None:
+            self._spark.interruptTag(self._tag)
+        else:
+            context.cancelJobGroup(self._tag)
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it is over; waits so long for it. Raises what ended it, as the task raised it where that is known."""
+        if not self._over.wait(seconds):
+            return False
+        if (error := self._answer.exception()) is not None:
+            raise ending_of(error) or error
+        return True
+
+    def told(self) -> set[_Place]:
+        """What the tasks say they staged. Raises what one of them says ends the run."""
+        if said := next((row.ending for row in self._answer.result() if row.ending), None):
+            raise error_of(said)
+        return {_place(row.group, Partition(row.topic, row.partition), row.start) for row in self._answer.result()}
+
+    def end(self) -> None:
+        """Cancel it, unless it is over; a task in mid-transaction is killed, and leaves nothing."""
+        self._cancelled = True
+        deadline = monotonic() + PATIENCE
+        while not self._over.is_set() and monotonic() < deadline:
+            self._cancel()  # again and again: what is not submitted yet does not hear it
+            self._over.wait(0.2)
+
+
+class _Lonely:
+    """Looks whether the cluster gives executors: without any, Spark waits in silence, for ever."""
+
+    def __init__(self, spark: SparkSession, patience: float) -> None:
+        context = context_of(spark)
+        # A local session is its own executor; of Spark Connect's nothing is known here.
+        self._context = None if context is None or str(context.master).startswith("local[") else context
+        self._patience, self._since = patience, monotonic()
+
+    def look(self) -> None:
+        """Raise ConnectionError where there has been none for too long."""
+        if self._context is None or self._executors() > 0:
+            self._since = monotonic()
+        elif monotonic() - self._since > self._patience:
+            raise ConnectionError(
+                f"Spark's master {self._context.master} has given no executor for {self._patience:g} s: the cluster "
+                "has died, or has no room. What was staged counts; resume the run when there is one, or stage without "
+                "Spark (more patience: SparkStager(patience=...))"
+            )
+
+    def _executors(self) -> int:
+        java: Any = self._context and self._context._jsc  # noqa: SLF001 -- PySpark passes none of it on
+        return int(java.sc().getExecutorMemoryStatus().size()) - 1  # the driver is among them
+
+
+def _place(group: str, partition: Partition, start: int) -> _Place:
+    return group, partition, start
+
+
+def _packed(tasks: Sequence[Task], smallest: int) -> list[list[Task]]:
+    """The same in their order, in packs of at least ``smallest`` offsets, or more where there would be too many."""
+    width = sum(task.range.records_at_most for task in tasks)
+    size = max(smallest, -(-width // MOST_TASKS))
+    packs: list[list[Task]] = []
+    room = 0
+    for task in tasks:
+        if room <= 0:
+            packs.append([])
+            room = size
+        packs[-1].append(task)
+        room -= task.range.records_at_most
+    return packs
+
+
+def _has_password(url: str) -> bool:
+    try:
+        read = make_url(url)
+    except ArgumentError:
+        raise ConfigError("database= is no URL: postgresql://user@host:5432/database") from None
+    return bool(read.password or any("password" in key for key in read.query))  # libpq's sslpassword, too

@@ -1,0 +1,187 @@
+"""The tables of one attempt at a range: every row that its sinks make, with its place in the log where that counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from hashlib import blake2b
+from typing import Any
+
+from psycopg import sql as ident
+from sqlalchemy import Connection
+
+from seekpoint.errors import ReloadRefused
+from seekpoint.pipeline.pipeline import Pipeline
+from seekpoint.records import AnyRecord, RawRecord, offsets_of
+from seekpoint.jobs.tables.constraints import may_be_refused
+from seekpoint.jobs.tables.staging_schema import KEY, LINE, OFFSET, Staging, name, names, run, unlogged
+from seekpoint.jobs.tables.create_like import Numbers, make_like
+from seekpoint.jobs.tables.targets import Path, Target, aimed
+from seekpoint.pipeline.sink import Row, RowRefused, Writer
+from seekpoint.sinks.copy import open_copy
+from seekpoint.sinks.dedupe import Deleted
+from seekpoint.sinks.upsert.upsert import Upsert
+
+
+class RawSink:
+    """A sink that writes every row of an attempt, where the one it stands for would keep one of each key.
+
+    With ``places`` rows get their place in the log; tombstones of an Upsert go to a table beside them.
+    """
+
+    def __init__(self, sink: Any, raw: Path, gone: Path, *, places: bool) -> None:
+        self._sink, self._raw, self._gone = sink, raw, gone
+        self._folds, self._places = isinstance(sink, Upsert), places
+        self._keys = isinstance(sink, Upsert) and sink.compacted
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        return (".".join(self._raw),)
+
+    @property
+    def columns(self) -> tuple[str, ...] | None:
+        """The columns that were written; None while nobody knows."""
+        written: tuple[str, ...] | None = self._sink.written
+        return written
+
+    def takes(self, topic: str) -> bool:
+        return bool(self._sink.takes(topic))
+
+    def rows(self, record: AnyRecord) -> Iterable[Row]:
+        made = self._sink.rows(record)
+        if not self._places:
+            return list(made)
+        return [
+            Deleted((*row, record.offset, line)) if type(row) is Deleted else (*row, record.offset, line)
+            for line, row in enumerate(made)
+        ]
+
+    def keyed(self, rows: Sequence[Row], raw: RawRecord) -> Sequence[Row]:
+        """The record's rows with a digest of its key, where that must be one row's key.
+
+        Raises ReloadRefused for a record without a key or a row: the older ones of its key may be gone.
+        """
+        if not self._keys:
+            return rows
+        if raw.key is None or not rows:
+            what = "has no key" if raw.key is None else "makes no row"
+            why = (
+                f"{raw.topic}/{raw.partition} offset {raw.offset} {what}, and {self._sink!r} is declared with "
+                "compacted=True: each record's key must be one row's key; take compacted=True away, and rebuild the "
+                "table from a topic that has every record"
+            )
+            raise ReloadRefused([why])
+        digest = blake2b(raw.key, digest_size=16).hexdigest()
+        return [Deleted((*row, digest)) if type(row) is Deleted else (*row, digest) for row in rows]
+
+    def value_rows(self, values: Sequence[Any]) -> list[Row] | None:
+        rows: list[Row] | None = self._sink.value_rows(values)
+        return rows
+
+    def placed(self, rows: Sequence[Row], raw: Sequence[RawRecord]) -> Sequence[Row]:
+        """Rows of :meth:`value_rows` with their places in the log, where those count."""
+        return [(*row, at, 0) for row, at in zip(rows, offsets_of(raw), strict=True)] if self._places else rows
+
+    @contextmanager
+    def open(self, tx: Connection) -> Iterator[Writer]:
+        """Rows go into the open COPY as they come; tombstones wait for its end."""
+        gone = _Gone()
+        try:
+            with open_copy(tx, self._raw, self._columns) as copy:
+                yield _Split(copy, gone) if self._folds else copy
+        except RowRefused as refused:
+            raise RowRefused(gone.line(refused.line), refused.cause) from refused
+        try:
+            with open_copy(tx, self._gone, self._columns_gone) as copy:
+                copy.write(gone.rows)
+        except RowRefused as refused:
+            raise RowRefused(refused.line and gone.lines[refused.line - 1], refused.cause) from refused
+
+    def _columns(self) -> tuple[str, ...]:
+        written = self.columns
+        assert written is not None
+        return (*written, OFFSET, LINE, *self._key_column) if self._places else written
+
+    def _columns_gone(self) -> tuple[str, ...]:
+        return (*self._sink.target.gone, OFFSET, LINE, *self._key_column)
+
+    @property
+    def _key_column(self) -> tuple[str, ...]:
+        return (KEY,) if self._keys else ()
+
+
+class _Gone:
+    """Tombstones among rows, with the places (from 1) at which they came."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self.lines: list[int] = []
+
+    def line(self, number: int | None) -> int | None:
+        """The place of the n-th of the others."""
+        if number is not None:
+            for gone in self.lines:
+                number += gone <= number
+        return number
+
+
+class _Split:
+    """Passes rows on, and keeps tombstones."""
+
+    def __init__(self, copy: Writer, gone: _Gone) -> None:
+        self._copy, self._gone, self._passed = copy, gone, 0
+
+    def write(self, rows: Sequence[Row]) -> None:
+        if Deleted in set(map(type, rows)):
+            for line, row in enumerate(rows, self._passed + 1):
+                if type(row) is Deleted:
+                    self._gone.rows.append(row)
+                    self._gone.lines.append(line)
+            self._passed += len(rows)
+            rows = [row for row in rows if type(row) is not Deleted]
+        else:
+            self._passed += len(rows)
+        self._copy.write(rows)
+
+
+def raw_sinks(
+    connection: Connection, staging: Staging, attempt: str, pipeline: Pipeline, found: Sequence[Target]
+) -> list[RawSink]:
+    """The pipeline's sinks, each aimed at a table of this attempt, which is made; ``found`` are its own tables."""
+    live: dict[int, Target] = {feed.number: target for target in found for feed in target.feeds}
+    sinks = []
+    is_refusing = may_be_refused(connection, pipeline, found)
+    for number, sink in enumerate(pipeline.sinks):
+        raw, gone = staging.raw(attempt, number), staging.gone(attempt, number)
+        places = is_refusing or isinstance(sink, Upsert)
+        keys = isinstance(sink, Upsert) and sink.compacted
+        _make_raw(connection, live[number], raw, places=places, keys=keys)
+        if isinstance(sink, Upsert):
+            _make_gone(connection, live[number], sink, gone)
+        sinks.append(RawSink(aimed(sink, raw), raw, gone, places=places))  # type: ignore[arg-type]
+    return sinks
+
+
+def _make_raw(connection: Connection, target: Target, raw: Path, *, places: bool, keys: bool) -> None:
+    """A table without an index; with ``places`` of the rows in the log, and their records' ``keys``."""
+    also = ident.SQL("{} bigint, {} integer").format(name(OFFSET), name(LINE)) if places else None
+    if also is not None and keys:
+        also += ident.SQL(", {} text").format(name(KEY))
+    make_like(connection, raw, target.path, Numbers.IGNORED, prefix=raw[1], also=also)
+
+
+def _make_gone(connection: Connection, target: Target, sink: Upsert, gone: Path) -> None:
+    """An Upsert's tombstones: their columns, without NOT NULL."""
+    columns = [column for column in sink.target.gone if column in target.all_columns]
+    run(
+        connection,
+        "CREATE {unlogged} TABLE {gone} AS SELECT {columns}, 0::bigint AS {offset}, 0 AS {line}{key} FROM {live} "
+        "WITH NO DATA",
+        key=ident.SQL(", ''::text AS {}").format(name(KEY)) if sink.compacted else ident.SQL(""),
+        unlogged=unlogged(gone[0]),
+        gone=name(*gone),
+        columns=names(columns),
+        offset=name(OFFSET),
+        line=name(LINE),
+        live=name(*target.path),
+    )

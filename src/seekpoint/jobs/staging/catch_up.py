@@ -1,0 +1,160 @@
+"""E0 moves on: what the groups went ahead while ranges were staged is staged by tasks as well, while it is much."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Row, and_, literal, select
+
+from seekpoint.errors import ReloadRefused
+from seekpoint.kafka.ranges import stable_ends, topic_ids
+from seekpoint.records import Partition, State
+from seekpoint.jobs.run import statements as sql
+from seekpoint.jobs.tables.staging_schema import Staging
+from seekpoint.jobs.run.run import SERIALIZABLE_ENOUGH, Driver, StagedPosition, Tx, position_of
+from seekpoint.jobs.staging.stage import leave_out
+from seekpoint.jobs.tables.targets import Source
+from seekpoint.ledger.tables import dead_letter
+
+LARGE = 200_000  # records that are left for the rounds at most; tasks read more than that faster
+STUCK = 10  # rounds in a row that did not shrink
+
+Key = tuple[str, Partition]
+
+
+class Shrinking:
+    """Whether the distance to the groups gets smaller, round by round."""
+
+    def __init__(self) -> None:
+        self._last, self._stuck = -1, 0
+
+    def take(self, records: int) -> None:
+        """A round of so many records. Raises ReloadRefused where ten in a row did not shrink."""
+        self._stuck = self._stuck + 1 if 0 <= self._last <= records else 0
+        self._last = records
+        if self._stuck >= STUCK:
+            why = f"{records} records in the last round, and {STUCK} in a row did not shrink"
+            raise ReloadRefused(
+                [f"the workers write faster than the rebuild follows: {why}; reload when less is written"]
+            )
+
+
+def key_of(row: Row[Any]) -> Key:
+    """Whose offset of which partition a row is."""
+    return row.consumer_group, Partition(row.topic, row.partition)
+
+
+def require_unmoved(
+    positions: Mapping[Key, StagedPosition], offsets: Sequence[Row[Any]], topics: Mapping[str, Sequence[str]]
+) -> None:
+    """Raise ReloadRefused where the live tables are no longer what the log says up to these offsets.
+
+    ``topics`` are those that each group's pipeline reads.
+    """
+    now = {key_of(row): row for row in offsets}
+    reasons = []
+    for (group, at), staged in positions.items():
+        row = now.get((group, at))
+        if row is None:
+            reasons.append(f"{at}: group {group!r} has no offset of it any more")
+        elif row.topic_id != staged.topic_id:
+            reasons.append(f"{at}: its offsets belong to another topic id since the run was opened")
+        elif row.moves != staged.moves or row.next_offset < max(staged.next_offset, staged.end_offset):
+            reasons.append(
+                f"{at}: the position of group {group!r} was moved since the run was opened: what the live tables "
+                "hold is no longer what the log says up to it"
+            )
+        if at.topic not in topics[group]:
+            reasons.append(f"{at}: group {group!r} reads it now, and this pipeline does not: name it in topics=")
+    if reasons:
+        raise ReloadRefused([*reasons, "abort this run and open another one"])
+
+
+def extend(driver: Driver, sources: Sequence[Source], kafka: Mapping[str, Any], large: int = LARGE) -> int:
+    """Where the groups are more than ``large`` records beyond E0, move it to where they stand; by how much it moved.
+
+    What opens a run is asked of the added ranges, too: the topics' ids, that nobody moved a position by hand, that the
+    records can be read; and dead letters in them are left out. Partitions that a group has got since come in. Where a
+    record that was left out has been replayed meanwhile, E0 stays: what came behind it is for the rounds, which apply
+    it first. Raises ReloadRefused, KafkaAway, and ReloadOver.
+    """
+    groups = [source.group for source in sources if not source.has_handler]  # handlers are run in rounds
+    with driver.step("staging", isolation=SERIALIZABLE_ENOUGH) as tx:
+        positions = {(at.group, at.partition): at for at in tx.positions(driver.run.id) if at.group in groups}
+        offsets = tx.execute(sql.OFFSETS, groups=groups).all()
+    moved: int = sum(row.next_offset - _end(positions, row) for row in offsets)
+    if moved <= large:
+        return 0
+    require_unmoved(positions, offsets, {source.group: source.pipeline.topics for source in sources})
+    _require_readable(kafka, offsets)  # behind the offsets: the stable end only grows
+    with driver.step("staging", isolation=SERIALIZABLE_ENOUGH) as tx:  # what is replayed, and what is left out: at once
+        staging = Staging(driver.run.staging_schema)
+        if _has_replayed(tx, staging, offsets):
+            return 0
+        for group in groups:
+            spans = {key_of(row)[1]: (row.topic_id, _end(positions, row), row.next_offset) for row in offsets
+                     if row.consumer_group == group}  # fmt: skip
+            leave_out(tx, staging, group, spans)
+        add_positions(tx, driver, [row for row in offsets if key_of(row) not in positions])
+        tx.execute(
+            sql.EXTEND_STAGED,
+            its_run=driver.run.id,
+            moving_consumer_group=[row.consumer_group for row in offsets],
+            moving_topic=[row.topic for row in offsets],
+            moving_partition=[row.partition for row in offsets],
+            moving_to_offset=[row.next_offset for row in offsets],
+        )
+    return moved
+
+
+def _has_replayed(tx: Tx, staging: Staging, offsets: Sequence[Row[Any]]) -> bool:
+    out, live = staging.left_out.c, dead_letter.c
+    is_same = [live[name] == out[name] for name in ("consumer_group", "topic", "partition", "record_offset")]
+    found = select(literal(1)).join_from(dead_letter, staging.left_out, and_(*is_same)).limit(1)
+    ids = {row.topic_id for row in offsets}  # not those of an earlier life of the topic
+    found = found.where(live.topic_id.in_(ids), live.state == State.REPLAYED.value)
+    return tx.execute(found).first() is not None
+
+
+def distance(positions: Mapping[Key, StagedPosition], offsets: Sequence[Row[Any]]) -> int:
+    """By how many records these offsets are ahead of the rebuilt tables."""
+    known = {key: at.next_offset for key, at in positions.items()}
+    ahead: list[int] = [row.next_offset - known.get(key_of(row), row.first_offset) for row in offsets]
+    return sum(max(each, 0) for each in ahead)
+
+
+def add_positions(tx: Tx, driver: Driver, rows: Sequence[Row[Any]]) -> None:
+    """Partitions that the groups have got since: their rebuild begins where they began.
+
+    Raises ReloadRefused where one was moved by hand already: what it has passed since is on record with no run.
+    """
+    if moved := [row for row in rows if row.moves]:
+        reasons = [
+            f"{key_of(row)[1]}: group {row.consumer_group!r} has got it since the run was opened, and its position was "
+            "moved by hand"
+            for row in moved
+        ]
+        raise ReloadRefused([*reasons, "abort this run and open another one"])
+    if rows:
+        tx.add_positions(driver.run.id, [position_of(row, end=row.first_offset) for row in rows])
+
+
+def _end(positions: Mapping[Key, StagedPosition], row: Row[Any]) -> int:
+    known, first = positions.get(key_of(row)), int(row.first_offset)
+    return first if known is None else known.end_offset
+
+
+def _require_readable(kafka: Mapping[str, Any], offsets: Sequence[Row[Any]]) -> None:
+    known = topic_ids(kafka, sorted({row.topic for row in offsets}))
+    if strange := sorted({row.topic for row in offsets if known[row.topic] != row.topic_id}):
+        raise ReloadRefused([f"topic {topic!r} was deleted or created anew: end this run" for topic in strange])
+    ends = stable_ends(kafka, sorted({key_of(row)[1] for row in offsets}))
+    if beyond := [row for row in offsets if row.next_offset > ends[key_of(row)[1]]]:
+        raise ReloadRefused(
+            [
+                f"{key_of(row)[1]}: group {row.consumer_group!r} stands at {row.next_offset}, and what can be read "
+                f"ends at {ends[key_of(row)[1]]}: a transaction is open in front of it, or these are other brokers"
+                for row in beyond
+            ]
+        )

@@ -1,0 +1,79 @@
+"""Compacted topics: the log has the newest record of each key, which is enough for some tables and not for others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Row
+
+from seekpoint.kafka.topic_config import compacted
+from seekpoint.jobs.tables.targets import COMPARED, Source
+from seekpoint.sinks.base import TableSink
+from seekpoint.sinks.upsert.upsert import Upsert
+
+
+def of_compaction(
+    kafka: Mapping[str, Any],
+    sources: Sequence[Source],
+    offsets: Sequence[Row[Any]],
+    letters: Mapping[tuple[str, str], int],
+    strategy: str,
+) -> list[str]:
+    """Why tables cannot be rebuilt from what compaction has left in these groups' topics. Raises KafkaAway.
+
+    ``letters`` counts the open dead letters of a group and topic.
+    """
+    read = {(row.consumer_group, row.topic) for row in offsets}
+    wanted = [
+        (source, topic) for source in sources for topic in source.pipeline.topics if (source.group, topic) in read
+    ]
+    if not wanted:
+        return []
+    answers = compacted(kafka, {topic for _, topic in wanted})
+    reasons = []
+    for source, topic in wanted:
+        if answers[topic] is not False:
+            unfit = list(_made_of_every_record(source, topic))
+            if unfit:
+                reasons.append(_reason(source.group, topic, unfit, answers[topic]))
+            elif any(sink.takes(topic) for sink in source.pipeline.sinks):
+                reasons += _of_declared(source.group, topic, letters.get((source.group, topic), 0), strategy)
+    return reasons
+
+
+def _of_declared(group: str, topic: str, letters: int, strategy: str) -> Iterator[str]:
+    if letters:
+        yield (
+            f"topic {topic!r} is compacted, and group {group!r} has {letters} open dead letters of it: where the "
+            "newest record of a key is one of them, the record of its row is gone; replay or discard them first "
+            "(`seekpoint dead-letters`)"
+        )
+    if strategy not in COMPARED:
+        yield (
+            f"topic {topic!r} is compacted, and strategy {strategy!r} compares nothing: a row whose record is gone "
+            "would be lost without a word; use strategy 'merge', which refuses that"
+        )
+
+
+def _made_of_every_record(source: Source, topic: str) -> Iterator[str]:
+    if source.has_handler:
+        yield f"the handler of group {source.group!r}"
+    for sink in source.pipeline.sinks:
+        is_declared = isinstance(sink, Upsert) and sink.compacted
+        if not is_declared and not (isinstance(sink, TableSink) and not sink.takes(topic)):
+            yield repr(sink)
+
+
+def _reason(group: str, topic: str, made: Sequence[str], is_compacted: bool | None) -> str:
+    declare = "an Upsert whose key is the record's key can be declared with compacted=True"
+    if is_compacted is None:
+        return (
+            f"topic {topic!r}: whether it is compacted may not be asked, and {', '.join(made)} may need every record: "
+            f"allow this client DescribeConfigs on the topic; {declare}"
+        )
+    return (
+        f"topic {topic!r} is compacted (cleanup.policy), and {', '.join(made)} may need every record that group "
+        f"{group!r} has applied, not only the newest of each key: {declare}; else set the topic's cleanup.policy to "
+        "'delete' before records are gone, and leave tables alone whose records are"
+    )

@@ -1,0 +1,53 @@
+"""Which of a run's tables each of its groups writes, kept in the run's schema: a task knows its own pipeline alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from psycopg import sql as ident
+
+from seekpoint.jobs.tables.staging_schema import is_there, name, rows, run, unlogged
+from seekpoint.jobs.run.run import Tx
+from seekpoint.jobs.tables.targets import Source, targets
+
+_TABLE = "writes"
+
+
+def remember_writes(tx: Tx, staging_schema: str, sources: Sequence[Source]) -> None:
+    """Keep what the driver's code writes, group by group."""
+    table = name(staging_schema, _TABLE)
+    run(
+        tx.connection,
+        "CREATE {unlogged} TABLE {table} (consumer_group text, table_name text, "
+        "PRIMARY KEY (consumer_group, table_name))",
+        unlogged=unlogged(staging_schema),
+        table=table,
+    )
+    for source in sources:
+        for written in sorted(target.name for target in targets(tx.connection, [source])):
+            run(
+                tx.connection,
+                "INSERT INTO {table} VALUES ({group}, {written})",
+                table=table,
+                group=ident.Literal(source.group),
+                written=ident.Literal(written),
+            )
+
+
+def writes_of(tx: Tx, staging_schema: str, group: str) -> set[str] | None:
+    """What this group writes in the run; None where that is not kept: the run has not begun."""
+    if not is_there(tx.connection, (staging_schema, _TABLE)):
+        return None
+    found = rows(
+        tx.connection,
+        "SELECT table_name FROM {table} WHERE consumer_group = {group}",
+        table=name(staging_schema, _TABLE),
+        group=ident.Literal(group),
+    )
+    return {row[0] for row in found}
+
+
+def writes_other_tables(tx: Tx, staging_schema: str, source: Source) -> bool:
+    """Whether this code of a group writes others of the run's tables than the code that the run began with."""
+    theirs = writes_of(tx, staging_schema, source.group)
+    return theirs is not None and theirs != {target.name for target in targets(tx.connection, [source])}

@@ -1,0 +1,224 @@
+"""Records into tables, part by part under savepoints: what the database refuses is found, and set aside for the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+from seekpoint.worker.apply import Failed, Made, make, rows_at_once, write
+from seekpoint.errors import ReloadRefused
+from seekpoint.postgres.connection import LentConnection
+from seekpoint.worker.bisect import spans_of
+from seekpoint.kafka.ranges import Piece
+from seekpoint.pipeline.pipeline import Pipeline
+from seekpoint.pipeline.policy import OnPoison
+from seekpoint.records import HELD_BEHIND, AnyRecord, Aside, Failure, RawRecord, State
+from seekpoint.pipeline.sink import Row
+from seekpoint.postgres.sqlstates import Fault
+
+PART = 5_000  # records under one savepoint: enough that it costs nothing, few enough to be halved quickly
+
+LeftOut = Callable[[RawRecord], bool]
+
+
+@runtime_checkable
+class Placing(Protocol):
+    """A sink whose rows have their place in the log."""
+
+    def placed(self, rows: Sequence[Row], raw: Sequence[RawRecord]) -> Sequence[Row]:
+        """The rows, each of the record at the same place, with what the record adds."""
+
+
+@runtime_checkable
+class Keying(Protocol):
+    """A sink whose rows may have their record's key."""
+
+    def keyed(self, rows: Sequence[Row], raw: RawRecord) -> Sequence[Row]:
+        """The record's rows, with its key where that is wanted. Raises ReloadRefused for a record that has none."""
+
+
+def nothing_left_out(_: RawRecord) -> bool:
+    """Every record is to be applied."""
+    return False
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What was written. ``applied`` records, ``rows`` of each sink; ``asides`` are those that cannot be, in order."""
+
+    rows: list[int]
+    applied: int = 0
+    asides: list[Aside] = field(default_factory=list)
+
+
+class Parts:
+    """Writes one pipeline's records to the tables that its sinks are aimed at.
+
+    ``seen`` is called with what each part under a savepoint has written: the records, each with its rows. ``held`` are
+    the keys after whose dead letters (by offset) later records are held, where they come in the order of the log.
+    """
+
+    def __init__(
+        self,
+        tx: LentConnection,
+        pipeline: Pipeline,
+        seen: Callable[[Sequence[Made]], None] | None = None,
+        *,
+        held: dict[tuple[str, bytes], int] | None = None,
+    ) -> None:
+        self._tx, self._pipeline, self._seen, self._held = tx, pipeline, seen, held
+        self._waiting: list[Made] = []
+        self.outcome = Outcome([0] * len(pipeline.sinks))
+
+    def take(self, piece: Piece, left_out: LeftOut = nothing_left_out) -> None:
+        """Decode these records and write them, perhaps later."""
+        wanted, rows = self._decode(piece, left_out)
+        if rows is not None:
+            self._waiting += [Made(r, r, ((row,),)) for r, row in zip(wanted, rows, strict=True)]
+        if len(self._waiting) >= PART:
+            self.flush()
+
+    def stream(self, pieces: Iterable[Piece], left_out: LeftOut) -> Outcome:
+        """Write them all as they come, through the only sink; raises RowRefused where one is refused."""
+        [sink] = self._pipeline.sinks
+        with sink.open(self._tx) as writer:
+            for piece in pieces:
+                _, rows = self._decode(piece, left_out)
+                if rows is None:
+                    made, self._waiting = self._waiting, []
+                    rows = [row for one in made for row in one.rows[0]]
+                    self.outcome.applied += len(made)
+                else:  # nobody looks at a record
+                    self.outcome.applied += len(rows)
+                writer.write(rows)
+                self.outcome.rows[0] += len(rows)
+        return self.outcome
+
+    def _decode(self, piece: Piece, left_out: LeftOut) -> tuple[Sequence[RawRecord], Sequence[Row] | None]:
+        """The records that count, with a row for each; None where they were looked at one by one, and are waiting."""
+        wanted = piece.records if left_out is nothing_left_out else [r for r in piece.records if not left_out(r)]
+        if self._held:
+            wanted = [r for r in wanted if not self._holds(r)]
+        rows = None if piece.unreadable else self._at_once(wanted)
+        if rows is None:
+            unread = {(r.topic, r.partition, r.offset): error for r, error in piece.unreadable}
+            for raw in wanted:
+                try:
+                    made = make(self._pipeline, raw, unread.get((raw.topic, raw.partition, raw.offset)))
+                except Failed as failed:
+                    self._set_aside(raw, failed)
+                else:
+                    self._waiting.append(self._keyed(made))
+        return wanted, rows
+
+    def _keyed(self, made: Made) -> Made:
+        """The same, with the record's key in the rows of sinks that want it."""
+        sinks: Sequence[object] = self._pipeline.sinks
+        if not any(isinstance(sink, Keying) for sink in sinks):
+            return made
+        its = [
+            tuple(sink.keyed(rows, made.raw)) if isinstance(sink, Keying) and taken else rows
+            for sink, rows, taken in zip(
+                sinks, made.rows, (each.takes(made.raw.topic) for each in self._pipeline.sinks), strict=True
+            )
+        ]
+        return made._replace(rows=its)
+
+    def _at_once(self, raw: Sequence[RawRecord]) -> Sequence[Row] | None:
+        """A row for each, from the values alone; None where each record must be looked at."""
+        if (rows := rows_at_once(self._pipeline, raw)) is None:
+            return None
+        sink: object = self._pipeline.by_value  # aimed at the staging: it knows places, too
+        return sink.placed(rows, raw) if isinstance(sink, Placing) else rows
+
+    def flush(self) -> Outcome:
+        """Write what is waiting."""
+        waiting, self._waiting = self._waiting, []
+        self._write(waiting)
+        self.outcome.asides.sort(key=lambda aside: _place(aside.record))
+        return self.outcome
+
+    def _write(self, part: Sequence[Made], *, ahead: bool = True) -> None:
+        """All of them, or those that can be: halved until the others stand alone, unless the database names them.
+
+        A handler's statements are sent ahead at first; once something has failed, each is awaited.
+        """
+        while part := [one for one in part if not (self._held and self._holds(one.raw))]:
+            self._tx.begins(send_ahead=ahead and self._pipeline.handle is not None and self._pipeline.send_ahead)
+            failed, ahead = self._try(part), False
+            if failed is None:
+                return
+            if failed.late:
+                continue
+            if not failed.named and len(part) > 1:
+                middle = len(part) // 2
+                self._write(part[:middle], ahead=False)
+                part = part[middle:]
+                continue
+            bad = {_place(raw) for raw in failed.named} or {_place(part[0].raw)}
+            for one in part:
+                if _place(one.raw) in bad:
+                    self._set_aside(one.raw, failed)
+            part = [one for one in part if _place(one.raw) not in bad]
+
+    def _try(self, part: Sequence[Made]) -> Failed | None:
+        savepoint = self._tx.begin_nested()
+        try:
+            write(self._tx, self._pipeline, part, spans_of(part) if self._pipeline.handle is not None else ())
+        except Failed as failed:
+            if failed.fault is Fault.TRANSIENT or (failed.fault is Fault.PROGRAM and not failed.late):
+                raise failed.error from failed  # no record's fault
+            savepoint.rollback()
+            return failed
+        savepoint.commit()
+        self.outcome.applied += len(part)
+        for number in range(len(self.outcome.rows)):
+            self.outcome.rows[number] += sum(len(made.rows[number]) for made in part)
+        if self._seen is not None:
+            self._seen(part)
+        return None
+
+    def _set_aside(self, raw: RawRecord, failed: Failed) -> None:
+        aside = aside_of(self._pipeline, raw, failed, is_newest=self._held is not None)
+        self.outcome.asides.append(aside)
+        if self._held is not None and self._pipeline.hold_key and raw.key is not None:
+            self._held.setdefault((raw.topic, raw.key), raw.offset)
+
+    def _holds(self, raw: RawRecord) -> bool:
+        """Whether the record is held by a dead letter of its key: then it is one, too."""
+        assert self._held is not None
+        if raw.key is None or self._held.get((raw.topic, raw.key), raw.offset) >= raw.offset:
+            return False
+        self.outcome.asides.append(Aside(raw, HELD_BEHIND, State.HELD))
+        return True
+
+
+def aside_of(pipeline: Pipeline, raw: RawRecord, failed: Failed, *, is_newest: bool = False) -> Aside:
+    """As the pipeline's policy says, but for the retries: what a worker would stop in front of ends the run.
+
+    ``is_newest``: nothing of its key is applied after it. Raises ReloadRefused.
+    """
+    failure = Failure.of(failed.error, failed.cause)
+    if pipeline.on_poison is OnPoison.STOP:
+        why = "and on_poison is 'stop'"
+    elif pipeline.hold_key and raw.key is not None and not is_newest:
+        why = "and its key is held: what comes after it could not be rebuilt in order"
+    else:
+        return Aside(raw, failure, State.SKIPPED if pipeline.on_poison is OnPoison.SKIP else State.PARKED)
+    reason = (
+        f"{raw.topic}/{raw.partition} offset {raw.offset}: {failure.cause.value}: {failure.told}; {why}. Mend the "
+        "pipeline, or keep such records aside (on_poison='dead_letter'), and start another run"
+    )
+    raise ReloadRefused([reason]) from failed.error
+
+
+def _place(record: AnyRecord) -> tuple[str, int, int]:
+    return record.topic, record.partition, record.offset
+
+
+def all_of(parts: Parts, pieces: Iterable[Piece], left_out: LeftOut = nothing_left_out) -> Outcome:
+    """Take every piece, and write all of it."""
+    for piece in pieces:
+        parts.take(piece, left_out)
+    return parts.flush()

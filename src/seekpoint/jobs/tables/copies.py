@@ -1,0 +1,123 @@
+"""Copies of live tables for handlers to write: with the indexes and names that their statements rely on."""
+
+from __future__ import annotations
+
+from psycopg import sql as ident
+from sqlalchemy import Connection, text
+
+from seekpoint.errors import ReloadRefused
+from seekpoint.jobs.tables.staging_schema import Staging, name, run
+from seekpoint.jobs.tables.create_like import LIKE, Numbers, make_like
+from seekpoint.jobs.tables.targets import Target
+from seekpoint.sinks.catalog import quoted
+
+# In an order in which the indexes of a table and of its copy correspond.
+_INDEXES = text(
+    """
+    SELECT c.relname AS name, i.indisunique || substring(pg_get_indexdef(i.indexrelid) FROM ' USING .*$') AS what
+    FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
+    WHERE i.indrelid = to_regclass(:name) ORDER BY what, c.oid
+    """
+)
+_DRAWN = text(
+    """
+    SELECT a.attname FROM pg_attribute a
+    CROSS JOIN LATERAL (
+        SELECT CAST(pg_get_serial_sequence(:name, a.attname) AS regclass) AS sequence
+    ) s
+    WHERE a.attrelid = to_regclass(:name) AND a.attnum > 0 AND NOT a.attisdropped AND s.sequence IS NOT NULL
+          AND pg_sequence_last_value(s.sequence) IS NOT NULL
+    """
+)
+
+
+def make_copy(connection: Connection, staging: Staging, target: Target, numbers: Numbers) -> None:
+    """Make the empty copy, with all indexes and under their names: handlers' ON CONFLICT may name them.
+
+    Columns that a sequence fills get one of the copy's own: it is known afterwards whether their numbers were drawn.
+    """
+    make_like(connection, staging.table(target), target.path, numbers, prefix=target.staged, like=LIKE)
+    live, made = (connection.execute(_INDEXES, {"name": quoted(*path)}).all() for path in
+                  (target.path, staging.table(target)))  # fmt: skip
+    if [row.what for row in live] != [row.what for row in made]:
+        raise ReloadRefused([f"{target.name}: its copy has other indexes than the table: report this as a bug"])
+    called = [(old.name, new.name) for new, old in zip(live, made, strict=True)]
+    for n, (old, _) in enumerate(called):  # by way of names that none of them has
+        _rename(connection, staging, old, f"{target.staged}_n{n}")
+    for n, (_, new) in enumerate(called):
+        _rename(connection, staging, f"{target.staged}_n{n}", new)
+
+
+def _rename(connection: Connection, staging: Staging, old: str, new: str) -> None:
+    run(connection, "ALTER INDEX {old} RENAME TO {new}", old=name(staging.schema, old), new=name(new))
+
+
+def tag_indexes(connection: Connection, staging: Staging, target: Target, live: list[str]) -> None:
+    """Before a swap: give the copy's indexes names of its own; ``live`` are those of the live table's, in order."""
+    for n, called in enumerate(live):
+        _rename(connection, staging, called, f"{target.staged}_i{n}")
+
+
+def owned_columns(connection: Connection, staging: Staging, target: Target) -> tuple[str, ...]:
+    """The columns whose values are the handler's: all but those that the database has numbered.
+
+    Raises ReloadRefused where the key is one of these, as the rebuilt rows have other numbers than the live ones.
+    """
+    drawn = set(connection.scalars(_DRAWN, {"name": quoted(*staging.table(target))}))
+    if numbered := drawn & set(target.key):
+        reason = (
+            f"{target.name}: its key {', '.join(target.key)} has numbers that the database draws "
+            f"({', '.join(sorted(numbered))}), which are others in rebuilt rows: give it a unique key of what the "
+            "records say, e.g. their topic, partition and offset"
+        )
+        raise ReloadRefused([reason])
+    return tuple(column for column in target.all_columns if column not in drawn)
+
+
+def watch(connection: Connection, staging: Staging, target: Target) -> None:
+    """From now on, keep which keys of the copy are written: nobody else knows what a handler's statements touch."""
+    old, new = (ident.SQL(", ").join(ident.SQL("{}.{}").format(ident.SQL(side), name(one)) for one in target.key)
+                for side in ("OLD", "NEW"))  # fmt: skip
+    function = name(staging.schema, f"touched_{target.staged}")
+    run(
+        connection,
+        "CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql AS {body}",
+        function=function,
+        body=ident.Literal(
+            ident.SQL(
+                "BEGIN IF TG_OP <> 'INSERT' THEN INSERT INTO {touched} VALUES ({old}); END IF; "
+                "IF TG_OP <> 'DELETE' THEN INSERT INTO {touched} VALUES ({new}); END IF; RETURN NULL; END"
+            )
+            .format(touched=name(*staging.touched(target)), old=old, new=new)
+            .as_string()
+        ),
+    )
+    run(
+        connection,
+        "CREATE OR REPLACE FUNCTION {all}() RETURNS trigger LANGUAGE plpgsql AS {body}",
+        all=name(staging.schema, f"emptied_{target.staged}"),
+        body=ident.Literal(
+            ident.SQL("BEGIN INSERT INTO {touched} SELECT {key} FROM {table}; RETURN NULL; END")
+            .format(
+                touched=name(*staging.touched(target)),
+                key=ident.SQL(", ").join(map(name, target.key)),
+                table=name(*staging.table(target)),
+            )
+            .as_string()
+        ),
+    )
+    table = name(*staging.table(target))
+    run(
+        connection,
+        "CREATE OR REPLACE TRIGGER seekpoint_touched AFTER INSERT OR UPDATE OR DELETE ON {table} FOR EACH ROW "
+        "EXECUTE FUNCTION {function}()",
+        table=table,
+        function=function,
+    )
+    run(
+        connection,
+        "CREATE OR REPLACE TRIGGER seekpoint_emptied BEFORE TRUNCATE ON {table} FOR EACH STATEMENT "
+        "EXECUTE FUNCTION {all}()",
+        table=table,
+        all=name(staging.schema, f"emptied_{target.staged}"),
+    )

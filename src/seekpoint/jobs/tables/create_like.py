@@ -1,0 +1,183 @@
+"""Tables like a live one that depend on nothing of it: no default of theirs draws from a live table's sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import Enum, auto
+from typing import Any
+
+from psycopg import sql as ident
+from sqlalchemy import Connection, Row, text
+
+from seekpoint.jobs.tables.staging_schema import Composable, Staging, name, rows, run, unlogged
+from seekpoint.jobs.tables.targets import Path, Target
+from seekpoint.sinks.catalog import quoted
+
+LIKE = "LIKE {} INCLUDING ALL EXCLUDING DEFAULTS EXCLUDING STATISTICS"
+WITHOUT_INDEXES = f"{LIKE} EXCLUDING INDEXES"
+
+
+class Numbers(Enum):
+    """What becomes of the numbers that sequences fill in.
+
+    ``IGNORED``: they are not read, and defaults that call functions of the host are left out. ``OWN``: the table has
+    sequences of its own. ``CONTINUED``: those begin where the live ones are, for the table is to replace the live one.
+    """
+
+    IGNORED = auto()
+    OWN = auto()
+    CONTINUED = auto()
+
+
+# ``sequences`` are those that the default draws from; ``calls``: it depends on functions or relations of the host.
+_DEFAULTS = text(
+    """
+    SELECT a.attname AS column, pg_get_expr(d.adbin, d.adrelid) AS expression,
+           ARRAY(SELECT CAST(CAST(r.refobjid AS regclass) AS text)
+                 FROM pg_depend r JOIN pg_class c ON c.oid = r.refobjid
+                 WHERE r.classid = CAST('pg_attrdef' AS regclass) AND r.objid = d.oid
+                       AND r.refclassid = CAST('pg_class' AS regclass) AND c.relkind = 'S') AS sequences,
+           EXISTS (SELECT FROM pg_depend r WHERE r.classid = CAST('pg_attrdef' AS regclass) AND r.objid = d.oid
+                   AND r.refclassid = CAST('pg_proc' AS regclass)) AS calls
+    FROM pg_attrdef d JOIN pg_attribute a ON a.attrelid = d.adrelid AND a.attnum = d.adnum
+    WHERE d.adrelid = to_regclass(:name) AND a.attgenerated = '' ORDER BY a.attnum
+    """
+)
+_IDENTITIES = text(
+    "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(:name) AND attidentity <> '' AND NOT attisdropped"
+)
+_SEQUENCE = text(
+    """
+    SELECT format_type(seqtypid, NULL) AS type, seqstart, seqincrement, seqmin, seqmax, seqcache
+    FROM pg_sequence WHERE seqrelid = CAST(:sequence AS regclass)
+    """
+)
+
+
+def make_like(
+    connection: Connection,
+    path: Path,
+    live: Path,
+    numbers: Numbers,
+    *,
+    prefix: str,
+    like: str = WITHOUT_INDEXES,
+    also: Composable | None = None,
+) -> None:
+    """Create the table, empty; ``also`` are further columns, ``prefix`` begins the names of its own sequences."""
+    run(
+        connection,
+        "CREATE {unlogged} TABLE {table} ({like}{also})",
+        unlogged=unlogged(path[0]),
+        table=name(*path),
+        like=ident.SQL(like).format(name(*live)),
+        also=ident.SQL("") if also is None else ident.SQL(", ") + also,
+    )
+    for n, row in enumerate(_defaults(connection, live)):
+        column = {"table": name(*path), "column": name(row.column)}
+        if _is_drawn(row):
+            sequence = (path[0], f"{prefix}_s{n}")
+            _make_sequence(connection, sequence, row.sequences[0], numbers, column)
+            set_default(connection, path, row.column, _drawing_from(row, sequence))
+        elif numbers is not Numbers.IGNORED or not (row.calls or row.sequences or "nextval(" in row.expression):
+            set_default(connection, path, row.column, row.expression)
+        else:
+            run(connection, "ALTER TABLE {table} ALTER {column} DROP NOT NULL", **column)
+    if numbers is Numbers.IGNORED:
+        for identity in connection.execute(_IDENTITIES, {"name": quoted(*path)}).scalars().all():
+            run(
+                connection,
+                "ALTER TABLE {table} ALTER {column} SET CYCLE",
+                table=name(*path),
+                column=name(identity),
+            )
+
+
+def draw_from_live(connection: Connection, staging: Staging, target: Target) -> None:
+    """Before the rebuilt table replaces the live one: it draws from the live sequences, after its own numbers."""
+    built = staging.table(target)
+    for n, row in enumerate(_defaults(connection, target.path)):
+        own = (built[0], f"{staging.sequences(target)}_s{n}")
+        if not _is_drawn(row) or not rows(
+            connection, "SELECT 1 WHERE to_regclass({own}) IS NOT NULL", own=ident.Literal(quoted(*own))
+        ):
+            continue
+        _continue(connection, own, row.sequences[0])
+        set_default(connection, built, row.column, row.expression)
+        run(connection, "DROP SEQUENCE {own}", own=name(*own))
+
+
+def set_default(connection: Connection, path: Path, column: str, expression: str) -> None:
+    """Give a column this default, as the catalog prints it."""
+    run(
+        connection,
+        "ALTER TABLE {table} ALTER {column} SET DEFAULT {expression}",
+        table=name(*path),
+        column=name(column),
+        expression=ident.SQL(expression),
+    )
+
+
+def _defaults(connection: Connection, table: Path) -> Sequence[Row[Any]]:
+    return connection.execute(_DEFAULTS, {"name": quoted(*table)}).all()
+
+
+def _is_drawn(row: Row[Any]) -> bool:
+    """Whether the default draws from one sequence, which can be replaced by another."""
+    return not row.calls and len(row.sequences) == 1 and _call(row.sequences[0]) in row.expression
+
+
+def _call(sequence: str) -> str:
+    return "nextval({}::regclass)".format("'" + sequence.replace("'", "''") + "'")
+
+
+def _drawing_from(row: Row[Any], sequence: Path) -> str:
+    return str(row.expression).replace(_call(row.sequences[0]), _call(quoted(*sequence)))
+
+
+def _make_sequence(
+    connection: Connection, path: Path, live: str, numbers: Numbers, owner: Mapping[str, Composable]
+) -> None:
+    its = connection.execute(_SEQUENCE, {"sequence": live}).one()
+    start = its.seqstart
+    if numbers is Numbers.CONTINUED:
+        last, called = _position(connection, live)
+        start = last + its.seqincrement if called else last
+    if not its.seqmin <= start <= its.seqmax:  # the live one is used up: it may begin again, or is refused by itself
+        start = its.seqstart
+    run(
+        connection,
+        "CREATE SEQUENCE {path} AS {type} START {start} INCREMENT {step} MINVALUE {least} MAXVALUE {most} "
+        "CACHE {cache} {cycle} OWNED BY {table}.{column}",
+        path=name(*path),
+        type=ident.SQL(its.type),
+        start=ident.Literal(start),
+        step=ident.Literal(its.seqincrement),
+        least=ident.Literal(its.seqmin),
+        most=ident.Literal(its.seqmax),
+        cache=ident.Literal(its.seqcache),
+        cycle=ident.SQL("CYCLE" if numbers is Numbers.IGNORED else "NO CYCLE"),
+        **owner,
+    )
+
+
+def _position(connection: Connection, sequence: str) -> tuple[int, bool]:
+    [(last, called)] = rows(connection, "SELECT last_value, is_called FROM {it}", it=ident.SQL(sequence))
+    return last, called
+
+
+def _continue(connection: Connection, own: Path, live: str) -> None:
+    """Take the live sequence past the numbers that were drawn from the run's own."""
+    last, called = _position(connection, quoted(*own))
+    step = connection.execute(_SEQUENCE, {"sequence": live}).one().seqincrement
+    if not called or (_position(connection, live)[0] - last) * step >= 0:
+        return
+    # No session draws from it until COMMIT: else a number that was drawn meanwhile would be given out again.
+    run(connection, "ALTER SEQUENCE {live} INCREMENT {step}", live=ident.SQL(live), step=ident.Literal(step))
+    if (_position(connection, live)[0] - last) * step < 0:
+        run(
+            connection,
+            "SELECT setval({live}::regclass, {last})",
+            live=ident.Literal(live),
+            last=ident.Literal(last),
+        )

@@ -1,0 +1,372 @@
+"""Tables that are kept in generations: a view that people read, and tables behind it of which one counts."""
+
+from __future__ import annotations
+
+import getpass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import psycopg
+from psycopg import sql as ident
+from sqlalchemy import URL, Connection, Engine, Row, text
+from sqlalchemy.exc import DBAPIError
+
+from seekpoint.postgres.engine import postgres_engine
+from seekpoint.errors import ConfigError, ReloadRefused
+from seekpoint.ledger.sql.admin import ALONE, LOCK_GROUP, RECORD_ACTION
+from seekpoint.jobs.run import statements as sql
+from seekpoint.jobs.tables.dependencies import DDL_WAIT, hanging
+from seekpoint.jobs.tables.generations import tables as leaves
+from seekpoint.jobs.tables.generations import sequences as numbers
+from seekpoint.jobs.tables.generations import view
+from seekpoint.jobs.tables.staging_schema import fitted, name, run
+from seekpoint.jobs.run.run import Tx, transaction
+from seekpoint.jobs.tables.targets import TABLE, Path, resolve
+from seekpoint.jobs.run.backoff import TRIES, pause
+from seekpoint.sinks.catalog import quoted
+from seekpoint.sinks.target_table import COLUMN
+from seekpoint.postgres.sqlstates import passes
+from seekpoint.ledger.tables import DEFAULT_SCHEMA, generation
+
+FIRST = 1
+_OF_NO_PARTITION = ("topic", "partition", "from_offset", "to_offset")
+OTHER_OWNER = "another owner"
+READERS_WAIT = 30.0  # seconds that giving up waits for readers of an earlier generation
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A table that is kept in generations, as it stands: ``table`` is the view, ``current`` the table that counts.
+
+    ``run`` is the reload that put it in place; ``others`` are tables that are being built, or are to be dropped.
+    """
+
+    table: str
+    current: str
+    parent: str
+    number: int
+    run: UUID | None
+    changed_at: datetime
+    others: tuple[str, ...]
+
+
+class Generations:
+    """Keeps tables in generations, so that a reload may turn from one to the next by writing one row.
+
+    ``adopt`` is called once for each table, by its owner; workers go on. Making one does no I/O.
+    """
+
+    def __init__(self, engine: Engine | URL | str, *, schema: str = DEFAULT_SCHEMA, actor: str | None = None) -> None:
+        self.engine, self.schema = postgres_engine(engine), schema
+        self.actor = actor or getpass.getuser()
+
+    def list(self) -> Sequence[Generation]:
+        """Every table of this database that is kept in generations."""
+        with transaction(self.engine, self.schema) as tx:
+            return [_told(tx, row) for row in tx.execute(sql.GENERATIONS).all()]
+
+    def adopt(self, table: str | tuple[str, str]) -> Generation:
+        """Make a plain table the first generation of a view of its name; one that is adopted already stays as it is.
+
+        The table gets a column with a constant, which is looked through without a lock that workers or readers wait
+        for, and is then renamed under a lock that is waited for in short steps. A worker that meets the change runs
+        its transaction once more. Raises ReloadRefused with every reason why it cannot be, ConfigError where there is
+        no such table, and the last error where the lock could not be had; the table is as it was then.
+        """
+        path = self._resolved(table)
+        with transaction(self.engine, self.schema) as tx:
+            if (known := leaves.pointer(tx, path)) is not None:
+                return _told(tx, known)
+            _require(_reasons(tx, path))
+        self._patiently(lambda tx: _mark(tx, path))
+        try:
+            with transaction(self.engine, self.schema) as tx:  # readers and writers go on meanwhile
+                run(tx.connection, "ALTER TABLE {table} VALIDATE CONSTRAINT {column}", **_marked(path))
+            self._patiently(lambda tx: self._record(tx, path, "adopt", _adopt))
+        except BaseException as error:
+            try:
+                self._patiently(lambda tx: _unmark(tx, path))
+            except (psycopg.Error, DBAPIError) as late:
+                error.add_note(f"its column {COLUMN} could not be dropped again ({late}): adopt it later, or drop that")
+            raise
+        made = self._get(path)
+        with transaction(self.engine, self.schema) as tx:  # nobody else does, of a partitioned table
+            run(tx.connection, "ANALYZE {parent}", parent=name(*_names(path)[0]))
+        return made
+
+    def give_up(self, table: str | tuple[str, str]) -> None:
+        """Make the generation that counts the plain table again, and drop the others.
+
+        Waits up to 30 seconds for whoever still reads an earlier generation, in a snapshot from before the last
+        cut-over. Raises ReloadRefused where one of them goes on reading (by its pid), a reload is open, or a view
+        stands on this one, and ConfigError where the table is not kept in generations.
+        """
+        path = self._resolved(table)
+        self._get(path)
+        with transaction(self.engine, self.schema) as tx:  # in front of the lock that whoever opens a reload waits for
+            _require_forgotten(tx, path, leaves.pointer(tx, path), READERS_WAIT)
+        self._patiently(lambda tx: self._record(tx, path, "give up", _give_up))
+
+    def _get(self, path: Path) -> Generation:
+        with transaction(self.engine, self.schema) as tx:
+            if (row := leaves.pointer(tx, path)) is None:
+                raise ConfigError(f"{'.'.join(path)} is not kept in generations: adopt it first")
+            return _told(tx, row)
+
+    def _record(self, tx: Tx, path: Path, action: str, step: Callable[[Tx, Path], None]) -> None:
+        """Do it, and say to each group that writes the table who did."""
+        step(tx, path)
+        for group in _groups(tx, path):
+            row = {"consumer_group": group, "action": action, "actor": self.actor, "reason": ".".join(path)}
+            tx.execute(RECORD_ACTION, [row | dict.fromkeys(_OF_NO_PARTITION)])
+
+    def _resolved(self, table: str | tuple[str, str]) -> Path:
+        named = tuple(table.split(".")) if isinstance(table, str) else tuple(table)
+        if not 1 <= len(named) <= 2 or not all(named):
+            raise ConfigError(f"{table!r}: name it 'table' or 'schema.table', or give a tuple of the parts")
+        with transaction(self.engine, self.schema) as tx:
+            row = tx.connection.execute(TABLE, {"name": quoted(*named)}).one_or_none()
+        if row is None:
+            raise ConfigError(f"there is no table {'.'.join(named)}: check its name, and the schema")
+        return row.schema, row.name
+
+    def _patiently(self, step: Callable[[Tx], None]) -> None:
+        """One transaction, again and again where a lock cannot be had (see :func:`_hold`)."""
+        for attempt in range(1, TRIES + 1):
+            try:
+                with transaction(self.engine, self.schema) as tx:
+                    # No reload is opened meanwhile, and none is open.
+                    tx.execute(ALONE, name=f"seekpoint reload {self.schema}")
+                    step(tx)
+            except (psycopg.Error, DBAPIError) as error:
+                if attempt == TRIES or not passes(error):
+                    raise
+                pause(attempt)
+            else:
+                return
+
+
+def _told(tx: Tx, row: Any) -> Generation:
+    others = leaves.partitions(tx, (row.table_schema, row.parent))
+    return Generation(
+        f"{row.table_schema}.{row.table_name}",
+        f"{row.table_schema}.{row.current}",
+        f"{row.table_schema}.{row.parent}",
+        row.number,
+        row.run,
+        row.changed_at,
+        tuple(f"{row.table_schema}.{one}" for one in others if one != row.current),
+    )
+
+
+def _require(reasons: Sequence[str]) -> None:
+    if reasons:
+        raise ReloadRefused(reasons)
+
+
+def _groups(tx: Tx, path: Path) -> Sequence[str]:
+    """The groups that are known to write the table."""
+    known = tx.execute(sql.GROUPS).all()
+    return [group.name for group in known if path in (resolve(tx.connection, one) for one in group.tables)]
+
+
+def _hold(tx: Tx, path: Path) -> None:
+    """Wait until no worker is writing the table, and keep them from it: then its lock is only readers' to give.
+
+    In the order of everybody who takes these locks (see :mod:`seekpoint.jobs.reload.cutover`). The wait for the workers is
+    as long as their batches are. The wait for the table is short from here on: whoever comes to read waits behind us.
+    """
+    groups = _groups(tx, path)
+    for group in groups:
+        tx.execute(LOCK_GROUP, group=group).all()
+    tx.execute(sql.LOCK_OFFSETS, groups=groups).all()
+    run(tx.connection, "SET LOCAL lock_timeout = {wait}", wait=ident.Literal(f"{DDL_WAIT}ms"))
+
+
+# -- why not -------------------------------------------------------------------------------------------------------
+
+_MARK = text(
+    """
+    SELECT a.attnum IS NOT NULL AS has_column, k.oid IS NOT NULL AS is_ours
+    FROM (SELECT to_regclass(:name) AS oid) t
+    LEFT JOIN pg_attribute a ON a.attrelid = t.oid AND a.attname = :column AND NOT a.attisdropped
+    LEFT JOIN pg_constraint k ON k.conrelid = t.oid AND k.conname = :column AND k.contype = 'c'
+    """
+)
+_MAY_READ = text(
+    "SELECT has_table_privilege(:role, :table, 'SELECT') AND has_schema_privilege(:role, :schema, 'USAGE')"
+)
+
+
+def _reasons(tx: Tx, path: Path) -> list[str]:
+    """Why the table cannot be kept in generations, every one with what would help."""
+    connection, told = tx.connection, ".".join(path)
+    kind = connection.execute(TABLE, {"name": quoted(*path)}).one().kind
+    if kind != "r":
+        return [f"{told} is no plain table"]
+    reasons = [
+        f"{told} belongs to another role: adopt it as its owner"
+        if what == OTHER_OWNER
+        else f"{told} has {what}, which would hang on one generation and not on the view: drop it (views can be made "
+        "anew, on top of the adopted table), or reload by 'merge'"
+        for what in [*hanging(connection, path), *_inherited(connection, path)]
+    ]
+    mark = connection.execute(_MARK, {"name": quoted(*path), "column": COLUMN}).one()
+    if mark.has_column and not mark.is_ours:
+        reasons.append(f"{told} has a column {COLUMN} of its own: rename it")
+    reasons += [
+        f"there is a table {'.'.join(other)} already, a name that is needed: rename it"
+        for other in _names(path)
+        if connection.execute(TABLE, {"name": quoted(*other)}).one_or_none() is not None
+    ]
+    pointers = quoted(tx.schema, generation.name)
+    for row in leaves.grants(connection, path):
+        asked = {"role": row.role, "table": pointers, "schema": tx.schema}
+        if row.what in {"INSERT", "UPDATE"} and (row.is_public or not connection.execute(_MAY_READ, asked).scalar()):
+            reasons.append(f"role {row.role} may write {told}, and must know where: GRANT SELECT ON {pointers} TO it")
+    return reasons + _of_runs(tx, path)
+
+
+_INHERITED = text(
+    "SELECT 'inheritance' FROM pg_inherits WHERE to_regclass(:name) IN (inhrelid, inhparent) "
+    "UNION SELECT 'a row type of its own (OF)' FROM pg_class WHERE oid = to_regclass(:name) AND reloftype <> 0"
+)
+
+
+def _inherited(connection: Connection, path: Path) -> Sequence[str]:
+    return connection.execute(_INHERITED, {"name": quoted(*path)}).scalars().all()
+
+
+def _of_runs(tx: Tx, path: Path) -> list[str]:
+    return [
+        f"{'.'.join(path)}: reload {row.id} is {row.state}: bring it to its end, or abort it"
+        for row in tx.execute(sql.OPEN_RUNS)
+        if ".".join(path) in row.tables
+    ]
+
+
+def _names(path: Path) -> tuple[Path, Path]:
+    """What the partitioned table and the first generation are called."""
+    return (path[0], fitted(path[1], "_generations")), (path[0], fitted(path[1], f"_g{FIRST}"))
+
+
+# -- there ---------------------------------------------------------------------------------------------------------
+
+
+def _marked(path: Path) -> dict[str, ident.Composable]:
+    return {"table": name(*path), "column": name(COLUMN), "number": ident.Literal(FIRST)}
+
+
+def _mark(tx: Tx, path: Path) -> None:
+    """A constant for the rows that are there, at no cost; that it holds for them is looked up later."""
+    _require(_reasons(tx, path))
+    _hold(tx, path)
+    parts = _marked(path)
+    run(
+        tx.connection,
+        "ALTER TABLE {table} ADD COLUMN IF NOT EXISTS {column} bigint NOT NULL DEFAULT {number}, "
+        "DROP CONSTRAINT IF EXISTS {column}, "
+        "ADD CONSTRAINT {column} CHECK ({column} = {number}::bigint) NOT VALID",
+        **parts,
+    )
+
+
+def _unmark(tx: Tx, path: Path) -> None:
+    if leaves.pointer(tx, path) is None:
+        _hold(tx, path)
+        run(tx.connection, "ALTER TABLE {table} DROP COLUMN IF EXISTS {column}", **_marked(path))
+
+
+def _adopt(tx: Tx, path: Path) -> None:
+    """The table becomes a partition, and a view takes its name: at once, for everybody."""
+    connection = tx.connection
+    _hold(tx, path)
+    run(connection, "LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE", table=name(*path))
+    _require(_reasons(tx, path))
+    parent, leaf = _names(path)
+    run(connection, "ALTER TABLE {table} RENAME TO {leaf}", table=name(*path), leaf=name(leaf[1]))
+    kept = numbers.loosen(connection, leaf)
+    run(
+        connection,
+        "CREATE TABLE {parent} (LIKE {leaf} INCLUDING GENERATED) PARTITION BY LIST ({column})",
+        parent=name(*parent),
+        leaf=name(*leaf),
+        column=name(COLUMN),
+    )
+    run(
+        connection,
+        "ALTER TABLE {parent} ATTACH PARTITION {leaf} FOR VALUES IN ({number})",
+        parent=name(*parent),
+        leaf=name(*leaf),
+        number=ident.Literal(FIRST),
+    )
+    numbers.own(connection, kept, parent)
+    view.make(tx, path, parent, FIRST)
+    leaves.grant_alike(connection, leaf, path)
+    _tell_alike(connection, leaf, path)
+    row = {"table_schema": path[0], "table_name": path[1], "number": FIRST, "current": leaf[1], "parent": parent[1]}
+    tx.execute(sql.INSERT_GENERATION, [row])
+
+
+_TOLD = text(
+    """
+    SELECT a.attname AS column, d.description AS said FROM pg_description d
+    LEFT JOIN pg_attribute a ON a.attrelid = d.objoid AND a.attnum = d.objsubid AND d.objsubid > 0
+    WHERE d.objoid = to_regclass(:name) AND d.classoid = CAST('pg_class' AS regclass)
+    """
+)
+
+
+def _tell_alike(connection: Connection, given: Path, to: Path) -> None:
+    """Comments of the table and its columns."""
+    kind = connection.execute(TABLE, {"name": quoted(*to)}).one().kind
+    for row in connection.execute(_TOLD, {"name": quoted(*given)}).all():
+        what = "COLUMN" if row.column is not None else "VIEW" if kind == "v" else "TABLE"
+        run(
+            connection,
+            "COMMENT ON {what} {name} IS {said}",
+            what=ident.SQL(what),
+            name=name(*to) if row.column is None else name(*to, row.column),
+            said=ident.Literal(row.said),
+        )
+
+
+# -- and back ------------------------------------------------------------------------------------------------------
+
+
+def _require_forgotten(tx: Tx, path: Path, row: Row[Any] | None, patience: float) -> None:
+    """Refuse where somebody goes on reading an earlier generation."""
+    if row is None or row.run is None:
+        return
+    if pids := leaves.still_reading(tx, row.turned, patience):
+        told = f"{'.'.join(path)}: somebody reads in a snapshot from before the last cut-over, after {patience:g} s"
+        raise ReloadRefused([f"{told}: wait for the sessions of pid {', '.join(map(str, pids))}, or end them"])
+
+
+def _give_up(tx: Tx, path: Path) -> None:
+    _require(_of_runs(tx, path))  # so the pointer stays what it is
+    connection, row = tx.connection, leaves.pointer(tx, path)
+    if row is None:  # the try before took effect
+        return
+    _require_forgotten(tx, path, row, leaves.PATIENCE)
+    parent, leaf = (path[0], row.parent), (path[0], row.current)
+    _hold(tx, path)
+    leaves.grant_alike(connection, path, leaf)
+    run(connection, "COMMENT ON TABLE {leaf} IS NULL", leaf=name(*leaf))  # a reload notes there what it writes
+    _tell_alike(connection, path, leaf)
+    try:  # before what is behind it, as readers lock them: or each of us would have what the other waits for
+        run(connection, "DROP VIEW {view}", view=name(*path))
+    except psycopg.errors.DependentObjectsStillExist as error:
+        raise ReloadRefused([f"{'.'.join(path)}: {error.diag.message_detail}: drop that first"]) from error
+    run(connection, "LOCK TABLE {parent} IN ACCESS EXCLUSIVE MODE", parent=name(*parent))
+    kept = numbers.kept(connection, parent)
+    run(connection, "ALTER TABLE {parent} DETACH PARTITION {leaf}", parent=name(*parent), leaf=name(*leaf))
+    numbers.own(connection, kept, leaf)
+    run(connection, "ALTER TABLE {leaf} DROP COLUMN {column}", leaf=name(*leaf), column=name(COLUMN))
+    run(connection, "DROP TABLE {parent}", parent=name(*parent))
+    run(connection, "ALTER TABLE {leaf} RENAME TO {table}", leaf=name(*leaf), table=name(path[1]))
+    numbers.tighten(connection, kept, path)
+    tx.execute(sql.DELETE_GENERATION, of_schema=path[0], of_table=path[1])

@@ -1,0 +1,151 @@
+"""Columns that a sequence fills: kept going from one generation of a table to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from psycopg import sql as ident
+from sqlalchemy import Connection, Row, text
+
+from seekpoint.jobs.tables.generations.tables import grants
+from seekpoint.jobs.tables.staging_schema import name, rows, run
+from seekpoint.jobs.tables.targets import Path
+from seekpoint.sinks.catalog import quoted
+
+_IDENTITY = {"a": "ALWAYS", "d": "BY DEFAULT"}
+_NOTE = "seekpoint: was an identity, "  # said of a sequence, so that it can be one again
+
+_SEQUENCES = text(
+    """
+    SELECT a.attname AS column, CAST(a.attidentity AS text) AS identity, n.nspname AS schema, c.relname AS name,
+           format_type(s.seqtypid, NULL) AS type, s.seqstart, s.seqincrement, s.seqmin, s.seqmax, s.seqcache,
+           s.seqcycle, obj_description(c.oid, 'pg_class') AS said
+    FROM pg_depend d
+    JOIN pg_class c ON d.classid = CAST('pg_class' AS regclass) AND c.oid = d.objid AND c.relkind = 'S'
+    JOIN pg_sequence s ON s.seqrelid = c.oid JOIN pg_namespace n ON n.oid = c.relnamespace
+    JOIN pg_attribute a ON a.attrelid = d.refobjid AND a.attnum = d.refobjsubid
+    WHERE d.refclassid = CAST('pg_class' AS regclass) AND d.refobjid = to_regclass(:name) AND d.deptype IN ('a', 'i')
+    ORDER BY a.attnum
+    """
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Numbered:
+    """A column and its sequence; ``identity`` is how the column was declared, where it is to be that again."""
+
+    column: str
+    sequence: Path
+    identity: str | None
+
+
+def kept(connection: Connection, table: Path) -> Sequence[Numbered]:
+    """The columns whose sequences hang on this table."""
+    return [
+        Numbered(row.column, (row.schema, row.name), row.said.removeprefix(_NOTE) if _is_noted(row) else None)
+        for row in _sequences(connection, table)
+    ]
+
+
+def loosen(connection: Connection, table: Path) -> Sequence[Numbered]:
+    """Give each identity column a sequence of its own, where it was: several tables can draw from that."""
+    for row in _sequences(connection, table):
+        if row.identity:
+            _loosen(connection, table, row)
+    return kept(connection, table)
+
+
+def own(connection: Connection, columns: Sequence[Numbered], table: Path) -> None:
+    """The sequences hang on this table from now on, and are dropped with it alone."""
+    for one in columns:
+        run(
+            connection,
+            "ALTER SEQUENCE {sequence} OWNED BY {column}",
+            sequence=name(*one.sequence),
+            column=name(*table, one.column),
+        )
+
+
+def tighten(connection: Connection, columns: Sequence[Numbered], table: Path) -> None:
+    """Make identity columns of those that were."""
+    for one in columns:
+        if one.identity is None:
+            continue
+        last, called = rows(connection, "SELECT last_value, is_called FROM {it}", it=name(*one.sequence))[0]
+        parts = {"table": name(*table), "column": name(one.column)}
+        run(connection, "ALTER TABLE {table} ALTER {column} DROP DEFAULT", **parts)
+        (row,) = [each for each in _sequences(connection, table) if each.column == one.column]
+        run(connection, "DROP SEQUENCE {sequence}", sequence=name(*one.sequence))
+        run(
+            connection,
+            "ALTER TABLE {table} ALTER {column} ADD GENERATED {how} AS IDENTITY (SEQUENCE NAME {sequence} {options})",
+            **parts,
+            how=ident.SQL(_IDENTITY[one.identity]),
+            sequence=name(*one.sequence),
+            options=_options(row),
+        )
+        _set(connection, one.sequence, last, called)
+
+
+def _sequences(connection: Connection, table: Path) -> Sequence[Row[Any]]:
+    return connection.execute(_SEQUENCES, {"name": quoted(*table)}).all()
+
+
+def _is_noted(row: Row[Any]) -> bool:
+    return row.said is not None and row.said.startswith(_NOTE)
+
+
+def _loosen(connection: Connection, table: Path, row: Row[Any]) -> None:
+    sequence: Path = (row.schema, row.name)
+    ((last, called),) = rows(connection, "SELECT last_value, is_called FROM {it}", it=name(*sequence))
+    parts = {"table": name(*table), "column": name(row.column), "sequence": name(*sequence)}
+    run(connection, "ALTER TABLE {table} ALTER {column} DROP IDENTITY", **parts)
+    run(
+        connection,
+        "CREATE SEQUENCE {sequence} AS {type} {options} OWNED BY {owner}",
+        **parts,
+        type=ident.SQL(row.type),
+        options=_options(row),
+        owner=name(*table, row.column),
+    )
+    _set(connection, sequence, last, called)
+    run(
+        connection,
+        "ALTER TABLE {table} ALTER {column} SET DEFAULT nextval({named}::regclass)",
+        **parts,
+        named=ident.Literal(quoted(*sequence)),
+    )
+    run(
+        connection,
+        "COMMENT ON SEQUENCE {sequence} IS {note}",
+        **parts,
+        note=ident.Literal(_NOTE + row.identity),
+    )
+    # An identity asks nobody for a right on its sequence; a default does.
+    for grant in grants(connection, table):
+        if grant.what == "INSERT":
+            run(
+                connection,
+                "GRANT USAGE ON SEQUENCE {sequence} TO {role}",
+                **parts,
+                role=ident.SQL("PUBLIC") if grant.is_public else name(grant.role),
+            )
+
+
+def _options(row: Row[Any]) -> ident.Composed:
+    return ident.SQL("START {} INCREMENT {} MINVALUE {} MAXVALUE {} CACHE {} {}").format(
+        *map(ident.Literal, (row.seqstart, row.seqincrement, row.seqmin, row.seqmax, row.seqcache)),
+        ident.SQL("CYCLE" if row.seqcycle else "NO CYCLE"),
+    )
+
+
+def _set(connection: Connection, sequence: Path, last: int, called: bool) -> None:
+    run(
+        connection,
+        "SELECT setval({named}::regclass, {last}, {called})",
+        named=ident.Literal(quoted(*sequence)),
+        last=ident.Literal(last),
+        called=ident.Literal(called),
+    )

@@ -1,0 +1,68 @@
+"""The view that a table in generations is read through, and the functions that it asks."""
+
+from __future__ import annotations
+
+from psycopg import sql as ident
+from sqlalchemy import text
+
+from seekpoint.jobs.tables.staging_schema import name, names, run
+from seekpoint.jobs.run.run import Tx
+from seekpoint.jobs.tables.targets import Path
+from seekpoint.sinks.catalog import quoted
+from seekpoint.sinks.target_table import COLUMN
+from seekpoint.ledger.tables import generation
+
+_COLUMNS = text(
+    "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(:name) AND attnum > 0 AND NOT attisdropped "
+    "AND attname <> :column ORDER BY attnum"
+)
+
+# "Immutable", so that the planner puts its answer into the plan; ATTACH makes all plans that were made before invalid.
+_PLANNED = (
+    """
+    CREATE OR REPLACE FUNCTION {schema}.generation_planned(parent regclass) RETURNS bigint
+    LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog AS $$BEGIN
+        RETURN (SELECT max(CAST(substring(pg_get_expr(c.relpartbound, c.oid) FROM '[0-9]+') AS bigint))
+                FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid WHERE i.inhparent = parent);
+    END$$
+    """,
+    """
+    CREATE OR REPLACE FUNCTION {schema}.generation_turned() RETURNS bigint LANGUAGE plpgsql PARALLEL SAFE AS $$BEGIN
+        RAISE EXCEPTION USING ERRCODE = '40001', MESSAGE = 'this transaction has planned its statement before the '
+            'table''s next generation was attached, which counts now: begin the transaction anew';
+    END$$
+    """,
+)
+
+
+def make(tx: Tx, path: Path, parent: Path, first: int) -> None:
+    """The rows of the generation that counts, in the snapshot of whoever reads: the first, where that is older.
+
+    The second thing that it selects from is nothing, and costs nothing: but for it Postgres would take rows that
+    somebody inserts into the view, and find no generation for them. So it refuses them, and says why.
+
+    A transaction that holds its locks since before a table was attached hears nothing of it while it runs prepared
+    statements and functions, and would find no rows behind the cut-over. What was attached when a plan was made is a
+    constant of that plan: such a statement fails with 40001, and finds the rows in another transaction.
+    """
+    for body in _PLANNED:
+        run(tx.connection, body, schema=name(tx.schema))
+    columns = tx.connection.execute(_COLUMNS, {"name": quoted(*parent), "column": COLUMN}).scalars().all()
+    run(
+        tx.connection,
+        "CREATE VIEW {view} AS SELECT {columns} FROM {parent} AS generations CROSS JOIN (SELECT) AS unwritable "
+        "WHERE generations.{column} = coalesce((SELECT CASE WHEN counting.number <= "
+        "{schema}.generation_planned({of_parent}) THEN counting.number ELSE {schema}.generation_turned() END "
+        "FROM {pointers} AS counting "
+        "WHERE counting.table_schema = {of_schema} AND counting.table_name = {of_table}), {first})",
+        view=name(*path),
+        columns=names(columns, "generations"),
+        parent=name(*parent),
+        column=name(COLUMN),
+        schema=name(tx.schema),
+        of_parent=ident.SQL("{}::regclass").format(ident.Literal(quoted(*parent))),
+        pointers=name(tx.schema, generation.name),
+        first=ident.Literal(first),
+        of_schema=ident.Literal(path[0]),
+        of_table=ident.Literal(path[1]),
+    )

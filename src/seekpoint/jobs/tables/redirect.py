@@ -1,0 +1,152 @@
+"""Handlers that rebuild: they run as always, on copies of the tables that they write, and are kept off the live ones.
+
+A copy has its table's name. Statements that name a table without a schema find it by ``search_path``; SQLAlchemy's
+tables with a schema are told where to go. What names ``schema.table`` itself reaches the live table, and is noticed by
+the locks that the transaction holds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import Connection, event, text
+from sqlalchemy.exc import DBAPIError
+
+from seekpoint.pipeline.batch import Batch
+from seekpoint.errors import HandlerMisuse, WroteLiveTable
+from seekpoint.jobs.tables.staging_schema import name, run
+from seekpoint.jobs.run.run import Tx
+from seekpoint.jobs.tables.targets import Path, Target
+from seekpoint.pipeline.sink import Handler
+from seekpoint.ledger.tables import metadata
+
+# The tables that this transaction has read or written, by the locks that it keeps until it ends.
+_TOUCHED = text(
+    """
+    SELECT n.nspname AS schema, c.relname AS name,
+           bool_or(l.mode NOT IN ('AccessShareLock', 'RowShareLock')) AS written
+    FROM pg_locks l JOIN pg_class c ON c.oid = l.relation JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE l.locktype = 'relation' AND l.pid = pg_backend_pid() AND l.granted
+          AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+          AND c.relkind IN ('r', 'p', 'f', 'm') AND c.relpersistence <> 't'
+          AND n.nspname NOT IN ('pg_catalog', 'information_schema', :staging)
+    GROUP BY 1, 2 ORDER BY 1, 2
+    """
+)
+_LEAD = text(
+    "SELECT set_config('search_path', concat_ws(', ', quote_ident(:staging), 'pg_catalog', "
+    "nullif(current_setting('search_path'), '')), true), current_setting('search_path') AS before"
+)
+_NOTIFY = re.compile(r"(?:\s+|--[^\n]*\n|/\*.*?\*/)*NOTIFY\b", re.IGNORECASE | re.DOTALL)
+_LEAD_BACK = text("SELECT set_config('search_path', :before, true)")
+_OWN = frozenset(table.name for table in metadata.tables.values())
+
+
+def hush(connection: Connection, staging: str) -> None:
+    """Give the run's schema, which its handlers' names are looked up in first, a ``pg_notify`` that sends nothing."""
+    run(
+        connection,
+        "CREATE FUNCTION {it}(text, text) RETURNS void LANGUAGE sql AS 'SELECT'",
+        it=name(staging, "pg_notify"),
+    )
+
+
+class Shadow:
+    """One group's handler, led to the copies in a run's schema."""
+
+    def __init__(self, group: str, staging: str, found: Sequence[Target]) -> None:
+        self._group, self._staging = group, staging
+        self._live: Mapping[Path, Target] = {
+            path: target for target in found if target.handled_as for path in (target.path, target.handled_as)
+        }
+        self._schemas = sorted({path[0] for path in self._live})
+        self._markers = {schema: f"{staging}_of_{n}" for n, schema in enumerate(self._schemas)}
+        self._marked = re.compile(rf'\b{re.escape(staging)}_of_(\d+)\.("(?:[^"]|"")+"|[\w$]+)')
+
+    def handler(self, handle: Handler) -> Handler:
+        """The handler, with its tables led to the copies while it runs."""
+
+        def led(tx: Connection, batch: Batch[Any, Any]) -> None:
+            try:
+                with self._leading(tx):
+                    return handle(tx, batch)
+            except Exception as error:
+                self._refuse_blamed(error)
+                raise
+
+        return led
+
+    @contextmanager
+    def _leading(self, tx: Connection) -> Iterator[None]:
+        """Where the block fails, the savepoint around it takes the setting back."""
+        given = tx.get_execution_options().get("schema_translate_map") or {}
+        led = {schema: self._markers.get(to, to) for schema, to in given.items()}
+        tx.execution_options(schema_translate_map={**self._markers, **led})
+        event.listen(tx, "before_cursor_execute", self._rewrite, retval=True)
+        try:
+            before = tx.execute(_LEAD, {"staging": self._staging}).one().before
+            yield
+            self._require_silence(tx)
+            tx.execute(_LEAD_BACK, {"before": before})
+        finally:
+            event.remove(tx, "before_cursor_execute", self._rewrite)
+            tx.execution_options(schema_translate_map=given)
+
+    def _require_silence(self, tx: Connection) -> None:
+        if getattr(getattr(tx, "sent", None), "notifies", False):
+            raise HandlerMisuse(
+                f"the handler of group {self._group!r} sent NOTIFY by psycopg's own cursor, which would reach live "
+                "listeners in a rebuild: send it by tx.execute(), or by SELECT pg_notify(...); nothing was kept"
+            )
+
+    def _rewrite(
+        self, _connection: Any, _cursor: Any, statement: str, parameters: Any, _context: Any, _many: bool
+    ) -> tuple[str, Any]:
+        """Tables that are rebuilt go to their copies, all others of these schemas to where they are."""
+        if _NOTIFY.match(statement):  # the live listeners have heard of these records
+            return "SELECT 1 WHERE false", parameters
+        return self._marked.sub(self._place, statement), parameters
+
+    def _place(self, found: re.Match[str]) -> str:
+        schema, said = self._schemas[int(found[1])], found[2]
+        table = said[1:-1].replace('""', '"').replace("%%", "%") if said[0] == '"' else said
+        where = self._staging if (schema, table) in self._live else '"{}"'.format(schema.replace('"', '""'))
+        return f"{where}.{said}"
+
+    def check(self, tx: Tx, *, reading: bool = True) -> None:
+        """Raise WroteLiveTable where the transaction has written a table that is no copy, or read one that has a copy.
+
+        To be asked before anything live is touched for other reasons; ``reading=False`` where some was read before.
+        """
+        for row in tx.connection.execute(_TOUCHED, {"staging": self._staging}):
+            path = (row.schema, row.name)
+            is_ours = row.schema == tx.schema and row.name in _OWN
+            if (path in self._live and (reading or row.written)) or (row.written and not is_ours):
+                raise self._refusal(path, "wrote" if row.written else "read")
+
+    def _refuse_blamed(self, error: Exception) -> None:
+        """A constraint of a live table is broken only by who writes there: that is no record's fault."""
+        told = error.orig if isinstance(error, DBAPIError) else error
+        diagnosis = getattr(told, "diag", None)
+        schema, table = getattr(diagnosis, "schema_name", None), getattr(diagnosis, "table_name", None)
+        if schema is None or table is None or schema == self._staging or schema.startswith("pg_temp"):
+            return
+        raise self._refusal((schema, table), "wrote") from error
+
+    def _refusal(self, path: Path, did: str) -> WroteLiveTable:
+        table = ".".join(path)
+        if path in self._live:
+            where = (
+                "and has a copy of it to write: leave the schema out of the statement (and put it into the role's "
+                "search_path for the workers), or use a SQLAlchemy Table, whose schema is led to the copy; that goes "
+                "for views, functions and triggers that name it, too"
+            )
+        else:
+            where = "which it does not declare: name it in writes=[...], so that a copy of it is built as well"
+        return WroteLiveTable(
+            self._group, table, f"the handler of group {self._group!r} {did} the live table {table}, {where}. Nothing "
+            "of it was kept, and this run has ended: start another one with the mended handler"
+        )  # fmt: skip

@@ -1,0 +1,172 @@
+"""What a run keeps in its staging schema, and how it is called."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+from zlib import crc32
+
+from psycopg import sql as ident
+from sqlalchemy import BigInteger, Column, Connection, Integer, MetaData, PrimaryKeyConstraint, Table, Text, text
+
+from seekpoint.jobs.tables.targets import Path, Target
+from seekpoint.sinks.copy import driver_of
+from seekpoint.sinks.catalog import quoted
+from seekpoint.ledger.tables import dead_letter
+
+OFFSET, LINE = "seekpoint offset", "seekpoint line"  # a raw table's own columns: which of a key's rows is the newest
+PLACE = "seekpoint place"  # which partition a row is from, as a number
+KIND = "seekpoint kind"  # of a difference
+KEY = "seekpoint key"  # of a raw table, where each record's key must be one row's key: a digest of the record's
+Composable = ident.Composable
+
+
+def name(*parts: str) -> ident.Identifier:
+    """A name, quoted."""
+    return ident.Identifier(*parts)
+
+
+def names(columns: Sequence[str], alias: str = "") -> ident.Composed:
+    """Columns, quoted, separated by commas."""
+    return ident.SQL(", ").join(name(alias, column) if alias else name(column) for column in columns)
+
+
+def unlogged(schema: str) -> ident.SQL:
+    """The word after CREATE for the tables of this schema."""
+    return ident.SQL("UNLOGGED" if schema.startswith(UNLOGGED) else "")
+
+
+def run(connection: Connection, statement: str, **parts: Composable) -> int:
+    """Execute a statement with these parts in its braces; returns how many rows it touched."""
+    return driver_of(connection).execute(ident.SQL(statement).format(**parts)).rowcount
+
+
+def rows(connection: Connection, statement: str, **parts: Composable) -> list[tuple[Any, ...]]:
+    """The rows that a query answers."""
+    return driver_of(connection).execute(ident.SQL(statement).format(**parts)).fetchall()
+
+
+LONGEST = 63  # bytes of a name, and room for an index's behind it
+ROOM = len("_i999")
+
+
+def fitted(view: str, ending: str) -> str:
+    """A name made of a view's and an ending, cut where it would be too long; names that differ stay different."""
+    given = view.encode()
+    if len(given) + len(ending) + ROOM <= LONGEST:
+        return view + ending
+    ending = f"_{crc32(given):08x}{ending}"
+    return given[: LONGEST - ROOM - len(ending)].decode(errors="ignore") + ending
+
+
+UNLOGGED = "seekpoint_unlogged_"  # begins the schema's name of a run whose tables no publication may have
+GENERATION = "seekpoint_generation_"  # begins the schema's name of a run whose tables are to be generations
+
+
+class Staging:
+    """The names in one run's schema; and beside the live tables, where the rebuilt ones are to be generations."""
+
+    def __init__(self, schema: str) -> None:
+        self.schema = schema
+        metadata = MetaData(schema=schema)
+        prefixes = ["UNLOGGED"] if schema.startswith(UNLOGGED) else []
+        key = ("consumer_group", "topic", "partition")
+        self.left_out = Table(
+            "left_out",
+            metadata,
+            Column("consumer_group", Text),
+            Column("topic", Text),
+            Column("partition", Integer),
+            Column("record_offset", BigInteger),
+            PrimaryKeyConstraint(*key, "record_offset"),
+            prefixes=prefixes,
+        )
+        self.letters = dead_letter.to_metadata(metadata, schema=schema)
+        self.lost = Table(
+            "lost",
+            metadata,
+            Column("consumer_group", Text),
+            Column("topic", Text),
+            Column("partition", Integer),
+            Column("from_offset", BigInteger),
+            Column("to_offset", BigInteger),
+            prefixes=prefixes,
+        )
+
+    @property
+    def is_generation(self) -> bool:
+        """Whether the rebuilt tables are to be generations: they are never moved, for readers lock them early."""
+        return self.schema.startswith(GENERATION)
+
+    @property
+    def ending(self) -> str:
+        """Of the names of such tables: no other run's ends so."""
+        return f"_g{self.schema.removeprefix(GENERATION)}"
+
+    def table(self, target: Target) -> Path:
+        """The rebuilt table."""
+        if self.is_generation and target.view is not None:
+            return target.view[0], fitted(target.view[1], self.ending)
+        return self.schema, target.built
+
+    def index(self, target: Target, number: int) -> str:
+        """One of the rebuilt table's indexes, where it gets all that the live one has."""
+        return f"{self.sequences(target)}_i{number}"
+
+    def sequences(self, target: Target) -> str:
+        """Begins the names of the rebuilt table's sequences."""
+        return self.table(target)[1] if self.is_generation else target.staged
+
+    def diff(self, target: Target) -> Path:
+        """The keys by which it differs from the live one, or may by now."""
+        return self.schema, f"diff_{target.staged}"
+
+    def touched(self, target: Target) -> Path:
+        """The keys that were written since the difference was taken."""
+        return self.schema, f"touched_{target.staged}"
+
+    def seen(self, target: Target) -> Path:
+        """The transactions whose rows the comparison has seen, as far as others were open beside them."""
+        return self.schema, f"seen_{target.staged}"
+
+    def raw(self, attempt: str, number: int) -> Path:
+        """The rows of one attempt at one range, of one sink."""
+        return self.schema, f"{attempt}_{number}"
+
+    def gone(self, attempt: str, number: int) -> Path:
+        """The tombstones beside them."""
+        return self.schema, f"{attempt}_{number}_gone"
+
+
+def remember_columns(connection: Connection, path: Path, columns: Sequence[str] | None) -> None:
+    """Keep which columns of a table were written: sinks learn that from the first row, and other processes read on."""
+    # Not for nothing: in a cut-over it would wait for whoever analyzes the table.
+    if columns is not None and remembered_columns(connection, path) != tuple(columns):
+        run(
+            connection,
+            "COMMENT ON TABLE {table} IS {columns}",
+            table=name(*path),
+            columns=ident.Literal(json.dumps(list(columns))),
+        )
+
+
+_COMMENT = text("SELECT obj_description(to_regclass(:name), 'pg_class')")
+_THERE = text("SELECT to_regclass(:name) IS NOT NULL")
+
+
+def is_there(connection: Connection, path: Path) -> bool:
+    """Whether there is such a table."""
+    return bool(connection.execute(_THERE, {"name": quoted(*path)}).scalar())
+
+
+def comment(connection: Connection, path: Path) -> str | None:
+    """What is said of a table."""
+    said: str | None = connection.execute(_COMMENT, {"name": quoted(*path)}).scalar()
+    return said
+
+
+def remembered_columns(connection: Connection, path: Path) -> tuple[str, ...] | None:
+    """Which columns were written, as far as anybody knows."""
+    said = comment(connection, path)
+    return None if said is None else tuple(json.loads(said))

@@ -1,0 +1,329 @@
+"""The tables of a reload: which sinks of which pipelines write them, by which key; and the sinks aimed elsewhere."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, text
+
+from seekpoint.sinks.arrow import AppendArrow
+from seekpoint.errors import ConfigError
+from seekpoint.worker.target import load_pipeline
+from seekpoint.pipeline.pipeline import Pipeline
+from seekpoint.sinks.catalog import quoted, require_index
+from seekpoint.sinks.target_table import COLUMN, look
+from seekpoint.sinks.upsert.strategy import Roads
+from seekpoint.sinks.base import TableSink
+from seekpoint.sinks.upsert.upsert import Upsert
+
+Path = tuple[str, str]  # schema and table
+REPLACING = ("swap", "generation")  # strategies that put the rebuilt table in the place of the live one
+COMPARED = ("merge", "verify")  # strategies that look for differences, row by row
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A pipeline and the name it is imported by; ``name`` is empty where it was given as an object."""
+
+    name: str
+    pipeline: Pipeline
+
+    @property
+    def group(self) -> str:
+        """Whose offsets it is rebuilt at."""
+        return self.pipeline.group
+
+    @property
+    def has_handler(self) -> bool:
+        """Whether its records are applied by the driver itself, in rounds: no task runs a handler."""
+        return self.pipeline.handle is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """One sink of one source; ``number`` is its place among the pipeline's sinks."""
+
+    source: int
+    number: int
+    sink: TableSink
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of the live table; ``is_exact``: two of its values that are equal (``=``) are the same bytes.
+
+    ``is_numbered``: a sequence fills it where nobody does.
+    """
+
+    name: str
+    is_exact: bool
+    is_generated: bool
+    is_identity: bool
+    is_numbered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A table that is rebuilt: where it lives, what feeds it, and the key of its rows (empty: it has none).
+
+    ``staged`` is what it is called in the names of the run's own tables, and the rebuilt table's name, but for one
+    that a pipeline with a handler writes: that has the name by which the handler finds it.
+    """
+
+    path: Path
+    staged: str
+    columns: tuple[Column, ...]
+    key: tuple[str, ...]
+    feeds: tuple[Feed, ...]
+    handled_as: Path | None = None
+    by_handler: bool = False  # its SQL writes the table, so nobody knows which columns
+    view: Path | None = None  # over its generations; ``path`` is the one that counts
+
+    @property
+    def built(self) -> str:
+        """The rebuilt table's name in the staging schema."""
+        return self.staged if self.handled_as is None else self.handled_as[1]
+
+    @property
+    def name(self) -> str:
+        """As people write it."""
+        return ".".join(self.shown)
+
+    @property
+    def shown(self) -> Path:
+        """What people read: the table, or the view over its generations."""
+        return self.view or self.path
+
+    @property
+    def all_columns(self) -> tuple[str, ...]:
+        """Every column that can be written."""
+        return tuple(column.name for column in self.columns if not column.is_generated)
+
+    @property
+    def inexact_key(self) -> tuple[str, ...]:
+        """The key's columns in which equal values may be different bytes (citext, numeric), and a merge sets them."""
+        able = {column.name for column in self.columns if not (column.is_exact or column.is_generated)}
+        return tuple(column for column in self.key if column in able)
+
+    @property
+    def order_by(self) -> str | None:
+        """The column that tells which row of a key is newer, where the sinks name one."""
+        return next((f.sink.order_by for f in self.feeds if isinstance(f.sink, Upsert) and f.sink.order_by), None)
+
+    @property
+    def is_compacted(self) -> bool:
+        """Whether its topics may have lost all records of a key but the newest."""
+        return any(isinstance(feed.sink, Upsert) and feed.sink.compacted for feed in self.feeds)
+
+    @property
+    def folds(self) -> bool:
+        """Whether of several rows of one key the newest counts."""
+        return any(isinstance(feed.sink, Upsert) for feed in self.feeds)
+
+
+def sources(given: Sequence[Pipeline | str]) -> tuple[Source, ...]:
+    """Pipelines, or their names, in the order of their groups. Raises ConfigError for what no task can rebuild."""
+    if isinstance(given, str | Pipeline):
+        raise ConfigError(f"a reload takes a list of pipelines, or of their names: Reload([{given!r}], ...)")
+    made = [Source(each, load_pipeline(each)) if isinstance(each, str) else Source("", each) for each in given]
+    if not made:
+        raise ConfigError("a reload needs at least one pipeline")
+    if len({each.group for each in made}) < len(made):
+        raise ConfigError("two of the pipelines have the same group: name each group's pipeline once")
+    for each in made:
+        if each.has_handler and not each.pipeline.writes:
+            raise ConfigError(
+                f"{each.pipeline!r} has a handler and does not say what it writes: name every table that the handler "
+                "writes in writes=[...], so that a copy of each can be built"
+            )
+        # AppendArrow may write whole tables, and a stage keeps a place for each row.
+        if strange := [s for s in each.pipeline.sinks if isinstance(s, AppendArrow) or not isinstance(s, TableSink)]:
+            raise ConfigError(
+                f"{each.pipeline!r}: {strange[0]!r} cannot be aimed at another table; Append and Upsert can"
+            )
+    return tuple(sorted(made, key=lambda each: each.group))
+
+
+TABLE = text(
+    """
+    SELECT n.nspname AS schema, c.relname AS name, CAST(c.relkind AS text) AS kind
+    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass(:name)
+    """
+)
+_HAS_COLUMN = text(
+    "SELECT EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass(:name) AND attname = :column "
+    "AND NOT attisdropped)"
+)
+_COLUMNS = text(
+    """
+    SELECT a.attname AS name, a.attgenerated <> '' AS generated, a.attidentity <> '' AS identity,
+           a.attidentity <> '' OR coalesce(pg_get_expr(d.adbin, d.adrelid) LIKE 'nextval(%', false) AS numbered,
+           t.typtype IN ('b', 'e') AND (t.typtype = 'e' OR t.typnamespace = CAST('pg_catalog' AS regnamespace))
+           AND (t.typtype = 'e' OR t.typname IN ('bool', 'int2', 'int4', 'int8', 'oid', 'uuid', 'date', 'time',
+                'timestamp', 'timestamptz', 'bytea', 'text', 'varchar'))
+           AND coalesce(c.collisdeterministic, true) AS exact
+    FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+    LEFT JOIN pg_collation c ON c.oid = a.attcollation
+    LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum AND a.attgenerated = ''
+    WHERE a.attrelid = to_regclass(:name) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
+    """
+)
+# Unique keys without NULLs, the primary key first.
+_KEYS = text(
+    """
+    SELECT array_agg(CAST(a.attname AS text) ORDER BY k.n) AS key
+    FROM pg_index i
+    CROSS JOIN LATERAL unnest(CAST(i.indkey AS int2[])) WITH ORDINALITY AS k (attnum, n)
+    JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+    WHERE i.indrelid = to_regclass(:name) AND i.indisunique AND i.indimmediate AND i.indisvalid AND i.indpred IS NULL
+          AND i.indexprs IS NULL AND k.n <= i.indnkeyatts
+    GROUP BY i.indexrelid, i.indisprimary HAVING bool_and(a.attnotnull)
+    ORDER BY i.indisprimary DESC, i.indexrelid
+    """
+)
+
+
+def resolve(connection: Connection, name: str) -> Path | None:
+    """Where the table lives that a sink or a group names so; None where there is none."""
+    row = connection.execute(TABLE, {"name": quoted(*name.split(".", 1))}).one_or_none()
+    return None if row is None else (row.schema, row.name)
+
+
+def targets(connection: Connection, given: Sequence[Source]) -> tuple[Target, ...]:
+    """The tables that these pipelines write, as they are now. Raises ConfigError for one that cannot be rebuilt."""
+    feeds: dict[Path, list[Feed]] = {}
+    handled: dict[Path, Path] = {}
+    by_handler: set[Path] = set()
+    live: dict[Path, Path] = {}  # of the tables that are kept in generations, the one that counts
+    for n, source in enumerate(given):
+        for number, sink in enumerate(source.pipeline.sinks):
+            assert isinstance(sink, TableSink)
+            path = _plain(connection, repr(sink), sink.path, live)
+            feeds.setdefault(path, []).append(Feed(n, number, sink))
+            if source.has_handler:
+                handled[path] = path
+        for written in source.pipeline.writes if source.has_handler else ():
+            path = _plain(connection, f"{source.pipeline!r}: writes={written!r}", tuple(written.split(".")))
+            feeds.setdefault(path, [])
+            handled[path] = path
+            by_handler.add(path)
+    _require_own_names(connection, handled.values())
+    found = []
+    for n, path in enumerate(sorted(feeds)):
+        view = path if path in live else None
+        at = live.get(path, path)
+        as_ = handled.get(path)
+        one = _target(connection, f"t{n}", at, feeds[path], handled_as=as_, by_handler=path in by_handler, view=view)
+        found.append(one)
+    return tuple(found)
+
+
+def _plain(connection: Connection, who: str, named: Sequence[str], live: dict[Path, Path] | None = None) -> Path:
+    """The table that is named so, also where it is kept in generations: then ``live`` learns which one counts."""
+    row = connection.execute(TABLE, {"name": quoted(*named)}).one_or_none()
+    if live is not None and row is not None and row.kind == "v" and (current := _current(connection, named)):
+        live[row.schema, row.name] = current
+        return row.schema, row.name
+    if row is None or row.kind not in {"r", "p"}:
+        what = "is not there" if row is None else "is neither a plain nor a partitioned table"
+        raise ConfigError(f"{who}: the table {what}: only tables can be reloaded")
+    if row.kind == "p" and connection.execute(_HAS_COLUMN, {"name": quoted(*named), "column": COLUMN}).scalar():
+        raise ConfigError(f"{who}: {row.schema}.{row.name} holds the generations of a view: name the view")
+    return row.schema, row.name
+
+
+def _current(connection: Connection, view: Sequence[str]) -> Path | None:
+    found = look(connection, view)
+    path = found.current(connection) if found.ledger is not None else None
+    return None if path is None else (path[0], path[1])
+
+
+RUNS_OWN = frozenset(
+    {"left_out", "lost", "dead_letter", "endings", "crash_check"}
+)  # tables of a run, beside what it builds
+
+
+def _require_own_names(connection: Connection, handled: Collection[Path]) -> None:
+    """Copies for handlers have the names of what they stand for, in one schema, which handlers look through first."""
+    seen: dict[str, Path] = {}
+    hidden = [path for own in sorted(RUNS_OWN - {"dead_letter"}) if (path := resolve(connection, own))]
+    if handled and hidden:
+        raise ConfigError(
+            f"{'.'.join(hidden[0])} stands on the search_path, and a handler that is rebuilt would find a run's own "
+            "table of that name in its place: rename it, or take its schema from the path"
+        )
+    for path in handled:
+        if path[1] in RUNS_OWN or seen.setdefault(path[1], path) != path:
+            other = "a run keeps a table of its own under that name" if path[1] in RUNS_OWN else ".".join(seen[path[1]])
+            raise ConfigError(
+                f"{'.'.join(path)} cannot be rebuilt by a handler beside another of its name ({other}): the copies "
+                "are found by their names alone; rename one"
+            )
+
+
+def _target(
+    connection: Connection,
+    staged: str,
+    path: Path,
+    feeds: Sequence[Feed],
+    *,
+    handled_as: Path | None = None,
+    by_handler: bool = False,
+    view: Path | None = None,
+) -> Target:
+    name = {"name": quoted(*path)}
+    columns = [
+        Column(r.name, r.exact, r.generated, r.identity, r.numbered)
+        for r in connection.execute(_COLUMNS, name)
+        if view is None or r.name != COLUMN
+    ]
+    kinds = {(type(f.sink), getattr(f.sink, "key", None), getattr(f.sink, "order_by", None)) for f in feeds}
+    if len(kinds) > 1:
+        raise ConfigError(
+            f"{'.'.join(path)} is written by sinks of different kinds, keys or orders: it cannot be reloaded"
+        )
+    first = feeds[0].sink if feeds else None
+    if isinstance(first, Upsert):
+        require_index(connection, repr(first), path, first.key)
+        key = first.key
+    else:
+        keys = [tuple(row.key) for row in connection.execute(_KEYS, name)]
+        key = _key_by_handler(columns, keys) if by_handler else _key_by_rows(first, columns, keys)
+    return Target(path, staged, tuple(columns), key, tuple(feeds), handled_as, by_handler, view)
+
+
+def _key_by_rows(sink: TableSink | None, columns: Sequence[Column], keys: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """The first key that the sink's rows have."""
+    assert sink is not None
+    known = sink.written or tuple(column.name for column in columns if not column.is_numbered)
+    return next((one for one in keys if set(one) <= set(known)), ())
+
+
+def _key_by_handler(columns: Sequence[Column], keys: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """The first key without numbers that the database may have drawn: those are others in the rebuilt rows.
+
+    Where there is no such key, the first one; whether its numbers were drawn is known once the rows are there.
+    """
+    drawn = {column.name for column in columns if column.is_numbered}
+    return next((one for one in keys if not drawn & set(one)), keys[0] if keys else ())
+
+
+def aimed(sink: TableSink, path: Path) -> TableSink:
+    """The same sink for another table; it learns columns and conflicts anew."""
+    other = copy.copy(sink)
+    other.path = path
+    other._shapes = {}  # noqa: SLF001 -- made of the columns that the sink knows, which are its own
+    if isinstance(other, Upsert):
+        other.roads, other._known = Roads(), None  # noqa: SLF001
+    return other
+
+
+def aimed_pipeline(pipeline: Pipeline, sinks: Sequence[Any]) -> Pipeline:
+    """The same codecs with other sinks, one for each of its own."""
+    other = copy.copy(pipeline)
+    other.sinks = tuple(sinks)
+    other.by_value = other.only_by_value()
+    return other

@@ -1,0 +1,10 @@
+"""Dead letters: records that were passed and not applied, whole, in the transaction that passed them (I1, I4).
+
+The one place that writes ``dead_letter``, but for a move, which supersedes those at or past its position. Two others
+read a row of it: who waits for a record (``ledger.wait``), and who asks for a letter's group (``admin.statements``).
+"""
+
+from seekpoint.ledger.dead_letters.store import DeadLetters
+from seekpoint.ledger.dead_letters.dead_letter import DeadLetter, name_bytes
+
+__all__ = ["DeadLetter", "DeadLetters", "name_bytes"]

@@ -1,0 +1,200 @@
+"""The statements on ``dead_letter``, as constants; each has a snapshot under ``tests/sql``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    Boolean,
+    DateTime,
+    Integer,
+    LargeBinary,
+    Text,
+    Uuid,
+    bindparam,
+    case,
+    cast,
+    func,
+    literal_column,
+    null,
+    or_,
+    select,
+    true,
+    tuple_,
+    update,
+)
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.sql.elements import ColumnElement
+
+from seekpoint.ledger.sql.worker import GROUP, array, unnest
+from seekpoint.ledger.tables import IS_OPEN, dead_letter, partition_offset
+
+_time = DateTime(timezone=True)
+_letter = dead_letter.c
+_offset = partition_offset.c
+_OWN = {"id", "consumer_group", "parked_at", "replays", "replayed_at"}
+_OWN |= {"replay_error", "replay_traceback", "closed_at", "closed_by", "closed_reason"}
+_GIVEN = [column for column in dead_letter.columns if column.name not in _OWN]
+
+# Run once per record, in a pipeline: values of many megabytes would make one array of them larger than a message
+# may be, and arrays of headers are ragged. A record that was passed before (the position was moved back, or a
+# failover lost the tail) opens its letter anew: what was decided then was about another reading of it.
+_insert = (
+    postgresql.insert(dead_letter)
+    .inline()
+    .values(consumer_group=GROUP, **{c.name: bindparam(f"its_{c.name}", type_=c.type) for c in _GIVEN})
+)
+PARK_LETTERS = _insert.on_conflict_do_update(
+    constraint="dead_letter_record_key",
+    set_={
+        **{column.name: _insert.excluded[column.name] for column in _GIVEN},
+        "parked_at": func.clock_timestamp(),
+        "replays": 0,
+        **dict.fromkeys(("replayed_at", "replay_error", "replay_traceback"), null()),
+        **dict.fromkeys(("closed_at", "closed_by", "closed_reason"), null()),
+    },
+)
+
+# The keys that have an open letter, of the topic as it is today: offsets of an earlier one come before nothing. From
+# key to key along dead_letter_key_idx, one descent each: of a key that holds back 300,000 records, one is read. Each
+# step asks for the next entry of the index, whosever it is, and then whether it is of this partition: with the
+# partition among the conditions, a planner without statistics would find all of its letters first, and sort them.
+_asked = unnest("asked", topic=Text, partition=Integer)
+_today = (
+    select(_offset.topic_id)
+    .where(
+        _offset.consumer_group == GROUP,
+        _offset.topic == _asked.c.topic,
+        _offset.partition == _asked.c.partition,
+    )
+    .limit(literal_column("1"))  # keeps it a lookup per row
+    .lateral("today")
+)
+_step = (
+    select(
+        _asked.c.topic,
+        _asked.c.partition,
+        _today.c.topic_id,
+        cast(null(), LargeBinary).label("key"),
+        cast(literal_column("''"), LargeBinary).label("hash"),  # before all hashes
+        cast(null(), BigInteger).label("first"),
+    )
+    .select_from(_asked.join(_today, true()))
+    .cte("step", recursive=True)
+)
+_place = (_letter.consumer_group, _letter.topic_id, _letter.partition, func.sha256(_letter.key))
+_next = (
+    select(*_place[:3], _letter.key, _place[3].label("hash"), _letter.record_offset)
+    .where(
+        tuple_(*_place) > tuple_(GROUP, _step.c.topic_id, _step.c.partition, _step.c.hash),
+        _letter.key.is_not(None),
+        IS_OPEN,
+    )
+    .order_by(*_place, _letter.record_offset)
+    .limit(literal_column("1"))
+    .lateral("next")
+)
+_steps = _step.union_all(
+    select(_step.c.topic, _step.c.partition, _step.c.topic_id, _next.c.key, _next.c.hash, _next.c.record_offset)
+    .select_from(_step.join(_next, true()))
+    .where(
+        _next.c.consumer_group == GROUP,
+        _next.c.topic_id == _step.c.topic_id,
+        _next.c.partition == _step.c.partition,
+    )
+)
+OPEN_KEYS = select(_steps.c.topic, _steps.c.partition, _steps.c.key, _steps.c.first).where(_steps.c.key.is_not(None))
+
+COUNT_OPEN = (
+    select(_letter.topic, _letter.partition, func.count().label("n"))
+    .where(_letter.consumer_group == GROUP, IS_OPEN)
+    .group_by(_letter.topic, _letter.partition)
+    .order_by(_letter.topic, _letter.partition)
+)
+
+# -- for people ------------------------------------------------------------------------------------------------
+
+
+def _whole(value: ColumnElement[Any]) -> list[ColumnElement[Any]]:
+    """A letter's columns; the value may be left out, its size is always told."""
+    columns: list[ColumnElement[Any]] = []
+    for each in dead_letter.columns:
+        if each.name == "value":
+            columns += [value.label("value"), func.octet_length(each).label("size")]
+        elif each.name != "consumer_group":
+            columns.append(each)
+    return columns
+
+
+_mine = (_letter.consumer_group == GROUP, _letter.id == bindparam("id", type_=BigInteger))
+GET_LETTER = select(*_whole(_letter.value)).where(*_mine)
+LOCK_LETTER = GET_LETTER.with_for_update()
+FIND_LETTER = select(_letter.topic, _letter.partition).where(*_mine)
+
+
+def _if_given(name: str, kind: Any, condition: ColumnElement[bool]) -> ColumnElement[bool]:
+    return or_(bindparam(name, type_=kind).is_(None), condition)
+
+
+_order = (_letter.topic, _letter.partition, _letter.record_offset, _letter.id)
+# By its place, not by its id: the last letter of the page before may have been deleted meanwhile.
+_after = [bindparam(f"after_{each.name}", type_=each.type) for each in _order]
+LIST_LETTERS = (
+    select(*_whole(case((bindparam("with_values", type_=Boolean), _letter.value))))
+    .where(
+        _letter.consumer_group == GROUP,
+        _if_given("topic", Text, _letter.topic == bindparam("topic", type_=Text)),
+        _if_given("partition", Integer, _letter.partition == bindparam("partition", type_=Integer)),
+        _if_given("states", ARRAY(Text), _letter.state == func.any(array("states", Text))),
+        _if_given("cause", Text, _letter.cause == bindparam("cause", type_=Text)),
+        _if_given("from_offset", BigInteger, _letter.record_offset >= bindparam("from_offset", type_=BigInteger)),
+        _if_given("to_offset", BigInteger, _letter.record_offset < bindparam("to_offset", type_=BigInteger)),
+        _if_given("said", Text, func.strpos(_letter.error, bindparam("said", type_=Text)) > 0),
+        _if_given("since", _time, _letter.parked_at >= bindparam("since", type_=_time)),
+        _if_given("after_id", BigInteger, tuple_(*_order) > tuple_(*_after)),
+    )
+    .order_by(*_order)
+    .limit(bindparam("most", type_=BigInteger))
+)
+
+# -- redrive and discard -----------------------------------------------------------------------------------------
+
+# The topic id is the letter's own: a key's order means something within one life of the topic. Grouped, so that the
+# planner does not look for the least offset by walking over all keys.
+FIRST_OF_KEY = (
+    select(func.min(_letter.record_offset))
+    .where(
+        _letter.consumer_group == GROUP,
+        _letter.topic_id == bindparam("topic_id", type_=Uuid),
+        _letter.partition == bindparam("partition", type_=Integer),
+        func.sha256(_letter.key) == func.sha256(bindparam("key", type_=LargeBinary)),
+        _letter.key == bindparam("key", type_=LargeBinary),
+        IS_OPEN,
+    )
+    .group_by(_letter.key)
+)
+_replayed = bindparam("replayed", type_=Boolean)
+CLOSE_LETTER = (
+    update(dead_letter)
+    .where(_letter.consumer_group == GROUP, _letter.id == bindparam("closing", type_=BigInteger), IS_OPEN)
+    .values(
+        state=bindparam("to_state", type_=Text),
+        closed_at=func.clock_timestamp(),
+        closed_by=bindparam("actor", type_=Text),
+        closed_reason=bindparam("reason", type_=Text),
+        replays=_letter.replays + case((_replayed, 1), else_=0),
+        replayed_at=case((_replayed, func.clock_timestamp()), else_=_letter.replayed_at),
+    )
+)
+FAILED_AGAIN = (
+    update(dead_letter)
+    .where(_letter.consumer_group == GROUP, _letter.id == bindparam("failing", type_=BigInteger), IS_OPEN)
+    .values(
+        replays=_letter.replays + 1,
+        replayed_at=func.clock_timestamp(),
+        replay_error=bindparam("its_error", type_=Text),
+        replay_traceback=bindparam("its_traceback", type_=Text),
+    )
+)

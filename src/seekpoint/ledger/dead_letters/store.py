@@ -1,0 +1,230 @@
+"""The dead letters of one group: park, list, close; the names under which people and workers call them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Connection
+
+from seekpoint.ledger.dead_letters import statements as sql
+from seekpoint.ledger.dead_letters.dead_letter import DeadLetter, explained, letter, row, values
+from seekpoint.errors import ConfigError, Fenced
+from seekpoint.ledger import Ledger
+from seekpoint.ledger.sql.admin import LOCK_ROW
+from seekpoint.ledger.move import record_action
+from seekpoint.ledger.sql.worker import SHARE_GROUP
+from seekpoint.records import Aside, Cause, Failure, Partition, State, storable
+from seekpoint.ledger.tables import LARGEST_BIGINT, LARGEST_INTEGER
+
+# What people may do to an open letter, and what admin_action calls it.
+_ACTIONS = {State.REPLAYED: "replay", State.DISCARDED: "discard"}
+
+
+class DeadLetters:
+    """The records of a group that were passed and not applied, in the ledger's schema.
+
+    Making one does no I/O. Every method that takes a ``tx`` runs in the caller's transaction, the others in one of
+    their own.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+
+    # -- one worker's transaction ---------------------------------------------------------------------
+
+    def park(self, tx: Connection, asides: Sequence[Aside], topic_ids: Mapping[str, UUID], version: int) -> None:
+        """Keep the records that were set aside, whole; those that were skipped without their values (I1, I4).
+
+        ``version`` is the handler's. A record that has a letter already, whatever became of that, gets it anew.
+        """
+        if not asides:
+            return
+        own = {"its_version": version, "its_parked_by": self.ledger.owner}
+        ordered = sorted(asides, key=lambda aside: (aside.record.topic, aside.record.partition, aside.record.offset))
+        self.ledger.scope(tx).execute_many(sql.PARK_LETTERS, [row(aside, topic_ids) | own for aside in ordered])
+
+    def open_keys(self, tx: Connection, partitions: Iterable[Partition]) -> dict[tuple[Partition, bytes], int]:
+        """The keys that have open letters in these partitions, and the first offset of each; after hold.
+
+        Null keys are none, and letters of a topic that was recreated since hold nothing back.
+        """
+        asked = sorted(partitions)
+        rows = self.ledger.scope(tx).execute(
+            sql.OPEN_KEYS, asked_topic=[p.topic for p in asked], asked_partition=[p.number for p in asked]
+        )
+        return {(Partition(r.topic, r.partition), bytes(r.key)): r.first for r in rows}
+
+    # -- for people -----------------------------------------------------------------------------------
+
+    def count_open(self) -> Mapping[Partition, int]:
+        """How many letters wait for a decision, by partition; partitions without any are left out."""
+        with self.ledger.begin() as tx:
+            return {Partition(r.topic, r.partition): r.n for r in tx.execute(sql.COUNT_OPEN)}
+
+    def get(self, id: int) -> DeadLetter:  # noqa: A002 -- the column's name, which people type
+        """One letter, whole. Raises ConfigError where the group has none of that id."""
+        self._refuse_no_id(id)
+        with self.ledger.begin() as tx:
+            found = tx.execute(sql.GET_LETTER, id=id).one_or_none()
+        if found is None:
+            raise self._unknown(id)
+        return letter(found)
+
+    def list(
+        self,
+        *,
+        topic: str | None = None,
+        partition: int | None = None,
+        states: Sequence[State] | None = None,
+        cause: Cause | None = None,
+        from_offset: int | None = None,
+        to_offset: int | None = None,
+        error: str | None = None,
+        since: datetime | None = None,
+        limit: int = 100,
+        after: DeadLetter | None = None,
+        with_values: bool = True,
+    ) -> Sequence[DeadLetter]:
+        """Letters that meet every condition given, in the order of topic, partition and offset; ``limit`` at most.
+
+        ``to_offset`` is the first one not meant; ``error`` a part of the error's text, in its own case; ``since`` the
+        earliest time of parking (aware). ``after`` is the last letter of the page before. Without ``with_values``
+        the values stay in the database, and ``record`` raises. Raises ConfigError for a condition that Postgres cannot
+        be asked: a NUL in a text, a number beyond its column's type.
+        """
+        _refuse_texts(topic=topic, error=error)
+        _refuse_numbers(LARGEST_INTEGER, partition=partition)
+        _refuse_numbers(LARGEST_BIGINT, from_offset=from_offset, to_offset=to_offset)
+        with self.ledger.begin() as tx:
+            rows = tx.execute(
+                sql.LIST_LETTERS,
+                topic=topic,
+                partition=partition,
+                states=values(states),
+                cause=None if cause is None else cause.value,
+                from_offset=from_offset,
+                to_offset=to_offset,
+                said=error,
+                since=since,
+                most=limit,
+                with_values=with_values,
+                **_place(after),
+            )
+            return [letter(each) for each in rows]
+
+    # -- redrive and discard ----------------------------------------------------------------------------
+
+    def lock(self, tx: Connection, id: int) -> DeadLetter:  # noqa: A002
+        """Take a letter in hand, whole, as it is after whoever else had it; the first statement of the transaction.
+
+        Locks in the house's order: the group's row, shared; the partition's offset, so that no batch of it runs and
+        none is moved meanwhile; the letter. Waits for a batch in hand, at most ``Limits.transaction_age`` seconds.
+        The transaction is made durable. Whether the letter is still open is for the caller to ask. Raises ConfigError
+        where the group has none of that id.
+        """
+        self._refuse_no_id(id)
+        self.ledger.settle(tx, self.ledger.limits.transaction_age)
+        scope = self.ledger.scope(tx)
+        scope.execute(SHARE_GROUP).one_or_none()
+        where = scope.execute(sql.FIND_LETTER, id=id).one_or_none()
+        if where is not None:
+            scope.execute(LOCK_ROW, topic=where.topic, partition=where.partition).one_or_none()
+            if (found := scope.execute(sql.LOCK_LETTER, id=id).one_or_none()) is not None:
+                return letter(found)
+        raise self._unknown(id)
+
+    def first_open_of_key(self, tx: Connection, letter: DeadLetter) -> int | None:
+        """The offset of the first open letter of its key in its partition; None for a null key, or where none is open.
+
+        Where keys are held, only that one may be redriven.
+        """
+        if letter.key is None:
+            return None
+        found: int | None = (
+            self.ledger.scope(tx)
+            .execute(
+                sql.FIRST_OF_KEY,
+                topic_id=letter.topic_id,
+                partition=letter.partition,
+                key=letter.key,
+            )
+            .scalar_one_or_none()
+        )
+        return found
+
+    def close(self, tx: Connection, letter: DeadLetter, state: State, actor: str, reason: str) -> None:
+        """Close an open letter as replayed or discarded, and write who did it and why to ``admin_action``.
+
+        Raises Fenced where it is not open any more, and then nothing may be committed.
+        """
+        if state not in _ACTIONS:
+            raise ConfigError(f"a dead letter is closed as {', '.join(_ACTIONS)}, not as {state}")
+        actor, reason = storable(actor), storable(reason)
+        scope = self.ledger.scope(tx)
+        closed = scope.execute(
+            sql.CLOSE_LETTER,
+            closing=letter.id,
+            to_state=state.value,
+            actor=actor,
+            reason=reason,
+            replayed=state is State.REPLAYED,
+        )
+        if closed.rowcount != 1:
+            raise _closed(letter)
+        record_action(
+            scope,
+            _ACTIONS[state],
+            actor=actor,
+            reason=f"dead letter {letter.id}: {reason}",
+            partition=letter.at,
+            from_offset=letter.offset,
+            to_offset=letter.offset + 1,
+        )
+
+    def failed_again(self, tx: Connection, letter: DeadLetter, failure: Failure) -> None:
+        """Keep the error of a replay that failed beside the first one; the letter stays open.
+
+        Runs when what the replay wrote is rolled back. Raises Fenced where the letter is not open any more.
+        """
+        kept = self.ledger.scope(tx).execute(sql.FAILED_AGAIN, failing=letter.id, **explained(failure))
+        if kept.rowcount != 1:
+            raise _closed(letter)
+
+    def _refuse_no_id(self, id: int) -> None:  # noqa: A002
+        if abs(id) > LARGEST_BIGINT:
+            raise self._unknown(id)
+
+    def _unknown(self, id: int) -> ConfigError:  # noqa: A002
+        return ConfigError(f"group {self.ledger.group!r} has no dead letter {id}: `list` shows those it has")
+
+
+def _refuse_texts(**conditions: str | None) -> None:
+    for name, asked in conditions.items():
+        if asked is not None and storable(asked) != asked:
+            raise ConfigError(
+                f"{name}={asked!r}: no letter has this, as Postgres keeps no NUL and no lone surrogate; in errors they "
+                f"are written out: {storable(asked)!r}"
+            )
+
+
+def _refuse_numbers(largest: int, **conditions: int | None) -> None:
+    for name, asked in conditions.items():
+        if asked is not None and abs(asked) > largest:
+            raise ConfigError(f"{name}={asked}: no letter has this, the largest is {largest}; leave it out to mean all")
+
+
+def _place(last: DeadLetter | None) -> dict[str, Any]:
+    """Where a letter stands among others, as the statement wants it."""
+    return {
+        "after_topic": None if last is None else last.topic,
+        "after_partition": None if last is None else last.partition,
+        "after_record_offset": None if last is None else last.offset,
+        "after_id": None if last is None else last.id,
+    }
+
+
+def _closed(letter: DeadLetter) -> Fenced:
+    return Fenced(f"dead letter {letter.id} ({letter.at} offset {letter.offset}) is not open any more: look again")

@@ -1,0 +1,113 @@
+"""Reading positions: under the row's lock where a decision hangs on them, without where they are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Row
+
+from seekpoint.ledger.sql import worker as sql
+from seekpoint.ledger.sql.admin import READ
+from seekpoint.ledger.group_connection import Scope
+from seekpoint.records import Partition
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Why a partition is stopped: ``kind`` is the error's name, ``choices`` are what can be decided."""
+
+    kind: str
+    offset: int
+    message: str
+    choices: tuple[str, ...]
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """One row of the ledger. ``next_offset`` is the position to read; times are the database's.
+
+    ``attempt_offset`` is the record that is being retried, None where there is none; it was tried ``attempts`` of
+    ``attempts_allowed`` times, ``attempt_crashes`` of which ended with their process, and ``attempt_running`` says
+    that a process is at it. ``attempt_error`` is what went wrong, ``retry_at`` the time of the next attempt,
+    ``attempt_policy`` what follows the last one. Records up to ``suspect_end`` may crash their process: they are
+    applied in parts, of which the one up to ``suspect_part_end`` is being tried (``suspect_running``), or has seen a
+    crash. ``stop`` is why the partition is stopped, None where it is not.
+    """
+
+    partition: Partition
+    topic_id: UUID
+    first_offset: int
+    next_offset: int
+    leader_epoch: int | None
+    token: UUID
+    epoch: int
+    owner: UUID | None
+    claimed_at: datetime | None
+    committed_at: datetime | None
+    record_time: datetime | None
+    unreleased_claims: int
+    attempt_offset: int | None
+    attempts: int
+    attempts_allowed: int | None
+    attempt_crashes: int
+    attempt_running: bool
+    attempt_error: str | None
+    retry_at: datetime | None
+    attempt_policy: str | None
+    suspect_end: int | None
+    suspect_part_end: int | None
+    suspect_running: bool
+    stop: Stop | None = None
+
+
+def position(row: Row[Any]) -> Position:
+    """A row of ``partition_offset`` as a value."""
+    return Position(
+        Partition(row.topic, row.partition),
+        row.topic_id,
+        row.first_offset,
+        row.next_offset,
+        row.leader_epoch,
+        row.claim,
+        row.epoch,
+        row.owner,
+        row.claimed_at,
+        row.committed_at,
+        row.record_time,
+        row.unreleased_claims,
+        row.attempt_offset if row.attempts else None,  # at 0, its only attempt was given up and taken back
+        row.attempts,
+        row.attempts_allowed,
+        row.attempt_crashes,
+        row.attempt_running,
+        row.attempt_error,
+        row.retry_at,
+        row.attempt_policy,
+        row.suspect_end if row.suspect_end is not None and row.suspect_end > row.next_offset else None,
+        row.suspect_part_end,
+        row.suspect_running,
+        None
+        if row.stop_kind is None
+        else Stop(row.stop_kind, row.stop_offset, row.stop_message, tuple(row.stop_choices), row.stopped_at),
+    )
+
+
+def look(tx: Scope, partitions: Iterable[Partition], *, locked: bool) -> dict[Partition, Position]:
+    """The rows of these partitions. ``locked`` waits for transactions in flight: the answer is the settled one."""
+    asked = sorted(partitions)
+    rows = tx.execute(
+        sql.LOOK if locked else sql.GLANCE,
+        asked_topic=[p.topic for p in asked],
+        asked_partition=[p.number for p in asked],
+    )
+    return {at.partition: at for at in map(position, rows)}
+
+
+def read(tx: Scope) -> list[Position]:
+    """All positions of the group, in the order of topic and partition."""
+    return [position(row) for row in tx.execute(READ)]

@@ -1,0 +1,89 @@
+"""Which revision the ledger's tables are at, and whether it is the one that this library works with.
+
+Of :mod:`seekpoint.schema`, the part that a worker needs at its start: without Alembic.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+from sqlalchemy import Column, Connection, MetaData, PrimaryKeyConstraint, String, Table, func, inspect, select
+
+from seekpoint.errors import SchemaMismatch
+from seekpoint.ledger.tables import DEFAULT_SCHEMA
+
+HEAD = "0004"
+"""The revision that this library reads and writes. Ids are four digits, so that they sort."""
+
+
+VERSION_TABLE = "alembic_version"
+STRANGER = (
+    "another Alembic keeps its versions there; give the ledger a schema of its own "
+    f"(--schema, default {DEFAULT_SCHEMA})"
+)
+
+
+def check(connection: Connection, schema: str = DEFAULT_SCHEMA) -> None:
+    """Pass in silence if the ledger's tables are at :data:`HEAD`, the revision this library works with.
+
+    Raises :class:`SchemaMismatch` when they are missing, older or newer, naming both revisions and the
+    command that mends it; and where the database's encoding is not UTF8, so cannot hold every error's text.
+    Reads ``<schema>.alembic_version`` and nothing else.
+    """
+    refuse_other_encoding(connection)
+    found = current(connection, schema)
+    if found != HEAD:
+        raise SchemaMismatch(difference(schema, found))
+
+
+def current(connection: Connection, schema: str = DEFAULT_SCHEMA) -> str | None:
+    """Return the revision of the ledger's tables in this database, or None where there are none.
+
+    Raises :class:`SchemaMismatch` if the version table holds several revisions, so is not the ledger's own.
+    """
+    versions = version_table(schema)
+    if not inspect(connection).has_table(versions.name, schema=versions.schema):
+        return None
+    found = connection.scalars(select(versions.c.version_num).order_by(versions.c.version_num)).all()
+    if len(found) > 1:
+        raise SchemaMismatch(f"{schema}.{VERSION_TABLE} holds {', '.join(found)}: {STRANGER}")
+    return found[0] if found else None
+
+
+def version_table(schema: str) -> Table:
+    """The version table, column for column as Alembic itself would make it."""
+    return Table(
+        VERSION_TABLE,
+        MetaData(),
+        Column("version_num", String(32), nullable=False),
+        PrimaryKeyConstraint("version_num", name="alembic_version_pkc"),
+        schema=schema,
+    )
+
+
+def refuse_other_encoding(connection: Connection) -> None:
+    """Here, not in the transaction that parks a record: its error, headers and topic may be in any script."""
+    encoding = connection.scalar(select(func.current_setting("server_encoding")))
+    if encoding != "UTF8":
+        raise SchemaMismatch(
+            f"the encoding of this database is {encoding}, and the ledger needs UTF8: parking a record whose error "
+            "has a character outside of it would fail. Create one with CREATE DATABASE ... ENCODING 'UTF8' "
+            "TEMPLATE template0, and move your tables there (pg_dump, pg_restore)"
+        )
+
+
+def difference(schema: str, found: str | None) -> str:
+    """Say how the database differs from this library, and what mends it."""
+    command = "seekpoint db upgrade"
+    if schema != DEFAULT_SCHEMA:
+        command += f" --schema {shlex.quote(schema)}"
+    mend = f"run `{command}`, or your own Alembic's upgrade if it carries the ledger"
+    if found is None:
+        return f"schema {schema!r} has no ledger tables, and this library needs revision {HEAD}: {mend}"
+    where = f"the ledger in schema {schema!r} is at revision {found}"
+    if not re.fullmatch(r"\d{4}", found):
+        return f"{where}, which is none of Seekpoint's ({HEAD}): {STRANGER}"
+    if found < HEAD:
+        return f"{where}, older than revision {HEAD}, which this library needs: {mend}"
+    return f"{where}, newer than revision {HEAD} of this library: update Seekpoint to the version that made it"

@@ -1,0 +1,493 @@
+"""The statements of a worker, as constants. Their text never varies: arrays carry what does.
+
+Those of administration stand in :mod:`seekpoint.ledger.sql.admin`.
+
+Each is rendered to a snapshot under ``tests/sql``; those that run per batch have an EXPLAIN test. Rows are
+always locked in the order (topic, partition): callers sort the arrays, and the scans keep that order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    DateTime,
+    Double,
+    Integer,
+    Interval,
+    Text,
+    Uuid,
+    and_,
+    bindparam,
+    case,
+    cast,
+    column,
+    false,
+    func,
+    literal,
+    literal_column,
+    null,
+    or_,
+    select,
+    update,
+)
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.sql.elements import BindParameter, ColumnElement
+from sqlalchemy.sql.selectable import CTE, LateralFromClause, TableValuedAlias
+
+from seekpoint.ledger.tables import consumer_group, partition_offset
+
+offset = partition_offset.c
+GROUP: BindParameter[str] = bindparam("group", type_=Text)
+
+
+def array(name: str, of: Any) -> BindParameter[Any]:
+    return bindparam(name, type_=ARRAY(of))
+
+
+def unnest(alias: str, **columns: Any) -> TableValuedAlias:
+    """``unnest((SELECT :alias_a), (SELECT :alias_b), ...) AS alias(a, b, ...)``: one row per element.
+
+    Behind a sub-select the planner does not see how long the arrays are and assumes ten elements: it looks each
+    row up by the primary key, for one partition and for a thousand, and never reads the table from end to end.
+    """
+    arrays = [select(array(f"{alias}_{name}", kind)).scalar_subquery() for name, kind in columns.items()]
+    named: list[ColumnElement[Any]] = [column(name, kind) for name, kind in columns.items()]
+    return func.unnest(*arrays).table_valued(*named).render_derived(name=alias)
+
+
+def _to_update(name: str, rows: TableValuedAlias, locked: LateralFromClause | None = None) -> CTE:
+    """The rows, those that could be locked where a lock is asked for, each with the group's name: to join an UPDATE.
+
+    The planner must not see the name as a constant: where it knows nothing of a table yet, it takes the rows of a
+    group for a handful, and would read all of them instead of looking each one up.
+    """
+    source = rows if locked is None else rows.join(locked, literal(True))
+    query = select(GROUP.label("consumer_group"), rows).select_from(source)
+    return query.cte(name).prefix_with("MATERIALIZED")
+
+
+# How the application_name of every transaction of ours begins: successors and people find them by it.
+APPLICATION = "seekpoint "
+
+# How a refusal begins. It is raised inside SQL, by casting a text that is no number (22P02 quotes it back):
+# in a pipeline COMMIT is on its way before Python could compare a count, and the fence must be shut by then.
+REFUSAL = "seekpoint: "
+ENDED = "the transaction that held the rows has ended"
+
+
+# What a position that was moved knows of records that may crash their process: nothing.
+NO_SUSPECTS: Mapping[str, Any] = {"suspect_end": null(), "suspect_part_end": null(), "suspect_running": false()}
+
+# What a position that was moved knows of attempts at the record in front of it: nothing.
+NO_ATTEMPT: Mapping[str, Any] = {
+    "attempt_offset": null(),
+    "attempts": 0,
+    "attempt_crashes": 0,
+    "attempt_running": false(),
+    "attempt_error": null(),
+    "retry_at": null(),
+    "attempts_allowed": null(),
+    "attempt_policy": null(),
+}
+# A claim, a move and a commit end a stop: the next reader meets the cause again, if it is still there.
+NO_STOP: Mapping[str, Any] = {
+    "stop_kind": null(),
+    "stop_offset": null(),
+    "stop_message": null(),
+    "stop_choices": null(),
+    "stopped_at": null(),
+}
+
+
+def _refuse(problem: str, count: ColumnElement[int]) -> ColumnElement[int]:
+    return cast(literal(f"{REFUSAL}{problem}", Text) + count.cast(Text), Integer)
+
+
+# -- one transaction of a worker (I1, I2, I3) ------------------------------------------------------------
+
+_held = unnest("held", topic=Text, partition=Integer, claim=Uuid, from_offset=BigInteger)
+_locked = (
+    select(literal_column("1").label("one"))
+    .select_from(partition_offset)
+    .where(
+        offset.consumer_group == GROUP,
+        offset.topic == _held.c.topic,
+        offset.partition == _held.c.partition,
+        offset.claim == _held.c.claim,  # I2: only the holder of the current claim
+        offset.next_offset == _held.c.from_offset,  # I3: only from the exact position that was read
+    )
+    .with_for_update(key_share=True)
+    .lateral("locked")
+)
+
+
+def _set_local(name: str) -> ColumnElement[Any]:
+    return func.set_config(literal(name, Text), bindparam(name, type_=Text), True)
+
+
+def _hold(*settings: str) -> Any:
+    """Lock the rows of all placed partitions where claim and position are as expected, or raise.
+
+    A lateral lock per row keeps the plan a loop over the primary key whatever the statistics say. The
+    transaction's settings ride along, to save a round trip. Answers the transaction's id.
+    """
+    rows = select(func.count().label("n")).select_from(_held.join(_locked, literal(True))).cte("rows")
+    return select(
+        case(
+            (rows.c.n == bindparam("expected", type_=Integer), rows.c.n),
+            else_=_refuse("claim or position is not the expected one; rows held: ", rows.c.n),
+        ).label("held"),
+        func.pg_current_xact_id().cast(Text).label("transaction"),
+        *(_set_local(name).label(name) for name in settings),
+    )
+
+
+_SETTINGS = ("application_name", "synchronous_commit", "idle_in_transaction_session_timeout")
+HOLD = _hold(*_SETTINGS)
+# transaction_timeout came with Postgres 17; older servers would refuse the name.
+HOLD_17 = _hold(*_SETTINGS, "transaction_timeout")
+
+_moving = _to_update(
+    "moving",
+    unnest(
+        "moving",
+        topic=Text,
+        partition=Integer,
+        claim=Uuid,
+        from_offset=BigInteger,
+        to_offset=BigInteger,
+        leader_epoch=Integer,
+        record_time=DateTime(timezone=True),
+    ),
+)
+# Tried alone, or a part of a suspect range: what was applied says nothing of the records after it. The next owner has
+# to be careful, too, up to the end of the range.
+_is_careful = and_(
+    or_(offset.attempt_running, offset.suspect_running),
+    or_(offset.suspect_end.is_(None), _moving.c.to_offset < offset.suspect_end),
+)
+_moved = (
+    update(partition_offset)
+    .where(
+        offset.consumer_group == _moving.c.consumer_group,
+        offset.topic == _moving.c.topic,
+        offset.partition == _moving.c.partition,
+        offset.claim == _moving.c.claim,  # I2
+        offset.next_offset == _moving.c.from_offset,  # I3
+    )
+    .values(
+        next_offset=_moving.c.to_offset,
+        leader_epoch=_moving.c.leader_epoch,
+        record_time=func.coalesce(_moving.c.record_time, offset.record_time),
+        committed_at=func.clock_timestamp(),
+        unreleased_claims=case((_is_careful, offset.unreleased_claims), else_=0),
+        suspect_end=case((_is_careful, offset.suspect_end)),
+        suspect_part_end=case((and_(_is_careful, ~offset.suspect_running), offset.suspect_part_end)),
+        suspect_running=false(),
+        **NO_ATTEMPT,
+        **NO_STOP,
+    )
+    .returning(literal_column("1").label("one"))
+    .cte("moved")
+)
+_count = select(func.count().label("n")).select_from(_moved).cte("rows")
+_transaction = bindparam("transaction", type_=Text)
+
+# The last statement before COMMIT. It also refuses if the transaction is not the one that hold began: a
+# handler's literal COMMIT would otherwise part the rows from the offset.
+ADVANCE = select(
+    case(
+        (
+            and_(
+                _count.c.n == bindparam("expected", type_=Integer),
+                or_(_transaction.is_(None), func.pg_current_xact_id().cast(Text) == _transaction),
+            ),
+            _count.c.n,
+        ),
+        (
+            _count.c.n == bindparam("expected", type_=Integer),
+            _refuse(f"{ENDED}; rows: ", _count.c.n),
+        ),
+        else_=_refuse("claim or position is not the expected one; rows advanced: ", _count.c.n),
+    ).label("moved")
+)
+
+# An attempt at the record in front of the position. One that is about to begin has no error yet; what the one
+# before it left behind (error, time of the retry) stays until its own outcome is known. Token alone: the position
+# may have been advanced in this very transaction. The rows are locked in order first.
+_noted = unnest(
+    "noted",
+    topic=Text,
+    partition=Integer,
+    claim=Uuid,
+    offset=BigInteger,
+    number=Integer,
+    error=Text,
+    wait=Double,
+    allowed=Integer,
+    policy=Text,
+)
+_tried = (
+    select(literal_column("1").label("one"))
+    .where(
+        offset.consumer_group == GROUP,
+        offset.topic == _noted.c.topic,
+        offset.partition == _noted.c.partition,
+        offset.claim == _noted.c.claim,  # I2
+    )
+    .with_for_update(key_share=True)
+    .lateral("tried")
+)
+_notable = _to_update("ordered", _noted, _tried)
+_again = offset.attempt_offset == _notable.c.offset
+_begins = _notable.c.error.is_(None)
+_written = (
+    update(partition_offset)
+    .where(
+        offset.consumer_group == _notable.c.consumer_group,
+        offset.topic == _notable.c.topic,
+        offset.partition == _notable.c.partition,
+        offset.claim == _notable.c.claim,
+    )
+    .values(
+        attempt_offset=_notable.c.offset,
+        attempts=_notable.c.number,
+        attempt_crashes=case((_again, offset.attempt_crashes), else_=0),
+        attempt_running=_begins,
+        attempt_error=func.coalesce(_notable.c.error, case((_again, offset.attempt_error))),
+        retry_at=case(
+            (and_(_begins, _again), offset.retry_at),
+            else_=func.clock_timestamp() + _notable.c.wait * literal_column("interval '1 second'", Interval),
+        ),
+        attempts_allowed=_notable.c.allowed,
+        attempt_policy=_notable.c.policy,
+    )
+    .returning(literal_column("1").label("one"))
+    .cte("written")
+)
+_notes = select(func.count().label("n")).select_from(_written).cte("rows")
+NOTE = select(
+    case(
+        (_notes.c.n == bindparam("expected", type_=Integer), _notes.c.n),
+        else_=_refuse("the claim is not the expected one; attempts noted: ", _notes.c.n),
+    ).label("noted")
+)
+
+# A suspect range, its end stored once; and the part of it that is about to be tried, if any. No end: it is over.
+_ranged = unnest("suspected", topic=Text, partition=Integer, claim=Uuid, end_offset=BigInteger, part_end=BigInteger)
+_own = (
+    select(literal_column("1").label("one"))
+    .where(
+        offset.consumer_group == GROUP,
+        offset.topic == _ranged.c.topic,
+        offset.partition == _ranged.c.partition,
+        offset.claim == _ranged.c.claim,  # I2
+    )
+    .with_for_update(key_share=True)
+    .lateral("own")
+)
+_range = _to_update("ordered", _ranged, _own)
+_watched = (
+    update(partition_offset)
+    .where(
+        offset.consumer_group == _range.c.consumer_group,
+        offset.topic == _range.c.topic,
+        offset.partition == _range.c.partition,
+        offset.claim == _range.c.claim,
+    )
+    .values(
+        suspect_end=case(
+            (and_(_range.c.end_offset.is_not(None), offset.suspect_end > offset.next_offset), offset.suspect_end),
+            else_=_range.c.end_offset,
+        ),
+        suspect_part_end=_range.c.part_end,
+        suspect_running=_range.c.part_end.is_not(None),
+        unreleased_claims=case((_range.c.end_offset.is_(None), 0), else_=offset.unreleased_claims),
+    )
+    .returning(literal_column("1").label("one"))
+    .cte("watched")
+)
+_ranges = select(func.count().label("n")).select_from(_watched).cte("rows")
+SUSPECT = select(
+    case(
+        (_ranges.c.n == bindparam("expected", type_=Integer), _ranges.c.n),
+        else_=_refuse("the claim is not the expected one; ranges noted: ", _ranges.c.n),
+    ).label("suspected")
+)
+
+# -- claim, look, release ---------------------------------------------------------------------------------
+
+SETTLE = select(  # claims and moves are durable whatever the batches are, and never wait without bound
+    func.set_config(literal("synchronous_commit", Text), literal("on", Text), True),
+    func.set_config(literal("lock_timeout", Text), bindparam("lock_timeout", type_=Text), True),
+    func.set_config(literal("application_name", Text), bindparam("application_name", type_=Text), True),
+    # A record's time near year 1 or 9999 is beyond what Python holds in a zone other than UTC.
+    func.set_config(literal("TimeZone", Text), literal("UTC", Text), True),
+)
+
+READ_GROUP = select(consumer_group).where(consumer_group.c.name == GROUP)
+SHARE_GROUP = READ_GROUP.with_for_update(read=True)
+_named = unnest("named", topic=Text)
+_first_row = (
+    select(offset.topic)
+    .where(offset.consumer_group == GROUP, offset.topic == _named.c.topic)
+    .order_by(offset.partition)
+    .limit(literal_column("1"))
+    .lateral("known")
+)
+KNOWN_TOPICS = select(_first_row.c.topic).select_from(_named.join(_first_row, literal(True)))
+
+_wanted = unnest("wanted", topic=Text, partition=Integer, topic_id=Uuid, claim=Uuid)
+_claim = postgresql.insert(partition_offset).from_select(
+    [
+        "consumer_group",
+        "topic",
+        "partition",
+        "topic_id",
+        "first_offset",
+        "next_offset",
+        "claim",
+        "epoch",
+        "owner",
+        "claimed_at",
+    ],
+    select(
+        GROUP,
+        _wanted.c.topic,
+        _wanted.c.partition,
+        _wanted.c.topic_id,
+        literal(0, BigInteger),  # a row that is missing beside others is an added partition: from its beginning
+        literal(0, BigInteger),
+        _wanted.c.claim,
+        literal(1, BigInteger),
+        bindparam("owner", type_=Uuid),
+        func.clock_timestamp(),
+    ).order_by(_wanted.c.topic, _wanted.c.partition),
+)
+_seconds_until_retry = func.greatest(
+    func.extract("epoch", offset.retry_at - func.clock_timestamp()).cast(Double), literal_column("0")
+)
+# The owner before is this very process, or said that it was leaving: an attempt of it that has not ended was given
+# up, and is taken back. Any other owner died in it, or must be taken for dead.
+_alive = or_(offset.owner.is_(None), offset.owner == _claim.excluded.owner)
+# One statement inserts or updates, in lock order, and answers the committed position even where it had to
+# wait for the transaction that moved it. A row of another topic id is left alone and not answered.
+CLAIM = _claim.on_conflict_do_update(
+    index_elements=[offset.consumer_group, offset.topic, offset.partition],
+    set_={
+        "claim": _claim.excluded.claim,
+        "epoch": offset.epoch + 1,
+        "owner": _claim.excluded.owner,
+        "claimed_at": _claim.excluded.claimed_at,
+        "unreleased_claims": case((_alive, offset.unreleased_claims), else_=offset.unreleased_claims + 1),
+        "attempts": case((and_(offset.attempt_running, _alive), offset.attempts - 1), else_=offset.attempts),
+        "attempt_crashes": case(
+            (and_(offset.attempt_running, ~_alive), offset.attempt_crashes + 1), else_=offset.attempt_crashes
+        ),
+        "attempt_error": case((and_(offset.attempt_running, ~_alive), null()), else_=offset.attempt_error),
+        "attempt_running": false(),
+        **NO_STOP,
+        "suspect_part_end": case((and_(offset.suspect_running, _alive), null()), else_=offset.suspect_part_end),
+        "suspect_running": false(),
+    },
+    where=offset.topic_id == _claim.excluded.topic_id,
+).returning(
+    offset.topic,
+    offset.partition,
+    offset.topic_id,
+    offset.claim,
+    offset.epoch,
+    offset.next_offset,
+    offset.leader_epoch,
+    offset.unreleased_claims,
+    # At or past the position: compaction may have taken the records between the two.
+    case((and_(offset.attempts > 0, offset.attempt_offset >= offset.next_offset), offset.attempt_offset)).label(
+        "attempt_offset"
+    ),
+    offset.attempts,
+    offset.attempt_crashes,
+    offset.attempt_error,
+    case((offset.retry_at.is_not(None), _seconds_until_retry)).label("wait"),  # greatest() would overlook the NULL
+    offset.attempts_allowed,
+    offset.attempt_policy,
+    case((offset.suspect_end > offset.next_offset, offset.suspect_end)).label("suspect_end"),
+    case((offset.suspect_part_end > offset.next_offset, offset.suspect_part_end)).label("suspect_part_end"),
+)
+
+# A stop, and what can be decided. The claim or move that the worker stopped under must be the row's (I2): another one
+# has ended the stop. One statement per row: arrays of choices differ in length.
+_stop_kind, _stop_offset = bindparam("kind", type_=Text), bindparam("at_offset", type_=BigInteger)
+STOP = (
+    update(partition_offset)
+    .where(
+        offset.consumer_group == GROUP,
+        offset.topic == bindparam("at_topic", type_=Text),
+        offset.partition == bindparam("at_partition", type_=Integer),
+        offset.claim == bindparam("its_claim", type_=Uuid),
+    )
+    .values(
+        stop_kind=_stop_kind,
+        stop_offset=_stop_offset,
+        stop_message=bindparam("message", type_=Text),
+        stop_choices=array("choices", Text),
+        stopped_at=case(
+            (and_(offset.stop_kind == _stop_kind, offset.stop_offset == _stop_offset), offset.stopped_at),
+            else_=func.clock_timestamp(),
+        ),
+    )
+)
+
+_asked = unnest("asked", topic=Text, partition=Integer)
+_row = select(partition_offset).where(
+    offset.consumer_group == GROUP,
+    offset.topic == _asked.c.topic,
+    offset.partition == _asked.c.partition,
+)
+_glanced = _row.limit(literal_column("1")).lateral("o")  # the limit keeps it a lookup per row
+_awaited = _row.with_for_update(read=True).lateral("o")
+GLANCE = select(_glanced).select_from(_asked.join(_glanced, literal(True)))
+# The same under the row's lock: waits for a transaction in flight, so the answer is the settled one.
+LOOK = select(_awaited).select_from(_asked.join(_awaited, literal(True)))
+
+
+# Ours by its token; or by its owner, where a move drew another token and kept the owner (I5). An owner is drawn for
+# one process: whatever another one has claimed since matches neither (I2).
+def _is_ours(token: ColumnElement[Any]) -> ColumnElement[bool]:
+    return or_(offset.claim == token, offset.owner == bindparam("owner", type_=Uuid))
+
+
+_released = unnest("released", topic=Text, partition=Integer, claim=Uuid)
+_let_go = (
+    select(literal_column("1").label("one"))
+    .where(
+        offset.consumer_group == GROUP,
+        offset.topic == _released.c.topic,
+        offset.partition == _released.c.partition,
+        _is_ours(_released.c.claim),  # I2: a stranger's claim is not ours to release
+    )
+    .with_for_update(key_share=True)
+    .lateral("mine")
+)
+# The successor claims the same rows at the same time: they are locked in order first, then written.
+_mine = _to_update("ordered", _released, _let_go)
+RELEASE = (
+    update(partition_offset)
+    .where(
+        offset.consumer_group == _mine.c.consumer_group,
+        offset.topic == _mine.c.topic,
+        offset.partition == _mine.c.partition,
+        _is_ours(_mine.c.claim),
+    )
+    .values(
+        owner=null(),
+        # An attempt that has not ended was given up: its record did not kill this process.
+        attempts=case((offset.attempt_running, offset.attempts - 1), else_=offset.attempts),
+        attempt_running=false(),
+        suspect_part_end=case((offset.suspect_running, null()), else_=offset.suspect_part_end),
+        suspect_running=false(),
+    )
+)

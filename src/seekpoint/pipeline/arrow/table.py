@@ -1,0 +1,236 @@
+"""A batch's records as one Arrow table: a column for each field of their values, a row for each record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
+from types import NoneType
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from seekpoint.pipeline.arrow.types import BY_VALUES, Kind, fields_in, fields_of, part
+from seekpoint.codecs.arrow_protocol import as_table, is_table
+from seekpoint.errors import ConfigError, Poison
+from seekpoint.records import AnyRecord
+
+VALUE = "value"  # the only column, where values have no fields
+ORIGINS = ("topic", "partition", "offset", "timestamp", "key")
+
+Records = Sequence[AnyRecord]
+
+
+def build(records: Records, schema: Any, provenance: Mapping[str, str] | Sequence[str] | None) -> Any:
+    """The table. Raises Poison, which names records; ConfigError where the arguments cannot be meant."""
+    places = _places(provenance)
+    kinds = {type(record.value) for record in records if record.value is not None}
+    if kinds and all(map(is_table, kinds)):
+        return _together(records, _own(schema), places)
+    values, fields = _values(records, kinds, schema)
+    if twice := sorted({*fields} & {*places.values()}):
+        raise ConfigError(f"provenance= takes names that the values have, too: {', '.join(twice)}")
+    lenient = any(value is None for value in values)  # tombstones
+    own = schema if isinstance(schema, pa.Schema) else None
+    arrays, described = [], []
+    for name, kind in fields.items():
+        array = _column(name, kind, _cells(name, kind, values, records), records)
+        field = pa.field(name, array.type, kind.nullable or lenient) if own is None else own.field(name)
+        if not field.nullable:
+            _check_no_nulls(name, array, records)
+        arrays.append(array)
+        described.append(field)
+    table = pa.table(arrays, schema=pa.schema(described)) if fields else None
+    return _with_origins(table, records, places)
+
+
+def _own(schema: Any) -> Any:
+    if schema is not None and not isinstance(schema, pa.Schema):
+        raise ConfigError(f"schema= of a batch of Arrow tables is a pyarrow.Schema, got {schema!r}")
+    return schema
+
+
+def _places(given: Mapping[str, str] | Sequence[str] | None) -> dict[str, str]:
+    """Of what of a record there is a column, and how it is called."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        if isinstance(given, str) or len(given) != 3:
+            raise ConfigError(
+                "provenance= names the columns of topic, partition and offset, in this order, or maps some of "
+                f"{', '.join(ORIGINS)} to columns; got {given!r}"
+            )
+        given = dict(zip(ORIGINS, given, strict=False))
+    if unknown := sorted(set(given) - set(ORIGINS)):
+        raise ConfigError(f"provenance= maps some of {', '.join(ORIGINS)}; there is no {', '.join(map(repr, unknown))}")
+    if len({*given.values()}) < len(given):
+        raise ConfigError(f"provenance= names one column twice: {', '.join(given.values())}")
+    return {name: given[name] for name in ORIGINS if name in given}
+
+
+# -- which columns ------------------------------------------------------------------------------------------------
+
+
+def _values(records: Records, kinds: set[type], schema: Any) -> tuple[list[Any], dict[str, Kind]]:
+    """The values, such that they have fields; and the fields."""
+    values = [record.value for record in records]
+    if any(hasattr(kind, "DESCRIPTOR") for kind in kinds):
+        from seekpoint.codecs.protobuf import plain  # noqa: PLC0415 -- it needs another extra
+
+        values = [None if value is None else plain(value) for value in values]
+        kinds = {dict}
+    known = {kind: fields_of(kind) for kind in kinds}
+    if any(found is None and not issubclass(kind, Mapping) for kind, found in known.items()):
+        values, known = [None if value is None else {VALUE: value} for value in values], {dict: None}
+    if isinstance(schema, pa.Schema):
+        return values, fields_in(schema)
+    if schema is not None:
+        named = fields_of(schema)
+        if named is None:
+            raise ConfigError(f"schema= is a pyarrow.Schema, or a Struct, dataclass or TypedDict, got {schema!r}")
+        return values, named
+    if len(known) > 1 and any(found is not None for found in known.values()):
+        names = ", ".join(sorted(kind.__name__ for kind in known))
+        raise ConfigError(f"the batch holds values of several types ({names}): say with schema= what columns they have")
+    for found in known.values():
+        if found is not None:
+            return values, found
+    return values, {name: BY_VALUES for value in values if value is not None for name in value}
+
+
+def _cells(name: str, kind: Kind, values: Sequence[Any], records: Records) -> list[Any]:
+    """One field of each value; None of what is None."""
+    if not any(issubclass(one, Mapping | NoneType) for one in set(map(type, values))):
+        return list(map(attrgetter(name), values))
+    cells = []
+    for value, record in zip(values, records, strict=True):
+        try:
+            cells.append(None if value is None else part(value, name, kind.nullable))
+        except ValueError as error:
+            raise Poison(str(error), record) from error
+    return cells
+
+
+# -- one column ---------------------------------------------------------------------------------------------------
+
+CANNOT = (pa.ArrowException, ValueError, TypeError, OverflowError, AttributeError)  # hold a value
+
+
+def _column(name: str, kind: Kind, cells: Sequence[Any], records: Records) -> Any:
+    """The column; raises Poison, which names the records whose values it cannot hold."""
+    try:
+        return _array(kind, cells)
+    except CANNOT as error:
+        bad = [(record, said) for cell, record in zip(cells, records, strict=True) if (said := _misfit(kind, cell))]
+        if not bad:  # each fits alone: the first one that does not fit those before it
+            fits = _most(lambda count: _fits(kind, cells[:count]), len(cells))
+            bad = [(records[fits], error)]
+        raise Poison(f"column {name!r}: {bad[0][1]}", *(record for record, _ in bad)) from error
+
+
+def _array(kind: Kind, cells: Sequence[Any]) -> Any:
+    fit = kind.convert is None or kind.exact.issuperset(set(map(type, cells)) - {NoneType})
+    ready = cells if fit else [kind.one(cell) for cell in cells]
+    if isinstance(kind.type, pa.BaseExtensionType):
+        return pa.ExtensionArray.from_storage(kind.type, pa.array(ready, kind.type.storage_type))
+    return pa.array(ready, kind.type)
+
+
+def _misfit(kind: Kind, cell: Any) -> Exception | None:
+    try:
+        _array(kind, [cell])
+    except CANNOT as error:
+        return error
+    return None
+
+
+def _fits(kind: Kind, cells: Sequence[Any]) -> bool:
+    try:
+        _array(kind, cells)
+    except CANNOT:
+        return False
+    return True
+
+
+def _most(holds: Callable[[int], bool], count: int) -> int:
+    """The greatest number below ``count`` for which it holds; it does for none above one for which it does not."""
+    low, high = 0, count
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
+def _check_no_nulls(name: str, array: Any, records: Records) -> None:
+    if array.null_count:
+        empty = [record for record, is_null in zip(records, array.is_null().to_pylist(), strict=True) if is_null]
+        raise Poison(f"column {name!r} takes no nulls", *empty)
+
+
+# -- where the records come from ------------------------------------------------------------------------------------
+
+
+def _with_origins(table: Any, records: Records, places: Mapping[str, str]) -> Any:
+    made = {column: _origin(name, column, records) for name, column in places.items()}
+    if table is None:
+        return pa.table(made)
+    for column, array in made.items():
+        table = table.append_column(column, array)
+    return table
+
+
+def _origin(name: str, column: str, records: Records) -> Any:
+    if name == "topic":
+        return pa.array([record.topic for record in records], pa.string()).dictionary_encode()
+    if name == "partition":
+        return pa.array([record.partition for record in records], pa.int32())
+    if name == "offset":
+        return pa.array([record.offset for record in records], pa.int64())
+    if name == "timestamp":
+        return pa.array([record.timestamp_ms for record in records], pa.int64()).cast(pa.timestamp("ms", "UTC"))
+    keys = [record.key for record in records]
+    if all(key is None or isinstance(key, bytes) for key in keys):
+        return pa.array(keys, pa.binary())
+    return _column(column, Kind(None, True, _builtin), keys, records)
+
+
+def _builtin(key: Any) -> Any:
+    return msgspec.structs.asdict(key) if isinstance(key, msgspec.Struct) else key
+
+
+# -- records that are tables ----------------------------------------------------------------------------------------
+
+
+def _together(records: Records, schema: Any, places: Mapping[str, str]) -> Any:
+    """All rows of the records' tables, one below the other; a column that some lack is null there."""
+    given = [record for record in records if record.value is not None]
+    parts = [_part(record, schema, places) for record in given]
+    try:
+        return pa.concat_tables(parts, promote_options="default")
+    except pa.ArrowException as error:
+
+        def fits(count: int) -> bool:
+            try:
+                pa.concat_tables(parts[:count], promote_options="default")
+            except pa.ArrowException:
+                return False
+            return True
+
+        raise Poison(f"its table does not fit those before it: {error}", given[_most(fits, len(parts))]) from error
+
+
+def _part(record: AnyRecord, schema: Any, places: Mapping[str, str]) -> Any:
+    table = as_table(record.value)
+    if twice := sorted({*table.column_names} & {*places.values()}):
+        raise Poison(f"its table has columns that are to take its provenance: {', '.join(twice)}", record)
+    if schema is not None:
+        try:
+            table = table.select(schema.names).cast(schema)
+        except (pa.ArrowException, KeyError, ValueError) as error:
+            raise Poison(f"its table does not fit the schema: {error}", record) from error
+    for name, column in places.items():
+        one = _origin(name, column, [record])
+        array = one.dictionary_decode() if name == "topic" else one
+        repeated = pa.repeat(array[0], table.num_rows)
+        table = table.append_column(column, repeated.dictionary_encode() if name == "topic" else repeated)
+    return table

@@ -1,0 +1,62 @@
+"""The records of one transaction, as a handler gets them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, overload
+
+from seekpoint.errors import needs_extra
+from seekpoint.records import K, Partition, Record, Span, V
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class Batch(Sequence[Record[V, K]]):
+    """The records of one transaction. Partitions may interleave; within each, order is the log's."""
+
+    __slots__ = ("_records", "spans")
+
+    def __init__(self, records: Sequence[Record[V, K]], spans: Sequence[Span] = ()) -> None:
+        self._records = tuple(records)
+        self.spans: tuple[Span, ...] = tuple(spans)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __iter__(self) -> Iterator[Record[V, K]]:
+        return iter(self._records)
+
+    @overload
+    def __getitem__(self, index: int) -> Record[V, K]: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Record[V, K], ...]: ...
+    def __getitem__(self, index: int | slice) -> Record[V, K] | tuple[Record[V, K], ...]:
+        return self._records[index]
+
+    def __repr__(self) -> str:
+        return f"Batch({len(self)} records: {', '.join(map(str, self.spans))})"
+
+    def by_partition(self) -> Mapping[Partition, Sequence[Record[V, K]]]:
+        """The same records, grouped; each group in the order of its offsets."""
+        groups: dict[Partition, list[Record[V, K]]] = {}
+        for record in self._records:
+            groups.setdefault(Partition(record.topic, record.partition), []).append(record)
+        return groups
+
+    def arrow(self, schema: Any = None, *, provenance: Mapping[str, str] | Sequence[str] | None = None) -> pa.Table:
+        """The batch as a ``pyarrow.Table``: a row for each record, a column for each field of the values.
+
+        ``schema`` is a ``pyarrow.Schema``, or a Struct, dataclass or TypedDict; by default the columns have the types
+        of the values' own annotations, or else what their values need. Values without fields are one column, ``value``;
+        values that are Arrow tables are put one below the other. ``provenance`` adds columns for the records' topic,
+        partition and offset: three names, or a mapping of what is wanted, of ``timestamp`` and ``key``, too.
+
+        Raises Poison, with the records named, for values that a column cannot hold. Needs the extra ``arrow``;
+        ConfigError where it is missing, or where the arguments cannot be meant.
+        """
+        try:
+            from seekpoint.pipeline.arrow.table import build  # noqa: PLC0415 -- pyarrow, an extra
+        except ModuleNotFoundError as error:
+            raise needs_extra("columns need pyarrow", "arrow", error) from error
+        return build(self._records, schema, provenance)

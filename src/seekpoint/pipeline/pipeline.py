@@ -1,0 +1,291 @@
+"""A pipeline: which topics, how their records become values, and what is done with them. A pure declaration.
+
+No I/O, no engine, no secrets: worker, command line and tests import it by name. Importing this
+module needs neither a database driver nor a Kafka client.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import timedelta
+from types import FunctionType
+from typing import Any, Literal, TypeVar
+
+from sqlalchemy import Connection, text
+
+from seekpoint.codecs import Bytes, Codec, key_decoder, plain_decoder, value_decoder
+from seekpoint.errors import ConfigError
+from seekpoint.pipeline.policy import DeadLetterLimits, OnPoison, Retry, StartAt
+from seekpoint.records import AnyRecord, RawRecord, Record, Unmade
+from seekpoint.pipeline.sink import CheckedSink, Handler, Sink, ValueSink
+
+V = TypeVar("V")
+
+_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")  # what a broker accepts as a topic's name
+
+
+_EXISTS = text(
+    """
+SELECT EXISTS (
+    SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+    WHERE c.relname = :table AND c.relkind IN ('r', 'p', 'v', 'm', 'f') AND c.relpersistence <> 't'
+          AND CASE WHEN :schema = '' THEN pg_catalog.pg_table_is_visible(c.oid) ELSE n.nspname = :schema END)
+"""
+)
+
+
+class Pipeline:
+    """Declares what a group of workers does with some topics' records.
+
+    ``group`` names the offsets in the ledger and the consumer group in Kafka. ``topics`` is a name, several
+    names, or ``{name: value codec}`` (then without ``value``). ``value`` and ``key`` are codecs. At least one
+    of ``sinks`` and ``handle`` says what is done; sinks write in their order, then ``handle(tx, batch)`` runs
+    with the transaction's SQLAlchemy connection: everything in one transaction with the offset (I1).
+    ``writes`` names the tables the handler writes. ``version`` is the handler's version: once a worker of a
+    higher one has claimed, older ones stand down. ``start`` is where a topic begins that nobody has read.
+
+    A record whose handler raises is tried again as ``retry`` says; one that can never be applied is a poison
+    record. ``on_poison="stop"``: it stops its partition in front of it, the records before it are committed, the
+    other partitions go on; with ``strict=True`` a stopped partition ends the worker. ``"dead_letter"``: it is kept
+    in the ledger's ``dead_letter`` table by the transaction that passes its offset; ``"skip"``: the same, but for
+    its value, which is not kept; past ``dead_letter_limits`` the worker stops. ``hold_key=True``: later records of
+    a dead letter's key are kept behind it, in order, until it is replayed or discarded (always so with an ``Upsert``
+    that does not know which row is newer). ``delay``: a record is handled no earlier than its timestamp plus this.
+
+    ``synchronous_commit=False`` is safe here, because rows and offset vanish together in a crash
+    and Kafka still has the records, as long as nobody outside acts on rows that were seen.
+
+    ``send_ahead``: statements of the handler that write and return no rows are sent without waiting for each answer;
+    one that needs an answer (rows, ``rowcount``, a savepoint, COPY) waits for all before it, and so does the end of
+    the handler. An error may come out at a later line than its own; the records are run again then, each statement
+    awaited, before any is blamed. ``send_ahead=False``: every statement is awaited, always.
+
+    Raises ConfigError where the declaration contradicts itself.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        *,
+        topics: str | Iterable[str] | Mapping[str, Codec],
+        value: Codec | None = None,
+        key: Codec = Bytes(),  # noqa: B008 -- immutable
+        sinks: Sequence[Sink] = (),
+        handle: Handler | None = None,
+        writes: Sequence[str] = (),
+        version: int = 1,
+        start: StartAt = StartAt.earliest(),  # noqa: B008 -- immutable
+        retry: Retry = Retry(),  # noqa: B008 -- immutable
+        on_poison: OnPoison | Literal["stop", "dead_letter", "skip"] = OnPoison.STOP,
+        dead_letter_limits: DeadLetterLimits = DeadLetterLimits(),  # noqa: B008 -- immutable
+        hold_key: bool = False,
+        delay: timedelta | None = None,
+        strict: bool = False,
+        synchronous_commit: bool = True,
+        send_ahead: bool = True,
+    ) -> None:
+        self.group = _group(group)
+        self.codecs = _codecs(topics, value)
+        self.key, self.handle = key, handle
+        self.sinks, self.writes = _several("sinks", sinks, Sink), _several("writes", writes, str)
+        self.version, self.start, self.strict = version, start, strict
+        self.retry, self.on_poison, self.dead_letter_limits = retry, _on_poison(on_poison), dead_letter_limits
+        self.delay, self.synchronous_commit, self.send_ahead = delay, synchronous_commit, send_ahead
+        self.hold_key = hold_key
+        self._check()
+        if self.on_poison is OnPoison.DEAD_LETTER and not all(getattr(sink, "guarded", True) for sink in self.sinks):
+            self.hold_key = True  # a replayed record would overwrite its key's newer row
+        self._values = {topic: value_decoder(codec) for topic, codec in self.codecs.items()}
+        self._plain: dict[str, Any] = {topic: plain_decoder(codec) for topic, codec in self.codecs.items()}
+        self._key = key_decoder(key)
+        self.by_value = self.only_by_value()
+
+    def __repr__(self) -> str:
+        return f"Pipeline({self.group!r}, topics={list(self.codecs)})"
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """The topics' names, sorted."""
+        return tuple(sorted(self.codecs))
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Every table the pipeline says it writes."""
+        return tuple(sorted({*self.writes, *(table for sink in self.sinks for table in sink.tables)}))
+
+    def tables_by_topic(self, translate: Mapping[str | None, str | None] | None = None) -> dict[str, tuple[str, ...]]:
+        """The tables that each topic's records go to, by sinks that take it and by the handler, as far as is declared.
+
+        ``translate`` is the engine's ``schema_translate_map``, which the handler's statements are under; sinks write
+        the table that they name.
+        """
+        writes = [_translated(name, translate or {}) for name in self.writes]
+        return {
+            topic: tuple(sorted({*writes, *(name for s in self.sinks if s.takes(topic) for name in s.tables)}))
+            for topic in self.topics
+        }
+
+    def decode(self, raw: RawRecord) -> AnyRecord:
+        """The record with key and value decoded; raises whatever the codecs raise."""
+        return Record(
+            raw.topic,
+            raw.partition,
+            raw.offset,
+            raw.timestamp_ms,
+            self._key(raw),
+            self._values[raw.topic](raw),
+            raw.headers,
+            raw.leader_epoch,
+        )
+
+    def values(self, raw: Sequence[RawRecord]) -> list[Any]:
+        """The decoded values of many records; raises whatever the codec of one of them raises."""
+        if isinstance(raw, Unmade) and raw.topic is not None:
+            plain, values = self._plain[raw.topic], raw.values
+            if plain is not None and all(values):  # no null among them; nor an empty one, which is rare
+                return list(map(plain, values))
+        decoders = self._values
+        return [decoders[one.topic](one) for one in raw]
+
+    def check_tables(self, tx: Connection) -> None:
+        """Ask whether the sinks' tables take their rows. Raises ConfigError where a table, column or right is missing.
+
+        What only the first record shows (the columns of rows that ``row=`` makes) is not known yet. Of the tables in
+        ``writes`` it is asked only whether they exist: the columns and rights that the handler needs are not known.
+        """
+        for sink in self.sinks:
+            if isinstance(sink, CheckedSink):
+                sink.check(tx, self.kinds(sink))
+        self.check_writes(tx)
+
+    def check_writes(self, tx: Connection) -> None:
+        """Raise ConfigError for a table in ``writes`` that this connection does not find."""
+        translate = tx.get_execution_options().get("schema_translate_map") or {}
+        for name in self.writes:
+            schema, _, table = (found := _translated(name, translate)).rpartition(".")
+            if not tx.execute(_EXISTS, {"schema": schema, "table": table}).scalar_one():
+                raise ConfigError(
+                    f"{self!r}: writes={name!r}: relation {found!r} does not exist; create the table, or correct its "
+                    "name (with its schema, where the search_path does not have it)"
+                )
+
+    def kinds(self, sink: Sink) -> list[Any]:
+        """The types that the codecs of this sink's topics decode into; None for a codec that does not say so."""
+        return [getattr(codec, "type", None) for topic, codec in self.codecs.items() if sink.takes(topic)]
+
+    def only_by_value(self) -> ValueSink | None:
+        """The sink, where it is the only thing to be done, every record goes there, and keys need no decoding."""
+        sink = self.sinks[0] if self.handle is None and len(self.sinks) == 1 else None
+        is_bytes = isinstance(self.key, Bytes)  # other keys may be undecodable
+        is_all = isinstance(sink, ValueSink) and is_bytes and all(map(sink.takes, self.codecs))
+        return sink if isinstance(sink, ValueSink) and is_all else None
+
+    def _check(self) -> None:
+        if not self.sinks and self.handle is None:
+            raise ConfigError(f"{self!r} does nothing: give it sinks=[...] or handle=...")
+        for sink in self.sinks:
+            if isinstance(sink, type) or not isinstance(sink, Sink):
+                meant = "a function goes into handle=" if _is(sink, FunctionType) else "seekpoint.Append is one"
+                raise ConfigError(f"{self!r}: {sink!r} is not a sink; {meant}")
+            if not any(map(sink.takes, self.codecs)):
+                raise ConfigError(f"{self!r}: {sink!r} takes none of the pipeline's topics; correct its topics=")
+        if self.handle is not None:
+            _check_handler(repr(self), self.handle)
+        elif left := [topic for topic in self.topics if not any(sink.takes(topic) for sink in self.sinks)]:
+            raise ConfigError(f"{self!r}: no sink takes {', '.join(left)}: its records would be read and thrown away")
+        if not _is(self.version, int) or self.version < 1:
+            raise ConfigError(f"{self!r}: version must be a number, 1 or greater, got {self.version!r}")
+        if not _is(self.start, StartAt):
+            raise ConfigError(f"{self!r}: start must be a StartAt, e.g. StartAt.earliest(), got {self.start!r}")
+        self._check_failing()
+
+    def _check_failing(self) -> None:
+        """What is said about records that fail, and about when records are due."""
+        for name, kind in (("retry", Retry), ("dead_letter_limits", DeadLetterLimits)):
+            if not _is(getattr(self, name), kind):
+                raise ConfigError(
+                    f"{self!r}: {name} must be a {kind.__name__}, e.g. {kind.__name__}(), got {getattr(self, name)!r}"
+                )
+        if self.delay is not None and (not _is(self.delay, timedelta) or self.delay <= timedelta(0)):
+            raise ConfigError(f"{self!r}: delay must be a timedelta above 0, got {self.delay!r}")
+        if self.hold_key and self.on_poison is not OnPoison.DEAD_LETTER:
+            raise ConfigError(
+                f"{self!r}: hold_key=True keeps records behind a dead letter of their key: it needs "
+                "on_poison='dead_letter'"
+            )
+
+
+def shown_handler(handle: Handler) -> str:
+    """What messages call it: ``the handler module.name``."""
+    return (
+        f"the handler {getattr(handle, '__module__', '?')}.{getattr(handle, '__qualname__', type(handle).__qualname__)}"
+    )
+
+
+def _translated(name: str, translate: Mapping[str | None, str | None]) -> str:
+    schema, dot, table = name.rpartition(".")
+    schema_now = translate.get(schema if dot else None)
+    return name if schema_now is None else f"{schema_now}.{table}"
+
+
+def _check_handler(pipeline: str, handle: object) -> None:
+    if not callable(handle):
+        raise ConfigError(f"{pipeline}: the handler must be a function handle(tx, batch), got {handle!r}")
+    for function in (handle, getattr(handle, "__call__", None)):  # noqa: B004
+        never = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+        if any(kind(function) for kind in never):
+            raise ConfigError(
+                f"{pipeline}: the handler is an async function or a generator, and would never run; write a plain "
+                "function handle(tx, batch): the worker has a thread of its own"
+            )
+    try:
+        inspect.signature(handle).bind(None, None)
+    except TypeError as error:
+        raise ConfigError(f"{pipeline}: the handler is called as handle(tx, batch): {error}") from None
+    except ValueError:
+        return  # a builtin that does not tell its arguments
+
+
+def _is(given: object, kind: type) -> bool:
+    """What the annotations promise is looked at, too: not everybody has a type checker."""
+    return isinstance(given, kind)
+
+
+def _several(name: str, given: Iterable[V], kind: type) -> tuple[V, ...]:
+    if _is(given, kind):
+        raise ConfigError(f"{name}= takes several: write {name}=[{given!r}]")
+    return tuple(given)
+
+
+def _group(name: str) -> str:
+    if not _is(name, str) or not name.strip() or "\0" in name:
+        raise ConfigError(f"a group needs a name that is not blank and has no NUL characters, got {name!r}")
+    return name
+
+
+def _on_poison(given: str) -> OnPoison:
+    try:
+        return OnPoison(given)
+    except ValueError:
+        known = ", ".join(repr(one.value) for one in OnPoison)
+        raise ConfigError(f"on_poison must be one of {known}, got {given!r}") from None
+
+
+def _codecs(topics: str | Iterable[str] | Mapping[str, Codec], value: Codec | None) -> dict[str, Codec]:
+    if isinstance(topics, Mapping):
+        if value is not None:
+            raise ConfigError("give the value codecs either in topics={name: codec} or as value=, not both")
+        codecs = dict(topics)
+    else:
+        names: Collection[str] = [topics] if isinstance(topics, str) else list(topics)
+        if value is None:
+            raise ConfigError("value= is missing: e.g. value=Json(Order), or value=Bytes() to keep the bytes")
+        codecs = dict.fromkeys(names, value)
+    if not codecs:
+        raise ConfigError("a pipeline needs at least one topic")
+    for topic in codecs:
+        if not _is(topic, str) or not _TOPIC.fullmatch(topic) or topic in {".", ".."}:
+            raise ConfigError(f"{topic!r} cannot be a topic: names have 1 to 249 letters, digits, '.', '_' or '-'")
+    return codecs

@@ -1,0 +1,82 @@
+"""What a pipeline writes with: the protocols of sinks and handlers, and the error that names a refused row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, runtime_checkable
+
+from sqlalchemy import Connection
+
+from seekpoint.pipeline.batch import Batch
+from seekpoint.events import Event
+from seekpoint.records import AnyRecord
+
+Handler = Callable[[Connection, Batch[Any, Any]], None]
+
+
+Row = tuple[Any, ...]
+
+
+class Writer(Protocol):
+    """What an open sink takes rows with."""
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """Take these rows; an error of the n-th row written since the sink was opened is a RowRefused."""
+
+
+@runtime_checkable
+class Sink(Protocol):
+    """A table that records are written to, inside the transaction that moves the offset."""
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """The tables it writes, as ``schema.table`` or ``table``."""
+
+    def takes(self, topic: str) -> bool:
+        """Whether records of this topic go to this sink."""
+
+    def rows(self, record: AnyRecord) -> Iterable[Row]:
+        """The rows that one record becomes; the same ones when it is asked again."""
+
+    def open(self, tx: Connection) -> AbstractContextManager[Writer]:
+        """Begin to write; leaving the block without an error means that the database has taken every row."""
+
+
+@runtime_checkable
+class ValueSink(Sink, Protocol):
+    """A sink that may make its rows from values alone: no record is made where none is looked at."""
+
+    def value_rows(self, values: Sequence[Any]) -> list[Row] | None:
+        """One row for each value, the same as :meth:`rows` makes; None if it needs whole records."""
+
+
+@runtime_checkable
+class CheckedSink(Sink, Protocol):
+    """A sink whose table can be looked at before the first record."""
+
+    def check(self, tx: Connection, kinds: Collection[Any]) -> object:
+        """Raises ConfigError where the table, a column or a right is missing. Writes nothing.
+
+        ``kinds`` are the types that the codecs of the sink's topics decode into, as far as they say so.
+        """
+
+
+@runtime_checkable
+class TellingSink(Sink, Protocol):
+    """A sink that has something to say now and then."""
+
+    def news(self) -> Iterable[Event]:
+        """What is new since it was asked last. It is asked after COMMIT."""
+
+
+class RowRefused(Exception):  # noqa: N818 -- passes a database error on, with the place where it belongs
+    """The database refused one row: the ``line``-th (from 1) written since the sink was opened.
+
+    ``line`` is None where the database does not say which: foreign keys are checked behind the last row, and
+    it speaks its administrator's language.
+    """
+
+    def __init__(self, line: int | None, cause: Exception) -> None:
+        super().__init__(f"row {line}: {cause}" if line else str(cause))
+        self.line, self.cause = line, cause

@@ -1,0 +1,1 @@
+"""Postgres: engines, the connection lent to handlers, pipelined statements, what an SQLSTATE means."""

@@ -1,0 +1,83 @@
+"""The engine: made from a URL or as it was given, checked that transactions on it can hold rows and offsets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import URL, Engine, create_engine, make_url
+from sqlalchemy.exc import ArgumentError
+
+from seekpoint.postgres.connection_checks import watch
+from seekpoint.errors import ConfigError
+
+# A peer that vanished without a word is noticed within a minute or so; a URL may say otherwise.
+_KEEPALIVES: dict[str, Any] = {
+    "connect_timeout": 10,
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 60_000,
+}
+
+
+def postgres_engine(engine: Engine | URL | str) -> Engine:
+    """The engine itself, or one made from a URL; refuses other drivers, async engines and AUTOCOMMIT."""
+    if isinstance(engine, str | URL):
+        url = read_url(engine)
+        if url.drivername in {"postgresql", "postgres"}:
+            url = url.set(drivername="postgresql+psycopg")
+        if url.drivername != "postgresql+psycopg":
+            _refuse(url)
+        silent = {key: value for key, value in _KEEPALIVES.items() if key not in url.query}
+        engine = create_engine(url, pool_pre_ping=True, connect_args=silent)
+    if not isinstance(engine, Engine):
+        raise ConfigError(
+            f"engine must be a URL or a sync SQLAlchemy Engine on postgresql+psycopg, got {type(engine).__name__}; "
+            "from an AsyncEngine on psycopg, pass engine.sync_engine.url or create_engine(url)"
+        )
+    if engine.dialect.name != "postgresql" or engine.dialect.driver != "psycopg":
+        _refuse(engine.url)
+    given = (engine.get_execution_options().get("isolation_level"), engine.dialect._on_connect_isolation_level)  # noqa: SLF001
+    if "AUTOCOMMIT" in {str(level).upper() for level in given}:
+        raise ConfigError(
+            "the engine is set to AUTOCOMMIT: rows and offsets could not be one transaction; make it without "
+            "isolation_level"
+        )
+    return watch(engine)
+
+
+def schema_translation(engine: Engine | URL | str) -> Mapping[str | None, str | None]:
+    """The schemas that statements on this engine's connections are translated to."""
+    options = engine.get_execution_options() if isinstance(engine, Engine) else {}
+    return options.get("schema_translate_map") or {}
+
+
+def shown(url: URL) -> str:
+    """The URL as it may be logged: without passwords, in whichever place they stand."""
+    return url.difference_update_query(["password", "sslpassword"]).render_as_string(hide_password=True)
+
+
+def read_url(given: URL | str) -> URL:
+    """The database's URL; raises ConfigError, quoting nothing of it, where a password would be taken for a host."""
+    try:
+        url = make_url(given)
+        # An @ or / of the password ends it: the rest would be looked up as a host, and shown.
+        ambiguous = "@" in f"{url.host}{url.database}" or (
+            isinstance(given, str) and re.split(r"\?\w+=", given)[0].count("@") > 1
+        )
+    except (ArgumentError, ValueError):  # their words may quote the whole URL
+        ambiguous = True
+    if ambiguous:
+        raise ConfigError(
+            "the database's URL cannot be read: write postgresql://user:password@host:5432/database, with %40 for @, "
+            "%2F for / and %3A for : in the password"
+        )
+    return url
+
+
+def _refuse(url: URL) -> Engine:
+    raise ConfigError(
+        f"engine {shown(url)!r} is not on psycopg 3: write postgresql+psycopg://user:password@host/database"
+    )

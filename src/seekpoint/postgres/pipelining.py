@@ -1,0 +1,393 @@
+"""Statements that a handler sends ahead: nobody waits for their answers before somebody asks.
+
+A statement that writes and returns no rows goes to the server, and the next one follows at once (libpq's pipeline
+mode). Whatever needs an answer (rows, ``rowcount``, a savepoint, COPY, the end of the handler) waits for all of them
+first. So an error may surface at a later statement than its own: then it is *late*, and says nothing about the line
+that raised it. The caller runs such a call again with each statement awaited, and believes only that one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from enum import Enum, auto
+from functools import lru_cache, partial
+from typing import Any, Self
+
+import psycopg
+from psycopg import sql
+from psycopg.abc import Params, Query
+from psycopg.pq import PipelineStatus
+from psycopg.pq.abc import PGresult
+from psycopg.rows import tuple_row
+
+from seekpoint.errors import HandlerMisuse
+from seekpoint.postgres.sent_statements import LONG, Sent, Text, read
+
+
+class _Way(Enum):
+    AHEAD = auto()  # it returns no rows: its answer can wait
+    ASKED = auto()  # one statement with rows: it goes behind those that were sent ahead, and all are awaited
+    ALONE = auto()  # anything else: those before it are awaited, then it runs as if nothing had been sent ahead
+    SAVEPOINT = auto()
+    RELEASE = auto()
+
+
+_WRITES = re.compile(r"\s*(?:INSERT|UPDATE|DELETE|MERGE)\b", re.IGNORECASE)
+_RETURNS = re.compile(r"\bRETURNING\b", re.IGNORECASE)
+_ASKS = re.compile(r"\s*(?:SELECT|WITH|VALUES)\b", re.IGNORECASE)
+_COPIES_IN = re.compile(r"\bFROM\s+STDIN\b", re.IGNORECASE)
+_SAVEPOINT = re.compile(r"\s*SAVEPOINT\b", re.IGNORECASE)
+_RELEASE = re.compile(r"\s*(?:RELEASE|ROLLBACK\s+TO)\b", re.IGNORECASE)
+
+
+@lru_cache(maxsize=1024)
+def _way(text: str) -> _Way:
+    if _SAVEPOINT.match(text):
+        return _Way.SAVEPOINT
+    if _RELEASE.match(text):
+        return _Way.RELEASE
+    if ";" in text:  # perhaps several: pipeline mode takes one at a time
+        return _Way.ALONE
+    if _WRITES.match(text):
+        return _Way.ASKED if _RETURNS.search(text) else _Way.AHEAD
+    return _Way.ASKED if _ASKS.match(text) else _Way.ALONE
+
+
+class Ahead:
+    """What was sent on one connection, in one call of a handler; without ``sends_ahead`` each statement is awaited.
+
+    ``handlers`` knows what the statements did. ``late`` is the first error of the database that surfaced while answers
+    were outstanding, or None.
+    """
+
+    def __init__(self, driver: psycopg.Connection[Any], sent: Sent | None = None, *, sends_ahead: bool = True) -> None:
+        self._driver, self.handlers = driver, sent or Sent()
+        self._mode = ExitStack()
+        self._is_open, self._has_ended = False, not sends_ahead
+        self._depth = 0  # of savepoints: whoever may catch an error gets it at its own statement
+        self._lap = 0  # counts how often all answers were awaited
+        self._last: psycopg.Cursor[Any] | None = None  # whose statement was sent last, if it was the cursor's only one
+        self.late: BaseException | None = None
+        self.is_unasked = False  # SQLAlchemy reads every statement's rowcount, whether or not anybody wants it
+
+    @staticmethod
+    def suits(driver: object) -> bool:
+        """Whether statements can be sent ahead on this connection; not with cursors of somebody else's."""
+        return (
+            isinstance(driver, psycopg.Connection)
+            and driver.cursor_factory is psycopg.Cursor
+            and driver.server_cursor_factory is psycopg.ServerCursor
+            and psycopg.Pipeline.is_supported()
+        )
+
+    @contextmanager
+    def on(self, *, leaves: bool = False) -> Iterator[Self]:
+        """Until the block is left, cursors of the connection send ahead. An error leaves nothing outstanding.
+
+        Without an error, ``leaves`` says that answers may be awaited later, with :meth:`ask` or :meth:`catch_up`.
+        """
+        driver: Any = self._driver
+        before = driver.cursor_factory, driver.server_cursor_factory
+        driver.cursor_factory = partial(_Cursor, self)
+        driver.server_cursor_factory = partial(_ServerCursor, self)
+        driver.transaction = partial(self._savepoint, driver.transaction)
+        try:
+            yield self
+        except BaseException:
+            self._abandon()
+            raise
+        else:
+            if not leaves:
+                self.catch_up()
+        finally:
+            self._has_ended = True
+            driver.cursor_factory, driver.server_cursor_factory = before
+            del driver.transaction  # what hid the class's
+
+    @contextmanager
+    def _savepoint(self, transaction: Callable[..., Any], *args: Any, **options: Any) -> Iterator[psycopg.Transaction]:
+        """The connection's own ``transaction()``: its errors come out inside."""
+        self.catch_up()
+        self._depth += 1
+        made: psycopg.Transaction | None = None
+        try:
+            with transaction(*args, **options) as savepoint:
+                made = savepoint
+                self.handlers.savepoint("SAVEPOINT", savepoint.savepoint_name or "")
+                yield savepoint
+        finally:
+            self._depth -= 1
+            if made is not None:
+                name = made.savepoint_name or ""
+                if made.status is not made.Status.COMMITTED:
+                    self.handlers.savepoint("ROLLBACK", name)
+                self.handlers.savepoint("RELEASE", name)
+
+    def send(self, statement: str, rows: Iterable[Sequence[Any]], check: tuple[str, Sequence[Any]]) -> None:
+        """Send a statement that returns nothing once for each row, then a query; the answers are outstanding then.
+
+        Never prepared: the parameters' types would stay what they were when the table is altered.
+        """
+        for row in rows:
+            _Cursor(self, self._driver).execute(statement, row, prepare=False)
+        self._last = _plain_cursor(self._driver).execute(*check, prepare=False)
+
+    def ask(self, statement: str, parameters: Mapping[str, Any]) -> Any:
+        """The only row of a statement that goes behind what is outstanding, in the same round trip.
+
+        Raises the first error: where it is this statement's own, ``late`` stays None.
+        """
+        before, cursor = self._last, _plain_cursor(self._driver)
+        try:
+            if before is None:
+                before = psycopg.Cursor(self._driver).execute("")
+            cursor.execute(statement, parameters)
+            self.catch_up()
+        except psycopg.Error as error:
+            self.failed(error)
+            if before is not None and before.pgresult is not None:  # all that was outstanding has been taken
+                self.late = None
+            raise
+        return cursor.fetchone()
+
+    def ground(self) -> None:
+        """Wait for every answer, and send nothing ahead from now on."""
+        self._has_ended = True
+        self.catch_up()
+
+    def read(self, query: Query) -> tuple[str, Text]:
+        """A statement's text and what it says. Raises HandlerMisuse where it may not be sent at all."""
+        if isinstance(query, bytes):
+            text = query.decode(self._driver.info.encoding, "replace")
+        elif isinstance(query, sql.Composable):
+            text = query.as_string(self._driver)
+        else:
+            text = str(query)
+            if not isinstance(query, str):  # a template
+                self.handlers.unknown()
+        told = read(text)
+        if told.prepares_transaction:
+            raise HandlerMisuse(
+                "the handler sent PREPARE TRANSACTION on the connection it was lent: rows and offset are committed "
+                "together, by the worker, after the handler returns"
+            )
+        self.handlers.statement(told)
+        return text, told
+
+    def way(self, query: Query, text: str) -> _Way:
+        """What may be done with a statement, here and now."""
+        if self._has_ended or not isinstance(query, str | sql.Composable):
+            return _Way.ALONE
+        way = _way(text) if len(text) <= LONG else _way.__wrapped__(text)
+        if way is _Way.SAVEPOINT:
+            self._depth += 1
+        elif way is _Way.RELEASE:
+            self._depth = max(0, self._depth - 1)
+        elif way is _Way.ASKED:
+            return way if self._is_open else _Way.ALONE
+        elif way is _Way.AHEAD and not self._is_open and self._may_open():
+            self._mode.enter_context(self._driver.pipeline())
+            self._is_open = True
+        return way if way is _Way.AHEAD and self._is_open else _Way.ALONE
+
+    def _may_open(self) -> bool:
+        # A pipeline of the handler's own is left alone.
+        return not self._depth and self._driver.info.pipeline_status == PipelineStatus.OFF
+
+    @property
+    def is_open(self) -> bool:
+        """Whether answers are outstanding."""
+        return self._is_open
+
+    def sent(self, cursor: psycopg.Cursor[Any], *, only: bool) -> int:
+        """A cursor has sent a statement, its ``only`` one; returns a number that changes when the answers have come."""
+        self._last = cursor if only else None
+        return self._lap
+
+    def awaits(self, lap: int | None) -> bool:
+        """Whether the answer to what was sent then is outstanding."""
+        return self._is_open and lap == self._lap
+
+    def failed(self, error: psycopg.Error) -> None:
+        """This came out when a statement was sent; perhaps it is an earlier one's."""
+        if error.sqlstate is not None or isinstance(error, psycopg.OperationalError):  # else it was never sent
+            self._note(error)
+            self._abandon()
+
+    def catch_up(self) -> None:
+        """Wait for every answer. Raises the first error among them."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        self._lap += 1
+        try:
+            self._mode.close()
+        except psycopg.Error as last:
+            raise self._note(_first(last)) from None
+
+    def _abandon(self) -> None:
+        """The same, where an error is on its way already."""
+        try:
+            self.catch_up()
+        except psycopg.Error:
+            return  # kept in `late`
+
+    def _note(self, error: psycopg.Error) -> psycopg.Error:
+        if self.late is None:
+            self.late = error
+            error.add_note(
+                "perhaps of an earlier statement: the handler's statements are sent without waiting for each answer"
+            )
+        return error
+
+
+def _first(error: psycopg.Error) -> psycopg.Error:
+    """The error that the others followed from: behind one, the server answers to nothing that was sent ahead."""
+    first, at = error, error.__context__
+    while at is not None:
+        if isinstance(at, psycopg.Error) and isinstance(first, psycopg.errors.PipelineAborted):
+            first = at
+        at = at.__context__
+    return first
+
+
+class _Cursor(psycopg.Cursor[Any]):
+    """A psycopg cursor that waits for its answer only when it is asked for it."""
+
+    def __init__(self, ahead: Ahead, connection: psycopg.Connection[Any], **options: Any) -> None:
+        super().__init__(connection, **options)
+        self._ahead = ahead
+        self._lap: int | None = None  # of the statement in hand, where it was sent ahead
+        self._text: Text = read("")
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the answer to its statement is outstanding."""
+        return self._ahead.awaits(self._lap)
+
+    def _ask(self) -> None:
+        if self.is_ahead:
+            self._ahead.catch_up()
+
+    def execute(
+        self, query: Any, params: Params | None = None, *, prepare: bool | None = None, binary: bool | None = None
+    ) -> Self:
+        text, self._text = self._ahead.read(query)
+        way = self._ahead.way(query, text)
+        if way is _Way.ALONE:
+            self._ahead.catch_up()
+            super().execute(query, params, prepare=prepare, binary=binary)
+            return self
+        try:
+            super().execute(query, params, prepare=prepare, binary=binary)
+        except psycopg.Error as error:
+            self._ahead.failed(error)
+            raise
+        self._lap = self._ahead.sent(self, only=self._lap is None)
+        if way is _Way.ASKED:
+            self._ask()
+        return self
+
+    def executemany(self, query: Query, params_seq: Iterable[Params], *, returning: bool = False) -> None:
+        text, self._text = self._ahead.read(query)
+        way = _Way.ALONE if returning else self._ahead.way(query, text)
+        if way is not _Way.AHEAD:
+            self._ahead.catch_up()
+            super().executemany(query, params_seq, returning=returning)
+            return
+        try:
+            super().executemany(query, params_seq)
+        except psycopg.Error as error:
+            self._ahead.failed(error)
+            raise
+        self._lap = self._ahead.sent(self, only=False)
+
+    def close(self) -> None:
+        if not self.is_ahead:  # else its answer is still to come, and may be asked for
+            super().close()
+
+    @property
+    def description(self) -> Any:
+        return None if self.is_ahead else super().description
+
+    @property
+    def rowcount(self) -> int:
+        if self.is_ahead and self._ahead.is_unasked:
+            return -1
+        self._ask()
+        return super().rowcount
+
+    @property
+    def statusmessage(self) -> str | None:
+        self._ask()
+        return super().statusmessage
+
+    def _set_results(self, results: list[PGresult]) -> None:
+        super()._set_results(results)
+        self._ahead.handlers.answered(self._text, results)
+
+    @contextmanager
+    def copy(self, statement: Query, *args: Any, **options: Any) -> Iterator[psycopg.Copy]:
+        text, _ = self._ahead.read(statement)
+        self._ahead.catch_up()
+        with super().copy(statement, *args, **options) as copy:
+            yield copy
+        if _COPIES_IN.search(text):
+            self._ahead.handlers.counted(self.rowcount)
+
+    def stream(self, query: Query, *args: Any, **options: Any) -> Any:
+        self._ahead.read(query)
+        self._ahead.catch_up()
+        return super().stream(query, *args, **options)
+
+    def fetchone(self) -> Any:
+        self._ask()
+        return super().fetchone()
+
+    def fetchmany(self, size: int = 0) -> list[Any]:
+        self._ask()
+        return super().fetchmany(size)
+
+    def fetchall(self) -> list[Any]:
+        self._ask()
+        return super().fetchall()
+
+
+class _ServerCursor(psycopg.ServerCursor[Any]):
+    """A server-side cursor: where one is read, nothing is sent ahead any more. Pipeline mode has none."""
+
+    def __init__(self, ahead: Ahead, connection: psycopg.Connection[Any], *args: Any, **options: Any) -> None:
+        super().__init__(connection, *args, **options)
+        self._ahead = ahead
+
+    def execute(self, query: Any, *args: Any, **options: Any) -> Self:
+        self._ahead.read(query)
+        self._ahead.ground()
+        super().execute(query, *args, **options)
+        return self
+
+
+def is_ahead(cursor: object) -> bool:
+    """Whether the answer to this cursor's statement is outstanding."""
+    return isinstance(cursor, _Cursor) and cursor.is_ahead
+
+
+def _plain_cursor(driver: psycopg.Connection[Any]) -> psycopg.Cursor[Any]:
+    """Whose rows are tuples, whatever a handler has made the connection's to be."""
+    return psycopg.Cursor(driver, row_factory=tuple_row)
+
+
+def begin_with(
+    driver: psycopg.Connection[Any], *questions: tuple[str, Mapping[str, Any]]
+) -> list[tuple[Any, ...] | None]:
+    """Begin a READ COMMITTED transaction with these statements, in one round trip; returns the first row of each.
+
+    psycopg would wait for BEGIN by itself, also in pipeline mode, unless something is on its way already.
+    """
+    with driver.pipeline() as pipeline:
+        driver.pgconn.send_query_params(b"BEGIN ISOLATION LEVEL READ COMMITTED", None)
+        pipeline.result_queue.append(None)
+        cursors = [_plain_cursor(driver).execute(*question) for question in questions]
+    return [cursor.fetchone() for cursor in cursors]

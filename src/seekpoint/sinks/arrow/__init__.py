@@ -1,0 +1,9 @@
+"""Columns instead of rows, by Apache Arrow: :class:`AppendArrow`, and :func:`copy_into` for handlers.
+
+Needs the extra: ``arrow``. ``Batch.arrow()`` gives a handler its batch as a table.
+"""
+
+from seekpoint.sinks.arrow.handler_copy import copy_into
+from seekpoint.sinks.arrow.append import AppendArrow
+
+__all__ = ["AppendArrow", "copy_into"]

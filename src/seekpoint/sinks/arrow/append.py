@@ -1,0 +1,91 @@
+"""AppendArrow: every record becomes new rows, written column by column."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import Connection
+
+from seekpoint.codecs.arrow_protocol import Whole, as_table, is_table, required
+from seekpoint.errors import ConfigError, Poison
+from seekpoint.records import AnyRecord
+from seekpoint.pipeline.sink import Row, Writer
+from seekpoint.sinks.base import TableSink
+
+
+class AppendArrow(TableSink):
+    """Write each record's rows to ``table`` by COPY, as :class:`Append` does, but column by column, through Arrow.
+
+    A record's value, or what ``row=`` makes of it, may be a whole table: a pyarrow ``Table`` or ``RecordBatch``, or
+    any other library's that gives it by Arrow's protocol. All its rows are written, or its record is at fault. Its
+    columns are ``columns`` (it may have others), or by default all that it has. Any other value is a row as in
+    ``Append``, with the same parameters and the same result.
+
+    Lists become Postgres arrays; structs, maps and lists of them JSON. So does whatever goes into a json or jsonb
+    column, or into those named in ``json``. Times in nanoseconds that are no whole microseconds are refused.
+
+    Needs the extra: ``arrow``.
+    """
+
+    def __init__(
+        self,
+        table: str | tuple[str, ...],
+        *,
+        columns: Sequence[str] | None = None,
+        row: Callable[[Any], Any] | None = None,
+        rows: Callable[[Any], Iterable[Any]] | None = None,
+        topics: Collection[str] | None = None,
+        provenance: Mapping[str, str] | Sequence[str] | None = None,
+        json: Collection[str] = (),
+    ) -> None:
+        super().__init__(table, columns=columns, row=row, rows=rows, topics=topics, provenance=provenance)
+        if isinstance(json, str):
+            raise ConfigError(f"{self!r}: json= takes several names: json=[{json!r}]")
+        self.json = frozenset(json)
+
+    @contextmanager
+    def open(self, tx: Connection) -> Iterator[Writer]:
+        """Open the COPY when the first rows are sent: only then are the columns known."""
+        required()
+        from seekpoint.sinks.arrow.copy import open_copies  # noqa: PLC0415 -- a declaration needs no database driver
+        from seekpoint.sinks.target_table import placed  # noqa: PLC0415
+
+        with placed(tx, self.path) as path, open_copies(tx, path, lambda: self.written, self.json) as writer:
+            yield writer
+
+    def rows(self, record: AnyRecord) -> Iterable[Row]:
+        """The record's rows, a whole table as one; raises whatever ``row=`` raises."""
+        made = super().rows(record)
+        if not self.provenance:
+            return made
+        return [self._with_origin(row) if is_table(type(row[0])) else row for row in made]
+
+    def _shape_of(self, kind: type, made: Any) -> Callable[[Any], Row]:
+        return self._whole if is_table(kind) else super()._shape_of(kind, made)
+
+    def _whole(self, given: Any) -> Row:
+        """A record's table, with the columns that are wanted."""
+        table = as_table(given)
+        names = table.column_names
+        if len(set(names)) < len(names):
+            raise Poison(f"{self!r}: the table names a column twice: {', '.join(names)}")
+        if self.columns is None:
+            if not names:
+                raise Poison(f"{self!r}: the table has no columns")
+            return Whole(table)
+        if missing := [name for name in self.columns if name not in names]:
+            raise Poison(
+                f"{self!r}: the table has no column {', '.join(map(repr, missing))}; it has {', '.join(names)}"
+            )
+        return Whole(table.select(list(self.columns)))
+
+    def _with_origin(self, row: Row) -> Row:
+        """The table with columns for where it came from."""
+        table, *origin = row
+        for name, value in zip(self.provenance.values(), origin, strict=True):
+            if name in table.column_names:
+                raise Poison(f"{self!r}: the table has a column {name!r}, which is to take the record's provenance")
+            table = table.append_column(name, required().repeat(value, table.num_rows))
+        return Whole(table)

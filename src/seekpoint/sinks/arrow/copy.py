@@ -1,0 +1,154 @@
+"""COPY of columns: Arrow's tables, and rows of Python's values turned into columns; errors name the row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from sqlalchemy import Connection
+
+from seekpoint.codecs.arrow_protocol import Whole
+from seekpoint.sinks.arrow.text import is_json, joined, lines
+from seekpoint.sinks.arrow.values import column_of
+from seekpoint.errors import ConfigError
+from seekpoint.pipeline.sink import Row, RowRefused
+from seekpoint.sinks.copy import Texts, Unwritable, begin_copy, driver_of, refused, writing_cursor
+from seekpoint.sinks.insert import Inserts
+from seekpoint.sinks.target_table import recalled
+from seekpoint.sinks.column_types import types_now
+
+AT_ONCE = 2000  # rows of Python's values that are turned into columns at a time
+
+
+class Copies:
+    """Takes rows and tables, in order, and sends them by COPY: by a new one where a table has other columns.
+
+    RowRefused counts what was taken, from 1: a table is one.
+    """
+
+    def __init__(
+        self,
+        tx: Connection,
+        path: Sequence[str],
+        columns: Callable[[], Sequence[str] | None],
+        in_json: Collection[str] = (),
+    ) -> None:
+        self._tx, self._driver, self._path, self._columns, self._json = tx, driver_of(tx), path, columns, in_json
+        self._stack = ExitStack()
+        self._copy: psycopg.Copy | None = None
+        self._into: tuple[str, ...] = ()  # the columns of the COPY that is open
+        self._rows: list[Row] = []  # taken, and not yet sent
+        self._sent = 0  # how many of what was taken are sent
+        self._lines: list[tuple[int, int]] = []  # of the open COPY: so many lines, for so many of what was taken
+        self._first = 0  # how many were sent before it
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """Take these; raises RowRefused for one of those taken so far."""
+        for row in rows:
+            if isinstance(row, Whole):
+                self.flush()
+                self.send(row.table)
+            else:
+                self._rows.append(row)
+        if len(self._rows) >= AT_ONCE:
+            self.flush()
+
+    def send(self, table: Any) -> None:
+        """Send one table's rows."""
+        copy = self._open(tuple(table.column_names))
+        self._lines.append((table.num_rows, 1))
+        self._sent += 1
+        try:
+            for piece in lines(table, self._of_json):
+                copy.write(piece)
+        except Unwritable as error:
+            raise RowRefused(self._sent, error) from error
+
+    def flush(self) -> None:
+        """Send the rows that were taken."""
+        rows, self._rows = self._rows, []
+        if not rows:
+            return
+        columns = self._columns()
+        if columns is None:
+            raise ConfigError(f"COPY {'.'.join(self._path)}: the columns are not known")
+        copy = self._open(tuple(columns))
+        try:
+            by_column = zip(columns, zip(*rows, strict=True), strict=True)
+            texts = [self._column(name, values) for name, values in by_column]
+        except Unwritable as error:
+            raise self._which(columns, rows, error) from error
+        self._lines.append((len(rows), len(rows)))
+        self._sent += len(rows)
+        copy.write(joined(texts))
+
+    def _column(self, name: str, values: Sequence[Any]) -> Any:
+        base = None if name in self._depths else self._bases.get(name)
+        return column_of(name, values, Texts(self._cursor, (name,), self._depths), base)
+
+    def _of_json(self, name: str, array: Any) -> Any | None:
+        """A whole table's column as COPY's text, where it goes into JSON; None for any other."""
+        if name not in self._depths or is_json(array):
+            return None
+        return self._column(name, array.to_pylist(maps_as_pydicts="strict"))
+
+    def _which(self, columns: Sequence[str], rows: Sequence[Row], error: Unwritable) -> RowRefused:
+        """The first of the rows that cannot be written."""
+        for number, row in enumerate(rows, self._sent + 1):
+            try:
+                for name, value in zip(columns, row, strict=True):
+                    self._column(name, [value])
+            except Unwritable as named:
+                return RowRefused(number, named)
+        return RowRefused(None, error)
+
+    def _open(self, columns: tuple[str, ...]) -> psycopg.Copy:
+        """The COPY into these columns; one into others ends first, with the server's answer."""
+        if self._copy is not None and self._into == columns:
+            return self._copy
+        self._stack.close()
+        self._into, self._lines, self._first = columns, [], self._sent
+        types = types_now(self._driver, self._path)
+        self._bases, self._depths = types.bases, {**dict.fromkeys(self._json, 0), **types.json}
+        self._cursor = self._stack.enter_context(writing_cursor(self._driver))
+        if recalled(self._tx, self._path).is_secured:
+            inserts = Inserts(self._cursor, self._path, columns, "utf-8")
+            self._copy = self._stack.enter_context(psycopg.Copy(self._cursor, writer=inserts))
+            return self._copy
+        statement = sql.SQL("COPY {} ({}) FROM STDIN (ENCODING 'UTF8')").format(
+            sql.Identifier(*self._path), sql.SQL(", ").join(map(sql.Identifier, columns))
+        )
+        self._copy = self._stack.enter_context(begin_copy(self._cursor, statement))
+        return self._copy
+
+    def taken(self, line: int) -> int | None:
+        """Which of what was taken the open COPY's line belongs to."""
+        at = self._first
+        for count, taken in self._lines:
+            if line <= count:
+                return at + (line if taken == count else 1)
+            line, at = line - count, at + taken
+        return None
+
+
+@contextmanager
+def open_copies(
+    tx: Connection,
+    path: Sequence[str],
+    columns: Callable[[], Sequence[str] | None],
+    in_json: Collection[str] = (),
+) -> Iterator[Copies]:
+    """Copies into ``path`` until the block is left; leaving it waits for the server's answer.
+
+    Raises RowRefused for an error of one row or table, else the driver's error as it is.
+    """
+    copies: Any = Copies(tx, path, columns, in_json)
+    try:
+        with copies._stack:  # noqa: SLF001 -- the block's other half
+            yield copies
+            copies.flush()
+    except psycopg.Error as error:
+        raise refused(error, path, copies.taken) from error

@@ -1,0 +1,237 @@
+"""What the server knows about the table of an upsert: types, the key's index, and the session's stage for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from zlib import crc32
+
+import psycopg
+from psycopg import sql
+from sqlalchemy import Connection, text
+
+from seekpoint.errors import ConfigError
+from seekpoint.sinks.copy import driver_of
+from seekpoint.sinks.dedupe import Column, Target
+from seekpoint.sinks.column_types import BASE, Depths, has_fields, json_depth
+
+LINE, DELETED = "seekpoint line", "seekpoint deleted"  # the stage's own columns
+
+# The unique indexes on exactly the columns :key of t, of which ON CONFLICT chooses. ``nulls_alike``: one of them
+# allows a single NULL. ``strange``: one compares texts by another collation than the column's, and one of the two calls
+# different texts equal. ``nullable``: the columns of the key that may be NULL.
+_INDEXES = """
+    SELECT count(*) > 0 AS indexed, coalesce(bool_or(i.nulls_alike), false) AS nulls_alike, min(i.strange) AS strange, (
+        SELECT array_agg(CAST(k.attname AS text) ORDER BY k.attname COLLATE "C")
+        FROM pg_attribute k JOIN pg_type y ON y.oid = k.atttypid
+        WHERE k.attrelid = t.oid AND k.attname = ANY(:key) AND NOT (k.attnotnull OR y.typnotnull)
+    ) AS nullable
+    FROM (
+        SELECT coalesce(CAST(to_jsonb(x) ->> 'indnullsnotdistinct' AS boolean), false) AS nulls_alike,
+        CASE WHEN EXISTS (
+            SELECT FROM unnest(CAST(x.indkey AS int2[]), CAST(x.indcollation AS oid[])) k (attnum, coll)
+            JOIN pg_attribute a ON a.attrelid = x.indrelid AND a.attnum = k.attnum AND a.attcollation <> k.coll
+            WHERE EXISTS (SELECT FROM pg_collation c
+                          WHERE c.oid IN (a.attcollation, k.coll) AND NOT c.collisdeterministic)
+        ) THEN CAST(CAST(x.indexrelid AS regclass) AS text) END AS strange
+        FROM pg_index x
+        WHERE x.indrelid = t.oid AND x.indisunique AND x.indimmediate AND x.indisvalid
+          AND x.indpred IS NULL AND x.indexprs IS NULL
+          AND (SELECT array_agg(CAST(k.attname AS text) ORDER BY k.attname COLLATE "C")
+               FROM pg_attribute k
+               WHERE k.attrelid = x.indrelid
+                 AND k.attnum = ANY((CAST(x.indkey AS int2[]))[0\\:x.indnkeyatts - 1])) = :key
+    ) i
+"""
+
+FULL_TYPE = "concat_ws(' ', a.atttypid, a.atttypmod, a.attcollation)"
+
+_SURVEY = text(
+    f"""
+    SELECT a.attname, a.attnum, {FULL_TYPE} AS full_type, format_type(base.oid, -1) AS type,
+           CAST(base.oid AS bigint) AS base, base.typmod, base.typtype, a.attndims,
+           coalesce(c.collisdeterministic, true) AS deterministic, operators.*, a.attidentity = 'a' AS drawn,
+           coalesce(s.atttypid = a.atttypid AND s.atttypmod = a.atttypmod, false) AS staged, whole.*
+    FROM pg_attribute a
+    {BASE}
+    CROSS JOIN LATERAL (
+        SELECT min(o.named) FILTER (WHERE o.strategy = 3) AS equal,
+               min(o.named) FILTER (WHERE o.strategy = 4) AS not_less
+        FROM (
+            SELECT m.amopstrategy AS strategy, format('OPERATOR(%I.%s)', n.nspname, p.oprname) AS named
+            FROM pg_opclass l
+            JOIN pg_amop m ON m.amopfamily = l.opcfamily AND m.amoplefttype = l.opcintype
+                          AND m.amoprighttype = l.opcintype AND m.amopstrategy IN (3, 4)
+            JOIN pg_operator p ON p.oid = m.amopopr JOIN pg_namespace n ON n.oid = p.oprnamespace
+            WHERE base.oid >= 16384 AND l.opcmethod = 403 AND l.opcdefault AND l.opcintype = base.oid
+        ) o
+    ) operators
+    LEFT JOIN pg_collation c ON c.oid = a.attcollation
+    LEFT JOIN pg_attribute s ON s.attrelid = to_regclass(:stage) AND s.attname = a.attname AND s.attnum > 0
+    CROSS JOIN (
+        SELECT t.relkind, row_security_active(t.oid) AS secured, i.*,
+               to_regclass(:stage) IS NOT NULL AS stage_exists,
+               coalesce(pg_relation_size(to_regclass(:stage)) > 0, false) AS stage_used,
+               pg_backend_pid() AS pid
+        FROM pg_class t CROSS JOIN LATERAL ({_INDEXES}) i WHERE t.oid = to_regclass(:table)
+    ) whole
+    WHERE a.attrelid = to_regclass(:table) AND a.attnum > 0 AND a.attname = ANY(:columns)
+    ORDER BY a.attnum
+    """  # noqa: S608 -- a constant
+)
+
+_KINDS = {
+    16: "bool", 17: "bytea", 20: "int", 21: "int", 23: "int", 25: "text", 1043: "text", 1082: "date",
+    1083: "time", 1114: "timestamp", 1184: "timestamptz", 1700: "numeric", 2950: "uuid",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The table as it is. ``types`` are type, modifier and collation of ``numbers``, the columns' numbers."""
+
+    columns: Mapping[str, Column]
+    numbers: tuple[int, ...]
+    types: tuple[str, ...]
+    overriding: bool  # a column is GENERATED ALWAYS AS IDENTITY: COPY takes its values, INSERT only if told to
+    direct: bool  # COPY goes into it, and a key that is there is a violation
+    casts: bool  # a cast from text reads every value as COPY does
+    json: Depths
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """The session's temporary table for this target, as it was found."""
+
+    name: str
+    exists: bool
+    fits: bool
+    used: bool  # something was written to it in this transaction
+    pooled: bool  # the session is a pooler's, others will get it: leave nothing behind
+
+
+def survey(tx: Connection, target: Target) -> tuple[Layout, Stage]:
+    """Ask the server. Raises ConfigError where the key has no index that finds rows, and what it says of unknown names.
+
+    It is asked in every large transaction: a table may be altered while a worker runs, and the session may be
+    another one behind a pooler. An old stage would refuse what the table takes. The lock is the one that INSERT takes,
+    a little earlier: from here on nobody alters the table.
+    """
+    columns = target.columns or target.gone
+    stage = stage_name(target)
+    driver = driver_of(tx)
+    driver.execute(sql.SQL("LOCK TABLE {} IN ROW EXCLUSIVE MODE").format(sql.Identifier(*target.path)))
+    asked = {"table": quoted(*target.path), "stage": quoted("pg_temp", stage), "key": sorted(target.key)}
+    found = tx.execute(_SURVEY, {**asked, "columns": list(columns)}).all()
+    if len(found) < len(set(columns)):
+        _provoke(tx, target, columns)
+    whole = found[0]
+    plain = whole.relkind in {"r", "p"}
+    if plain:
+        _check_index(target.name, target.path, target.key, whole)
+    layout = Layout(
+        {row.attname: _column(row) for row in found},
+        tuple(row.attnum for row in found),
+        tuple(row.full_type for row in found),
+        any(row.drawn for row in found),
+        plain and not whole.secured,
+        not any(has_fields(row.base, row.typmod) for row in found),
+        {row.attname: depth for row in found if (depth := json_depth(row.base, row.attndims)) is not None},
+    )
+    pooled = whole.pid != driver.info.backend_pid
+    fits = whole.stage_exists and all(row.staged for row in found)
+    return layout, Stage(stage, whole.stage_exists, fits, whole.stage_used, pooled)
+
+
+def require_index(connection: Connection, sink: str, path: Sequence[str], key: Sequence[str]) -> None:
+    """Ask the server. Raises ConfigError where the table's rows cannot be found by this key."""
+    asked = text(f"SELECT i.* FROM pg_class t, LATERAL ({_INDEXES}) i WHERE t.oid = to_regclass(:table)")  # noqa: S608
+    _check_index(sink, path, key, connection.execute(asked, {"table": quoted(*path), "key": sorted(key)}).one())
+
+
+def _check_index(sink: str, path: Sequence[str], key: Sequence[str], found: Any) -> None:
+    """Raises ConfigError where the row ``found`` of _INDEXES says so."""
+    names, table = ", ".join(map(quoted, key)), quoted(*path)
+    if not found.indexed:
+        raise ConfigError(
+            f"{sink}: the table has no unique index on exactly ({names}); create it: CREATE UNIQUE INDEX ON "
+            f"{table} ({names}). A partial or deferrable one does not count"
+        )
+    if found.strange:
+        raise ConfigError(
+            f"{sink}: the unique index {found.strange} compares texts by another collation than its column, so rows of "
+            "one key are not the same rows for both: give the column the index's collation, or drop the index"
+        )
+    if found.nullable and not found.nulls_alike:
+        nullable = list(map(quoted, found.nullable))
+        required = ", ".join(f"ALTER COLUMN {name} SET NOT NULL" for name in nullable)
+        raise ConfigError(
+            f"{sink}: the key's column {', '.join(nullable)} may be NULL, and the unique index takes any number of "
+            f"rows with a NULL, none of which is found again: ALTER TABLE {table} {required}; or, from Postgres 15 on, "
+            f"CREATE UNIQUE INDEX ON {table} ({names}) NULLS NOT DISTINCT"
+        )
+
+
+def _column(row: Any) -> Column:
+    plain = Column(row.type, _kind(row.base, row.typtype, row.deterministic), row.typmod)
+    return plain._replace(equal=row.equal or plain.equal, not_less=row.not_less or plain.not_less)
+
+
+def _kind(oid: int, typtype: str, deterministic: bool) -> str:
+    kind = "enum" if typtype == "e" else _KINDS.get(oid, "other")
+    return kind if deterministic else "other"
+
+
+def _provoke(tx: Connection, target: Target, columns: tuple[str, ...]) -> None:
+    """Let the server say in its own words which name it does not know."""
+    driver_of(tx).execute(
+        sql.SQL("SELECT {} FROM {} LIMIT 0").format(
+            sql.SQL(", ").join(map(sql.Identifier, columns)), sql.Identifier(*target.path)
+        )
+    )
+
+
+def quoted(*names: str) -> str:
+    """The name as SQL."""
+    return sql.Identifier(*names).as_string(None)
+
+
+def stage_name(target: Target) -> str:
+    """The same for the same table and columns, whoever asks."""
+    return f"seekpoint_stage_{crc32(repr((target.path, target.columns)).encode()):08x}"
+
+
+def build(tx: Connection, target: Target, stage: Stage) -> None:
+    """See to it that the stage is there, fits and is empty."""
+    driver = driver_of(tx)
+    name = sql.Identifier("pg_temp", stage.name)
+    if stage.fits:
+        if stage.used:  # several parts of one transaction are staged one after another
+            driver.execute(sql.SQL("TRUNCATE {}").format(name))
+        return
+    if stage.exists:
+        driver.execute(sql.SQL("DROP TABLE {}").format(name))
+    statement = sql.SQL(
+        "CREATE TEMPORARY TABLE {} ON COMMIT {} AS SELECT {}, 0::bigint AS {}, false AS {} FROM {} WITH NO DATA"
+    ).format(
+        sql.Identifier(stage.name),
+        sql.SQL("DROP" if stage.pooled else "DELETE ROWS"),
+        sql.SQL(", ").join(map(sql.Identifier, target.columns or target.gone)),
+        sql.Identifier(LINE),
+        sql.Identifier(DELETED),
+        sql.Identifier(*target.path),
+    )
+    numbered = sql.SQL(
+        "ALTER TABLE {} ALTER {} SET NOT NULL, ALTER {} ADD GENERATED BY DEFAULT AS IDENTITY (CACHE 1000), "
+        "ALTER {} SET DEFAULT false"
+    ).format(name, sql.Identifier(LINE), sql.Identifier(LINE), sql.Identifier(DELETED))
+    try:
+        driver.execute(statement)
+        driver.execute(numbered)
+    except psycopg.errors.InsufficientPrivilege as error:
+        error.add_note(
+            f"{target.name} stages its rows in a temporary table: GRANT TEMPORARY ON DATABASE {driver.info.dbname}, "
+            "and SELECT on the table, to the role that the worker runs as"
+        )
+        raise

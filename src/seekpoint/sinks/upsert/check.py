@@ -1,0 +1,33 @@
+"""What can be known of an upsert's table before the first record: its columns, its key's index, and our rights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from psycopg import sql
+from sqlalchemy import Connection
+
+from seekpoint.sinks.check import explained, plan
+from seekpoint.sinks.dedupe import Target
+from seekpoint.sinks.catalog import Layout, survey
+from seekpoint.sinks.target_table import placed
+from seekpoint.sinks.upsert.statements import Statements
+
+
+def check_upsert(tx: Connection, target: Target, *, deletes: bool) -> Layout:
+    """An upsert's table as it is. Raises ConfigError where it, a column, the key's index or a right is missing."""
+    with explained(target.name), placed(tx, target.path) as at:
+        target = replace(target, path=at)
+        layout, _ = survey(tx, target)
+        statements = Statements(target, layout)
+        if target.columns is not None:
+            _explain(tx, statements.insert, len(target.columns), statements)
+        if deletes:
+            _explain(tx, statements.delete, len(target.gone), statements)
+    return layout
+
+
+def _explain(tx: Connection, statement: sql.Composed, arrays: int, statements: Statements) -> None:
+    nothing: list[Any] = [[] for _ in range(arrays)]
+    plan(tx, sql.SQL("EXPLAIN ") + statement, [*nothing, *statements.gate])

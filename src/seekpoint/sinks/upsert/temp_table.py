@@ -1,0 +1,108 @@
+"""COPY into a temporary table of the session, chunk by chunk, and from there into the table, the newest of each key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+
+from psycopg import sql
+from sqlalchemy import Connection
+
+from seekpoint.pipeline.sink import Row, RowRefused
+from seekpoint.sinks.copy import open_copy
+from seekpoint.sinks.dedupe import Deleted, Offsets, Target
+from seekpoint.sinks.catalog import DELETED, LINE, Layout, Stage, build
+from seekpoint.sinks.upsert.statements import Statements
+
+_BEHIND = 1 << 62  # lines that are told come behind those that the stage counted itself
+
+Execute = Callable[[sql.Composed], int]
+
+
+class Staged:
+    """Rows reach the stage as they come, while the next are decoded; the server folds and sorts them by key.
+
+    The stage numbers them. From the first tombstone on their lines are told, and the tombstones follow at the end:
+    they have other columns.
+    """
+
+    def __init__(
+        self, tx: Connection, target: Target, layout: Layout, stage: Stage, *, statements: Statements, execute: Execute
+    ) -> None:
+        self._tx, self._target, self._statements, self._execute = tx, target, statements, execute
+        self._columns, self._depths = target.columns or target.gone, layout.json
+        self._path = ("pg_temp", stage.name)
+        self._offsets = Offsets(target, layout.columns) if target.offset else None
+        self._written = 0  # rows and tombstones
+        self._lines: list[int] | None = None  # of the rows behind the first tombstone
+        self._gone: list[Row] = []
+        build(tx, target, stage)
+        self._open(self._columns)
+
+    def _open(self, columns: Sequence[str]) -> None:
+        self._stack = ExitStack()
+        self._copy = self._stack.enter_context(open_copy(self._tx, self._path, lambda: columns, self._depths))
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """Raises RowRefused with the line where a row cannot be written."""
+        if self._offsets is not None:
+            self._offsets.look(rows)
+        if self._lines is None and Deleted in set(map(type, rows)):
+            self._close()
+            self._open((*self._columns, LINE))
+            self._lines = []
+        if self._lines is None:
+            self._copy_in(rows)
+            self._written += len(rows)
+        else:
+            self._copy_in(self._told(rows, self._lines))
+
+    def _told(self, rows: Sequence[Row], lines: list[int]) -> list[Row]:
+        """The rows with their lines; tombstones are put aside."""
+        told: list[Row] = []
+        for line, row in enumerate(rows, self._written + 1):
+            if type(row) is Deleted:
+                self._gone.append((*row, _BEHIND + line, True))
+            else:
+                told.append((*row, _BEHIND + line))
+                lines.append(line)
+        self._written += len(rows)
+        return told
+
+    def finish(self) -> tuple[int, int]:
+        """Rows that the table took, and rows that were deleted from it. Raises RowRefused."""
+        self._close()
+        if self._gone:
+            self._open((*self._target.gone, LINE, DELETED))
+            self._lines = [row[-2] - _BEHIND for row in self._gone]
+            self._copy_in(self._gone)
+            self._close()
+        deleted = self._execute(self._statements.delete_staged) if self._gone else 0
+        taken = self._execute(self._statements.merge) if self._written > len(self._gone) else 0
+        return taken, deleted
+
+    def _copy_in(self, rows: Sequence[Row]) -> None:
+        try:
+            self._copy.write(rows)
+        except RowRefused as refused:
+            raise _at(self._lines, refused) from refused.cause
+
+    def _close(self) -> None:
+        try:
+            self._stack.close()
+        except RowRefused as refused:
+            raise _at(self._lines, refused) from refused.cause
+
+    def undo(self, error: BaseException) -> None:
+        """End the COPY in vain. Raises what becomes of the error, where the server has said more."""
+        try:
+            self._stack.__exit__(type(error), error, error.__traceback__)
+        except RowRefused as refused:
+            raise _at(self._lines, refused) from refused.cause
+
+
+def _at(lines: Sequence[int] | None, refused: RowRefused) -> RowRefused:
+    """A line of the COPY is the row that came at that place."""
+    if lines is None or refused.line is None:
+        return refused
+    return RowRefused(lines[refused.line - 1], refused.cause)

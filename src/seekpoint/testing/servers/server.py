@@ -1,0 +1,154 @@
+"""What every throwaway server can do, whoever runs it: a child process, a container, or somebody else."""
+
+from __future__ import annotations
+
+import abc
+import shutil
+import tempfile
+import time
+from types import TracebackType
+from typing import Protocol, Self
+
+from seekpoint.testing.servers.process import ServerFailed, at_exit
+
+#: What most often keeps a server of ours from starting.
+ROOM = "set TMPDIR to a folder with free space"
+
+
+LITTLE = 256 * 1024 * 1024  # bytes
+
+
+def space_left() -> str:
+    """A line that says how little space is left for temporary files; empty where there is enough."""
+    folder = tempfile.gettempdir()
+    free = shutil.disk_usage(folder).free
+    return f"\n{folder} has {free >> 20} MB left." if free < LITTLE else ""
+
+
+class Handle(Protocol):
+    """Power over one server: :class:`seekpoint.testing.servers.process.Child`, a container, or :class:`Given`."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def running(self) -> bool: ...
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+    def kill(self) -> None: ...
+    def freeze(self) -> None: ...
+    def thaw(self) -> None: ...
+    def close(self) -> None: ...
+    def log_tail(self) -> str: ...
+
+
+class Given:
+    """A server that somebody else runs: to be used, never to be stopped."""
+
+    def __init__(self, variable: str) -> None:
+        self._variable = variable
+
+    running = True
+
+    @property
+    def pid(self) -> int:
+        raise self._not_ours()
+
+    def start(self) -> None:
+        """Nothing to start."""
+
+    def close(self) -> None:
+        """Nothing of ours to remove."""
+
+    def stop(self) -> None:
+        raise self._not_ours()
+
+    def kill(self) -> None:
+        raise self._not_ours()
+
+    def freeze(self) -> None:
+        raise self._not_ours()
+
+    def thaw(self) -> None:
+        raise self._not_ours()
+
+    def log_tail(self) -> str:
+        return f"(its log is elsewhere; check {self._variable}, or unset it to have a server started)"
+
+    def _not_ours(self) -> ServerFailed:
+        return ServerFailed(
+            f"this server was given by {self._variable} and is not ours to break: start one with own=True"
+        )
+
+
+class Server(abc.ABC):
+    """A running server, removed at the end of the ``with`` block or of the process.
+
+    ``stop`` ends it in order, ``kill`` like a crash, ``freeze`` leaves it hanging; after ``stop`` and ``kill``
+    ``start`` brings it back with the same data at the same ports, and returns when it serves again.
+    """
+
+    #: Seconds until a start that has not succeeded is an error.
+    patience = 60.0
+
+    def __init__(self, handle: Handle, remedy: str) -> None:
+        self._handle, self._remedy = handle, remedy
+        at_exit(self.close)
+
+    @abc.abstractmethod
+    def describe(self) -> str:
+        """Name, version and origin, for reports: ``PostgreSQL 18.4 (embedded)``."""
+
+    @abc.abstractmethod
+    def _not_ready(self) -> str | None:
+        """Why the server cannot be used yet; None when it can."""
+
+    @property
+    def pid(self) -> int:
+        """The server's process id on this machine (of the container's first process, where it is one)."""
+        return self._handle.pid
+
+    @property
+    def running(self) -> bool:
+        return self._handle.running
+
+    def start(self) -> None:
+        """Start it, or start it again, and wait until it serves. Raises :class:`ServerFailed`."""
+        self._handle.start()
+        deadline = time.monotonic() + self.patience
+        while (problem := self._not_ready()) is not None:
+            if not self._handle.running or time.monotonic() > deadline:
+                raise self.failure(problem)
+            time.sleep(0.02)
+
+    def failure(self, problem: str) -> ServerFailed:
+        """Remove the server; returns the error that says why, with the end of its log and the remedy."""
+        log, space = self._handle.log_tail(), space_left()
+        self.close()
+        return ServerFailed(f"{problem}\nThe last lines of its log:\n{log}{space}\nRemedy: {self._remedy}")
+
+    def stop(self) -> None:
+        """End it in order; data and ports are kept for :meth:`start`."""
+        self._handle.stop()
+
+    def kill(self) -> None:
+        """SIGKILL, as in a crash; data and ports are kept for :meth:`start`."""
+        self._handle.kill()
+
+    def freeze(self) -> None:
+        """Stop it in its tracks: it accepts connections and never answers, until :meth:`thaw`."""
+        self._handle.freeze()
+
+    def thaw(self) -> None:
+        self._handle.thaw()
+
+    def close(self) -> None:
+        """Remove it with its data. Calling it twice is harmless."""
+        self._handle.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

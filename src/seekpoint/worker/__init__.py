@@ -1,0 +1,1 @@
+"""The worker: its loop, one unit of work, isolation of failing records, partitions and their claims."""

@@ -1,0 +1,298 @@
+"""One batch through sinks and handler, inside the transaction that advances its offsets.
+
+Two roads. With exactly one sink and no handler, rows stream into the open COPY: a chunk is decoded while the
+server works on the one before. Anything else closes the batch first; sinks write in declared order, then the
+handler runs. A record that cannot be decoded or shaped into a row never reaches the server: its verdict is
+given at once. What fails later is :class:`Failed`; the next attempt isolates it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import repeat
+from types import MappingProxyType
+from typing import NamedTuple
+
+import psycopg
+from sqlalchemy import Result
+from sqlalchemy.exc import DBAPIError
+
+from seekpoint.pipeline.batch import Batch
+from seekpoint.errors import CodecAway, ConfigError, HandlerMisuse, Poison
+from seekpoint.postgres.connection import LentConnection
+from seekpoint.worker.open_batch import OpenBatch
+from seekpoint.pipeline.pipeline import Pipeline, shown_handler
+from seekpoint.records import AnyRecord, Cause, RawRecord, Span, add_note, one_line
+from seekpoint.pipeline.sink import Handler, Row, RowRefused, Sink
+from seekpoint.postgres.sqlstates import Fault, fault_of, is_database_error
+from seekpoint.worker.failure_policy import fail
+
+Rows = tuple[Row, ...]
+
+ENDS = (KeyboardInterrupt, SystemExit, GeneratorExit)  # all else is a record's: a panic of Rust's, a cancelled task
+
+
+class Made(NamedTuple):
+    """A record, decoded, with its rows for each sink. ``record`` is the raw one where nobody looks at it."""
+
+    raw: RawRecord
+    record: AnyRecord
+    rows: Sequence[Rows]
+
+
+class Failed(Exception):  # noqa: N818 -- control: the batch is run again, by parts
+    """Some record of what was written failed; nothing of it remains.
+
+    ``named`` are those that failed, where they are known; else empty: it is one of them all. ``late``: an answer
+    of the database came later than it was due, so what failed is not known before it is run again. ``fault`` is
+    what the error says: other than DATA, it may be no record's fault at all. ``sink`` is the number of the sink whose
+    rows were refused; None where it was the handler, or is not known. ``blamed``: the error of each record, by its id,
+    where there are several.
+    """
+
+    def __init__(
+        self,
+        error: BaseException,
+        cause: Cause,
+        named: Sequence[RawRecord] = (),
+        *,
+        late: bool = False,
+        fault: Fault = Fault.DATA,
+        sink: int | None = None,
+        blamed: Mapping[str, BaseException] = MappingProxyType({}),
+    ) -> None:
+        super().__init__(one_line(error))
+        self.error, self.cause, self.named, self.late = error, cause, tuple(named), late
+        self.fault, self.sink, self._blamed = fault, sink, blamed
+
+    def error_of(self, raw: RawRecord) -> BaseException:
+        """What this record failed with."""
+        return self._blamed.get(raw.id, self.error)
+
+
+def apply(tx: LentConnection, pipeline: Pipeline, batch: OpenBatch) -> int:
+    """Write the batch; returns how many records were applied.
+
+    Raises Failed where a record may be at fault; misuse, and a lost connection, as they are.
+    """
+    if pipeline.handle is None and len(pipeline.sinks) == 1:
+        return _stream(tx, pipeline, pipeline.sinks[0], batch)
+    made = made_of(pipeline, batch)
+    write(tx, pipeline, made, batch.spans)
+    return len(made)
+
+
+def made_of(pipeline: Pipeline, batch: OpenBatch) -> list[Made]:
+    """Every record of the batch that is to be applied, which closes it."""
+    made: list[Made] = []
+    for raw in batch.chunks():
+        rows = None if batch.unreadable else rows_at_once(pipeline, raw)
+        if rows is None:
+            made += _make_each(pipeline, raw, batch)
+        else:
+            made += [Made(one, one, ((row,),)) for one, row in zip(raw, rows, strict=True)]
+    return made
+
+
+def write(tx: LentConnection, pipeline: Pipeline, made: Sequence[Made], spans: Sequence[Span]) -> None:
+    """Sinks in their declared order, then the handler. Raises Failed where a record is at fault."""
+    for n, sink in enumerate(pipeline.sinks):
+        written = (one.raw for one in made for _ in one.rows[n])
+        with _blaming(sink, n, written), sink.open(tx) as writer:
+            writer.write([row for one in made for row in one.rows[n]])
+    if pipeline.handle is not None and made:  # of no records, an executemany would insert a row of defaults
+        _handle(tx, pipeline.handle, made, spans)
+
+
+def _stream(tx: LentConnection, pipeline: Pipeline, sink: Sink, batch: OpenBatch) -> int:
+    applied = 0
+    with _blaming(sink, 0, _written(pipeline, batch)), sink.open(tx) as writer:
+        for raw in batch.chunks():
+            rows = None if batch.unreadable else rows_at_once(pipeline, raw)
+            if rows is not None:
+                writer.write(rows)
+                applied += len(raw)
+                continue
+            made = _make_each(pipeline, raw, batch)
+            writer.write([row for one in made for row in one.rows[0]])
+            applied += len(made)
+    return applied
+
+
+def _written(pipeline: Pipeline, batch: OpenBatch) -> Iterator[RawRecord]:
+    """The record of each row that was streamed, made again: nothing of it was kept. Begins when it is asked."""
+    for raw in batch.kept():
+        for one in _make_each(pipeline, raw, batch):
+            yield from repeat(one.raw, len(one.rows[0]))
+
+
+@contextmanager
+def _blaming(sink: Sink, number: int, written: Iterable[RawRecord]) -> Iterator[None]:
+    """Turn what may be a record's fault into Failed; ``written`` names a record for each row, in order."""
+    try:
+        yield
+    except RowRefused as refused:
+        raise _refused(sink, number, written, refused) from refused
+    except Exception as error:
+        if (fault := fault_of(error)) is None:
+            raise
+        raise Failed(_of(sink, error), Cause.DATABASE, fault=fault, sink=number) from error
+
+
+def rows_at_once(pipeline: Pipeline, raw: Sequence[RawRecord]) -> list[Row] | None:
+    """A row for each record of a chunk, from the values alone; None where the records must be looked at one by one."""
+    sink = pipeline.by_value
+    if sink is None:
+        return None
+    try:
+        return sink.value_rows(pipeline.values(raw))
+    except (CodecAway, ConfigError):
+        raise
+    except ENDS:
+        raise
+    except BaseException:  # noqa: BLE001 -- found again, with its record, one by one
+        return None
+
+
+def make(pipeline: Pipeline, raw: RawRecord, unreadable: Exception | None = None) -> Made:
+    """One record, decoded, with its rows for each sink; ``unreadable`` is what the client said of it.
+
+    Raises Failed where the record is at fault: that is, by whatever a codec or ``row=`` raises.
+    """
+    cause = Cause.DECODE
+    try:
+        if unreadable is not None:
+            raise unreadable
+        record = pipeline.decode(raw)
+        cause = Cause.ROW
+        rows: list[Rows] = [tuple(s.rows(record)) if s.takes(raw.topic) else () for s in pipeline.sinks]
+    except (CodecAway, ConfigError, *ENDS):
+        raise
+    except BaseException as error:
+        raise Failed(error, cause, [raw]) from error
+    return Made(raw, record, rows)
+
+
+def _make_each(pipeline: Pipeline, raw: Sequence[RawRecord], batch: OpenBatch) -> list[Made]:
+    """Each record that is to be applied, with its rows for each sink; on one that has none, the verdict is given."""
+    made: list[Made] = []
+    for one in raw:
+        if batch.is_sifting and not batch.wants(one):  # a record of this chunk may have failed just now
+            continue
+        try:
+            made.append(make(pipeline, one, batch.unread(one) if batch.unreadable else None))
+        except Failed as failed:
+            fail(pipeline, batch, one, failed.error, failed.cause)
+    return made
+
+
+def _refused(sink: Sink, number: int, written: Iterable[RawRecord], refused: RowRefused) -> Exception:
+    """Names the record that the refused row came from; ``written`` names a record for each row, in order."""
+    if refused.line is None:
+        return Failed(_of(sink, refused.cause), Cause.DATABASE, sink=number)
+    for line, raw in enumerate(written, 1):
+        if line == refused.line:
+            return Failed(_of(sink, refused.cause), Cause.DATABASE, [raw], sink=number)
+    return ConfigError(f"{sink!r}: row= made other rows when it was asked again; it must depend on its record alone")
+
+
+def _of(sink: Sink, error: Exception) -> Exception:
+    """The error, with a note that names the sink's tables: not every message of the database does."""
+    told = error.orig if isinstance(error, DBAPIError) and isinstance(error.orig, Exception) else error
+    add_note(told, f"in a row for {', '.join(sink.tables)}")
+    return error
+
+
+def _handle(tx: LentConnection, handle: Handler, made: Sequence[Made], spans: Sequence[Span]) -> None:
+    who = shown_handler(handle)
+    try:
+        with tx.lent(who):
+            returned: object = handle(tx, Batch([one.record for one in made], spans))  # type: ignore[func-returns-value]
+            tx.check()
+            _require_nothing(who, returned)  # within the block: an exception ends what was sent ahead
+    except (ConfigError, *ENDS):
+        raise
+    except BaseException as error:
+        if tx.late is not None:
+            raise believed(tx.late, error) from error
+        if poison := poisons(error):
+            raise _poisoned(error, poison, made) from error
+        if _is_kept_off(error):
+            raise HandlerMisuse(
+                f"{who} used pgconn while statements of its own had no answer yet ({error}): send the statement "
+                "with the connection it was lent, or declare Pipeline(send_ahead=False)"
+            ) from error
+        if not is_database_error(error):
+            raise Failed(error, Cause.HANDLER) from error
+        if (fault := fault_of(error)) is None:
+            raise
+        raise Failed(error, Cause.DATABASE, fault=fault) from error
+
+
+def _require_nothing(who: str, returned: object) -> None:
+    """Raise HandlerMisuse for anything but None or the result of a statement."""
+    if returned is not None and not isinstance(returned, Result):
+        _close(returned)
+        raise HandlerMisuse(
+            f"{who} returned {_an(type(returned).__name__)}, which is never run, read or awaited: do the work "
+            "inside the handler, and return None. (Loop over a map, a filter or a generator; call a partial; ask a "
+            "Future for its result(); run a coroutine with asyncio.run)"
+        )
+
+
+def _close(returned: object) -> None:
+    """What was never begun says so when it is thrown away, far from here."""
+    if inspect.iscoroutine(returned) or inspect.isgenerator(returned):
+        returned.close()
+
+
+def _an(name: str) -> str:
+    return f"{'an' if name[:1].lower() in 'aeio' else 'a'} {name}"
+
+
+def _is_kept_off(error: BaseException) -> bool:
+    """Whether libpq refused a call of its own functions, for answers are outstanding."""
+    return isinstance(error, psycopg.OperationalError) and error.sqlstate is None and "pipeline mode" in str(error)
+
+
+def poisons(error: BaseException) -> list[Poison]:
+    """The error, where it is Poison, or the leaves of a group in which all are; else none."""
+    if isinstance(error, Poison):
+        return [error]
+    if not isinstance(error, BaseExceptionGroup):
+        return []
+    found = [poisons(each) for each in error.exceptions]
+    return [poison for each in found for poison in each] if all(found) else []
+
+
+def _poisoned(error: BaseException, poison: Sequence[Poison], made: Sequence[Made]) -> Failed:
+    """Each record is blamed by the first that names it; of those that name none, one is searched for later."""
+    blamed: dict[str, Poison] = {}
+    named: dict[str, RawRecord] = {}
+    for each in poison:
+        for raw in _named(each, made):
+            blamed.setdefault(raw.id, each)
+            named.setdefault(raw.id, raw)
+    return Failed(poison[0] if len(poison) == 1 else error, Cause.POISON, list(named.values()), blamed=blamed)
+
+
+def believed(late: BaseException, error: BaseException) -> BaseException:
+    """What to raise where a statement that was sent ahead has failed, and ``error`` came out, which may be that one.
+
+    A handler met the failure at another line, and may have taken it for that line's: whatever it raised is no verdict.
+    """
+    if (fault := fault_of(late)) is None:
+        return late
+    return Failed(error, Cause.DATABASE if is_database_error(error) else Cause.HANDLER, late=True, fault=fault)
+
+
+def _named(poison: Poison, made: Sequence[Made]) -> list[RawRecord]:
+    """The records of the batch that it names; to leave out any others would change nothing, for ever."""
+    if not poison.records:
+        return []
+    names = {getattr(record, "id", None) for record in poison.records}
+    if not (named := [one.raw for one in made if one.raw.id in names]):
+        raise HandlerMisuse(f"{poison!r} names no record of this batch: name those that the batch gave you") from poison
+    return named

@@ -1,0 +1,311 @@
+"""Whose turn it is: the backlogs of all placed partitions, made, bounded, and given to the worker when due."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from seekpoint import events
+from seekpoint.worker.assignment.backlog import Backlog, Moment, SuspectRange, Try
+from seekpoint.worker.assignment.chunk import Chunk, Read
+from seekpoint.worker.assignment.partitions import Placed, Places
+from seekpoint.errors import Fenced, RetryLater
+from seekpoint.events import Announcer
+from seekpoint.kafka.client import Client
+from seekpoint.kafka.watermarks import Watermarks
+from seekpoint.ledger import Attempt, Claim, Ledger, SuspectNote
+from seekpoint.ledger.claim import DELAYED, TRANSIENT
+from seekpoint.pipeline.pipeline import Pipeline
+from seekpoint.pipeline.policy import Retry
+from seekpoint.records import Cause, Failure, Partition, RawRecord
+
+# The least that one partition's backlog may hold, however many partitions share the limits of a batch.
+LEAST_RECORDS = 1000
+LEAST_BYTES = 1024 * 1024
+
+EARLY = "its timestamp lies in the future: the delay is counted from when it was seen first"
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """A record to be tried in a transaction of its own, ``tries`` times tried before.
+
+    ``deaths`` of the tries ended with their process. ``is_convicted``: it killed so many that it is not tried again.
+    ``is_transient``: the tries before ended with a transient error, of this record alone.
+    """
+
+    chunk: Chunk[RawRecord]
+    claim: Claim
+    record: RawRecord
+    tries: int
+    deaths: int
+    is_convicted: bool
+    is_transient: bool
+
+    @property
+    def partition(self) -> Partition:
+        """The record's."""
+        return self.claim.partition
+
+
+@dataclass(frozen=True, slots=True)
+class SuspectPart:
+    """Records of a suspect range, to be tried in a transaction of their own; it is on record before.
+
+    ``end`` is the offset after the part; ``is_noted``: it is on record already.
+    """
+
+    chunk: Chunk[RawRecord]
+    claim: Claim
+    suspects: SuspectRange
+    start: int
+    end: int
+    is_noted: bool
+
+    @property
+    def partition(self) -> Partition:
+        """The records'."""
+        return self.claim.partition
+
+
+class Turns:
+    """The backlogs of one assignment. Partitions that have one take turns; those that have none are not touched."""
+
+    def __init__(
+        self,
+        places: Places,
+        client: Client,
+        ledger: Ledger,
+        watermarks: Watermarks,
+        announce: Announcer,
+        *,
+        pipeline: Pipeline | None,
+    ) -> None:
+        self._places, self._client, self._ledger, self._watermarks = places, client, ledger, watermarks
+        self._announce, self._limits = announce, ledger.limits
+        self._retry = None if pipeline is None else pipeline.retry  # None: whoever owns the loop decides all this
+        self._then = "" if pipeline is None else pipeline.on_poison.value
+        self._delay = None if pipeline is None or pipeline.delay is None else pipeline.delay.total_seconds()
+
+    def __bool__(self) -> bool:
+        return bool(self._places.backlogged)
+
+    # -- made -----------------------------------------------------------------------------------------
+
+    def suspects(self, claims: Iterable[Claim]) -> dict[Partition, SuspectRange]:
+        """Of which partitions the next records are tried in parts: their owners died, with records to read.
+
+        How far is put on record once: as far as the dead owners can have read. Raises KafkaAway.
+        """
+        if (retry := self._retry) is None:
+            return {}
+        ends = {c.partition: c.suspect_end for c in claims if c.suspect_end is not None}
+        new = [c for c in claims if c.suspect_end is None and c.unreleased >= retry.crashes]
+        edges = self._watermarks.ends([c.partition for c in new])
+        found = {c.partition: min(edges[c.partition].offset, c.next_offset + self._limits.batch_records) for c in new}
+        noted = [SuspectNote(c, found[c.partition]) for c in new if found[c.partition] > c.next_offset]
+        if noted:  # else no record was there to crash a process
+            ends |= {note.claim.partition: note.end for note in self._noted(noted) if note.end is not None}
+        suspected = [c for c in claims if ends.get(c.partition, 0) > c.next_offset]
+        total = sum(ends[c.partition] - c.next_offset for c in suspected)
+        for claim in suspected:
+            end = ends[claim.partition]
+            self._announce(events.Suspicious(partition=claim.partition, deaths=claim.unreleased, until=end))
+            self._announce(events.SuspectsLeft(partition=claim.partition, left=end - claim.next_offset))
+        return {
+            c.partition: SuspectRange.of(c.next_offset, ends[c.partition], c.crashed_part_end, total) for c in suspected
+        }
+
+    def _noted(self, notes: Sequence[SuspectNote]) -> Sequence[SuspectNote]:
+        """Put these on record, as far as their claims are still ours; returns those."""
+        try:
+            self._ledger.suspect_alone(notes)
+        except Fenced as error:
+            if len(notes) > 1:  # one that is another's by now takes the careful mode from no other
+                return [each for note in notes for each in self._noted([note])]
+            self._announce(events.Refused(reason=error.reason))
+            return []
+        return notes
+
+    def begin(self, claims: Iterable[Claim], suspects: Mapping[Partition, SuspectRange]) -> None:
+        """These were placed: what of them will have to wait, waits from the first record on."""
+        if self._retry is None:
+            return
+        at = Moment.now()
+        for claim in claims:
+            attempt = claim.attempt
+            if attempt is not None and attempt.then == DELAYED and self._delay is None:
+                attempt = None  # a process before this one waited for it
+            if self._delay is None and attempt is None and claim.partition not in suspects:
+                continue
+            backlog = Backlog(delay=self._delay, suspects=suspects.get(claim.partition))
+            if attempt is not None:
+                if attempt.wait is not None and attempt.then != DELAYED:  # the database's clock may have been set back
+                    attempt = replace(attempt, wait=min(attempt.wait, self._retry.longest(attempt.number)))
+                backlog.remember(attempt, at)
+                self._announce_next(self._retry, claim.partition, attempt)
+            self._places.give_backlog(claim.partition, backlog)
+
+    def _announce_next(self, retry: Retry, partition: Partition, attempt: Attempt) -> None:
+        if not attempt.wait or attempt.error is None or attempt.then == DELAYED:
+            return
+        self._announce(
+            events.RetryScheduled(
+                partition=partition,
+                offset=attempt.offset,
+                attempt=attempt.number,
+                attempts=attempt.allowed or retry.attempts,
+                wait=attempt.wait,
+                failure=Failure(Cause.HANDLER, attempt.error, attempts=attempt.number),
+                then="stop" if attempt.then == TRANSIENT else attempt.then or self._then,
+            )
+        )
+
+    def hold_back(self, stop: RetryLater, records: Sequence[RawRecord], position: int) -> None:
+        """What was read of a partition from ``stop.offset`` on is next again, when the wait is over."""
+        placed = self._places.placed.get(stop.partition)
+        if placed is None or stop.partition in self._places.gone or placed.position != records[-1].offset + 1:
+            return  # not what was read under this placement: the ledger says where to read on
+        backlog = placed.backlog
+        if backlog is None:
+            self._places.give_backlog(stop.partition, backlog := Backlog(delay=self._delay))
+        failure = stop.failure
+        then = TRANSIENT if failure.cause is Cause.TRANSIENT else None
+        attempt = Attempt(stop.offset, failure.attempts, failure.error, stop.wait, then=then)
+        backlog.put_back(records, position, attempt, Moment.now())
+        if placed.cursor == records[-1].offset + 1:
+            placed.leader_epoch = records[-1].leader_epoch
+
+    # -- given ----------------------------------------------------------------------------------------
+
+    def _open(self) -> list[tuple[Partition, Placed, Backlog]]:
+        gone = self._places.gone
+        return [
+            (partition, placed, placed.backlog)
+            for partition, placed in self._places.backlogged.items()
+            if placed.backlog is not None and partition not in gone
+        ]
+
+    def wait(self, most: float) -> float:
+        """Seconds until something is due; at most ``most``."""
+        if not self:
+            return most
+        at = Moment.now()
+        waits = (wait for _, _, backlog in self._open() if (wait := backlog.wait(at)) is not None)
+        return min(most, min(waits, default=most))
+
+    def due(self, most: int) -> Chunk[RawRecord]:
+        """Up to ``most`` records that have waited long enough, and are not to be tried alone."""
+        given: list[RawRecord] = []
+        reads: dict[Partition, Read] = {}
+        unreadable: list[tuple[RawRecord, Exception]] = []
+        at = Moment.now()
+        for partition, placed, backlog in self._open():
+            if len(given) >= most:
+                break
+            start = placed.position
+            if not (records := backlog.give(most - len(given), at)):
+                continue
+            last = records[-1]
+            reads[partition] = Read(placed.claim, start, last.offset + 1, last.leader_epoch, last.timestamp_ms)
+            unreadable += _unreadable(placed, records)
+            given += records
+            self._places.next_turn(partition)
+        return Chunk(given, reads, unreadable)
+
+    def careful(self) -> Alone | SuspectPart | None:
+        """The next record, or part of a suspect range, that is due and has a transaction of its own; in turn."""
+        at = Moment.now()
+        for partition, placed, backlog in self._open():
+            if (tried := backlog.give_alone(at)) is not None:
+                self._places.next_turn(partition)
+                return self._alone(placed, tried)
+            if (part := backlog.give_part(self._limits.batch_records, at)) is not None:
+                self._places.next_turn(partition)
+                assert backlog.suspects is not None
+                last = part.records[-1]
+                read = Read(placed.claim, part.start, last.offset + 1, last.leader_epoch, last.timestamp_ms)
+                chunk = Chunk(part.records, {partition: read}, _unreadable(placed, part.records))
+                return SuspectPart(chunk, placed.claim, backlog.suspects, part.start, part.end, part.is_noted)
+        return None
+
+    def note_left(self, partition: Partition, *, is_found: bool = False) -> None:
+        """Say how many suspects are left of a partition; none once the record that crashes its process was found."""
+        placed = self._places.placed.get(partition)
+        backlog = None if placed is None else placed.backlog
+        if placed is None or backlog is None or backlog.suspects is None:
+            return
+        left = 0 if is_found else max(0, backlog.suspects.end - placed.claim.next_offset)
+        if not left:
+            backlog.suspects = None
+        self._announce(events.SuspectsLeft(partition=partition, left=left))
+
+    def _alone(self, placed: Placed, tried: Try) -> Alone:
+        record, attempt = tried.record, tried.attempt
+        read = Read(placed.claim, tried.start, record.offset + 1, record.leader_epoch, record.timestamp_ms)
+        chunk = Chunk([record], {placed.claim.partition: read}, _unreadable(placed, [record]))
+        deaths = 0 if attempt is None else attempt.crashes
+        # An error beside the deaths is a verdict that was spoken since: somebody has started the worker again.
+        is_mended = attempt is not None and attempt.error is not None
+        is_convicted = not is_mended and self._retry is not None and deaths >= self._retry.crashes
+        is_transient = attempt is not None and attempt.then == TRANSIENT
+        return Alone(chunk, placed.claim, record, tried.tries, deaths, is_convicted, is_transient)
+
+    # -- tended ---------------------------------------------------------------------------------------
+
+    def bound(self) -> None:
+        """Read nothing more of partitions whose backlog is full."""
+        records, size = self._bounds()
+        full = [
+            (partition, placed)
+            for partition, placed, backlog in self._open()
+            if not placed.is_paused and (len(backlog) >= records or backlog.bytes >= size)
+        ]
+        if full:
+            self._client.pause([partition for partition, _ in full])
+            for _, placed in full:
+                placed.is_paused = True
+
+    def tend(self) -> None:
+        """Forget backlogs that are over, and read those on that have drained."""
+        if not self:
+            return
+        records, size = self._bounds()
+        drained: dict[Partition, tuple[int, int | None]] = {}
+        for partition, placed, backlog in self._open():
+            if placed.is_paused and len(backlog) <= records // 2 and backlog.bytes <= size // 2:
+                drained[partition] = placed.cursor, placed.leader_epoch
+                placed.is_paused = False
+            if backlog.is_over:
+                self._places.give_backlog(partition, None)
+        if drained:
+            self._client.resume(drained)
+
+    def _bounds(self) -> tuple[int, int]:
+        """How many records and bytes one backlog may hold: together about as much as a batch."""
+        shares = max(1, len(self._places.placed))
+        limits = self._limits
+        return max(LEAST_RECORDS, limits.batch_records // shares), max(LEAST_BYTES, limits.batch_bytes // shares)
+
+    def note_horizons(self) -> None:
+        """Put on record until when records wait whose timestamps lie in the future. Raises Fenced."""
+        if self._delay is None:
+            return
+        at, notes = Moment.now(), []
+        for _, placed, backlog in self._open():
+            if (horizon := backlog.horizon(at)) is not None:
+                wait = horizon.steady - at.steady
+                notes.append((placed.claim, Attempt(horizon.offset, 1, EARLY, wait, None, DELAYED)))
+                backlog.noted = horizon.offset
+        if notes:
+            self._ledger.note_alone(notes)
+
+    def waiting(self) -> frozenset[Partition]:
+        """The partitions whose next record is not due yet: their lag is meant to be."""
+        at = Moment.now()
+        return frozenset(partition for partition, _, backlog in self._open() if backlog.wait(at))
+
+
+def _unreadable(placed: Placed, records: Sequence[RawRecord]) -> list[tuple[RawRecord, Exception]]:
+    known = placed.unreadable
+    return [(r, known[r.offset]) for r in records if r.offset in known] if known else []

@@ -1,0 +1,158 @@
+"""From waiting to placed: claims asked for, granted, placed where the ledger stands, and given back (I2, I6)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from seekpoint import events
+from seekpoint.worker.assignment.partitions import Places
+from seekpoint.worker.assignment.backlogs import Turns
+from seekpoint.errors import GroupPaused, PartitionStopped
+from seekpoint.events import Announcer
+from seekpoint.kafka.identity import NO_ID, Identity
+from seekpoint.kafka.offset_loss import unknown
+from seekpoint.kafka.watermarks import Watermarks
+from seekpoint.ledger import Claim, Ledger
+from seekpoint.pipeline.policy import StartAt
+from seekpoint.records import Partition
+
+# A broker that has lost the controller answers from old metadata until it is fenced, after 9 s by default
+# (broker.session.timeout.ms); one that has just started, for less. A topic that is unknown for longer is gone.
+UNKNOWN_FOR = 10.0  # seconds
+UNKNOWN_ANSWERS = 5  # at the least, in that time
+
+
+@dataclass(slots=True)
+class _Unknown:
+    """Answers in a row that a topic is not known."""
+
+    since: float
+    last: float
+    answers: int = 0
+
+
+class Claims:
+    """Claims what waits, for one assignment."""
+
+    def __init__(
+        self,
+        places: Places,
+        ledger: Ledger,
+        identity: Identity,
+        watermarks: Watermarks,
+        announce: Announcer,
+        *,
+        start: StartAt,
+        turns: Turns,
+    ) -> None:
+        self._places, self._ledger, self._identity, self._watermarks = places, ledger, identity, watermarks
+        self._announce, self._start, self._turns = announce, start, turns
+        self._unreleased: list[Claim] = []
+        self._paused: str | None = None
+        self._claim_at = 0.0
+        self._unknown: dict[str, _Unknown] = {}
+
+    def release(self, claims: Sequence[Claim]) -> None:
+        """Give these back."""
+        self._unreleased += claims  # kept for the next time if the database is away
+        if self._unreleased:
+            self._ledger.release(self._unreleased)
+            self._announce(events.Released(partitions=tuple(c.partition for c in self._unreleased)))
+            self._unreleased = []
+
+    def claim(self, now: float) -> None:
+        """Claim and place what waits and may be claimed by now."""
+        if now < self._claim_at:
+            return
+        due = [p for p, w in self._places.waiting.items() if w.not_before <= now]
+        if not due:
+            return
+        found = self._identity.ask({p.topic for p in due}).result()
+        ids = {topic: topic_id for topic, topic_id in found.items() if topic_id is not None}
+        self._await_topics([p for p in due if p.topic not in ids], now)
+        wanted = [p for p in due if p.topic in ids]
+        if not wanted:
+            return
+        patient = not all(self._places.waiting[p].stalled for p in wanted)
+        try:
+            claimed = self._ledger.claim(
+                wanted,
+                ids,
+                cluster_id=self._identity.cluster_id(),
+                start=lambda topic: self._watermarks.resolve(topic, self._start, self._ledger.group),
+                patient=patient,
+            )
+        except GroupPaused as error:
+            self._claim_at = now + self._ledger.limits.idle_check
+            if self._paused != str(error):
+                self._announce(events.Paused(reason=str(error)))
+            self._paused = str(error)
+            return
+        self._paused = None
+        if claimed.stalled:
+            self._announce(events.Stalled(partitions=claimed.stalled, ended=claimed.ended))
+            later = now + self._ledger.limits.idle_check
+            for partition in claimed.stalled:
+                self._places.wait(partition, replace(self._places.waiting[partition], stalled=True, not_before=later))
+        self._await_topics([p for p in claimed.refused if ids[p.topic] == NO_ID], now)
+        self._park_all({p: stop for p, stop in claimed.refused.items() if ids[p.topic] != NO_ID})
+        self.place({p: claimed.granted[p] for p in wanted if p in claimed.granted})
+
+    def _park_all(self, stops: Mapping[Partition, PartitionStopped]) -> None:
+        for partition, stop in stops.items():
+            self._places.park(partition, stop)
+
+    # -- topics that the brokers do not know ----------------------------------------------------------
+
+    def note_unknown(self, topic: str, now: float) -> None:
+        """The brokers have answered that there is no such topic: nothing of it commits until its id is answered."""
+        at, apart = self._unknown.get(topic), max(UNKNOWN_FOR, 3 * self._ledger.limits.idle_check)
+        if at is None or now - at.last > apart:
+            at = self._unknown[topic] = _Unknown(now, now)
+            self._announce(
+                events.KafkaTrouble(error=f"topic {topic!r} is unknown to the broker that was asked; asking again")
+            )
+        at.answers, at.last = at.answers + 1, now
+
+    def _await_topics(self, partitions: Sequence[Partition], now: float) -> None:
+        """Ask again for topics that are unknown, and stop their partitions where they are unknown for long."""
+        for topic in sorted({p.topic for p in partitions}):
+            self.note_unknown(topic, now)
+        lasting = {
+            t for t, at in self._unknown.items() if now - at.since >= UNKNOWN_FOR and at.answers >= UNKNOWN_ANSWERS
+        }
+        stopped = [p for p in partitions if p.topic in lasting]
+        rows = self._ledger.look(stopped, locked=False) if stopped else {}
+        for partition in partitions:
+            if partition not in stopped:
+                later = now + self._ledger.limits.idle_check
+                self._places.wait(partition, replace(self._places.waiting[partition], not_before=later))
+                continue
+            row = rows.get(partition)
+            stop = unknown(partition, 0 if row is None else row.next_offset)
+            stop.token = None if row is None else row.token
+            self._places.park(partition, stop)
+        for topic in {p.topic for p in stopped}:
+            del self._unknown[topic]
+
+    def place(self, claims: Mapping[Partition, Claim]) -> None:
+        """Put the client where the ledger stands (I6)."""
+        for partition in claims:
+            self._unknown.pop(partition.topic, None)
+        suspects = self._turns.suspects(claims.values())
+        for partition, before in self._places.place(claims).items():
+            known, claim = before.known, claims[partition]
+            # A move by hand in between would have raised the epoch by one more than our own claim did.
+            if known is not None and claim.next_offset < known.next_offset and claim.epoch <= known.epoch + 1:
+                self.rolled_back(partition, known.next_offset, claim.next_offset)
+        self._turns.begin(claims.values(), suspects)
+
+    def resynced(self, partition: Partition, expected: int, found: int, cause: str) -> None:
+        """The ledger is not where the reader is."""
+        self._announce(events.Resynced(partition=partition, expected=expected, found=found, cause=cause))
+
+    def rolled_back(self, partition: Partition, known: int, found: int) -> None:
+        """The database went back in time, rows and offset together; Kafka replays the rest. Leave a trace."""
+        self.resynced(partition, known, found, "rolled back")
+        self._ledger.record("rolled back", partition, known, found, reason="the database lost what was committed here")

@@ -1,0 +1,337 @@
+"""Where each assigned partition stands: waiting for a claim, placed and read, or parked until somebody decides."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from operator import lt
+from time import monotonic
+from typing import Any
+from uuid import UUID
+
+from seekpoint import events
+from seekpoint.worker.assignment.backlog import Backlog, Moment
+from seekpoint.worker.assignment.chunk import Chunk, Read
+from seekpoint.errors import PartitionStopped, TopicRecreated, TopicUnknown
+from seekpoint.events import Announcer
+from seekpoint.kafka import client as kafka
+from seekpoint.kafka.client import Client, Message
+from seekpoint.ledger import Claim
+from seekpoint.records import Partition
+
+
+@dataclass(slots=True)
+class Placed:
+    """A partition that is read. ``cursor`` is the reader's own: it moves when a chunk is read, never on a commit.
+
+    Where records have to wait, they wait in ``backlog``: it belongs to this placement, and ends with it.
+    """
+
+    claim: Claim
+    cursor: int
+    end: int | None = None  # the log's end, when the client said that it was reached
+    quiet_since: float = 0.0
+    backlog: Backlog | None = None
+    leader_epoch: int | None = None  # of the last record that went into the backlog
+    is_paused: bool = False  # its backlog is full: the client reads no more of it
+    unreadable: dict[int, Exception] = field(default_factory=dict)  # what the client said of records read
+
+    @property
+    def position(self) -> int:
+        """Where the records that are given next begin: what the ledger stands at, unless a batch is in hand."""
+        return self.cursor if self.backlog is None or not len(self.backlog) else self.backlog.position
+
+    @property
+    def last_epoch(self) -> int | None:
+        """The leader epoch of the record in front of the cursor; None where it is not known (a batch is in hand)."""
+        if self.backlog is not None and len(self.backlog):
+            return self.leader_epoch
+        return self.claim.leader_epoch if self.cursor == self.claim.next_offset else None
+
+    @property
+    def has_trailing(self) -> bool:
+        """Whether nothing but control records lies between the position and the log's end."""
+        return self.end is not None and self.end > self.cursor == self.position
+
+    def passed(self, offset: int) -> None:
+        """The ledger stands at ``offset`` now: what was on record in front of it is gone."""
+        self.unreadable = {at: error for at, error in self.unreadable.items() if at >= offset}
+        if self.backlog is not None:
+            self.backlog.noted = -1
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A partition that is ours by Kafka's word and not yet claimed. ``known`` is the claim we had of it before."""
+
+    not_before: float = 0.0
+    stalled: bool = False  # somebody's transaction was in the way
+    known: Claim | None = None
+
+
+@dataclass(slots=True)
+class Parked:
+    """A partition that is not read; ``claim`` is ours where it was placed before."""
+
+    stop: PartitionStopped
+    claim: Claim | None = None
+    is_stored: bool = False  # the ledger has the stop
+    store_at: float = 0.0  # when it is tried next, by the monotonic clock
+
+    def over(self, token: UUID | None, stored: UUID | None, now: UUID | None) -> bool:
+        """Whether to claim it again: the row has another token, it is another topic by now, or is known again.
+
+        ``stored`` is the topic's id in the row, ``now`` what the brokers answer; None where there is none.
+        """
+        decided = token is not None and token != self.stop.token
+        if decided or now is None or isinstance(self.stop, TopicRecreated):
+            return decided
+        return now != stored or isinstance(self.stop, TopicUnknown)
+
+
+class _Taken:
+    """What is kept of one answer of the client. ``last`` is each partition's last message; ``waits`` have to wait."""
+
+    def __init__(self) -> None:
+        self.kept: list[Message] = []
+        self.reads: dict[Partition, Read] = {}
+        self.last: dict[Partition, Message] = {}
+        self.waits: list[tuple[Placed, Message]] = []
+
+    def keep(self, placed: Placed, messages: Sequence[Message], last: int) -> None:
+        """These come next of their partition, the last one at this offset: the cursor moves behind it."""
+        partition = placed.claim.partition
+        read = self.reads.get(partition)
+        if read is None:
+            read = self.reads[partition] = Read(placed.claim, placed.cursor, placed.cursor)
+        placed.cursor = read.end = last + 1
+        self.last[partition] = messages[-1]
+        self.kept += messages
+
+
+def _runs(messages: list[Message]) -> Iterator[tuple[tuple[str | None, int | None] | None, list[Message]]]:
+    """What follows each other of one partition, with the partition; all of it, with None, where not all are records.
+
+    The client hands over what one answer of a broker has of a partition, and then the next one's: runs are long.
+    """
+    if not messages:
+        return
+    if True in [m.error() is not None for m in messages]:
+        yield None, messages
+        return
+    topics, numbers = [m.topic() for m in messages], [m.partition() for m in messages]
+    if topics.count(topics[0]) == numbers.count(numbers[0]) == len(messages):
+        yield (topics[0], numbers[0]), messages
+        return
+    start = 0
+    for at, run in groupby(zip(topics, numbers, strict=True)):
+        end = start + sum(1 for _ in run)
+        yield at, messages[start:end]
+        start = end
+
+
+class Places:
+    """The state of every assigned partition, and the client kept in step with it. Does not know the ledger.
+
+    ``gone`` are partitions that Kafka took away and that were not released yet; ``troubled`` those whose
+    position the broker refused; ``backlogged`` those of the placed ones that have a backlog, in the order of their
+    turns.
+    """
+
+    def __init__(self, client: Client, announce: Announcer) -> None:
+        self.placed: dict[Partition, Placed] = {}
+        self.backlogged: dict[Partition, Placed] = {}
+        self.waiting: dict[Partition, Waiting] = {}
+        self.parked: dict[Partition, Parked] = {}
+        self.gone: set[Partition] = set()
+        self.troubled: set[Partition] = set()
+        self._left: list[Claim] = []  # claims of what Kafka took away, not yet given back
+        self._client, self._announce = client, announce
+
+    # -- what the callbacks record --------------------------------------------------------------------
+
+    def assigned(self, partitions: list[Partition]) -> None:
+        """Kafka says that these are ours."""
+        self.waiting.update((p, Waiting()) for p in partitions)
+        self._announce(events.Assigned(partitions=tuple(partitions)))
+
+    def taken(self, partitions: list[Partition], is_lost: bool) -> None:
+        """Kafka says that these are ours no longer."""
+        for partition in partitions:
+            waiting = self.waiting.pop(partition, None)
+            if waiting is not None and waiting.known is not None:
+                self._left.append(waiting.known)
+        self.gone.update(partitions)
+        self._announce(events.Gone(partitions=tuple(partitions), lost=is_lost))
+
+    # -- changes of state, made by the loop -----------------------------------------------------------
+
+    def forget_gone(self) -> list[Claim]:
+        """Drop what Kafka took away; returns the claims to give back."""
+        self._drop_gone()
+        left, self._left = self._left, []
+        return left
+
+    def _drop_gone(self) -> None:
+        gone, self.gone = self.gone, set()
+        self._forget_backlogs(gone)
+        self._left += [self.placed.pop(p).claim for p in gone if p in self.placed]
+        parked = [self.parked.pop(p).claim for p in gone if p in self.parked]
+        self._left += [claim for claim in parked if claim is not None]
+
+    def claims(self) -> list[Claim]:
+        """Every claim we have."""
+        others = [at.claim for at in self.parked.values()] + [at.known for at in self.waiting.values()]
+        return [at.claim for at in self.placed.values()] + [c for c in others if c is not None] + self._left
+
+    def place(self, claims: Mapping[Partition, Claim]) -> dict[Partition, Waiting]:
+        """Read these from where their claims stand; returns what was known of them while they waited."""
+        if not claims:
+            return {}
+        self._client.place({p: (c.next_offset, c.leader_epoch) for p, c in claims.items()}, self._positions())
+        now = monotonic()
+        before = {p: self.waiting.pop(p, Waiting()) for p in claims}
+        for partition, claim in claims.items():
+            self.parked.pop(partition, None)
+            self.backlogged.pop(partition, None)
+            self.troubled.discard(partition)
+            self.placed[partition] = Placed(claim, claim.next_offset, quiet_since=now)
+            self._announce(events.Placed(partition=partition, offset=claim.next_offset, epoch=claim.epoch))
+        return before
+
+    def go_on(self) -> None:
+        """Behind a rebalance: what stays ours is read on from its cursor."""
+        self._client.go_on({p: (at.cursor, at.last_epoch) for p, at in self.placed.items() if p not in self.gone})
+
+    def unplace(self, partitions: Collection[Partition]) -> None:
+        """Stop reading these, and throw away what the client has buffered of them."""
+        self._client.unplace(partitions, self._positions())
+        self._forget_backlogs(partitions)
+        for partition in partitions:
+            self.placed.pop(partition, None)
+
+    def _forget_backlogs(self, partitions: Collection[Partition]) -> None:
+        for partition in partitions:
+            self.backlogged.pop(partition, None)
+
+    def wait(self, partition: Partition, waiting: Waiting) -> None:
+        """Claim it later, unless Kafka took it away: then claiming it again would only disturb its new owner."""
+        if partition not in self.gone:
+            self.waiting[partition] = waiting
+
+    def park(self, partition: Partition, stop: PartitionStopped) -> None:
+        """Stop reading one partition until its row is moved or it is assigned anew; the others go on.
+
+        One that Kafka took away is nobody's to stop; if it was assigned anew at once, the new claim's reader will.
+        """
+        if partition in self.gone:
+            return
+        placed = self.placed.get(partition)
+        if placed is not None:
+            stop.token = placed.claim.token
+            self.unplace([partition])
+        before = self.waiting.pop(partition, Waiting())
+        self.parked[partition] = Parked(stop, before.known if placed is None else placed.claim)
+        self._announce(events.Parked(partition=partition, error=stop))
+
+    def suspend(self) -> None:
+        """Read nothing, stay in the group, claim everything again later."""
+        self._drop_gone()
+        for partition, placed in self.placed.items():
+            self.waiting.setdefault(partition, Waiting(known=placed.claim))
+        self.unplace(list(self.placed))
+
+    def _positions(self) -> dict[Partition, int]:
+        """The cursors of what we may read; a partition that Kafka took away must not be assigned again."""
+        return {p: at.cursor for p, at in self.placed.items() if p not in self.gone}
+
+    # -- backlogs -------------------------------------------------------------------------------------
+
+    def give_backlog(self, partition: Partition, backlog: Backlog | None) -> None:
+        """What is read of a placed partition waits in there from now on; None: it need not wait any more."""
+        placed = self.placed[partition]
+        placed.backlog = backlog
+        if backlog is None:
+            self.backlogged.pop(partition, None)
+        else:
+            self.backlogged[partition] = placed
+
+    def next_turn(self, partition: Partition) -> None:
+        """It has given something: the others are first now."""
+        self.backlogged[partition] = self.backlogged.pop(partition)
+
+    # -- reading --------------------------------------------------------------------------------------
+
+    def take(self, messages: Iterable[Message]) -> Chunk[Message]:
+        """Keep what belongs to a placed partition and was not read before; move the cursors over it (I3).
+
+        What has to wait goes into its partition's backlog instead.
+        """
+        given, taken = list(messages), _Taken()
+        for at, run in _runs(given):
+            if at is None or not self._take_run(taken, at, run):
+                self._take_each(taken, run)
+        if taken.waits:
+            self._store(taken.waits)
+        now = monotonic()
+        for partition, message in taken.last.items():
+            self.placed[partition].quiet_since = now
+            read = taken.reads[partition]
+            read.leader_epoch, read.timestamp_ms = kafka.standing(message)
+        return Chunk(taken.kept, taken.reads)
+
+    def _take_run(self, taken: _Taken, at: Any, run: list[Message]) -> bool:
+        """The same for records of one partition, without a look at each; False if one of them is not to be kept."""
+        placed = self.placed.get(at)
+        if placed is None or placed.backlog is not None or at in self.gone:
+            return False
+        offsets: list[Any] = [m.offset() for m in run]
+        if offsets[0] < placed.cursor or not all(map(lt, offsets, offsets[1:])):
+            return False
+        taken.keep(placed, run, offsets[-1])
+        return True
+
+    def _take_each(self, taken: _Taken, messages: Iterable[Message]) -> None:
+        for message in messages:
+            if message.error() is not None:
+                self._in_stream(message)
+                continue
+            at: Any = (message.topic(), message.partition())
+            placed = self.placed.get(at)
+            offset: Any = message.offset()
+            if placed is None or offset < placed.cursor or at in self.gone:
+                continue  # read under an earlier placement
+            if placed.backlog is not None:
+                taken.waits.append((placed, message))
+                continue
+            taken.keep(placed, (message,), offset)
+
+    def _store(self, waits: Sequence[tuple[Placed, Message]]) -> None:
+        """Put these into their backlogs. The partitions stay quiet: somebody may move them while they wait."""
+        at, stored = Moment.now(), 0
+        for placed, message in waits:
+            record, error = kafka.readable(message)
+            if placed.backlog is None or record.offset < placed.cursor:
+                continue  # twice in one answer of the client
+            if error is not None:
+                placed.unreadable[record.offset] = error
+            placed.backlog.add(record, placed.cursor, at)
+            placed.cursor, placed.leader_epoch = record.offset + 1, record.leader_epoch
+            stored += 1
+        self._announce(events.ChunkRead(records=stored))
+
+    def _in_stream(self, message: Message) -> None:
+        """An event that came in the place of a record."""
+        error: Any = message.error()
+        partition = Partition(message.topic() or "", -1 if (n := message.partition()) is None else n)
+        placed = self.placed.get(partition)
+        if error.code() == kafka.END_OF_PARTITION:
+            offset: Any = message.offset()
+            if placed is not None and offset > placed.cursor:
+                placed.end = offset
+        elif error.code() == kafka.OUT_OF_RANGE and placed is not None:
+            self.troubled.add(partition)
+        else:
+            kafka.raise_if_fatal(error)
+            self._announce(events.KafkaTrouble(error=f"{partition.topic}: {error.str()}"))

@@ -1,0 +1,110 @@
+"""What becomes of a record that failed: tried again, a dead letter, passed, or the end of its partition's road.
+
+The policy in one place; isolation finds the records, the commit writes down what was decided here.
+"""
+
+from __future__ import annotations
+
+import random
+
+from seekpoint.errors import Poison, PoisonStop, RetryLater
+from seekpoint.worker.open_batch import OpenBatch
+from seekpoint.pipeline.pipeline import Pipeline
+from seekpoint.pipeline.policy import OnPoison, Retry
+from seekpoint.records import Aside, Cause, Failure, Partition, RawRecord, State
+
+# No record is passed for these, whatever the policy: another one might have to be passed for the same reason.
+NEVER_PASSED = frozenset({Cause.TRANSIENT, Cause.PROGRAM})
+
+_chance = random.Random()  # noqa: S311 -- jitter
+
+
+class Killer(Exception):  # noqa: N818 -- named after what the record did
+    """The record was handed on so often, and the process that tried it never came back."""
+
+    def __init__(self, deaths: int) -> None:
+        super().__init__(f"it was tried {deaths} times, and each time the process ended before it was done")
+
+
+def fail(pipeline: Pipeline, batch: OpenBatch, raw: RawRecord, error: BaseException, cause: Cause) -> None:
+    """Take the record out of the batch, as the pipeline's policy says.
+
+    An exception of the handler that is worth another try cuts the partition in front of the record, and so does a
+    transient error of the database; so do poison under ``STOP``, and what may not be the record's fault. Otherwise
+    the record is set aside, and goes to the dead letters with the batch (I4).
+    """
+    partition = Partition(raw.topic, raw.partition)
+    tried = batch.tries.get((partition, raw.offset), 0)
+    if isinstance(error, Killer):
+        failure = Failure.of(error, cause, attempts=tried)
+    else:
+        failure = Failure.of(error, cause, attempts=tried + 1)
+        if is_worth_another_try(pipeline.retry, error, failure.attempts, cause):
+            later = _later(pipeline.retry, partition, raw.offset, failure)
+            later.__cause__ = error
+            batch.cut(later)
+            return
+    match pipeline.on_poison:
+        case _ if cause in NEVER_PASSED:
+            batch.cut(poison_stop(raw, failure))
+        case OnPoison.STOP:
+            batch.cut(poison_stop(raw, failure))
+        case OnPoison.DEAD_LETTER:
+            batch.set_aside(Aside(raw, failure, State.PARKED))
+        case OnPoison.SKIP:
+            batch.set_aside(Aside(raw, failure, State.SKIPPED))
+
+
+def is_worth_another_try(retry: Retry, error: BaseException, attempts: int, cause: Cause = Cause.HANDLER) -> bool:
+    """Whether the schedule has another try for a record that failed with this error, ``attempts`` times by now."""
+    if attempts >= retry.attempts:
+        return False
+    is_named = isinstance(error, retry.on) and not isinstance(error, Poison)
+    return cause is Cause.TRANSIENT or (cause is Cause.HANDLER and is_named)
+
+
+def _later(retry: Retry, partition: Partition, offset: int, failure: Failure) -> RetryLater:
+    wait = retry.wait(failure.attempts, _chance)
+    return RetryLater(
+        partition,
+        offset,
+        f"{failure.told}; tried {failure.attempts} of {retry.attempts} times, again in {wait:.1f} s",
+        failure=failure,
+        wait=wait,
+    )
+
+
+def poison_stop(raw: RawRecord, failure: Failure) -> PoisonStop:
+    """The error that stops a partition in front of this record, with what can be decided."""
+    call = f"Ledger.move({raw.topic!r}, {raw.partition}, to={raw.offset + 1}"
+    keep_aside = "keep such records aside and go on: Pipeline(on_poison='dead_letter')"
+    times = "" if failure.attempts <= 1 else f" (tried {failure.attempts} times)"
+    return PoisonStop(
+        Partition(raw.topic, raw.partition),
+        raw.offset,
+        f"{_WHAT[failure.cause]}: {failure.told}{times}",
+        choices=(
+            _REMEDY.get(failure.cause, "mend the codec, row= or handler, and start the worker again"),
+            f"skip it: {call}, log=None, lost='poison', reason=...)",
+            *(() if failure.cause in NEVER_PASSED else (keep_aside,)),
+        ),
+        failure=failure,
+    )
+
+
+_WHAT = {
+    Cause.DECODE: "it cannot be decoded",
+    Cause.ROW: "it cannot be made a row",
+    Cause.HANDLER: "the handler failed on it",
+    Cause.POISON: "the handler calls it poison",
+    Cause.DATABASE: "the database refused it",
+    Cause.KILLED: "it kills the process",
+    Cause.HELD: "it is held",
+    Cause.TRANSIENT: "the database refused it at each attempt, alone, with an error that may pass",
+    Cause.PROGRAM: "the database reports a mistake of the program, and no other record was there to show whether it "
+    "is this record's",
+}
+_REMEDY = {
+    Cause.TRANSIENT: "remove what the error names (a lock, a limit, a trigger), and start the worker again",
+    Cause.PROGRAM: "correct what the error names, and start the worker again",
+}

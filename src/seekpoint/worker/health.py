@@ -1,0 +1,181 @@
+"""Events folded into a snapshot that any thread may read."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from time import monotonic
+from typing import TypeVar
+
+from seekpoint import events
+from seekpoint.errors import PartitionStopped
+from seekpoint.records import Partition
+from seekpoint.postgres.user_code_time import Stopwatch
+
+V = TypeVar("V")
+
+STALE_AFTER = 60.0  # seconds without progress while records wait or something is in trouble
+MARGIN = 0.1  # of Limits.transaction_age: by then the server has ended the transaction, and a handler has noticed
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """A worker's state at one moment; values are copies, safe to keep.
+
+    ``live``: its thread runs, and users' code (handler, ``row=``, codec) has not been running for longer than
+    ``Limits.transaction_age`` and a tenth of it (answer a liveness probe with it). Waits for Kafka, for locks, for a
+    server that is away, for a retry and outside the group do not count. ``stuck`` is that time in seconds, once it is
+    too long, else None. ``ready``: it is in the group, and nothing is
+    in trouble. ``stale``: no commit for a minute although it is in trouble, or records are waiting, or in hand
+    (a database that never answers shows itself in nothing else). ``lag`` counts records behind the last stable
+    offset, by partition, as of the last sample, stopped ones too; ``lag_unknown`` has those whose lag is not known:
+    the position is past the log's end, or the topic is another. ``trouble`` says what is wrong now, ``stopped`` which
+    partitions wait for a decision, ``retrying`` which wait for the next try of a record that failed, and which one
+    that is; ``delayed`` which wait until their next record is old enough; ``suspects`` how many offsets are left that
+    may hold a record which crashes its process, and are applied in small parts. Records that wait as declared make
+    nobody stale. ``stands_by`` says why the worker waits outside the group: the reload to its version, or other tables.
+    """
+
+    live: bool = False
+    ready: bool = False
+    stale: bool = False
+    trouble: str | None = None
+    stands_by: str | None = None
+    error: BaseException | None = None
+    stuck: float | None = None
+    positions: Mapping[Partition, int] = field(default_factory=dict)
+    stopped: Mapping[Partition, PartitionStopped] = field(default_factory=dict)
+    lag: Mapping[Partition, int] = field(default_factory=dict)
+    lag_unknown: frozenset[Partition] = frozenset()
+    retrying: Mapping[Partition, events.RetryScheduled] = field(default_factory=dict)
+    delayed: frozenset[Partition] = frozenset()
+    suspects: Mapping[Partition, int] = field(default_factory=dict)
+    records: int = 0
+    transactions: int = 0
+    fenced: int = 0
+    last_commit: float | None = None
+
+
+class HealthBoard:
+    """An observer that keeps the current :class:`Health`."""
+
+    def __init__(
+        self, stale_after: float = STALE_AFTER, *, stopwatch: Stopwatch | None = None, allowed: float = math.inf
+    ) -> None:
+        """``stopwatch`` runs while users' code does; ``allowed`` is ``Limits.transaction_age``."""
+        self._stopwatch, self._allowed = stopwatch or Stopwatch(), allowed * (1 + MARGIN)
+        self._lock = threading.Lock()
+        self._stale_after = stale_after
+        self._health = Health()
+        self._in_hand = False  # a batch is open
+        self._draining = self._has_joined = False
+        self._due_since: float | None = None  # when a commit became due: the last one, or when work or trouble came
+
+    def read(self) -> Health:
+        """The state now; may be called from any thread."""
+        with self._lock:
+            health, since = self._health, self._due_since
+        stale = health.live and since is not None and monotonic() - since > self._stale_after
+        if not health.live or (seconds := self._stopwatch.seconds()) <= self._allowed:
+            return replace(health, stale=stale)
+        return replace(health, stale=stale, live=False, ready=False, stuck=seconds)
+
+    def __call__(self, event: events.Event) -> None:
+        """Fold one event in."""
+        with self._lock:
+            h = self._health = self._fold(self._health, event)
+            match event:
+                case events.Draining():
+                    self._draining = True
+                case events.BatchOpened():
+                    self._in_hand = True
+                case events.Committed() | events.Refused() | events.Parked():
+                    self._in_hand = False
+                case events.DatabaseTrouble() | events.CodecTrouble():
+                    self._in_hand = False
+            if not (self._in_hand or h.trouble is not None or _has_work(h)):
+                self._due_since = None
+            elif self._due_since is None or isinstance(event, events.Committed):
+                self._due_since = event.at
+
+    def _revoked(self, h: Health, *gone: Partition) -> Health:
+        """Without the partitions that are another's now."""
+        # Leaving decides nothing: what is stopped stays so, and is reported at the end.
+        stopped = dict(h.stopped) if self._draining else _without(h.stopped, *gone)
+        return replace(
+            h,
+            positions=_without(h.positions, *gone),
+            stopped=stopped,
+            lag=_without(h.lag, *gone),
+            lag_unknown=h.lag_unknown - {*gone},
+            retrying=_without(h.retrying, *gone),
+            suspects=_without(h.suspects, *gone),
+        )
+
+    def _fold(self, h: Health, event: events.Event) -> Health:  # noqa: PLR0911, PLR0912, C901 -- one case per event
+        match event:
+            case events.Starting():
+                return replace(h, live=True)
+            case events.Started():
+                self._has_joined = True
+                return replace(h, live=True, ready=True, stands_by=None)
+            case events.StoodBy():
+                return replace(h, live=True, ready=False, stands_by=f"reload {event.run}, {event.state}")
+            case events.DeclarationRefused():
+                return replace(h, live=True, ready=False, stands_by=event.reason)
+            case events.TookOver():
+                return replace(h, stands_by=None)
+            case events.Stopped():
+                return replace(h, live=False, ready=False, stands_by=None, error=event.error)
+            case events.Placed():
+                h = replace(h, suspects=_without(h.suspects, event.partition))
+                stopped, retrying = _without(h.stopped, event.partition), _without(h.retrying, event.partition)
+                return replace(
+                    h, positions={**h.positions, event.partition: event.offset}, stopped=stopped, retrying=retrying
+                )
+            case events.Gone() | events.Released():
+                return self._revoked(h, *event.partitions)
+            case events.Parked():
+                retrying = _without(h.retrying, event.partition)
+                return replace(h, stopped={**h.stopped, event.partition: event.error}, retrying=retrying)
+            case events.SuspectsLeft():
+                known = {**h.suspects, event.partition: event.left}
+                return replace(h, suspects={p: left for p, left in known.items() if left})
+            case events.RetryScheduled():
+                return replace(h, retrying={**h.retrying, event.partition: event})
+            case events.Committed():
+                moved = {span.partition: span.end for span in event.spans}
+                passed = [p for p, at in h.retrying.items() if moved.get(p, 0) > at.offset]
+                return replace(
+                    h,
+                    positions={**h.positions, **moved},
+                    retrying=_without(h.retrying, *passed) if passed else h.retrying,
+                    records=h.records + event.records,
+                    transactions=h.transactions + 1,
+                    last_commit=event.at,
+                )
+            case events.Refused():
+                return replace(h, fenced=h.fenced + 1)
+            case events.Paused():
+                return replace(h, ready=False, trouble=event.reason)
+            case events.DatabaseTrouble() | events.KafkaTrouble() | events.CodecTrouble():
+                return replace(h, ready=False, trouble=str(event.as_fields()["error"]))
+            case events.Recovered():
+                return replace(h, ready=self._has_joined and h.stands_by is None, trouble=None)
+            case events.LagSampled():
+                delayed = event.waiting - h.retrying.keys()
+                return replace(h, lag=dict(event.lag), lag_unknown=event.unknown, delayed=delayed)
+            case _:
+                return h
+
+
+def _without(known: Mapping[Partition, V], *gone: Partition) -> dict[Partition, V]:
+    return {partition: value for partition, value in known.items() if partition not in gone}
+
+
+def _has_work(h: Health) -> bool:
+    """Whether records could be applied now."""
+    waits = h.retrying.keys() | h.delayed | h.stopped.keys()
+    return any(n and p not in waits for p, n in h.lag.items())

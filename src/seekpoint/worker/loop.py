@@ -1,0 +1,463 @@
+"""The loop: tend the assignment, read, commit, back off. The only file where records and partitions meet."""
+
+from __future__ import annotations
+
+import math
+import random
+import sys
+import threading
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from time import monotonic
+from typing import Any
+
+from sqlalchemy import text
+
+from seekpoint import events
+from seekpoint.postgres import pooler
+from seekpoint.worker.assignment import Alone, Assignment, Chunk, StandBy, SuspectPart
+from seekpoint.worker.unit_of_work import Committer
+from seekpoint.errors import CodecAway, ConfigError, DeclarationDiffers, Fenced, KafkaAway, StandsBy, StopTimeout
+from seekpoint.events import Announcer
+from seekpoint.worker.heartbeat import Keeper
+from seekpoint.worker.open_batch import CHUNK, OpenBatch
+from seekpoint.kafka.client import KafkaException, raise_if_fatal, unmade
+from seekpoint.kafka.config import consumer_config, make_consumer
+from seekpoint.kafka.identity import CHECK_KAFKA, Identity, Refused
+from seekpoint.ledger import Attempt, Claim, Ledger, SuspectNote
+from seekpoint.ledger.claim import TRANSIENT
+from seekpoint.pipeline.pipeline import Pipeline, shown_handler
+from seekpoint.pipeline.policy import Backoff
+from seekpoint.records import Cause, Partition, RawRecord, one_line, running_line
+from seekpoint.worker.start_errors import may_pass
+from seekpoint.ledger.revision import check
+from seekpoint.postgres.sqlstates import passes
+from seekpoint.postgres.user_code_time import Stopwatch
+from seekpoint.worker.failure_policy import Killer, fail
+
+POLL = 0.2  # seconds: how long a quiet loop waits for a record before it looks at anything else
+LEAVE = 3.0  # seconds for the client to leave the group, where the worker is given up
+UNKNOWN = (0.2, 0.4, 0.8)  # seconds between the questions for a topic that is unknown at the start
+REPEAT = 10.0  # seconds until the client's same error is told again
+
+
+class Loop:
+    """One worker's life, on one thread: made, run once, and over."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        ledger: Ledger,
+        *,
+        kafka: Mapping[str, Any],
+        partitions: Collection[tuple[str, int]] | None,
+        announce: Announcer,
+        stopping: threading.Event,
+        stopwatch: Stopwatch | None = None,
+    ) -> None:
+        self._pipeline, self._ledger, self._limits = pipeline, ledger, ledger.limits
+        self._announce, self._stopping = announce, stopping
+        self._config = consumer_config(kafka, group=pipeline.group)
+        self._partitions = partitions
+        self._stopwatch = stopwatch or Stopwatch()
+        self._in_trouble = False
+        self._said: dict[int, float] = {}  # the client's errors of this trouble: code -> when it was told
+        self._lag_at = 0.0
+        self._took = 0.0  # seconds of the last batch: as long, records are tried alone before it is others' turn
+        self._first = False  # whether a single free place in a batch is a waiting record's
+        self._chance = random.Random()  # noqa: S311 -- jitter
+        self._waits = Backoff().waits(self._chance)
+        self._ask_codec: Callable[[], object] | None = None  # what a codec got no answer to
+        announce.add(self._watch)
+        self._held: Assignment
+        self._committer: Committer
+        self._keeper: Keeper
+        self._is_open = False  # these three are in use
+        self._ending = threading.Lock()  # its holder announces the end: this thread, or the one that gives it up
+        self._given_up: StopTimeout | None = None
+        self._thread = 0
+
+    # -- start and end --------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Work until ``stopping`` is set, finishing the batch in hand. Raises what cannot be mended."""
+        error: BaseException | None = None
+        self._thread = threading.get_ident()
+        self._ledger.draw_owner()  # here, and not when the worker was made: a fork in between makes two of us
+        try:
+            if self._start():
+                self._live()
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            if self._ending.acquire(blocking=False):
+                self._announce(events.Stopped(error=error))
+            elif self._given_up is not None:
+                raise self._given_up from error
+
+    def give_up(self, grace: float) -> None:
+        """End the worker from another thread, although its own has not come to its end within ``grace`` seconds.
+
+        The connection is closed on both sides, so nothing of the batch in hand is committed, and the client leaves the
+        group. The claims are not released: to their next owner this is a crash. Does nothing if the worker has ended.
+        """
+        if not self._ending.acquire(blocking=False):
+            return
+        self._given_up = StopTimeout(self._unended(grace), grace)
+        is_open = self._is_open
+        if is_open:
+            self._committer.cut()
+            self._keeper.stop()
+        self._announce.end(events.Stopped(error=self._given_up))
+        if is_open:
+            self._held.client.close(LEAVE)
+
+    def _unended(self, grace: float) -> str:
+        """What has not returned, and where its thread is."""
+        who, handle = "the worker", self._pipeline.handle
+        if self._stopwatch.seconds() > 0:
+            who = "row= or the codec" if handle is None else shown_handler(handle)
+        frame = sys._current_frames().get(self._thread)  # noqa: SLF001 -- its documented name
+        at = running_line(frame) if frame is not None else None
+        place = "" if at is None else f", and is at {at}"
+        said = (
+            f"group {self._pipeline.group!r}: {who} has not returned within {grace:g} s after the worker was asked to "
+        )
+        said += f"stop{place}"
+        if not self._is_open:  # at its start, it waits for an answer of its servers
+            return said
+        return (
+            f"{said}. Its connection is closed: nothing of the batch in hand is committed, and the next owners of its "
+            "partitions count a crash"
+        )
+
+    def _live(self) -> None:
+        """In the group until the end; outside of it while a reload to our version is open, or our tables differ."""
+        standby = StandBy(self._ledger, self._pipeline.topics, self._announce, self._stopping)
+        met: StandsBy | DeclarationDiffers | None = None  # opened, or stored, after we had looked
+        while standby.until_free(met):
+            self._open()
+            try:
+                self._work()
+                self._announce(events.Draining())
+                return
+            except (
+                StandsBy,
+                DeclarationDiffers,
+            ) as error:
+                met = error
+            finally:
+                self._close()
+        self._announce(events.Draining())
+
+    def _check(self) -> None:
+        """Everything that can be wrong before the first record is said now, in one sentence."""
+        with self._ledger.engine.connect() as connection:
+            check(connection, self._ledger.schema)
+            if (found := pooler.found(connection)) is not None:
+                self._announce(events.PoolerDetected(announced=found.announced, answering=found.answering))
+        self._check_tables()
+        identity = Identity(self._config, min(self._limits.start_wait or math.inf, self._limits.kafka_timeout))
+        try:
+            identity.cluster_id()
+            counts = self._counts(identity)
+        except Refused as error:
+            raise ConfigError(f"{error}; {CHECK_KAFKA}") from None
+        for topic, number in self._partitions or ():
+            if not 0 <= number < counts[topic]:
+                raise ConfigError(
+                    f"partitions= names {topic}/{number}, but topic {topic!r} has {counts[topic]} partitions, numbered "
+                    "from 0"
+                )
+
+    def _counts(self, identity: Identity) -> Mapping[str, int]:
+        """How many partitions each topic has. Raises ConfigError for one that stays unknown.
+
+        A broker that has just started gives that answer for topics that exist.
+        """
+        for pause in UNKNOWN:
+            counts = identity.known(self._pipeline.topics)
+            if len(counts) == len(self._pipeline.topics) or self._stopping.wait(pause):
+                break
+        return identity.partitions(self._pipeline.topics)
+
+    def _start(self) -> bool:
+        """Check what can be wrong, and wait for servers that do not answer; False if the end was asked for meanwhile.
+
+        Raises what stays as it is, and KafkaAway or the database's error when ``Limits.start_wait`` is over.
+        """
+        began, waits, limit = monotonic(), Backoff().waits(self._chance), self._limits.start_wait or math.inf
+        trouble: events.KafkaTrouble | events.DatabaseTrouble
+        is_delayed = False
+        self._announce(events.Starting(group=self._pipeline.group))
+        while True:
+            try:
+                self._check()
+            except KafkaAway as error:
+                if monotonic() - began >= limit:
+                    raise KafkaAway(f"{error}; {CHECK_KAFKA}") from error
+                trouble, reason = events.KafkaTrouble(error=str(error)), str(error)
+            except Exception as error:
+                if not may_pass(error) or monotonic() - began >= limit:
+                    raise
+                trouble, reason = events.DatabaseTrouble(error=error), one_line(getattr(error, "orig", None) or error)
+            else:
+                if self._in_trouble:
+                    self._announce(events.Recovered())
+                return not self._stopping.is_set()
+            if not is_delayed:
+                is_delayed = True
+                make_consumer({**self._config, "log_level": 0}).close()  # raises for what the client does not know
+                self._announce(events.StartDelayed(reason=reason, limit=self._limits.start_wait))
+            wait = max(0.0, min(next(waits), limit - (monotonic() - began)))
+            self._announce(replace(trouble, wait=wait))
+            if self._stopping.wait(wait):
+                return False
+
+    def _check_tables(self) -> None:
+        """A table, column or right that is missing is found now, and not by the first record.
+
+        What may pass (a lock that an index build holds) does not keep the worker from starting: its batches wait.
+        """
+        wait = text("SELECT set_config('lock_timeout', :wait, true)")
+        try:
+            with self._ledger.engine.connect() as connection:  # its transaction is rolled back at the end
+                connection.execute(wait, {"wait": f"{max(1, round(self._limits.claim_wait * 1000))}ms"})
+                self._pipeline.check_tables(connection)
+        except Exception as error:
+            if not passes(error):
+                raise
+            self._announce(events.DatabaseTrouble(error=error))
+
+    def _open(self) -> None:
+        consumer = make_consumer(self._config, error_cb=self._on_client_error())
+        self._held = Assignment(
+            consumer,
+            self._ledger,
+            self._pipeline.topics,
+            kafka=self._config,
+            start=self._pipeline.start,
+            partitions=self._partitions,
+            announce=self._announce,
+            pipeline=self._pipeline,
+        )
+        max_poll = int(self._config.get("max.poll.interval.ms", 300_000)) / 1000
+        self._keeper = Keeper(self._held.client, max_poll, self._limits.transaction_age, self._announce)
+        self._committer = Committer(self._ledger, self._pipeline, self._held, self._announce, stopwatch=self._stopwatch)
+        self._is_open = True
+        self._held.join()
+        self._announce(events.Started(group=self._pipeline.group, owner=self._ledger.owner.hex))
+
+    def _close(self) -> None:
+        self._keeper.stop()
+        self._committer.close()
+        if self._given_up is not None:  # the claims stay; a client that was made since then is closed here
+            self._held.client.close(LEAVE)
+            return
+        try:
+            self._held.leave()
+        except Exception as error:
+            if not passes(error):
+                raise
+            # The claims stay until somebody claims over them: nothing is lost but a count.
+            self._announce(events.DatabaseTrouble(error=error))
+
+    def _on_client_error(self) -> Callable[[Any], None]:
+        """Brokers that are away are reported dozens of times a second: once in a while, and at the first, is enough."""
+
+        def on_error(error: Any) -> None:
+            now = monotonic()
+            if now - self._said.get(error.code(), -REPEAT) >= REPEAT:
+                self._said[error.code()] = now
+                self._announce(events.KafkaTrouble(error=error.str()))
+
+        return on_error
+
+    # -- the loop -------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._step()
+            except KafkaException as error:
+                raise_if_fatal(error.args[0])
+                text = error.args[0].str()
+                self._back_off(events.KafkaTrouble(error=text))
+            except KafkaAway as error:
+                self._back_off(events.KafkaTrouble(error=str(error)))
+            except CodecAway as error:
+                self._ask_codec = error.ask
+                self._back_off(events.CodecTrouble(error=str(error)))
+            except Exception as error:
+                if not passes(error):
+                    raise
+                self._back_off(events.DatabaseTrouble(error=error))
+
+    def _step(self) -> None:
+        self._held.tend()
+        self._recovered()
+        self._raise_if_strict()
+        self._sample_lag()
+        has_tried = self._try_carefully()
+        if (chunk := self._read(0 if has_tried else POLL, self._limits.batch_records)) is None:
+            self._took = 0.0
+            return
+        batch = OpenBatch(chunk, lambda: self._draw(batch.room), self._held.identity.ask, self._limits)
+        began = monotonic()
+        with self._keeper:
+            self._committer.commit(batch)
+        self._took = monotonic() - began
+        self._recovered()
+
+    def _read(self, wait: float, most: int) -> Chunk[RawRecord] | None:
+        """What has waited long enough, and what the client has; waits for the first record, if there is none."""
+        room, due = min(CHUNK, most), None
+        if self._held.turns:
+            # Half of the room each: neither what waits nor what comes in keeps the other out.
+            self._first = not self._first
+            due = self._held.turns.due(room // 2 + self._first)
+            room -= len(due)
+            wait = 0 if len(due) else self._held.turns.wait(wait)
+        taken = self._held.take(self._held.client.read(room, wait)) if room else None
+        if taken is None or not len(taken):
+            return due if due is not None and len(due) else None
+        self._announce(events.ChunkRead(records=len(taken)))
+        chunk = self._readable(taken)
+        return chunk if due is None or not len(due) else due.and_then(chunk)
+
+    def _readable(self, taken: Chunk[Any]) -> Chunk[RawRecord]:
+        """The messages as records, which are made when somebody looks at one; what cannot be read is found now."""
+        records, unreadable = unmade(list(taken), next(iter(taken.reads)) if len(taken.reads) == 1 else None)
+        for record, error in unreadable:
+            self._held.placed[Partition(record.topic, record.partition)].unreadable[record.offset] = error
+        return Chunk(records, taken.reads, unreadable)
+
+    def _draw(self, most: int) -> Chunk[RawRecord] | None:
+        """What more is there for the open batch; None once a partition was taken away or the end was asked for."""
+        return None if self._held.changed or self._stopping.is_set() else self._read(0, most)
+
+    def _raise_if_strict(self) -> None:
+        if self._pipeline.strict and (stopped := self._held.stopped):
+            raise next(iter(stopped.values()))
+
+    def _sample_lag(self) -> None:
+        now = monotonic()
+        if now < self._lag_at:
+            return
+        self._lag_at = now + self._limits.lag_check
+        try:
+            lag, unknown = self._held.lag()
+        except KafkaAway as error:  # one partition without a leader keeps no other from being read
+            self._announce(events.KafkaTrouble(error=str(error)))
+            return
+        self._announce(events.LagSampled(lag=lag, waiting=self._held.turns.waiting(), unknown=unknown))
+
+    # -- one record at a time -------------------------------------------------------------------------
+
+    def _try_carefully(self) -> bool:
+        """Try what is due and has a transaction of its own, for about as long as the last batch; whether any was."""
+        until, has_tried = monotonic() + self._took, False
+        while not self._stopping.is_set() and (tried := self._held.turns.careful()) is not None:
+            if isinstance(tried, SuspectPart):
+                self._try_part(tried)
+            else:
+                self._try(tried)
+            has_tried = True
+            if monotonic() >= until:
+                break
+        return has_tried
+
+    def _try(self, alone: Alone) -> None:
+        """One record in a transaction of its own; that it is tried goes on record before, as it may be the end of us.
+
+        One that ended as many processes as it may is poison, and no handler sees it.
+        """
+        at = alone.partition, alone.record.offset
+        batch = OpenBatch(alone.chunk, lambda: None, self._held.identity.ask, self._limits, tries={at: alone.tries})
+        batch.is_transient = alone.is_transient
+        if alone.is_convicted:
+            fail(self._pipeline, batch, alone.record, Killer(alone.deaths), Cause.KILLED)
+        else:
+            pipeline = self._pipeline
+            then = TRANSIENT if alone.is_transient else pipeline.on_poison.value
+            attempt = Attempt(at[1], alone.tries + 1, allowed=pipeline.retry.attempts, then=then)
+            if not self._on_record(lambda: self._ledger.note_alone([(alone.claim, attempt)])):
+                return
+            self._announce(events.TriedAlone(partition=at[0], offset=at[1], attempt=attempt.number))
+        batch.isolating = True  # it stands alone already: a failure is its own, and is not looked for by a second call
+        self._commit_carefully(batch, alone.claim)
+        if batch.reads:
+            self._held.turns.note_left(at[0], is_found=alone.is_convicted)
+        if alone.tries and batch.reads and batch.wants(alone.record):
+            self._announce(events.RetrySucceeded(partition=at[0], offset=at[1], attempt=alone.tries + 1))
+
+    def _try_part(self, part: SuspectPart) -> None:
+        """A part of a suspect range; that it is tried is recorded before, as it may end this process."""
+        batch = OpenBatch(part.chunk, lambda: None, self._held.identity.ask, self._limits)
+        batch.suspects = part.suspects
+        note = SuspectNote(part.claim, part.suspects.end, part.end)
+        if not part.is_noted and not self._on_record(lambda: self._ledger.suspect_alone([note])):
+            return
+        self._announce(events.TriedPart(partition=part.partition, start=part.start, end=part.end))
+        self._commit_carefully(batch, part.claim)
+        if batch.reads:
+            self._held.turns.note_left(part.partition)
+
+    def _on_record(self, note: Callable[[], object]) -> bool:
+        """Put it on record, if the claim is still ours."""
+        try:
+            note()
+        except Fenced as error:
+            self._announce(events.Refused(reason=error.reason))
+            self._held.resolve({})
+            return False
+        return True
+
+    def _commit_carefully(self, batch: OpenBatch, claim: Claim) -> None:
+        try:
+            with self._keeper:
+                self._committer.commit(batch)
+        except Exception:
+            self._give_up(claim)
+            raise
+
+    def _give_up(self, claim: Claim) -> None:
+        """The attempt ends here, and not its process: say so at once, before a successor takes it for a death."""
+        if self._given_up is not None:
+            return
+        try:
+            self._ledger.release([claim])
+        except Exception as error:
+            if not passes(error):
+                raise
+
+    # -- trouble --------------------------------------------------------------------------------------
+
+    def _back_off(self, trouble: events.KafkaTrouble | events.DatabaseTrouble | events.CodecTrouble) -> None:
+        """Read nothing and let rebalances run for a while; then claim again: the ledger says where to go on."""
+        wait = next(self._waits)
+        self._announce(replace(trouble, wait=wait))
+        self._held.suspend()
+        until = monotonic() + wait
+        while not self._stopping.is_set() and (left := until - monotonic()) > 0:
+            self._held.take(self._held.client.read(CHUNK, min(left, POLL)))
+
+    def _watch(self, event: events.Event) -> None:
+        """Whoever announces a trouble, its end is announced here."""
+        if isinstance(event, events.KafkaTrouble | events.DatabaseTrouble | events.CodecTrouble | events.Paused):
+            self._in_trouble = True
+        elif isinstance(event, events.Recovered):
+            self._in_trouble = False
+
+    def _recovered(self) -> None:
+        """Say when it is over: everything is claimed, and the brokers answer (a quiet topic would not show it)."""
+        if self._in_trouble and not self._held.waiting:
+            self._held.identity.cluster_id()  # KafkaAway: it is not over
+            if self._ask_codec is not None:
+                self._ask_codec()  # CodecAway: nor is this, and no transaction is opened to find it out
+                self._ask_codec = None
+            self._in_trouble = False
+            self._said.clear()
+            self._waits = Backoff().waits(self._chance)
+            self._announce(events.Recovered())

@@ -1,0 +1,1 @@
+"""Dead letters selected, replayed and discarded; ``seekpoint.admin`` is the public face."""

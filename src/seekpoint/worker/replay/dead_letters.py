@@ -1,0 +1,125 @@
+"""A group's dead letters, for people: list, get, discard, export. Needs no pipeline: nothing is applied."""
+
+from __future__ import annotations
+
+import getpass
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any
+
+from sqlalchemy import URL, Engine
+
+from seekpoint.worker.replay.preconditions import closed
+from seekpoint.worker.replay.selection import Chosen, Where, chosen_letters, lean
+from seekpoint.worker.replay.results import Discarded
+from seekpoint.worker.replay.lock_retry import patiently
+from seekpoint.worker.replay.json_export import portable
+from seekpoint.worker.replay.statements import GROUP_OF_LETTER
+from seekpoint.ledger.dead_letters import DeadLetter, DeadLetters
+from seekpoint.postgres.engine import postgres_engine
+from seekpoint.errors import ConfigError
+from seekpoint.ledger import Ledger
+from seekpoint.pipeline.policy import Limits
+from seekpoint.records import State, storable
+from seekpoint.ledger.tables import DEFAULT_SCHEMA, LARGEST_BIGINT, in_schema
+
+
+class Letters:
+    """The dead letters of one group. Each change is a transaction of its own, durable, with actor and reason.
+
+    ``engine`` is a SQLAlchemy ``Engine`` or URL on ``postgresql+psycopg``; ``actor`` who does it (by default the
+    operating system's user). Making one does no I/O. A change waits for a batch in hand on the letter's partition,
+    at most ``Limits.transaction_age`` seconds.
+    """
+
+    def __init__(
+        self,
+        engine: Engine | URL | str,
+        group: str,
+        *,
+        schema: str = DEFAULT_SCHEMA,
+        actor: str | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        self.ledger = Ledger(engine, group, schema=schema, limits=limits)
+        self.actor = storable(actor or getpass.getuser())
+        self._dead_letters = DeadLetters(self.ledger)
+
+    def list(self, where: Where = Where(), *, limit: int | None = None) -> Iterator[DeadLetter]:  # noqa: B008
+        """Letters in the order of topic, partition and offset, without their values (``get`` has them)."""
+        return chosen_letters(self._dead_letters, where, limit)
+
+    def get(self, id: int) -> DeadLetter:  # noqa: A002 -- the column's name, which people type
+        """One letter, whole. Raises ConfigError where the group has none of that id."""
+        return self._dead_letters.get(id)
+
+    def first_of_key(self, letter: DeadLetter) -> DeadLetter | None:
+        """The first open letter of its key, without its value; None for a null key, or where none is open."""
+        with self.ledger.begin() as tx:
+            first = self._dead_letters.first_open_of_key(tx.connection, letter)
+        return None if first is None else open_at(self._dead_letters, letter, first)
+
+    def export(self, where: Where = Where()) -> Iterator[dict[str, Any]]:  # noqa: B008
+        """Letters as :func:`portable` dictionaries, whole, one in memory at a time."""
+        for letter in self.list(where):
+            yield portable(self.get(letter.id), self.ledger.group)
+
+    def plan_discard(self, chosen: Chosen) -> tuple[Discarded, ...]:
+        """What a discard of these would do, without doing it."""
+        return tuple(
+            Discarded(lean(one), None if one.is_open else closed(one).reason)
+            for one in chosen_letters(self._dead_letters, chosen)
+        )
+
+    def discard(
+        self, chosen: Chosen, *, reason: str, progress: Callable[[Discarded], None] | None = None
+    ) -> tuple[Discarded, ...]:
+        """Close open letters without applying their records; each stays, with actor and reason.
+
+        What was held behind a letter is the first of its key then, and can be replayed. One that is not open any more
+        is refused, and left as it is. Needs neither a pipeline nor a running group, and a pause does not hinder it.
+        Raises ConfigError where no reason is given, and for an id that the group does not have.
+        """
+        if not reason.strip():
+            raise ConfigError("a record is given up for a reason: give reason='...'")
+        done = []
+        for letter in map(lean, chosen_letters(self._dead_letters, chosen)):
+            done.append(self._discard(letter, storable(reason)))
+            if progress is not None:
+                progress(done[-1])
+        return tuple(done)
+
+    def _discard(self, letter: DeadLetter, reason: str) -> Discarded:
+        tries = count(1)
+
+        def once() -> Discarded:
+            is_first = next(tries) == 1
+            with self.ledger.begin() as tx:
+                now = self._dead_letters.lock(tx.connection, letter.id)
+                if now.is_open:
+                    self._dead_letters.close(tx.connection, now, State.DISCARDED, self.actor, reason)
+                    return Discarded(letter)
+            # Perhaps it was COMMIT that had no answer: then this is our own doing.
+            ours = (now.state, now.closed_by, now.closed_reason) == (State.DISCARDED, self.actor, reason)
+            return Discarded(letter, None if ours and not is_first else closed(now).reason)
+
+        return patiently(once)
+
+
+def open_at(dead_letters: DeadLetters, letter: DeadLetter, offset: int) -> DeadLetter | None:
+    """The open letter at another offset of its partition, in the same life of the topic; without its value."""
+    found = dead_letters.list(
+        topic=letter.topic, partition=letter.partition, from_offset=offset, to_offset=offset + 1, with_values=False
+    )
+    return next((one for one in found if one.topic_id == letter.topic_id and one.is_open), None)
+
+
+def group_of(engine: Engine | URL | str, id: int, *, schema: str = DEFAULT_SCHEMA) -> str:  # noqa: A002
+    """The group that a dead letter belongs to. Raises ConfigError where there is none of that id."""
+    found: str | None = None
+    if abs(id) <= LARGEST_BIGINT:
+        with postgres_engine(engine).connect() as connection:
+            found = connection.execute(GROUP_OF_LETTER, {"id": id}, execution_options=in_schema(schema)).scalar()
+    if found is None:
+        raise ConfigError(f"the ledger in schema {schema!r} has no dead letter {id}: `list` shows those of a group")
+    return str(found)

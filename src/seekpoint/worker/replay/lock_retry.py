@@ -1,0 +1,37 @@
+"""Errors of the database that may pass, for somebody who waits at a terminal: a few tries, then the error."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from seekpoint.ledger.claim import LOCK_NOT_AVAILABLE
+from seekpoint.pipeline.policy import Backoff
+from seekpoint.postgres.sqlstates import passes, sqlstate
+
+T = TypeVar("T")
+
+TRIES = 5
+_BACKOFF = Backoff(initial=0.2, ceiling=5.0)
+
+
+def patiently(transaction: Callable[[], T]) -> T:
+    """Run one whole transaction; again where its error may pass (a deadlock, a lost connection).
+
+    It must find out by itself what became of it the time before. A lock that was waited for in vain is not waited for
+    again: the limit is the caller's.
+    """
+    waits = _BACKOFF.waits(random.Random())  # noqa: S311 -- jitter
+    for _ in range(TRIES - 1):
+        try:
+            return transaction()
+        except Exception as error:
+            if sqlstate(error) == LOCK_NOT_AVAILABLE:
+                error.add_note("a batch of this partition is being written, or somebody else has it in hand: try again")
+                raise
+            if not passes(error):
+                raise
+        threading.Event().wait(next(waits))
+    return transaction()

@@ -1,0 +1,205 @@
+"""Dead letters through their pipeline's own codecs, sinks and handler: each in the transaction that closes it (I1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from heapq import heapify, heappop, heappush
+from uuid import UUID
+
+from sqlalchemy import URL, Engine
+
+from seekpoint.worker.replay.preconditions import behind, check_group, check_topic, keeps_order, refused
+from seekpoint.worker.replay.selection import Chosen, Where, chosen_letters, lean, rank
+from seekpoint.worker.replay.dead_letters import Letters, open_at
+from seekpoint.worker.replay.results import Planned, Replayed, Summary
+from seekpoint.worker.replay.replayer import Replayer
+from seekpoint.ledger.dead_letters import DeadLetter
+from seekpoint.errors import ConfigError, Fenced
+from seekpoint.postgres.connection import Session
+from seekpoint.ledger.sql.worker import READ_GROUP
+from seekpoint.pipeline.pipeline import Pipeline
+from seekpoint.pipeline.policy import Limits
+from seekpoint.records import storable
+from seekpoint.ledger.tables import DEFAULT_SCHEMA
+
+Key = tuple[str, int, UUID, bytes]  # of one partition, in one life of its topic
+Progress = Callable[[Replayed, int, int], None]  # the last one; how many are done; how many there are, as known now
+
+REASON = "redrive"
+
+
+class Redrive(Letters):
+    """The dead letters of a pipeline's group, and the pipeline to apply them with.
+
+    A letter is applied on the worker's own road, as a batch of one record, in one durable transaction that also closes
+    it, with actor and reason. Its partition's row is locked first: a worker's batch there, a rewind and another
+    operator come before it or after it, and it is applied once. Where it fails again the transaction is rolled back,
+    and the letter stays open with the new error beside the old one.
+
+    Where keys are held, letters of one key are replayed in the order of their offsets, and the first one draws the
+    others along, one transaction each, until none is open or one fails. Where a running worker holds records of that
+    key faster than they are replayed, that is never: pause the group meanwhile.
+
+    A paused group is left alone (GroupPaused) unless ``while_paused`` says that the pause is yours; letters of a topic
+    that was created anew since are always (Fenced).
+    The pipeline must be of the group's version: HandlerOutdated if it is older, ConfigError if it is newer.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        engine: Engine | URL | str,
+        *,
+        schema: str = DEFAULT_SCHEMA,
+        actor: str | None = None,
+        limits: Limits | None = None,
+        while_paused: bool = False,
+    ) -> None:
+        if not isinstance(pipeline, Pipeline):
+            raise ConfigError(f"Redrive needs a Pipeline, got {type(pipeline).__name__}")
+        super().__init__(engine, pipeline.group, schema=schema, actor=actor, limits=limits)
+        self.pipeline, self.while_paused = pipeline, while_paused
+
+    def plan(self, chosen: Chosen = Where()) -> tuple[Planned, ...]:  # noqa: B008 -- immutable
+        """What a replay of these would do, without doing it, in the order in which it would be done.
+
+        Letters that the first of their key draws along are in it, too. Raises what the replay would raise for all.
+        """
+        with self.ledger.begin() as tx:
+            group = tx.execute(READ_GROUP).one_or_none()
+        if group is None:
+            raise ConfigError(f"there is no group {self.pipeline.group!r} in the ledger: check name and schema")
+        check_group(group, self.pipeline, while_paused=self.while_paused)
+        positions = {at.partition: at for at in self.ledger.read()}
+        planned = []
+        for letter in map(lean, chosen_letters(self._dead_letters, chosen)):
+            check_topic(letter, self.pipeline)
+            refusal = refused(letter, positions.get(letter.at))
+            planned.append(Planned(letter, None if refusal is None else refusal.reason))
+        return tuple(sorted(self._in_order(planned), key=lambda one: rank(one.letter)))
+
+    def replay(self, id: int, *, reason: str = REASON, progress: Progress | None = None) -> Replayed:  # noqa: A002
+        """Replay one letter, and those that are held behind it (``followers``); ``failure`` says if it failed again.
+
+        Raises Fenced where it is not open any more (with who closed it, when and why), or where another one of its key
+        comes first (with that one's id); ConfigError where the group has none of that id; and what is wrong with
+        pipeline, group or database.
+        """
+        with self._replayer() as replayer:
+            first, following = replayer.replay(id, storable(reason))
+            if progress is not None:
+                progress(first, 1, 1)
+            follower = None if following is None else open_at(self._dead_letters, first.letter, following)
+            followers = [] if follower is None else [follower]
+            rest = self._each(replayer, followers, storable(reason), progress, done=1)
+            return replace(first, followers=tuple(rest))
+
+    def replay_all(
+        self,
+        chosen: Chosen = Where(),  # noqa: B008 -- immutable
+        *,
+        reason: str = REASON,
+        progress: Progress | None = None,
+    ) -> Summary:
+        """Replay these in the order of topic, partition and offset, one transaction each.
+
+        One that fails again, or is refused, does not keep the others back, but for those of its key where keys are
+        held. Letters that are parked or held meanwhile are not taken up, but for those of a held key. ``progress`` is
+        called after each with what became of it, how many are done, and how many there are.
+
+        What ends the whole replay (see :class:`Redrive`) is raised; what was applied before stays applied, and is
+        counted in a note of the error.
+        """
+        planned = self.plan(chosen)
+        refusals = [Replayed(one.letter, refusal=one.refusal) for one in planned if one.refusal is not None]
+        letters = [one.letter for one in planned if one.refusal is None]
+        done: list[Replayed] = []
+        try:
+            with self._replayer() as replayer:
+                for one in self._each(replayer, letters, storable(reason), progress):
+                    done.append(one)  # noqa: PERF402 -- what is done counts, also where the next one raises
+        except BaseException as error:
+            applied = sum(one.is_applied for one in done)
+            error.add_note(f"{applied} of {len(letters)} dead letters were replayed before that")
+            raise
+        return Summary(
+            replayed=sum(one.is_applied for one in done),
+            failed=tuple(one for one in done if one.failure is not None),
+            refused=tuple(refusals + [one for one in done if one.refusal is not None]),
+        )
+
+    def _each(
+        self,
+        replayer: Replayer,
+        letters: Iterable[DeadLetter],
+        reason: str,
+        progress: Progress | None,
+        done: int = 0,
+    ) -> Iterator[Replayed]:
+        """Replay these, the lowest offsets first, and what turns up behind them in keys that are held."""
+        work = [(*rank(letter), letter) for letter in letters]
+        heapify(work)
+        known = {(letter.at, letter.topic_id, letter.offset) for *_, letter in work}
+        stuck: dict[Key, DeadLetter] = {}
+        while work:
+            *_, letter = heappop(work)
+            outcome, following = self._one(replayer, letter, reason, stuck)
+            if following is not None and (at := (letter.at, letter.topic_id, following)) not in known:
+                known.add(at)
+                if (follower := open_at(self._dead_letters, letter, following)) is not None:
+                    heappush(work, (*rank(follower), lean(follower)))
+            done += 1
+            if progress is not None:
+                progress(outcome, done, done + len(work))
+            yield outcome
+
+    def _one(
+        self, replayer: Replayer, letter: DeadLetter, reason: str, stuck: dict[Key, DeadLetter]
+    ) -> tuple[Replayed, int | None]:
+        key = self._key(letter)
+        if key is not None and key in stuck:
+            return Replayed(letter, refusal=behind(letter, stuck[key]).reason), None
+        try:
+            outcome, following = replayer.replay(letter.id, reason)
+        except Fenced as refusal:
+            return Replayed(letter, refusal=refusal.reason), None
+        if key is not None and outcome.failure is not None:
+            stuck[key] = letter
+        return outcome, following
+
+    def _key(self, letter: DeadLetter) -> Key | None:
+        if letter.key is None or not keeps_order(self.pipeline, letter):
+            return None
+        return letter.topic, letter.partition, letter.topic_id, letter.key
+
+    def _in_order(self, planned: Sequence[Planned]) -> Iterator[Planned]:
+        """Where keys are held: refuse what comes behind a letter that is not replayed; add what is drawn along."""
+        chosen = {one.letter.id for one in planned}
+        good = {one.letter.id for one in planned if one.refusal is None}
+        wanted = {self._key(one.letter) for one in planned if one.letter.id in good} - {None}
+        first: dict[Key, DeadLetter] = {}
+        for topic, partition in sorted({key[:2] for key in wanted if key is not None}):
+            for letter in map(lean, self.list(Where(topic=topic, partition=partition))):
+                key = None if letter.key is None else (topic, partition, letter.topic_id, letter.key)
+                if key is None or key not in wanted:
+                    continue
+                head = first.setdefault(key, letter)
+                if head.id in good and letter.id not in chosen:
+                    yield Planned(letter, behind=head.id)
+        for one in planned:
+            key = self._key(one.letter)
+            head_of_it = None if key is None else first.get(key)
+            if one.refusal is None and head_of_it is not None and head_of_it.id not in good:
+                yield replace(one, refusal=behind(one.letter, head_of_it).reason)
+            else:
+                yield one
+
+    @contextmanager
+    def _replayer(self) -> Iterator[Replayer]:
+        session = Session(self.ledger.engine, lends=self.pipeline.handle is not None)
+        try:
+            yield Replayer(self.pipeline, self._dead_letters, session, self.actor, while_paused=self.while_paused)
+        finally:
+            session.close()

@@ -1,0 +1,154 @@
+"""One dead letter through a pipeline, in the transaction that closes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from seekpoint.worker.replay import statements as sql
+from seekpoint.worker.replay.preconditions import behind, check_group, check_topic, closed, keeps_order, refused
+from seekpoint.worker.replay.selection import lean
+from seekpoint.worker.replay.dead_letters import open_at
+from seekpoint.worker.replay.results import Replayed
+from seekpoint.worker.replay.lock_retry import patiently
+from seekpoint.worker.apply import Failed, make, write
+from seekpoint.ledger.dead_letters import DeadLetter, DeadLetters
+from seekpoint.errors import HandlerMisuse
+from seekpoint.postgres.connection import LentConnection, Session
+from seekpoint.ledger.positions import look
+from seekpoint.ledger.sql.worker import READ_GROUP
+from seekpoint.pipeline.pipeline import Pipeline
+from seekpoint.records import Cause, Failure, Span, State
+from seekpoint.postgres.sqlstates import Fault, connection_lost, is_data_fault
+
+
+@dataclass(slots=True)
+class _Road:
+    """How far one transaction came."""
+
+    letter: DeadLetter | None = None
+    transaction: str | None = None
+    following: int | None = None
+    committing: bool = False
+
+
+class Replayer:
+    """Puts letters of one group through one pipeline, one transaction each."""
+
+    def __init__(
+        self, pipeline: Pipeline, dead_letters: DeadLetters, session: Session, actor: str, *, while_paused: bool
+    ) -> None:
+        self._pipeline, self._dead_letters, self._session, self._actor = pipeline, dead_letters, session, actor
+        self._ledger, self._while_paused = dead_letters.ledger, while_paused
+
+    def replay(self, id: int, reason: str) -> tuple[Replayed, int | None]:  # noqa: A002 -- the column's name
+        """Apply it and close it, together (I1); where it fails again, it stays open with the new error.
+
+        Where keys are held and it was applied, also the offset of the next open letter of its key.
+
+        Raises Fenced where it is not to be replayed (any more); HandlerOutdated, GroupPaused, ConfigError; what the
+        handler's misuse raises; and errors of the database that are not the record's.
+        """
+        before: list[_Road] = []
+
+        def once() -> Replayed:
+            if before and before[-1].committing and self._took_effect(before[-1]):
+                assert before[-1].letter is not None
+                return Replayed(lean(before[-1].letter))
+            before.append(road := _Road())
+            return self._once(id, reason, road)
+
+        try:
+            outcome = patiently(once)
+        except DBAPIError as error:
+            if before and before[-1].committing and connection_lost(error):
+                error.add_note(
+                    f"COMMIT had no answer, and nobody could be asked: `show {id}` says whether dead letter {id} was "
+                    "replayed; to replay it again is safe, for it is applied once"
+                )
+            raise
+        return outcome, before[-1].following if outcome.is_applied else None
+
+    def _once(self, id: int, reason: str, road: _Road) -> Replayed:  # noqa: A002
+        try:
+            self._transaction(id, reason, road)
+        except Failed as failed:
+            if failed.fault is not Fault.DATA:  # one record alone cannot say whether it is to blame
+                raise failed.error from failed
+            failure = Failure.of(failed.error, failed.cause)
+        except DBAPIError as error:
+            if not (road.committing and is_data_fault(error)):
+                raise
+            failure = Failure.of(error, Cause.DATABASE)  # a constraint that was put off until COMMIT
+        else:
+            assert road.letter is not None
+            return Replayed(lean(road.letter))
+        assert road.letter is not None
+        letter = road.letter
+        patiently(lambda: self._keep(letter, failure))
+        return Replayed(lean(letter), failure)
+
+    def _transaction(self, id: int, reason: str, road: _Road) -> None:  # noqa: A002
+        with self._session.transaction() as tx:
+            settings = tx.execute(sql.REMEMBER_SESSION).mappings().one()
+            road.letter = letter = self._dead_letters.lock(tx, id)
+            self._admit(tx, letter)
+            road.transaction = self._as_worker(tx, dict(settings))
+            made = make(self._pipeline, letter.record)
+            write(tx, self._pipeline, [made], [Span(letter.at, letter.offset, letter.offset + 1)])
+            if tx.execute(sql.CURRENT_TRANSACTION).scalar_one() != road.transaction:
+                raise HandlerMisuse(
+                    "the handler ended the transaction it was lent: what it wrote before may be half done, and dead "
+                    f"letter {id} stays open"
+                )
+            self._dead_letters.close(tx, letter, State.REPLAYED, self._actor, reason)
+            if keeps_order(self._pipeline, letter):
+                road.following = self._dead_letters.first_open_of_key(tx, letter)
+            road.committing = True
+
+    def _as_worker(self, tx: LentConnection, before: Mapping[str, str]) -> str:
+        """Set the session as a worker sets it for its handler; the transaction stays durable. Returns its id."""
+        age = f"{round(self._ledger.limits.transaction_age * 1000)}ms"
+        settings = {**before, "idle_in_transaction_session_timeout": age}
+        statement = sql.AS_WORKER
+        if (tx.dialect.server_version_info or (0,)) >= (17,):
+            statement = sql.AS_WORKER_17
+            settings["transaction_timeout"] = age
+        return str(tx.execute(statement, settings).one().transaction)
+
+    def _admit(self, tx: Connection, letter: DeadLetter) -> None:
+        scope = self._ledger.scope(tx)
+        check_group(scope.execute(READ_GROUP).one(), self._pipeline, while_paused=self._while_paused)
+        if (refusal := refused(letter, look(scope, [letter.at], locked=False).get(letter.at))) is not None:
+            raise refusal
+        check_topic(letter, self._pipeline)
+        if keeps_order(self._pipeline, letter):
+            first = self._dead_letters.first_open_of_key(tx, letter)
+            if first is not None and first < letter.offset:
+                raise behind(letter, open_at(self._dead_letters, letter, first))
+
+    def _keep(self, letter: DeadLetter, failure: Failure) -> None:
+        """The new error beside the old one, in a transaction of its own: what the replay wrote is rolled back."""
+        with self._ledger.begin() as tx:
+            now = self._dead_letters.lock(tx.connection, letter.id)
+            if not now.is_open:  # somebody was quicker between the two transactions
+                raise closed(now)
+            self._dead_letters.failed_again(tx.connection, now, failure)
+
+    def _took_effect(self, road: _Road) -> bool:
+        """What became of a COMMIT without an answer: False if nothing was written; Fenced if another one closed it.
+
+        The lock waits for a COMMIT that is still under way.
+        """
+        assert road.letter is not None
+        with self._ledger.begin() as tx:
+            now = self._dead_letters.lock(tx.connection, road.letter.id)
+            if now.is_open:
+                return False
+            status = tx.connection.execute(sql.TRANSACTION_STATUS, {"transaction": road.transaction}).scalar()
+        if now.state is State.REPLAYED and status == "committed":
+            return True
+        raise closed(now)

@@ -1,0 +1,60 @@
+"""What would become of a dead letter, and what became of it: plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from seekpoint.ledger.dead_letters import DeadLetter
+from seekpoint.records import Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A letter that is meant, without value and tracebacks; ``refusal`` says why it would be left as it is, or None.
+
+    ``behind`` is the id of the letter of its key that draws it along, where it was not chosen itself.
+    """
+
+    letter: DeadLetter
+    refusal: str | None = None
+    behind: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What became of one letter: applied and closed; failed again (``failure``), or refused (``refusal``): still there.
+
+    ``letter`` is as it was before, without value and tracebacks. ``followers`` are those of its key that came after it.
+    """
+
+    letter: DeadLetter
+    failure: Failure | None = None
+    refusal: str | None = None
+    followers: tuple[Replayed, ...] = ()
+
+    @property
+    def is_applied(self) -> bool:
+        """Whether the record is applied now, by this replay."""
+        return self.failure is None and self.refusal is None
+
+
+@dataclass(frozen=True, slots=True)
+class Discarded:
+    """What became of one letter that was to be discarded; ``refusal`` is None where it was."""
+
+    letter: DeadLetter
+    refusal: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """How a replay of many ended: how many were applied; which failed again; which were refused, and why."""
+
+    replayed: int = 0
+    failed: tuple[Replayed, ...] = ()
+    refused: tuple[Replayed, ...] = ()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every one that was meant is applied."""
+        return not self.failed and not self.refused

@@ -1,0 +1,91 @@
+"""Which dead letters are meant: by their ids, or by what they have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from seekpoint.ledger.dead_letters import DeadLetter, DeadLetters
+from seekpoint.ledger.dead_letters.dead_letter import OPEN
+from seekpoint.errors import ConfigError
+from seekpoint.records import Cause, State
+
+PAGE = 500  # letters that are asked for at once, without their values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Where:
+    """Dead letters that meet every condition given; by default all that are open.
+
+    ``to_offset`` is the first one not meant; ``error`` a part of the error's text, in its own case; ``since`` the
+    earliest time of parking (aware). Raises ConfigError for a time without a zone, and for offsets or a partition
+    without their topic.
+    """
+
+    topic: str | None = None
+    partition: int | None = None
+    states: tuple[State, ...] = OPEN
+    cause: Cause | None = None
+    from_offset: int | None = None
+    to_offset: int | None = None
+    error: str | None = None
+    since: datetime | None = None
+
+    def __post_init__(self) -> None:
+        if self.since is not None and self.since.tzinfo is None:
+            raise ConfigError(f"since={self.since!r}: give an aware time, e.g. datetime(..., tzinfo=UTC)")
+        narrow = (self.partition, self.from_offset, self.to_offset)
+        if self.topic is None and any(one is not None for one in narrow):
+            raise ConfigError("a partition or an offset means nothing without its topic: name the topic, too")
+
+
+Chosen = Where | Iterable[int] | int
+"""A condition, ids, or one id."""
+
+
+def chosen_letters(dead_letters: DeadLetters, chosen: Chosen, limit: int | None = None) -> Iterator[DeadLetter]:
+    """The letters that are meant, in the order of topic, partition and offset; their values are left out.
+
+    Raises ConfigError for an id that the group does not have.
+    """
+    if isinstance(chosen, Where):
+        yield from _pages(dead_letters, chosen, limit)
+        return
+    ids = {chosen} if isinstance(chosen, int) else set(chosen)
+    yield from sorted((replace(dead_letters.get(each), value=None) for each in ids), key=rank)
+
+
+def lean(letter: DeadLetter) -> DeadLetter:
+    """The same without value and tracebacks: a hundred thousand of them fit in memory."""
+    return replace(letter, value=None, traceback=None, replay_traceback=None)
+
+
+def rank(letter: DeadLetter) -> tuple[str, int, int, int]:
+    """Where a letter stands among others."""
+    return letter.topic, letter.partition, letter.offset, letter.id
+
+
+def _pages(dead_letters: DeadLetters, where: Where, limit: int | None) -> Iterator[DeadLetter]:
+    after: DeadLetter | None = None
+    left = limit
+    while left is None or left > 0:
+        most = PAGE if left is None else min(PAGE, left)
+        page = dead_letters.list(
+            topic=where.topic,
+            partition=where.partition,
+            states=where.states,
+            cause=where.cause,
+            from_offset=where.from_offset,
+            to_offset=where.to_offset,
+            error=where.error,
+            since=where.since,
+            limit=most,
+            after=after,
+            with_values=False,
+        )
+        yield from page
+        if len(page) < most:
+            return
+        after = page[-1]
+        left = None if left is None else left - most

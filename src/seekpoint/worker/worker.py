@@ -1,0 +1,318 @@
+"""Running a worker: as a process until SIGTERM, or inside a service on a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from sqlalchemy import URL, Engine
+
+from seekpoint import events
+from seekpoint.postgres.engine import schema_translation, shown
+from seekpoint.errors import ConfigError, StopTimeout
+from seekpoint.events import Announcer, Observer
+from seekpoint.worker.health import Health, HealthBoard
+from seekpoint.kafka.config import consumer_config
+from seekpoint.ledger import Ledger
+from seekpoint.pipeline.pipeline import Pipeline
+from seekpoint.pipeline.policy import Limits
+from seekpoint.postgres.user_code_time import Stopwatch
+from seekpoint.ledger.tables import DEFAULT_SCHEMA
+from seekpoint.worker.loop import Loop
+
+logger = logging.getLogger("seekpoint.worker.worker")
+
+
+class Worker:
+    """Applies a pipeline's records exactly once, as one member of its group.
+
+    ``engine`` is a URL or sync ``Engine`` on ``postgresql+psycopg``; ``kafka`` librdkafka's own configuration,
+    passed through but for the keys that the promise hangs on. ``partitions=[(topic, number), ...]`` reads a
+    fixed list without a group. ``observe`` gets every event, on the worker's thread (``Kept`` on the keeper's).
+    Scale by more workers in more processes, not by threads.
+
+    A worker whose pipeline writes a topic's records to other tables than the group does, at the same version, waits
+    outside the group (event ``DeclarationRefused``). With ``accept_declaration=True`` its tables replace the group's,
+    and workers that run exit as outdated.
+
+    Making a worker does no I/O; clients and connections are made in the thread that runs it. A worker runs
+    once. Raises ConfigError where the declaration, the engine or the configuration contradict each other.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        *,
+        engine: Engine | URL | str,
+        kafka: Mapping[str, Any],
+        schema: str = DEFAULT_SCHEMA,
+        limits: Limits | None = None,
+        partitions: Iterable[tuple[str, int]] | None = None,
+        accept_declaration: bool = False,
+        observe: Sequence[Observer] = (),
+    ) -> None:
+        if not isinstance(pipeline, Pipeline):
+            raise ConfigError(f"Worker needs a Pipeline, got {type(pipeline).__name__}")
+        consumer_config(kafka, group=pipeline.group)  # refuse contradictions now, where they were written
+        self.pipeline = pipeline
+        self._own_engine = not isinstance(engine, Engine)
+        self._ledger = Ledger(
+            engine,
+            pipeline.group,
+            schema=schema,
+            version=pipeline.version,
+            tables=pipeline.tables_by_topic(schema_translation(engine)),
+            accept_declaration=accept_declaration,
+            limits=limits,
+            synchronous_commit=pipeline.synchronous_commit,
+        )
+        self._kafka = dict(kafka)
+        self._partitions: Collection[tuple[str, int]] | None = None if partitions is None else list(partitions)
+        self._check_partitions()
+        self._stopwatch = Stopwatch()
+        self._board = HealthBoard(stopwatch=self._stopwatch, allowed=self._ledger.limits.transaction_age)
+        self._announce = Announcer((self._board, self._on_event, *events.checked(observe)), group=pipeline.group)
+        self._has_started = False
+        self._stopping = threading.Event()
+        self._begun = threading.Lock()
+        self._loop: Loop | None = None
+
+    def __repr__(self) -> str:
+        return f"Worker({self.pipeline!r}, engine={shown(self._ledger.engine.url)!r})"
+
+    @property
+    def engine(self) -> Engine:
+        """Where its ledger and its tables are; a job of the same pipeline takes it from here."""
+        return self._ledger.engine
+
+    @property
+    def kafka(self) -> Mapping[str, Any]:
+        """The client's configuration, as it was given."""
+        return self._kafka
+
+    @property
+    def schema(self) -> str:
+        """The ledger's schema."""
+        return self._ledger.schema
+
+    @property
+    def limits(self) -> Limits:
+        """How much one transaction may hold, and how long things may take."""
+        return self._ledger.limits
+
+    def _check_partitions(self) -> None:
+        if self._partitions is None:
+            return
+        if not self._partitions:
+            raise ConfigError(
+                "partitions= is empty: name at least one (topic, number), or leave it out to join the group"
+            )
+        if strangers := {topic for topic, _ in self._partitions} - set(self.pipeline.topics):
+            raise ConfigError(
+                f"partitions= names topics that the pipeline does not read: {', '.join(sorted(strangers))}"
+            )
+
+    def health(self) -> Health:
+        """The state now; may be called from any thread."""
+        return self._board.read()
+
+    @property
+    def has_started(self) -> bool:
+        """Whether it has joined its group, or waits outside of it; False while it waits for its servers."""
+        return self._has_started
+
+    def stop(self, grace: float | None = None) -> None:
+        """Ask the worker to finish the batch in hand and leave; returns at once, from any thread.
+
+        With ``grace``, a worker that has not ended after so many seconds is given up: its connection is closed, so that
+        nothing of the batch is committed, its client leaves the group, and its end is a StopTimeout that names what has
+        not returned. The next owners of its partitions count a crash.
+        """
+        self._stopping.set()
+        if grace is not None:
+            timer = threading.Timer(_seconds("grace", grace), self._give_up, [grace])
+            timer.daemon = True
+            timer.start()
+
+    def _give_up(self, grace: float) -> None:
+        if self._loop is not None:
+            self._loop.give_up(grace)
+
+    def run(self) -> None:
+        """Work until SIGTERM or SIGINT, finishing the batch in hand; returns when drained.
+
+        A second signal aborts: the open transaction is thrown away, and its records are read again by
+        whoever comes next. A third ends the process at once, also where a server never answers. Outside the
+        main thread no signal handler is installed. Raises what cannot be mended: ConfigError, SchemaMismatch,
+        HandlerOutdated, what the handler raises, and errors of the database and of Kafka as they are.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            self._run()
+            return
+        before = {s: signal.signal(s, self._on_signal) for s in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            self._run()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _on_event(self, event: events.Event) -> None:
+        if isinstance(event, events.Started | events.StoodBy | events.DeclarationRefused):
+            self._has_started = True
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        unborn = number == signal.SIGINT and not self._has_started  # waits for its servers: nothing is in hand
+        if unborn or self._stopping.is_set():
+            for each in (signal.SIGTERM, signal.SIGINT):  # to abort speaks to the database too, which may not answer
+                signal.signal(each, signal.SIG_DFL)
+            told = "before the worker had started" if unborn else f"second {signal.Signals(number).name}: aborted"
+            raise KeyboardInterrupt(told)
+        self._stopping.set()
+
+    def _run(self) -> None:
+        if not self._begun.acquire(blocking=False):
+            raise ConfigError("a worker runs once: make a new one")
+        loop = self._loop = Loop(
+            self.pipeline,
+            self._ledger,
+            kafka=self._kafka,
+            partitions=self._partitions,
+            announce=self._announce,
+            stopping=self._stopping,
+            stopwatch=self._stopwatch,
+        )
+        try:
+            loop.run()
+        finally:
+            if self._own_engine:  # made from a URL: its connections are nobody else's to close
+                self._ledger.engine.dispose()
+
+    def running(
+        self,
+        *,
+        wait: bool = True,
+        grace: float | None = 25.0,
+        on_death: Callable[[BaseException], object] | None = None,
+    ) -> Running:
+        """Run on a thread of its own, for the length of a ``with`` or ``async with`` block.
+
+        Entering waits until the worker has started, or waits outside its group (a reload, other tables); leaving
+        drains it, and raises the error that ended it early, if one did. ``health().live`` turns False at once when
+        that happens. Installs no signal handler.
+
+        With ``wait=False`` it is entered at once: brokers or a database that do not answer are waited for on the
+        worker's thread, at most ``Limits.start_wait`` seconds, and what is wrong for good is raised on leaving.
+        ``health().trouble`` says what is missing.
+
+        ``on_death`` is given the error that ended the worker, on its thread, unless it is raised on entering. The log
+        ``seekpoint.events`` has it in any case, at ERROR, with its traceback.
+
+        Leaving takes ``grace`` seconds at most, and some for leaving the group: a worker that has not ended by then is
+        given up as :meth:`stop` says, and StopTimeout is raised. None waits without limit.
+        """
+        if on_death is not None and not callable(on_death):
+            raise ConfigError(f"on_death={on_death!r}: must be a function that takes the error")
+        seconds = None if grace is None else _seconds("grace", grace)
+        return Running(self, self._announce, wait=wait, grace=seconds, on_death=on_death)
+
+
+def _seconds(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= threading.TIMEOUT_MAX:
+        raise ConfigError(f"{name}={value!r}: must be a number of seconds, 0 or greater, or None for no limit")
+    return value
+
+
+class Running:
+    """A worker on its own thread, for the length of a block."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        announce: Announcer,
+        *,
+        wait: bool,
+        grace: float | None,
+        on_death: Callable[[BaseException], object] | None,
+    ) -> None:
+        self.worker, self._wait, self._grace, self._on_death = worker, wait, grace, on_death
+        self._announce = announce
+        self._error: BaseException | None = None
+        self._started, self._ended = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._target, name=f"seekpoint-{worker.pipeline.group}", daemon=True)
+
+    def _target(self) -> None:
+        self._announce.add(self._on_event)
+        try:
+            self.worker.run()
+        except BaseException as error:  # noqa: BLE001 -- raised again where the block is left
+            if self._ended.is_set():  # given up before
+                return
+            self._error = error
+            if not self._wait or self._started.is_set():  # else it is raised on entering
+                self._tell(error)
+        finally:
+            self._started.set()
+            self._ended.set()
+
+    def _tell(self, error: BaseException) -> None:
+        if self._on_death is None:
+            return
+        try:
+            self._on_death(error)
+        except Exception:
+            logger.exception("on_death= raised; ignored")
+
+    def _on_event(self, event: events.Event) -> None:
+        match event:
+            case events.Started() | events.StoodBy() | events.DeclarationRefused():
+                self._started.set()
+            case events.Stopped(error=StopTimeout() as error):  # its thread has not ended, and may never
+                self._error = error
+                if self._started.is_set() or not self._wait:
+                    self._tell(error)
+                self._started.set()
+                self._ended.set()
+
+    def health(self) -> Health:
+        """The worker's state now."""
+        return self.worker.health()
+
+    def _enter(self) -> Self:
+        self._thread.start()
+        if not self._wait:
+            return self
+        self._started.wait()
+        if self._error is not None:
+            if not isinstance(self._error, StopTimeout):
+                self._thread.join()
+            raise self._error
+        return self
+
+    def _leave(self, failing: bool) -> None:
+        self.worker.stop(self._grace)
+        self._ended.wait()
+        if not isinstance(self._error, StopTimeout):
+            self._thread.join()
+        if self._error is not None and not failing:
+            raise self._error
+
+    def __enter__(self) -> Self:
+        return self._enter()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leave(failing=error is not None)
+
+    async def __aenter__(self) -> Self:
+        return await asyncio.to_thread(self._enter)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self._leave, error is not None)

@@ -57,11 +57,11 @@ check: $(SPARK)  ## style, types, layers, and migrations that equal the metadata
 	CI=true $(BIN)/pytest -q tests/migrations/test_metadata.py
 
 chaos: $(SPARK)  ## kill workers and servers, then reloads: make chaos ROUNDS=200 RELOADS=20 SEED=7
-	$(BIN)/python tests/chaos/run.py --rounds $(ROUNDS) --seed $(SEED) $(ARGS)
-	$(if $(filter-out 0,$(RELOADS)),$(BIN)/python tests/chaos/reloads.py --rounds $(RELOADS) --seed $(SEED))
+	$(BIN)/python tests/chaos/worker/run.py --rounds $(ROUNDS) --seed $(SEED) $(ARGS)
+	$(if $(filter-out 0,$(RELOADS)),$(BIN)/python tests/chaos/reload/reloads.py --rounds $(RELOADS) --seed $(SEED))
 
 properties: $(SPARK)  ## every write strategy against a plain model: make properties EXAMPLES=20000
-	SEEKPOINT_EXAMPLES=$(EXAMPLES) SEEKPOINT_REQUIRE_SERVERS=1 $(BIN)/pytest -n auto --maxprocesses 4 --timeout 0 tests/integration/test_write_strategies.py $(ARGS)
+	SEEKPOINT_EXAMPLES=$(EXAMPLES) SEEKPOINT_REQUIRE_SERVERS=1 $(BIN)/pytest -n auto --maxprocesses 4 --timeout 0 tests/postgres/test_write_strategies.py $(ARGS)
 
 mutants: $(SPARK)  ## break the lines that the promise hangs on, one by one: a test must fail each time
 	$(BIN)/python tests/mutants/run.py $(ARGS)

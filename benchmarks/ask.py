@@ -21,9 +21,9 @@ from sqlalchemy import make_url
 import machine
 from questions import Question
 from report import Row
-from seekpoint.testing.servers.process import free_port
 from seekpoint.testing.servers.kafka import start_kafka
 from seekpoint.testing.servers.postgres import start_postgres
+from seekpoint.testing.servers.process import free_port
 from support.proxy import Proxy
 
 HERE = Path(__file__).parent

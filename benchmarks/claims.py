@@ -22,8 +22,8 @@ from uuid import uuid4
 from sqlalchemy import Engine, create_engine, event, text
 
 from seekpoint import Ledger, schema
-from seekpoint.postgres.connection import Session
 from seekpoint.ledger import Claim, Expected, Move
+from seekpoint.postgres.connection import Session
 from seekpoint.records import Partition
 from stage import Stage, arguments, median_ms, ms, say, servers
 

@@ -25,12 +25,12 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, timestamp_pb2
 from sqlalchemy import Connection
 
+from demo.flights import PARTITIONS
 from seekpoint import Append, Batch, Json, Limits, Pipeline, Worker, events
 from seekpoint.codecs import Codec
 from seekpoint.codecs.arrow import Arrow
 from seekpoint.codecs.registry import Avro, Protobuf
 from seekpoint.sinks.arrow import AppendArrow, copy_into
-from demo.flights import PARTITIONS
 from setting import BATCH, BROKERS, LIMIT, URL
 from subject import KIND, Clock, fresh_table
 from team import upgrade

@@ -20,8 +20,8 @@ from peers import kinds
 from rebuild import KAFKA
 from seekpoint import Append
 from seekpoint.kafka.ranges import Piece, Range, read_range, topic_ids
-from seekpoint.records import Partition
 from seekpoint.pipeline.sink import Row
+from seekpoint.records import Partition
 from setting import BROKERS, RECORDS, cpu
 from stage import say
 from subject import COLUMNS, KIND

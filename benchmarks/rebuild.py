@@ -17,9 +17,9 @@ from sqlalchemy import Engine, create_engine, text
 from peers import kinds
 from peers.kinds import Kind
 from seekpoint import Append, Json, Ledger, Pipeline, schema
+from seekpoint.jobs.reload import Run, Staged, Stager, Task
 from seekpoint.kafka.ranges import topic_ids
 from seekpoint.records import Partition
-from seekpoint.jobs.reload import Run, Staged, Stager, Task
 from setting import BROKERS, TABLE, URL
 
 GROUP = "BENCH_GROUP"  # the variable that tells tasks which group the pipeline is of

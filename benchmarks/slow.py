@@ -23,8 +23,8 @@ from typing import Any
 from confluent_kafka import Consumer, TopicPartition
 from sqlalchemy import make_url
 
-from support.proxy import Proxy
 from stage import Crew, Stage, arguments, say, servers
+from support.proxy import Proxy
 
 PARTITIONS = 6
 MAX_POLL = 6.0  # seconds

@@ -27,10 +27,10 @@ import psutil
 import psycopg
 from sqlalchemy import create_engine
 
-from seekpoint import schema
 from demo.wire import create_topic
-from seekpoint.testing.servers.postgres import start_postgres, url_of
+from seekpoint import schema
 from seekpoint.testing.servers.pair import start_pair
+from seekpoint.testing.servers.postgres import start_postgres, url_of
 
 POSTGRES = {"shared_buffers": "1GB", "max_wal_size": "8GB"}
 TABLE = "orders"

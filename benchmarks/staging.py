@@ -24,10 +24,10 @@ import rebuild
 from peers import jars, kinds
 from peers.spark import TYPES
 from rebuild import KAFKA, Timed
-from seekpoint.testing.servers.spark import start_spark
 from seekpoint.jobs.reload import LocalStager, Reload, Stager
-from seekpoint.spark import Env, SparkStager, read
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
+from seekpoint.spark import Env, SparkStager, read
+from seekpoint.testing.servers.spark import start_spark
 from setting import BATCH, DSN, PARALLELISM, RECORDS, URL, cpu
 from subject import KIND, fresh_table, row
 

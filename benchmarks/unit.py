@@ -21,15 +21,15 @@ import psycopg
 from sqlalchemy import Connection, create_engine
 
 from seekpoint import Ledger, Limits, Pipeline, schema
-from seekpoint.worker.assignment import Chunk
-from seekpoint.worker.assignment.chunk import Read
-from seekpoint.worker.unit_of_work import Committer
 from seekpoint.errors import PartitionStopped, RetryLater
 from seekpoint.events import Announcer
-from seekpoint.worker.open_batch import OpenBatch
 from seekpoint.kafka.identity import Answer
 from seekpoint.ledger import Claim, Expected, Move
 from seekpoint.records import Partition, RawRecord
+from seekpoint.worker.assignment import Chunk
+from seekpoint.worker.assignment.chunk import Read
+from seekpoint.worker.open_batch import OpenBatch
+from seekpoint.worker.unit_of_work import Committer
 from setting import DSN, URL
 from subject import KIND
 

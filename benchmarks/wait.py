@@ -29,8 +29,8 @@ import psycopg
 from sqlalchemy import create_engine
 
 from seekpoint import Ledger, Partition, schema
-from seekpoint.testing.servers.postgres import PostgresServer, start_postgres
 from seekpoint.errors import NotApplied
+from seekpoint.testing.servers.postgres import PostgresServer, start_postgres
 
 TOPIC, GROUP, ROOM = "orders", "bench", 500_000
 PACE = 0.02  # seconds between commits of a paced committer

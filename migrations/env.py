@@ -13,8 +13,8 @@ from sqlalchemy import create_engine
 from sqlalchemy.pool import NullPool
 
 from seekpoint.errors import ConfigError
-from seekpoint.schema import not_ours
 from seekpoint.ledger.tables import DEFAULT_SCHEMA, metadata
+from seekpoint.schema import not_ours
 
 _theirs = not_ours(DEFAULT_SCHEMA)
 

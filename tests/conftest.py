@@ -17,12 +17,12 @@ from confluent_kafka.cimpl import NewTopic
 from hypothesis import HealthCheck, settings
 from sqlalchemy import Engine
 
-from seekpoint.testing.servers.kafka import KafkaServer, start_kafka
-from seekpoint.testing.servers.postgres import PostgresServer, start_postgres
 from seekpoint.events import Observer
 from seekpoint.pipeline.pipeline import Pipeline
+from seekpoint.testing.servers.kafka import KafkaServer, start_kafka
+from seekpoint.testing.servers.postgres import PostgresServer, start_postgres
 from seekpoint.worker.worker import Worker
-from workers import Run
+from support.events import Run
 
 pytest_plugins = ["seekpoint.testing.pytest"]
 

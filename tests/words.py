@@ -20,7 +20,7 @@ from fnmatch import fnmatch
 from functools import cache
 from typing import NamedTuple
 
-from pages import PAGES, ROOT, name_of, read
+from support.docs_pages import PAGES, ROOT, name_of, read
 
 WORDS = ROOT / "tests" / "docs" / "words.toml"
 COUNTS = ROOT / "tests" / "docs" / "word_counts.json"

@@ -23,8 +23,8 @@ from peers import jars, kinds
 from peers.processes import started
 from peers.trial import Measured, PeerError, SkippedError, Trial, play
 from peers.watch import Seen, watch
-from seekpoint.testing.servers.process import Child, Folder, free_port
 from seekpoint.testing.servers.java import find_java
+from seekpoint.testing.servers.process import Child, Folder, free_port
 
 AIVEN = "BENCH_AIVEN_PLUGIN"
 HEAP = "2g"

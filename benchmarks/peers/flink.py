@@ -14,8 +14,8 @@ from peers import jars, kinds
 from peers.processes import JOBS, said, started
 from peers.trial import Measured, SkippedError, Trial, play
 from peers.watch import Seen, watch
-from seekpoint.testing.servers.process import Folder
 from seekpoint.testing.servers.java import find_java
+from seekpoint.testing.servers.process import Folder
 
 CHECKPOINT = 1000  # milliseconds; with XA, rows appear a checkpoint at a time
 TYPES = {"bigint": "BIGINT", "integer": "INT", "smallint": "SMALLINT"}  # the rest is text, which the database reads

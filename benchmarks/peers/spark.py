@@ -17,8 +17,8 @@ from confluent_kafka import Consumer, TopicPartition
 from peers import jars, kinds, venvs
 from peers.processes import answer
 from peers.trial import Measured, Run, SkippedError, Trial, play
-from seekpoint.testing.servers.process import Folder
 from seekpoint.testing.servers.java import find_java
+from seekpoint.testing.servers.process import Folder
 
 TYPES = {"numeric": "decimal(12,2)", "text": "string", "timestamp with time zone": "timestamp"}
 

@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 from sqlalchemy import BigInteger, Column, DateTime, Integer, MetaData, SmallInteger, Table, Text
 
-from seekpoint.codecs import Json
 from demo.wire import Wire
+from seekpoint.codecs import Json
 from seekpoint.errors import needs_extra
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import Retry

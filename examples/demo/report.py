@@ -15,7 +15,7 @@ from demo.faults import FAULTS, KILLS, ZOMBIES, Outcome
 from demo.flights import TABLE, Flight, table
 
 # Every transaction that wrote rows has left its id in them.
-_TRANSACTIONS = text(f"SELECT count(DISTINCT xmin::text) FROM {TABLE}")  # noqa: S608 -- a constant
+_TRANSACTIONS = text(f"SELECT count(DISTINCT xmin::text) FROM {TABLE}")
 
 
 @dataclass(slots=True)

@@ -9,16 +9,16 @@ from time import monotonic
 from rich.console import Console
 from sqlalchemy import create_engine
 
-from seekpoint import schema
-from seekpoint.testing.servers.process import Folder
 from demo.bar import bar
 from demo.crew import Crew
 from demo.faults import FAULTS, Script
 from demo.flights import PARTITIONS, RECORDS, TOPIC, Feed, read_flights, table
 from demo.report import Report, compare
 from demo.wire import create_topic
-from seekpoint.testing.servers.pair import Pair, start_pair
+from seekpoint import schema
 from seekpoint.errors import ConfigError
+from seekpoint.testing.servers.pair import Pair, start_pair
+from seekpoint.testing.servers.process import Folder
 
 SMALLEST = 5_000  # records: fewer would leave a fault without any in flight
 

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from seekpoint.pipeline.batch import Batch
 from seekpoint.codecs import Bytes, Json, Text
 from seekpoint.errors import Fenced, Poison, SeekpointError
+from seekpoint.pipeline.batch import Batch
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import DeadLetterLimits, Limits, OnPoison, Retry, StartAt
 from seekpoint.records import Partition, Record, Span
 from seekpoint.sinks import Append, Upsert
 
 if TYPE_CHECKING:
-    from seekpoint.worker.assignment import Assignment
     from seekpoint.kafka.config import consumer_config
     from seekpoint.ledger import Ledger
+    from seekpoint.worker.assignment import Assignment
     from seekpoint.worker.worker import Worker
 
 __all__ = [

@@ -45,11 +45,19 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.schema import CreateSchema, CreateTable, DropTable
 from sqlalchemy.sql import quoted_name
 
+from seekpoint.errors import ConfigError, SchemaMismatch
+from seekpoint.ledger.revision import (
+    HEAD,
+    VERSION_TABLE,
+    check,
+    current,
+    difference,
+    refuse_other_encoding,
+    version_table,
+)
+from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.postgres import pooler
 from seekpoint.postgres.connection_checks import watch
-from seekpoint.errors import ConfigError, SchemaMismatch
-from seekpoint.ledger.revision import HEAD, VERSION_TABLE, check, current, difference, refuse_other_encoding, version_table
-from seekpoint.ledger.tables import DEFAULT_SCHEMA
 
 __all__ = [
     "BASE",

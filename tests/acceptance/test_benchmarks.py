@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from goals import GOALS
-from pages import ROOT
+from support.docs_pages import ROOT
 
 RECORDS = "5000"
 

@@ -22,18 +22,18 @@ from rich.console import Console
 from sqlalchemy import Engine, create_engine, text
 from typer.testing import CliRunner
 
-from seekpoint.cli.app import app
-from seekpoint.codecs import Json
-from seekpoint.testing.servers.process import Folder
 from demo.flights import Flight, read_flights
 from demo.poison import show
 from demo.poison.handling import Notice, mended
 from demo.poison.kinds import ID, KILLERS, KINDS, break_some, choose, tail
 from demo.poison.report import Report
 from demo.poison.show import SMALLEST, Stage
-from seekpoint.testing.servers.pair import start_pair
+from seekpoint.cli.app import app
+from seekpoint.codecs import Json
 from seekpoint.errors import ConfigError
 from seekpoint.records import Record
+from seekpoint.testing.servers.pair import start_pair
+from seekpoint.testing.servers.process import Folder
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [sys.executable, "-m", "seekpoint.cli.main", "demo-poison", "--records", str(SMALLEST)]

@@ -16,15 +16,15 @@ import pytest
 from rich.console import Console
 from sqlalchemy import create_engine, text
 
-from seekpoint.testing.servers.process import Folder
 from demo.flights import read_flights
 from demo.reload.handling import VERSIONS
 from demo.reload.judge import compare
 from demo.reload.reader import POLL, complaint
 from demo.reload.show import RELOADS, SMALLEST, Stage
 from demo.report import Comparison
-from seekpoint.testing.servers.pair import start_pair
 from seekpoint.jobs.reload import cutover
+from seekpoint.testing.servers.pair import start_pair
+from seekpoint.testing.servers.process import Folder
 
 COMMAND = [sys.executable, "-m", "seekpoint.cli.main", "demo-reload", "--records", str(SMALLEST), "--json"]
 

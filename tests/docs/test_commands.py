@@ -10,9 +10,9 @@ import pytest
 import typer
 from typer.main import get_command
 
-from pages import PAGES, ROOT, blocks, name_of, named, read, section
 from seekpoint.cli import errors as explain
 from seekpoint.cli.app import app
+from support.docs_pages import PAGES, ROOT, blocks, name_of, named, read, section
 
 ROOT_COMMAND = get_command(app)
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))

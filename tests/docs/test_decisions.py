@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pages import ROOT, name_of, read
+from support.docs_pages import ROOT, name_of, read
 
 FOLDER = ROOT / "docs" / "internals" / "decisions"
 RECORDS = sorted(FOLDER.glob("[0-9]*.md"))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pages import ROOT, named, section
+from support.docs_pages import ROOT, named, section
 
 CONCEPT = named("docs/concepts/guarantee.md")
 CODE_AND_TESTS = named("docs/internals/guarantee-tests.md")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pages import PAGES, ROOT, anchors, blocks, links, name_of, read
+from support.docs_pages import PAGES, ROOT, anchors, blocks, links, name_of, read
 
 LANGUAGES = {"python", "py", "sql", "console", "text", "ini", "yaml", "json"}
 ELSEWHERE = re.compile(r"^(https?|mailto):")

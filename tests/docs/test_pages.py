@@ -30,8 +30,8 @@ from sybil import Example, Sybil
 from sybil.evaluators.python import PythonEvaluator
 from sybil.parsers.markdown import CodeBlockParser
 
-from pages import PAGES, ROOT, TYPED, blocks, name_of, read
 from seekpoint import Ledger
+from support.docs_pages import PAGES, ROOT, TYPED, blocks, name_of, read
 
 SECONDS = 60.0  # for what takes a few
 NOT_RUN = {

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import page
-from pages import named, prose
 from questions import GROUPS
 from report import summary
+from support.docs_pages import named, prose
 
 
 @pytest.fixture(scope="module")

@@ -12,16 +12,26 @@ from typing import Any
 import pytest
 
 import seekpoint
-from pages import ROOT, named, section
-from seekpoint import Assignment, Ledger, Limits, Pipeline, StartAt, Worker, consumer_config, errors, events, spark, testing
-from seekpoint.jobs import batch
-from seekpoint.jobs import export
-from seekpoint.jobs import reload
-from seekpoint.postgres.engine import _KEEPALIVES
-from seekpoint.worker.health import Health
+from seekpoint import (
+    Assignment,
+    Ledger,
+    Limits,
+    Pipeline,
+    StartAt,
+    Worker,
+    consumer_config,
+    errors,
+    events,
+    spark,
+    testing,
+)
+from seekpoint.jobs import batch, export, reload
 from seekpoint.kafka import config
 from seekpoint.kafka.client import Client
+from seekpoint.postgres.engine import _KEEPALIVES
 from seekpoint.sinks import Append
+from seekpoint.worker.health import Health
+from support.docs_pages import ROOT, named, section
 
 API, EVENTS, CONFIGURATION, JOBS = (
     named(f"docs/reference/{name}.md") for name in ("api", "events", "configuration", "reload")

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from pages import ROOT, anchors, named, read
 from seekpoint import errors
+from support.docs_pages import ROOT, anchors, named, read
 
 PAGE = named("docs/troubleshooting.md")
 CLASSES = [

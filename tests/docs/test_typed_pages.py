@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import pytest
 
-from pages import TYPED, blocks, named
+from support.docs_pages import TYPED, blocks, named
 
 SECONDS = 60.0  # for what takes a few
 SERVERS = "seekpoint dev"

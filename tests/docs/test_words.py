@@ -7,7 +7,7 @@ import re
 import pytest
 
 import words
-from pages import name_of, named
+from support.docs_pages import name_of, named
 from words import Text, Word, allowed, counted, of_source
 
 

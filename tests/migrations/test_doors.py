@@ -17,8 +17,8 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import NullPool
 
 from seekpoint import schema
-from seekpoint.ledger import tables
 from seekpoint.errors import ConfigError, SchemaMismatch
+from seekpoint.ledger import tables
 
 SINCE_0004 = {"group_topic"}
 SINCE_0003 = {

@@ -15,9 +15,8 @@ from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.pool import NullPool
 
 from seekpoint import schema
-from seekpoint.ledger import tables
+from seekpoint.ledger import Attempt, Expected, Ledger, Move, tables
 from seekpoint.ledger.dead_letters import DeadLetters
-from seekpoint.ledger import Attempt, Expected, Ledger, Move
 from seekpoint.records import Aside, Cause, Failure, Partition, RawRecord, State
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "schema.md").read_text(encoding="utf-8")

@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, text
 
-from book import Book, Stream, ends
-from integration.ledger.desk import until
-from scene import QUICK
 from seekpoint import Ledger, Partition, schema
-from workers import Run
+from support.events import Run
+from support.kafka_postgres import QUICK
+from support.ledger_desk import until
+from support.recorded_rows import Book, Stream, ends
 
 ROOT = Path(__file__).resolve().parents[2]
 EARLIER, ITS_HEAD = "9fa531c", "0003"  # the last commit before the revisions that are tried here, and its own revision

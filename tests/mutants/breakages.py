@@ -4,34 +4,34 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-SECURED = "tests/integration/test_row_security.py"
-FENCE = "tests/integration/ledger/test_fence.py"
-CLAIM = "tests/integration/ledger/test_claim.py"
-ATTEMPTS = "tests/integration/ledger/test_attempts.py"
-LETTERS = "tests/integration/test_deadletters_store.py"
-ROADS = "tests/integration/test_roads_agree.py"
+SECURED = "tests/postgres/test_row_security.py"
+FENCE = "tests/postgres/ledger/test_fence.py"
+CLAIM = "tests/postgres/ledger/test_claim.py"
+ATTEMPTS = "tests/postgres/ledger/test_attempts.py"
+LETTERS = "tests/postgres/test_dead_letter_store.py"
+ROADS = "tests/postgres/test_write_strategies_agree.py"
 VIEW = f"{ROADS}::test_a_view_is_refused_however_few_the_rows[1]"
-GROUP = "tests/integration/ledger/test_group.py"
-DECLARATION = "tests/integration/ledger/test_declaration.py"
-MOVE = "tests/integration/ledger/test_move.py"
-WORKER = "tests/integration/test_worker.py"
-UNIT_OF_WORK = "tests/integration/test_unit_of_work.py"
-LENT = "tests/integration/test_lent_sessions.py"
-UPSERT = "tests/integration/test_upsert.py"
-INTERLEAVINGS = "tests/integration/test_interleavings.py"
-KAFKA = "tests/integration/test_kafka_faults.py"
-REBALANCE = "tests/integration/test_rebalance.py"
-LOST = "tests/integration/test_lost_commits.py"
+GROUP = "tests/postgres/ledger/test_group.py"
+DECLARATION = "tests/postgres/ledger/test_declaration.py"
+MOVE = "tests/postgres/ledger/test_move.py"
+WORKER = "tests/kafka/test_worker.py"
+UNIT_OF_WORK = "tests/postgres/test_unit_of_work.py"
+LENT = "tests/postgres/test_handler_sessions.py"
+UPSERT = "tests/postgres/test_upsert.py"
+INTERLEAVINGS = "tests/kafka/test_interleavings.py"
+KAFKA = "tests/kafka/test_kafka_faults.py"
+REBALANCE = "tests/kafka/test_rebalance.py"
+LOST = "tests/kafka/test_lost_commits.py"
 BATCH = "tests/unit/test_intake.py"
-ERRORS = "tests/integration/test_errors_of_one_record.py"
+ERRORS = "tests/kafka/test_errors_of_one_record.py"
 DOWNGRADE = "tests/migrations/test_downgrade.py"
-LIFECYCLE = "tests/integration/test_lifecycle.py"
-GENERATIONS = "tests/reload/test_generations.py"
-IMAGES = "tests/reload/test_images.py"
-BOUNDS = "tests/reload/test_bounds.py"
-COMPACTION = "tests/reload/test_compaction.py"
-MERGE = "tests/reload/test_merge.py"
-MOVED = "tests/reload/test_moved_tables.py"
+LIFECYCLE = "tests/kafka/test_lifecycle.py"
+GENERATIONS = "tests/jobs/reload/test_generations.py"
+IMAGES = "tests/jobs/reload/test_images.py"
+BOUNDS = "tests/jobs/reload/test_bounds.py"
+COMPACTION = "tests/jobs/reload/test_compaction.py"
+MERGE = "tests/jobs/reload/test_merge.py"
+MOVED = "tests/jobs/reload/test_moved_tables.py"
 IDLE_REWIND = f"{INTERLEAVINGS}::test_a_rewind_under_an_idle_worker"
 DROPPED = f"{INTERLEAVINGS}::test_a_dropped_chunk_is_a_refusal_and_not_a_gap"
 RECREATED = f"{KAFKA}::test_i4_a_topic_recreated_while_a_batch_is_applied_rolls_it_back"
@@ -113,7 +113,7 @@ BREAKAGES = (
     Breakage(
         "a stop is stored under whichever claim",
         (Edit(_STATEMENTS, '        offset.claim == bindparam("its_claim", type_=Uuid),\n', ""),),
-        ("tests/integration/ledger/test_stop.py::test_a_stop_under_another_claim_is_not_stored[claim]",),
+        ("tests/postgres/ledger/test_stop.py::test_a_stop_under_another_claim_is_not_stored[claim]",),
     ),
     Breakage(
         "what was not read of a recreated topic is no row",
@@ -165,7 +165,11 @@ BREAKAGES = (
     ),
     Breakage(
         "a COMMIT that is answered with ROLLBACK taken for one",
-        (Edit("postgres/session_state.py", '    if ending.statusmessage not in {None, "COMMIT"}:\n', "    if False:\n"),),
+        (
+            Edit(
+                "postgres/session_state.py", '    if ending.statusmessage not in {None, "COMMIT"}:\n', "    if False:\n"
+            ),
+        ),
         (f"{LENT}::test_i1_a_commit_that_is_answered_with_rollback_is_an_error",),
     ),
     Breakage(
@@ -190,7 +194,7 @@ BREAKAGES = (
                 "    connection.info[_KEY] = pooler\n",
             ),
         ),
-        ("tests/integration/test_poolers.py::test_upsert[own-unnest]",),
+        ("tests/kafka/test_poolers.py::test_upsert[own-unnest]",),
     ),
     Breakage(
         "COPY into a table with row security",
@@ -214,7 +218,7 @@ BREAKAGES = (
             Edit(_STATEMENTS, '        "claim": _claim.excluded.claim,\n', f'        "claim": {_COUNTER},\n'),
             Edit(_ADMINISTRATION, '        claim=bindparam("to_claim", type_=Uuid),\n', f"        claim={_COUNTER},\n"),
         ),
-        ("tests/integration/ledger/test_failover.py",),
+        ("tests/postgres/ledger/test_failover.py",),
     ),
     Breakage(
         "no position check",
@@ -274,7 +278,13 @@ BREAKAGES = (
     ),
     Breakage(
         "a handler ends the transaction by its driver's connection",
-        (Edit("postgres/connection.py", 'partial(self._misuse, "commit()"), close', "partial(type(driver).commit, driver), close"),),
+        (
+            Edit(
+                "postgres/connection.py",
+                'partial(self._misuse, "commit()"), close',
+                "partial(type(driver).commit, driver), close",
+            ),
+        ),
         (f"{UNIT_OF_WORK}::test_ending_the_transaction_is_refused",),
     ),
     Breakage(
@@ -284,7 +294,11 @@ BREAKAGES = (
     ),
     Breakage(
         "a handler's options outlive its call",
-        (Edit("postgres/connection.py", "            self._execution_options = self._options\n", "            pass\n"),),
+        (
+            Edit(
+                "postgres/connection.py", "            self._execution_options = self._options\n", "            pass\n"
+            ),
+        ),
         (f"{LENT}::test_options_of_one_call_are_gone_in_the_next",),
     ),
     Breakage(
@@ -312,7 +326,7 @@ BREAKAGES = (
                 "    if inspect.iscoroutine(returned):\n",
             ),
         ),
-        ("tests/integration/test_apply.py::test_what_a_handler_returns_is_not_thrown_away_in_silence",),
+        ("tests/postgres/test_apply.py::test_what_a_handler_returns_is_not_thrown_away_in_silence",),
     ),
     Breakage(
         "blind retry after an unknown COMMIT",
@@ -359,12 +373,22 @@ BREAKAGES = (
     ),
     Breakage(
         "buffered records kept after a revocation",
-        (Edit("worker/assignment/partitions.py", "offset < placed.cursor or at in self.gone", "offset < placed.cursor"),),
+        (
+            Edit(
+                "worker/assignment/partitions.py", "offset < placed.cursor or at in self.gone", "offset < placed.cursor"
+            ),
+        ),
         ("tests/unit/test_take.py",),
     ),
     Breakage(
         "a buffered run kept after a revocation",
-        (Edit("worker/assignment/partitions.py", "placed.backlog is not None or at in self.gone", "placed.backlog is not None"),),
+        (
+            Edit(
+                "worker/assignment/partitions.py",
+                "placed.backlog is not None or at in self.gone",
+                "placed.backlog is not None",
+            ),
+        ),
         ("tests/unit/test_take.py",),
     ),
     Breakage(
@@ -408,10 +432,14 @@ BREAKAGES = (
     ),
     Breakage(
         "a worker that is given up keeps its connection",
-        (Edit("postgres/connection_socket.py", "                    self._socket.shutdown(socket.SHUT_RDWR)", "                    pass"),),
         (
-            "tests/integration/test_lifecycle.py::test_i2_a_worker_whose_handler_never_returns_is_given_up_after_the_grace",
+            Edit(
+                "postgres/connection_socket.py",
+                "                    self._socket.shutdown(socket.SHUT_RDWR)",
+                "                    pass",
+            ),
         ),
+        ("tests/kafka/test_lifecycle.py::test_i2_a_worker_whose_handler_never_returns_is_given_up_after_the_grace",),
     ),
     Breakage(
         "a worker that is given up stays in its group",
@@ -422,14 +450,12 @@ BREAKAGES = (
                 "        if is_open:\n            pass\n",
             ),
         ),
-        (
-            "tests/integration/test_lifecycle.py::test_i2_a_worker_whose_handler_never_returns_is_given_up_after_the_grace",
-        ),
+        ("tests/kafka/test_lifecycle.py::test_i2_a_worker_whose_handler_never_returns_is_given_up_after_the_grace",),
     ),
     Breakage(
         "a worker without a partition never looks at the version",
         (Edit("worker/assignment/assignment.py", "            self.ledger.check_version()", "            pass"),),
-        ("tests/integration/test_lifecycle.py::test_an_outdated_worker_without_a_partition_hears_of_the_new_version",),
+        ("tests/kafka/test_lifecycle.py::test_an_outdated_worker_without_a_partition_hears_of_the_new_version",),
     ),
     Breakage(
         "a release looks for its token alone",
@@ -442,7 +468,7 @@ BREAKAGES = (
         ),
         (
             f"{CLAIM}::test_a_claim_is_released_whatever_token_a_move_has_drawn_since",
-            "tests/integration/test_lifecycle.py::test_a_stop_while_paused_is_counted_as_no_crash",
+            "tests/kafka/test_lifecycle.py::test_a_stop_while_paused_is_counted_as_no_crash",
         ),
     ),
     Breakage(
@@ -578,7 +604,7 @@ BREAKAGES = (
     Breakage(
         "rows that a trigger kept as they were pass for merged",
         (Edit("jobs/reload/merge.py", "        bound()\n        each.require()\n", "        bound()\n"),),
-        ("tests/reload/test_kept_rows.py::test_a_trigger_that_keeps_the_old_row_is_seen",),
+        ("tests/jobs/reload/test_kept_rows.py::test_a_trigger_that_keeps_the_old_row_is_seen",),
     ),
     Breakage(
         "a round applies what a worker holds behind the run's own dead letters",
@@ -589,12 +615,12 @@ BREAKAGES = (
                 "        parts = Parts(tx.connection, pipeline, self._seen(tx, group))\n",
             ),
         ),
-        ("tests/reload/test_constraints.py::test_a_key_is_held_behind_it",),
+        ("tests/jobs/reload/test_constraints.py::test_a_key_is_held_behind_it",),
     ),
     Breakage(
         "staged tables that a crash emptied pass for what the log says",
         (Edit("jobs/run/run.py", "format(check)).rowcount == 1:", "format(check)).rowcount >= 0:"),),
-        ("tests/reload/test_publications.py::test_a_crash_that_empties_what_was_staged_ends_the_run[True]",),
+        ("tests/jobs/reload/test_publications.py::test_a_crash_that_empties_what_was_staged_ends_the_run[True]",),
     ),
     Breakage(
         "a table that was adopted behind a session's first look ends the worker",
@@ -625,7 +651,11 @@ BREAKAGES = (
     ),
     Breakage(
         "rows are compared by the types' own equality",
-        (Edit("jobs/reload/compare.py", "ROW({})::record *<> ROW({})::record", "(ROW({})) IS DISTINCT FROM (ROW({}))"),),
+        (
+            Edit(
+                "jobs/reload/compare.py", "ROW({})::record *<> ROW({})::record", "(ROW({})) IS DISTINCT FROM (ROW({}))"
+            ),
+        ),
         (f"{IMAGES}::test_a_merge_sets_keys_whose_bytes_differ[False]",),
     ),
     Breakage(
@@ -712,7 +742,11 @@ BREAKAGES = (
     ),
     Breakage(
         "deferred triggers run in COMMIT, which no timeout ends",
-        (Edit("jobs/reload/cutover.py", '        run(tx.connection, "SET CONSTRAINTS ALL IMMEDIATE")', "        pass"),),
+        (
+            Edit(
+                "jobs/reload/cutover.py", '        run(tx.connection, "SET CONSTRAINTS ALL IMMEDIATE")', "        pass"
+            ),
+        ),
         (f"{BOUNDS}::test_a_statement_takes_no_longer_than_what_is_left[True]",),
     ),
     Breakage(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from mutants.breakages import Breakage, Edit
 
-ISOLATION = "tests/integration/test_isolation.py"
-MATRIX = "tests/integration/test_failure_matrix.py::test_where_a_record_ends"
-PROPERTY = "tests/integration/test_poison_property.py::test_each_offset_that_is_passed_ended_once"
+ISOLATION = "tests/kafka/test_isolation.py"
+MATRIX = "tests/postgres/test_failure_matrix.py::test_where_a_record_ends"
+PROPERTY = "tests/kafka/test_poison_property.py::test_each_offset_that_is_passed_ended_once"
 
-KILLERS = "tests/integration/test_killers.py"
-ONE_RECORD = "tests/integration/test_errors_of_one_record.py"
+KILLERS = "tests/kafka/test_crashing_records.py"
+ONE_RECORD = "tests/kafka/test_errors_of_one_record.py"
 
 FAILING = (
     Breakage(
@@ -103,7 +103,7 @@ FAILING = (
                 "batch.hold_keys({})\n",
             ),
         ),
-        ("tests/integration/test_redrive_order.py",),
+        ("tests/postgres/test_replay_order.py",),
     ),
     Breakage(
         "attempt not noted before a lone try",
@@ -163,7 +163,7 @@ FAILING = (
                 "",
             ),
         ),
-        ("tests/integration/ledger/test_attempts.py::test_i2_a_suspect_range_is_noted_under_the_claim_alone",),
+        ("tests/postgres/ledger/test_attempts.py::test_i2_a_suspect_range_is_noted_under_the_claim_alone",),
     ),
     Breakage(
         "supersede left out of a move",
@@ -174,7 +174,7 @@ FAILING = (
                 '        to_offset=2**62,\n        actor=actor,\n        reason=f"moved',
             ),
         ),
-        ("tests/integration/test_deadletters_store.py::test_a_move_supersedes_what_will_be_read_again",),
+        ("tests/postgres/test_dead_letter_store.py::test_a_move_supersedes_what_will_be_read_again",),
     ),
     Breakage(
         "replay without locks and without a look at the state",
@@ -195,7 +195,7 @@ FAILING = (
                 "",
             ),
         ),
-        ("tests/integration/test_redrive.py::test_two_operators_at_once_apply_it_once",),
+        ("tests/postgres/test_replay.py::test_two_operators_at_once_apply_it_once",),
     ),
     Breakage(
         "wait not honoured",
@@ -206,7 +206,7 @@ FAILING = (
                 "            wait = max(wait, 0.0)\n",
             ),
         ),
-        ("tests/integration/test_retry_waits.py::test_the_schedule_is_kept_and_told_and_the_others_go_on",),
+        ("tests/kafka/test_retry_waits.py::test_the_schedule_is_kept_and_told_and_the_others_go_on",),
     ),
     Breakage(
         "records set aside kept when their partition is dropped",
@@ -251,6 +251,6 @@ FAILING = (
                 "            batch.cut(later)\n            batch.cuts[partition].offset += 1\n",
             ),
         ),
-        ("tests/integration/test_retry_waits.py", f"{PROPERTY}[8]"),
+        ("tests/kafka/test_retry_waits.py", f"{PROPERTY}[8]"),
     ),
 )

@@ -14,9 +14,9 @@ from sqlalchemy.dialects.postgresql import psycopg
 from sqlalchemy.schema import DropSchema
 
 from seekpoint import schema
+from seekpoint.ledger import Ledger
 from seekpoint.ledger.dead_letters import DeadLetters
 from seekpoint.ledger.dead_letters import statements as deadletters
-from seekpoint.ledger import Ledger
 from seekpoint.ledger.sql import admin as administration
 from seekpoint.records import Aside, Cause, Failure, Partition, RawRecord, State
 

@@ -15,8 +15,8 @@ from sqlalchemy.dialects.postgresql import psycopg
 from sqlalchemy.schema import DropSchema
 
 from seekpoint import schema
-from seekpoint.ledger.dead_letters import statements as deadletters
 from seekpoint.ledger import Expected, Ledger, Move
+from seekpoint.ledger.dead_letters import statements as deadletters
 from seekpoint.ledger.sql import worker as statements
 from seekpoint.records import Partition
 

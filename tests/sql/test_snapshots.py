@@ -20,20 +20,20 @@ from sqlalchemy.sql.base import Executable
 
 from seekpoint import Bytes, Pipeline
 from seekpoint.admin import Redrive, group_of
-from seekpoint.worker.replay import statements as admin
-from seekpoint.jobs.batch import statements as batch
-from seekpoint.ledger.dead_letters import DeadLetters
-from seekpoint.ledger.dead_letters import statements as deadletters
 from seekpoint.errors import Fenced, NotApplied, OffsetLost
+from seekpoint.jobs.batch import statements as batch
 from seekpoint.jobs.export import statements as export
-from seekpoint.ledger import Attempt, Expected, Ledger, Move, SuspectNote, wait
-from seekpoint.ledger.sql import admin as administration
-from seekpoint.ledger.sql import worker as statements
-from seekpoint.ledger.claim import end_abandoned
-from seekpoint.records import Aside, Cause, Failure, Partition, RawRecord, State
 from seekpoint.jobs.run import pause as pauses
 from seekpoint.jobs.run import statements as reload
+from seekpoint.ledger import Attempt, Expected, Ledger, Move, SuspectNote, wait
+from seekpoint.ledger.claim import end_abandoned
+from seekpoint.ledger.dead_letters import DeadLetters
+from seekpoint.ledger.dead_letters import statements as deadletters
+from seekpoint.ledger.sql import admin as administration
+from seekpoint.ledger.sql import worker as statements
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
+from seekpoint.records import Aside, Cause, Failure, Partition, RawRecord, State
+from seekpoint.worker.replay import statements as admin
 
 FOLDER = Path(__file__).parent
 REWRITE = os.environ.get("SEEKPOINT_REWRITE_SQL") == "1"

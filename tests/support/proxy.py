@@ -16,10 +16,10 @@ from typing import Any, Final, Literal, Self, TypeVar
 
 from sqlalchemy.engine import URL, make_url
 
-from support import pgwire
-from support.proxy_links import Direction, Link, Side
-from support.postgres_link import PostgresLink
 from seekpoint.errors import ConfigError
+from support import pgwire
+from support.postgres_link import PostgresLink
+from support.proxy_links import Direction, Link, Side
 
 T = TypeVar("T")
 When = Literal["before_commit", "after_commit", "after_commit_delayed", "at_statement"]

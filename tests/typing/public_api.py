@@ -32,10 +32,10 @@ from seekpoint import (
 )
 from seekpoint.errors import PartitionStopped
 from seekpoint.events import Event
-from seekpoint.worker.health import Health
 from seekpoint.ledger import Claim, Claimed, Position
 from seekpoint.records import RawRecord
 from seekpoint.testing import Processed, batch, process, raw, record
+from seekpoint.worker.health import Health
 
 
 class Order(msgspec.Struct):

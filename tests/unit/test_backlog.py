@@ -9,10 +9,10 @@ from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from seekpoint.worker.assignment.backlog import Backlog, Horizon, Moment, SuspectRange
 from seekpoint.ledger import Attempt
 from seekpoint.ledger.claim import DELAYED
 from seekpoint.records import RawRecord, Record
+from seekpoint.worker.assignment.backlog import Backlog, Horizon, Moment, SuspectRange
 
 START = Moment(1000.0, 1_700_000_000.0)
 

@@ -16,10 +16,10 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from schema_registry import shop
 from seekpoint import Batch
 from seekpoint.errors import ConfigError, Poison
 from seekpoint.testing import batch, record
+from support.schema_registry import shop
 
 AT = datetime(2024, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 MICROS = pa.timestamp("us", "UTC")

@@ -14,7 +14,6 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from seekpoint.cli.app import app
 from demo.crew import DemoFailed
 from demo.flights import RECORDS, read_flights
 from demo.reload import show
@@ -23,9 +22,10 @@ from demo.reload.judge import expected
 from demo.reload.load import Load, later
 from demo.reload.reader import complaint
 from demo.reload.report import Reloaded, Report
+from seekpoint.cli.app import app
 from seekpoint.errors import ConfigError
-from seekpoint.worker.target import load
 from seekpoint.pipeline.pipeline import Pipeline
+from seekpoint.worker.target import load
 
 FLIGHTS = list(read_flights(5))
 #: What whoever reads the report looks for, in each reload and in the whole.

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seekpoint.worker.assignment.chunk import Chunk, Read, chain
 from seekpoint.errors import ConfigError, Fenced, PoisonStop
-from seekpoint.worker.open_batch import OpenBatch
 from seekpoint.kafka.client import Unreadable
 from seekpoint.kafka.identity import Answer
 from seekpoint.ledger import Claim
 from seekpoint.pipeline.policy import Limits
 from seekpoint.records import Aside, Cause, Failure, Partition, RawRecord, Span, State
 from seekpoint.testing import raw
+from seekpoint.worker.assignment.chunk import Chunk, Read, chain
+from seekpoint.worker.open_batch import OpenBatch
 
 A, B = Partition("a", 0), Partition("b", 1)
 TOKENS: dict[Partition, UUID] = {A: uuid4(), B: uuid4()}

@@ -14,15 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seekpoint import Batch, Bytes, Partition, Pipeline, Poison
-from seekpoint.worker.assignment.chunk import Chunk, Read
 from seekpoint.errors import PoisonStop, RetryLater
-from seekpoint.worker.open_batch import OpenBatch
-from seekpoint.worker.bisect import LEAST, Isolation, Size
 from seekpoint.kafka.identity import Answer
 from seekpoint.ledger import Claim
 from seekpoint.pipeline.policy import Limits, Retry
 from seekpoint.records import Cause, RawRecord, State
 from seekpoint.testing import raw
+from seekpoint.worker.assignment.chunk import Chunk, Read
+from seekpoint.worker.bisect import LEAST, Isolation, Size
+from seekpoint.worker.open_batch import OpenBatch
 
 
 class Tx:

@@ -19,9 +19,9 @@ from confluent_kafka import (
     cimpl,
 )
 
+from seekpoint.errors import ConfigError
 from support import mock_cluster as mock
 from support.mock_cluster import ALL_BROKERS, MockCluster
-from seekpoint.errors import ConfigError
 
 PRODUCE = 0  # the protocol's api key
 

@@ -10,8 +10,8 @@ import pytest
 
 from seekpoint import Append, Batch, Bytes, Json, Pipeline, StartAt, Text, Upsert
 from seekpoint.errors import ConfigError
-from seekpoint.records import Record
 from seekpoint.pipeline.sink import RowRefused, Sink, ValueSink
+from seekpoint.records import Record
 from seekpoint.testing import raw
 
 

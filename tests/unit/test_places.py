@@ -8,13 +8,13 @@ from uuid import uuid4
 
 import pytest
 
-from seekpoint.worker.assignment.backlog import Backlog
-from seekpoint.worker.assignment.partitions import Parked, Placed, Places, Waiting
 from seekpoint.errors import OffsetLost, TopicRecreated, TopicUnknown
 from seekpoint.events import Announcer
 from seekpoint.kafka.client import Client
 from seekpoint.ledger import Claim
 from seekpoint.records import Partition
+from seekpoint.worker.assignment.backlog import Backlog
+from seekpoint.worker.assignment.partitions import Parked, Placed, Places, Waiting
 
 P, Q = Partition("t", 0), Partition("t", 1)
 

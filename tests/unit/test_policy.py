@@ -18,8 +18,8 @@ from sqlalchemy.exc import DBAPIError
 from seekpoint import Ledger, Limits, Retry, StartAt
 from seekpoint.errors import ConfigError, SeekpointError
 from seekpoint.pipeline.policy import Backoff
-from seekpoint.records import Partition
 from seekpoint.postgres.sqlstates import Fault, connection_lost, fault, is_data_fault, passes, sqlstate
+from seekpoint.records import Partition
 
 NAMES = [field.name for field in fields(Limits)]
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from seekpoint.testing.servers.lines import Outgoing, read_objects, read_values
 from seekpoint.errors import ConfigError
+from seekpoint.testing.servers.lines import Outgoing, read_objects, read_values
 
 
 def lines(text: str) -> Iterable[bytes]:

@@ -7,15 +7,15 @@ from uuid import uuid4
 import pytest
 
 from seekpoint import DeadLetterLimits, Partition
-from seekpoint.worker.assignment.chunk import Chunk, Read
 from seekpoint.errors import RetryLater, TooManyDeadLetters
-from seekpoint.worker.open_batch import OpenBatch
 from seekpoint.kafka.identity import Answer
 from seekpoint.ledger import Claim
 from seekpoint.pipeline.policy import Limits
-from seekpoint.worker.dead_letter_limits import Quarantine
 from seekpoint.records import HELD_BEHIND, Aside, Cause, Failure, State
 from seekpoint.testing import raw
+from seekpoint.worker.assignment.chunk import Chunk, Read
+from seekpoint.worker.dead_letter_limits import Quarantine
+from seekpoint.worker.open_batch import OpenBatch
 
 
 class Source:

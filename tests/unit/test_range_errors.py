@@ -7,12 +7,12 @@ from uuid import uuid4
 import pytest
 from confluent_kafka import KafkaException
 
-from support.mock_cluster import MockCluster
 from seekpoint.kafka.client import Client
 from seekpoint.kafka.config import make_consumer
 from seekpoint.kafka.range_checks import Outlook, bounded_config
 from seekpoint.kafka.ranges import Range, _Patience, _read
 from seekpoint.records import Partition
+from support.mock_cluster import MockCluster
 
 FIND_COORDINATOR, GROUP_AUTHORIZATION_FAILED = 10, 30
 

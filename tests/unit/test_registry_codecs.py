@@ -21,12 +21,12 @@ from confluent_kafka.schema_registry.error import SchemaRegistryError
 from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext, SerializationError
 
-from schema_registry import SchemaRegistry, a_registry, shop
 from seekpoint import Append, Bytes, Pipeline
 from seekpoint.codecs import key_decoder, value_decoder
 from seekpoint.codecs.registry import Avro, Protobuf
 from seekpoint.errors import CodecAway, ConfigError, Poison
 from seekpoint.testing import raw
+from support.schema_registry import SchemaRegistry, a_registry, shop
 
 ORDER = {
     "type": "record",

@@ -10,11 +10,11 @@ from confluent_kafka import KafkaError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seekpoint.worker.assignment.backlog import Backlog, Moment
-from seekpoint.worker.assignment.partitions import Places
 from seekpoint.events import Announcer
 from seekpoint.ledger import Claim
 from seekpoint.records import Partition
+from seekpoint.worker.assignment.backlog import Backlog, Moment
+from seekpoint.worker.assignment.partitions import Places
 
 ZERO, ONE = Partition("t", 0), Partition("t", 1)
 

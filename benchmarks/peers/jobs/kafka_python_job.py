@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 import psycopg
+
 from kafka import KafkaConsumer  # type: ignore[import-not-found]  # only in this script's own environment
 
 JOB: dict[str, Any] = json.loads(os.environ["JOB"])

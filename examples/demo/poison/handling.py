@@ -26,16 +26,16 @@ from sqlalchemy import (
     text,
 )
 
-from seekpoint import events
-from seekpoint.pipeline.batch import Batch
-from seekpoint.codecs import Json
 from demo.flights import Flight
 from demo.poison.kinds import ID
+from seekpoint import events
+from seekpoint.codecs import Json
 from seekpoint.errors import Poison
+from seekpoint.pipeline.batch import Batch
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import Retry
-from seekpoint.records import Record
 from seekpoint.pipeline.sink import Handler
+from seekpoint.records import Record
 
 CLEAN, POISONED = "flights_clean", "flights"  # topic, table and group
 EXITED = 66  # what a killed worker's exit code says of who it was
@@ -85,7 +85,7 @@ def _insert(table: Table) -> TextClause:
     """All rows in one statement. Text stays text until it meets its column: a cast to varchar would cut it."""
     columns = ", ".join(table.c.keys())
     arrays = ", ".join(f"CAST(:{c.name} AS {_ARRAYS[type(c.type)]}[])" for c in table.c)
-    return text(f"INSERT INTO {table.name} ({columns}) SELECT * FROM unnest({arrays})")  # noqa: S608 -- constants
+    return text(f"INSERT INTO {table.name} ({columns}) SELECT * FROM unnest({arrays})")
 
 
 class Desk:

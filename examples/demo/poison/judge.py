@@ -9,11 +9,11 @@ from typing import Any
 
 from sqlalchemy import Engine, Table, select
 
-from seekpoint.admin import Letters, Where
-from seekpoint.ledger.dead_letters import DeadLetter
 from demo.flights import Flight
 from demo.poison.kinds import ID, KINDS, Sent
 from demo.report import matched
+from seekpoint.admin import Letters, Where
+from seekpoint.ledger.dead_letters import DeadLetter
 from seekpoint.records import Cause, State
 
 

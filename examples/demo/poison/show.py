@@ -10,9 +10,6 @@ from time import monotonic
 from rich.console import Console
 from sqlalchemy import Engine, create_engine, func, select
 
-from seekpoint import schema
-from seekpoint.admin import Redrive
-from seekpoint.testing.servers.process import Folder
 from demo.bar import bar
 from demo.crew import DemoFailed
 from demo.flights import PARTITIONS, RECORDS, Flight, read_flights
@@ -22,9 +19,12 @@ from demo.poison.judge import Verdict, judge
 from demo.poison.kinds import ID, KILLERS, Sent, break_some, choose, tail
 from demo.poison.report import Report
 from demo.wire import Wire, create_topic
-from seekpoint.testing.servers.pair import Pair, start_pair
+from seekpoint import schema
+from seekpoint.admin import Redrive
 from seekpoint.errors import ConfigError
 from seekpoint.records import Cause
+from seekpoint.testing.servers.pair import Pair, start_pair
+from seekpoint.testing.servers.process import Folder
 
 SEED = 2013
 SMALLEST = 5_000  # records: fewer would leave too few sound ones beside the broken

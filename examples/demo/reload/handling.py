@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import msgspec
 from sqlalchemy import BigInteger, Column, MetaData, Table
 
-from seekpoint.codecs import Json
 from demo import flights
 from demo.flights import Flight
+from seekpoint.codecs import Json
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import Retry
 from seekpoint.records import Record

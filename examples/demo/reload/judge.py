@@ -11,9 +11,7 @@ from demo.reload.handling import GROUP, VERSIONS, Priced, table
 from demo.reload.load import Log
 from demo.report import Comparison, count_differences
 
-_OFFSETS = text(
-    f"SELECT partition, next_offset FROM seekpoint.partition_offset WHERE consumer_group = '{GROUP}'"  # noqa: S608
-)
+_OFFSETS = text(f"SELECT partition, next_offset FROM seekpoint.partition_offset WHERE consumer_group = '{GROUP}'")
 
 
 def expected(log: Log, offsets: Mapping[int, int], version: int) -> Iterator[Priced]:

@@ -32,7 +32,7 @@ POLL = text(
     ) AS p
     LEFT JOIN {TABLE} ON true
     GROUP BY g.version, p.rows, p.sum
-    """  # noqa: S608 -- constants
+    """
 )
 
 

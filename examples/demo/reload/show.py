@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from sqlalchemy import Engine, create_engine
 
-from seekpoint import schema
-from seekpoint.testing.servers.process import Folder
 from demo.bar import bar
 from demo.crew import DemoFailed
 from demo.faults import is_open, open_transaction
@@ -29,11 +27,13 @@ from demo.reload.load import Load
 from demo.reload.reader import Reader
 from demo.reload.report import Reloaded, Report
 from demo.wire import create_topic
-from seekpoint.testing.servers.pair import Pair, start_pair
+from seekpoint import schema
 from seekpoint.errors import ConfigError, needs_extra
 from seekpoint.jobs.reload import CutOver, Driver, Generations, LocalStager, Reload, Run, Staged, Stager, Task
 from seekpoint.jobs.reload.rounds import Rounds
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
+from seekpoint.testing.servers.pair import Pair, start_pair
+from seekpoint.testing.servers.process import Folder
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 
-from seekpoint.cli import batch, db, dead_letters, dev, export, reload, run, status, verify
-from seekpoint.cli import explain as declared
 from demo import cli as demo
+from seekpoint.cli import batch, db, dead_letters, dev, export, reload, run, status, verify
 from seekpoint.cli import errors as explain
+from seekpoint.cli import explain as declared
 
 app = typer.Typer(
     name="seekpoint",

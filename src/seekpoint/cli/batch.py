@@ -12,16 +12,16 @@ import psycopg
 import typer
 from sqlalchemy.exc import SQLAlchemyError
 
-from seekpoint.jobs.batch import BatchDone, BatchJob
 from seekpoint.cli import spark_session as sessions
 from seekpoint.cli.dead_letter_options import Actor
+from seekpoint.cli.dead_letter_tables import plain
 from seekpoint.cli.errors import explained
 from seekpoint.cli.job_options import Spark, SparkConf, job, terminable
-from seekpoint.cli.dead_letter_tables import plain
 from seekpoint.cli.options import AsJson, Kafka, KafkaConfig, OptionalDatabaseUrl, Schema
 from seekpoint.cli.progress import Shown
 from seekpoint.cli.run_tables import left_open
 from seekpoint.errors import SeekpointError
+from seekpoint.jobs.batch import BatchDone, BatchJob
 from seekpoint.jobs.run.run import this_driver
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 

@@ -12,10 +12,10 @@ from typing import Annotated
 import typer
 
 from seekpoint.admin import Chosen, Where
-from seekpoint.ledger.dead_letters.dead_letter import OPEN
 from seekpoint.errors import ConfigError
-from seekpoint.records import Cause, State
+from seekpoint.ledger.dead_letters.dead_letter import OPEN
 from seekpoint.ledger.tables import LARGEST_BIGINT, LARGEST_INTEGER
+from seekpoint.records import Cause, State
 
 
 class StateChoice(StrEnum):

@@ -18,17 +18,29 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from sqlalchemy import Engine
 
 from seekpoint.admin import Chosen, Discarded, Letters, Planned, Redrive, Replayed, Summary, group_of
-from seekpoint.cli.dead_letter_options import Actor, All, Apply, CauseChoice, ErrorPart, Filters, Ids, PartitionNumber, Since, States, Topic
-from seekpoint.cli.errors import FAILED, explained, masked
+from seekpoint.cli.dead_letter_options import (
+    Actor,
+    All,
+    Apply,
+    CauseChoice,
+    ErrorPart,
+    Filters,
+    Ids,
+    PartitionNumber,
+    Since,
+    States,
+    Topic,
+)
 from seekpoint.cli.dead_letter_tables import as_line, as_place, choices, cut, listed, plain, planned, print_whole, shown
+from seekpoint.cli.errors import FAILED, explained, masked
 from seekpoint.cli.options import AsJson, DatabaseUrl, Schema, checked_engine
 from seekpoint.cli.run import Target
 from seekpoint.cli.status import known_group
 from seekpoint.errors import ConfigError
-from seekpoint.worker.target import load_pipeline
+from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.records import notes
-from seekpoint.ledger.tables import DEFAULT_SCHEMA
+from seekpoint.worker.target import load_pipeline
 
 app = typer.Typer(
     help="Records that were passed and not applied: list, show, replay, discard, export.",

@@ -17,8 +17,8 @@ import msgspec
 import psycopg
 import typer
 
-from seekpoint.cli.errors import explained
 from seekpoint.cli.dead_letter_tables import print_whole, table
+from seekpoint.cli.errors import explained
 from seekpoint.cli.options import (
     AsJson,
     Kafka,
@@ -28,12 +28,11 @@ from seekpoint.cli.options import (
     one_off_engine,
     without,
 )
-from seekpoint.testing.servers import lines
-from seekpoint.testing.servers import running_pair
+from seekpoint.errors import ConfigError, KafkaAway
+from seekpoint.testing.servers import lines, running_pair
 from seekpoint.testing.servers.running_pair import RunningPair
 from seekpoint.testing.servers.topics import Produced, create_topic
 from seekpoint.testing.servers.topics import produce as produce_records
-from seekpoint.errors import ConfigError, KafkaAway
 
 app = typer.Typer(
     help="Start a throwaway Postgres and a throwaway Kafka, print their URLs, and remove both on Ctrl-C. "
@@ -51,8 +50,8 @@ def dev(context: typer.Context) -> None:
         return
     with explained():
         # The extra `dev` may be missing: then only this command is.
-        from seekpoint.testing.servers.process import Folder  # noqa: PLC0415
         from seekpoint.testing.servers.pair import start_pair  # noqa: PLC0415
+        from seekpoint.testing.servers.process import Folder  # noqa: PLC0415
 
         stopped = threading.Event()
         signal.signal(signal.SIGTERM, lambda *_: stopped.set())

@@ -10,12 +10,12 @@ from sqlalchemy import Engine
 
 from seekpoint.cli.errors import explained
 from seekpoint.cli.options import AsJson, OptionalDatabaseUrl, one_off_engine
-from seekpoint.sinks.arrow import AppendArrow
-from seekpoint.worker.target import load_pipeline
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.sink import Sink
 from seekpoint.sinks import Append, Upsert
+from seekpoint.sinks.arrow import AppendArrow
 from seekpoint.sinks.upsert.strategy import outlook
+from seekpoint.worker.target import load_pipeline
 
 APPENDS = {
     "copy": {"copy": "always: COPY into the table"},

@@ -12,16 +12,16 @@ import typer
 
 from seekpoint.cli import spark_session as sessions
 from seekpoint.cli.dead_letter_options import Actor
+from seekpoint.cli.dead_letter_tables import plain
 from seekpoint.cli.errors import explained
 from seekpoint.cli.job_options import Job, Spark, SparkConf, job, servers, terminable
-from seekpoint.cli.dead_letter_tables import plain
 from seekpoint.cli.options import AsJson, Kafka, KafkaConfig, OptionalDatabaseUrl, Schema
 from seekpoint.cli.progress import Shown
 from seekpoint.errors import ConfigError
 from seekpoint.jobs.export import Archive, Export, Exported
 from seekpoint.jobs.export.export import RANGE
-from seekpoint.worker.target import load_pipeline
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
+from seekpoint.worker.target import load_pipeline
 
 
 class Format(StrEnum):

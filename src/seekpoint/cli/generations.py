@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from seekpoint.cli.dead_letter_options import Actor
-from seekpoint.cli.errors import explained
 from seekpoint.cli.dead_letter_tables import moment, plain, print_whole, table
+from seekpoint.cli.errors import explained
 from seekpoint.cli.options import AsJson, DatabaseUrl, Schema, checked_engine
 from seekpoint.jobs.tables.generations.generations import Generation, Generations
 from seekpoint.ledger.tables import DEFAULT_SCHEMA

@@ -16,10 +16,10 @@ from sqlalchemy import Engine
 
 from seekpoint.cli.errors import keep_secret
 from seekpoint.cli.options import database, kafka_settings, without
-from seekpoint.postgres.engine import postgres_engine
 from seekpoint.errors import ConfigError
-from seekpoint.worker.target import load, load_function
 from seekpoint.pipeline.policy import Limits
+from seekpoint.postgres.engine import postgres_engine
+from seekpoint.worker.target import load, load_function
 from seekpoint.worker.worker import Worker
 
 Targets = Annotated[

@@ -12,9 +12,9 @@ from sqlalchemy.pool import NullPool
 
 from seekpoint import schema as ledger_schema
 from seekpoint.cli.errors import keep_secret
+from seekpoint.errors import ConfigError
 from seekpoint.postgres.connection_checks import watch
 from seekpoint.postgres.engine import read_url
-from seekpoint.errors import ConfigError
 
 DatabaseUrl = Annotated[
     str,

@@ -16,12 +16,23 @@ from uuid import UUID
 import typer
 
 from seekpoint.cli import generations
-from seekpoint.cli import spark_session as sessions
 from seekpoint.cli import run_tables as shown
+from seekpoint.cli import spark_session as sessions
 from seekpoint.cli.dead_letter_options import Actor, ago
-from seekpoint.cli.errors import FAILED, explained
-from seekpoint.cli.job_options import ArchiveRoot, Frames, Job, Processes, Spark, SparkConf, Targets, frames_of, job, terminable
 from seekpoint.cli.dead_letter_tables import print_whole
+from seekpoint.cli.errors import FAILED, explained
+from seekpoint.cli.job_options import (
+    ArchiveRoot,
+    Frames,
+    Job,
+    Processes,
+    Spark,
+    SparkConf,
+    Targets,
+    frames_of,
+    job,
+    terminable,
+)
 from seekpoint.cli.options import (
     AsJson,
     DatabaseUrl,

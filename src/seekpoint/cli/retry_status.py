@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Self
 
-from seekpoint.cli.errors import masked
 from seekpoint.cli.dead_letter_tables import plain
+from seekpoint.cli.errors import masked
 from seekpoint.ledger import Position
 from seekpoint.ledger.claim import DELAYED, TRANSIENT
 from seekpoint.records import Partition

@@ -15,15 +15,15 @@ from typing import Annotated
 import typer
 
 from seekpoint import events
+from seekpoint.cli.dead_letter_tables import numbered
 from seekpoint.cli.errors import FAILED, explained, masked
 from seekpoint.cli.job_options import refuse_extras
-from seekpoint.cli.dead_letter_tables import numbered
 from seekpoint.cli.options import Kafka, KafkaConfig, OptionalDatabaseUrl, Schema, database, kafka_settings, without
 from seekpoint.errors import ConfigError
-from seekpoint.worker.target import load
-from seekpoint.pipeline.policy import Limits
-from seekpoint.worker.worker import Worker
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
+from seekpoint.pipeline.policy import Limits
+from seekpoint.worker.target import load
+from seekpoint.worker.worker import Worker
 
 logger = logging.getLogger("seekpoint.cli")
 

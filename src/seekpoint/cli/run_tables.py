@@ -9,8 +9,8 @@ from typing import Any
 
 from rich.table import Table
 
-from seekpoint.cli.errors import masked
 from seekpoint.cli.dead_letter_tables import moment, numbered, plain, table
+from seekpoint.cli.errors import masked
 from seekpoint.cli.progress import lasting
 from seekpoint.jobs.reload import Difference, Report, Run
 from seekpoint.jobs.runs.progress import Place, Standing

@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 from sqlalchemy import Engine, select
 
-from seekpoint.cli.errors import FAILED, explained, masked
 from seekpoint.cli.dead_letter_tables import plain, print_whole
+from seekpoint.cli.errors import FAILED, explained, masked
 from seekpoint.cli.options import (
     AsJson,
     DatabaseUrl,
@@ -26,14 +26,14 @@ from seekpoint.cli.options import (
     without,
 )
 from seekpoint.cli.retry_status import Waits
-from seekpoint.ledger.dead_letters import DeadLetters
 from seekpoint.errors import ConfigError, KafkaAway, StandsBy
 from seekpoint.kafka.identity import Identity
 from seekpoint.kafka.watermarks import Watermarks
 from seekpoint.ledger import Ledger, Position, Stop
-from seekpoint.records import Partition
+from seekpoint.ledger.dead_letters import DeadLetters
 from seekpoint.ledger.revision import check
 from seekpoint.ledger.tables import DEFAULT_SCHEMA, consumer_group, in_schema
+from seekpoint.records import Partition
 
 KAFKA_TIMEOUT = 10.0  # seconds
 

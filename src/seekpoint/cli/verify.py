@@ -8,9 +8,19 @@ from typing import Any
 
 import typer
 
-from seekpoint.cli.errors import FAILED, explained
-from seekpoint.cli.job_options import ArchiveRoot, Frames, Processes, Spark, SparkConf, Targets, frames_of, job, terminable
 from seekpoint.cli.dead_letter_tables import plain, print_whole, table
+from seekpoint.cli.errors import FAILED, explained
+from seekpoint.cli.job_options import (
+    ArchiveRoot,
+    Frames,
+    Processes,
+    Spark,
+    SparkConf,
+    Targets,
+    frames_of,
+    job,
+    terminable,
+)
 from seekpoint.cli.options import AsJson, Kafka, KafkaConfig, OptionalDatabaseUrl, Schema
 from seekpoint.cli.progress import Shown
 from seekpoint.cli.reload import reload_of

@@ -15,7 +15,16 @@ from typing import Any, Generic, TypeVar, overload
 import msgspec
 
 from seekpoint.codecs.registry_client import Registry, check, connect, missing, shown
-from seekpoint.codecs.wire_format import INDIFFERENT, Frames, Short, avro_frame, avro_reader, is_plain, protobuf_frame, schema_id
+from seekpoint.codecs.wire_format import (
+    INDIFFERENT,
+    Frames,
+    Short,
+    avro_frame,
+    avro_reader,
+    is_plain,
+    protobuf_frame,
+    schema_id,
+)
 from seekpoint.errors import CodecAway, ConfigError, Poison
 from seekpoint.records import RawRecord
 

@@ -7,10 +7,10 @@ same condition. Whoever moves a position without owning it draws a new token, an
 """
 
 from seekpoint.ledger.advance import Expected, Move
+from seekpoint.ledger.attempts import SuspectNote
 from seekpoint.ledger.claim import Attempt, Claim, Claimed, StartOffsets
 from seekpoint.ledger.ledger import Ledger
 from seekpoint.ledger.move import LastMove
-from seekpoint.ledger.attempts import SuspectNote
 from seekpoint.ledger.positions import Position, Stop
 from seekpoint.ledger.wait import Passed
 

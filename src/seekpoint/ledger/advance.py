@@ -11,9 +11,9 @@ import psycopg
 from sqlalchemy.exc import DBAPIError
 
 from seekpoint.errors import ConfigError, Fenced, HandlerMisuse
-from seekpoint.ledger.sql import worker as sql
 from seekpoint.ledger.claim import Claim
 from seekpoint.ledger.group_connection import Scope
+from seekpoint.ledger.sql import worker as sql
 
 INVALID_TEXT = "22P02"  # what casting the refusal's text raises
 

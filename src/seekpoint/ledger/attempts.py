@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from seekpoint.ledger.sql import worker as sql
 from seekpoint.ledger.advance import fenced
 from seekpoint.ledger.claim import Attempt, Claim
 from seekpoint.ledger.group_connection import Scope
+from seekpoint.ledger.sql import worker as sql
 from seekpoint.records import SAID, storable
 
 LONGEST = 10 * 365 * 24 * 3600.0  # seconds: far enough, and a time that Postgres can hold

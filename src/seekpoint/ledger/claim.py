@@ -12,11 +12,11 @@ from sqlalchemy import Row
 from sqlalchemy.exc import OperationalError
 
 from seekpoint.errors import ClusterChanged, GroupPaused, HandlerOutdated, PartitionStopped, StandsBy, TopicRecreated
+from seekpoint.ledger.declaration import Comparison, Declaration, compare, require, store
+from seekpoint.ledger.group_connection import Scope
+from seekpoint.ledger.move import record_action
 from seekpoint.ledger.sql import admin as administration
 from seekpoint.ledger.sql import worker as sql
-from seekpoint.ledger.declaration import Comparison, Declaration, compare, require, store
-from seekpoint.ledger.move import record_action
-from seekpoint.ledger.group_connection import Scope
 from seekpoint.records import Partition
 
 LOCK_NOT_AVAILABLE = "55P03"

@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from seekpoint.errors import ConfigError, DeclarationDiffers, HandlerOutdated
-from seekpoint.ledger.sql import admin as sql
 from seekpoint.ledger.group_connection import Scope
+from seekpoint.ledger.sql import admin as sql
 
 Tables = tuple[str, ...]
 Given = Sequence[str] | Mapping[str, Sequence[str]]

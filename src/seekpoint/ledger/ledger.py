@@ -12,27 +12,27 @@ from uuid import UUID, uuid4
 from sqlalchemy import URL, Connection, Engine
 from sqlalchemy.exc import OperationalError
 
-from seekpoint.postgres.engine import postgres_engine
 from seekpoint.errors import ConfigError, DeclarationDiffers, PartitionStopped, StandsBy
-from seekpoint.ledger.sql import admin as administration
 from seekpoint.ledger import advance as _advance
+from seekpoint.ledger import attempts as _note
 from seekpoint.ledger import claim as _claim
 from seekpoint.ledger import move as _move
-from seekpoint.ledger import attempts as _note
 from seekpoint.ledger import positions as _read
-from seekpoint.ledger.sql import worker as sql
 from seekpoint.ledger import wait as _wait
 from seekpoint.ledger.advance import Expected, Move, Settings
+from seekpoint.ledger.attempts import SuspectNote
 from seekpoint.ledger.claim import Attempt, Claim, Claimant, Claimed, StartOffsets
 from seekpoint.ledger.declaration import Declaration, compare, require
-from seekpoint.ledger.move import LastMove
-from seekpoint.ledger.attempts import SuspectNote
-from seekpoint.ledger.positions import Position
 from seekpoint.ledger.group_connection import Scope
+from seekpoint.ledger.move import LastMove
+from seekpoint.ledger.positions import Position
+from seekpoint.ledger.sql import admin as administration
+from seekpoint.ledger.sql import worker as sql
+from seekpoint.ledger.tables import DEFAULT_SCHEMA, in_schema
 from seekpoint.ledger.wait import Passed, Wanted
 from seekpoint.pipeline.policy import Limits
+from seekpoint.postgres.engine import postgres_engine
 from seekpoint.records import Partition, storable
-from seekpoint.ledger.tables import DEFAULT_SCHEMA, in_schema
 
 
 class Ledger:

@@ -10,12 +10,12 @@ from uuid import UUID, uuid4
 from sqlalchemy import Row
 
 from seekpoint.errors import ConfigError, Fenced
-from seekpoint.ledger.sql import admin as sql
-from seekpoint.ledger.positions import Position, position
 from seekpoint.ledger.group_connection import Scope
+from seekpoint.ledger.positions import Position, position
+from seekpoint.ledger.sql import admin as sql
 from seekpoint.ledger.sql.worker import SHARE_GROUP
-from seekpoint.records import Partition, storable
 from seekpoint.ledger.tables import LARGEST_BIGINT
+from seekpoint.records import Partition, storable
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from uuid import UUID
 
 from sqlalchemy import Row
 
+from seekpoint.ledger.group_connection import Scope
 from seekpoint.ledger.sql import worker as sql
 from seekpoint.ledger.sql.admin import READ
-from seekpoint.ledger.group_connection import Scope
 from seekpoint.records import Partition
 
 

@@ -13,11 +13,19 @@ from uuid import UUID
 from sqlalchemy import BigInteger, Integer, Row, Text, and_, bindparam, func, literal, literal_column, select, true
 
 from seekpoint.errors import ConfigError, NotApplied
-from seekpoint.ledger.sql import worker as sql
 from seekpoint.ledger.claim import DELAYED
 from seekpoint.ledger.group_connection import Scope
+from seekpoint.ledger.sql import worker as sql
+from seekpoint.ledger.tables import (
+    IS_MOVE,
+    LARGEST_BIGINT,
+    LARGEST_INTEGER,
+    admin_action,
+    consumer_group,
+    dead_letter,
+    partition_offset,
+)
 from seekpoint.records import Partition, State
-from seekpoint.ledger.tables import IS_MOVE, LARGEST_BIGINT, LARGEST_INTEGER, admin_action, consumer_group, dead_letter, partition_offset
 
 # A look costs the server one lookup by primary key. The pause between two looks is a share of the time waited so
 # far, within bounds (seconds): the answer is late by that share at most, and a long wait costs ten looks a second.

@@ -18,8 +18,8 @@ from sqlalchemy import Connection, text
 from seekpoint.codecs import Bytes, Codec, key_decoder, plain_decoder, value_decoder
 from seekpoint.errors import ConfigError
 from seekpoint.pipeline.policy import DeadLetterLimits, OnPoison, Retry, StartAt
-from seekpoint.records import AnyRecord, RawRecord, Record, Unmade
 from seekpoint.pipeline.sink import CheckedSink, Handler, Sink, ValueSink
+from seekpoint.records import AnyRecord, RawRecord, Record, Unmade
 
 V = TypeVar("V")
 

@@ -8,8 +8,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from sqlalchemy import Connection
 
-from seekpoint.pipeline.batch import Batch
 from seekpoint.events import Event
+from seekpoint.pipeline.batch import Batch
 from seekpoint.records import AnyRecord
 
 Handler = Callable[[Connection, Batch[Any, Any]], None]

@@ -14,12 +14,12 @@ from psycopg.rows import tuple_row
 from sqlalchemy import Connection, CursorResult, Engine, PoolProxiedConnection, Transaction
 from sqlalchemy.exc import DBAPIError
 
-from seekpoint.postgres import pooler
-from seekpoint.postgres.pipelining import Ahead, begin_with, is_ahead
 from seekpoint.errors import HandlerMisuse
+from seekpoint.postgres import pooler
+from seekpoint.postgres.connection_socket import Wire
+from seekpoint.postgres.pipelining import Ahead, begin_with, is_ahead
 from seekpoint.postgres.sent_statements import Sent
 from seekpoint.postgres.session_state import Known, SessionState
-from seekpoint.postgres.connection_socket import Wire
 
 
 class LentConnection(Connection):

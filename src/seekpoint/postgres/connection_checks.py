@@ -5,8 +5,8 @@ from __future__ import annotations
 import psycopg
 from sqlalchemy import Engine, event
 
-from seekpoint.postgres import pooler
 from seekpoint.errors import ConfigError
+from seekpoint.postgres import pooler
 
 
 def watch(engine: Engine) -> Engine:

@@ -9,8 +9,8 @@ from typing import Any
 from sqlalchemy import URL, Engine, create_engine, make_url
 from sqlalchemy.exc import ArgumentError
 
-from seekpoint.postgres.connection_checks import watch
 from seekpoint.errors import ConfigError
+from seekpoint.postgres.connection_checks import watch
 
 # A peer that vanished without a word is noticed within a minute or so; a URL may say otherwise.
 _KEEPALIVES: dict[str, Any] = {

@@ -11,8 +11,8 @@ import msgspec
 from sqlalchemy import Connection
 
 from seekpoint.errors import ConfigError, Poison
-from seekpoint.records import AnyRecord
 from seekpoint.pipeline.sink import Row
+from seekpoint.records import AnyRecord
 
 ORIGINS = ("topic", "partition", "offset")  # of a record, as ``provenance=`` names them
 

@@ -12,9 +12,9 @@ from psycopg import sql
 from sqlalchemy import Connection, text
 
 from seekpoint.errors import ConfigError
+from seekpoint.sinks.column_types import BASE, Depths, has_fields, json_depth
 from seekpoint.sinks.copy import driver_of
 from seekpoint.sinks.dedupe import Column, Target
-from seekpoint.sinks.column_types import BASE, Depths, has_fields, json_depth
 
 LINE, DELETED = "seekpoint line", "seekpoint deleted"  # the stage's own columns
 

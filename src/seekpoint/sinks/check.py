@@ -15,8 +15,8 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from seekpoint.errors import ConfigError
-from seekpoint.sinks.copy import driver_of
 from seekpoint.sinks.catalog import quoted
+from seekpoint.sinks.copy import driver_of
 from seekpoint.sinks.target_table import placed, recalled
 
 _REMEDIES = {

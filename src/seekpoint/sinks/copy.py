@@ -19,10 +19,10 @@ from sqlalchemy import Connection
 
 from seekpoint.errors import ConfigError
 from seekpoint.pipeline.sink import Row, RowRefused
+from seekpoint.postgres.sqlstates import Fault, fault_of_error
+from seekpoint.sinks.column_types import Depths, types_now
 from seekpoint.sinks.insert import Inserts
 from seekpoint.sinks.json_values import JsonValues
-from seekpoint.sinks.column_types import Depths, types_now
-from seekpoint.postgres.sqlstates import Fault, fault_of_error
 
 
 def _formatter() -> Callable[..., Any] | None:

@@ -13,11 +13,11 @@ from typing import Any
 from sqlalchemy import Connection
 
 from seekpoint.pipeline.sink import Row, Writer
+from seekpoint.sinks.catalog import quoted
+from seekpoint.sinks.column_types import SAME_TYPES, types_then
 from seekpoint.sinks.copy import Texts, Unwritable, driver_of, open_copy, writing_cursor
 from seekpoint.sinks.insert import insert
-from seekpoint.sinks.catalog import quoted
 from seekpoint.sinks.target_table import recalled
-from seekpoint.sinks.column_types import SAME_TYPES, types_then
 
 FEW = 20  # rows; above, COPY is cheaper
 

@@ -14,8 +14,8 @@ from psycopg.rows import tuple_row
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
-from seekpoint.sinks.copy import driver_of
 from seekpoint.sinks.catalog import quoted
+from seekpoint.sinks.copy import driver_of
 
 COLUMN = "seekpoint_generation"  # of the tables behind such a view: which generation they are
 

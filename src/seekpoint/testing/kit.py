@@ -12,20 +12,20 @@ from uuid import NAMESPACE_URL, UUID, uuid5
 from sqlalchemy import URL, Engine
 
 from seekpoint import events
-from seekpoint.worker.assignment.chunk import Chunk, Read
-from seekpoint.pipeline.batch import Batch
-from seekpoint.worker.unit_of_work import Committer
-from seekpoint.postgres.engine import schema_translation
 from seekpoint.errors import ConfigError, Fenced, PartitionStopped, RetryLater
 from seekpoint.events import Announcer, Observer
-from seekpoint.worker.open_batch import OpenBatch
 from seekpoint.kafka.identity import Answer
 from seekpoint.ledger import Claim, Expected, Ledger
-from seekpoint.pipeline.pipeline import Pipeline
-from seekpoint.pipeline.policy import Limits
-from seekpoint.records import EPOCH, Partition, RawRecord, Record, Span
 from seekpoint.ledger.revision import check
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
+from seekpoint.pipeline.batch import Batch
+from seekpoint.pipeline.pipeline import Pipeline
+from seekpoint.pipeline.policy import Limits
+from seekpoint.postgres.engine import schema_translation
+from seekpoint.records import EPOCH, Partition, RawRecord, Record, Span
+from seekpoint.worker.assignment.chunk import Chunk, Read
+from seekpoint.worker.open_batch import OpenBatch
+from seekpoint.worker.unit_of_work import Committer
 
 V = TypeVar("V")
 

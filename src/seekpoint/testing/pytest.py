@@ -27,12 +27,11 @@ from sqlalchemy import Engine, create_engine, inspect, text
 from sqlalchemy.schema import DropSchema
 
 from seekpoint import schema
-from seekpoint.testing.servers import kafka
-from seekpoint.testing.servers import postgres
-from seekpoint.testing.servers.process import ServerFailed
+from seekpoint.testing.servers import kafka, postgres
 from seekpoint.testing.servers.jars import to_stderr
 from seekpoint.testing.servers.kafka import KafkaServer, start_kafka
 from seekpoint.testing.servers.postgres import PostgresServer, start_postgres
+from seekpoint.testing.servers.process import ServerFailed
 
 REQUIRE_VARIABLE = "SEEKPOINT_REQUIRE_SERVERS"
 

@@ -9,21 +9,21 @@ from uuid import uuid4
 from psycopg import sql as ident
 from sqlalchemy import URL, Engine
 
-from seekpoint.sinks.arrow import copy_into
-from seekpoint.postgres.engine import postgres_engine
-from seekpoint.postgres.connection import LentConnection
-from seekpoint.kafka.ranges import Piece
-from seekpoint.pipeline.pipeline import Pipeline
-from seekpoint.records import RawRecord
+from seekpoint.jobs.run.run import Tx
+from seekpoint.jobs.staging.savepoints import Parts
 from seekpoint.jobs.tables.copies import make_copy, owned_columns
+from seekpoint.jobs.tables.create_like import Numbers, make_like
 from seekpoint.jobs.tables.frames import Frame, resolve_frames
 from seekpoint.jobs.tables.redirect import Shadow
 from seekpoint.jobs.tables.staging_schema import Staging, name, rows, run
-from seekpoint.jobs.tables.create_like import Numbers, make_like
-from seekpoint.jobs.staging.savepoints import Parts
-from seekpoint.jobs.run.run import Tx
 from seekpoint.jobs.tables.targets import Source, Target, aimed, aimed_pipeline, sources, targets
+from seekpoint.kafka.ranges import Piece
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
+from seekpoint.pipeline.pipeline import Pipeline
+from seekpoint.postgres.connection import LentConnection
+from seekpoint.postgres.engine import postgres_engine
+from seekpoint.records import RawRecord
+from seekpoint.sinks.arrow import copy_into
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

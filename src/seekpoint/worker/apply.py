@@ -19,15 +19,15 @@ import psycopg
 from sqlalchemy import Result
 from sqlalchemy.exc import DBAPIError
 
-from seekpoint.pipeline.batch import Batch
 from seekpoint.errors import CodecAway, ConfigError, HandlerMisuse, Poison
-from seekpoint.postgres.connection import LentConnection
-from seekpoint.worker.open_batch import OpenBatch
+from seekpoint.pipeline.batch import Batch
 from seekpoint.pipeline.pipeline import Pipeline, shown_handler
-from seekpoint.records import AnyRecord, Cause, RawRecord, Span, add_note, one_line
 from seekpoint.pipeline.sink import Handler, Row, RowRefused, Sink
+from seekpoint.postgres.connection import LentConnection
 from seekpoint.postgres.sqlstates import Fault, fault_of, is_database_error
+from seekpoint.records import AnyRecord, Cause, RawRecord, Span, add_note, one_line
 from seekpoint.worker.failure_policy import fail
+from seekpoint.worker.open_batch import OpenBatch
 
 Rows = tuple[Row, ...]
 

@@ -18,13 +18,13 @@ import psycopg
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
-from seekpoint.worker.apply import Failed, Made, made_of, write
-from seekpoint.postgres.connection import LentConnection
-from seekpoint.worker.open_batch import OpenBatch
 from seekpoint.pipeline.pipeline import Pipeline
-from seekpoint.records import Cause, Partition, RawRecord, Span, add_note
+from seekpoint.postgres.connection import LentConnection
 from seekpoint.postgres.sqlstates import Fault, fault_of, may_be_one_records, sqlstate
+from seekpoint.records import Cause, Partition, RawRecord, Span, add_note
+from seekpoint.worker.apply import Failed, Made, made_of, write
 from seekpoint.worker.failure_policy import fail
+from seekpoint.worker.open_batch import OpenBatch
 
 CHECK_DEFERRED = text("SET CONSTRAINTS ALL IMMEDIATE")
 QUERY_CANCELED = "57014"  # statement_timeout, mostly

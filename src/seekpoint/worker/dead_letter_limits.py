@@ -6,9 +6,9 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from seekpoint.errors import TooManyDeadLetters
-from seekpoint.worker.open_batch import OpenBatch
 from seekpoint.pipeline.policy import DeadLetterLimits
 from seekpoint.records import Aside, Partition, State
+from seekpoint.worker.open_batch import OpenBatch
 
 
 @dataclass(slots=True)

@@ -8,10 +8,10 @@ from __future__ import annotations
 import random
 
 from seekpoint.errors import Poison, PoisonStop, RetryLater
-from seekpoint.worker.open_batch import OpenBatch
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import OnPoison, Retry
 from seekpoint.records import Aside, Cause, Failure, Partition, RawRecord, State
+from seekpoint.worker.open_batch import OpenBatch
 
 # No record is passed for these, whatever the policy: another one might have to be passed for the same reason.
 NEVER_PASSED = frozenset({Cause.TRANSIENT, Cause.PROGRAM})

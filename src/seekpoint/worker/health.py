@@ -11,8 +11,8 @@ from typing import TypeVar
 
 from seekpoint import events
 from seekpoint.errors import PartitionStopped
-from seekpoint.records import Partition
 from seekpoint.postgres.user_code_time import Stopwatch
+from seekpoint.records import Partition
 
 V = TypeVar("V")
 

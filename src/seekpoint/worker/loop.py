@@ -14,26 +14,26 @@ from typing import Any
 from sqlalchemy import text
 
 from seekpoint import events
-from seekpoint.postgres import pooler
-from seekpoint.worker.assignment import Alone, Assignment, Chunk, StandBy, SuspectPart
-from seekpoint.worker.unit_of_work import Committer
 from seekpoint.errors import CodecAway, ConfigError, DeclarationDiffers, Fenced, KafkaAway, StandsBy, StopTimeout
 from seekpoint.events import Announcer
-from seekpoint.worker.heartbeat import Keeper
-from seekpoint.worker.open_batch import CHUNK, OpenBatch
 from seekpoint.kafka.client import KafkaException, raise_if_fatal, unmade
 from seekpoint.kafka.config import consumer_config, make_consumer
 from seekpoint.kafka.identity import CHECK_KAFKA, Identity, Refused
 from seekpoint.ledger import Attempt, Claim, Ledger, SuspectNote
 from seekpoint.ledger.claim import TRANSIENT
+from seekpoint.ledger.revision import check
 from seekpoint.pipeline.pipeline import Pipeline, shown_handler
 from seekpoint.pipeline.policy import Backoff
-from seekpoint.records import Cause, Partition, RawRecord, one_line, running_line
-from seekpoint.worker.start_errors import may_pass
-from seekpoint.ledger.revision import check
+from seekpoint.postgres import pooler
 from seekpoint.postgres.sqlstates import passes
 from seekpoint.postgres.user_code_time import Stopwatch
+from seekpoint.records import Cause, Partition, RawRecord, one_line, running_line
+from seekpoint.worker.assignment import Alone, Assignment, Chunk, StandBy, SuspectPart
 from seekpoint.worker.failure_policy import Killer, fail
+from seekpoint.worker.heartbeat import Keeper
+from seekpoint.worker.open_batch import CHUNK, OpenBatch
+from seekpoint.worker.start_errors import may_pass
+from seekpoint.worker.unit_of_work import Committer
 
 POLL = 0.2  # seconds: how long a quiet loop waits for a record before it looks at anything else
 LEAVE = 3.0  # seconds for the client to leave the group, where the worker is given up

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import monotonic
 
-from seekpoint.worker.assignment.backlog import SuspectRange
-from seekpoint.worker.assignment.chunk import Chunk, Read, chain
 from seekpoint.errors import PartitionStopped
 from seekpoint.kafka.identity import Answer
 from seekpoint.ledger import Move
 from seekpoint.pipeline.policy import Limits
 from seekpoint.records import HELD_BEHIND, AnyRecord, Aside, Cause, Failure, Partition, RawRecord, Span, State, Unmade
+from seekpoint.worker.assignment.backlog import SuspectRange
+from seekpoint.worker.assignment.chunk import Chunk, Read, chain
 
 CHUNK = 500  # records per draw: small chunks stay in the processor's cache
 

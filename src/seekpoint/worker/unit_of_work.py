@@ -12,24 +12,24 @@ from time import monotonic
 from typing import Protocol
 
 from seekpoint import events
-from seekpoint.worker.apply import Failed, apply, believed
-from seekpoint.ledger.dead_letters import DeadLetters
 from seekpoint.errors import Fenced, HandlerMisuse, KafkaAway, PartitionStopped, PoisonStop, RetryLater
 from seekpoint.events import Announcer
-from seekpoint.postgres.connection import LentConnection, Session
-from seekpoint.worker.open_batch import OpenBatch
-from seekpoint.worker.bisect import Isolation, too_long
 from seekpoint.kafka.identity import Answer
 from seekpoint.ledger import Attempt, Claim, Expected, Ledger, SuspectNote
 from seekpoint.ledger.claim import TRANSIENT
+from seekpoint.ledger.dead_letters import DeadLetters
 from seekpoint.pipeline.pipeline import Pipeline
-from seekpoint.worker.dead_letter_limits import Quarantine
-from seekpoint.records import Cause, Partition, RawRecord, Span, add_note, notes, users_line
 from seekpoint.pipeline.sink import TellingSink
+from seekpoint.postgres.connection import LentConnection, Session
+from seekpoint.postgres.connection_socket import Wire
 from seekpoint.postgres.sqlstates import Fault, connection_lost, fault_of, passes, sqlstate
 from seekpoint.postgres.user_code_time import Stopwatch
+from seekpoint.records import Cause, Partition, RawRecord, Span, add_note, notes, users_line
+from seekpoint.worker.apply import Failed, apply, believed
+from seekpoint.worker.bisect import Isolation, too_long
+from seekpoint.worker.dead_letter_limits import Quarantine
 from seekpoint.worker.failure_policy import fail
-from seekpoint.postgres.connection_socket import Wire
+from seekpoint.worker.open_batch import OpenBatch
 
 logger = logging.getLogger("seekpoint.worker.unit_of_work")
 

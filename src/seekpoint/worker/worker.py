@@ -13,16 +13,16 @@ from typing import Any, Self
 from sqlalchemy import URL, Engine
 
 from seekpoint import events
-from seekpoint.postgres.engine import schema_translation, shown
 from seekpoint.errors import ConfigError, StopTimeout
 from seekpoint.events import Announcer, Observer
-from seekpoint.worker.health import Health, HealthBoard
 from seekpoint.kafka.config import consumer_config
 from seekpoint.ledger import Ledger
+from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import Limits
+from seekpoint.postgres.engine import schema_translation, shown
 from seekpoint.postgres.user_code_time import Stopwatch
-from seekpoint.ledger.tables import DEFAULT_SCHEMA
+from seekpoint.worker.health import Health, HealthBoard
 from seekpoint.worker.loop import Loop
 
 logger = logging.getLogger("seekpoint.worker.worker")

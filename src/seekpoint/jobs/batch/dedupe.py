@@ -13,16 +13,29 @@ from typing import Any
 from psycopg import sql as ident
 
 from seekpoint.errors import BatchRefused, TooManyDeadLetters
-from seekpoint.pipeline.pipeline import Pipeline
-from seekpoint.jobs.staging.consolidate import Coverage, check_letters, coverage, newest_first
-from seekpoint.jobs.tables.staging_schema import LINE, OFFSET, PLACE, Composable, Staging, name, names, remember_columns, remembered_columns, rows, run, unlogged
 from seekpoint.jobs.run.run import Driver, Tx
+from seekpoint.jobs.staging.consolidate import Coverage, check_letters, coverage, newest_first
+from seekpoint.jobs.tables.staging_schema import (
+    LINE,
+    OFFSET,
+    PLACE,
+    Composable,
+    Staging,
+    name,
+    names,
+    remember_columns,
+    remembered_columns,
+    rows,
+    run,
+    unlogged,
+)
 from seekpoint.jobs.tables.targets import Path
-from seekpoint.sinks.dedupe import Target
+from seekpoint.ledger.tables import dead_letter
+from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.sinks.catalog import DELETED
 from seekpoint.sinks.catalog import LINE as PLACE_IN_STAGE
+from seekpoint.sinks.dedupe import Target
 from seekpoint.sinks.upsert.upsert import Upsert
-from seekpoint.ledger.tables import dead_letter
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,25 +8,25 @@ from uuid import UUID
 
 from sqlalchemy import Row
 
+from seekpoint.errors import BatchRefused
 from seekpoint.jobs.batch import statements as sql
 from seekpoint.jobs.batch.offsets import Brokers
-from seekpoint.postgres.engine import schema_translation
-from seekpoint.errors import BatchRefused
-from seekpoint.ledger import Claim
-from seekpoint.ledger.sql.admin import INSERT_GROUP, LOCK_GROUP
-from seekpoint.ledger.claim import Claimant, claim, needs_preparing, prepare, recreated
-from seekpoint.ledger.declaration import Declaration
-from seekpoint.ledger.move import set_paused
-from seekpoint.ledger.positions import look
-from seekpoint.ledger.group_connection import Scope
-from seekpoint.pipeline.pipeline import Pipeline
-from seekpoint.records import Partition, storable
 from seekpoint.jobs.run import statements as runs
 from seekpoint.jobs.run.pause import PAUSER, let_go, pauser
-from seekpoint.jobs.tables.publications import prefix_of
 from seekpoint.jobs.run.run import StagedPosition, Tx, this_driver
+from seekpoint.jobs.tables.publications import prefix_of
 from seekpoint.jobs.tables.targets import Source, targets
+from seekpoint.ledger import Claim
+from seekpoint.ledger.claim import Claimant, claim, needs_preparing, prepare, recreated
+from seekpoint.ledger.declaration import Declaration
+from seekpoint.ledger.group_connection import Scope
+from seekpoint.ledger.move import set_paused
+from seekpoint.ledger.positions import look
+from seekpoint.ledger.sql.admin import INSERT_GROUP, LOCK_GROUP
 from seekpoint.ledger.tables import in_schema
+from seekpoint.pipeline.pipeline import Pipeline
+from seekpoint.postgres.engine import schema_translation
+from seekpoint.records import Partition, storable
 
 Claims = Mapping[Partition, Claim]
 

@@ -11,22 +11,22 @@ from sqlalchemy.exc import DBAPIError
 from seekpoint.jobs.batch import statements as sql
 from seekpoint.jobs.batch.dedupe import Part, columns_of, folded_path, parts_of, target_of
 from seekpoint.jobs.batch.open import Claims, require_no_held_keys, scope_of
-from seekpoint.ledger.sql.admin import LOCK_GROUP
-from seekpoint.ledger.advance import Expected, Move, Settings, advance, hold
-from seekpoint.ledger.move import record_action
-from seekpoint.jobs.staging.consolidate import coverage
 from seekpoint.jobs.reload.cutover import take_over_letters, took_effect
-from seekpoint.jobs.tables.staging_schema import Staging, name, names, remembered_columns, rows, run
+from seekpoint.jobs.run.backoff import TRIES, pause
 from seekpoint.jobs.run.pause import let_go, pauser
 from seekpoint.jobs.run.run import Driver, Tx
+from seekpoint.jobs.staging.consolidate import coverage
+from seekpoint.jobs.tables.staging_schema import Staging, name, names, remembered_columns, rows, run
 from seekpoint.jobs.tables.targets import Path, Source, aimed, targets
-from seekpoint.jobs.run.backoff import TRIES, pause
+from seekpoint.ledger.advance import Expected, Move, Settings, advance, hold
+from seekpoint.ledger.move import record_action
+from seekpoint.ledger.sql.admin import LOCK_GROUP
+from seekpoint.postgres.sqlstates import connection_lost, passes
+from seekpoint.sinks.catalog import DELETED, Layout, survey
 from seekpoint.sinks.copy import driver_of
 from seekpoint.sinks.dedupe import Target
-from seekpoint.sinks.catalog import DELETED, Layout, survey
 from seekpoint.sinks.upsert.statements import Statements
 from seekpoint.sinks.upsert.upsert import Upsert
-from seekpoint.postgres.sqlstates import connection_lost, passes
 
 
 def publish(driver: Driver, source: Source, claims: Claims, tries: int = TRIES) -> None:

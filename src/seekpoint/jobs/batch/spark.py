@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from seekpoint.jobs.batch import BatchDone, BatchJob
-from seekpoint.postgres.engine import postgres_engine
 from seekpoint.errors import ConfigError
-from seekpoint.pipeline.policy import Limits
+from seekpoint.jobs.batch import BatchDone, BatchJob
 from seekpoint.jobs.run.run import Progress
 from seekpoint.jobs.spark.settings import Env, portable, resolved
 from seekpoint.jobs.spark.stager import SparkStager
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
+from seekpoint.pipeline.policy import Limits
+from seekpoint.postgres.engine import postgres_engine
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,12 +12,12 @@ from uuid import UUID
 
 from sqlalchemy import URL, Engine
 
-from seekpoint.postgres.engine import postgres_engine
 from seekpoint.errors import ConfigError, RangeLost
 from seekpoint.jobs.export.manifest import Entry, holes, transaction
 from seekpoint.jobs.export.storage import Storage, below, named, place
 from seekpoint.kafka.ranges import Piece, Range
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
+from seekpoint.postgres.engine import postgres_engine
 
 DAY = timedelta(days=1)
 

@@ -10,7 +10,6 @@ from uuid import UUID, uuid4
 
 from sqlalchemy import URL, Engine
 
-from seekpoint.postgres.engine import postgres_engine
 from seekpoint.errors import ConfigError, RangeLost
 from seekpoint.jobs.export.archive import Archive
 from seekpoint.jobs.export.manifest import Entry, Tx, Written, holes, transaction
@@ -19,6 +18,7 @@ from seekpoint.kafka.range_plan import check
 from seekpoint.kafka.ranges import Range
 from seekpoint.ledger import Ledger
 from seekpoint.ledger.positions import Position
+from seekpoint.postgres.engine import postgres_engine
 from seekpoint.records import Partition, storable
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from seekpoint.jobs.export import statements as sql
 from seekpoint.kafka.ranges import Range
 from seekpoint.ledger.sql.admin import ALONE
 from seekpoint.ledger.sql.worker import APPLICATION, SETTLE
-from seekpoint.records import Partition
 from seekpoint.ledger.tables import in_schema
+from seekpoint.records import Partition
 
 LOCK_WAIT = "30s"
 

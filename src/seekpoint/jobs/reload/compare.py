@@ -9,11 +9,21 @@ from typing import Any
 from psycopg import sql as ident
 from sqlalchemy import Connection
 
-from seekpoint.jobs.run import statements as sql
-from seekpoint.jobs.tables.copies import watch
-from seekpoint.jobs.tables.staging_schema import KIND, Composable, Staging, name, names, remembered_columns, rows, run, unlogged
 from seekpoint.jobs.reload.rounds import Rounds
+from seekpoint.jobs.run import statements as sql
 from seekpoint.jobs.run.run import SERIALIZABLE_ENOUGH, Driver, Tx
+from seekpoint.jobs.tables.copies import watch
+from seekpoint.jobs.tables.staging_schema import (
+    KIND,
+    Composable,
+    Staging,
+    name,
+    names,
+    remembered_columns,
+    rows,
+    run,
+    unlogged,
+)
 from seekpoint.jobs.tables.targets import Target
 
 SAMPLES = 20  # rows of each kind that are shown

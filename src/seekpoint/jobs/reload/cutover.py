@@ -11,19 +11,19 @@ from psycopg import sql as ident
 from sqlalchemy.exc import DBAPIError
 
 from seekpoint.errors import CutOverRefused, KafkaAway, RangeStuck, ReloadOver, ReloadRefused
-from seekpoint.ledger.sql.admin import LOCK_GROUP, RECORD_ACTION, REDRAW
-from seekpoint.jobs.run import statements as sql
 from seekpoint.jobs.reload.cutover_limits import Bounds, Budget, OverBudget
 from seekpoint.jobs.reload.forecast import allow_wait, others
-from seekpoint.jobs.tables.staging_schema import Staging, name, run
 from seekpoint.jobs.reload.merge import Terms, merge
 from seekpoint.jobs.reload.publish import attach, swap, turn
 from seekpoint.jobs.reload.rounds import Rounds
-from seekpoint.jobs.run.run import Driver, Tx, run_of, told, transaction
-from seekpoint.jobs.tables.targets import Path
+from seekpoint.jobs.run import statements as sql
 from seekpoint.jobs.run.backoff import TRIES, longer_pause, pause
-from seekpoint.postgres.sqlstates import connection_lost, passes, sqlstate
+from seekpoint.jobs.run.run import Driver, Tx, run_of, told, transaction
+from seekpoint.jobs.tables.staging_schema import Staging, name, run
+from seekpoint.jobs.tables.targets import Path
+from seekpoint.ledger.sql.admin import LOCK_GROUP, RECORD_ACTION, REDRAW
 from seekpoint.ledger.tables import dead_letter
+from seekpoint.postgres.sqlstates import connection_lost, passes, sqlstate
 
 IDLE = 3.0  # seconds at most that the brokers may say nothing while all workers wait
 LONG_TRIES = 5  # tries that take longer than workers may wait

@@ -10,14 +10,14 @@ import psycopg
 from sqlalchemy import ColumnElement, delete
 from sqlalchemy.exc import DBAPIError
 
-from seekpoint.jobs.run import statements as sql
-from seekpoint.jobs.tables.constraints import breaks, check_references, references
-from seekpoint.jobs.staging.catch_up import Shrinking, key_of
-from seekpoint.jobs.tables.staging_schema import Staging, name, run
 from seekpoint.jobs.reload.rounds import Rounds
-from seekpoint.jobs.run.run import Driver, StagedPosition
-from seekpoint.jobs.tables.targets import REPLACING, Source, Target
+from seekpoint.jobs.run import statements as sql
 from seekpoint.jobs.run.backoff import TRIES, is_conflict, pause
+from seekpoint.jobs.run.run import Driver, StagedPosition
+from seekpoint.jobs.staging.catch_up import Shrinking, key_of
+from seekpoint.jobs.tables.constraints import breaks, check_references, references
+from seekpoint.jobs.tables.staging_schema import Staging, name, run
+from seekpoint.jobs.tables.targets import REPLACING, Source, Target
 
 FIRST, MOST = 5_000, 50_000  # records of one transaction
 LONG = 20.0  # seconds that one takes at most, or fewer records are taken: whoever aborts the run waits for it

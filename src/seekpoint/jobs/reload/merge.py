@@ -12,15 +12,15 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
 from seekpoint.errors import CutOverRefused, ReloadRefused
-from seekpoint.jobs.reload.cutover_limits import ROW_WAIT, Bounds, Budget
 from seekpoint.jobs.reload.compare import DIFFERENT_KEY, Difference, compared, differing, distinct
+from seekpoint.jobs.reload.cutover_limits import ROW_WAIT, Bounds, Budget
 from seekpoint.jobs.reload.merge_check import Kept
-from seekpoint.jobs.tables.staging_schema import KIND, Staging, name, names, remembered_columns, rows, run, unlogged
-from seekpoint.jobs.tables.side_effects import of_inheritance, referencing
 from seekpoint.jobs.run.run import Driver, Tx
+from seekpoint.jobs.tables.side_effects import of_inheritance, referencing
+from seekpoint.jobs.tables.staging_schema import KIND, Staging, name, names, remembered_columns, rows, run, unlogged
 from seekpoint.jobs.tables.targets import Path, Target
-from seekpoint.sinks.catalog import quoted
 from seekpoint.postgres.sqlstates import passes
+from seekpoint.sinks.catalog import quoted
 
 FEW = 5  # a difference of less than a fifth of the table is looked up key by key
 WARM = 16  # pages of a difference, about a thousand keys: what is looked up and locked at once

@@ -9,24 +9,24 @@ from uuid import UUID, uuid4
 
 from sqlalchemy import Engine, Row
 
-from seekpoint.ledger.dead_letters.statements import COUNT_OPEN
 from seekpoint.errors import ReloadRefused
 from seekpoint.jobs.export import Archive
+from seekpoint.jobs.reload.merge_check import hides_rows
+from seekpoint.jobs.run import statements as sql
+from seekpoint.jobs.run.run import Driver, Tx, position_of, run_of, this_driver, transaction
+from seekpoint.jobs.staging.compaction import of_compaction
+from seekpoint.jobs.tables.dependencies import ties, without_generations
+from seekpoint.jobs.tables.publications import prefix_of, unidentified
+from seekpoint.jobs.tables.side_effects import notes, of_inheritance
+from seekpoint.jobs.tables.staging_schema import GENERATION
+from seekpoint.jobs.tables.targets import COMPARED, Source, Target, resolve, targets
 from seekpoint.kafka.range_checks import require_known
 from seekpoint.kafka.ranges import Range, log_starts, stable_ends, topic_ids
+from seekpoint.ledger.dead_letters.statements import COUNT_OPEN
+from seekpoint.ledger.revision import check
 from seekpoint.ledger.sql.admin import ALONE
 from seekpoint.pipeline.policy import Limits
 from seekpoint.records import Partition, storable
-from seekpoint.jobs.run import statements as sql
-from seekpoint.jobs.staging.compaction import of_compaction
-from seekpoint.jobs.tables.dependencies import ties, without_generations
-from seekpoint.jobs.reload.merge_check import hides_rows
-from seekpoint.jobs.tables.staging_schema import GENERATION
-from seekpoint.jobs.tables.publications import prefix_of, unidentified
-from seekpoint.jobs.tables.side_effects import notes, of_inheritance
-from seekpoint.jobs.run.run import Driver, Tx, position_of, run_of, this_driver, transaction
-from seekpoint.jobs.tables.targets import COMPARED, Source, Target, resolve, targets
-from seekpoint.ledger.revision import check
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

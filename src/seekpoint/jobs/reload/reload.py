@@ -12,36 +12,36 @@ import psycopg
 from sqlalchemy import URL, Engine
 from sqlalchemy.exc import DBAPIError
 
-from seekpoint.postgres.engine import postgres_engine
 from seekpoint.errors import ConfigError, RangeLost, ReloadRefused, TopicRecreated, WroteLiveTable
 from seekpoint.jobs.export import Archive
-from seekpoint.kafka.range_checks import require_known
-from seekpoint.pipeline.pipeline import Pipeline
-from seekpoint.pipeline.policy import Limits
-from seekpoint.records import one_line
-from seekpoint.jobs.run import statements as sql
-from seekpoint.jobs.reload.cutover_limits import MAX_DELETES, MAX_WAIT, Bounds
 from seekpoint.jobs.reload.compare import Report, prepare, recall
-from seekpoint.jobs.staging.consolidate import RANGE, check_topics, consolidate, coverage, index, require_width
 from seekpoint.jobs.reload.cutover import CutOver, Plan, cut_over
-from seekpoint.jobs.staging.catch_up import LARGE, Shrinking, distance, extend
+from seekpoint.jobs.reload.cutover_limits import MAX_DELETES, MAX_WAIT, Bounds
 from seekpoint.jobs.reload.forecast import forecast, require_allowed, require_no_extra
-from seekpoint.jobs.tables.frames import Frame, FrameStager, resolve_frames
 from seekpoint.jobs.reload.handlers import MOST, rebuild
 from seekpoint.jobs.reload.merge import warm
 from seekpoint.jobs.reload.open import Order, open_run
-from seekpoint.jobs.tables.side_effects import notes
 from seekpoint.jobs.reload.rounds import Rounds
+from seekpoint.jobs.run import statements as sql
+from seekpoint.jobs.run.backoff import TRIES, is_conflict, pause
 from seekpoint.jobs.run.run import SERIALIZABLE_ENOUGH, VERIFIED, Driver, Progress, Run, transaction
 from seekpoint.jobs.runs.runs import Runs
+from seekpoint.jobs.runs.sweep import drop_attempts
+from seekpoint.jobs.staging.catch_up import LARGE, Shrinking, distance, extend
+from seekpoint.jobs.staging.consolidate import RANGE, check_topics, consolidate, coverage, index, require_width
+from seekpoint.jobs.staging.group_tables import writes_other_tables
 from seekpoint.jobs.staging.local import LocalStager
 from seekpoint.jobs.staging.stage import Stager, begin_staging
-from seekpoint.jobs.runs.sweep import drop_attempts
+from seekpoint.jobs.tables.frames import Frame, FrameStager, resolve_frames
+from seekpoint.jobs.tables.side_effects import notes
 from seekpoint.jobs.tables.targets import Source, sources, targets
-from seekpoint.jobs.run.backoff import TRIES, is_conflict, pause
-from seekpoint.jobs.staging.group_tables import writes_other_tables
-from seekpoint.postgres.sqlstates import is_data_fault
+from seekpoint.kafka.range_checks import require_known
 from seekpoint.ledger.tables import DEFAULT_SCHEMA, PUBLISHING
+from seekpoint.pipeline.pipeline import Pipeline
+from seekpoint.pipeline.policy import Limits
+from seekpoint.postgres.engine import postgres_engine
+from seekpoint.postgres.sqlstates import is_data_fault
+from seekpoint.records import one_line
 
 T = TypeVar("T")
 SMALL = 2_000  # records of a round, below which the locks may be taken

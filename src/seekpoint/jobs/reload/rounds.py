@@ -10,25 +10,25 @@ from uuid import UUID
 from psycopg import sql as ident
 from sqlalchemy import Row, and_, delete, select
 
-from seekpoint.worker.apply import Made
-from seekpoint.ledger.dead_letters.dead_letter import letter
-from seekpoint.ledger.dead_letters.statements import GET_LETTER
 from seekpoint.jobs.export import chained
-from seekpoint.kafka.ranges import IDLE, Follower, Piece, Range
-from seekpoint.pipeline.pipeline import Pipeline
-from seekpoint.records import Partition, RawRecord, State
+from seekpoint.jobs.run.run import Driver, StagedPosition, Tx
 from seekpoint.jobs.staging.catch_up import Key, add_positions, key_of, require_unmoved
+from seekpoint.jobs.staging.savepoints import Parts, all_of
+from seekpoint.jobs.staging.stage import keep_asides, leave_out, left_out_of
 from seekpoint.jobs.tables.copies import owned_columns
 from seekpoint.jobs.tables.redirect import Shadow
 from seekpoint.jobs.tables.staging_schema import Staging, name, remember_columns, remembered_columns, rows
-from seekpoint.jobs.staging.savepoints import Parts, all_of
-from seekpoint.jobs.run.run import Driver, StagedPosition, Tx
-from seekpoint.jobs.staging.stage import keep_asides, leave_out, left_out_of
 from seekpoint.jobs.tables.targets import Source, Target, aimed, aimed_pipeline, targets
+from seekpoint.kafka.ranges import IDLE, Follower, Piece, Range
+from seekpoint.ledger.dead_letters.dead_letter import letter
+from seekpoint.ledger.dead_letters.statements import GET_LETTER
+from seekpoint.ledger.tables import dead_letter
+from seekpoint.pipeline.pipeline import Pipeline
+from seekpoint.records import Partition, RawRecord, State
+from seekpoint.sinks.base import TableSink
 from seekpoint.sinks.copy import open_copy
 from seekpoint.sinks.dedupe import Deleted
-from seekpoint.sinks.base import TableSink
-from seekpoint.ledger.tables import dead_letter
+from seekpoint.worker.apply import Made
 
 
 class Rounds:

@@ -7,8 +7,8 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Uuid, bindparam, null, update
 
-from seekpoint.ledger.move import set_paused
 from seekpoint.ledger.group_connection import Scope
+from seekpoint.ledger.move import set_paused
 from seekpoint.ledger.sql.worker import GROUP, READ_GROUP
 from seekpoint.ledger.tables import in_schema, partition_offset
 

@@ -18,15 +18,15 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.base import Executable
 
 from seekpoint.errors import ReloadOver, ReloadRefused
-from seekpoint.postgres.connection import LentConnection
-from seekpoint.ledger.sql.worker import APPLICATION, SETTLE
-from seekpoint.pipeline.policy import Limits
-from seekpoint.records import Partition, storable
 from seekpoint.jobs.run import statements as sql
 from seekpoint.jobs.run.pause import let_go
-from seekpoint.sinks.copy import driver_of
-from seekpoint.postgres.sqlstates import sqlstate
+from seekpoint.ledger.sql.worker import APPLICATION, SETTLE
 from seekpoint.ledger.tables import in_schema
+from seekpoint.pipeline.policy import Limits
+from seekpoint.postgres.connection import LentConnection
+from seekpoint.postgres.sqlstates import sqlstate
+from seekpoint.records import Partition, storable
+from seekpoint.sinks.copy import driver_of
 
 SERIALIZATION_FAILURE, UNDEFINED_TABLE = "40001", "42P01"
 SERIALIZABLE_ENOUGH = "REPEATABLE READ"  # one snapshot for all that a step reads

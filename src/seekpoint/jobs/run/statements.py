@@ -26,7 +26,19 @@ from sqlalchemy import (
 )
 
 from seekpoint.ledger.sql.worker import GROUP, unnest
-from seekpoint.ledger.tables import IS_MOVE, RELOAD_CLOSED, admin_action, consumer_group, dead_letter, generation, lost_range, partition_offset, reload_position, reload_run, reload_staged
+from seekpoint.ledger.tables import (
+    IS_MOVE,
+    RELOAD_CLOSED,
+    admin_action,
+    consumer_group,
+    dead_letter,
+    generation,
+    lost_range,
+    partition_offset,
+    reload_position,
+    reload_run,
+    reload_staged,
+)
 
 _run, _at, _staged = reload_run.c, reload_position.c, reload_staged.c
 _offset, _letter, _action = partition_offset.c, dead_letter.c, admin_action.c

@@ -9,11 +9,11 @@ from uuid import UUID
 
 from sqlalchemy import Engine, Row, Uuid, bindparam, func, select
 
-from seekpoint.records import Partition
 from seekpoint.jobs.run import statements as sql
 from seekpoint.jobs.run.run import Run, transaction
 from seekpoint.jobs.runs.runs import Runs
 from seekpoint.ledger.tables import reload_run
+from seekpoint.records import Partition
 
 _NOW = select(func.clock_timestamp())
 # A step writes the run's row, so its lock tells that one is under way, of which nothing is to be seen before it ends.

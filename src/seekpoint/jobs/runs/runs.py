@@ -11,17 +11,27 @@ from uuid import UUID
 from sqlalchemy import URL, Engine, Row
 from sqlalchemy.exc import DBAPIError
 
-from seekpoint.postgres.engine import postgres_engine
 from seekpoint.errors import ConfigError, ReloadOver
-from seekpoint.pipeline.policy import Limits
-from seekpoint.records import storable
 from seekpoint.jobs.run import statements as sql
 from seekpoint.jobs.run.pause import let_go
-from seekpoint.jobs.run.run import UNDEFINED_TABLE, Driver, Run, StagedPosition, Tx, run_of, this_driver, told, transaction
+from seekpoint.jobs.run.run import (
+    UNDEFINED_TABLE,
+    Driver,
+    Run,
+    StagedPosition,
+    Tx,
+    run_of,
+    this_driver,
+    told,
+    transaction,
+)
 from seekpoint.jobs.runs.sweep import sweep
 from seekpoint.ledger.revision import check
-from seekpoint.postgres.sqlstates import sqlstate
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
+from seekpoint.pipeline.policy import Limits
+from seekpoint.postgres.engine import postgres_engine
+from seekpoint.postgres.sqlstates import sqlstate
+from seekpoint.records import storable
 
 
 class Runs:

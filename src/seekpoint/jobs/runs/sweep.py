@@ -8,10 +8,10 @@ from sqlalchemy import Engine, text
 from sqlalchemy.exc import DBAPIError
 
 from seekpoint.jobs.run import statements as sql
-from seekpoint.jobs.tables.generations.tables import left_behind, parents_of
 from seekpoint.jobs.run.run import UNDEFINED_TABLE, Run, transaction
-from seekpoint.sinks.copy import driver_of
+from seekpoint.jobs.tables.generations.tables import left_behind, parents_of
 from seekpoint.postgres.sqlstates import passes, sqlstate
+from seekpoint.sinks.copy import driver_of
 
 WAIT = 0.3  # seconds for a table that somebody reads or writes; whoever comes behind us waits as long
 DEPENDENT = "2BP01"  # dependent_objects_still_exist

@@ -12,9 +12,9 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from seekpoint.jobs.export.storage import Storage
 from seekpoint.jobs.export.writer import write_range
-from seekpoint.kafka.ranges import Range
-from seekpoint.jobs.staging.task_errors import ENDS, told
 from seekpoint.jobs.spark.settings import carried_range, range_of, resolved
+from seekpoint.jobs.staging.task_errors import ENDS, told
+from seekpoint.kafka.ranges import Range
 
 MESSAGE = StructType(
     [

@@ -18,22 +18,22 @@ import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812 -- as everybody calls it
 from sqlalchemy import select
 
-from seekpoint.sinks.arrow import copy_into
-from seekpoint.postgres.engine import postgres_engine
 from seekpoint.errors import ConfigError, Poison, ReloadOver, ReloadRefused, needs_extra
-from seekpoint.kafka.range_plan import check
-from seekpoint.kafka.ranges import Range
-from seekpoint.records import one_line
 from seekpoint.jobs.run import statements as sql
-from seekpoint.jobs.tables.frames import Frame, resolve_frames
-from seekpoint.jobs.tables.staging_schema import Staging, name, names, rows, run
-from seekpoint.jobs.tables.create_like import Numbers, make_like
 from seekpoint.jobs.run.run import Driver, StagedPosition, Tx, transaction
-from seekpoint.jobs.tables.targets import Source, Target, targets
-from seekpoint.jobs.spark.task_errors import ENDS, TaskEnded, ending_of
 from seekpoint.jobs.spark.read import frame_of, require_this_python
 from seekpoint.jobs.spark.settings import Env, portable, resolved
+from seekpoint.jobs.spark.task_errors import ENDS, TaskEnded, ending_of
+from seekpoint.jobs.tables.create_like import Numbers, make_like
+from seekpoint.jobs.tables.frames import Frame, resolve_frames
+from seekpoint.jobs.tables.staging_schema import Staging, name, names, rows, run
+from seekpoint.jobs.tables.targets import Source, Target, targets
+from seekpoint.kafka.range_plan import check
+from seekpoint.kafka.ranges import Range
+from seekpoint.postgres.engine import postgres_engine
 from seekpoint.postgres.sqlstates import is_data_fault
+from seekpoint.records import one_line
+from seekpoint.sinks.arrow import copy_into
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import URL, Engine
 
 from seekpoint.errors import ConfigError, needs_extra
+from seekpoint.jobs.spark.settings import carried_range, portable, require_no_secret, resolved
 from seekpoint.kafka.range_plan import SMALLEST, check, split
 from seekpoint.kafka.ranges import Range
 from seekpoint.ledger import Ledger
 from seekpoint.records import Partition
-from seekpoint.jobs.spark.settings import carried_range, portable, require_no_secret, resolved
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

@@ -20,11 +20,11 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from seekpoint.postgres.engine import postgres_engine
 from seekpoint.jobs.export import chained
-from seekpoint.kafka.ranges import Piece, Range, read_range
-from seekpoint.records import Partition, RawRecord
 from seekpoint.jobs.spark.settings import range_of, resolved
+from seekpoint.kafka.ranges import Piece, Range, read_range
+from seekpoint.postgres.engine import postgres_engine
+from seekpoint.records import Partition, RawRecord
 
 ROWS = 10_000  # of a batch; any number from 2,000 on is as fast
 BYTES = 32 * 2**20  # of keys and values, after which a batch ends earlier

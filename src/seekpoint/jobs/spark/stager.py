@@ -18,20 +18,20 @@ from uuid import uuid4
 from sqlalchemy import Engine, make_url
 from sqlalchemy.exc import ArgumentError
 
-from seekpoint.postgres.engine import postgres_engine
 from seekpoint.errors import ConfigError, SeekpointError, needs_extra
-from seekpoint.kafka.range_plan import MOST_TASKS, SMALLEST
-from seekpoint.records import Partition
 from seekpoint.jobs.run import statements as sql
-from seekpoint.jobs.staging.task_errors import endings, error_of
-from seekpoint.jobs.tables.frames import Frame
 from seekpoint.jobs.run.run import Driver, Run, transaction
-from seekpoint.jobs.staging.stage import Staged, Task
-from seekpoint.jobs.tables.targets import Source
-from seekpoint.jobs.spark.task_errors import ending_of
 from seekpoint.jobs.spark.read import context_of, require_this_python
 from seekpoint.jobs.spark.settings import Env, carried_range, portable, require_no_secret
+from seekpoint.jobs.spark.task_errors import ending_of
+from seekpoint.jobs.staging.stage import Staged, Task
+from seekpoint.jobs.staging.task_errors import endings, error_of
+from seekpoint.jobs.tables.frames import Frame
+from seekpoint.jobs.tables.targets import Source
+from seekpoint.kafka.range_plan import MOST_TASKS, SMALLEST
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
+from seekpoint.postgres.engine import postgres_engine
+from seekpoint.records import Partition
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

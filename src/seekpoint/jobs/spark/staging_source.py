@@ -13,14 +13,14 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import ArrayType, IntegerType, LongType, StringType, StructField, StructType
 from sqlalchemy import Engine
 
-from seekpoint.postgres.engine import postgres_engine
 from seekpoint.errors import ConfigError, SeekpointError
-from seekpoint.kafka.ranges import Range
-from seekpoint.worker.target import load_pipeline
-from seekpoint.pipeline.pipeline import Pipeline
-from seekpoint.jobs.staging.task_errors import ENDS, tell_ending, told
-from seekpoint.jobs.staging.stage import Staged, stage_range
 from seekpoint.jobs.spark.settings import range_of, resolved
+from seekpoint.jobs.staging.stage import Staged, stage_range
+from seekpoint.jobs.staging.task_errors import ENDS, tell_ending, told
+from seekpoint.kafka.ranges import Range
+from seekpoint.pipeline.pipeline import Pipeline
+from seekpoint.postgres.engine import postgres_engine
+from seekpoint.worker.target import load_pipeline
 
 MESSAGE = StructType(
     [

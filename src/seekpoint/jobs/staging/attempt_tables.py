@@ -11,13 +11,13 @@ from psycopg import sql as ident
 from sqlalchemy import Connection
 
 from seekpoint.errors import ReloadRefused
-from seekpoint.pipeline.pipeline import Pipeline
-from seekpoint.records import AnyRecord, RawRecord, offsets_of
 from seekpoint.jobs.tables.constraints import may_be_refused
-from seekpoint.jobs.tables.staging_schema import KEY, LINE, OFFSET, Staging, name, names, run, unlogged
 from seekpoint.jobs.tables.create_like import Numbers, make_like
+from seekpoint.jobs.tables.staging_schema import KEY, LINE, OFFSET, Staging, name, names, run, unlogged
 from seekpoint.jobs.tables.targets import Path, Target, aimed
+from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.sink import Row, RowRefused, Writer
+from seekpoint.records import AnyRecord, RawRecord, offsets_of
 from seekpoint.sinks.copy import open_copy
 from seekpoint.sinks.dedupe import Deleted
 from seekpoint.sinks.upsert.upsert import Upsert

@@ -8,14 +8,14 @@ from typing import Any
 from sqlalchemy import Row, and_, literal, select
 
 from seekpoint.errors import ReloadRefused
-from seekpoint.kafka.ranges import stable_ends, topic_ids
-from seekpoint.records import Partition, State
 from seekpoint.jobs.run import statements as sql
-from seekpoint.jobs.tables.staging_schema import Staging
 from seekpoint.jobs.run.run import SERIALIZABLE_ENOUGH, Driver, StagedPosition, Tx, position_of
 from seekpoint.jobs.staging.stage import leave_out
+from seekpoint.jobs.tables.staging_schema import Staging
 from seekpoint.jobs.tables.targets import Source
+from seekpoint.kafka.ranges import stable_ends, topic_ids
 from seekpoint.ledger.tables import dead_letter
+from seekpoint.records import Partition, State
 
 LARGE = 200_000  # records that are left for the rounds at most; tasks read more than that faster
 STUCK = 10  # rounds in a row that did not shrink

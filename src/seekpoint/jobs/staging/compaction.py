@@ -7,8 +7,8 @@ from typing import Any
 
 from sqlalchemy import Row
 
-from seekpoint.kafka.topic_config import compacted
 from seekpoint.jobs.tables.targets import COMPARED, Source
+from seekpoint.kafka.topic_config import compacted
 from seekpoint.sinks.base import TableSink
 from seekpoint.sinks.upsert.upsert import Upsert
 

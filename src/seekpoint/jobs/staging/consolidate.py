@@ -13,21 +13,34 @@ from psycopg import sql as ident
 from sqlalchemy import Connection, Row, text
 
 from seekpoint.errors import ConfigError, ReloadRefused
-from seekpoint.kafka.ranges import Range, topic_ids
-from seekpoint.records import Partition
 from seekpoint.jobs.run import statements as sql
-from seekpoint.jobs.tables.constraints import check_references, references
-from seekpoint.jobs.tables.generations import tables as leaves
-from seekpoint.jobs.tables.copies import make_copy
-from seekpoint.jobs.tables.staging_schema import KEY, LINE, OFFSET, PLACE, Composable, Staging, name, names, remember_columns, remembered_columns, rows, run
-from seekpoint.jobs.tables.create_like import Numbers, make_like
-from seekpoint.jobs.staging.constraint_rejects import Rejects, refused
 from seekpoint.jobs.run.run import Driver, StagedPosition, Tx
+from seekpoint.jobs.staging.constraint_rejects import Rejects, refused
 from seekpoint.jobs.staging.stage import Task
+from seekpoint.jobs.tables.constraints import check_references, references
+from seekpoint.jobs.tables.copies import make_copy
+from seekpoint.jobs.tables.create_like import Numbers, make_like
+from seekpoint.jobs.tables.generations import tables as leaves
+from seekpoint.jobs.tables.staging_schema import (
+    KEY,
+    LINE,
+    OFFSET,
+    PLACE,
+    Composable,
+    Staging,
+    name,
+    names,
+    remember_columns,
+    remembered_columns,
+    rows,
+    run,
+)
 from seekpoint.jobs.tables.targets import REPLACING, Feed, Path, Source, Target, targets
+from seekpoint.kafka.ranges import Range, topic_ids
+from seekpoint.ledger.tables import dead_letter
+from seekpoint.records import Partition
 from seekpoint.sinks.catalog import DELETED, quoted
 from seekpoint.sinks.upsert.upsert import Upsert
-from seekpoint.ledger.tables import dead_letter
 
 RANGE = 300_000  # records of one task: fewer cost more in connections than they gain in balance
 

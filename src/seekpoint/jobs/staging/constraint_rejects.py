@@ -10,17 +10,28 @@ from uuid import UUID
 import psycopg
 from psycopg import sql as ident
 
-from seekpoint.worker.apply import Failed
 from seekpoint.errors import ReloadRefused
 from seekpoint.jobs.export import chained
+from seekpoint.jobs.run.run import Driver, StagedPosition, Tx
+from seekpoint.jobs.staging.savepoints import aside_of
+from seekpoint.jobs.staging.stage import keep_asides, left_out_of
+from seekpoint.jobs.tables.constraints import Reference, breaks, references, uniques
+from seekpoint.jobs.tables.staging_schema import (
+    LINE,
+    OFFSET,
+    PLACE,
+    Composable,
+    Staging,
+    name,
+    names,
+    rows,
+    run,
+    unlogged,
+)
+from seekpoint.jobs.tables.targets import Source, Target
 from seekpoint.kafka.ranges import Range
 from seekpoint.records import Cause, Partition, RawRecord
-from seekpoint.jobs.tables.constraints import Reference, breaks, references, uniques
-from seekpoint.jobs.tables.staging_schema import LINE, OFFSET, PLACE, Composable, Staging, name, names, rows, run, unlogged
-from seekpoint.jobs.staging.savepoints import aside_of
-from seekpoint.jobs.run.run import Driver, StagedPosition, Tx
-from seekpoint.jobs.staging.stage import keep_asides, left_out_of
-from seekpoint.jobs.tables.targets import Source, Target
+from seekpoint.worker.apply import Failed
 
 MOST = 1_000  # records of one run that are set aside in this way; more are no exception, but a mistake
 

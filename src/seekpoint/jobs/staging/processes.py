@@ -13,12 +13,12 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Self
 from uuid import UUID
 
-from seekpoint.postgres.engine import postgres_engine
 from seekpoint.errors import ConfigError
-from seekpoint.worker.target import load_pipeline
-from seekpoint.records import one_line
-from seekpoint.jobs.staging.task_errors import ENDS, error_of, told
 from seekpoint.jobs.staging.stage import Staged, Task, stage_range
+from seekpoint.jobs.staging.task_errors import ENDS, error_of, told
+from seekpoint.postgres.engine import postgres_engine
+from seekpoint.records import one_line
+from seekpoint.worker.target import load_pipeline
 
 DEATHS = 3  # of processes, in a row and for each: no range was staged between
 PATIENCE = 5.0  # seconds for a process to end by itself once it is told to

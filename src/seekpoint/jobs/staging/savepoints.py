@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from seekpoint.worker.apply import Failed, Made, make, rows_at_once, write
 from seekpoint.errors import ReloadRefused
-from seekpoint.postgres.connection import LentConnection
-from seekpoint.worker.bisect import spans_of
 from seekpoint.kafka.ranges import Piece
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import OnPoison
-from seekpoint.records import HELD_BEHIND, AnyRecord, Aside, Failure, RawRecord, State
 from seekpoint.pipeline.sink import Row
+from seekpoint.postgres.connection import LentConnection
 from seekpoint.postgres.sqlstates import Fault
+from seekpoint.records import HELD_BEHIND, AnyRecord, Aside, Failure, RawRecord, State
+from seekpoint.worker.apply import Failed, Made, make, rows_at_once, write
+from seekpoint.worker.bisect import spans_of
 
 PART = 5_000  # records under one savepoint: enough that it costs nothing, few enough to be halved quickly
 

@@ -14,25 +14,25 @@ from uuid import UUID, uuid4
 
 from sqlalchemy import Connection, Engine, insert, select
 
-from seekpoint.ledger.dead_letters import dead_letter as letters
-from seekpoint.ledger.dead_letters.statements import PARK_LETTERS
 from seekpoint.errors import ConfigError, ReloadOver
 from seekpoint.jobs.export import chained
-from seekpoint.kafka.ranges import Piece, Range
-from seekpoint.pipeline.pipeline import Pipeline
-from seekpoint.records import Aside, Partition, RawRecord
 from seekpoint.jobs.run import statements as sql
+from seekpoint.jobs.run.run import CRASH_CHECK, Driver, Run, Tx, run_of, transaction
+from seekpoint.jobs.staging.attempt_tables import raw_sinks
+from seekpoint.jobs.staging.group_tables import remember_writes, writes_of
+from seekpoint.jobs.staging.savepoints import LeftOut, Outcome, Parts, all_of, nothing_left_out
 from seekpoint.jobs.staging.task_errors import make_endings
 from seekpoint.jobs.tables.redirect import hush
 from seekpoint.jobs.tables.staging_schema import UNLOGGED, Staging, name, remember_columns, run, unlogged
-from seekpoint.jobs.staging.savepoints import LeftOut, Outcome, Parts, all_of, nothing_left_out
-from seekpoint.jobs.staging.attempt_tables import raw_sinks
-from seekpoint.jobs.run.run import CRASH_CHECK, Driver, Run, Tx, run_of, transaction
 from seekpoint.jobs.tables.targets import Source, aimed_pipeline, targets
-from seekpoint.jobs.staging.group_tables import remember_writes, writes_of
+from seekpoint.kafka.ranges import Piece, Range
+from seekpoint.ledger.dead_letters import dead_letter as letters
+from seekpoint.ledger.dead_letters.statements import PARK_LETTERS
+from seekpoint.ledger.tables import LARGEST_BIGINT, dead_letter, in_schema
+from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.sink import RowRefused
 from seekpoint.postgres.sqlstates import is_data_fault
-from seekpoint.ledger.tables import LARGEST_BIGINT, dead_letter, in_schema
+from seekpoint.records import Aside, Partition, RawRecord
 
 
 @dataclass(frozen=True, slots=True)

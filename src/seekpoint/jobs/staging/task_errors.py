@@ -21,10 +21,10 @@ from seekpoint.errors import (
     SeekpointError,
     TopicRecreated,
 )
-from seekpoint.records import Partition
 from seekpoint.jobs.run import statements as sql
-from seekpoint.jobs.tables.staging_schema import is_there, name, rows, run, unlogged
 from seekpoint.jobs.run.run import Tx, transaction
+from seekpoint.jobs.tables.staging_schema import is_there, name, rows, run, unlogged
+from seekpoint.records import Partition
 
 #: No other attempt would get over these. Whether one ends the run, too, the driver says (``job.ENDS``): a file that is
 #: damaged can be brought back.

@@ -10,11 +10,11 @@ from psycopg import sql as ident
 from sqlalchemy import Connection, Row, text
 
 from seekpoint.errors import ReloadRefused
-from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.jobs.tables.staging_schema import Composable, Staging, name, rows, run
 from seekpoint.jobs.tables.targets import Path, Target
-from seekpoint.sinks.catalog import quoted
+from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.sinks.base import TableSink
+from seekpoint.sinks.catalog import quoted
 from seekpoint.sinks.upsert.upsert import Upsert
 
 # Through to_jsonb: older servers have no such column, and enforce all of them.

@@ -6,8 +6,8 @@ from psycopg import sql as ident
 from sqlalchemy import Connection, text
 
 from seekpoint.errors import ReloadRefused
-from seekpoint.jobs.tables.staging_schema import Staging, name, run
 from seekpoint.jobs.tables.create_like import LIKE, Numbers, make_like
+from seekpoint.jobs.tables.staging_schema import Staging, name, run
 from seekpoint.jobs.tables.targets import Target
 from seekpoint.sinks.catalog import quoted
 

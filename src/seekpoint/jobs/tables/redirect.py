@@ -15,13 +15,13 @@ from typing import Any
 from sqlalchemy import Connection, event, text
 from sqlalchemy.exc import DBAPIError
 
-from seekpoint.pipeline.batch import Batch
 from seekpoint.errors import HandlerMisuse, WroteLiveTable
-from seekpoint.jobs.tables.staging_schema import name, run
 from seekpoint.jobs.run.run import Tx
+from seekpoint.jobs.tables.staging_schema import name, run
 from seekpoint.jobs.tables.targets import Path, Target
-from seekpoint.pipeline.sink import Handler
 from seekpoint.ledger.tables import metadata
+from seekpoint.pipeline.batch import Batch
+from seekpoint.pipeline.sink import Handler
 
 # The tables that this transaction has read or written, by the locks that it keeps until it ends.
 _TOUCHED = text(

@@ -11,9 +11,9 @@ from psycopg import sql as ident
 from sqlalchemy import BigInteger, Column, Connection, Integer, MetaData, PrimaryKeyConstraint, Table, Text, text
 
 from seekpoint.jobs.tables.targets import Path, Target
-from seekpoint.sinks.copy import driver_of
-from seekpoint.sinks.catalog import quoted
 from seekpoint.ledger.tables import dead_letter
+from seekpoint.sinks.catalog import quoted
+from seekpoint.sinks.copy import driver_of
 
 OFFSET, LINE = "seekpoint offset", "seekpoint line"  # a raw table's own columns: which of a key's rows is the newest
 PLACE = "seekpoint place"  # which partition a row is from, as a number

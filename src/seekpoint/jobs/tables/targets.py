@@ -9,15 +9,15 @@ from typing import Any
 
 from sqlalchemy import Connection, text
 
-from seekpoint.sinks.arrow import AppendArrow
 from seekpoint.errors import ConfigError
-from seekpoint.worker.target import load_pipeline
 from seekpoint.pipeline.pipeline import Pipeline
+from seekpoint.sinks.arrow import AppendArrow
+from seekpoint.sinks.base import TableSink
 from seekpoint.sinks.catalog import quoted, require_index
 from seekpoint.sinks.target_table import COLUMN, look
 from seekpoint.sinks.upsert.strategy import Roads
-from seekpoint.sinks.base import TableSink
 from seekpoint.sinks.upsert.upsert import Upsert
+from seekpoint.worker.target import load_pipeline
 
 Path = tuple[str, str]  # schema and table
 REPLACING = ("swap", "generation")  # strategies that put the rebuilt table in the place of the live one

@@ -4,7 +4,7 @@ The one place that writes ``dead_letter``, but for a move, which supersedes thos
 read a row of it: who waits for a record (``ledger.wait``), and who asks for a letter's group (``admin.statements``).
 """
 
-from seekpoint.ledger.dead_letters.store import DeadLetters
 from seekpoint.ledger.dead_letters.dead_letter import DeadLetter, name_bytes
+from seekpoint.ledger.dead_letters.store import DeadLetters
 
 __all__ = ["DeadLetter", "DeadLetters", "name_bytes"]

@@ -9,15 +9,15 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
-from seekpoint.ledger.dead_letters import statements as sql
-from seekpoint.ledger.dead_letters.dead_letter import DeadLetter, explained, letter, row, values
 from seekpoint.errors import ConfigError, Fenced
 from seekpoint.ledger import Ledger
-from seekpoint.ledger.sql.admin import LOCK_ROW
+from seekpoint.ledger.dead_letters import statements as sql
+from seekpoint.ledger.dead_letters.dead_letter import DeadLetter, explained, letter, row, values
 from seekpoint.ledger.move import record_action
+from seekpoint.ledger.sql.admin import LOCK_ROW
 from seekpoint.ledger.sql.worker import SHARE_GROUP
-from seekpoint.records import Aside, Cause, Failure, Partition, State, storable
 from seekpoint.ledger.tables import LARGEST_BIGINT, LARGEST_INTEGER
+from seekpoint.records import Aside, Cause, Failure, Partition, State, storable
 
 # What people may do to an open letter, and what admin_action calls it.
 _ACTIONS = {State.REPLAYED: "replay", State.DISCARDED: "discard"}

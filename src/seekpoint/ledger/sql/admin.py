@@ -29,8 +29,19 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql
 
 from seekpoint.ledger.sql.worker import APPLICATION, GROUP, NO_ATTEMPT, NO_STOP, NO_SUSPECTS, READ_GROUP, array, unnest
+from seekpoint.ledger.tables import (
+    IS_MOVE,
+    PUBLISHING,
+    RELOAD_CLOSED,
+    admin_action,
+    consumer_group,
+    dead_letter,
+    group_topic,
+    lost_range,
+    partition_offset,
+    reload_run,
+)
 from seekpoint.records import State
-from seekpoint.ledger.tables import IS_MOVE, PUBLISHING, RELOAD_CLOSED, admin_action, consumer_group, dead_letter, group_topic, lost_range, partition_offset, reload_run
 
 offset = partition_offset.c
 

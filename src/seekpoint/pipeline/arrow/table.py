@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from seekpoint.pipeline.arrow.types import BY_VALUES, Kind, fields_in, fields_of, part
 from seekpoint.codecs.arrow_protocol import as_table, is_table
 from seekpoint.errors import ConfigError, Poison
+from seekpoint.pipeline.arrow.types import BY_VALUES, Kind, fields_in, fields_of, part
 from seekpoint.records import AnyRecord
 
 VALUE = "value"  # the only column, where values have no fields

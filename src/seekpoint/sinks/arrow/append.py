@@ -10,8 +10,8 @@ from sqlalchemy import Connection
 
 from seekpoint.codecs.arrow_protocol import Whole, as_table, is_table, required
 from seekpoint.errors import ConfigError, Poison
-from seekpoint.records import AnyRecord
 from seekpoint.pipeline.sink import Row, Writer
+from seekpoint.records import AnyRecord
 from seekpoint.sinks.base import TableSink
 
 

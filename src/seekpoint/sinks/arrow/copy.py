@@ -11,14 +11,14 @@ from psycopg import sql
 from sqlalchemy import Connection
 
 from seekpoint.codecs.arrow_protocol import Whole
-from seekpoint.sinks.arrow.text import is_json, joined, lines
-from seekpoint.sinks.arrow.values import column_of
 from seekpoint.errors import ConfigError
 from seekpoint.pipeline.sink import Row, RowRefused
+from seekpoint.sinks.arrow.text import is_json, joined, lines
+from seekpoint.sinks.arrow.values import column_of
+from seekpoint.sinks.column_types import types_now
 from seekpoint.sinks.copy import Texts, Unwritable, begin_copy, driver_of, refused, writing_cursor
 from seekpoint.sinks.insert import Inserts
 from seekpoint.sinks.target_table import recalled
-from seekpoint.sinks.column_types import types_now
 
 AT_ONCE = 2000  # rows of Python's values that are turned into columns at a time
 

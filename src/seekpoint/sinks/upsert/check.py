@@ -8,9 +8,9 @@ from typing import Any
 from psycopg import sql
 from sqlalchemy import Connection
 
+from seekpoint.sinks.catalog import Layout, survey
 from seekpoint.sinks.check import explained, plan
 from seekpoint.sinks.dedupe import Target
-from seekpoint.sinks.catalog import Layout, survey
 from seekpoint.sinks.target_table import placed
 from seekpoint.sinks.upsert.statements import Statements
 

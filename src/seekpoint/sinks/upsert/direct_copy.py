@@ -9,8 +9,8 @@ import psycopg
 from sqlalchemy import Connection
 
 from seekpoint.pipeline.sink import Row, RowRefused
-from seekpoint.sinks.copy import open_copy
 from seekpoint.sinks.column_types import Depths
+from seekpoint.sinks.copy import open_copy
 
 # Another unique index may be looked at before the key's: then a row that is an update fails on that one, too.
 _CONFLICTS = frozenset({"23505", "23P01"})

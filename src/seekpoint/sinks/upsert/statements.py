@@ -7,8 +7,8 @@ from functools import cached_property
 
 from psycopg import sql
 
-from seekpoint.sinks.dedupe import Target
 from seekpoint.sinks.catalog import DELETED, FULL_TYPE, LINE, Layout, quoted, stage_name
+from seekpoint.sinks.dedupe import Target
 
 _STORED, _NEW = sql.Identifier("stored"), sql.Identifier("new")  # aliases
 Composable = sql.Composable

@@ -9,9 +9,9 @@ from psycopg import sql
 from sqlalchemy import Connection
 
 from seekpoint.pipeline.sink import Row, RowRefused
+from seekpoint.sinks.catalog import DELETED, LINE, Layout, Stage, build
 from seekpoint.sinks.copy import open_copy
 from seekpoint.sinks.dedupe import Deleted, Offsets, Target
-from seekpoint.sinks.catalog import DELETED, LINE, Layout, Stage, build
 from seekpoint.sinks.upsert.statements import Statements
 
 _BEHIND = 1 << 62  # lines that are told come behind those that the stage counted itself

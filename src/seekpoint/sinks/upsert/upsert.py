@@ -13,11 +13,11 @@ from sqlalchemy import Connection
 
 from seekpoint.errors import ConfigError, Poison
 from seekpoint.events import Event, RoadTaken
-from seekpoint.records import AnyRecord
 from seekpoint.pipeline.sink import Row, Writer
+from seekpoint.records import AnyRecord
+from seekpoint.sinks.base import TableSink, origins
 from seekpoint.sinks.dedupe import Deleted, Target
 from seekpoint.sinks.upsert.strategy import Road, Roads
-from seekpoint.sinks.base import TableSink, origins
 
 if TYPE_CHECKING:
     from seekpoint.sinks.upsert.writer import Known
@@ -134,8 +134,8 @@ class Upsert(TableSink):
     @contextmanager
     def open(self, tx: Connection) -> Iterator[Writer]:
         """Take the rows as they come; they are in the table when the block is left."""
-        from seekpoint.sinks.upsert.writer import Known, Merge  # noqa: PLC0415 -- a declaration needs no driver
         from seekpoint.sinks.target_table import placed  # noqa: PLC0415
+        from seekpoint.sinks.upsert.writer import Known, Merge  # noqa: PLC0415 -- a declaration needs no driver
 
         self._known = self._known or Known()
         with placed(tx, self.path) as path, Merge(tx, lambda: self._aim(path), self._known, self.roads) as writer:

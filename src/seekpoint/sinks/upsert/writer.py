@@ -11,14 +11,14 @@ from psycopg import sql
 from sqlalchemy import Connection
 
 from seekpoint.pipeline.sink import Row, RowRefused
-from seekpoint.sinks.copy import Texts, Unwritable, driver_of, writing_cursor
-from seekpoint.sinks.upsert.direct_copy import Direct
-from seekpoint.sinks.dedupe import Deleted, Target, fold
+from seekpoint.postgres.sqlstates import Fault, fault_of_error
 from seekpoint.sinks.catalog import Layout, Stage, survey
+from seekpoint.sinks.copy import Texts, Unwritable, driver_of, writing_cursor
+from seekpoint.sinks.dedupe import Deleted, Target, fold
+from seekpoint.sinks.upsert.direct_copy import Direct
+from seekpoint.sinks.upsert.statements import Statements
 from seekpoint.sinks.upsert.strategy import Road, Roads, Wrote
 from seekpoint.sinks.upsert.temp_table import Staged
-from seekpoint.sinks.upsert.statements import Statements
-from seekpoint.postgres.sqlstates import Fault, fault_of_error
 
 
 class Known:

@@ -13,10 +13,10 @@ from pathlib import Path
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from seekpoint.testing.servers.process import Child, Folder, ServerFailed, free_port
 from seekpoint.testing.servers.container import Container, docker_answers
 from seekpoint.testing.servers.jars import KAFKA_VERSION, classpath, to_stderr
 from seekpoint.testing.servers.java import find_java
+from seekpoint.testing.servers.process import Child, Folder, ServerFailed, free_port
 from seekpoint.testing.servers.server import ROOM, Given, Handle, Server
 
 BROKERS_VARIABLE = "SEEKPOINT_TEST_BROKERS"

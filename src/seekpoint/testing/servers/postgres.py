@@ -16,8 +16,8 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy import URL, make_url
 
-from seekpoint.testing.servers.process import Child, Folder, ServerFailed, as_user, free_port, reachable_by_all
 from seekpoint.testing.servers.container import Container, docker_answers
+from seekpoint.testing.servers.process import Child, Folder, ServerFailed, as_user, free_port, reachable_by_all
 from seekpoint.testing.servers.server import ROOM, Given, Handle, Server, space_left
 
 DSN_VARIABLE = "SEEKPOINT_TEST_DSN"

@@ -21,8 +21,8 @@ from typing import TypedDict
 
 import psutil
 
-from seekpoint.testing.servers import reaper as keeper
 from seekpoint.errors import ConfigError
+from seekpoint.testing.servers import reaper as keeper
 
 
 class ServerFailed(ConfigError):  # noqa: N818 -- named after what happened, like the rest of the tree

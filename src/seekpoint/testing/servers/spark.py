@@ -13,8 +13,8 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from seekpoint.testing.servers.process import Child, Folder, ServerFailed, free_port
 from seekpoint.testing.servers.java import find_java
+from seekpoint.testing.servers.process import Child, Folder, ServerFailed, free_port
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

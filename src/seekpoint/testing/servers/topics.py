@@ -11,10 +11,10 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from confluent_kafka.cimpl import NewTopic
 
-from seekpoint.testing.servers.lines import Outgoing
 from seekpoint.errors import ConfigError, KafkaAway
 from seekpoint.kafka.config import admin_config
 from seekpoint.kafka.identity import Identity
+from seekpoint.testing.servers.lines import Outgoing
 
 TIMEOUT = 10.0  # seconds: for an answer of the brokers, and until a record is delivered
 _WRONG = {

@@ -18,10 +18,6 @@ from uuid import UUID
 from sqlalchemy import Connection
 
 from seekpoint import events
-from seekpoint.worker.assignment.chunk import Chunk, chain
-from seekpoint.worker.assignment.claiming import Claims
-from seekpoint.worker.assignment.partitions import Placed, Places, Waiting
-from seekpoint.worker.assignment.backlogs import Turns
 from seekpoint.errors import Fenced, KafkaAway, PartitionStopped, RetryLater, TopicRecreated, TopicUnknown
 from seekpoint.events import Announcer
 from seekpoint.kafka.client import Client, Message
@@ -32,8 +28,12 @@ from seekpoint.ledger import Claim, Expected, Ledger, Move, Position
 from seekpoint.ledger.claim import recreated
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import Backoff, StartAt
-from seekpoint.records import Partition, RawRecord
 from seekpoint.postgres.sqlstates import passes
+from seekpoint.records import Partition, RawRecord
+from seekpoint.worker.assignment.backlogs import Turns
+from seekpoint.worker.assignment.chunk import Chunk, chain
+from seekpoint.worker.assignment.claiming import Claims
+from seekpoint.worker.assignment.partitions import Placed, Places, Waiting
 
 
 class Assignment:

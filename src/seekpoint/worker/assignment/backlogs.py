@@ -6,9 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from seekpoint import events
-from seekpoint.worker.assignment.backlog import Backlog, Moment, SuspectRange, Try
-from seekpoint.worker.assignment.chunk import Chunk, Read
-from seekpoint.worker.assignment.partitions import Placed, Places
 from seekpoint.errors import Fenced, RetryLater
 from seekpoint.events import Announcer
 from seekpoint.kafka.client import Client
@@ -18,6 +15,9 @@ from seekpoint.ledger.claim import DELAYED, TRANSIENT
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import Retry
 from seekpoint.records import Cause, Failure, Partition, RawRecord
+from seekpoint.worker.assignment.backlog import Backlog, Moment, SuspectRange, Try
+from seekpoint.worker.assignment.chunk import Chunk, Read
+from seekpoint.worker.assignment.partitions import Placed, Places
 
 # The least that one partition's backlog may hold, however many partitions share the limits of a batch.
 LEAST_RECORDS = 1000

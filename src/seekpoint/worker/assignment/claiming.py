@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from seekpoint import events
-from seekpoint.worker.assignment.partitions import Places
-from seekpoint.worker.assignment.backlogs import Turns
 from seekpoint.errors import GroupPaused, PartitionStopped
 from seekpoint.events import Announcer
 from seekpoint.kafka.identity import NO_ID, Identity
@@ -16,6 +14,8 @@ from seekpoint.kafka.watermarks import Watermarks
 from seekpoint.ledger import Claim, Ledger
 from seekpoint.pipeline.policy import StartAt
 from seekpoint.records import Partition
+from seekpoint.worker.assignment.backlogs import Turns
+from seekpoint.worker.assignment.partitions import Places
 
 # A broker that has lost the controller answers from old metadata until it is fenced, after 9 s by default
 # (broker.session.timeout.ms); one that has just started, for less. A topic that is unknown for longer is gone.

@@ -11,14 +11,14 @@ from typing import Any
 from uuid import UUID
 
 from seekpoint import events
-from seekpoint.worker.assignment.backlog import Backlog, Moment
-from seekpoint.worker.assignment.chunk import Chunk, Read
 from seekpoint.errors import PartitionStopped, TopicRecreated, TopicUnknown
 from seekpoint.events import Announcer
 from seekpoint.kafka import client as kafka
 from seekpoint.kafka.client import Client, Message
 from seekpoint.ledger import Claim
 from seekpoint.records import Partition
+from seekpoint.worker.assignment.backlog import Backlog, Moment
+from seekpoint.worker.assignment.chunk import Chunk, Read
 
 
 @dataclass(slots=True)

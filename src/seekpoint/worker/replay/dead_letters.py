@@ -9,19 +9,19 @@ from typing import Any
 
 from sqlalchemy import URL, Engine
 
-from seekpoint.worker.replay.preconditions import closed
-from seekpoint.worker.replay.selection import Chosen, Where, chosen_letters, lean
-from seekpoint.worker.replay.results import Discarded
-from seekpoint.worker.replay.lock_retry import patiently
-from seekpoint.worker.replay.json_export import portable
-from seekpoint.worker.replay.statements import GROUP_OF_LETTER
-from seekpoint.ledger.dead_letters import DeadLetter, DeadLetters
-from seekpoint.postgres.engine import postgres_engine
 from seekpoint.errors import ConfigError
 from seekpoint.ledger import Ledger
-from seekpoint.pipeline.policy import Limits
-from seekpoint.records import State, storable
+from seekpoint.ledger.dead_letters import DeadLetter, DeadLetters
 from seekpoint.ledger.tables import DEFAULT_SCHEMA, LARGEST_BIGINT, in_schema
+from seekpoint.pipeline.policy import Limits
+from seekpoint.postgres.engine import postgres_engine
+from seekpoint.records import State, storable
+from seekpoint.worker.replay.json_export import portable
+from seekpoint.worker.replay.lock_retry import patiently
+from seekpoint.worker.replay.preconditions import closed
+from seekpoint.worker.replay.results import Discarded
+from seekpoint.worker.replay.selection import Chosen, Where, chosen_letters, lean
+from seekpoint.worker.replay.statements import GROUP_OF_LETTER
 
 
 class Letters:

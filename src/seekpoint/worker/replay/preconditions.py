@@ -6,10 +6,10 @@ from typing import Any
 
 from sqlalchemy import Row
 
-from seekpoint.ledger.dead_letters import DeadLetter
 from seekpoint.errors import ConfigError, Fenced, GroupPaused, HandlerOutdated
 from seekpoint.kafka.client import Unreadable
 from seekpoint.ledger import Position
+from seekpoint.ledger.dead_letters import DeadLetter
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.records import Cause, State
 

@@ -10,19 +10,19 @@ from uuid import UUID
 
 from sqlalchemy import URL, Engine
 
-from seekpoint.worker.replay.preconditions import behind, check_group, check_topic, keeps_order, refused
-from seekpoint.worker.replay.selection import Chosen, Where, chosen_letters, lean, rank
-from seekpoint.worker.replay.dead_letters import Letters, open_at
-from seekpoint.worker.replay.results import Planned, Replayed, Summary
-from seekpoint.worker.replay.replayer import Replayer
-from seekpoint.ledger.dead_letters import DeadLetter
 from seekpoint.errors import ConfigError, Fenced
-from seekpoint.postgres.connection import Session
+from seekpoint.ledger.dead_letters import DeadLetter
 from seekpoint.ledger.sql.worker import READ_GROUP
+from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import Limits
+from seekpoint.postgres.connection import Session
 from seekpoint.records import storable
-from seekpoint.ledger.tables import DEFAULT_SCHEMA
+from seekpoint.worker.replay.dead_letters import Letters, open_at
+from seekpoint.worker.replay.preconditions import behind, check_group, check_topic, keeps_order, refused
+from seekpoint.worker.replay.replayer import Replayer
+from seekpoint.worker.replay.results import Planned, Replayed, Summary
+from seekpoint.worker.replay.selection import Chosen, Where, chosen_letters, lean, rank
 
 Key = tuple[str, int, UUID, bytes]  # of one partition, in one life of its topic
 Progress = Callable[[Replayed, int, int], None]  # the last one; how many are done; how many there are, as known now

@@ -8,21 +8,21 @@ from dataclasses import dataclass
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from seekpoint.worker.replay import statements as sql
-from seekpoint.worker.replay.preconditions import behind, check_group, check_topic, closed, keeps_order, refused
-from seekpoint.worker.replay.selection import lean
-from seekpoint.worker.replay.dead_letters import open_at
-from seekpoint.worker.replay.results import Replayed
-from seekpoint.worker.replay.lock_retry import patiently
-from seekpoint.worker.apply import Failed, make, write
-from seekpoint.ledger.dead_letters import DeadLetter, DeadLetters
 from seekpoint.errors import HandlerMisuse
-from seekpoint.postgres.connection import LentConnection, Session
+from seekpoint.ledger.dead_letters import DeadLetter, DeadLetters
 from seekpoint.ledger.positions import look
 from seekpoint.ledger.sql.worker import READ_GROUP
 from seekpoint.pipeline.pipeline import Pipeline
-from seekpoint.records import Cause, Failure, Span, State
+from seekpoint.postgres.connection import LentConnection, Session
 from seekpoint.postgres.sqlstates import Fault, connection_lost, is_data_fault
+from seekpoint.records import Cause, Failure, Span, State
+from seekpoint.worker.apply import Failed, make, write
+from seekpoint.worker.replay import statements as sql
+from seekpoint.worker.replay.dead_letters import open_at
+from seekpoint.worker.replay.lock_retry import patiently
+from seekpoint.worker.replay.preconditions import behind, check_group, check_topic, closed, keeps_order, refused
+from seekpoint.worker.replay.results import Replayed
+from seekpoint.worker.replay.selection import lean
 
 
 @dataclass(slots=True)

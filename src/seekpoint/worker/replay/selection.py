@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from seekpoint.errors import ConfigError
 from seekpoint.ledger.dead_letters import DeadLetter, DeadLetters
 from seekpoint.ledger.dead_letters.dead_letter import OPEN
-from seekpoint.errors import ConfigError
 from seekpoint.records import Cause, State
 
 PAGE = 500  # letters that are asked for at once, without their values

@@ -14,22 +14,22 @@ from psycopg import sql as ident
 from sqlalchemy import URL, Connection, Engine, Row, text
 from sqlalchemy.exc import DBAPIError
 
-from seekpoint.postgres.engine import postgres_engine
 from seekpoint.errors import ConfigError, ReloadRefused
-from seekpoint.ledger.sql.admin import ALONE, LOCK_GROUP, RECORD_ACTION
 from seekpoint.jobs.run import statements as sql
+from seekpoint.jobs.run.backoff import TRIES, pause
+from seekpoint.jobs.run.run import Tx, transaction
 from seekpoint.jobs.tables.dependencies import DDL_WAIT, hanging
-from seekpoint.jobs.tables.generations import tables as leaves
 from seekpoint.jobs.tables.generations import sequences as numbers
+from seekpoint.jobs.tables.generations import tables as leaves
 from seekpoint.jobs.tables.generations import view
 from seekpoint.jobs.tables.staging_schema import fitted, name, run
-from seekpoint.jobs.run.run import Tx, transaction
 from seekpoint.jobs.tables.targets import TABLE, Path, resolve
-from seekpoint.jobs.run.backoff import TRIES, pause
+from seekpoint.ledger.sql.admin import ALONE, LOCK_GROUP, RECORD_ACTION
+from seekpoint.ledger.tables import DEFAULT_SCHEMA, generation
+from seekpoint.postgres.engine import postgres_engine
+from seekpoint.postgres.sqlstates import passes
 from seekpoint.sinks.catalog import quoted
 from seekpoint.sinks.target_table import COLUMN
-from seekpoint.postgres.sqlstates import passes
-from seekpoint.ledger.tables import DEFAULT_SCHEMA, generation
 
 FIRST = 1
 _OF_NO_PARTITION = ("topic", "partition", "from_offset", "to_offset")

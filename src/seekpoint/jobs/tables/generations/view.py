@@ -5,12 +5,12 @@ from __future__ import annotations
 from psycopg import sql as ident
 from sqlalchemy import text
 
-from seekpoint.jobs.tables.staging_schema import name, names, run
 from seekpoint.jobs.run.run import Tx
+from seekpoint.jobs.tables.staging_schema import name, names, run
 from seekpoint.jobs.tables.targets import Path
+from seekpoint.ledger.tables import generation
 from seekpoint.sinks.catalog import quoted
 from seekpoint.sinks.target_table import COLUMN
-from seekpoint.ledger.tables import generation
 
 _COLUMNS = text(
     "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(:name) AND attnum > 0 AND NOT attisdropped "

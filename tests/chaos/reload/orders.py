@@ -1,0 +1,55 @@
+"""The pipeline under siege, for whoever imports it by name: version N multiplies each amount by N, and says so.
+
+``SIEGE`` in the environment says which version, of which group; and, in a driver, where its tasks leave their process
+ids, so that they can be killed. Tasks take their time with the first records, or nothing would hit them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+from seekpoint import Json, Pipeline, Upsert
+from seekpoint.records import Record
+from support.reload_orders import Order, OrderKey
+
+NAME = f"{__name__}:orders"
+SLOW, OF = 0.02, 5  # seconds, each so many records
+SLOW_RECORDS = 200  # of a task's process
+
+_seen = 0
+
+
+def orders() -> Pipeline:
+    """The pipeline, as the environment says."""
+    what = json.loads(os.environ["SIEGE"])
+    version, marks, driver = what["version"], what.get("marks"), os.environ.get("SIEGE_DRIVER")
+    is_task = marks is not None and str(os.getpid()) != driver
+
+    def row(record: Record[Any, Any]) -> dict[str, Any]:
+        if is_task:
+            _take_time(Path(marks))
+        order = record.value
+        return {"id": order.id, "amount": order.amount * version, "at": order.at, "factor": version}
+
+    sink = Upsert((what["schema"], "orders"), key=["id"], columns=["id", "amount", "at", "factor"], row=row)
+    return Pipeline(
+        what["group"],
+        topics=what["topic"],
+        value=Json(Order, tombstones=True),
+        key=Json(OrderKey),
+        sinks=[sink],
+        version=version,
+    )
+
+
+def _take_time(marks: Path) -> None:
+    global _seen  # noqa: PLW0603 -- of this process
+    _seen += 1
+    if _seen == 1:
+        (marks / str(os.getpid())).touch()
+    if _seen <= SLOW_RECORDS and _seen % OF == 0:
+        threading.Event().wait(SLOW)

@@ -1,0 +1,41 @@
+"""``python tests/chaos/reload/reloads.py --rounds 20 --seed 7``: reloads under live load and kills, and an account of it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":  # run by path: the packages are in the folder above
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from chaos.reload.report import besiege
+from chaos.reload.run_reloads import STAGERS
+from seekpoint.testing.servers.pair import start_pair
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Reload a live table again and again, while everything is killed.")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--stagers", default=",".join(STAGERS), help="who reads the log, in turns")
+    parser.add_argument("--report", type=Path, default=Path("reloads-report.json"))
+    given = parser.parse_args()
+    with start_pair(own=True) as pair:
+        print(f"reloads under fire: seed {given.seed}, {given.rounds} rounds, {pair.describe()}", flush=True)
+        account = besiege(
+            pair.postgres,
+            pair.kafka.bootstrap,
+            rounds=given.rounds,
+            seed=given.seed,
+            stagers=given.stagers.split(","),
+            show=lambda line: print(line, flush=True),
+        )
+    account.write(given.report)
+    print(*account.lines(), sep="\n")
+    sys.exit(0 if account.passed else 1)
+
+
+if __name__ == "__main__":
+    main()

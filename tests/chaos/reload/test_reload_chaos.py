@@ -1,0 +1,31 @@
+"""What a siege is judged by: its schedule and its oracle. The siege itself is ``tests/chaos/reload/reloads.py``."""
+
+from __future__ import annotations
+
+import pytest
+
+from chaos.reload.field import Log
+from chaos.reload.run_reloads import STAGERS, STRATEGIES, deal
+
+SEED = 5
+
+
+@pytest.mark.parametrize("rounds", [1, 3, 20])
+def test_a_schedule_is_the_same_for_the_same_seed_and_fair(rounds: int) -> None:
+    dealt = deal(SEED, rounds)
+    assert dealt == deal(SEED, rounds)
+    assert dealt != deal(SEED + 1, rounds)
+    drawn = [plan.strategy for plan in dealt]
+    assert max(map(drawn.count, STRATEGIES)) - min(map(drawn.count, STRATEGIES)) <= 1
+    assert [plan.stager for plan in dealt] == [STAGERS[n % 2] for n in range(rounds)]
+
+
+def test_the_oracle_agrees_with_itself() -> None:
+    """What single reads are judged by is what the table computed anew has, behind each record."""
+    log = Log()
+    for at, (id_, amount) in enumerate([(1, 5), (2, 7), (1, None), (1, None), (2, 1), (3, 4)]):
+        log.add(id_, amount, at)
+    for end in range(len(log.records) + 1):
+        rows = log.table(end)
+        assert (log.counts[end], log.sums[end]) == (len(rows), sum(amount for amount, _ in rows.values()))
+    assert log.table(6) == {2: (1, 4), 3: (4, 5)}

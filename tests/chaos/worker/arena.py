@@ -1,0 +1,131 @@
+"""The ground: a pair of servers that may be broken, the results' table, and one crew after the other."""
+
+from __future__ import annotations
+
+import secrets
+import tempfile
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from time import monotonic
+from types import TracebackType
+from typing import Any, Self
+
+import psycopg
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
+from confluent_kafka.cimpl import NewTopic
+from sqlalchemy import create_engine
+
+from chaos.worker.crew import BROKER, Bench, Crew
+from chaos.worker.log import Log, Stuck
+from chaos.worker.oracle import ACCOUNTED, TABLE
+from chaos.worker.schedule import CREW, CrewPlan
+from seekpoint import schema
+from seekpoint.testing.servers.pair import start_pair
+
+PARTITIONS = 6
+# The log writer sleeps as long as it may: a crash without synchronous commit shall lose something.
+POSTGRES = {"wal_writer_delay": "10s"}
+CREATE = f"""
+CREATE TABLE {TABLE} (
+  seq bigserial, topic text, partition int, "offset" bigint, worker text CHECK (worker <> 'refused'));
+CREATE INDEX ON {TABLE} (topic, partition, "offset");
+CREATE VIEW {ACCOUNTED} AS SELECT * FROM {TABLE} UNION ALL
+  SELECT NULL, topic, partition, record_offset, 'dead letter' FROM seekpoint.dead_letter WHERE state = 'parked';
+"""
+
+
+class Arena:
+    """The servers and everything that lives as long as the run; use it in a ``with`` block.
+
+    ``folder`` keeps what the workers said in the current round, one file for each, and their stderr.
+    """
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="seekpoint-chaos-"))
+        self.log = Log()
+        self._bench = Bench(CREW, self.folder)
+        self.pair = start_pair(own=True, settings=POSTGRES, properties=BROKER)
+        self.dsn = self.pair.postgres.dsn
+        self.engine = create_engine(self.pair.postgres.url, pool_pre_ping=True)
+        schema.upgrade(self.engine)
+        with self.connect() as connection:
+            connection.execute(CREATE)
+        self.admin = self._admin()
+        self.crew: Crew | None = None
+        self.topic = ""
+        self.base: dict[int, int] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.crew is not None:
+            self.crew.close()
+        self._bench.close()
+        self.engine.dispose()
+        self.pair.close()
+
+    def _admin(self) -> AdminClient:
+        return AdminClient(
+            {"bootstrap.servers": self.pair.kafka.bootstrap, "reconnect.backoff.max.ms": 300, "log_level": 0}
+        )
+
+    def connect(self) -> psycopg.Connection[Any]:
+        """A connection of our own, past all proxies."""
+        return psycopg.connect(self.dsn, autocommit=True, connect_timeout=5)
+
+    # -- crews ----------------------------------------------------------------------------------------
+
+    def lead(self, plan: CrewPlan) -> Crew:
+        """The crew for this plan, at full size and ready: the one that is here, or a new one on a new topic."""
+        if self.crew is not None and self.crew.plan != plan:
+            self.crew.disband()
+            self.crew = None
+        if self.crew is None:
+            self.crew = self._recruit(plan)
+        self.crew.fill()
+        self.crew.ready()
+        return self.crew
+
+    def _recruit(self, plan: CrewPlan) -> Crew:
+        self.topic = f"chaos-{plan.protocol}-{secrets.token_hex(3)}"
+        self.admin.create_topics([NewTopic(self.topic, PARTITIONS, 1)], operation_timeout=20)[self.topic].result(30)
+        self.base = dict.fromkeys(range(PARTITIONS), 0)
+        what: Mapping[str, Any] = {
+            "group": self.topic,
+            "topic": self.topic,
+            "table": TABLE,
+            "partitions": PARTITIONS,
+            "kafka": {"bootstrap.servers": self.pair.kafka.bootstrap, "reconnect.backoff.max.ms": 300},
+        }
+        return Crew(plan, what, self.pair.postgres.url, self._bench, self.log)
+
+    # -- the log and the table ------------------------------------------------------------------------
+
+    def ends(self) -> dict[int, int]:
+        """Where the topic's log ends: what was produced, as the broker has it."""
+        latest: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        asked = {TopicPartition(self.topic, n): latest for n in range(PARTITIONS)}
+        deadline, pause = monotonic() + 20, threading.Event()
+        while True:
+            try:
+                self.admin.list_topics(self.topic, timeout=5)  # list_offsets sends the leader epoch that it remembers
+                answers = self.admin.list_offsets(asked, request_timeout=5)
+                return {at.partition: answer.result(10).offset for at, answer in answers.items()}
+            except Exception as error:
+                if monotonic() > deadline:
+                    raise Stuck(f"the broker does not say where its logs end: {error}") from error
+                pause.wait(0.1)
+
+    def settle(self, ends: Mapping[int, int]) -> None:
+        """The rows were judged: begin the next round with an empty table and short logs."""
+        with self.connect() as connection:
+            connection.execute(f"TRUNCATE {TABLE}; DELETE FROM seekpoint.dead_letter")
+        self.base = dict(ends)
+        self.log.clear()
+        for path in self.folder.glob("*.jsonl"):
+            path.write_bytes(b"")  # opened for appending by its reader

@@ -1,0 +1,80 @@
+"""The load: records for every partition, portion by portion, while a round lasts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from confluent_kafka import KafkaError, Message, Producer
+
+from chaos.worker.log import Stuck
+
+BACKLOG = 4000  # records that may wait unapplied before the load pauses
+TICK = 0.01  # seconds between portions
+
+
+class Load:
+    """Produces on a thread of its own for the length of a ``with`` block; afterwards every record is delivered.
+
+    ``applied`` tells how many records of the topic the ledger has passed; the load keeps at most ``BACKLOG`` ahead.
+    """
+
+    def __init__(self, bootstrap: str, topic: str, partitions: int, portion: int, applied: Callable[[], int]) -> None:
+        self._producer = Producer(
+            {"bootstrap.servers": bootstrap, "linger.ms": 2, "log_level": 0, "reconnect.backoff.max.ms": 300}
+        )
+        self._topic, self._partitions, self._portion, self._applied = topic, partitions, portion, applied
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="load", daemon=True)
+        self._sent = 0
+        self.delivered: dict[int, int] = dict.fromkeys(range(partitions), 0)  # behind the last acknowledged record
+        self.error: str | None = None
+
+    def __enter__(self) -> Self:
+        self._start = self._applied()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopping.set()
+        self._thread.join()
+        if error is None:
+            self._finish()
+
+    def throw(self, partition: int, value: bytes) -> None:
+        """One record among the others that is not like them."""
+        self._producer.produce(self._topic, value, partition=partition, on_delivery=self._noted)
+
+    def _run(self) -> None:
+        try:
+            self._produce()
+        except Exception as error:
+            self.error = repr(error)
+            raise
+
+    def _produce(self) -> None:
+        while not self._stopping.wait(TICK):
+            if self._sent - (self._applied() - self._start) < BACKLOG:
+                for _ in range(self._portion):
+                    for partition in range(self._partitions):
+                        self._producer.produce(self._topic, b"x" * 20, partition=partition, on_delivery=self._noted)
+                self._sent += self._portion * self._partitions
+            self._producer.poll(0)
+
+    def _noted(self, error: KafkaError | None, message: Message) -> None:
+        if error is not None:
+            self.error = self.error or error.str()
+            return
+        partition, offset = message.partition(), message.offset()
+        if partition is not None and offset is not None:
+            self.delivered[partition] = max(self.delivered[partition], offset + 1)
+
+    def _finish(self) -> None:
+        if self._producer.flush(30):
+            raise Stuck("the producer could not deliver within 30 s")
+        if self.error:
+            raise Stuck(f"the producer lost a record: {self.error}")

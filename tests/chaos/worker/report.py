@@ -1,0 +1,98 @@
+"""What happened, for people and for ``chaos-report.json``."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from chaos.worker.log import Log
+from chaos.worker.oracle import Account
+
+
+@dataclass
+class Report:
+    """The whole run, counted."""
+
+    seed: int
+    kinds: tuple[str, ...]
+    servers: str = ""
+    rounds: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    missed: Counter[str] = field(default_factory=Counter)
+    records: int = 0
+    lost: int = 0
+    twice: int = 0
+    snapshots: int = 0
+    seconds: float = 0.0
+    recovery: dict[str, float] = field(default_factory=dict)
+    failure: list[str] = field(default_factory=list)
+
+    def happened(self, kind: str, seconds: float) -> None:
+        """A fault truly happened, and its partitions were written again so many seconds later."""
+        self.faults[kind] += 1
+        self.recovery[kind] = max(seconds, self.recovery.get(kind, 0.0))
+
+    def add(self, account: Account) -> None:
+        """The end of a round."""
+        self.records += account.records
+        self.lost += len(account.lost)
+        self.twice += len(account.twice)
+
+    @property
+    def vacuous(self) -> list[str]:
+        """The kinds that never truly happened."""
+        return [kind for kind in self.kinds if not self.faults[kind]]
+
+    @property
+    def passed(self) -> bool:
+        """Whether the run proves anything, and nothing is wrong."""
+        return not (self.failure or self.vacuous or self.lost or self.twice)
+
+    def as_dict(self, log: Log) -> dict[str, Any]:
+        """The report as it is written."""
+        return {
+            "seed": self.seed,
+            "rounds": self.rounds,
+            "faults": {kind: self.faults[kind] for kind in self.kinds},
+            "fences": log.totals["Refused"],
+            "unknown_commits": log.totals["CommitUnknown"],
+            "rebalances": log.totals["rebalances"],
+            "records": self.records,
+            "parked": log.totals["SetAside"],
+            "lost": self.lost,
+            "twice": self.twice,
+            "worst_recovery_seconds": round(max(self.recovery.values(), default=0.0), 2),
+            "worst_recovery_by_kind": {kind: round(self.recovery[kind], 2) for kind in sorted(self.recovery)},
+            "snapshots": self.snapshots,
+            "fatal_clients": log.totals["fatal"],
+            "transactions": log.totals["Committed"],
+            "suspect_ranges": log.totals["Suspicious"],
+            "careful_seconds": round(log.careful_seconds, 1),
+            "seconds": round(self.seconds, 1),
+            "servers": self.servers,
+            "passed": self.passed,
+        }
+
+    def write(self, path: Path, log: Log) -> None:
+        """Write ``chaos-report.json``."""
+        path.write_text(json.dumps(self.as_dict(log), indent=2) + "\n", encoding="utf-8")
+
+    def lines(self, log: Log) -> list[str]:
+        """The end of the run, for people."""
+        said = self.as_dict(log)
+        lines = [f"{self.servers}; seed {self.seed}, {self.rounds} rounds, {sum(self.faults.values())} faults:"]
+        lines += [
+            f"  {kind:24} {self.faults[kind]:4}   worst recovery {self.recovery.get(kind, 0.0):5.2f} s"
+            for kind in self.kinds
+        ]
+        lines += [
+            f"{self.records:,} records in {said['transactions']:,} transactions: lost {self.lost}, twice {self.twice}",
+            f"{said['fences']} fenced, {said['unknown_commits']} unknown COMMITs, {said['rebalances']} rebalances",
+            f"{said['suspect_ranges']} suspect ranges, {said['careful_seconds']} s in small parts, of all partitions",
+            f"{self.snapshots:,} snapshots, worst recovery {said['worst_recovery_seconds']} s, {self.seconds:.0f} s",
+        ]
+        never = [f"FAILED: {kind} never truly happened, so this run proves nothing about it" for kind in self.vacuous]
+        return lines + (self.failure or never)

@@ -1,0 +1,118 @@
+"""A short chaos run in the suite: one fault of each family, and the judges' own test."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from chaos.worker.log import Log, Said
+from chaos.worker.oracle import account
+from chaos.worker.report import Report
+from chaos.worker.run import STRIKES, run
+from chaos.worker.schedule import KINDS, deal
+
+SEED = 20240719
+SAMPLE = (
+    "kill_at_applied",
+    "kill_at_random",
+    "zombie_before_writing",
+    "zombie_in_transaction",
+    "commit_cut_before",
+    "commit_cut_after",
+    "postgres_killed",
+    "rewind",
+    "poison",
+    "killer",
+)
+
+
+def test_every_kind_has_its_fault() -> None:
+    assert set(STRIKES) == set(KINDS)
+
+
+@pytest.mark.parametrize("rounds", [1, 3, 20, 27, 60])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_schedule_holds_every_kind_and_is_the_same_for_the_same_seed(rounds: int, seed: int) -> None:
+    dealt = deal(seed, rounds)
+    assert dealt == deal(seed, rounds)
+    assert dealt != deal(seed + 1, rounds)
+    assert [round_.number for round_ in dealt] == list(range(1, rounds + 1))
+    assert {fault.kind for round_ in dealt for fault in round_.faults} == set(KINDS)
+    for round_ in dealt:
+        needs_async = any(fault.kind.endswith("_async") for fault in round_.faults)
+        assert not (needs_async and round_.crew.durable)
+
+
+def test_the_judge_sees_what_is_lost_twice_strange_and_out_of_order(seekpoint_dsn: str) -> None:
+    dsn = seekpoint_dsn.replace("postgresql+psycopg://", "postgresql://")
+    with psycopg.connect(dsn) as connection:
+        connection.execute(
+            'CREATE TEMP TABLE chaos_results (seq bigserial, topic text, partition int, "offset" bigint, worker text);'
+            "CREATE TEMP VIEW chaos_accounted AS TABLE chaos_results"
+        )
+        rows = [(0, 5), (0, 6), (0, 8), (0, 6), (1, 0), (1, 2), (1, 1), (1, 9), (2, 0)]
+        for partition, offset in rows:
+            connection.execute(
+                'INSERT INTO chaos_results (topic, partition, "offset", worker) VALUES (%s, %s, %s, %s)',
+                ["t", partition, offset, "w"],
+            )
+        found = account(connection, "t", {0: 5, 1: 0}, {0: 9, 1: 3})
+    assert found.records == 7
+    assert found.lost == ["lost: t/0 offset 7"]
+    assert [line.split(": ")[0] for line in found.twice[:1]] == ["2 times"]
+    assert [line.split(" by ")[0] for line in found.twice[1:]] == [
+        "applied again or never produced: partition 1 offset 9",
+        "applied again or never produced: partition 2 offset 0",
+    ]
+    assert [line.split(" was ")[0] for line in found.disorder] == [
+        "out of order: t/0 offset 6",
+        "out of order: t/1 offset 1",
+    ]
+
+
+def test_the_time_in_small_parts_is_from_the_first_owner_to_the_end_of_the_range() -> None:
+    log = Log()
+    with log.news:
+        log.add(Said("a", "Suspicious", 10.0, {"partition": 1, "deaths": 2, "until": 50}))
+        log.add(Said("b", "Suspicious", 12.0, {"partition": 1, "deaths": 3, "until": 50}))
+        log.add(Said("b", "Suspicious", 12.0, {"partition": 2, "deaths": 2, "until": 9}))
+        log.add(Said("b", "Committed", 13.0, {"records": 9, "spans": [[1, 0, 40], [2, 0, 9]]}))
+        log.add(Said("b", "SuspectsLeft", 15.0, {"partition": 1, "left": 0}))
+        log.add(Said("b", "SuspectsLeft", 16.0, {"partition": 2, "left": 0}))
+    assert log.careful_seconds == 5.0 + 1.0
+
+
+def test_a_run_in_which_a_fault_never_happened_fails(tmp_path: Path) -> None:
+    report = Report(SEED, ("kill_at_held", "rewind"))
+    report.happened("rewind", 0.5)
+    assert report.vacuous == ["kill_at_held"]
+    passed = [report.passed]
+    report.happened("kill_at_held", 1.5)
+    passed.append(report.passed)
+    report.twice = 1
+    passed.append(report.passed)
+    assert passed == [False, True, False]
+    report.write(tmp_path / "report.json", Log())
+    written = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    assert written["faults"] == {"kill_at_held": 1, "rewind": 1}
+    assert written["worst_recovery_seconds"] == 1.5
+    assert not written["passed"]
+
+
+def test_a_few_rounds_lose_nothing_and_apply_nothing_twice(tmp_path: Path) -> None:
+    print(f"seed {SEED}")
+    path = tmp_path / "chaos-report.json"
+    report = run(len(SAMPLE), SEED, kinds=SAMPLE, report_path=path)
+    assert report.passed, "\n".join(report.failure or report.vacuous)
+    written = json.loads(path.read_text(encoding="utf-8"))
+    assert (written["lost"], written["twice"]) == (0, 0)
+    assert set(written["faults"]) == set(SAMPLE)
+    assert all(written["faults"].values())
+    assert written["fences"] > 0
+    assert written["unknown_commits"] > 0
+    assert written["rebalances"] > 0
+    assert written["records"] > 0
+    assert written["parked"] > 0

@@ -1,0 +1,569 @@
+"""Whoever dies, repeats, comes late or takes over: a batch is applied once, or not at all."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.exc import OperationalError
+from typer.testing import CliRunner
+
+from seekpoint import Append, Json, Limits, Partition, Pipeline, schema
+from seekpoint.cli.app import app
+from seekpoint.errors import BatchRefused, ConfigError, ReloadOver
+from seekpoint.jobs.batch import batch as job
+from seekpoint.jobs.batch.open import open_batch
+from seekpoint.jobs.batch.publish import totals
+from seekpoint.jobs.reload import Driver, LocalStager, Run, Staged, Task, stage_range
+from seekpoint.jobs.run.run import Tx
+from seekpoint.jobs.staging import stage as staging
+from seekpoint.jobs.tables.targets import sources
+from seekpoint.kafka.ranges import Range
+from seekpoint.ledger import Ledger
+from seekpoint.testing.servers.postgres import PostgresServer
+from support.batch_process import Batcher, batch, offsets, paused
+from support.proxy import PostgresProxy
+from support.reload_orders import Order, Shop, doubled, gone, of
+
+FIRST = [of(n % 40, n, n) for n in range(120)] + [gone(3)]
+LATER = [of(n % 50, n, n) for n in range(200, 230)]
+PLACES = ["opened", "turn staging", "staging", "turn staged", "staged", "turn cut_over"]
+
+
+def kill_at(shop: Shop, at: str, **options: Any) -> UUID:
+    """A driver of its own process begins a batch, and is killed where it stands."""
+    batcher = Batcher(shop, at=at, **options)
+    try:
+        assert batcher.wait_for("standing")
+    finally:
+        batcher.kill()
+    return UUID(str(shop.execute("SELECT id FROM {schema}.reload_run WHERE strategy = 'batch'")[0][0]))
+
+
+@pytest.mark.parametrize("at", PLACES)
+def test_the_batch_of_a_killed_driver_is_taken_and_goes_on(shop: Shop, at: str) -> None:
+    shop.produce(shop.topic, FIRST, partition=0)
+    run = kill_at(shop, at)
+    assert shop.rows() == []
+    assert offsets(shop) == {f"{shop.topic}/0": 0, f"{shop.topic}/1": 0}
+    assert paused(shop) == f"batch {run}"
+    shop.produce(shop.topic, LATER, partition=0)
+    done = batch(shop).take(run)
+    assert done.run == run
+    assert done.records == len(FIRST), "its ranges are what they were"
+    assert shop.rows() == doubled(FIRST, by=1)
+    assert shop.schemas() == []
+    assert batch(shop).run().records == len(LATER)
+    assert shop.rows() == doubled(FIRST + LATER, by=1)
+    assert paused(shop) is None
+
+
+@pytest.mark.parametrize("at", ["opened", "staging", "turn cut_over"])
+def test_the_batch_of_a_killed_driver_is_aborted_and_workers_go_on(shop: Shop, at: str) -> None:
+    shop.produce(shop.topic, FIRST, partition=0)
+    run = kill_at(shop, at)
+    with pytest.raises(BatchRefused, match=f"--resume {run}.*abort {run}"):
+        batch(shop).run()
+    assert batch(shop).runs.abort(run, "its driver is dead").swept
+    assert paused(shop) is None
+    shop.produce(shop.topic, LATER[:10], partition=0)
+    assert batch(shop).run().records == len(FIRST) + 10, "its own claims do not pass for a worker"
+    worker = shop.worker()
+    shop.produce(shop.topic, LATER[10:], partition=0)
+    worker.reached(shop.topic, len(FIRST) + len(LATER))
+    worker.stop()
+    assert shop.rows() == doubled(FIRST + LATER, by=1)
+    with pytest.raises(ReloadOver):
+        batch(shop).take(run)
+
+
+def test_a_batch_that_nobody_drives_is_found_and_swept(shop: Shop) -> None:
+    shop.produce(shop.topic, FIRST, partition=0)
+    run = kill_at(shop, "staging")
+    ((by, reason),) = shop.execute("SELECT paused_by, paused_reason FROM {schema}.consumer_group")
+    assert by == f"batch {run}"
+    assert f"seekpoint batch MODULE:NAME --resume {run}" in reason
+    assert f"seekpoint reload abort {run}" in reason
+    where = ["--database-url", shop.engine.url.render_as_string(hide_password=False), "--schema", shop.schema]
+    shown = CliRunner().invoke(app, ["status", shop.group, *where], env={"COLUMNS": "200", "NO_COLOR": "1"})
+    assert f"{shop.group} is paused by batch {run}: {reason}" in shown.stdout
+    told = json.loads(CliRunner().invoke(app, ["status", shop.group, *where, "--json"]).stdout)
+    assert told[0]["paused"] == {"by": by, "reason": reason}
+    runs = batch(shop).runs
+    assert runs.sweep() == [], "it was heard of today"
+    assert runs.sweep(timedelta(0)) == [run]
+    assert paused(shop) is None
+    assert "driver is gone" in (runs.get(run).error or "")
+    assert batch(shop).run().records == len(FIRST)
+
+
+class Pausing:
+    """A stager that does something before it hands out what was staged."""
+
+    def __init__(self, shop: Shop, then: Any, **options: Any) -> None:
+        made = sources([shop.pipeline(**options)])
+        self._stager = LocalStager(shop.engine, shop.schema, {"bootstrap.servers": shop.brokers}, made)
+        self._then = then
+
+    def stage(self, run: Run, tasks: Sequence[Task]) -> Iterator[Staged]:
+        yield from self._stager.stage(run, tasks)
+        self._then(run)
+
+
+def test_a_group_that_was_resumed_and_went_on_keeps_the_batch_out(shop: Shop) -> None:
+    """I2: a stale claim writes nothing."""
+    shop.produce(shop.topic, FIRST, partition=0)
+
+    def meanwhile(run: Run) -> None:
+        shop.ledger().resume(reason="impatience")
+        worker = shop.worker()
+        worker.reached(shop.topic, len(FIRST))
+        worker.stop()
+
+    one = batch(shop, stager=Pausing(shop, meanwhile))
+    with pytest.raises(BatchRefused, match="nothing of it is written"):
+        one.run()
+    (run,) = one.runs.list()
+    assert run.state == "failed"
+    assert shop.rows() == doubled(FIRST, by=1)
+    assert offsets(shop)[f"{shop.topic}/0"] == len(FIRST)
+    assert paused(shop) is None
+
+
+def test_a_claim_alone_keeps_the_batch_out(shop: Shop) -> None:
+    """I2: also where nobody has advanced."""
+    shop.produce(shop.topic, FIRST, partition=0)
+
+    def meanwhile(run: Run) -> None:
+        shop.ledger().move(shop.topic, 0, 0, log=None, reason="a move that moves nothing")
+
+    with pytest.raises(BatchRefused, match="claimed the group's partitions"):
+        batch(shop, stager=Pausing(shop, meanwhile)).run()
+    assert shop.rows() == []
+    assert offsets(shop)[f"{shop.topic}/0"] == 0
+    assert batch(shop).run().records == len(FIRST)
+
+
+def test_a_batch_that_is_taken_behind_a_worker_is_ended(shop: Shop) -> None:
+    """I3: its ranges begin where the group no longer stands."""
+    shop.produce(shop.topic, FIRST, partition=0)
+    run = kill_at(shop, "staging")
+    shop.ledger().resume(reason="impatience")
+    worker = shop.worker()
+    worker.reached(shop.topic, len(FIRST))
+    worker.placed(2)
+    with pytest.raises(BatchRefused, match="workers own partitions"):
+        batch(shop).take(run)
+    assert batch(shop).runs.get(run).is_open, "nothing was decided"
+    worker.stop()
+    with pytest.raises(BatchRefused, match=f"stands at offset {len(FIRST)} by now"):
+        batch(shop).take(run)
+    assert batch(shop).runs.get(run).state == "failed"
+    assert paused(shop) is None
+    assert shop.rows() == doubled(FIRST, by=1)
+
+
+def test_two_drivers_of_one_batch(shop: Shop) -> None:
+    """The one that takes it has it; the other fails at its next step, with nothing written."""
+    shop.produce(shop.topic, FIRST, partition=0)
+    done: list[Any] = []
+
+    def take(run: Run) -> None:
+        done.append(batch(shop).take(run.id))
+
+    with pytest.raises(ReloadOver, match=r"cut over|taken over"):
+        batch(shop, stager=Pausing(shop, take)).run()
+    assert done[0].records == len(FIRST)
+    assert shop.rows() == doubled(FIRST, by=1)
+    assert paused(shop) is None
+
+
+def test_two_batches_at_once(shop: Shop) -> None:
+    shop.produce(shop.topic, FIRST, partition=0)
+    refused: list[BatchRefused] = []
+
+    def another(run: Run) -> None:
+        with pytest.raises(BatchRefused, match=f"batch {run.id} is at work") as caught:
+            batch(shop).run(pause=True)
+        refused.append(caught.value)
+
+    batch(shop, stager=Pausing(shop, another)).run()
+    assert refused
+    assert shop.rows() == doubled(FIRST, by=1)
+
+
+class Again(LocalStager):
+    """Stages everything twice, and some of it in other pieces, as retries and speculation do."""
+
+    calls = 0
+
+    def stage(self, run: Run, tasks: Sequence[Task]) -> Iterator[Staged]:
+        self.calls += 1
+        staged = list(super().stage(run, tasks))
+        for task in tasks if self.calls == 1 else ():
+            middle = (task.range.start + task.range.end) // 2
+            list(super().stage(run, [task, replace(task, range=replace(task.range, end=middle))]))
+        yield from staged
+
+
+@pytest.mark.parametrize("kind", ["upsert", "append"])
+def test_attempts_that_are_repeated_count_once(shop: Shop, kind: str) -> None:
+    records = [of(n, n, n) for n in range(90)]
+    shop.produce(shop.topic, records, partition=0)
+    made = sources([shop.pipeline(kind=kind)])
+    stager = Again(shop.engine, shop.schema, {"bootstrap.servers": shop.brokers}, made)
+    done = batch(shop, pipeline={"kind": kind}, stager=stager, range_records=20).run()
+    assert done.records == 90
+    table = {"upsert": "orders", "append": "entries"}[kind]
+    assert done.rows == {f"{shop.schema}.{table}": 90}
+    assert shop.rows(table) == [(n, n, n) for n in range(90)]
+
+
+def test_a_table_with_other_rows_than_its_task_said_is_refused(shop: Shop) -> None:
+    shop.produce(shop.topic, FIRST, partition=0)
+
+    def lose(run: Run) -> None:
+        ((attempt,),) = shop.execute("SELECT table_name FROM {schema}.reload_staged")
+        shop.execute(f"TRUNCATE {run.staging_schema}.{attempt}_0")
+
+    with pytest.raises(BatchRefused, match=f"has 1 rows, and its task reported {len(FIRST)}"):
+        batch(shop, stager=Pausing(shop, lose)).run()
+    assert shop.rows() == []
+    assert paused(shop) is None
+
+
+def test_a_letter_whose_key_is_held_and_that_came_meanwhile_keeps_the_batch_out(shop: Shop) -> None:
+    """A letter that is opened anew after the batch has looked: records of its key wait behind it, with workers."""
+    options: dict[str, Any] = {"on_poison": "dead_letter", "hold_key": True}
+    shop.produce(shop.topic, [(of(1)[0], "{"), *FIRST[5:10]], partition=0)
+    worker = shop.worker(**options)
+    worker.reached(shop.topic, 6)
+    worker.stop()
+    (letter,) = shop.redrive(**options).list()
+    shop.redrive(**options).discard(letter.id, reason="a test")
+    shop.produce(shop.topic, FIRST[10:20], partition=0)
+
+    def parked_again(_: Run) -> None:
+        shop.execute("UPDATE {schema}.dead_letter SET state = 'parked'")
+
+    with pytest.raises(BatchRefused, match="has 1 open dead letters, and records of their keys are held"):
+        batch(shop, pipeline=options, stager=Pausing(shop, parked_again, **options)).run()
+    assert offsets(shop)[f"{shop.topic}/0"] == 6
+    assert paused(shop) is None
+
+
+def range_now(shop: Shop, run: UUID) -> Range:
+    with shop.engine.connect() as connection:
+        row = connection.execute(
+            text(f"SELECT * FROM {shop.schema}.reload_position WHERE run = :run AND partition = 0"), {"run": run}
+        ).one()
+    return Range(Partition(row.topic, row.partition), row.topic_id, row.first_offset, row.end_offset)
+
+
+def test_a_record_that_fails_in_one_attempt_alone_is_no_row_and_dead_letter_at_once(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two attempts that both committed the one counts in which it did not fail: its letter is another's."""
+    shop.produce(shop.topic, FIRST[:40], partition=0)
+    fails = [True]
+
+    def row(record: Any) -> dict[str, Any]:
+        if fails[0] and record.value.id == 7:
+            raise ValueError("not today")
+        order = record.value
+        return {"id": order.id, "amount": order.amount, "at": order.at, "topic_offset": record.offset}
+
+    sink = Append((shop.schema, "entries"), columns=["id", "amount", "at", "topic_offset"], row=row)
+    made = Pipeline(shop.group, topics=shop.topic, value=Json(Order), sinks=[sink], on_poison="dead_letter")
+
+    class Twice:
+        def stage(self, run: Run, tasks: Sequence[Task]) -> Iterator[Staged]:
+            for task in tasks:
+                for number, fails[0] in (("f", True), ("0", False)):
+                    monkeypatch.setattr(staging, "uuid4", lambda number=number: UUID(number * 32))
+                    staged = stage_range(
+                        shop.engine, shop.schema, {"bootstrap.servers": shop.brokers}, run.id, pipeline=made,
+                        range_=task.range,
+                    )  # fmt: skip
+                yield staged
+
+    with pytest.raises(BatchRefused, match="1 records failed in some attempt at their range, and 0 in those"):
+        batch(shop, made, stager=Twice()).run()
+    assert shop.rows("entries") == []
+    assert shop.execute("SELECT count(*) FROM {schema}.dead_letter") == [(0,)]
+    assert paused(shop) is None
+
+
+def test_a_task_that_outlives_its_batch_leaves_nothing(shop: Shop) -> None:
+    """A zombie that begins past the end, and one that was in its transaction while the batch went on."""
+    shop.produce(shop.topic, FIRST, partition=0)
+    held, go_on = threading.Event(), threading.Event()
+    failed: list[Exception] = []
+    ranges: list[Range] = []
+    kafka = {"bootstrap.servers": shop.brokers}
+
+    def slow(record: Any) -> dict[str, Any]:
+        held.set()
+        assert go_on.wait(60)
+        return {"id": record.value.id, "amount": 666, "at": 0}
+
+    zombie = shop.pipeline()
+    zombie.sinks[0]._row = slow  # type: ignore[attr-defined]
+
+    def late(run: UUID) -> None:
+        try:
+            stage_range(shop.engine, shop.schema, kafka, run, pipeline=zombie, range_=ranges[0])
+        except Exception as error:  # noqa: BLE001 -- looked at below
+            failed.append(error)
+
+    threads: list[threading.Thread] = []
+
+    def begin(run: Run) -> None:
+        ranges.append(range_now(shop, run.id))
+        threads.append(threading.Thread(target=late, args=(run.id,)))
+        threads[0].start()
+        assert held.wait(30)
+
+    done = batch(shop, stager=Pausing(shop, begin)).run()
+    go_on.set()
+    threads[0].join(60)
+    assert done.run is not None
+    late(done.run)
+    assert len(failed) == 2, failed
+    assert all(isinstance(error, ReloadOver) or "does not exist" in str(error) for error in failed), failed
+    assert shop.rows() == doubled(FIRST, by=1)
+    batch(shop).runs.drop(done.run)
+    assert shop.schemas() == []
+
+
+@pytest.mark.parametrize("when", ["before_commit", "after_commit", "after_commit_delayed"])
+def test_a_commit_without_an_answer(shop: Shop, seekpoint_dsn: str, when: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I1: looked up in the run's own row; what was rolled back is tried again."""
+    shop.produce(shop.topic, FIRST, partition=0)
+    with PostgresProxy.in_front_of(seekpoint_dsn) as proxy:
+        engine = create_engine(proxy.dsn, pool_pre_ping=True)
+
+        def deliver() -> None:
+            assert proxy.fired.wait(60)  # there is nothing to deliver before
+            proxy.deliver(60)
+
+        class Armed(Driver):
+            def turn(self, tx: Tx, state: str) -> None:
+                super().turn(tx, state)
+                if state == "cut_over" and not proxy.fired.is_set():
+                    proxy.arm(when)
+                    if when == "after_commit_delayed":
+                        threading.Timer(1.0, deliver).start()
+
+        monkeypatch.setattr(job, "Driver", Armed)
+        done = batch(shop, engine=engine).run()
+        assert proxy.fired.is_set()
+        engine.dispose()
+    assert done.records == len(FIRST)
+    assert shop.rows() == doubled(FIRST, by=1)
+    assert offsets(shop)[f"{shop.topic}/0"] == len(FIRST)
+    assert paused(shop) is None
+    assert shop.execute("SELECT count(*) FROM {schema}.admin_action WHERE action = 'batch'") == [(1,)]
+
+
+@pytest.mark.parametrize("when", ["before_commit", "after_commit"])
+def test_an_opening_without_an_answer_names_its_run(
+    shop: Shop, seekpoint_dsn: str, when: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The group may be paused for a run that nobody drives: whoever reads the error knows which."""
+    shop.produce(shop.topic, FIRST, partition=0)
+    asked: list[UUID] = []
+    with PostgresProxy.in_front_of(seekpoint_dsn) as proxy:
+        engine = create_engine(proxy.dsn, pool_pre_ping=True)
+
+        def armed(tx: Tx, source: Any, brokers: Any, run: UUID, **options: Any) -> Any:
+            claims = open_batch(tx, source, brokers, run, **options)
+            asked.append(run)
+            proxy.arm(when)
+            return claims
+
+        monkeypatch.setattr(job, "open_batch", armed)
+        with pytest.raises(OperationalError) as caught:
+            batch(shop, engine=engine).run()
+        assert proxy.fired.wait(60)
+        engine.dispose()
+    (run,) = asked
+    (note,) = caught.value.__notes__
+    assert f"nobody knows whether batch {run} was opened" in note
+    assert f"--resume {run}" in note
+    assert f"seekpoint reload abort {run}" in note
+    monkeypatch.undo()
+    was_opened = when == "after_commit"
+    assert [one.id for one in batch(shop).runs.list()] == [run] * was_opened
+    assert paused(shop) == (f"batch {run}" if was_opened else None)
+    done = batch(shop).take(run) if was_opened else batch(shop).run()
+    assert done.records == len(FIRST)
+    assert shop.rows() == doubled(FIRST, by=1)
+
+
+def test_a_batch_that_is_applied_says_so_though_the_database_is_gone_then(
+    shop: Shop, seekpoint_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop.produce(shop.topic, FIRST, partition=0)
+    with PostgresProxy.in_front_of(seekpoint_dsn) as proxy:
+        engine = create_engine(proxy.dsn, pool_pre_ping=True)
+
+        def armed(*given: Any) -> Any:
+            proxy.arm("before_commit")
+            return totals(*given)
+
+        monkeypatch.setattr(job, "totals", armed)
+        with pytest.raises(OperationalError) as caught:
+            batch(shop, engine=engine).run()
+        engine.dispose()
+    (run,) = batch(shop).runs.list()
+    assert run.state == "cut_over"
+    (note,) = caught.value.__notes__
+    assert f"batch {run.id} is applied, whole" in note
+    assert shop.rows() == doubled(FIRST, by=1)
+    assert batch(shop).runs.sweep() == [run.id]
+    assert shop.schemas() == []
+
+
+def shop_of_its_own(request: pytest.FixtureRequest, server: PostgresServer) -> tuple[Shop, Engine]:
+    get = request.getfixturevalue
+    engine = create_engine(server.url, pool_pre_ping=True)
+    schema.upgrade(engine, schema=get("seekpoint_schema"))
+    made = Shop(
+        engine,
+        get("seekpoint_broker"),
+        get("seekpoint_schema"),
+        get("group"),
+        get("topic")(2),
+        lambda pipeline, **options: get("run_worker")(pipeline, engine=engine, **options),
+        get("produce"),
+    )
+    made.make_tables()
+    return made, engine
+
+
+def test_a_database_that_crashes_at_the_commit(
+    request: pytest.FixtureRequest, own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop, engine = shop_of_its_own(request, own_postgres)
+    shop.produce(shop.topic, FIRST, partition=0)
+    crashed: list[str] = []
+
+    class Crashing(Driver):
+        def turn(self, tx: Tx, state: str) -> None:
+            super().turn(tx, state)
+            if state == "cut_over" and not crashed:
+                crashed.append(state)
+                own_postgres.kill()
+                own_postgres.start()
+
+    monkeypatch.setattr(job, "Driver", Crashing)
+    assert batch(shop).run().records == len(FIRST)
+    assert crashed
+    assert shop.rows() == doubled(FIRST, by=1)
+    assert paused(shop) is None
+    engine.dispose()
+
+
+def test_a_database_that_is_away_leaves_the_batch_open_and_says_how_to_go_on(
+    request: pytest.FixtureRequest, own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop, engine = shop_of_its_own(request, own_postgres)
+    shop.produce(shop.topic, FIRST, partition=0)
+    monkeypatch.setattr("seekpoint.jobs.run.backoff.sleep", lambda seconds: None)
+
+    class Crashing(Driver):
+        def turn(self, tx: Tx, state: str) -> None:
+            super().turn(tx, state)
+            if state == "cut_over":
+                own_postgres.kill()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(job, "Driver", Crashing)
+        with pytest.raises(OperationalError) as caught:
+            batch(shop).run()
+    own_postgres.start()
+    (run,) = batch(shop).runs.list()
+    assert any(f"batch {run.id} is open still" in note and "--resume" in note for note in caught.value.__notes__)
+    assert run.state == "staged"
+    assert shop.rows() == []
+    assert batch(shop).take(run.id).records == len(FIRST)
+    assert shop.rows() == doubled(FIRST, by=1)
+    engine.dispose()
+
+
+def test_nothing_live_is_locked_while_ranges_are_staged(shop: Shop) -> None:
+    shop.produce(shop.topic, FIRST, partition=0)
+    looks: list[int] = []
+
+    def look(*_: object) -> None:
+        with shop.engine.begin() as tx:
+            tx.execute(text("SET LOCAL lock_timeout = '1ms'"))
+            tx.execute(text(f"LOCK TABLE {shop.schema}.orders IN ACCESS EXCLUSIVE MODE"))
+            tx.execute(text(f"SELECT * FROM {shop.schema}.partition_offset FOR UPDATE NOWAIT"))
+            tx.execute(text(f"SELECT * FROM {shop.schema}.consumer_group FOR UPDATE NOWAIT"))
+        looks.append(1)
+
+    batch(shop, progress=look, range_records=30).run()
+    assert len(looks) == 6
+    assert shop.rows() == doubled(FIRST, by=1)
+
+
+def test_the_last_transaction_is_not_ended_as_abandoned(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it takes: claims that wait for its rows end only what calls itself a worker."""
+    shop.produce(shop.topic, FIRST, partition=0)
+    limits = Limits(transaction_age=1.0, claim_wait=0.2)
+    told: list[Any] = []
+
+    class Slow(Driver):
+        def turn(self, tx: Tx, state: str) -> None:
+            super().turn(tx, state)
+            if state == "cut_over":
+                tx.connection.execute(text("SELECT pg_sleep(2.5)"))
+                rival = Ledger(shop.engine, shop.group, schema=shop.schema, limits=limits)
+                try:
+                    told.append(
+                        rival.claim(
+                            [at.partition for at in tx.positions(self.run.id)],
+                            {shop.topic: tx.positions(self.run.id)[0].topic_id},
+                            cluster_id="whose",
+                            start=lambda topic: {},
+                        )
+                    )
+                except Exception as error:  # noqa: BLE001 -- looked at below
+                    told.append(error)
+
+    monkeypatch.setattr(job, "Driver", Slow)
+    assert batch(shop, limits=limits).run().records == len(FIRST)
+    assert told
+    assert getattr(told[0], "ended", ()) == ()
+    assert shop.rows() == doubled(FIRST, by=1)
+
+
+def test_a_reload_and_a_batch_do_not_take_each_others_runs(shop: Shop) -> None:
+    shop.produce(shop.topic, FIRST, partition=0)
+    worker = shop.worker()
+    worker.reached(shop.topic, len(FIRST))
+    worker.stop()
+    shop.produce(shop.topic, LATER, partition=0)
+    reload = shop.reload()
+    opened: list[Driver] = []
+
+    def meanwhile(run: Run) -> None:
+        opened.append(reload.open())
+        with pytest.raises(ConfigError, match="is a batch"):
+            reload.take(run.id)
+
+    batch(shop, stager=Pausing(shop, meanwhile)).run()
+    with pytest.raises(ConfigError, match="is a reload"):
+        batch(shop).take(opened[0].run.id)
+    assert shop.rows() == doubled(FIRST + LATER, by=1)
+    reload.run(opened[0])
+    assert shop.rows() == doubled(FIRST + LATER)

@@ -1,0 +1,119 @@
+"""``seekpoint batch``: what it applies, what it says, and how one that was left is gone on with."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+from sqlalchemy import create_engine, text
+
+from seekpoint.jobs.batch import BatchJob
+from support.cli_jobs import FIRST, Terminal, wait_until
+from support.reload_orders import Shop, doubled, of
+
+WAITING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE :query"
+
+
+@pytest.fixture
+def shop(terminal: Terminal) -> Shop:
+    """The shop, whose records nobody has applied."""
+    terminal.shop.produce(terminal.shop.topic, FIRST, partition=0)
+    return terminal.shop
+
+
+def test_a_batch_applies_what_is_new(terminal: Terminal, shop: Shop) -> None:
+    result = terminal.job("batch", name="old")
+    assert f"{shop.group}: 121 records applied: " in result.stdout
+    assert f"rows for {shop.schema}.orders" in result.stdout
+    assert f"{shop.topic}/0 stands at offset 121" in result.stdout
+    assert "staging: 121 records" in result.stderr
+    assert shop.rows() == doubled(FIRST, by=1)
+    again = terminal.job("batch", name="old")
+    assert f"{shop.group}: nothing is new" in again.stdout
+    later = [of(7, 8)]
+    shop.produce(shop.topic, later, partition=0)
+    told = json.loads(terminal.job("batch", "--json", "--reason", "nightly", name="old").stdout)
+    assert (told["records"], told["dead_letters"], told["offsets"][f"{shop.topic}/0"]) == (1, 0, 122)
+    assert shop.rows() == doubled(FIRST + later, by=1)
+    newest, *_ = terminal.look("reload", "status")
+    assert (newest["strategy"], newest["state"], newest["reason"]) == ("batch", "cut_over", "nightly")
+    assert newest["id"] == told["run"]
+
+
+def test_a_worker_brings_its_servers(terminal: Terminal, shop: Shop) -> None:
+    terminal.run("batch", f"{terminal.module}:worker")
+    assert shop.rows() == doubled(FIRST)
+
+
+def test_a_group_with_workers_is_refused_unless_they_are_paused(terminal: Terminal, shop: Shop) -> None:
+    worker = shop.worker()
+    worker.reached(shop.topic, len(FIRST))
+    later = [of(7, 8)]
+    with shop.engine.connect() as holder:  # the worker cannot pass this record before the batch looks
+        holder.execute(text(f"SELECT 1 FROM {shop.schema}.orders WHERE id = 7 FOR UPDATE"))
+        shop.produce(shop.topic, later, partition=0)
+        refused = terminal.job("batch", name="old", exits=1)
+        assert "the batch cannot be run" in refused.stderr
+        holder.rollback()
+    worker.reached(shop.topic, len(FIRST) + 1)
+    worker.stop()
+    assert shop.rows() == doubled(FIRST + later, by=1)
+
+
+def test_ctrl_c_leaves_a_batch_open_and_says_how_to_go_on(terminal: Terminal, shop: Shop) -> None:
+    """Somebody holds the table: the last transaction waits for it."""
+    with shop.engine.connect() as holder:
+        holder.execute(text(f"LOCK TABLE {shop.schema}.orders IN SHARE MODE"))
+        process = terminal.process("batch", name="old")
+        wait_until(lambda: bool(shop.execute(WAITING, query=f'LOCK TABLE "{shop.schema}"."orders"%')[0][0]))
+        process.send_signal(signal.SIGINT)
+        out, said = process.communicate(timeout=60)
+    (run,) = terminal.look("reload", "status")
+    assert (process.returncode, out) == (130, "")
+    assert f"aborted: {run['id']} is left open" in said
+    assert f"seekpoint batch {terminal.module}:old --resume {run['id']}" in said
+    assert f"group {shop.group!r} is paused for it meanwhile" in said
+    told = terminal.look("reload", "status", run["id"])
+    assert any(f"seekpoint batch {terminal.module}:old --resume {run['id']}" in line for line in told["next"])
+    wrong = terminal.job("reload", "run", "--resume", run["id"], name="old", exits=2)
+    assert f"{run['id']} is a batch, and no reload: go on with it by `seekpoint batch" in wrong.stderr
+    terminal.job("batch", "--resume", run["id"], name="old")
+    assert shop.rows() == doubled(FIRST, by=1)
+
+
+def test_ctrl_c_with_the_database_away_is_an_abort(
+    terminal: Terminal, shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody can be asked for the run then: it says where it will be found."""
+
+    def stopped(made: BatchJob, **_options: object) -> None:
+        made.runs.engine = create_engine("postgresql+psycopg://u@127.0.0.1:1/d")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(BatchJob, "run", stopped)
+    said = terminal.job("batch", name="old", exits=130).stderr
+    assert said.startswith("aborted: the database does not answer; if a batch was opened it is left open")
+    assert "`seekpoint reload status` names it" in said
+
+
+def test_workers_that_are_not_behind_leave_nothing_to_refuse(terminal: Terminal, shop: Shop) -> None:
+    worker = shop.worker()
+    worker.reached(shop.topic, len(FIRST))
+    assert f"{shop.group}: nothing is new" in terminal.job("batch", name="old").stdout
+    worker.stop()
+
+
+def test_a_batch_that_is_given_up_lets_workers_go_on(terminal: Terminal, shop: Shop) -> None:
+    with shop.engine.connect() as holder:
+        holder.execute(text(f"LOCK TABLE {shop.schema}.orders IN SHARE MODE"))
+        process = terminal.process("batch", name="old")
+        wait_until(lambda: bool(shop.execute(WAITING, query=f'LOCK TABLE "{shop.schema}"."orders"%')[0][0]))
+        process.kill()
+        process.communicate()
+    (run,) = terminal.look("reload", "status")
+    terminal.look("reload", "abort", run["id"], "--reason", "workers do it")
+    worker = shop.worker()
+    worker.reached(shop.topic, len(FIRST))
+    worker.stop()
+    assert shop.rows() == doubled(FIRST, by=1)

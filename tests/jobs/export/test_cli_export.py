@@ -1,0 +1,83 @@
+"""``seekpoint export``: what it writes, what it says, and that it goes on where it was."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from os import utime
+from pathlib import Path
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from seekpoint.jobs.export import Archive
+from support.cli_jobs import FIRST, Terminal
+from support.reload_orders import Shop, doubled, of
+
+pyarrow = pytest.importorskip("pyarrow")
+
+
+def test_an_export_and_the_next_one(terminal: Terminal, shop: Shop) -> None:
+    said = terminal.job("export", "--to", "archive", "--range-records", "50").stdout.splitlines()
+    root = terminal.folder / "archive"
+    assert said[0].startswith(f"{shop.group}: 121 records in 3 files, ")
+    assert said[0].endswith(f"bytes, added to {root}")
+    assert f"{shop.topic}/0 is there up to offset 121" in said
+    assert len(list(root.rglob("*.parquet"))) == 3
+    shop.produce(shop.topic, [of(1, 5)], partition=0)
+    worker = shop.worker()
+    worker.reached(shop.topic, len(FIRST) + 1)
+    worker.stop()
+    told = json.loads(terminal.job("export", "--to", "archive", "--json").stdout)
+    assert (told["files"], told["records"], told["archive"], told["swept"]) == (1, 1, str(root), [])
+    assert told["offsets"][f"{shop.topic}/0"] == 122
+    nothing = terminal.job("export", "--to", "archive").stdout
+    assert f"{shop.group}: 0 records in 0 files" in nothing
+
+
+def test_a_group_is_named_where_no_pipeline_is(terminal: Terminal, shop: Shop) -> None:
+    words = ("export", "--group", shop.group, "--topic", shop.topic, "--to", "archive", *terminal.servers)
+    assert "121 records in 1 file," in terminal.run(*words).stdout
+    assert "121 records" not in terminal.run("export", f"{terminal.module}:worker", "--to", "archive").stdout
+    both = terminal.job("export", "--group", "g", "--to", "archive", exits=2)
+    assert "name a pipeline, MODULE:NAME, or its group with --group; one of them" in both.stderr
+    none = terminal.run("export", "--group", "g", "--to", "archive", *terminal.servers, exits=2)
+    assert "has no offsets of group 'g'" in none.stderr
+    topic = terminal.job("export", "--topic", "t", "--to", "archive", exits=2)
+    assert "has no offsets of t; it reads" in topic.stderr
+
+
+def test_what_killed_exports_left_is_swept(terminal: Terminal, shop: Shop) -> None:
+    terminal.job("export", "--to", "archive")
+    root = terminal.folder / "archive"
+    (file,) = root.rglob("*.parquet")
+    stray = stray_beside(file)
+    told = json.loads(terminal.job("export", "--to", "archive", "--sweep", "--json").stdout)
+    assert len(told["swept"]) == 1
+    assert (file.exists(), stray.exists()) == (True, False)
+
+
+def stray_beside(file: Path) -> Path:
+    """A file as an export writes it, whose row was never committed; two days old."""
+    stray = file.with_name(file.name.replace(file.stem[-6:], "000000"))
+    stray.write_bytes(file.read_bytes())
+    old = (datetime.now(UTC) - timedelta(days=2)).timestamp()
+    utime(stray, (old, old))
+    return stray
+
+
+def test_a_reload_reads_what_retention_took_from_an_archive(terminal: Terminal, shop: Shop) -> None:
+    terminal.job("export", "--to", "archive")
+    admin, at = AdminClient({"bootstrap.servers": shop.brokers, "log_level": 0}), TopicPartition(shop.topic, 0, 100)
+    admin.delete_records([at])[at].result(20)
+    refused = terminal.job("reload", "run", exits=1)
+    assert "what retention took cannot be applied again" in refused.stderr
+    assert "different" in terminal.job("verify", "--archive", "archive", exits=1).stdout
+    terminal.job("reload", "run", "--archive", "archive")
+    assert shop.rows() == doubled(FIRST)
+
+
+def test_an_archive_is_known_by_its_root(terminal: Terminal, shop: Shop) -> None:
+    terminal.job("export", "--to", "archive")
+    assert [e.records for e in Archive(terminal.folder / "archive", shop.engine, schema=shop.schema).entries()] == [121]

@@ -1,0 +1,103 @@
+"""Files that are not what was written: said by name, before any of their records is handed out."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from seekpoint import Partition
+from seekpoint.errors import ArchiveDamaged, RangeLost
+from support.archive import Vault
+
+
+@pytest.fixture
+def name(vault: Vault) -> str:
+    """A topic of 60 records, in three files."""
+    name = vault.topic()
+    vault.produce(name, [f"{n}" * 100 for n in range(60)])
+    vault.stand(name, {0: 60})
+    vault.export(range_records=20).run()
+    return name
+
+
+def refused(vault: Vault, name: str, why: str) -> None:
+    """The second file is; others are read."""
+    with pytest.raises(ArchiveDamaged, match=why) as raised:
+        vault.archived(name, 0, 60)
+    error = raised.value
+    assert (error.partition, error.start, error.end) == (Partition(name, 0), 20, 40)
+    assert str(error).startswith(f"{error.file}, which has {name}/0 [20, 40): ")
+    assert len(vault.archived(name, 0, 20) + vault.archived(name, 40, 60)) == 40
+
+
+def test_a_file_that_is_gone(vault: Vault, name: str) -> None:
+    Path(vault.archive.files()[1]).unlink()
+    refused(vault, name, "it is not there: bring it back from a copy")
+
+
+def test_a_file_that_was_cut(vault: Vault, name: str) -> None:
+    file = Path(vault.archive.files()[1])
+    file.write_bytes(file.read_bytes()[:-10])
+    refused(vault, name, r"it has \d+ bytes, and \d+ were written: it was cut, or replaced")
+
+
+def test_a_file_with_a_flipped_bit(vault: Vault, name: str) -> None:
+    file = Path(vault.archive.files()[1])
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2 - 200] ^= 1
+    file.write_bytes(bytes(content))
+    refused(vault, name, "it cannot be read")
+
+
+def test_a_file_that_is_no_parquet(vault: Vault, name: str) -> None:
+    file = Path(vault.archive.files()[1])
+    file.write_bytes(b"\0" * file.stat().st_size)
+    refused(vault, name, "it cannot be read .*bring it back from a copy, or mend the storage")
+
+
+def test_the_content_of_another_file(vault: Vault, name: str) -> None:
+    one, other = map(Path, vault.archive.files()[:2])
+    shutil.copy(one, other)
+    vault.execute("UPDATE {schema}.export_manifest SET bytes = :size WHERE from_offset = 20", size=one.stat().st_size)
+    refused(vault, name, r"it is another file's content \(from_offset 0, to_offset 20; topic id .* was written\)")
+
+
+def test_the_content_of_another_topic_id(vault: Vault, name: str) -> None:
+    other = vault.topic()
+    vault.produce(other, ["x"] * 40)
+    vault.stand(other, {0: 40})
+    vault.export(topics=other, range_records=20).run()
+    file = Path(vault.archive.files(other)[1])
+    shutil.copy(file, vault.archive.files(name)[1])
+    vault.execute(
+        "UPDATE {schema}.export_manifest SET bytes = :size WHERE from_offset = 20 AND topic = :topic",
+        size=file.stat().st_size,
+        topic=name,
+    )
+    refused(vault, name, rf"another file's content \(topic {other}, topic_id {vault.id_of(other)}")
+
+
+def test_a_wrong_count(vault: Vault, name: str) -> None:
+    vault.execute("UPDATE {schema}.export_manifest SET records = 19 WHERE from_offset = 20")
+    refused(vault, name, "it has 20 records, and 19 were written")
+
+
+def test_other_columns(vault: Vault, name: str) -> None:
+    file = Path(vault.archive.files()[1])
+    table = pq.read_table(file)
+    at = table.schema.get_field_index("timestamp_ms")
+    other = table.set_column(at, "timestamp_ms", table["timestamp_ms"].cast("int32", safe=False))
+    pq.write_table(other.replace_schema_metadata(table.schema.metadata), file)
+    vault.execute("UPDATE {schema}.export_manifest SET bytes = :size WHERE from_offset = 20", size=file.stat().st_size)
+    refused(vault, name, "its columns are not those of an export")
+
+
+def test_a_gap_in_the_manifest(vault: Vault, name: str) -> None:
+    vault.execute("DELETE FROM {schema}.export_manifest WHERE from_offset = 20")
+    pieces = vault.archive.read_range(vault.range(name, 0, 60))
+    with pytest.raises(RangeLost, match=r"cannot be read at offset 20: the archive .* does not have \[20, 40\)"):
+        next(pieces)
+    assert vault.archive.gaps(vault.range(name, 0, 70)) == [(20, 40), (60, 70)]

@@ -1,0 +1,150 @@
+"""Exports whose files are a Delta table for each topic, too."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError
+
+from kafka.test_ranges import in_transactions
+from seekpoint.errors import ConfigError
+from seekpoint.jobs.export.delta import DeltaLog
+from seekpoint.jobs.export.manifest import Tx
+from seekpoint.jobs.export.storage import Storage
+from support.archive import Vault
+from support.export_process import Exporter
+
+
+def settled(vault: Vault, count: int = 60) -> str:
+    name = vault.topic(2)
+    for partition in (0, 1):
+        vault.produce(name, [(f"k{n}", f"{n}") for n in range(count)], partition=partition, headers=[("a", b"1")])
+    vault.stand(name, {0: count, 1: count})
+    return name
+
+
+def table(vault: Vault, name: str) -> list[tuple[int, int, bytes]]:
+    """What whoever reads the table sees."""
+    found = DeltaTable(f"{vault.archive.root}/{name}").to_pyarrow_table()
+    assert isinstance(found, pa.Table)
+    rows = found.select(["partition", "offset", "value", "headers", "timestamp"]).to_pylist()
+    assert all(row["headers"] == [{"key": "a", "value": b"1"}] for row in rows)
+    assert all(row["timestamp"] is not None for row in rows)
+    return sorted((row["partition"], row["offset"], row["value"]) for row in rows)
+
+
+def whole(count: int = 60) -> list[tuple[int, int, bytes]]:
+    return [(partition, n, str(n).encode()) for partition in (0, 1) for n in range(count)]
+
+
+def test_the_table_is_what_the_archive_has(vault: Vault) -> None:
+    name = settled(vault)
+    vault.export(format="delta", range_records=25).run()
+    assert table(vault, name) == whole()
+    assert vault.archived(name, 0, 60, 1) == vault.logged(name, 0, 60, 1)
+    vault.produce(name, [("k", "60")], partition=0, headers=[("a", b"1")])
+    vault.stand(name, {0: 61})
+    vault.export(format="delta").run()
+    assert table(vault, name) == sorted([*whole(), (0, 60, b"60")])
+    assert {entry.format for entry in vault.archive.entries()} == {"delta"}
+
+
+@pytest.mark.parametrize("at", ["a file", "table", "its row"])
+def test_an_export_that_is_killed_writes_nothing_twice(vault: Vault, at: str) -> None:
+    """Also where the table knows of the file, and the manifest does not: it is taken over."""
+    name = settled(vault)
+    Exporter(vault, at, format="delta", range_records=25).kill_at_its_place()
+    assert vault.spans(name) == []
+    in_table = 0 if at == "a file" else 25
+    done = vault.export(format="delta", range_records=30).run()
+    assert table(vault, name) == whole()
+    assert vault.spans(name)[0] == (0, in_table or 30, in_table or 30)
+    assert vault.archived(name, 0, 60) == vault.logged(name, 0, 60)
+    assert done.records == 120 - in_table
+    vault.archive.sweep(timedelta(0))
+    assert vault.strays() == []
+    assert table(vault, name) == whole()
+
+
+def test_a_manifest_that_was_lost_is_made_again_of_the_table(vault: Vault) -> None:
+    """Of an older backup of the database, say: the files are there, and not written again."""
+    name = settled(vault)
+    vault.export(format="delta", range_records=25).run()
+    files = vault.archive.files()
+    vault.execute("DELETE FROM {schema}.export_manifest WHERE from_offset >= 25")
+    assert vault.export(format="delta").run().records == 0
+    assert vault.archive.files() == files
+    assert table(vault, name) == whole()
+
+
+def test_a_file_before_the_others_is_added_once(vault: Vault) -> None:
+    """Another group began earlier."""
+    name = vault.topic(2)
+    vault.produce(name, [("k", f"{n}") for n in range(60)], partition=0, headers=[("a", b"1")])
+    vault.stand(name, {0: 60}, first=30)
+    vault.export(format="delta").run()
+    vault.stand(name, {0: 60}, group="early")
+    Exporter(vault, "table", format="delta", group="early").kill_at_its_place()
+    vault.export(format="delta", group="early").run()
+    vault.export(format="delta", group="early").run()
+    assert vault.spans(name) == [(0, 30, 30), (30, 60, 30)]
+    assert table(vault, name) == whole()[:60]
+
+
+def test_a_range_without_records_in_front_of_what_the_table_has(vault: Vault, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table's file begins in the hole, and whoever comes next cuts smaller ranges: one row for every offset."""
+    name = vault.topic(1)
+    in_transactions(vault.brokers, name, (9, False), (3, True))
+    vault.stand(name, {0: 14})
+    with monkeypatch.context() as killed:
+        killed.setattr(Tx, "add", _killed)
+        with pytest.raises(KeyboardInterrupt):
+            vault.export(format="delta").run()
+    assert vault.spans(name) == []
+    vault.export(format="delta", range_records=5).run()
+    assert vault.spans(name) == [(0, 14, 3)]
+    assert vault.archived(name, 0, 14) == vault.logged(name, 0, 14)
+
+
+def _killed(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_rewritten_table_is_told(vault: Vault) -> None:
+    name = settled(vault)
+    vault.export(format="delta", range_records=25).run()
+    DeltaTable(f"{vault.archive.root}/{name}").optimize.compact()
+    assert vault.archived(name, 0, 60) == vault.logged(name, 0, 60), "the files are there until a VACUUM"
+    vault.execute("DELETE FROM {schema}.export_manifest WHERE from_offset >= 25")
+    with pytest.raises(ConfigError, match=r"it was rewritten .* before the manifest knew them"):
+        vault.export(format="delta").run()
+
+
+def test_somebody_who_commits_late_is_refused_by_the_table(vault: Vault) -> None:
+    """A process that lost its database and its lock in mid-commit: the transaction id is the guard."""
+    name = settled(vault)
+    vault.export(format="delta", range_records=25).run()
+    late = DeltaLog(Storage(vault.archive.root), name)
+    vault.produce(name, [("k", "60")], partition=0, headers=[("a", b"1")])
+    vault.stand(name, {0: 61})
+    vault.export(format="delta").run()
+    entry = vault.archive.entries()[-1]
+    again = vault.archive.entries()[3]
+    assert (entry.partition.number, again.end) == (1, 61)
+    from seekpoint.jobs.export import Written
+    from seekpoint.kafka.ranges import Range
+
+    written = Written(Range(again.partition, again.topic_id, again.start, again.end), again.file, 1, again.bytes)
+    with pytest.raises(CommitFailedError):
+        late.add(written)
+    assert table(vault, name) == sorted([*whole(), (0, 60, b"60")])
+
+
+def test_formats_are_not_mixed(vault: Vault) -> None:
+    settled(vault)
+    vault.export().run()
+    with pytest.raises(ConfigError, match="as parquet: go on with format='parquet', or export into another archive"):
+        vault.export(format="delta").run()

@@ -1,0 +1,102 @@
+"""Tables that somebody alters while a run goes on: what a swap would undo, or leave hanging on what is swept."""
+
+from __future__ import annotations
+
+import pytest
+
+from seekpoint.errors import ReloadRefused
+from support.before_cutover import FIRST, diffed, settled
+from support.reload_orders import Shop, doubled
+
+ALTERED = [
+    "ALTER TABLE {schema}.orders ADD COLUMN told text",
+    "ALTER TABLE {schema}.orders DROP COLUMN note",
+    "ALTER TABLE {schema}.orders ALTER COLUMN note SET DEFAULT 'some'",
+    "ALTER TABLE {schema}.orders ALTER COLUMN note DROP DEFAULT",
+    "ALTER TABLE {schema}.orders ALTER COLUMN note TYPE varchar(50)",
+    "ALTER TABLE {schema}.orders ALTER COLUMN at DROP NOT NULL",
+    "ALTER TABLE {schema}.orders RENAME COLUMN note TO told",
+    "ALTER TABLE {schema}.orders ADD CHECK (at >= 0) NOT VALID",
+    "ALTER TABLE {schema}.orders DROP CONSTRAINT orders_amount_check",
+    "ALTER TABLE {schema}.orders ADD UNIQUE (id, at)",
+    "CREATE INDEX ON {schema}.orders (at)",
+    "CREATE INDEX ON {schema}.orders (amount) WHERE at > 0",
+    "DROP INDEX {schema}.orders_amount_idx",
+    "DROP INDEX {schema}.orders_amount_idx; CREATE UNIQUE INDEX orders_amount_idx ON {schema}.orders (amount, id)",
+]
+
+
+@pytest.mark.parametrize("altered", ALTERED)
+def test_a_swap_does_not_undo_what_was_altered_in_mid_run(shop: Shop, altered: str) -> None:
+    """A migration that went in since the rebuilt table was made like the live one would be lost with it."""
+    settled(shop)
+    reload = shop.reload()
+    driver = reload.open(strategy="swap")
+    with diffed(reload, driver) as rounds:
+        for statement in altered.split("; "):
+            shop.execute(statement)
+        with pytest.raises(ReloadRefused, match=rf"{shop.schema}\.orders was altered since it was rebuilt: abort"):
+            reload.cut_over(driver, rounds)
+    assert reload.runs.get(driver.run.id).state == "failed"
+    assert shop.rows() == doubled(FIRST, by=1)
+    assert shop.execute("SELECT version FROM {schema}.consumer_group") == [(1,)]
+    reload.run(reload.open(strategy="swap"))
+    assert shop.rows() == doubled(FIRST)
+
+
+@pytest.mark.parametrize(
+    "altered",
+    [
+        "ALTER TABLE {schema}.orders ADD COLUMN told text DEFAULT 'x'",
+        "ALTER TABLE {schema}.orders DROP COLUMN note",
+        "CREATE INDEX ON {schema}.orders (at)",
+        "DROP INDEX {schema}.orders_amount_idx",
+    ],
+)
+def test_a_merge_goes_on_whatever_was_altered_beside_its_columns(shop: Shop, altered: str) -> None:
+    settled(shop)
+    reload = shop.reload()
+    driver = reload.open()
+    with diffed(reload, driver) as rounds:
+        shop.execute(altered)
+        reload.cut_over(driver, rounds)
+    assert shop.rows() == doubled(FIRST)
+
+
+def test_an_index_that_was_renamed_in_mid_run_keeps_its_new_name(shop: Shop) -> None:
+    settled(shop)
+    shop.execute("CREATE INDEX orders_b ON {schema}.orders (at)")
+    reload = shop.reload()
+    driver = reload.open(strategy="swap")
+    with diffed(reload, driver) as rounds:
+        shop.execute("ALTER INDEX {schema}.orders_amount_idx RENAME TO orders_a")
+        reload.cut_over(driver, rounds)
+    described = "SELECT indexname, substring(indexdef FROM '[(].*') FROM pg_indexes WHERE schemaname = :schema_ "
+    assert shop.execute(described + "AND tablename = 'orders' ORDER BY 1", schema_=shop.schema) == [
+        ("orders_a", "(amount)"),
+        ("orders_b", "(at)"),
+        ("orders_pkey", "(id)"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("hangs", "named"),
+    [
+        ("CREATE FUNCTION {schema}.f({schema}.orders) RETURNS integer LANGUAGE sql AS 'SELECT 1'", "function .*f"),
+        ("CREATE VIEW {schema}.v AS SELECT * FROM {schema}.orders", "view .*v"),
+        ("CREATE TABLE {schema}.kept (was {schema}.orders)", "table .*kept"),
+        ("GRANT SELECT (amount) ON {schema}.orders TO PUBLIC", "grants of columns"),
+    ],
+)
+def test_what_came_to_hang_on_the_table_in_mid_run_forbids_the_swap(shop: Shop, hangs: str, named: str) -> None:
+    """Looked at once more under the table's lock: behind it, it would hang on what is swept."""
+    settled(shop)
+    reload = shop.reload()
+    driver = reload.open(strategy="swap")
+    with diffed(reload, driver) as rounds:
+        shop.execute(hangs)
+        with pytest.raises(ReloadRefused, match=rf"cannot be swapped, for it has {named}.*: use strategy 'merge'"):
+            reload.cut_over(driver, rounds)
+    assert reload.runs.get(driver.run.id).state == "failed"
+    reload.run(reload.open())
+    assert shop.rows() == doubled(FIRST)

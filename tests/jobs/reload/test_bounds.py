@@ -1,0 +1,480 @@
+"""What a cut-over does not do unless it is allowed: wait for long, delete many rows, reach other tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, create_engine, text
+
+from seekpoint.errors import ConfigError, CutOverRefused, ReloadRefused
+from seekpoint.jobs.reload import Reload, Report, cutover
+from seekpoint.jobs.reload import cutover_limits as bounds
+from seekpoint.jobs.reload.forecast import UNSAMPLED
+from seekpoint.jobs.reload.rounds import Rounds
+from support.before_cutover import FIRST, diffed, settled, work_up_to
+from support.reload_orders import Shop, doubled, of, pipeline
+from support.reload_process import Reloader
+
+RECORDS = [of(n, 1) for n in range(40)]
+CHILDREN = "CREATE TABLE {schema}.items (id bigint PRIMARY KEY, order_id bigint REFERENCES {schema}.orders %s)"
+
+
+def with_bounds(shop: Shop, **options: Any) -> Reload:
+    """As people have it: with the bounds that are the default."""
+    return shop.reload(**{"max_wait": 2.0, "max_deletes": 0.1} | options)
+
+
+def extra(shop: Shop, ids: Sequence[int]) -> None:
+    """Rows by another writer: the log does not know them."""
+    for id_ in ids:
+        shop.execute("INSERT INTO {schema}.orders (id, amount, at) VALUES (:id, 1, 0)", id=id_)
+
+
+def resumed(shop: Shop, driver: Any, **options: Any) -> None:
+    reload = with_bounds(shop, **options)
+    assert reload.runs.get(driver.run.id).state == "diffed", "it stays open"
+    reload.run(reload.take(driver.run.id))
+
+
+# -- deletes -------------------------------------------------------------------------------------------------------
+
+
+def test_more_deletes_than_allowed_are_refused_before_the_lock(shop: Shop) -> None:
+    """The comparison is reported first; nothing live is touched, and the run continues when it is allowed."""
+    settled(shop, RECORDS)
+    extra(shop, range(100, 110))
+    told: list[Report] = []
+    reload = with_bounds(shop, compared=told.append)
+    driver = reload.open()
+    with pytest.raises(
+        CutOverRefused, match=r"10 of 50 live rows \(20%\) .* more than 10%.* --max-deletes 0.2"
+    ) as found:
+        reload.run(driver)
+    assert found.value.waits == (), "no lock was taken"
+    (table,) = told[0].tables
+    assert (table.missing, table.extra, table.different) == (0, 10, 40)
+    assert len(shop.rows()) == 50
+    assert [row for row in shop.rows() if row[0] < 100] == doubled(RECORDS, by=1)
+    resumed(shop, driver, max_deletes=0.2)
+    assert shop.rows() == doubled(RECORDS)
+
+
+def test_rows_of_another_writer_since_the_comparison_are_counted_under_the_lock(shop: Shop) -> None:
+    settled(shop, RECORDS)
+    reload = with_bounds(shop)
+    driver = reload.open()
+    with diffed(reload, driver) as rounds:
+        extra(shop, range(100, 110))
+        with pytest.raises(CutOverRefused, match=r"10 of 40 live rows"):
+            reload.cut_over(driver, rounds)
+    assert len(shop.rows()) == 50
+    resumed(shop, driver, max_deletes=0.3)
+    assert shop.rows() == doubled(RECORDS)
+
+
+def test_few_deletes_are_no_matter(shop: Shop) -> None:
+    settled(shop, RECORDS)
+    extra(shop, [100, 101])
+    reload = with_bounds(shop)
+    reload.run(reload.open())
+    assert shop.rows() == doubled(RECORDS)
+
+
+# -- other tables --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("action", ["CASCADE", "SET NULL"])
+def test_a_delete_that_others_refer_to_with_an_action_is_refused(shop: Shop, action: str) -> None:
+    shop.execute(CHILDREN % f"ON DELETE {action}")
+    settled(shop, RECORDS)
+    extra(shop, [100])
+    shop.execute("INSERT INTO {schema}.items VALUES (1, 100), (2, 7)")
+    reload = with_bounds(shop)
+    driver = reload.open()
+    said = f"{shop.schema}.items refers to it by items_order_id_fkey (ON DELETE {action})"
+    assert driver.notes == (f"{shop.schema}.orders: {said}",)
+    with pytest.raises(CutOverRefused) as found:
+        reload.run(driver)
+    assert f"1 rows would be deleted, and {said}: allow it by --allow-cascades" in str(found.value)
+    assert shop.execute("SELECT id, order_id FROM {schema}.items ORDER BY 1") == [(1, 100), (2, 7)]
+    resumed(shop, driver, allow_cascades=True)
+    left = [(2, 7)] if action == "CASCADE" else [(1, None), (2, 7)]
+    assert shop.execute("SELECT id, order_id FROM {schema}.items ORDER BY 1") == left
+    assert shop.rows() == doubled(RECORDS)
+
+
+PARTITIONED = """
+DROP TABLE {schema}.orders;
+CREATE TABLE {schema}.orders (id bigint PRIMARY KEY, amount bigint NOT NULL, at bigint NOT NULL, note text)
+    PARTITION BY RANGE (id);
+CREATE TABLE {schema}.orders_low PARTITION OF {schema}.orders FOR VALUES FROM (MINVALUE) TO (20);
+CREATE TABLE {schema}.orders_high PARTITION OF {schema}.orders FOR VALUES FROM (20) TO (MAXVALUE)
+    PARTITION BY RANGE (id);
+CREATE TABLE {schema}.orders_highest PARTITION OF {schema}.orders_high FOR VALUES FROM (20) TO (MAXVALUE);
+"""
+INHERITED = "CREATE TABLE {schema}.orders_highest (PRIMARY KEY (id)) INHERITS ({schema}.orders)"
+
+
+@pytest.mark.parametrize("tables", [PARTITIONED, INHERITED])
+def test_a_key_that_refers_to_a_part_of_the_table_is_refused(shop: Shop, tables: str) -> None:
+    """A partition, however deep, or a table that inherits."""
+    shop.execute(tables)
+    shop.execute((CHILDREN % "ON DELETE CASCADE").replace("orders", "orders_highest"))
+    settled(shop, RECORDS)
+    shop.execute("INSERT INTO {schema}.orders_highest (id, amount, at) VALUES (100, 1, 0)")
+    shop.execute("INSERT INTO {schema}.items VALUES (1, 100)")
+    reload = with_bounds(shop, allow_inheritance=True)
+    driver = reload.open()
+    said = f"{shop.schema}.items refers to it by items_order_id_fkey (ON DELETE CASCADE)"
+    assert f"{shop.schema}.orders: {said}" in driver.notes
+    with pytest.raises(CutOverRefused) as found:
+        reload.run(driver)
+    assert f"1 rows would be deleted, and {said}: allow it by --allow-cascades" in str(found.value)
+    assert shop.execute("SELECT id, order_id FROM {schema}.items") == [(1, 100)]
+    resumed(shop, driver, allow_inheritance=True, allow_cascades=True)
+    assert shop.execute("SELECT id, order_id FROM {schema}.items") == []
+    assert shop.rows() == doubled(RECORDS)
+
+
+def test_a_delete_since_the_comparison_that_others_refer_to_is_refused(shop: Shop) -> None:
+    shop.execute(CHILDREN % "ON DELETE CASCADE")
+    settled(shop, RECORDS)
+    reload = with_bounds(shop)
+    driver = reload.open()
+    with diffed(reload, driver) as rounds:
+        extra(shop, [100])
+        shop.execute("INSERT INTO {schema}.items VALUES (1, 100)")
+        with pytest.raises(CutOverRefused, match=r"1 rows would be deleted, and .*ON DELETE CASCADE"):
+            reload.cut_over(driver, rounds)
+    assert shop.execute("SELECT count(*) FROM {schema}.items") == [(1,)]
+
+
+def test_a_merge_that_deletes_nothing_needs_no_leave(shop: Shop) -> None:
+    shop.execute(CHILDREN % "ON DELETE CASCADE ON UPDATE CASCADE")
+    settled(shop, RECORDS)
+    shop.execute("INSERT INTO {schema}.items VALUES (1, 7)")
+    reload = with_bounds(shop)
+    reload.run(reload.open())
+    assert shop.execute("SELECT id, order_id FROM {schema}.items") == [(1, 7)]
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_change_that_others_refer_to_with_an_action_is_refused(shop: Shop, is_late: bool) -> None:
+    records = [of(n, 2 * n + 1) for n in range(40)]
+    shop.execute("ALTER TABLE {schema}.orders ADD UNIQUE (amount)")
+    shop.execute("CREATE TABLE {schema}.prices (amount bigint REFERENCES {schema}.orders (amount) ON UPDATE CASCADE)")
+    settled(shop, records)
+    shop.execute("INSERT INTO {schema}.prices VALUES (15)")
+    reload = with_bounds(shop)
+    driver = reload.open()
+    with diffed(reload, driver) as rounds:
+        if is_late:
+            records += [of(7, 15)]
+            shop.produce(shop.topic, records[-1:], partition=0)
+            work_up_to(shop, len(records))
+        with pytest.raises(CutOverRefused, match=r"40 rows would get other values, and .*ON UPDATE CASCADE"):
+            reload.cut_over(driver, rounds)
+    assert shop.execute("SELECT amount FROM {schema}.prices") == [(15,)]
+    resumed(shop, driver, allow_cascades=True)
+    assert shop.execute("SELECT amount FROM {schema}.prices") == [(30,)]
+    assert shop.rows() == doubled(records)
+
+
+def test_a_table_from_which_others_inherit_is_refused(shop: Shop) -> None:
+    """At the opening, and again before the lock: a table may be made to inherit meanwhile."""
+    settled(shop, RECORDS)
+    child = "CREATE TABLE {schema}.archived () INHERITS ({schema}.orders)"
+    reload = with_bounds(shop)
+    driver = reload.open()
+    with diffed(reload, driver) as rounds:
+        shop.execute(child)
+        shop.execute("INSERT INTO {schema}.archived (id, amount, at) VALUES (1000, 1, 1)")
+        with pytest.raises(CutOverRefused, match=r"archived inherit from it, and a merge would delete rows there"):
+            reload.cut_over(driver, rounds)
+    reload.runs.abort(driver.run.id, "tested")
+    with pytest.raises(ReloadRefused, match=r"archived inherit from it.* --allow-inheritance"):
+        reload.open()
+    assert shop.execute("SELECT count(*) FROM {schema}.archived") == [(1,)]
+    reload = with_bounds(shop, allow_inheritance=True)
+    driver = reload.open()
+    assert driver.notes == (
+        f"{shop.schema}.orders: {shop.schema}.archived inherits from it, and its rows are compared and changed, too",
+    )
+    reload.run(driver)
+    assert shop.rows() == doubled(RECORDS)
+
+
+# -- the wait ------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def pauses(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Tries follow at once; the list has after which ones there was a pause."""
+    made: list[int] = []
+    monkeypatch.setattr(cutover, "longer_pause", made.append)
+    yield made
+
+
+def test_a_wait_that_is_predicted_to_be_too_long_is_refused_before_the_lock(shop: Shop) -> None:
+    records = [of(n, 1) for n in range(3_000)]
+    settled(shop, records)
+    reload = with_bounds(shop, max_wait=0.001)
+    driver = reload.open()
+    with pytest.raises(CutOverRefused, match=r"workers would wait about .* for 3000 changed rows") as found:
+        reload.run(driver)
+    assert found.value.predicted is not None
+    assert found.value.predicted > 0.001
+    assert found.value.waits == ()
+    assert f"`seekpoint reload resume {driver.run.id} --max-wait " in str(found.value)
+    assert "'swap' can" in str(found.value)
+    assert "'generation' cannot" in str(found.value)
+    assert shop.rows() == doubled(records, by=1)
+    resumed(shop, driver, max_wait=60.0)
+    assert shop.rows() == doubled(records)
+
+
+def test_a_wait_is_predicted_for_rows_that_need_the_live_tables_defaults(shop: Shop) -> None:
+    """The table of the sample has none: they may call anything."""
+    records = [of(n, 1) for n in range(150)]
+    shop.execute("CREATE FUNCTION {schema}.code() RETURNS text LANGUAGE sql AS $$ SELECT 'x' $$")
+    shop.execute("ALTER TABLE {schema}.orders ADD code text NOT NULL DEFAULT {schema}.code()")
+    settled(shop, records)
+    reload = with_bounds(shop, max_wait=0.001)
+    driver = reload.open()
+    with pytest.raises(CutOverRefused, match=r"workers would wait about .* for 150 changed rows") as found:
+        reload.run(driver)
+    assert found.value.predicted is not None
+    assert found.value.predicted >= 150 * UNSAMPLED
+    resumed(shop, driver, max_wait=60.0)
+    assert shop.rows() == doubled(records)
+
+
+@pytest.mark.parametrize("strategy", ["merge", "swap"])
+def test_the_wait_for_the_workers_counts(shop: Shop, monkeypatch: pytest.MonkeyPatch, strategy: str) -> None:
+    """A worker has a batch in hand: each try is rolled back at the bound, and the run stays open after five."""
+    settled(shop, RECORDS)
+    reload = with_bounds(shop, max_wait=0.4)
+    driver = reload.open(strategy=strategy)
+    with diffed(reload, driver) as rounds, shop.engine.connect() as worker, pauses(monkeypatch) as made:
+        worker.execute(text(f"SELECT FROM {shop.schema}.partition_offset FOR UPDATE"))
+        with pytest.raises(CutOverRefused, match=r"5 tries were rolled back after 0\.\d s") as found:
+            reload.cut_over(driver, rounds)
+        assert made == [1, 2, 3, 4]
+    assert all(0.3 < wait < 2 for wait in found.value.waits), found.value.waits
+    assert shop.rows() == doubled(RECORDS, by=1)
+    reload = with_bounds(shop, max_wait=60.0)
+    reload.run(reload.take(driver.run.id))
+    assert shop.rows() == doubled(RECORDS)
+
+
+@pytest.mark.parametrize("deferred", [False, True])
+def test_a_statement_takes_no_longer_than_what_is_left(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, deferred: bool
+) -> None:
+    """Also where COMMIT runs it. What comes meanwhile is caught up with between the tries."""
+    settled(shop, RECORDS)
+    shop.execute(
+        "CREATE FUNCTION {schema}.slow() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN PERFORM pg_sleep(30); RETURN NULL; END $$"
+    )
+    kind = "CONSTRAINT TRIGGER slow AFTER UPDATE ON {schema}.orders DEFERRABLE INITIALLY DEFERRED" if deferred else (
+        "TRIGGER slow AFTER UPDATE ON {schema}.orders"
+    )  # fmt: skip
+    shop.execute(f"CREATE {kind} FOR EACH ROW EXECUTE FUNCTION {{schema}}.slow()")
+    reload = with_bounds(shop, max_wait=0.5)
+    driver = reload.open()
+
+    def let_go(attempt: int) -> None:
+        if attempt == 2:
+            shop.execute("DROP TRIGGER slow ON {schema}.orders")
+            shop.produce(shop.topic, [of(50, 5)], partition=0)
+            work_up_to(shop, len(RECORDS) + 1)
+            monkeypatch.setattr(cutover, "Budget", lambda _: budget(60.0))
+
+    budget = bounds.Budget
+    monkeypatch.setattr(cutover, "longer_pause", let_go)
+    with diffed(reload, driver) as rounds:
+        outcome = reload.cut_over(driver, rounds)
+    assert outcome.tries == 3
+    assert shop.rows() == doubled([*RECORDS, of(50, 5)])
+
+
+def test_brokers_may_say_nothing_for_no_longer_than_workers_may_wait(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settled(shop, RECORDS)
+    reload = with_bounds(shop, max_wait=2.0)
+    driver = reload.open()
+    idles: list[float] = []
+    apply = Rounds.apply
+
+    def asked(self: Rounds, tx: Any, offsets: Any, **given: float) -> int:
+        idles.append(given["idle"])
+        return apply(self, tx, offsets, **given)
+
+    with diffed(reload, driver) as rounds:
+        monkeypatch.setattr(Rounds, "apply", asked)
+        monkeypatch.setattr(reload, "follow", lambda *_: 0)
+        reload.cut_over(driver, rounds)
+    assert idles
+    assert max(idles) < 2.0
+    assert shop.rows() == doubled(RECORDS)
+
+
+def test_a_row_that_another_session_has_locked_is_waited_for_shortly(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long workers may wait: they do not wait for others."""
+    settled(shop, RECORDS)
+    reload = with_bounds(shop, max_wait=60.0)
+    driver = reload.open()
+    with diffed(reload, driver) as rounds, shop.engine.connect() as other, pauses(monkeypatch):
+        other.execute(text(f"UPDATE {shop.schema}.orders SET note = 'mine' WHERE id = 7"))
+        with pytest.raises(CutOverRefused, match=r"another session holds the lock of a row") as found:
+            reload.cut_over(driver, rounds)
+    assert len(found.value.waits) == 5
+    assert max(found.value.waits) < 10
+    resumed(shop, driver, max_wait=60.0)
+    assert shop.rows() == doubled(RECORDS)
+
+
+def test_no_bound_is_refused_at_once(shop: Shop) -> None:
+    for wrong in ({"max_wait": 0}, {"max_deletes": 1.5}):
+        with pytest.raises(ConfigError):
+            with_bounds(shop, **wrong)
+
+
+# -- who was seen --------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def another_database(shop: Shop) -> Iterator[Connection]:
+    """A transaction that has written, in another database of the server."""
+    called = f"other_{shop.schema}"
+    with shop.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as here:
+        here.execute(text(f"CREATE DATABASE {called}"))
+        other = create_engine(shop.engine.url.set(database=called))
+        try:
+            with other.connect() as connection:
+                connection.execute(text("SELECT pg_current_xact_id()"))
+                yield connection
+        finally:
+            other.dispose()
+            here.execute(text(f"DROP DATABASE {called} WITH (FORCE)"))
+
+
+def test_an_old_transaction_in_another_database_holds_nothing_up(shop: Shop) -> None:
+    """Only rows that were written since the comparison are looked at, not all since that transaction began."""
+    records = [of(n, 1 if n < 30 else 0) for n in range(1_000)]  # twice nothing is the same
+    with another_database(shop):
+        settled(shop, records)
+        reload = shop.reload()
+        driver = reload.open()
+        with diffed(reload, driver) as rounds:
+            outcome = reload.cut_over(driver, rounds)
+    assert outcome.keys == 30
+    assert shop.rows() == doubled(records)
+
+
+def test_a_row_of_a_subtransaction_that_was_open_is_found(shop: Shop) -> None:
+    """It is in no snapshot's list, and younger transactions have ended by then: its row was not there, and is later."""
+    settled(shop, RECORDS)
+    reload = shop.reload()
+    driver = reload.open()
+    with shop.engine.connect() as other:
+        other.execute(text("SELECT pg_current_xact_id()"))
+        with other.begin_nested():
+            other.execute(text(f"INSERT INTO {shop.schema}.orders (id, amount, at) VALUES (5000, 1, 1)"))
+        shop.execute("UPDATE {schema}.orders SET note = 'younger' WHERE id = 3")
+        with diffed(reload, driver) as rounds:
+            other.commit()
+            reload.cut_over(driver, rounds)
+    assert shop.rows() == doubled(RECORDS)
+
+
+# -- rows that exchange a unique value -----------------------------------------------------------------------------
+
+
+def exchanging(shop: Shop, version: int) -> Any:
+    """Version 2 reverses the unique column ``at``."""
+
+    def row(record: Any) -> dict[str, Any]:
+        order = record.value
+        return {"id": order.id, "amount": order.amount, "at": order.id if version == 1 else 39 - order.id}
+
+    made = pipeline(shop.group, shop.topic, shop.schema, version=version)
+    vars(made.sinks[0])["_row"] = row
+    return made
+
+
+@pytest.mark.parametrize("deferrable", [False, True])
+def test_rows_that_exchange_a_unique_value(shop: Shop, deferrable: bool) -> None:
+    """A constraint that can be deferred is; else the run stays open, and names what can publish it."""
+    how = " DEFERRABLE" if deferrable else ""
+    shop.execute(f"ALTER TABLE {{schema}}.orders ADD CONSTRAINT one_at UNIQUE (at){how}")
+    shop.produce(shop.topic, RECORDS, partition=0)
+    worker = shop.run_worker(exchanging(shop, 1))
+    worker.reached(shop.topic, len(RECORDS))
+    worker.stop()
+    reload = shop.reload([exchanging(shop, 2)])
+    driver = reload.open()
+    if not deferrable:
+        with pytest.raises(CutOverRefused, match=r"one_at .*strategies 'swap' and 'generation' can .*DEFERRABLE"):
+            reload.run(driver)
+        assert reload.runs.get(driver.run.id).is_open
+        reload.runs.abort(driver.run.id, "by swap")
+        driver = reload.open(strategy="swap")
+    reload.run(driver)
+    assert shop.rows() == [(n, 1, 39 - n) for n in range(40)]
+
+
+# -- killed --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at", ["compared", "turn cut_over", "after a long try"])
+def test_a_driver_that_is_killed_leaves_nothing_torn(shop: Shop, at: str) -> None:
+    """Before the refusals, in a try with everything written, between two tries: another one continues."""
+    settled(shop, FIRST)
+    reload = with_bounds(shop, max_deletes=1.0)
+    driver = reload.open()
+    with shop.engine.connect() as worker:
+        if at == "after a long try":
+            worker.execute(text(f"SELECT FROM {shop.schema}.partition_offset FOR SHARE"))
+        reloader = Reloader(shop, driver.run.id, at=at, width=50, max_wait=60.0 if "turn" in at else 0.3)
+        try:
+            assert reloader.wait_for("standing")
+        finally:
+            reloader.kill()
+    assert shop.rows() == doubled(FIRST, by=1), "nothing was published"
+    later = [of(n % 50, n, n) for n in range(200, 230)]
+    shop.produce(shop.topic, later, partition=0)
+    work_up_to(shop, len(FIRST) + len(later))
+    resumed(shop, driver, max_deletes=1.0, max_wait=60.0)
+    assert shop.rows() == doubled(FIRST + later)
+    assert shop.schemas() == []
+
+
+def test_a_refused_run_is_brought_to_its_end_after_a_kill(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused by the prediction, then by five tries, then its driver dies in a try; rounds continue between."""
+    settled(shop, FIRST)
+    reload = with_bounds(shop, max_wait=0.3)
+    driver = reload.open()
+    reload.stage(driver)
+    with Rounds(driver, reload.sources, reload.kafka) as rounds:
+        reload.follow(driver, rounds)
+        reload.compare(driver, rounds)
+        with shop.engine.connect() as worker, pauses(monkeypatch):
+            worker.execute(text(f"SELECT FROM {shop.schema}.partition_offset FOR UPDATE"))
+            with pytest.raises(CutOverRefused):
+                reload.cut_over(driver, rounds)
+    reloader = Reloader(shop, driver.run.id, at="turn cut_over", width=50)
+    try:
+        assert reloader.wait_for("standing")
+    finally:
+        reloader.kill()
+    assert shop.rows() == doubled(FIRST, by=1)
+    resumed(shop, driver, max_wait=60.0)
+    assert shop.rows() == doubled(FIRST)

@@ -1,0 +1,395 @@
+"""``seekpoint reload``: what it prints, what it leaves behind, and how to go on with that."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import sys
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import pytest
+from sqlalchemy import text
+
+from seekpoint.testing.servers import spark
+from seekpoint.testing.servers.process import ServerFailed
+from support.cli_jobs import FIRST, Terminal, wait_until
+from support.reload_orders import Shop, doubled, of
+from support.reload_process import Reloader
+
+# -- run ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", ["merge", "swap"])
+def test_a_run_cuts_over_and_says_so(terminal: Terminal, shop: Shop, strategy: str) -> None:
+    result = terminal.job("reload", "run", "--strategy", strategy, "--reason", "amounts were in cents")
+    assert shop.rows() == doubled(FIRST)
+    assert f"{shop.schema}.orders: cut over; {shop.group} at version 2" in result.stdout
+    assert re.search(r"workers waited \d+\.\d{3} s \(0 records", result.stdout)
+    assert "staging: 121 records" in result.stderr
+    (run,) = terminal.look("reload", "status")
+    assert (run["state"], run["swept"], run["strategy"]) == ("cut_over", True, strategy)
+    assert run["reason"] == "amounts were in cents"
+
+
+def test_a_run_for_programs(terminal: Terminal, shop: Shop) -> None:
+    """Nothing but JSON: stderr is no terminal, so nobody looks on."""
+    result = terminal.job("reload", "run", "--json", "--actor", "night shift")
+    told = json.loads(result.stdout)
+    assert (told["state"], told["version_from"], told["version_to"], told["tries"]) == ("cut_over", [1], [2], 1)
+    assert (told["actor"], told["tables"], told["records"]) == ("night shift", [f"{shop.schema}.orders"], 0)
+    assert result.stderr == ""
+    assert shop.rows() == doubled(FIRST)
+
+
+def test_a_version_that_was_not_raised_is_told(terminal: Terminal, shop: Shop) -> None:
+    """Perhaps it was forgotten: the workers' code would go on writing what was just mended."""
+    said = f"group {shop.group!r} stays at version 1: its workers go on with the code they have; raise version="
+    assert said in terminal.job("reload", "run", name="old").stderr
+    (warning,) = json.loads(terminal.job("reload", "run", "--json", name="old").stdout)["warnings"]
+    assert warning.startswith(said)
+    raised = terminal.job("reload", "run", "--json")
+    assert json.loads(raised.stdout)["warnings"] == []
+
+
+def test_a_key_of_the_brokers_that_is_mistyped_opens_nothing(terminal: Terminal, shop: Shop) -> None:
+    for command in (["reload", "run"], ["verify"], ["batch"]):
+        wrong = terminal.job(*command, "--kafka", "bootstrap.server=x", name="old", exits=2)
+        assert 'No such configuration property: "bootstrap.server"' in wrong.stderr
+    assert terminal.look("reload", "status") == []
+    run = str(left_at(shop, "diffed"))
+    before = terminal.look("reload", "status", run)["driver_epoch"]
+    terminal.job("reload", "run", "--resume", run, "--kafka", "bootstrap.server=x", exits=2)
+    assert terminal.look("reload", "status", run)["driver_epoch"] == before, "it has not changed hands"
+
+
+def test_an_archive_that_is_mistyped_opens_nothing(terminal: Terminal, shop: Shop, tmp_path: Path) -> None:
+    nothing = terminal.job("reload", "run", "--archive", str(tmp_path / "a"), exits=2)
+    assert f"knows no archive {tmp_path / 'a'}: nothing was exported yet" in nothing.stderr
+    terminal.job("export", "--to", str(tmp_path / "a"))
+    for command in (["reload", "run"], ["verify"]):
+        wrong = terminal.job(*command, "--archive", str(tmp_path / "b"), exits=2)
+        assert f"knows no archive {tmp_path / 'b'}: it knows {tmp_path / 'a'}; name it as" in wrong.stderr
+    assert terminal.look("reload", "status") == []
+    terminal.job("reload", "run", "--archive", str(tmp_path / "a"))
+    assert shop.rows() == doubled(FIRST)
+
+
+def test_a_worker_brings_its_servers(terminal: Terminal, shop: Shop) -> None:
+    worker = f"{terminal.module}:worker"
+    terminal.run("reload", "run", worker)
+    assert shop.rows() == doubled(FIRST)
+    refused = terminal.run("reload", "run", worker, "--database-url", terminal.url, exits=2)
+    assert "is a Worker and brings its own database and brokers: remove --database-url" in refused.stderr
+    two = terminal.run("reload", "run", worker, f"{terminal.module}:elsewhere", exits=2)
+    assert "are Workers with different databases, schemas or brokers" in two.stderr
+
+
+def test_a_run_of_a_worker_is_resumed_by_the_database_that_holds_it(terminal: Terminal, shop: Shop) -> None:
+    """The option that finds the run is required, so a Worker does not refuse it."""
+    for id_ in range(100, 110):
+        shop.execute("INSERT INTO {schema}.orders (id, amount, at) VALUES (:id, 1, 0)", id=id_)
+    worker = f"{terminal.module}:worker"
+    terminal.run("reload", "run", worker, exits=1)
+    terminal.run("reload", "resume", "--database-url", terminal.url, "--schema", shop.schema, "--max-deletes", "0.5")
+    assert shop.rows() == doubled(FIRST)
+
+
+def test_a_run_that_is_refused_names_every_reason(terminal: Terminal) -> None:
+    result = terminal.job("reload", "run", exits=1)
+    assert "error: refused, as things stand:" in result.stderr
+    as_json = terminal.job("reload", "run", "--json", exits=1)
+    assert (as_json.stdout, "error: refused, as things stand:" in as_json.stderr) == ("", True)
+    assert "has no offsets in the ledger: start a worker once, then reload" in result.stderr
+    assert terminal.look("reload", "status") == []
+    assert terminal.run("reload", "status", *terminal.ledger).stdout == "no runs are on record\n"
+
+
+def test_a_run_that_fails_says_why_and_is_on_record(terminal: Terminal, shop: Shop) -> None:
+    shop.produce(shop.topic, [of(1, 2_000)], partition=0)
+    worker = shop.worker()
+    worker.reached(shop.topic, len(FIRST) + 1)
+    worker.stop()
+    result = terminal.job("reload", "run", exits=1)
+    assert "ValueError: too much" in result.stderr
+    assert "to go on" not in result.stderr, "it has ended"
+    (run,) = terminal.look("reload", "status")
+    assert run["state"] == "failed"
+    assert "too much" in run["error"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--spark-conf", "a=b"], "--spark-conf is for a Spark session: give --spark, too"),
+        (["--resume", str(uuid4())], "there is no reload "),
+        (["--strategy", "truncate"], "Invalid value for '--strategy'"),
+    ],
+)
+def test_a_command_that_is_wrong(terminal: Terminal, options: list[str], said: str) -> None:
+    assert said in terminal.job("reload", "run", *options, exits=2).stderr
+
+
+def test_spark_without_java_says_so(terminal: Terminal, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def none(folder: Path) -> Path:
+        raise ServerFailed(f"nothing for {folder}")
+
+    monkeypatch.setattr(spark, "java_home", none)
+    assert "Spark needs Java 17 or newer" in terminal.job("reload", "run", "--spark", "local[1]", exits=2).stderr
+
+
+def test_spark_that_is_not_installed_says_so(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyspark.sql", None)
+    said = terminal.job("reload", "run", "--spark", "local[1]", exits=2).stderr
+    assert "pip install '/path/to/seekpoint[spark]'" in said
+
+
+# -- a run that was left -----------------------------------------------------------------------------------
+
+
+def left_at(shop: Shop, at: str) -> UUID:
+    """A run whose driver was killed there."""
+    run = shop.reload().open().run.id
+    reloader = Reloader(shop, run, at=at, width=50)
+    assert reloader.wait_for("standing")
+    reloader.kill()
+    return run
+
+
+@pytest.mark.parametrize(
+    ("at", "left", "staged"), [("turn staging", 121, 0), ("turn staged", 0, 121), ("following", 0, 0)]
+)
+def test_status_says_what_is_left(terminal: Terminal, shop: Shop, at: str, left: int, staged: int) -> None:
+    run = left_at(shop, at)
+    told = terminal.look("reload", "status", str(run))
+    assert (told["left"], told["is_open"]) == (left, True)
+    first = told["partitions"][0]
+    assert (first["topic"], first["partition"], first["first"], first["end"], first["live"]) == (
+        shop.topic,
+        0,
+        0,
+        121,
+        121,
+    )
+    assert (first["left"], first["staged"]) == (left, staged)
+    assert first["next"] == (121 if at == "following" else 0)
+    shop.execute("UPDATE {schema}.partition_offset SET next_offset = 130 WHERE partition = 0")
+    assert terminal.look("reload", "status", str(run))["left"] == left + 9, "workers went on"
+
+
+def test_status_is_for_people_and_says_what_to_do(terminal: Terminal, shop: Shop) -> None:
+    run = left_at(shop, "diffed")
+    said = terminal.run("reload", "status", str(run), *terminal.ledger).stdout
+    assert said.startswith(f"reload {run}: diffed\n")
+    assert f"{shop.group}, version 1 → 2" in said
+    assert "left      0 offsets in 2 partitions" in said
+    assert f"go on, if its driver has ended: seekpoint reload run MODULE:NAME --resume {run}" in said
+    assert f"give it up: seekpoint reload abort {run} --reason '…'" in said
+    shop.execute("UPDATE {schema}.reload_run SET changed_at = now() - interval '3 hours'")
+    old = terminal.run("reload", "status", str(run), *terminal.ledger).stdout
+    assert "last heard of 3 h 0 min ago: it may be gone" in old
+    assert f"go on: seekpoint reload run MODULE:NAME --resume {run}" in old
+    listed = terminal.run("reload", "status", *terminal.ledger).stdout
+    assert str(run) in listed
+    assert f"{shop.schema}.orders" in listed
+
+
+def test_status_sees_a_step_that_is_under_way(terminal: Terminal, shop: Shop) -> None:
+    run = shop.reload().open().run.id
+    reloader = Reloader(shop, run, at="turn staged", width=50)
+    try:
+        assert reloader.wait_for("standing")
+        told = terminal.look("reload", "status", str(run))
+        assert (told["in_step"], told["state"]) == (True, "staging")
+        assert "in a step right now" in terminal.run("reload", "status", str(run), *terminal.ledger).stdout
+    finally:
+        reloader.kill()
+
+
+def test_a_run_is_resumed(terminal: Terminal, shop: Shop) -> None:
+    run = left_at(shop, "turn staged")
+    later = [of(n % 50, n, n) for n in range(200, 230)]
+    shop.produce(shop.topic, later, partition=0)
+    old = shop.worker()
+    old.reached(shop.topic, len(FIRST) + len(later))
+    old.stop()
+    terminal.job("reload", "run", "--resume", str(run))
+    assert shop.rows() == doubled(FIRST + later)
+    over = terminal.job("reload", "run", "--resume", str(run), exits=1)
+    assert f"reload {run} is cut over: open another one" in over.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_driver_that_is_stopped_leaves_its_run_open_and_says_how_to_go_on(
+    terminal: Terminal, shop: Shop, number: signal.Signals
+) -> None:
+    """Somebody holds the offsets: the cut-over waits for them, and the driver is told to stop there."""
+    with shop.engine.connect() as holder:
+        holder.execute(text(f"SELECT 1 FROM {shop.schema}.partition_offset FOR UPDATE"))
+        process = terminal.process("reload", "run")
+        waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name LIKE :name"
+        wait_until(lambda: bool(shop.execute(waiting, name=f"%reload {process.pid}")[0][0]))
+        process.send_signal(number)
+        out, said = process.communicate(timeout=60)
+    (run,) = terminal.look("reload", "status")
+    assert (process.returncode, out) == (130, "")
+    assert f"aborted: {run['id']} is left open (diffed), workers go on" in said
+    assert f"seekpoint reload run {terminal.module}:mended --resume {run['id']}" in said
+    assert shop.rows() == doubled(FIRST, by=1)
+    terminal.job("reload", "run", "--resume", run["id"])
+    assert shop.rows() == doubled(FIRST)
+
+
+# -- a cut-over that is refused ----------------------------------------------------------------------------
+
+
+def test_a_cut_over_that_is_refused_is_resumed_with_other_bounds(terminal: Terminal, shop: Shop) -> None:
+    """What is to change, and what it reaches, is reported before; exit 1 leaves the run open."""
+    shop.execute("CREATE TABLE {schema}.items (order_id bigint REFERENCES {schema}.orders ON DELETE CASCADE)")
+    for id_ in range(100, 110):
+        shop.execute("INSERT INTO {schema}.orders (id, amount, at) VALUES (:id, 1, 0)", id=id_)
+    shop.execute("INSERT INTO {schema}.items VALUES (100)")
+    refused = terminal.job("reload", "run", exits=1)
+    (run,) = terminal.look("reload", "status")
+    child = f"{shop.schema}.orders: {shop.schema}.items refers to it by items_order_id_fkey (ON DELETE CASCADE)"
+    assert child in refused.stderr
+    changes = (
+        f"{shop.schema}.orders: 0 rows are equal; 0 are missing and will be added, 10 are extra and will be deleted"
+    )
+    assert changes in refused.stderr
+    assert refused.stderr.index(changes) < refused.stderr.index("error: the cut-over is refused; the run stays open:")
+    assert "10 of 49 live rows (20%)" in refused.stderr
+    assert f"{run['id']} is left open (diffed), workers go on" in refused.stderr
+    servers = terminal.servers
+    again = terminal.run("reload", "resume", *servers, "--max-deletes", "0.5", exits=1)
+    assert "10 rows would be deleted, and" in again.stderr
+    assert len(shop.rows()) == 49
+    bounds = ["--max-deletes", "0.5", "--allow-cascades", "--max-wait", "60s"]
+    done = json.loads(terminal.run("reload", "resume", run["id"], *servers, *bounds, "--json").stdout)
+    assert done["state"] == "cut_over"
+    assert done["compared"] == [
+        {"table": f"{shop.schema}.orders", "equal": 0, "missing": 0, "extra": 10, "different": 39}
+    ]
+    assert done["warnings"] == [child]
+    assert shop.rows() == doubled(FIRST)
+    assert shop.execute("SELECT count(*) FROM {schema}.items") == [(0,)]
+
+
+def test_what_is_to_be_resumed_must_be_known(terminal: Terminal, shop: Shop) -> None:
+    servers = terminal.servers
+    assert "open are: none" in terminal.run("reload", "resume", *servers, exits=2).stderr
+    run = left_at(shop, "diffed")
+    unnamed = terminal.run("reload", "resume", *servers, exits=2)
+    assert f"seekpoint reload run MODULE:NAME --resume {run}" in unnamed.stderr
+    assert "--max-wait takes a length of time" in terminal.job("reload", "run", "--max-wait", "soon", exits=2).stderr
+
+
+# -- abort and sweep ---------------------------------------------------------------------------------------
+
+
+def test_abort_ends_a_run_once(terminal: Terminal, shop: Shop) -> None:
+    run = str(left_at(shop, "diffed"))
+    assert (
+        "a run is given up for a reason"
+        in terminal.run("reload", "abort", run, "--reason", " ", *terminal.ledger, exits=2).stderr
+    )
+    assert terminal.look("reload", "abort", run, "--reason", "wrong code")["state"] == "aborted"
+    assert shop.schemas() == []
+    again = terminal.run("reload", "abort", run, "--reason", "again", *terminal.ledger, exits=1)
+    assert f"reload {run} is aborted: wrong code" in again.stderr
+    said = terminal.run("reload", "status", run, *terminal.ledger).stdout
+    assert "begin anew: seekpoint reload run MODULE:NAME" in said
+    assert "error     wrong code" in said
+
+
+def test_sweep_ends_the_runs_of_drivers_that_are_gone(terminal: Terminal, shop: Shop) -> None:
+    run = left_at(shop, "diffed")
+    nothing = terminal.run("reload", "sweep", *terminal.ledger)
+    assert nothing.stdout == "there is nothing to sweep\n"
+    shop.execute("UPDATE {schema}.reload_run SET changed_at = now() - interval '3 hours'")
+    assert terminal.look("reload", "sweep", "--gone-after", "2h") == {"swept": [str(run)], "left": []}
+    assert shop.schemas() == []
+    wrong = terminal.run("reload", "sweep", "--gone-after", "soon", *terminal.ledger, exits=2)
+    assert "--gone-after takes a length of time such as 90s, 30m, 12h, 7d; not 'soon'" in wrong.stderr
+
+
+def test_sweep_leaves_what_is_in_use(terminal: Terminal, shop: Shop) -> None:
+    run = left_at(shop, "diffed")
+    (schema,) = shop.schemas()
+    with shop.engine.connect() as reader:
+        reader.execute(text(f"SELECT count(*) FROM {schema}.t0"))
+        said = terminal.run("reload", "abort", str(run), "--reason", "no", *terminal.ledger)
+        assert "aborted, not swept" in said.stdout
+        assert "drop it later with `seekpoint reload sweep`" in said.stderr
+        kept = terminal.run("reload", "sweep", *terminal.ledger, exits=1)
+        assert f"{run}: schema {schema} is in use still" in kept.stderr
+    assert terminal.run("reload", "sweep", *terminal.ledger).stdout == f"{run}: nothing is left of it\n"
+
+
+def test_no_password_comes_out(terminal: Terminal) -> None:
+    for words in (["status"], ["sweep"], ["abort", str(uuid4()), "--reason", "r"]):
+        url = "postgresql://u:hunter2@127.0.0.1:1/d"
+        assert "hunter2" not in terminal.run("reload", *words, "--database-url", url, exits=1).output
+
+
+# -- generations -------------------------------------------------------------------------------------------
+
+
+def test_a_table_is_adopted_turned_and_given_up(terminal: Terminal, shop: Shop) -> None:
+    name = f"{shop.schema}.orders"
+    assert terminal.run("reload", "generations", *terminal.ledger).stdout.startswith("no table is kept in generations")
+    refused = terminal.job("reload", "run", "--strategy", "generation", exits=1)
+    assert f"seekpoint reload adopt {name}" in refused.stderr
+    said = terminal.run("reload", "adopt", name, *terminal.ledger).stdout
+    assert said == f"{name} is a view of {name}_g1, generation 1\n"
+    terminal.job("reload", "run", "--strategy", "generation", "--processes", "2")
+    assert shop.rows() == doubled(FIRST)
+    (told,) = terminal.look("reload", "generations")
+    assert (told["table"], told["number"]) == (name, 2)
+    assert name in terminal.run("reload", "generations", *terminal.ledger).stdout
+    assert terminal.run("reload", "give-up", name, *terminal.ledger).stdout == f"{name} is a plain table again\n"
+    assert terminal.look("reload", "generations") == []
+    assert shop.rows() == doubled(FIRST)
+
+
+def test_what_cannot_be_adopted_says_why(terminal: Terminal, shop: Shop) -> None:
+    shop.execute("CREATE VIEW {schema}.large AS SELECT * FROM {schema}.orders WHERE amount > 50")
+    result = terminal.run("reload", "adopt", f"{shop.schema}.orders", *terminal.ledger, exits=1)
+    assert "drop it (views can be made anew, on top of the adopted table)" in result.stderr
+    gone = terminal.run("reload", "adopt", f"{shop.schema}.none", *terminal.ledger, exits=2)
+    assert f"there is no table {shop.schema}.none" in gone.stderr
+    never = terminal.run("reload", "give-up", f"{shop.schema}.orders", *terminal.ledger, exits=2)
+    assert "is not kept in generations: adopt it first" in never.stderr
+
+
+# -- Spark -------------------------------------------------------------------------------------------------
+
+
+def test_spark_reads_the_log_and_no_password_comes_out(terminal: Terminal, shop: Shop) -> None:
+    """A password that is not needed is told by a name, too. The session ends with its process."""
+    process = terminal.process("reload", "run", "--spark", "local[2]", "--kafka", "sasl.password=hunter2")
+    out, said = process.communicate(timeout=240)
+    if process.returncode == 2 and "Spark needs Java" in said:
+        pytest.skip(said)
+    assert process.returncode == 0, said
+    assert "starting Spark on local[2]" in said
+    assert "hunter2" not in out + said
+    assert "cut over" in out
+    assert shop.rows() == doubled(FIRST)
+    assert sum(row[0] for row in shop.execute("SELECT records FROM {schema}.reload_staged")) == len(FIRST)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--frame", "public.totals"], "--frame takes TABLE=MODULE:FUNCTION, e.g. public.totals=billing.frames:totals"),
+        (["--frame", "t={module}:old"], "is of type Pipeline; expected a function"),
+        (["--frame", "t={module}:pipeline"], "--frame is computed by Spark: give --spark, too"),
+        (["--spark", "local[1]", "--spark-conf", "a"], "--spark-conf takes key=value"),
+        (["--spark", "lokal[2]"], "--spark 'lokal[2]' names no master: local, local[4], local[*]"),
+    ],
+)
+def test_options_of_spark_that_are_wrong(terminal: Terminal, options: list[str], said: str) -> None:
+    given = [option.format(module=terminal.module) for option in options]
+    assert said in terminal.job("reload", "run", *given, exits=2).stderr

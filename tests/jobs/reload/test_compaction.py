@@ -1,0 +1,234 @@
+"""Topics that keep the newest record of each key: enough for an Upsert, and not for a table of every record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from seekpoint import Upsert
+from seekpoint.errors import ConfigError, KafkaAway, ReloadRefused
+from seekpoint.jobs.reload import Reload
+from seekpoint.jobs.reload.compare import prepare
+from seekpoint.jobs.reload.rounds import Rounds
+from seekpoint.jobs.staging import compaction
+from seekpoint.kafka.topic_config import _answer
+from support.before_cutover import diffed, work_up_to
+from support.reload_orders import Shop, doubled, gone, of
+
+FIRST = [of(n % 10, n, n) for n in range(30)]
+
+
+@pytest.fixture
+def settled(shop: Shop, topic: Callable[..., str]) -> Callable[[str, str], Shop]:
+    """``settled(kind, policy)``: the records are in the table, from a topic with this policy."""
+
+    def settle(kind: str, policy: str) -> Shop:
+        made = replace(shop, topic=topic(2, config={"cleanup.policy": policy}))
+        made.produce(made.topic, FIRST, partition=0)
+        worker = made.worker(kind=kind)
+        worker.reached(made.topic, len(FIRST))
+        worker.stop()
+        return made
+
+    return settle
+
+
+@pytest.mark.parametrize("policy", ["compact", "compact,delete"])
+def test_a_table_of_every_record_is_not_rebuilt_from_a_compacted_topic(
+    settled: Callable[..., Shop], policy: str
+) -> None:
+    shop = settled("append", policy)
+    reload = shop.reload(pipeline={"kind": "append"})
+    for opened in (reload.open, lambda: reload.open(strategy="swap"), reload.verify):
+        with pytest.raises(
+            ReloadRefused, match=rf"topic '{shop.topic}' is compacted .*entries.* may need every record"
+        ):
+            opened()
+    assert reload.runs.list() == []
+
+
+def test_a_table_of_the_newest_is_rebuilt_from_a_compacted_topic(settled: Callable[..., Shop]) -> None:
+    """Where it is said that the record's key is the row's; else its older records may be other rows."""
+    shop = settled("upsert", "compact")
+    said = rf"topic '{shop.topic}' is compacted .*orders.* may need every record .*compacted=True"
+    for opened in (shop.reload().open, shop.reload().verify):
+        with pytest.raises(ReloadRefused, match=said):
+            opened()
+    reload = of_compacted(shop)
+    reload.run(reload.open())
+    assert shop.rows() == doubled(FIRST)
+    assert of_compacted(shop).verify().is_empty
+
+
+def of_compacted(shop: Shop, **options: Any) -> Reload:
+    return shop.reload(pipeline={"sink": {"compacted": True}}, **options)
+
+
+def test_tombstones_belong_to_their_keys(shop: Shop, topic: Callable[..., str]) -> None:
+    records = [*FIRST, gone(3), gone(99), of(4, 7)]
+    shop = filled(shop, topic, records)
+    reload = of_compacted(shop)
+    reload.run(reload.open())
+    assert shop.rows() == doubled(records)
+
+
+def filled(shop: Shop, topic: Callable[..., str], records: list[Any]) -> Shop:
+    """A compacted topic with these records, which are in the table."""
+    made = replace(shop, topic=topic(2, config={"cleanup.policy": "compact"}))
+    made.produce(made.topic, records, partition=0)
+    worker = made.worker()
+    worker.reached(made.topic, len(records))
+    worker.stop()
+    return made
+
+
+@pytest.mark.parametrize(
+    ("second", "said"),
+    [
+        (('{"id": 70}', '{"id": 7, "amount": 1}'), "have different keys .* and one row"),
+        (('{"id": 7}', '{"id": 70, "amount": 1}'), "have one key, and different rows"),
+    ],
+)
+def test_a_key_that_is_not_one_rows_is_refused(
+    shop: Shop, topic: Callable[..., str], second: tuple[str, str], said: str
+) -> None:
+    """Two offsets are named, also where the records are staged by different tasks."""
+    shop = filled(shop, topic, [*FIRST, second])
+    before = shop.rows()
+    reload = of_compacted(shop, range_records=11)
+    driver = reload.open()
+    with pytest.raises(
+        ReloadRefused, match=rf"records at {shop.topic}/0 offset 7 and at {shop.topic}/0 offset 30 {said}"
+    ):
+        reload.run(driver)
+    assert shop.rows() == before
+    assert reload.runs.get(driver.run.id).state == "failed"
+
+
+def test_a_record_without_a_row_is_refused(shop: Shop, topic: Callable[..., str]) -> None:
+    """What it has replaced may have had one, which the live table has still."""
+
+    def row(record: Any) -> dict[str, Any] | None:
+        order = record.value
+        return None if order.amount == 9 else {"id": order.id, "amount": order.amount, "at": order.at}
+
+    shop = filled(shop, topic, [*FIRST, of(3, 9)])
+    made = shop.pipeline(version=2, sink={"compacted": True})
+    vars(made.sinks[0])["_row"] = row
+    reload = shop.reload([made])
+    with pytest.raises(ReloadRefused, match=rf"{shop.topic}/0 offset 9 makes no row"):
+        reload.run(reload.open())
+
+
+def test_open_dead_letters_and_other_strategies_are_refused(shop: Shop, topic: Callable[..., str]) -> None:
+    shop = replace(shop, topic=topic(2, config={"cleanup.policy": "compact"}))
+    shop.produce(shop.topic, [of(1, 1), of(1, 6_000)], partition=0)  # the table refuses the newest of the key
+    worker = shop.worker(on_poison="dead_letter")
+    worker.reached(shop.topic, 2)
+    worker.stop()
+    options: dict[str, Any] = {"pipeline": {"sink": {"compacted": True}, "on_poison": "dead_letter"}}
+    with pytest.raises(ReloadRefused, match=r"has 1 open dead letters of it"):
+        shop.reload(**options).open()
+    with pytest.raises(ReloadRefused, match=r"has 1 open dead letters of it"):
+        shop.reload(**options).verify()
+    with pytest.raises(ReloadRefused, match=r"strategy 'swap' compares nothing"):
+        shop.reload(**options).open(strategy="swap")
+    assert shop.rows() == doubled([of(1, 1)], by=1)
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_rows_whose_records_are_gone_are_not_deleted(shop: Shop, topic: Callable[..., str], is_late: bool) -> None:
+    """As after a compaction: the table has rows of records that the log has no more. Verify names them."""
+    shop = filled(shop, topic, FIRST)
+
+    def lost() -> None:
+        shop.execute("INSERT INTO {schema}.orders (id, amount, at) VALUES (100, 1, 0), (101, 1, 0)")
+
+    reload = of_compacted(shop)
+    driver = reload.open()
+    if not is_late:
+        lost()
+        with pytest.raises(
+            ReloadRefused, match=r"2 live rows are not in the rebuilt table, and its topic is compacted"
+        ):
+            reload.run(driver)
+    else:
+        with diffed(reload, driver) as rounds:
+            lost()
+            with pytest.raises(ReloadRefused, match=r"2 live rows are not in the rebuilt table"):
+                reload.cut_over(driver, rounds)
+    assert len(shop.rows()) == 12
+    assert [row for row in shop.rows() if row[0] < 100] == doubled(FIRST, by=1)
+    assert of_compacted(shop).verify().tables[0].extra == 2
+
+
+def test_a_run_that_is_killed_before_the_refusal_is_refused_when_it_is_resumed(
+    shop: Shop, topic: Callable[..., str]
+) -> None:
+    """The comparison is committed, and the process ends before its result is looked at."""
+    shop = filled(shop, topic, FIRST)
+    shop.execute("INSERT INTO {schema}.orders (id, amount, at) VALUES (100, 1, 0), (101, 1, 0)")
+    reload = of_compacted(shop)
+    driver = reload.open()
+    reload.stage(driver)
+    with Rounds(driver, reload.sources, reload.kafka) as rounds:
+        reload.follow(driver, rounds)
+        prepare(driver, rounds)
+    again = of_compacted(shop)
+    with pytest.raises(ReloadRefused, match=r"2 live rows are not in the rebuilt table, and its topic is compacted"):
+        again.run(again.take(driver.run.id))
+    assert len(shop.rows()) == 12
+
+
+def test_a_tombstone_since_the_comparison_deletes_its_row(shop: Shop, topic: Callable[..., str]) -> None:
+    shop = filled(shop, topic, FIRST)
+    reload = of_compacted(shop)
+    driver = reload.open()
+    with diffed(reload, driver) as rounds:
+        shop.produce(shop.topic, [gone(3)], partition=0)
+        work_up_to(shop, len(FIRST) + 1)
+        shop.execute("INSERT INTO {schema}.orders (id, amount, at) VALUES (3, 1, 0)")  # by another writer, too late
+        reload.cut_over(driver, rounds)
+    assert shop.rows() == doubled([*FIRST, gone(3)])
+
+
+def test_what_compacted_takes_is_refused_in_the_declaration() -> None:
+    wrongs: list[dict[str, Any]] = [{}, {"rows": lambda _: []}, {"row": lambda _: None, "order_by": "at"}]
+    for wrong in wrongs:
+        with pytest.raises(ConfigError, match="compacted=True says that each record's key is one row's key"):
+            Upsert("orders", key=["id"], compacted=True, **wrong)
+
+
+def test_a_table_of_every_record_is_rebuilt_from_any_other(
+    settled: Callable[..., Shop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless nobody may ask: then it is not known, and told so."""
+    shop = settled("append", "delete")
+    reload = shop.reload(pipeline={"kind": "append"})
+    with monkeypatch.context() as patch:
+        patch.setattr(compaction, "compacted", lambda _, topics: dict.fromkeys(topics))
+        with pytest.raises(ReloadRefused, match=r"whether it is compacted may not be asked.* allow .*DescribeConfigs"):
+            reload.open()
+    reload.run(reload.open())
+    assert shop.rows("entries", "topic_offset, id, amount") == [(n, n % 10, 2 * n) for n in range(30)]
+
+
+@pytest.mark.parametrize(
+    ("code", "known"), [(KafkaError.TOPIC_AUTHORIZATION_FAILED, None), (KafkaError.UNKNOWN_TOPIC_OR_PART, False)]
+)
+def test_what_the_brokers_refuse_is_known(code: int, known: bool | None) -> None:
+    asked: Future[Any] = Future()
+    asked.set_exception(KafkaException(KafkaError(code)))
+    assert _answer("orders", asked) is known
+
+
+def test_brokers_that_do_not_answer_are_away() -> None:
+    asked: Future[Any] = Future()
+    asked.set_exception(KafkaException(KafkaError(KafkaError._TIMED_OUT)))
+    with pytest.raises(KafkaAway, match="no answer about the configuration of topic 'orders'"):
+        _answer("orders", asked)

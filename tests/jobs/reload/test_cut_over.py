@@ -1,0 +1,530 @@
+"""The cut-over: all at once, at the groups' positions of now, and for good."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from time import monotonic
+from typing import Any
+from uuid import UUID
+
+import pytest
+from sqlalchemy import Connection, create_engine, text
+
+from seekpoint import Limits, Partition, Text, Upsert, events
+from seekpoint.errors import ConfigError, HandlerOutdated, ReloadOver, ReloadRefused
+from seekpoint.jobs.reload import cutover
+from seekpoint.jobs.reload.cutover import took_effect
+from seekpoint.jobs.reload.rounds import Rounds
+from seekpoint.jobs.tables.dependencies import DDL_WAIT
+from seekpoint.postgres.sqlstates import connection_lost
+from support.before_cutover import FIRST, diffed, settled, work_up_to
+from support.proxy import PostgresProxy
+from support.reload_orders import Shop, doubled, gone, of, pipeline
+
+
+def tokens(shop: Shop) -> dict[Partition, tuple[UUID, int, int]]:
+    return {p.partition: (p.token, p.epoch, p.next_offset) for p in shop.ledger().read()}
+
+
+@pytest.mark.parametrize("strategy", ["merge", "swap"])
+def test_offsets_stay_and_every_token_is_drawn_anew(shop: Shop, strategy: str) -> None:
+    """I5: to a running worker, a cut-over is a move like any other."""
+    settled(shop)
+    before = tokens(shop)
+    reload = shop.reload(actor="alice")
+    reload.run(reload.open(strategy=strategy, reason="prices"))
+    after = tokens(shop)
+    assert {p: (epoch, at) for p, (_, epoch, at) in after.items()} == {
+        p: (epoch + 1, at) for p, (_, epoch, at) in before.items()
+    }
+    assert all(after[p][0] != before[p][0] for p in before)
+    assert shop.execute("SELECT version FROM {schema}.consumer_group") == [(2,)]
+    (action,) = shop.execute("SELECT action, actor, reason FROM {schema}.admin_action ORDER BY id DESC LIMIT 1")
+    assert action[:2] == ("cut-over", "alice")
+    assert action[2].endswith(": prices")
+
+
+@pytest.mark.parametrize("strategy", ["merge", "swap"])
+def test_nobody_ever_reads_two_versions(shop: Shop, strategy: str) -> None:
+    """Under load: one version everywhere, the table is what its offsets say, and the old worker stands down."""
+    settled(shop, [of(n, 1) for n in range(3000)])
+    old = shop.worker(limits=Limits(batch_records=50))
+    old.placed()
+    stop = threading.Event()
+    torn: list[Any] = []
+    looks: list[int] = []
+
+    def produce() -> None:
+        n = 3000
+        while not stop.is_set():
+            shop.produce(shop.topic, [of(k, 1) for k in range(n, n + 100)], partition=0)
+            n += 100
+
+    def read() -> None:
+        query = text(
+            f"SELECT count(*), count(DISTINCT amount), (SELECT sum(next_offset) FROM {shop.schema}.partition_offset) "
+            f"FROM {shop.schema}.orders"
+        )
+        with shop.engine.connect() as connection:
+            while not stop.is_set():
+                with connection.begin():
+                    row = connection.execute(query).one()
+                looks.append(row[0])
+                if row[1] != 1 or row[0] != row[2]:
+                    torn.append(tuple(row))
+
+    threads = [threading.Thread(target=each) for each in (produce, read)]
+    for thread in threads:
+        thread.start()
+    try:
+        reload = shop.reload()
+        outcome = reload.run(reload.open(strategy=strategy))
+        new = shop.worker(version=2)
+        new.placed()
+        new.seen.wait_for(events.Committed, count=5)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    with pytest.raises(HandlerOutdated):
+        old.stop()
+    new.stop()
+    assert not torn, torn[:5]
+    assert len(looks) > 20
+    (total,) = {p.next_offset for p in shop.ledger().read() if p.partition.number == 0}
+    assert shop.rows() == [(n, 2, 0) for n in range(total)]
+    assert outcome.lock_seconds < 30
+
+
+def let_go(holder: Connection, monkeypatch: pytest.MonkeyPatch, *, after: int) -> None:
+    """Give the locks back when the cut-over has failed so many times, however long it takes to come to them."""
+
+    def between(attempt: int) -> None:
+        if attempt == after:
+            holder.rollback()
+
+    monkeypatch.setattr(cutover, "pause", between)
+    monkeypatch.setattr(cutover, "longer_pause", between)
+
+
+def test_a_rolled_back_cut_over_loses_no_delta(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rebuild reads on from its own stored position, whatever its consumer had read."""
+    settled(shop)
+    reload = shop.reload(limits=Limits(transaction_age=1.0))
+    driver = reload.open()
+    later = [of(n % 60, n, 1) for n in range(50)]
+    with diffed(reload, driver) as rounds:
+        shop.produce(shop.topic, later, partition=0)
+        work_up_to(shop, len(FIRST) + len(later))
+        with shop.engine.connect() as blocker:
+            blocker.execute(text(f"SELECT FROM {shop.schema}.orders WHERE id = 1 FOR UPDATE"))
+            let_go(blocker, monkeypatch, after=1)
+            outcome = reload.cut_over(driver, rounds)
+    assert outcome.tries > 1
+    assert shop.rows() == doubled(FIRST + later)
+
+
+def test_a_swap_waits_for_long_readers_in_short_steps(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    settled(shop)
+    reload = shop.reload()
+    driver = reload.open(strategy="swap")
+    with diffed(reload, driver) as rounds, shop.engine.connect() as reader:
+        reader.execute(text(f"SELECT FROM {shop.schema}.orders LIMIT 1"))
+        let_go(reader, monkeypatch, after=2)
+        began = monotonic()
+        outcome = reload.cut_over(driver, rounds)
+        assert 2 * DDL_WAIT / 1000 <= monotonic() - began < Limits().transaction_age, "less than one wait of a merge"
+    assert outcome.tries > 2
+    assert shop.rows() == doubled(FIRST)
+
+
+@pytest.mark.parametrize("strategy", ["merge", "swap"])
+def test_a_swapped_table_is_the_table(shop: Shop, strategy: str) -> None:
+    """Keys, indexes, defaults and checks are there, and a worker upserts into it."""
+    settled(shop)
+    described = (
+        "SELECT indexname, replace(indexdef, :schema_, '') FROM pg_indexes "
+        "WHERE schemaname = :schema_ AND tablename = 'orders' "
+        "UNION ALL SELECT conname, pg_get_constraintdef(oid) FROM pg_constraint "
+        "WHERE conrelid = to_regclass(:schema_ || '.orders') "
+        "UNION ALL SELECT 'told', obj_description(to_regclass(:schema_ || '.orders'), 'pg_class') "
+        "UNION ALL SELECT 'column', col_description(to_regclass(:schema_ || '.orders'), 2) ORDER BY 1, 2"
+    )
+    shop.execute("COMMENT ON TABLE {schema}.orders IS 'of the shop'")
+    shop.execute("COMMENT ON COLUMN {schema}.orders.amount IS 'in cents'")
+    before = shop.execute(described, schema_=shop.schema)
+    reload = shop.reload()
+    reload.run(reload.open(strategy=strategy))
+    assert shop.execute(described, schema_=shop.schema) == before
+    more = [of(2, 9), of(77, 1), gone(4)]
+    shop.produce(shop.topic, more, partition=0)
+    work_up_to(shop, len(FIRST) + len(more), version=2)
+    assert shop.rows() == doubled(FIRST + more)
+    assert shop.execute("SELECT DISTINCT note FROM {schema}.orders") == [("none",)]
+
+
+def test_columns_that_are_not_ours_stay(shop: Shop) -> None:
+    settled(shop)
+    shop.execute("UPDATE {schema}.orders SET note = 'kept' WHERE id < 10")
+    reload = shop.reload(same_keys=True)
+    reload.run(reload.open())
+    assert shop.rows() == doubled(FIRST)
+    assert shop.execute("SELECT count(*) FROM {schema}.orders WHERE note = 'kept'") == [(9,)]
+
+
+def test_a_move_in_mid_run_ends_it(shop: Shop) -> None:
+    """What was applied twice, or passed, is not what the log says up to the position."""
+    settled(shop)
+    reload = shop.reload()
+    driver = reload.open()
+    with diffed(reload, driver) as rounds:
+        shop.ledger().move(shop.topic, 0, 50, log=None, reason="again")
+        work_up_to(shop, len(FIRST))
+        with pytest.raises(ReloadRefused, match=r"was moved since the run was opened: .*\n.*abort this run and open"):
+            reload.cut_over(driver, rounds)
+    assert reload.runs.get(driver.run.id).state == "failed"
+    assert shop.execute("SELECT version FROM {schema}.consumer_group") == [(1,)]
+    assert shop.rows() == doubled(FIRST, by=1)
+    reload.run(reload.open())
+    assert shop.rows() == doubled(FIRST)
+
+
+def test_a_pause_and_a_claim_are_no_moves(shop: Shop) -> None:
+    settled(shop)
+    reload = shop.reload()
+    driver = reload.open()
+    with diffed(reload, driver) as rounds:
+        shop.ledger().pause(reason="a test")
+        shop.ledger().resume()
+        more = [of(1, 1)]
+        shop.produce(shop.topic, more, partition=0)
+        work_up_to(shop, len(FIRST) + 1)
+        reload.cut_over(driver, rounds)
+    assert shop.rows() == doubled(FIRST + more)
+
+
+def test_a_handler_that_was_deployed_before_the_run_is_caught_up_with(shop: Shop) -> None:
+    """Version 2 has taken over without a reload: some rows are of it, the others are not."""
+    settled(shop)
+    early, late = [of(n, n) for n in range(30, 60)], [of(n, n) for n in range(50, 80)]
+    shop.produce(shop.topic, early, partition=0)
+    work_up_to(shop, len(FIRST) + len(early), version=2)
+    reload = shop.reload()
+    driver = reload.open()
+    with diffed(reload, driver) as rounds:
+        shop.produce(shop.topic, late, partition=0)
+        work_up_to(shop, len(FIRST) + len(early) + len(late), version=2)
+        reload.cut_over(driver, rounds)
+    assert shop.rows() == doubled(FIRST + early + late)
+
+
+def test_a_driver_with_other_code_takes_no_step(shop: Shop) -> None:
+    """Whoever took the run, and by which door: rows of version 3 are not published as those of version 2."""
+    settled(shop)
+    reload = shop.reload()
+    driver = reload.open()
+    reload.stage(driver)
+    other = shop.reload(version=3)
+    with pytest.raises(ConfigError, match="was opened with other versions of these pipelines"):
+        other.run(other.runs.take(driver.run.id))
+    assert shop.rows() == doubled(FIRST, by=1)
+    reload.run(reload.take(driver.run.id))
+    assert shop.rows() == doubled(FIRST)
+
+
+def test_a_newer_handler_than_the_runs_ends_it(shop: Shop) -> None:
+    settled(shop)
+    reload = shop.reload()
+    driver = reload.open()
+    with diffed(reload, driver) as rounds:
+        shop.produce(shop.topic, [of(1, 1)], partition=0)
+        work_up_to(shop, len(FIRST) + 1, version=3)
+        with pytest.raises(ReloadRefused, match="was raised to handler version 3 meanwhile, and this run is for 2"):
+            reload.cut_over(driver, rounds)
+
+
+@pytest.mark.parametrize("same_keys", [False, True])
+def test_keys_that_only_the_old_code_touched_are_found(shop: Shop, same_keys: bool) -> None:
+    """Behind the difference, the old handler writes under a key that the new one never makes.
+
+    Also where somebody says that there are none: the difference has missing and extra rows, so that cannot be.
+    """
+
+    def shifted(version: int) -> Any:
+        sink = Upsert(
+            (shop.schema, "orders"),
+            key=["id"],
+            columns=["id", "amount", "at"],
+            row=lambda r: {"id": r.value.id + 1000 * (version - 1), "amount": r.value.amount, "at": r.value.at},
+            tombstone=None,
+        )
+        made = shop.pipeline(version=version)
+        made.sinks = (sink,)
+        return made
+
+    records = [of(n, n) for n in range(20)]
+    shop.produce(shop.topic, records, partition=0)
+    old = shop.run_worker(shifted(1))
+    old.reached(shop.topic, 20)
+    reload = shop.reload([shifted(2)], same_keys=same_keys)
+    driver = reload.open()
+    with diffed(reload, driver) as rounds:
+        shop.produce(shop.topic, [of(500, 1), of(3, 8)], partition=0)
+        old.reached(shop.topic, 22)
+        old.stop()
+        reload.cut_over(driver, rounds)
+    assert shop.rows() == sorted([(n + 1000, 8 if n == 3 else n, 0) for n in range(20)] + [(1500, 1, 0)])
+
+
+@pytest.mark.parametrize("by", [1, 2])
+def test_rows_that_only_the_old_code_deleted_are_back(shop: Shop, by: int) -> None:
+    """Behind the difference; whether their rows are in it (``by`` 2) or not. Nothing tells of them."""
+
+    class Keeping(Upsert):
+        def rows(self, record: Any) -> Any:
+            return () if record.value is None else super().rows(record)
+
+    settled(shop, [of(n, n) for n in range(20)])
+    mended = shop.pipeline(version=2)
+    values: dict[str, Any] = {"key": ["id"], "columns": ["id", "amount", "at"]}
+    table = (shop.schema, "orders")
+    mended.sinks = (Keeping(table, row=lambda r: {"id": r.value.id, "amount": by * r.value.amount, "at": 0}, **values),)
+    reload = shop.reload([mended])
+    driver = reload.open()
+    with diffed(reload, driver) as rounds:
+        shop.produce(shop.topic, [gone(3), gone(4), of(4, 6), gone(5), of(7, 8)], partition=0)
+        work_up_to(shop, 25)
+        reload.cut_over(driver, rounds)
+    assert shop.rows() == [(n, by * {4: 6, 7: 8}.get(n, n), 0) for n in range(20)]
+
+
+def test_a_key_that_was_written_before_the_difference_and_committed_behind_it_is_found(shop: Shop) -> None:
+    """By a transaction that was under way while tables were compared, and is older than others that had ended."""
+    settled(shop)
+    reload = shop.reload()
+    driver = reload.open()
+    reload.stage(driver)
+    with Rounds(driver, reload.sources, reload.kafka) as rounds, shop.engine.connect() as under_way:
+        reload.follow(driver, rounds)
+        under_way.execute(text(f"INSERT INTO {shop.schema}.orders (id, amount, at) VALUES (4000, 1, 1)"))
+        shop.execute("UPDATE {schema}.orders SET note = 'younger' WHERE id = 1")
+        assert reload.compare(driver, rounds).tables[0].extra == 0
+        under_way.commit()
+        reload.cut_over(driver, rounds)
+    assert shop.rows() == doubled(FIRST)
+
+
+def test_a_partition_that_was_added_meanwhile_is_in(shop: Shop) -> None:
+    settled(shop)
+    reload = shop.reload()
+    driver = reload.open()
+    shop.execute("DELETE FROM {schema}.reload_position WHERE partition = 1")  # as if it had not been there at E0
+    elsewhere = [of(n, n) for n in range(700, 720)]
+    with diffed(reload, driver) as rounds:
+        shop.produce(shop.topic, elsewhere, partition=1)
+        worker = shop.worker()
+        worker.reached(shop.topic, len(elsewhere), partition=1)
+        worker.stop()
+        reload.cut_over(driver, rounds)
+    assert shop.rows() == doubled(FIRST + elsewhere)
+
+
+def test_two_groups_that_write_one_table_are_reloaded_together(shop: Shop) -> None:
+    """Each at its own position, in one cut-over."""
+    shop.produce(shop.topic, [of(n, n) for n in range(30)], partition=0)
+    shop.produce(shop.topic, [of(n, n) for n in range(100, 130)], partition=1)
+    names = [f"{shop.group}-a", f"{shop.group}-b"]
+
+    def half(group: str, version: int) -> Any:
+        number = names.index(group)
+        made = pipeline(group, shop.topic, shop.schema, version=version, sink={"tombstone": None})
+        sink: Any = made.sinks[0]
+        rows = sink.rows
+        sink.rows = lambda record: rows(record) if record.partition == number else ()
+        return made
+
+    for group in names:
+        worker = shop.run_worker(half(group, 1))
+        worker.reached(shop.topic, 30, partition=0)
+        worker.reached(shop.topic, 30, partition=1)
+        worker.stop()
+    assert len(shop.rows()) == 60
+    with pytest.raises(ReloadRefused, match="too: name its pipeline in the same reload"):
+        shop.reload([half(names[0], 2)]).open()
+    reload = shop.reload([half(group, 2) for group in names])
+    reload.run(reload.open())
+    assert shop.rows() == [(n, 2 * n, 0) for n in [*range(30), *range(100, 130)]]
+    assert shop.execute("SELECT version FROM {schema}.consumer_group") == [(2,), (2,)]
+
+
+def test_a_letter_that_is_replayed_in_mid_run_is_in(shop: Shop) -> None:
+    """Parked at E0, replayed behind the difference: its rows are in the live table, and so in the rebuilt one."""
+    options: dict[str, Any] = {"on_poison": "dead_letter", "kind": "append", "key": Text()}
+    shop.execute("ALTER TABLE {schema}.entries ADD CHECK (amount NOT IN (8, 9))")
+    settled(shop, [of(1, 1), of(2, 8), of(3, 9)], **options)
+    reload = shop.reload(pipeline=options)
+    driver = reload.open()
+    with diffed(reload, driver) as rounds:
+        shop.execute("ALTER TABLE {schema}.entries DROP CONSTRAINT entries_amount_check")
+        redrive = shop.redrive(**options)
+        parked = {letter.offset: letter.id for letter in redrive.list()}
+        assert redrive.replay(parked[1]).is_applied
+        redrive.discard(parked[2], reason="a test")
+        reload.cut_over(driver, rounds)
+    assert shop.rows("entries", "id, amount, topic_offset") == [(1, 2, 0), (2, 16, 1)]
+    live = shop.execute("SELECT record_offset, state FROM {schema}.dead_letter ORDER BY 1")
+    assert live == [(1, "replayed"), (2, "discarded")]
+
+
+def test_a_letter_of_an_earlier_topic_is_not_taken_for_one_of_today(shop: Shop) -> None:
+    """Parked at the same offset of a topic of the same name, and replayed then: that record is no part of this log."""
+    options: dict[str, Any] = {"on_poison": "dead_letter", "kind": "append", "key": Text()}
+    shop.execute("ALTER TABLE {schema}.entries ADD CHECK (amount <> 8)")
+    settled(shop, [of(1, 1), of(2, 8)], **options)
+    columns = "consumer_group, topic, partition, record_offset, key, header_names, header_values, cause, error"
+    shop.execute(
+        f"INSERT INTO {{schema}}.dead_letter ({columns}, attempts, version, topic_id, state, value) "
+        f"SELECT {columns}, 1, 1, gen_random_uuid(), 'replayed', "
+        f"convert_to('{{{{\"id\": 5, \"amount\": 5}}}}', 'UTF8') "
+        "FROM {schema}.dead_letter"
+    )
+    reload = shop.reload(pipeline=options)
+    driver = reload.open()
+    with diffed(reload, driver) as rounds:
+        shop.execute("ALTER TABLE {schema}.entries DROP CONSTRAINT entries_amount_check")
+        (parked,) = (one.id for one in shop.redrive(**options).list() if one.is_open)
+        assert shop.redrive(**options).replay(parked).is_applied
+        reload.cut_over(driver, rounds)
+    assert shop.rows("entries", "id, amount, topic_offset") == [(1, 2, 0), (2, 16, 1)]
+
+
+def test_letters_parked_in_mid_run_stay_out(shop: Shop) -> None:
+    options: dict[str, Any] = {"on_poison": "dead_letter", "kind": "append", "key": Text()}
+    settled(shop, [of(1, 1)], **options)
+    shop.execute("ALTER TABLE {schema}.entries ADD CHECK (amount <> 8)")
+    reload = shop.reload(pipeline=options)
+    driver = reload.open()
+    with diffed(reload, driver) as rounds:
+        shop.produce(shop.topic, [of(2, 8), of(3, 3)], partition=0)
+        work_up_to(shop, 3, **options)
+        reload.cut_over(driver, rounds)
+    assert shop.rows("entries", "id, amount, topic_offset") == [(1, 2, 0), (3, 6, 2)]
+    assert shop.execute("SELECT record_offset, state FROM {schema}.dead_letter") == [(1, "parked")]
+
+
+def test_what_the_new_code_cannot_apply_is_parked_by_the_cut_over(shop: Shop) -> None:
+    """I4: its row is gone and its letter is there, together."""
+    options: dict[str, Any] = {"on_poison": "dead_letter", "kind": "append", "key": Text()}
+    settled(shop, [of(1, 1), of(2, 1500), of(3, 3)], **options)
+    reload = shop.reload(pipeline=options)
+    driver = reload.open()
+    with diffed(reload, driver) as rounds:
+        shop.produce(shop.topic, [of(4, 1600), of(5, 5)], partition=0)
+        work_up_to(shop, 5, **options)
+        assert shop.execute("SELECT count(*) FROM {schema}.dead_letter") == [(0,)]
+        reload.cut_over(driver, rounds)
+    assert shop.rows("entries", "id, amount, topic_offset") == [(1, 2, 0), (3, 6, 2), (5, 10, 4)]
+    letters = list(shop.redrive(version=2, **options).list())
+    assert [(one.offset, one.version, one.state.value) for one in letters] == [(1, 2, "parked"), (3, 2, "parked")]
+
+
+def test_a_replayed_record_that_the_new_code_refuses_is_an_open_letter_again(shop: Shop) -> None:
+    """As if it were parked for the first time: nothing of how it was closed is left."""
+    options: dict[str, Any] = {"on_poison": "dead_letter", "kind": "append", "key": Text()}
+    shop.execute("ALTER TABLE {schema}.entries ADD CHECK (amount <> 1500)")
+    settled(shop, [of(1, 1), of(2, 1500)], **options)
+    shop.execute("ALTER TABLE {schema}.entries DROP CONSTRAINT entries_amount_check")
+    assert shop.redrive(**options).replay_all().replayed == 1
+    reload = shop.reload(pipeline=options)
+    reload.run(reload.open())
+    assert shop.rows("entries", "id, amount, topic_offset") == [(1, 2, 0)]
+    told = "state, version, replays, replayed_at, closed_at, closed_by, closed_reason"
+    assert shop.execute(f"SELECT {told} FROM {{schema}}.dead_letter") == [("parked", 2, 0, None, None, None, None)]
+
+
+def test_held_keys_are_replayed_in_order(shop: Shop) -> None:
+    """Where keys are held, what is replayed in mid-run comes before what followed it."""
+    options: dict[str, Any] = {"on_poison": "dead_letter"}
+    shop.execute("ALTER TABLE {schema}.orders ADD CHECK (amount <> 77)")
+    settled(shop, [of(1, 1), of(2, 77)], **options)
+    shop.produce(shop.topic, [of(2, 5)], partition=0)
+    work_up_to(shop, 3, **options)
+    reload = shop.reload(pipeline=options)
+    driver = reload.open()
+    with diffed(reload, driver) as rounds:
+        shop.execute("ALTER TABLE {schema}.orders DROP CONSTRAINT orders_amount_check1")
+        redrive = shop.redrive(**options)
+        assert redrive.replay_all().replayed == 2
+        shop.produce(shop.topic, [of(2, 9), of(1, 4)], partition=0)
+        work_up_to(shop, 5, **options)
+        reload.cut_over(driver, rounds)
+    assert shop.rows() == [(1, 8, 0), (2, 18, 0)]
+    assert shop.execute("SELECT DISTINCT state FROM {schema}.dead_letter") == [("replayed",)]
+
+
+def deliver(proxy: PostgresProxy) -> None:
+    """What was held back, once there is something."""
+    assert proxy.fired.wait(60)
+    proxy.deliver(60)
+
+
+@pytest.mark.parametrize(
+    ("when", "away"),
+    [
+        ("before_commit", False),
+        ("after_commit", False),
+        ("after_commit_delayed", False),
+        ("before_commit", True),
+        ("after_commit", True),
+    ],
+)
+def test_a_commit_without_an_answer_is_looked_up(
+    shop: Shop, seekpoint_dsn: str, when: Any, away: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run's row is the marker: published once, whatever became of the reply, and though nobody answers a while."""
+    settled(shop)
+    with PostgresProxy.in_front_of(seekpoint_dsn) as proxy:
+        engine = create_engine(proxy.dsn, pool_pre_ping=True)
+        reload = replace(shop, engine=engine).reload()
+        driver = reload.open()
+        with diffed(reload, driver) as rounds:
+            turn = driver.turn
+
+            def turned(tx: Any, state: str) -> None:
+                turn(tx, state)
+                if state == "cut_over" and not proxy.fired.is_set():
+                    proxy.arm(when)
+                    if when == "after_commit_delayed":
+                        threading.Timer(1.0, deliver, [proxy]).start()
+
+            def lost(error: BaseException) -> bool:
+                if away and not accepted:
+                    accepted.append(threading.Timer(1.0, proxy.accept))
+                    proxy.refuse()
+                    proxy.cut()
+                    accepted[0].start()
+                return connection_lost(error)
+
+            accepted: list[threading.Timer] = []
+            monkeypatch.setattr(driver, "turn", turned)
+            monkeypatch.setattr("seekpoint.jobs.reload.cutover.connection_lost", lost)
+            outcome = reload.cut_over(driver, rounds)
+        assert proxy.fired.is_set()
+        assert outcome.tries == (2 if when == "before_commit" else 1)
+        engine.dispose()
+    assert shop.rows() == doubled(FIRST)
+    assert shop.execute("SELECT count(*) FROM {schema}.admin_action WHERE action = 'cut-over'") == [(1,)]
+
+
+def test_what_became_of_a_commit_is_told_to_the_newest_driver_alone(shop: Shop) -> None:
+    settled(shop)
+    reload = shop.reload()
+    driver = reload.open()
+    other = reload.take(driver.run.id)
+    with pytest.raises(ReloadOver, match="was taken over by"):
+        took_effect(driver)
+    reload.run(other)
+    with pytest.raises(ReloadOver, match="was taken over by"):
+        took_effect(driver)
+    assert took_effect(other)

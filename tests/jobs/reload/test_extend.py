@@ -1,0 +1,192 @@
+"""What the groups go on by while ranges are staged: by tasks while it is much, and as if the run were opened anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from seekpoint.errors import ReloadRefused
+from seekpoint.jobs.reload import Reload, Run
+from seekpoint.jobs.staging.local import LocalStager
+from support.before_cutover import widen
+from support.reload_orders import Shop, doubled, of
+
+FIRST = [of(n % 30, n, n) for n in range(80)]
+Steps = list[tuple[str, int, int]]
+
+
+class Meanwhile(LocalStager):
+    """Stages in this process; before the last range of each plan, something happens."""
+
+    def __init__(self, reload: Reload, *happens: Callable[[], object]) -> None:
+        super().__init__(reload.engine, reload.schema, reload.kafka, reload.sources)
+        self.happens, self.plans = list(happens), list[list[tuple[int, int, int]]]()
+
+    def stage(self, run: Run, tasks: Any) -> Any:
+        self.plans.append([(t.range.partition.number, t.range.start, t.range.end) for t in tasks])
+        if self.happens:
+            self.happens.pop(0)()
+        yield from super().stage(run, tasks)
+
+
+def grown(shop: Shop, worker: Any, records: list[Any], end: int, partition: int = 0) -> Callable[[], None]:
+    def grow() -> None:
+        shop.produce(shop.topic, records, partition=partition)
+        worker.reached(shop.topic, end, partition)
+
+    return grow
+
+
+def test_large_deltas_are_staged_by_tasks_until_they_are_small(shop: Shop) -> None:
+    shop.produce(shop.topic, FIRST, partition=0)
+    worker = shop.worker()
+    worker.reached(shop.topic, len(FIRST))
+    told: Steps = []
+    reload = shop.reload(range_records=50, large=20, progress=lambda *step: told.append(step))
+    second, third, fourth = ([of(n % 40, n, n) for n in range(a, b)] for a, b in ((80, 190), (190, 230), (230, 245)))
+    stager = reload._stager = Meanwhile(
+        reload, grown(shop, worker, second, 190), grown(shop, worker, third, 230), grown(shop, worker, fourth, 245)
+    )
+    driver = reload.open()
+    reload.stage(driver)
+    assert stager.plans == [
+        [(0, 0, 50), (0, 50, 80)],
+        [(0, 80, 130), (0, 130, 180), (0, 180, 190)],
+        [(0, 190, 230)],  # and 15 more are for the rounds
+    ]
+    assert [at.end_offset for at in reload.runs.positions(driver.run.id)] == [230, 0]
+    reload.run(driver)
+    worker.stop()
+    assert shop.rows() == doubled(FIRST + second + third + fourth)
+    assert [step for step in told if step[0] == "staging"] == [
+        ("staging", 0, 80), ("staging", 50, 80), ("staging", 80, 80),
+        ("staging", 80, 190), ("staging", 130, 190), ("staging", 180, 190), ("staging", 190, 190),
+        ("staging", 190, 230), ("staging", 230, 230),
+    ]  # fmt: skip
+    assert ("following", 0, 15) in told
+    assert ("following", 15, 15) in told
+    assert told[-1] == ("cutting over", 0, 0)
+
+
+def test_dead_letters_of_the_added_ranges_are_left_out(shop: Shop) -> None:
+    shop.produce(shop.topic, FIRST, partition=0)
+    worker = shop.worker(on_poison="dead_letter")
+    worker.reached(shop.topic, len(FIRST))
+    reload = shop.reload(large=20, pipeline={"on_poison": "dead_letter"})
+    later = [of(n, 7, n) for n in range(40)] + [of(500, 9_999)]
+    reload._stager = Meanwhile(reload, grown(shop, worker, later, len(FIRST) + 41))
+    driver = reload.open()
+    reload.stage(driver)
+    left_out = shop.execute(f"SELECT record_offset FROM {driver.run.staging_schema}.left_out ORDER BY 1")
+    assert left_out == [(len(FIRST) + 40,)]
+    reload.run(driver)
+    worker.stop()
+    assert shop.rows() == doubled(FIRST + later[:-1])
+
+
+def test_a_letter_that_is_replayed_while_ranges_are_staged_comes_before_what_followed_it(shop: Shop) -> None:
+    """Its key has a newer row by then, which tasks would have written first."""
+    options: dict[str, Any] = {"on_poison": "dead_letter"}
+    shop.execute("ALTER TABLE {schema}.orders ADD CHECK (amount <> 77)")
+    first, later = [of(1), of(2, 77), of(3)], [*(of(n) for n in range(10, 30)), of(2, 5)]
+    shop.produce(shop.topic, first, partition=0)
+    worker = shop.worker(**options)
+    worker.reached(shop.topic, len(first))
+
+    def replay() -> None:
+        shop.execute("ALTER TABLE {schema}.orders DROP CONSTRAINT orders_amount_check1")
+        assert shop.redrive(**options).replay_all().replayed == 1
+        shop.produce(shop.topic, later, partition=0)
+        worker.reached(shop.topic, len(first + later))
+        worker.stop()
+
+    reload = shop.reload(large=2, pipeline=options)
+    reload._stager = Meanwhile(reload, replay)
+    reload.run(reload.open())
+    assert shop.rows() == doubled(first + later)
+
+
+def test_partitions_that_come_while_ranges_are_staged_are_staged_too(shop: Shop) -> None:
+    shop.produce(shop.topic, FIRST, partition=0)
+    worker = shop.worker()
+    worker.reached(shop.topic, len(FIRST))
+    worker.stop()
+    later = [of(n, 9, n) for n in range(100, 150)]
+
+    def wider() -> None:
+        widen(shop, 3)
+        shop.produce(shop.topic, later, partition=2)
+        again = shop.worker()
+        again.reached(shop.topic, len(later), 2)
+        again.stop()
+
+    reload = shop.reload(large=20)
+    stager = reload._stager = Meanwhile(reload, wider)
+    driver = reload.open()
+    reload.stage(driver)
+    assert stager.plans == [[(0, 0, 80)], [(2, 0, 50)]]
+    reload.run(driver)
+    assert shop.rows() == doubled(FIRST + later)
+
+
+def test_a_position_that_was_moved_while_ranges_were_staged_ends_the_run(shop: Shop) -> None:
+    shop.produce(shop.topic, FIRST, partition=0)
+    worker = shop.worker()
+    worker.reached(shop.topic, len(FIRST))
+    worker.stop()
+
+    def rewound() -> None:
+        shop.ledger().move(shop.topic, 0, 10, log=None, reason="a test")
+        shop.produce(shop.topic, FIRST, partition=0)
+        again = shop.worker()
+        again.reached(shop.topic, 2 * len(FIRST))
+        again.stop()
+
+    reload = shop.reload(large=20)
+    reload._stager = Meanwhile(reload, rewound)
+    driver = reload.open()
+    with pytest.raises(ReloadRefused, match="was moved since the run was opened"):
+        reload.stage(driver)
+    assert reload.runs.get(driver.run.id).state == "failed"
+
+
+def test_deltas_that_do_not_shrink_end_the_run(shop: Shop) -> None:
+    """Workers that are faster than the tasks: staged for ever, nothing would be published."""
+    shop.produce(shop.topic, FIRST, partition=0)
+    worker = shop.worker()
+    worker.reached(shop.topic, len(FIRST))
+    reload = shop.reload(large=5)
+    more = [of(n, 1, n) for n in range(10)]
+    happens = [grown(shop, worker, more, len(FIRST) + 10 * (n + 1)) for n in range(20)]
+    stager = reload._stager = Meanwhile(reload, *happens)
+    driver = reload.open()
+    with pytest.raises(ReloadRefused, match=r"faster than the rebuild follows: 10 records in the last round, and 10"):
+        reload.stage(driver)
+    worker.stop()
+    assert len(stager.plans) == 11
+    assert reload.runs.get(driver.run.id).state == "failed"
+
+
+def test_staging_that_is_taken_up_again_tells_what_was_done_before(shop: Shop) -> None:
+    shop.produce(shop.topic, FIRST, partition=0)
+    worker = shop.worker()
+    worker.reached(shop.topic, len(FIRST))
+    worker.stop()
+    first = shop.reload(range_records=30)
+
+    class Stopped(LocalStager):
+        def stage(self, run: Run, tasks: Any) -> Any:
+            yield next(iter(super().stage(run, tasks)))
+            raise KeyboardInterrupt
+
+    first._stager = Stopped(first.engine, first.schema, first.kafka, first.sources)
+    driver = first.open()
+    with pytest.raises(KeyboardInterrupt):
+        first.stage(driver)
+    told: Steps = []
+    other = shop.reload(range_records=30, progress=lambda *step: told.append(step))
+    other.run(other.take(driver.run.id))
+    assert told[:3] == [("staging", 30, 80), ("staging", 60, 80), ("staging", 80, 80)]
+    assert shop.rows() == doubled(FIRST)

@@ -1,0 +1,125 @@
+"""Triggers, rules and row security that keep the old row: a merge that had no effect on some changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine, text
+
+from seekpoint.errors import ReloadRefused
+from seekpoint.jobs.reload import Reload
+from support.reload_orders import Shop, doubled, of
+
+RECORDS = [of(n, n, n) for n in range(1, 31)]
+
+
+def settled(shop: Shop) -> None:
+    shop.produce(shop.topic, RECORDS, partition=0)
+    worker = shop.worker()
+    worker.reached(shop.topic, len(RECORDS))
+    worker.stop()
+
+
+def trigger(event: str, body: str) -> str:
+    return (
+        f"CREATE FUNCTION {{schema}}.keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN {body}; END'; "
+        f"CREATE TRIGGER keep BEFORE {event} ON {{schema}}.orders FOR EACH ROW EXECUTE FUNCTION {{schema}}.keep()"
+    )
+
+
+@pytest.mark.parametrize(
+    ("hook", "before", "counts"),
+    [
+        (trigger("UPDATE", "RETURN OLD"), "SELECT 1", "0 rows were not added, 30 not changed and 0 not deleted"),
+        (trigger("UPDATE", "RETURN NULL"), "SELECT 1", "0 rows were not added, 30 not changed and 0 not deleted"),
+        (
+            "CREATE RULE keep AS ON UPDATE TO {schema}.orders DO INSTEAD NOTHING",
+            "SELECT 1",
+            "0 rows were not added, 30 not changed and 0 not deleted",
+        ),
+        (
+            trigger("DELETE", "RETURN NULL"),
+            "INSERT INTO {schema}.orders VALUES (1000, 1, 1)",
+            "0 rows were not added, 0 not changed and 1 not deleted",
+        ),
+        (
+            trigger("INSERT", "RETURN NULL"),
+            "DELETE FROM {schema}.orders WHERE id = 1",
+            "1 rows were not added, 0 not changed and 0 not deleted",
+        ),
+    ],
+)
+def test_a_trigger_that_keeps_the_old_row_is_seen(shop: Shop, hook: str, before: str, counts: str) -> None:
+    settled(shop)
+    shop.execute(before)
+    shop.execute(hook)
+    live = shop.rows()
+    reload = shop.reload()
+    driver = reload.open()
+    with pytest.raises(ReloadRefused, match=rf"{counts}, though the merge wrote them: (trigger|rule) keep"):
+        reload.run(driver)
+    assert shop.rows() == live, "nothing was changed"
+    assert reload.runs.get(driver.run.id).state == "failed"
+
+
+def test_a_trigger_that_changes_what_is_written_is_none_of_these(shop: Shop) -> None:
+    settled(shop)
+    shop.execute(trigger("INSERT OR UPDATE", "NEW.note = upper(NEW.note); NEW.at = NEW.at + 1; RETURN NEW"))
+    reload = shop.reload()
+    reload.run(reload.open())
+    assert shop.rows() == [(id_, amount, at + 1) for id_, amount, at in doubled(RECORDS)]
+
+
+@pytest.fixture
+def as_role(shop: Shop) -> Iterator[Callable[..., Reload]]:
+    """A reload as a role that is subject to row security."""
+    role = f"{shop.schema}_limited"
+    shop.execute(f"CREATE ROLE {role}")
+    shop.execute(f"GRANT ALL ON SCHEMA {{schema}} TO {role}")
+    shop.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA {{schema}} TO {role}")
+    shop.execute(f"GRANT ALL ON ALL SEQUENCES IN SCHEMA {{schema}} TO {role}")
+    with shop.engine.begin() as tx:
+        database = tx.execute(text("SELECT quote_ident(current_database())")).scalar()
+        tx.execute(text(f"GRANT CREATE ON DATABASE {database} TO {role}"))
+    engine = create_engine(shop.engine.url, connect_args={"options": f"-crole={role}"})
+
+    def made(version: int) -> Reload:
+        brokers = {"bootstrap.servers": shop.brokers}
+        return Reload([shop.pipeline(version=version)], engine, brokers, schema=shop.schema)
+
+    yield made
+    engine.dispose()
+    shop.execute(f"DROP OWNED BY {role}")
+    shop.execute(f"DROP ROLE {role}")
+
+
+def test_row_security_that_hides_rows_is_refused_at_the_opening(shop: Shop, as_role: Callable[..., Any]) -> None:
+    settled(shop)
+    shop.execute(
+        "ALTER TABLE {schema}.orders ENABLE ROW LEVEL SECURITY; "
+        "CREATE POLICY part ON {schema}.orders USING (id < 10) WITH CHECK (true)"
+    )
+    for begin in (as_role(2).open, as_role(1).verify):
+        with pytest.raises(ReloadRefused, match="row security may hide rows from this role"):
+            begin()
+    assert shop.reload(version=1).verify().is_empty, "its owner sees all rows"
+
+
+def test_row_security_that_keeps_the_old_row_is_seen(shop: Shop, as_role: Callable[..., Any]) -> None:
+    settled(shop)
+    shop.execute(
+        "ALTER TABLE {schema}.orders ENABLE ROW LEVEL SECURITY; "
+        "CREATE POLICY sees ON {schema}.orders FOR SELECT USING (true); "
+        "CREATE POLICY may ON {schema}.orders FOR UPDATE USING (id < 10)"
+    )
+    reload = as_role(2)
+    live = shop.rows()
+    with pytest.raises(ReloadRefused, match=r"21 not changed and 0 not deleted.*: row security kept"):
+        reload.run(reload.open())
+    assert shop.rows() == live
+    shop.execute("ALTER POLICY may ON {schema}.orders USING (true)")
+    assert as_role(1).verify().is_empty
+    reload.run(reload.open())
+    assert shop.rows() == doubled(RECORDS)

@@ -1,0 +1,65 @@
+"""A driver that dies by SIGKILL, in any state: another one takes the run and brings it to its end."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+
+from support.reload_orders import Shop, doubled, gone, of
+from support.reload_process import Reloader
+
+FIRST = [of(n % 40, n, n) for n in range(120)] + [gone(3)]
+LATER = [of(n % 50, n, n) for n in range(200, 230)]
+PLACES = [
+    "opened",
+    "turn staging",
+    "staging",
+    "turn staged",
+    "staged",
+    "turn indexed",
+    "indexed",
+    "following",
+    "diffed",
+    "turn cut_over",
+]
+
+
+def kill_at(shop: Shop, run: UUID, at: str) -> None:
+    """A driver of its own process takes the run, and is killed where it stands."""
+    reloader = Reloader(shop, run, at=at, width=50)
+    try:
+        assert reloader.wait_for("standing")
+    finally:
+        reloader.kill()
+
+
+@pytest.mark.parametrize("at", PLACES)
+def test_another_driver_goes_on(shop: Shop, at: str) -> None:
+    shop.produce(shop.topic, FIRST, partition=0)
+    old = shop.worker()
+    old.reached(shop.topic, len(FIRST))
+    reload = shop.reload()
+    run = reload.open().run.id
+    kill_at(shop, run, at)
+    assert shop.rows() == doubled(FIRST, by=1), "nothing was published"
+    shop.produce(shop.topic, LATER, partition=0)
+    old.reached(shop.topic, len(FIRST) + len(LATER))
+    old.stop()
+    reload.run(reload.take(run))
+    assert shop.rows() == doubled(FIRST + LATER)
+    assert shop.schemas() == []
+
+
+def test_a_dead_drivers_run_can_be_aborted(shop: Shop) -> None:
+    shop.produce(shop.topic, FIRST, partition=0)
+    worker = shop.worker()
+    worker.reached(shop.topic, len(FIRST))
+    reload = shop.reload()
+    run = reload.open().run.id
+    kill_at(shop, run, "turn cut_over")
+    assert reload.runs.abort(run, "its driver is dead").swept
+    shop.produce(shop.topic, LATER, partition=0)
+    worker.reached(shop.topic, len(FIRST) + len(LATER))
+    worker.stop()
+    assert shop.rows() == doubled(FIRST + LATER, by=1)

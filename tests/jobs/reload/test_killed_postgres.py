@@ -1,0 +1,52 @@
+"""Postgres killed in the middle of a run: the run stands where its last step left it, and whoever takes it goes on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sqlalchemy.exc import OperationalError
+
+from seekpoint.testing.servers.postgres import PostgresServer
+from support.reload_orders import doubled, gone, of, shop_on
+
+RECORDS = [of(n % 40, n, n) for n in range(120)] + [gone(3)]
+
+
+@pytest.mark.parametrize("place", ["staging", "turn staged", "following", "turn cut_over"])
+def test_a_crash_of_the_database(
+    request: pytest.FixtureRequest, own_postgres: PostgresServer, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two steps the same driver goes on; in a step it ends, but for the cut-over, which is tried again."""
+    shop = shop_on(request, own_postgres)
+    shop.produce(shop.topic, RECORDS, partition=0)
+    worker = shop.worker()
+    worker.reached(shop.topic, len(RECORDS))
+    worker.stop()
+    crashed: list[str] = []
+
+    def crash(at: str) -> None:
+        if at == place and not crashed:
+            crashed.append(at)
+            own_postgres.kill()
+            own_postgres.start()
+
+    reload = shop.reload(range_records=50, progress=lambda what, *_: crash(what))
+    driver = reload.open()
+    turn = driver.turn
+
+    def turned(tx: Any, state: str) -> None:
+        turn(tx, state)
+        crash(f"turn {state}")
+
+    monkeypatch.setattr(driver, "turn", turned)
+    if place == "turn staged":
+        with pytest.raises(OperationalError):
+            reload.run(driver)
+        driver = reload.take(driver.run.id)
+        assert driver.run.state == "staging", "the step was rolled back"
+    reload.run(driver)
+    assert crashed == [place]
+    assert shop.rows() == doubled(RECORDS)
+    assert shop.schemas() == []
+    shop.engine.dispose()

@@ -1,0 +1,136 @@
+"""Nothing of a run depends on live defaults: it draws no live number, and no live table is kept from being dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from sqlalchemy import text
+
+from seekpoint.jobs.staging.stage import begin_staging
+from support.handler_reload import Books, by_core
+from support.reload_orders import Shop, doubled, of
+
+RECORDS = [of(n, n, n) for n in range(1, 41)]
+NUMBERED = """
+CREATE SEQUENCE {schema}.counted;
+CREATE FUNCTION {schema}.next_number() RETURNS bigint LANGUAGE sql AS $$SELECT nextval('{schema}.counted')$$;
+ALTER TABLE {schema}.orders ADD n smallserial, ADD label text NOT NULL DEFAULT 'n-' || nextval('{schema}.counted'),
+    ADD called bigint NOT NULL DEFAULT {schema}.next_number();
+"""
+
+
+@pytest.fixture
+def books(shop: Shop) -> Iterator[Books]:
+    made = Books.of(shop)
+    yield made
+    made.engine.dispose()
+
+
+def settled(shop: Shop) -> None:
+    shop.produce(shop.topic, RECORDS, partition=0)
+    worker = shop.worker()
+    worker.reached(shop.topic, len(RECORDS))
+    worker.stop()
+
+
+def drawn(shop: Shop, *sequences: str) -> list[object]:
+    return [shop.execute(f"SELECT last_value, is_called FROM {{schema}}.{one}") for one in sequences]
+
+
+def test_a_verify_draws_no_number_of_the_live_table(shop: Shop) -> None:
+    """A worker would find its sequence used up."""
+    shop.execute(NUMBERED)
+    settled(shop)
+    shop.execute("SELECT setval('{schema}.orders_n_seq', 32767)")
+    before = drawn(shop, "orders_n_seq", "counted")
+    for _ in range(2):
+        assert shop.reload(version=1).verify().is_empty
+    assert drawn(shop, "orders_n_seq", "counted") == before
+
+
+def test_a_merge_draws_the_numbers_of_the_rows_that_it_adds(shop: Shop) -> None:
+    shop.execute(NUMBERED)
+    settled(shop)
+    shop.execute("DELETE FROM {schema}.orders WHERE id <= 3")
+    reload = shop.reload()
+    reload.run(reload.open())
+    assert shop.rows() == doubled(RECORDS)
+    assert shop.execute("SELECT max(n), count(DISTINCT n), count(DISTINCT label) FROM {schema}.orders") == [
+        (43, 40, 40)
+    ]
+
+
+def test_what_a_run_left_keeps_no_live_table(shop: Shop) -> None:
+    shop.execute(NUMBERED)
+    settled(shop)
+    reload = shop.reload()
+    driver = reload.open()
+    begin_staging(driver, reload.sources)
+    reload._stage_ranges(driver)  # between two steps, as a killed driver leaves it
+    with shop.engine.connect() as connection:  # rolled back
+        connection.execute(text(f"DROP TABLE {shop.schema}.orders"))
+    reload.stage(driver)
+    shop.execute("DROP TABLE {schema}.orders")
+    assert shop.schemas(), "what was staged is there still"
+
+
+def test_what_a_run_of_a_handler_left_keeps_no_live_table(books: Books) -> None:
+    books.shop.execute("ALTER TABLE {schema}.totals ADD n serial")
+    books.applied(RECORDS, lambda version: by_core(None, version))
+    before = drawn(books.shop, "totals_n_seq", "bookings_number_seq")
+    reload = books.reload(by_core(None, 2))
+    reload.stage(reload.open())
+    assert drawn(books.shop, "totals_n_seq", "bookings_number_seq") == before
+    books.shop.execute("DROP TABLE {schema}.totals, {schema}.bookings")
+
+
+@pytest.mark.parametrize("way", ["sinks", "handler"])
+def test_a_swapped_table_draws_on_from_the_live_sequence(shop: Shop, books: Books, way: str) -> None:
+    """Rebuilt rows are numbered after the live ones, by the run; from the swap on, the live sequence continues."""
+    table = "orders" if way == "sinks" else "totals"
+    shop.execute(
+        f"CREATE SEQUENCE {{schema}}.counted; "
+        f"ALTER TABLE {{schema}}.{table} ADD n bigint UNIQUE DEFAULT nextval('{{schema}}.counted')"
+    )
+    if way == "sinks":
+        settled(shop)
+        reload = shop.reload()
+    else:
+        shop.execute("ALTER TABLE {schema}.bookings DROP CONSTRAINT bookings_pkey, DROP COLUMN number")
+        books.applied(RECORDS, lambda version: by_core(None, version))
+        reload = books.reload(by_core(None, 2))
+    before = drawn(shop, "counted")
+    driver = reload.open(strategy="swap")
+    reload.stage(driver)
+    assert drawn(shop, "counted") == before
+    reload.run(driver)
+    key = "id" if way == "sinks" else "account"
+    insert = (
+        "(id, amount, at) VALUES (1000, 1, 1)" if way == "sinks" else "(account, total, records) VALUES (1000, 1, 1)"
+    )
+    shop.execute(f"INSERT INTO {{schema}}.{table} {insert}")
+    [(least, most, new)] = shop.execute(
+        f"SELECT min(n), max(n), max(n) FILTER (WHERE {key} = 1000) FROM {{schema}}.{table}"
+    )
+    assert least > before[0][0][0]  # type: ignore[index]
+    assert most == new, "no number twice: the new row's is the highest"
+
+
+def test_a_new_generation_draws_nothing_before_it_is_attached(shop: Shop) -> None:
+    from seekpoint.jobs.reload import Generations
+
+    shop.execute("ALTER TABLE {schema}.orders ADD n serial UNIQUE")
+    settled(shop)
+    Generations(shop.engine, schema=shop.schema).adopt((shop.schema, "orders"))
+    before = drawn(shop, "orders_n_seq")
+    reload = shop.reload()
+    driver = reload.open(strategy="generation")
+    reload.stage(driver)
+    assert drawn(shop, "orders_n_seq") == before
+    reload.run(driver)
+    more = [of(n, 1, 1) for n in range(100, 140)]
+    shop.produce(shop.topic, more, partition=0)
+    worker = shop.worker(version=2)
+    worker.reached(shop.topic, len(RECORDS) + len(more))
+    assert shop.execute("SELECT count(*), count(DISTINCT n), min(n) FROM {schema}.orders") == [(80, 80, 41)]

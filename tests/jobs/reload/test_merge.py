@@ -1,0 +1,149 @@
+"""What a merge does before its locks: the pages that it is going to change are made ready, and nobody waits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from seekpoint import Limits
+from seekpoint.jobs.reload import merge
+from support.before_cutover import diffed, settled
+from support.reload_orders import Shop, doubled, of
+
+MANY, CHANGED = 2_000, 300
+RECORDS = [of(n, 1 if n < CHANGED else 0) for n in range(MANY)]  # twice nothing is the same
+
+
+def locked_once(shop: Shop) -> set[int]:
+    """The rows that somebody has locked or tried to change since they were written."""
+    return {row[0] for row in shop.execute("SELECT id FROM {schema}.orders WHERE xmax::text <> '0'")}
+
+
+def test_rows_that_differ_are_locked_once_and_let_go(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some pages of keys at a time; whoever else has changed or locked some of them is not waited for."""
+    monkeypatch.setattr(merge, "WARM", 1)
+    settled(shop, RECORDS)
+    steps: list[tuple[int, int]] = []
+    told: list[tuple[str, int, int]] = []
+    reload = shop.reload(progress=lambda *step: told.append(step))
+    driver = reload.open()
+    with diffed(reload, driver) as rounds:
+        before = locked_once(shop)
+        with shop.engine.connect() as other:
+            other.execute(text(f"UPDATE {shop.schema}.orders SET note = 'mine' WHERE id = 7"))
+            other.execute(text(f"SELECT FROM {shop.schema}.orders WHERE id = 8 FOR UPDATE"))
+            merge.warm(driver, rounds.targets, lambda *step: steps.append(step))
+        assert locked_once(shop) - before == set(range(CHANGED)) - before
+        free = shop.execute("SELECT id FROM {schema}.orders WHERE id < :most FOR UPDATE NOWAIT", most=CHANGED)
+        assert len(free) == CHANGED
+        assert len(steps) > 4, "some pages at a time"
+        assert steps == sorted(steps)
+        assert (steps[0], steps[-1]) == ((0, CHANGED), (CHANGED, CHANGED))
+        reload.cut_over(driver, rounds)
+    assert [step for step in told if step[0] == "warming up"] == [("warming up", *step) for step in steps]
+    assert shop.rows() == doubled(RECORDS)
+
+
+def test_a_large_difference_is_not_gone_through_before_the_lock(shop: Shop) -> None:
+    settled(shop, RECORDS[: 2 * CHANGED])
+    reload = shop.reload()
+    driver = reload.open()
+    with diffed(reload, driver) as rounds:
+        before = locked_once(shop)
+        merge.warm(driver, rounds.targets, lambda *_: pytest.fail("there is nothing to do"))
+        assert locked_once(shop) == before
+
+
+def test_a_table_that_somebody_has_locked_is_left_to_the_cut_over(shop: Shop) -> None:
+    """Which tries again and again; making it short must not end it."""
+    settled(shop, RECORDS)
+    reload = shop.reload(limits=Limits(transaction_age=1.0))
+    driver = reload.open()
+    with diffed(reload, driver) as rounds:
+        before = locked_once(shop)
+        with shop.engine.connect() as blocker:
+            blocker.execute(text(f"LOCK TABLE {shop.schema}.orders IN EXCLUSIVE MODE"))
+            merge.warm(driver, rounds.targets, lambda *_: None)
+        assert locked_once(shop) == before
+        reload.cut_over(driver, rounds)
+    assert shop.rows() == doubled(RECORDS)
+
+
+# -- rows that refer to each other --------------------------------------------------------------------------------
+
+PARTED = """
+DROP TABLE {schema}.orders;
+CREATE TABLE {schema}.orders (id bigint PRIMARY KEY, amount bigint NOT NULL, at bigint NOT NULL, note text)
+    PARTITION BY RANGE (id);
+CREATE TABLE {schema}.orders_low PARTITION OF {schema}.orders FOR VALUES FROM (MINVALUE) TO (20);
+CREATE TABLE {schema}.orders_high PARTITION OF {schema}.orders FOR VALUES FROM (20) TO (MAXVALUE);
+"""
+
+
+@pytest.mark.parametrize(("child", "parent"), [("orders", "orders"), ("orders_low", "orders_high")])
+def test_a_row_that_referred_to_a_deleted_one_of_its_table_stays(shop: Shop, child: str, parent: str) -> None:
+    """It is changed before that one is deleted, or the key's ON DELETE CASCADE would delete it, too."""
+    if child != "orders":
+        shop.execute(PARTED)
+    records = [of(n, 1, 25) for n in range(1, 30)]
+    settled(shop, records)
+    shop.execute("INSERT INTO {schema}.orders (id, amount, at) VALUES (100, 1, 25)")
+    shop.execute("UPDATE {schema}.orders SET at = 100 WHERE id = 2")
+    shop.execute(
+        f"ALTER TABLE {{schema}}.{child} ADD FOREIGN KEY (at) REFERENCES {{schema}}.{parent} ON DELETE CASCADE"
+    )
+    reload = shop.reload(allow_cascades=True)
+    reload.run(reload.open())
+    assert shop.rows() == doubled(records)
+
+
+# -- a row that comes hides none that is gone --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("amount", [0, 1])  # twice nothing is the same: then 7 is not in the difference
+def test_a_key_that_becomes_null_does_not_hide_the_row_that_is_gone(shop: Shop, amount: int) -> None:
+    shop.execute("ALTER TABLE {schema}.orders DROP CONSTRAINT orders_pkey, ALTER id DROP NOT NULL")
+    shop.execute("CREATE UNIQUE INDEX ON {schema}.orders (id) NULLS NOT DISTINCT")
+    records = [of(n, amount) for n in range(40)]
+    settled(shop, records)
+    reload = shop.reload()
+    driver = reload.open()
+    with diffed(reload, driver) as rounds:
+        shop.execute("UPDATE {schema}.orders SET id = NULL WHERE id = 7")
+        reload.cut_over(driver, rounds)
+    assert [row for row in shop.rows() if row[0] is not None] == doubled(records)
+
+
+def test_a_row_that_was_extra_does_not_hide_one_that_is_gone(shop: Shop) -> None:
+    records = [of(n, 0) for n in range(40)]
+    settled(shop, records)
+    shop.execute("INSERT INTO {schema}.orders (id, amount, at) VALUES (100, 1, 0)")
+    reload = shop.reload()
+    driver = reload.open()
+    with diffed(reload, driver) as rounds:
+        shop.execute("DELETE FROM {schema}.orders WHERE id = 7")
+        reload.cut_over(driver, rounds)
+    assert shop.rows() == doubled(records)
+
+
+@pytest.mark.parametrize("amount", [0, 1])
+def test_a_row_that_comes_behind_the_look_does_not_hide_one_that_is_gone(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, amount: int
+) -> None:
+    records = [of(n, amount) for n in range(40)]
+    settled(shop, records)
+    reload = shop.reload()
+    driver = reload.open()
+    add_deleted = merge._add_deleted
+
+    def late(*given: Any) -> None:
+        shop.execute("INSERT INTO {schema}.orders (id, amount, at) VALUES (9999, 9, 9)")
+        add_deleted(*given)
+
+    with diffed(reload, driver) as rounds:
+        shop.execute("DELETE FROM {schema}.orders WHERE id = 7")
+        monkeypatch.setattr(merge, "_add_deleted", late)
+        reload.cut_over(driver, rounds)
+    assert [row for row in shop.rows() if row[0] != 9999] == doubled(records)

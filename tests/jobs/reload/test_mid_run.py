@@ -1,0 +1,247 @@
+"""What happens to topics and brokers while a run is open: what ends it, and what it gets over."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from time import monotonic
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from kafka.test_ranges import delete, trim
+from seekpoint.errors import HandlerOutdated, RangeLost, ReloadRefused, TopicRecreated
+from seekpoint.jobs.reload import Driver, Reload, cutover
+from seekpoint.jobs.reload import reload as job
+from seekpoint.jobs.reload.rounds import Rounds
+from seekpoint.kafka.ranges import IDLE
+from seekpoint.testing.servers.kafka import KafkaServer
+from support.before_cutover import FIRST, diffed, settled, widen, work_up_to
+from support.reload_orders import Shop, doubled, of
+
+LATER = [of(n, 7, n) for n in range(300, 320)]
+
+
+def admin_of(shop: Shop) -> AdminClient:
+    return AdminClient({"bootstrap.servers": shop.brokers, "log_level": 0})
+
+
+def failed(reload: Reload, driver: Driver) -> str:
+    run = reload.runs.get(driver.run.id)
+    assert run.state == "failed"
+    return run.error or ""
+
+
+def test_retention_that_passes_the_staged_position_ends_the_run(shop: Shop) -> None:
+    settled(shop)
+    reload = shop.reload(range_records=50)
+    driver = reload.open()
+    trim(admin_of(shop), shop.topic, 60)
+    with pytest.raises(RangeLost, match="retention has passed it: the first offset left is 60") as lost:
+        reload.stage(driver)
+    assert (lost.value.partition.topic, lost.value.offset) == (shop.topic, 0)
+    assert "retention has passed it" in failed(reload, driver)
+    assert shop.rows() == doubled(FIRST, by=1)
+
+
+def test_retention_that_passes_only_what_is_staged_does_no_harm(shop: Shop) -> None:
+    settled(shop)
+    reload = shop.reload()
+    driver = reload.open()
+    reload.stage(driver)
+    trim(admin_of(shop), shop.topic, len(FIRST))
+    shop.produce(shop.topic, LATER, partition=0)
+    work_up_to(shop, len(FIRST) + len(LATER))
+    reload.run(driver)
+    assert shop.rows() == doubled(FIRST + LATER)
+
+
+def test_retention_that_passes_a_round_ends_the_run(shop: Shop) -> None:
+    settled(shop)
+    reload = shop.reload()
+    driver = reload.open()
+    with diffed(reload, driver) as rounds:
+        shop.produce(shop.topic, LATER, partition=0)
+        work_up_to(shop, len(FIRST) + len(LATER))
+        trim(admin_of(shop), shop.topic, len(FIRST) + 5)
+        with pytest.raises(RangeLost, match=f"the first offset left is {len(FIRST) + 5}"):
+            reload.cut_over(driver, rounds)
+    assert "retention has passed it" in failed(reload, driver)
+    assert shop.rows() == doubled(FIRST + LATER, by=1)
+
+
+@pytest.mark.parametrize("at", ["opened", "staged", "diffed"])
+def test_a_topic_that_is_created_anew_ends_the_run(shop: Shop, topic: Callable[..., str], at: str) -> None:
+    """Under the same name, with other records at the same offsets."""
+    settled(shop)
+    reload = shop.reload()
+    driver = reload.open()
+    if at == "staged":
+        reload.stage(driver)
+
+    def anew() -> None:
+        delete({"bootstrap.servers": shop.brokers}, admin_of(shop), shop.topic)
+        topic(2, name=shop.topic)
+        shop.produce(shop.topic, [of(n, 9) for n in range(200)], partition=0)
+
+    if at == "diffed":
+        with diffed(reload, driver) as rounds:
+            shop.produce(shop.topic, LATER, partition=0)
+            work_up_to(shop, len(FIRST) + len(LATER))
+            anew()
+            with pytest.raises(TopicRecreated, match="was deleted and created anew"):
+                reload.cut_over(driver, rounds)
+    elif at == "staged":
+        shop.produce(shop.topic, LATER, partition=0)
+        work_up_to(shop, len(FIRST) + len(LATER))
+        anew()
+        with pytest.raises(TopicRecreated, match="was deleted and created anew"):
+            reload.run(driver)
+    else:
+        anew()
+        with pytest.raises(TopicRecreated, match="was deleted and created anew"):
+            reload.run(driver)
+    assert "was deleted and created anew" in failed(reload, driver)
+    assert {row[1] for row in shop.rows() if row[0] < 40} <= set(range(120)), "nothing of it is in the table"
+
+
+def test_a_partition_that_is_added_and_moved_in_mid_run_ends_it(shop: Shop) -> None:
+    """What was given up there has no rows, and the run does not know of it."""
+    settled(shop)
+    reload = shop.reload()
+    driver = reload.open()
+    widen(shop, 3)
+    shop.produce(shop.topic, [of(n) for n in range(800, 840)], partition=2)
+    worker = shop.worker()
+    worker.reached(shop.topic, 40, partition=2)
+    worker.stop()
+    shop.ledger().move(shop.topic, 2, 45, log=None, reason="a test", lost="a test gave them up")
+    with pytest.raises(ReloadRefused, match="has got it since the run was opened, and its position was moved by hand"):
+        reload.run(driver)
+    assert "moved by hand" in failed(reload, driver)
+
+
+def test_partitions_that_are_added_in_mid_run_are_in(shop: Shop) -> None:
+    settled(shop)
+    reload = shop.reload()
+    driver = reload.open()
+    with diffed(reload, driver) as rounds:
+        widen(shop, 4)
+        shop.produce(shop.topic, LATER, partition=3)
+        worker = shop.worker()
+        worker.reached(shop.topic, len(LATER), 3)
+        worker.stop()
+        reload.cut_over(driver, rounds)
+    assert shop.rows() == doubled(FIRST + LATER)
+    assert [at.partition.number for at in reload.runs.positions(driver.run.id)] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("at", ["opened", "staged"])
+def test_a_rewind_in_mid_run_ends_it(shop: Shop, at: str) -> None:
+    settled(shop)
+    reload = shop.reload()
+    driver = reload.open()
+    if at == "staged":
+        reload.stage(driver)
+    shop.ledger().move(shop.topic, 0, 50, log=None, reason="again")
+    work_up_to(shop, len(FIRST))
+    with pytest.raises(ReloadRefused, match="was moved since the run was opened"):
+        reload.run(driver)
+    assert "was moved since the run was opened" in failed(reload, driver)
+
+
+def test_rounds_that_do_not_shrink_end_the_run(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    settled(shop)
+    worker = shop.worker()
+    end = len(FIRST)
+
+    def faster(what: str, done: int, total: int) -> None:
+        nonlocal end
+        if what == "following" and done == total:
+            end += len(LATER)
+            shop.produce(shop.topic, LATER, partition=0)
+            worker.reached(shop.topic, end)
+
+    monkeypatch.setattr(job, "SMALL", 5)
+    reload = shop.reload(progress=faster)
+    driver = reload.open()
+    reload.stage(driver)
+    faster("following", 0, 0)
+    began = end
+    with Rounds(driver, reload.sources, reload.kafka) as rounds, pytest.raises(ReloadRefused) as refused:
+        reload.follow(driver, rounds)
+    worker.stop()
+    assert "20 records in the last round, and 10 in a row did not shrink" in str(refused.value)
+    assert (end - began) == 11 * len(LATER)
+    assert "faster than the rebuild follows" in failed(reload, driver)
+    assert shop.rows() == doubled(FIRST + LATER, by=1)
+
+
+def test_brokers_that_are_away_under_the_lock_are_waited_for_briefly(
+    shop: Shop,
+    own_kafka: KafkaServer,
+    *,
+    topic: Callable[..., str],
+    run_worker: Callable[..., Any],
+    produce: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are frozen as soon as the locks are there: it is rolled back, workers go on, and it is tried again."""
+    brokers = own_kafka.bootstrap
+    kafka = {"bootstrap.servers": brokers}
+    there = replace(
+        shop,
+        brokers=brokers,
+        topic=topic(2, bootstrap=brokers),
+        run_worker=partial(run_worker, kafka=kafka),
+        produce=partial(produce, bootstrap=brokers),
+    )
+    settled(there)
+    worker = there.worker()
+    reload = there.reload()
+    driver = reload.open()
+    held: list[float] = []
+    thaw = threading.Timer(2 * IDLE, own_kafka.thaw)  # should the test fail
+    apply = Rounds.apply
+
+    def away(self: Rounds, tx: Any, offsets: Any, *, idle: float = 30.0) -> int:
+        if idle != cutover.IDLE or held:
+            return apply(self, tx, offsets, idle=idle)
+        self.close()  # nothing was read ahead
+        own_kafka.freeze()
+        thaw.start()
+        began = monotonic()
+        try:
+            return apply(self, tx, offsets, idle=idle)
+        finally:
+            held.append(monotonic() - began)
+            own_kafka.thaw()
+
+    catch_up = reload.follow
+
+    def behind(driver: Driver, rounds: Rounds) -> int:
+        """Behind the last round, before the locks: something is left to be read under them."""
+        read = catch_up(driver, rounds)
+        if not held:
+            there.produce(there.topic, LATER, partition=0)
+            worker.reached(there.topic, len(FIRST) + len(LATER))
+        return read
+
+    monkeypatch.setattr(Rounds, "apply", away)
+    with diffed(reload, driver) as rounds:
+        monkeypatch.setattr(reload, "follow", behind)
+        outcome = reload.cut_over(driver, rounds)
+    thaw.cancel()
+    assert outcome.tries == 2
+    assert len(held) == 1
+    assert held[0] < IDLE, "not as long as a round may wait for them"
+    assert there.rows() == doubled(FIRST + LATER)
+    newer = there.worker(version=2)
+    there.produce(there.topic, LATER, partition=1)
+    newer.reached(there.topic, len(LATER), 1)
+    newer.stop()
+    with pytest.raises(HandlerOutdated):
+        worker.stop()

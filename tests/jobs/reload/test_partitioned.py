@@ -1,0 +1,101 @@
+"""Partitioned tables are verified and merged; a swap and a generation are refused at the opening."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from seekpoint.errors import ConfigError, ReloadRefused
+from support.handler_reload import Books, booked, by_core
+from support.reload_orders import Shop, doubled, gone, of
+
+RECORDS = [of(n % 40, n, n) for n in range(120)] + [gone(3)]
+PARTITIONED = """
+DROP TABLE {schema}.orders, {schema}.entries;
+CREATE TABLE {schema}.orders (id bigint, amount bigint NOT NULL CHECK (amount < 5000), at bigint NOT NULL,
+    note text DEFAULT 'none', PRIMARY KEY (id)) PARTITION BY RANGE (id);
+CREATE TABLE {schema}.orders_low PARTITION OF {schema}.orders FOR VALUES FROM (MINVALUE) TO (20);
+CREATE TABLE {schema}.orders_high PARTITION OF {schema}.orders FOR VALUES FROM (20) TO (MAXVALUE);
+CREATE TABLE {schema}.entries (number bigint GENERATED ALWAYS AS IDENTITY, id bigint NOT NULL, amount bigint NOT NULL,
+    at bigint NOT NULL, topic_offset bigint PRIMARY KEY) PARTITION BY HASH (topic_offset);
+CREATE TABLE {schema}.entries_0 PARTITION OF {schema}.entries FOR VALUES WITH (MODULUS 2, REMAINDER 0);
+CREATE TABLE {schema}.entries_1 PARTITION OF {schema}.entries FOR VALUES WITH (MODULUS 2, REMAINDER 1);
+"""
+
+
+@pytest.fixture
+def parted(shop: Shop) -> Shop:
+    shop.execute(PARTITIONED)
+    return shop
+
+
+def settled(shop: Shop, **options: Any) -> None:
+    shop.produce(shop.topic, RECORDS, partition=0)
+    worker = shop.worker(**options)
+    worker.reached(shop.topic, len(RECORDS))
+    worker.stop()
+
+
+def test_a_partitioned_table_is_verified_and_merged(parted: Shop) -> None:
+    settled(parted)
+    assert parted.reload(version=1).verify().is_empty
+    parted.execute("DELETE FROM {schema}.orders WHERE id IN (5, 25)")
+    parted.execute("INSERT INTO {schema}.orders VALUES (-1, 1, 1), (1000, 1, 1)")
+    (table,) = parted.reload(version=1).verify().tables
+    assert (table.equal, table.missing, table.extra, table.different) == (37, 2, 2, 0)
+    reload = parted.reload()
+    reload.run(reload.open())
+    assert parted.rows() == doubled(RECORDS)
+    assert parted.rows("orders_low") == [row for row in doubled(RECORDS) if row[0] < 20]
+    assert parted.reload().verify().is_empty
+    assert parted.schemas() == []
+
+
+def test_a_partitioned_table_of_every_record(parted: Shop) -> None:
+    parted.produce(parted.topic, [of(n, n) for n in range(30)], partition=0)
+    worker = parted.worker(kind="append")
+    worker.reached(parted.topic, 30)
+    worker.stop()
+    reload = parted.reload(pipeline={"kind": "append"})
+    reload.run(reload.open())
+    assert parted.rows("entries", "id, amount, at") == [(n, 2 * n, 0) for n in range(30)]
+
+
+@pytest.mark.parametrize("strategy", ["swap", "generation"])
+def test_other_strategies_say_at_the_opening_that_it_is_partitioned(parted: Shop, strategy: str) -> None:
+    settled(parted)
+    with pytest.raises(ReloadRefused, match=r"has partitions: use strategy 'merge'|is not kept in generations"):
+        parted.reload().open(strategy=strategy)
+
+
+def test_the_table_that_holds_generations_is_no_target(shop: Shop) -> None:
+    from seekpoint.jobs.reload import Generations
+
+    settled(shop)
+    Generations(shop.engine, schema=shop.schema).adopt((shop.schema, "orders"))
+    reload = shop.reload()
+    reload.sources[0].pipeline.sinks[0].path = (shop.schema, "orders_generations")  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match="holds the generations of a view: name the view"):
+        reload.open()
+
+
+@pytest.fixture
+def books(shop: Shop) -> Iterator[Books]:
+    made = Books.of(shop)
+    shop.execute(
+        "DROP TABLE {schema}.totals; CREATE TABLE {schema}.totals (account bigint PRIMARY KEY, total bigint NOT NULL, "
+        "records bigint NOT NULL) PARTITION BY RANGE (account); "
+        "CREATE TABLE {schema}.totals_all PARTITION OF {schema}.totals DEFAULT"
+    )
+    yield made
+    made.engine.dispose()
+
+
+def test_a_handler_rebuilds_a_partitioned_table(books: Books) -> None:
+    records = [of(n % 7, n) for n in range(60)]
+    books.applied(records, lambda version: by_core(None, version))
+    reload = books.reload(by_core(None, 2))
+    reload.run(reload.open())
+    assert books.rows() == booked(records, by=2)

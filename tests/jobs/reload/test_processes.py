@@ -1,0 +1,214 @@
+"""Staging by processes of this machine: the same rows, whoever is killed, and errors that say what they are."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import secrets
+import signal
+import subprocess
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from seekpoint.errors import ConfigError, RangeLost, ReloadRefused
+from seekpoint.jobs.reload import Reload
+from seekpoint.jobs.staging.task_errors import error_of, told
+from seekpoint.records import Partition
+from support.reload_orders import PLAIN, Shop, doubled, of
+
+FIRST = [of(n % 40, n, n) for n in range(200)]
+
+# Says which process it is, then stands still until somebody kills it; only the first one at that record.
+STANDING = (
+    PLAIN
+    + """
+import os, pathlib, threading
+
+def first(record):
+    if record.offset == 70:
+        try:
+            os.close(os.open({marker!r} + ".once", os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return
+        pathlib.Path({marker!r}).write_text(str(os.getpid()) + " ")
+        threading.Event().wait()
+"""
+)
+
+DEADLY = (
+    PLAIN
+    + """
+import os, signal
+
+def first(record):
+    if record.offset == 70:
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+)
+
+ENDING = PLAIN + "\nimport multiprocessing, os\nif multiprocessing.parent_process(): os._exit(3)\n"
+
+
+@pytest.fixture
+def named(shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """``named(source)`` has records applied, and returns the name of version 2's pipeline."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def make(source: str) -> str:
+        shop.produce(shop.topic, FIRST, partition=0)
+        worker = shop.worker()
+        worker.reached(shop.topic, len(FIRST))
+        worker.stop()
+        module, marker = f"made_{secrets.token_hex(6)}", str(tmp_path / "marker")
+        (tmp_path / f"{module}.py").write_text(
+            source.format(group=shop.group, topic=shop.topic, schema=shop.schema, marker=marker)
+        )
+        importlib.invalidate_caches()
+        return f"{module}:orders"
+
+    return make
+
+
+def reload_of(shop: Shop, name: Any, **options: Any) -> Reload:
+    return shop.reload([name], **{"range_records": 50, "processes": 2, **options})
+
+
+def test_processes_stage_what_one_would(shop: Shop, named: Callable[[str], str]) -> None:
+    told_: list[tuple[str, int, int]] = []
+    reload = reload_of(shop, named(PLAIN), progress=lambda *step: told_.append(step))
+    reload.run(reload.open())
+    assert shop.rows() == doubled(FIRST)
+    assert [done for what, done, _ in told_ if what == "staging"] == [0, 50, 100, 150, 200]
+
+
+def test_a_process_that_is_killed_is_replaced(shop: Shop, named: Callable[[str], str], tmp_path: Path) -> None:
+    """SIGKILL in mid-transaction: nothing of its attempt is there, and the range is staged again."""
+    command: list[bytes] = []
+
+    def kill(*step: Any) -> None:
+        """Called when the other process has staged something; the one that stands is killed, once."""
+        marker = tmp_path / "marker"
+        if step[1] == 150 and not command:  # three of four ranges: the fourth stands
+            pid = standing(marker)
+            own = set(os.environb.items())  # what it inherits is not the pool's doing: a test of Spark's may be there
+            given = dict(line.split(b"=", 1) for line in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if line)
+            added = [b"%b=%b" % item for item in given.items() if item not in own]
+            command.append(b"\0".join([Path(f"/proc/{pid}/cmdline").read_bytes(), *added]))
+            os.kill(pid, signal.SIGKILL)
+
+    reload = reload_of(shop, named(STANDING), progress=kill)
+    driver = reload.open()
+    reload.stage(driver)
+    assert command, "nobody was killed"
+    password = shop.engine.url.password
+    for secret in (str(shop.engine.url.database) + "?", f":{password}@" if password else "postgresql+psycopg"):
+        assert secret.encode() not in command[0]
+    staged = shop.execute("SELECT from_offset, to_offset FROM {schema}.reload_staged ORDER BY 1")
+    assert staged == [(0, 50), (50, 100), (100, 150), (150, 200)]
+    reload.run(driver)
+    assert shop.rows() == doubled(FIRST)
+
+
+def test_processes_that_die_again_and_again_are_told_and_the_run_stays_open(
+    shop: Shop, named: Callable[[str], str]
+) -> None:
+    reload = reload_of(shop, named(DEADLY))
+    driver = reload.open()
+    with pytest.raises(ChildProcessError, match=r"processes ended .* by SIGKILL \(exit code -9\) at .* \[50, 100\)"):
+        reload.stage(driver)
+    assert reload.runs.get(driver.run.id).state == "staging"
+    assert not children()
+
+
+def test_processes_that_cannot_begin_are_told(shop: Shop, named: Callable[[str], str]) -> None:
+    reload = reload_of(shop, named(ENDING))
+    with pytest.raises(ChildProcessError, match=r"6 processes ended .* by itself \(exit code 3\)"):
+        reload.stage(reload.open())
+
+
+def test_a_record_that_ends_the_run_is_told_as_it_was_raised(shop: Shop, named: Callable[[str], str]) -> None:
+    name = named(PLAIN)
+    shop.produce(shop.topic, [of(7, 2_000)], partition=0)  # version 2 refuses it
+    worker = shop.worker()
+    worker.reached(shop.topic, len(FIRST) + 1)
+    worker.stop()
+    reload = reload_of(shop, name)
+    driver = reload.open()
+    with pytest.raises(ReloadRefused, match="offset 200: row: ValueError: too much") as refused:
+        reload.stage(driver)
+    assert "Mend the pipeline" in refused.value.reasons[0]
+    assert reload.runs.get(driver.run.id).state == "failed"
+    assert not children()
+
+
+def test_an_error_that_is_not_ours_travels_too(shop: Shop, named: Callable[[str], str]) -> None:
+    """A module that cannot be imported there: with its own error."""
+    source = PLAIN + "\nimport multiprocessing\nassert not multiprocessing.parent_process(), 'only here'\n"
+    reload = reload_of(shop, named(source))
+    with pytest.raises(AssertionError, match="only here"):
+        reload.stage(reload.open())
+
+
+def test_whoever_stops_listening_ends_the_processes(shop: Shop, named: Callable[[str], str], tmp_path: Path) -> None:
+    class Stop(BaseException):
+        pass
+
+    def stop(*step: Any) -> None:
+        if step[1] == 150:
+            standing(tmp_path / "marker")
+            raise Stop
+
+    reload = reload_of(shop, named(STANDING), progress=stop)
+    with pytest.raises(Stop):
+        reload.stage(reload.open())
+    assert not children()
+
+
+def test_what_cannot_be_sent_is_refused(shop: Shop, named: Callable[[str], str]) -> None:
+    with pytest.raises(ConfigError, match=r"processes must be 0 \(stage in this one\) or more, got -1"):
+        shop.reload(processes=-1)
+    name = named(PLAIN)
+    with pytest.raises(ConfigError, match="both say who reads the log"):
+        shop.reload(processes=2, stager=shop.reload()._stager)
+    with pytest.raises(ConfigError, match="at least 1, and not 0"):
+        shop.reload(range_records=0)
+    nameless = shop.reload(processes=2)
+    driver = nameless.open()
+    with pytest.raises(ConfigError, match=f"cannot import the pipeline of group '{shop.group}'.* as 'module:name'"):
+        nameless.stage(driver)
+    calling = reload_of(shop, name)
+    calling._stager._kafka = {**calling.kafka, "oauth_cb": lambda _: None}  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match="callbacks must be functions of a module"):
+        calling.stage(calling.take(driver.run.id))
+    other = reload_of(shop, name)
+    other.run(other.take(driver.run.id))
+    assert shop.rows() == doubled(FIRST)
+
+
+def test_errors_travel_as_text() -> None:
+    lost = error_of(told(RangeLost(Partition("orders", 3), 7, "retention\x00")))
+    assert isinstance(lost, RangeLost)
+    assert (lost.partition, lost.offset) == (Partition("orders", 3), 7)
+    assert str(lost) == "orders/3 cannot be read at offset 7: retention\x00"
+
+
+def standing(marker: Path) -> int:
+    """The process that stands still, as soon as it does: it may still be importing when the others are done."""
+    deadline, pause = monotonic() + 30, threading.Event()
+    while not (marker.exists() and marker.read_text().endswith(" ")):
+        assert monotonic() < deadline, "nobody stood still"
+        pause.wait(0.02)
+    return int(marker.read_text())
+
+
+def children() -> list[str]:
+    """Processes of ours that stage, as the system knows them."""
+    found = subprocess.run(
+        ["ps", "--ppid", str(os.getpid()), "-o", "args="], capture_output=True, text=True, check=False
+    )
+    return [line for line in found.stdout.splitlines() if "multiprocessing.spawn" in line]

@@ -1,0 +1,387 @@
+"""What a run stages: every record once whoever repeats what, and none that has no rows in the live table."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from seekpoint import Append, Json, Pipeline, Text
+from seekpoint.errors import ConfigError, ReloadOver, ReloadRefused
+from seekpoint.jobs.reload import Driver, Reload, Staged, stage_range
+from seekpoint.jobs.staging import stage as staging
+from seekpoint.jobs.staging.consolidate import consolidate, coverage, index
+from seekpoint.jobs.staging.local import LocalStager
+from seekpoint.jobs.staging.stage import Task, begin_staging
+from seekpoint.jobs.tables.targets import sources
+from seekpoint.records import State
+from support.ledger_desk import backend, wait_until_blocked
+from support.reload_orders import Order, OrderKey, Shop, doubled, gone, of, pipeline
+
+RECORDS = [of(n % 30, n, n) for n in range(100)] + [gone(4), of(5, 7), gone(6)]
+
+
+def begun(shop: Shop, records: list[Any] = RECORDS, **options: Any) -> tuple[Reload, Driver]:
+    """A run in the state ``staging``, at the end of these records."""
+    shop.produce(shop.topic, records, partition=0)
+    worker = shop.worker(**options)
+    worker.reached(shop.topic, len(records))
+    worker.stop()
+    return opened(shop, **options)
+
+
+def opened(shop: Shop, **options: Any) -> tuple[Reload, Driver]:
+    reload = shop.reload(pipeline=options)
+    driver = reload.open()
+    begin_staging(driver, reload.sources)
+    return reload, driver
+
+
+def tasks(driver: Driver, width: int = 40) -> tuple[Task, ...]:
+    with driver.step("staging") as tx:
+        return coverage(tx, driver, width).missing
+
+
+def stage(reload: Reload, driver: Driver, task: Task) -> Staged:
+    return stage_range(
+        reload.engine,
+        reload.schema,
+        reload.kafka,
+        driver.run.id,
+        pipeline=reload.sources[0].pipeline,
+        range_=task.range,
+    )
+
+
+def staged_rows(shop: Shop, driver: Driver, columns: str = "id, amount, at") -> list[tuple[Any, ...]]:
+    return shop.execute(f"SELECT {columns} FROM {driver.run.staging_schema}.t0 ORDER BY 1, 2, 3")
+
+
+def test_ranges_that_were_staged_twice_count_once(shop: Shop) -> None:
+    """Retries, speculation and zombies repeat whole ranges: each attempt has tables of its own, and one is chosen."""
+    reload, driver = begun(shop)
+    first, second, third = tasks(driver)
+    for task in (third, first, second, first, third):
+        stage(reload, driver, task)
+    assert tasks(driver) == ()
+    consolidate(driver, reload.sources)
+    assert staged_rows(shop, driver) == doubled(RECORDS)
+    index(driver, reload.sources, reload.kafka)
+    assert driver.run.state == "indexed"
+
+
+def test_only_what_is_missing_is_staged_again(shop: Shop) -> None:
+    reload, driver = begun(shop)
+    first, second, third = tasks(driver)
+    staged = stage(reload, driver, second)
+    assert (staged.start, staged.end, staged.records, staged.rows, staged.dead_letters) == (40, 80, 40, (40,), 0)
+    assert tasks(driver) == (first, third)
+    assert [(t.range.start, t.range.end) for t in tasks(driver, 1000)] == [(0, 40), (80, 103)]
+    with pytest.raises(ReloadRefused, match=r"\[0, 40\) was not staged"):
+        consolidate(driver, reload.sources)
+
+
+def test_the_end_of_a_task_waits_for_the_drivers_step(shop: Shop) -> None:
+    """What it has seen of the run is still so at its COMMIT: else a range might come behind the choice."""
+    reload, driver = begun(shop)
+    task = tasks(driver, 1000)[0]
+    done: list[str] = []
+
+    def late() -> None:
+        with pytest.raises(ReloadOver, match="nothing of it is kept"):
+            stage(reload, driver, task)
+        done.append("refused")
+
+    staging = threading.Thread(target=late)
+    with driver.step("staging") as tx:
+        driver.turn(tx, "staged")
+        staging.start()
+        wait_until_blocked(shop.engine, by=backend(tx.connection))
+    staging.join(60)
+    assert done == ["refused"]
+
+
+def test_a_task_that_comes_too_late_keeps_nothing(shop: Shop) -> None:
+    reload, driver = begun(shop)
+    late = tasks(driver)[0]
+    reload.stage(driver)
+    with pytest.raises(ReloadOver, match="is indexed: it takes no more ranges"):
+        stage(reload, driver, late)
+    count = "SELECT count(*) FROM {schema}.reload_staged"
+    before = shop.execute(count)
+    reload.runs.abort(driver.run.id, "a test")
+    with pytest.raises(ReloadOver, match="is aborted: it takes no more ranges"):
+        stage(reload, driver, late)
+    assert shop.execute(count) == before
+
+
+def test_the_run_is_asked_again_at_the_end_of_a_task(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The guard: a run that went on while a range was read does not get its rows any more."""
+    reload, driver = begun(shop)
+    task = tasks(driver, 1000)[0]
+    its = reload.sources[0].pipeline
+    decode = its.decode
+
+    def slow(raw: Any) -> Any:
+        if raw.offset == 102:
+            shop.execute("UPDATE {schema}.reload_run SET state = 'staged'")
+        return decode(raw)
+
+    monkeypatch.setattr(its, "decode", slow)
+    with pytest.raises(ReloadOver, match="went on without this range while it was staged: nothing of it is kept"):
+        stage(reload, driver, task)
+    assert shop.execute("SELECT count(*) FROM {schema}.reload_staged") == [(0,)]
+    named = "SELECT count(*) FROM pg_tables WHERE schemaname = :schema_ AND tablename LIKE 'r%'"
+    assert shop.execute(named, schema_=driver.run.staging_schema) == [(0,)]
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        ({"version": 1}, "with handler version 2, and the code of this process is version 1: bring it to the same"),
+        ({"version": 3}, "with handler version 2, and the code of this process is version 3: bring it to the same"),
+        (
+            {"version": 2, "kind": "append"},
+            r"is of \S+\.orders, and the sinks of this process write \S+\.entries: bring its code",
+        ),
+    ],
+    ids=["an older version", "a newer version", "other tables"],
+)
+def test_a_task_of_other_code_stages_nothing_and_the_run_goes_on(shop: Shop, other: dict[str, Any], why: str) -> None:
+    """A process that imports what was deployed before: its rows would be the old code's, under the new version."""
+    reload, driver = begun(shop)
+    reload._stager = LocalStager(reload.engine, reload.schema, reload.kafka, sources([shop.pipeline(**other)]))
+    with pytest.raises(ConfigError, match=why):
+        reload.stage(driver)
+    assert shop.execute("SELECT count(*) FROM {schema}.reload_staged") == [(0,)]
+    assert reload.runs.get(driver.run.id).state == "staging"
+    right = shop.reload()
+    right.run(right.take(driver.run.id))
+    assert shop.rows() == doubled(RECORDS)
+
+
+def test_of_two_groups_each_task_writes_its_own_tables(shop: Shop) -> None:
+    """A task knows one pipeline: that the other's tables are not among its own is no difference."""
+    records = [of(n, n) for n in range(30)]
+    shop.produce(shop.topic, records, partition=0)
+    kinds: dict[str, dict[str, Any]] = {
+        f"{shop.group}-a": {"sink": {"tombstone": None}},
+        f"{shop.group}-b": {"kind": "append"},
+    }
+
+    def both(version: int) -> list[Any]:
+        return [pipeline(group, shop.topic, shop.schema, version=version, **kind) for group, kind in kinds.items()]
+
+    for each in both(1):
+        worker = shop.run_worker(each)
+        worker.reached(shop.topic, 30)
+        worker.stop()
+    reload = shop.reload(both(2))
+    reload.run(reload.open())
+    assert shop.rows() == doubled(records)
+    assert shop.rows("entries", "topic_offset, id, amount") == [(n, n, 2 * n) for n in range(30)]
+
+
+@pytest.mark.parametrize("fewer", ["orders", "entries"])
+def test_of_two_groups_a_task_that_writes_fewer_tables_than_its_own_stages_nothing(shop: Shop, fewer: str) -> None:
+    """Each of the two writes some of the run's tables; which ones is known of each, by tasks and by drivers."""
+    shop.produce(shop.topic, [of(n, n) for n in range(30)], partition=0)
+    only = pipeline(f"{shop.group}-a", shop.topic, shop.schema, version=2, sink={"tombstone": None})
+
+    def both(version: int) -> Pipeline:
+        sinks = [
+            pipeline("any", shop.topic, shop.schema, version=version, kind=kind).sinks[0]
+            for kind in ("upsert", "append")
+        ]
+        return Pipeline(
+            f"{shop.group}-b", topics=shop.topic, value=Json(Order), key=Json(OrderKey), sinks=sinks, version=version
+        )
+
+    for each in (pipeline(f"{shop.group}-a", shop.topic, shop.schema, sink={"tombstone": None}), both(1)):
+        worker = shop.run_worker(each)
+        worker.reached(shop.topic, 30)
+        worker.stop()
+    reload = shop.reload([only, both(2)])
+    driver = reload.open()
+    begin_staging(driver, reload.sources)
+    less = both(2)
+    less.sinks = tuple(sink for sink in less.sinks if fewer in repr(sink))
+    assert len(less.sinks) == 1
+    reload._stager = LocalStager(reload.engine, reload.schema, reload.kafka, sources([only, less]))
+    with pytest.raises(ConfigError, match=rf"is of \S+\.entries, \S+\.orders, and the sinks .* write \S+\.{fewer}: "):
+        reload.stage(driver)
+    assert reload.runs.get(driver.run.id).state == "staging"
+    if fewer == "entries":  # with the other group, all of the run's tables are written
+        with pytest.raises(ConfigError, match=f"of its tables, group '{shop.group}-b' writes others with this code"):
+            shop.reload([only, less]).take(driver.run.id)
+    again = shop.reload([only, both(2)])
+    again.run(again.take(driver.run.id))
+    assert shop.rows() == [(n, 2 * n, 0) for n in range(30)]
+
+
+def test_a_table_with_other_rows_than_its_task_said_is_refused(shop: Shop) -> None:
+    reload, driver = begun(shop)
+    staged = [stage(reload, driver, task) for task in tasks(driver)]
+    shop.execute(f"DELETE FROM {driver.run.staging_schema}.{staged[1].attempt}_0 WHERE id = 11")
+    with pytest.raises(ReloadRefused, match="rows, and its task reported 40"):
+        consolidate(driver, reload.sources)
+
+
+def test_a_record_that_fails_in_one_attempt_alone_is_no_row_and_dead_letter_at_once(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two attempts that both committed the one counts in which it did not fail: its letter is another's."""
+    fails = [False]
+
+    def row(record: Any) -> dict[str, Any]:
+        if fails[0] and record.value.id == 7:
+            raise ValueError("not today")
+        order = record.value
+        return {"id": order.id, "amount": order.amount, "at": order.at, "topic_offset": record.offset}
+
+    sink = Append((shop.schema, "entries"), columns=["id", "amount", "at", "topic_offset"], row=row)
+
+    def made(version: int) -> Pipeline:
+        return Pipeline(
+            shop.group, topics=shop.topic, value=Json(Order), sinks=[sink], on_poison="dead_letter", version=version
+        )
+
+    shop.produce(shop.topic, [of(n, n) for n in range(20)], partition=0)
+    worker = shop.run_worker(made(1))
+    worker.reached(shop.topic, 20)
+    worker.stop()
+    reload = shop.reload([made(2)])
+    driver = reload.open()
+    begin_staging(driver, reload.sources)
+    (task,) = tasks(driver)
+    for number, fails[0] in (("f", True), ("0", False)):
+        monkeypatch.setattr(staging, "uuid4", lambda number=number: UUID(number * 32))
+        assert stage(reload, driver, task).dead_letters == fails[0]
+    with pytest.raises(ReloadRefused, match="1 records failed in some attempt at their range, and 0 in those"):
+        consolidate(driver, reload.sources)
+
+
+def test_an_append_keeps_every_row(shop: Shop) -> None:
+    records = [of(n % 7, n, n) for n in range(90)]
+    reload, driver = begun(shop, records, kind="append")
+    reload.stage(driver)
+    made = staged_rows(shop, driver, "topic_offset, id, amount")
+    assert made == [(n, n % 7, 2 * n) for n in range(90)]
+
+
+def test_the_newest_row_of_a_key_is_told_by_the_sinks_own_column(shop: Shop) -> None:
+    records = [of(1, 5, 50), of(1, 6, 20), of(2, 7, 10), of(2, 8, 10)]
+    reload, driver = begun(shop, records, sink={"order_by": "at", "tombstone": None})
+    assert shop.rows() == [(1, 5, 50), (2, 8, 10)]
+    for task in tasks(driver, 1):
+        stage(reload, driver, task)
+    consolidate(driver, reload.sources)
+    assert staged_rows(shop, driver) == [(1, 10, 50), (2, 16, 10)]
+
+
+BROKEN = [of(1, 1), ('{"id": 2}', '{"id": 2'), of(3, 3), of(4, 9000), of(5, 5)]
+
+
+def test_dead_letters_stay_out_until_they_are_replayed(shop: Shop) -> None:
+    """What is parked, skipped or discarded has no rows in the live table, and so none in the rebuilt one."""
+    options: dict[str, Any] = {"on_poison": "dead_letter", "kind": "append", "key": Text()}
+    shop.execute("ALTER TABLE {schema}.entries ADD CHECK (amount < 4000)")
+    records = [*BROKEN, of(6, 7000), of(7, 7)]
+    shop.produce(shop.topic, records, partition=0)
+    worker = shop.worker(**options)
+    worker.reached(shop.topic, len(records))
+    worker.stop()
+    redrive = shop.redrive(**options)
+    parked = {letter.offset: letter.id for letter in redrive.list()}
+    assert sorted(parked) == [1, 3, 5]
+    shop.execute("ALTER TABLE {schema}.entries DROP CONSTRAINT entries_amount_check")
+    assert redrive.replay(parked[3]).is_applied
+    redrive.discard(parked[5], reason="a test")
+
+    reload, driver = opened(shop, **options)
+    for task in tasks(driver):
+        stage(reload, driver, task)
+    consolidate(driver, reload.sources)
+    assert staged_rows(shop, driver, "topic_offset, id, amount") == [(0, 1, 2), (2, 3, 6), (4, 5, 10), (6, 7, 14)]
+    kept = f"SELECT record_offset, cause, state FROM {driver.run.staging_schema}.dead_letter"
+    assert shop.execute(kept) == [(3, "row", "parked")], "the replayed one is tried, and fails by the new row="
+    live = dict(shop.execute("SELECT record_offset, state FROM {schema}.dead_letter"))
+    assert live == {1: State.PARKED, 3: State.REPLAYED, 5: State.DISCARDED}, "the live ones are as they were"
+
+
+def test_what_was_given_up_stays_out(shop: Shop) -> None:
+    shop.produce(shop.topic, [of(n, n) for n in range(5)], partition=0)
+    worker = shop.worker()
+    worker.reached(shop.topic, 5)
+    worker.stop()
+    shop.ledger().move(shop.topic, 0, 8, log=None, reason="a test", lost="a test gave them up")
+    shop.produce(shop.topic, [of(n, n) for n in range(5, 12)], partition=0)
+    worker = shop.worker()
+    worker.reached(shop.topic, 12)
+    worker.stop()
+    reload, driver = opened(shop)
+    reload.stage(driver)
+    assert [row[0] for row in staged_rows(shop, driver)] == [0, 1, 2, 3, 4, 8, 9, 10, 11]
+
+
+def test_what_was_given_up_and_read_after_all_is_in(shop: Shop) -> None:
+    shop.produce(shop.topic, [of(n, n) for n in range(10)], partition=0)
+    worker = shop.worker()
+    worker.reached(shop.topic, 10)
+    worker.stop()
+    ledger = shop.ledger()
+    ledger.move(shop.topic, 0, 2, log=None, reason="back")
+    ledger.move(shop.topic, 0, 8, log=None, reason="a test", lost="a test gave them up")
+    ledger.move(shop.topic, 0, 5, log=None, reason="back again")
+    worker = shop.worker()
+    worker.reached(shop.topic, 10)
+    worker.stop()
+    reload, driver = opened(shop)
+    reload.stage(driver)
+    assert [row[0] for row in staged_rows(shop, driver)] == [0, 1, 5, 6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("on_poison", ["dead_letter", "skip"])
+def test_what_the_new_code_cannot_apply_goes_to_the_run(shop: Shop, on_poison: str) -> None:
+    records = [of(n, n) for n in range(20)] + [of(20, 1500), of(21, 2600), of(22, 900)]
+    options = {"on_poison": on_poison, "kind": "append"}
+    shop.execute("ALTER TABLE {schema}.entries ADD CHECK (amount NOT IN (38, 1800))")
+    reload, driver = begun(shop, records, **options)
+    done = [stage(reload, driver, task) for task in tasks(driver)]
+    assert [(s.records, s.dead_letters) for s in done] == [(19, 4)]
+    kept = f"SELECT record_offset, cause, state, value IS NULL FROM {driver.run.staging_schema}.dead_letter ORDER BY 1"
+    state, is_bare = ("parked", False) if on_poison == "dead_letter" else ("skipped", True)
+    assert shop.execute(kept) == [
+        (19, "database", state, is_bare),
+        (20, "row", state, is_bare),
+        (21, "row", state, is_bare),
+        (22, "database", state, is_bare),
+    ]
+    assert shop.execute("SELECT count(*) FROM {schema}.dead_letter") == [(0,)], "nothing is parked before the cut-over"
+
+
+def test_a_record_that_would_stop_a_worker_ends_the_run(shop: Shop) -> None:
+    reload, driver = begun(shop, [of(1, 1), of(2, 1001), of(3, 3)])
+    with pytest.raises(ReloadRefused, match=r"offset 1: row: ValueError: too much .*and on_poison is 'stop'. Mend the"):
+        reload.stage(driver)
+    failed = reload.runs.get(driver.run.id)
+    assert failed.state == "failed"
+    assert "too much" in (failed.error or "")
+
+
+def test_rebuilt_rows_that_the_table_would_not_take_end_the_run(shop: Shop) -> None:
+    """The live table's other unique keys hold for the rebuilt one that takes its place."""
+    shop.execute("CREATE UNIQUE INDEX ON {schema}.orders (least(amount, 10))")
+    shop.produce(shop.topic, [of(1, 6), of(2, 9)], partition=0)
+    worker = shop.worker()
+    worker.reached(shop.topic, 2)
+    worker.stop()
+    reload = shop.reload()
+    driver = reload.open(strategy="swap")
+    with pytest.raises(
+        ReloadRefused, match=r"offset 1: database: UniqueViolation: duplicate key value violates a unique index"
+    ):
+        reload.stage(driver)
+    assert reload.runs.get(driver.run.id).state == "failed"

@@ -1,0 +1,304 @@
+"""The new version, deployed while its reload runs: it stands by outside the group, and takes over when the run ends."""
+
+from __future__ import annotations
+
+import json
+from time import monotonic
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine
+from typer.testing import CliRunner
+
+from seekpoint import Limits, events, schema
+from seekpoint.cli.app import app
+from seekpoint.errors import HandlerOutdated
+from seekpoint.jobs.reload import Driver
+from seekpoint.ledger import Ledger
+from seekpoint.testing.servers.postgres import PostgresServer
+from support.events import Run
+from support.producer_thread import Feed, applied
+from support.recorded_rows import Book
+from support.reload_orders import Shop, doubled, of
+from support.worker_process import Member
+
+QUICK = Limits(batch_records=50, idle_check=0.1)
+
+
+def undisturbed(worker: Run) -> bool:
+    """Whether Kafka never took anything from it, nor gave it anything behind the first assignment."""
+    return not worker.seen.all(events.Gone) and len(worker.seen.all(events.Assigned)) == 1
+
+
+def ends_outdated(worker: Run) -> None:
+    worker.seen.wait_for(events.Stopped)
+    with pytest.raises(HandlerOutdated):
+        worker.stop()
+
+
+def version_of(shop: Shop) -> int:
+    return int(shop.execute("SELECT version FROM {schema}.consumer_group")[0][0])
+
+
+def opened(shop: Shop, **options: Any) -> Driver:
+    return shop.reload().open(**options)
+
+
+@pytest.mark.parametrize("strategy", ["merge", "swap"])
+def test_the_new_version_waits_for_its_run_and_takes_over(shop: Shop, strategy: str) -> None:
+    with Feed(shop) as feed:
+        older = shop.worker(QUICK)
+        older.seen.wait_for(events.Committed, count=5)
+        driver = opened(shop, strategy=strategy)
+        newer = shop.worker(QUICK, version=2)
+        told = newer.seen.wait_for(events.StoodBy)
+        assert (told.run, told.state) == (driver.run.id, "opened")
+        health = newer.health()
+        assert (health.live, health.ready, health.stale, health.trouble) == (True, False, False, None)
+        assert health.stands_by == f"reload {driver.run.id}, opened"
+
+        older.seen.wait_for(events.Committed, since=older.seen.mark(), count=10)
+        assert undisturbed(older)
+        assert version_of(shop) == 1
+        assert not newer.seen.all(events.Started)
+
+        reload = shop.reload()
+        reload.stage(driver)
+        newer.seen.wait_for(events.StoodBy, lambda e: e.state == "indexed")
+        assert undisturbed(older)
+        reload.run(driver)
+        over = newer.seen.wait_for(events.TookOver)
+        assert (over.run, over.state, over.error) == (driver.run.id, "cut_over", None)
+        ends_outdated(older)
+        newer.seen.wait_for(events.Committed, count=5)
+        assert newer.health().stands_by is None
+        assert newer.health().ready
+    applied(shop, feed, newer)
+    newer.stop()
+    assert shop.rows() == doubled(feed.all)
+    assert version_of(shop) == 2
+
+
+@pytest.mark.parametrize("way", ["aborted", "failed"])
+def test_a_run_that_comes_to_nothing_lets_the_new_version_take_over_as_without_one(shop: Shop, way: str) -> None:
+    with Feed(shop) as feed:
+        older = shop.worker(QUICK)
+        older.seen.wait_for(events.Committed, count=5)
+        driver = opened(shop)
+        newer = shop.worker(QUICK, version=2)
+        newer.seen.wait_for(events.StoodBy)
+        if way == "aborted":
+            shop.reload().runs.abort(driver.run.id, "not today")
+        else:
+            driver.fail(ValueError("not today"))
+        over = newer.seen.wait_for(events.TookOver)
+        assert over.state == way
+        assert "not today" in str(over.error)
+        newer.seen.wait_for(events.Committed, count=3)
+        ends_outdated(older)
+    applied(shop, feed, newer)
+    newer.stop()
+    amounts = {row[1] for row in shop.rows()}
+    assert amounts == {1, 2}  # old rows of old code, new ones of the new: nobody rebuilt anything
+    assert len(shop.rows()) == len(feed.all)
+
+
+def test_another_run_behind_the_first_is_waited_for_too(shop: Shop) -> None:
+    shop.produce(shop.topic, [of(1)], partition=0)
+    older = shop.worker(QUICK)
+    older.reached(shop.topic, 1)
+    runs = [opened(shop)]
+
+    def another(told: events.Event) -> None:
+        """Between two looks, however long it takes."""
+        if isinstance(told, events.StoodBy) and len(runs) == 1:
+            shop.reload().runs.abort(told.run, "again")
+            runs.append(opened(shop))
+
+    newer = shop.run_worker(shop.pipeline(version=2), observe=[another], limits=QUICK)
+    stood = newer.seen.wait_for(events.StoodBy, lambda e: e.run != runs[0].run.id)
+    second = runs[1]
+    assert stood.run == second.run.id
+    assert not newer.seen.all(events.TookOver)
+    shop.reload().run(second)
+    newer.seen.wait_for(events.Placed)
+    assert shop.rows() == [(1, 2, 0)]
+    ends_outdated(older)
+
+
+@pytest.mark.parametrize("strategy", ["verify", "batch"])
+def test_nobody_stands_by_for_what_publishes_nothing(shop: Shop, strategy: str) -> None:
+    shop.produce(shop.topic, [of(1)], partition=0)
+    older = shop.worker(QUICK)
+    older.reached(shop.topic, 1)
+    driver = opened(shop)
+    shop.execute("UPDATE {schema}.reload_run SET strategy = :strategy", strategy=strategy)
+    assert shop.reload().runs.get(driver.run.id).is_open
+    newer = shop.worker(QUICK, version=2)
+    newer.seen.wait_for(events.Placed)
+    assert not newer.seen.all(events.StoodBy)
+    ends_outdated(older)
+
+
+@pytest.mark.parametrize("version", [1, 3])
+def test_only_the_version_that_is_built_stands_by(shop: Shop, version: int) -> None:
+    """The old one may be restarted at any time. A third one takes over, and the run is told so at its cut-over."""
+    shop.produce(shop.topic, [of(1)], partition=0)
+    older = shop.worker(QUICK)
+    older.reached(shop.topic, 1)
+    older.stop()
+    opened(shop)
+    other = shop.worker(QUICK, version=version)
+    other.seen.wait_for(events.Placed)
+    assert not other.seen.all(events.StoodBy)
+    assert version_of(shop) == version
+
+
+def test_status_tells_of_it(shop: Shop) -> None:
+    shop.produce(shop.topic, [of(1)], partition=0)
+    older = shop.worker(QUICK)
+    older.reached(shop.topic, 1)
+    url = shop.engine.url.render_as_string(hide_password=False)
+    command = ["status", shop.group, "--database-url", url, "--schema", shop.schema]
+
+    def said(*more: str) -> str:
+        result = CliRunner().invoke(app, [*command, *more])
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    assert "stands by" not in said()
+    assert [line["reload"] for line in json.loads(said("--json"))] == [None, None]
+    run = opened(shop).run
+    last = said().splitlines()[-1]
+    assert last.startswith(f"handler version 2 of group {shop.group!r} stands by for reload {run.id}, which is opened")
+    told = {"run": str(run.id), "state": "opened", "version": 2, "driver": run.driver}
+    assert [line["reload"] for line in json.loads(said("--json"))] == [told, told]
+    shop.reload().runs.abort(run.id, "not today")
+    assert "stands by" not in said()
+
+
+def test_a_group_of_others_is_not_held_back(shop: Shop) -> None:
+    shop.produce(shop.topic, [of(1)], partition=0)
+    older = shop.worker(QUICK)
+    older.reached(shop.topic, 1)
+    opened(shop)
+    assert Ledger(shop.engine, "somebody else", schema=shop.schema, version=2).stands_by() is None
+    assert Ledger(shop.engine, shop.group, schema=shop.schema, version=2).stands_by() is not None
+
+
+def test_stop_is_prompt_while_standing_by(shop: Shop) -> None:
+    shop.produce(shop.topic, [of(1)], partition=0)
+    older = shop.worker(QUICK)
+    older.reached(shop.topic, 1)
+    opened(shop)
+    newer = shop.worker(Limits(idle_check=60.0), version=2)
+    newer.seen.wait_for(events.StoodBy)
+    began = monotonic()
+    newer.stop()
+    assert monotonic() - began < 30
+    kinds = [type(e) for e in newer.seen.events]
+    assert kinds == [events.Starting, events.StoodBy, events.Draining, events.Stopped]
+    health = newer.health()
+    assert (health.live, health.stands_by, health.error) == (False, None, None)
+    assert undisturbed(older)
+    assert version_of(shop) == 1
+
+
+def test_a_process_that_stands_by_ends_at_the_first_signal_and_may_be_killed(shop: Shop) -> None:
+    shop.produce(shop.topic, [of(1)], partition=0)
+    older = shop.worker(QUICK)
+    older.reached(shop.topic, 1)
+    opened(shop)
+    Book(shop.engine, shop.schema).create()  # what the member writes
+    what = {
+        "dsn": shop.engine.url.render_as_string(hide_password=False),
+        "schema": shop.schema,
+        "group": shop.group,
+        "topic": shop.topic,
+        "kafka": {"bootstrap.servers": shop.brokers},
+        "version": 2,
+    }
+    for kill in (True, False):
+        member = Member(**what)
+        try:
+            member.wait_for("StoodBy")
+            if kill:
+                member.kill()
+            else:
+                member.signal(2)  # the first SIGINT drains, though the worker never joined
+                assert member.ended() == (0, "")
+        finally:
+            member.close()
+    assert undisturbed(older)
+    assert version_of(shop) == 1
+
+
+def test_postgres_goes_away_and_comes_back_while_it_stands_by(
+    request: pytest.FixtureRequest, own_postgres: PostgresServer
+) -> None:
+    get = request.getfixturevalue
+    engine = create_engine(own_postgres.url, pool_pre_ping=True)
+    schema.upgrade(engine, schema=get("seekpoint_schema"))
+
+    def run(pipeline: Any, **options: Any) -> Run:
+        return get("run_worker")(pipeline, engine=engine, **options)  # type: ignore[no-any-return]
+
+    given = [get(name) for name in ("seekpoint_broker", "seekpoint_schema", "group")]
+    broker, tables, group = given
+    shop = Shop(engine, broker, tables, group, get("topic")(2), run, get("produce"))
+    shop.make_tables()
+    shop.produce(shop.topic, [of(1)], partition=0)
+    older = shop.worker(QUICK)
+    older.reached(shop.topic, 1)
+    driver = opened(shop)
+    newer = shop.worker(QUICK, version=2)
+    newer.seen.wait_for(events.StoodBy)
+
+    own_postgres.kill()
+    newer.seen.wait_for(events.DatabaseTrouble)
+    health = newer.health()
+    assert health.trouble is not None
+    assert health.stands_by is not None
+    mark = older.seen.mark()
+    own_postgres.start()
+    newer.seen.wait_for(events.Recovered)
+    health = newer.health()
+    assert (health.ready, health.trouble) == (False, None)
+    assert health.stands_by is not None
+
+    older.seen.wait_for(events.Recovered, since=mark)
+    shop.produce(shop.topic, [of(2)], partition=0)
+    shop.reload().run(shop.reload().take(driver.run.id))
+    newer.seen.wait_for(events.Placed, count=2)
+    ends_outdated(older)
+    shop.produce(shop.topic, [of(3)], partition=0)
+    newer.reached(shop.topic, 3)
+    newer.stop()
+    assert shop.rows() == [(1, 2, 0), (2, 2, 0), (3, 2, 0)]
+    engine.dispose()
+
+
+def test_a_worker_that_looked_too_early_leaves_the_group_and_stands_by(shop: Shop) -> None:
+    """Opened between its look and its claim: Kafka has given it partitions, and gets them back."""
+    with Feed(shop) as feed:
+        older = shop.worker(QUICK)
+        older.seen.wait_for(events.Committed, count=3)
+        runs: list[Driver] = []
+
+        def open_it(told: events.Event) -> None:
+            if isinstance(told, events.Started) and not runs:
+                runs.append(opened(shop))
+
+        newer = shop.run_worker(shop.pipeline(version=2), observe=[open_it], limits=QUICK)
+        stood = newer.seen.wait_for(events.StoodBy)
+        assert stood.run == runs[0].run.id
+        assert not newer.seen.all(events.Placed)
+        assert version_of(shop) == 1
+        older.seen.wait_for(events.Committed, since=older.seen.mark(), count=5)
+        shop.reload().run(runs[0])
+        newer.seen.wait_for(events.TookOver)
+        ends_outdated(older)
+        newer.seen.wait_for(events.Committed, count=5)
+    applied(shop, feed, newer)
+    newer.stop()
+    assert shop.rows() == doubled(feed.all)

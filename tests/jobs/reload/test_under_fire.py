@@ -1,0 +1,109 @@
+"""Reloads one after the other under live load, their drivers killed at any moment; a reader looks all the time."""
+
+from __future__ import annotations
+
+import threading
+from random import Random
+from typing import Any, Self
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import OperationalError
+
+from seekpoint import Limits, events
+from seekpoint.errors import HandlerOutdated
+from seekpoint.jobs.reload import Generations
+from seekpoint.postgres.sqlstates import sqlstate
+from support.reload_orders import Shop, of
+from support.reload_process import Reloader
+
+KILLED = 2  # drivers of each run
+
+
+class Field:
+    """A producer and a reader on threads of their own."""
+
+    def __init__(self, shop: Shop) -> None:
+        self._shop, self._stop = shop, threading.Event()
+        self.torn: list[Any] = []
+        self.looks = self.begun_anew = 0
+        self._threads = [threading.Thread(target=each) for each in (self._produce, self._read)]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _produce(self) -> None:
+        n = 0
+        while not self._stop.wait(0.02):
+            self._shop.produce(self._shop.topic, [of(k, 1) for k in range(n, n + 50)], partition=n // 50 % 2)
+            n += 50
+
+    def _read(self) -> None:
+        """One version everywhere, and as many rows as the offsets say: in one statement, so of one moment."""
+        schema = self._shop.schema
+        query = text(
+            f"SELECT count(*), count(DISTINCT amount), (SELECT sum(next_offset) FROM {schema}.partition_offset) "
+            f"FROM {schema}.orders"
+        )
+        with self._shop.engine.connect() as connection:
+            while not self._stop.wait(0.001):
+                try:
+                    with connection.begin():
+                        count, versions, position = connection.execute(query).one()
+                except OperationalError as error:  # it was planned before a generation was attached that counts by now
+                    if sqlstate(error) != "40001":
+                        raise
+                    self.begun_anew += 1
+                    continue
+                self.looks += 1
+                if count and (versions != 1 or count != position):
+                    self.torn.append((count, versions, position))
+
+
+def bring_through(shop: Shop, chance: Random, version: int, strategy: str) -> int:
+    """One reload; its driver is killed a few times. Returns how many drivers it took."""
+    run = shop.reload(version=version).open(strategy=strategy).run.id
+    for driver in range(1, 20):
+        reloader = Reloader(shop, run, version=version, width=500)
+        if reloader.wait_for("driving"):
+            reloader.ended(chance.uniform(0, 1.5) if driver <= KILLED else 120.0)
+        reloader.kill()
+        state = shop.reload(version=version).runs.get(run)
+        assert state.state != "failed", state.error
+        if not state.is_open:
+            return driver
+    raise AssertionError("no driver brought it to its end")
+
+
+@pytest.mark.timeout(600)  # nine drivers, most of which are killed, on a machine that may be busy
+@pytest.mark.parametrize("seed", [1, 2])
+def test_reloads_under_fire(shop: Shop, seed: int) -> None:
+    print(f"seed {seed}")
+    chance = Random(seed)
+    with Field(shop) as field:
+        worker = shop.worker(limits=Limits(batch_records=50))
+        worker.seen.wait_for(events.Committed, count=5)
+        for version, strategy in enumerate([*chance.sample(["merge", "swap"], 2), "generation"], start=2):
+            if strategy == "generation":
+                Generations(shop.engine, schema=shop.schema).adopt((shop.schema, "orders"))
+            drivers = bring_through(shop, chance, version, strategy)
+            print(f"version {version} by {strategy}: {drivers} drivers")
+            newer = shop.worker(version=version, limits=Limits(batch_records=50))
+            newer.seen.wait_for(events.Committed, count=5)
+            with pytest.raises(HandlerOutdated):
+                worker.stop()
+            worker = newer
+    worker.stop()
+    assert not field.torn, field.torn[:5]
+    assert field.looks > 100
+    assert field.begun_anew < 5, "each such statement is planned anew by the next transaction"
+    assert {row[1] for row in shop.rows()} == {4}
+    ends = shop.execute("SELECT sum(next_offset) FROM {schema}.partition_offset")
+    assert [(len(shop.rows()),)] == ends

@@ -1,0 +1,70 @@
+"""Verify: the live table beside what the log says, at the same offsets; nothing is touched, and workers go on."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from seekpoint.errors import ReloadRefused
+from support.reload_orders import Shop, doubled, gone, of
+
+FIRST = [of(n % 40, n, n) for n in range(120)] + [gone(3)]
+
+
+def test_a_table_that_is_what_the_log_says(shop: Shop) -> None:
+    shop.produce(shop.topic, FIRST, partition=0)
+    worker = shop.worker()
+    worker.reached(shop.topic, len(FIRST))
+    report = shop.reload(version=1).verify()
+    assert report.is_empty
+    (table,) = report.tables
+    assert (table.table, table.equal, table.samples) == (f"{shop.schema}.orders", 39, ())
+    assert report.offsets == {f"{shop.group} {shop.topic}/0": 121, f"{shop.group} {shop.topic}/1": 0}
+    more = [of(1, 2)]
+    shop.produce(shop.topic, more, partition=0)
+    worker.reached(shop.topic, len(FIRST) + 1)
+    assert shop.rows() == doubled(FIRST + more, by=1)
+    assert shop.schemas() == []
+
+
+def test_what_differs_is_named(shop: Shop) -> None:
+    shop.produce(shop.topic, FIRST, partition=0)
+    worker = shop.worker()
+    worker.reached(shop.topic, len(FIRST))
+    shop.execute("DELETE FROM {schema}.orders WHERE id IN (5, 6)")
+    shop.execute("UPDATE {schema}.orders SET amount = 1 WHERE id = 8")
+    shop.execute("INSERT INTO {schema}.orders (id, amount, at) VALUES (1000, 1, 1)")
+    shop.execute("UPDATE {schema}.orders SET note = 'not ours' WHERE id = 9")
+    report = shop.reload(version=1).verify()
+    (table,) = report.tables
+    assert (table.equal, table.missing, table.extra, table.different) == (36, 2, 1, 1)
+    assert not report.is_empty
+    samples: list[Any] = [(s.kind, s.key, s.live and s.live["amount"], s.rebuilt and s.rebuilt["amount"])
+                          for s in table.samples]  # fmt: skip
+    assert samples == [
+        ("different", {"id": 8}, 1, 88),
+        ("extra", {"id": 1000}, 1, None),
+        ("missing", {"id": 5}, None, 85),
+        ("missing", {"id": 6}, None, 86),
+    ]
+    assert json.loads(json.dumps(report.as_dict()))["tables"][0]["missing"] == 2
+    assert shop.execute("SELECT count(*) FROM {schema}.orders WHERE id = 1000") == [(1,)], "nothing is mended"
+    (run,) = shop.reload().runs.list()
+    assert (run.state, run.error) == ("aborted", "verify: nothing was to be published")
+
+
+def test_rows_of_types_without_equality_are_compared(shop: Shop) -> None:
+    """json has no equality: what was stored is compared as it is written."""
+    shop.execute("ALTER TABLE {schema}.entries ADD told json")
+    shop.produce(shop.topic, [of(n, n) for n in range(10)], partition=0)
+    worker = shop.worker(kind="append")
+    worker.reached(shop.topic, 10)
+    assert shop.reload(version=1, pipeline={"kind": "append"}).verify().is_empty
+
+
+def test_verify_is_refused_like_a_reload(shop: Shop) -> None:
+    with pytest.raises(ReloadRefused, match="has no offsets in the ledger"):
+        shop.reload().verify()
+    assert shop.reload().runs.list() == []

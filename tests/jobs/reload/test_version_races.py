@@ -1,0 +1,197 @@
+"""Raising a version and opening a run, in every order: one of them sees the other, as both hold the group's row."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import monotonic
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer
+from sqlalchemy import event
+
+from seekpoint import Assignment, Limits, Partition, consumer_config
+from seekpoint.errors import ReloadRefused, StandsBy
+from seekpoint.jobs.reload import Driver
+from seekpoint.ledger import Ledger
+from support.reload_orders import Shop, of
+
+QUICK = Limits(idle_check=0.1)
+
+
+def version_of(shop: Shop) -> int:
+    return int(shop.execute("SELECT version FROM {schema}.consumer_group")[0][0])
+
+
+def opened(shop: Shop) -> Driver:
+    return shop.reload().open()
+
+
+@contextmanager
+def before(shop: Shop, what: str, act: Callable[[], None]) -> Iterator[list[str]]:
+    """Run ``act`` once, right before the first statement that begins so is sent; yields the list of what was acted."""
+    done: list[str] = []
+
+    def hook(_c: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if not done and " ".join(statement.split()).startswith(what):
+            done.append(what)
+            act()
+
+    event.listen(shop.engine, "before_cursor_execute", hook)
+    try:
+        yield done
+    finally:
+        event.remove(shop.engine, "before_cursor_execute", hook)
+
+
+def claim(shop: Shop, version: int = 2) -> Any:
+    """What a worker's claim does."""
+    ledger = Ledger(shop.engine, shop.group, schema=shop.schema, version=version)
+    row = shop.execute("SELECT topic_id, cluster_id FROM {schema}.partition_offset, {schema}.consumer_group")[0]
+    wanted = [Partition(shop.topic, 0), Partition(shop.topic, 1)]
+    return ledger.claim(wanted, {shop.topic: row[0]}, cluster_id=row[1], start=lambda _: {})
+
+
+@pytest.fixture
+def quiet(shop: Shop) -> Shop:
+    """A group at version 1 without workers."""
+    shop.produce(shop.topic, [of(1)], partition=0)
+    older = shop.worker(QUICK)
+    older.reached(shop.topic, 1)
+    older.stop()
+    return shop
+
+
+def test_a_claim_of_the_version_that_is_built_is_refused_with_the_remedy(quiet: Shop) -> None:
+    driver = opened(quiet)
+    with pytest.raises(StandsBy) as met:
+        claim(quiet)
+    error = met.value
+    assert (error.group, error.version, error.run, error.state) == (quiet.group, 2, driver.run.id, "opened")
+    assert f"--resume {driver.run.id}" in str(error)
+    assert "abort" in str(error)
+    assert version_of(quiet) == 1
+    assert quiet.ledger().read()[0].epoch == 1  # no token was drawn
+
+
+def test_a_run_that_is_opened_between_look_and_claim_is_found_under_the_groups_lock(quiet: Shop) -> None:
+    """The claim has seen that it must prepare, and no run; the run is on record before it has the lock."""
+    runs: list[Driver] = []
+    assert Ledger(quiet.engine, quiet.group, schema=quiet.schema, version=2).stands_by() is None
+    insert = f"INSERT INTO {quiet.schema}.consumer_group"
+    with before(quiet, insert, lambda: runs.append(opened(quiet))) as done, pytest.raises(StandsBy) as met:
+        claim(quiet)
+    assert done
+    assert met.value.run == runs[0].run.id
+    assert version_of(quiet) == 1
+
+
+def test_a_claim_waits_for_a_run_that_is_being_opened(quiet: Shop) -> None:
+    """The run's row is not committed when the claim looks: it must not look before."""
+    outcome: list[Any] = []
+
+    def try_to_claim() -> None:
+        try:
+            outcome.append(claim(quiet))
+        except StandsBy as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=try_to_claim)
+
+    def begin_and_see_it_wait() -> None:
+        thread.start()
+        wait_for_lock(quiet)
+        assert not outcome
+
+    with before(quiet, f"INSERT INTO {quiet.schema}.reload_position", begin_and_see_it_wait) as done:
+        driver = opened(quiet)
+    thread.join(30)
+    assert done
+    assert isinstance(outcome[0], StandsBy)
+    assert outcome[0].run == driver.run.id
+    assert version_of(quiet) == 1
+
+
+def test_a_run_waits_for_a_claim_that_raises_the_version(quiet: Shop) -> None:
+    """It is opened behind it then, and knows of the version that was raised."""
+    opened_by: list[Driver] = []
+    thread = threading.Thread(target=lambda: opened_by.append(opened(quiet)))
+
+    def begin_and_see_it_wait() -> None:
+        thread.start()
+        wait_for_lock(quiet)
+        assert not opened_by
+
+    with before(quiet, f"UPDATE {quiet.schema}.consumer_group", begin_and_see_it_wait) as done:
+        claimed = claim(quiet)
+    thread.join(30)
+    assert done
+    assert len(claimed.granted) == 2
+    run = opened_by[0].run
+    assert (run.version_from, run.version_to) == ((2,), (2,))
+
+
+def test_a_run_of_an_older_version_is_refused_where_the_version_was_raised_meanwhile(quiet: Shop) -> None:
+    def raise_it() -> None:
+        claim(quiet, version=3)
+
+    with (
+        before(quiet, "SELECT pg_advisory_xact_lock", raise_it) as done,
+        pytest.raises(ReloadRefused, match="is at handler version 3, and this pipeline is version 2"),
+    ):
+        opened(quiet)
+    assert done
+    assert quiet.execute("SELECT count(*) FROM {schema}.reload_run") == [(0,)]
+
+
+def wait_for_lock(shop: Shop) -> None:
+    """Until somebody waits for the group's row."""
+    deadline, pause = monotonic() + 60, threading.Event()
+    query = (
+        "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database() "
+        "AND query LIKE '%{schema}.consumer_group%FOR%'"
+    )
+    while shop.execute(query) == [(0,)]:
+        assert monotonic() < deadline, "nobody waits for the group's row"
+        pause.wait(0.01)
+
+
+def test_who_owns_the_loop_is_told_by_settle(quiet: Shop) -> None:
+    """Nothing is claimed, and the next settle after the run goes on."""
+    driver = opened(quiet)
+    config = consumer_config({"bootstrap.servers": quiet.brokers}, group=quiet.group)
+    ledger = Ledger(quiet.engine, quiet.group, schema=quiet.schema, version=2)
+    with Assignment(Consumer(config), ledger, [quiet.topic], kafka=config) as held:
+
+        def until(done: Callable[[], bool]) -> None:
+            deadline = monotonic() + 30
+            while not done():
+                assert monotonic() < deadline
+                held.settle(held.client.read(10, 0.1))
+
+        with pytest.raises(StandsBy) as met:
+            until(lambda: False)
+        assert met.value.run == driver.run.id
+        assert not held.placed
+        assert ledger.stands_by() is not None
+        quiet.reload().run(driver)
+        assert ledger.stands_by() is None
+        until(lambda: len(held.placed) == 2)
+
+
+def test_a_claim_that_raises_nothing_asks_nothing_more(quiet: Shop) -> None:
+    """A normal claim takes as many statements as ever: the look at runs belongs to a version that is raised."""
+    said: list[str] = []
+
+    def hook(_c: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        said.append(statement)
+
+    opened(quiet)
+    event.listen(quiet.engine, "before_cursor_execute", hook)
+    try:
+        claim(quiet, version=1)
+    finally:
+        event.remove(quiet.engine, "before_cursor_execute", hook)
+    assert not [one for one in said if "reload_run" in one]

@@ -1,0 +1,93 @@
+"""One Spark session for all tests here, which one worker of pytest-xdist runs (see the conftest above)."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from jobs.spark.orders import DATABASE
+from seekpoint.testing.servers.process import ServerFailed
+from seekpoint.testing.servers.spark import start_spark
+from support.reload_orders import Shop, of
+
+TESTS = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="session")
+def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of modules that tasks can import, too."""
+    return tmp_path_factory.mktemp("modules")
+
+
+@pytest.fixture(scope="session")
+def surroundings(seekpoint_dsn: str, modules: Path) -> Iterator[None]:
+    """What Spark's workers inherit: where modules are, and the database's address under a name of its own."""
+    path = os.pathsep.join([str(TESTS), str(modules), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", path)
+        patch.setenv(DATABASE.name, seekpoint_dsn)
+        yield
+
+
+@pytest.fixture(scope="session")
+def spark(surroundings: None) -> Iterator[SparkSession]:
+    """A session with two slots and four attempts for each task; its workers find the modules of the tests."""
+    with session("local[2,4]") as started:
+        yield started
+
+
+@contextmanager
+def session(master: str, **config: str) -> Iterator[SparkSession]:
+    """A session of its own; where none can be started the test is skipped, and fails where servers are required."""
+    with ExitStack() as stack:
+        try:
+            started = stack.enter_context(start_spark(master, config))
+        except ServerFailed as error:
+            if {os.environ.get("CI", "").lower(), os.environ.get("SEEKPOINT_REQUIRE_SERVERS")} & {"1", "true"}:
+                pytest.fail(f"Spark could not be started: {error}", pytrace=False)
+            pytest.skip(f"no Spark: {error}")
+        yield started
+
+
+@pytest.fixture
+def module(modules: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """``module(source)`` writes a module that this process and Spark's tasks can import, and returns its name."""
+    monkeypatch.syspath_prepend(str(modules))
+
+    def write(source: str) -> str:
+        name = f"made_{secrets.token_hex(6)}"
+        (modules / f"{name}.py").write_text(source, encoding="utf-8")
+        importlib.invalidate_caches()
+        return name
+
+    return write
+
+
+@pytest.fixture
+def shop(request: pytest.FixtureRequest) -> Shop:
+    return Shop.on_shared_servers(request.getfixturevalue)
+
+
+@pytest.fixture
+def named(shop: Shop, module: Callable[[str], str], tmp_path: Path) -> Callable[[str], str]:
+    """``named(source)`` has 100 records in each of two partitions applied, and returns the pipeline's name."""
+
+    def make(source: str) -> str:
+        for partition in (0, 1):
+            shop.produce(shop.topic, [of(n + partition * 1000, n, n) for n in range(100)], partition=partition)
+        worker = shop.worker()
+        for partition in (0, 1):
+            worker.reached(shop.topic, 100, partition)
+        worker.stop()
+        marker = str(tmp_path / "marker")
+        written = source.format(group=shop.group, topic=shop.topic, schema=shop.schema, marker=marker)
+        return f"{module(written)}:orders"
+
+    return make

@@ -1,0 +1,84 @@
+"""The shop's pipeline in version 2, as modules that tasks import by name: well behaved, or deadly once."""
+
+from __future__ import annotations
+
+from seekpoint.spark import Env
+from support.reload_orders import PLAIN
+
+#: Where tasks look for the database's address.
+DATABASE = Env("SEEKPOINT_TEST_SPARK_DATABASE")
+
+# Ends its process the first time only: whoever makes the marker file.
+ONCE = """
+import os, signal
+
+def once():
+    try:
+        os.close(os.open({marker!r}, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+IN_A_ROW = (
+    PLAIN
+    + ONCE
+    + """
+def first(record):
+    if record.offset == 25:
+        once()
+"""
+)
+
+BEHIND_COMMIT = (
+    PLAIN
+    + ONCE
+    + """
+from seekpoint.spark import tasks
+
+stage_range = tasks.stage_range
+
+def deadly(*args, **named):
+    staged = stage_range(*args, **named)
+    if staged.group == {group!r}:
+        once()
+    return staged
+
+tasks.stage_range = deadly
+"""
+)
+
+#: Of the version that is deployed where it is imported: which one stands in the marker's file.
+DEPLOYED = (
+    PLAIN
+    + """
+import pathlib
+
+made = orders
+
+def orders():
+    made.version = int(pathlib.Path({marker!r}).read_text())
+    return made
+"""
+)
+
+#: The first attempt at a record never ends: only a copy on another machine helps.
+FOR_EVER = (
+    PLAIN
+    + """
+import os, threading
+
+def first(record):
+    if record.offset == 99:
+        try:
+            os.close(os.open({marker!r}, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return
+        threading.Event().wait()
+"""
+)
+
+
+def expected() -> list[tuple[int, int, int]]:
+    """What version 2 makes of the 100 records in each of two partitions."""
+    return [(n + partition * 1000, 2 * n, n) for partition in (0, 1) for n in range(100)]

@@ -1,0 +1,271 @@
+"""Staging by Spark's tasks: every record once, whoever dies, repeats or is late; and errors that say what they are."""
+
+from __future__ import annotations
+
+import importlib
+import secrets
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import AdminClient
+from pyspark.sql import SparkSession
+
+from jobs.spark.orders import BEHIND_COMMIT, DATABASE, DEPLOYED, IN_A_ROW, expected
+from kafka.test_ranges import trim
+from seekpoint.errors import ConfigError, RangeLost, ReloadOver, ReloadRefused, TopicRecreated
+from seekpoint.jobs.reload import Driver, Reload, Stager
+from seekpoint.jobs.spark.task_errors import TaskEnded, ending_of
+from seekpoint.jobs.staging.consolidate import coverage
+from seekpoint.jobs.staging.stage import Task, begin_staging
+from seekpoint.records import Partition
+from seekpoint.spark import REDACTED, Env, SparkStager
+from support.reload_orders import PLAIN, Shop, of
+
+
+class Job:
+    """A shop's reload by Spark, opened behind 100 records in each partition."""
+
+    def __init__(self, shop: Shop, spark: SparkSession, name: str, **options: Any) -> None:
+        self.shop = shop
+        kafka = {"bootstrap.servers": shop.brokers}
+        self.stager = SparkStager(spark, kafka, database=DATABASE, schema=shop.schema, smallest=1, **options)
+        self.reload = Reload([name], shop.engine, kafka, schema=shop.schema, stager=self.stager, range_records=40)
+
+    def opened(self) -> Driver:
+        driver = self.reload.open()
+        begin_staging(driver, self.reload.sources)
+        return driver
+
+    def tasks(self, driver: Driver) -> tuple[Task, ...]:
+        with driver.step("staging") as tx:
+            return coverage(tx, driver, 40).missing
+
+
+@pytest.fixture
+def job(shop: Shop, spark: SparkSession, named: Callable[[str], str]) -> Callable[..., Job]:
+    return lambda source=PLAIN: Job(shop, spark, named(source))
+
+
+def test_a_stager_is_one() -> None:
+    stager: type[Stager] = SparkStager
+    assert stager
+
+
+def test_a_secret_that_spark_would_log_is_refused() -> None:
+    def session(**settings: str) -> Any:
+        return SimpleNamespace(conf=SimpleNamespace(get=lambda key, default=None: settings.get(key, default)))
+
+    url = {"spark.executorEnv.SEEKPOINT_DATABASE_URL": "postgresql://u:hunter2@h/db"}
+    with pytest.raises(
+        ConfigError, match=r"spark.executorEnv.SEEKPOINT_DATABASE_URL is written to Spark's event log"
+    ) as told:
+        SparkStager(session(**url), {})
+    assert "hunter2" not in str(told.value)
+    SparkStager(session(**url, **{"spark.redaction.regex": REDACTED}), {})
+    password = {"spark.executorEnv.KAFKA_PASSWORD": "hunter2"}
+    SparkStager(session(**password), {"sasl.password": Env("KAFKA_PASSWORD")})  # Spark replaces it by itself
+    with pytest.raises(ConfigError, match=r"spark.executorEnv.KAFKA_PW is written to Spark's event log"):
+        SparkStager(session(**{"spark.executorEnv.KAFKA_PW": "hunter2"}), {"sasl.password": Env("KAFKA_PW")})
+    java = {"spark.redaction.regex": r"secret|(?i)token|(?<url>_URL)"}
+    with pytest.raises(ConfigError, match=r"Python cannot \(.*Set it to .*seekpoint.spark.REDACTED") as told:
+        SparkStager(session(**url, **java), {})
+    assert "hunter2" not in str(told.value)
+    SparkStager(session(**java), {})  # no secret is given by Spark's settings
+
+
+@pytest.mark.parametrize("what", ["the pipeline's module", "a module that it imports"])
+def test_a_module_that_only_the_driver_has_is_missing_there(
+    job: Callable[..., Job], spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """As on a cluster whose executors were not given it."""
+    here = tmp_path / "only-here"
+    here.mkdir()
+    monkeypatch.syspath_prepend(str(here))
+    alone = f"alone_{secrets.token_hex(6)}"
+    made = job(f"import {alone}\n{PLAIN}") if what.startswith("a module") and _write(here, alone, "") else job()
+    if what.startswith("the"):
+        _write(here, alone, f"from {made.reload.sources[0].name.split(':')[0]} import orders\n")
+        made = Job(made.shop, spark, f"{alone}:orders")
+    driver = made.opened()
+    with pytest.raises(ConfigError, match=rf"on the executor \S+: .*{alone}.*Executors need what"):
+        list(made.stager.stage(driver.run, made.tasks(driver)))
+    assert made.reload.runs.get(driver.run.id).state == "staging", "the run goes on with the right modules"
+
+
+def _write(folder: Path, name: str, source: str) -> bool:
+    (folder / f"{name}.py").write_text(source, encoding="utf-8")
+    importlib.invalidate_caches()
+    return True
+
+
+def test_a_whole_reload_by_spark(job: Callable[..., Job]) -> None:
+    made = job()
+    told: list[tuple[str, int, int]] = []
+    made.reload._progress = lambda *step: told.append(step)
+    made.reload.run(made.reload.open())
+    assert made.shop.rows() == expected()
+    assert [step for step in told if step[0] == "staging"][-1] == ("staging", 200, 200)
+
+
+@pytest.mark.parametrize("source", [IN_A_ROW, BEHIND_COMMIT], ids=["in mid-transaction", "behind its commit"])
+def test_a_worker_that_is_killed_is_replaced_and_nothing_counts_twice(
+    job: Callable[..., Job], tmp_path: Path, source: str
+) -> None:
+    made = job(source)
+    driver = made.opened()
+    tasks = made.tasks(driver)
+    staged = list(made.stager.stage(driver.run, tasks))
+    assert (tmp_path / "marker").exists(), "nobody was killed"
+    places = sorted((one.partition, one.start, one.end) for one in staged)
+    assert places == sorted((task.range.partition, task.range.start, task.range.end) for task in tasks)
+    rows = made.shop.execute("SELECT count(*) FROM {schema}.reload_staged")
+    assert rows == [(len(tasks) + (source == BEHIND_COMMIT),)]
+    made.reload.run(driver)
+    assert made.shop.rows() == expected()
+
+
+def test_a_record_that_ends_the_run_is_told_as_it_was_raised(job: Callable[..., Job]) -> None:
+    made = job()
+    made.shop.produce(made.shop.topic, [of(7, 2_000)], partition=1)  # version 2 refuses it
+    worker = made.shop.worker()
+    worker.reached(made.shop.topic, 101, 1)
+    worker.stop()
+    driver = made.reload.open()
+    with pytest.raises(ReloadRefused, match="offset 100: row: ValueError: too much") as refused:
+        made.reload.stage(driver)
+    assert "Mend the pipeline" in refused.value.reasons[0]
+    assert made.reload.runs.get(driver.run.id).state == "failed"
+
+
+def test_what_ends_the_run_is_not_tried_again(job: Callable[..., Job], tmp_path: Path) -> None:
+    """Spark would, three times more and with all that came before: the answer is the same, some seconds later."""
+    made = job(
+        PLAIN
+        + """
+import os, pathlib
+
+def first(record):
+    if record.offset == 60:
+        with pathlib.Path({marker!r}).open("a") as file:
+            file.write(f"{{record.partition}} {{os.getpid()}}\\n")
+        raise ValueError("not this one")
+"""
+    )
+    driver = made.reload.open()
+    with pytest.raises(ReloadRefused, match="offset 60: row: ValueError: not this one"):
+        made.reload.stage(driver)
+    tries = (tmp_path / "marker").read_text().splitlines()
+    assert len(tries) <= 2 * len(set(tries)), "once as a stream, and once in parts, which name the record"
+    assert len({line.split()[0] for line in tries}) == len(set(tries))
+    assert "not this one" in str(made.reload.runs.get(driver.run.id).error)
+    assert not made.shop.execute("SELECT 1 FROM {schema}.reload_staged WHERE to_offset = 80")
+
+
+def test_executors_with_older_code_stage_nothing_and_the_run_goes_on_with_the_right_one(
+    job: Callable[..., Job], tmp_path: Path
+) -> None:
+    deployed = tmp_path / "marker"
+    deployed.write_text("2")
+    made = job(DEPLOYED)
+    driver = made.reload.open()
+    deployed.write_text("1")
+    with pytest.raises(ConfigError, match="with handler version 2, and the code of this process is version 1"):
+        made.reload.stage(driver)
+    assert made.reload.runs.get(driver.run.id).state == "staging"
+    assert made.shop.execute("SELECT count(*) FROM {schema}.reload_staged") == [(0,)]
+    deployed.write_text("2")
+    made.reload.run(driver)
+    assert made.shop.rows() == expected()
+
+
+def test_a_run_that_is_over_takes_no_more_ranges(job: Callable[..., Job]) -> None:
+    made = job()
+    driver = made.opened()
+    tasks = made.tasks(driver)
+    made.reload.runs.abort(driver.run.id, "changed my mind")
+    with pytest.raises(ReloadOver, match="is aborted: it takes no more ranges"):
+        list(made.stager.stage(driver.run, tasks))
+
+
+def test_retention_in_mid_run_is_told_with_its_place(job: Callable[..., Job]) -> None:
+    made = job()
+    driver = made.opened()
+    tasks = made.tasks(driver)
+    trim(AdminClient({"bootstrap.servers": made.shop.brokers, "log_level": 0}), made.shop.topic, 30)
+    with pytest.raises(RangeLost, match="the first offset left is 30") as lost:
+        list(made.stager.stage(driver.run, tasks))
+    assert (lost.value.partition, lost.value.offset) == (Partition(made.shop.topic, 0), 0)
+
+
+def test_whoever_stops_listening_cancels_the_rest(job: Callable[..., Job], spark: SparkSession) -> None:
+    """A driver that was taken over leaves its tasks at once: a cluster is not kept busy for nobody."""
+    made = job(
+        PLAIN
+        + """
+import threading
+
+def first(record):
+    if record.partition == 1:
+        threading.Event().wait(60)
+"""
+    )
+    driver = made.opened()
+    telling = made.stager.stage(driver.run, made.tasks(driver))
+    first = next(telling)
+    assert (first.partition.number, first.records) == (0, 40)
+    began, pause = monotonic(), threading.Event()
+    telling.close()
+    assert monotonic() - began < 50, "less than what a task waits for its next record"
+    while spark.sparkContext.statusTracker().getActiveJobsIds():  # which hears of the end behind us
+        assert monotonic() - began < 50
+        pause.wait(0.05)
+    driver.beat()
+
+
+def test_nothing_to_stage_is_no_job(job: Callable[..., Job]) -> None:
+    made = job()
+    assert list(made.stager.stage(made.opened().run, [])) == []
+
+
+def test_a_pipeline_without_a_name_cannot_be_sent(shop: Shop, spark: SparkSession, job: Callable[..., Job]) -> None:
+    made = job()
+    made.reload = shop.reload(stager=made.stager)
+    driver = made.opened()
+    with pytest.raises(ConfigError, match="name it in Reload"):
+        list(made.stager.stage(driver.run, made.tasks(driver)))
+
+
+def test_passwords_are_given_by_name(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    kafka = {"bootstrap.servers": "127.0.0.1:1"}
+    with pytest.raises(ConfigError, match="would stand in the job's plan") as refused:
+        SparkStager(spark, kafka, database="postgresql://me:hunter2@127.0.0.1/x")
+    assert "hunter2" not in str(refused.value)
+    with pytest.raises(ConfigError, match="passphrase' would stand in the job's plan"):
+        SparkStager(spark, {**kafka, "sasl.oauthbearer.assertion.private.key.passphrase": "hunter2"})
+    with pytest.raises(ConfigError, match="is no URL"):
+        SparkStager(spark, kafka, database="hunter2")
+    SparkStager(spark, kafka, database="postgresql://me@127.0.0.1/x")
+    monkeypatch.delenv("SEEKPOINT_DATABASE_URL", raising=False)
+    with pytest.raises(ConfigError, match="SEEKPOINT_DATABASE_URL is not set"):
+        Env("SEEKPOINT_DATABASE_URL").value()
+
+
+def test_errors_survive_the_way_from_a_task_to_the_driver() -> None:
+    at = Partition("orders", 3)
+    for error in (
+        RangeLost(at, 7, "retention"),
+        TopicRecreated(at, 7, "it was", choices=["a", "b"]),
+        ReloadRefused(["one", "two"]),
+        ReloadOver("over"),
+        ConfigError("no"),
+    ):
+        carried = ending_of(RuntimeError(f"Job aborted: ...\n{TaskEnded(error)}\n\tat java"))
+        assert type(carried) is type(error)
+        assert str(carried) == str(error)
+        assert vars(carried).items() >= {key: value for key, value in vars(error).items() if value is not None}.items()
+    assert ending_of(RuntimeError("out of memory")) is None

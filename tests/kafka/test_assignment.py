@@ -1,0 +1,186 @@
+"""Where reading begins: from the ledger at every assignment, under every protocol and without a group (I6)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.cimpl import NewPartitions
+
+from seekpoint import Assignment, StartAt, consumer_config, events
+from seekpoint.errors import ConfigError, Fenced
+from support.kafka_postgres import Scene, Way
+
+Protocol = Mapping[str, Any]
+
+
+def commit_to_kafka(scene: Scene, offsets: dict[tuple[str, int], int]) -> None:
+    """What anybody may do to a group without members: commit whatever they like."""
+    consumer = Consumer({"bootstrap.servers": scene.broker, "group.id": scene.group, "log_level": 0})
+    try:
+        consumer.commit(offsets=[TopicPartition(*at, offset) for at, offset in offsets.items()], asynchronous=False)
+    finally:
+        consumer.close()
+
+
+def test_i6_positions_come_from_the_ledger_whatever_was_committed_to_kafka(scene: Scene, way: Way) -> None:
+    """I6: commits ahead of the ledger and behind it, before the first start and between two."""
+    name = scene.topic(2)
+    stored = scene.produce(name, 30, partition=0) + scene.produce(name, 20, partition=1)
+    commit_to_kafka(scene, {(name, 0): 17, (name, 1): 3})  # before the first start …
+    run = scene.worker(name, **way(name, 2))
+    run.reached(name, 30, 0)
+    run.reached(name, 20, 1)
+    run.stop()
+    commit_to_kafka(scene, {(name, 0): 1, (name, 1): 20})  # … and between two
+    stored += scene.produce(name, 5, partition=0) + scene.produce(name, 5, partition=1)
+    again = scene.worker(name, **way(name, 2))
+    again.reached(name, 35, 0)
+    again.reached(name, 25, 1)
+    again.stop()
+    assert {e.partition.number: e.offset for e in again.seen.all(events.Placed)} == {0: 30, 1: 20}
+    scene.book.assert_holds(name, stored)
+
+
+def test_a_restart_goes_on_where_the_ledger_was_moved_to(scene: Scene, way: Way) -> None:
+    """I6: nothing is remembered elsewhere."""
+    name = scene.topic()
+    stored = scene.produce(name, 20)
+    run = scene.worker(name, **way(name, 1))
+    run.reached(name, 20)
+    run.stop()
+    scene.ledger.move(name, 0, 15, log=None, reason="again")
+    again = scene.worker(name, **way(name, 1))
+    again.reached(name, 20)
+    again.stop()
+    assert scene.book.written(name) == [*stored, *stored[15:]]
+
+
+def test_without_a_group_the_newest_claim_wins_and_the_older_worker_ends(scene: Scene) -> None:
+    name = scene.topic()
+    stored = scene.produce(name, 10)
+    older = scene.worker(name, partitions=[(name, 0)])
+    older.reached(name, 10)
+    newer = scene.worker(name, partitions=[(name, 0)])
+    newer.placed()
+    older.seen.wait_for(events.Stopped)
+    with pytest.raises(Fenced, match="newest claim wins"):
+        older.stop()
+    stored += scene.produce(name, 10)
+    newer.reached(name, 20)
+    newer.stop()
+    scene.book.assert_holds(name, stored)
+
+
+# -- where a new topic begins -----------------------------------------------------------------------------
+
+STARTS = ["earliest", "latest", "time", "time past the end", "offsets", "committed"]
+
+
+def start_at(case: str, name: str, middle: datetime) -> tuple[StartAt, int]:
+    """StartAt and the first offset it must resolve to, for a log of 10 + 10 records."""
+    return {
+        "earliest": (StartAt.earliest(), 0),
+        "latest": (StartAt.latest(), 20),
+        "time": (StartAt.time(middle), 10),
+        "time past the end": (StartAt.time(datetime.now(UTC) + timedelta(hours=1)), 20),
+        "offsets": (StartAt.offsets({(name, 0): 7}), 7),
+        "committed": (StartAt.committed(), 13),
+    }[case]
+
+
+@pytest.mark.parametrize("case", STARTS)
+def test_start_at_is_resolved_once_to_numbers_and_stored(case: str, scene: Scene) -> None:
+    """I6: from then on the ledger's numbers count, whatever Kafka has."""
+    name, now = scene.topic(), datetime.now(UTC)
+    producer = Producer({"bootstrap.servers": scene.broker, "log_level": 0})
+    for n in range(20):  # ten records of an hour ago, ten of half an hour ago
+        at = now - timedelta(minutes=60 if n < 10 else 30)
+        producer.produce(name, str(n), partition=0, timestamp=round(at.timestamp() * 1000))
+    producer.flush(20)
+    commit_to_kafka(scene, {(name, 0): 13})
+    start, first = start_at(case, name, now - timedelta(minutes=45))
+
+    run = scene.worker(scene.pipeline(name, start=start))
+    run.placed()
+    assert scene.ledger.read()[0].first_offset == first
+    scene.produce(name, 1)
+    run.reached(name, 21)
+    run.stop()
+    scene.book.assert_holds(name, [(0, offset) for offset in range(first, 21)])
+
+    later = scene.worker(scene.pipeline(name, start=StartAt.earliest()))  # too late to matter
+    later.placed()
+    later.stop()
+    assert [e.offset for e in later.seen.all(events.Placed)] == [21]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (None, "has no commit in Kafka for"),
+        ([0], "names no offset for"),
+        ([0, 1, 2], "2, but topic .* has 2 partitions"),
+    ],
+)
+def test_a_start_that_does_not_fit_the_topic_ends_the_worker(given: list[int] | None, says: str, scene: Scene) -> None:
+    name = scene.topic(2)
+    start = StartAt.committed() if given is None else StartAt.offsets({(name, number): 0 for number in given})
+    run = scene.worker(scene.pipeline(name, start=start))
+    run.seen.wait_for(events.Stopped)
+    with pytest.raises(ConfigError, match=says):
+        run.stop()
+    assert scene.positions() == {}
+
+
+def test_partitions_added_later_are_read_from_their_beginning_even_with_start_at_latest(
+    scene: Scene, protocol: Protocol
+) -> None:
+    name = scene.topic(1)
+    scene.produce(name, ["before"])
+    run = scene.worker(scene.pipeline(name, start=StartAt.latest()), kafka=protocol)
+    run.placed()
+    scene.admin.create_partitions([NewPartitions(name, 3)])[name].result(20)
+    stored = scene.produce(name, 2, partition=1) + scene.produce(name, 1, partition=2)
+    stored += scene.produce(name, ["after"], partition=0)
+    run.reached(name, 2, 1)
+    run.reached(name, 1, 2)
+    run.reached(name, 2, 0)
+    run.stop()
+    scene.book.assert_holds(name, stored)
+
+
+def test_a_fixed_list_that_names_a_partition_the_topic_does_not_have_is_refused(scene: Scene) -> None:
+    name = scene.topic(2)
+    with pytest.raises(ConfigError, match=f"{name}/7, but .* 2 partitions"):
+        scene.worker(name, partitions=[(name, 0), (name, 7)])
+    assert scene.positions() == {}
+
+
+# -- people who own their loop ------------------------------------------------------------------------------
+
+
+def test_a_pause_that_outlives_a_placement_is_ended_by_the_next(scene: Scene, protocol: Protocol) -> None:
+    name = scene.topic()
+    stored = scene.produce(name, 10)
+    config = consumer_config({"bootstrap.servers": scene.broker, **protocol}, group=scene.group)
+    consumer = Consumer(config)
+    with Assignment(consumer, scene.ledger, [name], kafka=config) as held:
+        assert len(read(held, consumer, 10)) == 10
+        consumer.pause([TopicPartition(name, 0)])
+        held.place_again()  # nothing was committed: from the beginning, and not silently for ever
+        chunk = read(held, consumer, 10)
+    assert [(m.partition(), m.offset()) for m in chunk] == stored
+
+
+def read(held: Assignment, consumer: Consumer, count: int) -> list[Any]:
+    """Read until so many records are there."""
+    found: list[Any] = []
+    for _ in range(300):
+        found += held.settle(consumer.consume(500, 0.1))
+        if len(found) >= count:
+            return found
+    raise AssertionError(f"{len(found)} of {count} records in 30 s")

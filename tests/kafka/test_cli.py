@@ -1,0 +1,754 @@
+"""``seekpoint run``, ``status`` and ``dev``: what they print, where they exit, and that no password comes out."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import dedent
+from time import monotonic
+from uuid import uuid4
+
+import pytest
+from sqlalchemy import Engine, make_url, text
+from typer.testing import CliRunner, Result
+
+from seekpoint import Append, Pipeline, Text
+from seekpoint.cli import status
+from seekpoint.cli.app import app
+from seekpoint.ledger import Ledger
+from seekpoint.records import Partition
+from support.events import Run
+from support.forked_process import Forked
+
+COMMAND = [sys.executable, "-m", "seekpoint.cli.main"]
+HEADER = "from seekpoint import Append, Json, Limits, Pipeline, Text, Worker\n"
+
+
+@dataclass
+class Place:
+    """A folder with the user's modules, a database with the ledger, a topic: where the command is called."""
+
+    folder: Path
+    url: str
+    broker: str
+    schema: str
+    topic: str
+    group: str
+
+    def module(self, *lines: str, given: str = "") -> str:
+        """Write a module; ``lines`` may use {topic}, {group}, {schema}, {broker} and {url}. Returns its name."""
+        name = f"pipes_{secrets.token_hex(6)}"
+        body = HEADER + dedent("\n".join(lines)).format(**vars(self)) + given
+        (self.folder / f"{name}.py").write_text(body, encoding="utf-8")
+        return name
+
+    def options(self, url: str | None = None, broker: str | None = None) -> list[str]:
+        return [
+            *("--database-url", url or self.url),
+            *("--kafka", f"bootstrap.servers={broker or self.broker}"),
+            *("--schema", self.schema),
+        ]
+
+    def run(self, module: str, name: str = "pipe", *more: str, url: str | None = None) -> Result:
+        return seekpoint("run", f"{module}:{name}", *self.options(url), *more)
+
+
+@pytest.fixture
+def place(  # noqa: PLR0917 -- fixtures
+    seekpoint_engine: Engine,
+    seekpoint_schema: str,
+    seekpoint_dsn: str,
+    seekpoint_broker: str,
+    topic: Callable[..., str],
+    group: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Place]:
+    monkeypatch.chdir(tmp_path)
+    for name in ("SEEKPOINT_DATABASE_URL", "SEEKPOINT_KAFKA_CONFIG", "SEEKPOINT_TRACEBACK"):
+        monkeypatch.delenv(name, raising=False)
+    before = list(sys.path)
+    yield Place(tmp_path, seekpoint_dsn, seekpoint_broker, seekpoint_schema, topic(), group)
+    sys.path[:] = before
+
+
+def seekpoint(*arguments: str, env: dict[str, str] | None = None) -> Result:
+    result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200", "NO_COLOR": "1", **(env or {})})
+    assert result.exception is None or isinstance(result.exception, SystemExit), "no traceback for the user"
+    assert "Traceback" not in result.output
+    return result
+
+
+TO_TABLE = """\
+sink = Append("{schema}.lines", columns=["line"], row=lambda r: (r.value,))
+pipe = Pipeline("{group}", topics="{topic}", value=Text(), sinks=[sink], strict=True)
+"""
+
+
+@pytest.fixture
+def lines(seekpoint_engine: Engine, place: Place) -> str:
+    """A table for the records."""
+    with seekpoint_engine.begin() as tx:
+        tx.execute(text(f'CREATE TABLE "{place.schema}".lines (line text)'))
+    return f'"{place.schema}".lines'
+
+
+def rows(engine: Engine, table: str) -> list[str]:
+    with engine.connect() as connection:
+        return list(connection.execute(text(f"SELECT line FROM {table} ORDER BY 1")).scalars())
+
+
+# -- explain ---------------------------------------------------------------------------------------------
+
+UPSERTED = """\
+def handle(tx, batch): pass
+keep = Upsert("{schema}.kept", key=["id"], columns=["id", "at"], order_by="at", row=lambda r: (r.key, r.value))
+pipe = Pipeline("{group}", topics="{topic}", value=Text(), sinks=[keep, Append("{schema}.all", columns=["v"])],
+    handle=handle, writes=["{schema}.other"])
+"""
+
+
+def test_explain_tells_the_roads_of_a_pipeline(seekpoint_engine: Engine, place: Place) -> None:
+    module = place.module("from seekpoint import Upsert", *UPSERTED.splitlines())
+    said = seekpoint("explain", f"{module}:pipe").stdout
+    assert f"{place.group} reads {place.topic}; a poison record: stop" in said
+    assert "one row for each id: the highest at, also against the row that is stored" in said
+    assert "copy    more rows, while all their keys are new" in said
+    assert f"handler handle, which writes {place.schema}.other" in said
+
+    looked = ["explain", f"{module}:pipe", "--json", "--database-url", place.url]
+    missing = seekpoint(*looked)
+    assert missing.exit_code == 1
+    assert "does not exist" in missing.stderr
+    with seekpoint_engine.begin() as tx:
+        tx.execute(text(f'CREATE TABLE "{place.schema}".kept (id int, at int)'))
+    unindexed = seekpoint(*looked)
+    assert unindexed.exit_code == 2
+    assert "no unique index on exactly" in unindexed.stderr
+    with seekpoint_engine.begin() as tx:
+        tx.execute(text(f'ALTER TABLE "{place.schema}".kept ADD PRIMARY KEY (id)'))
+    unmade = seekpoint(*looked)
+    assert unmade.exit_code == 1
+    assert '.all" does not exist; create the table' in unmade.stderr
+    with seekpoint_engine.begin() as tx:
+        tx.execute(text(f'CREATE TABLE "{place.schema}".all (v text)'))
+    unwritten = seekpoint(*looked)
+    assert unwritten.exit_code == 2
+    assert f"relation '{place.schema}.other' does not exist; create the table" in unwritten.stderr
+    with seekpoint_engine.begin() as tx:
+        tx.execute(text(f'CREATE TABLE "{place.schema}".other (v text)'))
+    kept, every = json.loads(seekpoint(*looked).stdout)["sinks"]
+    assert kept["roads"]["copy"].startswith("more rows, while")
+    assert every["roads"] == {"copy": "always: COPY into the table"}
+    with seekpoint_engine.begin() as tx:
+        tx.execute(text(f'ALTER TABLE "{place.schema}".kept RENAME TO base'))
+        tx.execute(text(f'CREATE VIEW "{place.schema}".kept AS TABLE "{place.schema}".base'))
+    kept, _ = json.loads(seekpoint(*looked).stdout)["sinks"]
+    assert kept["roads"]["copy"] == "never: the table has row security, or is a view"
+
+
+# -- what is wrong with the command ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("nonsense", "'nonsense' is not module:name, e.g. billing.ingest:orders"),
+        ("billing/shop.py:orders", "'billing/shop.py:orders' names a file: write billing.shop:orders"),
+        ("nowhere.ingest:orders", "there is no module 'nowhere', neither in "),
+        ("{module}:order", "module '{module}' has no 'order'; it has orders"),
+        ("{module}:post", "{module}:post is a function that cannot be called without arguments"),
+        ("{module}:number", "{module}:number is of type int; expected a Pipeline, a Worker, or a function"),
+        ("{module}:Pipeline", "{module}:Pipeline is the class Pipeline; expected a Pipeline"),
+        ("{module}:nothing", "{module}:nothing returned None; expected a Pipeline"),
+        ("{module}:later", "{module}:later is an async function; expected a Pipeline"),
+    ],
+)
+def test_a_target_that_is_none(place: Place, target: str, said: str) -> None:
+    module = place.module(
+        """\
+        def post(tx, batch): pass
+        def nothing(): return None
+        async def later(): return orders
+        number = 7
+        orders = Pipeline("{group}", topics="{topic}", value=Text(), handle=post)
+        """
+    )
+    result = seekpoint("run", target.format(module=module), *place.options())
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"error: {said.format(module=module)}" in result.stderr
+
+
+def test_a_module_that_fails_names_the_line(place: Place) -> None:
+    broken = place.module("prices = {{}}", "prices['EUR']")
+    result = place.run(broken)
+    assert result.exit_code == 1
+    assert f"error: {broken}.py:3 in <module>: KeyError: 'EUR'" in result.stderr
+    inner = place.run(place.module("import no_such_module_of_mine"))
+    assert inner.exit_code == 2
+    assert "No module named 'no_such_module_of_mine'" in inner.stderr
+    typo = place.run(place.module("def post(tx, batch)"))
+    assert typo.exit_code == 2
+    assert "SyntaxError: expected ':'" in typo.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            ["--kafka", "bootstrap.servers=x"],
+            "no database is named: give --database-url, or set SEEKPOINT_DATABASE_URL",
+        ),
+        (["--database-url", "postgresql://h/d"], "no brokers are named: give --kafka bootstrap.servers=host:9092"),
+        (["--database-url", "mysql://u:hunter2@h/d"], "the ledger lives in Postgres, not in mysql"),
+        (["--database-url", "hunter2"], "the database's URL cannot be read"),
+        (["--database-url", "postgresql://h/d", "--kafka", "hunter2"], "--kafka takes key=value"),
+        (["--database-url", "postgresql://h/d", "--kafka-config", "gone.properties"], "No such file or directory"),
+        (
+            ["--database-url", "postgresql://h/d", "--kafka-config", "bad.properties"],
+            "bad.properties, line 3: expected",
+        ),
+    ],
+)
+def test_servers_that_are_not_named(place: Place, options: list[str], said: str) -> None:
+    (place.folder / "bad.properties").write_text("# mine\nbootstrap.servers=x\nsasl.password hunter2\n")
+    module = place.module('pipe = Pipeline("{group}", topics="{topic}", value=Text(), sinks=[Append("t")])')
+    result = seekpoint("run", f"{module}:pipe", *options)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert said in result.stderr
+    assert "hunter2" not in result.output.replace("not 'hunter2'", "")
+
+
+def test_a_worker_brings_its_own_servers(place: Place) -> None:
+    module = place.module(TO_TABLE, 'worker = Worker(pipe, engine="{url}", kafka={{"bootstrap.servers": "{broker}"}})')
+    result = place.run(module, "worker")
+    assert result.exit_code == 2
+    assert f"error: {module}:worker is a Worker and brings its own database and brokers: remove --" in result.stderr
+    accepting = seekpoint("run", f"{module}:worker", "--accept-declaration")
+    assert accepting.exit_code == 2
+    assert "remove --accept-declaration" in accepting.stderr
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("no.such.key=1", 'the Kafka configuration was refused: No such configuration property: "no.such.key"'),
+        ("session.timeout.ms=soon", "the Kafka configuration was refused: Invalid value for configuration property"),
+        (
+            "enable.auto.commit=true",
+            "remove 'enable.auto.commit': 'true' from the Kafka configuration; it is False because",
+        ),
+        ("group.id=other", "remove 'group.id': 'other' from the Kafka configuration; the group is the pipeline's"),
+    ],
+)
+def test_a_kafka_key_that_cannot_be(place: Place, lines: str, setting: str, said: str) -> None:
+    result = place.run(place.module(TO_TABLE), "pipe", "--kafka", setting)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"error: {said}" in result.stderr
+
+
+def test_async_handlers_and_engines_are_refused(place: Place) -> None:
+    handler = place.module(
+        """\
+        async def post(tx, batch): pass
+        pipe = Pipeline("{group}", topics="{topic}", value=Text(), handle=post)
+        """
+    )
+    result = place.run(handler)
+    assert result.exit_code == 2
+    assert "and would never run; write a plain function handle(tx, batch)" in (result.stderr)
+    engine = place.module(
+        TO_TABLE,
+        "def worker():",
+        '    return Worker(pipe, engine="postgresql+asyncpg://me:hunter2@h/d", kafka={{"bootstrap.servers": "x"}})',
+    )
+    result = seekpoint("run", f"{engine}:worker")
+    assert result.exit_code == 2
+    assert "is not on psycopg 3: write postgresql+psycopg://user:password@host/database" in result.stderr
+    assert "hunter2" not in result.output
+
+
+def test_an_async_engine_is_refused(place: Place) -> None:
+    pytest.importorskip("greenlet")
+    engine = place.module(
+        "from sqlalchemy.ext.asyncio import create_async_engine",
+        TO_TABLE,
+        'def worker(): return Worker(pipe, engine=create_async_engine("{url}"), kafka={{"bootstrap.servers": "x"}})',
+    )
+    result = seekpoint("run", f"{engine}:worker")
+    assert result.exit_code == 2
+    assert "engine must be a URL or a sync SQLAlchemy Engine on postgresql+psycopg, got AsyncEngine" in result.stderr
+
+
+# -- what is wrong with the servers ----------------------------------------------------------------------
+
+
+def test_an_unknown_topic(place: Place, lines: str) -> None:
+    module = place.module(TO_TABLE.replace("{topic}", "no-such-topic"))
+    result = place.run(module)
+    assert result.exit_code == 2
+    assert (
+        f"error: topic 'no-such-topic' does not exist on the brokers {place.broker}: create it, or correct topics="
+        in result.stderr
+    )
+
+
+def test_brokers_that_do_not_answer(place: Place, lines: str) -> None:
+    module = place.module(
+        TO_TABLE,
+        "def worker():",
+        '    return Worker(pipe, engine="{url}", kafka={{"bootstrap.servers": "127.0.0.1:1"}}, schema="{schema}",',
+        "                  limits=Limits(start_wait=3.0, kafka_timeout=2.0))",
+    )
+    result = seekpoint("run", f"{module}:worker")
+    assert result.exit_code == 1
+    assert (
+        "error: Kafka: no broker answered at 127.0.0.1:1 within 2 s: 127.0.0.1:1/bootstrap: Connect to" in result.stderr
+    )
+    assert "Connection refused" in result.stderr
+    assert "KafkaError{" not in result.stderr
+    assert "check that the brokers run, bootstrap.servers and the security settings" in result.stderr
+
+
+def test_a_database_that_cannot_be_reached(place: Place, lines: str) -> None:
+    url, module = make_url(place.url), place.module(TO_TABLE)
+    role = f"role_{uuid4().hex}"
+    for changed, said in (
+        ({"database": "no_such_database"}, 'database "no_such_database" does not exist; create the database'),
+        ({"username": role, "password": "hunter2"}, f'failed for user "{role}"; check the user and password'),
+        ({"port": 1}, "Connection refused Is the server running on that host and accepting TCP/IP connections?; check"),
+    ):
+        away = url.set(**changed).render_as_string(hide_password=False)
+        result = place.run(module, "pipe", "--start-wait", "0.1", url=away)
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert "error: Postgres: " in result.stderr
+        assert said in result.stderr
+        assert "hunter2" not in result.output
+
+
+def test_a_missing_schema(place: Place) -> None:
+    module = place.module(TO_TABLE)
+    result = seekpoint("run", f"{module}:pipe", *place.options(), "--schema", "elsewhere")
+    assert result.exit_code == 1
+    assert "error: schema 'elsewhere' has no ledger tables, and this library needs revision" in result.stderr
+    assert "run `seekpoint db upgrade --schema elsewhere`" in result.stderr
+
+
+def test_a_missing_table(place: Place, produce: Callable[..., object]) -> None:
+    produce(place.topic, ["one"])
+    result = place.run(place.module(TO_TABLE))
+    assert result.exit_code == 1
+    assert (
+        f"error: Append('{place.schema}.lines'): relation \"{place.schema}.lines\" does not exist; create the table, "
+        "or correct its name in the pipeline" in result.stderr
+    )
+
+
+@pytest.fixture
+def writer(seekpoint_engine: Engine, place: Place) -> Iterator[str]:
+    """The URL of a role that may use the ledger and nothing else."""
+    role = f"writer_{uuid4().hex}"
+    ledger = [
+        f'"{place.schema}".{name}'
+        for name in ("consumer_group", "partition_offset", "group_topic", "admin_action", "lost_range")
+    ]
+    with seekpoint_engine.begin() as tx:
+        tx.execute(text(f"CREATE ROLE {role} LOGIN PASSWORD 'hunter2'"))
+        tx.execute(text(f'GRANT USAGE ON SCHEMA "{place.schema}" TO {role}'))
+        tx.execute(text(f'GRANT SELECT ON "{place.schema}".alembic_version TO {role}'))
+        tx.execute(text(f"GRANT SELECT, INSERT, UPDATE ON {', '.join(ledger)} TO {role}"))
+    yield make_url(place.url).set(username=role, password="hunter2").render_as_string(hide_password=False)
+    with seekpoint_engine.begin() as tx:
+        tx.execute(text(f"DROP OWNED BY {role}"))
+        tx.execute(text(f"DROP ROLE {role}"))
+
+
+def test_no_right_on_the_table(place: Place, lines: str, writer: str, produce: Callable[..., object]) -> None:
+    produce(place.topic, ["one"])
+    result = place.run(place.module(TO_TABLE), url=writer)
+    assert result.exit_code == 1
+    assert ".lines'): permission denied for table lines; grant the right to the role of the database's URL" in (
+        result.stderr
+    )
+    assert "hunter2" not in result.output
+
+
+# -- what is wrong with a record -------------------------------------------------------------------------
+
+
+def test_a_record_that_cannot_be_decoded_ends_a_strict_worker(
+    place: Place, lines: str, seekpoint_engine: Engine, produce: Callable[..., object]
+) -> None:
+    produce(place.topic, ["one", "two", b"\xff", "four"])
+    result = place.run(place.module(TO_TABLE))
+    assert result.exit_code == 1
+    assert f"error: {place.topic}/0 stopped at offset 2: it cannot be decoded: UnicodeDecodeError" in result.stderr
+    assert "Choices:\n  - mend the codec, row= or handler, and start the worker again\n  - skip it: " in result.stderr
+    assert rows(seekpoint_engine, lines) == ["one", "two"], "what came before it is committed"
+
+
+def test_a_handler_that_raises_names_its_line(place: Place, produce: Callable[..., object]) -> None:
+    produce(place.topic, ["one"])
+    module = place.module(
+        """\
+        def post(tx, batch):
+            return 1 / 0
+        from seekpoint import Retry
+        retry = Retry(attempts=2, wait_initial=0.01)
+        pipe = Pipeline("{group}", topics="{topic}", value=Text(), handle=post, retry=retry, strict=True)
+        """
+    )
+    result = place.run(module)
+    assert result.exit_code == 1
+    assert f"error: {place.topic}/0 stopped at offset 0: the handler failed on it: ZeroDivisionError" in result.stderr
+    assert f"division by zero (at {module}.py:3 in post) (tried 2 times)" in result.stderr
+
+
+def test_a_mistake_of_the_program_names_its_line(place: Place, produce: Callable[..., object]) -> None:
+    produce(place.topic, ["one"])
+    module = place.module(
+        """\
+        from seekpoint.errors import ConfigError
+        class Mistake(ConfigError): pass
+        def post(tx, batch):
+            raise RuntimeError("of the program") from None
+        def worker():
+            return 1 / 0
+        """
+    )
+    shown = CliRunner().invoke(app, ["--traceback", "run", f"{module}:worker", *place.options()])
+    assert shown.exit_code == 1
+    assert "Traceback (most recent call last)" in shown.stderr
+    assert f"error: {module}.py:7 in worker: ZeroDivisionError" in shown.stderr
+
+
+# -- as a process ----------------------------------------------------------------------------------------
+
+
+class Process:
+    """The command as a process of its own; its stderr is read as it comes."""
+
+    def __init__(self, *arguments: str, env: dict[str, str] | None = None) -> None:
+        self._process = Forked("commands", {"words": arguments}, env=env)
+        self._news, self._said = threading.Condition(), {"out": "", "err": ""}
+        self._readers = [
+            threading.Thread(target=self._read, args=(name, stream), daemon=True)
+            for name, stream in (("out", self._process.stdout), ("err", self._process.stderr))
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def _read(self, name: str, stream: object) -> None:
+        for line in stream:  # type: ignore[attr-defined]
+            with self._news:
+                self._said[name] += line
+                self._news.notify_all()
+        stream.close()  # type: ignore[attr-defined]
+
+    def wait_for(self, what: str, name: str = "err", seconds: float = 40.0) -> None:
+        deadline = monotonic() + seconds
+        with self._news:
+            while what not in self._said[name]:
+                assert self._process.poll() is None, f"ended before it said {what!r}:\n{self.said}"
+                assert self._news.wait(max(0.0, deadline - monotonic())), f"never said {what!r}:\n{self.said}"
+
+    def signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def end(self, seconds: float = 40.0) -> int:
+        code = self._process.wait(seconds)
+        for reader in self._readers:
+            reader.join(10)
+        return code
+
+    @property
+    def said(self) -> str:
+        return self._said["out"] + self._said["err"]
+
+    def close(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+            self.end()
+
+
+@pytest.fixture
+def start(place: Place) -> Iterator[Callable[..., Process]]:
+    started: list[Process] = []
+
+    def run(*arguments: str, env: dict[str, str] | None = None) -> Process:
+        started.append(Process(*arguments, env=env))
+        return started[-1]
+
+    yield run
+    for process in started:
+        process.close()
+
+
+SLOW = """\
+    import pathlib, sys, threading
+
+    def post(tx, batch):
+        print("in hand", flush=True)
+        while not pathlib.Path("go").exists():
+            threading.Event().wait(0.02)
+        for record in batch:
+            tx.exec_driver_sql('INSERT INTO "{schema}".lines VALUES (%s)', (record.value,))
+
+    pipe = Pipeline("{group}", topics="{topic}", value=Text(), handle=post)
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains(  # noqa: PLR0917 -- fixtures
+    place: Place,
+    lines: str,
+    seekpoint_engine: Engine,
+    start: Callable[..., Process],
+    produce: Callable[..., object],
+    how: signal.Signals,
+) -> None:
+    produce(place.topic, ["one", "two"])
+    config = place.folder / "kafka.properties"
+    config.write_text(f"# mine\n\nbootstrap.servers = {place.broker}\nclient.id=me\n")
+    env = {"SEEKPOINT_DATABASE_URL": place.url, "SEEKPOINT_KAFKA_CONFIG": str(config)}
+    process = start("run", f"{place.module(SLOW)}:pipe", "--schema", place.schema, env=env)
+    process.wait_for("in hand", "out")
+    process.signal(how)
+    (place.folder / "go").touch()
+    assert process.end() == 0, process.said
+    assert rows(seekpoint_engine, lines) == ["one", "two"], "the batch in hand was finished"
+    [position] = Ledger(seekpoint_engine, place.group, schema=place.schema).read()
+    assert (position.next_offset, position.owner) == (2, None), "the claim was given back"
+    assert f"INFO    seekpoint.events {place.group}: Placed: " in process.said
+    assert "INFO    seekpoint.cli drained: 2 records in 1 transaction" in process.said
+    assert str(make_url(place.url).password) not in process.said
+
+
+ALARM = """
+import os
+threading.Timer(3.0, os.kill, (os.getpid(), signal.SIGINT)).start()  # the wait has no limit
+"""
+
+
+def test_ctrl_c_ends_the_wait_for_the_first_answer(
+    place: Place, lines: str, start: Callable[..., Process], produce: Callable[..., object]
+) -> None:
+    module = place.module("import signal, threading", TO_TABLE, given=ALARM)
+    process = start("run", f"{module}:pipe", *place.options(broker="127.0.0.1:1"))
+    assert process.end() == 130, process.said
+    assert "aborted: before the worker had started" in process.said
+    assert f"INFO    seekpoint.events {place.group}: Stopped: aborted" in process.said
+    assert "ERROR" not in process.said
+    assert "batch in hand" not in process.said
+
+
+def test_a_second_signal_aborts(
+    place: Place,
+    lines: str,
+    seekpoint_engine: Engine,
+    start: Callable[..., Process],
+    produce: Callable[..., object],
+) -> None:
+    produce(place.topic, ["one"])
+    process = start("run", f"{place.module(SLOW)}:pipe", *place.options())
+    process.wait_for("in hand", "out")
+    process.signal(signal.SIGINT)
+    process.signal(signal.SIGTERM)
+    assert process.end() == 130, process.said
+    assert "aborted: second SIG" in process.said
+    assert "Stopped: aborted" in process.said
+    assert "Traceback" not in process.said
+    assert rows(seekpoint_engine, lines) == []
+
+
+def test_a_stopped_partition_is_told_and_the_others_go_on(
+    place: Place,
+    lines: str,
+    topic: Callable[..., str],
+    start: Callable[..., Process],
+    produce: Callable[..., object],
+) -> None:
+    place.topic = topic(2)
+    produce(place.topic, [b"\xff"], partition=0)
+    produce(place.topic, ["fine"], partition=1)
+    process = start("run", f"{place.module(TO_TABLE.replace(', strict=True', ''))}:pipe", *place.options())
+    stopped = f"Parked: {place.topic}/0 stopped at offset 0: it cannot be decoded:"
+    process.wait_for(f"ERROR   seekpoint.events {place.group}: {stopped}")
+    process.wait_for("Choices:\n  - mend the codec")
+    process.signal(signal.SIGTERM)
+    assert process.end() == 1, process.said
+    assert "stopping after the batch in hand; Ctrl-C again aborts" in process.said
+    assert f"error: 1 partition stopped: {place.topic}/0\n" in process.said
+
+
+def test_a_record_that_fails_is_told_with_its_line_its_try_and_what_follows(
+    place: Place, start: Callable[..., Process], produce: Callable[..., object]
+) -> None:
+    produce(place.topic, ["one"])
+    module = place.module(
+        """\
+        def post(tx, batch):
+            return 1 / 0
+        from seekpoint import Retry
+        retry = Retry(attempts=2, wait_initial=0.01)
+        pipe = Pipeline("{group}", topics="{topic}", value=Text(), handle=post, retry=retry, on_poison="skip")
+        """
+    )
+    process = start("run", f"{module}:pipe", *place.options())
+    failed = f"{place.topic}/0 at offset 0: %sZeroDivisionError: division by zero (at {module}.py:3 in post)"
+    process.wait_for("Isolating: a batch failed, and runs again in parts: ZeroDivisionError: division by zero")
+    process.wait_for(f"RetryScheduled: {failed % ''}; tried 1 of 2 times, again in 0.0 s; then skip")
+    process.wait_for(f"SetAside: {failed % 'skipped, '}")
+    process.signal(signal.SIGTERM)
+    assert process.end() == 0, process.said
+
+
+def test_dev_lends_a_pair_until_ctrl_c(
+    place: Place, start: Callable[..., Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = start("dev", env={"TMPDIR": str(place.folder)})
+    monkeypatch.setattr(tempfile, "tempdir", str(place.folder))
+    process.wait_for("Ctrl-C removes both", "out", seconds=90)
+    exports = dict(
+        line.removeprefix("export ").split("=", 1) for line in process.said.splitlines() if "export " in line
+    )
+    assert set(exports) == {"SEEKPOINT_DATABASE_URL", "SEEKPOINT_KAFKA_CONFIG"}
+    announced = seekpoint("dev", "env").stdout
+    assert announced == "".join(f"export {name}={value}\n" for name, value in exports.items())
+    assert seekpoint("db", "upgrade", env=exports).exit_code == 0
+    unknown = seekpoint("status", "nobody", env=exports)
+    assert unknown.exit_code == 1
+    assert "has no group 'nobody'; no worker has claimed anything yet" in unknown.stderr
+    config = Path(exports["SEEKPOINT_KAFKA_CONFIG"])
+    assert config.read_text().startswith("bootstrap.servers=127.0.0.1:")
+    process.signal(signal.SIGINT)
+    assert process.end() == 0, process.said
+    assert not config.parent.exists()
+    assert seekpoint("dev", "env").exit_code == 2
+    gone = seekpoint("db", "check", env=exports)
+    assert gone.exit_code == 1
+    assert "refused" in gone.stderr
+
+
+def test_without_the_extra_the_command_says_what_to_install() -> None:
+    code = "import sys; sys.modules['typer'] = None; from seekpoint.cli.main import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: the command needs Typer and Rich: pip install '/path/to/seekpoint[cli]'\n"
+
+
+@pytest.mark.parametrize(("missing", "command", "extra"), [("psutil", "dev", "dev"), ("psutil", "demo", "dev")])
+def test_without_another_extra_only_its_commands_are_missing(missing: str, command: str, extra: str) -> None:
+    code = f"import sys; sys.modules[{missing!r}] = None; from seekpoint.cli.main import main; main()"
+    done = subprocess.run([sys.executable, "-c", code, command], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert f"pip install '/path/to/seekpoint[{extra}]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# -- status ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def applied(place: Place, lines: str, run_worker: Callable[..., Run], produce: Callable[..., object]) -> Place:
+    """A group that has applied three records and left; a fourth has come since."""
+    produce(place.topic, ["one", "two", "three"])
+    sink = Append((place.schema, "lines"), columns=["line"], row=lambda r: (r.value,))
+    worker = run_worker(Pipeline(place.group, topics=place.topic, value=Text(), sinks=[sink]))
+    worker.reached(place.topic, 3)
+    worker.stop()
+    produce(place.topic, ["four"])
+    return place
+
+
+def test_status(applied: Place) -> None:
+    where = ["--database-url", applied.url, "--schema", applied.schema]
+    brokers = ["--kafka", f"bootstrap.servers={applied.broker}"]
+    alone = seekpoint("status", applied.group, *where, "--json")
+    assert alone.exit_code == 0
+    [line] = json.loads(alone.stdout)
+    assert line.pop("committed_at").startswith("20")
+    assert line == {
+        "topic": applied.topic,
+        "partition": 0,
+        "next": 3,
+        "end": None,
+        "lag": None,
+        "epoch": 1,
+        "owner": None,
+        "dead": 0,
+        "waits": None,
+        "stop": None,
+        "suspects_left": None,
+        "reload": None,
+        "paused": None,
+    }
+    [line] = json.loads(seekpoint("status", applied.group, *where, *brokers, "--json").stdout)
+    assert (line["next"], line["end"], line["lag"]) == (3, 4, 1)
+    shown = seekpoint("status", applied.group, *where, *brokers)
+    assert shown.exit_code == 0
+    assert shown.stdout.splitlines()[1].split()[:7] == ["topic", "partition", "next", "end", "lag", "dead", "epoch"]
+    assert shown.stdout.splitlines()[2].split()[:7] == [applied.topic, "0", "3", "4", "1", "0", "1"]
+    assert str(make_url(applied.url).password) not in shown.output
+
+
+def test_status_of_what_is_not_there(applied: Place) -> None:
+    where = ["--database-url", applied.url, "--schema", applied.schema]
+    unknown = seekpoint("status", "nobody", *where)
+    assert (unknown.exit_code, unknown.stdout) == (1, "")
+    assert f"error: the ledger in schema '{applied.schema}' has no group 'nobody'; it knows {applied.group}" in (
+        unknown.stderr
+    )
+    nowhere = seekpoint("status", applied.group, "--database-url", applied.url, "--schema", "elsewhere")
+    assert nowhere.exit_code == 1
+    assert "run `seekpoint db upgrade --schema elsewhere`" in nowhere.stderr
+    wrong_key = seekpoint("status", applied.group, *where, "--kafka", "sasl.mechanism=PLAIN")
+    assert wrong_key.exit_code == 2
+    assert "no brokers are named" in wrong_key.stderr
+
+
+def test_status_shows_a_stored_offset_past_the_end_of_the_log(applied: Place, seekpoint_engine: Engine) -> None:
+    """That is no lag of 0: nothing of what is produced next would be read."""
+    ledger = Ledger(seekpoint_engine, applied.group, schema=applied.schema)
+    ledger.move(applied.topic, 0, 50, log=None, reason="a slip")
+    where = [*("--database-url", applied.url), *("--schema", applied.schema)]
+    brokers = ["--kafka", f"bootstrap.servers={applied.broker}"]
+    asked = seekpoint("status", applied.group, *where, *brokers, "--json")
+    [line] = json.loads(asked.stdout)
+    assert (asked.exit_code, line["next"], line["end"], line["lag"]) == (1, 50, 4, None)
+    shown = seekpoint("status", applied.group, *where, *brokers)
+    assert shown.exit_code == 1
+    assert f"{applied.topic}/0: the stored offset 50 is past the end of the log (4)" in shown.stdout
+
+
+def test_status_shows_the_ledger_when_no_broker_answers(applied: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status, "KAFKA_TIMEOUT", 0.5)
+    where = [*("--database-url", applied.url), *("--schema", applied.schema)]
+    result = seekpoint("status", applied.group, *where, "--kafka", "bootstrap.servers=127.0.0.1:1", "--json")
+    assert result.exit_code == 1
+    [line] = json.loads(result.stdout)
+    assert (line["next"], line["end"], line["lag"]) == (3, None, None)
+    assert "warning: " in result.stderr
+    assert "end and lag are not known" in result.stderr
+
+
+def test_status_does_not_compare_with_another_topic_of_that_name(
+    applied: Place, seekpoint_engine: Engine, topic: Callable[..., str]
+) -> None:
+    ledger = Ledger(seekpoint_engine, applied.group, schema=applied.schema)
+    ledger.move(applied.topic, 0, 3, log=None, reason="test", topic_id=uuid4())
+    where = [*("--database-url", applied.url), *("--schema", applied.schema)]
+    result = seekpoint("status", applied.group, *where, "--kafka", f"bootstrap.servers={applied.broker}", "--json")
+    assert result.exit_code == 1
+    [line] = json.loads(result.stdout)
+    assert (line["next"], line["end"], line["lag"]) == (3, None, None)
+    assert f"warning: topic '{applied.topic}' is not the one that was read" in result.stderr
+    assert Partition(applied.topic, 0) == ledger.read()[0].partition

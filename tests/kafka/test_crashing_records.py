@@ -1,0 +1,437 @@
+"""Records that end the process: found, and parked after so many deaths; the records beside them applied once each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from psycopg import OperationalError
+from sqlalchemy import Connection, text
+
+from seekpoint import Batch, Ledger, Limits, Partition, Retry, events
+from support.crashing_handlers import Deadly
+from support.events import Gate
+from support.kafka_postgres import PROTOCOLS, Scene
+from support.worker_process import Member
+
+Protocol = Mapping[str, Any]
+COOPERATIVE = PROTOCOLS["cooperative"]
+
+
+def letters(scene: Scene) -> list[tuple[int, int, str, str]]:
+    """Partition, offset, state and cause of each dead letter."""
+    with scene.engine.connect() as connection:
+        rows = connection.execute(
+            text(
+                "SELECT partition, record_offset, state, cause "
+                f'FROM "{scene.schema}".dead_letter ORDER BY partition, record_offset'
+            )
+        )
+        return [tuple(row) for row in rows]
+
+
+def restart_until(scene: Scene, start: Callable[[], Member], there: Callable[[], bool], most: int) -> list[int]:
+    """Start a worker again whenever it has died; the exit codes of those that did."""
+    codes: list[int] = []
+    while True:
+        member = start()
+        scene.wait(lambda member=member: there() or not member.is_alive, 60)  # type: ignore[misc]
+        if member.is_alive:
+            member.close()
+            return codes
+        codes.append(member.ended()[0])
+        assert len(codes) <= most, f"it died again and again: {codes}, {letters(scene)}, {scene.ledger.read()}"
+
+
+def starts(scene: Scene, name: str, **what: Any) -> Callable[[], Member]:
+    """A member without a group: nobody waits for a dead one's session."""
+    given = {"handle": "deadly", "on_poison": "dead_letter", "retry": {"crashes": 2}, **what}
+    partitions = given.pop("partitions", 1)
+    return lambda: scene.member(name, partitions=[(name, n) for n in range(partitions)], **given)
+
+
+def at_end(scene: Scene, stored: list[tuple[int, int]], name: str) -> Callable[[], bool]:
+    wanted = {Partition(name, p): max(o for q, o in stored if q == p) + 1 for p, _ in stored}
+    return lambda: wanted.items() <= scene.positions().items()
+
+
+@pytest.mark.parametrize(("how", "code"), [("exit", 3), ("sigkill", -9), ("segfault", -11)])
+def test_a_record_that_kills_is_parked_and_the_others_are_applied_once(scene: Scene, how: str, code: int) -> None:
+    name = scene.topic()
+    stored = scene.produce(name, ["ok"] * 30 + [how] + ["ok"] * 30)
+    deaths = restart_until(scene, starts(scene, name), at_end(scene, stored, name), 4)
+    assert deaths == [code] * 4, "two until it was suspected, and two alone"
+    assert letters(scene) == [(0, 30, "parked", "killed")]
+    scene.book.assert_holds(name, stored[:30] + stored[31:])
+
+
+def test_a_killer_at_the_head_and_one_next_to_it(scene: Scene) -> None:
+    name = scene.topic()
+    stored = scene.produce(name, ["exit", "exit", "ok", "ok", "exit", "ok"])
+    deaths = restart_until(scene, starts(scene, name), at_end(scene, stored, name), 12)
+    assert letters(scene) == [(0, at, "parked", "killed") for at in (0, 1, 4)]
+    assert len(deaths) == 3 * (2 + 2), "each time two until the partition is suspected: one that is found ends that"
+    scene.book.assert_holds(name, [stored[2], stored[3], stored[5]])
+
+
+def test_an_idle_partition_and_a_busy_one_beside_a_killer_lose_nothing(scene: Scene) -> None:
+    name = scene.topic(3)
+    stored = scene.produce(name, ["ok"] * 5 + ["exit"] + ["ok"] * 5, partition=0)
+    stored += scene.produce(name, ["ok"] * 40, partition=1)
+    start = starts(scene, name, partitions=3, limits={"lag_check": 0.2})
+    members: list[Member] = []
+
+    def begin() -> Member:
+        members.append(start())
+        return members[-1]
+
+    restart_until(scene, begin, at_end(scene, stored, name), 4)
+    assert letters(scene) == [(0, 5, "parked", "killed")]
+    scene.book.assert_holds(name, [at for at in stored if at != (0, 5)])
+    suspected = {event["partition"] for member in members for event in member.all("Suspicious")}
+    assert f"{name}/2" not in suspected, "nothing was there to kill anybody"
+
+
+def test_a_killer_in_a_group_of_two(scene: Scene) -> None:
+    scene.notice_the_dead_soon()
+    name = scene.topic(4)
+    stored = [at for n in range(4) for at in scene.produce(name, ["ok"] * 20, partition=n)]
+    killer = scene.produce(name, ["exit"], partition=2)
+    stored += scene.produce(name, ["ok"] * 20, partition=2)
+
+    def start() -> Member:
+        return scene.member(name, handle="deadly", on_poison="dead_letter", retry={"crashes": 2}, kafka=COOPERATIVE)
+
+    members = [start(), start()]
+    there, died = at_end(scene, stored, name), 0
+    while not there():
+        scene.wait(lambda: there() or not all(m.is_alive for m in members), 60)
+        for at, member in enumerate(members):
+            if not member.is_alive:
+                died += 1
+                assert died <= 8, f"{letters(scene)}, {scene.ledger.read()}"
+                member.ended()
+                members[at] = start()
+    assert letters(scene) == [(2, killer[0][1], "parked", "killed")]
+    scene.book.assert_holds(name, stored)
+
+
+def test_under_stop_the_partition_stops_in_front_of_the_killer_and_the_worker_lives(scene: Scene) -> None:
+    name = scene.topic(2)
+    stored = scene.produce(name, ["ok", "exit", "ok"], partition=0)
+    other = scene.produce(name, ["ok"] * 5, partition=1)
+    start = starts(scene, name, partitions=2, on_poison="stop")
+    made: list[Member] = []
+
+    def begin() -> Member:
+        made.append(start())
+        return made[-1]
+
+    beside = at_end(scene, other, name)
+    deaths = restart_until(scene, begin, lambda: bool(made[-1].all("Parked")) and beside(), 4)
+    assert len(deaths) == 4
+    assert scene.positions()[Partition(name, 0)] == 1
+    scene.book.assert_holds(name, [stored[0], *other])
+    # It is mended, and started again: the record is tried once more.
+    run = scene.worker(scene.pipeline(name, on_poison="stop"), partitions=[(name, 0), (name, 1)])
+    run.reached(name, 3)
+    run.stop()
+    scene.book.assert_holds(name, [*stored, *other])
+
+
+def test_suspected_records_that_are_innocent_are_applied_once_and_suspicion_ends(scene: Scene) -> None:
+    name = scene.topic()
+    stored = scene.produce(name, 20)
+    for _ in range(2):  # killed in the middle of a batch, for no fault of a record
+        member = scene.member(name, partitions=[(name, 0)], stop_at=("Applied", 1))
+        member.wait_until_stopped()
+        member.kill()
+    run = scene.worker(name, partitions=[(name, 0)], limits=Limits(batch_records=10))
+    suspicious = run.seen.wait_for(events.Suspicious)
+    assert (suspicious.partition, suspicious.deaths, suspicious.until) == (Partition(name, 0), 2, 10)
+    run.reached(name, 20)
+    stored += scene.produce(name, 5)
+    run.reached(name, 25)
+    run.stop()
+    assert [e.offset for e in run.seen.all(events.TriedAlone)] == list(range(10))
+    scene.book.assert_holds(name, stored)
+    assert not letters(scene)
+
+
+# -- what is no death ---------------------------------------------------------------------------------------
+
+
+def wait_for_a_try(scene: Scene, name: str, gate: Gate) -> Any:
+    """A worker that stands in the second try of the record at offset 1, held by the gate."""
+    deadly = Deadly(scene.book)
+    made = scene.pipeline(
+        name, handle=deadly, retry=Retry(attempts=3, wait_initial=0.1, crashes=1), on_poison="dead_letter"
+    )
+    run = scene.worker(made, observe=[deadly.watch, gate], limits=Limits(idle_check=0.3))
+    gate.wait()
+    return run
+
+
+def test_a_stop_in_the_middle_of_a_try_is_no_death(scene: Scene) -> None:
+    name = scene.topic()
+    stored = scene.produce(name, ["ok", "fail 1", "ok"])
+    gate = Gate(events.TriedAlone)
+    run = wait_for_a_try(scene, name, gate)
+    run.worker.stop()
+    gate.open()
+    run.stop()
+    row = scene.ledger.read()[0]
+    assert (row.attempt_crashes, row.unreleased_claims) == (0, 0)
+    again = scene.worker(scene.pipeline(name, retry=Retry(crashes=1)))
+    scene.wait_until_caught_up(name, stored)
+    again.stop()
+    scene.book.assert_holds(name, stored)
+    assert not letters(scene)
+
+
+def test_a_trouble_of_the_database_in_the_middle_of_a_try_is_no_death(scene: Scene) -> None:
+    name = scene.topic()
+    stored = scene.produce(name, ["ok", "fail 1", "ok"])
+    tried = Gate(events.TriedAlone)
+    run = wait_for_a_try(scene, name, tried)
+    ours = text(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+        "WHERE application_name LIKE :ours AND pid <> pg_backend_pid()"
+    )
+    with scene.engine.connect() as connection:
+        connection.execute(ours, {"ours": f"seekpoint %{scene.group[:40]}%"})
+    tried.open()
+    run.reached(name, 3)
+    run.stop()
+    scene.book.assert_holds(name, stored)
+    assert not letters(scene)
+
+
+def test_a_worker_that_backs_off_was_not_killed_though_another_takes_over_meanwhile(scene: Scene) -> None:
+    name = scene.topic()
+    stored = scene.produce(name, 3)
+    tries: list[list[int]] = []
+
+    def handle(tx: Connection, batch: Batch[str, Any]) -> None:
+        tries.append([r.offset for r in batch])
+        if 1 in tries[-1]:
+            raise OSError("away") if tries.count([1]) <= 1 else OperationalError("server closed the connection")
+        scene.book.enter(tx, batch)
+
+    pipeline = scene.pipeline(name, handle=handle, on_poison="dead_letter", retry=Retry(attempts=99, wait_initial=0.1))
+    for _ in range(4):
+        run = scene.worker(pipeline, partitions=[(name, 0)])
+        run.seen.wait_for(events.DatabaseTrouble, lambda e: e.wait)  # alive, and its attempt has ended
+        successor = scene.worker(pipeline, partitions=[(name, 0)])
+        successor.seen.wait_for(events.Placed)
+        run.stop()
+        successor.stop()
+    assert not letters(scene), f"tried {len(tries)} times of 99 and convicted"
+    assert scene.positions() == {Partition(name, 0): stored[1][1]}
+
+
+def test_a_move_in_the_middle_of_a_try_is_obeyed(scene: Scene) -> None:
+    name = scene.topic()
+    stored = scene.produce(name, ["ok", "fail 1", "ok"])
+    gate = Gate(events.RetryScheduled)
+    run = wait_for_a_try(scene, name, gate)
+    scene.ledger.move(name, 0, 2, log=None, reason="not this one", lost="poison")
+    gate.open()
+    run.reached(name, 3)
+    run.stop()
+    scene.book.assert_holds(name, [stored[0], stored[2]])
+    assert not letters(scene)
+
+
+def test_neither_a_suspected_partition_nor_a_busy_one_starves_the_other(scene: Scene) -> None:
+    name = scene.topic(2)
+    stored = scene.produce(name, 400, partition=0)
+    for _ in range(2):
+        member = scene.member(name, partitions=[(name, 0)], stop_at=("Applied", 1))
+        member.wait_until_stopped()
+        member.kill()
+    busy = scene.produce(name, 30_000, partition=1)
+    run = scene.worker(name, partitions=[(name, 0), (name, 1)], limits=Limits(batch_records=1000))
+    scene.wait_until_caught_up(name, [*stored, *busy], 60)
+    run.stop()
+    batches = [e for e in run.seen.all(events.Committed) if any(s.partition.number == 1 for s in e.spans)]
+    tries = run.seen.all(events.TriedPart)
+    assert 100 <= len(tries) <= 110
+    during = [e for e in tries if batches[0].at < e.at < batches[-1].at]
+    assert len(during) >= len(batches) - 1, "one at least between two batches"
+    spent = sum(b.seconds for b in batches)
+    assert batches[-1].at - batches[0].at < 4 * spent + 2, "and not for much longer than a batch takes"
+    scene.book.assert_holds(name, [*stored, *busy])
+
+
+# -- how much is tried carefully, and for how long --------------------------------------------------------------------
+
+
+def kill_twice(scene: Scene, name: str) -> None:
+    """Two owners that die in the middle of their first batch, for no fault of a record."""
+    for _ in range(2):
+        member = scene.member(name, partitions=[(name, 0)], stop_at=("Applied", 1))
+        member.wait_until_stopped()
+        member.kill()
+
+
+def test_two_kills_at_the_start_cost_a_hundred_transactions(scene: Scene) -> None:
+    """Counted, not timed: a range of 1,000 is tried in parts of 10, and what comes after it in whole batches."""
+    name = scene.topic()
+    stored = scene.produce(name, 6000)
+    kill_twice(scene, name)
+    run = scene.worker(name, partitions=[(name, 0)], limits=Limits(batch_records=1000))
+    scene.wait_until_caught_up(name, stored)
+    run.stop()
+    suspicious = run.seen.wait_for(events.Suspicious)
+    assert (suspicious.deaths, suspicious.until) == (2, 1000)
+    parts = run.seen.all(events.TriedPart)
+    assert 100 <= len(parts) <= 105, "one may be cut short where the client has not read on yet"
+    assert not run.seen.all(events.TriedAlone)
+    left = [e.left for e in run.seen.all(events.SuspectsLeft)]
+    assert (left[0], left[-1]) == (1000, 0)
+    assert left == sorted(left, reverse=True)
+    assert len(run.seen.all(events.Committed)) <= len(parts) + 20
+    scene.book.assert_holds(name, stored)
+    assert not letters(scene)
+
+
+def test_one_crashing_record_costs_five_deaths_and_at_most_two_hundred_transactions(scene: Scene) -> None:
+    """Two until it is suspected, one in its part, two alone; what comes after it goes in whole batches again."""
+    name = scene.topic()
+    stored = scene.produce(name, ["ok"] * 2555 + ["exit"] + ["ok"] * 2444)
+    members: list[Member] = []
+    start = starts(scene, name, limits={"batch_records": 2000})
+
+    def begin() -> Member:
+        members.append(start())
+        return members[-1]
+
+    deaths = restart_until(scene, begin, at_end(scene, stored, name), 5)
+    assert deaths == [3] * 5
+    assert letters(scene) == [(0, 2555, "parked", "killed")]
+    parts = sum(len(member.all("TriedPart")) for member in members)
+    alone = sum(len(member.all("TriedAlone")) for member in members)
+    assert parts + alone <= 200, (parts, alone)
+    assert {e["until"] for member in members for e in member.all("Suspicious")} == {"4000"}, "drawn once"
+    assert members[-1].all("SuspectsLeft")[-1]["left"] == "0"
+    assert scene.ledger.read()[0].suspect_end is None
+    scene.book.assert_holds(name, [at for at in stored if at != (0, 2555)])
+
+
+def test_kills_within_a_suspect_range_neither_redraw_nor_extend_it(scene: Scene) -> None:
+    """Killed in a part, before one, between two, at a record alone: each continues where the one before it was."""
+    name = scene.topic()
+    stored = scene.produce(name, 3000)
+    kill_twice(scene, name)
+    members = []
+    for stop_at in [
+        ("Suspicious", 1), ("TriedPart", 1), ("TriedAlone", 4), ("Committed", 9), ("SuspectsLeft", 12), ("Applied", 3),
+    ]:  # fmt: skip
+        member = scene.member(name, partitions=[(name, 0)], stop_at=stop_at, limits={"batch_records": 2000})
+        member.wait_until_stopped()
+        member.kill()
+        members.append(member)
+    run = scene.worker(name, partitions=[(name, 0)], limits=Limits(batch_records=2000))
+    scene.wait_until_caught_up(name, stored)
+    run.stop()
+    assert {e["until"] for member in members for e in member.all("Suspicious")} == {"2000"}
+    assert run.seen.wait_for(events.Suspicious).until == 2000
+    assert members[2].all("TriedAlone"), "a part that has seen a crash goes record by record"
+    parts = sum(len(member.all("TriedPart")) for member in members) + len(run.seen.all(events.TriedPart))
+    alone = sum(len(member.all("TriedAlone")) for member in members) + len(run.seen.all(events.TriedAlone))
+    assert parts <= 115
+    assert alone <= 5 * 21
+    scene.book.assert_holds(name, stored)
+    assert not letters(scene)
+
+
+def test_a_claim_that_is_refused_takes_the_careful_mode_from_no_other_partition(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two suspected partitions; one is moved right after the claim, before the suspect ranges are on record."""
+    name, claim, claims = scene.topic(2), Ledger.claim, list[Any]()
+    stored = scene.produce(name, 400) + scene.produce(name, 400, partition=1)
+    for number in range(2):
+        for _ in range(2):
+            member = scene.member(name, partitions=[(name, number)], stop_at=("Applied", 1))
+            member.wait_until_stopped()
+            member.kill()
+
+    def claim_and_move(self: Ledger, *args: Any, **options: Any) -> Any:
+        claims.append(claimed := claim(self, *args, **options))
+        if len(claims) == 1:
+            scene.ledger.move(name, 0, 0, log=None, reason="a move right after the claim")
+        return claimed
+
+    monkeypatch.setattr(Ledger, "claim", claim_and_move)
+    gate = Gate(events.SuspectsLeft)
+    run = scene.worker(name, partitions=[(name, 0), (name, 1)], observe=[gate])
+    gate.wait()
+    assert {row.partition.number: row.suspect_end for row in scene.ledger.read()} == {0: None, 1: 400}
+    gate.open()
+    scene.wait_until_caught_up(name, stored)
+    run.stop()
+    assert {e.partition.number for e in run.seen.all(events.Suspicious)} == {1}
+    scene.book.assert_holds(name, stored)
+
+
+def test_a_part_that_has_seen_a_crash_goes_record_by_record_also_after_a_refusal_in_its_middle(scene: Scene) -> None:
+    """The database is set back by a failover while a record is tried: the rest is not tried in large parts."""
+    name = scene.topic()
+    stored = scene.produce(name, 3000)
+    kill_twice(scene, name)
+    limits = {"batch_records": 2000}
+    member = scene.member(name, partitions=[(name, 0)], stop_at=("TriedPart", 1), limits=limits)
+    member.wait_until_stopped()
+    member.kill()
+    gate = Gate(events.TriedAlone, lambda e: e.offset == 10)
+    run = scene.worker(name, partitions=[(name, 0)], limits=Limits(**limits), observe=[gate])
+    gate.wait()
+    with scene.engine.begin() as tx:  # to what was committed with offset 4
+        tx.exec_driver_sql(f'DELETE FROM "{scene.schema}".book WHERE topic = \'{name}\' AND "offset" >= 5')
+        tx.exec_driver_sql(
+            f'UPDATE "{scene.schema}".partition_offset SET next_offset = 5, attempt_offset = NULL, attempts = 0, '
+            f"attempt_running = false, attempt_error = NULL WHERE topic = '{name}'"
+        )
+    gate.open()
+    scene.wait_until_caught_up(name, stored)
+    run.stop()
+    assert [e.offset for e in run.seen.all(events.TriedAlone)] == [*range(11), *range(5, 20)]
+    assert run.seen.all(events.TriedPart)[0].start == 20
+    scene.book.assert_holds(name, stored)
+
+
+def test_a_graceful_stop_in_a_suspect_range_is_no_crash_in_its_part(scene: Scene) -> None:
+    name, gate = scene.topic(), Gate(events.SuspectsLeft, lambda e: e.left == 900)
+    stored = scene.produce(name, 2000)
+    kill_twice(scene, name)
+    limits = Limits(batch_records=1000)
+    run = scene.worker(name, partitions=[(name, 0)], limits=limits, observe=[gate])
+    gate.wait()
+    assert scene.ledger.read()[0].suspect_end == 1000
+    run.worker.stop()
+    gate.open()
+    run.stop()
+    again = scene.worker(name, partitions=[(name, 0)], limits=limits)
+    first = again.seen.wait_for(events.Suspicious)
+    assert first.until == 1000
+    scene.wait_until_caught_up(name, stored)
+    again.stop()
+    assert not again.seen.all(events.TriedAlone)
+    scene.book.assert_holds(name, stored)
+
+
+def test_health_says_how_many_suspects_are_left(scene: Scene) -> None:
+    name, gate = scene.topic(), Gate(events.TriedPart, lambda e: e.start >= 500)
+    stored = scene.produce(name, 2000)
+    kill_twice(scene, name)
+    run = scene.worker(name, partitions=[(name, 0)], limits=Limits(batch_records=1000), observe=[gate])
+    gate.wait()
+    left = 1000 - scene.positions()[Partition(name, 0)]
+    assert run.health().suspects == {Partition(name, 0): left}
+    gate.open()
+    scene.wait_until_caught_up(name, stored)
+    run.stop()
+    assert run.health().suspects == {}

@@ -1,0 +1,258 @@
+"""Records that are handled later: no earlier than their time plus the delay, in order, read from the client once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import psutil
+import pytest
+from confluent_kafka import KafkaError, Message, Producer
+from sqlalchemy import Connection
+
+from seekpoint import Batch, Limits, Partition, Pipeline, events
+from seekpoint.worker.assignment.backlog import Moment
+from support.events import Run
+from support.kafka_postgres import PROTOCOLS, Scene
+
+Protocol = Mapping[str, Any]
+SLACK = 5.0  # seconds later than due, on a machine that does other things too
+FAR = 4_102_444_800.0  # 2100-01-01
+
+
+HOUR = 3600.0
+
+
+class Clock:
+    """What workers of this process take for the time: the real one, and ``ahead`` seconds more."""
+
+    ahead = 0.0
+
+    def now(self) -> Moment:
+        return Moment(time.monotonic() + self.ahead, time.time() + self.ahead)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """A delay of an hour ends when the test sets this clock: nobody waits for it, however slow the machine is."""
+    made = Clock()
+    monkeypatch.setattr(Moment, "now", made.now)
+    return made
+
+
+class Ledgered:
+    """A handler that writes the book, and notes when each record was handled."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+        self.handled: dict[tuple[int, int], float] = {}
+
+    def __call__(self, tx: Connection, batch: Batch[str, Any]) -> None:
+        now = Moment.now().wall
+        self.handled.update({(r.partition, r.offset): now for r in batch})
+        self._scene.book.enter(tx, batch)
+
+
+def delayed(scene: Scene, name: str, seconds: float, **options: Any) -> Pipeline:
+    return scene.pipeline(name, delay=timedelta(seconds=seconds), **options)
+
+
+def produce(scene: Scene, name: str, *times: float, partition: int = 0) -> list[tuple[int, int]]:
+    """Records with these timestamps, in seconds since the epoch."""
+    stored: list[tuple[int, int]] = []
+
+    def delivered(error: KafkaError | None, message: Message) -> None:
+        assert error is None, error
+        stored.append((message.partition() or 0, message.offset() or 0))
+
+    producer = Producer({"bootstrap.servers": scene.broker, "linger.ms": 1, "log_level": 0})
+    for at in times:
+        producer.produce(
+            name,
+            "x",
+            partition=partition,
+            timestamp=round(at * 1000),
+            on_delivery=delivered,
+        )
+    assert producer.flush(30) == 0
+    return stored
+
+
+def pulled(run: Run) -> int:
+    """How many records the client has given."""
+    return sum(event.records for event in run.seen.all(events.ChunkRead))
+
+
+def test_a_record_is_handled_when_it_is_old_enough_and_in_order(scene: Scene, clock: Clock) -> None:
+    name = scene.topic()
+    handler = Ledgered(scene)
+    run = scene.worker(delayed(scene, name, HOUR, handle=handler))
+    run.placed()
+    now = time.time()
+    times = [now - 2 * HOUR, now - HOUR / 2, now - 2 * HOUR, now, now - 2 * HOUR]  # old ones after new ones
+    stored = produce(scene, name, *times)
+    run.reached(name, 1)  # it was old enough when it was read
+    for ahead, done in ((HOUR / 2 - 1, 1), (HOUR / 2, 3), (HOUR - 1, 3), (HOUR, 5)):
+        clock.ahead = ahead
+        run.reached(name, done)
+    run.stop()
+    scene.book.assert_holds(name, stored)
+    for offset, due in ((1, HOUR / 2), (2, HOUR / 2), (3, HOUR), (4, HOUR)):
+        assert now + due <= handler.handled[0, offset] + 0.001
+
+
+def test_one_partitions_wait_does_not_hold_anothers_records(scene: Scene) -> None:
+    name, now = scene.topic(2), time.time()
+    produce(scene, name, *[now] * 20, partition=0)
+    old = produce(scene, name, *[now - 7200] * 20, partition=1)
+    run = scene.worker(delayed(scene, name, 3600), limits=Limits(lag_check=0.2))
+    run.reached(name, 20, 1)
+    run.seen.wait_for(
+        events.LagSampled, lambda e: e.waiting == {Partition(name, 0)} and e.lag[Partition(name, 0)] == 20
+    )
+    health = run.health()
+    assert health.delayed == {Partition(name, 0)}
+    assert health.ready
+    began = time.monotonic()
+    run.stop()
+    assert time.monotonic() - began < 30, "nobody waits for what is not due"
+    scene.book.assert_holds(name, old)
+
+
+def test_what_waits_costs_no_processor_time_and_survives_a_restart(scene: Scene) -> None:
+    name = scene.topic()
+    handler = Ledgered(scene)
+    member = scene.member(name, delay=6, kafka=PROTOCOLS["cooperative"])
+    member.wait_for("Placed")
+    now = time.time()
+    stored = produce(scene, name, *[now] * 300)
+    member.wait_for("ChunkRead")
+    process = psutil.Process(member.pid)
+    spent = sum(process.cpu_times()[:2])
+    scene.wait(lambda: time.time() > now + 3)
+    assert sum(process.cpu_times()[:2]) - spent < 0.5, "it spins"
+    member.kill()
+    run = scene.worker(delayed(scene, name, 6, handle=handler), kafka=PROTOCOLS["cooperative"])
+    run.reached(name, 300)
+    run.stop()
+    scene.book.assert_holds(name, stored)
+    assert now + 6 <= min(handler.handled.values()) + 0.001
+
+
+def test_a_timestamp_in_the_future_waits_no_longer_than_the_delay_though_the_worker_is_restarted(scene: Scene) -> None:
+    name = scene.topic(config={"message.timestamp.after.max.ms": str(2**62)})
+    stored = produce(scene, name, *[FAR] * 20)
+    first = scene.worker(delayed(scene, name, 8))
+    seen = first.seen.wait_for(events.ChunkRead).at
+    scene.wait(lambda: scene.ledger.read()[0].attempt_policy == "delay")
+    scene.wait(lambda: time.monotonic() > seen + 6)
+    first.stop()
+    assert not first.seen.all(events.Committed)
+    second = scene.worker(delayed(scene, name, 8))
+    done = second.seen.wait_for(events.Committed).at
+    second.reached(name, 20)
+    second.stop()
+    assert seen + 7.9 <= done < seen + 8 + SLACK, "else it began anew"
+    scene.book.assert_holds(name, stored)
+    assert not second.seen.all(events.TriedAlone)
+
+
+def test_a_rebalance_neither_loses_nor_hastens_what_waits(scene: Scene, protocol: Protocol, clock: Clock) -> None:
+    name, handler = scene.topic(4), Ledgered(scene)
+    scene.notice_the_dead_soon()
+    first = scene.worker(delayed(scene, name, HOUR, handle=handler), kafka=protocol)
+    first.placed(4)
+    now, stored = time.time(), []
+    for partition in range(4):
+        stored += produce(scene, name, *[now] * 50, partition=partition)
+    first.seen.wait_for(events.ChunkRead)
+    second = scene.worker(delayed(scene, name, HOUR, handle=handler), kafka=protocol)
+    second.placed()
+    second.seen.wait_for(events.ChunkRead)
+    clock.ahead = HOUR
+    scene.wait_until_caught_up(name, stored)
+    first.stop()
+    second.stop()
+    scene.book.assert_holds(name, stored)
+    assert now + HOUR <= min(handler.handled.values()) + 0.001
+    assert second.seen.all(events.Committed), "the second one has taken some over"
+
+
+@pytest.mark.parametrize("bound", ["records", "bytes"])
+def test_more_than_a_backlog_holds_is_read_once_and_memory_is_bounded(
+    scene: Scene, protocol: Protocol, bound: str, clock: Clock
+) -> None:
+    name = scene.topic(2)
+    size, many = (1, 5000) if bound == "records" else (10_000, 600)
+    limits = Limits(batch_records=1000) if bound == "records" else Limits(batch_bytes=1024 * 1024)
+    patient = {**protocol, "max.poll.interval.ms": 3500}
+    run = scene.worker(delayed(scene, name, HOUR), kafka=patient, limits=limits)
+    run.placed(2)
+    began = time.time()
+    stored = scene.produce(name, ["x" * size] * many)
+    most = 1500 if bound == "records" else 700
+    run.seen.wait_for(events.ChunkRead)
+    scene.wait(lambda: time.time() > began + 4)  # longer than the group waits for a poll
+    assert 0 < pulled(run) <= most, "the backlog is bounded"
+    assert not run.seen.all(events.Committed)
+    clock.ahead = HOUR
+    run.reached(name, many)
+    run.stop()
+    assert pulled(run) == many, "nothing is read twice"
+    assert not run.seen.all(events.Gone)[:-1], "it was a member all the time"
+    scene.book.assert_holds(name, stored)
+
+
+def test_a_move_while_records_wait_is_obeyed(scene: Scene) -> None:
+    name = scene.topic()
+    produce(scene, name, *[time.time()] * 20)
+    old = produce(scene, name, *[time.time() - 7200] * 5)
+    run = scene.worker(delayed(scene, name, 3600))
+    run.seen.wait_for(events.ChunkRead)
+    scene.ledger.move(name, 0, 20, log=None, reason="not these", lost="not wanted")
+    run.reached(name, 25)
+    run.stop()
+    scene.book.assert_holds(name, old)
+
+
+def test_a_full_backlog_stays_paused_while_another_partition_is_placed_anew(
+    scene: Scene, protocol: Protocol, clock: Clock
+) -> None:
+    """Under the eager protocol that assigns everything anew, and what was paused must stay so."""
+    name, many = scene.topic(2), 4000
+    run = scene.worker(delayed(scene, name, HOUR), kafka=protocol, limits=Limits(batch_records=1000))
+    run.placed(2)
+    stored = scene.produce(name, many)
+    other = produce(scene, name, *[time.time() - 2 * HOUR] * 10, partition=1)
+    run.reached(name, 10, 1)
+    run.seen.wait_for(events.ChunkRead)
+    for place in (5, 0):
+        mark = run.seen.mark()
+        scene.ledger.move(name, 1, place, log=None, reason="again")
+        run.seen.wait_for(events.Committed, since=mark)
+    until = time.time() + 1  # a client that is not paused has given the rest by then
+    scene.wait(lambda: time.time() > until)
+    assert pulled(run) <= 10 + 5 + 10 + 1500
+    clock.ahead = HOUR
+    run.reached(name, many)
+    run.stop()
+    assert pulled(run) == many + 10 + 5 + 10, "nothing of it is read twice"
+    assert scene.book.written(name)[:25] == [*other, *other[5:], *other]
+    assert scene.book.written(name)[25:] == stored
+
+
+def test_a_suspended_worker_forgets_what_waits_and_reads_it_again(scene: Scene, clock: Clock) -> None:
+    name = scene.topic()
+    stored = produce(scene, name, *[time.time()] * 20)
+    run = scene.worker(delayed(scene, name, HOUR))
+    run.seen.wait_for(events.ChunkRead)
+    scene.ledger.pause(reason="a test")
+    run.seen.wait_for(events.Paused)
+    scene.ledger.resume()
+    run.seen.wait_for(events.ChunkRead, count=2)
+    clock.ahead = HOUR
+    run.reached(name, 20)
+    run.stop()
+    scene.book.assert_holds(name, stored)

@@ -1,0 +1,387 @@
+"""The throwaway servers are real, come back after a crash, and die with whoever started them."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import psycopg
+import pytest
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from seekpoint.testing.servers import kafka, postgres, server
+from seekpoint.testing.servers.kafka import BROKERS_VARIABLE, KafkaServer, start_kafka
+from seekpoint.testing.servers.pair import start_pair
+from seekpoint.testing.servers.postgres import DSN_VARIABLE, PostgresServer, start_postgres, url_of
+from seekpoint.testing.servers.process import ServerFailed, free_port
+from support.proxy import Proxy
+
+
+def eventually(condition: Callable[[], bool], *, seconds: float = 30) -> bool:
+    """Whether ``condition`` comes true in time; for what no event announces."""
+    deadline, pause = time.monotonic() + seconds, threading.Event()
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        pause.wait(0.02)
+    return True
+
+
+def gone(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+
+
+def records(bootstrap: str, topic: str) -> list[bytes | None]:
+    """All values of partition 0, read without a group."""
+    consumer = Consumer(
+        {"bootstrap.servers": bootstrap, "group.id": "none", "enable.partition.eof": True, "log_level": 0}
+    )
+    try:
+        consumer.assign([TopicPartition(topic, 0, 0)])
+        found: list[bytes | None] = []
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            message = consumer.poll(1)
+            if message is not None and message.error() is not None:
+                return found
+            if message is not None:
+                found.append(message.value())
+        raise AssertionError(f"no end of {topic} after 20 s; read {found}")
+    finally:
+        consumer.close()
+
+
+# -- Postgres ---------------------------------------------------------------------------------------------
+
+
+def test_postgres_is_as_durable_as_in_production(own_postgres: PostgresServer) -> None:
+    with psycopg.connect(own_postgres.dsn) as connection:
+        shown = connection.execute(
+            "SELECT name, setting FROM pg_settings WHERE name IN ('fsync', 'synchronous_commit')"
+        )
+        assert dict(shown.fetchall()) == {"fsync": "on", "synchronous_commit": "on"}
+    assert own_postgres.describe().startswith("PostgreSQL ")
+
+
+@pytest.mark.parametrize("how", ["kill", "stop"])
+def test_postgres_comes_back_with_what_was_committed(own_postgres: PostgresServer, how: str) -> None:
+    before = own_postgres.pid
+    with psycopg.connect(own_postgres.dsn, autocommit=True) as connection:
+        connection.execute("CREATE TABLE kept AS SELECT 7 AS n")
+    with psycopg.connect(own_postgres.dsn) as connection:
+        connection.execute("INSERT INTO kept VALUES (8)")
+        getattr(own_postgres, how)()
+        assert not own_postgres.running
+        with pytest.raises(psycopg.OperationalError):
+            connection.commit()
+    own_postgres.start()
+    assert own_postgres.pid != before
+    with psycopg.connect(own_postgres.dsn) as connection:
+        assert connection.execute("SELECT n FROM kept").fetchall() == [(7,)]
+
+
+def test_frozen_postgres_answers_nobody_until_it_is_thawed(own_postgres: PostgresServer) -> None:
+    with psycopg.connect(own_postgres.dsn, autocommit=True) as connection:
+        answered = threading.Event()
+
+        def ask() -> None:
+            connection.execute("SELECT 1")
+            answered.set()
+
+        own_postgres.freeze()
+        asking = threading.Thread(target=ask)
+        asking.start()
+        assert not answered.wait(0.5)
+        own_postgres.thaw()
+        assert answered.wait(30)
+        asking.join()
+
+
+def test_killing_a_frozen_postgres_leaves_nothing(own_postgres: PostgresServer) -> None:
+    with psycopg.connect(own_postgres.dsn):
+        family = [own_postgres.pid, *(part.pid for part in psutil.Process(own_postgres.pid).children())]
+        own_postgres.freeze()
+        own_postgres.kill()
+    assert all(map(gone, family))
+    own_postgres.start()
+
+
+def test_postgres_takes_settings() -> None:
+    with start_postgres({"max_connections": "17", "fsync": "off"}) as server, psycopg.connect(server.dsn) as connection:
+        shown = connection.execute("SELECT setting FROM pg_settings WHERE name IN ('fsync', 'max_connections')")
+        assert shown.fetchall() == [("off",), ("17",)]
+
+
+def test_a_postgres_that_cannot_start_shows_its_log_and_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o755)
+    for folder in tmp_path.parents:
+        if folder.name.startswith("pytest"):
+            folder.chmod(0o755)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(
+        ServerFailed, match=r'(?s)unrecognized configuration parameter "no_such".*Remedy: .*' + DSN_VARIABLE
+    ):
+        start_postgres({"no_such": "1"})
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root runs Postgres as somebody else")
+def test_a_server_that_has_ended_says_why_and_how_little_space_is_left(
+    own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_postgres.kill()
+    monkeypatch.setattr(server, "LITTLE", 2**63)  # as if the disk were full
+    said = str(own_postgres.failure("it has ended by itself"))
+    assert said.startswith("it has ended by itself\nThe last lines of its log:\n")
+    assert re.search(r"\n/\S+ has \d+ MB left\.\nRemedy: set TMPDIR to a folder with free space", said)
+
+
+def test_binaries_that_nobody_may_reach_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Path] = []
+
+    def sealed(path: Path) -> bool:
+        seen.append(path)
+        return path.name != "postgres"
+
+    monkeypatch.setattr("seekpoint.testing.servers.postgres.reachable_by_all", sealed)
+    with start_postgres(own=True) as server:
+        assert seen[-1].name == "postgres"
+        assert Path(psutil.Process(server.pid).exe()).is_relative_to(Path(psutil.Process(server.pid).cwd()).parent)
+        assert psutil.Process(server.pid).username() == "nobody"
+
+
+@pytest.mark.parametrize(
+    ("given", "url"),
+    [
+        (
+            "postgresql://ann:p%40ss@db:6432/app?sslmode=require",
+            "postgresql+psycopg://ann:p%40ss@db:6432/app?sslmode=require",
+        ),
+        ("postgres://db/app", "postgresql+psycopg://db/app"),
+        ("postgresql+psycopg://ann@db/app", "postgresql+psycopg://ann@db/app"),
+        ("host=db port=6432 user=ann password='p@ss' dbname=app", "postgresql+psycopg://ann:p%40ss@db:6432/app"),
+    ],
+)
+def test_a_dsn_is_understood_in_both_forms(given: str, url: str) -> None:
+    assert url_of(given).render_as_string(hide_password=False) == url
+
+
+def test_a_given_postgres_is_used_and_never_broken(
+    own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(DSN_VARIABLE, own_postgres.dsn)
+    with start_postgres() as given:
+        assert given.url == own_postgres.url
+        assert given.describe().endswith("(given)")
+        for refuse in (given.stop, given.kill, given.freeze):
+            with pytest.raises(ServerFailed, match="not ours to break"):
+                refuse()
+    assert own_postgres.running
+
+
+def test_a_given_postgres_that_does_not_answer_is_named_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PostgresServer, "patience", 0.0)
+    monkeypatch.setenv(DSN_VARIABLE, f"postgresql://ann:secret@127.0.0.1:{free_port()}/app")
+    with pytest.raises(ServerFailed, match=rf"(?s)ann:\*\*\*@127.0.0.1.*unset {DSN_VARIABLE}") as caught:
+        start_postgres()
+    assert "secret" not in str(caught.value)
+
+
+# -- Kafka ------------------------------------------------------------------------------------------------
+
+
+def test_kafka_comes_back_with_every_acknowledged_record(
+    own_kafka: KafkaServer, topic: Callable[..., str], produce: Callable[..., list[tuple[int, int]]]
+) -> None:
+    name = topic(bootstrap=own_kafka.bootstrap)
+    produce(name, ["one"], bootstrap=own_kafka.bootstrap)
+    own_kafka.kill()
+    assert not own_kafka.running
+    own_kafka.start()
+    produce(name, ["two"], bootstrap=own_kafka.bootstrap)
+    own_kafka.stop()
+    own_kafka.start()
+    assert records(own_kafka.bootstrap, name) == [b"one", b"two"]
+
+
+def test_frozen_kafka_answers_nobody_until_it_is_thawed(own_kafka: KafkaServer) -> None:
+    admin = AdminClient({"bootstrap.servers": own_kafka.bootstrap, "log_level": 0})
+    admin.list_topics(timeout=10)
+    own_kafka.freeze()
+    with pytest.raises(KafkaException, match="_T"):  # _TIMED_OUT or _TRANSPORT
+        admin.list_topics(timeout=1)
+    own_kafka.thaw()
+    assert admin.list_topics(timeout=20).brokers
+
+
+def test_clients_of_the_second_listener_stay_behind_the_proxy(
+    topic: Callable[..., str], produce: Callable[..., list[tuple[int, int]]]
+) -> None:
+    port = free_port()
+    with Proxy("127.0.0.1", port) as proxy, start_kafka(proxied=(port, proxy.port)) as broker:
+        name = topic(bootstrap=broker.bootstrap)
+        produce(name, ["through"], bootstrap=broker.proxied_bootstrap)
+        assert records(broker.proxied_bootstrap, name) == [b"through"]
+        behind = AdminClient({"bootstrap.servers": broker.proxied_bootstrap, "log_level": 0})
+        assert [each.port for each in behind.list_topics(timeout=10).brokers.values()] == [proxy.port]
+        proxy.refuse()
+        proxy.cut()
+        with pytest.raises(KafkaException):
+            behind.list_topics(timeout=1)
+        assert records(broker.bootstrap, name) == [b"through"]
+
+
+@pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
+def test_the_broker_knows_every_codec(
+    codec: str, seekpoint_broker: str, topic: Callable[..., str], produce: Callable[..., object]
+) -> None:
+    name = topic(config={"compression.type": codec})  # the broker compresses what the client did not
+    produce(name, ["x" * 1000] * 10)
+    assert records(seekpoint_broker, name) == [b"x" * 1000] * 10
+
+
+def test_a_broker_that_cannot_start_shows_its_log_and_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(ServerFailed, match=r"(?s)could not be formatted.*no.such.directory.*Remedy"):
+        start_kafka(properties={"log.dirs": "/proc/no.such.directory"})
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        told = rf"(?s)does not answer.*already in use.*Remedy: .*{BROKERS_VARIABLE}"
+        with pytest.raises(ServerFailed, match=told):  # noqa: PT012 -- which of them raises does not matter
+            for _ in range(5):  # it may answer at its first listener for a moment, before it dies of the second
+                start_kafka(proxied=(port, port)).close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_given_broker_is_used_and_never_broken(own_kafka: KafkaServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(BROKERS_VARIABLE, own_kafka.bootstrap)
+    with start_kafka() as given:
+        assert given.bootstrap == own_kafka.bootstrap
+        assert given.describe() == f"Kafka at {own_kafka.bootstrap} (given)"
+        with pytest.raises(ServerFailed, match="not ours to break"):
+            given.kill()
+    assert own_kafka.running
+
+
+def test_docker_compose_starts_a_broker_with_the_same_settings_from_the_same_images() -> None:
+    compose = (Path(__file__).parents[2] / "docker-compose.yml").read_text()
+    given = dict(re.findall(r'^ +KAFKA_(\w+): "?([^"\n]+?)"?$', compose, re.MULTILINE))
+    wanted = {name.upper().replace(".", "_"): value for name, value in kafka.SETTINGS.items()}
+    assert wanted.items() <= given.items()
+    assert re.findall(r"image: (\S+)", compose) == [postgres.IMAGE, kafka.IMAGE]
+
+
+# -- life and death ---------------------------------------------------------------------------------------
+
+OWNER = """
+import os, sys, threading
+from seekpoint.testing.servers.postgres import start_postgres
+from seekpoint.testing.servers.pair import start_pair
+{start}
+for pid in pids:
+    print(pid, os.readlink(f"/proc/{{pid}}/cwd"), flush=True)
+print(flush=True)
+{end}
+"""
+POSTGRES = (
+    "postgres = start_postgres(own=True); pids = [postgres.pid]; data = os.readlink(f'/proc/{postgres.pid}/cwd')\n"
+)
+PAIR = "pair = start_pair(own=True); pids = [pair.postgres.pid, pair.kafka.pid]\n"
+FORK = "if os.fork() == 0: threading.Event().wait(30); os._exit(0)"
+
+
+def owner(start: str, end: str) -> tuple[subprocess.Popen[str], list[int], list[Path]]:
+    """Another process that starts servers, with their process ids and their folders."""
+    command = [sys.executable, "-c", OWNER.format(start=start, end=end)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert process.stdout is not None
+    with process.stdout:
+        told = [line.split() for line in iter(process.stdout.readline, "\n")]
+    folders = [Path(folder) for _, folder in told]
+    # Postgres works in its data folder, one below its temporary folder.
+    return (
+        process,
+        [int(pid) for pid, _ in told],
+        [folder.parent if folder.name == "data" else folder for folder in folders],
+    )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="folders are found through /proc")
+@pytest.mark.parametrize(
+    "start", [PAIR, POSTGRES + "postgres.freeze()", POSTGRES + FORK], ids=["runs", "frozen", "forked"]
+)
+def test_servers_and_folders_go_when_their_owner_is_killed(start: str) -> None:
+    process, pids, folders = owner(start, end="threading.Event().wait()")
+    assert all(folder.exists() for folder in folders)
+    assert not any(map(gone, pids))
+    backends = [part.pid for part in psutil.Process(pids[0]).children()]
+    process.kill()
+    process.wait()
+    # Soon: a server that merely lost its folder would give up after some time, too.
+    assert eventually(lambda: all(map(gone, pids + backends)), seconds=3)
+    assert eventually(lambda: not any(folder.exists() for folder in folders))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="folders are found through /proc")
+@pytest.mark.parametrize(
+    ("start", "end", "code"),
+    [
+        (PAIR, "raise KeyboardInterrupt", -signal.SIGINT),
+        (POSTGRES, "sys.exit(3)", 3),
+        (POSTGRES, "postgres.close(); postgres.close()", 0),
+        (POSTGRES, "postgres.kill(); postgres.close()", 0),
+        # A child that ends in the usual way runs what its parent registered for the end.
+        (POSTGRES, "if os.fork() == 0: sys.exit()\nos.wait()\nsys.exit(0 if os.path.exists(data) else 5)", 0),
+    ],
+)
+def test_nothing_is_left_after_an_orderly_end(start: str, end: str, code: int) -> None:
+    process, pids, folders = owner(start, end)
+    assert process.wait(30) == code
+    assert all(map(gone, pids))
+    assert not any(folder.exists() for folder in folders)
+
+
+def test_ctrl_c_in_the_terminal_does_not_reach_the_servers(own_postgres: PostgresServer) -> None:
+    assert os.getpgid(own_postgres.pid) != os.getpgrp()
+
+
+def test_ports_lie_outside_the_range_of_outgoing_connections() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as outgoing:
+        assert free_port() < outgoing.getsockname()[1]
+
+
+def test_a_pair_of_which_one_fails_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("seekpoint.testing.servers.pair.start_postgres", _refuse)
+    started: list[KafkaServer] = []
+    real = start_kafka
+
+    def watched(**options: Any) -> KafkaServer:
+        started.append(real(**options))
+        return started[-1]
+
+    monkeypatch.setattr("seekpoint.testing.servers.pair.start_kafka", watched)
+    with pytest.raises(ServerFailed, match="no Postgres today"):
+        start_pair(own=True)
+    assert [server.running for server in started] == [False]
+
+
+def _refuse(*args: object, **options: object) -> PostgresServer:
+    raise ServerFailed("no Postgres today")

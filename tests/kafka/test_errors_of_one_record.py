@@ -1,0 +1,270 @@
+"""Errors of the database that look like the program's, or transient, and are one record's: a trigger raises them.
+
+They are a record's only where another one was applied; its partition alone waits or stops.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections import Counter
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine, text
+
+from seekpoint import Limits, Partition, Pipeline, Retry, events
+from seekpoint.errors import PoisonStop
+from seekpoint.records import Cause
+from support.kafka_postgres import QUICK, Scene
+from support.worker_process import Member
+
+SOON = Retry(attempts=3, wait_initial=0.05, jitter=0)
+
+
+def letters(scene: Scene) -> list[tuple[Any, ...]]:
+    """Partition, offset and SQLSTATE of each dead letter."""
+    query = f'SELECT partition, record_offset, sqlstate FROM "{scene.schema}".dead_letter ORDER BY 1, 2'
+    with scene.engine.connect() as tx:
+        return [tuple(row) for row in tx.execute(text(query))]
+
+
+def refuse(scene: Scene, sqlstate: str, value: str = "bad") -> None:
+    """From now on a trigger raises this at each row with this value."""
+    raised = f"RAISE EXCEPTION 'not this one' USING ERRCODE = '{sqlstate}'"
+    if sqlstate == "42883":
+        raised = "PERFORM no_such_function(1)"
+    with scene.engine.begin() as tx:
+        tx.exec_driver_sql(
+            f'CREATE FUNCTION "{scene.schema}".refuse() RETURNS trigger LANGUAGE plpgsql AS '
+            f"$$ BEGIN IF NEW.value = '{value}' THEN {raised}; END IF; RETURN NEW; END $$"
+        )
+        tx.exec_driver_sql(
+            f'CREATE TRIGGER refuse BEFORE INSERT ON "{scene.schema}".book FOR EACH ROW '
+            f'EXECUTE FUNCTION "{scene.schema}".refuse()'
+        )
+
+
+def raise_always(scene: Scene, sqlstate: str | None) -> None:
+    """From now on the trigger of ``refuse`` raises this at each row; None: it raises nothing."""
+    raised = "" if sqlstate is None else f"RAISE EXCEPTION 'not now' USING ERRCODE = '{sqlstate}';"
+    with scene.engine.begin() as tx:
+        tx.exec_driver_sql(
+            f'CREATE OR REPLACE FUNCTION "{scene.schema}".refuse() RETURNS trigger LANGUAGE plpgsql AS '
+            f"$$ BEGIN {raised} RETURN NEW; END $$"
+        )
+
+
+def accept(scene: Scene) -> None:
+    """The trigger is gone."""
+    with scene.engine.begin() as tx:
+        tx.exec_driver_sql(f'DROP FUNCTION "{scene.schema}".refuse CASCADE')
+
+
+def made(scene: Scene, name: str, way: str, **options: Any) -> Pipeline:
+    given = {"on_poison": "dead_letter", "retry": SOON, **options}
+    return scene.pipeline(name, **given, **({"handle": scene.book.enter} if way == "handler" else {}))
+
+
+def fixed(name: str, partitions: int, **options: Any) -> dict[str, Any]:
+    return {"partitions": [(name, n) for n in range(partitions)], "kafka": QUICK, **options}
+
+
+@pytest.mark.parametrize("way", ["sink", "handler"])
+@pytest.mark.parametrize("sqlstate", ["OV404", "42883", "42501"])
+def test_one_record_of_many_is_a_dead_letter(scene: Scene, sqlstate: str, way: str) -> None:
+    refuse(scene, sqlstate)
+    name = scene.topic()
+    stored = scene.produce(name, [*map(str, range(150)), "bad", *map(str, range(149))])
+    run = scene.worker(made(scene, name, way), **fixed(name, 1))
+    run.reached(name, 300)
+    run.stop()
+    assert letters(scene) == [(0, 150, sqlstate)]
+    scene.book.assert_holds(name, [at for at in stored if at != (0, 150)])
+
+
+@pytest.mark.parametrize("way", ["sink", "handler"])
+def test_a_mistake_that_every_record_meets_ends_the_worker_and_moves_nothing(scene: Scene, way: str) -> None:
+    refuse(scene, "42883")
+    name = scene.topic()
+    scene.produce(name, ["bad"] * 300)
+    run = scene.worker(made(scene, name, way), **fixed(name, 1))
+    run.seen.wait_for(events.Stopped)
+    with pytest.raises(Exception, match="no_such_function"):
+        run.stop()
+    assert (letters(scene), scene.book.written(name), scene.positions()) == ([], [], {Partition(name, 0): 0})
+
+
+@pytest.mark.parametrize("way", ["sink", "handler"])
+def test_many_bad_records_before_a_good_one_are_each_judged(scene: Scene, way: str) -> None:
+    """None has been applied when the first one fails: others of the batch are tried, and undone."""
+    refuse(scene, "42883")
+    name = scene.topic()
+    stored = scene.produce(name, ["bad"] * 20 + ["good"] * 20)
+    run = scene.worker(made(scene, name, way), **fixed(name, 1))
+    run.reached(name, 40)
+    run.stop()
+    assert letters(scene) == [(0, n, "42883") for n in range(20)]
+    scene.book.assert_holds(name, stored[20:])
+
+
+@pytest.mark.parametrize("way", ["sink", "handler"])
+def test_a_batch_of_one_proves_nothing_and_stops_its_partition_alone(scene: Scene, way: str) -> None:
+    refuse(scene, "42883")
+    name = scene.topic(2)
+    scene.produce(name, ["bad"])
+    run = scene.worker(made(scene, name, way), **fixed(name, 2))
+    stop = run.seen.wait_for(events.Parked).error
+    assert isinstance(stop, PoisonStop)
+    assert (stop.partition, stop.offset, stop.failure.cause) == (Partition(name, 0), 0, Cause.PROGRAM)
+    assert any("start the worker again" in choice for choice in stop.choices)
+    assert not any("dead_letter" in choice for choice in stop.choices)
+    others = scene.produce(name, 5, partition=1)
+    run.reached(name, 5, 1)
+    assert run.health().live
+    run.stop()
+    assert letters(scene) == []
+
+    stored = scene.produce(name, 3)  # together with these, it is shown to be the record
+    again = scene.worker(made(scene, name, way), **fixed(name, 2))
+    again.reached(name, 4)
+    again.stop()
+    assert letters(scene) == [(0, 0, "42883")]
+    scene.book.assert_holds(name, [*others, *stored])
+
+
+@pytest.mark.parametrize("value", ["bad", "fail 1"])
+def test_kills_of_a_worker_that_has_stopped_in_front_of_a_record_are_not_its_records(scene: Scene, value: str) -> None:
+    """I4: the error of the program has ended the attempt. Together with other records it is judged by that error."""
+    refuse(scene, "42883", value)
+    name = scene.topic()
+    scene.produce(name, [value])  # "fail 1": the handler fails once, so the record is tried alone
+    retry = {"crashes": 2, "attempts": 99, "wait_initial": 0.05}
+
+    def start() -> Member:
+        return scene.member(name, partitions=[(name, 0)], handle="deadly", on_poison="dead_letter", retry=retry)
+
+    for _ in range(3):
+        member = start()
+        member.wait_for("Parked")
+        member.kill()
+        row = scene.ledger.read()[0]
+        assert (row.attempt_running, row.attempt_crashes, letters(scene)) == (False, 0, [])
+    last = start()  # suspected by now, and tried alone
+    assert "mistake of the program" in last.wait_for("Parked")["error"]
+    last.signal(signal.SIGTERM)
+    assert last.ended()[0] == 0
+    assert letters(scene) == []
+
+    stored = scene.produce(name, ["ok"] * 3)
+    again = scene.worker(made(scene, name, "handler"), **fixed(name, 1))
+    again.reached(name, 4)
+    again.stop()
+    assert letters(scene) == [(0, 0, "42883")]
+    scene.book.assert_holds(name, stored)
+
+
+@pytest.mark.parametrize("way", ["sink", "handler"])
+@pytest.mark.parametrize("sqlstate", ["40001", "57014", "55P03"])
+def test_a_transient_error_of_one_record_is_an_attempt_and_the_last_one_stops(
+    scene: Scene, sqlstate: str, way: str
+) -> None:
+    refuse(scene, sqlstate)
+    name = scene.topic(2)
+    stored = scene.produce(name, [*map(str, range(30)), "bad", *map(str, range(10))])
+    others = scene.produce(name, 50, partition=1)
+    run = scene.worker(made(scene, name, way), **fixed(name, 2, limits=Limits(batch_age=60)))
+    stop = run.seen.wait_for(events.Parked).error
+    assert isinstance(stop, PoisonStop)
+    assert (stop.offset, stop.failure.cause, stop.failure.attempts) == (30, Cause.TRANSIENT, 3)
+    waits = run.seen.all(events.RetryScheduled)
+    assert [(e.offset, e.attempt, e.then) for e in waits] == [(30, 1, "stop"), (30, 2, "stop")]
+    run.reached(name, 50, 1)
+    others += scene.produce(name, 5, partition=1)
+    run.reached(name, 55, 1)
+    run.stop()
+    assert letters(scene) == []
+    scene.book.assert_holds(name, [*stored[:30], *others])
+
+    accept(scene)
+    again = scene.worker(made(scene, name, way), **fixed(name, 2))
+    again.reached(name, 41)
+    again.stop()
+    scene.book.assert_holds(name, [*stored, *others])
+
+
+@pytest.mark.parametrize("outage", ["53100", "58030", "F0000", "25006"])
+def test_an_outage_of_the_server_is_no_attempt_of_a_record_that_is_tried_alone(scene: Scene, outage: str) -> None:
+    """Its partition is quiet, so nothing else shows that all records would be refused: it waits, and does not stop."""
+    refuse(scene, "40001")
+    name = scene.topic()
+    stored = scene.produce(name, ["good", "bad"])
+    slow = Retry(attempts=3, wait_initial=0.5, jitter=0)
+    run = scene.worker(made(scene, name, "handler", retry=slow), **fixed(name, 1))
+    run.seen.wait_for(events.RetryScheduled)
+    since = run.seen.mark()
+    raise_always(scene, outage)
+    run.seen.wait_for(events.TriedAlone, since=since, count=slow.attempts + 1)
+    raise_always(scene, None)
+    run.reached(name, 2)
+    run.stop()
+    assert run.seen.all(events.Parked) == []
+    assert {e.attempt for e in run.seen.all(events.TriedAlone)} == {2}
+    scene.book.assert_holds(name, stored)
+
+
+def test_a_transient_error_of_one_record_waits_over_a_restart(scene: Scene) -> None:
+    """The attempts are on record, and the record is tried alone: nothing else shows any more that it is its own."""
+    refuse(scene, "40001")
+    name = scene.topic()
+    scene.produce(name, ["good", "bad"])
+    slow = Retry(attempts=3, wait_initial=0.5, multiplier=1, jitter=0)
+    run = scene.worker(made(scene, name, "handler", retry=slow), **fixed(name, 1))
+    run.seen.wait_for(events.RetryScheduled)
+    run.stop()
+    again = scene.worker(made(scene, name, "handler", retry=slow), **fixed(name, 1))
+    stop = again.seen.wait_for(events.Parked).error
+    assert isinstance(stop, PoisonStop)
+    assert (stop.offset, stop.failure.attempts) == (1, 3)
+    assert [e.then for e in again.seen.all(events.RetryScheduled)] == ["stop", "stop"]
+    again.stop()
+    assert letters(scene) == []
+
+
+def test_a_wait_for_one_rows_lock_is_its_records_alone_and_makes_no_part_smaller(scene: Scene) -> None:
+    """Another session holds the row for a while: its partition waits, the other one continues."""
+    name, size = scene.topic(2), 64
+    with scene.engine.begin() as tx:
+        tx.exec_driver_sql(f'CREATE TABLE "{scene.schema}".account (id text PRIMARY KEY, n int)')
+        tx.exec_driver_sql(f'INSERT INTO "{scene.schema}".account SELECT generate_series(0, {size}), 0')
+    sizes: Counter[int] = Counter()
+
+    def handle(tx: Any, batch: Any) -> None:
+        scene.book.enter(tx, batch)
+        tx.execute(text(f'UPDATE "{scene.schema}".account SET n = n + 1 WHERE id = ANY(:ids)'),
+                   {"ids": [r.value for r in batch]})  # fmt: skip
+        sizes[len(batch)] += 1
+
+    stored = scene.produce(name, size) + scene.produce(name, ["none"] * 5, partition=1)
+    engine = create_engine(scene.dsn, connect_args={"options": "-c statement_timeout=150"})
+    patient = Retry(attempts=99, wait_initial=0.2, multiplier=1)
+    holds, seen_waiting = scene.engine.connect(), threading.Event()
+    try:
+        holds.exec_driver_sql(f"SELECT 1 FROM \"{scene.schema}\".account WHERE id = '40' FOR UPDATE")
+        run = scene.worker(made(scene, name, "x", handle=handle, retry=patient), engine=engine,
+                           observe=[lambda e: seen_waiting.set() if isinstance(e, events.RetryScheduled) else None],
+                           **fixed(name, 2, limits=Limits(batch_age=60)))  # fmt: skip
+        assert seen_waiting.wait(60)
+        stored += scene.produce(name, ["none"] * 5, partition=1)
+        run.reached(name, 10, 1)
+    finally:
+        holds.close()
+    run.reached(name, size)
+    sizes.clear()
+    stored += scene.produce(name, ["none"] * size, partition=1)
+    run.reached(name, 10 + size, 1)
+    run.stop()
+    engine.dispose()
+    assert sum(sizes.values()) <= 16, f"no part is as small as one record: {sizes}"
+    scene.book.assert_holds(name, stored)
+    assert letters(scene) == []

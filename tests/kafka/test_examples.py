@@ -1,0 +1,217 @@
+"""The examples do what they say, on the real servers."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import httpx
+import pytest
+from psycopg.errors import UndefinedTable
+from sqlalchemy import Engine, create_engine, event, text
+from sqlalchemy.exc import ProgrammingError
+
+from seekpoint import Append, Json, Partition, Pipeline
+from support.kafka_postgres import PROTOCOLS, QUICK, Scene
+from support.proxy import PostgresProxy
+
+
+def example(name: str) -> ModuleType:
+    """A file of ``examples/``, which is no package."""
+    path = Path(__file__).parents[2] / "examples" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"examples.{name}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # FastAPI resolves the annotations of its functions there
+    spec.loader.exec_module(module)
+    return module
+
+
+own_loop, fastapi_service = example("own_loop"), example("fastapi_service")
+
+# -- own_loop ---------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def looping(scene: Scene, topic: str, engine: Engine, kafka: dict[str, Any]) -> Iterator[None]:
+    """The example's loop, on a thread of its own."""
+    stopping, failed = threading.Event(), []
+
+    def run() -> None:
+        try:
+            config = {"bootstrap.servers": scene.broker, **kafka}
+            own_loop.run(engine, config, topic, stopping, group=scene.group, schema=scene.schema)
+        except BaseException as error:
+            failed.append(error)
+            raise
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopping.set()
+        thread.join(30)
+        assert not thread.is_alive()
+    assert not failed
+
+
+@pytest.fixture
+def in_schema(scene: Scene) -> Iterator[Callable[[str], Engine]]:
+    """``in_schema(url)``: an engine whose unqualified tables are the test's own."""
+    engines: list[Engine] = []
+
+    def make(url: str) -> Engine:
+        engine = create_engine(url, pool_pre_ping=True)
+        event.listen(engine, "connect", lambda raw, _: raw.execute(f'SET search_path TO "{scene.schema}"'))
+        event.listen(engine, "connect", lambda raw, _: raw.commit())
+        engines.append(engine)
+        return engine
+
+    yield make
+    for engine in engines:
+        engine.dispose()
+
+
+@pytest.fixture
+def words(scene: Scene) -> Callable[[], dict[str, int]]:
+    """The table of the example, made; call it for what it holds."""
+    with scene.engine.begin() as tx:
+        tx.execute(text(f'CREATE TABLE "{scene.schema}".words (word text PRIMARY KEY, seen bigint NOT NULL)'))
+
+    def read() -> dict[str, int]:
+        with scene.engine.connect() as connection:
+            rows = connection.execute(text(f'SELECT word, seen FROM "{scene.schema}".words'))
+            return {row.word: row.seen for row in rows}
+
+    return read
+
+
+@pytest.mark.parametrize("way", PROTOCOLS)
+def test_an_own_loop_counts_every_record_once(scene: Scene, way: str, words: Any, in_schema: Any) -> None:
+    name, kafka = scene.topic(4), dict(PROTOCOLS[way])
+    stored = [at for n in range(4) for at in scene.produce(name, ["to be or not to be"] * 50, partition=n)]
+    with looping(scene, name, in_schema(scene.dsn), kafka):
+        scene.wait_until_caught_up(name, stored)
+        with looping(scene, name, in_schema(scene.dsn), kafka):  # a second member joins …
+            stored += [at for n in range(4) for at in scene.produce(name, ["to be"] * 50, partition=n)]
+            scene.wait_until_caught_up(name, stored)
+        stored += [at for n in range(4) for at in scene.produce(name, ["not"] * 50, partition=n)]  # … and leaves
+        scene.wait_until_caught_up(name, stored)
+    assert words() == {"to": 600, "be": 600, "or": 200, "not": 400}
+    assert [row.owner for row in scene.ledger.read()] == [None] * 4
+
+
+def test_an_own_loop_survives_lost_answers_moves_and_cut_wires(
+    scene: Scene, words: Any, in_schema: Any, seekpoint_dsn: str
+) -> None:
+    name = scene.topic()
+    with PostgresProxy.in_front_of(seekpoint_dsn) as proxy, looping(scene, name, in_schema(proxy.dsn), dict(QUICK)):
+        stored = scene.produce(name, ["one"] * 100)
+        scene.wait_until_caught_up(name, stored)
+        proxy.arm("after_commit")  # of whatever commits next: the loop's own look, or its batch
+        stored += scene.produce(name, ["two"] * 100)
+        assert proxy.fired.wait(20)
+        scene.wait_until_caught_up(name, stored)
+        proxy.arm("at_statement", "INSERT INTO words")
+        stored += scene.produce(name, ["three"] * 100)
+        assert proxy.fired.wait(20)
+        scene.wait_until_caught_up(name, stored)
+        scene.ledger.move(name, 0, 250, log=None, reason="half of the last hundred again")
+        scene.wait_for_position(name, 300)
+        proxy.refuse()
+        proxy.cut()
+        stored += scene.produce(name, ["four"] * 100)
+        proxy.accept()
+        scene.wait_until_caught_up(name, stored)
+    assert words() == {"one": 100, "two": 100, "three": 150, "four": 100}
+
+
+def test_an_own_loop_stops_in_front_of_a_recreated_topic_and_goes_on_when_it_is_decided(
+    scene: Scene, words: Any, in_schema: Any
+) -> None:
+    name = scene.topic()
+    with looping(scene, name, in_schema(scene.dsn), {**QUICK, "group.protocol": "consumer"}):
+        stored = scene.produce(name, ["old"] * 10)
+        scene.wait_until_caught_up(name, stored)
+        scene.admin.delete_topics([name])[name].result(20)
+        scene.wait(lambda: name not in scene.admin.list_topics(timeout=10).topics)
+        scene.topic(name=name)
+        stored = scene.produce(name, ["new"] * 50)
+        new = scene.topic_id(name)
+        assert words() == {"old": 10}
+        scene.ledger.move(name, 0, 0, topic_id=new, log=None, reason="restart")
+        scene.wait_until_caught_up(name, stored)
+    assert words() == {"old": 10, "new": 50}
+
+
+# -- fastapi_service ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def orders(scene: Scene) -> Pipeline:
+    """The pipeline of the example, on a topic and a table of the test's own."""
+    with scene.engine.begin() as tx:
+        tx.execute(text(f'CREATE TABLE "{scene.schema}".orders (id bigint, item text)'))
+    value, sinks = Json(fastapi_service.Order), [Append((scene.schema, "orders"))]
+    return Pipeline(scene.group, topics=scene.topic(2), value=value, sinks=sinks)
+
+
+def test_a_service_consumes_while_it_serves(scene: Scene, orders: Pipeline, in_schema: Any) -> None:
+    (topic,) = orders.topics
+    app = fastapi_service.make_app(
+        in_schema(scene.dsn), {"bootstrap.servers": scene.broker, **QUICK}, orders, schema=scene.schema
+    )
+
+    async def visit() -> None:
+        web = httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://service")
+        async with app.router.lifespan_context(app), web:
+            assert (await web.get("/health/live")).json() == {"live": True, "error": None}
+            tea = [json.dumps({"id": n, "item": "tea"}) for n in range(100)]
+            stored = await asyncio.to_thread(scene.produce, topic, tea, partition=1)
+            await asyncio.to_thread(scene.wait_until_caught_up, topic, stored)
+            assert (await web.get("/orders/count")).json() == {"orders": 100}
+            ready = await web.get("/health/ready")
+            assert (ready.status_code, ready.json()["trouble"], ready.json()["stopped"]) == (200, None, {})
+
+            await asyncio.to_thread(scene.produce, topic, ["not json"], partition=0)
+            async with asyncio.timeout(20):
+                while not (stopped := (await web.get("/health/ready")).json()["stopped"]):
+                    await asyncio.sleep(0.02)
+            assert "stopped at offset 0" in stopped[str(Partition(topic, 0))]
+            assert (await web.get("/health/live")).status_code == 200
+
+    asyncio.run(visit())
+    assert not app.state.worker.health().live
+    assert [row.owner for row in scene.ledger.read()] == [None, None]
+
+
+def test_a_service_whose_worker_has_died_says_so(scene: Scene, orders: Pipeline, in_schema: Any) -> None:
+    (topic,) = orders.topics
+    app = fastapi_service.make_app(
+        in_schema(scene.dsn), {"bootstrap.servers": scene.broker, **QUICK}, orders, schema=scene.schema
+    )
+
+    async def visit() -> None:
+        web = httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://service")
+        async with app.router.lifespan_context(app), web:
+            with scene.engine.begin() as tx:
+                tx.execute(text(f'DROP TABLE "{scene.schema}".partition_offset CASCADE'))
+            await asyncio.to_thread(scene.produce, topic, ['{"id": 1, "item": "tea"}'])
+            async with asyncio.timeout(20):
+                while (live := await web.get("/health/live")).status_code == 200:
+                    await asyncio.sleep(0.02)
+            assert live.status_code == 503
+            assert "partition_offset" in live.json()["error"]
+
+    with pytest.raises((UndefinedTable, ProgrammingError), match="partition_offset"):
+        asyncio.run(visit())

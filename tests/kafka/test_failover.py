@@ -1,0 +1,89 @@
+"""A failover puts rows, positions and claims back to an earlier moment: the worker finds its way by itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, text
+
+from seekpoint import events
+from support.kafka_postgres import Scene
+from support.manual_worker import actions
+
+
+def image(tx: Connection, scene: Scene) -> dict[str, list[Any]]:
+    """What a standby had at this moment."""
+    tables = ("partition_offset", "book")
+    return {table: list(tx.execute(text(f"SELECT * FROM {scene.schema}.{table}")).mappings()) for table in tables}
+
+
+def fail_over(scene: Scene, then: dict[str, list[Any]]) -> None:
+    """The standby has become the primary: rows, positions and claims are those of an earlier moment, all at once."""
+    with scene.engine.begin() as tx:
+        # Nobody's lock is in the way on another machine; here the batch in flight is waited for.
+        tx.execute(text(f"LOCK TABLE {scene.schema}.partition_offset, {scene.schema}.book"))
+        for table, rows in then.items():
+            tx.execute(text(f"DELETE FROM {scene.schema}.{table}"))
+            for row in rows:
+                columns = [c for c in row if c != "n"]
+                names = ", ".join(f'"{c}"' for c in columns)
+                values = ", ".join(f":{c}" for c in columns)
+                query = f"INSERT INTO {scene.schema}.{table} ({names}) VALUES ({values})"
+                tx.execute(text(query), {c: row[c] for c in columns})
+
+
+@pytest.mark.parametrize("quiet", [True, False], ids=["idle", "running"])
+def test_a_failover_that_loses_the_tail(scene: Scene, quiet: bool) -> None:
+    """I1, I3: the same claim, an older position: the worker notices, with records coming or not, and replays."""
+    name = scene.topic()
+    run = scene.worker(name)
+    run.placed()
+    stored = scene.produce(name, 4)
+    run.reached(name, 4)
+    with scene.engine.connect() as tx:
+        then = image(tx, scene)
+    stored += scene.produce(name, 6)
+    run.reached(name, 10)
+    mark = run.seen.mark()
+    fail_over(scene, then)
+    if not quiet:
+        stored += scene.produce(name, 1)
+    found = run.seen.wait_for(events.Resynced)
+    assert (found.expected, found.found, found.cause) == (10, 4, "rolled back")
+    scene.wait_for_position(name, len(stored))
+    run.stop()
+    scene.book.assert_holds(name, stored)
+    assert [(a.action, a.from_offset, a.to_offset) for a in actions(scene)] == [("rolled back", 10, 4)]
+    assert run.seen.all(events.KafkaTrouble, mark) == []
+
+
+@pytest.mark.parametrize("quiet", [True, False], ids=["idle", "running"])
+def test_a_failover_that_loses_the_claim(scene: Scene, quiet: bool) -> None:
+    """I2, I3: the row names an owner that is long dead, and no rebalance will come: the worker claims by itself."""
+    name = scene.topic()
+    dead = scene.worker(name)
+    dead.placed()
+    stored = scene.produce(name, 4)
+    dead.reached(name, 4)
+    with scene.engine.connect() as tx:
+        then = image(tx, scene)  # with the claim of a worker that will be gone
+    dead.stop()
+    run = scene.worker(name)
+    run.placed()
+    stored += scene.produce(name, 6)
+    run.reached(name, 10)
+    mark = run.seen.mark()
+    fail_over(scene, then)
+    if not quiet:
+        stored += scene.produce(name, 1)
+    run.seen.wait_for(events.Ousted, since=mark)
+    assert run.seen.wait_for(events.Placed, since=mark).offset == 4
+    found = run.seen.wait_for(events.Resynced, since=mark)
+    assert (found.found, found.cause) == (4, "rolled back")
+    scene.wait_for_position(name, len(stored))
+    run.stop()
+    scene.book.assert_holds(name, stored)
+    assert run.seen.all(events.Gone, mark)[:-1] == []  # none but the one of leaving
+    assert run.seen.all(events.Assigned, mark) == []
+    assert [(a.action, a.from_offset, a.to_offset) for a in actions(scene)] == [("rolled back", 10, 4)]

@@ -1,0 +1,409 @@
+"""What is no record's fault, and what is too many of them: retried apart, in smaller parts, or the worker's end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy.exc import OperationalError
+
+from seekpoint import Batch, Json, Limits, Partition, Pipeline, Poison, events
+from seekpoint.errors import TooManyDeadLetters
+from seekpoint.pipeline.policy import DeadLetterLimits, Retry
+from support.events import Gate
+from support.kafka_postgres import QUICK, Scene
+from support.ledger_desk import backend, wait_until_blocked
+from support.sink_tables import TOPIC, Ground, orders
+
+Handler = Callable[[Connection, Batch[Any, Any]], Any]
+TWICE = Retry(attempts=2, wait_initial=0.05, jitter=0)
+
+
+def letters(scene: Scene) -> list[tuple[Any, ...]]:
+    """Partition, offset and cause of each dead letter."""
+    query = f'SELECT partition, record_offset, cause FROM "{scene.schema}".dead_letter ORDER BY 1, 2'
+    with scene.engine.connect() as tx:
+        return [tuple(row) for row in tx.execute(text(query))]
+
+
+def fixed(name: str, partitions: int = 1, **options: Any) -> dict[str, Any]:
+    """Without a group: nobody waits for a rebalance."""
+    return {"partitions": [(name, n) for n in range(partitions)], "kafka": QUICK, **options}
+
+
+def raised(tx: Connection, sqlstate: str) -> None:
+    """Have the server raise this."""
+    tx.exec_driver_sql(f"DO $$ BEGIN RAISE EXCEPTION 'as told' USING ERRCODE = '{sqlstate}'; END $$")
+
+
+# -- errors that pass --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sqlstate", ["40P01", "40001", "55P03", "53200"])
+def test_errors_that_pass_use_up_no_attempts(scene: Scene, sqlstate: str) -> None:
+    """Deadlock, serialization, lock timeout, memory: the transaction is run again, in the end by parts."""
+    name, left = scene.topic(), [5]
+
+    def handle(tx: Connection, batch: Batch[str, Any]) -> None:
+        scene.book.enter(tx, batch)
+        if left[0]:
+            left[0] -= 1
+            raised(tx, sqlstate)
+
+    stored = scene.produce(name, 10)
+    run = scene.worker(scene.pipeline(name, handle=handle, retry=TWICE, on_poison="dead_letter"), **fixed(name))
+    run.reached(name, 10)
+    run.stop()
+    assert len(run.seen.all(events.DatabaseTrouble)) >= 3
+    assert not run.seen.all(events.RetryScheduled)
+    scene.book.assert_holds(name, stored)
+    assert letters(scene) == []
+
+
+def test_a_real_deadlock_with_another_writer_is_run_again(scene: Scene) -> None:
+    name = scene.topic()
+    with scene.engine.begin() as tx:
+        tx.exec_driver_sql(f'CREATE TABLE "{scene.schema}".account (id int PRIMARY KEY, n int)')
+        tx.exec_driver_sql(f'INSERT INTO "{scene.schema}".account VALUES (1, 0), (2, 0)')
+    update = text(f'UPDATE "{scene.schema}".account SET n = n + 1 WHERE id = :id')
+    has_first = threading.Event()
+
+    def handle(tx: Connection, batch: Batch[str, Any]) -> None:
+        tx.exec_driver_sql("SET LOCAL deadlock_timeout = '20ms'")  # ours looks, once and soon, and is the one to go
+        assert (
+            tx.execute(update, {"id": 1}).rowcount == 1
+        )  # asked for: a statement that was sent ahead may not have run
+        if not has_first.is_set():
+            has_first.set()
+            wait_until_blocked(scene.engine, by=backend(tx))  # else ours might look before there is a deadlock
+        tx.execute(update, {"id": 2})
+        scene.book.enter(tx, batch)
+
+    def other() -> None:
+        with scene.engine.begin() as tx:
+            tx.exec_driver_sql("SET LOCAL deadlock_timeout = '1min'")
+            tx.execute(update, {"id": 2})
+            assert has_first.wait(30)
+            tx.execute(update, {"id": 1})
+
+    writer = threading.Thread(target=other)
+    stored = scene.produce(name, 3)
+    writer.start()
+    run = scene.worker(scene.pipeline(name, handle=handle, retry=Retry(attempts=1)), **fixed(name))
+    run.reached(name, 3)
+    run.stop()
+    writer.join(30)
+    assert any("deadlock detected" in str(e.error) for e in run.seen.all(events.DatabaseTrouble))
+    scene.book.assert_holds(name, stored)
+
+
+# -- statement_timeout -------------------------------------------------------------------------------------------
+
+
+def sleepy(scene: Scene, milliseconds: int, most: int) -> tuple[Handler, list[int]]:
+    """A handler with one statement that takes so long per record, and may take ``most`` milliseconds."""
+    sizes: list[int] = []
+
+    def handle(tx: Connection, batch: Batch[str, Any]) -> None:
+        tx.exec_driver_sql(f"SET LOCAL statement_timeout = '{most}ms'")
+        tx.exec_driver_sql(f"SELECT pg_sleep({milliseconds * len(batch) / 1000})")
+        tx.exec_driver_sql("SET LOCAL statement_timeout = 0")
+        sizes.append(len(batch))
+        scene.book.enter(tx, batch)
+
+    return handle, sizes
+
+
+def test_what_takes_too_long_is_written_in_smaller_parts_from_then_on(scene: Scene) -> None:
+    name = scene.topic(2)
+    stored = scene.produce(name, 120) + scene.produce(name, 30, partition=1)
+    handle, sizes = sleepy(scene, 20, 600)  # a stall of so much more than half of it is rare
+    run = scene.worker(scene.pipeline(name, handle=handle, retry=TWICE, on_poison="dead_letter"), **fixed(name, 2))
+    scene.wait_until_caught_up(name, stored)
+    mark = run.seen.mark()
+    stored += scene.produce(name, 60)
+    run.reached(name, 180)
+    run.stop()
+    assert run.seen.all(events.DatabaseTrouble)
+    assert not [e for e in run.seen.all(events.DatabaseTrouble) if e.wait], "no batch was given back"
+    assert not run.seen.all(events.DatabaseTrouble, since=mark), "what was learned is kept"
+    assert 5 < max(sizes) <= 30
+    scene.book.assert_holds(name, stored)
+    assert letters(scene) == []
+
+
+def test_one_record_that_takes_too_long_alone_is_no_dead_letter_but_told_with_the_remedy(scene: Scene) -> None:
+    """It may wait for a lock: it is tried again and again, in front of everything behind it."""
+    name = scene.topic()
+    scene.produce(name, 4)
+    handle, _ = sleepy(scene, 60, 20)
+    run = scene.worker(scene.pipeline(name, handle=handle, retry=TWICE, on_poison="dead_letter"), **fixed(name))
+    trouble = run.seen.wait_for(events.DatabaseTrouble, lambda e: e.wait > 0)
+    assert "raise statement_timeout" in trouble.error.__notes__[0]
+    assert isinstance(trouble.error, OperationalError)
+    run.seen.wait_for(events.DatabaseTrouble, lambda e: e.wait > 0, count=2)
+    run.stop()
+    assert scene.positions() == {Partition(name, 0): 0}
+    assert scene.book.written(name) == []
+    assert letters(scene) == []
+
+
+def test_a_transaction_that_takes_too_long_is_told_with_the_remedy(scene: Scene) -> None:
+    """The server ends its session (from version 17 on); smaller parts of it would not be faster."""
+    name = scene.topic()
+    scene.produce(name, 3)
+
+    def handle(tx: Connection, batch: Batch[str, Any]) -> None:
+        tx.exec_driver_sql("SELECT pg_sleep(2)")
+
+    limits = Limits(transaction_age=0.2)
+    run = scene.worker(scene.pipeline(name, handle=handle, retry=TWICE), **fixed(name, limits=limits))
+    trouble = run.seen.wait_for(events.DatabaseTrouble)
+    assert "lower Limits(batch_records=...)" in trouble.error.__notes__[0]
+    run.stop()
+    assert scene.positions() == {Partition(name, 0): 0}
+
+
+def test_a_streamed_copy_that_takes_too_long_is_written_in_parts(scene: Scene) -> None:
+    """``statement_timeout`` counts all the time that a COPY is open: a trigger makes its rows slow here."""
+    name = scene.topic()
+    with scene.engine.begin() as tx:
+        tx.exec_driver_sql(
+            f'CREATE FUNCTION "{scene.schema}".slow() RETURNS trigger LANGUAGE plpgsql AS '
+            "$$ BEGIN PERFORM pg_sleep(0.005); RETURN NEW; END $$"
+        )
+        tx.exec_driver_sql(
+            f'CREATE TRIGGER slow BEFORE INSERT ON "{scene.schema}".book FOR EACH ROW '
+            f'EXECUTE FUNCTION "{scene.schema}".slow()'
+        )
+    engine = create_engine(scene.dsn, connect_args={"options": "-c statement_timeout=150"})
+    stored = scene.produce(name, 100)
+    run = scene.worker(name, engine=engine, **fixed(name))
+    run.reached(name, 100)
+    run.stop()
+    engine.dispose()
+    assert run.seen.all(events.DatabaseTrouble)
+    scene.book.assert_holds(name, stored)
+
+
+# -- tables that change ------------------------------------------------------------------------------------------
+
+
+def test_a_plan_that_a_changed_table_made_stale_is_made_anew(scene: Scene) -> None:
+    """The driver prepares a statement that comes often; a column of another type makes the server refuse it once."""
+    name = scene.topic()
+    with scene.engine.begin() as tx:
+        tx.exec_driver_sql(f'CREATE TABLE "{scene.schema}".rate (n int)')
+        tx.exec_driver_sql(f'INSERT INTO "{scene.schema}".rate VALUES (7)')
+    seen: list[Any] = []
+
+    def handle(tx: Connection, batch: Batch[str, Any]) -> None:
+        seen.append(tx.exec_driver_sql(f'SELECT * FROM "{scene.schema}".rate').scalar_one())
+        scene.book.enter(tx, batch)
+
+    run = scene.worker(scene.pipeline(name, handle=handle), **fixed(name))
+    stored = []
+    for n in range(8):  # psycopg prepares a statement the fifth time
+        stored += scene.produce(name, 1)
+        run.reached(name, n + 1)
+    with scene.engine.begin() as tx:
+        tx.exec_driver_sql(f'ALTER TABLE "{scene.schema}".rate ALTER n TYPE text')
+    stored += scene.produce(name, 1)
+    run.reached(name, 9)
+    run.stop()
+    (trouble,) = run.seen.all(events.DatabaseTrouble)
+    assert "cached plan must not change result type" in str(trouble.error)
+    assert (seen[0], seen[-1]) == (7, "7")
+    scene.book.assert_holds(name, stored)
+
+
+# -- constraints that are fulfilled later ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ground(seekpoint_engine: Engine, seekpoint_schema: str) -> Ground:
+    return Ground(seekpoint_engine, seekpoint_schema)
+
+
+def test_what_the_first_sink_defers_the_second_fulfils_also_while_a_bad_record_is_searched_for(
+    ground: Ground, group: str
+) -> None:
+    parent = ground.append("id int PRIMARY KEY CHECK (id <> 13)", name="parent", columns=["id"],
+                           row=lambda r: None if r.value == 99 else (r.value,))  # fmt: skip
+    child = ground.append(
+        f'id int REFERENCES "{ground.schema}".parent DEFERRABLE INITIALLY DEFERRED',
+        name="child", columns=["id"], row=lambda r: (r.value,),
+    )  # fmt: skip
+    pipeline = Pipeline(group, topics=TOPIC, value=Json(int), sinks=[child, parent], on_poison="dead_letter")
+    done = ground.process(pipeline, *orders(b"1", b"13", b"2", b"99", b"3"), *orders(b"4", b"13", partition=1))
+    assert ground.rows("id", name="child") == ground.rows("id", name="parent") == [(1,), (2,), (3,), (4,)]
+    assert [(e.partition.number, e.offset, e.failure.sqlstate) for e in done.set_aside] == [
+        (0, 1, "23514"),
+        (0, 3, "23503"),
+        (1, 1, "23514"),
+    ]
+    assert ground.positions(pipeline) == {Partition(TOPIC, 0): 5, Partition(TOPIC, 1): 2}
+
+
+# -- too many of them --------------------------------------------------------------------------------------------
+
+
+def refusing(scene: Scene, is_bad: Callable[[str], bool]) -> Handler:
+    def handle(tx: Connection, batch: Batch[str, Any]) -> None:
+        if bad := [r for r in batch if is_bad(r.value)]:
+            raise Poison("broken", *bad)
+        scene.book.enter(tx, batch)
+
+    return handle
+
+
+@pytest.mark.parametrize(
+    ("limits", "is_bad", "said"),
+    [
+        (DeadLetterLimits(consecutive=9, ratio=None), lambda v: int(v) >= 40, "more than 9 records in a row failed"),
+        (DeadLetterLimits(consecutive=None, ratio=0.2, window=50), lambda v: int(v) % 2 == 0, "the limit is 20%"),
+    ],
+    ids=["consecutive", "ratio"],
+)
+@pytest.mark.parametrize("on_poison", ["dead_letter", "skip"])
+def test_too_many_dead_letters_end_the_worker_with_nothing_of_the_batch_written(
+    scene: Scene, limits: DeadLetterLimits, is_bad: Callable[[str], bool], said: str, on_poison: str
+) -> None:
+    name = scene.topic()
+    scene.produce(name, 60)
+    options: dict[str, Any] = {"on_poison": on_poison, "dead_letter_limits": limits}
+    pipeline = scene.pipeline(name, handle=refusing(scene, is_bad), **options)
+    run = scene.worker(pipeline, **fixed(name, limits=Limits(batch_records=60)))
+    run.seen.wait_for(events.Stopped)
+    with pytest.raises(TooManyDeadLetters, match=said) as caught:
+        run.stop()
+    assert "Mend the handler" in str(caught.value)
+    assert not run.health().live
+    ends = [span.end for e in run.seen.all(events.Committed) for span in e.spans]
+    position = ends[-1] if ends else 0
+    assert scene.positions() == {Partition(name, 0): position}, "a committed batch, or none"
+    assert scene.book.written(name) == [(0, n) for n in range(position) if not is_bad(str(n))]
+    assert [offset for _, offset, _ in letters(scene)] == [n for n in range(position) if is_bad(str(n))]
+
+    mended = scene.worker(scene.pipeline(name, handle=scene.book.enter, **options), **fixed(name))
+    mended.reached(name, 60)
+    mended.stop()
+    assert len(scene.book.written(name)) + len(letters(scene)) == 60, "none is lost"
+
+
+def test_the_command_exits_with_an_error_that_names_the_limit(scene: Scene, tmp_path: Path) -> None:
+    name = scene.topic()
+    scene.produce(name, ["{"] * 30)
+    (tmp_path / "ingest.py").write_text(
+        "from seekpoint import Append, Json, Pipeline\n"
+        "from seekpoint.pipeline.policy import DeadLetterLimits\n"
+        f"made = Pipeline({scene.group!r}, topics={name!r}, value=Json(), on_poison='dead_letter',\n"
+        f"    sinks=[Append(({scene.schema!r}, 'book'), columns=['value'])],\n"
+        "    dead_letter_limits=DeadLetterLimits(consecutive=5))\n"
+    )
+    kafka = f"bootstrap.servers={scene.broker}"
+    done = subprocess.run(
+        [sys.executable, "-m", "seekpoint.cli.main", "run", "ingest:made", "--schema", scene.schema, "--kafka", kafka],
+        env={
+            **os.environ, "SEEKPOINT_DATABASE_URL": scene.dsn, "PYTHONPATH": str(tmp_path),
+        },
+        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert "error: more than 5 records in a row failed" in done.stderr
+    assert "raise DeadLetterLimits(consecutive=...)" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert scene.positions() == {Partition(name, 0): 0}
+    assert letters(scene) == []
+
+
+# -- together with the offset ------------------------------------------------------------------------------------
+
+
+def test_i1_a_dead_letter_becomes_visible_with_the_offset_that_passes_it(scene: Scene) -> None:
+    """I1: one transaction."""
+    name, gate = scene.topic(), Gate(events.Advanced)
+    scene.produce(name, ["0", "bad", "2"])
+    pipeline = scene.pipeline(name, handle=refusing(scene, "bad".__eq__), on_poison="dead_letter")
+    run = scene.worker(pipeline, observe=[gate], **fixed(name))
+    gate.wait()
+    assert (letters(scene), scene.book.written(name), scene.positions()) == ([], [], {Partition(name, 0): 0})
+    gate.open()
+    run.reached(name, 3)
+    run.stop()
+    assert letters(scene) == [(0, 1, "poison")]
+    scene.book.assert_holds(name, [(0, 0), (0, 2)])
+    assert scene.positions() == {Partition(name, 0): 3}
+
+
+def test_i4_what_was_set_aside_of_a_partition_that_is_refused_goes_with_it(scene: Scene) -> None:
+    """I4: somebody moves it between the attempt that failed and the one that isolates; the other's letter is parked."""
+    name, gate = scene.topic(2), Gate(events.Isolating)
+    stored = scene.produce(name, [*"01", "bad", *"34567"]) + scene.produce(name, ["0", "bad", "2"], partition=1)
+    pipeline = scene.pipeline(name, handle=refusing(scene, "bad".__eq__), on_poison="dead_letter")
+    both = Limits(batch_age=60)
+    run = scene.worker(pipeline, observe=[gate], **fixed(name, 2, limits=both))
+    gate.wait()
+    scene.ledger.move(name, 0, 5, lost="poison", log=None, reason="the first five are not wanted")
+    gate.open()
+    scene.wait_until_caught_up(name, stored)
+    run.stop()
+    assert run.seen.all(events.Refused)
+    assert letters(scene) == [(1, 1, "poison")]
+    scene.book.assert_holds(name, [(0, 5), (0, 6), (0, 7), (1, 0), (1, 2)])
+
+
+def test_what_is_left_of_a_batch_is_not_blamed_for_what_was_refused(scene: Scene) -> None:
+    """The partition whose record failed is moved before the search begins: the other's only record is innocent."""
+    name, gate = scene.topic(2), Gate(events.Isolating)
+    scene.produce(name, ["bad"])
+    scene.produce(name, ["good"], partition=1)
+
+    def handle(tx: Connection, batch: Batch[str, Any]) -> None:
+        if any(r.value == "bad" for r in batch):
+            raise LookupError("what")
+        scene.book.enter(tx, batch)
+
+    pipeline = scene.pipeline(name, handle=handle, on_poison="dead_letter", retry=Retry(attempts=1))
+    run = scene.worker(pipeline, observe=[gate], **fixed(name, 2, limits=Limits(batch_age=60)))
+    gate.wait()
+    scene.ledger.move(name, 0, 1, lost="poison", log=None, reason="nobody wants it")
+    gate.open()
+    run.reached(name, 1, 1)
+    run.stop()
+    assert run.seen.all(events.Refused)
+    assert not letters(scene)
+    scene.book.assert_holds(name, [(1, 0)])
+
+
+def test_an_attempt_that_was_not_committed_counts_for_no_limit(scene: Scene) -> None:
+    name, owner = scene.topic(), [""]
+
+    def cut(event: events.Event) -> None:
+        if isinstance(event, events.Started):
+            owner[0] = event.owner
+        if isinstance(event, events.Advanced) and owner[0]:
+            query = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE starts_with(application_name, :name)"
+            with scene.engine.begin() as tx:
+                assert tx.execute(text(query), {"name": f"seekpoint {owner[0][:8]}"}).all()
+            owner[0] = ""
+
+    scene.produce(name, 3)
+    pipeline = scene.pipeline(
+        name,
+        handle=refusing(scene, lambda v: True),
+        on_poison="dead_letter",
+        dead_letter_limits=DeadLetterLimits(consecutive=5, ratio=None),
+    )
+    run = scene.worker(pipeline, observe=[cut], **fixed(name))
+    run.reached(name, 3)
+    run.stop()
+    assert run.seen.all(events.CommitUnknown)
+    assert [offset for _, offset, _ in letters(scene)] == [0, 1, 2]

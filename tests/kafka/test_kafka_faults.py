@@ -1,0 +1,510 @@
+"""What Kafka can do to a position: retention, truncation, another topic under the same name, brokers that go away.
+
+Work goes on by itself, or the partition stops with the choices spelled out; nothing is lost silently (I4).
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from sqlalchemy import text
+
+from seekpoint import Limits, Partition, events
+from seekpoint.errors import OffsetLost, PartitionStopped, TopicRecreated, TopicUnknown
+from seekpoint.kafka.identity import Answer
+from seekpoint.testing.servers.kafka import KafkaServer
+from seekpoint.worker.assignment import claiming as claims
+from support.events import Gate, Run
+from support.kafka_postgres import QUICK, Scene, Way
+
+Protocol = Mapping[str, Any]
+SceneOn = Callable[..., Scene]
+
+# Fetches of one record at a time: the client has nothing in store when the log changes under it.
+SMALL_FETCHES = {**QUICK, "queued.min.messages": 1, "fetch.message.max.bytes": 60_000}
+LARGE = ["x" * 50_000]
+
+
+def stop_of(run: Run, since: int = 0) -> PartitionStopped:
+    """The stop that the worker announced."""
+    error = run.seen.wait_for(events.Parked, since=since).error
+    assert isinstance(error, PartitionStopped)
+    return error
+
+
+def lost_ranges(scene: Scene) -> list[tuple[int, int | None, str]]:
+    """What the group has given up: from, to, why."""
+    with scene.engine.connect() as connection:
+        table = f'"{scene.schema}".lost_range'
+        rows = connection.execute(text(f"SELECT from_offset, to_offset, reason FROM {table} ORDER BY id"))
+        return [(row.from_offset, row.to_offset, row.reason) for row in rows]
+
+
+def trim(scene: Scene, name: str, to: int) -> None:
+    """What retention does: ``to`` is the first offset that is left."""
+    at = TopicPartition(name, 0, to)
+    scene.admin.delete_records([at])[at].result(20)
+
+
+# -- positions that are not in the log ----------------------------------------------------------------------
+
+
+def test_i4_retention_past_the_stored_offset_stops_the_partition_until_it_is_decided(scene: Scene) -> None:
+    """I4: nothing jumps by itself: the partition stops, and the other goes on."""
+    name = scene.topic(2)
+    stored = scene.produce(name, 10, partition=0) + scene.produce(name, 10, partition=1)
+    run = scene.worker(name)
+    scene.wait_until_caught_up(name, stored)
+    run.stop()
+    late = scene.produce(name, 40, partition=0)
+    trim(scene, name, 30)
+    run = scene.worker(name)
+    stop = stop_of(run)
+    assert isinstance(stop, OffsetLost)
+    assert (stop.partition, stop.offset) == (Partition(name, 0), 10)
+    assert "retention has passed it: the first offset left is 30" in str(stop)
+    assert any(f"Ledger.move('{name}', 0, to=30, log=(30, " in choice for choice in stop.choices)
+    assert list(run.health().stopped) == [Partition(name, 0)]
+    other = scene.produce(name, 5, partition=1)
+    run.reached(name, 15, 1)  # the other partition goes on
+    assert scene.positions()[Partition(name, 0)] == 10
+
+    scene.ledger.move(name, 0, 30, log=None, reason="nobody needs them", lost="retention", actor="ann")
+    run.reached(name, 50, 0)
+    assert run.health().stopped == {}
+    run.stop()
+    assert lost_ranges(scene) == [(10, 30, "retention")]
+    scene.book.assert_holds(name, [*stored, *late[20:], *other])
+
+
+def test_i4_retention_that_overtakes_a_running_reader_stops_it_where_it_stands(scene: Scene) -> None:
+    """I4: also in mid-reading, and the error names the first offset left."""
+    name = scene.topic()
+    stored = scene.produce(name, LARGE * 100)
+    gate = Gate(events.Applied)
+    run = scene.worker(name, observe=[gate], kafka=SMALL_FETCHES, limits=Limits(batch_records=1))
+    gate.wait()
+    trim(scene, name, 95)
+    gate.open()
+    stop = stop_of(run)
+    assert isinstance(stop, OffsetLost)
+    assert 0 < stop.offset < 95
+    assert "the first offset left is 95" in str(stop)
+    scene.ledger.move(name, 0, 95, log=None, reason="go on", lost="retention")
+    run.reached(name, 100)
+    run.stop()
+    assert lost_ranges(scene) == [(stop.offset, 95, "retention")]
+    scene.book.assert_holds(name, stored[: stop.offset] + stored[95:])
+
+
+def test_a_position_behind_the_end_of_the_log_stops_the_partition(scene: Scene) -> None:
+    name = scene.topic()
+    stored = scene.produce(name, 10)
+    run = scene.worker(name)
+    run.reached(name, 10)
+    scene.ledger.move(name, 0, 1000, log=None, reason="a slip of the hand", actor="ada")
+    stop = stop_of(run)
+    assert isinstance(stop, OffsetLost)
+    assert re.search(
+        r"it is past the end of the log \(10\): ada moved it to 1000 on .*\(a slip of the hand\)", str(stop)
+    )
+    assert "brokers" not in str(stop).splitlines()[0]
+    assert any("to=10, log=(0, 10), reason=" in choice for choice in stop.choices)
+    assert any("log=None" in choice for choice in stop.choices)
+    scene.ledger.move(name, 0, 10, log=(0, 10), reason="corrected")
+    assert lost_ranges(scene) == []  # nothing was read up to there
+    stored += scene.produce(name, 5)
+    run.reached(name, 15)
+    run.stop()
+    scene.book.assert_holds(name, stored)
+
+
+@contextmanager
+def stopped(kafka: KafkaServer) -> Iterator[None]:
+    """While the broker is down (killed, which is quicker than asking it to go)."""
+    kafka.kill()
+    yield
+    kafka.start()
+
+
+def test_i4_a_truncated_log_is_noticed_by_the_stored_leader_epoch(
+    scene_on: SceneOn, own_kafka: KafkaServer, tmp_path: Path, protocol: Protocol
+) -> None:
+    """I4: other records stand at the same offsets; the epoch tells."""
+    folder = getattr(getattr(own_kafka, "_handle", None), "_folder", None)
+    if folder is None:
+        pytest.skip("the broker's files are out of reach")
+    scene = scene_on(kafka=own_kafka)
+    name = scene.topic()
+    log = folder.path / "data" / f"{name}-0"
+    scene.produce(name, 50)
+    with stopped(own_kafka):
+        shutil.copytree(log, tmp_path / "older")
+    scene.produce(name, 50)  # under a higher leader epoch
+    run = scene.worker(name, kafka=protocol)
+    run.reached(name, 100)
+    run.stop()
+    with stopped(own_kafka):
+        shutil.rmtree(log)
+        shutil.copytree(tmp_path / "older", log)
+    scene.produce(name, 100)  # the log is longer than before, and other records stand at 50 to 99
+    run = scene.worker(name, kafka=protocol)
+    stop = stop_of(run)
+    assert isinstance(stop, OffsetLost)
+    assert "the log was truncated before it and written anew" in str(stop)
+    assert len(scene.book.written(name)) == 100
+    scene.ledger.move(name, 0, 50, log=None, reason="read what stands there now")
+    run.reached(name, 150)
+    run.stop()
+    assert scene.book.written(name) == [(0, n) for n in range(100)] + [(0, n) for n in range(50, 150)]
+
+
+# -- another topic under the same name ------------------------------------------------------------------------
+
+
+def recreate(scene: Scene, name: str, records: int) -> list[tuple[int, int]]:
+    """Delete the topic, and create it anew with more records than it had."""
+    scene.admin.delete_topics([name])[name].result(20)
+    scene.wait(lambda: name not in scene.admin.list_topics(timeout=10).topics)
+    scene.topic(name=name)
+    return scene.produce(name, (f"new {n}" for n in range(records)))
+
+
+def decide_for(scene: Scene, run: Run, name: str, stop: PartitionStopped) -> None:
+    """Take the choice ``restart`` that the stop spells out."""
+    assert isinstance(stop, TopicRecreated)
+    new = scene.topic_id(name)
+    assert f"to=0, topic_id=UUID('{new}')" in stop.choices[0]
+    scene.ledger.move(name, 0, 0, topic_id=new, log=None, reason="restart", lost="topic recreated")
+
+
+def test_i4_a_topic_recreated_under_an_idle_worker_is_not_read_on(scene: Scene, way: Way) -> None:
+    """I4: nothing comes that would be refused: the idle look notices the new id."""
+    name = scene.topic()
+    stored = scene.produce(name, ["old"] * 10)
+    run = scene.worker(name, **way(name, 1))
+    run.reached(name, 10)
+    new = recreate(scene, name, 50)
+    stop = run.seen.wait_for(events.Parked, lambda e: isinstance(e.error, TopicRecreated)).error
+    assert isinstance(stop, PartitionStopped)
+    assert scene.book.written(name) == stored
+    decide_for(scene, run, name, stop)
+    run.reached(name, 50)
+    run.stop()
+    assert scene.book.written(name) == stored + new
+    assert lost_ranges(scene) == [(10, None, "topic recreated")]
+
+
+def test_i4_a_topic_recreated_while_the_worker_is_down_is_not_read_on(scene: Scene, protocol: Protocol) -> None:
+    """I4: the claim compares the topic's id with the stored one."""
+    name = scene.topic()
+    stored = scene.produce(name, ["old"] * 10)
+    run = scene.worker(name, kafka=protocol)
+    run.reached(name, 10)
+    run.stop()
+    new = recreate(scene, name, 50)
+    run = scene.worker(name, kafka=protocol)
+    stop = stop_of(run)
+    assert scene.book.written(name) == stored
+    decide_for(scene, run, name, stop)
+    run.reached(name, 50)
+    run.stop()
+    assert scene.book.written(name) == stored + new
+
+
+def test_i4_a_topic_recreated_while_a_batch_is_applied_rolls_it_back(scene: Scene) -> None:
+    """I4: the id is asked for after the last read, before COMMIT."""
+    name = scene.topic()
+    gate = Gate(events.ChunkRead)
+    run = scene.worker(name, observe=[gate], kafka=SMALL_FETCHES)
+    run.placed()
+    stored = scene.produce(name, LARGE * 5)
+    gate.wait()  # a chunk of the old topic is in hand, the transaction not yet begun
+    new = recreate(scene, name, 50)
+    gate.open()
+    stop = run.seen.wait_for(events.Parked, lambda e: isinstance(e.error, TopicRecreated)).error
+    assert isinstance(stop, PartitionStopped)
+    assert not run.seen.all(events.Committed)
+    assert scene.book.written(name) == []
+    decide_for(scene, run, name, stop)
+    run.reached(name, 50)
+    run.stop()
+    assert stored
+    assert scene.book.written(name) == new
+
+
+def test_adopting_a_recreated_topic_goes_on_at_the_offset_that_was_chosen(scene: Scene) -> None:
+    name = scene.topic()
+    stored = scene.produce(name, ["old"] * 10)
+    run = scene.worker(name)
+    run.reached(name, 10)
+    run.stop()
+    new = recreate(scene, name, 50)
+    run = scene.worker(name)
+    stop_of(run)
+    scene.ledger.move(name, 0, 10, topic_id=scene.topic_id(name), log=None, reason="the first ten are the same")
+    run.reached(name, 50)
+    run.stop()
+    assert scene.book.written(name) == stored + new[10:]
+
+
+def test_a_deleted_topic_stops_its_partitions_and_the_others_go_on(scene: Scene, protocol: Protocol) -> None:
+    doomed, other = scene.topic(), scene.topic()
+    stored = scene.produce(doomed, 5)
+    run = scene.worker(scene.book.pipeline(scene.group, [doomed, other]), kafka=protocol)
+    run.reached(doomed, 5)
+    scene.admin.delete_topics([doomed])[doomed].result(20)
+    run.seen.wait_for((events.Parked, events.Gone))
+    kept = scene.produce(other, 5)
+    run.reached(other, 5)
+    run.stop()
+    scene.book.assert_holds(doomed, stored)
+    scene.book.assert_holds(other, kept)
+
+
+def test_a_topic_that_comes_back_after_its_deletion_was_seen_is_told_from_the_old_one(
+    scene: Scene, impatient: None
+) -> None:
+    name = scene.topic()
+    stored = scene.produce(name, ["old"] * 10)
+    run = scene.worker(name, partitions=[(name, 0)])  # nobody assigns it anew
+    run.reached(name, 10)
+    scene.admin.delete_topics([name])[name].result(20)
+    stop = stop_of(run)
+    assert isinstance(stop, TopicUnknown)
+    assert "does not exist any more" in str(stop)
+    mark = run.seen.mark()
+    scene.topic(name=name)
+    new = scene.produce(name, 20)
+    decide_for(scene, run, name, stop_of(run, since=mark))
+    run.reached(name, 20)
+    run.stop()
+    assert scene.book.written(name) == stored + new
+    assert [row.owner for row in scene.ledger.read()] == [None]
+
+
+# -- topics that a broker does not know at this moment ------------------------------------------------------------
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unknown topic stops its partitions after half a second."""
+    monkeypatch.setattr(claims, "UNKNOWN_FOR", 0.5)
+    monkeypatch.setattr(claims, "UNKNOWN_ANSWERS", 2)
+
+
+@pytest.fixture
+def lagging(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The topics that the brokers do not know, as one answers whose metadata lags; empty at first."""
+    topics: set[str] = set()
+    one = Answer._one
+    monkeypatch.setattr(
+        Answer, "_one", lambda self, topic, future: None if topic in topics else one(self, topic, future)
+    )
+    return topics
+
+
+def is_unknown(event: events.KafkaTrouble) -> bool:
+    return "is unknown to the broker that was asked" in event.error
+
+
+def test_i4_while_a_topic_is_unknown_nothing_of_it_commits_and_the_others_do(
+    scene: Scene, lagging: set[str], way: Way
+) -> None:
+    """I4: the answer says nothing about the records in hand: they are neither committed nor given up."""
+    name, other = scene.topic(), scene.topic()
+    stored, kept = scene.produce(name, 5), scene.produce(other, 5)
+    gate = Gate(events.Applied)
+    options = way(name, 1)
+    if "partitions" in options:
+        options["partitions"].append((other, 0))
+    run = scene.worker(scene.book.pipeline(scene.group, [name, other]), observe=[gate], **options)
+    gate.wait()
+    lagging.add(name)
+    gate.open()
+    run.reached(other, 5)
+    run.seen.wait_for(events.KafkaTrouble, is_unknown)
+    kept += scene.produce(other, 5)
+    run.reached(other, 10)
+    assert scene.positions()[Partition(name, 0)] == 0
+    assert scene.book.written(name) == []
+    lagging.clear()
+    run.reached(name, 5)
+    run.seen.wait_for(events.Recovered)
+    run.stop()
+    assert not run.seen.all(events.Parked)
+    scene.book.assert_holds(name, stored)
+    scene.book.assert_holds(other, kept)
+
+
+def test_i4_nothing_of_a_topic_that_was_deleted_after_the_last_read_commits(scene: Scene) -> None:
+    """I4: between deletion and creation the topic is unknown, and that is not the id that was claimed."""
+    name = scene.topic()
+    gate = Gate(events.ChunkRead)
+    run = scene.worker(name, observe=[gate], partitions=[(name, 0)])
+    run.placed()
+    scene.produce(name, 5)
+    gate.wait()
+    scene.admin.delete_topics([name])[name].result(20)
+    scene.wait(lambda: name not in scene.admin.list_topics(timeout=10).topics)
+    gate.open()
+    run.seen.wait_for(events.KafkaTrouble, is_unknown)
+    assert scene.book.written(name) == []
+    scene.topic(name=name)
+    new = scene.produce(name, 20)
+    stop = run.seen.wait_for(events.Parked).error
+    assert isinstance(stop, PartitionStopped)
+    decide_for(scene, run, name, stop)
+    run.reached(name, 20)
+    run.stop()
+    assert scene.book.written(name) == new
+
+
+def test_a_stop_by_an_unknown_topic_is_over_when_the_stored_id_is_answered_again(
+    scene: Scene, lagging: set[str], impatient: None
+) -> None:
+    name = scene.topic()
+    stored = scene.produce(name, 5)
+    run = scene.worker(name, limits=Limits(idle_check=0.1))
+    run.reached(name, 5)
+    lagging.add(name)
+    stop = stop_of(run)
+    assert isinstance(stop, TopicUnknown)
+    assert list(run.health().stopped) == [Partition(name, 0)]
+    lagging.clear()
+    stored += scene.produce(name, 5)
+    run.reached(name, 10)
+    assert run.health().stopped == {}
+    run.stop()
+    scene.book.assert_holds(name, stored)
+    assert [row.owner for row in scene.ledger.read()] == [None]
+
+
+# -- brokers that go away -----------------------------------------------------------------------------------------
+
+
+def test_a_broker_that_is_killed_and_comes_back_costs_nothing_but_time(
+    scene_on: SceneOn, own_kafka: KafkaServer, way: Way
+) -> None:
+    scene = scene_on(kafka=own_kafka)
+    name = scene.topic(2)
+    with scene.stream(name, 2, rate=200) as stream:
+        run = scene.worker(name, **way(name, 2))
+        run.seen.wait_for(events.Committed, count=5)
+        own_kafka.kill()
+        run.seen.wait_for(events.KafkaTrouble)
+        scene.wait(lambda: run.health().trouble is not None)
+        assert run.health().live
+        assert not run.health().ready
+        own_kafka.start()
+        mark = run.seen.mark()
+        run.seen.wait_for(events.Committed, count=5, since=mark)
+    scene.wait_until_caught_up(name, stream.stored)
+    scene.wait(lambda: run.health().ready and run.health().trouble is None)
+    run.stop()
+    scene.book.assert_holds(name, stream.stored)
+
+
+def test_a_quiet_worker_is_healthy_again_when_its_broker_is_back(scene_on: SceneOn, own_kafka: KafkaServer) -> None:
+    scene = scene_on(kafka=own_kafka)
+    name = scene.topic()
+    run = scene.worker(name, limits=Limits(kafka_timeout=1.0))
+    run.placed()
+    own_kafka.kill()
+    run.seen.wait_for(events.KafkaTrouble, lambda e: e.wait > 0)  # it has noticed, and backs off
+    assert not run.health().ready
+    assert not run.seen.all(events.Recovered), "nothing is over while no broker has answered"
+    own_kafka.start()
+    run.seen.wait_for(events.Recovered)
+    scene.wait(lambda: run.health().ready and run.health().trouble is None)
+    stored = scene.produce(name, 5)
+    run.reached(name, 5)
+    run.stop()
+    scene.book.assert_holds(name, stored)
+
+
+def test_a_frozen_broker_is_waited_for(scene_on: SceneOn, own_kafka: KafkaServer, protocol: Protocol) -> None:
+    scene = scene_on(kafka=own_kafka)
+    name = scene.topic()
+    with scene.stream(name, 1, rate=200) as stream:
+        run = scene.worker(name, kafka=protocol, limits=Limits(kafka_timeout=1.0))
+        run.seen.wait_for(events.Committed, count=5)
+        own_kafka.freeze()
+        run.seen.wait_for(events.KafkaTrouble, lambda e: e.wait > 0)
+        own_kafka.thaw()
+        mark = run.seen.mark()
+        run.seen.wait_for(events.Committed, count=5, since=mark)
+    scene.wait_until_caught_up(name, stream.stored)
+    run.stop()
+    scene.book.assert_holds(name, stream.stored)
+
+
+def test_a_worker_drains_while_the_broker_is_away(scene_on: SceneOn, own_kafka: KafkaServer) -> None:
+    scene = scene_on(kafka=own_kafka)
+    name = scene.topic()
+    stored = scene.produce(name, 5)
+    run = scene.worker(name, limits=Limits(kafka_timeout=1.0))
+    run.reached(name, 5)
+    own_kafka.kill()
+    began = monotonic()
+    run.stop()
+    assert monotonic() - began < 30
+    assert [row.owner for row in scene.ledger.read()] == [None]
+    scene.book.assert_holds(name, stored)
+
+
+# -- ends and epochs ------------------------------------------------------------------------------------------------
+
+
+def in_transactions(scene: Scene, name: str, *batches: tuple[int, bool]) -> list[tuple[int, int]]:
+    """Append each batch in a transaction of its own, committed or aborted; returns what can be read of them."""
+    producer = Producer({"bootstrap.servers": scene.broker, "transactional.id": name, "log_level": 0})
+    producer.init_transactions(30)
+    stored: list[tuple[int, int]] = []
+    for records, commit in batches:
+        written: list[tuple[int, int]] = []
+        producer.begin_transaction()
+
+        def note(_: Any, message: Any, written: list[tuple[int, int]] = written) -> None:
+            written.append((message.partition(), message.offset()))
+
+        for n in range(records):
+            producer.produce(name, str(n), partition=0, on_delivery=note)
+        producer.flush(20)
+        if commit:
+            producer.commit_transaction(30)
+            stored += written
+        else:
+            producer.abort_transaction(30)
+    return stored
+
+
+def test_i3_an_end_that_was_passed_across_a_change_of_leader_epoch_is_no_truncation(
+    scene_on: SceneOn, own_kafka: KafkaServer
+) -> None:
+    """I3: only the epoch that the broker has at the end may be kept with it."""
+    scene = scene_on(kafka=own_kafka)
+    name = scene.topic()
+    stored = in_transactions(scene, name, (5, True))  # 0 to 4, marker at 5
+    run = scene.worker(name)
+    scene.wait_for_position(name, 6)
+    own_kafka.kill()
+    own_kafka.start()  # every restart raises the epoch
+    in_transactions(scene, name, (2, False))  # nothing to apply: only the end moves, under the new epoch
+    scene.wait_for_position(name, 9)
+    run.stop()
+    run = scene.worker(name)  # its claim brings the stored epoch, and seek asks the broker about it
+    stored += in_transactions(scene, name, (3, True))
+    scene.wait_for_position(name, 13)
+    run.stop()
+    assert not run.seen.all(events.Parked)
+    assert not run.seen.all(events.Resynced)
+    scene.book.assert_holds(name, stored)

@@ -1,0 +1,141 @@
+"""COMMIT whose answer is lost: taken effect, not taken effect, in doubt; and a wire that is cut anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine
+
+from seekpoint import Partition, events
+from seekpoint.pipeline.policy import Limits
+from support.events import Gate, Run
+from support.kafka_postgres import Scene
+from support.ledger_desk import scalar, until, wait_until_blocked
+from support.proxy import PostgresProxy
+
+
+@pytest.fixture
+def proxy(seekpoint_dsn: str) -> Iterator[PostgresProxy]:
+    """The wire that can be cut at one exact COMMIT."""
+    with PostgresProxy.in_front_of(seekpoint_dsn) as proxy:
+        yield proxy
+
+
+def commit_through(scene: Scene, proxy: PostgresProxy, name: str, when: Any, **options: Any) -> Run:
+    """A worker whose first batch meets the fault at its COMMIT."""
+    gate = Gate(events.Advanced)
+    run = scene.worker(name, observe=[gate], engine=proxy.dsn, **options)
+    gate.wait()
+    proxy.arm(when)
+    gate.open()
+    assert proxy.fired.wait(20)
+    return run
+
+
+def goes_on(scene: Scene, run: Run, name: str, stored: list[tuple[int, int]]) -> None:
+    """More records come, and all of them are there once."""
+    stored = stored + scene.produce(name, 5)
+    run.reached(name, len(stored))
+    run.stop()
+    scene.book.assert_holds(name, stored)
+    assert scene.positions() == {Partition(name, 0): len(stored)}
+    assert run.seen.all(events.CommitUnknown)
+
+
+def test_a_commit_that_took_effect_and_was_not_answered(scene: Scene, proxy: PostgresProxy) -> None:
+    """I1, I3: the ledger is ahead of the reader: the batch is dropped, not written again."""
+    name = scene.topic()
+    stored = scene.produce(name, 10)
+    run = commit_through(scene, proxy, name, "after_commit")
+    found = run.seen.wait_for(events.Resynced)
+    assert (found.expected, found.cause) == (0, "reply lost")
+    assert found.found == scene.positions()[Partition(name, 0)] > 0
+    run.seen.wait_for(events.CommitUnknown)
+    goes_on(scene, run, name, stored)
+
+
+def test_a_commit_that_never_arrived(scene: Scene, proxy: PostgresProxy) -> None:
+    """I1, I3: the ledger stands where reading began: the same records are tried again, by the same code."""
+    name = scene.topic()
+    stored = scene.produce(name, 10)
+    run = commit_through(scene, proxy, name, "before_commit")
+    run.seen.wait_for(events.CommitUnknown)
+    again = run.seen.wait_for(events.BatchOpened, lambda e: e.attempt > 1)
+    assert again.attempt == 2
+    goes_on(scene, run, name, stored)
+    assert run.seen.all(events.Resynced) == []
+
+
+def in_doubt(engine: Engine, schema: str) -> int:
+    """The session at the server whose client is gone before its COMMIT arrived."""
+    query = f"""
+        SELECT coalesce(min(a.pid), 0) FROM pg_stat_activity a JOIN pg_locks l USING (pid)
+        WHERE a.state = 'idle in transaction' AND l.relation = '{schema}.partition_offset'::regclass"""
+    return int(until(lambda: scalar(engine, query), "a transaction in doubt"))
+
+
+def test_a_commit_that_arrives_while_the_worker_asks(scene: Scene, proxy: PostgresProxy) -> None:
+    """I1, I3: in doubt: the question waits under the row's lock until the COMMIT has taken effect."""
+    name = scene.topic()
+    stored = scene.produce(name, 10)
+    run = commit_through(scene, proxy, name, "after_commit_delayed", limits=Limits(claim_wait=20.0))
+    run.seen.wait_for(events.CommitUnknown)
+    wait_until_blocked(scene.engine, by=in_doubt(scene.engine, scene.schema))
+    assert scene.book.written(name) == []
+    assert proxy.deliver() == "COMMIT"
+    assert run.seen.wait_for(events.Resynced).cause == "reply lost"
+    goes_on(scene, run, name, stored)
+
+
+def test_a_commit_that_is_in_doubt_for_longer_than_anybody_waits(scene: Scene, proxy: PostgresProxy) -> None:
+    """I1, I3: the worker backs off, its claim is stalled, and it goes on by itself when the doubt has ended."""
+    name = scene.topic()
+    stored = scene.produce(name, 10)
+    run = commit_through(scene, proxy, name, "after_commit_delayed", limits=Limits(claim_wait=0.2, idle_check=0.1))
+    run.seen.wait_for(events.Stalled)
+    assert run.health().ready is False
+    assert proxy.deliver() == "COMMIT"
+    run.seen.wait_for(events.Recovered)
+    goes_on(scene, run, name, stored)
+
+
+def test_a_transaction_in_doubt_that_the_server_rolls_back(scene: Scene, proxy: PostgresProxy) -> None:
+    """I1, I3: while the worker asks, the server finds that nobody is there: the records are applied again."""
+    name = scene.topic()
+    stored = scene.produce(name, 10)
+    run = commit_through(scene, proxy, name, "after_commit_delayed", limits=Limits(claim_wait=20.0))
+    run.seen.wait_for(events.CommitUnknown)
+    pid = in_doubt(scene.engine, scene.schema)
+    wait_until_blocked(scene.engine, by=pid)
+    assert scalar(scene.engine, "SELECT pg_terminate_backend(:pid)", pid=pid)
+    assert proxy.deliver() in {"ERROR 57P01", "CLOSED"}
+    run.seen.wait_for(events.BatchOpened, lambda e: e.attempt == 2)
+    goes_on(scene, run, name, stored)
+
+
+# The statements of one batch in their order, each by words that no other statement of a worker has. Few rows leave with
+# the offset; more go by COPY.
+STATEMENTS = {"BEGIN": "BEGIN", "hold": "locked", "rows": "book", "advance": "moved", "COMMIT": "COMMIT"}
+
+
+@pytest.mark.parametrize("records", [10, 100], ids=["few rows", "COPY"])
+@pytest.mark.parametrize("statement", STATEMENTS)
+def test_the_connection_is_cut_before_each_statement(
+    scene: Scene, proxy: PostgresProxy, statement: str, records: int
+) -> None:
+    """I1: whatever the last statement was that arrived, rows and offset are there together or not at all."""
+    name = scene.topic()
+    stored = scene.produce(name, records)
+    gate = Gate(events.BatchOpened)
+    run = scene.worker(name, engine=proxy.dsn, observe=[gate])
+    gate.wait()
+    proxy.arm("at_statement", STATEMENTS[statement])
+    gate.open()
+    assert proxy.fired.wait(20), f"no statement with {STATEMENTS[statement]!r} came: the cut was not made"
+    run.reached(name, records)
+    run.stop()
+    assert proxy.counts["at_statement"] == 1
+    scene.book.assert_holds(name, stored)
+    assert scene.positions() == {Partition(name, 0): records}

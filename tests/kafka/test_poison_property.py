@@ -1,0 +1,112 @@
+"""For any mix of good, transient, poison and killing records and any crash point: each passed offset ended once.
+
+``SEEKPOINT_SEEDS=100-200`` runs other seeds; every failure begins with its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from sqlalchemy import Engine
+
+import support.random_failures as mixture
+from seekpoint import Ledger
+from support.kafka_postgres import QUICK
+from support.random_failures import CREATE, Died, Found, Mixture, die, live
+from support.sink_tables import Ground
+
+MOST_LIVES = 40
+
+
+def seeds(count: int) -> range:
+    """Those that are asked for, or the first ones."""
+    first, _, last = os.environ.get("SEEKPOINT_SEEDS", f"0-{count - 1}").partition("-")
+    return range(int(first), int(last or first) + 1)
+
+
+@pytest.fixture
+def prepare(
+    seekpoint_engine: Engine, seekpoint_schema: str, seekpoint_broker: str, topic: Callable[..., str], group: str
+) -> Callable[[Mixture], dict[str, Any]]:
+    """The log in the broker, empty tables beside the ledger; returns where everything is."""
+
+    def make(mixed: Mixture) -> dict[str, Any]:
+        print(mixed)
+        Ground(seekpoint_engine, seekpoint_schema).sql(CREATE)
+        name = topic(len(mixed.log))
+        producer = Producer({"bootstrap.servers": seekpoint_broker, "enable.idempotence": True, "log_level": 0})
+        for partition in mixed.log:
+            for key, value in mixed.values(partition):
+                producer.produce(name, value, key, partition=partition)
+        assert producer.flush(30) == 0
+        kafka = {"bootstrap.servers": seekpoint_broker, **QUICK}
+        return {"topic": name, "group": group, "schema": seekpoint_schema, "kafka": kafka}
+
+    return make
+
+
+@pytest.mark.parametrize("seed", seeds(24))
+def test_each_offset_that_is_passed_ended_once(
+    prepare: Callable[[Mixture], dict[str, Any]],
+    seekpoint_engine: Engine,
+    monkeypatch: pytest.MonkeyPatch,
+    seed: int,
+) -> None:
+    """A death is an exception that nobody catches; who is dead releases nothing."""
+    mixed = Mixture(seed)
+    where = prepare(mixed)
+    dead = False
+    release = Ledger.release
+
+    def release_if_alive(self: Ledger, claims: Any) -> None:
+        if not dead:
+            release(self, claims)
+
+    def die_for_good() -> Any:
+        nonlocal dead
+        dead = True
+        die()
+
+    monkeypatch.setattr(Ledger, "release", release_if_alive)
+    for number in range(MOST_LIVES):
+        dead = False
+        try:
+            live(mixed, number, where, seekpoint_engine, die_for_good)
+        except Died:
+            continue
+        break
+    else:
+        pytest.fail(f"not done after {MOST_LIVES} lives")
+    Found.read(seekpoint_engine, where["schema"], where["group"]).judge(mixed, deaths=number)
+
+
+@pytest.mark.parametrize("seed", seeds(3))
+def test_each_offset_ended_once_though_processes_are_killed(
+    prepare: Callable[[Mixture], dict[str, Any]], seekpoint_engine: Engine, seed: int
+) -> None:
+    """The same with real processes, which kill themselves by SIGKILL."""
+    mixed = Mixture(seed + 500)
+    where = prepare(mixed)
+    dsn = seekpoint_engine.url.render_as_string(hide_password=False)
+    for number in range(MOST_LIVES):
+        what = json.dumps({**where, "dsn": dsn, "seed": mixed.seed, "number": number})
+        done = subprocess.run(
+            [sys.executable, "-W", "error", str(Path(mixture.__file__)), what],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(mixture.__file__).parent), *sys.path])},
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert done.returncode in {0, -signal.SIGKILL}, done.stderr
+        if done.returncode == 0:
+            break
+    else:
+        pytest.fail(f"not done after {MOST_LIVES} lives")
+    Found.read(seekpoint_engine, where["schema"], where["group"]).judge(mixed, deaths=number)

@@ -1,0 +1,286 @@
+"""Behind a pooler in transaction mode: every way of writing rows, and nothing is left in the server's sessions.
+
+Each test runs behind the tests' own pooler, and behind the real PgBouncer where the machine has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import psycopg
+import pytest
+from sqlalchemy import BigInteger, Connection, Engine, text
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+
+from seekpoint import Append, Json, Ledger, Limits, Pipeline, Upsert, events
+from seekpoint.errors import Poison
+from seekpoint.jobs.reload import Generations
+from seekpoint.pipeline.sink import Sink
+from seekpoint.postgres import pooler
+from seekpoint.records import Partition
+from seekpoint.sinks.arrow import AppendArrow
+from seekpoint.sinks.upsert import strategy as roads
+from seekpoint.sinks.upsert.strategy import Road
+from support.batch_process import batch
+from support.before_cutover import settled
+from support.events import Run
+from support.handler_reload import TABLES, Books, booked, by_core
+from support.reload_orders import Shop, doubled, gone, of
+from support.sink_tables import Ground
+from support.transaction_pooler import POOL_SIZE, POOLERS, in_each_session, pgbouncer
+
+MISSING = pytest.mark.skipif(pgbouncer() is None, reason="this machine has no PgBouncer; the tests' own pooler ran")
+
+
+@pytest.fixture(scope="module", params=["own", pytest.param("pgbouncer", marks=MISSING)])
+def seekpoint_dsn(request: pytest.FixtureRequest, seekpoint_dsn: str) -> Iterator[str]:
+    """All fixtures of this module reach the server through a pooler."""
+    with POOLERS[request.param](seekpoint_dsn) as url:
+        yield url
+
+
+@pytest.fixture
+def ground(seekpoint_engine: Engine, seekpoint_schema: str) -> Ground:
+    return Ground(seekpoint_engine, seekpoint_schema)
+
+
+@pytest.fixture
+def shop(request: pytest.FixtureRequest) -> Shop:
+    return Shop.on_shared_servers(request.getfixturevalue)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(seekpoint_engine: Engine) -> Iterator[None]:
+    """No session of the pooler's has a prepared statement or a temporary table of ours after the test.
+
+    Before it, all of them are opened: transactions take turns with them.
+    """
+    dsn = seekpoint_engine.url.render_as_string(hide_password=False)
+    assert len(set(in_each_session(dsn, "SELECT pg_backend_pid()"))) == POOL_SIZE
+    yield
+    left = in_each_session(
+        dsn,
+        "SELECT (SELECT count(*) FROM pg_prepared_statements), (SELECT count(*) FROM pg_class "
+        "WHERE relnamespace = pg_my_temp_schema() AND relname LIKE 'seekpoint%')",
+    )
+    assert left == [(0, 0)] * POOL_SIZE
+
+
+def test_it_is_detected_and_nothing_is_prepared(seekpoint_engine: Engine, seekpoint_schema: str) -> None:
+    with Ledger(seekpoint_engine, "g", schema=seekpoint_schema).engine.connect() as connection:
+        found, driver = pooler.found(connection), connection.connection.driver_connection
+        assert found is not None
+        assert isinstance(driver, psycopg.Connection)
+        assert found.announced == driver.info.backend_pid
+        assert driver.prepare_threshold is None
+        assert driver.info.transaction_status == psycopg.pq.TransactionStatus.IDLE, "no transaction was begun"
+        assert not driver.autocommit
+
+
+# -- sinks ----------------------------------------------------------------------------------------------------------
+
+BATCHES = 10  # psycopg prepares what one connection has run five times
+
+Apply = Callable[..., Run]
+
+
+@pytest.fixture
+def apply(
+    ground: Ground,
+    group: str,
+    topic: Callable[..., str],
+    produce: Callable[..., list[tuple[int, int]]],
+    run_worker: Callable[..., Run],
+) -> Apply:
+    """``apply(values, size, **pipeline)`` has one worker apply these values in transactions of so many records."""
+
+    def run(values: Sequence[bytes], size: int, **options: Any) -> Run:
+        name = topic()
+        produce(name, values, partition=0)
+        pipeline = Pipeline(group, topics=name, value=Json(), **options)
+        worker = run_worker(pipeline, limits=Limits(batch_records=size))
+        worker.reached(name, len(values))
+        worker.stop()
+        assert ground.positions(pipeline) == {Partition(name, 0): len(values)}
+        return worker
+
+    return run
+
+
+def values(count: int, ids: int) -> list[bytes]:
+    return [b'{"id": %d, "v": "v%d"}' % (n % ids, n) for n in range(count)]
+
+
+@pytest.mark.parametrize("size", [3, 30], ids=["insert", "copy"])
+@pytest.mark.parametrize("kind", [Append, AppendArrow])
+def test_append(ground: Ground, apply: Apply, kind: Any, size: int) -> None:
+    count = BATCHES * size
+    apply(values(count, count), size, sinks=[kind(ground.create("id int, v text"), columns=["id", "v"])])
+    assert ground.rows("id") == [(n,) for n in range(count)]
+
+
+@pytest.mark.parametrize("road", list(Road))
+def test_upsert(ground: Ground, apply: Apply, road: Road, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roads, "SMALL", 100 if road is Road.UNNEST else 0)
+    sink = Upsert(ground.create("id int PRIMARY KEY, v text"), key=["id"], columns=["id", "v"])
+    if road is Road.STAGE:
+        sink.roads._wait = 10**9
+    count, size = BATCHES * 40, 40
+    ids = size if road is Road.STAGE else count
+    apply(values(count, ids), size, sinks=[sink])
+    assert set(sink.roads.taken) == {road}
+    assert ground.rows("id", "v") == [(n, f"v{count - ids + n}") for n in range(ids)]
+
+
+def test_several_sinks_and_a_handler_in_one_transaction(ground: Ground, apply: Apply) -> None:
+    log, wide = ground.create("id int, v text", "log"), ground.create("id int PRIMARY KEY, v text")
+    ground.create("n int", "counted")
+
+    def count(tx: Connection, records: Any) -> None:
+        tx.execute(text(f'INSERT INTO "{ground.schema}".counted VALUES (:n)'), {"n": len(records)})
+
+    sinks: list[Sink] = [Append(log, columns=["id", "v"]), Upsert(wide, key=["id"], columns=["id", "v"])]
+    apply(values(BATCHES * 5, 5), 5, sinks=sinks, handle=count)
+    assert len(ground.rows("id", name="log")) == BATCHES * 5
+    assert len(ground.rows("id")) == 5
+    assert ground.rows("n", name="counted") == [(5,)] * BATCHES
+
+
+def test_bad_rows_are_found_and_kept_as_dead_letters(ground: Ground, apply: Apply) -> None:
+    sink = ground.append("id int CHECK (id % 50 <> 7), v text", columns=["id", "v"])
+    worker = apply(values(600, 600), 200, sinks=[sink], on_poison="dead_letter")
+    assert [aside.offset % 50 for aside in worker.seen.all(events.SetAside)] == [7] * 12
+    assert len(ground.rows("id")) == 588
+
+
+# -- handlers -------------------------------------------------------------------------------------------------------
+
+
+def core(tx: Connection, schema: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    for row in rows:
+        with tx.begin_nested():
+            tx.execute(text(f'INSERT INTO "{schema}".t VALUES (:id, :v)'), row)
+        tx.execute(text(f'SELECT v FROM "{schema}".t WHERE id = :id'), {"id": row["id"]}).scalar_one()
+
+
+def executemany(tx: Connection, schema: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    driver: Any = tx.connection.driver_connection
+    with driver.cursor() as cursor:
+        cursor.executemany(f'INSERT INTO "{schema}".t VALUES (%(id)s, %(v)s)', rows)
+        cursor.execute(f'UPDATE "{schema}".t SET v = v WHERE id = %s', (rows[0]["id"],), prepare=True)
+        assert cursor.rowcount == 1
+
+
+def cursors(tx: Connection, schema: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    executemany(tx, schema, rows)
+    streaming = {"stream_results": True}
+    found = tx.execute(text(f'SELECT id FROM "{schema}".t'), execution_options=streaming)
+    assert {row["id"] for row in rows} <= {row.id for row in found}
+
+
+def orm(tx: Connection, schema: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    class Base(DeclarativeBase):
+        pass
+
+    class Row(Base):
+        __tablename__ = "t"
+        __table_args__ = {"schema": schema}  # noqa: RUF012
+        id: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+        v: Mapped[str]
+
+    with Session(tx, join_transaction_mode="create_savepoint") as session:
+        session.add_all([Row(**row) for row in rows])
+        session.commit()
+
+
+@pytest.mark.parametrize("send_ahead", [True, False])
+@pytest.mark.parametrize("write", [core, executemany, cursors, orm], ids=lambda write: write.__name__)
+def test_handlers(ground: Ground, apply: Apply, write: Any, send_ahead: bool) -> None:
+    ground.create("id int PRIMARY KEY, v text")
+
+    def handle(tx: Connection, records: Any) -> None:
+        if bad := [record for record in records if record.value["id"] == 11]:
+            raise Poison("eleven", *bad)
+        write(tx, ground.schema, [record.value for record in records])
+
+    count = BATCHES * 5
+    apply(values(count, count), 5, handle=handle, on_poison="dead_letter", send_ahead=send_ahead)
+    assert ground.rows("id") == [(n,) for n in range(count) if n != 11]
+
+
+def test_what_other_clients_left_on_the_sessions_is_not_taken_for_the_handlers(
+    ground: Ground, apply: Apply, seekpoint_engine: Engine
+) -> None:
+    ground.create("id int PRIMARY KEY, v text")
+    dsn = seekpoint_engine.url.render_as_string(hide_password=False)
+    in_each_session(dsn, "SELECT set_config('statement_timeout', (60000 + pg_backend_pid() % 1000) || 'ms', false)")
+    try:
+        worker = apply(
+            values(BATCHES * 5, BATCHES * 5),
+            5,
+            handle=lambda tx, records: core(tx, ground.schema, [record.value for record in records]),
+        )
+    finally:
+        in_each_session(dsn, "SELECT set_config('statement_timeout', '0', false)")
+    assert not worker.seen.all(events.SessionReplaced)
+
+
+# -- workers, and the ledger ----------------------------------------------------------------------------------------
+
+
+def test_workers_share_a_topic_through_moves_and_pauses(shop: Shop) -> None:
+    records = [of(n % 50, n, n) for n in range(600)]
+    workers = [shop.worker()]
+    workers[0].placed(2)
+    workers.append(shop.worker())
+    for worker in workers:
+        seen = worker.seen.all(events.PoolerDetected)
+        assert len(seen) == 1
+        assert seen[0].announced != seen[0].answering
+    for start in range(0, 600, 60):  # many transactions
+        some = records[start : start + 60]
+        shop.produce(shop.topic, some, partition=0)
+        if start == 180:
+            shop.ledger().pause(reason="a test")
+            shop.ledger().resume()
+        assert shop.ledger().wait_until_applied(shop.topic, 0, start + 59, timeout=30).applied
+    shop.ledger().move(shop.topic, 0, to=0, log=None, reason="again")
+    assert shop.ledger().wait_until_applied(shop.topic, 0, 599, timeout=30).applied
+    for worker in workers:
+        worker.stop()
+    assert shop.rows() == doubled(records, by=1)
+
+
+# -- reloads and batches --------------------------------------------------------------------------------------------
+
+FIRST = [of(n % 60, n, n) for n in range(300)] + [gone(3)]
+
+
+@pytest.mark.parametrize("strategy", ["merge", "swap", "generation"])
+def test_reloads(shop: Shop, strategy: str) -> None:
+    if strategy == "generation":
+        Generations(shop.engine, schema=shop.schema).adopt((shop.schema, "orders"))
+    settled(shop, FIRST)
+    reload = shop.reload(range_records=40)
+    reload.run(reload.open(strategy=strategy))
+    assert shop.rows() == doubled(FIRST)
+    assert shop.schemas() == []
+
+
+def test_a_reload_of_a_handler(shop: Shop) -> None:
+    with shop.engine.begin() as tx:
+        tx.execute(text(TABLES.format(schema=shop.schema)))
+    books, records = Books(shop, shop.engine), [of(n % 7, n) for n in range(60)]
+    books.applied(records, lambda version: by_core(shop.schema, version))
+    reload = books.reload(by_core(shop.schema, 2), range_records=20)
+    reload.run(reload.open())
+    assert books.rows() == booked(records, by=2)
+
+
+def test_verify_and_batches(shop: Shop) -> None:
+    shop.produce(shop.topic, FIRST, partition=0)
+    done = batch(shop, range_records=40).run()
+    assert done.records == len(FIRST)
+    assert shop.rows() == doubled(FIRST, by=1)
+    assert shop.reload(version=1).verify().is_empty

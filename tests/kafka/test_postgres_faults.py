@@ -1,0 +1,370 @@
+"""What can happen to the database in mid-batch: cut, killed, frozen, without its last commits. Work goes on by itself.
+
+Everywhere the table is compared with what Kafka acknowledged, and the fault is shown to have happened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from time import monotonic
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from seekpoint import Limits, Partition, Worker, events
+from seekpoint.errors import SchemaMismatch
+from seekpoint.testing.servers.postgres import PostgresServer
+from support.events import Gate, Run
+from support.kafka_postgres import PROTOCOLS, QUICK, Scene, Way
+from support.proxy import PostgresProxy, When
+
+Protocol = Mapping[str, Any]
+SceneOn = Callable[..., Scene]
+
+
+@pytest.fixture
+def proxy(seekpoint_dsn: str) -> Iterator[PostgresProxy]:
+    """A wire to the shared database that can be cut."""
+    with PostgresProxy.in_front_of(seekpoint_dsn) as between:
+        yield between
+
+
+@pytest.fixture
+def through(proxy: PostgresProxy) -> Iterator[Engine]:
+    """An engine that goes through the proxy."""
+    engine = create_engine(proxy.dsn, pool_pre_ping=True)
+    yield engine
+    engine.dispose()
+
+
+def wait_until_ready(run: Run, timeout: float = 30) -> None:
+    """Until health() has nothing to complain about."""
+    deadline, pause = monotonic() + timeout, threading.Event()
+    while not run.health().ready or run.health().trouble is not None:
+        assert monotonic() < deadline, f"not ready within {timeout} s: {run.health()}"
+        pause.wait(0.05)
+
+
+# -- the connection ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", [events.Held, events.Applied, events.Advanced])
+def test_a_backend_terminated_in_mid_batch_is_replaced(scene: Scene, step: type[events.Event]) -> None:
+    name = scene.topic()
+    stored = scene.produce(name, 1_000)
+    gate = Gate(step)
+    run = scene.worker(name, observe=[gate], limits=Limits(batch_records=300))
+    gate.wait()
+    (pid,) = transactions_of(scene)
+    with scene.engine.begin() as tx:
+        assert tx.execute(text("SELECT pg_terminate_backend(:pid)"), {"pid": pid}).scalar_one()
+    gate.open()
+    run.seen.wait_for(events.DatabaseTrouble)
+    run.reached(name, 1_000)
+    wait_until_ready(run)
+    run.stop()
+    scene.book.assert_holds(name, stored)
+
+
+def transactions_of(scene: Scene) -> list[int]:
+    """The sessions that hold a row of this schema's ledger."""
+    with scene.engine.connect() as connection:
+        found = connection.execute(
+            text(
+                "SELECT DISTINCT pid FROM pg_locks JOIN pg_class ON pg_class.oid = relation "
+                "JOIN pg_namespace ON pg_namespace.oid = relnamespace "
+                "WHERE nspname = :schema AND relname = 'partition_offset' AND mode = 'RowShareLock'"
+            ),
+            {"schema": scene.schema},
+        )
+        return [row.pid for row in found]
+
+
+@pytest.mark.parametrize("handler", [False, True], ids=["copy", "handler"])
+@pytest.mark.parametrize("statement", ["locked", "book", "moved"], ids=["hold", "write", "advance"])
+def test_a_connection_cut_at_a_statement_costs_one_more_try(
+    scene: Scene, proxy: PostgresProxy, through: Engine, statement: str, handler: bool
+) -> None:
+    name = scene.topic()
+    stored = scene.produce(name, 1_000)
+    pipeline = scene.pipeline(name, handle=scene.book.enter) if handler else scene.pipeline(name)
+    gate = Gate(events.BatchOpened)
+    run = scene.worker(pipeline, engine=through, observe=[gate])
+    gate.wait()
+    proxy.arm("at_statement", statement)
+    gate.open()
+    assert proxy.fired.wait(20)
+    run.seen.wait_for(events.DatabaseTrouble)
+    run.reached(name, 1_000)
+    run.stop()
+    assert proxy.counts["at_statement"] == 1
+    scene.book.assert_holds(name, stored)
+
+
+@pytest.mark.parametrize("before", [0, 100], ids=["first batch", "later"])
+def test_a_pool_that_the_host_keeps_busy_is_waited_for(scene: Scene, before: int) -> None:
+    name = scene.topic()
+    stored = scene.produce(name, before)
+    engine = create_engine(scene.dsn, pool_size=3, max_overflow=0, pool_timeout=0.05)
+    run = scene.worker(name, engine=engine, limits=Limits(idle_check=0.05))
+    run.placed()
+    if before:
+        run.reached(name, before)
+    with contextlib.ExitStack() as host:
+        busy = 0
+        while busy < 5:  # a connection that the worker has in hand for a moment is given back
+            try:
+                host.enter_context(engine.connect())
+            except PoolTimeout:
+                busy += 1
+        since = run.seen.mark()
+        stored += scene.produce(name, 100)
+        run.seen.wait_for(events.DatabaseTrouble, lambda e: isinstance(e.error, PoolTimeout), since=since, count=2)
+        assert run.health().live
+        assert run.health().trouble is not None
+    run.reached(name, before + 100)
+    wait_until_ready(run)
+    run.stop()
+    engine.dispose()
+    scene.book.assert_holds(name, stored)
+
+
+def test_a_connection_cut_in_mid_copy_writes_nothing_of_it(scene: Scene, proxy: PostgresProxy, through: Engine) -> None:
+    name = scene.topic()
+    stored = scene.produce(name, ["x" * 1_000] * 5_000)
+    # COPY is open, and rows of an earlier chunk are on their way.
+    gate = Gate((events.Held, events.ChunkRead, events.Applied), where=second_draw())
+    run = scene.worker(name, engine=through, observe=[gate])
+    gate.wait()
+    assert proxy.cut() > 0
+    gate.open()
+    run.seen.wait_for(events.DatabaseTrouble)
+    run.reached(name, 5_000)
+    run.stop()
+    scene.book.assert_holds(name, stored)
+
+
+def second_draw() -> Callable[[Any], bool]:
+    """The second chunk that a transaction draws while it is open."""
+    drawn: int | None = None
+
+    def where(event: Any) -> bool:
+        nonlocal drawn
+        if isinstance(event, events.ChunkRead):
+            drawn = None if drawn is None else drawn + 1
+        else:
+            drawn = 0 if isinstance(event, events.Held) else None
+        return drawn == 2
+
+    return where
+
+
+@pytest.mark.parametrize("when", ["before_commit", "after_commit"])
+def test_an_unanswered_commit_is_looked_up_in_the_ledger(
+    scene: Scene, proxy: PostgresProxy, through: Engine, when: When
+) -> None:
+    name = scene.topic(2)
+    stored = scene.produce(name, 500, partition=0) + scene.produce(name, 500, partition=1)
+    gate = Gate(events.BatchOpened)
+    run = scene.worker(name, engine=through, observe=[gate], limits=Limits(batch_records=400))
+    gate.wait()
+    proxy.arm(when)
+    gate.open()
+    run.seen.wait_for(events.CommitUnknown)
+    scene.wait_until_caught_up(name, stored)
+    run.stop()
+    assert proxy.counts[when] == 1
+    assert bool([e for e in run.seen.all(events.Resynced) if e.cause == "reply lost"]) == (when == "after_commit")
+    scene.book.assert_holds(name, stored)
+
+
+def test_a_database_that_refuses_connections_is_waited_for_with_announced_waits(
+    scene: Scene, proxy: PostgresProxy, through: Engine, protocol: Protocol
+) -> None:
+    name = scene.topic(2)
+    scene.notice_the_dead_soon()
+    stored = scene.produce(name, 100, partition=0) + scene.produce(name, 100, partition=1)
+    run = scene.worker(name, engine=through, kafka=protocol)
+    scene.wait_until_caught_up(name, stored)
+    proxy.refuse()
+    proxy.cut()
+    stored += scene.produce(name, 100, partition=0) + scene.produce(name, 100, partition=1)
+    waits = [run.seen.wait_for(events.DatabaseTrouble, lambda e: e.wait > 0, count=n).wait for n in (1, 2, 3)]
+    assert 0 < waits[0] <= 1
+    assert waits[2] > waits[0], "the waits grow"
+    health = run.health()
+    assert (health.live, health.ready) == (True, False)
+    assert health.trouble is not None
+
+    # Another member joins meanwhile: the rebalance is served, and it gets its part.
+    heir = scene.worker(name, kafka=protocol)
+    heir.seen.wait_for(events.Placed)
+    heir.seen.wait_for(events.Committed)
+    assert not run.seen.all(events.Recovered)
+    proxy.accept()
+    run.seen.wait_for(events.Recovered)
+    scene.wait_until_caught_up(name, stored)
+    wait_until_ready(run)
+    run.stop()
+    heir.stop()
+    scene.book.assert_holds(name, stored)
+
+
+def test_a_worker_drains_while_the_database_is_away(scene: Scene, proxy: PostgresProxy, through: Engine) -> None:
+    name = scene.topic()
+    stored = scene.produce(name, 10)
+    run = scene.worker(name, engine=through)
+    run.reached(name, 10)
+    proxy.refuse()
+    proxy.cut()
+    run.seen.wait_for(events.DatabaseTrouble)
+    run.stop()
+    heir = scene.worker(name)
+    stored += scene.produce(name, 10)
+    heir.reached(name, 20)
+    heir.stop()
+    scene.book.assert_holds(name, stored)
+
+
+# -- the server ------------------------------------------------------------------------------------------------------
+
+
+def test_a_postgres_killed_and_restarted_costs_nothing_but_time(
+    scene_on: SceneOn, own_postgres: PostgresServer, way: Way
+) -> None:
+    scene = scene_on(postgres=own_postgres)
+    name = scene.topic(2)
+    with scene.stream(name, 2, rate=300) as stream:
+        run = scene.worker(name, **way(name, 2))
+        run.seen.wait_for(events.Committed, count=5)
+        own_postgres.kill()
+        run.seen.wait_for(events.DatabaseTrouble, lambda e: e.wait > 0)
+        assert (run.health().live, run.health().ready) == (True, False)
+        own_postgres.start()
+        mark = run.seen.mark()
+        run.seen.wait_for(events.Recovered)
+        run.seen.wait_for(events.Committed, count=3, since=mark)
+    scene.wait_until_caught_up(name, stream.stored)
+    wait_until_ready(run)
+    run.stop()
+    scene.book.assert_holds(name, stream.stored)
+
+
+def test_a_frozen_postgres_is_waited_for(scene_on: SceneOn, own_postgres: PostgresServer) -> None:
+    scene = scene_on(postgres=own_postgres)
+    name = scene.topic()
+    with scene.stream(name, 1, rate=300) as stream:
+        run = scene.worker(name, kafka={**PROTOCOLS["eager"], "max.poll.interval.ms": 3_500})
+        run.seen.wait_for(events.Committed, count=5)
+        own_postgres.freeze()
+        mark = run.seen.mark()
+        run.seen.wait_for(events.Kept, since=mark, count=4)  # past max.poll.interval, and still a member
+        own_postgres.thaw()
+        mark = run.seen.mark()
+        run.seen.wait_for(events.Committed, count=5, since=mark)
+    scene.wait_until_caught_up(name, stream.stored)
+    run.stop()
+    assert not [e for e in run.seen.all(events.Gone) if e.lost]
+    scene.book.assert_holds(name, stream.stored)
+
+
+def test_a_third_signal_ends_a_worker_whose_database_never_answers(
+    scene_on: SceneOn, own_postgres: PostgresServer
+) -> None:
+    scene = scene_on(postgres=own_postgres)
+    name = scene.topic()
+    stored = scene.produce(name, 10)
+    member = scene.member(name, kafka=PROTOCOLS["eager"], stop_at=("Held", 2))
+    member.wait_for("Committed")
+    stored += scene.produce(name, 10)
+    member.wait_until_stopped()  # inside its transaction
+    own_postgres.freeze()
+    for _ in range(3):
+        member.signal(signal.SIGTERM)
+        member.thaw()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            member.ended(2)
+    code, _ = member.ended()
+    assert code == -signal.SIGTERM
+    own_postgres.thaw()
+    heir = scene.worker(name, kafka=PROTOCOLS["eager"], limits=Limits(claim_wait=0.5))
+    scene.wait_until_caught_up(name, stored)
+    heir.stop()
+    scene.book.assert_holds(name, stored)
+
+
+def test_i1_without_synchronous_commit_a_crash_takes_rows_and_offsets_together(
+    scene_on: SceneOn, own_postgres: PostgresServer
+) -> None:
+    """I1: the tail that was not synced is gone from both, and Kafka replays it."""
+    scene = scene_on(postgres=own_postgres)
+    with scene.engine.connect() as connection:
+        connection.execution_options(isolation_level="AUTOCOMMIT")
+        connection.execute(text("ALTER SYSTEM SET wal_writer_delay = '10s'"))  # what is not synced stays unsynced
+        connection.execute(text("ALTER SYSTEM SET wal_writer_flush_after = '1GB'"))
+        connection.execute(text("SELECT pg_reload_conf()"))
+    name = scene.topic(2)
+    run = scene.worker(scene.pipeline(name, synchronous_commit=False))
+    run.placed(2)
+    stored = scene.produce(name, 100, partition=0)
+    run.reached(name, 100, 0)
+    with scene.engine.begin() as tx:  # this one is durable, and so is everything before it
+        tx.execute(text("CREATE TABLE public.flushed ()"))
+        tx.execute(text("SELECT pg_reload_conf()"))  # the writer syncs now, and then not before 10 s have gone by
+    stored += scene.produce(name, 50, partition=1)  # only this partition moves after the flush
+    run.reached(name, 50, 1)
+    before = scene.book.written(name)
+    own_postgres.kill()
+    own_postgres.start()
+    after = scene.book.written(name)
+    run.seen.wait_for(events.DatabaseTrouble)
+    rolled_back = run.seen.wait_for(events.Resynced, lambda e: e.cause == "rolled back")
+    assert len(before) == 150
+    assert len(after) < 150, "the crash took the tail"
+    assert rolled_back.partition == Partition(name, 1)
+    scene.wait_until_caught_up(name, stored)
+    run.stop()
+    scene.book.assert_holds(name, stored)
+    with scene.engine.connect() as connection:
+        table = f'"{scene.schema}".admin_action'
+        actions = connection.execute(text(f"SELECT action, from_offset FROM {table} WHERE topic = :t"), {"t": name})
+        assert [(row.action, row.from_offset) for row in actions] == [("rolled back", 50)]
+
+
+def test_i3_a_rolled_back_partition_is_read_again_while_the_other_goes_on(
+    scene_on: SceneOn, own_postgres: PostgresServer
+) -> None:
+    """I3: the refusal is met inside a batch that has records of both: none of them may be passed over."""
+    scene = scene_on(postgres=own_postgres)
+    name = scene.topic(2)
+    run = scene.worker(name)
+    stored = scene.produce(name, 50, partition=0) + scene.produce(name, 50, partition=1)
+    scene.wait_until_caught_up(name, stored)
+    gate = Gate(events.BatchOpened)
+    run.stop()
+    run = scene.worker(name, observe=[gate])
+    stored += scene.produce(name, 50, partition=0)
+    gate.wait()
+    with scene.engine.begin() as tx:  # what a failover that lost its tail looks like: rows and offset go back together
+        tx.execute(text(f'UPDATE "{scene.schema}".partition_offset SET next_offset = 20 WHERE partition = 1'))
+        tx.execute(text(f'DELETE FROM "{scene.schema}".book WHERE partition = 1 AND "offset" >= 20'))
+    stored += scene.produce(name, 50, partition=1)
+    gate.open()
+    scene.wait_until_caught_up(name, stored)
+    run.seen.wait_for(events.Resynced, lambda e: (e.cause, e.expected, e.found) == ("rolled back", 50, 20))
+    run.stop()
+    assert run.seen.all(events.Refused)
+    assert sorted(scene.book.written(name)) == sorted(stored)
+
+
+def test_a_wrong_database_is_said_on_entering(scene: Scene) -> None:
+    kafka = {"bootstrap.servers": scene.broker, **QUICK}
+    worker = Worker(scene.pipeline(scene.topic()), engine=scene.dsn, kafka=kafka, schema="not_here")
+    with pytest.raises(SchemaMismatch, match="seekpoint db upgrade"), worker.running():
+        raise AssertionError("it must not have started")

@@ -1,0 +1,167 @@
+"""Members that join, leave, die and freeze, under the three protocols: every record once, in order.
+
+Records flow all the time. In the end the table equals what the broker acknowledged, and the fence must have
+fired where a test is about it: a run in which nothing was refused proves nothing about the fence.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection
+
+from seekpoint import Batch, Limits, events
+from support.events import Gate, Run
+from support.kafka_postgres import Scene
+
+PARTITIONS = 4
+
+Protocol = Mapping[str, Any]
+
+
+@pytest.fixture
+def scene(scene: Scene) -> Scene:
+    """One in which dead members are noticed soon."""
+    scene.notice_the_dead_soon()
+    return scene
+
+
+def writes_all(event: events.Committed) -> bool:
+    """Whether one batch had records of every partition: its worker has them all."""
+    return len({span.partition for span in event.spans}) == PARTITIONS
+
+
+def test_members_that_join_and_leave_hand_their_partitions_over(scene: Scene, protocol: Protocol) -> None:
+    name = scene.topic(PARTITIONS)
+    with scene.stream(name, PARTITIONS) as stream:
+        first: Run = scene.worker(name, kafka=protocol)
+        first.placed(PARTITIONS)
+        second: Run = scene.worker(name, kafka=protocol)
+        second.seen.wait_for(events.Committed, count=5)
+        third: Run = scene.worker(name, kafka=protocol)
+        third.seen.wait_for(events.Committed, count=5)
+        mark = first.seen.mark()
+        second.stop()
+        third.stop()
+        first.seen.wait_for(events.Committed, writes_all, since=mark)
+    scene.wait_until_caught_up(name, stream.stored)
+    first.stop()
+    scene.book.assert_holds(name, stream.stored)
+    assert [row.owner for row in scene.ledger.read()] == [None] * PARTITIONS, "everybody has left in order"
+
+
+def test_the_partitions_of_a_killed_member_are_taken_over(scene: Scene, protocol: Protocol) -> None:
+    name = scene.topic(PARTITIONS)
+    with scene.stream(name, PARTITIONS) as stream:
+        doomed = scene.member(name, kafka=protocol)
+        doomed.wait_for("Committed", count=3)
+        heir = scene.worker(name, kafka=protocol)
+        heir.placed()
+        doomed.wait_for("Committed", count=10)
+        mark = heir.seen.mark()
+        doomed.kill()
+        heir.seen.wait_for(events.Committed, writes_all, since=mark)
+    scene.wait_until_caught_up(name, stream.stored)
+    heir.stop()
+    scene.book.assert_holds(name, stream.stored)
+
+
+def test_a_member_frozen_past_its_session_is_fenced_when_it_wakes(scene: Scene, protocol: Protocol) -> None:
+    name = scene.topic(PARTITIONS)
+    with scene.stream(name, PARTITIONS) as stream:
+        # It stops itself with records read and nothing sent: on waking it goes straight to hold.
+        frozen = scene.member(name, kafka=protocol, stop_at=("BatchOpened", 10))
+        frozen.wait_until_stopped()
+        heir = scene.worker(name, kafka=protocol)
+        heir.seen.wait_for(events.Committed, writes_all)
+        frozen.thaw()
+        frozen.wait_for("Refused")
+        frozen.wait_for("Placed", count=PARTITIONS + 1)  # it is a member again, with a part of the partitions
+    scene.wait_until_caught_up(name, stream.stored)
+    heir.stop()
+    scene.book.assert_holds(name, stream.stored)
+
+
+def test_a_member_frozen_inside_its_transaction_holds_its_successor_up_only_so_long(
+    scene: Scene, protocol: Protocol
+) -> None:
+    name = scene.topic(2)
+    with scene.stream(name, 2) as stream:
+        limits = {"transaction_age": 4.0, "claim_wait": 0.3}
+        frozen = scene.member(name, kafka=protocol, stop_at=("Applied", 5), limits=limits)
+        frozen.wait_until_stopped()
+        heir = scene.worker(name, kafka=protocol, limits=Limits(transaction_age=4.0, claim_wait=0.3))
+        heir.placed(2)
+        heir.seen.wait_for(events.Committed)
+        frozen.thaw()
+        frozen.wait_for("DatabaseTrouble")  # the server has ended its transaction: nothing of it was written
+    scene.wait_until_caught_up(name, stream.stored)
+    heir.stop()
+    scene.book.assert_holds(name, stream.stored)
+
+
+def test_a_rebalance_while_the_handler_runs_commits_or_is_fenced(scene: Scene, protocol: Protocol) -> None:
+    name = scene.topic(2)
+    entered, go_on = threading.Event(), threading.Event()
+
+    def slow(tx: Connection, batch: Batch[str, Any]) -> None:
+        scene.book.enter(tx, batch)
+        entered.set()
+        assert go_on.wait(30)
+
+    stored = scene.produce(name, 50, partition=0) + scene.produce(name, 50, partition=1)
+    first = scene.worker(scene.pipeline(name, handle=slow), kafka=protocol)
+    assert entered.wait(30)
+    second = scene.worker(name, kafka=protocol)  # joins while the handler stands still
+    stored += scene.produce(name, 50, partition=0) + scene.produce(name, 50, partition=1)
+    go_on.set()
+    second.placed()
+    scene.wait_until_caught_up(name, stored)
+    first.stop()
+    second.stop()
+    assert first.seen.all(events.Committed)
+    scene.book.assert_holds(name, stored)
+
+
+# -- a handler that takes longer than the group would wait ---------------------------------------------------
+
+IMPATIENT = {"max.poll.interval.ms": 3500}
+
+
+def test_a_handler_longer_than_the_poll_interval_keeps_its_partitions(scene: Scene, protocol: Protocol) -> None:
+    name = scene.topic()
+    stored = scene.produce(name, 3)
+    gate = Gate(events.Applied)
+    run = scene.worker(name, kafka={**protocol, **IMPATIENT}, observe=[gate])
+    gate.wait()
+    run.seen.wait_for(events.Kept, count=5)  # a third of the interval each: well past it
+    gate.open()
+    run.reached(name, 3)
+    run.stop()
+    assert not run.seen.all(events.Refused)
+    assert not [e for e in run.seen.all(events.Gone) if e.lost]
+    assert len(run.seen.all(events.Placed)) == 1
+    scene.book.assert_holds(name, stored)
+
+
+def test_a_handler_past_the_keepers_deadline_loses_its_partitions_and_is_refused(
+    scene: Scene, protocol: Protocol
+) -> None:
+    name = scene.topic()
+    stored = scene.produce(name, 3)
+    gate = Gate(events.BatchOpened)  # before hold: there is no transaction yet that the server could end
+    limits = Limits(transaction_age=2.0, claim_wait=0.3)
+    run = scene.worker(name, kafka={**protocol, **IMPATIENT}, observe=[gate], limits=limits)
+    gate.wait()
+    heir = scene.worker(name, kafka=protocol)
+    heir.reached(name, 3)
+    gate.open()
+    run.seen.wait_for(events.Refused)
+    stored += scene.produce(name, 1)
+    scene.wait_until_caught_up(name, stored)
+    run.stop()
+    heir.stop()
+    scene.book.assert_holds(name, stored)

@@ -1,0 +1,210 @@
+"""A record whose handler raises: tried again on the stated schedule, its partition waiting, the others going on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from seekpoint import Limits, Partition, Pipeline, Retry, events
+from seekpoint.errors import PoisonStop
+from support.crashing_handlers import Deadly
+from support.kafka_postgres import PROTOCOLS, Scene
+
+Protocol = Mapping[str, Any]
+LATE = 5.0  # seconds later than due, on a machine that does other things too
+
+
+def pipeline(
+    scene: Scene, name: str, deadly: Deadly, retry: Retry, on_poison: str = "dead_letter", **options: Any
+) -> Pipeline:
+    return scene.pipeline(name, handle=deadly, retry=retry, on_poison=on_poison, **options)
+
+
+def letters(scene: Scene) -> list[tuple[int, int, str, str, int]]:
+    """Partition, offset, state, cause and attempts of each dead letter."""
+    with scene.engine.connect() as connection:
+        rows = connection.execute(
+            text(
+                "SELECT partition, record_offset, state, cause, attempts "
+                f'FROM "{scene.schema}".dead_letter ORDER BY partition, record_offset'
+            )
+        )
+        return [tuple(row) for row in rows]
+
+
+def test_the_schedule_is_kept_and_told_and_the_others_go_on(scene: Scene) -> None:
+    name, deadly = scene.topic(2), Deadly(scene.book)
+    values = ["ok"] * 5 + ["fail 3"] + ["ok"] * 5
+    stored = scene.produce(name, values, partition=0)
+    retry = Retry(attempts=5, wait_initial=0.5, multiplier=3, jitter=0)
+    run = scene.worker(observe=[deadly.watch], of=pipeline(scene, name, deadly, retry))
+    run.seen.wait_for(events.RetryScheduled)
+    assert run.health().retrying[Partition(name, 0)].offset == 5
+    assert scene.positions()[Partition(name, 0)] == 5, "what was in front of it is committed"
+    stored += scene.produce(name, 50, partition=1)
+    run.reached(name, 50, 1)
+    assert not run.seen.all(events.RetrySucceeded), "while the other one waits"
+    with scene.engine.connect() as connection:
+        busy = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE :ours AND xact_start IS NOT NULL"
+        ours = f"%{scene.group}"[:40] + "%"
+        scene.wait(lambda: connection.execute(text(busy), {"ours": ours}).scalar_one() == 0)
+    run.reached(name, 11, 0)
+    run.stop()
+    waits = run.seen.all(events.RetryScheduled)
+    assert [(e.offset, e.attempt, e.attempts, e.wait, e.then) for e in waits] == [
+        (5, 1, 5, 0.5, "dead_letter"),
+        (5, 2, 5, 1.5, "dead_letter"),
+        (5, 3, 5, 4.5, "dead_letter"),
+    ]
+    tried = run.seen.all(events.TriedAlone)
+    assert [e.attempt for e in tried] == [2, 3, 4]
+    opened = [e.attempt for e in run.seen.events if isinstance(e, events.BatchOpened) and e.at > tried[0].at]
+    assert set(opened) == {1}, "what is tried alone is handed on once"
+    for scheduled, begun in zip(waits, tried, strict=True):
+        assert scheduled.wait <= begun.at - scheduled.at + 0.001 < scheduled.wait + LATE
+    assert not run.health().retrying
+    assert [(e.offset, e.attempt) for e in run.seen.all(events.RetrySucceeded)] == [(5, 4)]
+    scene.book.assert_holds(name, stored)
+    assert not letters(scene)
+
+
+def test_after_the_last_attempt_it_is_poison(scene: Scene) -> None:
+    name, deadly = scene.topic(), Deadly(scene.book)
+    stored = scene.produce(name, ["ok", "fail", "ok", "fail", "fail", "ok"])
+    run = scene.worker(observe=[deadly.watch], of=pipeline(scene, name, deadly, Retry(attempts=3, wait_initial=0.1)))
+    run.reached(name, 6)
+    run.stop()
+    scene.book.assert_holds(name, [stored[0], stored[2], stored[5]])
+    assert letters(scene) == [(0, at, "parked", "handler", 3) for at in (1, 3, 4)]
+    assert not run.seen.all(events.RetrySucceeded)
+
+
+def test_under_stop_the_partition_stops_in_front_of_it_and_a_new_worker_tries_once_more(scene: Scene) -> None:
+    name = scene.topic()
+    stored = scene.produce(name, ["ok", "fail 2", "ok"])
+    retry = Retry(attempts=2, wait_initial=0.1)
+    run = scene.worker(pipeline(scene, name, Deadly(scene.book), retry, "stop"))
+    stop = run.seen.wait_for(events.Parked).error
+    assert isinstance(stop, PoisonStop)
+    assert not run.health().retrying
+    run.stop()
+    mended = Deadly(scene.book)
+    mended.failed[0, 1] = 2
+    again = scene.worker(pipeline(scene, name, mended, retry, "stop"))
+    again.reached(name, 3)
+    again.stop()
+    assert [e.attempt for e in again.seen.all(events.TriedAlone)] == [3]
+    scene.book.assert_holds(name, stored)
+
+
+def test_a_wait_is_no_longer_than_its_schedule_though_the_databases_clock_was_set_back(scene: Scene) -> None:
+    """What is on record is a time of the database: an hour is put on it here, as if its clock had lost one."""
+    name = scene.topic()
+    stored = scene.produce(name, ["ok", "fail 1", "ok"])
+    retry = Retry(attempts=3, wait_initial=2.0, jitter=0)
+    run = scene.worker(pipeline(scene, name, Deadly(scene.book), retry, "stop"))
+    run.seen.wait_for(events.RetryScheduled)
+    run.stop()
+    with scene.engine.begin() as tx:
+        later = f"UPDATE \"{scene.schema}\".partition_offset SET retry_at = retry_at + interval '1 hour'"
+        assert tx.execute(text(later)).rowcount == 1
+    heir = Deadly(scene.book)
+    again = scene.worker(pipeline(scene, name, heir, retry, "stop"), observe=[heir.watch])
+    assert again.seen.wait_for(events.RetryScheduled).wait <= 2.0
+    again.reached(name, 3)
+    again.stop()
+    scene.book.assert_holds(name, stored)
+
+
+def test_a_wait_survives_the_death_of_its_process(scene: Scene) -> None:
+    name = scene.topic()
+    stored = scene.produce(name, ["ok", "fail 1", "ok"])
+    wait: dict[str, Any] = {"attempts": 3, "wait_initial": 12.0, "jitter": 0}
+    member = scene.member(name, handle="deadly", retry=wait, on_poison="dead_letter", kafka=PROTOCOLS["cooperative"])
+    failed = float(member.wait_for("RetryScheduled")["at"])  # one clock for all processes
+    member.kill()
+    deadly = Deadly(scene.book)
+    run = scene.worker(
+        observe=[deadly.watch], of=pipeline(scene, name, deadly, Retry(**wait)), kafka=PROTOCOLS["cooperative"]
+    )
+    told = run.seen.wait_for(events.RetryScheduled)
+    assert (told.attempt, told.attempts) == (1, 3)
+    assert told.failure.error.startswith("TimeoutError: no answer for 1 (at support/crashing_handlers.py:")
+    assert told.wait < 12
+    run.reached(name, 3)
+    tried = run.seen.all(events.TriedAlone)
+    run.stop()
+    assert [e.attempt for e in tried] == [2]
+    assert 11.5 < tried[0].at - failed < 12 + LATE, "what was left of the wait"
+    scene.book.assert_holds(name, stored)
+
+
+def test_a_wait_survives_a_rebalance(scene: Scene, protocol: Protocol) -> None:
+    scene.notice_the_dead_soon()
+    name, deadly = scene.topic(2), Deadly(scene.book)
+    stored = [at for n in range(2) for at in scene.produce(name, ["ok", "fail 1", "ok"], partition=n)]
+    made = pipeline(scene, name, deadly, Retry(attempts=3, wait_initial=12.0, jitter=0))
+    first = scene.worker(made, kafka=protocol, observe=[deadly.watch])
+    first.seen.wait_for(events.RetryScheduled, count=2)
+    failed = max(e.at for e in first.seen.all(events.RetryScheduled))
+    second = scene.worker(made, kafka=protocol, observe=[deadly.watch])
+    told = second.seen.wait_for(events.RetryScheduled)
+    assert told.wait < 12
+    assert time.monotonic() < failed + 12, "the rebalance took too long to show anything"
+    scene.wait_until_caught_up(name, stored)
+    tried = [e for run in (first, second) for e in run.seen.all(events.TriedAlone)]
+    first.stop()
+    second.stop()
+    assert [e.attempt for e in tried] == [2, 2]
+    assert all(failed + 11.5 < e.at < failed + 12 + LATE for e in tried)
+    scene.book.assert_holds(name, stored)
+
+
+def test_nobody_waits_for_a_retry_when_the_worker_is_to_stop(scene: Scene) -> None:
+    name = scene.topic()
+    stored = scene.produce(name, ["ok", "fail", "ok"])
+    run = scene.worker(pipeline(scene, name, Deadly(scene.book), Retry(wait_initial=60)))
+    run.seen.wait_for(events.RetryScheduled)
+    began = time.monotonic()
+    run.stop()
+    assert time.monotonic() - began < 30
+    scene.book.assert_holds(name, stored[:1])
+
+
+def test_what_comes_behind_a_waiting_record_is_read_once_and_bounded(scene: Scene, protocol: Protocol) -> None:
+    name, deadly, many = scene.topic(2), Deadly(scene.book), 4000
+    stored = scene.produce(name, ["fail 1"] + ["ok"] * (many - 1))
+    retry, limits = Retry(attempts=3, wait_initial=10, jitter=0), Limits(batch_records=1000)
+    run = scene.worker(observe=[deadly.watch], of=pipeline(scene, name, deadly, retry), kafka=protocol, limits=limits)
+    run.seen.wait_for(events.RetryScheduled)
+    stored += scene.produce(name, 100, partition=1)
+    run.reached(name, 100, 1)
+    assert sum(e.records for e in run.seen.all(events.ChunkRead)) <= 100 + 1000 + 1000
+    run.reached(name, many)
+    run.stop()
+    assert sum(e.records for e in run.seen.all(events.ChunkRead)) == many + 100
+    scene.book.assert_holds(name, stored)
+
+
+@pytest.mark.parametrize("delay", [None, 1])
+def test_many_partitions_that_fail_at_once_each_keep_their_own_schedule(scene: Scene, delay: int | None) -> None:
+    name, deadly = scene.topic(6), Deadly(scene.book)
+    values = ["fail 2" if n % 10 == 3 else "ok" for n in range(30)]
+    stored = [at for n in range(6) for at in scene.produce(name, values, partition=n)]
+    options: dict[str, Any] = {} if delay is None else {"delay": timedelta(seconds=delay)}
+    made = pipeline(scene, name, deadly, Retry(attempts=4, wait_initial=0.2, wait_max=0.3), **options)
+    run = scene.worker(made, observe=[deadly.watch])
+    scene.wait_until_caught_up(name, stored)
+    run.stop()
+    scene.book.assert_holds(name, stored)
+    for partition in {Partition(name, n) for n in range(6)}:
+        numbers = [(e.offset, e.attempt) for e in run.seen.all(events.TriedAlone) if e.partition == partition]
+        assert numbers == sorted(numbers)
+        assert all(a[0] < b[0] or a[1] + 1 == b[1] for a, b in pairwise(numbers))
+    assert not letters(scene)

@@ -1,0 +1,153 @@
+"""A stopped partition is seen from outside: its stop is stored with the choices, and its lag is reported."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from seekpoint import Batch, Limits, Pipeline, Text, events
+from seekpoint.cli.app import app
+from seekpoint.errors import OffsetLost, Poison, TopicRecreated
+from seekpoint.records import Partition
+from support.events import SECONDS, Run
+from support.kafka_postgres import Scene
+
+LOOKS = Limits(idle_check=0.1, lag_check=0.1)
+
+
+def refusing(scene: Scene, name: str) -> Pipeline:
+    """A pipeline whose record at offset 3 can never be applied."""
+
+    def handle(tx: Any, batch: Batch[str, Any]) -> None:
+        for record in batch:
+            if record.offset == 3:
+                raise Poison("not an order", record)
+        scene.book.enter(tx, batch)
+
+    return Pipeline(scene.group, topics=name, value=Text(), handle=handle)
+
+
+def status(scene: Scene, *options: str) -> Result:
+    url = ["--database-url", scene.dsn, "--schema", scene.schema, "--kafka", f"bootstrap.servers={scene.broker}"]
+    env = {"COLUMNS": "200", "NO_COLOR": "1"}
+    return CliRunner().invoke(app, ["status", scene.group, *url, *options], env=env)
+
+
+def stored(scene: Scene, run: Run, name: str) -> Any:
+    """The stop in the ledger, once it is there; the worker stores it by its next step."""
+    at = Partition(name, 0)
+    scene.wait(lambda: any(row.partition == at and row.stop is not None for row in scene.ledger.read()))
+    return next(row.stop for row in scene.ledger.read() if row.partition == at)
+
+
+def test_a_poison_record_stops_with_its_lag_and_its_choices(scene: Scene) -> None:
+    name = scene.topic()
+    scene.produce(name, 10)
+    run = scene.worker(refusing(scene, name), limits=LOOKS)
+    stop = run.seen.wait_for(events.Parked).error
+    at = stored(scene, run, name)
+    assert (at.kind, at.offset, at.choices) == ("PoisonStop", 3, stop.choices)
+    assert "not an order" in at.message
+    run.seen.wait_for(events.LagSampled, lambda e: e.lag == {Partition(name, 0): 7}, since=run.seen.mark())
+    assert run.health().lag == {Partition(name, 0): 7}
+    run.stop()
+
+    shown = status(scene)
+    assert shown.exit_code == 1
+    assert f"{name}/0 stopped at offset 3 on " in shown.stdout
+    assert "(PoisonStop): " in shown.stdout
+    for choice in stop.choices:
+        assert f"  - {choice}" in shown.stdout
+    told = status(scene, "--json")
+    assert told.exit_code == 1
+    [line] = json.loads(told.stdout)
+    assert (line["lag"], line["stop"]["kind"], line["stop"]["choices"]) == (7, "PoisonStop", list(stop.choices))
+
+    scene.ledger.move(name, 0, 4, log=(0, 10), expected=3, reason="not an order", lost="poison")
+    assert [row.stop for row in scene.ledger.read()] == [None]
+    again = scene.worker(refusing(scene, name), limits=LOOKS)
+    again.reached(name, 10)
+    again.stop()
+    assert status(scene).exit_code == 0
+
+
+def test_a_stop_whose_row_is_locked_by_another_session_holds_up_no_other_partition(scene: Scene) -> None:
+    """Storing it is tried again until the lock is gone; the others do not wait for that."""
+    name = scene.topic(2)
+    scene.produce(name, 10)
+    limits = Limits(idle_check=0.1, claim_wait=SECONDS)
+    with scene.engine.connect() as other:
+
+        def lock(event: events.Event) -> None:
+            if isinstance(event, events.Parked):
+                row = f'SELECT FROM "{scene.schema}".partition_offset WHERE partition = 0 FOR UPDATE'
+                other.exec_driver_sql(row)
+
+        run = scene.worker(refusing(scene, name), observe=[lock], limits=limits, partitions=[(name, 0), (name, 1)])
+        run.seen.wait_for(events.Parked)
+        since = run.seen.mark()
+        for n in range(3):  # records 0, 1 and 2: the handler refuses offset 3 of any partition
+            scene.produce(name, [f"other {n}"], partition=1)
+            run.reached(name, n + 1, 1)
+        assert len(run.seen.all(events.Committed, since)) == 3
+        assert [row.stop for row in scene.ledger.read()] == [None, None]
+    assert stored(scene, run, name).offset == 3
+    run.stop()
+
+
+def test_a_position_past_the_log_is_no_lag_of_zero(scene: Scene) -> None:
+    name = scene.topic()
+    at = Partition(name, 0)
+    scene.produce(name, 10)
+    run = scene.worker(name, limits=LOOKS)
+    run.reached(name, 10)
+    scene.ledger.move(name, 0, 1000, log=None, reason="a slip of the hand", actor="ada")
+    stop = run.seen.wait_for(events.Parked).error
+    assert isinstance(stop, OffsetLost)
+    found = stored(scene, run, name)
+    assert (found.kind, found.offset, found.message) == ("OffsetLost", 1000, stop.message)
+    run.seen.wait_for(events.LagSampled, lambda e: e.unknown == {at} and at not in e.lag, since=run.seen.mark())
+    health = run.health()
+    assert dict(health.lag) == {}
+    assert health.lag_unknown == frozenset({at})
+    shown = status(scene)
+    assert shown.exit_code == 1
+    assert "past the end of the log (10)" in shown.stdout
+    assert "ada moved it to 1000" in shown.stdout
+    scene.ledger.move(name, 0, 10, log=(0, 10), reason="corrected")
+    run.seen.wait_for(events.Placed, lambda e: e.offset == 10, since=run.seen.mark() - 1)
+    run.stop()
+    assert status(scene).exit_code == 0
+
+
+def test_a_claim_that_is_refused_leaves_its_stop(scene: Scene) -> None:
+    name = scene.topic()
+    scene.produce(name, 5)
+    run = scene.worker(name)
+    run.reached(name, 5)
+    run.stop()
+    scene.ledger.move(name, 0, 5, topic_id=uuid4(), log=None, reason="a test")
+    run = scene.worker(name, limits=LOOKS)
+    stop = run.seen.wait_for(events.Parked).error
+    assert isinstance(stop, TopicRecreated)
+    assert stored(scene, run, name).choices == stop.choices
+    run.seen.wait_for(events.LagSampled, lambda e: e.unknown == {Partition(name, 0)})
+    run.stop()
+
+
+def test_a_strict_worker_stores_its_stop_before_it_ends(scene: Scene) -> None:
+    name = scene.topic()
+    scene.produce(name, 5)
+    pipeline = refusing(scene, name)
+    strict = Pipeline(scene.group, topics=name, value=Text(), handle=pipeline.handle, strict=True)
+    run = scene.worker(strict, limits=LOOKS)
+    run.seen.wait_for(events.Stopped)
+    with pytest.raises(Exception, match="not an order"):
+        run.stop()
+    [row] = scene.ledger.read()
+    assert row.stop is not None
+    assert (row.stop.kind, row.stop.offset) == ("PoisonStop", 3)

@@ -1,0 +1,306 @@
+"""What one worker reads and writes: batches, limits, memory, and logs with gaps, control records and open ends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from sqlalchemy import Connection
+
+from seekpoint import Batch, Limits, Partition, events
+from support.events import Gate, Run
+from support.kafka_postgres import QUICK, Scene
+
+# -- batches ------------------------------------------------------------------------------------------------
+
+
+def test_one_record_is_written_at_once_in_a_transaction_of_its_own(scene: Scene) -> None:
+    name = scene.topic()
+    run = scene.worker(name)
+    run.placed()
+    stored = []
+    for n in range(5):
+        stored += scene.produce(name, [f"{n}"])
+        run.reached(name, n + 1)
+    run.stop()
+    assert [e.records for e in run.seen.all(events.Committed)] == [1] * 5
+    assert min(e.seconds for e in run.seen.all(events.Committed)) < 1, "no linger: it commits when the queue is empty"
+    scene.book.assert_holds(name, stored)
+
+
+def test_many_records_are_written_in_big_batches(scene: Scene) -> None:
+    name = scene.topic(3)
+    stored = [at for number in range(3) for at in scene.produce(name, 10_000, partition=number)]
+    run = scene.worker(name)
+    scene.wait_until_caught_up(name, stored)
+    run.stop()
+    sizes = [e.records for e in run.seen.all(events.Committed)]
+    assert sum(sizes) == 30_000
+    assert max(sizes) > 2_000
+    assert len(sizes) < 30
+    scene.book.assert_holds(name, stored)
+
+
+@pytest.mark.parametrize("most", [120, 700])
+@pytest.mark.parametrize("handler", [False, True], ids=["streamed", "whole"])
+def test_limits_bound_the_records_of_a_transaction(scene: Scene, handler: bool, most: int) -> None:
+    name = scene.topic()
+    stored = scene.produce(name, 4_000)
+    pipeline = scene.pipeline(name, handle=scene.book.enter) if handler else scene.pipeline(name)
+    run = scene.worker(pipeline, limits=Limits(batch_records=most))
+    run.reached(name, 4_000)
+    run.stop()
+    assert 100 < max(e.records for e in run.seen.all(events.Committed)) <= most
+    scene.book.assert_holds(name, stored)
+
+
+def test_limits_bound_the_bytes_of_a_transaction(scene: Scene) -> None:
+    name = scene.topic()
+    stored = scene.produce(name, ["x" * 10_000] * 3_000)
+    run = scene.worker(name, limits=Limits(batch_bytes=1_000_000))
+    run.reached(name, 3_000)
+    run.stop()
+    # The size of a chunk is known when it is read: the last one may go beyond the limit.
+    assert max(e.records for e in run.seen.all(events.Committed)) <= 100 + 500
+    scene.book.assert_holds(name, stored)
+
+
+def test_the_handler_gets_whole_batches_in_the_order_of_the_log(scene: Scene) -> None:
+    name = scene.topic(2)
+    batches: list[Batch[str, Any]] = []
+
+    def keep(tx: Connection, batch: Batch[str, Any]) -> None:
+        batches.append(batch)
+        scene.book.enter(tx, batch)
+
+    stored = scene.produce(name, 300, partition=0) + scene.produce(name, 300, partition=1)
+    run = scene.worker(scene.pipeline(name, handle=keep))
+    scene.wait_until_caught_up(name, stored)
+    run.stop()
+    for batch in batches:
+        for span in batch.spans:
+            assert [r.offset for r in batch.by_partition()[span.partition]] == list(range(span.start, span.end))
+    scene.book.assert_holds(name, stored)
+
+
+def test_a_slow_database_bounds_memory_instead_of_filling_it(scene: Scene) -> None:
+    name = scene.topic()
+    scene.produce(name, ["x" * 1_000] * 60_000)  # 60 MB
+    member = scene.member(
+        name,
+        handle="slow",
+        limits={"batch_records": 500, "batch_bytes": 500_000},
+        kafka={**QUICK, "queued.max.messages.kbytes": 2048, "fetch.message.max.bytes": 262_144},
+    )
+    member.wait_for("Committed", count=2)
+    early = member.memory()
+    member.wait_for("Committed", count=14)
+    assert member.memory() - early < 20_000_000, "what is not yet written stays in Kafka"
+
+
+# -- what is not in the log, or not yet ------------------------------------------------------------------------
+
+
+@contextmanager
+def transactional(scene: Scene, name: str) -> Iterator[Callable[..., None]]:
+    """``write(values, commit=True)`` appends them in one transaction, committed, aborted, or (None) left open."""
+    producer = Producer({"bootstrap.servers": scene.broker, "transactional.id": name, "linger.ms": 0, "log_level": 0})
+    producer.init_transactions(30)
+
+    def write(values: list[str], *, commit: bool | None = True) -> None:
+        producer.begin_transaction()
+        for value in values:
+            producer.produce(name, value, partition=0)
+        producer.flush(20)
+        if commit is True:
+            producer.commit_transaction(30)
+        elif commit is False:
+            producer.abort_transaction(30)
+
+    write.producer = producer  # type: ignore[attr-defined]
+    yield write
+
+
+def test_i3_aborted_records_and_control_records_are_gaps_not_losses(scene: Scene) -> None:
+    """I3: they are not delivered to anybody; the position goes over them, the trailing marker too."""
+    name = scene.topic()
+    with transactional(scene, name) as write:
+        write(["a", "b"])  # 0, 1, and the marker at 2
+        write(["x", "y"], commit=False)  # 3, 4, and the marker at 5
+        write(["c"])  # 6, and the marker at 7
+    run = scene.worker(name)
+    scene.wait_for_position(name, 8)  # over the trailing marker too: it must not look like a lag for ever
+    assert not run.seen.all(events.Parked)
+    run.stop()
+    scene.book.assert_holds(name, [(0, 0), (0, 1), (0, 6)])
+    again = scene.worker(name)
+    again.placed()
+    scene.produce(name, ["d"])
+    again.reached(name, 9)
+    again.stop()
+    assert [e.offset for e in again.seen.all(events.Placed)] == [8]
+    assert not again.seen.all(events.Parked)
+    scene.book.assert_holds(name, [(0, 0), (0, 1), (0, 6), (0, 8)])
+
+
+def test_i3_a_log_that_ends_in_an_aborted_transaction_is_passed(scene: Scene) -> None:
+    """I3: nothing is applied, and the position stands at the log's end."""
+    name = scene.topic()
+    with transactional(scene, name) as write:
+        write(["x", "y", "z"], commit=False)
+    run = scene.worker(name)
+    scene.wait_for_position(name, 4)
+    run.stop()
+    assert scene.book.written(name) == []
+
+
+def test_records_behind_an_open_transaction_wait_for_its_end(scene: Scene) -> None:
+    name = scene.topic()
+    stored = scene.produce(name, 3)
+    with transactional(scene, name) as write:
+        write(["open"], commit=None)  # 3
+        scene.produce(name, 2)  # 4, 5: cannot be read before it is decided
+        run = scene.worker(name, limits=Limits(lag_check=0.2))
+        run.reached(name, 3)
+        sampled = run.seen.mark()
+        run.seen.wait_for(events.LagSampled, lambda e: e.lag == {(name, 0): 0}, since=sampled)
+        run.seen.wait_for(events.LagSampled, since=sampled, count=5)
+        assert scene.positions() == {Partition(name, 0): 3}
+        write.producer.commit_transaction(30)  # type: ignore[attr-defined]
+    scene.wait_for_position(name, 7)
+    run.stop()
+    scene.book.assert_holds(name, [*stored, (0, 3), (0, 4), (0, 5)])
+
+
+def test_a_compacted_log_is_read_across_its_holes(scene: Scene) -> None:
+    name = scene.topic(
+        config={
+            "cleanup.policy": "compact",
+            "segment.ms": "100",
+            "min.cleanable.dirty.ratio": "0.01",
+            "max.compaction.lag.ms": "100",
+            "delete.retention.ms": "0",
+        }
+    )
+    for n in range(20):  # few keys, many segments: the cleaner leaves the last record of each key
+        scene.produce(name, [(f"key-{k}", f"{n}") for k in range(3)])
+        threading.Event().wait(0.12)
+    scene.produce(name, [("last", "0")])
+    scene.wait(lambda: len(log(scene, name)) < 40, 90)
+    run = scene.worker(name)
+    run.reached(name, 61)
+    run.stop()
+    assert not run.seen.all(events.Parked)
+    written = scene.book.written(name)
+    assert len(written) < 40, "the log was compacted before it was read"
+    assert written == sorted(set(written))
+    assert set(log(scene, name)) <= set(written)
+    scene.ledger.move(name, 0, 1, log=None, reason="read again, from an offset that was compacted away")
+    again = scene.worker(name)
+    again.reached(name, 61)
+    again.stop()
+    assert not again.seen.all(events.Parked)
+
+
+def log(scene: Scene, name: str) -> list[tuple[int, int]]:
+    """What is in the log now, up to offset 60."""
+    consumer = Consumer({"bootstrap.servers": scene.broker, "group.id": f"{scene.group}-look", "log_level": 0})
+    try:
+        consumer.assign([TopicPartition(name, 0, 0)])
+        found: list[tuple[int, int]] = []
+        while not found or found[-1][1] < 60:
+            found += [(0, m.offset() or 0) for m in consumer.consume(100, 0.2)]
+        return found
+    finally:
+        consumer.close()
+
+
+# -- moves under a running worker -------------------------------------------------------------------------------
+
+
+def test_i5_a_move_under_an_idle_worker_is_obeyed(scene: Scene) -> None:
+    name = scene.topic()
+    stored = scene.produce(name, 10)
+    run = scene.worker(name)
+    run.reached(name, 10)
+    scene.ledger.move(name, 0, 4, log=None, reason="again")
+    run.seen.wait_for(events.Placed, lambda e: e.offset == 4)
+    run.seen.wait_for(events.Committed, lambda e: e.spans[0].start == 4)
+    run.stop()
+    assert scene.book.written(name) == [*stored, *stored[4:]]
+
+
+def test_i5_a_move_while_a_batch_is_applied_waits_for_it(scene: Scene) -> None:
+    name = scene.topic()
+    stored = scene.produce(name, 10)
+    gate = Gate(events.Applied)
+    run = scene.worker(name, observe=[gate])
+    gate.wait()
+    moved = threading.Thread(target=scene.ledger.move, args=(name, 0, 4), kwargs={"log": None, "reason": "again"})
+    moved.start()
+    gate.open()
+    moved.join(20)
+    run.seen.wait_for(events.Placed, lambda e: e.offset == 4)
+    run.seen.wait_for(events.Committed, lambda e: e.spans[0].start == 4)
+    run.stop()
+    assert scene.book.written(name) == [*stored, *stored[4:]]
+
+
+def test_i5_a_move_before_hold_refuses_the_batch_in_hand(scene: Scene) -> None:
+    """I5: the move draws a token, so what was read before it is not written."""
+    name = scene.topic()
+    stored = scene.produce(name, 10)
+    gate = Gate(events.BatchOpened)
+    run = scene.worker(name, observe=[gate])
+    gate.wait()
+    scene.ledger.move(name, 0, 6, log=None, reason="skip")
+    gate.open()
+    run.seen.wait_for(events.Refused)
+    run.reached(name, 10)
+    run.stop()
+    scene.book.assert_holds(name, stored[6:])
+
+
+def test_a_paused_group_waits_and_goes_on_healthy_when_it_is_resumed(scene: Scene) -> None:
+    name = scene.topic()
+    stored = scene.produce(name, 10)
+    run = scene.worker(name)
+    run.reached(name, 10)
+    scene.ledger.pause(reason="maintenance", actor="ann")
+    run.seen.wait_for(events.Paused)
+    stored += scene.produce(name, 5)
+    health = run.health()
+    assert "maintenance" in (health.trouble or "")
+    assert (health.live, health.ready) == (True, False)
+    mark = run.seen.mark()
+    scene.ledger.resume()
+    run.seen.wait_for(events.Placed, since=mark)
+    run.reached(name, 15)
+    wait_until_ready(run)
+    run.stop()
+    scene.book.assert_holds(name, stored)
+
+
+def test_a_paused_group_without_records_is_healthy_again_when_it_is_resumed(scene: Scene) -> None:
+    name = scene.topic()
+    run = scene.worker(name)
+    run.placed()
+    scene.ledger.pause(reason="maintenance", actor="ann")
+    run.seen.wait_for(events.Paused)
+    scene.ledger.resume()
+    wait_until_ready(run)
+    run.stop()
+
+
+def wait_until_ready(run: Run, timeout: float = 20) -> None:
+    """Until health() has nothing to complain about."""
+    pause = threading.Event()
+    for _ in range(int(timeout / 0.05)):
+        if run.health().ready and run.health().trouble is None:
+            return
+        pause.wait(0.05)
+    raise AssertionError(f"not ready within {timeout} s: {run.health()}")

@@ -1,0 +1,220 @@
+"""A claim draws a new token, waits for what is in flight, and answers the committed position; one claim at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from sqlalchemy import Engine, text
+
+from seekpoint.errors import Fenced
+from seekpoint.ledger import Attempt
+from seekpoint.pipeline.policy import Limits
+from seekpoint.records import Partition
+from support.ledger_desk import CLUSTER, Desk, backend, scalar, until, wait_until_blocked
+
+Desks = Callable[..., Desk]
+PATIENT = Limits(claim_wait=20.0)
+
+
+def test_every_claim_draws_a_token_and_raises_the_epoch(desk: Desks) -> None:
+    """I2, I5: also the same process, also without any work between: no token comes twice."""
+    worker, other = desk(), desk()
+    tokens, epochs = [], []
+    for one in (worker, worker, other, worker):
+        one.claim(0)
+        tokens.append(one.claims[0].token)
+        epochs.append(one.claims[0].epoch)
+    assert len(set(tokens)) == 4
+    assert epochs == sorted(set(epochs))
+    assert (worker.row().claim, worker.row().epoch) == (tokens[-1], epochs[-1])
+    assert worker.row().owner == worker.ledger.owner
+
+
+def test_a_claim_waits_for_a_commit_in_flight(
+    desk: Desks, seekpoint_engine: Engine, elsewhere: ThreadPoolExecutor
+) -> None:
+    """I2, I3: the successor begins behind what the transaction in flight commits, not before it."""
+    worker, successor = desk(), desk(limits=PATIENT)
+    worker.claim(0, 1)
+    worker.commit({0: 3})
+    with seekpoint_engine.begin() as tx:
+        worker.work(tx, {0: 8})
+        claiming = elsewhere.submit(successor.claim, 0, 1)
+        wait_until_blocked(seekpoint_engine, by=backend(tx))
+        assert not claiming.done()
+    assert set(claiming.result().granted) == {successor.at(0), successor.at(1)}
+    assert (successor.claims[0].next_offset, successor.claims[0].leader_epoch) == (8, 7)
+    successor.commit({0: 9, 1: 1})
+    successor.exactly({0: 9, 1: 1})
+    with pytest.raises(Fenced), seekpoint_engine.begin() as tx:
+        worker.hold(tx)
+
+
+def test_a_claim_waits_for_a_transaction_that_aborts(
+    desk: Desks, seekpoint_engine: Engine, elsewhere: ThreadPoolExecutor
+) -> None:
+    """I1, I3: the transaction in flight comes to nothing: the successor begins where the last COMMIT ended."""
+    worker, successor = desk(), desk(limits=PATIENT)
+    worker.claim(0)
+    worker.commit({0: 3})
+    with seekpoint_engine.connect() as tx:
+        worker.work(tx, {0: 8})
+        claiming = elsewhere.submit(successor.claim, 0)
+        wait_until_blocked(seekpoint_engine, by=backend(tx))
+        tx.rollback()
+    claiming.result()
+    assert successor.claims[0].next_offset == 3
+    successor.commit({0: 5})
+    successor.exactly({0: 5})
+
+
+def test_a_new_topic_is_started_once(desk: Desks, seekpoint_engine: Engine, elsewhere: ThreadPoolExecutor) -> None:
+    """I4: two workers start at what is `latest` for each: the second takes the first one's numbers."""
+    first, second = desk(limits=PATIENT), desk(limits=PATIENT)
+    asked: list[str] = []
+
+    def start(by: Desk, latest: int, other: Desk | None) -> Callable[[str], Mapping[Partition, int]]:
+        def resolve(topic: str) -> Mapping[Partition, int]:
+            asked.append(by.ledger.owner.hex)
+            if other is not None:  # inside the lock: the other one has come, and waits
+                began = elsewhere.submit(claim, other, start(other, 200, None))
+                until(lambda: began.running() and waiting(seekpoint_engine, other), "the second worker at the lock")
+                claims.append(began)
+            return {by.at(n): latest for n in range(2)}
+
+        return resolve
+
+    def claim(by: Desk, resolve: Callable[[str], Mapping[Partition, int]]) -> None:
+        ids = {by.topic: by.topic_id}
+        granted = by.ledger.claim([by.at(0), by.at(1)], ids, cluster_id=CLUSTER, start=resolve).granted
+        by.claims |= {p.number: c for p, c in granted.items()}
+
+    claims = [elsewhere.submit(claim, first, start(first, 100, second))]
+    claims[0].result()
+    claims[1].result()
+    assert asked == [first.ledger.owner.hex]
+    assert {c.next_offset for c in second.claims.values()} == {100}
+    assert (first.row().first_offset, first.row(1).first_offset) == (100, 100)
+
+
+def waiting(engine: Engine, desk: Desk) -> bool:
+    """Whether one of its sessions waits for a lock."""
+    query = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND application_name LIKE :name"
+    return bool(scalar(engine, query, name=f"%{desk.ledger.owner.hex[:8]}%"))
+
+
+def test_a_start_that_fails_leaves_nothing(desk: Desks) -> None:
+    """I4: the brokers did not answer: no row is guessed, and the next claim asks again."""
+    worker = desk()
+
+    def away(topic: str) -> Mapping[Partition, int]:
+        raise ConnectionError(topic)
+
+    with pytest.raises(ConnectionError):
+        worker.ledger.claim([worker.at(0)], {"t": worker.topic_id}, cluster_id=CLUSTER, start=away)
+    assert worker.ledger.read() == []
+    worker.claim(0, start={0: 42, 1: 43})
+    assert worker.stands() == {0: 42, 1: 43}
+
+
+def test_an_added_partition_begins_at_its_first_record(desk: Desks) -> None:
+    """I4: a row that is missing beside others is no new topic: whatever StartAt says, nothing of it is skipped."""
+    worker = desk()
+    worker.claim(0, 1, start={0: 50, 1: 60})
+    worker.claim(2, start={2: 99})
+    assert worker.claims[2].next_offset == 0
+    assert worker.stands() == {0: 50, 1: 60, 2: 0}
+
+
+def test_a_strangers_claim_is_not_released(desk: Desks) -> None:
+    """I2: a worker that lost its partition long ago releases; the new owner's row does not change."""
+    worker, successor = desk(), desk()
+    worker.claim(0, 1)
+    successor.claim(0)
+    before = successor.row()
+    worker.ledger.release(worker.claims.values())
+    assert successor.row() == before
+    assert worker.row(1).owner is None
+    successor.commit({0: 1})
+    successor.ledger.release(successor.claims.values())
+    assert (successor.row().owner, successor.row().next_offset) == (None, 1)
+    worker.claim(0)  # and nothing of the release is in the way of the next owner
+    worker.commit({0: 2})
+    worker.exactly({0: 2, 1: 0})
+
+
+def test_a_claim_is_released_whatever_token_a_move_has_drawn_since(desk: Desks) -> None:
+    """I5: a move keeps the owner, who leaves without a crash; what another process has claimed since is its own."""
+    worker, successor = desk(), desk()
+    worker.claim(0, 1, 2)
+    worker.ledger.pause(reason="a test")
+    worker.ledger.resume()
+    successor.claim(1)
+    before = successor.row(1)
+    worker.ledger.release(worker.claims.values())
+    assert [worker.row(n).owner for n in (0, 2)] == [None, None]
+    assert successor.row(1) == before
+    successor.claim(0, 2)
+    assert [successor.row(n).unreleased_claims for n in (0, 1, 2)] == [0, 1, 0]
+
+
+def test_claims_over_owners_that_did_not_release_are_counted(desk: Desks) -> None:
+    """I4: a record that kills its worker shows as claims without release; progress in a batch begins anew."""
+    one, two, three = desk(), desk(), desk()
+
+    def counted() -> int:
+        return int(one.row().unreleased_claims)
+
+    one.claim(0)
+    one.claim(0)
+    assert counted() == 0  # over itself: no crash
+    two.claim(0)
+    three.claim(0)
+    assert counted() == 2
+    three.commit({0: 1})
+    assert counted() == 0
+    one.claim(0)
+    assert counted() == 1
+    one.ledger.release(one.claims.values())
+    two.claim(0)
+    assert counted() == 1  # released: nobody crashed, and what is suspected stays so
+    two.ledger.note_alone([(two.claims[0], Attempt(1, 1))])
+    two.commit({0: 2})
+    assert counted() == 1  # one record that was tried alone: the next one may kill
+    two.commit({0: 3})
+    assert counted() == 0
+
+
+OPERATIONS: Mapping[str, Callable[[Desk], object]] = {
+    "claim": lambda d: d.claim(*reversed(range(6))),
+    "hold": lambda d: d.commit(dict.fromkeys(reversed(range(6)), 9)),
+    "look": lambda d: d.ledger.look(map(d.at, reversed(range(6)))),
+    "note": lambda d: d.ledger.note_alone([(claim, Attempt(9, 1)) for claim in reversed(d.claims.values())]),
+    "release": lambda d: d.ledger.release(reversed(d.claims.values())),
+    "pause": lambda d: d.ledger.pause(reason="a test"),
+    "new version": lambda d: Desk(
+        type(d.ledger)(d.ledger.engine, "g", schema=d.ledger.schema, version=2, limits=PATIENT), topic_id=d.topic_id
+    ).claim(0),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_rows_are_locked_in_one_order(
+    desk: Desks, seekpoint_engine: Engine, elsewhere: ThreadPoolExecutor, name: str
+) -> None:
+    """I2: who waits for the first row has none of the later ones: no two of them can wait for each other."""
+    worker = desk(limits=PATIENT)
+    worker.claim(*range(6))
+    for n in (3, 0, 5, 2, 4, 1):  # each new version lies behind the others: the heap has an order of its own
+        worker.commit({n: 4})
+    table = f"{worker.ledger.schema}.partition_offset"
+    with seekpoint_engine.connect() as tx:
+        tx.execute(text(f"SELECT FROM {table} WHERE partition = 0 FOR UPDATE"))
+        working = elsewhere.submit(OPERATIONS[name], worker)
+        wait_until_blocked(seekpoint_engine, by=backend(tx))
+        free = tx.execute(text(f"SELECT partition FROM {table} ORDER BY partition FOR UPDATE SKIP LOCKED")).scalars()
+        assert list(free) == [0, 1, 2, 3, 4, 5]
+        tx.rollback()
+    working.result()

@@ -1,0 +1,110 @@
+"""A transaction that is not ended by its owner costs one partition, for a bounded time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from sqlalchemy import Connection, Engine, text
+from sqlalchemy.exc import DBAPIError, OperationalError
+
+from seekpoint.pipeline.policy import Limits
+from support.ledger_desk import Desk, backend, scalar, until
+
+Desks = Callable[..., Desk]
+QUICK = Limits(claim_wait=0.2)
+STRICT = Limits(claim_wait=0.2, transaction_age=0.01)
+
+
+def alive(engine: Engine, pid: int) -> bool:
+    return bool(scalar(engine, "SELECT count(*) FROM pg_stat_activity WHERE pid = :pid", pid=pid))
+
+
+def stall(worker: Desk, tx: Connection, number: int) -> int:
+    """Hold one partition and write, and then do nothing; returns the backend."""
+    transaction = worker.hold(tx, number)
+    worker.write(tx, number, 0, 5)
+    worker.ledger.advance(tx, [worker.move(number, 5)], transaction)
+    return backend(tx)
+
+
+def test_only_the_stalled_partition_waits(desk: Desks, seekpoint_engine: Engine) -> None:
+    """I2: three of four are claimed at once; the fourth is left to its holder, who may still commit."""
+    worker, successor = desk(), desk(limits=QUICK)
+    worker.claim(0, 1, 2, 3)
+    with seekpoint_engine.begin() as tx:
+        pid = stall(worker, tx, 1)
+        claimed = successor.claim(0, 1, 2, 3)
+        assert claimed.stalled == (successor.at(1),)
+        assert set(claimed.granted) == {successor.at(n) for n in (0, 2, 3)}
+        assert claimed.ended == ()
+        assert alive(seekpoint_engine, pid)
+    again = successor.claim(1)
+    assert again.stalled == ()
+    assert successor.claims[1].next_offset == 5
+    successor.commit(dict.fromkeys((0, 2, 3), 1))
+    successor.exactly({0: 1, 1: 5, 2: 1, 3: 1})
+
+
+def test_an_abandoned_transaction_is_ended(desk: Desks, seekpoint_engine: Engine) -> None:
+    """I1, I2: older than `transaction_age`: the server ends the session, and nothing of it remains."""
+    worker, strict, successor = desk(), desk(limits=STRICT), desk()
+    worker.claim(0, 1)
+    with seekpoint_engine.connect() as tx:
+        pid = stall(worker, tx, 1)
+        claimed = strict.claim(0, 1)
+        assert claimed.stalled == (strict.at(1),)
+        assert claimed.ended == (pid,)
+        until(lambda: not alive(seekpoint_engine, pid), "the end of the abandoned session")
+        assert successor.claim(0, 1).stalled == ()
+        assert successor.claims[1].next_offset == 0
+        successor.commit({0: 2, 1: 2})
+        with pytest.raises(OperationalError):  # the zombie wakes up and sends its COMMIT
+            tx.execute(text("COMMIT"))
+        tx.invalidate()
+    successor.exactly({0: 2, 1: 2})
+
+
+def test_a_stranger_that_locks_the_row_is_not_ended(desk: Desks, seekpoint_engine: Engine) -> None:
+    """I2: only sessions of ours are ended: somebody's psql is waited for."""
+    worker, strict = desk(), desk(limits=STRICT)
+    worker.claim(0, 1)
+    with seekpoint_engine.begin() as tx:
+        tx.execute(text("SET LOCAL application_name = 'psql'"))
+        tx.execute(text(f"UPDATE {worker.ledger.schema}.partition_offset SET owner = owner WHERE partition = 1"))
+        claimed = strict.claim(0, 1)
+        assert claimed.stalled == (strict.at(1),)
+        assert claimed.ended == ()
+        assert alive(seekpoint_engine, backend(tx))
+    assert strict.claim(1).stalled == ()
+
+
+def test_the_server_ends_a_transaction_that_is_too_old(desk: Desks, seekpoint_engine: Engine) -> None:
+    """I1: the server's own limit needs no successor; what the transaction wrote is gone."""
+    worker = desk(limits=Limits(transaction_age=4.0))
+    worker.claim(0)
+    with seekpoint_engine.connect() as tx:
+        pid = stall(worker, tx, 0)
+        until(lambda: not alive(seekpoint_engine, pid), "the end of the session that is idle in its transaction")
+        with pytest.raises(DBAPIError):
+            tx.execute(text("COMMIT"))
+        tx.invalidate()
+    worker.exactly({0: 0})
+
+
+def test_the_server_ends_a_busy_transaction_too(desk: Desks, seekpoint_engine: Engine) -> None:
+    """I1: busy in the database past its age, where the server has transaction_timeout (17)."""
+    if (seekpoint_engine.dialect.server_version_info or (17,)) < (17,):
+        pytest.skip("transaction_timeout came with Postgres 17")
+    worker = desk(limits=Limits(transaction_age=0.3))
+    worker.claim(0)
+
+    def work_on(tx: Connection) -> None:
+        stall(worker, tx, 0)
+        tx.execute(text("SELECT pg_sleep(30)"))
+
+    with seekpoint_engine.connect() as tx:
+        with pytest.raises(DBAPIError, match="transaction timeout"):
+            work_on(tx)
+        tx.invalidate()
+    worker.exactly({0: 0})

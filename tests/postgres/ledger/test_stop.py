@@ -1,0 +1,93 @@
+"""A stop in the ledger: stored under the claim that it happened under, cleared by whatever moves or claims the row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from sqlalchemy import Engine
+
+from seekpoint.errors import OffsetLost
+from seekpoint.ledger import Stop
+from support.ledger_desk import Desk
+
+Desks = Callable[..., Desk]
+
+
+def stop_of(desk: Desk, message: str = "gone\0", number: int = 0) -> OffsetLost:
+    stop = OffsetLost(desk.at(number), 5, message, choices=["one\0", "two"])
+    stop.token = desk.claims[number].token
+    return stop
+
+
+def stored(desk: Desk, number: int = 0) -> Stop | None:
+    return desk.ledger.look([desk.at(number)])[desk.at(number)].stop
+
+
+def test_a_stop_is_stored_and_keeps_its_time(desk: Desks) -> None:
+    worker = desk()
+    worker.claim(0, 1)
+    worker.ledger.stop([stop_of(worker)])
+    first = stored(worker)
+    assert first is not None
+    assert (first.kind, first.offset, first.choices) == ("OffsetLost", 5, (r"one\x00", "two"))
+    assert first.message == r"gone\x00"
+    worker.ledger.stop([stop_of(worker, "the same, later")])
+    again = stored(worker)
+    assert again is not None
+    assert (again.at, again.message) == (first.at, "the same, later")
+    assert stored(worker, 1) is None
+
+
+def test_a_row_that_another_session_has_locked_is_left_out_and_the_others_are_stored(
+    desk: Desks, seekpoint_engine: Engine
+) -> None:
+    worker, other = desk(), desk()
+    worker.claim(0)
+    other.claim(1)
+    with seekpoint_engine.begin() as tx:
+        worker.work(tx, {0: 3})
+        assert worker.ledger.stop([stop_of(worker), stop_of(other, number=1)]) == {worker.at(0)}
+        assert stored(other, 1) is not None
+    assert stored(worker) is None
+    assert worker.ledger.stop([stop_of(worker)]) == set()
+    assert stored(worker) is not None
+
+
+@pytest.mark.parametrize("by", ["claim", "move"])
+def test_a_stop_under_another_claim_is_not_stored(desk: Desks, by: str) -> None:
+    """I2: the partition is another's by now, or an operator has decided: the stop is over."""
+    worker, other = desk(), desk()
+    worker.claim(0)
+    late = stop_of(worker)
+    if by == "claim":
+        other.claim(0)
+    else:
+        other.ledger.move("t", 0, 3, log=None, reason="decided")
+    worker.ledger.stop([late])
+    assert stored(worker) is None
+
+
+@pytest.mark.parametrize("by", ["claim", "move", "commit"])
+def test_a_stop_ends_with_the_next_claim_move_or_commit(desk: Desks, by: str) -> None:
+    worker = desk()
+    worker.claim(0)
+    worker.ledger.stop([stop_of(worker)])
+    assert stored(worker) is not None
+    match by:
+        case "claim":
+            desk().claim(0)
+        case "move":
+            worker.ledger.move("t", 0, 3, log=None, reason="decided")
+        case _:
+            worker.commit({0: 6})
+    assert stored(worker) is None
+
+
+def test_a_release_keeps_the_stop(desk: Desks) -> None:
+    """A worker that leaves decides nothing: the stop is seen until the next claim."""
+    worker = desk()
+    worker.claim(0)
+    worker.ledger.stop([stop_of(worker)])
+    worker.ledger.release(worker.claims.values())
+    assert stored(worker) is not None

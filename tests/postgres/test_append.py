@@ -1,0 +1,611 @@
+"""``Append`` on a real Postgres: what goes in comes out; a refused row stops its partition in front of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import msgspec
+import psycopg
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from psycopg.types.json import Jsonb
+from sqlalchemy import Connection, Engine, text
+
+from seekpoint import Append, Batch, Bytes, Json, Pipeline, Text
+from seekpoint.codecs import Codec
+from seekpoint.errors import ConfigError, PoisonStop
+from seekpoint.records import Partition, RawRecord, Record
+from seekpoint.testing import raw
+from support.sink_tables import TOPIC, Ground, orders, stopped_at
+
+
+@pytest.fixture
+def ground(seekpoint_engine: Engine, seekpoint_schema: str) -> Ground:
+    return Ground(seekpoint_engine, seekpoint_schema)
+
+
+class Order(msgspec.Struct):
+    id: int
+    note: str | None = None
+
+
+@dataclass
+class Parcel:
+    id: int
+    note: str
+
+
+def of(group: str, value: Codec, sink: Append) -> Pipeline:
+    return Pipeline(group, topics=TOPIC, value=value, sinks=[sink])
+
+
+# -- shapes of rows -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "options"),
+    [
+        (Json(Order), {}),
+        (Json(Order), {"columns": ["note", "id"]}),
+        (Json(Parcel), {}),
+        (Json(), {"columns": ["id", "note"]}),
+        (Json(), {"columns": ["id", "note"], "row": lambda r: (r.value["id"], r.value["note"])}),
+        (Json(), {"columns": ["id", "note"], "row": lambda r: [r.value["id"], r.value["note"]]}),
+        (Json(), {"row": lambda r: Order(**r.value)}),
+        (Json(), {"rows": lambda r: (Parcel(**v) for v in [r.value])}),
+    ],
+    ids=["struct", "struct-columns", "dataclass", "mapping", "tuple", "list", "row", "rows"],
+)
+def test_a_row_is_a_struct_a_dataclass_a_mapping_or_a_tuple(
+    ground: Ground, group: str, value: Codec, options: dict[str, Any]
+) -> None:
+    pipeline = of(group, value, ground.append("id int, note text", **options))
+    records = orders(b'{"id": 1, "note": "one"}', b'{"id": 2, "note": "two"}')
+    assert ground.process(pipeline, *records).records == 2
+    assert ground.rows("id", "note") == [(1, "one"), (2, "two")]
+    assert ground.positions(pipeline) == {Partition(TOPIC, 0): 2}
+    assert ground.process(pipeline, *records).records == 0
+    assert ground.rows("id", "note") == [(1, "one"), (2, "two")], "nothing twice"
+
+
+def test_one_column_needs_no_tuple_of_more(ground: Ground, group: str) -> None:
+    class Name(msgspec.Struct):
+        note: str
+
+    for n, sink in enumerate(
+        [
+            ground.append("note text", name="t0"),
+            ground.append("note text", name="t1", columns=["note"]),
+            ground.append("note text", name="t2", columns=["note"], row=lambda r: (r.value.note,)),
+            ground.append("note text", name="t3", columns=["note"], row=lambda r: {"note": r.value.note}),
+        ]
+    ):
+        ground.process(of(f"{group}-{n}", Json(Name), sink), *orders(b'{"note": "n"}'))
+        assert ground.rows("note", name=f"t{n}") == [("n",)]
+
+
+def test_row_may_give_none_and_rows_any_number(ground: Ground, group: str) -> None:
+    def some(r: Record[int, Any]) -> Order | None:
+        return Order(r.value) if r.value % 2 else None
+
+    ground.process(of(group, Json(int), ground.append("id int, note text", row=some)), *orders(b"1", b"2", b"3"))
+    assert ground.rows("id") == [(1,), (3,)]
+
+    many = ground.append("id int, note text", name="many", rows=lambda r: [Order(r.value)] * r.value)
+    pipeline = of(f"{group}-many", Json(int), many)
+    assert ground.process(pipeline, *orders(b"0", b"3", b"1")).records == 3
+    assert ground.rows("id", name="many") == [(1,), (3,), (3,), (3,)]
+    assert ground.positions(pipeline) == {Partition(TOPIC, 0): 3}, "a record without rows was applied, too (I4)"
+
+
+def test_a_refused_row_of_many_names_its_own_record(ground: Ground, group: str) -> None:
+    sink = ground.append("id int CHECK (id <> 7)", columns=["id"], rows=lambda r: [(i,) for i in r.value])
+    pipeline = of(group, Json(), sink)
+    done = ground.process(pipeline, *orders(b"[1, 2, 3]", b"[]", b"[4, 7, 5]", b"[6]"))
+    stopped_at(done, 0, 2)
+    assert ground.rows("id") == [(1,), (2,), (3,)]
+
+
+def test_topics_narrow_a_sink(ground: Ground, group: str) -> None:
+    a, b = ground.create("id int", "a"), ground.create("id int", "b")
+    pipeline = Pipeline(
+        group,
+        topics={"a": Json(int), "b": Json(int)},
+        sinks=[
+            Append(a, columns=["id"], row=lambda r: (r.value,), topics="a"),
+            Append(b, columns=["id"], row=lambda r: (r.value,), topics=["b"]),
+        ],
+    )
+    ground.process(pipeline, raw(b"1", topic="a"), raw(b"2", topic="b"), raw(b"3", topic="a", offset=1))
+    assert (ground.rows("id", name="a"), ground.rows("id", name="b")) == ([(1,), (3,)], [(2,)])
+    assert ground.positions(pipeline) == {Partition("a", 0): 2, Partition("b", 0): 1}
+
+
+def test_structs_of_two_topics_do_not_share_one_sinks_columns_by_chance(ground: Ground, group: str) -> None:
+    class Longer(msgspec.Struct):
+        id: int
+        note: str
+        reason: str
+
+    sink = ground.append("id int, note text, reason text")
+    pipeline = Pipeline(group, topics={"a": Json(Order), "b": Json(Longer)}, sinks=[sink])
+    longer = b'{"id": 2, "note": "n", "reason": "must not get lost"}'
+    with pytest.raises(ConfigError, match=r"Longer has other fields than Order.*columns="):
+        ground.process(pipeline, raw(b'{"id": 1}', topic="a"), raw(longer, topic="b"))
+    assert ground.rows("id") == []
+
+
+# -- names --------------------------------------------------------------------------------------------------
+
+ODD = ['we"ird', "UPPER", "with space", "select", "tüβ", "a,b", "x%s", "t, line 7", "{}", "semi;colon", "back\\slash"]
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_names_of_tables_and_columns(ground: Ground, group: str, name: str) -> None:
+    path = ground.create(
+        f'"{name.replace(chr(34), chr(34) * 2)}" int CHECK ("{name.replace(chr(34), chr(34) * 2)}" > 0)', name
+    )
+    pipeline = of(group, Json(int), Append(path, columns=[name], row=lambda r: (r.value,)))
+    stopped_at(ground.process(pipeline, *orders(b"1", b"2", b"-1", b"3")), 0, 2)
+    assert ground.rows(name, name=name) == [(1,), (2,)]
+
+
+def test_a_table_is_named_with_its_schema_in_one_string(ground: Ground, group: str) -> None:
+    ground.create("id int")
+    pipeline = of(group, Json(int), Append(f"{ground.schema}.t", columns=["id"], row=lambda r: (r.value,)))
+    assert pipeline.tables == (f"{ground.schema}.t",)
+    ground.process(pipeline, *orders(b"1"))
+    assert ground.rows("id") == [(1,)]
+
+
+# -- columns that the database fills ------------------------------------------------------------------------
+
+
+def test_defaults_identities_and_generated_columns_are_the_databases(ground: Ground, group: str) -> None:
+    sink = ground.append(
+        "n bigint GENERATED ALWAYS AS IDENTITY, id int, kind text DEFAULT 'new', "
+        "twice int GENERATED ALWAYS AS (id * 2) STORED",
+        columns=["id"],
+        row=lambda r: (r.value,),
+    )
+    ground.process(of(group, Json(int), sink), *orders(b"5", b"6"))
+    assert ground.rows("n", "id", "kind", "twice") == [(1, 5, "new", 10), (2, 6, "new", 12)]
+
+
+def test_null_is_null_and_missing_is_poison(ground: Ground, group: str) -> None:
+    sink = ground.append("id int, note text DEFAULT 'default'", columns=["id", "note"])
+    pipeline = of(group, Json(), sink)
+    done = ground.process(
+        pipeline, *orders(b'{"id": 1, "note": null, "more": 1}', b'{"id": 2}', b'{"id": 3, "note": ""}')
+    )
+    assert "the row has no 'note'" in str(stopped_at(done, 0, 1))
+    assert ground.rows("id", "note") == [(1, None)]
+
+
+@pytest.mark.parametrize("value", [b"[1, 2, 3]", b"[1]", b'"text"', b"5", b"null"])
+def test_rows_of_another_shape_are_poison(ground: Ground, group: str, value: bytes) -> None:
+    pipeline = of(group, Json(), ground.append("id int, note text", columns=["id", "note"]))
+    done = ground.process(pipeline, *orders(b'[1, "one"]', value, b'[3, "three"]'))
+    stopped_at(done, 0, 1)
+    assert ground.rows("id", "note") == [(1, "one")]
+
+
+# -- values -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "expected"),
+    [
+        ("jsonb", {"a": [1, {"b": None}], "ä": "\U0001f600"}, None),
+        ("json", {"z": 1, "a": "tab\tquote\"back\\slash\nline"}, None),
+        ("jsonb", Jsonb([1, "two", {"three": 3}]), [1, "two", {"three": 3}]),
+        ("int[]", [1, None, 3], None),
+        ("text[]", ["a,b", 'quo"te', "back\\slash", "{}", "NULL", "", None, "tab\t\n"], None),
+        ("int[]", [], None),
+        ("int[][]", [[1, 2], [3, 4]], None),
+        ("jsonb[]", [{"a": 1}, {"b": "\\N"}], None),
+        ("numeric", Decimal("12345678901234567890.123456789012345678901234567890"), None),
+        ("numeric", Decimal("NaN"), None),
+        ("numeric", Decimal("-0.000"), Decimal("0.000")),
+        ("numeric", 2**200, Decimal(2**200)),
+        ("float8", 1e308, None),
+        ("float8", float("inf"), None),
+        ("bigint", -(2**63), None),
+        ("bigint", 2**63 - 1, None),
+        ("boolean", True, None),
+        ("timestamptz", datetime(2026, 3, 29, 1, 59, 59, 999999, UTC), None),
+        ("timestamptz", "2026-03-29T03:00:00+02:00", datetime(2026, 3, 29, 1, tzinfo=UTC)),
+        ("date", date(1, 1, 1), None),
+        ("date", date(9999, 12, 31), None),
+        ("bytea", bytes(range(256)), None),
+        ("uuid", UUID("0190d5b0-0000-7000-8000-000000000001"), None),
+        ("uuid", "0190d5b0-0000-7000-8000-000000000001", UUID("0190d5b0-0000-7000-8000-000000000001")),
+        ("mood", "so-so", None),
+        ("inet", "192.168.0.1", None),
+        ("interval", "1 day 02:00", None),
+        ("text", "", None),
+        ("text", "\\N", None),
+        ("text", "\\.", None),
+        ("text", "NULL", None),
+        ("text", "a\tb\nc\rd\\e\be\ff\vg\\tnot a tab", None),
+        ("text", "\\", None),
+        ("text", "\U0001f600 ä ß \x01 \x7f \u2028 \ufffe", None),
+        ("char(5)", "ab", "ab   "),
+        ("text", None, None),
+    ],
+)  # fmt: skip
+def test_values_come_out_as_they_went_in(ground: Ground, group: str, kind: str, value: Any, expected: Any) -> None:
+    ground.sql("CREATE TYPE mood AS ENUM ('good', 'so-so')")
+    kind = f'"{ground.schema}".mood' if kind == "mood" else kind
+    sink = ground.append(f"n int, v {kind}", columns=["n", "v"], row=lambda r: (r.offset, value))
+    done = ground.process(of(group, Bytes(), sink), *orders(b"", b""))
+    assert not done.stopped, str(done.stopped)
+    # Compared by the server: it casts the parameter as psycopg sends it in an ordinary statement.
+    with ground.engine.connect() as tx:
+        driver: Any = tx.connection.driver_connection
+        cursor = driver.cursor()
+        cursor.execute("SET LOCAL TIME ZONE 'UTC'")
+        cursor.execute(f'SELECT v FROM "{ground.schema}".t ORDER BY n')
+        (first,), (second,) = cursor.fetchall()
+    wanted = value if expected is None else expected
+    if kind == "interval":
+        wanted = first
+        assert str(first) == "1 day, 2:00:00"
+    assert repr(first) == repr(second)
+    assert str(first) == str(wanted)
+    assert type(first) is type(wanted) or kind == "inet"
+
+
+def test_provenance_makes_the_audit_a_query(ground: Ground, group: str) -> None:
+    sink = ground.append("id int, note text, t text, p int, o bigint", provenance=("t", "p", "o"))
+    pipeline = of(group, Json(Order), sink)
+    ground.process(pipeline, *orders(b'{"id": 1}', b'{"id": 2}'), *orders(b'{"id": 3}', partition=2, start=7))
+    assert ground.rows("id", "t", "p", "o") == [(1, TOPIC, 0, 0), (2, TOPIC, 0, 1), (3, TOPIC, 2, 7)]
+
+    some = ground.append(
+        "v int, o bigint", name="some", columns=["v"], provenance={"offset": "o"}, rows=lambda r: [(1,), (2,)]
+    )
+    ground.process(of(f"{group}-some", Bytes(), some), *orders(b"", start=5))
+    assert ground.rows("v", "o", name="some") == [(1, 5), (2, 5)]
+
+
+def test_provenance_that_the_row_has_itself_is_refused(ground: Ground, group: str) -> None:
+    sink = ground.append("id int, note text", provenance={"offset": "note"})
+    with pytest.raises(ConfigError, match="note would be written twice"):
+        ground.process(of(group, Json(Order), sink), *orders(b'{"id": 1}'))
+
+
+@pytest.mark.parametrize(("text", "shown"), [("300000-01-01", "300000-01-01"), ("0044-03-15 BC", "0044-03-15 BC")])
+def test_dates_beyond_pythons_own_go_as_text(ground: Ground, group: str, text: str, shown: str) -> None:
+    sink = ground.append("v date", columns=["v"], row=lambda r: (r.value,))
+    done = ground.process(of(group, Text(), sink), *orders(text.encode()))
+    assert not done.stopped
+    assert ground.value("v::text") == shown
+
+
+def test_a_value_of_ten_megabytes(ground: Ground, group: str) -> None:
+    sink = ground.append("n int, v text", columns=["n", "v"], row=lambda r: (r.offset, r.value))
+    big = "\\N\t\n" * (10 * 1024 * 1024 // 4)
+    done = ground.process(of(group, Text(), sink), *orders(b"small", big.encode(), b"small"))
+    assert done.records == 3
+    assert ground.rows("n", "v")[1] == (1, big)
+
+
+@pytest.mark.parametrize(("kind", "depth"), [("text", 1000), ("jsonb", 1000)])
+def test_json_nested_a_thousand_deep(ground: Ground, group: str, kind: str, depth: int) -> None:
+    deep = b"[" * depth + b"]" * depth
+    sink = ground.append(f"n int, v {kind}", columns=["n", "v"], row=lambda r: (r.offset, r.value))
+    done = ground.process(of(group, Text(), sink), *orders(b"1", deep, b"2"))
+    assert not done.stopped
+    assert ground.rows("n") == [(0,), (1,), (2,)]
+
+
+# -- records that the codec, the client or the server refuses -----------------------------------------------
+
+
+class Strange:
+    """A type that psycopg has never seen."""
+
+
+def circle() -> dict[str, Any]:
+    around: dict[str, Any] = {}
+    around["around"] = around
+    return around
+
+
+BAD: dict[str, tuple[str, Callable[[], Any], str]] = {
+    # column, the bad value (made late: some cannot be shown as a test's name), what the stop says
+    "a varchar that is too long": ("varchar(3)", lambda: "long", "value too long for type character varying(3)"),
+    "an integer that overflows": ("int", lambda: 2**31, "out of range for type integer"),
+    "a bigint that overflows": ("bigint", lambda: 2**63, "out of range for type bigint"),
+    "an integer of 5,000 digits": ("numeric", lambda: 10**5000, "column 'v': ValueError: Exceeds the limit"),
+    "NOT NULL": ("text NOT NULL", lambda: None, 'null value in column "v"'),
+    "CHECK": ("int CHECK (v < 100)", lambda: 100, 'violates check constraint "t_v_check"'),
+    "UNIQUE": ("text UNIQUE", lambda: "0", 'duplicate key value violates unique constraint "t_v_key"'),
+    "UNIQUE DEFERRABLE": ("text UNIQUE DEFERRABLE", lambda: "0", "duplicate key value violates"),
+    "UNIQUE DEFERRED": ("text UNIQUE DEFERRABLE INITIALLY DEFERRED", lambda: "0", "duplicate key value violates"),
+    "FOREIGN KEY": ("text REFERENCES parent", lambda: "none", 'is not present in table "parent"'),
+    "FOREIGN KEY DEFERRED": ("text REFERENCES parent DEFERRABLE INITIALLY DEFERRED", lambda: "none", "is not present"),
+    "EXCLUDE": ("text, EXCLUDE USING btree (v WITH =)", lambda: "0", "conflicting key value violates exclusion"),
+    "NUL in text": ("text", lambda: "a\0b", "NUL"),
+    "NUL in jsonb": ("jsonb", lambda: {"a": "\0"}, "unsupported Unicode escape sequence"),
+    "NaN in jsonb": ("jsonb", lambda: {"a": float("nan")}, "invalid input syntax for type json"),
+    "a lone surrogate": ("text", lambda: "\ud800", "column 'v': UnicodeEncodeError"),
+    "a datetime in jsonb": ("jsonb", lambda: {"at": datetime(2026, 1, 1, tzinfo=UTC)}, "not JSON serializable"),
+    "JSON that contains itself": ("jsonb", circle, "Circular reference"),
+    "JSON too deep for the server": ("jsonb", lambda: Jsonb("[" * 50_000, dumps=str), "stack depth limit exceeded"),
+    "text that is no number": ("int", lambda: "seven", 'invalid input syntax for type integer: "seven"'),
+    "an enum's unknown value": ("mood", lambda: "bad", "invalid input value for enum"),
+    "year 0": ("timestamptz", lambda: "0000-01-01T00:00:00Z", "date/time field value out of range"),
+    "year 300000": ("timestamptz", lambda: "300000-01-01T00:00:00Z", "out of range"),
+    "bytes for jsonb": ("jsonb", lambda: b"5", "column 'v': TypeError: Object of type bytes is not JSON serializable"),
+    "a value of no known type": ("text", Strange, "column 'v': ProgrammingError: cannot adapt type 'Strange'"),
+    "a Struct within": ("jsonb", lambda: Order(1), "Object of type Order is not JSON serializable"),
+    "an unset field": ("text", lambda: msgspec.UNSET, "cannot adapt type 'UnsetType'"),
+    "text too long for its index": ("text UNIQUE", lambda: "".join(map(chr, range(256, 9000))), "index row"),
+    "a trigger's refusal": ("int", lambda: -1, "the trigger refuses -1"),
+}  # fmt: skip
+
+
+WORSE = {  # partition and offset of the bad records, of 3 partitions with 4 each
+    "first": {(0, 0)},
+    "between": {(0, 2)},
+    "last": {(0, 3)},
+    "several partitions": {(0, 2), (0, 3), (2, 1)},
+    "all": {(p, o) for p in range(3) for o in range(4)},
+}
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_a_bad_row_stops_its_partition_in_front_of_it_and_no_other(ground: Ground, group: str, bad: str) -> None:
+    column, make, said = BAD[bad]
+    ground.sql(
+        "CREATE TYPE mood AS ENUM ('0', '1', '2', '3', '4', '5', '6', '7', '8', '9', '10', '11');"
+        "CREATE TABLE parent (id text PRIMARY KEY); INSERT INTO parent SELECT generate_series(0, 20)::text;"
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF NEW.v < 0 THEN "
+        "RAISE EXCEPTION 'the trigger refuses %', NEW.v USING ERRCODE = '23514'; END IF; RETURN NEW; END $$;"
+    )
+    qualified = column.replace("mood", f'"{ground.schema}".mood').replace("parent", f'"{ground.schema}".parent')
+    for where, worse in WORSE.items():
+        ground.sql("DROP TABLE IF EXISTS t")
+        table = ground.create(f"p int, o int, v {qualified}")
+        if "trigger" in bad:
+            ground.sql("CREATE TRIGGER refusing AFTER INSERT ON t FOR EACH ROW EXECUTE FUNCTION refuse()")
+        # The first record's "0" is what a duplicate repeats.
+        twin = {(1, 0)} if bad.startswith(("UNIQUE", "EXCLUDE")) else set()
+        check_stops(ground, f"{group}-{where}", table, column=column, make=make, said=said, worse=worse - twin)
+
+
+def check_stops(
+    ground: Ground,
+    group: str,
+    table: tuple[str, str],
+    *,
+    column: str,
+    make: Callable[[], Any],
+    said: str,
+    worse: set[tuple[int, int]],
+) -> None:
+    """Run it with the bad records, look at everything, and once more when they are mended."""
+
+    def good(r: Record[str, Any]) -> Any:
+        if "timestamptz" in column:
+            return f"20{int(r.value):02}-01-01"
+        return {"n": r.value} if "jsonb" in column else r.value
+
+    def row(r: Record[str, Any]) -> tuple[Any, ...]:
+        return (r.partition, r.offset, make() if (r.partition, r.offset) in worse else good(r))
+
+    # Partitions interleave, as they do in a batch; partition 1 comes first.
+    ordered = [(p, o) for o in range(4) for p in (1, 0, 2)]
+    records = [raw(str(n).encode(), topic=TOPIC, partition=p, offset=o) for n, (p, o) in enumerate(ordered)]
+    columns = ["p", "o", "v"]
+    pipeline = of(group, Text(), Append(table, columns=columns, row=row))
+    done = ground.process(pipeline, *records)
+
+    ends = {p: min([o for q, o in worse if q == p], default=4) for p in range(3)}
+    assert ground.rows("p", "o") == [(p, o) for p in range(3) for o in range(ends[p])]
+    assert {p.number: at for p, at in ground.positions(pipeline).items()} == ends, "the position equals the rows"
+    assert {p.number for p in done.stopped} == {p for p, end in ends.items() if end < 4}
+    assert done.records == sum(ends.values())
+    for p in (p for p, end in ends.items() if end < 4):
+        stop = stopped_at(done, p, ends[p])
+        assert isinstance(stop, PoisonStop)
+        assert said in str(stop)
+        assert "DEFERRED" in column or "(in a row for " in str(stop)  # at COMMIT it is no sink's any more
+        assert len(str(stop)) < 2000
+
+    mended = of(group, Text(), Append(table, columns=columns, row=lambda r: (r.partition, r.offset, good(r))))
+    done = ground.process(mended, *records)
+    assert not done.stopped
+    assert ground.rows("p", "o") == sorted(ordered), "everything once"
+    assert set(ground.positions(mended).values()) == {4}
+
+
+@pytest.mark.parametrize(
+    ("value", "codec", "said"),
+    [
+        (b"{", Json(Order), "DecodeError"),
+        (b'{"id": "x"}', Json(Order), "ValidationError: Expected `int`, got `str` - at `$.id`"),
+        (b"\xff\xfe", Text(), "UnicodeDecodeError"),
+        (None, Json(Order), "a null value, and the codec does not declare tombstones=True"),
+    ],
+)
+def test_a_record_that_cannot_be_decoded_stops_its_partition(
+    ground: Ground, group: str, value: bytes | None, codec: Codec, said: str
+) -> None:
+    good = b'{"id": 1}' if isinstance(codec, Json) else b"1"
+    sink = ground.append("o int", columns=["o"], row=lambda r: (r.offset,))
+    pipeline = of(group, codec, sink)
+    done = ground.process(pipeline, *orders(good, good, value, good), *orders(good, partition=1))
+    assert said in str(stopped_at(done, 0, 2))
+    assert ground.rows("o") == [(0,), (0,), (1,)]
+    assert ground.positions(pipeline) == {Partition(TOPIC, 0): 2, Partition(TOPIC, 1): 1}
+
+
+@pytest.mark.parametrize("refused_later", [False, True])
+def test_a_key_that_cannot_be_decoded_stops_its_partition_too(ground: Ground, group: str, refused_later: bool) -> None:
+    """Also where the row is the value alone, and where a later row of the same COPY is refused by the server."""
+    pipeline = Pipeline(group, topics=TOPIC, value=Json(Order), key=Text(), sinks=[ground.append("id int, note text")])
+    records = [
+        raw(f'{{"id": {2**40 if refused_later and n == 3 else n}}}'.encode(), topic=TOPIC, offset=n, key=key)
+        for n, key in enumerate([b"k", b"\xff", b"k", b"k"])
+    ]
+    assert "UnicodeDecodeError" in str(stopped_at(ground.process(pipeline, *records), 0, 1))
+    assert ground.rows("id") == [(0,)]
+
+
+def test_a_tombstone_is_no_row_unless_row_makes_one_of_it(ground: Ground, group: str) -> None:
+    pipeline = of(group, Json(Order, tombstones=True), ground.append("id int, note text"))
+    done = ground.process(pipeline, *orders(b'{"id": 1}', None, b'{"id": 2}'))
+    assert "a null value has no row; say with row= what it becomes" in str(stopped_at(done, 0, 1))
+    mended = of(group, Json(Order, tombstones=True), Append((ground.schema, "t"), row=lambda r: r.value))
+    assert ground.process(mended, *orders(b'{"id": 1}', None, b'{"id": 2}')).records == 2
+    assert ground.rows("id") == [(1,), (2,)]
+
+
+def test_a_stop_does_not_quote_megabytes(ground: Ground, group: str) -> None:
+    sink = ground.append("v int", columns=["v"], row=lambda r: (r.value,))
+    stop = stopped_at(ground.process(of(group, Text(), sink), *orders(b"x" * 10_000_000)), 0, 0)
+    assert len(str(stop)) < 2000
+    assert "characters)" in str(stop)
+
+
+def test_a_bad_row_far_from_the_start_of_a_large_batch(ground: Ground, group: str) -> None:
+    """Beyond the server's own buffers, with and without a line to go by."""
+    ground.sql("CREATE TABLE parent (id int PRIMARY KEY); INSERT INTO parent SELECT generate_series(0, 10000)")
+    for n, constraint in enumerate(("UNIQUE", f'REFERENCES "{ground.schema}".parent')):
+        sink = ground.append(f"v int {constraint}", name=f"t{n}", columns=["v"], row=lambda r: (r.value,))
+        values = [str(v).encode() for v in range(9000)]
+        values[7777] = b"5" if n == 0 else b"99999"
+        done = ground.process(of(f"{group}-{n}", Json(int), sink), *orders(*values))
+        stopped_at(done, 0, 7777)
+        assert done.records == 7777
+        assert len(ground.rows("v", name=f"t{n}")) == 7777
+
+
+# -- mistakes that are nobody's record ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "said"),
+    [
+        (lambda s: Append((s, "none"), columns=["id"]), psycopg.errors.UndefinedTable, "none"),
+        (lambda s: Append((s, "t"), columns=["id", "nope"]), psycopg.errors.UndefinedColumn, "nope"),
+        (lambda s: Append((s, "t")), ConfigError, "rows of type dict do not name their columns"),
+        (lambda s: Append((s, "t"), row=lambda r: Parcel(1, "n"), columns=["id", "x"]), ConfigError, "no field x"),
+        (lambda s: Append((s, "t"), columns=["id", "twice"]), psycopg.errors.InvalidColumnReference, "generated"),
+    ],
+)
+def test_a_mistake_in_the_program_ends_the_work_and_writes_nothing(
+    ground: Ground, group: str, make: Callable[[str], Append], error: type[Exception], said: str
+) -> None:
+    ground.create("id int, twice int GENERATED ALWAYS AS (id * 2) STORED")
+    pipeline = of(group, Json(), make(ground.schema))
+    with pytest.raises(error, match=said) as caught:
+        ground.process(pipeline, *orders(*[b'{"id": 1, "nope": 1, "twice": 2}'] * 3))
+    assert f"{TOPIC}/0 [0, 3)" in caught.value.__notes__[-1]
+    assert ground.rows("id") == []
+    assert ground.positions(pipeline) == {Partition(TOPIC, 0): 0}
+
+
+def test_no_right_on_the_table(ground: Ground, group: str) -> None:
+    ground.create("id int")
+    ground.sql("CREATE VIEW frozen AS SELECT 1 AS id")
+    pipeline = of(group, Json(int), Append((ground.schema, "frozen"), columns=["id"], row=lambda r: (r.value,)))
+    with pytest.raises(psycopg.errors.WrongObjectType, match="cannot copy to view") as caught:
+        ground.process(pipeline, *orders(b"1", b"2"))
+    assert "nothing of this batch was written" in caught.value.__notes__[-1]
+
+
+def test_row_that_changes_its_mind_is_told_so(ground: Ground, group: str) -> None:
+    calls: list[int] = []
+
+    def row(r: Record[int, Any]) -> tuple[int] | None:
+        calls.append(r.value)
+        return (-1,) if len(calls) == 1 else None
+
+    sink = ground.append("id int CHECK (id > 0)", columns=["id"], row=row)
+    pipeline = Pipeline(group, topics=TOPIC, value=Json(int), sinks=[sink], send_ahead=False)
+    with pytest.raises(ConfigError, match="it must depend on its record alone"):
+        ground.process(pipeline, *orders(b"1"))
+
+
+# -- at random ----------------------------------------------------------------------------------------------
+
+GOOD, UNDECODABLE, NO_ROW, REFUSED, NOT_ADAPTED, ORPHAN = range(6)
+SPELLED = {
+    GOOD: b'{"v": 1}', UNDECODABLE: b"{", NO_ROW: b'{"w": 1}', REFUSED: b'{"v": -1}', NOT_ADAPTED: b'{"v": "\\ud800"}',
+    ORPHAN: b'{"v": 2}',
+}  # fmt: skip
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> list[RawRecord]:
+    """1 to 3 partitions, interleaved, with gaps between their offsets as compaction leaves them."""
+    kinds = st.sampled_from([GOOD] * 12 + [UNDECODABLE, NO_ROW, REFUSED, NOT_ADAPTED, ORPHAN])
+    order = draw(st.lists(st.tuples(st.integers(0, draw(st.integers(0, 2))), kinds, st.integers(1, 3)), max_size=60))
+    offsets: dict[int, int] = {}
+    made = []
+    for partition, kind, gap in order:
+        offsets[partition] = offsets.get(partition, 0) + gap
+        made.append(raw(SPELLED[kind], topic=TOPIC, partition=partition, offset=offsets[partition]))
+    return made
+
+
+@pytest.mark.parametrize("handled", [False, True], ids=["stream", "whole"])
+def test_rows_equal_the_records_before_each_partitions_first_bad_one(ground: Ground, group: str, handled: bool) -> None:
+    """A property: whatever is wrong, wherever. Hypothesis prints the failing batch and a blob to repeat it."""
+    ground.sql("CREATE TABLE parent (id int PRIMARY KEY); INSERT INTO parent VALUES (1)")
+    sink = ground.append(
+        f'p int, o bigint, v int CHECK (v > 0) REFERENCES "{ground.schema}".parent',
+        columns=["p", "o", "v"],
+        row=lambda r: {"p": r.partition, "o": r.offset, "v": r.value["v"]},
+    )
+    ground.sql("CREATE TABLE handled (n bigint GENERATED ALWAYS AS IDENTITY, p int, o bigint)")
+    handled_too = text(f'INSERT INTO "{ground.schema}".handled (p, o) VALUES (:p, :o)')
+
+    def handle(tx: Connection, batch: Batch[Any, Any]) -> None:
+        tx.execute(handled_too, [{"p": r.partition, "o": r.offset} for r in batch])
+
+    runs = iter(range(10**6))
+
+    @settings(
+        max_examples=40, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    )
+    @given(batches())
+    def check(records: list[RawRecord]) -> None:
+        ground.sql("TRUNCATE t, handled")
+        pipeline = Pipeline(
+            f"{group}-{next(runs)}",
+            topics=TOPIC,
+            value=json.loads,
+            sinks=[sink],
+            handle=handle if handled else None,
+        )
+        done = ground.process(pipeline, *records)
+        bad: dict[int, int] = {}
+        for r in records:
+            if r.value != SPELLED[GOOD]:
+                bad.setdefault(r.partition, r.offset)
+        expected = [(r.partition, r.offset) for r in records if r.offset < bad.get(r.partition, 10**6)]
+        assert ground.rows("p", "o") == sorted(expected)
+        assert {p.number: stop.offset for p, stop in done.stopped.items()} == bad
+        assert done.records == len(expected)
+        first = {r.partition: r.offset for r in reversed(records)}
+        last = {p: o + 1 for p, o in expected}
+        where = {p: bad[p] if p in bad and p in last else last.get(p, first[p]) for p in first}
+        assert {p.number: at for p, at in ground.positions(pipeline).items()} == where
+        if handled:
+            seen = [(p, o) for _, p, o in ground.rows("n", "p", "o", name="handled")]
+            assert seen == expected, "in the order of the batch, in however many parts"
+        assert ground.process(pipeline, *records).records == 0, "nothing twice"
+
+    check()

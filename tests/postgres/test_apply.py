@@ -1,0 +1,625 @@
+"""One batch through sinks and handler, on a real Postgres: together or not at all, and a bad record stops itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import Future
+from functools import partial
+from itertools import pairwise
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+import psycopg
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from psycopg.pq import PipelineStatus
+from sqlalchemy import Connection, Engine, bindparam, event, text
+from sqlalchemy.exc import ProgrammingError
+
+from seekpoint import Append, Batch, Json, Limits, Pipeline, Poison, Retry, Text, events
+from seekpoint.errors import ConfigError, HandlerMisuse, PoisonStop
+from seekpoint.events import Announcer
+from seekpoint.ledger import Ledger
+from seekpoint.records import Cause, Partition, RawRecord, Record, Span
+from seekpoint.testing import Processed, kit, raw, record
+from seekpoint.worker.assignment.chunk import Chunk, Read
+from seekpoint.worker.open_batch import OpenBatch
+from seekpoint.worker.unit_of_work import Committer
+from support.sink_tables import TOPIC, Ground, orders, stopped_at
+
+Handler = Callable[[Connection, Batch[Any, Any]], Any]
+
+
+@pytest.fixture
+def ground(seekpoint_engine: Engine, seekpoint_schema: str) -> Ground:
+    return Ground(seekpoint_engine, seekpoint_schema)
+
+
+def numbers(*values: object, partition: int = 0, start: int = 0) -> list[RawRecord]:
+    return orders(*(str(value).encode() for value in values), partition=partition, start=start)
+
+
+class Book:
+    """A handler that writes what it is given, and remembers each call; ``then`` is what the test is about."""
+
+    def __init__(self, ground: Ground, then: Handler | None = None) -> None:
+        ground.create("p int, o bigint, v text", "book")
+        self.calls: list[list[tuple[int, int]]] = []
+        self.spans: list[tuple[Span, ...]] = []
+        self._ground, self.then = ground, then
+        self._insert = text(f'INSERT INTO "{ground.schema}".book VALUES (:p, :o, :v)').bindparams(
+            bindparam("p"), bindparam("o"), bindparam("v")
+        )
+
+    def __call__(self, tx: Connection, batch: Batch[Any, Any]) -> Any:
+        self.calls.append([(r.partition, r.offset) for r in batch])
+        self.spans.append(batch.spans)
+        tx.execute(self._insert, [{"p": r.partition, "o": r.offset, "v": str(r.value)} for r in batch])
+        return None if self.then is None else self.then(tx, batch)
+
+    def rows(self) -> list[tuple[int, int]]:
+        return [(p, o) for p, o in self._ground.rows("p", "o", name="book")]
+
+
+def handled(group: str, handle: Handler, *sinks: Append, value: Any = None) -> Pipeline:
+    return Pipeline(group, topics=TOPIC, value=value or Json(), sinks=sinks, handle=handle)
+
+
+def nothing_written(ground: Ground, pipeline: Pipeline, *tables: str) -> None:
+    assert set(ground.positions(pipeline).values()) == {0}
+    for table in tables:
+        with ground.engine.connect() as tx:
+            assert tx.execute(text(f'SELECT count(*) FROM "{ground.schema}".{table}')).scalar_one() == 0
+
+
+# -- several sinks and a handler ----------------------------------------------------------------------------
+
+
+def test_sinks_write_in_their_order_then_the_handler_all_in_one_transaction(ground: Ground, group: str) -> None:
+    parents = ground.append("id int PRIMARY KEY, xid text DEFAULT pg_current_xact_id()::text", name="parents",
+                            columns=["id"], row=lambda r: (r.value,))  # fmt: skip
+    children = ground.append(
+        f'id int REFERENCES "{ground.schema}".parents, xid text DEFAULT pg_current_xact_id()::text',
+        name="children", columns=["id"], rows=lambda r: [(r.value,), (r.value,)],
+    )  # fmt: skip
+    seen: list[int] = []
+
+    def look(tx: Connection, batch: Batch[Any, Any]) -> None:
+        seen.append(tx.execute(text(f'SELECT count(*) FROM "{ground.schema}".children')).scalar_one())
+
+    book = Book(ground, look)
+    pipeline = handled(group, book, parents, children)
+    done = ground.process(pipeline, *numbers(1, 2), *numbers(3, partition=1))
+    assert (done.records, seen) == (3, [6])
+    assert book.rows() == [(0, 0), (0, 1), (1, 0)]
+    assert book.spans == [(Span(Partition(TOPIC, 0), 0, 2), Span(Partition(TOPIC, 1), 0, 1))] == [done.spans]
+    (one,) = {xid for table in ("parents", "children") for (xid,) in ground.rows("xid", name=table)}
+    assert one
+
+
+def test_a_record_that_one_sink_cannot_take_goes_into_none(ground: Ground, group: str) -> None:
+    good = ground.append("id int", name="good", columns=["id"], row=lambda r: (r.value,))
+    picky = ground.append("id int", name="picky", columns=["id"], row=lambda r: (10 // r.value,))
+    book = Book(ground)
+    done = ground.process(handled(group, book, good, picky), *numbers(1, 0, 2), *numbers(5, partition=1))
+    assert "ZeroDivisionError" in str(stopped_at(done, 0, 1))
+    assert ground.rows("id", name="good") == [(1,), (5,)]
+    assert ground.rows("id", name="picky") == [(2,), (10,)]
+    assert book.calls == [[(0, 0), (1, 0)]]
+
+
+@pytest.mark.parametrize("constraint", ["CHECK (id <> 7)", "REFERENCES parent"])
+def test_a_row_that_the_second_sink_is_refused_takes_the_firsts_rows_with_it(
+    ground: Ground, group: str, constraint: str
+) -> None:
+    ground.sql("CREATE TABLE parent (id int PRIMARY KEY); INSERT INTO parent VALUES (1), (2), (3), (5)")
+    constraint = constraint.replace("parent", f'"{ground.schema}".parent')
+    first = ground.append("id int", name="first", columns=["id"], row=lambda r: (r.value,))
+    second = ground.append(f"id int {constraint}", name="second", columns=["id"], row=lambda r: (r.value,))
+    book = Book(ground)
+    done = ground.process(handled(group, book, first, second), *numbers(1, 2, 7, 3), *numbers(5, partition=1))
+    assert "the database refused it: " in (said := str(stopped_at(done, 0, 2)))
+    assert '"second"' in said
+    assert ground.rows("id", name="first") == ground.rows("id", name="second") == [(1,), (2,), (5,)]
+    assert book.rows() == [(0, 0), (0, 1), (1, 0)]
+    assert [at for call in book.calls for at in call] == book.rows(), "the handler saw only the parts that held"
+
+
+def test_what_a_sink_defers_the_handler_may_still_fulfil(ground: Ground, group: str) -> None:
+    """Also in the attempt that searches for a bad row: no good one is blamed for what comes later."""
+    ground.sql("CREATE TABLE parent (id int PRIMARY KEY)")
+    sink = ground.append(
+        f'id int UNIQUE DEFERRABLE REFERENCES "{ground.schema}".parent DEFERRABLE INITIALLY DEFERRED',
+        columns=["id"],
+        row=lambda r: (r.value,),
+    )
+
+    def fulfil(tx: Connection, batch: Batch[Any, Any]) -> None:
+        tx.execute(
+            text(f'INSERT INTO "{ground.schema}".parent VALUES (:id) ON CONFLICT DO NOTHING'),
+            [{"id": r.value} for r in batch],
+        )
+
+    done = ground.process(handled(group, fulfil, sink), *numbers(1, 2, 1, 3), *numbers(5, partition=1))
+    assert "duplicate key" in str(stopped_at(done, 0, 2))
+    assert ground.rows("id") == [(1,), (2,), (5,)]
+
+
+# -- poison raised by a handler -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("bad", "ends"),
+    [
+        ({(0, 1)}, {0: 1, 1: 3}),
+        ({(0, 0)}, {0: 0, 1: 3}),
+        ({(0, 2), (0, 1), (1, 2)}, {0: 1, 1: 2}),
+        ({(p, o) for p in (0, 1) for o in range(3)}, {0: 0, 1: 0}),
+    ],
+)
+@pytest.mark.parametrize("at_once", [True, False], ids=["all named", "one by one"])
+def test_a_handler_names_its_poison_and_runs_again_without_it(
+    ground: Ground, group: str, bad: set[tuple[int, int]], ends: dict[int, int], at_once: bool
+) -> None:
+    def refuse(tx: Connection, batch: Batch[Any, Any]) -> None:
+        if named := [r for r in batch if (r.partition, r.offset) in bad]:
+            raise Poison("negative amount", *(named if at_once else named[:1]))
+
+    book = Book(ground, refuse)
+    pipeline = handled(group, book)
+    done = ground.process(pipeline, *numbers(1, 2, 3), *numbers(4, 5, 6, partition=1))
+    for partition, end in ends.items():
+        if end < 3:
+            assert "the handler calls it poison: Poison: negative amount" in str(stopped_at(done, partition, end))
+    assert book.rows() == [(p, o) for p in (0, 1) for o in range(ends[p])]
+    assert ground.positions(pipeline) == {Partition(TOPIC, p): end for p, end in ends.items()}
+    assert [] not in book.calls, "never without a record"
+
+
+def test_poison_that_names_no_record_is_searched_for(ground: Ground, group: str) -> None:
+    def refuse(tx: Connection, batch: Batch[Any, Any]) -> None:
+        if any(r.value < 0 for r in batch):
+            raise Poison("something in here")
+
+    sink = ground.append("id int", columns=["id"], row=lambda r: (r.value,))
+    pipeline = handled(group, book := Book(ground, refuse), sink)
+    done = ground.process(pipeline, *numbers(1, 2, -3, 4), *numbers(5, partition=1), *numbers(-6, partition=2))
+    for partition, offset in [(0, 2), (2, 0)]:
+        stop = stopped_at(done, partition, offset)
+        assert "the handler calls it poison: Poison: something in here" in str(stop)
+    assert book.rows() == [(0, 0), (0, 1), (1, 0)]
+    assert ground.rows("id") == [(1,), (2,), (5,)]
+    assert ground.positions(pipeline) == {Partition(TOPIC, 0): 2, Partition(TOPIC, 1): 1, Partition(TOPIC, 2): 0}
+
+
+def names_its_batch(error: BaseException) -> None:
+    (note,) = error.__notes__
+    assert note.startswith(f"while applying {TOPIC}/0 [0, 2), {TOPIC}/1 [0, 1)")
+    assert "nothing of this batch was written, and it is read again from there" in note
+
+
+@pytest.mark.parametrize("stranger", [record(1, topic="other"), record(1, topic=TOPIC, offset=99), "a text", None])
+def test_poison_that_names_a_stranger_does_not_go_round_for_ever(ground: Ground, group: str, stranger: Any) -> None:
+    def refuse(tx: Connection, batch: Batch[Any, Any]) -> None:
+        raise Poison("bad", stranger)
+
+    pipeline = handled(group, book := Book(ground, refuse))
+    with pytest.raises(HandlerMisuse, match="names no record of this batch: name those that the batch gave you"):
+        ground.process(pipeline, *numbers(1, 2))
+    nothing_written(ground, pipeline, "book")
+    assert len(book.calls) == 1
+
+
+def test_among_strangers_the_batchs_own_record_counts(ground: Ground, group: str) -> None:
+    def refuse(tx: Connection, batch: Batch[Any, Any]) -> None:
+        if len(batch) > 1:
+            raise Poison("bad", record(1, topic="other"), batch[1])
+
+    done = ground.process(handled(group, book := Book(ground, refuse)), *numbers(1, 2))
+    stopped_at(done, 0, 1)
+    assert book.rows() == [(0, 0)]
+
+
+# -- other errors of a handler ------------------------------------------------------------------------------
+
+
+class BrokenError(Exception):
+    """A mistake in the user's code."""
+
+
+@pytest.mark.parametrize("with_sink", [False, True])
+def test_any_other_error_of_a_handler_is_raised_for_another_try(ground: Ground, group: str, with_sink: bool) -> None:
+    """The partition waits in front of the record that failed; here, where nobody waits, the error comes out."""
+
+    def fail(tx: Connection, batch: Batch[Any, Any]) -> None:
+        if any(r.value == 2 for r in batch):
+            raise BrokenError("a mistake")
+
+    sink = ground.append("id int", columns=["id"], row=lambda r: (r.value,))
+    pipeline = handled(group, book := Book(ground, fail), *([sink] if with_sink else []))
+    with pytest.raises(BrokenError, match="a mistake"):
+        ground.process(pipeline, *numbers(1, 2, 3), *numbers(4, partition=1))
+    assert book.rows() == [(0, 0), (1, 0)]
+    assert ground.positions(pipeline) == {Partition(TOPIC, 0): 1, Partition(TOPIC, 1): 1}
+
+    book.then = None  # mended: the same records come again
+    assert ground.process(pipeline, *numbers(1, 2, 3), *numbers(4, partition=1)).records == 2
+    assert book.rows() == [(0, 0), (0, 1), (0, 2), (1, 0)]
+    if with_sink:
+        assert ground.rows("id") == [(1,), (2,), (3,), (4,)]
+
+
+@pytest.mark.parametrize(
+    ("statement", "sqlstate"),
+    [
+        ("SELECT 'seven'::int", "22P02"),
+        ("SELECT 1 / 0", "22012"),
+        ("INSERT INTO {t} VALUES (1), (1)", "23505"),
+        ("INSERT INTO {t} VALUES (NULL)", "23502"),
+        ("DO $$ BEGIN RAISE EXCEPTION 'not this one'; END $$", "P0001"),
+    ],
+)
+@pytest.mark.parametrize("with_sink", [False, True])
+def test_a_handlers_statement_that_the_database_refuses_is_its_records_fault(
+    ground: Ground, group: str, statement: str, sqlstate: str, with_sink: bool
+) -> None:
+    path = ground.create("id int PRIMARY KEY", "once")
+
+    def fail(tx: Connection, batch: Batch[Any, Any]) -> None:
+        if any(r.value < 0 for r in batch):
+            tx.execute(text(statement.format(t=".".join(f'"{part}"' for part in path))))
+
+    sink = ground.append("id int", columns=["id"], row=lambda r: (r.value,))
+    pipeline = handled(group, book := Book(ground, fail), *([sink] if with_sink else []))
+    done = ground.process(pipeline, *numbers(1, -2, 3), *numbers(4, partition=1))
+    stop = stopped_at(done, 0, 1)
+    assert isinstance(stop, PoisonStop)
+    assert (stop.failure.cause, stop.failure.sqlstate, stop.failure.attempts) == (Cause.DATABASE, sqlstate, 1)
+    assert book.rows() == [(0, 0), (1, 0)]
+    assert ground.rows("id", name="once") == []
+
+
+@pytest.mark.parametrize("with_sink", [False, True])
+def test_a_statement_that_is_wrong_in_itself_ends_the_work(ground: Ground, group: str, with_sink: bool) -> None:
+    def fail(tx: Connection, batch: Batch[Any, Any]) -> None:
+        tx.execute(text("SELECT * FROM nowhere"))
+
+    sink = ground.append("id int", columns=["id"], row=lambda r: (r.value,))
+    pipeline = handled(group, Book(ground, fail), *([sink] if with_sink else []))
+    with pytest.raises(ProgrammingError) as caught:
+        ground.process(pipeline, *numbers(1, 2), *numbers(3, partition=1))
+    names_its_batch(caught.value)
+    nothing_written(ground, pipeline, "book", "t")
+
+
+@pytest.mark.parametrize("with_sink", [False, True])
+def test_a_handlers_row_that_is_refused_at_commit_is_its_records_fault(
+    ground: Ground, group: str, with_sink: bool
+) -> None:
+    ground.create("id int UNIQUE DEFERRABLE INITIALLY DEFERRED", "late")
+
+    def enter(tx: Connection, batch: Batch[Any, Any]) -> None:
+        rows = [{"id": r.value} for r in batch for _ in range(2 if r.value < 0 else 1)]
+        tx.execute(text(f'INSERT INTO "{ground.schema}".late VALUES (:id)'), rows)
+
+    sink = ground.append("id int", columns=["id"], row=lambda r: (r.value,))
+    pipeline = handled(group, book := Book(ground, enter), *([sink] if with_sink else []))
+    seen: list[events.Event] = []
+    done = ground.process(pipeline, *numbers(1, -2, 3), *numbers(4, partition=1), observe=(seen.append,))
+    assert "UniqueViolation" in str(stopped_at(done, 0, 1))
+    assert book.rows() == [(0, 0), (1, 0)]
+    assert ground.rows("id", name="late") == [(1,), (4,)]
+    assert not any(isinstance(e, events.CommitUnknown) for e in seen), "a refusal is no unknown"
+
+
+async def _later() -> None:
+    """What an asynchronous function returns is a coroutine."""
+
+
+def _lazily() -> Iterator[None]:
+    """What a function with a yield returns is a generator."""
+    yield
+
+
+async def _lazily_later() -> AsyncIterator[None]:
+    yield
+
+
+class Promise:
+    def __await__(self) -> Iterator[None]:
+        yield
+
+
+RETURNED: dict[str, Callable[[], Any]] = {
+    "a coroutine": _later,
+    "a generator": _lazily,
+    "an async_generator": _lazily_later,
+    "a map": lambda: map(print, [1]),
+    "a filter": lambda: filter(print, [1]),
+    "a zip": lambda: zip([1], [2], strict=True),
+    "a partial": lambda: partial(print, 1),
+    "a function": lambda: _later,
+    "a Future": Future,
+    "a Promise": Promise,
+    "a list": list,
+    "an int": lambda: 0,
+    "a bool": lambda: False,
+}
+
+
+@pytest.fixture
+def dropped(seekpoint_engine: Engine) -> Iterator[list[PipelineStatus]]:
+    """Whether a pipeline was open on each connection that was thrown away."""
+    found: list[PipelineStatus] = []
+
+    def note(driver: psycopg.Connection[Any], *_: object) -> None:
+        found.append(driver.info.pipeline_status)
+
+    event.listen(seekpoint_engine, "invalidate", note)
+    yield found
+    event.remove(seekpoint_engine, "invalidate", note)
+
+
+@pytest.mark.parametrize("send_ahead", [True, False])
+@pytest.mark.parametrize("what", RETURNED)
+@pytest.mark.filterwarnings("error")
+def test_what_a_handler_returns_is_not_thrown_away_in_silence(
+    ground: Ground, group: str, what: str, send_ahead: bool, dropped: list[PipelineStatus]
+) -> None:
+    """I4: work that is returned, and not done, passes no offset; no coroutine is left that was never awaited.
+
+    The pipeline of statements sent ahead has ended when the connection is closed: psycopg warns of an open one.
+    """
+    handle = Book(ground, lambda tx, batch: RETURNED[what]())
+    pipeline = Pipeline(group, topics=TOPIC, value=Json(), handle=handle, send_ahead=send_ahead)
+    with pytest.raises(
+        HandlerMisuse, match=rf"the handler \S*test_apply\.Book returned {what}, which is never run"
+    ) as refused:
+        ground.process(pipeline, *numbers(1))
+    assert "and return None" in str(refused.value)
+    assert dropped == [PipelineStatus.OFF]
+    nothing_written(ground, pipeline, "book")
+
+
+def test_work_that_is_returned_for_one_record_only_is_refused_while_a_bad_one_is_looked_for(
+    ground: Ground, group: str
+) -> None:
+    def then(tx: Connection, batch: Batch[Any, Any]) -> Any:
+        if len(batch) > 1:
+            raise Poison("one of them")
+        return map(print, batch)
+
+    pipeline = handled(group, book := Book(ground, then))
+    with pytest.raises(HandlerMisuse, match=r"the handler \S*test_apply\.Book returned a map"):
+        ground.process(pipeline, *numbers(1, 2))
+    nothing_written(ground, pipeline, "book")
+    assert len(book.calls) == 2
+
+
+def test_the_result_of_a_last_statement_may_be_returned(ground: Ground, group: str) -> None:
+    def handle(tx: Connection, batch: Batch[Any, Any]) -> Any:
+        return tx.execute(text("SELECT 1"))
+
+    assert ground.process(handled(group, Book(ground, handle)), *numbers(1)).records == 1
+
+
+# -- poison in a group --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_group_of_poison_is_poison(ground: Ground, group: str, nested: bool) -> None:
+    """As a TaskGroup raises it; each record has the reason of its own."""
+
+    def refuse(tx: Connection, batch: Batch[Any, Any]) -> None:
+        bad = [Poison(f"negative: {r.value}", r) for r in batch if r.value < 0]
+        if bad:
+            raise ExceptionGroup("several", [ExceptionGroup("within", bad)] if nested else bad)
+
+    pipeline = Pipeline(group, topics=TOPIC, value=Json(), handle=(book := Book(ground, refuse)),
+                        on_poison="dead_letter")  # fmt: skip
+    done = ground.process(pipeline, *numbers(1, -2, 3, -4))
+    found = [(aside.offset, aside.failure.cause, aside.failure.error) for aside in done.set_aside]
+    assert found == [(1, Cause.POISON, "Poison: negative: -2"), (3, Cause.POISON, "Poison: negative: -4")]
+    assert book.rows() == [(0, 0), (0, 2)]
+    assert len(book.calls) == 2, "all are named: nothing is searched for"
+
+
+def test_a_group_of_which_one_names_no_record(ground: Ground, group: str) -> None:
+    """What is named is set aside at once, the other one is searched for."""
+
+    def refuse(tx: Connection, batch: Batch[Any, Any]) -> None:
+        bad = [Poison("named", r) for r in batch if r.value == -1]
+        if any(r.value == -2 for r in batch):
+            bad.append(Poison("unnamed"))
+        if bad:
+            raise ExceptionGroup("several", bad)
+
+    pipeline = Pipeline(group, topics=TOPIC, value=Json(), handle=(book := Book(ground, refuse)),
+                        on_poison="dead_letter")  # fmt: skip
+    done = ground.process(pipeline, *numbers(1, -1, 2, -2, 3))
+    assert sorted((aside.offset, aside.failure.cause) for aside in done.set_aside) == [
+        (1, Cause.POISON), (3, Cause.POISON)
+    ]  # fmt: skip
+    assert book.rows() == [(0, 0), (0, 2), (0, 4)]
+
+
+def test_a_group_with_another_error_is_a_failure_like_any_other(ground: Ground, group: str) -> None:
+    def refuse(tx: Connection, batch: Batch[Any, Any]) -> None:
+        raise ExceptionGroup("mixed", [Poison("bad", next(iter(batch))), ArithmeticError("no")])
+
+    pipeline = handled(group, Book(ground, refuse))
+    with pytest.raises(ExceptionGroup, match="mixed"):
+        ground.process(pipeline, *numbers(1))
+    nothing_written(ground, pipeline, "book")
+
+
+@pytest.mark.parametrize("odd", ["a text", 5, {"a": 1}, [None, "kept", 7]], ids=repr)
+@pytest.mark.parametrize("error", [ArithmeticError, Poison])
+def test_notes_of_an_exception_may_be_anything(ground: Ground, group: str, odd: Any, error: type[Exception]) -> None:
+    def refuse(tx: Connection, batch: Batch[Any, Any]) -> None:
+        if any(r.value == 2 for r in batch):
+            raised = error("no")
+            raised.__notes__ = odd
+            raise raised
+
+    pipeline = Pipeline(group, topics=TOPIC, value=Json(), handle=(book := Book(ground, refuse)),
+                        on_poison="dead_letter", retry=Retry(attempts=1))  # fmt: skip
+    done = ground.process(pipeline, *numbers(1, 2, 3))
+    assert [aside.offset for aside in done.set_aside] == [1]
+    assert ("(kept)" in done.set_aside[0].failure.error) == isinstance(odd, list)
+    assert book.rows() == [(0, 0), (0, 2)]
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit])
+def test_an_interruption_is_nobodys_poison(ground: Ground, group: str, interruption: type[BaseException]) -> None:
+    def row(r: Record[int, Any]) -> tuple[int]:
+        if r.offset == 1:
+            raise interruption
+        return (r.value,)
+
+    pipeline = Pipeline(group, topics=TOPIC, value=Json(), sinks=[ground.append("id int", columns=["id"], row=row)])
+    with pytest.raises(interruption):
+        ground.process(pipeline, *numbers(1, 2, 3))
+    nothing_written(ground, pipeline, "t")
+
+
+# -- no records ---------------------------------------------------------------------------------------------
+
+
+def test_a_handler_is_not_called_without_records(ground: Ground, group: str) -> None:
+    """SQLAlchemy makes a row of defaults of an insert of no rows: nobody should have to think of that."""
+    calls: list[int] = []
+    pipeline = handled(group, lambda tx, batch: calls.append(len(batch)))
+    done = ground.process(pipeline, *orders(b"{", b"1"), *orders(b"[", partition=1))
+    stopped_at(done, 0, 0)
+    stopped_at(done, 1, 0)
+    assert (calls, done.records, done.spans) == ([], 0, ())
+    assert set(ground.positions(pipeline).values()) == {0}
+
+
+def test_an_event_for_every_step_of_every_attempt(ground: Ground, group: str) -> None:
+    sink = ground.append("id int CHECK (id > 0)", columns=["id"], row=lambda r: (r.value,))
+    seen: list[events.Event] = []
+    pipeline = Pipeline(group, topics=TOPIC, value=Json(), sinks=[sink])
+    ground.process(pipeline, *numbers(1, 2, -3, 4), observe=(seen.append,))
+    failed = next(n for n, event in enumerate(seen) if isinstance(event, events.Isolating))
+    # A few rows are sent and awaited with advance: the server's answer may come before or behind their Applied.
+    begun = [events.BatchOpened(attempt=1), events.Held(partitions=1)]
+    assert seen[:failed] in (begun, [*begun, events.Applied(records=4)])
+    assert isinstance(seen[-1], events.Committed)
+    span = Span(Partition(TOPIC, 0), 0, 2)
+    assert seen[failed + 1 :] == [
+        events.BatchOpened(attempt=2),
+        events.Held(partitions=1),
+        events.Applied(records=2),
+        events.Advanced(spans=(span,)),
+        events.Committed(spans=(span,), records=2, seconds=seen[-1].seconds),
+    ]
+
+
+# -- chunk by chunk -----------------------------------------------------------------------------------------
+
+
+def process_in_chunks(ground: Ground, pipeline: Pipeline, records: Sequence[RawRecord], cuts: set[int]) -> Processed:
+    """As the worker does: the first chunk opens the batch, the others are drawn while it is applied."""
+    ledger = Ledger(ground.engine, pipeline.group, schema=ground.schema)
+    partitions = [Partition(TOPIC, n) for n in range(3)]
+    claims = ledger.claim(
+        partitions, {TOPIC: uuid4()}, cluster_id="c", start=lambda _: dict.fromkeys(partitions, 0)
+    ).granted
+    cursors = dict.fromkeys(partitions, 0)
+    chunks: list[Chunk[RawRecord]] = []
+    edges = sorted({0, len(records), *(at for at in cuts if at < len(records))})
+    for start, end in pairwise(edges):
+        reads: dict[Partition, Read] = {}
+        for one in records[start:end]:
+            at = Partition(one.topic, one.partition)
+            before = reads[at].start if at in reads else cursors[at]
+            reads[at] = Read(claims[at], before, one.offset + 1)
+            cursors[at] = one.offset + 1
+        chunks.append(Chunk(records[start:end], reads))
+    seen, hands = kit._Seen(), kit._Hands(ledger, dict(claims))
+    committer = Committer(ledger, pipeline, hands, Announcer([seen]))
+    batch = OpenBatch(chunks.pop(0), lambda: chunks.pop(0) if chunks else None, kit._known, Limits())
+    try:
+        committer.commit(batch)
+    finally:
+        committer.close()
+        ledger.release(claims.values())
+    assert not chunks, "all was drawn"
+    return Processed(seen.spans, seen.records, hands.stopped)
+
+
+class Entry(msgspec.Struct):
+    p: int
+    o: int
+    v: str
+
+
+GOOD, UNDECODABLE, REFUSED, ORPHAN = "1", "{", "-1", "2"
+
+
+def spelled(kind: str, partition: int, offset: int) -> bytes:
+    return b"{" if kind == UNDECODABLE else json.dumps({"p": partition, "o": offset, "v": kind}).encode()
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> tuple[list[RawRecord], dict[int, int], set[int]]:
+    """Records of up to 3 partitions, the first bad offset of each, and where chunks end."""
+    kinds = st.sampled_from([GOOD] * 15 + [UNDECODABLE, REFUSED, ORPHAN])
+    order = draw(st.lists(st.tuples(st.integers(0, 2), kinds), min_size=1, max_size=50))
+    offsets, bad = [0, 0, 0], dict[int, int]()
+    records = []
+    for p, kind in order:
+        if kind != GOOD:
+            bad.setdefault(p, offsets[p])
+        records.append(raw(spelled(kind, p, offsets[p]), topic=TOPIC, partition=p, offset=offsets[p]))
+        offsets[p] += 1
+    return records, bad, draw(st.sets(st.integers(1, 49), max_size=6))
+
+
+@pytest.mark.parametrize("road", ["values", "records", "whole"])
+def test_rows_equal_the_records_before_each_first_bad_one_however_they_were_drawn(
+    ground: Ground, group: str, road: str
+) -> None:
+    """A property over all roads. Hypothesis prints the failing stream and a blob to repeat it."""
+    ground.sql("CREATE TABLE parent (v text PRIMARY KEY); INSERT INTO parent VALUES ('1'), ('-1')")
+    sink = ground.append(
+        f"p int, o bigint, v text CHECK (v <> '-1') REFERENCES \"{ground.schema}\".parent",
+        row=None if road == "values" else lambda r: r.value,
+    )
+    runs = iter(range(10**6))
+
+    @settings(
+        max_examples=40, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    )
+    @given(streams())
+    def check(stream: tuple[list[RawRecord], dict[int, int], set[int]]) -> None:
+        records, bad, cuts = stream
+        ground.sql("TRUNCATE t")
+        handle = (lambda tx, batch: None) if road == "whole" else None
+        pipeline = Pipeline(f"{group}-{next(runs)}", topics=TOPIC, value=Json(Entry), sinks=[sink], handle=handle)
+        done = process_in_chunks(ground, pipeline, records, cuts)
+        expected = [(r.partition, r.offset) for r in records if r.offset < bad.get(r.partition, 10**6)]
+        assert ground.rows("p", "o") == sorted(expected)
+        assert done.records == len(expected)
+        assert {p.number: stop.offset for p, stop in done.stopped.items()} == bad
+        ends = {p: sum(q == p for q, _ in expected) for p in range(3)}
+        assert {p.number: at for p, at in ground.positions(pipeline).items()} == ends
+
+    check()
+
+
+def test_a_mistake_in_the_declaration_is_no_records_fault(ground: Ground, group: str) -> None:
+    """``row=`` may say so itself: the work ends, instead of stopping partition after partition."""
+
+    def row(r: Record[str, Any]) -> tuple[str]:
+        raise ConfigError("the table of rates is empty: fill it")
+
+    pipeline = Pipeline(group, topics=TOPIC, value=Text(), sinks=[ground.append("id int", columns=["id"], row=row)])
+    with pytest.raises(ConfigError, match="the table of rates is empty"):
+        ground.process(pipeline, *numbers(1))
+    nothing_written(ground, pipeline, "t")

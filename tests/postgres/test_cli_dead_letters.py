@@ -1,0 +1,444 @@
+"""``seekpoint dead-letters``, and what ``status`` says of records that fail: what is printed, done, and answered."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+from base64 import b64decode
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+from typer.testing import CliRunner, Result
+
+from seekpoint.cli.app import app
+from seekpoint.testing import raw
+from support.dead_letter_group import TOPIC, Depot, orders
+
+MODULE = """\
+from pathlib import Path
+from sqlalchemy import text
+from seekpoint import Bytes, Pipeline
+
+def book(tx, batch):
+    for r in batch:
+        if r.value.decode() in Path("bad").read_text().split():
+            raise ValueError(f"{{r.value!r}} is not to be taken")
+        statement = text('INSERT INTO "{schema}".applied (partition, record, key) VALUES (:p, :o, :k)')
+        tx.execute(statement, {{"p": r.partition, "o": r.offset, "k": r.key}})
+
+pipe = Pipeline("g", topics="orders", value=Bytes(), handle=book, on_poison="dead_letter", hold_key=True)
+newer = Pipeline("g", topics="orders", value=Bytes(), handle=book, on_poison="dead_letter", version=2)
+others = Pipeline("others", topics="orders", value=Bytes(), handle=book)
+"""
+
+
+class Terminal:
+    """A folder with the pipeline's module and the list of what it refuses; the command, called there."""
+
+    def __init__(self, depot: Depot, folder: Path) -> None:
+        self.depot, self._folder = depot, folder
+        self.module = f"letters_{secrets.token_hex(6)}"
+        (folder / f"{self.module}.py").write_text(MODULE.format(schema=depot.schema), encoding="utf-8")
+        self.refuse()
+
+    def refuse(self, *values: str) -> None:
+        """What the handler of the module fails on from now on."""
+        (self._folder / "bad").write_text(" ".join(values), encoding="utf-8")
+
+    def run(self, *words: str, exits: int = 0) -> Result:
+        """Call the command; it must exit so."""
+        url = self.depot.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+        env = {"COLUMNS": "80", "NO_COLOR": "1", "SEEKPOINT_DATABASE_URL": url}
+        result = CliRunner().invoke(app, [*words, "--schema", self.depot.schema], env=env)
+        assert result.exception is None or isinstance(result.exception, SystemExit), "no traceback for the user"
+        assert result.exit_code == exits, result.output
+        return result
+
+    def lines(self, *words: str, exits: int = 0) -> list[str]:
+        """The same, and what it prints, line by line."""
+        return [line.rstrip() for line in self.run(*words, exits=exits).stdout.splitlines()]
+
+    def json(self, *words: str, exits: int = 0) -> Any:
+        """The same, and what it answers to programs."""
+        return json.loads(self.run(*words, "--json", exits=exits).stdout)
+
+    def replay(self, *words: str, exits: int = 0) -> Result:
+        return self.run("dead-letters", "replay", f"{self.module}:pipe", *words, exits=exits)
+
+
+@pytest.fixture
+def terminal(
+    seekpoint_engine: Engine, seekpoint_schema: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Terminal]:
+    monkeypatch.chdir(tmp_path)
+    before = list(sys.path)
+    yield Terminal(Depot(seekpoint_engine, seekpoint_schema).create(), tmp_path)
+    sys.path[:] = before
+
+
+def park(terminal: Terminal) -> list[int]:
+    """Of key k: offset 0 parked, 2 held; without a key: 1 parked. Their ids, by offset."""
+    depot = terminal.depot
+    depot.bad = {b"bad", b"worse"}
+    records = [
+        raw(b"bad", topic=TOPIC, offset=0, key=b"k", headers=[("trace", b"t-1"), ("bin", b"\xff")]),
+        raw(b"worse", topic=TOPIC, offset=1, timestamp=datetime(2026, 7, 1, 12, tzinfo=UTC)),
+        raw(b"good", topic=TOPIC, offset=2, key=b"k"),
+    ]
+    return [letter.id for letter in depot.park(*records, hold_key=True)]
+
+
+# -- list and show ----------------------------------------------------------------------------------------
+
+
+def test_list_shows_the_open_ones(terminal: Terminal) -> None:
+    ids = park(terminal)
+    lines = terminal.lines("dead-letters", "list", "g")
+    assert lines[0] == "dead letters of g"
+    columns = "id topic partition offset state cause tried replays parked at error"
+    assert " ".join(lines[1].split()) == columns
+    assert lines[2].split()[:8] == [str(ids[0]), "orders", "0", "0", "parked", "handler", "1", "0"]
+    assert lines[2].endswith("ValueError: b'bad' is not to be taken")
+    assert lines[4].split()[:5] == [str(ids[2]), "orders", "0", "2", "held"]
+    assert len(lines) == 5
+
+
+@pytest.mark.parametrize(
+    ("conditions", "offsets"),
+    [
+        ([], [0, 1, 2]),
+        (["--state", "held"], [2]),
+        (["--state", "discarded", "--state", "skipped"], []),
+        (["--state", "all"], [0, 1, 2]),
+        (["--cause", "handler"], [0, 1]),
+        (["--error", "b'worse'"], [1]),
+        (["--topic", "orders", "--partition", "0"], [0, 1, 2]),
+        (["--topic", "orders", "--partition", "1"], []),
+        (["--since", "1h"], [0, 1, 2]),
+        (["--since", "2026-01-01T00:00+02:00"], [0, 1, 2]),
+        (["--since", "2100-01-01T00:00Z"], []),
+    ],
+    ids=lambda given: " ".join(map(str, given)) or "none",
+)
+def test_conditions_narrow_the_list(terminal: Terminal, conditions: list[str], offsets: list[int]) -> None:
+    park(terminal)
+    found = terminal.json("dead-letters", "list", "g", *conditions)
+    assert [one["offset"] for one in found] == offsets
+    assert all("value" not in one and one["group"] == "g" for one in found)
+    if not offsets:
+        said = terminal.run("dead-letters", "list", "g", *conditions).stdout
+        assert said == "g: no dead letters meet these conditions\n"
+
+
+def test_a_list_that_is_cut_says_so(terminal: Terminal) -> None:
+    park(terminal)
+    result = terminal.run("dead-letters", "list", "g", "--limit", "2")
+    assert (len(result.stdout.splitlines()), result.stderr) == (4, "these are the first 2; --limit shows more\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "exits", "said"),
+    [
+        (["list", "other"], 1, "has no group 'other'; it knows g"),
+        (["list", "g", "--partition", "1"], 2, "name the topic, too"),
+        (["list", "g", "--since", "yesterday"], 2, "--since takes a time such as 2026-08-01T12:00Z, or how long ago"),
+        (["list", "g", "--since", "2026-08-01"], 2, "say in which zone, e.g. 2026-08-01Z"),
+        (["list", "g", "--cause", "bad luck"], 2, "'bad luck' is not one of"),
+        (["show", "4711"], 2, "has no dead letter 4711"),
+        (["replay", "{module}:pipe"], 2, "name dead letters by their ids, or say --all"),
+        (["replay", "{module}:pipe", "1", "--all"], 2, "give either ids, or --all with conditions"),
+        (["replay", "{module}:pipe", "1", "--topic", "orders"], 2, "give either ids, or --all with conditions"),
+        (["replay", "{module}:pipe", "--topic", "orders"], 2, "or say --all (with conditions, if you like)"),
+        (["replay", "{module}:pipe", "4711"], 2, "has no dead letter 4711"),
+        (["replay", "{module}:newer", "--all"], 2, "start a worker of version 2 first"),
+        (["replay", "{module}:none", "--all"], 2, "has no 'none'; it has pipe, newer, others"),
+        (["discard", "1"], 2, "Missing option '--reason'"),
+        (["discard", "--all", "--reason", "x"], 2, "--all needs --group"),
+        (["discard", "1", "--reason", " "], 2, "say which with --reason"),
+        (["discard", "4711", "--reason", "x"], 2, "has no dead letter 4711"),
+        (["discard", "--all", "--group", "other", "--reason", "x"], 1, "has no group 'other'; it knows g"),
+        (["export", "other"], 1, "has no group 'other'; it knows g"),
+    ],
+    ids=lambda given: " ".join(given) if isinstance(given, list) else None,
+)
+def test_what_is_wrong_is_said(terminal: Terminal, words: list[str], exits: int, said: str) -> None:
+    park(terminal)
+    result = terminal.run("dead-letters", *(word.format(module=terminal.module) for word in words), exits=exits)
+    assert said in result.stderr
+    assert result.stdout == ""
+
+
+def test_a_letter_of_another_group_is_not_called_unknown(terminal: Terminal) -> None:
+    first = park(terminal)[0]
+    result = terminal.run("dead-letters", "replay", f"{terminal.module}:others", str(first), "--apply", exits=2)
+    assert f"error: dead letter {first} is of group 'g', and Pipeline('others', topics=['orders']) is" in result.stderr
+    assert terminal.depot.applied() == []
+
+
+def test_show_tells_the_whole_letter_and_what_can_be_done(terminal: Terminal) -> None:
+    ids = park(terminal)
+    said = terminal.run("dead-letters", "show", str(ids[0])).stdout
+    for line in (
+        f"dead letter {ids[0]} of group g: parked",
+        "  record    orders/0 offset 0, no timestamp",
+        '  key       "k"',
+        '  headers   trace: "t-1"',
+        "            bin: 0xff",
+        "  cause     handler; tried once by handler version 1",
+        "  error     ValueError: b'bad' is not to be taken",
+        "            Traceback (most recent call last):",
+        "  value     3 bytes, UTF-8:",
+        "  bad",
+        f"    seekpoint dead-letters replay MODULE:PIPELINE {ids[0]} --apply",
+        f"  give it up: seekpoint dead-letters discard {ids[0]} --reason '…' --apply",
+    ):
+        assert f"{line}\n" in said
+    held = terminal.run("dead-letters", "show", str(ids[2])).stdout
+    assert f"replay or discard {ids[0]} first: it is held behind that one (offset 0)" in held
+    assert "2026-07-01 12:00:00+00:00" in terminal.run("dead-letters", "show", str(ids[1])).stdout
+    answer = terminal.json("dead-letters", "show", str(ids[0]))
+    assert answer["value"] == {"base64": "YmFk", "text": "bad"}
+    assert answer["choices"][1].endswith(f"replay MODULE:PIPELINE {ids[0]} --apply")
+
+
+def test_show_does_not_let_a_record_speak_to_the_terminal(terminal: Terminal) -> None:
+    """Escape sequences are written out; what is no text is dumped; long values are cut, but with --full."""
+    depot = terminal.depot
+    values = [b"\x1b[2Jgone", b"\xff\x00\n", b"x" * 5000, "ü".encode() * 1500]
+    depot.bad = set(values)
+    ids = [letter.id for letter in depot.park(*orders(*values))]
+    shown = [terminal.run("dead-letters", "show", str(one)).stdout for one in ids]
+    assert not any("\x1b" in one for one in shown)
+    assert "  00000000  1b 5b 32 4a 67 6f 6e 65                          .[2Jgone\n" in shown[0]
+    assert "  value     3 bytes, as bytes:\n  00000000  ff 00 0a    " in shown[1]
+    assert "  value     5,000 bytes, the first 2,048 here (--full shows all), UTF-8:\n" in shown[2]
+    assert f"\n  {'x' * 2048}\n" in shown[2]
+    assert f"\n  {'ü' * 1024}\n" in shown[3]
+    full = terminal.run("dead-letters", "show", str(ids[2]), "--full").stdout
+    assert f"\n  {'x' * 5000}\n" in full
+    listed = terminal.run("dead-letters", "list", "g").stdout
+    assert "\x1b" not in listed
+
+
+def test_no_password_comes_out_of_an_error(terminal: Terminal) -> None:
+    (one, *_) = park(terminal)
+    with terminal.depot.engine.begin() as tx:
+        error = "OperationalError: postgresql://me:hunter2@db/shop refused, password=hunter2"
+        tx.execute(text(f"UPDATE \"{terminal.depot.schema}\".dead_letter SET error = '{error}', traceback = '{error}'"))
+    for words in (["list", "g"], ["list", "g", "--json"], ["show", str(one)], ["show", str(one), "--json"]):
+        assert "hunter2" not in terminal.run("dead-letters", *words).output
+    for words in (["export", "g"], ["discard", str(one), "--reason", "x"]):
+        assert "hunter2" not in terminal.run("dead-letters", *words).output
+
+
+# -- replay -------------------------------------------------------------------------------------------------
+
+
+def test_replay_is_a_dry_run_without_apply(terminal: Terminal) -> None:
+    ids = park(terminal)
+    said = [line.rstrip() for line in terminal.replay(str(ids[0])).stdout.splitlines()]
+    assert said[0] == "dry run"
+    assert said[2].split() == [str(ids[0]), "orders", "0", "0", "parked", "replayed"]
+    assert said[3].endswith(f"held    replayed behind {ids[0]}, whose key it has")
+    assert said[4] == "dry run: 2 would be replayed, 0 refused; --apply does it"
+    refused = terminal.replay(str(ids[2]), exits=1).stdout
+    assert f"comes behind {ids[0]} (offset 0)" in refused
+    assert refused.endswith("dry run: 0 would be replayed, 1 refused; --apply does it\n")
+    plan = terminal.json("dead-letters", "replay", f"{terminal.module}:pipe", "--all")
+    assert [(one["id"], one["refusal"]) for one in plan["planned"]] == [(one, None) for one in ids]
+    assert plan["applied"] is False
+    assert terminal.depot.applied() == []
+
+
+def test_replay_applies_and_says_what_became_of_each(terminal: Terminal) -> None:
+    ids = park(terminal)
+    terminal.refuse("worse")
+    words = ("--all", "--apply", "--reason", "ticket 7", "--actor", "eve")
+    said = terminal.replay(*words, exits=1).stdout
+    assert said == (
+        f"failed again: {ids[1]} (orders/0 offset 1): ValueError: b'worse' is not to be taken\n"
+        "2 replayed, 1 failed again, 0 refused\n"
+    )
+    assert terminal.depot.applied() == [0, 2]
+    assert {action[2:] for action in terminal.depot.actions()} == {
+        ("eve", f"dead letter {ids[0]}: ticket 7"),
+        ("eve", f"dead letter {ids[2]}: ticket 7"),
+    }
+    shown = terminal.run("dead-letters", "show", str(ids[1])).stdout
+    assert "  replays   1, the last one at 20" in shown
+    assert "  failed    ValueError: b'worse' is not to be taken\n" in shown
+    report = terminal.json(
+        "dead-letters", "replay", f"{terminal.module}:pipe", str(ids[0]), str(ids[1]), "--apply", exits=1
+    )
+    assert (report["replayed"], [one["offset"] for one in report["failed"]]) == (0, [1])
+    assert f"dead letter {ids[0]} (orders/0 offset 0) was replayed by eve at 20" in report["refused"][0]["refusal"]
+    terminal.refuse()
+    assert terminal.replay("--all", "--apply").stdout == "1 replayed, 0 failed again, 0 refused\n"
+    assert terminal.replay("--all", "--apply").stdout == "0 replayed, 0 failed again, 0 refused\n"
+    assert terminal.replay("--all").stdout == "no open dead letters meet these conditions: there is nothing to do\n"
+    assert terminal.depot.applied() == [0, 2, 1]
+
+
+def test_a_paused_group_says_who_paused_it(terminal: Terminal) -> None:
+    park(terminal)
+    terminal.depot.ledger.pause(reason="an index", actor="ada")
+    assert "paused by ada: an index" in terminal.replay("--all", "--apply", exits=1).stderr
+    assert terminal.replay("--all", "--apply", "--while-paused").stdout == "3 replayed, 0 failed again, 0 refused\n"
+
+
+# -- discard and export ---------------------------------------------------------------------------------------
+
+
+def test_discard_is_a_dry_run_without_apply(terminal: Terminal) -> None:
+    ids = park(terminal)
+    words = ("dead-letters", "discard", str(ids[0]), str(ids[1]), "--reason", "no orders")
+    assert terminal.run(*words).stdout.splitlines() == [
+        f"would be discarded: {ids[0]} (orders/0 offset 0): ValueError: b'bad' is not to be taken",
+        f"would be discarded: {ids[1]} (orders/0 offset 1): ValueError: b'worse' is not to be taken",
+        "dry run: 2 would be discarded, 0 refused; --apply does it",
+    ]
+    assert terminal.depot.states() == {0: "parked", 1: "parked", 2: "held"}
+    assert terminal.run(*words, "--apply").stdout.endswith("2 discarded, 0 refused\n")
+    assert terminal.depot.states() == {0: "discarded", 1: "discarded", 2: "held"}
+    again = terminal.run(*words, "--apply", exits=1).stdout
+    assert again.count("was discarded by ") == 2
+    report = terminal.json(
+        *("dead-letters", "discard", "--all", "--group", "g", "--cause", "held", "--reason", "x", "--apply")
+    )
+    assert [(one["id"], one["refusal"]) for one in report["discarded"]] == [(ids[2], None)]
+    assert "it was given up" in terminal.run("dead-letters", "show", str(ids[0])).stdout
+
+
+def test_export_writes_json_lines(terminal: Terminal, tmp_path: Path) -> None:
+    ids = park(terminal)
+    lines = [json.loads(line) for line in terminal.run("dead-letters", "export", "g").stdout.splitlines()]
+    assert [line["id"] for line in lines] == ids
+    assert b64decode(lines[0]["headers"][1][1]["base64"]) == b"\xff"
+    file = tmp_path / "letters.jsonl"
+    result = terminal.run("dead-letters", "export", "g", "-o", str(file), "--cause", "held")
+    assert (result.stdout, result.stderr) == ("", f"1 dead letter in {file}\n")
+    missing = tmp_path / "none" / "letters.jsonl"
+    refused = terminal.run("dead-letters", "export", "g", "-o", str(missing), exits=2)
+    assert refused.stderr == f"error: {missing} cannot be written: No such file or directory\n"
+    assert [json.loads(line)["id"] for line in file.read_text().splitlines()] == [ids[2]]
+    assert [path.name for path in tmp_path.glob("letters.jsonl*")] == ["letters.jsonl"]
+
+
+# -- status -------------------------------------------------------------------------------------------------------
+
+
+def test_status_counts_the_dead(terminal: Terminal) -> None:
+    park(terminal)
+    header, row = (line.split() for line in terminal.run("status", "g").stdout.splitlines()[1:3])
+    assert header[:7] == ["topic", "partition", "next", "end", "lag", "dead", "epoch"]
+    assert row[:4] == ["orders", "0", "3", "3"]
+    (line,) = terminal.json("status", "g")
+    assert (line["dead"], line["waits"]) == (3, None)
+
+
+FAILED = {
+    "attempt_offset": "3",
+    "attempts": "3",
+    "attempts_allowed": "5",
+    "attempt_error": "'ValueError: no price'",
+    "attempt_policy": "'dead_letter'",
+    "retry_at": "'2100-01-01T12:03:04Z'",
+}
+STOPPED = {"retry_at": "NULL", "attempt_policy": "'stop'", "attempts_allowed": "3"}
+KILLED = {"attempt_error": "NULL", "retry_at": "NULL", "attempts": "1", "attempt_crashes": "1"}
+RUNNING = {"attempt_running": "true"}
+STANDS = "orders/0 has stopped in front of offset 3: "
+WAITS = "orders/0 waits in front of offset 3: "
+MEND = (
+    "Mend the codec, row= or handler and start the worker again; or skip it: Ledger.move('orders', 0, to=4, log=None, "
+    "lost="
+)
+TRIED = f"{WAITS}ValueError: no price; tried 3 of 5 times, next try"
+
+
+@pytest.mark.parametrize(
+    ("columns", "begins", "ends"),
+    [
+        ({}, f"{TRIED} 2100-01-01 12:03:04 UTC, ", "then dead_letter"),
+        ({"retry_at": "'2020-01-01T12:03:04Z'"}, f"{TRIED} 2020-01-01 12:03:04 UTC (due; no worker has", "dead_letter"),
+        (
+            {"attempt_running": "true"},
+            f"{WAITS}try 3 of 5 has begun, alone",
+            "before: ValueError: no price, then dead_letter",
+        ),
+        (
+            STOPPED,
+            "orders/0 has stopped in front of offset 3: ValueError: no price; tried 3 of 3 times. ",
+            f"{MEND}'poison', reason=...)",
+        ),
+        (
+            KILLED,
+            f"{WAITS}the process that tried it never came back; tried 1 of 5 times, 1 of which ended with",
+            "then dead_letter",
+        ),
+    ],
+    ids=["retry", "overdue", "running", "stopped", "killed"],
+)
+def test_status_says_what_a_partition_waits_for(
+    terminal: Terminal, columns: dict[str, str], begins: str, ends: str
+) -> None:
+    terminal.depot.process(orders(b"a", b"b", b"c"))
+    with terminal.depot.engine.begin() as tx:
+        written = ", ".join(f"{name} = {value}" for name, value in {**FAILED, **columns}.items())
+        tx.execute(text(f'UPDATE "{terminal.depot.schema}".partition_offset SET {written}'))
+    exits = int(columns is STOPPED)
+    (said,) = terminal.run("status", "g", exits=exits).stdout.splitlines()[3:]
+    assert said.startswith(begins)
+    assert said.endswith(ends)
+    (line,) = terminal.json("status", "g", exits=exits)
+    assert (line["waits"]["offset"], line["waits"]["stopped"]) == (3, columns is STOPPED)
+    terminal.depot.process(orders(b"d", start=3))
+    assert terminal.run("status", "g").stdout.splitlines()[3:] == []
+
+
+def test_status_says_so_of_a_real_stop(terminal: Terminal) -> None:
+    """I4: as the unit of work leaves it."""
+    terminal.depot.bad = {b"bad"}
+    terminal.depot.process(orders(b"a", b"b", b"c", b"bad"), on_poison="stop")
+    (said,) = terminal.run("status", "g", exits=1).stdout.splitlines()[3:]
+    assert said.startswith(
+        "orders/0 has stopped in front of offset 3: ValueError: b'bad' is not to be taken (at support/dead_letter_group.py:"
+    )
+    assert "); tried 1 of" in said
+    assert said.endswith(f"{MEND}'poison', reason=...)")
+
+
+def test_tables_are_as_wide_as_they_are_whatever_the_group_is_called(terminal: Terminal) -> None:
+    """An offset that is cut is none; a group's name is no markup."""
+    terminal.depot.group, terminal.depot.bad = "a[/b]", {b"bad"}
+    at = 123_456_789_012
+    terminal.depot.process(orders(b"bad", start=at))
+    for command in ("status", "dead-letters list"):
+        said = terminal.run(*command.split(), "a[/b]").stdout
+        assert str(at)[:-1] in said, said
+        assert said.startswith(("a[/b]", "dead letters of a[/b]"))
+        assert len(said.splitlines()) == 3
+
+
+def test_nothing_in_a_letter_reaches_the_terminal_raw(terminal: Terminal) -> None:
+    """Key, headers, error and its traceback come from anybody who may produce."""
+    odd = "\x1b]0;owned\x07\u202e"
+    letter = raw(b"bad", topic=TOPIC, key=odd.encode(), headers=[(f"h{odd}", odd.encode())])
+
+    def fail(tx: object, batch: object) -> None:
+        raise ValueError(odd)
+
+    terminal.depot.park(letter, handle=fail)
+    (one,) = terminal.depot.open()
+    for words in (["list", "g"], ["show", str(one.id)], ["discard", str(one.id), "--reason", odd]):
+        said = terminal.run("dead-letters", *words).output
+        assert not {"\x1b", "\x07", "\u202e"} & set(said), said
+    terminal.run("dead-letters", "discard", str(one.id), "--reason", odd, "--actor", odd, "--apply")
+    refused = terminal.run("dead-letters", "discard", str(one.id), "--reason", "x", exits=1).output
+    assert "by \\x1b]0;owned" in refused
+    assert not {"\x1b", "\x07", "\u202e"} & set(refused)

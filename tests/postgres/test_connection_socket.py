@@ -1,0 +1,56 @@
+"""The wire: a connection's socket in the hands of another thread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psycopg
+import pytest
+from sqlalchemy import Engine
+
+from seekpoint.postgres.connection_socket import Wire
+from seekpoint.postgres.user_code_time import Stopwatch
+
+
+@pytest.fixture
+def driver(seekpoint_engine: Engine) -> Iterator[psycopg.Connection[Any]]:
+    """A connection of psycopg's own."""
+    url = seekpoint_engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    with psycopg.connect(url) as connection:
+        yield connection
+
+
+def test_a_wait_for_the_server_ends_when_the_wire_is_cut(driver: psycopg.Connection[Any]) -> None:
+    stopwatch = Stopwatch()
+    wire = Wire(stopwatch)
+    wire.connected(driver)
+    with ThreadPoolExecutor(1) as elsewhere:
+        waits = elsewhere.submit(driver.execute, "SELECT pg_sleep(60)")
+        wire.cut()
+        with pytest.raises(psycopg.OperationalError):
+            waits.result(30)
+    with pytest.raises(psycopg.OperationalError):
+        driver.execute("SELECT 1")
+    with pytest.raises(psycopg.OperationalError, match="the worker has ended"):
+        wire.connected(driver)
+    wire.disconnected()
+    wire.cut()  # twice, and without a connection: nothing
+
+
+def test_a_connection_that_is_given_back_is_as_it_was(driver: psycopg.Connection[Any]) -> None:
+    wire = Wire()
+    wire.connected(driver)
+    first = wire._socket
+    wire.connected(driver)  # its session did not say that it was given back
+    second = wire._socket
+    assert "wait" in vars(driver)
+    wire.disconnected()
+    wire.disconnected()
+    assert "wait" not in vars(driver)
+    wire.cut()
+    assert driver.execute("SELECT 1").fetchone() == (1,)
+    assert first is not None
+    assert second is not None
+    assert (first.fileno(), second.fileno()) == (-1, -1)

@@ -1,0 +1,144 @@
+"""Dead letters on their way out: every byte of the record is in the export, whatever it is."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine
+
+from seekpoint import Bytes
+from seekpoint.admin import Letters, Where
+from seekpoint.errors import ConfigError
+from seekpoint.pipeline.policy import DeadLetterLimits
+from seekpoint.records import Cause, RawRecord, State
+from seekpoint.testing import raw
+from support.dead_letter_group import EVERY, TOPIC, Depot, orders
+
+NO_LIMITS = DeadLetterLimits(consecutive=None, ratio=None)
+LARGE = bytes(range(256)) * 40_960  # 10 MiB
+NOT_UTF8 = b"\xff\xfe-name".decode("utf-8", "surrogateescape")
+
+
+@pytest.fixture
+def depot(seekpoint_engine: Engine, seekpoint_schema: str) -> Depot:
+    return Depot(seekpoint_engine, seekpoint_schema).create()
+
+
+def odd() -> list[RawRecord]:
+    """Records that are hard to write down."""
+    headers = [("a", b"1"), ("a", b"1"), ("", b""), ("null", None), ("nul\0", b"\0"), (NOT_UTF8, b"\xff"), ("ü", b"\n")]
+    at = datetime(2026, 7, 1, 12, 0, 0, 123_000, tzinfo=UTC)
+    return [
+        raw(b"a\0b", topic=TOPIC, offset=0, key=b"\0", headers=headers, timestamp=at, leader_epoch=3),
+        raw(LARGE, topic=TOPIC, offset=1, key=b"\xff\xfe"),
+        raw(None, topic=TOPIC, offset=2, key=None),
+        raw(b"", topic=TOPIC, offset=3, key=b""),
+        raw("grün\u2028\ud83d\ude00".encode("utf-16", "surrogatepass"), topic=TOPIC, offset=4),
+    ]
+
+
+def back(line: dict[str, Any]) -> RawRecord:
+    """The record that a line of the export stands for."""
+
+    def data(given: dict[str, str] | None) -> bytes | None:
+        return None if given is None else b64decode(given["base64"], validate=True)
+
+    headers = tuple(
+        ((data(name) or b"").decode("utf-8", "surrogateescape"), data(value)) for name, value in line["headers"]
+    )
+    return RawRecord(
+        line["topic"],
+        line["partition"],
+        line["offset"],
+        line["timestamp_ms"],
+        data(line["key"]),
+        data(line["value"]),
+        headers,
+        line["leader_epoch"],
+    )
+
+
+def test_an_export_has_every_byte_of_the_record(depot: Depot) -> None:
+    """I4: null and empty are told apart; NUL, 10 MiB and what is no UTF-8 are there; headers in order, doubles kept."""
+    depot.bad = {r.value for r in odd() if r.value is not None}
+    depot.park(*odd())
+    text = "\n".join(json.dumps(line) for line in depot.redrive().export())
+    lines = [json.loads(line) for line in text.split("\n")]
+    assert [back(line) for line in lines] == odd()
+    assert lines[0]["value"] == {"base64": "YQBi", "text": "a\0b"}
+    assert lines[0]["timestamp"] == "2026-07-01T12:00:00.123000+00:00"
+    assert lines[1]["key"] == {"base64": "//4="}
+    assert (lines[1]["size"], lines[2]["value"], lines[2]["key"]) == (len(LARGE), None, None)
+    assert lines[3]["value"] == lines[3]["key"] == {"base64": "", "text": ""}
+    assert all(
+        (line["group"], line["state"], line["cause"], line["version"]) == ("g", "parked", "handler", 1)
+        for line in lines
+        if line["value"] is not None
+    )
+
+
+def test_an_export_tells_what_became_of_it(depot: Depot) -> None:
+    """I4: errors, replays, and who decided."""
+    depot.bad = {b"b"}
+    first, second, third = depot.park(*orders(b"b", b"b", b"b"))
+    depot.redrive().replay(first.id)
+    depot.redrive().discard(second.id, reason="a double")
+    lines = {line["id"]: line for line in depot.redrive().export(EVERY)}
+    assert lines[first.id]["replays"] == 1
+    assert lines[first.id]["replay_error"] == lines[first.id]["error"] == "ValueError: b'b' is not to be taken"
+    assert (lines[second.id]["state"], lines[second.id]["closed_by"]) == ("discarded", "ada")
+    assert lines[second.id]["closed_reason"] == "a double"
+    assert datetime.fromisoformat(lines[second.id]["closed_at"]).tzinfo is not None
+    assert [line["id"] for line in depot.redrive().export()] == [first.id, third.id]
+
+
+def test_a_replay_has_every_byte_too(depot: Depot) -> None:
+    """I4: what comes back to the handler is the record as it was read."""
+    depot.bad = {r.value for r in odd() if r.value is not None}
+    depot.park(*odd())
+    depot.bad.clear()
+    depot.batches.clear()
+    assert depot.redrive(value=Bytes(tombstones=True)).replay_all().replayed == len(odd())
+    assert [record for batch in depot.batches for record in batch] == odd()
+
+
+def test_a_choice_meets_every_condition(depot: Depot) -> None:
+    """I4: and many pages are one list."""
+    depot.bad = {b"bad", b"worse"}
+    depot.process(orders(*[b"bad"] * 3, b"worse"), dead_letter_limits=NO_LIMITS)
+    depot.process(orders(*[b"bad"] * 1100, partition=1), dead_letter_limits=NO_LIMITS)
+    letters = Letters(depot.engine, "g", schema=depot.schema, actor="eve")
+
+    def found(**where: Any) -> int:
+        return len(list(letters.list(Where(**where))))
+
+    assert found() == 1104
+    assert (found(topic=TOPIC, partition=0), found(topic="other"), found(error="b'worse'")) == (4, 0, 1)
+    assert found(topic=TOPIC, partition=1, from_offset=10, to_offset=20) == 10
+    assert (found(cause=Cause.HANDLER), found(cause=Cause.HELD), found(states=(State.DISCARDED,))) == (1104, 0, 0)
+    now = datetime.now(UTC)
+    assert (found(since=now - timedelta(hours=1)), found(since=now + timedelta(hours=1))) == (1104, 0)
+    assert [one.offset for one in letters.list(limit=6)] == [0, 1, 2, 3, 0, 1]
+    seen: list[int] = []
+    done = letters.discard(
+        Where(topic=TOPIC, partition=0), reason="all", progress=lambda one: seen.append(one.letter.id)
+    )
+    assert [one.letter.id for one in done] == seen
+    assert (len(done), found(), found(states=(State.DISCARDED,))) == (4, 1100, 4)
+
+
+def test_a_discard_needs_a_reason_and_a_letter_that_is_there(depot: Depot) -> None:
+    """I4."""
+    depot.bad = {b"b"}
+    (letter,) = depot.park(*orders(b"b"))
+    with pytest.raises(ConfigError, match="given up for a reason"):
+        depot.redrive().discard(letter.id, reason=" ")
+    with pytest.raises(ConfigError, match="has no dead letter 99"):
+        depot.redrive().discard([letter.id, 99], reason="x")
+    (done,) = depot.redrive().discard(letter.id, reason="with a \0 in it \ud800")
+    assert done.refusal is None
+    assert depot.redrive().get(letter.id).closed_reason == "with a \\x00 in it \\ud800"

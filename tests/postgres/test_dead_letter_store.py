@@ -1,0 +1,582 @@
+"""Dead letters in the database: nothing of a record is lost, none is there twice, and one decision is made of each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import Engine, delete, text
+
+from seekpoint.errors import ConfigError, Fenced
+from seekpoint.ledger import Ledger
+from seekpoint.ledger.dead_letters import DeadLetter, DeadLetters
+from seekpoint.ledger.tables import admin_action, dead_letter, in_schema
+from seekpoint.pipeline.policy import Limits
+from seekpoint.records import Aside, Cause, Failure, Partition, RawRecord, State
+from support.ledger_desk import Desk, backend, wait_until_blocked
+
+FAILURE = Failure(Cause.HANDLER, "ValueError: no", "Traceback ...", None, 3)
+
+
+class Shelf(Desk):
+    """A worker at its desk, that sets records aside."""
+
+    @property
+    def letters(self) -> DeadLetters:
+        return DeadLetters(self.ledger)
+
+    def park(self, *asides: Aside, number: int = 0, version: int = 1) -> None:
+        """Set these aside, and pass them: one transaction."""
+        end = max(aside.record.offset for aside in asides) + 1
+        with self.ledger.engine.begin() as tx:
+            transaction = self.hold(tx)
+            self.letters.park(tx, asides, {self.topic: self.topic_id}, version)
+            ends = {n: max(end, c.next_offset) for n, c in self.claims.items() if n == number}
+            moves = [self.move(n, end) for n, end in ends.items() if end > self.claims[n].next_offset]
+            moved = self.ledger.advance(tx, moves, transaction)
+        self.accept(moved)
+
+    def rewind(self, to: int, number: int = 0) -> None:
+        self.ledger.move(self.topic, number, to, log=None, reason="look again", actor="alice")
+        self.claim(number)
+
+    def commit_nothing(self, number: int) -> None:
+        """Hold, and no more."""
+        with self.ledger.engine.begin() as tx:
+            self.hold(tx, number)
+
+    def all(self, **conditions: Any) -> Sequence[DeadLetter]:
+        return self.letters.list(**conditions)
+
+    def close(self, letter_id: int, state: State = State.DISCARDED) -> None:
+        with self.ledger.engine.begin() as tx:
+            self.letters.close(tx, self.letters.lock(tx, letter_id), state, "alice", "a test")
+
+
+Shelves = Callable[..., Shelf]
+
+
+@pytest.fixture
+def shelf(seekpoint_engine: Engine, seekpoint_schema: str) -> Shelves:
+    """``shelf(**options of Ledger)`` is one more worker of the group ``g``, which holds partitions 0 and 1 of ``t``."""
+    topic_id = uuid4()
+
+    def make(group: str = "g", *, claim: bool = True, **options: Any) -> Shelf:
+        made = Shelf(Ledger(seekpoint_engine, group, schema=seekpoint_schema, **options), topic_id=topic_id)
+        if claim:
+            made.claim(0, 1)
+        return made
+
+    return make
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[ThreadPoolExecutor]:
+    """Threads for what must wait while the test goes on."""
+    with ThreadPoolExecutor(4) as pool:
+        yield pool
+
+
+def aside(
+    offset: int,
+    key: bytes | None = b"k",
+    value: bytes | None = b"v",
+    *,
+    partition: int = 0,
+    state: State = State.PARKED,
+    failure: Failure = FAILURE,
+    **more: Any,
+) -> Aside:
+    return Aside(RawRecord("t", partition, offset, 1_700_000_000_000, key, value, **more), failure, state)
+
+
+# -- nothing of a record is lost ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        RawRecord("t", 0, 0, None, None, None),
+        RawRecord("t", 0, 2**62, -1, b"", b"", (), 2**31 - 1),
+        RawRecord("t", 0, 7, 2**62, b"\0\xff", b"\xfe\0", (("a", b"1"), ("a", None), ("", b""), ("a", b"1"))),
+        RawRecord(
+            "t", 0, 7, 0, b"k" * 20_000, None, (("n\0ul", b"\0"), ("bytes \udcff\udc80", None), ("ü" * 9000, b""))
+        ),
+        RawRecord("t", 0, 7, 0, b"k", bytes(range(256)) * 40_000),
+    ],
+    ids=["nulls", "empty", "duplicates", "odd headers and a key too long for an index", "10 MB"],
+)
+def test_a_record_comes_back_as_it_was(shelf: Shelves, record: RawRecord) -> None:
+    """I4: key, value, headers, time and epoch, byte for byte."""
+    worker = shelf()
+    with worker.ledger.engine.begin() as tx:
+        worker.letters.park(tx, [Aside(record, FAILURE, State.PARKED)], {"t": worker.topic_id}, 4)
+    [listed] = worker.all()
+    assert listed == worker.letters.get(listed.id)
+    assert listed.record == record
+    assert (listed.size, listed.topic_id) == (None if record.value is None else len(record.value), worker.topic_id)
+    assert listed.failure == FAILURE
+    assert (listed.version, listed.parked_by, listed.replays) == (4, worker.ledger.owner, 0)
+    assert (listed.at, listed.state, listed.is_open) == (Partition("t", 0), State.PARKED, True)
+    assert (listed.closed_at, listed.closed_by, listed.replayed_at, listed.replay_error) == (None, None, None, None)
+
+
+@given(
+    names=st.lists(st.binary(max_size=20), max_size=5),
+    values=st.lists(st.none() | st.binary(max_size=20), min_size=5, max_size=5),
+    error=st.text(st.characters(exclude_categories=[])),
+)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_header_comes_back_and_any_error_is_stored(
+    shelf: Shelves, names: list[bytes], values: list[bytes | None], error: str
+) -> None:
+    """I4: whatever bytes a producer took for a header's name; whatever an exception says of it."""
+    worker = shelf()
+    headers = tuple(
+        (name.decode("utf-8", "surrogateescape"), value) for name, value in zip(names, values, strict=False)
+    )
+    failure = replace(FAILURE, error=error, traceback=error)
+    worker.rewind(0)
+    worker.park(aside(0, headers=headers, failure=failure))
+    [letter] = worker.all()
+    assert letter.headers == headers
+    stored = error.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode()
+    assert (letter.error, letter.traceback) == (stored, stored)
+
+
+def test_a_thousand_are_parked_at_once(shelf: Shelves) -> None:
+    """I1: within a batch's time; those of one partition in the order of their offsets."""
+    worker = shelf()
+    many = [aside(n, b"%d" % n, b"v" * 200, headers=(("a", b"1"),) * (n % 4)) for n in range(1_000)]
+    began = time.monotonic()
+    worker.park(*reversed(many))
+    seconds = time.monotonic() - began
+    parked = worker.all(limit=2_000)
+    assert [letter.record for letter in parked] == [one.record for one in many]
+    assert [letter.id for letter in parked] == sorted(letter.id for letter in parked)
+    assert seconds < 5, "one round trip, not a thousand"
+
+
+def test_an_abort_leaves_no_letter(shelf: Shelves) -> None:
+    """I1: letters and offsets become visible together or not at all."""
+    worker = shelf()
+    with worker.ledger.engine.connect() as tx:
+        worker.letters.park(tx, [aside(0)], {"t": worker.topic_id}, 1)
+        assert worker.all() == []
+        tx.rollback()
+    assert worker.all() == []
+    worker.park(aside(0))
+    assert worker.stands()[0] == 1
+    assert len(worker.all()) == 1
+
+
+def test_none_is_no_statement(shelf: Shelves) -> None:
+    """I1: a batch without failures costs nothing."""
+    worker = shelf()
+    with worker.ledger.engine.connect() as tx:
+        worker.letters.park(tx, [], {}, 1)
+        assert not tx.in_transaction()
+
+
+def test_a_skipped_record_leaves_a_row_without_its_value(shelf: Shelves) -> None:
+    """I4: who was skipped, and why; what it said is not kept."""
+    worker = shelf()
+    worker.park(aside(0, b"k", b"secret", state=State.SKIPPED))
+    [letter] = worker.all()
+    assert (letter.state, letter.key, letter.value, letter.is_open) == (State.SKIPPED, b"k", None, False)
+    with pytest.raises(
+        ConfigError, match=r"dead letter \d+ \(t/0 offset 0\) has no whole record: its value was not kept"
+    ):
+        _ = letter.record
+    assert worker.letters.count_open() == {}
+
+
+def test_a_value_that_was_not_asked_for_is_no_null(shelf: Shelves) -> None:
+    """I4: a list without values does not make a tombstone of a record."""
+    worker = shelf()
+    worker.park(aside(0, value=b"12345"), aside(1, value=None))
+    full, empty = worker.all(with_values=False)
+    assert (full.value, full.size, empty.value, empty.size) == (None, 5, None, None)
+    assert empty.record.value is None
+    with pytest.raises(ConfigError, match=r"its value was not asked for: get\(id\) has it"):
+        _ = full.record
+
+
+# -- one letter per record --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("before", [State.PARKED, State.SKIPPED, State.DISCARDED, State.REPLAYED])
+def test_a_record_that_fails_again_opens_its_letter_anew(shelf: Shelves, before: State) -> None:
+    """I4: after a rewind what counts is the new reading; the row is the same."""
+    worker = shelf()
+    worker.park(aside(0, value=b"v", state=State.SKIPPED if before is State.SKIPPED else State.PARKED))
+    [first] = worker.all()
+    if before in {State.DISCARDED, State.REPLAYED}:
+        worker.close(first.id, before)
+    worker.rewind(0)
+    assert worker.letters.get(first.id).state is State.SUPERSEDED
+    again = Failure(Cause.DATABASE, "UniqueViolation: twice", None, "23505", 1)
+    worker.park(aside(0, value=b"v", failure=again), version=2)
+    [letter] = worker.all()
+    assert (letter.id, letter.state, letter.failure, letter.version) == (first.id, State.PARKED, again, 2)
+    assert letter.record.value == b"v"
+    assert letter.parked_at > first.parked_at
+    assert (letter.closed_at, letter.closed_by, letter.closed_reason) == (None, None, None)
+    assert (letter.replays, letter.replayed_at) == (0, None)
+
+
+def test_a_move_supersedes_what_will_be_read_again(shelf: Shelves) -> None:
+    """I4, I5: letters at or past the new position, of this partition and this life of the topic, in its transaction."""
+    worker = shelf()
+    worker.park(aside(0), aside(1, state=State.SKIPPED), aside(2, state=State.HELD), aside(3))
+    worker.park(aside(2, partition=1), number=1)
+    worker.close(worker.all(from_offset=3)[0].id, State.REPLAYED)
+    worker.rewind(1)
+    states = {(letter.partition, letter.offset): letter.state for letter in worker.all()}
+    assert states == {
+        (0, 0): State.PARKED,
+        (0, 1): State.SUPERSEDED,
+        (0, 2): State.SUPERSEDED,
+        (0, 3): State.SUPERSEDED,
+        (1, 2): State.PARKED,
+    }
+    [closed] = worker.all(from_offset=3)
+    assert (closed.closed_by, closed.closed_reason, closed.replays) == ("alice", "moved to 1: look again", 1)
+    assert closed.closed_at is not None
+    with pytest.raises(Fenced, match="is not open any more"):
+        worker.close(worker.all(from_offset=2, partition=0)[0].id)
+
+
+def test_a_move_forward_and_a_topic_made_anew_supersede_nothing(shelf: Shelves) -> None:
+    """I4: what was passed stays passed; offsets of an earlier topic are before and behind nothing."""
+    worker = shelf()
+    worker.park(aside(4))
+    worker.ledger.move("t", 0, 9, log=None, reason="over it")
+    assert [letter.state for letter in worker.all()] == [State.PARKED]
+    worker.ledger.move("t", 0, 0, log=None, reason="recreated", topic_id=uuid4())
+    assert [letter.state for letter in worker.all()] == [State.PARKED]
+
+
+# -- keys that are held -------------------------------------------------------------------------------------------
+
+
+def open_keys(worker: Shelf, *numbers: int) -> dict[tuple[Partition, bytes], int]:
+    with worker.ledger.engine.begin() as tx:
+        return worker.letters.open_keys(tx, map(worker.at, numbers or (0, 1)))
+
+
+def test_open_keys_are_those_of_the_partitions_that_are_asked_for(shelf: Shelves) -> None:
+    """I4: the first open offset of each key; neither null keys, nor what is closed, nor another group's."""
+    worker, stranger = shelf(), shelf("other")
+    stranger.park(aside(0, b"theirs"))
+    worker.park(
+        aside(1, b"a"),
+        aside(2, b"a", state=State.HELD),
+        aside(3, b"b", state=State.SKIPPED),
+        aside(4, None),
+        aside(5, b""),
+    )
+    worker.park(aside(0, b"a", partition=1), number=1)
+    zero, one = worker.at(0), worker.at(1)
+    assert open_keys(worker) == {(zero, b"a"): 1, (zero, b""): 5, (one, b"a"): 0}
+    assert open_keys(worker, 1) == {(one, b"a"): 0}
+    worker.close(worker.all(partition=0, from_offset=1)[0].id)
+    assert open_keys(worker, 0) == {(zero, b"a"): 2, (zero, b""): 5}
+
+
+def test_letters_of_an_earlier_topic_hold_nothing(shelf: Shelves) -> None:
+    """I4: their offsets come before nothing of the new one."""
+    worker = shelf()
+    worker.park(aside(9, b"a"))
+    worker.ledger.move("t", 0, 0, log=None, reason="recreated", topic_id=uuid4())
+    assert open_keys(worker) == {}
+    assert worker.letters.count_open() == {worker.at(0): 1}
+
+
+def test_the_first_of_a_key_is_found(shelf: Shelves) -> None:
+    """I4: which one may be redriven first."""
+    worker = shelf()
+    worker.park(aside(0, b"b"), aside(1, b"a"), aside(2, b"a", state=State.HELD), aside(3, None))
+    worker.park(aside(0, b"a", partition=1), number=1)
+    _, first, second, keyless, other = worker.all()
+    with worker.ledger.engine.begin() as tx:
+        assert [worker.letters.first_open_of_key(tx, one) for one in (first, second, keyless, other)] == [1, 1, None, 0]
+    worker.close(first.id)
+    with worker.ledger.engine.begin() as tx:
+        assert worker.letters.first_open_of_key(tx, second) == 2
+    worker.close(second.id)
+    with worker.ledger.engine.begin() as tx:
+        assert worker.letters.first_open_of_key(tx, second) is None
+
+
+def test_letters_of_others_are_not_the_first_of_a_key(shelf: Shelves) -> None:
+    """I4: another group's, and those of an earlier topic of this name, come before nothing."""
+    worker, other = shelf(), shelf("h")
+    other.park(aside(0))
+    worker.park(aside(1))
+    (early,) = worker.all()
+    with worker.ledger.engine.begin() as tx:
+        assert worker.letters.first_open_of_key(tx, early) == 1
+    worker.topic_id = uuid4()
+    worker.ledger.move("t", 0, 0, log=None, reason="recreated", topic_id=worker.topic_id)
+    worker.claim(0)
+    worker.park(aside(5))
+    (late,) = worker.all(from_offset=5)
+    with worker.ledger.engine.begin() as tx:
+        assert worker.letters.first_open_of_key(tx, late) == 5
+
+
+def test_a_move_supersedes_nothing_of_another_group(shelf: Shelves) -> None:
+    """I4: the other group does not read the records again."""
+    worker, other = shelf(), shelf("h")
+    for one in (worker, other):
+        one.park(aside(3))
+    worker.rewind(0)
+    assert [one.state for one in (*worker.all(), *other.all())] == [State.SUPERSEDED, State.PARKED]
+
+
+# -- for people -----------------------------------------------------------------------------------------------------
+
+
+def test_lists_are_ordered_filtered_and_paged(shelf: Shelves) -> None:
+    """I4: every condition narrows; pages follow one another without gap or repetition."""
+    worker = shelf()
+    worker.park(*(aside(n, failure=replace(FAILURE, error=f"ValueError: {n}% of_it")) for n in range(4)))
+    held = replace(FAILURE, cause=Cause.HELD)
+    worker.park(*(aside(n, partition=1, state=State.HELD, failure=held) for n in range(3)), number=1)
+    everything = worker.all()
+    assert [(one.partition, one.offset) for one in everything] == [
+        (0, 0),
+        (0, 1),
+        (0, 2),
+        (0, 3),
+        (1, 0),
+        (1, 1),
+        (1, 2),
+    ]
+
+    def places(**conditions: Any) -> list[tuple[int, int]]:
+        return [(one.partition, one.offset) for one in worker.all(**conditions)]
+
+    assert places(partition=1, from_offset=1) == [(1, 1), (1, 2)]
+    assert places(topic="t", to_offset=1) == [(0, 0), (1, 0)]
+    assert places(topic="u") == []
+    assert places(states=[State.HELD], limit=1) == [(1, 0)]
+    assert places(states=[State.HELD, State.SKIPPED]) == places(cause=Cause.HELD) == [(1, 0), (1, 1), (1, 2)]
+    assert places(states=[]) == []
+    assert places(error="2% of_") == [(0, 2)]
+    assert places(error="2%of") == []
+    latest = max(one.parked_at for one in everything)
+    assert places(since=latest + timedelta(microseconds=1)) == []
+    assert (1, 2) in places(since=latest)
+    pages: list[DeadLetter] = []
+    while page := worker.all(limit=3, after=pages[-1] if pages else None):
+        pages += page
+    assert pages == list(everything)
+    assert worker.letters.count_open() == {worker.at(0): 4, worker.at(1): 3}
+
+
+def test_a_page_begins_behind_a_letter_that_was_deleted_meanwhile(shelf: Shelves) -> None:
+    """I4: whoever prunes while somebody lists, exports or discards takes nothing from them but what he deletes."""
+    worker = shelf()
+    worker.park(*(aside(n) for n in range(6)))
+    first = worker.all(limit=3)
+    with worker.ledger.engine.begin() as tx:
+        gone = delete(dead_letter).where(dead_letter.c.id == first[-1].id)
+        assert tx.execute(gone, execution_options=in_schema(worker.ledger.schema)).rowcount == 1
+    assert [one.offset for one in worker.all(limit=3, after=first[-1])] == [3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("condition", "said"),
+    [
+        ({"error": "a\0"}, r"written out: 'a\\x00'"),
+        ({"topic": "\udc80"}, "no letter has this"),
+        ({"topic": "t", "partition": 2**31}, "partition=2147483648: no letter has this, the largest is 2147483647"),
+        ({"topic": "t", "from_offset": 2**63}, "from_offset=9223372036854775808"),
+        ({"topic": "t", "to_offset": -(2**63)}, "to_offset=-9223372036854775808"),
+    ],
+)
+def test_what_postgres_cannot_be_asked_is_refused(shelf: Shelves, condition: dict[str, Any], said: str) -> None:
+    """A sentence that says what to mend, and no error of the database."""
+    with pytest.raises(ConfigError) as refused:
+        shelf(claim=False).all(**condition)
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize("letter_id", [2**63, -(2**63), 2**200])
+def test_no_letter_has_an_id_beyond_its_column(shelf: Shelves, letter_id: int) -> None:
+    """Like any other id that the group does not have."""
+    worker = shelf(claim=False)
+    with pytest.raises(ConfigError, match=f"has no dead letter {letter_id}"):
+        worker.letters.get(letter_id)
+    with pytest.raises(ConfigError, match=f"has no dead letter {letter_id}"):
+        worker.close(letter_id)
+
+
+def test_any_actor_and_reason_can_be_kept(shelf: Shelves) -> None:
+    """I5: whatever people type; what Postgres cannot hold is written out."""
+    worker = shelf()
+    worker.park(aside(0))
+    (letter,) = worker.all()
+    with worker.ledger.engine.begin() as tx:
+        worker.letters.close(tx, letter, State.DISCARDED, "al\0ice", "why \udc80")
+    closed = worker.letters.get(letter.id)
+    assert (closed.closed_by, closed.closed_reason) == ("al\\x00ice", "why \\udc80")
+
+
+def test_another_groups_letters_are_not_ours(shelf: Shelves) -> None:
+    """I4: groups do not see each other."""
+    here, there = shelf("here"), shelf("there")
+    there.park(aside(0))
+    [letter] = there.all()
+    assert here.all() == []
+    assert here.letters.count_open() == {}
+    with pytest.raises(ConfigError, match=rf"group 'here' has no dead letter {letter.id}"):
+        here.letters.get(letter.id)
+    with pytest.raises(ConfigError, match="has no dead letter"):
+        here.close(letter.id)
+    here.park(aside(0))
+    assert len(there.all()) == 1
+
+
+# -- one decision ---------------------------------------------------------------------------------------------------
+
+
+def actions(worker: Shelf) -> list[tuple[Any, ...]]:
+    a = admin_action.c
+    query = admin_action.select().with_only_columns(
+        a.action, a.topic, a.partition, a.from_offset, a.to_offset, a.actor, a.reason
+    )
+    with worker.ledger.engine.connect() as tx:
+        return [
+            tuple(row) for row in tx.execute(query.order_by(a.id), execution_options=in_schema(worker.ledger.schema))
+        ]
+
+
+@pytest.mark.parametrize(("state", "word"), [(State.REPLAYED, "replay"), (State.DISCARDED, "discard")])
+def test_closing_says_who_and_why(shelf: Shelves, state: State, word: str) -> None:
+    """I5: in the letter and in admin_action, in the transaction of whatever was done with it."""
+    worker = shelf()
+    worker.park(aside(7))
+    [letter] = worker.all()
+    worker.close(letter.id, state)
+    now = worker.letters.get(letter.id)
+    assert (now.state, now.closed_by, now.closed_reason, now.is_open) == (state, "alice", "a test", False)
+    assert now.closed_at is not None
+    assert (now.replays, now.replayed_at is not None) == ((1, True) if state is State.REPLAYED else (0, False))
+    assert (now.error, now.value) == (letter.error, letter.value), "what happened stays on record"
+    assert actions(worker) == [(word, "t", 0, 7, 8, "alice", f"dead letter {letter.id}: a test")]
+
+
+@pytest.mark.parametrize("state", [State.PARKED, State.HELD, State.SKIPPED])
+def test_open_is_no_way_of_closing(shelf: Shelves, state: State) -> None:
+    """I4: a letter is closed as something that ends it."""
+    worker = shelf()
+    worker.park(aside(0))
+    [letter] = worker.all()
+    with pytest.raises(ConfigError, match=f"not as {state}"):
+        worker.close(letter.id, state)
+    assert worker.letters.get(letter.id) == letter
+
+
+def test_a_replay_that_fails_keeps_the_letter_with_both_errors(shelf: Shelves) -> None:
+    """I4: the new error beside the old one; the letter stays open."""
+    worker = shelf()
+    worker.park(aside(0))
+    [letter] = worker.all()
+    for n in (1, 2):
+        with worker.ledger.engine.begin() as tx:
+            locked = worker.letters.lock(tx, letter.id)
+            worker.letters.failed_again(tx, locked, Failure(Cause.ROW, f"KeyError: {n}\0", f"trace\0 {n}"))
+    now = worker.letters.get(letter.id)
+    assert (now.state, now.error, now.traceback) == (State.PARKED, letter.error, letter.traceback)
+    assert (now.replay_error, now.replay_traceback, now.replays) == ("KeyError: 2\\x00", "trace\\x00 2", 2)
+    assert now.replayed_at is not None
+    worker.close(letter.id, State.REPLAYED)
+    assert worker.letters.get(letter.id).replays == 3
+    with pytest.raises(Fenced), worker.ledger.engine.begin() as tx:
+        worker.letters.failed_again(tx, locked, FAILURE)
+
+
+def test_two_operators_at_once_decide_once(
+    shelf: Shelves, seekpoint_engine: Engine, elsewhere: ThreadPoolExecutor
+) -> None:
+    """I4: the second waits for the first, sees what it did, and is refused."""
+    worker = shelf()
+    worker.park(aside(0))
+    [letter] = worker.all()
+    with seekpoint_engine.begin() as tx:
+        locked = worker.letters.lock(tx, letter.id)
+        second = elsewhere.submit(worker.close, letter.id, State.REPLAYED)
+        wait_until_blocked(seekpoint_engine, by=backend(tx))
+        worker.letters.close(tx, locked, State.REPLAYED, "alice", "first")
+    with pytest.raises(Fenced, match=rf"dead letter {letter.id} \(t/0 offset 0\) is not open any more: look again"):
+        second.result()
+    assert (worker.letters.get(letter.id).closed_reason, len(actions(worker))) == ("first", 1)
+
+
+def test_a_redrive_waits_for_the_batch_in_hand_and_holds_the_next_one(
+    shelf: Shelves, seekpoint_engine: Engine, elsewhere: ThreadPoolExecutor
+) -> None:
+    """I2: a letter and the records behind it are never at work side by side; other partitions go on."""
+    worker = shelf()
+    worker.park(aside(0))
+    [letter] = worker.all()
+
+    def lock() -> DeadLetter:
+        with seekpoint_engine.begin() as mine:
+            return worker.letters.lock(mine, letter.id)
+
+    with seekpoint_engine.begin() as tx:
+        worker.hold(tx, 0)
+        waiting = elsewhere.submit(lock)
+        wait_until_blocked(seekpoint_engine, by=backend(tx))
+    assert waiting.result() == letter
+    with seekpoint_engine.begin() as tx:
+        worker.letters.lock(tx, letter.id)
+        batch = elsewhere.submit(worker.commit_nothing, 0)
+        wait_until_blocked(seekpoint_engine, by=backend(tx))
+        worker.commit_nothing(1)
+    batch.result()
+
+
+def test_a_rewind_and_a_redrive_come_one_after_the_other(
+    shelf: Shelves, seekpoint_engine: Engine, elsewhere: ThreadPoolExecutor
+) -> None:
+    """I4: a letter that a move supersedes is seen as such by whoever comes next: the worker applies it, once."""
+    worker = shelf()
+    worker.park(aside(0))
+    [letter] = worker.all()
+    other = shelf(claim=False, limits=Limits(transaction_age=60.0))
+    with other.ledger.begin() as tx:
+        other.letters.lock(tx.connection, letter.id)
+        moving = elsewhere.submit(worker.ledger.move, "t", 0, 0, log=None, reason="rewind")
+        wait_until_blocked(seekpoint_engine, by=backend(tx.connection))
+    moving.result()
+    with seekpoint_engine.begin() as again:
+        assert other.letters.lock(again, letter.id).state is State.SUPERSEDED
+
+
+def test_a_pause_and_a_worker_that_parks_do_not_wait_for_each_other(
+    shelf: Shelves, seekpoint_engine: Engine, elsewhere: ThreadPoolExecutor
+) -> None:
+    """I1, I5: the pause has the group's row and waits for the offsets; the letter's foreign key asks for that row."""
+    worker = shelf()
+    with seekpoint_engine.begin() as tx:
+        transaction = worker.hold(tx)
+        pausing = elsewhere.submit(worker.ledger.pause, reason="index rebuild")
+        wait_until_blocked(seekpoint_engine, by=backend(tx))
+        tx.execute(text("SET LOCAL lock_timeout = '5s'"))
+        worker.letters.park(tx, [aside(0)], {"t": worker.topic_id}, 1)
+        worker.ledger.advance(tx, [worker.move(0, 1)], transaction)
+    pausing.result()
+    assert len(worker.all()) == 1

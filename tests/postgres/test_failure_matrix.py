@@ -1,0 +1,41 @@
+"""Every kind of failure, down every road, under every policy: where the record ends, and what becomes of the others.
+
+``python tests/failures/table.py`` runs the same and prints the table.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+
+import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.schema import DropSchema
+
+from failures.judge import judge, prepare
+from failures.kinds import KINDS, Kind
+from seekpoint import schema
+from seekpoint.pipeline.policy import OnPoison
+from support.sink_tables import Ground
+
+
+@pytest.fixture(scope="module")
+def ground(seekpoint_dsn: str) -> Iterator[Ground]:
+    """One schema for all of them: each case has tables and a group of its own."""
+    name, engine = f"seekpoint_{secrets.token_hex(6)}", create_engine(seekpoint_dsn)
+    try:
+        schema.upgrade(engine, schema=name)
+        made = Ground(engine, name)
+        prepare(made)
+        yield made
+        with engine.begin() as tx:
+            tx.execute(text("SET LOCAL lock_timeout = '10s'"))
+            tx.execute(DropSchema(name, cascade=True, if_exists=True))
+    finally:
+        engine.dispose()
+
+
+@pytest.mark.parametrize("policy", list(OnPoison))
+@pytest.mark.parametrize(("kind", "road"), [(k, r) for k in KINDS for r in k.roads], ids=str)
+def test_where_a_record_ends(ground: Ground, kind: Kind, road: str, policy: OnPoison) -> None:
+    judge(ground, kind, road, policy, f"t_{secrets.token_hex(5)}")

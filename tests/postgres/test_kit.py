@@ -1,0 +1,180 @@
+"""The test kit: records made by hand, and the real unit of work without a broker."""
+
+from __future__ import annotations
+
+import threading
+from datetime import UTC, datetime
+from time import monotonic
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, create_engine, text
+
+from seekpoint import Append, Batch, Bytes, Json, Ledger, Pipeline, events
+from seekpoint.errors import ConfigError, Fenced, HandlerOutdated, SchemaMismatch
+from seekpoint.events import Observer
+from seekpoint.records import Partition, RawRecord, Span
+from seekpoint.testing import Processed, batch, process, raw, record
+from support.sink_tables import TOPIC, Ground, orders
+
+
+@pytest.fixture
+def ground(seekpoint_engine: Engine, seekpoint_schema: str) -> Ground:
+    return Ground(seekpoint_engine, seekpoint_schema)
+
+
+@pytest.fixture
+def pipeline(ground: Ground, group: str) -> Pipeline:
+    sink = ground.append("p int, o bigint", columns=["p", "o"], row=lambda r: (r.partition, r.offset))
+    return Pipeline(group, topics=TOPIC, value=Bytes(), sinks=[sink])
+
+
+# -- made by hand -------------------------------------------------------------------------------------------
+
+
+def test_raw_and_record_hold_what_they_are_given() -> None:
+    at = datetime(2026, 8, 1, 12, 30, 0, 123000, UTC)
+    given: dict[str, Any] = {
+        "topic": "orders", "partition": 3, "offset": 2**40, "headers": [("h", b"1"), ("h", None)],
+        "timestamp": at, "leader_epoch": 4,
+    }  # fmt: skip
+    assert raw(b"v", key=b"k", **given) == RawRecord(
+        "orders", 3, 2**40, 1785587400123, b"k", b"v", (("h", b"1"), ("h", None)), 4
+    )
+    assert record({"v": 1}, key=5, **given).value == {"v": 1}
+    assert record(None, key=5, **given).timestamp == at
+    assert raw(None) == RawRecord("topic", 0, 0, None, None, None)
+
+
+def test_a_naive_timestamp_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"give an aware time, e\.g\. datetime\(\.\.\., tzinfo=UTC\)"):
+        raw(b"", timestamp=datetime(2026, 8, 1))
+
+
+def test_a_batch_spans_its_records() -> None:
+    some = [record(1, offset=5), record(2, partition=1, offset=7), record(3, offset=9)]
+    made = batch(*some)
+    assert list(made) == some
+    assert made.spans == (Span(Partition("topic", 0), 5, 10), Span(Partition("topic", 1), 7, 8))
+    assert batch().spans == ()
+
+
+# -- the real unit of work ----------------------------------------------------------------------------------
+
+
+def test_it_says_what_it_did(ground: Ground, pipeline: Pipeline) -> None:
+    done = ground.process(pipeline, *orders(b"", b"", start=5), *orders(b"", partition=2, start=40))
+    assert done == Processed(spans=(Span(Partition(TOPIC, 0), 5, 7), Span(Partition(TOPIC, 2), 40, 41)), records=3)
+    assert ground.positions(pipeline) == {Partition(TOPIC, 0): 7, Partition(TOPIC, 2): 41}
+
+
+def test_the_order_of_the_records_is_the_batchs(ground: Ground, group: str) -> None:
+    seen: list[str] = []
+    pipeline = Pipeline(group, topics=[TOPIC, "b"], value=Bytes(), handle=lambda tx, b: seen.extend(r.id for r in b))
+    mixed = [raw(b"", topic=t, partition=p, offset=o) for t, p, o in [("b", 1, 0), (TOPIC, 0, 3), ("b", 1, 1)]]
+    ground.process(pipeline, *mixed)
+    assert seen == ["b/1/0", f"{TOPIC}/0/3", "b/1/1"]
+
+
+def test_records_that_come_again_are_left_out_and_new_ones_go_on(ground: Ground, pipeline: Pipeline) -> None:
+    ground.process(pipeline, *orders(b"", b"", start=5))
+    done = ground.process(pipeline, *orders(b"", b"", b"", b"", start=4))
+    assert done.spans == (Span(Partition(TOPIC, 0), 7, 8),)
+    assert ground.rows("o") == [(5,), (6,), (7,)]
+    assert ground.process(pipeline, *orders(b"", start=7)) == Processed()
+
+
+def test_a_gap_between_offsets_is_compaction(ground: Ground, pipeline: Pipeline) -> None:
+    ground.process(pipeline, *orders(b"", start=5), *orders(b"", start=90))
+    assert ground.positions(pipeline) == {Partition(TOPIC, 0): 91}
+
+
+def test_no_records_are_no_work(ground: Ground, pipeline: Pipeline) -> None:
+    assert ground.process(pipeline) == Processed()
+    assert ground.positions(pipeline) == {}
+
+
+def test_claims_are_given_back_whatever_happens(ground: Ground, pipeline: Pipeline, group: str) -> None:
+    def fail(tx: Connection, b: Batch[Any, Any]) -> None:
+        raise ZeroDivisionError
+
+    ground.process(pipeline, *orders(b""))
+    ground.process(pipeline, *orders(b""))
+    with pytest.raises(ZeroDivisionError):
+        ground.process(Pipeline(group, topics=TOPIC, value=Bytes(), handle=fail), *orders(b"", start=1))
+    (position,) = Ledger(ground.engine, group, schema=ground.schema).read()
+    assert (position.owner, position.unreleased_claims) == (None, 0), "a test is no crash"
+    assert position.epoch == 3
+
+
+def test_it_observes_like_a_worker(ground: Ground, pipeline: Pipeline) -> None:
+    seen: list[events.Event] = []
+    ground.process(pipeline, *orders(b""), observe=(seen.append,))
+    assert [type(e).__name__ for e in seen] == ["BatchOpened", "Held", "Applied", "Advanced", "Committed"]
+
+
+@pytest.mark.parametrize("shape", ["text", "url"])
+def test_an_engine_is_made_of_a_url_and_closed_again(
+    ground: Ground, pipeline: Pipeline, seekpoint_dsn: str, shape: str
+) -> None:
+    url = ground.engine.url if shape == "url" else seekpoint_dsn
+    named = Pipeline(ground.schema, topics=TOPIC, value=Bytes(), sinks=pipeline.sinks)  # short enough to be found by
+    open_meanwhile: list[int] = []
+    counted: Observer = lambda event: open_meanwhile.append(sessions(ground))  # noqa: E731
+    assert process(named, url, orders(b""), schema=ground.schema, observe=[counted]).records == 1
+    assert max(open_meanwhile) >= 1
+    pause, deadline = threading.Event(), monotonic() + 30
+    while sessions(ground) and monotonic() < deadline:  # the server notices in its own time
+        pause.wait(0.02)
+    assert sessions(ground) == 0
+
+
+def sessions(ground: Ground) -> int:
+    """Open sessions of the group that is called like the schema."""
+    query = text("SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'seekpoint % ' || :name")
+    with ground.engine.connect() as tx:
+        return int(tx.execute(query, {"name": ground.schema}).scalar_one())
+
+
+# -- what it cannot take ------------------------------------------------------------------------------------
+
+
+def test_records_of_another_topic_are_refused(ground: Ground, pipeline: Pipeline) -> None:
+    with pytest.raises(ConfigError, match=r"does not read topic 'topic': make its records with raw\(\.\.\., topic=\)"):
+        ground.process(pipeline, raw(b""))
+    assert ground.positions(pipeline) == {}
+
+
+@pytest.mark.parametrize(("offsets", "said"), [([0, 0], "and 0 comes after 0"), ([5, 7, 6], "and 6 comes after 7")])
+def test_offsets_rise_or_nothing_is_claimed(ground: Ground, pipeline: Pipeline, offsets: list[int], said: str) -> None:
+    with pytest.raises(ConfigError, match=rf"the offsets of {TOPIC}/0 must rise from record to record, {said}"):
+        ground.process(pipeline, *[raw(b"", topic=TOPIC, offset=o) for o in offsets])
+    assert ground.positions(pipeline) == {}, "the mended call stores the first position"
+
+
+def test_a_newer_version_of_the_handler_stays_in_its_right(ground: Ground, pipeline: Pipeline, group: str) -> None:
+    newer = Pipeline(group, topics=TOPIC, value=Bytes(), sinks=pipeline.sinks, version=2)
+    ground.process(newer, *orders(b""))
+    with pytest.raises(HandlerOutdated, match="is at handler version 2, this process runs version 1"):
+        ground.process(pipeline, *orders(b"", start=1))
+
+
+def test_a_database_without_the_ledger(seekpoint_dsn: str, group: str) -> None:
+    engine = create_engine(seekpoint_dsn)
+    pipeline = Pipeline(group, topics=TOPIC, value=Json(), sinks=[Append("t", columns=["id"])])
+    try:
+        with pytest.raises(SchemaMismatch, match="seekpoint db upgrade"):
+            process(pipeline, engine, orders(b"1"), schema="no_such_schema")
+    finally:
+        engine.dispose()
+
+
+def test_a_partition_that_somebody_writes_is_not_waited_for_for_ever(ground: Ground, pipeline: Pipeline) -> None:
+    ground.process(pipeline, *orders(b""), *orders(b"", partition=1))
+    with ground.engine.begin() as tx:
+        tx.execute(text(f'SELECT 1 FROM "{ground.schema}".partition_offset WHERE partition = 1 FOR UPDATE'))
+        with pytest.raises(Fenced, match=f"{TOPIC}/1: another transaction is writing there"):
+            ground.process(pipeline, *orders(b"", start=1), *orders(b"", partition=1, start=1))
+    assert ground.rows("p", "o") == [(0, 0), (1, 0)]
+    ground.process(pipeline, *orders(b"", start=1), *orders(b"", partition=1, start=1))
+    assert ground.rows("p", "o") == [(0, 0), (0, 1), (1, 0), (1, 1)]

@@ -1,0 +1,732 @@
+"""A handler's statements are sent ahead: fewer round trips, and otherwise nothing that a handler could notice."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+from sqlalchemy import BigInteger, Column, Connection, Engine, Integer, MetaData, Table, Text, create_engine, text
+from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from sqlalchemy.orm.exc import StaleDataError
+
+from seekpoint import Append, Batch, Pipeline, Poison, events
+from seekpoint import Text as Utf8
+from seekpoint.errors import HandlerMisuse, PoisonStop
+from seekpoint.records import Cause
+from seekpoint.sinks.small_append import FEW
+from seekpoint.testing import Processed, process
+from support.ledger_desk import backend, wait_until_blocked
+from support.proxy import PostgresProxy
+from support.round_trips import Trips, trips
+from support.sink_tables import Ground, orders, stopped_at
+
+Tx = Connection
+Then = Callable[[Connection, Batch[Any, Any]], Any]
+
+
+class Counter:
+    """A table ``t (id, v)`` in a schema of its own, and handlers over it."""
+
+    def __init__(self, ground: Ground, group: str) -> None:
+        self.ground, self.group = ground, group
+        ground.create("id bigint PRIMARY KEY, v text CHECK (v <> 'bad')")
+        self.t = f'"{ground.schema}".t'
+        self.insert = text(f"INSERT INTO {self.t} VALUES (:id, :v)")
+        self.table = Table("t", MetaData(schema=ground.schema), Column("id", BigInteger, primary_key=True),
+                           Column("v", Text))  # fmt: skip
+        self.calls: list[int] = []
+        self.trips: list[int] = []
+        self.seen: list[events.Event] = []
+
+    def pipeline(self, handle: Then, **options: Any) -> Pipeline:
+        def counted(tx: Tx, batch: Batch[Any, Any]) -> None:
+            self.calls.append(len(batch))
+            with trips(driver(tx)) as seen:
+                handle(tx, batch)
+            self.trips.append(seen.count)
+
+        return Pipeline(self.group, topics="orders", value=Utf8(), handle=counted, **options)
+
+    def run(self, handle: Then, *values: str, engine: Engine | None = None, **options: Any) -> Processed:
+        """Records with these values, through the real unit of work."""
+        return process(
+            self.pipeline(handle, **options),
+            engine or self.ground.engine,
+            orders(*map(str.encode, values)),
+            schema=self.ground.schema,
+            observe=(self.seen.append,),
+        )
+
+    def each(self, tx: Tx, batch: Batch[Any, Any]) -> None:
+        """A row per record, by a statement per record."""
+        for r in batch:
+            tx.execute(self.insert, {"id": r.offset, "v": r.value})
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        return self.ground.rows("id", "v")
+
+
+def driver(tx: Tx) -> psycopg.Connection[Any]:
+    found = tx.connection.driver_connection
+    assert isinstance(found, psycopg.Connection)
+    return found
+
+
+@pytest.fixture
+def counter(seekpoint_engine: Engine, seekpoint_schema: str, group: str) -> Counter:
+    return Counter(Ground(seekpoint_engine, seekpoint_schema), group)
+
+
+HUNDRED = [f"v{n}" for n in range(100)]
+
+
+# -- round trips --------------------------------------------------------------------------------------------------
+
+
+def by_driver(counter: Counter) -> Then:
+    def handle(tx: Tx, batch: Batch[Any, Any]) -> None:
+        for r in batch:
+            driver(tx).execute(f"INSERT INTO {counter.t} VALUES (%s, %s)", (r.offset, r.value))
+
+    return handle
+
+
+def by_one_cursor(counter: Counter) -> Then:
+    statement = sql.SQL("INSERT INTO {} VALUES (%s, %s)").format(sql.Identifier(counter.ground.schema, "t"))
+
+    def handle(tx: Tx, batch: Batch[Any, Any]) -> None:
+        with driver(tx).cursor() as cursor:
+            for r in batch:
+                cursor.execute(statement, (r.offset, r.value))
+
+    return handle
+
+
+def by_core(counter: Counter) -> Then:
+    def handle(tx: Tx, batch: Batch[Any, Any]) -> None:
+        for r in batch:
+            tx.execute(counter.table.insert(), {"id": r.offset, "v": r.value})
+
+    return handle
+
+
+def by_text(counter: Counter) -> Then:
+    return counter.each
+
+
+def by_driver_sql(counter: Counter) -> Then:
+    def handle(tx: Tx, batch: Batch[Any, Any]) -> None:
+        for r in batch:
+            tx.exec_driver_sql(f"INSERT INTO {counter.t} VALUES (%s, %s)", (r.offset, r.value))
+
+    return handle
+
+
+@pytest.mark.parametrize("made_by", [by_text, by_core, by_driver_sql, by_driver, by_one_cursor])
+def test_statements_that_write_do_not_wait_for_one_another(
+    counter: Counter, made_by: Callable[[Counter], Then]
+) -> None:
+    handle = made_by(counter)
+    assert counter.run(handle, *HUNDRED).records == 100
+    assert counter.trips == [0], "the answers are awaited behind the handler"
+    assert counter.rows() == [(n, v) for n, v in enumerate(HUNDRED)]
+
+
+def test_send_ahead_can_be_switched_off(counter: Counter) -> None:
+    counter.run(counter.each, *HUNDRED, send_ahead=False)
+    assert counter.trips[0] >= 100, "one each, and those that prepare it"
+    assert len(counter.rows()) == 100
+
+
+def test_lists_go_ahead_like_single_rows(counter: Counter) -> None:
+    def handle(tx: Tx, batch: Batch[Any, Any]) -> None:
+        half = len(batch) // 2
+        rows = [{"id": r.offset, "v": r.value} for r in batch]
+        tx.execute(counter.insert, rows[:half])
+        tx.execute(counter.table.insert(), rows[half:])
+
+    counter.run(handle, *HUNDRED)
+    assert counter.trips == [0]
+    assert len(counter.rows()) == 100
+
+
+def test_a_question_and_what_was_sent_before_it_are_one_round_trip(counter: Counter) -> None:
+    def handle(tx: Tx, batch: Batch[Any, Any]) -> None:
+        for r in batch:
+            tx.execute(counter.insert, {"id": r.offset, "v": r.value})
+            count = tx.execute(text(f"SELECT count(*) FROM {counter.t}")).scalar_one()
+            assert count == r.offset + 1, "it sees what was sent before"
+
+    counter.run(handle, *HUNDRED[:10])
+    assert counter.trips == [10]
+
+
+# -- answers ------------------------------------------------------------------------------------------------------
+
+
+def test_rowcount_is_right_whenever_it_is_read(counter: Counter) -> None:
+    def handle(tx: Tx, batch: Batch[Any, Any]) -> None:
+        counter.each(tx, batch)
+        updated = tx.execute(text(f"UPDATE {counter.t} SET v = 'w' WHERE id < :n"), {"n": 3})
+        nothing = tx.execute(counter.table.update().where(counter.table.c.id > 99).values(v="x"))
+        inserted = tx.execute(counter.insert, {"id": 50, "v": "y"})
+        several = tx.execute(counter.insert, [{"id": n, "v": "y"} for n in (51, 52)])
+        deleted = tx.exec_driver_sql(f"DELETE FROM {counter.t} WHERE id >= %s", (51,))
+        assert (deleted.rowcount, several.rowcount, inserted.rowcount) == (2, 2, 1)
+        assert (nothing.rowcount, updated.rowcount) == (0, 3)
+        raw = driver(tx).execute(f"UPDATE {counter.t} SET v = 'z' WHERE id = 50")
+        assert (raw.description, raw.rowcount, raw.statusmessage) == (None, 1, "UPDATE 1")
+        assert not updated.returns_rows
+
+    assert counter.run(handle, *HUNDRED[:5]).records == 5
+    assert counter.rows() == [(0, "w"), (1, "w"), (2, "w"), (3, "v3"), (4, "v4"), (50, "z")]
+
+
+def test_rows_that_a_statement_returns_are_there(counter: Counter) -> None:
+    def handle(tx: Tx, batch: Batch[Any, Any]) -> None:
+        counter.each(tx, batch)
+        returned = tx.execute(text(f"INSERT INTO {counter.t} VALUES (50, 'r') RETURNING id, v")).one()
+        assert tuple(returned) == (50, "r")
+        many = tx.execute(counter.table.insert().returning(counter.table.c.id), [{"id": 60}, {"id": 61}])
+        assert sorted(many.scalars()) == [60, 61]
+        cursor = driver(tx).execute(f"SELECT v FROM {counter.t} WHERE id = 1")
+        assert cursor.description is not None
+        assert cursor.fetchall() == [("v1",)]
+        assert tx.scalar(text(f"SELECT count(*) FROM {counter.t}")) == 6
+        found = tx.execute(
+            text(f"WITH gone AS (DELETE FROM {counter.t} WHERE id >= 50 RETURNING id) SELECT * FROM gone")
+        )
+        assert sorted(found.scalars()) == [50, 60, 61]
+
+    counter.run(handle, "v0", "v1", "v2")
+    assert counter.rows() == [(0, "v0"), (1, "v1"), (2, "v2")]
+
+
+def test_rows_that_come_by_and_by_are_read_beside_writing(counter: Counter) -> None:
+    def handle(tx: Tx, batch: Batch[Any, Any]) -> None:
+        counter.each(tx, batch)
+        lazily = tx.execution_options(stream_results=True).execute(text(f"SELECT id FROM {counter.t} ORDER BY id"))
+        for n in lazily.scalars():
+            driver(tx).execute(f"UPDATE {counter.t} SET v = 'seen' WHERE id = %s", (n,))
+
+    counter.run(handle, "v0", "v1", "v2")
+    assert counter.rows() == [(0, "seen"), (1, "seen"), (2, "seen")]
+
+
+def test_copy_waits_for_what_was_sent_before(counter: Counter) -> None:
+    def handle(tx: Tx, batch: Batch[Any, Any]) -> None:
+        counter.each(tx, batch)
+        with driver(tx).cursor() as cursor, cursor.copy(f"COPY {counter.t} FROM STDIN") as copy:
+            copy.write_row((50, "copied"))
+        tx.execute(counter.insert, {"id": 51, "v": "behind"})
+
+    counter.run(handle, "v0", "v1")
+    assert counter.rows() == [(0, "v0"), (1, "v1"), (50, "copied"), (51, "behind")]
+
+
+def test_a_pipeline_of_the_handlers_own_is_left_alone(counter: Counter) -> None:
+    def handle(tx: Tx, batch: Batch[Any, Any]) -> None:
+        counter.each(tx, batch)
+        with driver(tx).pipeline() as pipeline, driver(tx).cursor() as cursor:
+            cursor.execute(f"INSERT INTO {counter.t} VALUES (50, 'own')")
+            pipeline.sync()
+            cursor.execute(f"SELECT count(*) FROM {counter.t}")
+            assert cursor.fetchone() == (3,)
+        tx.execute(counter.insert, {"id": 51, "v": "behind"})
+
+    counter.run(handle, "v0", "v1")
+    assert [n for n, _ in counter.rows()] == [0, 1, 50, 51]
+
+
+def test_several_commands_in_one_text_run_as_ever(counter: Counter) -> None:
+    def handle(tx: Tx, batch: Batch[Any, Any]) -> None:
+        counter.each(tx, batch)
+        tx.exec_driver_sql(f"INSERT INTO {counter.t} VALUES (50, 'one'); INSERT INTO {counter.t} VALUES (51, 'two')")
+
+    counter.run(handle, "v0")
+    assert [n for n, _ in counter.rows()] == [0, 50, 51]
+
+
+# -- savepoints and the ORM ---------------------------------------------------------------------------------------
+
+
+def sqlalchemy_savepoint(tx: Tx) -> Any:
+    return tx.begin_nested()
+
+
+def psycopg_savepoint(tx: Tx) -> Any:
+    return driver(tx).transaction()
+
+
+@pytest.mark.parametrize("savepoint", [sqlalchemy_savepoint, psycopg_savepoint])
+@pytest.mark.parametrize("ahead", [True, False], ids=["something is outstanding", "nothing is outstanding"])
+def test_an_error_in_a_savepoint_comes_out_inside(
+    counter: Counter, savepoint: Callable[[Tx], Any], ahead: bool
+) -> None:
+    """What a handler tries and gives up is gone; what it wrote before and behind is there, in one attempt."""
+    lines: list[str] = []
+
+    def handle(tx: Tx, batch: Batch[Any, Any]) -> None:
+        for r in batch:
+            if ahead:
+                tx.execute(counter.insert, {"id": r.offset, "v": r.value})
+            with suppress(DBAPIError, psycopg.Error), savepoint(tx):
+                tx.execute(counter.insert, {"id": 100 + r.offset, "v": "good"})
+                if r.offset % 2:
+                    tx.execute(counter.insert, {"id": 200 + r.offset, "v": "bad"})
+                    lines.append("behind the bad one")
+
+    assert counter.run(handle, "v0", "v1", "v2").records == 3
+    assert counter.calls == [3]
+    assert lines == []
+    before = [(n, f"v{n}") for n in range(3)] if ahead else []
+    assert counter.rows() == [*before, (100, "good"), (102, "good")]
+
+
+def test_savepoints_by_hand(counter: Counter) -> None:
+    def handle(tx: Tx, batch: Batch[Any, Any]) -> None:
+        for r in batch:
+            tx.execute(counter.insert, {"id": r.offset, "v": "kept"})
+            tx.exec_driver_sql("SAVEPOINT mine")
+            try:
+                tx.execute(counter.insert, {"id": r.offset + 100, "v": r.value})
+                tx.exec_driver_sql("RELEASE mine")
+            except IntegrityError:
+                tx.exec_driver_sql("ROLLBACK TO mine")
+
+    assert counter.run(handle, "v0", "bad", "v2").records == 3
+    assert counter.calls == [3]
+    assert counter.rows() == [(0, "kept"), (1, "kept"), (2, "kept"), (100, "v0"), (102, "v2")]
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Row(Base):
+    __tablename__ = "t"
+    __table_args__ = ({"schema": "here"},)
+    id: Mapped[int] = mapped_column(Integer, primary_key=True)
+    v: Mapped[str | None] = mapped_column(Text)
+
+
+@pytest.mark.parametrize("mode", ["create_savepoint", "rollback_only"])
+def test_the_orm_reads_its_own_rowcounts(counter: Counter, mode: Any) -> None:
+    def handle(tx: Tx, batch: Batch[Any, Any]) -> None:
+        counter.each(tx, batch)
+        joined = tx.execution_options(schema_translate_map={"here": counter.ground.schema})
+        with Session(joined, join_transaction_mode=mode) as session:
+            row = session.get_one(Row, 0)
+            row.v = "changed"
+            session.add_all(Row(id=50 + n, v="new") for n in range(3))
+            session.flush()
+            session.delete(session.get_one(Row, 1))
+            session.commit()
+            gone = session.get_one(Row, 2)
+            tx.execute(text(f"DELETE FROM {counter.t} WHERE id = 2"))
+            gone.v = "too late"
+            with pytest.raises(StaleDataError):
+                session.flush()
+            session.rollback()
+        if mode == "create_savepoint":
+            tx.execute(text(f"DELETE FROM {counter.t} WHERE id = 2"))
+
+    if mode == "rollback_only":  # a session's rollback is the transaction's then: the handler may not
+        with pytest.raises(HandlerMisuse, match="ended the transaction it was lent"):
+            counter.run(handle, "v0", "v1", "v2")
+        assert counter.rows() == []
+    else:
+        assert counter.run(handle, "v0", "v1", "v2").records == 3
+        assert counter.rows() == [(0, "changed"), (50, "new"), (51, "new"), (52, "new")]
+
+
+# -- errors -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("asks", [False, True], ids=["met at the end", "met at a question"])
+def test_a_bad_row_in_the_middle_is_its_own_records_fault(counter: Counter, asks: bool) -> None:
+    def handle(tx: Tx, batch: Batch[Any, Any]) -> None:
+        counter.each(tx, batch)
+        if asks:
+            tx.execute(text("SELECT 1")).scalar_one()
+
+    values = [*HUNDRED[:40], "bad", *HUNDRED[41:]]
+    stop = stopped_at(counter.run(handle, *values), 0, 40)
+    assert isinstance(stop, PoisonStop)
+    assert (stop.failure.cause, stop.failure.sqlstate) == (Cause.DATABASE, "23514")
+    assert "perhaps of an earlier statement" not in str(stop)
+    assert counter.rows() == [(n, f"v{n}") for n in range(40)]
+    assert counter.calls[:2] == [100, 50]
+
+
+@pytest.mark.parametrize("count", [1, 2, 7])
+def test_a_handler_that_names_the_record_at_hand_names_the_right_one(counter: Counter, count: int) -> None:
+    """The error comes out while a later record is in hand: what the handler makes of it then is not believed."""
+
+    def handle(tx: Tx, batch: Batch[Any, Any]) -> None:
+        for r in batch:
+            try:
+                tx.execute(counter.insert, {"id": r.offset, "v": r.value})
+                if r.offset % 3 == 2:
+                    tx.execute(text("SELECT 1"))
+            except IntegrityError as error:
+                raise Poison("no such thing", r) from error
+
+    values = [f"v{n}" for n in range(count)]
+    values[count // 2] = "bad"
+    stop = stopped_at(counter.run(handle, *values), 0, count // 2)
+    assert isinstance(stop, PoisonStop)
+    assert stop.failure.cause is Cause.POISON
+    assert len(counter.rows()) == count // 2
+
+
+def test_what_a_handler_raises_by_itself_is_no_late_error(counter: Counter) -> None:
+    """Nothing is run again where every answer was good."""
+
+    def handle(tx: Tx, batch: Batch[Any, Any]) -> None:
+        counter.each(tx, batch)
+        if bad := [r for r in batch if r.value == "no"]:
+            raise Poison("no", *bad)
+
+    stop = stopped_at(counter.run(handle, "v0", "v1", "no", "v3"), 0, 2)
+    assert isinstance(stop, PoisonStop)
+    assert stop.failure.cause is Cause.POISON
+    assert counter.calls == [4, 2]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_late_error_that_is_caught_is_heard_as_ever(counter: Counter, count: int) -> None:
+    """Caught at another statement, it may be no misuse: each statement is awaited then, and it turns out to be one."""
+
+    def handle(tx: Tx, batch: Batch[Any, Any]) -> None:
+        for _ in batch:
+            with suppress(DBAPIError):
+                tx.execute(counter.insert, {"id": 1, "v": "bad"})
+                tx.execute(text("SELECT 1"))
+
+    with pytest.raises(HandlerMisuse, match="caught a database error and went on"):
+        counter.run(handle, *HUNDRED[:count])
+    assert counter.rows() == []
+
+
+def test_a_late_error_that_an_innocent_savepoint_meets_is_the_records(counter: Counter) -> None:
+    """The handler gives up what may fail, and meets there what went wrong before it: no misuse, a bad record."""
+
+    def handle(tx: Tx, batch: Batch[Any, Any]) -> None:
+        for r in batch:
+            tx.execute(counter.insert, {"id": r.offset, "v": r.value})
+            with suppress(DBAPIError), tx.begin_nested():
+                tx.execute(counter.insert, {"id": r.offset, "v": "twice"})
+
+    stop = stopped_at(counter.run(handle, "v0", "bad", "v2"), 0, 1)
+    assert isinstance(stop, PoisonStop)
+    assert counter.rows() == [(0, "v0")]
+
+
+@pytest.mark.parametrize("ends", [lambda tx: tx.commit(), lambda tx: tx.rollback(), lambda tx: tx.close()])
+def test_the_transaction_is_ended_by_nobody_else(counter: Counter, ends: Callable[[Tx], None]) -> None:
+    def handle(tx: Tx, batch: Batch[Any, Any]) -> None:
+        counter.each(tx, batch)
+        ends(tx)
+
+    with pytest.raises(HandlerMisuse, match="on the connection it was lent"):
+        counter.run(handle, "v0", "v1")
+    assert counter.calls == [2]
+    assert counter.rows() == []
+
+
+def test_a_commit_behind_a_late_error_is_no_reason_to_try_again(counter: Counter) -> None:
+    def handle(tx: Tx, batch: Batch[Any, Any]) -> None:
+        counter.each(tx, batch)
+        driver(tx).execute("COMMIT")
+        tx.execute(counter.insert, {"id": 50, "v": "behind"})
+
+    with pytest.raises(HandlerMisuse, match=r"ended between hold and advance|half done"):
+        counter.run(handle, "v0", "v1")
+    assert counter.calls == [2]
+
+
+def test_a_statement_that_is_wrong_in_itself_is_told_with_its_own_text(counter: Counter) -> None:
+    def handle(tx: Tx, batch: Batch[Any, Any]) -> None:
+        tx.execute(text(f"INSERT INTO {counter.t} (nowhere) VALUES (1)"))
+        tx.execute(text("SELECT 1"))
+
+    with pytest.raises(DBAPIError, match="nowhere") as caught:
+        counter.run(handle, "v0", "v1")
+    assert "INSERT INTO" in str(caught.value.statement)
+    assert counter.rows() == []
+
+
+def test_a_value_that_cannot_be_written_is_refused_at_its_own_line(counter: Counter) -> None:
+    def handle(tx: Tx, batch: Batch[Any, Any]) -> None:
+        for r in batch:
+            with suppress(psycopg.Error, DBAPIError):  # it never reached the server: the transaction is whole
+                driver(tx).execute(f"INSERT INTO {counter.t} VALUES (%s, %s)", (r.offset, object()))
+            tx.execute(counter.insert, {"id": r.offset, "v": r.value})
+
+    assert counter.run(handle, "v0", "v1").records == 2
+    assert counter.calls == [2]
+    assert counter.rows() == [(0, "v0"), (1, "v1")]
+
+
+def test_a_deadlock_is_tried_again(counter: Counter, seekpoint_engine: Engine) -> None:
+    counter.ground.sql("INSERT INTO t VALUES (1000, 'a'), (1001, 'b')")
+    update = text(f"UPDATE {counter.t} SET v = :v WHERE id = :id")
+    first = threading.Event()
+
+    def handle(tx: Tx, batch: Batch[Any, Any]) -> None:
+        tx.execute(text("SET LOCAL deadlock_timeout = '10ms'"))
+        assert tx.execute(update, {"id": 1000, "v": "ours"}).rowcount == 1
+        if not first.is_set():
+            first.set()
+            wait_until_blocked(seekpoint_engine, by=backend(tx))  # the server looks once, 10 ms after ours waits
+        tx.execute(update, {"id": 1001, "v": "ours"})
+        counter.each(tx, batch)
+
+    def rival() -> None:
+        with seekpoint_engine.begin() as tx:
+            tx.execute(text("SET LOCAL deadlock_timeout = '1min'"))
+            tx.execute(update, {"id": 1001, "v": "theirs"})
+            assert first.wait(30)
+            tx.execute(update, {"id": 1000, "v": "theirs"})
+
+    thread = threading.Thread(target=rival)
+    thread.start()
+    assert counter.run(handle, "v0", "v1").records == 2
+    thread.join()
+    assert counter.calls == [2, 2]
+    (trouble,) = [e for e in counter.seen if isinstance(e, events.DatabaseTrouble)]
+    assert "deadlock detected" in str(trouble.error)
+    assert [n for n, _ in counter.rows()] == [0, 1, 1000, 1001]
+
+
+@pytest.fixture
+def proxy(seekpoint_dsn: str) -> Iterator[PostgresProxy]:
+    with PostgresProxy.in_front_of(seekpoint_dsn) as proxy:
+        yield proxy
+
+
+@pytest.mark.parametrize("skip", [0, 3, 9])
+def test_a_connection_cut_among_statements_costs_one_more_try(
+    counter: Counter, proxy: PostgresProxy, skip: int
+) -> None:
+    engine = create_engine(proxy.dsn)
+    proxy.arm("at_statement", f"INSERT INTO {counter.t}", skip=skip)
+    try:
+        assert counter.run(counter.each, *HUNDRED[:10], engine=engine).records == 10
+    finally:
+        engine.dispose()
+    assert proxy.fired.is_set()
+    assert counter.calls == [10, 10]
+    assert [n for n, _ in counter.rows()] == list(range(10))
+    assert [e for e in counter.seen if isinstance(e, events.DatabaseTrouble | events.Isolating)] != []
+    assert not any(isinstance(e, events.CommitUnknown | events.Isolating) for e in counter.seen)
+
+
+def test_a_cut_that_is_caught_is_heard(counter: Counter, proxy: PostgresProxy) -> None:
+    engine = create_engine(proxy.dsn)
+
+    def handle(tx: Tx, batch: Batch[Any, Any]) -> None:
+        counter.each(tx, batch)
+        with suppress(OperationalError):
+            tx.execute(text("SELECT 1"))
+
+    proxy.arm("at_statement", f"INSERT INTO {counter.t}", skip=3)
+    try:
+        counter.run(handle, *HUNDRED[:10], engine=engine)
+    finally:
+        engine.dispose()
+    assert proxy.fired.is_set()
+    assert [n for n, _ in counter.rows()] == list(range(10))
+
+
+def test_a_session_that_was_ended_while_answers_were_outstanding(counter: Counter, seekpoint_engine: Engine) -> None:
+    """A statement waits for a lock at the server, and the handler has long gone on."""
+    counter.ground.sql("INSERT INTO t VALUES (1000, 'a')")
+    held, ended = threading.Event(), threading.Event()
+
+    def handle(tx: Tx, batch: Batch[Any, Any]) -> None:
+        counter.each(tx, batch)
+        if len(counter.calls) == 1:
+            assert held.wait(20)
+        tx.execute(text(f"UPDATE {counter.t} SET v = 'ours' WHERE id = 1000"))
+
+    def rival() -> None:
+        with seekpoint_engine.begin() as tx:
+            tx.execute(text(f"UPDATE {counter.t} SET v = 'theirs' WHERE id = 1000"))
+            pid = tx.execute(text("SELECT pg_backend_pid()")).scalar_one()
+            held.set()
+            waits = wait_until_blocked(seekpoint_engine, by=pid)
+            assert tx.execute(text("SELECT pg_terminate_backend(:pid)"), {"pid": waits}).scalar_one()
+        ended.set()
+
+    thread = threading.Thread(target=rival)
+    thread.start()
+    assert counter.run(handle, "v0", "v1").records == 2
+    thread.join()
+    assert ended.is_set()
+    assert counter.calls == [2, 2]
+    assert counter.rows() == [(0, "v0"), (1, "v1"), (1000, "ours")]
+
+
+def test_nothing_of_it_outlives_the_handler(counter: Counter, seekpoint_engine: Engine) -> None:
+    kept: list[Any] = []
+
+    def handle(tx: Tx, batch: Batch[Any, Any]) -> None:
+        counter.each(tx, batch)
+        kept.append(driver(tx).cursor())
+        kept.append(tx.execute(text(f"UPDATE {counter.t} SET v = 'late'")))
+
+    counter.run(handle, "v0", "v1")
+    assert kept[1].rowcount == 2
+    assert kept[0].connection.cursor_factory is psycopg.Cursor
+
+
+# -- the whole unit of work ---------------------------------------------------------------------------------------
+
+
+def unit_of_work(counter: Counter, count: int, **options: Any) -> int:
+    """The round trips of one transaction with so many records, from its begin to its COMMIT."""
+    engine = create_engine(counter.ground.engine.url, pool_size=1, max_overflow=0)
+    pipeline = Pipeline(counter.group, topics="orders", value=Utf8(), **options)
+    tracing, found = ExitStack(), list[Trips]()
+
+    def observe(event: events.Event) -> None:
+        if isinstance(event, events.BatchOpened):
+            with engine.connect() as connection:  # the pool's only one: the batch will have it, too
+                found.append(tracing.enter_context(trips(driver(connection))))
+        if isinstance(event, events.Committed):
+            tracing.close()
+
+    try:
+        for n in range(2):  # in the first, the sink may ask for what it remembers then
+            records = orders(*(b"v%d" % k for k in range(count)), start=n * count)
+            process(pipeline, engine, records, schema=counter.ground.schema, observe=(observe,))
+    finally:
+        engine.dispose()
+    return found[-1].count
+
+
+def test_a_few_records_take_three_round_trips(counter: Counter) -> None:
+    """BEGIN with hold, the rows with advance, COMMIT; more rows go by COPY, whose begin and end are awaited."""
+    sink = Append((counter.ground.schema, "t"), columns=["id", "v"], row=lambda r: (r.offset, r.value))
+    assert unit_of_work(counter, 1, sinks=[sink]) == 3
+    assert len(counter.rows()) == 2
+
+
+def test_up_to_twenty_rows_are_few(counter: Counter) -> None:
+    sink = Append((counter.ground.schema, "t"), columns=["id", "v"], row=lambda r: (r.offset, r.value))
+    assert (FEW, unit_of_work(counter, FEW, sinks=[sink])) == (20, 3)
+    assert len(counter.rows()) == 2 * FEW
+
+
+def test_more_rows_go_by_copy(counter: Counter) -> None:
+    sink = Append((counter.ground.schema, "t"), columns=["id", "v"], row=lambda r: (r.offset, r.value))
+    assert unit_of_work(counter, FEW + 1, sinks=[sink]) == 6
+    assert len(counter.rows()) == 2 * FEW + 2
+
+
+def test_a_handlers_last_statements_are_awaited_with_the_offset(counter: Counter) -> None:
+    assert unit_of_work(counter, 30, handle=counter.each) == 3
+    assert len(counter.rows()) == 60
+
+
+def test_without_sending_ahead_each_is_awaited(counter: Counter) -> None:
+    sink = Append((counter.ground.schema, "t"), columns=["id", "v"], row=lambda r: (r.offset, r.value))
+    assert unit_of_work(counter, 1, sinks=[sink], send_ahead=False) == 6
+
+
+def appended(counter: Counter, *values: str, **options: Any) -> Processed:
+    sink = Append((counter.ground.schema, "t"), columns=["id", "v"], row=lambda r: (r.offset, r.value))
+    pipeline = Pipeline(counter.group, topics="orders", value=Utf8(), sinks=[sink], **options)
+    given = orders(*map(str.encode, values))
+    return process(pipeline, counter.ground.engine, given, schema=counter.ground.schema, observe=(counter.seen.append,))
+
+
+@pytest.mark.parametrize("count", [1, 2, 9])
+def test_a_bad_row_among_few_is_its_own_records_fault(counter: Counter, count: int) -> None:
+    """It surfaces at advance; COPY says then which one it is."""
+    values = [f"v{n}" for n in range(count)]
+    values[count // 2] = "bad"
+    stop = stopped_at(appended(counter, *values), 0, count // 2)
+    assert isinstance(stop, PoisonStop)
+    assert (stop.failure.cause, stop.failure.sqlstate) == (Cause.DATABASE, "23514")
+    assert len(counter.rows()) == count // 2
+    assert not any(isinstance(e, events.Refused) for e in counter.seen)
+
+
+@pytest.mark.parametrize("by", ["rows", "statements", "one cursor", "a list"])
+def test_a_row_that_speaks_like_the_fence_is_no_refusal(counter: Counter, by: str) -> None:
+    """What the ledger refuses is known by its words: a value with the same words is a bad value, and no more."""
+    path = counter.ground.create("n int", "numbers")
+    insert = text(f'INSERT INTO "{path[0]}".numbers VALUES (CAST(CAST(:n AS text) AS int))')
+
+    def handle(tx: Tx, batch: Batch[Any, Any]) -> None:
+        if by == "a list":
+            tx.execute(insert, [{"n": r.value} for r in batch])
+        cursor = driver(tx).cursor()
+        for r in batch:
+            if by == "statements":
+                tx.execute(insert, {"n": r.value})
+            if by == "one cursor":
+                cursor.execute(f'INSERT INTO "{path[0]}".numbers VALUES (CAST(CAST(%s AS text) AS int))', (r.value,))
+
+    sinks = [Append(path, columns=["n"], row=lambda r: (r.value,))] if by == "rows" else []
+    pipeline = Pipeline(
+        counter.group, topics="orders", value=Utf8(), sinks=sinks, handle=None if by == "rows" else handle
+    )
+    records = orders(b"1", b"seekpoint: claim or position is not the expected one; rows advanced: 0")
+    done = process(
+        pipeline, counter.ground.engine, records, schema=counter.ground.schema, observe=(counter.seen.append,)
+    )
+    stop = stopped_at(done, 0, 1)
+    assert isinstance(stop, PoisonStop)
+    assert stop.failure.sqlstate == "22P02"
+    assert not any(isinstance(e, events.Refused) for e in counter.seen)
+    assert counter.ground.rows("n", name="numbers") == [(1,)]
+
+
+@pytest.mark.parametrize("words", ['INSERT INTO "', "WITH moving"])
+def test_a_connection_cut_between_rows_and_offset(counter: Counter, proxy: PostgresProxy, words: str) -> None:
+    counter.ground.engine = create_engine(proxy.dsn)
+    proxy.arm("at_statement", words)
+    try:
+        assert appended(counter, "v0", "v1").records == 2
+        assert proxy.fired.is_set()
+        assert counter.rows() == [(0, "v0"), (1, "v1")]
+    finally:
+        counter.ground.engine.dispose()
+    assert [e.attempt for e in counter.seen if isinstance(e, events.BatchOpened)] == [1, 2]
+    assert not any(isinstance(e, events.CommitUnknown | events.Isolating) for e in counter.seen)
+
+
+def repeated(row: tuple[Any, ...], count: int) -> Callable[[Any], list[tuple[Any, ...]]]:
+    return lambda _: [row] * count
+
+
+def test_values_mean_the_same_in_few_rows_and_in_many(counter: Counter) -> None:
+    """Text of no type, read by the column's own: not rounded, cut or cast on the way, as COPY does not."""
+    made = [
+        ("int", "12.5"), ("int", True), ("numeric(6,1)", "12.56"), ("varchar(3)", "abcd"), ("char(3)", "ab"),
+        ("text", 5), ("text", {"a": [1]}), ("jsonb", {"a": [1]}), ("int[]", [1, None]), ("bool", "yes"),
+        ("bytea", b"\x00\xff"),
+        ("timestamptz", "2026-01-01T00:00:00Z"), ("float8", "NaN"), ("money", "12.50"), ("inet", "10.0.0.1"),
+        ("int GENERATED ALWAYS AS IDENTITY", 7), ("int", None), ("text", "\\N"), ("text", "tab\there"),
+    ]  # fmt: skip
+    for n, (kind, value) in enumerate(made):
+        found = []
+        for rows in (1, FEW + 1):
+            name = f"t_{n}_{rows}"
+            counter.ground.create(f'"a%b" {kind}', name)
+            sink = Append((counter.ground.schema, name), columns=["a%b"], rows=repeated((value,), rows))
+            pipeline = Pipeline(f"{counter.group}-{name}", topics="orders", value=Utf8(), sinks=[sink])
+            done = process(pipeline, counter.ground.engine, orders(b"x"), schema=counter.ground.schema)
+            states = [stop.failure.sqlstate for stop in done.stopped.values() if isinstance(stop, PoisonStop)]
+            found.append((counter.ground.rows("a%b", name=name)[:1], states))
+        assert repr(found[0]) == repr(found[1]), (kind, value)

@@ -1,0 +1,362 @@
+"""Replaying dead letters on a real Postgres: each is applied once, whoever else is at work, and whatever dies when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from sqlalchemy import Connection, Engine, text
+from sqlalchemy.exc import ProgrammingError
+
+from seekpoint import Append, Bytes, Json, Pipeline
+from seekpoint.admin import Redrive, Where
+from seekpoint.errors import ConfigError, Fenced, GroupPaused, HandlerMisuse, HandlerOutdated
+from seekpoint.records import Cause, State
+from support.dead_letter_group import TOPIC, Depot, Halt, orders
+from support.ledger_desk import scalar, wait_until_blocked
+
+
+@pytest.fixture
+def depot(seekpoint_engine: Engine, seekpoint_schema: str) -> Depot:
+    return Depot(seekpoint_engine, seekpoint_schema).create()
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(2) as pool:
+        yield pool
+
+
+# -- one letter ---------------------------------------------------------------------------------------------
+
+
+def test_a_replay_applies_the_record_and_closes_its_letter(depot: Depot) -> None:
+    """I1, I4: as a batch of one record, with who did it and why."""
+    depot.bad = {b"b"}
+    (letter,) = depot.park(*orders(b"a", b"b", b"c"))
+    assert depot.applied() == [0, 2]
+    depot.bad.clear()
+    done = depot.redrive().replay(letter.id, reason="ticket 7")
+    assert done.is_applied
+    assert done.letter.offset == 1
+    assert done.followers == ()
+    assert [(len(b), [tuple(s) for s in b.spans]) for b in depot.batches[-1:]] == [(1, [((TOPIC, 0), 1, 2)])]
+    assert depot.applied() == [0, 2, 1]
+    now = depot.redrive().get(letter.id)
+    assert (now.state, now.closed_by, now.closed_reason, now.replays) == (State.REPLAYED, "ada", "ticket 7", 1)
+    assert now.closed_at is not None
+    assert depot.actions() == [("replay", 1, "ada", f"dead letter {letter.id}: ticket 7")]
+    assert depot.ledger.read()[0].next_offset == 3
+
+
+def test_a_replay_that_fails_again_keeps_both_errors(depot: Depot) -> None:
+    """I4: what it wrote is rolled back, the letter stays open, and says how often it was tried."""
+    depot.bad = {b"b"}
+    (letter,) = depot.park(*orders(b"b"))
+    first = letter.error
+
+    def worse(tx: Connection, record: object) -> None:
+        raise KeyError("price")
+
+    depot.bad.clear()
+    depot.on_record = worse
+    for n in (1, 2):
+        done = depot.redrive().replay(letter.id)
+        assert done.failure is not None
+        assert (done.failure.cause, done.failure.error) == (Cause.HANDLER, "KeyError: 'price'")
+        now = depot.redrive().get(letter.id)
+        assert (now.state, now.error, now.replay_error, now.replays) == (State.PARKED, first, "KeyError: 'price'", n)
+        assert "in worse" in (now.replay_traceback or "")
+        assert (now.closed_at, now.closed_by) == (None, None)
+    assert depot.applied() == []
+    assert depot.actions() == []
+    depot.on_record = lambda tx, record: None
+    assert depot.redrive().replay(letter.id).is_applied
+    assert depot.applied() == [0]
+
+
+@pytest.mark.parametrize(
+    ("table", "value", "cause", "said"),
+    [
+        ("id int", b"{", Cause.DECODE, "DecodeError: "),
+        ("id int", b'{"no": 1}', Cause.ROW, "KeyError: 'id'"),
+        ("id int CHECK (id > 0)", b'{"id": -1}', Cause.DATABASE, "CheckViolation: "),
+        ("id int UNIQUE DEFERRABLE INITIALLY DEFERRED", b'{"id": 7}', Cause.DATABASE, "UniqueViolation: "),
+    ],
+    ids=["decode", "row", "sink", "commit"],
+)
+def test_whatever_is_wrong_with_it_is_told_again(
+    depot: Depot, table: str, value: bytes, cause: Cause, said: str
+) -> None:
+    """I4: the pipeline's own codecs and sinks, and constraints that are asked at COMMIT."""
+    with depot.engine.begin() as tx:
+        tx.execute(text(f'CREATE TABLE "{depot.schema}".t ({table})'))
+        tx.execute(text(f'INSERT INTO "{depot.schema}".t VALUES (7)'))
+    sink = Append((depot.schema, "t"), columns=["id"], row=lambda r: (r.value["id"],))
+    options: dict[str, Any] = {"value": Json(), "handle": None, "sinks": [sink]}
+    (letter,) = depot.park(*orders(value), **options)
+    assert letter.cause is cause
+    done = depot.redrive(**options).replay(letter.id)
+    assert done.failure is not None
+    assert done.failure.cause is cause
+    assert done.failure.error.startswith(said)
+    assert depot.redrive().get(letter.id).replay_error == done.failure.error
+    with depot.engine.begin() as tx:
+        tx.execute(text(f'DROP TABLE "{depot.schema}".t; CREATE TABLE "{depot.schema}".t (id int)'))
+    mended = Append((depot.schema, "t"), columns=["id"], row=lambda r: (5,))
+    assert depot.redrive(value=Bytes(), handle=None, sinks=[mended]).replay(letter.id).is_applied
+    assert scalar(depot.engine, f'SELECT array_agg(id) FROM "{depot.schema}".t') == [5]
+
+
+def test_an_error_that_passes_is_tried_again(depot: Depot) -> None:
+    """I1: a deadlock is nobody's fault: the whole transaction is run again, and applied once."""
+    depot.bad = {b"b"}
+    (letter,) = depot.park(*orders(b"b"))
+    depot.bad.clear()
+    tries: list[int] = []
+
+    def deadlock(tx: Connection, record: object) -> None:
+        tries.append(1)
+        if len(tries) < 3:
+            tx.exec_driver_sql("DO $$ BEGIN RAISE EXCEPTION USING ERRCODE = '40P01'; END $$")
+
+    depot.on_record = deadlock
+    assert depot.redrive().replay(letter.id).is_applied
+    assert (len(tries), depot.applied()) == (3, [0])
+
+
+def test_the_handler_runs_as_in_a_worker(depot: Depot) -> None:
+    """I1: in the session's own zone, without our lock limit; and always durable."""
+    seen: list[tuple[str, ...]] = []
+
+    def look(tx: Connection, record: object) -> None:
+        names = ("TimeZone", "lock_timeout", "synchronous_commit", "transaction_isolation")
+        seen.append(tuple(tx.exec_driver_sql(f"SHOW {name}").scalar_one() for name in names))
+
+    with depot.engine.connect() as tx:
+        plain = tuple(tx.exec_driver_sql(f"SHOW {name}").scalar_one() for name in ("TimeZone", "lock_timeout"))
+    depot.bad = {b"b"}
+    (letter,) = depot.park(*orders(b"b"), synchronous_commit=False)
+    depot.bad.clear()
+    depot.on_record = look
+    zoned = depot.engine.execution_options()
+    assert depot.redrive(engine=zoned, synchronous_commit=False).replay(letter.id).is_applied
+    assert seen == [(*plain, "on", "read committed")]
+
+
+def test_what_a_handler_sets_for_one_dead_letter_is_not_there_for_the_next(depot: Depot) -> None:
+    """I1: each replay is a transaction, and what its handler leaves on the session ends with it."""
+    depot.bad = {b"a", b"b", b"c", b"d"}
+    depot.park(*orders(b"a", b"b", b"c", b"d"))
+    depot.bad.clear()
+    found: list[tuple[int, str]] = []
+
+    def look(tx: Connection, record: Any) -> None:
+        asked = tx.execute(text("SELECT pg_backend_pid(), current_setting('work_mem')")).one()
+        found.append((asked[0], asked[1]))
+        if record.offset == 1:
+            tx.execute(text("SET work_mem = '77MB'"))
+
+    depot.on_record = look
+    assert depot.redrive().replay_all().replayed == 4
+    (one, before), (two, _), (three, after), (four, _) = found
+    assert one == two != three == four
+    assert {after, before} == {before}
+    with depot.engine.connect() as tx:
+        assert tx.scalar(text("SELECT pg_backend_pid()")) not in {one, three}
+
+
+def test_a_handler_that_ends_the_transaction_is_found(depot: Depot) -> None:
+    """I1: a bug of the program and not of the record: the letter stays open."""
+    depot.bad = {b"b"}
+    (letter,) = depot.park(*orders(b"b"))
+    depot.bad.clear()
+    depot.on_record = lambda tx, record: tx.exec_driver_sql("ROLLBACK; BEGIN")
+    with pytest.raises(HandlerMisuse, match=f"dead letter {letter.id} stays open"):
+        depot.redrive().replay(letter.id)
+    depot.on_record = lambda tx, record: tx.commit()
+    with pytest.raises(HandlerMisuse, match=r"called commit\(\)"):
+        depot.redrive().replay(letter.id)
+    depot.on_record = lambda tx, record: tx.exec_driver_sql("SELECT * FROM no_such_table")
+    with pytest.raises(ProgrammingError):
+        depot.redrive().replay(letter.id)
+    now = depot.redrive().get(letter.id)
+    assert (now.state, now.replays, depot.applied()) == (State.PARKED, 0, [])
+
+
+def test_what_is_no_letter_of_the_group(depot: Depot) -> None:
+    """I4."""
+    with pytest.raises(ConfigError, match="there is no group 'g' in the ledger"):
+        depot.redrive().plan()
+    depot.process(orders(b"a"))
+    with pytest.raises(ConfigError, match="group 'g' has no dead letter 4711"):
+        depot.redrive().replay(4711)
+    with pytest.raises(ConfigError, match="Redrive needs a Pipeline, got str"):
+        Redrive("g", depot.engine)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="give an aware time"):
+        Where(since=__import__("datetime").datetime(2026, 1, 1))
+    with pytest.raises(ConfigError, match="name the topic, too"):
+        Where(partition=1)
+
+
+# -- whom it refuses ------------------------------------------------------------------------------------------
+
+
+def refusal(work: Callable[[], object]) -> str:
+    """What is said by the refusal that the work must meet."""
+    with pytest.raises(Fenced) as refused:
+        work()
+    return refused.value.reason
+
+
+def test_another_version_of_the_handler_is_refused(depot: Depot) -> None:
+    """I5: an older one as a worker's would be; a newer one until a worker has raised the group to it."""
+    depot.bad = {b"b"}
+    (letter,) = depot.park(*orders(b"b"), version=2)
+    depot.bad.clear()
+    older, newer = depot.redrive(version=1), depot.redrive(version=3)
+    with pytest.raises(HandlerOutdated, match="is at handler version 2, this pipeline is version 1"):
+        older.replay(letter.id)
+    with pytest.raises(HandlerOutdated):
+        older.plan()
+    with pytest.raises(ConfigError, match="start a worker of version 3 first"):
+        newer.replay_all()
+    assert depot.applied() == []
+    depot.process(orders(b"x", start=1), version=3)
+    assert newer.replay(letter.id).is_applied
+
+
+def test_a_paused_group_is_left_alone(depot: Depot) -> None:
+    """I5: whoever paused it counts on nobody writing; a discard writes no results."""
+    depot.bad = {b"b"}
+    first, second = depot.park(*orders(b"b", b"b"))
+    depot.bad.clear()
+    depot.ledger.pause(reason="an index", actor="eve")
+    for work in (lambda: depot.redrive().replay(first.id), depot.redrive().replay_all, depot.redrive().plan):
+        with pytest.raises(GroupPaused, match="paused by eve: an index"):
+            work()
+    assert [d.refusal for d in depot.redrive().discard(second.id, reason="a test")] == [None]
+    mine = Redrive(depot.pipeline(), depot.engine, schema=depot.schema, while_paused=True)
+    assert mine.replay(first.id).is_applied
+    assert depot.applied() == [0]
+    depot.ledger.resume()
+
+
+def test_letters_of_an_earlier_topic_are_refused(depot: Depot) -> None:
+    """I4: their offsets are other records' now; they can be exported and discarded."""
+    depot.bad = {b"b"}
+    (letter,) = depot.park(*orders(b"a", b"b"))
+    depot.bad.clear()
+    depot.ledger.move(TOPIC, 0, to=0, topic_id=uuid4(), log=None, reason="created anew")
+    (planned,) = depot.redrive().plan()
+    said = refusal(lambda: depot.redrive().replay(letter.id))
+    assert said == planned.refusal
+    assert f"dead letter {letter.id} (orders/0 offset 1) is of an earlier topic 'orders'" in said
+    assert [one.refusal for one in depot.redrive().replay_all().refused] == [said]
+    assert [line["offset"] for line in depot.redrive().export()] == [1]
+    assert [d.refusal for d in depot.redrive().discard(letter.id, reason="old topic")] == [None]
+    assert depot.applied() == [0]
+
+
+def test_other_letters_that_cannot_be_replayed(depot: Depot) -> None:
+    """I4: skipped without a value; of a topic that the pipeline does not read; read without their headers."""
+    depot.bad = {b"b"}
+    depot.process(orders(b"b"), on_poison="skip")
+    (skipped,) = depot.letters()
+    assert "was skipped, and its value is not kept" in refusal(lambda: depot.redrive().replay(skipped.id))
+    (letter,) = depot.park(*orders(b"b", start=1))
+    elsewhere = Redrive(
+        Pipeline("g", topics="other", value=Bytes(), handle=depot.book), depot.engine, schema=depot.schema
+    )
+    with pytest.raises(ConfigError, match=r"of topic 'orders', which Pipeline\('g', topics=\['other'\]\) does not"):
+        elsewhere.replay(letter.id)
+    with depot.engine.begin() as tx:
+        error = "Unreadable: its headers cannot be read: invalid start byte"
+        tx.execute(text(f"UPDATE \"{depot.schema}\".dead_letter SET cause = 'decode', error = '{error}'"))
+    assert "is not whole: its headers cannot be read" in refusal(lambda: depot.redrive().replay(letter.id))
+    with depot.engine.begin() as tx:
+        tx.execute(text(f'UPDATE "{depot.schema}".partition_offset SET next_offset = 1'))
+    said = refusal(lambda: depot.redrive().replay(letter.id))
+    assert said.endswith("the partition stands in front of it, at 1: it will be read again")
+    assert depot.applied() == []
+
+
+# -- at the same time -------------------------------------------------------------------------------------------
+
+
+def test_two_operators_at_once_apply_it_once(depot: Depot, elsewhere: ThreadPoolExecutor) -> None:
+    """I1: the second one waits, and is told who was quicker, and when."""
+    depot.bad = {b"b"}
+    (letter,) = depot.park(*orders(b"b"))
+    depot.bad.clear()
+    depot.on_record = halt = Halt()
+    first = elsewhere.submit(depot.redrive("ada").replay, letter.id, reason="mine")
+    halt.wait()
+    second = elsewhere.submit(depot.redrive("bob").replay, letter.id)
+    wait_until_blocked(depot.engine, by=halt.pid)
+    halt.open()
+    assert first.result(30).is_applied
+    with pytest.raises(Fenced, match=r"^dead letter \d+ \(orders/0 offset 0\) was replayed by ada at 20.*: mine$"):
+        second.result(30)
+    assert depot.applied() == [0]
+
+
+def test_a_second_operator_goes_on_where_the_first_one_failed(depot: Depot, elsewhere: ThreadPoolExecutor) -> None:
+    """I1: nobody's failure closes it."""
+    depot.bad = {b"b"}
+    (letter,) = depot.park(*orders(b"b"))
+    depot.bad.clear()
+    halt = Halt()
+
+    def halt_and_fail(tx: Connection, record: object) -> None:
+        is_first = halt.pid == 0
+        halt(tx, record)
+        if is_first:
+            raise ValueError("not yet")
+
+    depot.on_record = halt_and_fail
+    first = elsewhere.submit(depot.redrive("ada").replay, letter.id)
+    halt.wait()
+    second = elsewhere.submit(depot.redrive("bob").replay, letter.id)
+    wait_until_blocked(depot.engine, by=halt.pid)
+    halt.open()
+    assert second.result(30).is_applied
+    with pytest.raises(Fenced, match="was replayed by bob"):  # its error has no letter to be kept at
+        first.result(30)
+    assert depot.applied() == [0]
+
+
+def test_a_letter_that_was_rewound_past_belongs_to_the_stream(depot: Depot) -> None:
+    """I1, I5: park, rewind past it, replay: applied once, by the worker that reads it again."""
+    depot.bad = {b"b"}
+    (letter,) = depot.park(*orders(b"a", b"b", b"c"))
+    depot.bad.clear()
+    depot.ledger.move(TOPIC, 0, to=1, actor="eve", log=None, reason="ticket 9")
+    said = refusal(lambda: depot.redrive().replay(letter.id))
+    assert "was superseded by eve at 20" in said
+    assert said.endswith(": moved to 1: ticket 9")
+    depot.process(orders(b"b", b"c", start=1))
+    assert depot.applied() == [0, 2, 1, 2]
+    assert refusal(lambda: depot.redrive().replay(letter.id)) == said
+    assert depot.states() == {1: "superseded"}
+
+
+def test_a_rewind_waits_for_a_replay_in_hand(depot: Depot, elsewhere: ThreadPoolExecutor) -> None:
+    """I5: and a replay that comes behind it finds the letter superseded."""
+    depot.bad = {b"b"}
+    (letter,) = depot.park(*orders(b"b"))
+    depot.bad.clear()
+    depot.on_record = halt = Halt()
+    replay = elsewhere.submit(depot.redrive().replay, letter.id)
+    halt.wait()
+    move = elsewhere.submit(depot.ledger.move, TOPIC, 0, 0, log=None, reason="again")
+    wait_until_blocked(depot.engine, by=halt.pid)
+    halt.open()
+    assert replay.result(30).is_applied
+    move.result(30)
+    assert depot.states() == {0: "superseded"}
+    depot.process(orders(b"b"))
+    assert depot.applied() == [0, 0]  # a rewind applies again what was applied, and says so

@@ -1,0 +1,340 @@
+"""Redrive where keys are held: the order of a key's records, whoever replays, discards, fails or goes on parking."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine
+
+from seekpoint.admin import Planned, Replayed, Where
+from seekpoint.errors import Fenced
+from seekpoint.records import Cause, RawRecord, State
+from seekpoint.testing import raw
+from support.dead_letter_group import TOPIC, Depot, Halt
+from support.events import Run
+from support.ledger_desk import until
+
+
+class Held(Depot):
+    """A depot whose pipeline holds keys."""
+
+    def pipeline(self, **options: Any) -> Any:
+        return super().pipeline(**{"hold_key": True, **options})
+
+
+@pytest.fixture
+def depot(seekpoint_engine: Engine, seekpoint_schema: str) -> Held:
+    held = Held(seekpoint_engine, seekpoint_schema)
+    held.create()
+    return held
+
+
+def keyed(*pairs: tuple[bytes | None, bytes], start: int = 0, partition: int = 0) -> list[RawRecord]:
+    """Records with these keys and values."""
+    return [raw(v, topic=TOPIC, partition=partition, offset=n, key=k) for n, (k, v) in enumerate(pairs, start)]
+
+
+def parked(depot: Depot) -> dict[int, int]:
+    """Offsets 0 (bad), 2 and 4 of key k; 1 (bad) and 3 of key l: ids by offset."""
+    depot.bad = {b"bad"}
+    k, l = b"k", b"l"  # noqa: E741
+    letters = depot.park(*keyed((k, b"bad"), (l, b"bad"), (k, b"2"), (l, b"3"), (k, b"4"), (None, b"5")))
+    assert depot.states() == {0: "parked", 1: "parked", 2: "held", 3: "held", 4: "held"}
+    assert depot.applied() == [5]
+    return {letter.offset: letter.id for letter in letters}
+
+
+def offsets(done: tuple[Replayed, ...]) -> list[int]:
+    return [one.letter.offset for one in done]
+
+
+def test_the_first_of_a_key_draws_the_others_along(depot: Held) -> None:
+    """I4: in order, one transaction each; other keys stay as they are."""
+    ids = parked(depot)
+    depot.bad.clear()
+    seen: list[tuple[int, int, int]] = []
+    done = depot.redrive().replay(ids[0], progress=lambda one, n, total: seen.append((one.letter.offset, n, total)))
+    assert (done.is_applied, offsets(done.followers)) == (True, [2, 4])
+    assert depot.of_key(b"k") == [(0, 0), (0, 2), (0, 4)]
+    assert depot.states() == {0: "replayed", 1: "parked", 2: "replayed", 3: "held", 4: "replayed"}
+    assert [(o, n) for o, n, _ in seen] == [(0, 1), (2, 2), (4, 3)]
+    assert [action[:2] for action in depot.actions()] == [("replay", 0), ("replay", 2), ("replay", 4)]
+
+
+def test_one_that_is_not_first_is_refused_with_the_one_to_replay_first(depot: Held) -> None:
+    """I4."""
+    ids = parked(depot)
+    depot.bad.clear()
+    with pytest.raises(Fenced) as refused:
+        depot.redrive().replay(ids[4])
+    said = f"dead letter {ids[4]} (orders/0 offset 4) comes behind {ids[0]} (offset 0), and records of one key"
+    assert refused.value.reason.startswith(said)
+    assert refused.value.reason.endswith(f"replay or discard {ids[0]} first")
+    assert [p.refusal for p in depot.redrive().plan([ids[4]])] == [refused.value.reason]
+    (one,) = depot.redrive().replay_all(Where(topic=TOPIC, from_offset=4)).refused
+    assert one.refusal == refused.value.reason
+    assert depot.applied() == [5]
+
+
+def test_one_that_fails_again_keeps_those_behind_it_back(depot: Held) -> None:
+    """I4: and no other key."""
+    ids = parked(depot)
+    depot.bad = {b"2"}
+    done = depot.redrive().replay(ids[0])
+    assert done.is_applied
+    assert [(one.letter.offset, one.failure is not None) for one in done.followers] == [(2, True)]
+    assert depot.states() == {0: "replayed", 1: "parked", 2: "held", 3: "held", 4: "held"}
+    summary = depot.redrive().replay_all()
+    assert (summary.replayed, offsets(summary.failed), offsets(summary.refused)) == (2, [2], [4])
+    assert f"comes behind {ids[2]} (offset 2)" in (summary.refused[0].refusal or "")
+    assert depot.of_key(b"k") == [(0, 0)]
+    assert depot.of_key(b"l") == [(0, 1), (0, 3)]
+    depot.bad.clear()
+    assert depot.redrive().replay_all().replayed == 2
+    assert depot.of_key(b"k") == [(0, 0), (0, 2), (0, 4)]
+
+
+def test_those_behind_a_discarded_one_can_be_replayed(depot: Held) -> None:
+    """I4."""
+    ids = parked(depot)
+    depot.bad.clear()
+    assert [one.refusal for one in depot.redrive().discard([ids[0]], reason="a double")] == [None]
+    assert offsets(depot.redrive().replay(ids[2]).followers) == [4]
+    assert depot.of_key(b"k") == [(0, 2), (0, 4)]
+    assert depot.actions()[0] == ("discard", 0, "ada", f"dead letter {ids[0]}: a double")
+
+
+def test_a_plan_shows_what_would_be_done_and_does_nothing(depot: Held) -> None:
+    """I4: with those that come along, in the order of the replay."""
+    ids = parked(depot)
+
+    def told(planned: tuple[Planned, ...]) -> list[tuple[int, int | None, bool]]:
+        return [(one.letter.offset, one.behind, one.refusal is None) for one in planned]
+
+    desk = depot.redrive()
+    assert told(desk.plan()) == [(n, None, True) for n in range(5)]
+    assert told(desk.plan(ids[1])) == [(1, None, True), (3, ids[1], True)]
+    held = desk.plan(Where(cause=Cause.HELD))
+    assert told(held) == [(2, None, False), (3, None, False), (4, None, False)]
+    assert told(desk.plan(Where(cause=Cause.HANDLER)))[2:] == [(2, ids[0], True), (3, ids[1], True), (4, ids[0], True)]
+    assert len(desk.plan(Where(error="'bad'"))) == 5
+    assert desk.plan(Where(error="nothing of the kind")) == ()
+    assert depot.states() == {0: "parked", 1: "parked", 2: "held", 3: "held", 4: "held"}
+    assert depot.actions() == []
+
+
+def test_held_letters_keep_their_order_when_keys_are_held_no_more(depot: Held) -> None:
+    """I4: the pipeline was changed; what was held under it before is still in order."""
+    ids = parked(depot)
+    depot.bad.clear()
+    with pytest.raises(Fenced, match=f"comes behind {ids[0]}"):
+        depot.redrive(hold_key=False).replay(ids[2])
+    summary = depot.redrive(hold_key=False).replay_all()
+    assert (summary.replayed, summary.is_complete) == (5, True)
+    assert depot.of_key(b"k") == [(0, 0), (0, 2), (0, 4)]
+
+
+def test_all_go_in_the_order_of_topic_partition_and_offset(depot: Held) -> None:
+    """I4: across partitions; a failure of one keeps no other back."""
+    depot.bad = {b"bad", b"worse"}
+    for partition in (1, 0, 2):
+        depot.process(keyed((b"k", b"bad"), (None, b"worse"), (None, b"bad"), (b"k", b"x"), partition=partition))
+    depot.bad = {b"worse"}
+    depot.batches.clear()
+    summary = depot.redrive().replay_all()
+    assert [(one.letter.partition, one.letter.offset) for one in summary.failed] == [(0, 1), (1, 1), (2, 1)]
+    assert (summary.replayed, summary.refused) == (9, ())
+    tried = [(batch[0].partition, batch[0].offset) for batch in depot.batches]
+    assert tried == [(p, o) for p in range(3) for o in range(4)]
+
+
+def test_what_ends_a_replay_of_many_says_how_far_it_came(depot: Held) -> None:
+    """I1, I4: what was applied stays; the rest is as it was."""
+    parked(depot)
+    depot.bad.clear()
+
+    def stop(tx: Connection, record: Any) -> None:
+        if record.offset == 2:
+            raise KeyboardInterrupt
+
+    depot.on_record = stop
+    with pytest.raises(KeyboardInterrupt) as ended:
+        depot.redrive().replay_all()
+    assert ended.value.__notes__ == ["2 of 5 dead letters were replayed before that"]
+    assert depot.states() == {0: "replayed", 1: "replayed", 2: "held", 3: "held", 4: "held"}
+
+
+# -- beside a worker ------------------------------------------------------------------------------------------
+
+
+def test_a_redrive_takes_along_what_a_worker_goes_on_holding(  # noqa: PLR0917 -- fixtures
+    seekpoint_engine: Engine,
+    seekpoint_schema: str,
+    group: str,
+    topic: Callable[..., str],
+    produce: Callable[..., list[tuple[int, int]]],
+    run_worker: Callable[..., Run],
+) -> None:
+    """I1, I4: until none of the key is open; then the worker applies what comes, and the order is the log's."""
+    name = topic()
+    depot = Held(seekpoint_engine, seekpoint_schema, group, name)
+    depot.create()
+    depot.bad = {b"bad"}
+    run = run_worker(depot.pipeline())
+    produce(name, [(b"k", b"bad"), (b"k", b"1"), (b"x", b"2")], partition=0)
+    run.reached(name, 3)
+    sent = [3]
+
+    def stream() -> None:
+        for _ in range(60):  # not for ever: a key whose records come faster than they are replayed is never done
+            sent[0] += len(produce(name, [(b"k", b"more"), (b"x", b"other")], partition=0))
+
+    depot.bad.clear()
+    producer = threading.Thread(target=stream)
+    producer.start()
+    (head,) = [letter for letter in depot.open() if letter.state is State.PARKED]
+    until(lambda: len(depot.open()) > 10, "a worker that holds more of the key")
+    done = depot.redrive().replay(head.id)
+    assert done.is_applied
+    assert len(done.followers) > 10
+    assert all(one.is_applied for one in done.followers)
+    producer.join()
+    run.reached(name, sent[0])
+    assert depot.open() == []
+    assert sent[0] == 123
+    of_k = [offset for _, offset in depot.of_key(b"k")]
+    assert of_k == [0, 1, *range(3, sent[0], 2)]
+    assert [offset for _, offset in depot.of_key(b"x")] == [2, *range(4, sent[0], 2)]
+
+
+def test_a_worker_that_holds_while_the_last_of_a_key_is_replayed(  # noqa: PLR0917 -- fixtures
+    seekpoint_engine: Engine,
+    seekpoint_schema: str,
+    group: str,
+    topic: Callable[..., str],
+    produce: Callable[..., list[tuple[int, int]]],
+    run_worker: Callable[..., Run],
+) -> None:
+    """I4: its batch waits for the replay in hand, and then applies the record instead of holding it for ever."""
+    name = topic()
+    depot = Held(seekpoint_engine, seekpoint_schema, group, name)
+    depot.create()
+    depot.bad = {b"bad"}
+    run = run_worker(depot.pipeline())
+    produce(name, [(b"k", b"bad")], partition=0)
+    run.reached(name, 1)
+    depot.bad.clear()
+    depot.on_record = halt = Halt()
+    (head,) = depot.open()
+    replay = threading.Thread(target=depot.redrive().replay, args=[head.id])
+    replay.start()
+    halt.wait()
+    produce(name, [(b"k", b"1")], partition=0)
+    halt.open()
+    replay.join(30)
+    run.reached(name, 2)
+    assert (depot.of_key(b"k"), depot.states()) == ([(0, 0), (0, 1)], {0: "replayed"})
+
+
+# -- whatever happens -------------------------------------------------------------------------------------------
+
+
+class Whatever:
+    """Things that happen to a depot, drawn at random; and what must be true in the end."""
+
+    def __init__(self, depot: Depot) -> None:
+        seed = random.SystemRandom().randrange(2**32)
+        print(f"seed {seed}")
+        self.chance, self.depot = random.Random(seed), depot
+        self.log: dict[int, list[RawRecord]] = {0: [], 1: []}
+        self.discarded: set[tuple[int, int]] = set()
+        self.arrive()
+
+    def arrive(self) -> None:
+        for partition, log in self.log.items():
+            keys = [self.chance.choice([b"a", b"b", b"c", None]) for _ in range(5)]
+            values = [b"v%d" % self.chance.randrange(6) for _ in keys]
+            fresh = keyed(*zip(keys, values, strict=True), start=len(log), partition=partition)
+            log.extend(fresh)
+            self.depot.process(fresh)
+
+    def replay_one(self) -> None:
+        letters = self.depot.open()
+        with suppress(Fenced):  # those that come behind another one
+            if letters:
+                self.depot.redrive().replay(self.chance.choice(letters).id)
+
+    def replay_many(self) -> None:
+        choices = [Where(), Where(topic=TOPIC, partition=1), Where(cause=Cause.HELD), Where(error="v1")]
+        self.depot.redrive().replay_all(self.chance.choice(choices))
+
+    def discard(self) -> None:
+        if letters := self.depot.open():
+            letter = self.chance.choice(letters)
+            (done,) = self.depot.redrive().discard(letter.id, reason="chance")
+            assert done.refusal is None
+            self.discarded.add((letter.partition, letter.offset))
+
+    def change(self) -> None:
+        self.depot.bad = {b"v%d" % n for n in range(6) if self.chance.random() < 0.3}
+
+    def step(self) -> None:
+        things = [self.arrive, self.replay_one, self.replay_many, self.discard, self.change]
+        self.chance.choices(things, weights=[4, 4, 2, 1, 3])[0]()
+
+    def assert_accounted(self) -> None:
+        """All that was not discarded is applied once, and each key in the order of the log."""
+        depot, discarded = self.depot, self.discarded
+        assert depot.open() == []
+        states = {(one.partition, one.offset): one.state for one in depot.letters()}
+        assert {at for at, state in states.items() if state is State.DISCARDED} == discarded
+        for partition, log in self.log.items():
+            left = [one for one in log if (partition, one.offset) not in discarded]
+            assert sorted(depot.applied(partition)) == [one.offset for one in left]
+            for key in (b"a", b"b", b"c"):
+                written = [offset for p, offset in depot.of_key(key) if p == partition]
+                assert written == [one.offset for one in left if one.key == key]
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_keys_stay_in_order_whatever_is_done(depot: Held, number: int) -> None:
+    """I1, I4: any mix of records, failures, replays, discards and mending: each once, each key in the log's order."""
+    happens = Whatever(depot)
+    for _ in range(25):
+        happens.step()
+    depot.bad = set()
+    assert depot.redrive().replay_all().is_complete
+    happens.assert_accounted()
+
+
+def test_keys_stay_in_order_whoever_is_at_work(depot: Held) -> None:
+    """I1, I4: three people replay all there is, again and again, while records come, fail and are mended."""
+    happens = Whatever(depot)
+    ended = threading.Event()
+
+    def operate(name: str) -> int:
+        replayed = 0
+        while not ended.is_set():
+            replayed += depot.redrive(name).replay_all().replayed
+        return replayed
+
+    with ThreadPoolExecutor(3) as pool:
+        people = [pool.submit(operate, name) for name in ("ada", "bob", "eve")]
+        try:
+            for _ in range(20):
+                happens.change()
+                happens.arrive()
+        finally:
+            ended.set()
+        assert sum(one.result(60) for one in people) > 0
+    depot.bad = set()
+    assert depot.redrive().replay_all().is_complete
+    happens.assert_accounted()
+    actors = {action[2] for action in depot.actions()}
+    assert len(actors) > 1

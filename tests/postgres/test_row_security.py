@@ -1,0 +1,161 @@
+"""Tables with row security: rows are written by INSERT, and a row that a policy refuses is its record's fault."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy.exc import DBAPIError
+
+from seekpoint import Append, Json, Pipeline, Upsert
+from seekpoint.events import DatabaseTrouble, Event
+from seekpoint.records import Partition, RawRecord
+from seekpoint.sinks.arrow import AppendArrow, copy_into
+from support.sink_tables import TOPIC, Ground, orders
+
+NASTY = [
+    None,
+    "",
+    "plain",
+    "\\N",
+    "\\",
+    "a\\b\\\\t",
+    "tab\there",
+    "line\nend\rreturn",
+    "\b\f\v",
+    "%s %% {}",
+    "ünïcødé \U0001f600",
+    "'\"; DROP TABLE t; --",
+]
+COLUMNS = (
+    "id int NOT NULL, v text, b bytea, many text[], doc json, n numeric, number bigint GENERATED ALWAYS AS IDENTITY"
+)
+
+
+@pytest.fixture
+def owner(seekpoint_engine: Engine, seekpoint_schema: str) -> Ground:
+    """As the owner of all, who is above row security."""
+    return Ground(seekpoint_engine, seekpoint_schema)
+
+
+@pytest.fixture
+def limited(owner: Ground) -> Iterator[Ground]:
+    """The same, as a role with rights on the ledger, which is subject to row security."""
+    role, schema = f"{owner.schema}_limited", owner.schema
+    owner.sql(f"CREATE ROLE {role}; GRANT USAGE ON SCHEMA {schema} TO {role}")
+    owner.sql(f"GRANT ALL ON ALL TABLES IN SCHEMA {schema} TO {role}")
+    owner.sql(f"GRANT ALL ON ALL SEQUENCES IN SCHEMA {schema} TO {role}")
+    engine = create_engine(owner.engine.url, connect_args={"options": f"-crole={role}"})
+    yield Ground(engine, schema)
+    engine.dispose()
+    owner.sql(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+def secured(owner: Ground, body: str, rights: str, name: str = "t", check: str = "id % 10 <> 7") -> tuple[str, str]:
+    """A table of the owner's with a policy, and what the limited role may do there."""
+    path = owner.create(body, name)
+    owner.sql(f"GRANT {rights} ON {name} TO {owner.schema}_limited; ALTER TABLE {name} ENABLE ROW LEVEL SECURITY")
+    owner.sql(f"CREATE POLICY p ON {name} USING (true) WITH CHECK ({check})")
+    return path
+
+
+def numbered(*numbers: int, start: int = 0) -> list[RawRecord]:
+    return orders(*[b'{"id": %d, "v": "v"}' % n for n in numbers], start=start)
+
+
+# -- what is written ------------------------------------------------------------------------------------------------
+
+
+def nasty(record: Any) -> dict[str, Any]:
+    n = record.value["id"]
+    v = NASTY[n % len(NASTY)]
+    doc = None if v is None else json.dumps({"v": v})
+    return {"id": n, "v": v, "b": bytes(range(256)), "many": [v, "x"], "doc": doc, "n": f"{n}.50"}
+
+
+@pytest.mark.parametrize("count", [13, 700], ids=["few", "many"])
+@pytest.mark.parametrize("kind", [Append, AppendArrow])
+def test_inserts_write_what_copy_writes(owner: Ground, limited: Ground, group: str, kind: Any, count: int) -> None:
+    """The limited role needs no more than INSERT."""
+    columns = ["id", "v", "b", "many", "doc", "n"]
+    records = numbered(*range(count))
+    plain = kind(owner.create(COLUMNS, "plain"), columns=columns, row=nasty)
+    owner.process(Pipeline(f"{group}-plain", topics=TOPIC, value=Json(), sinks=[plain]), *records)
+    sink = kind(secured(owner, COLUMNS, "INSERT", check="true"), columns=columns, row=nasty)
+    limited.process(Pipeline(group, topics=TOPIC, value=Json(), sinks=[sink]), *records)
+    shown = ["id", "v", "b", "n", "number"]
+    assert owner.rows(*shown) == owner.rows(*shown, name="plain")
+    same = f'SELECT * FROM "{owner.schema}".t EXCEPT SELECT id, v, b, many, doc, n, number FROM "{owner.schema}".plain'
+    with owner.engine.connect() as tx:
+        assert not tx.exec_driver_sql(
+            same.replace("doc", "doc::text").replace("*", "id, v, b, many, doc::text, n, number")
+        ).all()
+
+
+def test_whole_tables_of_arrow(owner: Ground, limited: Ground, group: str) -> None:
+    path = secured(owner, "id int, v text", "INSERT", check="true")
+
+    def handle(tx: Connection, records: Any) -> None:
+        copy_into(tx, path, pa.table({"id": list(range(len(NASTY))), "v": NASTY}))
+
+    pipeline = Pipeline(group, topics=TOPIC, value=Json(), handle=handle, writes=[".".join(path)])
+    limited.process(pipeline, *numbered(0))
+    assert owner.rows("id", "v") == list(enumerate(NASTY))
+
+
+# -- what a policy refuses ------------------------------------------------------------------------------------------
+
+
+def insert(tx: Connection, records: Any) -> None:
+    for record in records:
+        tx.execute(text("INSERT INTO t VALUES (:id, :v)"), record.value)
+
+
+@pytest.mark.parametrize("count", [8, 200])
+@pytest.mark.parametrize("kind", [Append, AppendArrow, Upsert, insert])
+def test_a_row_that_a_policy_refuses_is_its_records_fault(
+    owner: Ground, limited: Ground, group: str, kind: Any, count: int
+) -> None:
+    path = secured(owner, "id int PRIMARY KEY, v text", "ALL")
+    options: dict[str, Any] = {"columns": ["id", "v"]} | ({"key": ["id"]} if kind is Upsert else {})
+
+    def handle(tx: Connection, records: Any) -> None:
+        tx.execute(text(f'SET LOCAL search_path = "{path[0]}"'))
+        insert(tx, records)
+
+    does: dict[str, Any] = {"handle": handle} if kind is insert else {"sinks": [kind(path, **options)]}
+    pipeline = Pipeline(group, topics=TOPIC, value=Json(), on_poison="dead_letter", **does)
+    done = limited.process(pipeline, *numbered(*range(count)))
+    assert [aside.offset for aside in done.set_aside] == list(range(7, count, 10))
+    assert {aside.failure.sqlstate for aside in done.set_aside} == {"42501"}
+    assert owner.rows("id") == [(n,) for n in range(count) if n % 10 != 7]
+    alone = limited.process(pipeline, *numbered(1007, start=count))
+    assert [aside.offset for aside in alone.set_aside] == [count], "also where no other record was applied"
+    assert owner.positions(pipeline) == {Partition(TOPIC, 0): count + 1}
+
+
+def test_a_missing_right_is_no_records_fault(owner: Ground, limited: Ground, group: str) -> None:
+    path = secured(owner, "id int, v text", "SELECT")
+    sink = Append(path, columns=["id", "v"])
+    pipeline = Pipeline(group, topics=TOPIC, value=Json(), sinks=[sink], on_poison="dead_letter")
+    with pytest.raises((DBAPIError, Exception), match="permission denied for table t"):
+        limited.process(pipeline, *numbered(*range(20)))
+    assert owner.positions(pipeline) == {Partition(TOPIC, 0): 0}
+    owner.sql(f"GRANT INSERT ON t TO {owner.schema}_limited")
+    assert len(limited.process(pipeline, *numbered(*range(20))).set_aside) == 2
+
+
+def test_row_security_that_is_enabled_while_a_worker_runs(owner: Ground, limited: Ground, group: str) -> None:
+    path = owner.create("id int, v text")
+    owner.sql(f"GRANT INSERT ON t TO {owner.schema}_limited")
+    pipeline = Pipeline(group, topics=TOPIC, value=Json(), sinks=[Append(path, columns=["id", "v"])])
+    limited.process(pipeline, *numbered(*range(50)))
+    owner.sql("ALTER TABLE t ENABLE ROW LEVEL SECURITY; CREATE POLICY every ON t USING (true)")
+    seen: list[Event] = []
+    limited.process(pipeline, *numbered(*range(50, 100), start=50), observe=(seen.append,))
+    assert len([event for event in seen if isinstance(event, DatabaseTrouble)]) == 1, "one more try"
+    assert owner.rows("id") == [(n,) for n in range(100)]

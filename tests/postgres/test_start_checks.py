@@ -1,0 +1,158 @@
+"""What a worker asks of its tables before it joins the group: what cannot work is refused at the start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from sqlalchemy import Engine, create_engine, text
+
+from seekpoint import Append, Json, Limits, Pipeline, Upsert, events
+from seekpoint.errors import ConfigError
+from seekpoint.sinks.arrow import AppendArrow
+from support.events import Run
+from support.sink_tables import Ground
+
+NOISY = """
+CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'a trigger ran'; END $$;
+CREATE TRIGGER t BEFORE INSERT OR UPDATE OR DELETE ON t EXECUTE FUNCTION refuse();
+"""
+
+
+class Order(msgspec.Struct):
+    id: int
+    v: str
+
+
+@pytest.fixture
+def ground(seekpoint_engine: Engine, seekpoint_schema: str) -> Ground:
+    return Ground(seekpoint_engine, seekpoint_schema)
+
+
+@pytest.fixture
+def start(group: str, topic: Callable[..., str], run_worker: Callable[..., Run]) -> Callable[..., Run]:
+    """``start(sink, value=…)`` starts a worker with this sink."""
+    name = topic()
+
+    def begin(sink: Any, value: Any = None, **options: Any) -> Run:
+        return run_worker(Pipeline(group, topics=name, value=value or Json(), sinks=[sink]), **options)
+
+    return begin
+
+
+KINDS: list[tuple[Any, dict[str, Any]]] = [(Append, {}), (AppendArrow, {}), (Upsert, {"key": ["id"]})]
+EITHER = pytest.mark.parametrize(("kind", "more"), KINDS, ids=["append", "arrow", "upsert"])
+
+
+@EITHER
+def test_a_table_that_is_missing(ground: Ground, start: Callable[..., Run], kind: Any, more: dict[str, Any]) -> None:
+    sink = kind((ground.schema, "none"), columns=["id", "v"], **more)
+    with pytest.raises(ConfigError, match=r"\.none'\): relation .* does not exist; create the table, or correct its"):
+        start(sink)
+    ground.create("id int PRIMARY KEY, v text", "none")
+    start(sink).placed()
+
+
+@EITHER
+@pytest.mark.parametrize("named", [True, False], ids=["named", "of the codec's type"])
+def test_a_column_that_is_missing(
+    ground: Ground, start: Callable[..., Run], kind: Any, more: dict[str, Any], named: bool
+) -> None:
+    columns = {"columns": ["id", "v"]} if named else {}
+    sink = kind(ground.create("id int PRIMARY KEY"), **columns, **more)
+    value = Json() if named else Json(Order)
+    with pytest.raises(
+        ConfigError, match=r"column \"v\" .*does not exist; add the column to the table, or take it out"
+    ):
+        start(sink, value)
+    ground.sql("ALTER TABLE t ADD v text")
+    ground.sql(NOISY)  # a look writes nothing, so no trigger runs
+    start(sink, value).placed()
+
+
+@EITHER
+def test_a_right_that_is_missing(ground: Ground, start: Callable[..., Run], kind: Any, more: dict[str, Any]) -> None:
+    sink = kind(ground.create("id int PRIMARY KEY, v text"), columns=["id", "v"], **more)
+    role, schema = f"{ground.schema}_poor", ground.schema
+    ground.sql(f"CREATE ROLE {role}; GRANT USAGE ON SCHEMA {schema} TO {role}")
+    ground.sql(f"GRANT ALL ON ALL TABLES IN SCHEMA {schema} TO {role}; REVOKE UPDATE, INSERT ON t FROM {role}")
+    poor = create_engine(ground.engine.url, connect_args={"options": f"-crole={role}"})
+    try:
+        with pytest.raises(ConfigError, match=r"permission denied for table t; grant the right to the role"):
+            start(sink, engine=poor)
+    finally:
+        poor.dispose()
+        ground.sql(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+def test_an_index_that_is_missing(ground: Ground, start: Callable[..., Run]) -> None:
+    with pytest.raises(ConfigError, match="no unique index on exactly"):
+        start(Upsert(ground.create("id int, v text"), key=["id"], columns=["id", "v"]))
+
+
+@EITHER
+def test_a_lock_does_not_keep_a_worker_from_starting(
+    ground: Ground,
+    start: Callable[..., Run],
+    produce: Callable[..., Any],
+    kind: Any,
+    more: dict[str, Any],
+) -> None:
+    """As an index build holds it: the batches wait for it, as they would later."""
+    sink = kind(ground.create("id int PRIMARY KEY, v text"), columns=["id", "v"], **more)
+    with ground.engine.begin() as other:
+        other.execute(text(f'LOCK TABLE "{ground.schema}".t IN SHARE MODE'))
+        run = start(sink, limits=Limits(claim_wait=0.1))
+        assert run.seen.all(events.DatabaseTrouble)
+    name = run.worker.pipeline.topics[0]
+    produce(name, [b'{"id": 1, "v": "x"}'])
+    run.reached(name, 1)
+    assert ground.rows("id", "v") == [(1, "x")]
+
+
+@pytest.fixture
+def start_handler(group: str, topic: Callable[..., str], run_worker: Callable[..., Run]) -> Callable[..., Run]:
+    """``start_handler(*writes)`` starts a worker whose handler says that it writes these tables."""
+    name = topic()
+
+    def begin(*writes: str, **options: Any) -> Run:
+        pipeline = Pipeline(group, topics=name, value=Json(), handle=lambda tx, batch: None, writes=writes)
+        return run_worker(pipeline, **options)
+
+    return begin
+
+
+def test_a_table_of_a_handler_that_is_missing(ground: Ground, start_handler: Callable[..., Run]) -> None:
+    written, missing = f"{ground.schema}.Written", f"{ground.schema}.missing"
+    ground.create("v text", "Written")  # a name is taken as it is written, and not folded
+    with pytest.raises(
+        ConfigError, match=r"writes='.*\.missing': relation .* does not exist; create the table, or cor"
+    ):
+        start_handler(written, missing)
+    ground.create("v text", "missing")
+    start_handler(written, missing).placed()
+
+
+def test_a_table_of_a_handler_without_a_schema_is_looked_for_on_the_search_path(
+    ground: Ground, start_handler: Callable[..., Run]
+) -> None:
+    ground.create("v text", "written")
+    with pytest.raises(ConfigError, match=r"writes='written': relation 'written' does not exist; .*search_path"):
+        start_handler("written")
+    engine = create_engine(ground.engine.url, connect_args={"options": f"-csearch_path={ground.schema}"})
+    try:
+        start_handler("written", engine=engine).stop()
+    finally:
+        engine.dispose()
+
+
+def test_a_table_of_a_handler_is_looked_for_where_the_engine_translates_its_name(
+    ground: Ground, start_handler: Callable[..., Run]
+) -> None:
+    ground.create("v text", "written")
+    tenant = ground.engine.execution_options(schema_translate_map={None: ground.schema, "nobody": "no_such"})
+    start_handler("written", engine=tenant).placed()
+    with pytest.raises(ConfigError, match=r"writes='nobody\.written': relation 'no_such\.written' does not exist"):
+        start_handler("nobody.written", engine=tenant)

@@ -1,0 +1,380 @@
+"""The connection that a handler is lent: it can write and fail with it, and never part the rows from the offset."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+from sqlalchemy import BigInteger, Connection, Engine, Integer, Text, create_engine, select, text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+
+from seekpoint import Bytes, Pipeline, Poison
+from seekpoint.errors import ConfigError, HandlerMisuse
+from seekpoint.ledger import Ledger
+from seekpoint.ledger.tables import DEFAULT_SCHEMA, in_schema
+from seekpoint.pipeline.batch import Batch
+from seekpoint.records import Partition
+from seekpoint.testing import Processed, process, raw
+from support.ledger_desk import applied, make_table, scalar
+
+Handler = Callable[[Connection, Batch[Any, Any]], None]
+
+
+class Work:
+    """A group whose handler first books its records, then does what the test is about."""
+
+    def __init__(self, engine: Engine, schema: str) -> None:
+        self.engine, self.schema, self.group = engine, schema, f"g-{schema[-8:]}"  # no other test's: sessions show it
+        make_table(engine, schema)
+
+    def book(self, tx: Connection, batch: Batch[Any, Any]) -> None:
+        rows = [{"partition": r.partition, "record": r.offset, "by": r.value.decode()} for r in batch]
+        tx.execute(applied.insert(), rows, execution_options=in_schema(self.schema))
+
+    def run(self, handle: Handler, count: int = 3, **options: Any) -> Processed:
+        """``count`` records through the real unit of work."""
+        pipeline = Pipeline(self.group, topics="topic", value=Bytes(), handle=handle, **options)
+        records = [raw(b"v%d" % n, offset=n, leader_epoch=4) for n in range(count)]
+        return process(pipeline, self.engine, records, schema=self.schema)
+
+    def run_after_booking(self, then: Callable[[Connection], object]) -> Processed:
+        def handle(tx: Connection, batch: Batch[Any, Any]) -> None:
+            self.book(tx, batch)
+            then(tx)
+
+        return self.run(handle)
+
+    def rows(self) -> list[int]:
+        with self.engine.connect() as tx:
+            query = select(applied.c.record).order_by(applied.c.record)
+            return list(tx.execute(query, execution_options=in_schema(self.schema)).scalars())
+
+    def position(self) -> int:
+        return Ledger(self.engine, self.group, schema=self.schema).read()[0].next_offset
+
+    def holds(self, rows: int, position: int) -> None:
+        assert (self.rows(), self.position()) == (list(range(rows)), position)
+
+
+def controlled(tx: Connection) -> Session:
+    """An ORM session that ends the transaction it joins, as soon as it has one."""
+    session = Session(tx, join_transaction_mode="control_fully")
+    session.execute(text("SELECT 1"))
+    return session
+
+
+@pytest.fixture
+def work(seekpoint_engine: Engine, seekpoint_schema: str) -> Work:
+    return Work(seekpoint_engine, seekpoint_schema)
+
+
+def test_rows_and_offset_are_one_transaction(work: Work) -> None:
+    """I1: and what was applied is not applied again."""
+    assert work.run(work.book).records == 3
+    work.holds(3, 3)
+    assert work.run(work.book, 5).records == 2
+    work.holds(5, 5)
+
+
+@pytest.mark.parametrize(
+    ("says", "ends"),
+    [
+        (r"called commit\(\)", lambda tx: tx.commit()),
+        (r"called rollback\(\)", lambda tx: tx.rollback()),
+        (r"called close\(\)", lambda tx: tx.close()),
+        (r"called detach\(\)", lambda tx: tx.detach()),
+        (r"called invalidate\(\)", lambda tx: tx.invalidate()),
+        (r"called commit\(\)", lambda tx: tx.get_transaction().commit()),
+        (r"called commit\(\)", lambda tx: tx.connection.commit()),
+        (r"called commit\(\)", lambda tx: tx.connection.driver_connection.commit()),
+        (r"called commit\(\)", lambda tx: controlled(tx).commit()),
+        (r"called commit\(\)", lambda tx: tx.connection.driver_connection.__exit__(None, None, None)),
+        (r"called close\(\)", lambda tx: tx.connection.driver_connection.close()),
+        ("sent PREPARE TRANSACTION", lambda tx: tx.exec_driver_sql("/* 2PC */ PREPARE TRANSACTION 'mine'")),
+        ("sent PREPARE TRANSACTION", lambda tx: tx.exec_driver_sql("SELECT 1; PREPARE TRANSACTION 'mine'")),
+        ("can't change 'autocommit' now", lambda tx: setattr(tx.connection.driver_connection, "autocommit", True)),
+        ("ended the transaction it was lent", lambda tx: tx.get_transaction().rollback()),
+        (r"called close\(\)", lambda tx: tx.connection.close()),
+        (r"called invalidate\(\)", lambda tx: tx.connection.invalidate()),
+        (r"called detach\(\)", lambda tx: tx.connection.detach()),
+        ("ended the transaction it was lent", lambda tx: tx.exec_driver_sql("ROLLBACK")),
+        ("used pgconn while statements", lambda tx: tx.connection.driver_connection.pgconn.exec_(b"ROLLBACK")),
+        ("used pgconn while statements", lambda tx: tx.connection.driver_connection.pgconn.send_query(b"SELECT 1")),
+    ],
+    ids=[
+        "commit",
+        "rollback",
+        "close",
+        "detach",
+        "invalidate",
+        "transaction.commit",
+        "connection.commit",
+        "driver.commit",
+        "session.commit",
+        "with driver",
+        "driver.close",
+        "prepare transaction",
+        "prepare transaction among others",
+        "driver.autocommit",
+        "transaction.rollback",
+        "connection.close",
+        "connection.invalidate",
+        "connection.detach",
+        "literal rollback",
+        "pgconn rollback",
+        "pgconn send",
+    ],
+)
+def test_ending_the_transaction_is_refused(work: Work, says: str, ends: Callable[[Connection], None]) -> None:
+    """I1: nothing reaches the table, the offset stays, and the error names what to do instead."""
+    with pytest.raises((HandlerMisuse, psycopg.ProgrammingError), match=says):
+        work.run_after_booking(ends)
+    work.holds(0, 0)
+    work.run(work.book)
+    work.holds(3, 3)
+
+
+@pytest.mark.parametrize(
+    ("says", "does"),
+    [
+        ("ended the transaction it was lent", lambda pgconn: pgconn.exec_(b"ROLLBACK")),
+        ("left a command unfinished", lambda pgconn: pgconn.send_query(b"SELECT 1")),
+        ("left a command unfinished", lambda pgconn: pgconn.enter_pipeline_mode()),
+    ],
+    ids=["rollback", "send", "pipeline"],
+)
+def test_calls_of_pgconn_come_to_a_clear_end(work: Work, says: str, does: Callable[[Any], object]) -> None:
+    """I1: what is sent by libpq's own calls is found when the handler has returned."""
+
+    def handle(tx: Connection, batch: Batch[Any, Any]) -> None:
+        work.book(tx, batch)
+        does(tx.connection.driver_connection.pgconn)  # type: ignore[union-attr]
+
+    with pytest.raises(HandlerMisuse, match=says):
+        work.run(handle, send_ahead=False)
+    work.holds(0, 0)
+
+
+def test_a_connection_that_pgconn_closed_is_tried_again(work: Work) -> None:
+    """I1: like one that was lost: nothing is written, and nothing is blamed."""
+    calls: list[int] = []
+
+    def handle(tx: Connection, batch: Batch[Any, Any]) -> None:
+        calls.append(len(batch))
+        work.book(tx, batch)
+        if len(calls) == 1:
+            tx.connection.driver_connection.pgconn.finish()  # type: ignore[union-attr]
+
+    assert work.run(handle).records == 3
+    assert calls == [3, 3]
+    work.holds(3, 3)
+
+
+@pytest.mark.parametrize("isolating", [False, True])
+def test_a_refused_commit_cannot_be_swallowed(work: Work, isolating: bool) -> None:
+    """I1: the handler that catches the refusal, and continues, has committed nothing."""
+
+    def swallow(tx: Connection, batch: Batch[Any, Any]) -> None:
+        if isolating and len(batch) == 3:
+            raise Poison("the first", *[r for r in batch if r.offset == 0])
+        work.book(tx, batch)
+        with pytest.raises(HandlerMisuse):
+            tx.get_transaction().commit()  # type: ignore[union-attr]
+
+    with pytest.raises(HandlerMisuse, match="ended the transaction it was lent"):
+        work.run(swallow, on_poison="dead_letter")
+    work.holds(0, 0)
+
+
+@pytest.mark.parametrize(
+    "commits",
+    [
+        lambda tx: tx.exec_driver_sql("COMMIT"),
+        lambda tx: (tx.exec_driver_sql("COMMIT"), tx.exec_driver_sql("BEGIN")),
+        lambda tx: tx.exec_driver_sql("SELECT 1; COMMIT"),
+        lambda tx: (tx.execute(text("SELECT 1")), tx.connection.driver_connection.pgconn.exec_(b"COMMIT")),
+    ],
+    ids=["literal commit", "literal commit and begin", "commit among others", "pgconn"],
+)
+def test_a_commit_behind_our_back_stops_the_work(work: Work, commits: Callable[[Connection], None]) -> None:
+    """I1: what the handler committed by itself cannot be taken back: stop, say so, and never do it again."""
+    calls: list[int] = []
+
+    def handle(tx: Connection, batch: Batch[Any, Any]) -> None:
+        calls.append(len(batch))
+        work.book(tx, batch)
+        commits(tx)
+
+    with pytest.raises(HandlerMisuse, match="half done"):
+        work.run(handle)
+    assert calls == [3]
+    work.holds(3, 0)
+
+
+def test_a_swallowed_database_error_is_heard(work: Work) -> None:
+    """I1: the transaction is broken; to go on as if nothing had happened would lose the rows."""
+
+    def swallow(tx: Connection) -> None:
+        with pytest.raises(DBAPIError):
+            tx.execute(text("SELECT 1 / 0"))
+
+    with pytest.raises(HandlerMisuse, match="caught a database error and went on"):
+        work.run_after_booking(swallow)
+    work.holds(0, 0)
+
+
+def test_a_savepoint_may_fail(work: Work) -> None:
+    """I1: the part that failed is gone, the rest is committed with the offset."""
+
+    def try_it(tx: Connection) -> None:
+        with pytest.raises(DBAPIError), tx.begin_nested():
+            tx.execute(text("SELECT 1 / 0"))
+
+    assert work.run_after_booking(try_it).records == 3
+    work.holds(3, 3)
+
+
+def test_an_exception_of_the_handler_takes_everything_back(work: Work) -> None:
+    """I1: it passes unwrapped, and the record will be tried again."""
+
+    def fail(tx: Connection) -> None:
+        raise ArithmeticError("no")
+
+    with pytest.raises(ArithmeticError, match="no"):
+        work.run_after_booking(fail)
+    work.holds(0, 0)
+
+
+def test_misuse_leaves_no_open_transaction_in_the_pool(work: Work, seekpoint_engine: Engine) -> None:
+    """I1: the next user of the pool does not find itself inside our transaction, nor do its rows vanish."""
+    with pytest.raises(HandlerMisuse):
+        work.run_after_booking(lambda tx: tx.rollback())
+    with seekpoint_engine.connect() as tx:
+        raw_connection: Any = tx.connection.driver_connection
+        assert raw_connection.info.transaction_status.name == "IDLE"
+    query = "SELECT count(*) FROM pg_stat_activity WHERE state LIKE 'idle in transaction%' AND application_name LIKE :n"
+    assert scalar(seekpoint_engine, query, n=f"seekpoint % {work.group}") == 0
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Applied(Base):
+    __tablename__ = "applied"
+    __table_args__ = ({"schema": DEFAULT_SCHEMA},)
+    record: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    partition: Mapped[int] = mapped_column(Integer)
+    by: Mapped[str] = mapped_column(Text)
+
+
+def test_the_orm_joins_the_transaction(work: Work) -> None:
+    """I1: a Session of the ORM commits into our transaction, and not through it."""
+
+    def handle(tx: Connection, batch: Batch[Any, Any]) -> None:
+        joined = tx.execution_options(**in_schema(work.schema))
+        with Session(joined, join_transaction_mode="create_savepoint") as session:
+            session.add_all(Applied(record=r.offset, partition=r.partition, by="orm") for r in batch)
+            session.commit()
+            assert work.rows() == []  # committed to the savepoint: nobody else sees it
+            session.add(Applied(record=0, partition=0, by="gone"))
+            session.rollback()
+
+    assert work.run(handle).records == 3
+    work.holds(3, 3)
+
+
+def test_what_the_orm_committed_is_taken_back_with_the_batch(work: Work) -> None:
+    """I1: the session's commit is the savepoint's: an error after it leaves nothing."""
+
+    def handle(tx: Connection, batch: Batch[Any, Any]) -> None:
+        joined = tx.execution_options(**in_schema(work.schema))
+        with Session(joined, join_transaction_mode="create_savepoint") as session:
+            session.add_all(Applied(record=r.offset, partition=r.partition, by="orm") for r in batch)
+            session.commit()
+        raise ArithmeticError("after")
+
+    with pytest.raises(ArithmeticError):
+        work.run(handle)
+    work.holds(0, 0)
+
+
+def test_options_that_a_handler_sets_do_not_outlive_its_batch(work: Work) -> None:
+    """I1: the next transaction of the worker is READ COMMITTED, and its ledger the ledger, whatever came before."""
+
+    def handle(tx: Connection, batch: Batch[Any, Any]) -> None:
+        tx.execution_options(**in_schema("nowhere"))
+        work.book(tx, batch)
+
+    assert work.run(handle, 2).records == 2
+    assert work.run(handle, 3).records == 1
+    work.holds(3, 3)
+
+
+def test_a_constraint_that_is_checked_at_commit_is_one_records_fault(work: Work) -> None:
+    """I1: COMMIT itself may be refused: then the record is searched for, and rows and offset end in front of it."""
+    with work.engine.begin() as tx:
+        table = f"{work.schema}.applied"
+        tx.execute(text(f"ALTER TABLE {table} ADD CONSTRAINT once UNIQUE (by) DEFERRABLE INITIALLY DEFERRED"))
+        tx.execute(text(f"INSERT INTO {table} VALUES (0, 99, 'v1')"))
+    done = work.run(work.book)
+    assert "UniqueViolation" in str(done.stopped[Partition("topic", 0)])
+    assert (work.rows(), work.position()) == ([0, 99], 1)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda engine: engine.execution_options(isolation_level="AUTOCOMMIT"),
+        lambda engine: create_engine(engine.url, isolation_level="AUTOCOMMIT"),
+        lambda engine: create_engine(engine.url, execution_options={"isolation_level": "AUTOCOMMIT"}),
+    ],
+    ids=["option", "argument", "option of the argument"],
+)
+def test_an_engine_that_commits_by_itself_is_refused(work: Work, made: Callable[[Engine], Engine]) -> None:
+    """I1: AUTOCOMMIT would make rows and offset two transactions; said before anything is done."""
+    work.engine = made(work.engine)
+    with pytest.raises(ConfigError, match="the engine is set to AUTOCOMMIT"):
+        work.run(work.book)
+
+
+@pytest.mark.parametrize("how", ["options", "driver"])
+def test_a_connection_that_commits_by_itself_is_refused(work: Work, how: str) -> None:
+    """I1: also where people own their loop, and the engine says nothing of it."""
+    given = {"connect_args": {"autocommit": True}} if how == "driver" else {}
+    engine = create_engine(work.engine.url, **given)
+    ledger = Ledger(engine, work.group, schema=work.schema)
+    with engine.connect() as tx:
+        if how == "options":
+            tx.execution_options(isolation_level="AUTOCOMMIT")
+        with pytest.raises(ConfigError, match="the connection is set to AUTOCOMMIT"):
+            ledger.hold(tx, [])
+        with pytest.raises(ConfigError, match="the connection is set to AUTOCOMMIT"):
+            ledger.advance(tx, [])
+    engine.dispose()
+
+
+@pytest.mark.parametrize("isolating", [False, True])
+def test_an_exit_in_a_handler_is_said(work: Work, isolating: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Python ends a process for SystemExit without a word: the log says who asked for it, and that nothing is lost."""
+
+    def leave(tx: Connection, batch: Batch[Any, Any]) -> None:
+        if isolating and len(batch) == 3:
+            raise Poison("one of them")
+        work.book(tx, batch)
+        sys.exit(3)
+
+    with pytest.raises(SystemExit) as ended:
+        work.run(leave, on_poison="dead_letter")
+    assert ended.value.code == 3
+    (line,) = [one for one in caplog.records if one.name == "seekpoint.worker.unit_of_work"]
+    assert line.levelno == logging.ERROR
+    said = line.getMessage()
+    for words in ("SystemExit(3)", "in leave", "topic/0 [0, 3)", "nothing of this batch was written", "Worker.stop()"):
+        assert words in said
+    work.holds(0, 0)

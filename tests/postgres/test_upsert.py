@@ -1,0 +1,963 @@
+"""``Upsert`` on a real Postgres: the newest row of each key, whatever the road, the batch, and the tombstones."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+import msgspec
+import psycopg
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from psycopg.types.json import Jsonb
+from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy.exc import DBAPIError
+
+from seekpoint import Append, Bytes, DeadLetterLimits, Json, Pipeline, Text, events
+from seekpoint.errors import ConfigError
+from seekpoint.pipeline.sink import RowRefused
+from seekpoint.records import AnyRecord, Partition, RawRecord
+from seekpoint.sinks import Upsert
+from seekpoint.sinks.catalog import stage_name
+from seekpoint.sinks.upsert import strategy as roads
+from seekpoint.sinks.upsert.strategy import Road, Wrote
+from seekpoint.testing import raw, record
+from support.ledger_desk import backend, wait_until_blocked
+from support.sink_tables import TOPIC, Ground, orders, stopped_at
+
+MANY = 2 * roads.SMALL
+PLAIN = "id int PRIMARY KEY, v text"
+
+
+@pytest.fixture
+def ground(seekpoint_engine: Engine, seekpoint_schema: str) -> Ground:
+    return Ground(seekpoint_engine, seekpoint_schema)
+
+
+@pytest.fixture(params=list(Road))
+def road(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Road:
+    """Every upsert of the test takes this road, however few its rows."""
+    wanted: Road = request.param
+    small = 10**9 if wanted is Road.UNNEST else 0
+    monkeypatch.setattr(roads, "SMALL", small)
+    if wanted is not Road.UNNEST:  # COPY is tried every time
+        monkeypatch.setattr(roads.Roads, "met_a_conflict", lambda self: None)
+    if wanted is Road.STAGE:
+        choose = roads.Roads.choose
+        monkeypatch.setattr(
+            roads.Roads, "choose", lambda self, rows, folded, direct: choose(self, rows, folded=folded, direct=False)
+        )
+    return wanted
+
+
+def write(ground: Ground, sink: Upsert, *records: AnyRecord) -> Wrote:
+    """One transaction with these records."""
+    with ground.engine.begin() as tx, sink.open(tx) as writer:
+        for one in records:
+            writer.write(list(sink.rows(one)))
+    assert sink.roads.last is not None
+    return sink.roads.last
+
+
+def upsert(ground: Ground, body: str = PLAIN, /, *, name: str = "t", **options: Any) -> Upsert:
+    return Upsert(ground.create(body, name), **{"key": ["id"], **options})
+
+
+def kv(id: int, v: Any, offset: int = 0, partition: int = 0) -> AnyRecord:  # noqa: A002
+    return record({"id": id, "v": v}, key={"id": id}, offset=offset, partition=partition)
+
+
+def gone(id: int, offset: int = 0, partition: int = 0) -> AnyRecord:  # noqa: A002
+    return record(None, key={"id": id}, offset=offset, partition=partition)
+
+
+# -- what the three roads have in common --------------------------------------------------------------------
+
+
+def test_rows_are_inserted_updated_and_deleted_by_key(ground: Ground, road: Road) -> None:
+    sink = upsert(ground, columns=["id", "v"])
+    assert write(ground, sink, kv(2, "two")).road is road
+    write(ground, sink, kv(1, "one"), kv(1, "uno"))
+    assert ground.rows("id", "v") == [(1, "uno"), (2, "two")]
+    write(ground, sink, kv(1, "eins"), gone(2), kv(3, "three"))
+    assert ground.rows("id", "v") == [(1, "eins"), (3, "three")]
+    done = write(ground, sink, gone(1), kv(1, "again"), kv(3, "no more"), gone(3), gone(99))
+    assert ground.rows("id", "v") == [(1, "again")]
+    assert (done.rows, done.upserts, done.deletes) == (5, 1, 1), "of the two that were deleted, one was there"
+    write(ground, sink, gone(1))
+    assert ground.rows("id", "v") == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("jsonb", {"a": [1, {"b": None}], "ä": "\U0001f600"}),
+        ("json", {"z": 1, "a": "tab\tquote\"back\\slash\nline"}),
+        ("jsonb", Jsonb([1, "two"])),
+        ("int[]", [1, None, 3]),
+        ("int[][]", [[1, 2], [3, 4]]),
+        ("text[]", ["a,b", 'quo"te', "back\\slash", "{}", "NULL", "", None, "tab\t\n"]),
+        ("jsonb[]", [{"a": 1}, {"b": "\\N"}]),
+        ("int[]", []),
+        ("numeric", Decimal("12345678901234567890.123456789012345678901234567890")),
+        ("numeric", Decimal("NaN")),
+        ("numeric(6,2)", Decimal("1.005")),
+        ("float8", float("inf")),
+        ("bigint", -(2**63)),
+        ("text", 5),
+        ("int", "0007"),
+        ("boolean", True),
+        ("timestamptz", datetime(2026, 3, 29, 1, 59, 59, 999999, UTC)),
+        ("timestamptz(0)", "2026-03-29T03:00:00.7+02:00"),
+        ("timestamp", datetime(2026, 3, 29, 1, 59, 59, tzinfo=UTC)),
+        ("date", date(9999, 12, 31)),
+        ("date", datetime(2026, 3, 29, 23, 59, tzinfo=UTC)),
+        ("bytea", bytes(range(256))),
+        ("uuid", UUID("0190d5b0-0000-7000-8000-000000000001")),
+        ("mood", "so-so"),
+        ("short", "abc"),
+        ("inet", "192.168.0.1"),
+        ("interval", "1 day 02:00"),
+        ("bit(3)", "101"),
+        ("char(5)", "ab"),
+        ("varchar(3)", "ab   "),
+        ('"char"', "x"),
+        ("text", "\\N"),
+        ("text", "a\tb\nc\rd\\e\be\ff\vg\\tnot a tab"),
+        ("text", "\U0001f600 ä ß \x01 \u2028"),
+        ("text", None),
+    ],
+)  # fmt: skip
+def test_every_road_stores_what_copy_stores(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch, kind: str, value: Any
+) -> None:
+    ground.sql("CREATE TYPE mood AS ENUM ('good', 'so-so'); CREATE DOMAIN short AS varchar(3) CHECK (VALUE <> 'no')")
+    kind = f'"{ground.schema}".{kind}' if kind in {"mood", "short"} else kind
+    found = []
+    for n, small in enumerate((0, 0, 10**9)):
+        monkeypatch.setattr(roads, "SMALL", small)
+        sink: Any = upsert(ground, f"id int PRIMARY KEY, v {kind}", name=f"t{n}", columns=["id", "v"])
+        if n == 0:
+            sink = Append(sink.path, columns=["id", "v"])
+            with ground.engine.begin() as tx, sink.open(tx) as writer:
+                writer.write([(1, value), (2, value)])
+        else:
+            if n == 1:  # a key that is there: the rows are staged
+                write(ground, sink, kv(2, None))
+            write(ground, sink, kv(1, value), kv(2, value))
+            assert sink.roads.last.road is (Road.STAGE if n == 1 else Road.UNNEST)
+        with ground.engine.connect() as tx:
+            rows = tx.execute(text(f'SELECT id, v::text, pg_typeof(v)::text FROM "{ground.schema}".t{n} ORDER BY id'))
+            found.append([tuple(row) for row in rows])
+    assert found[0] == found[1] == found[2]
+
+
+def test_null_is_null_missing_is_poison_and_what_is_not_named_keeps_what_it_has(ground: Ground, road: Road) -> None:
+    sink = upsert(
+        ground,
+        "id int PRIMARY KEY, v text DEFAULT 'unset', seen int DEFAULT 7, n bigint GENERATED ALWAYS AS IDENTITY, "
+        "twice int GENERATED ALWAYS AS (id * 2) STORED",
+        columns=["id", "v"],
+    )
+    write(ground, sink, kv(1, "a"), kv(2, None))
+    assert ground.rows("id", "v", "seen", "twice") == [(1, "a", 7, 2), (2, None, 7, 4)]
+    ground.sql("UPDATE t SET seen = 8")
+    numbers = ground.rows("n")
+    write(ground, sink, kv(1, None), kv(2, "b"))
+    assert ground.rows("id", "v", "seen", "twice") == [(1, None, 8, 2), (2, "b", 8, 4)]
+    assert ground.rows("n") == numbers
+    with pytest.raises(Exception, match="the row has no 'v'"):
+        write(ground, sink, record({"id": 3}))
+
+
+def test_a_key_of_its_columns_alone_and_a_key_that_the_database_would_draw(ground: Ground, road: Road) -> None:
+    alone = upsert(ground, "a int, b text, PRIMARY KEY (b, a)", name="alone", key=["a", "b"], columns=["a", "b"])
+    write(ground, alone, record({"a": 1, "b": "x"}), record({"a": 1, "b": "y"}), record({"a": 1, "b": "x"}))
+    write(ground, alone, record({"a": 1, "b": "x"}), record(None, key={"b": "y", "a": 1}))
+    assert ground.rows("a", "b", name="alone") == [(1, "x")]
+    drawn = upsert(ground, "id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY, v text", columns=["id", "v"])
+    write(ground, drawn, kv(41, "a"))
+    write(ground, drawn, kv(41, "b"))
+    assert ground.rows("id", "v") == [(41, "b")]
+
+
+@pytest.mark.parametrize("name", ['we"ird', "UPPER", "with space", "select", "tüβ", "x%s", "{}", "stored", "new"])
+def test_odd_names_of_tables_and_columns(ground: Ground, road: Road, name: str) -> None:
+    quoted = '"' + name.replace('"', '""') + '"'
+    path = ground.create(f'{quoted} int PRIMARY KEY, {quoted[:-1]}2" int', name)
+    second = f"{name}2"
+    sink = Upsert(path, key=[name], columns=[name, second], order_by=second)
+    write(ground, sink, record({name: 1, second: 1}), record({name: 2, second: 2}))
+    write(ground, sink, record({name: 1, second: 0}), record(None, key={name: 2, second: 2}))
+    assert ground.rows(name, second, name=name) == [(1, 1)]
+
+
+# -- which row is newer -------------------------------------------------------------------------------------
+
+
+def test_order_by_decides_within_a_batch_and_against_the_stored_row(ground: Ground, road: Road) -> None:
+    sink = upsert(
+        ground, "id int PRIMARY KEY, v int, w text", columns=["id", "v", "w"], order_by="v",
+        tombstone_key=lambda r: r.key,
+    )  # fmt: skip
+
+    def row(v: int, w: str) -> AnyRecord:
+        return record({"id": 1, "v": v, "w": w})
+
+    write(ground, sink, row(5, "first"), row(3, "older"))
+    assert ground.rows("v", "w") == [(5, "first")]
+    write(ground, sink, row(4, "older"))
+    write(ground, sink, record(None, key=(1, 4)))
+    assert ground.rows("v", "w") == [(5, "first")], "an older tombstone deletes nothing"
+    write(ground, sink, row(5, "same, later"))
+    assert ground.rows("v", "w") == [(5, "same, later")]
+    ground.sql("UPDATE t SET v = NULL")
+    write(ground, sink, row(1, "of no order is older than any"))
+    assert ground.rows("v") == [(1,)]
+    write(ground, sink, row(9, "x"), record(None, key=(1, 9)))
+    assert ground.rows("v") == []
+
+
+def test_old_records_that_are_replayed_never_overwrite_newer_rows(ground: Ground, road: Road) -> None:
+    sink = upsert(ground, "id int PRIMARY KEY, v text, o bigint", columns=["id", "v"], offset_column="o")
+    log = [kv(1, "a", 0), kv(2, "b", 1), kv(1, "c", 2), gone(2, 3), kv(2, "d", 4), kv(3, "e", 5)]
+    write(ground, sink, *log)
+    assert (expected := ground.rows("id", "v", "o")) == [(1, "c", 2), (2, "d", 4), (3, "e", 5)]
+    for again in (log[:1], log[:3], log[1:4], log):
+        write(ground, sink, *again)
+        assert ground.rows("id", "v", "o") == expected
+
+
+def test_offsets_of_different_partitions_are_not_compared_where_the_partition_is_known(
+    ground: Ground, road: Road
+) -> None:
+    body = "id int PRIMARY KEY, v text, tp text, p int, o bigint"
+    sink = upsert(ground, body, columns=["id", "v"], offset_column="o", provenance=("tp", "p", "o"))
+    write(ground, sink, kv(1, "a", offset=100, partition=0))
+    write(ground, sink, kv(1, "b", offset=5, partition=1))
+    assert ground.rows("id", "v", "tp", "p", "o") == [(1, "b", "topic", 1, 5)]
+    write(ground, sink, kv(1, "older", offset=4, partition=1))
+    write(ground, sink, gone(1, offset=4, partition=1))
+    assert ground.rows("v") == [("b",)]
+    write(ground, sink, gone(1, offset=0, partition=2))
+    assert ground.rows("v") == []
+
+
+def test_keys_that_only_the_server_knows_to_be_equal_are_folded_by_the_server(ground: Ground, road: Road) -> None:
+    sink = upsert(ground, "id char(5) PRIMARY KEY, v text", columns=["id", "v"])
+
+    def named(id: str, v: str | None) -> AnyRecord:  # noqa: A002
+        return record(None if v is None else {"id": id, "v": v}, key=id)
+
+    done = write(ground, sink, named("ann", "1"), named("bob", "2"), named("ann  ", "3"), named("bob ", None))
+    assert (done.road, done.upserts) == (Road.STAGE, 1)
+    assert ground.rows("id", "v") == [("ann  ", "3")]
+    write(ground, sink, named("ann", None), named("ann ", "4"), named("cid ", "5"), named("cid", None))
+    assert ground.rows("id", "v") == [("ann  ", "4")]
+
+
+def test_the_key_of_a_tombstone_may_be_spelled_unlike_the_rows(ground: Ground, road: Road) -> None:
+    sink = upsert(ground, columns=["id", "v"])
+    write(ground, sink, kv(1, "a"), kv(2, "b"), record(None, key="01"), record(None, key="7"))
+    assert ground.rows("id", "v") == [(2, "b")]
+    write(ground, sink, record(None, key="2"), kv(2, "c"))
+    assert ground.rows("id", "v") == [(2, "c")]
+
+
+BERLIN = ZoneInfo("Europe/Berlin")
+SUMMER, WINTER = (datetime(2026, 10, 25, 2, 30, tzinfo=BERLIN, fold=fold) for fold in (0, 1))  # equal for Python
+
+
+def instants(ground: Ground, column: str) -> list[datetime]:
+    """In UTC: the session's own zone may have such an hour, too."""
+    return [row[0].astimezone(UTC) for row in ground.rows(column)]
+
+
+def test_an_hour_that_a_zone_has_twice_is_two_keys(ground: Ground, road: Road) -> None:
+    sink = upsert(ground, "id timestamptz PRIMARY KEY, v text", columns=["id", "v"])
+    write(ground, sink, record({"id": WINTER, "v": "second"}), record({"id": SUMMER, "v": "first"}))
+    assert instants(ground, "id") == [SUMMER.astimezone(UTC), WINTER.astimezone(UTC)]
+    assert [v for _, v in ground.rows("id", "v")] == ["first", "second"]
+    write(ground, sink, record(None, key=SUMMER), record({"id": WINTER, "v": "third"}))
+    assert ground.rows("v") == [("third",)]
+
+
+@pytest.mark.parametrize("kind", ["timestamptz", "timestamptz(0)"])
+def test_an_hour_that_a_zone_has_twice_is_older_and_newer(ground: Ground, road: Road, kind: str) -> None:
+    sink = upsert(ground, f"id int PRIMARY KEY, v {kind}", columns=["id", "v"], order_by="v")
+    write(ground, sink, kv(1, WINTER), kv(1, SUMMER.replace(minute=45)), kv(2, SUMMER), kv(2, WINTER))
+    assert instants(ground, "v") == [WINTER.astimezone(UTC)] * 2
+    write(ground, sink, kv(1, SUMMER.replace(minute=45)))
+    assert instants(ground, "v") == [WINTER.astimezone(UTC)] * 2
+
+
+def test_two_instants_of_a_zone_in_two_partitions_are_no_key_in_both(ground: Ground, road: Road) -> None:
+    sink = upsert(ground, "id timestamptz PRIMARY KEY, v int, o bigint", columns=["id", "v"], offset_column="o")
+    first = record({"id": SUMMER, "v": 1}, partition=0, offset=7)
+    write(ground, sink, first, record({"id": WINTER, "v": 2}, partition=1, offset=3))
+    assert ground.rows("v") == [(1,), (2,)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "stored", "given"),
+    [
+        ("numeric(6,2)", Decimal("1.00"), Decimal("1.001")),
+        ("timestamptz(0)", "2026-01-01 00:00:00Z", "2026-01-01 00:00:00.3Z"),
+        ("varchar(3)", "ab ", "ab    "),
+        ("char(3)", "ab", "ab    "),
+        ("short", "ab ", "ab    "),
+    ],
+)
+@pytest.mark.parametrize("alone", [False, True])  # has this process seen a row before
+def test_a_tombstone_deletes_what_its_key_was_rounded_to(
+    ground: Ground, road: Road, *, kind: str, stored: Any, given: Any, alone: bool
+) -> None:
+    ground.sql("CREATE DOMAIN short AS varchar(3)")
+    kind = f'"{ground.schema}".{kind}' if kind == "short" else kind
+    sink = upsert(ground, f"id {kind} PRIMARY KEY, v text", columns=None if alone else ["id", "v"])
+    ground.sql(f"INSERT INTO t VALUES ('{stored}', 'old')")
+    write(ground, sink, record(None, key=given))
+    assert ground.rows("v") == []
+
+
+def test_a_text_too_long_for_its_domain_is_refused(ground: Ground, road: Road) -> None:
+    ground.sql("CREATE DOMAIN short AS varchar(3)")
+    sink = upsert(ground, f'id int PRIMARY KEY, v "{ground.schema}".short', columns=["id", "v"])
+    with pytest.raises(RowRefused, match="value too long"):
+        write(ground, sink, kv(1, "abcdef"))
+
+
+def test_the_newest_spelling_of_a_key_is_stored_whatever_the_batches(ground: Ground, road: Road) -> None:
+    sink = upsert(ground, "id numeric PRIMARY KEY, v int", columns=["id", "v"])
+    versions = [record({"id": Decimal(one), "v": n}) for n, one in enumerate(("1.00", "1", "1.0"))]
+    write(ground, sink, versions[0])
+    for one in versions[1:]:
+        write(ground, sink, one)
+    assert ground.value("id::text") == "1.0"
+    write(ground, sink, *versions[:2])
+    assert ground.value("id::text") == "1"
+
+
+@pytest.mark.parametrize("key", [["id"], ["id", "part"]])
+@pytest.mark.parametrize("index", ["UNIQUE (%s)", "UNIQUE NULLS NOT DISTINCT (%s)", "PRIMARY KEY (%s)"])
+def test_a_key_that_may_be_null_is_refused_unless_nulls_are_one(
+    ground: Ground, road: Road, key: list[str], index: str
+) -> None:
+    body = f"id int, part int NOT NULL, v text, {index % ', '.join(key)}"
+    sink = upsert(ground, body, key=key, columns=["id", "part", "v"])
+    row = record({"id": 1, "part": 1, "v": "v"})
+    if not index.startswith("UNIQUE ("):
+        write(ground, sink, row)
+        return
+    remedy = r'"id" may be NULL.*ALTER TABLE .* ALTER COLUMN "id" SET NOT NULL; .* NULLS NOT DISTINCT'
+    with pytest.raises(ConfigError, match=remedy):
+        write(ground, sink, row)
+    ground.sql("ALTER TABLE t ALTER id SET NOT NULL")
+    write(ground, sink, row)
+
+
+def test_an_index_of_another_collation_than_its_column_is_refused(ground: Ground, road: Road) -> None:
+    blind = "CREATE COLLATION blind (provider = icu, locale = 'und-u-ks-level2', deterministic = false)"
+    try:
+        ground.sql(blind)
+    except DBAPIError as error:
+        pytest.skip(f"this server has no nondeterministic collations: {error.orig}")
+    sink = upsert(ground, "id text NOT NULL, v text", columns=["id", "v"])
+    ground.sql("CREATE UNIQUE INDEX other ON t (id COLLATE blind)")
+    with pytest.raises(ConfigError, match="other compares texts by another collation than its column"):
+        write(ground, sink, kv(1, "v"))
+    ground.sql("ALTER TABLE t ALTER id TYPE text COLLATE blind; REINDEX TABLE t")
+    write(ground, sink, record({"id": "a", "v": 1}), record({"id": "A", "v": 2}))
+    assert ground.rows("id", "v") == [("A", "2")]
+
+
+@pytest.mark.parametrize("kind", ["text", "timestamptz"])
+def test_an_order_that_is_text_is_the_servers(ground: Ground, road: Road, kind: str) -> None:
+    sink = upsert(ground, f"id int PRIMARY KEY, v {kind}", columns=["id", "v"], order_by="v")
+    early, late = "2026-01-01T01:00:00+02:00", "2025-12-31T23:30:00Z"
+    if kind == "text":
+        early, late = "2025", "2026"
+    write(ground, sink, kv(1, late), kv(1, early))
+    write(ground, sink, kv(2, early), kv(2, late))
+    with ground.engine.connect() as tx:
+        assert len({row.v for row in tx.execute(text(f'SELECT v FROM "{ground.schema}".t'))}) == 1
+
+
+def test_offsets_that_fall_are_told_on_every_road(ground: Ground, road: Road) -> None:
+    sink = upsert(ground, "id int PRIMARY KEY, v text, o bigint", columns=["id", "v"], offset_column="o")
+    with pytest.raises(ConfigError, match=r"key 1 comes at offset 3 after offset 5.*give order_by="):
+        write(ground, sink, kv(1, "a", 5), kv(2, "b", 1), kv(1, "c", 3))
+    assert ground.rows("id") == []
+    write(ground, sink, kv(1, "a", 5), kv(2, "b", 1), kv(1, "c", 6))
+    assert ground.rows("id", "o") == [(1, 6), (2, 1)]
+
+
+# -- the choice of the road ---------------------------------------------------------------------------------
+
+
+def rows(start: int, stop: int, v: str = "v") -> list[AnyRecord]:
+    return [kv(n, v) for n in range(start, stop)]
+
+
+def test_new_keys_go_by_copy_and_the_first_conflict_falls_back(ground: Ground) -> None:
+    sink = upsert(ground, columns=["id", "v"])
+    assert write(ground, sink, *rows(0, 3)).road is Road.UNNEST
+    assert write(ground, sink, *rows(1000, 1000 + MANY)).road is Road.COPY
+    done = write(ground, sink, *rows(900, 900 + MANY, "again"))
+    assert (done.road, done.fell_back, sink.roads.conflicts) == (Road.STAGE, True, 1)
+    assert len(ground.rows("id")) == 3 + MANY + 100
+    assert write(ground, sink, *rows(5000, 5000 + MANY)).road is Road.STAGE
+    assert write(ground, sink, *rows(7000, 7000 + MANY)).road is Road.COPY
+    assert sink.roads.taken == {Road.UNNEST: 1, Road.COPY: 2, Road.STAGE: 2}
+    assert sink.roads.current is Road.COPY
+
+
+def test_the_road_is_told_when_it_changes(ground: Ground, group: str) -> None:
+    sink = upsert(ground, "id int PRIMARY KEY, note text")
+    seen: list[events.RoadTaken] = []
+
+    def observe(event: events.Event) -> None:
+        if isinstance(event, events.RoadTaken):
+            seen.append(event)
+
+    pipeline = Pipeline(group, topics=TOPIC, value=Json(Order), sinks=[sink])
+    copied = events.RoadTaken(sink=repr(sink), road="copy", rows=MANY, conflicts=0)
+    staged = events.RoadTaken(sink=repr(sink), road="stage", rows=MANY, conflicts=1)
+    log: list[RawRecord] = []
+    for start, after in ((0, [copied]), (MANY, [copied]), (0, [copied, staged]), (0, [copied, staged])):
+        log += orders(*[b'{"id": %d}' % n for n in range(start, start + MANY)], start=len(log))
+        ground.process(pipeline, *log, observe=(observe,))
+        assert seen == after
+
+
+def test_an_update_that_repeats_another_unique_value_of_its_own_is_no_fault(ground: Ground) -> None:
+    """Its index is looked at before the key's; only the merge knows that the row is an update."""
+    sink = upsert(ground, "v text UNIQUE, id int", columns=["id", "v"])
+    ground.sql("ALTER TABLE t ADD PRIMARY KEY (id)")
+    records = [kv(n, f"v{n}") for n in range(MANY)]
+    assert write(ground, sink, *records).road is Road.COPY
+    assert write(ground, sink, *records).fell_back
+    with pytest.raises(RowRefused, match="duplicate key value violates unique constraint"):
+        write(ground, sink, *records, kv(MANY, "v7"))
+    assert len(ground.rows("id")) == MANY
+
+
+def test_a_key_that_another_transaction_writes_meanwhile_is_waited_for(ground: Ground) -> None:
+    sink = upsert(ground, columns=["id", "v"])
+    found: list[Wrote] = []
+    with ground.engine.connect() as rival:
+        rival.execute(text(f"INSERT INTO \"{ground.schema}\".t VALUES ({MANY // 2}, 'theirs')"))
+        ours = threading.Thread(target=lambda: found.append(write(ground, sink, *rows(0, MANY, "ours"))))
+        ours.start()
+        wait_until_blocked(ground.engine, by=backend(rival))
+        rival.commit()
+        ours.join(30)
+    assert found[0].fell_back
+    assert ground.rows("id", "v") == [(n, "ours") for n in range(MANY)]
+
+
+@pytest.mark.parametrize("road", [Road.STAGE], indirect=True)
+def test_two_writers_of_the_same_keys_in_any_order_never_deadlock(ground: Ground, road: Road) -> None:
+    """The stage is sorted by key. What the server thinks of deadlocks would be raised."""
+    sinks = [upsert(ground, columns=["id", "v"]), Upsert((ground.schema, "t"), key=["id"], columns=["id", "v"])]
+    failed: list[BaseException] = []
+
+    def run(sink: Upsert, seed: int) -> None:
+        chance = random.Random(seed)
+        try:
+            for n in range(15):
+                write(ground, sink, *chance.sample([kv(key, f"{seed}-{n}") for key in range(MANY)], MANY))
+        except BaseException as error:  # noqa: BLE001 -- told by the test's own thread
+            failed.append(error)
+
+    writers = [threading.Thread(target=run, args=(sink, seed)) for seed, sink in enumerate(sinks)]
+    for one in writers:
+        one.start()
+    for one in writers:
+        one.join(60)
+    assert not failed
+    last = ground.rows("v")
+    assert len(last) == MANY
+    assert set(last) in ({("0-14",)}, {("1-14",)})
+
+
+def test_a_deadlock_between_new_keys_turns_to_the_stage(ground: Ground) -> None:
+    """On ``copy`` the order is the records'. The rival is patient, so it is ours that the server ends.
+
+    Whoever waits looks for a deadlock once: a third one holds ours up on its way until the rival waits for it.
+    """
+    patient = create_engine(ground.engine.url, connect_args={"options": "-c deadlock_timeout=60s"})
+    ours = Ground(create_engine(ground.engine.url, connect_args={"options": "-c deadlock_timeout=20ms"}), ground.schema)
+    sink = upsert(ground, columns=["id", "v"])
+    found: list[Wrote] = []
+    theirs = text(f"INSERT INTO \"{ground.schema}\".t VALUES (:id, 'theirs')")
+
+    def go_on(rival: Connection) -> None:
+        rival.execute(theirs, {"id": 0})
+        rival.commit()
+
+    with patient.connect() as third, patient.connect() as rival:
+        third.execute(theirs, {"id": MANY // 2})
+        rival.execute(theirs, {"id": MANY - 1})
+        writer = threading.Thread(target=lambda: found.append(write(ours, sink, *rows(0, MANY, "ours"))))
+        writer.start()
+        waits = wait_until_blocked(ground.engine, by=backend(third))
+        going_on = threading.Thread(target=go_on, args=[rival])
+        going_on.start()
+        wait_until_blocked(ground.engine, by=waits)
+        third.rollback()
+        writer.join(30)
+        going_on.join(30)
+    assert found[0].fell_back
+    assert ground.rows("id", "v") == [(n, "ours") for n in range(MANY)]
+    patient.dispose()
+    ours.engine.dispose()
+
+
+def test_partitioned_tables_row_security_and_views(ground: Ground) -> None:
+    parted = upsert(ground, "id int PRIMARY KEY, v text) PARTITION BY RANGE (id", name="parted", columns=["id", "v"])
+    ground.sql("CREATE TABLE p1 PARTITION OF parted FOR VALUES FROM (0) TO (150);"
+               "CREATE TABLE p2 PARTITION OF parted FOR VALUES FROM (150) TO (1000)")  # fmt: skip
+    assert write(ground, parted, *rows(0, MANY)).road is Road.COPY
+    assert write(ground, parted, *rows(100, 100 + MANY), gone(0)).fell_back
+    assert len(ground.rows("id", name="parted")) == 99 + MANY
+
+    upsert(ground, name="base")
+    ground.sql("CREATE VIEW seen AS SELECT id, v FROM base")
+    view = Upsert((ground.schema, "seen"), key=["id"], columns=["id", "v"])
+    for few in (1, MANY):
+        assert write(ground, view, *rows(0, few)).road is (Road.UNNEST if few == 1 else Road.STAGE)
+    assert write(ground, view, gone(5)).deletes == 1
+    assert len(ground.rows("id", name="base")) == MANY - 1
+
+
+# -- the session's stage ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def one_connection(ground: Ground) -> Iterator[Ground]:
+    """The same ground, every transaction on the same session."""
+    engine = create_engine(ground.engine.url, pool_size=1, max_overflow=0)
+    yield Ground(engine, ground.schema)
+    engine.dispose()
+
+
+def staged(ground: Ground, sink: Upsert) -> Any:
+    with ground.engine.connect() as tx:
+        return tx.execute(text("SELECT to_regclass(:n)::oid"), {"n": f"pg_temp.{stage_name(sink.target)}"}).scalar_one()
+
+
+@pytest.fixture
+def staging(one_connection: Ground, monkeypatch: pytest.MonkeyPatch) -> tuple[Ground, Upsert]:
+    """A sink that stages everything."""
+    monkeypatch.setattr(roads, "SMALL", 0)
+    sink = upsert(one_connection, columns=["id", "v"])
+    sink.roads._wait = 10**9
+    return one_connection, sink
+
+
+def test_the_stage_is_made_once_per_session_and_made_again_after_discard(staging: tuple[Ground, Upsert]) -> None:
+    ground, sink = staging
+    write(ground, sink, kv(1, "a"))
+    first = staged(ground, sink)
+    assert first is not None
+    write(ground, sink, kv(1, "b"), kv(2, "b"))
+    assert staged(ground, sink) == first
+    with ground.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as session:
+        session.exec_driver_sql("DISCARD TEMP")
+    write(ground, sink, kv(1, "c"))
+    assert staged(ground, sink) != first
+    assert ground.rows("id", "v") == [(1, "c"), (2, "b")]
+
+
+def test_several_parts_of_one_transaction_and_parts_that_are_rolled_back(staging: tuple[Ground, Upsert]) -> None:
+    ground, sink = staging
+
+    def part(tx: Any, *records: AnyRecord) -> None:
+        with sink.open(tx) as writer:
+            for one in records:
+                writer.write(list(sink.rows(one)))
+
+    with ground.engine.begin() as tx:
+        with pytest.raises(RowRefused), tx.begin_nested():  # the stage itself is made, and taken back
+            part(tx, kv(1, "a"), kv("x", "no number"))  # type: ignore[arg-type]
+        with tx.begin_nested():
+            part(tx, kv(1, "b"), kv(2, "b"))
+        with tx.begin_nested():
+            part(tx, kv(3, "c"), gone(2))
+        undone = tx.begin_nested()
+        part(tx, kv(1, "undone"), kv(4, "undone"))
+        undone.rollback()
+        part(tx, kv(5, "d"))
+    assert ground.rows("id", "v") == [(1, "b"), (3, "c"), (5, "d")]
+    write(ground, sink, kv(6, "e"))
+    assert ground.rows("id") == [(1,), (3,), (5,), (6,)]
+
+
+def test_behind_a_pooler_nothing_is_left_in_the_session(staging: tuple[Ground, Upsert]) -> None:
+    """What gives it away: the server's process is not the one the client was told of when it connected."""
+    ground, sink = staging
+    assert not write(ground, sink, kv(1, "a")).pooled
+    with ground.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as session:
+        session.exec_driver_sql("DISCARD TEMP")
+    ground.sql("CREATE FUNCTION pg_backend_pid() RETURNS int LANGUAGE sql AS 'SELECT 1'")
+    with ground.engine.begin() as tx:
+        tx.exec_driver_sql(f'SET LOCAL search_path = "{ground.schema}", pg_catalog')
+        for v in ("b", "c"):
+            with sink.open(tx) as writer:
+                writer.write([(1, v), (2, v)])
+    assert sink.roads.last is not None
+    assert sink.roads.last.pooled
+    assert ground.rows("id", "v") == [(1, "c"), (2, "c")]
+    assert staged(ground, sink) is None
+
+
+def test_a_table_that_is_altered_while_the_sink_runs_takes_what_it_takes_now(one_connection: Ground) -> None:
+    """Neither an old stage nor an old statement refuses a value that the table has room for."""
+    ground = one_connection
+    sink = upsert(ground, "id int PRIMARY KEY, v int", columns=["id", "v"])
+    for few in (2, MANY):
+        write(ground, sink, *[kv(n, n) for n in range(few)])
+        sink.roads._wait = 10**9
+        write(ground, sink, *[kv(n, n) for n in range(few)])
+    ground.sql("ALTER TABLE t ALTER v TYPE bigint")
+    write(ground, sink, kv(0, 2**40))
+    write(ground, sink, gone(1), gone(77))
+    write(ground, sink, *[kv(n, 2**41) for n in range(2, MANY)])
+    assert ground.rows("v") == sorted([(2**40,), *[(2**41,)] * (MANY - 2)])
+    ground.sql("ALTER TABLE t ALTER v TYPE text USING 'x' || v")
+    write(ground, sink, kv(0, "any text"), kv(1, "more"))
+    assert ("any text",) in ground.rows("v")
+    ground.sql("DROP TABLE t; CREATE TABLE t (v text, more int DEFAULT 3, id bigint PRIMARY KEY)")
+    write(ground, sink, kv(2**50, "new"), kv(1, "new"))
+    write(ground, sink, *[kv(2**50 + n, "new") for n in range(MANY)])
+    assert len(ground.rows("id", "v", "more")) == MANY + 1
+
+
+# -- what is refused ----------------------------------------------------------------------------------------
+
+BAD: dict[str, tuple[str, Any, str]] = {
+    "overflow": ("int", 2**31, "out of range for type integer"),
+    "no number": ("int", "seven", 'invalid input syntax for type integer: "seven"'),
+    "too long": ("varchar(3)", "long", "value too long for type character varying(3)"),
+    "NOT NULL": ("text NOT NULL", None, 'null value in column "v"'),
+    "CHECK": ("int CHECK (v < 100)", 100, "t_v_check"),
+    "enum": ("mood", "bad", "invalid input value for enum"),
+    "domain": ("short", "no", "violates check constraint"),
+    "year 0": ("timestamptz", "0000-01-01T00:00:00Z", "out of range"),
+    "UNIQUE": ("text UNIQUE", "0", "duplicate key value violates unique constraint"),
+    "FOREIGN KEY": ("int REFERENCES parent", 999, "violates foreign key constraint"),
+    "NUL": ("text", "a\0b", "column 'v': DataError"),
+    "surrogate": ("text", "\ud800", "column 'v': UnicodeEncodeError"),
+    "no type": ("text", object(), "column 'v': ProgrammingError: cannot adapt type 'object'"),
+    "key NULL": ("text", "key", "column 'id' is null"),
+    "key refused": ("text", "key", "id"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_a_bad_row_stops_its_partition_in_front_of_it(ground: Ground, group: str, road: Road, bad: str) -> None:
+    column, value, said = BAD[bad]
+    ground.sql(
+        "CREATE TYPE mood AS ENUM ('0', '1', '2', '3', '4', '5', '6', '7', '8');"
+        "CREATE DOMAIN short AS text CHECK (VALUE <> 'no');"
+        "CREATE TABLE parent (id int PRIMARY KEY); INSERT INTO parent SELECT generate_series(0, 50)"
+    )
+    for name in ("mood", "short", "parent"):
+        column = column.replace(name, f'"{ground.schema}".{name}')
+    keys: dict[str, Any] = {"key NULL": None, "key refused": "no number"}
+
+    def row(r: AnyRecord) -> tuple[Any, ...]:
+        worse = (r.partition, r.offset) == (0, 2)
+        good = "2026-01-01" if "timestamptz" in column else str(int(r.value) % 9 if "mood" in column else r.value)
+        key = 100 - int(r.value) if not worse or bad not in keys else keys[bad]
+        return (key, value if worse and bad not in keys else good)
+
+    records = [raw(str(n).encode(), topic=TOPIC, partition=p, offset=o) for n, (o, p) in enumerate(
+        (o, p) for o in range(4) for p in (1, 0))]  # fmt: skip
+    sink = upsert(ground, f"id int PRIMARY KEY, v {column}", columns=["id", "v"], row=row)
+    done = ground.process(Pipeline(group, topics=TOPIC, value=Text(), sinks=[sink]), *records)
+    assert said in str(stopped_at(done, 0, 2))
+    assert ground.rows("id") == [(100 - n,) for n in (6, 4, 3, 2, 1, 0)], "sorted by key, they came the other way"
+    assert done.records == 6
+
+
+@pytest.mark.parametrize("bad", [kv(7, "seven"), gone("x")], ids=["row", "tombstone"])  # type: ignore[arg-type]
+@pytest.mark.parametrize("before", [(), (gone(5),), (kv(5, 5), gone(5), kv(6, 6))], ids=len)
+def test_the_place_of_a_refused_row_is_known_behind_tombstones(
+    ground: Ground, road: Road, before: Sequence[AnyRecord], bad: AnyRecord
+) -> None:
+    sink = upsert(ground, "id int PRIMARY KEY, v int", columns=["id", "v"])
+    made = [kv(1, 1), *before, kv(2, 2), bad, kv(3, 3), gone(2)]
+    with pytest.raises(RowRefused) as refused:
+        write(ground, sink, *made)
+    if road is not Road.UNNEST:  # where the server does not say which it was
+        assert refused.value.line == made.index(bad) + 1
+    assert ground.rows("id") == []
+
+
+@pytest.mark.parametrize(
+    ("body", "options", "error", "said"),
+    [
+        ("id int, v text", {}, ConfigError, r'no unique index on exactly \("id"\).*CREATE UNIQUE INDEX ON'),
+        ("id int, v text, PRIMARY KEY (id, v)", {}, ConfigError, "no unique index on exactly"),
+        ("id int UNIQUE DEFERRABLE, v text", {}, ConfigError, "no unique index on exactly"),
+        (PLAIN, {"columns": ["id", "nope"]}, psycopg.errors.UndefinedColumn, "nope"),
+        (PLAIN, {"columns": ["id", "nope"], "name": "other"}, psycopg.errors.UndefinedTable, "none"),
+        (PLAIN + ", g int GENERATED ALWAYS AS (1) STORED", {"columns": ["id", "g"]}, psycopg.Error, '"g"'),
+    ],
+)
+def test_a_mistake_in_the_program_ends_the_work_and_names_the_remedy(
+    ground: Ground, road: Road, *, body: str, options: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    sink = upsert(ground, body, **{"columns": ["id", "v"], **options})
+    if options.get("name"):
+        sink = Upsert((ground.schema, "none"), key=["id"], columns=["id"])
+    with pytest.raises(error, match=said):
+        write(ground, sink, record(dict.fromkeys(["id", "v", "nope", "g"], 1)))
+
+
+def test_a_trigger_that_changes_the_key_is_told_so(ground: Ground, road: Road) -> None:
+    sink = upsert(ground, "id text PRIMARY KEY, v text", columns=["id", "v"])
+    ground.sql(
+        "CREATE FUNCTION low() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN NEW.id := lower(NEW.id); "
+        "RETURN NEW; END $$;"
+        "CREATE TRIGGER low BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION low()"
+    )
+    with pytest.raises(psycopg.errors.CardinalityViolation) as caught:
+        write(ground, sink, record({"id": "a", "v": "1"}), record({"id": "A", "v": "2"}))
+    assert "a trigger changes the key" in caught.value.__notes__[0]
+
+
+# -- whole pipelines ----------------------------------------------------------------------------------------
+
+
+class Order(msgspec.Struct):
+    id: int
+    note: str | None = None
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_values_alone_tombstones_between_and_the_audit_is_a_query(ground: Ground, group: str, many: bool) -> None:
+    sink = upsert(ground, "id int PRIMARY KEY, note text", key=["id"])
+    audited = upsert(
+        ground, "id int PRIMARY KEY, note text, t text, p int, o bigint", name="a", provenance=("t", "p", "o")
+    )
+    ids = range(MANY if many else 4)
+    records = [raw(b'{"id": %d, "note": "n"}' % n, topic=TOPIC, offset=n, key=b"%d" % n) for n in ids]
+    records += [raw(None, topic=TOPIC, offset=1000, key=b"2"), raw(b'{"id": 1}', topic=TOPIC, offset=1001, key=b"1")]
+    value, key = Json(Order, tombstones=True), Json(int)
+    for n, one in enumerate((sink, audited)):
+        pipeline = Pipeline(f"{group}-{n}", topics=TOPIC, value=value, key=key, sinks=[one])
+        assert ground.process(pipeline, *records).records == len(records)
+    expected = [(n, None if n == 1 else "n") for n in ids if n != 2]
+    assert ground.rows("id", "note") == expected
+    assert ground.rows("id", "note", name="a") == expected
+    assert ground.rows("o", "t", "p", name="a")[-1] == (1001, TOPIC, 0)
+    assert len(ground.rows("o", name="a")) == len(expected)
+
+
+BAD_VALUES: dict[str, Any] = {"CHECK": -1, "overflow": 2**31, "no number": "seven", "NUL": "a\0b", "FOREIGN KEY": 999}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_bad_rows_among_many_are_set_aside_on_whatever_road(ground: Ground, group: str, seed: int) -> None:
+    """New keys, repeated keys and tombstones, in large transactions: the table is what the good records say."""
+    chance = random.Random(seed)
+    ground.sql("CREATE TABLE parent (id int PRIMARY KEY); INSERT INTO parent SELECT generate_series(0, 100)")
+    body = f'id int PRIMARY KEY, v int CHECK (v >= 0) REFERENCES "{ground.schema}".parent, o bigint'
+    sink = upsert(ground, body, columns=["id", "v"], offset_column="o", row=lambda r: (r.key, made[r.offset]))
+    pipeline = Pipeline(
+        group, topics=TOPIC, value=Json(tombstones=True), key=Json(int), sinks=[sink], on_poison="dead_letter",
+        dead_letter_limits=DeadLetterLimits(consecutive=10**6, ratio=1.0),
+    )  # fmt: skip
+    made: list[Any] = []
+    log: list[RawRecord] = []
+    bad: dict[int, int] = {}
+    expected: dict[int, tuple[Any, ...]] = {}
+    repeats, gone_at = chance.choice([0, 0.2]), chance.choice([0, 0.1])
+    for offset in range(3 * MANY):
+        key = offset if chance.random() >= repeats else chance.randrange(offset + 1)
+        is_bad, is_gone = chance.random() < 0.02, chance.random() < gone_at
+        made.append(BAD_VALUES[chance.choice(list(BAD_VALUES))] if is_bad else chance.randrange(100))
+        log.append(raw(None if is_gone else b"0", topic=TOPIC, offset=offset, key=b"%d" % key))
+        if is_gone:
+            expected.pop(key, None)
+        elif is_bad:
+            bad[offset] = key
+        else:
+            expected[key] = (key, made[-1], offset)
+    aside: set[int] = set()
+    for end in (MANY, 3 * MANY):
+        done = ground.process(pipeline, *log[:end])
+        aside |= {one.offset for one in done.set_aside}
+    assert ground.rows("id", "v", "o") == sorted(expected.values())
+    assert aside <= set(bad)
+    last = {int(one.key or b""): one.offset for one in log}
+    assert all(last[bad[offset]] > offset for offset in set(bad) - aside), "only what is superseded is not looked at"
+
+
+def test_values_go_the_short_way_where_keys_are_not_decoded(ground: Ground, group: str) -> None:
+    """Then a tombstone without tombstone_key= is told that its key is bytes, and with it deletes."""
+    records = [*orders(*[b'{"id": %d}' % n for n in range(5)]), raw(None, topic=TOPIC, offset=5, key=b"3")]
+    value = Json(Order, tombstones=True)
+    sink = upsert(ground, "id int PRIMARY KEY, note text")
+    with pytest.raises(ConfigError, match="a tombstone's key is bytes"):
+        ground.process(Pipeline(group, topics=TOPIC, value=value, sinks=[sink]), *records)
+    sink = Upsert(sink.path, key=["id"], tombstone_key=lambda r: int(r.key))
+    ground.process(Pipeline(group, topics=TOPIC, value=value, sinks=[sink]), *records)
+    assert ground.rows("id") == [(0,), (1,), (2,), (4,)]
+
+
+def test_two_sinks_write_one_batch_and_only_tombstones_need_no_columns(ground: Ground, group: str) -> None:
+    last = upsert(ground, "id int PRIMARY KEY, note text", name="last")
+    every = Append(ground.create("id int, note text", "every"), row=lambda r: r.value)
+    value = Json(Order, tombstones=True)
+    pipeline = Pipeline(group, topics=TOPIC, value=value, key=Json(int), sinks=[every, last])
+    ground.process(pipeline, raw(None, topic=TOPIC, key=b"1"), raw(None, topic=TOPIC, key=b"2", offset=1))
+    ground.process(pipeline, *orders(b'{"id": 1}', b'{"id": 1, "note": "n"}', start=2))
+    assert ground.rows("id", "note", name="last") == [(1, "n")]
+    assert len(ground.rows("id", name="every")) == 2
+
+
+def test_bytes_are_a_key_too(ground: Ground, group: str) -> None:
+    sink = upsert(ground, "id bytea PRIMARY KEY, v bytea", columns=["id", "v"], row=lambda r: (r.key, r.value))
+    pipeline = Pipeline(group, topics=TOPIC, value=Bytes(), sinks=[sink])
+    ground.process(pipeline, *[raw(b"%d" % n, topic=TOPIC, offset=n, key=bytes([n % 3])) for n in range(9)])
+    assert ground.rows("id", "v") == [(b"\x00", b"6"), (b"\x01", b"7"), (b"\x02", b"8")]
+
+
+# -- at random ----------------------------------------------------------------------------------------------
+
+STEPS = st.lists(
+    st.tuples(st.integers(0, 2), st.integers(0, 5), st.sampled_from(["up", "up", "up", "gone"]), st.integers(0, 9)),
+    max_size=40,
+)
+
+
+def cut(steps: Sequence[Any], at: list[int]) -> Iterator[Sequence[Any]]:
+    """The batches of one split."""
+    start = 0
+    for end in sorted({min(n, len(steps)) for n in at} | {len(steps)}):
+        yield steps[start:end]
+        start = end
+
+
+def same_as_a_dict(
+    ground: Ground,
+    sink: Upsert,
+    made: Callable[[int, int, str, int, int], AnyRecord],
+    model: Callable[[dict[int, tuple[Any, ...]], tuple[int, int, str, int], int], None],
+) -> None:
+    """Whatever the records, their partitions and the batches: the table is what the model says. Prints the seed."""
+
+    @settings(
+        max_examples=60, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    )
+    @given(STEPS, st.lists(st.integers(0, 40), max_size=6))
+    def check(steps: list[tuple[int, int, str, int]], at: list[int]) -> None:
+        ground.sql("TRUNCATE t")
+        expected: dict[int, tuple[Any, ...]] = {}
+        offset = 0
+        for batch in cut(steps, at):
+            records = []
+            for step in batch:
+                partition, key, what, v = step
+                records.append(made(partition, key, what, v, offset))
+                model(expected, step, offset)
+                offset += 1
+            with ground.engine.begin() as tx, sink.open(tx) as writer:
+                for one in records:
+                    writer.write(list(sink.rows(one)))
+        assert ground.rows("id", "v") == sorted((key, v) for key, (v, *_) in expected.items())
+
+    check()
+
+
+def test_a_key_in_one_partition_ends_as_its_last_record_says(ground: Ground, road: Road) -> None:
+    """Partitions interleave; a key belongs to one of them, as Kafka's partitioner has it."""
+
+    def made(_: int, key: int, what: str, v: int, offset: int) -> AnyRecord:
+        return kv(key, v, offset, key % 3) if what == "up" else gone(key, offset, key % 3)
+
+    def model(expected: dict[int, tuple[Any, ...]], step: tuple[int, int, str, int], _: int) -> None:
+        _, key, what, v = step
+        if what == "up":
+            expected[key] = (v,)
+        else:
+            expected.pop(key, None)
+
+    same_as_a_dict(ground, upsert(ground, "id int PRIMARY KEY, v int", columns=["id", "v"]), made, model)
+
+
+def test_the_same_where_the_server_folds(ground: Ground) -> None:
+    """Keys come as text for a column of integers."""
+
+    def made(_: int, key: int, what: str, v: int, offset: int) -> AnyRecord:
+        spelled = f"{key:03}" if offset % 2 else str(key)
+        return record({"id": spelled, "v": v} if what == "up" else None, key=spelled, offset=offset)
+
+    def model(expected: dict[int, tuple[Any, ...]], step: tuple[int, int, str, int], _: int) -> None:
+        _, key, what, v = step
+        if what == "up":
+            expected[key] = (v,)
+        else:
+            expected.pop(key, None)
+
+    same_as_a_dict(ground, upsert(ground, "id int PRIMARY KEY, v int", columns=["id", "v"]), made, model)
+
+
+def test_a_key_in_several_partitions_ends_at_its_highest_order(ground: Ground, road: Road) -> None:
+    """Without deletions, which nobody remembers: the highest value of each key, wherever and whenever it came."""
+
+    def made(partition: int, key: int, _: str, v: int, offset: int) -> AnyRecord:
+        return kv(key, v, offset, partition)
+
+    def model(expected: dict[int, tuple[Any, ...]], step: tuple[int, int, str, int], _: int) -> None:
+        key, v = step[1], step[3]
+        expected[key] = max(expected.get(key, (v,)), (v,))
+
+    sink = upsert(ground, "id int PRIMARY KEY, v int", columns=["id", "v"], order_by="v")
+    same_as_a_dict(ground, sink, made, model)
+
+
+def test_a_guarded_table_outlives_any_replay(ground: Ground, road: Road) -> None:
+    """The log, then any part of it again from anywhere: nothing older than what is stored is ever seen."""
+    sink = upsert(ground, "id int PRIMARY KEY, v int, o bigint", columns=["id", "v"], offset_column="o")
+
+    @settings(
+        max_examples=40, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    )
+    @given(STEPS, st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=4))
+    def check(steps: list[tuple[int, int, str, int]], again: list[tuple[int, int]]) -> None:
+        ground.sql("TRUNCATE t")
+        log = [kv(key, v, n) for n, (_, key, _, v) in enumerate(steps)]
+        last = {one.value["id"]: (one.value["v"], one.offset) for one in log}
+        for batch in (log, *(log[a : a + b] for a, b in again)):
+            with ground.engine.begin() as tx, sink.open(tx) as writer:
+                for one in batch:
+                    writer.write(list(sink.rows(one)))
+            assert ground.rows("id", "v", "o") == sorted((key, v, o) for key, (v, o) in last.items())
+
+    check()
+
+
+def test_the_unit_of_work_applies_each_record_once_whatever_the_split(ground: Ground, group: str) -> None:
+    sink = upsert(ground, "id int PRIMARY KEY, note text")
+    pipeline = Pipeline(group, topics=TOPIC, value=Json(Order, tombstones=True), key=Json(int), sinks=[sink])
+    records: list[RawRecord] = []
+    for n in range(300):
+        body = None if n % 7 == 0 else b'{"id": %d, "note": "%d"}' % (n % 40, n)
+        records.append(raw(body, topic=TOPIC, partition=n % 40 % 2, offset=n, key=b"%d" % (n % 40)))
+    for end in (1, 5, 130, 131, 300):
+        ground.process(pipeline, *records[:end])
+    last = {n % 40: n for n in range(300)}
+    assert ground.rows("id", "note") == sorted((key, str(n)) for key, n in last.items() if n % 7)
+    assert ground.positions(pipeline) == {Partition(TOPIC, 0): 299, Partition(TOPIC, 1): 300}

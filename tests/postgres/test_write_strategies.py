@@ -1,0 +1,450 @@
+"""Every write strategy of a sink leaves the table that a plain model leaves: row by row, by the server alone.
+
+``make properties EXAMPLES=20000`` is the long form: ``SEEKPOINT_EXAMPLES`` says how many examples each test draws.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from datetime import UTC, date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from itertools import product
+from typing import Any, NamedTuple
+from zoneinfo import ZoneInfo
+
+import psycopg
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from psycopg import sql
+from psycopg.types.json import Json, Jsonb
+from psycopg.types.range import Range
+from sqlalchemy import Engine, create_engine, text
+
+from seekpoint.pipeline.sink import RowRefused
+from seekpoint.postgres.connection import Session
+from seekpoint.records import AnyRecord
+from seekpoint.sinks import Append, Upsert
+from seekpoint.sinks.arrow import AppendArrow
+from seekpoint.sinks.copy import driver_of
+from seekpoint.sinks.upsert.strategy import Road, Roads
+from seekpoint.testing import record
+from support.sink_tables import Ground
+
+EXAMPLES = int(os.environ.get("SEEKPOINT_EXAMPLES", "0"))
+SHARDS = 4 if EXAMPLES else 1  # of a test, side by side
+
+
+# -- types, and values that some would take for equal and others would not --------------------------------------------
+
+ZONES = [
+    ZoneInfo("Europe/Berlin"),
+    ZoneInfo("America/New_York"),
+    ZoneInfo("Australia/Lord_Howe"),  # half an hour
+    ZoneInfo("UTC"),
+    UTC,
+    timezone(timedelta(hours=1)),
+    timezone(timedelta(hours=2)),
+]
+CLOCKS = [
+    datetime(2026, 3, 29, 2, 30),  # never shown in Berlin
+    datetime(2026, 3, 29, 3, 30),
+    datetime(2026, 10, 25, 2, 30),  # shown twice in Berlin
+    datetime(2026, 10, 25, 3, 30),
+    datetime(2026, 10, 25, 0, 30),
+    datetime(2026, 11, 1, 1, 30),  # twice in New York
+    datetime(2026, 4, 5, 1, 45),  # twice on Lord Howe
+    datetime(2026, 10, 25, 0, 30, 0, 400000),
+]
+NAIVE = [*CLOCKS, *(one.replace(fold=1) for one in CLOCKS)]
+AWARE = [one.replace(tzinfo=zone, fold=fold) for one, zone, fold in product(CLOCKS, ZONES, (0, 1))]
+ONE = uuid.UUID("0190d5b0-0000-7000-8000-00000000000a")
+TEXTS = ["a", "A", "a ", "ä", "Ä", "a\u0308", "b", "B", "", " ", "1", "1.0"]
+
+
+Rows = list[tuple[Any, ...]]
+
+
+class Values(NamedTuple):
+    """Of a type: ``all``, and those among them that the server takes."""
+
+    all: Sequence[Any]
+    taken: Sequence[Any]
+
+
+JSON = [
+    *("5", "null", "true", "text", "", "[1,2]", 5, 5.0, Decimal("5.00"), True, [1, 2], [1.0, "2"], ["{}"], {"a": [1]}),
+    *({"a": [1.0]}, Json(None), Jsonb("5"), float("nan"), b"5", date(2026, 1, 1), {"at": date(2026, 1, 1)}),
+]
+
+TYPES: Mapping[str, Sequence[Any]] = {
+    "bool": [True, False, "t", "no"],
+    "smallint": [0, 1, 2, "1", "01", True],
+    "bigint": [0, 1, 2, 10, -1, "1", " 1", 2**62],
+    "numeric": [0, 1, 2, Decimal(1), Decimal("1.0"), Decimal("1.00"), Decimal("-0"), Decimal("0.0"), Decimal("1E+1"),
+                10, Decimal("NaN"), 1.0, 0.1, Decimal("0.1"), "1", "1.000", 1e16],
+    "numeric(6,2)": [1, Decimal("1.001"), Decimal("1.004"), Decimal("1.005"), Decimal("1.01"), "1.0"],
+    "float8": [0.0, -0.0, float("nan"), float("inf"), 1, 1.0, 0.1, Decimal("0.10"), "-0", 1e16, 1e-7],
+    "real": [0.0, -0.0, 0.1, 0.10000000149011612, Decimal("0.1"), float("nan"), 16777216, 16777217],
+    "text": [*TEXTS, 1, 1.0, Decimal("1.0"), 1e16, True, date(2026, 1, 1), AWARE[0], time(12), ONE, timedelta(1)],
+    "varchar(3)": ["ab", "ab ", "ab    ", "abc", "abc  ", "ABC", "abcd"],
+    "char(3)": ["ab", "ab ", "ab    ", "abc", "AB", "", "abcd"],
+    "bpchar": ["ab", "ab ", "AB", ""],
+    "short": ["ab", "ab ", "abc", "abcd", "abcdef"],
+    "bytea": [b"a", memoryview(b"a"), bytearray(b"a"), b"", b"b", "\\x61", "a"],
+    "date": [date(2026, 3, 29), date(2026, 3, 30), datetime(2026, 3, 29, 23, 59), "2026-03-29", AWARE[0]],
+    "timestamptz": [*AWARE, *NAIVE, "2026-10-25 00:30:00+00", date(2026, 3, 29)],
+    "timestamptz(0)": AWARE,
+    "moment": AWARE[::3],
+    "timestamp": [*NAIVE, *AWARE[:20], date(2026, 3, 29)],
+    "time": [time(2, 30), time(2, 30, fold=1), "02:30", time(2, 30, 0, 1)],
+    "timetz": [time(2, 30, tzinfo=UTC), time(3, 30, tzinfo=timezone(timedelta(hours=1))), "02:30+00"],
+    "uuid": [ONE, str(ONE), str(ONE).upper(), ONE.hex, f"{{{ONE}}}", uuid.UUID(int=1), str(uuid.UUID(int=1))],
+    "inet": ["10.0.0.1", "10.0.0.1/32", "10.0.0.1/24", ipaddress.ip_address("10.0.0.1"), "::1"],
+    "interval": [timedelta(1), "1 day", "24:00", timedelta(hours=24, seconds=1), "1 mon", "30 days", timedelta(0)],
+    "interval hour": [timedelta(hours=10), "10", "10:30", "10 hours"],
+    "mood": ["low", "high", "Low", "mid"],  # in no order of the alphabet
+    "int[]": [[1], [1, 2], [], "{1}", [None]],
+    "numeric[]": [[Decimal(1)], [Decimal("1.0")], [1], "{1.00}"],
+    "int4range": ["[1,3)", "[1,2]", Range(1, 3), "empty", "[2,2)"],
+    "pair": ["(1,1.0)", "(1,1)", "(1,)", (1, Decimal("1.00"))],
+    "money": ["1", "1.00", Decimal(1)],
+    "bit(3)": ["101", "100", "10"],
+    '"char"': ["a", "ab", "A"],
+    "name": ["a", "A", "a "],
+    "json": JSON,
+    "jsonb": JSON,
+    "document": JSON,
+    "jsonb[]": [["5", 5, None], [[1], {"a": 1}], [True, "null"], [], "{5}"],
+}  # fmt: skip
+OPTIONAL: Mapping[str, Sequence[Any]] = {"citext": TEXTS, "blind": TEXTS}  # an extension, a nondeterministic collation
+NO_ORDER = frozenset({"pair", "json"})
+NO_KEY = frozenset({"json"})
+
+
+@pytest.fixture(params=range(SHARDS))
+def made(seekpoint_engine: Engine, seekpoint_schema: str) -> Iterator[Ground]:
+    """A schema with types of its own; tables are made as examples need them."""
+    engine = create_engine(seekpoint_engine.url, connect_args={"options": "-c synchronous_commit=off"})
+    ground = Ground(engine, seekpoint_schema)
+    ground.sql(
+        "CREATE TYPE mood AS ENUM ('low', 'mid', 'high', 'Low'); CREATE TYPE pair AS (a int, b numeric);"
+        "CREATE DOMAIN short AS varchar(3); CREATE DOMAIN moment AS timestamptz;"
+        "CREATE DOMAIN document AS jsonb"
+    )
+    yield ground
+    engine.dispose()
+
+
+@pytest.fixture
+def types(made: Ground) -> Mapping[str, Values]:
+    """Those that this server has."""
+    found = dict(TYPES)
+    for kind, statement in (
+        ("citext", "CREATE EXTENSION citext"),
+        ("blind", "CREATE COLLATION blind (provider = icu, locale = 'und-u-ks-level2', deterministic = false)"),
+    ):
+        try:
+            made.sql(statement)
+        except Exception as error:  # noqa: BLE001 -- SQLAlchemy's, of whatever the server lacks
+            print(f"{kind} is left out: {error.__cause__ or error}")
+        else:
+            found[kind] = OPTIONAL[kind]
+    return {kind: Values(values, _taken(made, kind, values)) for kind, values in found.items()}
+
+
+def as_json(value: Any, kind: str) -> Any:
+    """What the model gives the driver: for a column of JSON, JSON."""
+    if kind == "jsonb[]" and isinstance(value, list):
+        return [one if one is None else Json(one) for one in value]
+    if kind not in {"json", "jsonb", "document"} or value is None or isinstance(value, Json | Jsonb | Decimal):
+        return value
+    return Json(value)
+
+
+def _taken(ground: Ground, kind: str, values: Sequence[Any]) -> list[Any]:
+    """Those that the server takes for a column of this type."""
+    ground.sql(f"DROP TABLE IF EXISTS given; CREATE TABLE given (v {body(kind)})")
+    return [value for value in values if by_model(ground, (ground.schema, "given"), [kind], [(value,)])]
+
+
+def body(kind: str) -> str:
+    """The column's declaration."""
+    return "text COLLATE blind" if kind == "blind" else kind
+
+
+def few(examples: int) -> settings:
+    """Settings of a test that takes a second, or with SEEKPOINT_EXAMPLES as long as that says."""
+    return settings(
+        max_examples=-(-EXAMPLES // SHARDS) or examples, deadline=None, print_blob=True, database=None,
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    )  # fmt: skip
+
+
+# -- Upsert -----------------------------------------------------------------------------------------------------------
+
+
+class Step(NamedTuple):
+    """One record: which of the values it has in each column; ``gone``: it is a tombstone."""
+
+    key: tuple[Any, ...]
+    value: Any
+    order: Any
+    gone: bool
+
+
+class Case(NamedTuple):
+    """A table's columns, and transactions of records."""
+
+    keys: tuple[str, ...]
+    value: str
+    order: str | None  # the type of order_by's column; "offset": an offset_column instead
+    batches: list[list[Step]]
+
+
+class Forced(Roads):
+    """One strategy for every transaction, as far as its rows allow."""
+
+    def __init__(self, road: Road) -> None:
+        super().__init__()
+        self._road = road
+
+    def gathers(self, rows: int) -> bool:
+        return self._road is Road.UNNEST
+
+    def choose(self, rows: int, *, folded: bool, direct: bool) -> Road:
+        self._wait = 0
+        allowed = {Road.UNNEST: folded, Road.COPY: folded and direct}
+        return self._road if allowed.get(self._road, False) else Road.STAGE
+
+
+@st.composite
+def cases(draw: st.DrawFn, types: Mapping[str, Values]) -> Case:
+    keys = draw(st.lists(st.sampled_from(sorted(types.keys() - NO_KEY)), min_size=1, max_size=2))
+    value = draw(st.sampled_from(sorted(types)))
+    order = draw(st.none() | st.just("offset") | st.sampled_from(sorted(types.keys() - NO_ORDER)))
+    # Values that are refused only as keys: other columns of a row that is not the newest may be looked at or not.
+    # Few values, so that keys come again; another spelling of the same one is as likely as the same.
+    pools = [draw(st.lists(st.sampled_from(range(len(types[one].all))), min_size=1, max_size=4)) for one in keys]
+    columns = [st.sampled_from([types[one].all[at] for at in pool]) for one, pool in zip(keys, pools, strict=True)]
+    orders = st.none() if order in {None, "offset"} else st.sampled_from(types[str(order)].taken)
+    step = st.builds(
+        Step,
+        st.tuples(*columns),
+        st.none() | st.sampled_from(types[value].taken),
+        orders,
+        st.sampled_from([False] * 4 + [True]),
+    )
+    return Case(
+        tuple(keys), value, order, draw(st.lists(st.lists(step, min_size=1, max_size=6), min_size=1, max_size=4))
+    )
+
+
+def _table(road: Road) -> str:
+    return f"t_{road.value}"
+
+
+class Table:
+    """One combination of types, in as many tables as there are strategies, and the model's."""
+
+    def __init__(self, ground: Ground, case: Case) -> None:
+        self.ground, self.case = ground, case
+        self.keys = [f"k{n}" for n in range(len(case.keys))]
+        self.columns = [*self.keys, "v", *(["o"] if case.order else [])]
+        kinds = [
+            *case.keys,
+            case.value,
+            *([] if case.order is None else ["bigint" if case.order == "offset" else case.order]),
+        ]
+        self.body = ", ".join(f"{name} {body(kind)}" for name, kind in zip(self.columns, kinds, strict=True))
+        self.kinds = [*kinds, "bool", "int"]
+
+    def sink(self, road: Road) -> Upsert:
+        """A sink of its own table."""
+        options: dict[str, Any] = {"order_by": "o"} if self.case.order else {}
+        columns = self.columns
+        if self.case.order == "offset":
+            options, columns = {"offset_column": "o"}, self.columns[:-1]
+        sink = Upsert(
+            (self.ground.schema, _table(road)), key=self.keys, columns=columns, tombstone_key=lambda r: r.key, **options
+        )
+        sink.roads = Forced(road)
+        return sink
+
+    def create(self) -> None:
+        """Make the strategies' tables, and the model's: rows as they come, each key's newest, and the result."""
+        key, all_ = ", ".join(self.keys), ", ".join(self.columns)
+        same = " AND ".join(f"{{0}}.{one} = r.{one}" for one in self.keys)
+        values = ", ".join(f"r.{one}" for one in self.columns)
+        everything = ", ".join(f"{one} = excluded.{one}" for one in self.columns)
+        newer = "({0}.o IS NULL OR {1}.o >= {0}.o)" if self.case.order else "true"
+        self.ground.sql(f"""
+            DROP TABLE IF EXISTS given, newest, model, {", ".join(map(_table, Road))};
+            {" ".join(f"CREATE TABLE {_table(road)} ({self.body}, PRIMARY KEY ({key}));" for road in Road)}
+            CREATE TABLE given ({self.body}, gone bool, line int);
+            CREATE TABLE newest ({self.body}, gone bool, PRIMARY KEY ({key}));
+            CREATE TABLE model ({self.body}, PRIMARY KEY ({key}));
+            CREATE OR REPLACE PROCEDURE apply() LANGUAGE plpgsql SET search_path = "{self.ground.schema}" AS $$
+            DECLARE r record;
+            BEGIN
+                FOR r IN SELECT * FROM given ORDER BY line LOOP
+                    INSERT INTO newest AS stored ({all_}, gone) VALUES ({values}, r.gone)
+                    ON CONFLICT ({key}) DO UPDATE SET {everything}, gone = excluded.gone
+                    WHERE {newer.format("stored", "excluded")};
+                END LOOP;
+                FOR r IN SELECT * FROM newest LOOP
+                    IF r.gone THEN
+                        DELETE FROM model WHERE {same.format("model")} AND {newer.format("model", "r")};
+                    ELSE
+                        INSERT INTO model AS stored ({all_}) VALUES ({values})
+                        ON CONFLICT ({key}) DO UPDATE SET {everything} WHERE {newer.format("stored", "excluded")};
+                    END IF;
+                END LOOP;
+                TRUNCATE given, newest;
+            END $$
+        """)
+
+    def apply_to_model(self, rows: Sequence[tuple[Any, ...]]) -> bool:
+        """One transaction; False if the server refuses a row."""
+        into = sql.SQL("COPY {}.given FROM STDIN").format(sql.Identifier(self.ground.schema))
+        with self.ground.engine.connect() as connection:
+            driver = driver_of(connection)
+            try:
+                with driver.cursor() as cursor, cursor.copy(into) as copy:
+                    for row in rows:
+                        copy.write_row([as_json(one, kind) for one, kind in zip(row, self.kinds, strict=True)])
+                driver.execute(sql.SQL("CALL {}.apply()").format(sql.Identifier(self.ground.schema)))
+            except (psycopg.DataError, psycopg.IntegrityError, TypeError):
+                return False
+            driver.commit()
+            return True
+
+
+def images(ground: Ground, name: str) -> list[Any]:
+    """Every row as the server stores it."""
+    with ground.engine.connect() as connection:
+        image = "encode(record_send(t), 'hex') AS image, CAST(t AS text)"
+        of = text(f'SELECT {image} FROM "{ground.schema}".{name} t ORDER BY 1')
+        return [tuple(row) for row in connection.execute(of)]
+
+
+def write(ground: Ground, sink: Upsert, records: Sequence[AnyRecord]) -> Exception | None:
+    """One transaction; returns what the server says of a row that it refuses."""
+    try:
+        with ground.engine.begin() as tx, sink.open(tx) as writer:
+            writer.write([row for one in records for row in sink.rows(one)])
+    except RowRefused as refused:
+        return refused.cause
+    return None
+
+
+def strategies_agree(ground: Ground, case: Case) -> None:
+    table = Table(ground, case)
+    table.create()
+    sinks = {road: table.sink(road) for road in Road}
+    offset = 0
+    for batch in case.batches:
+        records, rows = [], []
+        for line, step in enumerate(batch):
+            order = offset if case.order == "offset" else step.order
+            told = (*step.key, order) if case.order and case.order != "offset" else step.key
+            fields = dict(zip(table.columns, (*step.key, step.value, order), strict=False))
+            records.append(record(None if step.gone else fields, key=told, offset=offset))
+            known = (*step.key, None if step.gone else step.value, *([order] if case.order else []))
+            rows.append((*known, step.gone, line))
+            offset += 1
+        expected = table.apply_to_model(rows)
+        for road, sink in sinks.items():
+            refused = write(ground, sink, records)
+            assert (refused is None) == expected, f"{road}: {refused or 'takes what the model refuses'}"
+        model = images(ground, "model")
+        for road in sinks:
+            assert images(ground, _table(road)) == model, f"by {road}"
+
+
+def test_every_strategy_of_an_upsert_leaves_the_table_of_the_model(made: Ground, types: Mapping[str, Values]) -> None:
+    @few(20)
+    @given(cases(types))
+    def check(case: Case) -> None:
+        strategies_agree(made, case)
+
+    check()
+
+
+# -- Append -----------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def appended(draw: st.DrawFn, types: Mapping[str, Values]) -> tuple[list[str], Rows]:
+    """Types of columns, and rows; one of them may be refused."""
+    kinds = draw(st.lists(st.sampled_from(sorted(types)), min_size=1, max_size=3))
+    rows = draw(
+        st.lists(st.tuples(*(st.sampled_from([None, *types[kind].taken]) for kind in kinds)), min_size=1, max_size=5)
+    )
+    last = draw(st.tuples(*(st.sampled_from(types[kind].all) for kind in kinds)))
+    return kinds, [*rows, *draw(st.sampled_from([[], [last]]))]
+
+
+def by_model(ground: Ground, path: tuple[str, str], kinds: Sequence[str], rows: Rows) -> bool:
+    """Row by row; False if one is refused."""
+    into = sql.SQL("COPY {} FROM STDIN").format(sql.Identifier(*path))
+    with ground.engine.connect() as connection:
+        driver = driver_of(connection)
+        try:
+            for row in rows:
+                with driver.cursor() as cursor, cursor.copy(into) as copy:
+                    copy.write_row([as_json(one, kind) for one, kind in zip(row, kinds, strict=True)])
+        except (psycopg.DataError, psycopg.IntegrityError, TypeError):
+            return False
+        driver.commit()
+        return True
+
+
+def by_copy(ground: Ground, path: tuple[str, str], columns: Sequence[str], rows: Rows) -> None:
+    with ground.engine.begin() as tx, Append(path, columns=columns).open(tx) as writer:
+        writer.write(rows)
+
+
+def by_few(ground: Ground, path: tuple[str, str], columns: Sequence[str], rows: Rows) -> None:
+    """As a worker does whose last rows leave with the offset."""
+    session = Session(ground.engine, send_ahead=True)
+    try:
+        with session.transaction() as tx:
+            tx.may_leave(rows=True)
+            with Append(path, columns=columns).open(tx) as writer:
+                writer.write(rows)
+            tx.catch_up()
+    finally:
+        session.close(broken=True)
+
+
+def by_arrow(ground: Ground, path: tuple[str, str], columns: Sequence[str], rows: Rows) -> None:
+    with ground.engine.begin() as tx, AppendArrow(path, columns=columns).open(tx) as writer:
+        writer.write(rows)
+
+
+WAYS = (by_copy, by_few, by_arrow)
+
+
+def test_every_strategy_of_an_append_stores_what_the_model_stores(made: Ground, types: Mapping[str, Values]) -> None:
+    @few(20)
+    @given(appended(types))
+    def check(case: tuple[list[str], Rows]) -> None:
+        kinds, rows = case
+        columns = [f"c{n}" for n in range(len(kinds))]
+        declared = ", ".join(f"{name} {body(kind)}" for name, kind in zip(columns, kinds, strict=True))
+        tables = [one.__name__ for one in (by_model, *WAYS)]
+        made.sql(
+            f"DROP TABLE IF EXISTS {', '.join(tables)};" + "".join(f"CREATE TABLE {t} ({declared});" for t in tables)
+        )
+        taken = by_model(made, (made.schema, "by_model"), kinds, rows)
+        for way in WAYS:
+            with nullcontext() if taken else pytest.raises((RowRefused, psycopg.DataError)):
+                way(made, (made.schema, way.__name__), columns, rows)
+            assert images(made, way.__name__) == images(made, "by_model"), way.__name__
+
+    check()

@@ -1,0 +1,307 @@
+"""Whatever road rows take, and whatever ends it: the same becomes of each record."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pytest
+from sqlalchemy import Engine, text
+from sqlalchemy.exc import IntegrityError
+
+from seekpoint import Append, Json, Pipeline, Text
+from seekpoint.errors import CodecAway
+from seekpoint.pipeline.sink import RowRefused
+from seekpoint.postgres.connection import Session
+from seekpoint.postgres.pipelining import Ahead
+from seekpoint.records import Partition
+from seekpoint.sinks import Upsert
+from seekpoint.sinks.arrow import AppendArrow
+from seekpoint.sinks.copy import Unwritable
+from seekpoint.testing import kit, raw, record
+from seekpoint.worker.assignment.chunk import Chunk
+from seekpoint.worker.open_batch import OpenBatch
+from support.sink_tables import TOPIC, Ground
+
+WIDE = "new" * 50  # so that the driver sends its buffer, and the server looks at its own, before the COPY ends
+
+
+@pytest.fixture
+def ground(seekpoint_engine: Engine, seekpoint_schema: str) -> Ground:
+    return Ground(seekpoint_engine, seekpoint_schema)
+
+
+@pytest.fixture
+def by_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kit hands records over in chunks of 500, as a worker draws them (one partition)."""
+
+    def opened(first: Chunk[Any], draw: Any, ask: Any, limits: Any) -> OpenBatch:
+        ((partition, read),) = first.reads.items()
+        start, parts = read.start, []
+        for n in range(0, len(first), 500):
+            some: Sequence[Any] = first.messages[n : n + 500]
+            end = some[-1].offset + 1
+            parts.append(Chunk(some, {partition: replace(read, start=start, end=end)}))
+            start = end
+        left = iter(parts)
+        return OpenBatch(next(left), lambda: next(left, None), ask, limits)
+
+    monkeypatch.setattr(kit, "OpenBatch", opened)
+
+
+def kv(n: int, v: Any) -> Any:
+    return record({"id": n, "v": v}, key={"id": n})
+
+
+def made(sink: Upsert, numbers: range, v: str = WIDE) -> list[Any]:
+    return [row for n in numbers for row in sink.rows(kv(n, v))]
+
+
+def _write(ground: Ground, sink: Upsert, parts: Iterator[list[Any]]) -> None:
+    with ground.engine.begin() as tx, sink.open(tx) as writer:
+        for part in parts:
+            writer.write(part)
+
+
+def one_old(ground: Ground, **options: Any) -> Upsert:
+    sink = Upsert(ground.create("id int PRIMARY KEY, v text"), key=["id"], columns=["id", "v"], **options)
+    ground.sql("INSERT INTO t VALUES (1, 'old')")
+    return sink
+
+
+# An update in front, more than 1,000 rows, then anything but a clean end: the update is not to blame ------------------
+
+
+def test_a_tombstone_behind_an_update(ground: Ground) -> None:
+    sink = one_old(ground)
+    with ground.engine.begin() as tx, sink.open(tx) as writer:
+        for n in range(0, 2000, 500):
+            writer.write(made(sink, range(n, n + 500)))
+        writer.write(list(sink.rows(record(None, key={"id": 5}))))
+    assert len(ground.rows("id")) == 1999
+
+
+def test_a_copy_that_is_given_up_leaves_no_warning_of_the_driver(
+    ground: Ground, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server has refused the update already; the rows are staged, and nothing is wrong."""
+    sink = one_old(ground)
+    with ground.engine.begin() as tx, sink.open(tx) as writer:
+        for n in range(0, 2000, 500):
+            writer.write(made(sink, range(n, n + 500)))
+        writer.write(list(sink.rows(record(None, key={"id": 5}))))
+    assert sink.roads.last is not None
+    assert sink.roads.last.fell_back
+    assert [one.getMessage() for one in caplog.records if one.name.startswith("psycopg")] == []
+
+
+def test_a_value_that_cannot_be_written_behind_an_update(ground: Ground) -> None:
+    sink = one_old(ground)
+    parts = [made(sink, range(n, n + 500)) for n in range(0, 2000, 500)] + [made(sink, range(2000, 2001), "a\0b")]
+    with pytest.raises(RowRefused) as refused:
+        _write(ground, sink, iter(parts))
+    assert isinstance(refused.value.cause, Unwritable)
+    assert refused.value.line == 2001
+
+
+def test_a_codec_that_gets_no_answer_behind_an_update(ground: Ground) -> None:
+    sink = one_old(ground)
+
+    def parts() -> Iterator[list[Any]]:
+        yield from (made(sink, range(n, n + 500)) for n in range(0, 2000, 500))
+        raise CodecAway("no answer", lambda: None)
+
+    with pytest.raises(CodecAway):
+        _write(ground, sink, parts())
+
+
+@pytest.mark.usefixtures("by_chunks")
+@pytest.mark.parametrize("last", [None, b'{"id": 9999, "v": "a\\u0000b"}'], ids=["tombstone", "NUL"])
+def test_an_update_is_not_blamed_for_what_ends_the_copy(ground: Ground, group: str, last: bytes | None) -> None:
+    sink = one_old(ground)
+    pipeline = Pipeline(
+        group, topics=TOPIC, value=Json(tombstones=True), key=Json(), sinks=[sink], on_poison="dead_letter"
+    )
+    log = [
+        raw(b'{"id": %d, "v": "%s"}' % (n, WIDE.encode()), topic=TOPIC, offset=n, key=b"%d" % n) for n in range(2000)
+    ]
+    log.append(raw(last, topic=TOPIC, offset=2000, key=b"5"))
+    done = ground.process(pipeline, *log)
+    assert [one.offset for one in done.set_aside] == ([] if last is None else [2000])
+    assert (1, WIDE) in ground.rows("id", "v")
+
+
+def test_an_update_that_another_constraint_refuses_first(ground: Ground, group: str) -> None:
+    """The server may ask an older exclusion constraint before it asks the key: the row is an update all the same."""
+    path = ground.create("id int, v text, EXCLUDE USING btree (v WITH =)")
+    ground.sql("ALTER TABLE t ADD PRIMARY KEY (id); INSERT INTO t VALUES (1, 'v1')")
+    sink = Upsert(path, key=["id"], columns=["id", "v"])
+    pipeline = Pipeline(group, topics=TOPIC, value=Json(), sinks=[sink])
+    values = [b'{"id": %d, "v": "v%d"}' % (n, n) for n in range(1, 301)]
+    done = ground.process(pipeline, *[raw(v, topic=TOPIC, offset=n) for n, v in enumerate(values)])
+    assert (done.set_aside, done.stopped, sink.roads.conflicts) == ((), {}, 1)
+    assert len(ground.rows("id")) == 300
+
+
+# A late error that an old savepoint takes back is heard all the same ---
+
+
+@pytest.mark.parametrize("outstanding", [False, True])  # when the handler returns, a statement's answer is
+@pytest.mark.parametrize("ahead", [True, False])
+def test_a_late_error_behind_a_savepoint_by_hand(ground: Ground, group: str, ahead: bool, outstanding: bool) -> None:
+    ground.create("id bigint PRIMARY KEY, v text CHECK (v <> 'bad')", "t")
+    ground.create("v text UNIQUE", "audit")
+    ground.create("n int", "size")
+    size = text(f'INSERT INTO "{ground.schema}".size VALUES (:n)')
+    row = text(f'INSERT INTO "{ground.schema}".t VALUES (:id, :v)')
+    audit = text(f'INSERT INTO "{ground.schema}".audit VALUES (:v)')
+
+    def handle(tx: Any, batch: Any) -> None:
+        for r in batch:
+            tx.execute(audit, {"v": r.value})  # outside of the try: whatever it raises is the record's fault
+            try:
+                tx.exec_driver_sql("SAVEPOINT mine")
+                tx.execute(row, {"id": r.offset, "v": r.value})
+                tx.exec_driver_sql("RELEASE mine")
+            except IntegrityError:
+                tx.exec_driver_sql("ROLLBACK TO mine")
+        if outstanding:
+            tx.execute(size, {"n": len(batch)})
+
+    pipeline = Pipeline(group, topics=TOPIC, value=Text(), handle=handle, on_poison="dead_letter", send_ahead=ahead)
+    log = [raw(v, topic=TOPIC, offset=n) for n, v in enumerate([b"a", b"bad", b"a", b"c"])]
+    done = ground.process(pipeline, *log)
+    assert [one.offset for one in done.set_aside] == [2]
+    assert ground.rows("id") == [(0,), (3,)]
+    assert ground.rows("v", name="audit") == [("a",), ("bad",), ("c",)]
+
+
+# A prepared INSERT would keep its parameters' types --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "value"),
+    [
+        ("timestamp", "timestamptz", "2024-01-01 12:00:00+07"),
+        ("real", "float8", "0.1"),
+        ("date", "timestamp", "2024-01-01 12:00:00"),
+    ],
+)
+def test_a_table_altered_while_few_rows_come(ground: Ground, before: str, after: str, value: str) -> None:
+    schema, name = ground.create(f"o bigint, v {before}")
+    insert = f'INSERT INTO "{schema}"."{name}" VALUES (%s, %s)'
+    with ground.engine.connect() as connection:
+        driver: Any = connection.connection.driver_connection
+        for rows in (range(10), range(10, 11)):  # at the fifth the driver would prepare it
+            ahead = Ahead(driver)
+            with ahead.on():
+                ahead.send(insert, [(str(n), value) for n in rows], ("SELECT 1", ()))
+            driver.commit()
+            if len(rows) > 1:
+                ground.sql(f"ALTER TABLE t ALTER v TYPE {after}")
+    assert ground.value(f"count(*) FILTER (WHERE o = 10 AND v = '{value}'::{after})") == 1, ground.rows("v")
+
+
+# Few rows go nowhere where COPY does not ---
+
+
+@pytest.mark.parametrize("count", [1, 50])
+def test_a_rule_sees_no_rows_however_few(ground: Ground, group: str, count: int) -> None:
+    path = ground.create("v text")
+    ground.sql("CREATE RULE r AS ON INSERT TO t DO INSTEAD NOTHING")
+    sink = Append(path, columns=["v"], row=lambda r: (r.value,))
+    pipeline = Pipeline(group, topics=TOPIC, value=Text(), sinks=[sink])
+    ground.process(pipeline, *[raw(b"x", topic=TOPIC, offset=n) for n in range(count)])
+    assert len(ground.rows("v")) == count
+
+
+@pytest.mark.parametrize("count", [1, 50])
+def test_a_view_is_refused_however_few_the_rows(ground: Ground, group: str, count: int) -> None:
+    ground.create("v text")
+    ground.sql("CREATE VIEW w AS SELECT * FROM t")
+    sink = Append((ground.schema, "w"), columns=["v"], row=lambda r: (r.value,))
+    pipeline = Pipeline(group, topics=TOPIC, value=Text(), sinks=[sink])
+    records = [raw(b"x", topic=TOPIC, offset=n) for n in range(count)]
+    if count == 1:  # no other record shows that it is the program's fault: the partition alone stops
+        assert "cannot copy to view" in str(ground.process(pipeline, *records).stopped[Partition(TOPIC, 0)])
+    else:
+        with pytest.raises(Exception, match="cannot copy to view"):
+            ground.process(pipeline, *records)
+    assert ground.rows("v") == []
+
+
+# Values for JSON are JSON, whatever their type ---
+
+DOCUMENTS = ["5", "null", "true", "text", 5, True, [1, 2], ["5"], {"a": "5"}, None]
+STORED = ['"5"', '"null"', '"true"', '"text"', "5", "true", "[1, 2]", '["5"]', '{"a": "5"}', None]
+
+
+@pytest.mark.parametrize("kind", ["jsonb", "json", "document"])
+@pytest.mark.parametrize("way", ["few", "many", "unnest", "stage", "direct", "arrow", "whole table"])
+def test_values_for_a_column_of_json_are_dumped_as_json(ground: Ground, group: str, way: str, kind: str) -> None:
+    ground.sql("CREATE DOMAIN document AS jsonb")
+    declared = f'"{ground.schema}".{kind}' if kind == "document" else kind
+    path = ground.create(f"id int PRIMARY KEY, v {declared}")
+    pipeline = Pipeline(group, topics=TOPIC, value=Json(), sinks=[_sink_of(way, path)])
+    bodies = [json.dumps({"id": n, "v": v}).encode() for n, v in enumerate(DOCUMENTS)]
+    if way in {"many", "direct", "stage"}:  # a key twice: not directly
+        rest = range(len(bodies) - (way == "stage"), 300)
+        bodies += [json.dumps({"id": n, "v": None}).encode() for n in rest]
+    done = ground.process(pipeline, *[raw(v, topic=TOPIC, offset=n) for n, v in enumerate(bodies)])
+    assert done.set_aside == ()
+    with ground.engine.connect() as tx:
+        found = tx.execute(text(f'SELECT v::jsonb::text FROM "{ground.schema}".t ORDER BY id'))
+        assert [row[0] for row in found][: len(STORED)] == STORED
+
+
+def _sink_of(way: str, path: tuple[str, str]) -> Any:
+    columns = ["id", "v"]
+    if way in {"unnest", "stage", "direct"}:
+        return Upsert(path, key=["id"], columns=columns)
+    if way == "whole table":
+        return AppendArrow(path, columns=columns, row=lambda r: pa.table({"id": [r.value["id"]], "v": [r.value["v"]]}))
+    return (AppendArrow if way == "arrow" else Append)(path, columns=columns)
+
+
+@pytest.mark.parametrize("way", ["few", "arrow", "unnest"])
+def test_elements_of_an_array_of_json_are_dumped_as_json(ground: Ground, group: str, way: str) -> None:
+    path = ground.create("id int PRIMARY KEY, v jsonb[]")
+    value = json.dumps({"id": 1, "v": ["5", 5, None, [1], {"a": 1}]}).encode()
+    ground.process(Pipeline(group, topics=TOPIC, value=Json(), sinks=[_sink_of(way, path)]), raw(value, topic=TOPIC))
+    assert ground.value("v = ARRAY['\"5\"', '5', NULL, '[1]', '{\"a\": 1}']::jsonb[]")
+
+
+def test_arrows_own_json_is_json_already(ground: Ground) -> None:
+    path = ground.create("id int, v jsonb")
+    column = pa.ExtensionArray.from_storage(pa.json_(pa.string()), pa.array(['{"a": [1.50]}'], pa.string()))
+    sink = AppendArrow(path)
+    with ground.engine.begin() as tx, sink.open(tx) as writer:
+        writer.write(list(sink.rows(record(pa.table({"id": [1], "v": column})))))
+    assert ground.value("v::text") == '{"a": [1.50]}'
+
+
+@pytest.mark.parametrize(("before", "after"), [("text", "jsonb"), ("jsonb", "text")])
+def test_a_column_that_becomes_json_while_few_rows_come(ground: Ground, before: str, after: str) -> None:
+    """The session looked at the types once; rows that were sent by what it knew are refused, and sent again."""
+    path = ground.create(f"o bigint, v {before}")
+    sink = Append(path, columns=["o", "v"])
+    session = Session(ground.engine, send_ahead=True)
+
+    def write(o: int) -> None:
+        with session.transaction() as tx:
+            tx.may_leave(rows=True)
+            with sink.open(tx) as writer:
+                writer.write([(o, "5")])
+
+    write(0)
+    ground.sql(f"ALTER TABLE t ALTER v TYPE {after} USING v::text::{after}")
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        write(1)
+    write(1)
+    session.close(broken=True)
+    stored = '"5"' if after == "jsonb" else "5"
+    assert ground.value(f"count(*) FILTER (WHERE o = 1 AND v::text = '{stored}')") == 1

@@ -1,0 +1,63 @@
+"""What tests of a batch stand on, beside the shop; and a batch in a process of its own, to be killed."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import create_engine
+
+from seekpoint import Pipeline
+from seekpoint.jobs.batch import BatchJob
+from seekpoint.jobs.batch import batch as job
+from support.processes import Apart, Standing
+from support.reload_orders import Shop, pipeline
+
+
+def batch(shop: Shop, pipelines: Pipeline | str | None = None, **options: Any) -> BatchJob:
+    """A batch of the shop's pipeline in version 1, or of another one."""
+    made = pipelines or shop.pipeline(**options.pop("pipeline", {}))
+    options.setdefault("engine", shop.engine)
+    engine = options.pop("engine")
+    return BatchJob(made, engine, {"bootstrap.servers": shop.brokers}, schema=shop.schema, **options)
+
+
+def offsets(shop: Shop) -> dict[str, int]:
+    """Where the group stands."""
+    return {str(at.partition): at.next_offset for at in shop.ledger().read()}
+
+
+def paused(shop: Shop) -> str | None:
+    """By whom the group is paused; None where it is not."""
+    found = shop.execute("SELECT paused_by FROM {schema}.consumer_group WHERE name = :g AND paused", g=shop.group)
+    return found[0][0] if found else None
+
+
+class Batcher(Apart):
+    """One process. ``at="staging"`` stands still in the first step of that state, ``at="turn cut_over"`` at its end."""
+
+    def __init__(self, shop: Shop, **options: Any) -> None:
+        what = {
+            "url": shop.engine.url.render_as_string(hide_password=False),
+            "brokers": shop.brokers,
+            "schema": shop.schema,
+            "group": shop.group,
+            "topic": shop.topic,
+            **options,
+        }
+        super().__init__("batcher", what)
+
+
+def main(what: dict[str, Any]) -> None:
+    """Run a batch to its end, or to where it is to stand."""
+    engine = create_engine(what["url"])
+    Standing.at = what.get("at", "")
+    vars(job)["Driver"] = Standing
+    made = pipeline(what["group"], what["topic"], what["schema"], version=what.get("version", 1))
+    one = BatchJob(made, engine, {"bootstrap.servers": what["brokers"]}, schema=what["schema"], range_records=50)
+    if "run" in what:
+        one.take(UUID(what["run"]))
+    else:
+        one.run()
+    engine.dispose()
+    print("done", flush=True)

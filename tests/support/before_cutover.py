@@ -1,0 +1,56 @@
+"""A shop whose table is settled, and a run of it just before its cut-over."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import monotonic
+from typing import Any
+
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewPartitions
+
+from seekpoint.jobs.reload import Driver, Reload
+from seekpoint.jobs.reload.rounds import Rounds
+from support.reload_orders import Shop, gone, of
+
+FIRST = [of(n % 40, n, n) for n in range(120)] + [gone(3), gone(7), of(7, 5)]
+
+
+def settled(shop: Shop, records: list[Any] = FIRST, **options: Any) -> None:
+    """The records are in the table, and nobody works."""
+    shop.produce(shop.topic, records, partition=0)
+    work_up_to(shop, len(records), **options)
+
+
+def work_up_to(shop: Shop, offset: int, **options: Any) -> None:
+    worker = shop.worker(**options)
+    worker.reached(shop.topic, offset)
+    worker.stop()
+
+
+def widen(shop: Shop, partitions: int) -> None:
+    """The shop's topic has so many partitions, each with a leader."""
+    admin = AdminClient({"bootstrap.servers": shop.brokers, "log_level": 0})
+    admin.create_partitions([NewPartitions(shop.topic, partitions)])[shop.topic].result(20)
+    deadline, pause = monotonic() + 20, threading.Event()
+
+    def led() -> int:
+        found = admin.list_topics(shop.topic, timeout=20).topics[shop.topic].partitions.values()
+        return sum(one.leader >= 0 for one in found)
+
+    while led() < partitions:
+        assert monotonic() < deadline, f"{shop.topic} has no {partitions} partitions"
+        pause.wait(0.05)
+
+
+@contextmanager
+def diffed(reload: Reload, driver: Driver) -> Iterator[Rounds]:
+    """The run just before its cut-over."""
+    reload.stage(driver)
+    with Rounds(driver, reload.sources, reload.kafka) as rounds:
+        reload.follow(driver, rounds)
+        if driver.run.strategy == "merge":
+            reload.compare(driver, rounds)
+        yield rounds

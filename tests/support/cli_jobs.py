@@ -1,0 +1,109 @@
+"""What tests of the commands for jobs stand on: a shop, a module of its pipelines, and the command called there."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from typer.testing import CliRunner, Result
+
+from seekpoint.cli.app import app
+from support.reload_orders import Shop, gone, of
+
+MODULE = """\
+from seekpoint import Worker
+from shop import pipeline
+
+old = pipeline("{group}", "{topic}", "{schema}")
+mended = pipeline("{group}", "{topic}", "{schema}", version=2)
+lenient = pipeline("{group}", "{topic}", "{schema}", version=2, on_poison="dead_letter", sink={{"order_by": "at"}})
+entries = pipeline("{group}", "{topic}", "{schema}", kind="append")
+others = pipeline("others of {group}", "{topic}", "{schema}")
+worker = Worker(mended, engine={url!r}, kafka={{"bootstrap.servers": "{brokers}"}}, schema="{schema}")
+elsewhere = Worker(others, engine={url!r}, kafka={{"bootstrap.servers": "localhost:9"}}, schema="{schema}")
+"""
+# What the commands find in the topic: keys that come again, and one that is deleted.
+FIRST = [of(n % 40, n, n) for n in range(120)] + [gone(3)]
+COMMAND = [sys.executable, "-m", "seekpoint.cli.main"]
+
+
+@dataclass(frozen=True)
+class Terminal:
+    """A folder with a module of pipelines: ``old``, ``mended`` (version 2), ``entries``, ``worker`` and others."""
+
+    shop: Shop
+    folder: Path
+    module: str
+
+    @classmethod
+    def of(cls, shop: Shop, folder: Path) -> Terminal:
+        made = cls(shop, folder, f"pipes_{secrets.token_hex(6)}")
+        body = MODULE.format(group=shop.group, topic=shop.topic, schema=shop.schema, brokers=shop.brokers, url=made.url)
+        (folder / f"{made.module}.py").write_text(body, encoding="utf-8")
+        return made
+
+    @property
+    def url(self) -> str:
+        return self.shop.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+
+    @property
+    def ledger(self) -> list[str]:
+        """Options for the database alone."""
+        return ["--database-url", self.url, "--schema", self.shop.schema]
+
+    @property
+    def servers(self) -> list[str]:
+        """Options for both servers."""
+        return [*self.ledger, "--kafka", f"bootstrap.servers={self.shop.brokers}"]
+
+    def run(self, *words: str, exits: int = 0) -> Result:
+        """Call the command in this process; it must exit so."""
+        result = CliRunner().invoke(app, list(words), env={"COLUMNS": "80", "NO_COLOR": "1"})
+        assert result.exception is None or isinstance(result.exception, SystemExit), "no traceback for the user"
+        assert result.exit_code == exits, result.output
+        assert "Traceback" not in result.output
+        return result
+
+    def job(self, *words: str, name: str = "mended", exits: int = 0) -> Result:
+        """A command that takes a pipeline and both servers; ``words`` ends with the command's own options."""
+        command, options = _split(words)
+        return self.run(*command, f"{self.module}:{name}", *options, *self.servers, exits=exits)
+
+    def look(self, *words: str, exits: int = 0) -> Any:
+        """A command that takes the database alone, and answers JSON."""
+        return json.loads(self.run(*words, *self.ledger, "--json", exits=exits).stdout)
+
+    def process(self, *words: str, name: str = "mended", **env: str) -> subprocess.Popen[str]:
+        """The same as a job, in a process of its own."""
+        command, options = _split(words)
+        path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+        return subprocess.Popen(
+            [*COMMAND, *command, f"{self.module}:{name}", *options, *self.servers],
+            cwd=self.folder,
+            env={**os.environ, "PYTHONPATH": path, **env},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    """Until it holds; fails where that takes a minute."""
+    deadline, pause = monotonic() + 60, threading.Event()
+    while not holds():
+        assert monotonic() < deadline
+        pause.wait(0.05)
+
+
+def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    at = next((n for n, word in enumerate(words) if word.startswith("-")), len(words))
+    return list(words[:at]), list(words[at:])

@@ -1,0 +1,46 @@
+"""Handlers whose records say what becomes of them: applied, failing, or the end of the process.
+
+A value is ``ok``, ``fail`` (raises), ``fail 3`` (raises until three tries of it are on record), ``exit``,
+``sigkill`` or ``segfault``. Give the worker :meth:`Deadly.watch` as an observer.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from typing import Any
+
+from sqlalchemy import Connection
+
+from seekpoint import Batch
+from seekpoint.events import Event, RetryScheduled
+from support.recorded_rows import Book
+
+
+class Deadly:
+    """Writes the book, unless a record says otherwise. ``failed``: how often each (partition, offset) did."""
+
+    def __init__(self, book: Book) -> None:
+        self._book = book
+        self.failed: dict[tuple[int, int], int] = {}
+
+    def watch(self, event: Event) -> None:
+        """Learn what is on record."""
+        if isinstance(event, RetryScheduled):
+            self.failed[event.partition.number, event.offset] = event.attempt
+
+    def __call__(self, tx: Connection, batch: Batch[str, Any]) -> None:
+        for one in batch:
+            word, *rest = one.value.split()
+            match word:
+                case "fail":
+                    if not rest or self.failed.get((one.partition, one.offset), 0) < int(rest[0]):
+                        raise TimeoutError(f"no answer for {one.offset}")
+                case "exit":
+                    os._exit(3)
+                case "sigkill":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                case "segfault":
+                    ctypes.string_at(0)
+        self._book.enter(tx, batch)

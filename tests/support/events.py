@@ -1,0 +1,186 @@
+"""Real workers under observation: a recorder to wait on, a gate to stop at a named step, a worker for a test's length.
+
+Use it through the fixture ``run_worker``::
+
+    def test_it(run_worker, topic, produce, group):
+        gate = Gate(events.Held)
+        run = run_worker(Pipeline(group, topics=topic(), value=Bytes(), handle=book), observe=[gate])
+        gate.wait()        # the worker's thread stands still, in its open transaction
+        gate.open()
+        run.seen.wait_for(events.Committed)
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import Any, TypeVar, overload
+
+from seekpoint.events import Committed, Event, Observer, Placed, Stopped
+from seekpoint.records import Partition
+from seekpoint.worker.health import Health
+from seekpoint.worker.worker import Running, Worker
+
+SECONDS = 30.0  # a deadline for what takes milliseconds, or a rebalance or a backoff at most
+
+E = TypeVar("E", bound=Event)
+Wanted = Callable[[Any], bool]
+
+
+class Recorder:
+    """An observer that keeps every event and lets other threads wait for one."""
+
+    def __init__(self) -> None:
+        self._events: list[Event] = []
+        self._news = threading.Condition()
+
+    def __call__(self, event: Event) -> None:
+        with self._news:
+            self._events.append(event)
+            self._news.notify_all()
+
+    @property
+    def events(self) -> list[Event]:
+        """Everything so far, in order."""
+        with self._news:
+            return list(self._events)
+
+    def mark(self) -> int:
+        """Now, as a number to give to ``since``."""
+        with self._news:
+            return len(self._events)
+
+    def all(self, kind: type[E], since: int = 0) -> list[E]:
+        """The events of one kind so far."""
+        return [event for event in self.events[since:] if isinstance(event, kind)]
+
+    @overload
+    def wait_for(
+        self,
+        kind: type[E],
+        where: Wanted | None = None,
+        *,
+        since: int = 0,
+        count: int = 1,
+        timeout: float = SECONDS,
+    ) -> E: ...
+    @overload
+    def wait_for(
+        self,
+        kind: tuple[type[Event], ...],
+        where: Wanted | None = None,
+        *,
+        since: int = 0,
+        count: int = 1,
+        timeout: float = SECONDS,
+    ) -> Event: ...
+    def wait_for(
+        self,
+        kind: Any,
+        where: Wanted | None = None,
+        *,
+        since: int = 0,
+        count: int = 1,
+        timeout: float = SECONDS,
+    ) -> Any:
+        """The ``count``-th event of this kind for which ``where`` holds, as soon as it has happened.
+
+        Fails after ``timeout`` seconds, or at once when the worker has ended without it, and shows what happened.
+        """
+        deadline = monotonic() + timeout
+        at, found = since, 0
+        with self._news:
+            while True:
+                for event in self._events[at:]:
+                    if isinstance(event, kind) and (where is None or where(event)):
+                        found += 1
+                        if found == count:
+                            return event
+                at = len(self._events)
+                ended = at > 0 and isinstance(self._events[-1], Stopped)
+                if ended or not self._news.wait(max(0.0, deadline - monotonic())):
+                    raise AssertionError(self._missing(kind, found, count, timeout, ended))
+
+    def _missing(self, kind: Any, found: int, count: int, timeout: float, ended: bool) -> str:
+        names = ", ".join(k.__name__ for k in (kind if isinstance(kind, tuple) else (kind,)))
+        why = "the worker ended" if ended else f"not within {timeout} s"
+        tail = "\n  ".join(map(repr, self._events[-30:]))
+        return f"waited for {names} ({found} of {count} seen): {why}. What happened last:\n  {tail}"
+
+
+class Gate:
+    """An observer that stops the worker's thread at the first event of a kind, until it is opened.
+
+    ``where`` narrows it to some events. A gate stops the worker once; :meth:`close` makes it stop again.
+    """
+
+    def __init__(self, kind: type[Event] | tuple[type[Event], ...], where: Wanted | None = None) -> None:
+        self._kind, self._where = kind, where
+        self._armed = threading.Event()
+        self._reached = threading.Event()
+        self._opened = threading.Event()
+        self._armed.set()
+
+    def __call__(self, event: Event) -> None:
+        if not self._armed.is_set() or not isinstance(event, self._kind):
+            return
+        if self._where is not None and not self._where(event):
+            return
+        self._armed.clear()
+        self._reached.set()
+        if not self._opened.wait(4 * SECONDS):
+            raise AssertionError("nobody opened the gate")
+
+    def wait(self, timeout: float = SECONDS) -> None:
+        """Until the worker stands at the gate."""
+        assert self._reached.wait(timeout), f"the worker did not reach {self._kind} within {timeout} s"
+
+    def open(self) -> None:
+        """Let the worker go on."""
+        self._opened.set()
+
+    def close(self) -> None:
+        """Stop the worker at the next such event."""
+        self._reached.clear()
+        self._opened.clear()
+        self._armed.set()
+
+
+class Run:
+    """A worker on a thread of its own, and everything it said (``seen``)."""
+
+    def __init__(self, make: Callable[..., Worker], observe: Sequence[Observer]) -> None:
+        self.seen = Recorder()
+        self._gates = [one for one in observe if isinstance(one, Gate)]
+        self.worker = make(observe=[self.seen, *observe])
+        self._running: Running | None = self.worker.running()
+        try:
+            self._running.__enter__()
+        except BaseException:
+            self._running = None
+            raise
+
+    def health(self) -> Health:
+        """The worker's state now."""
+        return self.worker.health()
+
+    def placed(self, count: int = 1) -> None:
+        """Wait until this many partitions are read."""
+        self.seen.wait_for(Placed, count=count)
+
+    def reached(self, topic: str, offset: int, partition: int = 0) -> None:
+        """Wait until the worker has committed up to this offset of the partition."""
+
+        def there(event: Committed) -> bool:
+            return any(s.partition == Partition(topic, partition) and s.end >= offset for s in event.spans)
+
+        self.seen.wait_for(Committed, there)
+
+    def stop(self) -> None:
+        """Drain it; raises the error that ended it early, if one did. Gates are opened first."""
+        running, self._running = self._running, None
+        for gate in self._gates:
+            gate.open()
+        if running is not None:
+            running.__exit__(None, None, None)

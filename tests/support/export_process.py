@@ -1,0 +1,95 @@
+"""An export in a process of its own, to be killed: ``Exporter`` on this side, ``main`` on the other.
+
+It stands still where it is told to, and prints a line when it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from sqlalchemy import create_engine
+
+from seekpoint.jobs.export import Archive, Export, delta, files, manifest
+from seekpoint.jobs.export import writer as writing
+from seekpoint.kafka.ranges import Piece
+from support.archive import Vault
+from support.processes import Apart, stand
+
+PLACES = ("planned", "in a file", "a file", "its row", "second file")
+
+
+class Exporter(Apart):
+    """One process, which stands still at one of ``PLACES`` (or at ``table``: behind the Delta table's commit)."""
+
+    def __init__(self, vault: Vault, at: str, **options: Any) -> None:
+        what = {
+            "url": vault.engine.url.render_as_string(hide_password=False),
+            "brokers": vault.brokers,
+            "schema": vault.schema,
+            "group": options.pop("group", vault.group),
+            "root": vault.archive.root,
+            "at": at,
+            "options": options,
+        }
+        super().__init__("exporter", what)
+
+    def kill_at_its_place(self) -> None:
+        """SIGKILL, where it stands: nobody is told."""
+        stands = self.wait_for("standing")
+        self.kill()
+        assert stands
+
+
+def stand_in_a_file() -> None:
+    written = files.write
+
+    def cut(storage: Any, file: str, range_: Any, pieces: Iterable[Piece]) -> tuple[int, int]:
+        def some() -> Iterator[Piece]:
+            for piece in pieces:
+                yield piece
+                stand()
+
+        return written(storage, file, range_, some())
+
+    setattr(files, "ROWS", 5)  # noqa: B010 -- a constant
+    setattr(writing, "write", cut)  # noqa: B010 -- of another module
+
+
+def stand_before(of: type, name: str, nth: int = 0) -> None:
+    numbers, made = iter(range(99)), getattr(of, name)
+
+    def standing(*given: Any, **named: Any) -> Any:
+        if next(numbers) == nth:
+            stand()
+        return made(*given, **named)
+
+    setattr(of, name, standing)
+
+
+def stand_behind(of: type, name: str) -> None:
+    made = getattr(of, name)
+
+    def standing(*given: Any, **named: Any) -> None:
+        made(*given, **named)
+        stand()
+
+    setattr(of, name, standing)
+
+
+PLACED: dict[str, Callable[[], None]] = {
+    "planned": lambda: stand_before(writing.LocalWriter, "write"),
+    "in a file": stand_in_a_file,
+    "a file": lambda: stand_before(Export, "_commit"),
+    "its row": lambda: stand_behind(manifest.Tx, "add"),
+    "second file": lambda: stand_before(Export, "_commit", 1),
+    "table": lambda: stand_behind(delta.DeltaLog, "add"),
+}
+
+
+def main(what: dict[str, Any]) -> None:
+    """Export, up to the place."""
+    PLACED[what["at"]]()
+    engine = create_engine(what["url"])
+    archive = Archive(what["root"], engine, schema=what["schema"])
+    Export(engine, {"bootstrap.servers": what["brokers"]}, archive, what["group"], **what["options"]).run()

@@ -1,0 +1,107 @@
+"""What the tests on real servers share: a scene, the three protocols, members in processes of their own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, create_engine
+
+from seekpoint import schema
+from seekpoint.testing.servers.kafka import KafkaServer
+from seekpoint.testing.servers.postgres import PostgresServer
+from support.cli_jobs import FIRST, Terminal
+from support.kafka_postgres import PROTOCOLS, Scene, Way
+from support.reload_orders import Shop
+from support.worker_process import Member
+
+
+@pytest.fixture(params=PROTOCOLS)
+def protocol(request: pytest.FixtureRequest) -> Mapping[str, Any]:
+    """The client's configuration for each of the three group protocols."""
+    return PROTOCOLS[request.param]
+
+
+@pytest.fixture(params=[*PROTOCOLS, "fixed"])
+def way(request: pytest.FixtureRequest) -> Way:
+    """A worker's options: in a group of each protocol, and without a group."""
+
+    def options(topic: str, partitions: int) -> dict[str, Any]:
+        if request.param == "fixed":
+            return {"partitions": [(topic, n) for n in range(partitions)]}
+        return {"kafka": PROTOCOLS[request.param]}
+
+    return options
+
+
+@pytest.fixture
+def new_member() -> Iterator[Callable[..., Member]]:
+    """``new_member(**what)`` starts a worker's process; it is ended after the test."""
+    members: list[Member] = []
+
+    def start(**what: Any) -> Member:
+        members.append(Member(**what))
+        return members[-1]
+
+    yield start
+    for one in members:
+        one.close()
+
+
+@pytest.fixture
+def scene(scene_on: Callable[..., Scene]) -> Scene:
+    """The scene on the shared servers."""
+    return scene_on()
+
+
+@pytest.fixture
+def scene_on(request: pytest.FixtureRequest, seekpoint_schema: str, group: str) -> Iterator[Callable[..., Scene]]:
+    """``scene_on(postgres=…, kafka=…)``: the scene on servers of the test's own, where they are given."""
+    engines: list[Engine] = []
+    tools = {
+        "schema": seekpoint_schema,
+        "group": group,
+        "run_worker": request.getfixturevalue("run_worker"),
+        "new_member": request.getfixturevalue("new_member"),
+        "make_topic": request.getfixturevalue("topic"),
+        "produce": request.getfixturevalue("produce"),
+    }
+
+    def make(*, postgres: PostgresServer | None = None, kafka: KafkaServer | None = None) -> Scene:
+        if postgres is None:
+            engine = request.getfixturevalue("seekpoint_engine")
+        else:
+            engine = create_engine(postgres.url, pool_pre_ping=True)
+            engines.append(engine)
+            schema.upgrade(engine, schema=seekpoint_schema)
+        broker = request.getfixturevalue("seekpoint_broker") if kafka is None else kafka.bootstrap
+        return Scene(engine=engine, broker=broker, shared=kafka is None, **tools)
+
+    yield make
+    for engine in engines:
+        engine.dispose()
+
+
+@pytest.fixture
+def terminal(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
+    """A shop and its module in a folder of its own, with nothing in the environment."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("SEEKPOINT_DATABASE_URL", "SEEKPOINT_KAFKA_CONFIG", "SEEKPOINT_TRACEBACK"):
+        monkeypatch.delenv(name, raising=False)
+    before = list(sys.path)
+    yield Terminal.of(Shop.on_shared_servers(request.getfixturevalue), tmp_path)
+    sys.path[:] = before
+
+
+@pytest.fixture
+def shop(terminal: Terminal) -> Shop:
+    """The shop, with its first records applied by version 1."""
+    shop = terminal.shop
+    shop.produce(shop.topic, FIRST, partition=0)
+    worker = shop.worker()
+    worker.reached(shop.topic, len(FIRST))
+    worker.stop()
+    return shop

@@ -1,0 +1,140 @@
+"""Kafka, Postgres, a group, a book, and workers between them: what a test of a worker stands on.
+
+Use it through the fixture ``scene`` (the shared servers), or ``scene_on(postgres=…, kafka=…)`` for servers that the
+test may break.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from time import monotonic
+from typing import Any
+from uuid import UUID
+
+from confluent_kafka import TopicCollection
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs do not re-export them
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourceType,
+)
+from sqlalchemy import Engine
+
+from seekpoint import Ledger, Partition, Pipeline
+from support.events import SECONDS, Run
+from support.recorded_rows import Book, Stored, Stream, ends
+from support.worker_process import Member
+
+SESSION_MS = 3000
+QUICK: Mapping[str, Any] = {
+    "topic.metadata.refresh.interval.ms": 500,
+    "reconnect.backoff.max.ms": 250,
+    "fetch.wait.max.ms": 50,
+}
+_CLASSIC = {"session.timeout.ms": SESSION_MS, "heartbeat.interval.ms": 300, "max.poll.interval.ms": 10_000}
+PROTOCOLS: Mapping[str, Mapping[str, Any]] = {
+    "eager": {**QUICK, **_CLASSIC, "partition.assignment.strategy": "range"},
+    "cooperative": {**QUICK, **_CLASSIC, "partition.assignment.strategy": "cooperative-sticky"},
+    "848": {**QUICK, "max.poll.interval.ms": 10_000, "group.protocol": "consumer"},
+}
+
+Way = Callable[[str, int], dict[str, Any]]
+"""``way(topic, partitions)``: a worker's options, in a group or with a fixed list."""
+
+
+class Scene:
+    """One test's servers, names and workers."""
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        schema: str,
+        broker: str,
+        group: str,
+        make_topic: Callable[..., str],
+        produce: Callable[..., list[tuple[int, int]]],
+        run_worker: Callable[..., Run],
+        new_member: Callable[..., Member],
+        shared: bool,
+    ) -> None:
+        self.engine, self.schema, self.broker, self.group = engine, schema, broker, group
+        self._make_topic, self._produce, self._run_worker, self._new_member = (
+            make_topic,
+            produce,
+            run_worker,
+            new_member,
+        )
+        self._bootstrap = None if shared else broker  # topics on the shared broker are deleted after the test
+        self.book = Book(engine, schema).create()
+        self.ledger = Ledger(engine, group, schema=schema)
+        self.admin = AdminClient({"bootstrap.servers": broker, "log_level": 0})
+
+    @property
+    def dsn(self) -> str:
+        """The database's URL, with its password."""
+        return self.engine.url.render_as_string(hide_password=False)
+
+    def notice_the_dead_soon(self) -> None:
+        """Under group.protocol=consumer the broker decides when a member is dead: for this group, soon."""
+        wanted = {"consumer.session.timeout.ms": str(SESSION_MS), "consumer.heartbeat.interval.ms": "300"}
+        entries = [ConfigEntry(n, v, incremental_operation=AlterConfigOpType.SET) for n, v in wanted.items()]
+        resource = ConfigResource(ResourceType.GROUP, self.group, incremental_configs=entries)
+        self.admin.incremental_alter_configs([resource])[resource].result(20)
+
+    def topic(self, partitions: int = 1, **options: Any) -> str:
+        """A new topic."""
+        return self._make_topic(partitions, bootstrap=self._bootstrap, **options)
+
+    def produce(self, topic: str, values: int | Iterable[Any], *, partition: int = 0) -> list[tuple[int, int]]:
+        """Append these values, or so many records, and wait for all of them."""
+        many = map(str, range(values)) if isinstance(values, int) else values
+        return self._produce(topic, many, partition=partition, bootstrap=self.broker)
+
+    def stream(self, topic: str, partitions: int, rate: float = 500) -> Stream:
+        """Produce steadily, for the length of a ``with`` block."""
+        return Stream(self.broker, topic, partitions, rate)
+
+    def pipeline(self, topic: str, **options: Any) -> Pipeline:
+        """A pipeline of this group that writes the book."""
+        return self.book.pipeline(self.group, topic, **options)
+
+    def worker(self, of: str | Pipeline, *, kafka: Mapping[str, Any] = QUICK, **options: Any) -> Run:
+        """A worker on a thread of its own, until the test ends."""
+        pipeline = self.pipeline(of) if isinstance(of, str) else of
+        given = {"engine": self.engine, "schema": self.schema, **options}
+        return self._run_worker(pipeline, kafka={"bootstrap.servers": self.broker, **kafka}, **given)
+
+    def member(self, topic: str, *, kafka: Mapping[str, Any] = QUICK, **what: Any) -> Member:
+        """A worker in a process of its own, until the test ends."""
+        servers = {"bootstrap.servers": self.broker, **kafka}
+        given = {"dsn": self.dsn, "schema": self.schema, "group": self.group, "topic": topic}
+        return self._new_member(**{**given, "kafka": servers, **what})
+
+    def positions(self) -> dict[Partition, int]:
+        """What the ledger has."""
+        return {row.partition: row.next_offset for row in self.ledger.read()}
+
+    def wait_for_position(self, topic: str, offset: int, partition: int = 0, timeout: float = SECONDS) -> None:
+        """Wait until the ledger stands there."""
+        self.wait(lambda: self.positions().get(Partition(topic, partition)) == offset, timeout)
+
+    def wait_until_caught_up(self, topic: str, stored: Stored, timeout: float = SECONDS) -> None:
+        """Wait until the ledger stands behind the last of these records in every partition."""
+        wanted = {Partition(topic, number): end for number, end in ends(stored).items()}
+        self.wait(lambda: wanted.items() <= self.positions().items(), timeout)
+
+    def topic_id(self, topic: str) -> UUID:
+        """The id that the brokers answer now."""
+        found = self.admin.describe_topics(TopicCollection([topic]))[topic].result(20).topic_id
+        high, low = found.get_most_significant_bits(), found.get_least_significant_bits()
+        return UUID(int=(high % 2**64 << 64) | low % 2**64)
+
+    def wait(self, there: Callable[[], bool], timeout: float = SECONDS) -> None:
+        """For what nobody announces: look again and again."""
+        deadline, pause = monotonic() + timeout, threading.Event()
+        while not there():
+            assert monotonic() < deadline, f"not within {timeout} s; the ledger stands at {self.positions()}"
+            pause.wait(0.05)

@@ -1,0 +1,299 @@
+"""A log of good, transient, poison and killing records, drawn from a seed; and what must have become of each.
+
+The same in this process, where a death is an exception that nobody catches, and in processes of their own, which kill
+themselves: ``python tests/support/random_failures.py '{…}'`` runs one worker until it is done, or dead.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NoReturn
+
+from sqlalchemy import Connection, Engine, create_engine, text
+
+from seekpoint import Append, Batch, Json, Ledger, Limits, Partition, Pipeline, Poison, Worker, events
+from seekpoint.pipeline.policy import DeadLetterLimits, OnPoison, Retry
+from seekpoint.records import AnyRecord, Cause, State
+
+POISON: Mapping[str, Mapping[str, Cause]] = {  # cause by road
+    "undecodable": dict.fromkeys(("handler", "sink", "both"), Cause.DECODE),
+    "refused": dict.fromkeys(("handler", "sink", "both"), Cause.DATABASE),
+    "named": {"handler": Cause.POISON, "sink": Cause.ROW, "both": Cause.POISON},
+    "unnamed": {"handler": Cause.POISON, "sink": Cause.ROW, "both": Cause.POISON},
+}
+STEPS = (
+    "Placed", "BatchOpened", "Held", "ChunkRead", "Applied", "Advanced", "Committed", "Isolating", "SetAside",
+    "RetryScheduled", "TriedAlone",
+)  # fmt: skip
+CREATE = """
+CREATE TABLE rows (seq bigint GENERATED ALWAYS AS IDENTITY, partition int, "offset" bigint,
+  kind text CHECK (kind <> 'refused'));
+CREATE TABLE rows_too (LIKE rows INCLUDING ALL);
+"""
+COLUMNS = ("partition", "offset", "kind")
+
+
+class Died(SystemExit):
+    """Stands for the end of the process: nothing in between catches it."""
+
+
+def die() -> NoReturn:
+    """In this process."""
+    raise Died
+
+
+def kill_myself() -> NoReturn:
+    """In a process of its own."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("still alive")
+
+
+@dataclass
+class Mixture:
+    """Everything that a seed decides."""
+
+    seed: int
+    log: dict[int, list[tuple[str, str | None]]] = field(init=False)  # by partition: kind and key of each record
+
+    def __post_init__(self) -> None:
+        chance = random.Random(self.seed)
+        self.road = chance.choice(("handler", "handler", "sink", "both"))
+        self.policy = chance.choice(list(OnPoison))
+        self.hold_key = self.policy is OnPoison.DEAD_LETTER and chance.random() < 0.6
+        self.batch_records = chance.choice((1, 3, 10, 1000))
+        kinds = ["good"] * 12 + list(POISON) * chance.choice((0, 1, 2))
+        kinds += ["transient"] * 2 if self.road != "sink" else []
+        keys = ["a", "b", "c", "d", None]
+        count = chance.randrange(1, 4)
+        self.log = {
+            p: [(chance.choice(kinds), chance.choice(keys)) for _ in range(chance.randrange(5, 40))]
+            for p in range(count)
+        }
+        for killer in chance.choice(((), ("killer",), ("flaky",), ("killer", "flaky"))):
+            of = self.log[chance.randrange(count)]
+            at = chance.randrange(len(of))
+            of[at] = killer, of[at][1]
+        self.crashes = [(chance.choice(STEPS), chance.randrange(1, 8)) for _ in range(chance.randrange(5))]
+
+    def __str__(self) -> str:
+        kinds = Counter(kind for records in self.log.values() for kind, _ in records)
+        held = ", keys held" if self.hold_key else ""
+        return (
+            f"seed {self.seed}: {self.road}, {self.policy}{held}, batches of {self.batch_records}, "
+            f"{len(self.log)} partitions, {dict(kinds)}, crashes at {self.crashes}"
+        )
+
+    @property
+    def ends(self) -> dict[int, int]:
+        """Behind the last record of each partition."""
+        return {p: len(records) for p, records in self.log.items()}
+
+    def values(self, partition: int) -> list[tuple[str | None, bytes]]:
+        """Keys and values, to be produced."""
+        return [
+            (key, b"{" if kind == "undecodable" else json.dumps(kind).encode()) for kind, key in self.log[partition]
+        ]
+
+    def pipeline(self, where: Mapping[str, Any], death: Callable[[], NoReturn], chance: random.Random) -> Pipeline:
+        """Writes every record into ``rows`` (and into ``rows_too`` on the road ``both``)."""
+        act = partial(_act, death=death, chance=chance)
+        schema = where["schema"]
+
+        def row(record: AnyRecord) -> tuple[Any, ...]:
+            if self.road == "sink":
+                act(record)
+            return record.partition, record.offset, record.value
+
+        def handle(tx: Connection, batch: Batch[str, Any]) -> None:
+            for record in batch:
+                act(record)
+            name = "rows_too" if self.road == "both" else "rows"
+            statement = text(f'INSERT INTO "{schema}".{name} (partition, "offset", kind) VALUES (:p, :o, :k)')
+            tx.execute(statement, [{"p": r.partition, "o": r.offset, "k": r.value} for r in batch])
+
+        sinks = [] if self.road == "handler" else [Append((schema, "rows"), columns=COLUMNS, row=row)]
+        return Pipeline(
+            where["group"],
+            topics=where["topic"],
+            value=Json(str),
+            sinks=sinks,
+            handle=None if self.road == "sink" else handle,
+            retry=Retry(attempts=60, wait_initial=0.005, wait_max=0.02, crashes=2),
+            on_poison=self.policy,
+            hold_key=self.hold_key,
+            dead_letter_limits=DeadLetterLimits(consecutive=None, ratio=None),
+        )
+
+
+def _act(record: AnyRecord, *, death: Callable[[], NoReturn], chance: random.Random) -> None:
+    match record.value:
+        case "killer":
+            death()
+        case "flaky" if chance.random() < 0.5:
+            death()
+        case "transient" if chance.random() < 0.5:
+            raise OSError("not now")
+        case "named":
+            raise Poison("no", record)
+        case "unnamed":
+            raise Poison("no")
+
+
+class Life:
+    """The observer of one worker: dies at its step, passes what is stopped by hand, and ends the worker at the end."""
+
+    def __init__(
+        self, mixture: Mixture, topic: str, crash: tuple[str, int] | None, death: Callable[[], NoReturn], ledger: Ledger
+    ) -> None:
+        self._ends = {Partition(topic, p): end for p, end in mixture.ends.items()}
+        self._at: dict[Partition, int] = {}
+        self._crash, self._left = crash or ("", 0)
+        self._death, self._ledger = death, ledger
+        self.worker: Worker | None = None
+        self.said: list[str] = []
+
+    def __call__(self, event: events.Event) -> None:
+        step = type(event).__name__
+        self.said.append(repr(event)[:300])
+        if isinstance(event, events.Placed):
+            self._at[event.partition] = event.offset
+        if isinstance(event, events.Committed):
+            self._at.update({span.partition: span.end for span in event.spans})
+        if step == self._crash:
+            self._left -= 1
+            if self._left == 0:
+                self._death()
+        if isinstance(event, events.Parked):  # the operator
+            partition, offset = event.partition, event.error.offset
+            self._ledger.move(*partition, offset + 1, expected=offset, lost="poison", log=None, reason="passed by hand")
+        assert self.worker is not None
+        if self._at == self._ends:
+            self.worker.stop()
+
+
+def live(
+    mixture: Mixture, number: int, where: Mapping[str, Any], engine: Engine | str, death: Callable[[], NoReturn]
+) -> Life:
+    """One worker's life, the ``number``-th: until everything is passed, or it dies."""
+    crash = mixture.crashes[number] if number < len(mixture.crashes) else None
+    topic, schema = where["topic"], where["schema"]
+    life = Life(mixture, topic, crash, death, Ledger(engine, where["group"], schema=schema))
+    chance = random.Random(mixture.seed * 1000 + number)
+    life.worker = Worker(
+        mixture.pipeline(where, death, chance),
+        engine=engine,
+        kafka=where["kafka"],
+        schema=schema,
+        limits=Limits(idle_check=0.05, batch_records=mixture.batch_records),
+        partitions=[(topic, p) for p in mixture.log],
+        observe=[life],
+    )
+    life.worker.run()
+    return life
+
+
+# -- the judge --------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Found:
+    """What the database holds in the end."""
+
+    rows: list[tuple[int, int]]
+    rows_too: list[tuple[int, int]]
+    letters: dict[tuple[int, int], tuple[State, Cause, bool]]  # state, cause, has a value
+    passed: set[tuple[int, int]]
+    positions: dict[int, int]
+
+    @classmethod
+    def read(cls, engine: Engine, schema: str, group: str) -> Found:
+        """In one snapshot."""
+        with engine.connect().execution_options(isolation_level="REPEATABLE READ") as tx:
+            tx.exec_driver_sql(f'SET search_path = "{schema}"')
+
+            def of(query: str) -> Sequence[Any]:
+                return tx.execute(text(query), {"g": group} if ":g" in query else {}).all()
+
+            found = cls(
+                [tuple(r) for r in of('SELECT partition, "offset" FROM rows ORDER BY seq')],
+                [tuple(r) for r in of('SELECT partition, "offset" FROM rows_too ORDER BY seq')],
+                {
+                    (r.partition, r.record_offset): (State(r.state), Cause(r.cause), r.value is not None)
+                    for r in of("SELECT * FROM dead_letter WHERE consumer_group = :g")
+                },
+                {
+                    (r.partition, n)
+                    for r in of("SELECT * FROM lost_range WHERE consumer_group = :g")
+                    for n in range(r.from_offset, r.to_offset)
+                },
+                {r.partition: r.next_offset for r in of("SELECT * FROM partition_offset WHERE consumer_group = :g")},
+            )
+            tx.exec_driver_sql("RESET search_path")
+            return found
+
+    def judge(self, mixture: Mixture, deaths: int) -> None:
+        """Applied + parked + held + skipped (+ passed by hand) = offsets passed, each once, in order, keys too."""
+        assert self.positions == mixture.ends, "everything is passed"
+        log = {(p, o): one for p, records in mixture.log.items() for o, one in enumerate(records)}
+        ended, wanted = Counter([*self.rows, *self.letters, *self.passed]), Counter(list(log))
+        assert ended == wanted, f"lost {wanted - ended}, more than once {ended - wanted}"
+        assert not self.rows_too or sorted(self.rows_too) == sorted(self.rows)
+        for p in mixture.log:
+            for rows in (self.rows, self.rows_too):
+                offsets = [o for q, o in rows if q == p]
+                assert offsets == sorted(offsets), f"partition {p} was written out of order"
+        assert not (self.letters if mixture.policy is OnPoison.STOP else self.passed)
+        for at, (kind, _) in log.items():
+            self._judge_one(mixture, at, kind, deaths)
+        if mixture.hold_key:
+            self._judge_keys(log)
+
+    def _judge_one(self, mixture: Mixture, at: tuple[int, int], kind: str, deaths: int) -> None:
+        is_applied = at in set(self.rows)
+        assert not (is_applied and kind in {*POISON, "killer"}), f"{kind} at {at} was applied"
+        if at in self.letters:
+            state, cause, has_value = self.letters[at]
+            assert has_value == (state is not State.SKIPPED)
+            if state is State.HELD:
+                assert (cause, mixture.hold_key) == (Cause.HELD, True)
+                return
+            assert state is (State.PARKED if mixture.policy is OnPoison.DEAD_LETTER else State.SKIPPED)
+            if cause is Cause.KILLED:
+                assert deaths >= 2, f"{kind} at {at} is called a killer after {deaths} deaths"
+            else:
+                assert kind in POISON, f"{kind} at {at} is a dead letter: {cause}"
+                assert cause is POISON[kind][mixture.road]
+        if at in self.passed and kind not in {*POISON, "killer"}:
+            assert deaths >= 2, f"{kind} at {at} stopped its partition after {deaths} deaths"
+
+    def _judge_keys(self, log: Mapping[tuple[int, int], tuple[str, str | None]]) -> None:
+        """No record is applied behind an open letter of its key, and none is held that is not behind one."""
+        dead: set[tuple[int, str]] = set()
+        for (p, o), (_, key) in sorted(log.items()):
+            if key is None:
+                assert (p, o) not in self.letters or self.letters[p, o][0] is not State.HELD, "a null key holds nothing"
+                continue
+            if (p, key) in dead:
+                assert (p, o) in self.letters, f"{(p, o)} of key {key} was applied behind a dead letter of its key"
+            elif (p, o) in self.letters:
+                assert self.letters[p, o][0] is not State.HELD, f"{(p, o)} is held behind nothing"
+                dead.add((p, key))
+
+
+def main(what: Mapping[str, Any]) -> None:
+    """One worker in this process, which may kill itself."""
+    engine = create_engine(what["dsn"])
+    live(Mixture(what["seed"]), what["number"], what, engine, kill_myself)
+    engine.dispose()
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

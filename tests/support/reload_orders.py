@@ -1,0 +1,217 @@
+"""What tests of a reload stand on: orders in a topic, a worker that keeps them in tables, and the same code mended.
+
+A record is ``{"id": 7, "amount": 3, "at": 12}``; ``None`` with the key ``{"id": 7}`` deletes. The worker of version 1
+doubles nothing; version 2 doubles every amount.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import pytest
+from sqlalchemy import Engine, create_engine, text
+
+from seekpoint import Append, Json, Limits, Pipeline, Upsert, schema
+from seekpoint.admin import Redrive
+from seekpoint.jobs.reload import Reload
+from seekpoint.ledger import Ledger
+from seekpoint.testing.servers.postgres import PostgresServer
+from support.events import Run
+
+
+class Order(msgspec.Struct):
+    """One order, as it is in the topic."""
+
+    id: int
+    amount: int
+    at: int = 0
+
+
+class OrderKey(msgspec.Struct):
+    """The key of its record."""
+
+    id: int
+
+
+def of(id: int, amount: int = 1, at: int = 0) -> tuple[str, str | None]:  # noqa: A002
+    """A record's key and value."""
+    return json.dumps({"id": id}), json.dumps({"id": id, "amount": amount, "at": at})
+
+
+def gone(id: int) -> tuple[str, str | None]:  # noqa: A002
+    """A tombstone."""
+    return json.dumps({"id": id}), None
+
+
+def pipeline(
+    group: str, topic: str, schema: str, *, version: int = 1, kind: str = "upsert", **options: Any
+) -> Pipeline:
+    """The shop's pipeline; version 2 doubles amounts, and refuses those above 1,000."""
+
+    def row(record: Any) -> dict[str, Any]:
+        order = record.value
+        if version > 1 and order.amount > 1_000:
+            raise ValueError("too much")
+        made = {"id": order.id, "amount": order.amount * version, "at": order.at}
+        return made | ({"topic_offset": record.offset} if kind == "append" else {})
+
+    columns = ["id", "amount", "at"]
+    sink: Any
+    if kind == "upsert":
+        sink = Upsert((schema, "orders"), key=["id"], columns=columns, row=row, **options.pop("sink", {}))
+    else:
+        sink = Append((schema, "entries"), columns=[*columns, "topic_offset"], row=row)
+    tombstones = kind == "upsert"
+    return Pipeline(
+        group,
+        topics=topic,
+        value=Json(Order, tombstones=tombstones),
+        key=Json(OrderKey) if tombstones else options.pop("key", Json(OrderKey)),
+        sinks=[sink],
+        version=version,
+        **options,
+    )
+
+
+# The pipeline in version 2, as a module that other processes import by name. ``first`` is there to be replaced.
+PLAIN = """
+from seekpoint import Json, Pipeline, Upsert
+from shop import Order, OrderKey
+
+def first(record):
+    pass
+
+def row(record):
+    first(record)
+    order = record.value
+    if order.amount > 1000:
+        raise ValueError("too much")
+    return {{"id": order.id, "amount": order.amount * 2, "at": order.at}}
+
+sink = Upsert(({schema!r}, "orders"), key=["id"], columns=["id", "amount", "at"], row=row)
+orders = Pipeline({group!r}, topics={topic!r}, value=Json(Order, tombstones=True), key=Json(OrderKey), sinks=[sink],
+                  version=2)
+"""
+
+
+TABLES = """
+CREATE TABLE {schema}.orders (id bigint PRIMARY KEY, amount bigint NOT NULL CHECK (amount < 5000), at bigint NOT NULL,
+    note text DEFAULT 'none');
+CREATE TABLE {schema}.entries (number bigint GENERATED ALWAYS AS IDENTITY, id bigint NOT NULL, amount bigint NOT NULL,
+    at bigint NOT NULL, topic_offset bigint PRIMARY KEY);
+CREATE INDEX ON {schema}.orders (amount);
+"""
+
+
+@dataclass(frozen=True)
+class Shop:
+    """One group, its topic, its tables and its servers."""
+
+    engine: Engine
+    brokers: str
+    schema: str
+    group: str
+    topic: str
+    run_worker: Callable[..., Run]
+    produce: Callable[..., list[tuple[int, int]]]
+
+    @classmethod
+    def on_shared_servers(cls, get: Callable[[str], Any]) -> Shop:
+        """A group of its own with tables beside the ledger's, and a topic of two partitions; ``get`` gives fixtures."""
+        made = cls(
+            get("seekpoint_engine"),
+            get("seekpoint_broker"),
+            get("seekpoint_schema"),
+            get("group"),
+            get("topic")(2),
+            get("run_worker"),
+            get("produce"),
+        )
+        made.make_tables()
+        return made
+
+    def make_tables(self) -> None:
+        with self.engine.begin() as tx:
+            tx.execute(text(TABLES.format(schema=self.schema)))
+
+    def pipeline(self, **options: Any) -> Pipeline:
+        return pipeline(self.group, self.topic, self.schema, **options)
+
+    def worker(self, limits: Limits | None = None, **options: Any) -> Run:
+        return self.run_worker(self.pipeline(**options), limits=limits or Limits())
+
+    def reload(self, pipelines: Sequence[Pipeline] = (), **options: Any) -> Reload:
+        """A reload that nothing but its subject refuses: bounds are wide where a test does not give them."""
+        version = options.pop("version", 2)
+        options = {"max_wait": 60.0, "max_deletes": 1.0} | options
+        return Reload(
+            pipelines or [self.pipeline(version=version, **options.pop("pipeline", {}))],
+            self.engine,
+            {"bootstrap.servers": self.brokers},
+            schema=self.schema,
+            **options,
+        )
+
+    def redrive(self, **options: Any) -> Redrive:
+        return Redrive(self.pipeline(**options), self.engine, schema=self.schema)
+
+    def ledger(self) -> Ledger:
+        return Ledger(self.engine, self.group, schema=self.schema)
+
+    def rows(self, table: str = "orders", columns: str = "id, amount, at") -> list[tuple[Any, ...]]:
+        with self.engine.connect() as connection:
+            found = connection.execute(text(f"SELECT {columns} FROM {self.schema}.{table} ORDER BY 1, 2, 3"))
+            return [tuple(row) for row in found]
+
+    def execute(self, statement: str, **values: Any) -> list[tuple[Any, ...]]:
+        with self.engine.begin() as tx:
+            found = tx.execute(text(statement.format(schema=self.schema)), values)
+            return [tuple(row) for row in found] if found.returns_rows else []
+
+    def schemas(self) -> list[str]:
+        """The staging schemas of this ledger's runs that are there."""
+        return [
+            row[0]
+            for row in self.execute(
+                "SELECT staging_schema FROM {schema}.reload_run WHERE to_regnamespace(staging_schema) IS NOT NULL"
+            )
+        ]
+
+
+def doubled(records: Sequence[tuple[str, str | None]], by: int = 2) -> list[tuple[int, int, int]]:
+    """What version 2's table holds behind these records."""
+    table: dict[int, tuple[int, int, int]] = {}
+    for key, value in records:
+        id_: int = json.loads(key)["id"]
+        if value is None:
+            table.pop(id_, None)
+        else:
+            order: Mapping[str, int] = json.loads(value)
+            table[id_] = (id_, order["amount"] * by, order["at"])
+    return sorted(table.values())
+
+
+def shop_on(request: pytest.FixtureRequest, postgres: PostgresServer) -> Shop:
+    """A shop on a server of the test's own, which the test may break."""
+    get = request.getfixturevalue
+    engine = create_engine(postgres.url, pool_pre_ping=True)
+    schema.upgrade(engine, schema=get("seekpoint_schema"))
+
+    def run_worker(pipeline: Any, **options: Any) -> Any:
+        return get("run_worker")(pipeline, engine=engine, **options)
+
+    shop = Shop(
+        engine,
+        get("seekpoint_broker"),
+        get("seekpoint_schema"),
+        get("group"),
+        get("topic")(2),
+        run_worker,
+        get("produce"),
+    )
+    shop.make_tables()
+    return shop

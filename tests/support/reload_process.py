@@ -1,0 +1,84 @@
+"""A reload in a process of its own, to be killed: ``Reloader`` on this side, ``main`` on the other.
+
+It stands still, its transaction open, where it is told to: at the first step of a state, or at the turn to one, or
+where its handler comes to an offset; and prints a line when it does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Connection, create_engine
+
+from seekpoint import Batch, Json, Pipeline
+from seekpoint.jobs.reload import Reload, cutover
+from support.handler_reload import WRITES, by_core
+from support.processes import Apart, Standing, stand
+from support.reload_orders import Order, Shop, pipeline
+
+
+class Reloader(Apart):
+    """One process. ``at="staged"`` stands still in the first step of that state, ``at="turn cut_over"`` at its end.
+
+    With ``handled=True`` it drives the books of ``bookkeeping``; ``at="offset 70"`` stands still in the handler then.
+    """
+
+    def __init__(self, shop: Shop, run: UUID, **options: Any) -> None:
+        what = {
+            "url": shop.engine.url.render_as_string(hide_password=False),
+            "brokers": shop.brokers,
+            "schema": shop.schema,
+            "group": shop.group,
+            "topic": shop.topic,
+            "run": str(run),
+            **options,
+        }
+        super().__init__("reloader", what)
+
+
+def bookkeeping(what: dict[str, Any]) -> Pipeline:
+    """The books' pipeline, whose handler stands still behind the records up to an offset."""
+    handle, schema = by_core(what["schema"], 2), what["schema"]
+
+    def standing(tx: Connection, batch: Batch[Any, Any]) -> None:
+        handle(tx, batch)
+        if any(what.get("at") == f"offset {record.offset}" for record in batch):
+            stand()
+
+    return Pipeline(
+        what["group"],
+        topics=what["topic"],
+        value=Json(Order),
+        handle=standing,
+        writes=[f"{schema}.{name}" for name in WRITES],
+        version=2,
+    )
+
+
+def main(what: dict[str, Any]) -> None:
+    """Drive the run to its end, or to where it is to stand."""
+    engine = create_engine(what["url"])
+    if what.get("handled"):
+        made = bookkeeping(what)
+    else:
+        made = pipeline(what["group"], what["topic"], what["schema"], version=what.get("version", 2))
+    reload = Reload(
+        [made],
+        engine,
+        {"bootstrap.servers": what["brokers"]},
+        schema=what["schema"],
+        range_records=what["width"],
+        max_wait=what.get("max_wait", 60.0),
+        max_deletes=1.0,
+        compared=lambda _: stand() if what.get("at") == "compared" else None,
+    )
+    if what.get("at") == "after a long try":
+        vars(cutover)["longer_pause"] = lambda _: stand()
+    taken = reload.take(UUID(what["run"]))
+    driver = Standing(taken.engine, taken.schema, taken.run, taken.limits)
+    driver.at = what.get("at", "")
+    print("driving", flush=True)
+    reload.run(driver)
+    engine.dispose()
+    print("done", flush=True)

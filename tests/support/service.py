@@ -1,0 +1,77 @@
+"""One worker's transactions, one batch after another, on a host's engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+from sqlalchemy import Connection, Engine, text
+
+from seekpoint import Batch, Pipeline, events
+from seekpoint import Text as Utf8
+from seekpoint.events import Announcer
+from seekpoint.ledger import Ledger
+from seekpoint.pipeline.policy import Limits
+from seekpoint.records import Partition
+from seekpoint.testing import kit
+from seekpoint.worker.assignment.chunk import Chunk, Read
+from seekpoint.worker.open_batch import OpenBatch
+from seekpoint.worker.unit_of_work import Committer
+from support.sink_tables import TOPIC, Ground, orders
+
+Handle = Callable[[Connection, Batch[Any, Any]], Any]
+
+
+class Service:
+    """A host's engine of one connection, and one worker's transactions, one batch after another."""
+
+    def __init__(self, ground: Ground, engine: Engine, group: str) -> None:
+        self.ground, self.engine, self.group = ground, engine, group
+        ground.create("id bigint, v text")
+        self.t = f'"{ground.schema}".t'
+        self.seen: list[events.Event] = []
+        self.backends: list[int] = []
+        self.clear = ""
+
+    def run(self, handle: Handle | None, *batches: list[str], **options: Any) -> None:
+        """Each batch in a transaction of its own, on whatever connection the worker has."""
+
+        def counted(tx: Connection, batch: Batch[Any, Any]) -> None:
+            self.backends.append(driver(tx).info.backend_pid)
+            assert handle is not None
+            handle(tx, batch)
+
+        given = None if handle is None else counted
+        pipeline = Pipeline(self.group, topics=TOPIC, value=Utf8(), handle=given, **options)
+        ledger = Ledger(self.engine, self.group, schema=self.ground.schema)
+        at = Partition(TOPIC, 0)
+        claims = ledger.claim(
+            [at], {TOPIC: kit.topic_id(TOPIC)}, cluster_id=kit.CLUSTER, start=lambda _: {at: 0}
+        ).granted
+        hands = kit._Hands(ledger, dict(claims))
+        committer = Committer(ledger, pipeline, hands, Announcer([self.seen.append]))
+        offset = claims[at].next_offset
+        try:
+            for values in batches:
+                records = orders(*map(str.encode, values), start=offset)
+                claim = hands.expected({at: offset})[0].claim
+                chunk = Chunk(records, {at: Read(claim, offset, offset + len(records), None, None)})
+                committer.commit(OpenBatch(chunk, lambda: None, kit._known, Limits()))
+                offset += len(records)
+        finally:
+            committer.close()
+
+    def insert(self, tx: Connection, batch: Batch[Any, Any]) -> None:
+        """A row per record, named without its schema or with it."""
+        tx.execute(text(f"INSERT INTO {self.t} VALUES (:id, :v)"), [{"id": r.offset, "v": r.value} for r in batch])
+
+    def changed(self) -> list[tuple[str, ...]]:
+        """What the connections were replaced for."""
+        return [one.changed for one in self.seen if isinstance(one, events.SessionReplaced)]
+
+
+def driver(tx: Connection) -> psycopg.Connection[Any]:
+    found = tx.connection.driver_connection
+    assert isinstance(found, psycopg.Connection)
+    return found

@@ -7,6 +7,7 @@ BIN := .venv/bin
 UV := VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv
 READY := .venv/ready
 SPARK := .venv/spark
+DEMO := PYTHONPATH=$(CURDIR)/examples $(BIN)/python -m demo
 
 ROUNDS ?= 20
 EXAMPLES ?= 2000
@@ -38,13 +39,13 @@ $(SPARK): $(READY)
 	touch $(SPARK)
 
 demo: $(READY)  ## real flights, real servers, real crashes: nothing lost, nothing twice
-	$(BIN)/seekpoint demo $(ARGS)
+	$(DEMO) demo $(ARGS)
 
 demo-poison: $(READY)  ## the same flights, one in 1,000 broken: parked, replayed with a mended handler, none lost
-	$(BIN)/seekpoint demo-poison $(ARGS)
+	$(DEMO) demo-poison $(ARGS)
 
 demo-reload: $(SPARK)  ## the same flights, the table rebuilt three times under load: no read torn, nobody stopped
-	$(BIN)/seekpoint demo-reload --spark 'local[2]' $(ARGS)
+	$(DEMO) demo-reload --spark 'local[2]' $(ARGS)
 
 test: check  ## the whole suite, on a real Kafka and a real Postgres
 	SEEKPOINT_REQUIRE_SERVERS=1 $(BIN)/pytest -n auto --maxprocesses 4 --dist loadgroup $(ARGS)
@@ -78,7 +79,7 @@ docs: $(SPARK)  ## run every code block of README and docs; list words that the 
 lock: $(SPARK)  ## resolve all dependencies anew: requirements.lock, and the broker's jars
 	printf 'uv\neditables\nsetuptools\n' | $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade \
 	  --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" --no-annotate \
-	  --extra cli --extra dev --extra demo --extra registry --extra arrow --extra spark --extra delta --group test --group check --output-file requirements.lock pyproject.toml -
+	  --extra cli --extra dev --extra registry --extra arrow --extra spark --extra delta --group test --group check --group demo --output-file requirements.lock pyproject.toml -
 	$(BIN)/python -m seekpoint.testing.servers.jars > .venv/kafka-jars.lock
 	mv .venv/kafka-jars.lock src/seekpoint/testing/servers/kafka-jars.lock
 

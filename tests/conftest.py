@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +26,7 @@ from seekpoint.testing.servers.postgres import PostgresServer, start_postgres
 from seekpoint.worker.worker import Worker
 from support.events import Run
 
-pytest_plugins = ["seekpoint.testing.pytest"]
+pytest_plugins = ["seekpoint.testing.pytest", "support.fixtures"]
 
 # No example fails for the time that it took: the machine does other things too.
 settings.register_profile(
@@ -33,15 +35,21 @@ settings.register_profile(
 settings.load_profile("unhurried")
 
 
+TESTS = Path(__file__).parent
+
+
 def pytest_configure() -> None:
-    """Processes of tests are stopped by SIGINT, too: whoever runs the suite in a shell's background has it ignored."""
+    """Processes that tests start find what is imported here, and are stopped by SIGINT, which a shell may ignore."""
+    given = os.environ.get("PYTHONPATH")
+    folders = [str(TESTS), str(TESTS.parent / "examples"), *([given] if given else [])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(folders)
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Under ``--dist loadgroup`` one worker runs all tests of ``tests/spark``, which share a session of some seconds.
+    """Under ``--dist loadgroup`` one worker runs all tests of ``tests/jobs/spark``: they share a Spark session.
 
     Marks of the kind ``xdist_group`` would say the same, but xdist 3.8 writes them where pytest 9 no longer looks.
     """
@@ -49,7 +57,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Together(LoadGroupScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            return "spark" if nodeid.startswith("tests/spark/") else nodeid
+            return "spark" if nodeid.startswith("tests/jobs/spark/") else nodeid
 
     return Together(config, log) if config.getvalue("dist") == "loadgroup" else None
 

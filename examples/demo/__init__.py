@@ -1,4 +1,4 @@
-"""``seekpoint demo``: a real topic into a real table, with workers killed and frozen on the way, and the proof.
+"""``make demo``: a real topic into a real table, with workers killed and frozen on the way, and the proof.
 
 - :mod:`~demo.flights`: the data, the table and the pipeline.
 - :mod:`~demo.member`: the program that each worker process runs.

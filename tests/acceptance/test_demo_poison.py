@@ -1,4 +1,4 @@
-"""``seekpoint demo-poison`` with fewer records: every kind of damage, the proof, and that the proof can fail.
+"""``make demo-poison`` with fewer records: every kind of damage, the proof, and that the proof can fail.
 
 All of it: ``make demo-poison``.
 """
@@ -22,13 +22,13 @@ from rich.console import Console
 from sqlalchemy import Engine, create_engine, text
 from typer.testing import CliRunner
 
+from demo.cli import app
 from demo.flights import Flight, read_flights
 from demo.poison import show
 from demo.poison.handling import Notice, mended
 from demo.poison.kinds import ID, KILLERS, KINDS, break_some, choose, tail
 from demo.poison.report import Report
 from demo.poison.show import SMALLEST, Stage
-from seekpoint.cli.app import app
 from seekpoint.codecs import Json
 from seekpoint.errors import ConfigError
 from seekpoint.records import Record
@@ -36,7 +36,7 @@ from seekpoint.testing.servers.pair import start_pair
 from seekpoint.testing.servers.process import Folder
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMAND = [sys.executable, "-m", "seekpoint.cli.main", "demo-poison", "--records", str(SMALLEST)]
+COMMAND = [sys.executable, "-m", "demo", "demo-poison", "--records", str(SMALLEST)]
 KEYS = [
     *("records", "applied", "parked", "skipped", "lost", "twice", "killers_parked", "replayed", "seconds"),
     *("rate_clean", "rate_poisoned"),
@@ -239,7 +239,7 @@ def test_a_worker_that_parks_nothing_fails_the_demo(tmp_path: Path) -> None:
     done = subprocess.run(
         COMMAND,
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path / "src")},
+        env={**os.environ, "PYTHONPATH": f"{tmp_path / 'src'}:{ROOT / 'examples'}"},
         capture_output=True,
         text=True,
         check=False,

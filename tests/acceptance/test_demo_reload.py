@@ -1,4 +1,4 @@
-"""``seekpoint demo-reload`` with fewer records: every strategy, the proof, and that the proof can fail.
+"""``make demo-reload`` with fewer records: every strategy, the proof, and that the proof can fail.
 
 All of it: ``make demo-reload``.
 """
@@ -26,7 +26,7 @@ from seekpoint.jobs.reload import cutover
 from seekpoint.testing.servers.pair import start_pair
 from seekpoint.testing.servers.process import Folder
 
-COMMAND = [sys.executable, "-m", "seekpoint.cli.main", "demo-reload", "--records", str(SMALLEST), "--json"]
+COMMAND = [sys.executable, "-m", "demo", "demo-reload", "--records", str(SMALLEST), "--json"]
 
 pytestmark = [
     pytest.mark.usefixtures("seekpoint_dsn", "seekpoint_broker"),  # skipped or failed where no server can be started

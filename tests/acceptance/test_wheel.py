@@ -58,7 +58,11 @@ def test_the_wheel_carries_migrations_types_and_the_jars_lock(wheel: Path) -> No
     scripts = {f"seekpoint/migrations/{path.relative_to(ROOT / 'migrations')}" for path in migrations()}
     assert scripts
     assert scripts <= carried
-    assert {"seekpoint/py.typed", "testing/servers/kafka-jars.lock", "testing/servers/reaper.py"} <= carried
+    assert {
+        "seekpoint/py.typed",
+        "seekpoint/testing/servers/kafka-jars.lock",
+        "seekpoint/testing/servers/reaper.py",
+    } <= carried
     assert not [name for name in carried if not name.startswith(("seekpoint/", "seekpoint-"))]
 
 

@@ -53,6 +53,12 @@ def ticked(text: str) -> set[str]:
     return {word for code in re.findall(r"`([^`]+)`", text) for word in re.findall(r"\w+", code)}
 
 
+def face_of(made: Any) -> str:
+    """The package that offers it to users."""
+    (face,) = (one.__name__ for one in (reload, export, batch, spark) if getattr(one, made.__name__, None) is made)
+    return face
+
+
 def rows(text: str) -> dict[str, list[str]]:
     """The rows of the text's tables, by what stands in backticks in their first cell."""
     found = {}
@@ -152,7 +158,7 @@ def test_every_name_of_a_job_is_in_the_reference(module: Any) -> None:
     ids=lambda made: f"{made.__module__}.{made.__name__}",
 )
 def test_every_parameter_of_a_job_is_in_the_reference(made: Any) -> None:
-    shown = section(JOBS, ".".join(made.__module__.split(".")[:2]))
+    shown = section(JOBS, face_of(made))
     given = re.search(rf"`{made.__name__}\(((?:[^()]|\([^()]*\))*)\)`", shown)
     assert given is not None
     names = [part.split("=")[0].strip() for part in re.sub(r"\([^()]*\)", "", given[1]).split(",")]
@@ -166,7 +172,7 @@ def test_every_parameter_of_a_job_is_in_the_reference(made: Any) -> None:
 def test_every_method_of_a_job_is_in_the_reference(made: type) -> None:
     inner = {"storage", "ledger"} if made is export.Archive else set()
     public = {name for name, value in vars(made).items() if not name.startswith("_") and not inspect.isclass(value)}
-    assert public - inner <= ticked(section(JOBS, ".".join(made.__module__.split(".")[:2])))
+    assert public - inner <= ticked(section(JOBS, face_of(made)))
 
 
 def test_every_limit_is_in_the_reference_with_its_default() -> None:
@@ -201,7 +207,7 @@ def test_every_environment_variable_is_in_the_reference() -> None:
 def test_every_module_has_its_sentence() -> None:
     package = ROOT / "src" / "seekpoint"
     modules = {path.stem for path in package.iterdir() if _is_module(path)}
-    shown = rows(section(named("docs/internals/architecture.md"), "The house"))
+    shown = rows(section(named("docs/internals/architecture.md"), "The packages"))
     assert set(shown) == modules
 
 

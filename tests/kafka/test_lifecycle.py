@@ -22,7 +22,7 @@ from seekpoint.kafka.config import make_consumer
 from seekpoint.kafka.identity import Identity
 from seekpoint.testing.servers.kafka import KafkaServer
 from seekpoint.testing.servers.postgres import PostgresServer
-from seekpoint.worker import loop as loop
+from seekpoint.worker import loop
 from support.events import Gate, Recorder
 from support.kafka_postgres import PROTOCOLS, QUICK, Scene
 

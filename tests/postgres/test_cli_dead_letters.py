@@ -407,7 +407,8 @@ def test_status_says_so_of_a_real_stop(terminal: Terminal) -> None:
     terminal.depot.process(orders(b"a", b"b", b"c", b"bad"), on_poison="stop")
     (said,) = terminal.run("status", "g", exits=1).stdout.splitlines()[3:]
     assert said.startswith(
-        "orders/0 has stopped in front of offset 3: ValueError: b'bad' is not to be taken (at support/dead_letter_group.py:"
+        "orders/0 has stopped in front of offset 3: ValueError: b'bad' is not to be taken "
+        "(at support/dead_letter_group.py:"
     )
     assert "); tried 1 of" in said
     assert said.endswith(f"{MEND}'poison', reason=...)")

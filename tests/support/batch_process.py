@@ -45,7 +45,7 @@ class Batcher(Apart):
             "topic": shop.topic,
             **options,
         }
-        super().__init__("batcher", what)
+        super().__init__("support.batch_process", what)
 
 
 def main(what: dict[str, Any]) -> None:

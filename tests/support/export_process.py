@@ -32,7 +32,7 @@ class Exporter(Apart):
             "at": at,
             "options": options,
         }
-        super().__init__("exporter", what)
+        super().__init__("support.export_process", what)
 
     def kill_at_its_place(self) -> None:
         """SIGKILL, where it stands: nobody is told."""

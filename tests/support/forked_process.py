@@ -23,7 +23,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-SCRIPTS = ("member", "reloader", "batcher", "exporter", "commands")
+SCRIPTS = (
+    "support.worker_process",
+    "support.reload_process",
+    "support.batch_process",
+    "support.export_process",
+    "support.cli_process",
+)
 _SIZE = 1 << 20
 
 
@@ -43,7 +49,7 @@ class _Forker:
 
     def _begin(self) -> socket.socket:
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        tests = str(Path(__file__).parent)
+        tests = str(Path(__file__).parents[1])
         # What is in PYTHONPATH already is kept: the mutants' broken package comes before the installed one.
         path = os.pathsep.join([tests, *filter(None, [os.environ.get("PYTHONPATH")])])
         with its:

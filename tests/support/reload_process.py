@@ -34,7 +34,7 @@ class Reloader(Apart):
             "run": str(run),
             **options,
         }
-        super().__init__("reloader", what)
+        super().__init__("support.reload_process", what)
 
 
 def bookkeeping(what: dict[str, Any]) -> Pipeline:

@@ -38,7 +38,7 @@ class Member:
     def __init__(self, **what: Any) -> None:
         self.said: list[Said] = []
         self._news = threading.Condition()
-        self._process = Forked("member", what)
+        self._process = Forked("support.worker_process", what)
         self._errors = ""
         self._readers = [threading.Thread(target=self._read), threading.Thread(target=self._read_errors)]
         for reader in self._readers:

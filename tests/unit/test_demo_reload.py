@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
+from demo.cli import app
 from demo.crew import DemoFailed
 from demo.flights import RECORDS, read_flights
 from demo.reload import show
@@ -22,7 +23,6 @@ from demo.reload.judge import expected
 from demo.reload.load import Load, later
 from demo.reload.reader import complaint
 from demo.reload.report import Reloaded, Report
-from seekpoint.cli.app import app
 from seekpoint.errors import ConfigError
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.worker.target import load

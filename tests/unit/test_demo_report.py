@@ -13,10 +13,10 @@ import pytest
 from typer.testing import CliRunner
 
 from demo import show
+from demo.cli import app
 from demo.faults import KILLS, ZOMBIES, Outcome
 from demo.flights import RECORDS, Flight, read_flights, table
 from demo.report import Comparison, Report, count_differences
-from seekpoint.cli.app import app
 
 KEYS = [
     *("records_in", "rows_out", "lost", "twice", "transactions", "kills", "kills_in_transaction", "fenced"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import time
@@ -9,8 +10,7 @@ from typing import Any
 
 import psycopg
 
-from kafka import KafkaConsumer  # type: ignore[import-not-found]  # only in this script's own environment
-
+KafkaConsumer: Any = importlib.import_module("kafka").KafkaConsumer  # only in this script's own environment
 JOB: dict[str, Any] = json.loads(os.environ["JOB"])
 
 

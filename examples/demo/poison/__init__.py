@@ -1,4 +1,4 @@
-"""``seekpoint demo-poison``: the same flights, about one in a thousand broken, and nothing lost for it.
+"""``make demo-poison``: the same flights, about one in a thousand broken, and nothing lost for it.
 
 Two workers apply them with a handler that has bugs: some records are refused, some fail for a while, two kill their
 process. What was set aside is replayed in the end with the handler mended, and every record is looked for.

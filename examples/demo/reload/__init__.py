@@ -1,4 +1,4 @@
-"""``seekpoint demo-reload``: the table of flights, rebuilt three times by other code while nothing stands still.
+"""``make demo-reload``: the table of flights, rebuilt three times by other code while nothing stands still.
 
 Two workers apply flights, and flights go on being produced. A reader asks all the time whether every row is of the one
 version that the ledger names, and whether the rows are those of its offsets. Each reload publishes in another way, and

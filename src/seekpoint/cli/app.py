@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from demo import cli as demo
 from seekpoint.cli import batch, db, dead_letters, dev, export, reload, run, status, verify
 from seekpoint.cli import errors as explain
 from seekpoint.cli import explain as declared
@@ -29,9 +28,6 @@ app.command("verify", no_args_is_help=True)(verify.verify)
 app.command("batch", no_args_is_help=True)(batch.batch)
 app.command("export", no_args_is_help=True)(export.export)
 app.command("explain", no_args_is_help=True)(declared.explain)
-app.command("demo")(demo.demo)
-app.command("demo-poison")(demo.demo_poison)
-app.command("demo-reload")(demo.demo_reload)
 app.add_typer(dev.app, name="dev")
 
 

@@ -1,4 +1,4 @@
-"""``python tests/chaos/reload/reloads.py --rounds 20 --seed 7``: reloads under live load and kills, and an account of it."""
+"""``python tests/chaos/reload/reloads.py --rounds 20 --seed 7``: reloads under load and kills."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__":  # run by path: the packages are in the folder above
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from chaos.reload.report import besiege
 from chaos.reload.run_reloads import STAGERS

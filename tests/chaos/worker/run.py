@@ -16,7 +16,7 @@ from time import monotonic
 import psycopg
 
 if __name__ == "__main__":  # run by path: the package is the folder around this file
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from chaos.worker import blows, failing, upheavals
 from chaos.worker.arena import Arena

@@ -17,7 +17,7 @@ from seekpoint.testing.servers.process import ServerFailed
 from seekpoint.testing.servers.spark import start_spark
 from support.reload_orders import Shop, of
 
-TESTS = Path(__file__).parent.parent
+TESTS = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ ROW_WAIT = 0.3  # seconds for a live row that another session has locked: all wo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """The bounds of one cut-over; see :class:`seekpoint.jobs.reload.Reload`. Raises ConfigError for what is no bound."""
+    """The bounds of one cut-over; see :class:`seekpoint.jobs.reload.Reload`. Raises ConfigError for an invalid one."""
 
     max_wait: float = MAX_WAIT
     max_deletes: float = MAX_DELETES

@@ -50,7 +50,7 @@ def start_pair(
     """Start both servers, and return them when both serve; if one fails, the other is removed.
 
     ``own``, ``settings`` (Postgres') and ``properties`` (Kafka's) are those of
-    :func:`seekpoint.testing.servers.postgres.start_postgres` and :func:`seekpoint.testing.servers.kafka.start_kafka`, and so are the errors.
+    :func:`.start_postgres` and :func:`.start_kafka`, and so are the errors.
     """
     with ThreadPoolExecutor(max_workers=2) as pool:
         broker = pool.submit(start_kafka, own=own, properties=properties, progress=progress)

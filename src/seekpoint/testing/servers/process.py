@@ -30,7 +30,7 @@ class ServerFailed(ConfigError):  # noqa: N818 -- named after what happened, lik
 
 
 class _Keeper:
-    """The other process (see :mod:`seekpoint.testing.servers.reaper`): one for this process, started when first needed."""
+    """The other process (see :mod:`.reaper`): one for this process, started when first needed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -176,8 +176,8 @@ def _groups(tx: Tx, path: Path) -> Sequence[str]:
 def _hold(tx: Tx, path: Path) -> None:
     """Wait until no worker is writing the table, and keep them from it: then its lock is only readers' to give.
 
-    In the order of everybody who takes these locks (see :mod:`seekpoint.jobs.reload.cutover`). The wait for the workers is
-    as long as their batches are. The wait for the table is short from here on: whoever comes to read waits behind us.
+    In the order of everybody who takes these locks (see :mod:`seekpoint.jobs.reload.cutover`). The wait for the workers
+    is as long as their batches are. The wait for the table is short from here on: new readers wait until it is over.
     """
     groups = _groups(tx, path)
     for group in groups:

@@ -191,10 +191,10 @@ def main(arguments: list[str]) -> None:
     """List what is left, or write the counts."""
     if arguments == ["--lower"]:
         now, before = counted(), allowed()
-        risen = {name: count for name, count in now.items() if count > before.get(name, 0)}
-        if risen and before:
-            raise SystemExit(f"these have risen, look at them first (python tests/words.py WORD): {risen}")
-        COUNTS.write_text(json.dumps(now, indent=1) + "\n", encoding="utf-8")
+        least = {name: min(count, before.get(name, 0)) for name, count in now.items()} if before else now
+        COUNTS.write_text(json.dumps({name: n for name, n in least.items() if n}, indent=1) + "\n", encoding="utf-8")
+        if risen := [name for name, count in now.items() if count > least[name]]:
+            raise SystemExit(f"used more often than before, look at these first (python tests/words.py WORD): {risen}")
     elif arguments:
         for word, file, line in findings():
             if word.name in arguments:

@@ -75,8 +75,7 @@ def all_printed() -> dict[str, str]:
     """Each text, and the file that has it."""
     found = {}
     for path in sorted((ROOT / "src").rglob("*.py")):
-        if "demo" not in path.parts:
-            found.update({text: str(path.relative_to(ROOT)) for text in printed(read(path))})
+        found.update({text: str(path.relative_to(ROOT)) for text in printed(read(path))})
     return found
 
 

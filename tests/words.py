@@ -1,15 +1,14 @@
 """Words that the glossary has a term for, found in pages, docstrings, comments, messages, help and names of tests.
 
 ``python tests/words.py`` lists how often each is left, ``python tests/words.py WORD ..`` where. The words are in
-``tests/docs/words.toml``, the counts, which may only fall, in ``tests/docs/word_counts.json``: ``--lower`` writes them.
-On a conflict there, take the upstream's (in a rebase: ``git checkout --ours``), then ``--lower``.
+``tests/docs/words.toml``, the counts, which may only fall, in ``tests/docs/word_counts.txt``: ``--lower`` writes them.
+Git keeps the lines of both sides of a merge (``.gitattributes``), of which the lower one counts.
 """
 
 from __future__ import annotations
 
 import ast
 import io
-import json
 import re
 import sys
 import tokenize
@@ -23,7 +22,7 @@ from typing import NamedTuple
 from support.docs_pages import PAGES, ROOT, name_of, read
 
 WORDS = ROOT / "tests" / "docs" / "words.toml"
-COUNTS = ROOT / "tests" / "docs" / "word_counts.json"
+COUNTS = ROOT / "tests" / "docs" / "word_counts.txt"
 SOURCES = ("src", "migrations", "examples", "benchmarks", "tests")
 NO_MESSAGES = ("benchmarks/", "tests/")  # their strings are data, and code in text
 _CODE = re.compile(r"```.*?^```$|<!--.*?-->|``[^`]+``|`[^`]+`", re.MULTILINE | re.DOTALL)
@@ -184,17 +183,27 @@ def counted() -> dict[str, int]:
 
 def allowed() -> dict[str, int]:
     """How often each may be, at most."""
-    return dict(json.loads(COUNTS.read_text(encoding="utf-8"))) if COUNTS.exists() else {}
+    counts: dict[str, int] = {}
+    for line in COUNTS.read_text(encoding="utf-8").splitlines():
+        count, name = line.split(maxsplit=1)
+        counts[name] = min(int(count), counts.get(name, int(count)))
+    return counts
+
+
+def lower() -> list[str]:
+    """Write the counts that have fallen; returns the words that are used more often than before."""
+    now, before = counted(), allowed()
+    least = {name: min(count, before.get(name, 0)) for name, count in now.items()}
+    lines = [f"{count:5} {name}\n" for name, count in least.items() if count]
+    COUNTS.write_text("".join(lines), encoding="utf-8")
+    return [name for name, count in now.items() if count > least[name]]
 
 
 def main(arguments: list[str]) -> None:
     """List what is left, or write the counts."""
     if arguments == ["--lower"]:
-        now, before = counted(), allowed()
-        least = {name: min(count, before.get(name, 0)) for name, count in now.items()} if before else now
-        COUNTS.write_text(json.dumps({name: n for name, n in least.items() if n}, indent=1) + "\n", encoding="utf-8")
-        if risen := [name for name, count in now.items() if count > least[name]]:
-            raise SystemExit(f"used more often than before, look at these first (python tests/words.py WORD): {risen}")
+        if risen := lower():
+            raise SystemExit(f"used more often than before, look at them (python tests/words.py WORD): {risen}")
     elif arguments:
         for word, file, line in findings():
             if word.name in arguments:

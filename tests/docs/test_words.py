@@ -115,7 +115,7 @@ def test_a_name_that_the_package_has_may_be_used() -> None:
 
 def test_the_counts_name_words_that_exist() -> None:
     assert set(allowed()) <= {word.name for word in words.words()}, "run `.venv/bin/python tests/words.py --lower`"
-    assert name_of(words.COUNTS) == "tests/docs/word_counts.json"
+    assert name_of(words.COUNTS) == "tests/docs/word_counts.txt"
 
 
 def _word(name: str) -> Word:

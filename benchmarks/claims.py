@@ -1,10 +1,10 @@
-"""What claiming costs, and what one commit's hold and advance cost, against how many partitions are placed and moved.
+"""What claiming costs, and what one commit's hold and advance cost, against how many partitions are active and moved.
 
 python benchmarks/claims.py [--partitions N] [--rounds N] [--quick]
 
 Needs only Postgres. A claim of all partitions at once, by two owners in turn (what a rebalance does): the whole of
 ``Ledger.claim``, and the one statement of it that claims, as the server measures it. And transactions that hold all
-placed partitions and move some, with nothing else in them. Each on a ledger that was never analyzed, as a new one is,
+active partitions and move some, with nothing else in them. Each on a ledger that was never analyzed, as a new one is,
 and on an analyzed one; autovacuum is off meanwhile, so that it stays so. Where a plan reads the ledger from end to end
 the row says so: it should be none but over a few rows. The positions are checked at the end: where the moves end.
 """
@@ -141,20 +141,20 @@ def claims(stage: Stage, partitions: int, rounds: int) -> None:
         )
 
 
-def commits(stage: Stage, placed: int, sizes: list[int], rounds: int) -> None:
+def commits(stage: Stage, active: int, sizes: list[int], rounds: int) -> None:
     """Transactions of hold and advance alone."""
     for analyzed, shown in ANALYZED.items():
         for touched in sizes:
-            with ledger(stage, analyzed=analyzed, partitions=placed) as (engine, name):
-                _commits(Ledger(engine, "bench", schema=name), shown, placed, touched, rounds)
+            with ledger(stage, analyzed=analyzed, partitions=active) as (engine, name):
+                _commits(Ledger(engine, "bench", schema=name), shown, active, touched, rounds)
 
 
-def _commits(at: Ledger, shown: str, placed: int, touched: int, rounds: int) -> None:
-    session, held = Session(at.engine), {c.partition: c for c in _claim(at, placed)}
+def _commits(at: Ledger, shown: str, active: int, touched: int, rounds: int) -> None:
+    session, held = Session(at.engine), {c.partition: c for c in _claim(at, active)}
     seconds: dict[str, list[float]] = {"hold": [], "advance": [], "commit": [], "whole": []}
     warm = 10  # the driver prepares a statement at its fifth use
     for n in range(rounds + warm):
-        moving = [held[Partition(TOPIC, (n + k * (placed // touched)) % placed)] for k in range(touched)]
+        moving = [held[Partition(TOPIC, (n + k * (active // touched)) % active)] for k in range(touched)]
         began = perf_counter()
         with session.transaction() as tx:
             transaction = at.hold(tx, [Expected(c, c.next_offset) for c in held.values()])
@@ -174,8 +174,8 @@ def _commits(at: Ledger, shown: str, placed: int, touched: int, rounds: int) -> 
     _, running, reads_all = _explain_hold(at, held)
     say(
         "hold and advance",
-        f"{placed} placed, {touched} moved, {shown}",
-        placed=placed,
+        f"{active} active, {touched} moved, {shown}",
+        active=active,
         moved=touched,
         commits=rounds,
         hold_p50_ms=median_ms(seconds["hold"]),
@@ -206,8 +206,8 @@ def main() -> int:
     sizes = [size for size in (1, 6, 100, 1000) if size <= partitions]
     with servers(kafka=False) as stage:
         claims(stage, partitions, rounds)
-        for placed in sizes:
-            commits(stage, placed, [size for size in sizes if size <= placed], rounds * 10)
+        for active in sizes:
+            commits(stage, active, [size for size in sizes if size <= active], rounds * 10)
     return 0
 
 

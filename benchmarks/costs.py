@@ -93,7 +93,7 @@ def statements(connection: Connection, meter: Meter) -> None:
     run(f"CREATE TABLE {BUILT} (LIKE {STAGED})")
     with meter("consolidate: INSERT .. SELECT"):
         run(f"INSERT INTO {BUILT} ({columns}) SELECT {columns} FROM {STAGED}")
-    with meter("primary key, behind"):
+    with meter("primary key, afterwards"):
         run(f"ALTER TABLE {BUILT} ADD PRIMARY KEY (id)")
     with meter("ANALYZE"):
         run(f"ANALYZE {BUILT}")

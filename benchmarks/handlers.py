@@ -1,4 +1,4 @@
-"""What each style of handler costs, with its statements sent ahead and with each awaited.
+"""What each style of handler costs, with its statements pipelined and with each awaited.
 
 python benchmarks/handlers.py [--quick]
 
@@ -115,7 +115,7 @@ def main() -> None:
     seconds = in_turn(subjects, rounds, calls)
     used = cpu() - used
     for mode, found in seconds.items():
-        awaited = seconds.get(mode.replace("sent ahead", "awaited"), found)
+        awaited = seconds.get(mode.replace("pipelined", "awaited"), found)
         row = {
             "subject": "handlers",
             "mode": mode,
@@ -131,7 +131,7 @@ def main() -> None:
 
 
 def _mode(style: str, ahead: bool) -> str:
-    return f"{style}, {'sent ahead' if ahead else 'awaited'}"
+    return f"{style}, {'pipelined' if ahead else 'awaited'}"
 
 
 if __name__ == "__main__":

@@ -128,7 +128,7 @@ def test_a_replay_does_not_wait_for_ever(beside: Beside, elsewhere: ThreadPoolEx
 OPERATOR = """
 import json, sys, threading
 from sqlalchemy import create_engine
-from depot import Depot
+from support.dead_letter_group import Depot
 from seekpoint.ledger.dead_letters import DeadLetters
 
 what = json.loads(sys.argv[1])

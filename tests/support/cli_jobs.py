@@ -21,7 +21,7 @@ from support.reload_orders import Shop, gone, of
 
 MODULE = """\
 from seekpoint import Worker
-from shop import pipeline
+from support.reload_orders import pipeline
 
 old = pipeline("{group}", "{topic}", "{schema}")
 mended = pipeline("{group}", "{topic}", "{schema}", version=2)

@@ -80,7 +80,7 @@ def pipeline(
 # The pipeline in version 2, as a module that other processes import by name. ``first`` is there to be replaced.
 PLAIN = """
 from seekpoint import Json, Pipeline, Upsert
-from shop import Order, OrderKey
+from support.reload_orders import Order, OrderKey
 
 def first(record):
     pass

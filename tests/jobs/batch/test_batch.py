@@ -45,11 +45,11 @@ def test_a_function_that_makes_the_pipeline_is_called_once(monkeypatch: pytest.M
         made.append(Pipeline("g", topics="t", value=Json(dict), sinks=[Upsert("t", key=["id"])]))
         return made[-1]
 
-    monkeypatch.setattr("shop.make", make, raising=False)
-    one = BatchJob("shop:make", "postgresql://u@h/db", {})
+    monkeypatch.setattr("support.reload_orders.make", make, raising=False)
+    one = BatchJob("support.reload_orders:make", "postgresql://u@h/db", {})
     assert made == [one.pipeline]
     assert one.source.pipeline is one.pipeline
-    assert one.source.name == "shop:make"
+    assert one.source.name == "support.reload_orders:make"
 
 
 def test_nothing_new_touches_nothing(shop: Shop) -> None:

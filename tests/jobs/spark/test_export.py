@@ -75,7 +75,10 @@ def test_a_reloads_tasks_chain_the_archive_with_the_log(
     archive = vault.archive
     Export(shop.engine, vault.kafka, archive, shop.group, range_records=50).run()
     vault.trim(shop.topic, 100)
-    made = f"from shop import pipeline\norders = pipeline({shop.group!r}, {shop.topic!r}, {shop.schema!r}, version=2)\n"
+    made = (
+        "from support.reload_orders import pipeline\n"
+        f"orders = pipeline({shop.group!r}, {shop.topic!r}, {shop.schema!r}, version=2)\n"
+    )
     stager = SparkStager(spark, vault.kafka, database=DATABASE, schema=shop.schema, smallest=1)
     reload = Reload(
         [f"{module(made)}:orders"],

@@ -76,10 +76,10 @@ def commands(text: str) -> list[Command]:
 
 
 def printed(said: str, lines: list[str]) -> bool:
-    """Whether the lines are in what was said, in their order."""
-    wanted = [re.escape(line).replace("…", ".*") for line in lines]
-    found = iter(said.splitlines())
-    return all(any(re.fullmatch(one, line.rstrip()) for line in found) for one in wanted)
+    """Whether the lines are in what was said, in their order; the widths of spaces do not count."""
+    wanted = [".*".join(map(re.escape, " ".join(line.split()).split("…"))) for line in lines]
+    found = iter(" ".join(line.split()) for line in said.splitlines())
+    return all(any(re.fullmatch(one, line) for line in found) for one in wanted)
 
 
 class Terminal:

@@ -12,12 +12,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 from rich.console import Console
-from sqlalchemy import create_engine, text
+from sqlalchemy import Engine, create_engine, text
 
 from demo.flights import read_flights
-from demo.reload.handling import VERSIONS
+from demo.reload.handling import VERSIONS, table
 from demo.reload.judge import compare
 from demo.reload.reader import POLL, complaint
 from demo.reload.show import RELOADS, SMALLEST, Stage
@@ -120,10 +121,14 @@ def test_whatever_is_torn_or_differs_is_found(monkeypatch: pytest.MonkeyPatch) -
     assert any(" rows are not of version 2" in complaint for complaint in complaints), complaints
 
 
-def test_the_reader_computes_what_the_code_does() -> None:
+def test_the_reader_computes_what_the_code_does(seekpoint_engine: Engine, seekpoint_schema: str) -> None:
     """Both say what a flight costs, each in its own language."""
     flights = list(read_flights(SMALLEST))
-    with performing() as stage, stage.engine.connect() as connection:
+    rows = [msgspec.structs.asdict(flight) | {"cents": 0, "topic_offset": flight.id} for flight in flights]
+    with seekpoint_engine.connect() as connection:
+        connection.execute(text(f"SET search_path TO {seekpoint_schema}"))
+        table.create(connection)
+        connection.execute(table.insert(), rows)
         for number, version in VERSIONS.items():
-            rows = connection.execute(text(f"SELECT id, {version.sql} AS cents FROM flights")).all()
-            assert {row.id: row.cents for row in rows} == {each.id: version.cents(each) for each in flights}, number
+            computed = connection.execute(text(f"SELECT id, {version.sql} AS cents FROM flights")).all()
+            assert {row.id: row.cents for row in computed} == {each.id: version.cents(each) for each in flights}, number

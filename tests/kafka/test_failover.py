@@ -11,6 +11,8 @@ from seekpoint import events
 from support.kafka_postgres import Scene
 from support.manual_worker import actions
 
+pytestmark = pytest.mark.usefixtures("short_backoff")
+
 
 def image(tx: Connection, scene: Scene) -> dict[str, list[Any]]:
     """What a standby had at this moment."""

@@ -25,6 +25,8 @@ from seekpoint.worker.assignment import claiming as claims
 from support.events import Gate, Run
 from support.kafka_postgres import QUICK, Scene, Way
 
+pytestmark = pytest.mark.usefixtures("short_backoff")
+
 Protocol = Mapping[str, Any]
 SceneOn = Callable[..., Scene]
 

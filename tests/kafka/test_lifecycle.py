@@ -26,6 +26,8 @@ from seekpoint.worker import loop
 from support.events import Gate, Recorder
 from support.kafka_postgres import PROTOCOLS, QUICK, Scene
 
+pytestmark = pytest.mark.usefixtures("short_backoff")
+
 
 def nothing(tx: Connection, batch: Batch[str, Any]) -> None:
     """A handler that writes nothing."""
@@ -213,7 +215,7 @@ def test_what_is_wrong_for_good_is_not_waited_for(  # noqa: PLR0917 -- fixtures
 def test_a_start_waits_as_long_as_it_may_and_then_says_what_is_away(scene: Scene, away: str) -> None:
     kafka = {"bootstrap.servers": NOBODY if away == "brokers" else scene.broker, **QUICK}
     url = scene.engine.url.set(host="127.0.0.1", port=1) if away == "database" else scene.engine.url
-    limits, seen = Limits(start_wait=5, kafka_timeout=0.5), Recorder()
+    limits, seen = Limits(start_wait=2, kafka_timeout=0.5), Recorder()
     worker = Worker(
         scene.pipeline(scene.topic()), engine=url, kafka=kafka, schema=scene.schema, limits=limits, observe=[seen]
     )
@@ -223,8 +225,8 @@ def test_a_start_waits_as_long_as_it_may_and_then_says_what_is_away(scene: Scene
     trouble = events.KafkaTrouble if away == "brokers" else events.DatabaseTrouble
     assert len(seen.all(trouble)) >= 2
     (delayed,) = seen.all(events.StartDelayed)
-    assert str(delayed).endswith("waiting for it, 5 s at most")
-    assert delayed.limit == 5
+    assert str(delayed).endswith("waiting for it, 2 s at most")
+    assert delayed.limit == 2
     assert delayed.reason
     assert all(each.wait > 0 for each in seen.all(trouble)[:-1])  # type: ignore[attr-defined]
 

@@ -15,6 +15,8 @@ from support.kafka_postgres import Scene
 from support.ledger_desk import scalar, until, wait_until_blocked
 from support.proxy import PostgresProxy
 
+pytestmark = pytest.mark.usefixtures("short_backoff")
+
 
 @pytest.fixture
 def proxy(seekpoint_dsn: str) -> Iterator[PostgresProxy]:

@@ -24,6 +24,8 @@ from support.events import Gate, Run
 from support.kafka_postgres import PROTOCOLS, QUICK, Scene, Way
 from support.proxy import PostgresProxy, When
 
+pytestmark = pytest.mark.usefixtures("short_backoff")
+
 Protocol = Mapping[str, Any]
 SceneOn = Callable[..., Scene]
 

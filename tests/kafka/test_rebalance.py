@@ -17,6 +17,8 @@ from seekpoint import Batch, Limits, events
 from support.events import Gate, Run
 from support.kafka_postgres import Scene
 
+pytestmark = pytest.mark.usefixtures("short_backoff")
+
 PARTITIONS = 4
 
 Protocol = Mapping[str, Any]

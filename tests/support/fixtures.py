@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import Engine, create_engine
 
 from seekpoint import schema
+from seekpoint.pipeline.policy import Backoff
 from seekpoint.testing.servers.kafka import KafkaServer
 from seekpoint.testing.servers.postgres import PostgresServer
 from support.cli_jobs import FIRST, Terminal
@@ -35,6 +36,12 @@ def way(request: pytest.FixtureRequest) -> Way:
         return {"kafka": PROTOCOLS[request.param]}
 
     return options
+
+
+@pytest.fixture
+def short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers of this process wait a tenth of the usual time for servers that do not answer; the waits still grow."""
+    monkeypatch.setattr(Backoff.__init__, "__defaults__", (0.1, 3.0))
 
 
 @pytest.fixture

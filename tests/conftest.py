@@ -12,12 +12,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
-from confluent_kafka import KafkaError, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from hypothesis import HealthCheck, settings
-from sqlalchemy import Engine
+from psycopg.sql import SQL, Identifier
+from sqlalchemy import Engine, make_url
 
 from seekpoint.events import Observer
 from seekpoint.pipeline.pipeline import Pipeline
@@ -178,18 +180,58 @@ def produce(request: pytest.FixtureRequest) -> Callable[..., list[tuple[int, int
     return send
 
 
-@pytest.fixture
-def own_postgres() -> Iterator[PostgresServer]:
-    """A Postgres that this test may stop, kill, freeze and start again."""
-    with start_postgres(own=True) as server:
-        yield server
+@pytest.fixture(scope="session")
+def idle_postgres() -> Iterator[list[PostgresServer]]:
+    """Servers that tests of this process had to themselves, and left running."""
+    servers: list[PostgresServer] = []
+    yield servers
+    for server in servers:
+        server.close()
 
 
 @pytest.fixture
-def own_kafka() -> Iterator[KafkaServer]:
-    """A broker that this test may stop, kill, freeze and start again."""
-    with start_kafka(own=True) as server:
-        yield server
+def own_postgres(idle_postgres: list[PostgresServer]) -> Iterator[PostgresServer]:
+    """A Postgres that this test may stop, kill, freeze and start again, with a new database.
+
+    If it then answers, other tests get it, too.
+    """
+    server = idle_postgres.pop() if idle_postgres else start_postgres(own=True)
+    name = f"own_{secrets.token_hex(6)}"
+    with psycopg.connect(server.dsn, autocommit=True) as connection:
+        connection.execute(SQL("CREATE DATABASE {}").format(Identifier(name)))
+    url = make_url(server.url).set(database=name)
+    server.url = url.render_as_string(hide_password=False)
+    server.dsn = url.set(drivername="postgresql").render_as_string(hide_password=False)
+    yield server
+    try:
+        psycopg.connect(server.dsn, connect_timeout=5).close()
+    except psycopg.OperationalError:
+        server.close()
+    else:
+        idle_postgres.append(server)
+
+
+@pytest.fixture(scope="session")
+def idle_brokers() -> Iterator[list[KafkaServer]]:
+    """Brokers that tests of this process had to themselves, and left running."""
+    brokers: list[KafkaServer] = []
+    yield brokers
+    for broker in brokers:
+        broker.close()
+
+
+@pytest.fixture
+def own_kafka(idle_brokers: list[KafkaServer]) -> Iterator[KafkaServer]:
+    """A broker that this test may stop, kill, freeze and start again; if it then answers, other tests get it, too."""
+    server = idle_brokers.pop() if idle_brokers else start_kafka(own=True)
+    yield server
+    admin = AdminClient({"bootstrap.servers": server.bootstrap, "log_level": 0})
+    try:
+        admin.list_topics(timeout=5)
+    except KafkaException:
+        server.close()
+    else:
+        idle_brokers.append(server)
 
 
 @pytest.fixture

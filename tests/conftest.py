@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,9 @@ def _test(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def topic(request: pytest.FixtureRequest) -> Iterator[Callable[..., str]]:
+def topic(
+    request: pytest.FixtureRequest, deletions: list[tuple[AdminClient, Future[None]]]
+) -> Iterator[Callable[..., str]]:
     """``topic(partitions=1, name=…, bootstrap=…, config={…})`` creates a topic and returns its name.
 
     By default the name is new and the broker the shared one. It returns when every partition has a leader.
@@ -105,11 +108,26 @@ def topic(request: pytest.FixtureRequest) -> Iterator[Callable[..., str]]:
 
     yield make
     for bootstrap, name in made:
-        try:
-            clients[bootstrap].delete_topics([name])[name].result(30)
-        except Exception as error:
-            if _code(error) != KafkaError.UNKNOWN_TOPIC_OR_PART:  # the test deleted it
-                raise
+        deletions.append((clients[bootstrap], clients[bootstrap].delete_topics([name])[name]))
+    while deletions and deletions[0][1].done():
+        _deleted(deletions.pop(0)[1])
+
+
+@pytest.fixture(scope="session")
+def deletions() -> Iterator[list[tuple[AdminClient, Future[None]]]]:
+    """Topics of earlier tests that are being deleted, each with the client that asked for it; tests do not wait."""
+    unfinished: list[tuple[AdminClient, Future[None]]] = []
+    yield unfinished
+    for _, deletion in unfinished:
+        _deleted(deletion)
+
+
+def _deleted(deletion: Future[None]) -> None:
+    try:
+        deletion.result(30)
+    except Exception as error:
+        if _code(error) != KafkaError.UNKNOWN_TOPIC_OR_PART:  # the test deleted it
+            raise
 
 
 def _code(error: Exception) -> object:

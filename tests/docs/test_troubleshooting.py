@@ -115,6 +115,7 @@ def test_what_is_printed_is_found_in_the_source() -> None:
         "correct bootstrap.servers",
         "it cannot be decoded",
         "it was given up",
+        "check the user and password",
     ):
         assert any(text.strip() in one for one in found), text
     assert any("row security may hide rows" in one for one in found)

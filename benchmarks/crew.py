@@ -102,9 +102,9 @@ class Reporter:
                 told |= {"records": event.records, "seconds": event.seconds}
                 if self._process is not None:
                     told["rss"] = self._process.memory_info().rss
-            case events.Gone() | events.Assigned() | events.Released():
+            case events.Revoked() | events.Assigned() | events.Released():
                 told["partitions"] = [p.number for p in event.partitions]
-            case events.Placed():
+            case events.Activated():
                 told["partitions"] = [event.partition.number]
             case events.Advanced():
                 told["partitions"] = len(event.spans)

@@ -3,7 +3,8 @@
 python benchmarks/handlers.py [--quick]
 
 One transaction of ``RECORDS`` records at a time, through the worker's unit of work without a broker; all styles turn by
-turn in one process. ``to_awaited`` is the same style's speed with ``send_ahead=False``, ``to_append`` that of the sink.
+turn in one process. ``to_awaited`` is the same style's speed with ``pipeline_mode=False``, ``to_append`` that of the
+sink.
 """
 
 from __future__ import annotations
@@ -91,9 +92,9 @@ STYLES = {
 }
 
 
-def handling(group: str, *, handle: Any, send_ahead: bool) -> Pipeline:
+def handling(group: str, *, handle: Any, pipeline_mode: bool) -> Pipeline:
     """One style."""
-    return Pipeline(group, topics=KIND.name, value=Json(KIND.record), handle=handle, send_ahead=send_ahead)
+    return Pipeline(group, topics=KIND.name, value=Json(KIND.record), handle=handle, pipeline_mode=pipeline_mode)
 
 
 def appending(group: str) -> Pipeline:
@@ -110,7 +111,7 @@ def main() -> None:
     subjects: dict[str, Callable[[], Any]] = {"Append": Unit(appending, SIZE)}
     for style, handle in STYLES.items():
         for ahead in (True, False):
-            subjects[_mode(style, ahead)] = Unit(partial(handling, handle=handle, send_ahead=ahead), SIZE)
+            subjects[_mode(style, ahead)] = Unit(partial(handling, handle=handle, pipeline_mode=ahead), SIZE)
     used = cpu()
     seconds = in_turn(subjects, rounds, calls)
     used = cpu() - used

@@ -73,8 +73,8 @@ def run(stage: Stage, rate: int, seconds: float, *, read: bool) -> None:
     records, linger = max(10, round(rate * seconds)), 1 if rate >= 1000 else 0
     order = {"group": f"{topic}", "topic": topic, "sink": "append", "places": True}
     feed = {"topic": topic, "partitions": PARTITIONS, "rate": rate, "run": max(1, rate // 100)}
-    with stage.crew(**order, later=True, now=["Placed"], tell=["Committed"]) as worker:
-        worker.wait_for(lambda told: sum(t["event"] == "Placed" for t in told) == PARTITIONS, "its partitions")
+    with stage.crew(**order, later=True, now=["Activated"], tell=["Committed"]) as worker:
+        worker.wait_for(lambda told: sum(t["event"] == "Activated" for t in told) == PARTITIONS, "its partitions")
         reader = Reader(stage) if read else None
         feeder = stage.crew(**feed, feed=records, producer={"linger.ms": linger})
         feeder.finish()

@@ -30,7 +30,7 @@ PROTOCOLS: dict[str, dict[str, Any]] = {
     "consumer": {"group.protocol": "consumer"},
 }
 CHANGES = ("a worker joins", "a worker leaves", "a worker is killed")
-TELL = ["Started", "Draining", "Gone", "Placed", "Committed"]
+TELL = ["Started", "Draining", "Revoked", "Activated", "Committed"]
 
 
 @dataclass
@@ -122,7 +122,7 @@ def measure(group: Group, change: float, until: float, leaver: Crew | None, foun
 
 def _revoked(member: Crew, partition: int, since: float, until: float) -> float | None:
     """When Kafka took this partition from the member: the last time in the window."""
-    times = [t["at"] for t in member.all("Gone") if partition in t["partitions"] and since <= t["at"] <= until]
+    times = [t["at"] for t in member.all("Revoked") if partition in t["partitions"] and since <= t["at"] <= until]
     return max(times, default=None)
 
 

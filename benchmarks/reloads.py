@@ -22,7 +22,7 @@ import rebuild
 from peers import kinds
 from rebuild import KAFKA, Timed
 from seekpoint.jobs.reload import Generations, LocalStager, Reload
-from seekpoint.jobs.reload.rounds import Rounds
+from seekpoint.jobs.reload.rounds import CatchUp
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from setting import DSN, RECORDS
 from stage import arguments, say
@@ -49,7 +49,7 @@ def drop(engine: Engine) -> None:
     with psycopg.connect(DSN, autocommit=True) as connection:
         found = connection.execute("SELECT relkind FROM pg_class WHERE oid = to_regclass(%s)", [KIND.name]).fetchone()
         if found is not None and found[0] == "v":
-            Generations(engine, schema=DEFAULT_SCHEMA).give_up(f"public.{KIND.name}")
+            Generations(engine, schema=DEFAULT_SCHEMA).disable(f"public.{KIND.name}")
         connection.execute(f"DROP TABLE IF EXISTS {KIND.name}".encode())
 
 
@@ -73,16 +73,16 @@ def reload(engine: Engine, strategy: str, percent: int, *, same_keys: bool = Fal
     fill(percent)
     rebuild.apply_all(engine, KIND)
     if strategy == "generation":
-        Generations(engine, schema=DEFAULT_SCHEMA).adopt(f"public.{KIND.name}")
+        Generations(engine, schema=DEFAULT_SCHEMA).enable(f"public.{KIND.name}")
     sources = Reload([rebuild.pipeline()], engine, KAFKA).sources
     timed = Timed(LocalStager(engine, DEFAULT_SCHEMA, KAFKA, sources))
     job = Reload([rebuild.pipeline()], engine, KAFKA, stager=timed, same_keys=same_keys, max_wait=600.0)
     driver, step = job.open(strategy=strategy, reason="benchmark"), Steps()
     with step("staged_and_indexed"):
         job.stage(driver)
-    with Rounds(driver, job.sources, KAFKA) as rounds:
+    with CatchUp(driver, job.sources, KAFKA) as rounds:
         with step("followed"):
-            job.follow(driver, rounds)
+            job.catch_up(driver, rounds)
         if strategy == "merge":
             with step("compared"):
                 found = job.compare(driver, rounds).tables[0]

@@ -19,7 +19,7 @@ from typing import Any
 from sqlalchemy import Engine, create_engine, text
 
 from seekpoint.sinks import Append, Upsert
-from seekpoint.sinks.upsert.strategy import Road, Roads
+from seekpoint.sinks.upsert.strategy import WriteStrategies, WriteStrategy
 from setting import URL
 
 TABLE = "bench_upsert"
@@ -28,17 +28,17 @@ STORED = 200_000
 ROADS = ("append", "adaptive", "copy", "stage", "unnest")
 
 
-class Forced(Roads):
+class Forced(WriteStrategies):
     """Takes one road, whatever comes."""
 
-    def __init__(self, road: Road) -> None:
+    def __init__(self, road: WriteStrategy) -> None:
         super().__init__()
         self._road = road
 
     def gathers(self, rows: int) -> bool:  # noqa: ARG002 -- as Roads has it
-        return self._road is Road.UNNEST
+        return self._road is WriteStrategy.UNNEST
 
-    def choose(self, rows: int, *, folded: bool, direct: bool) -> Road:  # noqa: ARG002 -- as Roads has it
+    def choose(self, rows: int, *, deduped: bool, direct: bool) -> WriteStrategy:  # noqa: ARG002 -- as Roads has it
         return self._road
 
 
@@ -97,7 +97,7 @@ def measure(engine: Engine, road: str, keys: Sequence[int], size: int, *, stored
         tx.execute(text(f"INSERT INTO {TABLE} SELECT n, 1, 1, now(), 'sale', 'x' FROM generate_series(1, {stored}) n"))
     sink: Any = Append(TABLE, columns=COLUMNS) if road == "append" else Upsert(TABLE, key=["id"], columns=COLUMNS)
     if road not in {"append", "adaptive"}:
-        sink.roads = Forced(Road(road))
+        sink.roads = Forced(WriteStrategy(road))
     rows = [(key, key % 977, "12.50", "2026-01-01T00:00:00Z", "sale", f"note {key}") for key in keys]
     with engine.connect() as connection:
         with connection.begin(), sink.open(connection) as writer:

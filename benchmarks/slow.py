@@ -29,7 +29,7 @@ from support.proxy import Proxy
 PARTITIONS = 6
 MAX_POLL = 6.0  # seconds
 KAFKA = {"max.poll.interval.ms": int(MAX_POLL * 1000), "session.timeout.ms": 6000, "heartbeat.interval.ms": 1000}
-TELL = ["Assigned", "Gone", "Committed", "Kept", "Refused", "DatabaseTrouble", "KafkaTrouble"]
+TELL = ["Assigned", "Revoked", "Committed", "MembershipRenewed", "Refused", "DatabaseTrouble", "KafkaTrouble"]
 PIECE = 16 * 1024
 
 
@@ -127,7 +127,7 @@ def run(stage: Stage, mode: str, topic: str, records: int, **order: Any) -> tupl
     commits, stats = worker.all("Committed"), worker.all("Stats")
     seconds = commits[-1]["at"] - commits[0]["at"]
     assigned = [told for told in worker.all("Assigned") if told["partitions"]]
-    taken = [told for told in worker.all("Gone") if told["at"] < commits[-1]["at"]]
+    taken = [told for told in worker.all("Revoked") if told["at"] < commits[-1]["at"]]
     settled = commits[len(commits) // 10 :]
     return worker, {
         "records": records,
@@ -136,7 +136,7 @@ def run(stage: Stage, mode: str, topic: str, records: int, **order: Any) -> tupl
         "transactions": len(commits),
         "longest_transaction_seconds": round(max(c["seconds"] for c in commits), 2),
         "rebalances": len(assigned) - 1 + len(taken),
-        "membership_renewed": len(worker.all("Kept")),
+        "membership_renewed": len(worker.all("MembershipRenewed")),
         "troubles": len(worker.all("DatabaseTrouble")) + len(worker.all("KafkaTrouble")) + len(worker.all("Refused")),
         "rss_start_bytes": settled[0]["rss"],
         "rss_end_bytes": settled[-1]["rss"],

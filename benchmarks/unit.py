@@ -64,19 +64,19 @@ class Hands:
     def accept(self, moved: Iterable[Claim]) -> None:
         (self.claim,) = moved
 
-    def resolve(self, starts: Mapping[Partition, int]) -> set[Partition]:
+    def reconcile(self, starts: Mapping[Partition, int]) -> set[Partition]:
         raise AssertionError(starts)
 
-    def strangers(self, answer: Answer, partitions: Iterable[Partition]) -> Mapping[Partition, PartitionStopped]:  # noqa: ARG002
+    def topic_id_mismatches(self, *_: object) -> Mapping[Partition, PartitionStopped]:
         return {}
 
-    def leave_out(self, strange: Mapping[Partition, PartitionStopped | None]) -> None:
+    def stop_or_reclaim(self, strange: Mapping[Partition, PartitionStopped | None]) -> None:
         raise AssertionError(strange)
 
-    def park(self, partition: Partition, stop: PartitionStopped) -> None:
+    def stop(self, partition: Partition, stop: PartitionStopped) -> None:
         raise AssertionError(partition) from stop
 
-    def hold_back(self, stop: RetryLater, records: Sequence[RawRecord], position: int) -> None:
+    def schedule_retry(self, stop: RetryLater, records: Sequence[RawRecord], position: int) -> None:
         raise AssertionError(len(records), position) from stop
 
 

@@ -21,7 +21,7 @@ from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.exc import OperationalError
 
 from seekpoint import Assignment, Fenced, Ledger, consumer_config
-from seekpoint.errors import KafkaAway, PartitionStopped
+from seekpoint.errors import KafkaUnavailable, PartitionStopped
 
 COUNT = text(
     "INSERT INTO words (word, seen) VALUES (:word, :seen) "
@@ -52,7 +52,7 @@ def run(
     with Assignment(consumer, ledger, [topic], kafka=config) as held:
         while not stopping.is_set():
             try:
-                messages = held.settle(held.client.read(500, 0.2))  # claims, places, drops what is stale
+                messages = held.accept_poll(held.client.read(500, 0.2))  # claims, places, drops what is stale
                 if not messages:
                     continue
                 with engine.begin() as tx:
@@ -60,11 +60,11 @@ def run(
                     count(tx, messages)
             except PartitionStopped as stop:  # its topic was deleted or created anew under our hands
                 print(stop, file=sys.stderr)
-                held.park(stop.partition, stop)
-                held.place_again()
-            except (Fenced, KafkaAway, OperationalError) as error:
+                held.stop(stop.partition, stop)
+                held.resync()
+            except (Fenced, KafkaUnavailable, OperationalError) as error:
                 print(f"again from where the ledger stands: {error}", file=sys.stderr)
-                held.place_again()  # refused, or the answer to COMMIT was lost: only the ledger knows
+                held.resync()  # refused, or the answer to COMMIT was lost: only the ledger knows
                 stopping.wait(0.5)
             else:
                 held.accept(moved)  # claims are frozen values: taken over only after COMMIT

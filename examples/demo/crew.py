@@ -82,14 +82,14 @@ class Member:
         match event["event"]:
             case "Started":
                 self.owner = event["owner"]
-            case "StoodBy":
+            case "OnStandby":
                 self.stands_by = True
-            case "Placed":
+            case "Activated":
                 self.placed[event["partition"]] = event["offset"]
-            case "Gone" | "Released" | "Ousted" as kind:
+            case "Revoked" | "Released" | "ClaimLost" as kind:
                 for partition in event["partitions"]:
                     self.placed.pop(partition, None)
-                self.ousted += len(event["partitions"]) * (kind == "Ousted")
+                self.ousted += len(event["partitions"]) * (kind == "ClaimLost")
             case "Committed":
                 self.commits += 1
                 self.placed |= {int(p): end for p, end in event["ends"].items() if int(p) in self.placed}
@@ -162,7 +162,7 @@ class Member:
         return "\n".join(self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:])
 
 
-class Crew:
+class WorkerPool:
     """The members of one group: at most one of each name. Leaving the block kills what still runs."""
 
     program = "demo.member"  # what a member runs: the module's name

@@ -8,7 +8,7 @@ from time import monotonic
 
 from sqlalchemy import Engine, text
 
-from demo.crew import Crew, DemoFailed, Member
+from demo.crew import DemoFailed, Member, WorkerPool
 from demo.flights import Feed
 from seekpoint.ledger.sql.worker import APPLICATION
 
@@ -54,7 +54,7 @@ class Outcome:
 class Script:
     """Runs the faults in order, each with a share of the records in flight."""
 
-    def __init__(self, crew: Crew, feed: Feed, database: Engine, share: int, tell: Callable[[str], None]) -> None:
+    def __init__(self, crew: WorkerPool, feed: Feed, database: Engine, share: int, tell: Callable[[str], None]) -> None:
         self._crew, self._feed, self._database, self._share = crew, feed, database, share
         self._tell = tell
         self.outcome = Outcome()

@@ -64,19 +64,19 @@ def _told(event: events.Event) -> dict[str, Any] | None:  # noqa: C901, PLR0911 
     match event:
         case events.Started():
             return {"owner": event.owner}
-        case events.StoodBy():
+        case events.OnStandby():
             return {"run": str(event.run), "state": event.state}
-        case events.Placed():
+        case events.Activated():
             return {"partition": event.partition.number, "offset": event.offset}
-        case events.Gone() | events.Released():
+        case events.Revoked() | events.Released():
             return {"partitions": [p.number for p in event.partitions]}
-        case events.Ousted():
+        case events.ClaimLost():
             return {"partitions": [event.partition.number]}
         case events.Stalled():
-            return {"partitions": [p.number for p in event.partitions], "ended": list(event.ended)}
+            return {"partitions": [p.number for p in event.partitions], "ended": list(event.terminated)}
         case events.Committed():
             return {"ends": {span.partition.number: span.end for span in event.spans}}
-        case events.SetAside():
+        case events.DeadLettered():
             return {"partition": event.partition.number, "offset": event.offset, "cause": event.failure.cause}
         case events.RetryScheduled():
             return {"partition": event.partition.number, "offset": event.offset, "attempt": event.attempt}

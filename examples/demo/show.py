@@ -10,7 +10,7 @@ from rich.console import Console
 from sqlalchemy import create_engine
 
 from demo.bar import bar
-from demo.crew import Crew
+from demo.crew import WorkerPool
 from demo.faults import FAULTS, Script
 from demo.flights import PARTITIONS, RECORDS, TOPIC, Feed, read_flights, table
 from demo.report import Report, compare
@@ -51,7 +51,10 @@ def _perform(pair: Pair, records: int, folder: Path, console: Console) -> Report
         create_topic(pair.kafka.bootstrap, TOPIC, PARTITIONS)
         kafka = {"bootstrap.servers": pair.kafka.bootstrap, **TIMES}
         order = {"database": pair.postgres.url, "kafka": kafka, "limits": LIMITS}
-        with Crew(order, PARTITIONS, folder) as crew, bar(console, "records committed", records) as (update, tell):
+        with (
+            WorkerPool(order, PARTITIONS, folder) as crew,
+            bar(console, "records committed", records) as (update, tell),
+        ):
             crew.on_progress = update
             crew.start("A")
             crew.start("B")

@@ -9,12 +9,12 @@
     ├── SchemaMismatch          the ledger's tables are missing, older or newer than this library
     ├── Fenced                  somebody else moved the position: nothing was written
     ├── HandlerOutdated         a newer version of the handler owns the group
-    ├── StandsBy                a reload builds the tables for this version: it takes over when the run has ended
+    ├── StandbyRequired         a reload builds the tables for this version: it takes over when the run has ended
     ├── DeclarationDiffers      the group writes records of a topic to other tables than this pipeline
     ├── GroupPaused             an operator paused the group
     ├── ClusterChanged          the brokers belong to another cluster than the stored offsets
-    ├── KafkaAway               the brokers did not answer in time; ask again later
-    ├── CodecAway               what a codec needs does not answer, as a schema registry; the worker waits for it
+    ├── KafkaUnavailable        the brokers did not answer in time; ask again later
+    ├── CodecUnavailable        what a codec needs does not answer, as a schema registry; the worker waits for it
     ├── StopTimeout             a worker had not ended when its grace was over (a TimeoutError too)
     ├── NotApplied              a record was waited for, and not passed in time (a TimeoutError too)
     ├── TooManyDeadLetters      the limits on dead letters are reached: the worker stops instead
@@ -109,7 +109,7 @@ class HandlerOutdated(SeekpointError):  # noqa: N818
     """The group is at a newer handler version than this process runs: it stands down."""
 
 
-class StandsBy(SeekpointError):  # noqa: N818
+class StandbyRequired(SeekpointError):  # noqa: N818
     """A reload of the group to this handler version is open: nothing is claimed before that run has ended.
 
     ``run`` is its id, ``state`` where it stands; ``version`` is the one that waits. Whoever raised the version
@@ -170,15 +170,15 @@ class ClusterChanged(SeekpointError):  # noqa: N818
         self.choices = tuple(choices)
 
 
-class KafkaAway(SeekpointError):  # noqa: N818
+class KafkaUnavailable(SeekpointError):  # noqa: N818
     """The brokers did not answer a question in time; the same question may be answered later."""
 
 
-class CodecAway(SeekpointError):  # noqa: N818
+class CodecUnavailable(SeekpointError):  # noqa: N818
     """What a codec needs for decoding does not answer: no record is to blame, and the worker waits.
 
-    ``ask`` asks the same again: it returns once there is an answer, whatever that is, and raises CodecAway as long
-    as there is none. Without one, it is over as soon as the loop goes on.
+    ``ask`` asks the same again: it returns once there is an answer, whatever that is, and raises CodecUnavailable as
+    long as there is none. Without one, it is over as soon as the loop goes on.
     """
 
     def __init__(self, message: str, ask: Callable[[], object] | None = None) -> None:

@@ -1,7 +1,7 @@
 """What can happen, as frozen values: one list for logs, health, metrics, test waits and crash points.
 
-Observers get every event, in order, on the worker's thread (``Kept`` alone comes from the keeper's, in between):
-``Worker(..., observe=[print])``. The events of one transaction come as ``ChunkRead`` (its first records),
+Observers get every event, in order, on the worker's thread (``MembershipRenewed`` alone comes from the keeper's, in
+between): ``Worker(..., observe=[print])``. The events of one transaction come as ``ChunkRead`` (its first records),
 ``BatchOpened, Held, ChunkRead…, Applied, Advanced, Committed``; killing the process inside an observer is how
 the chaos suite stops a worker at a named step.
 """
@@ -17,7 +17,8 @@ from time import monotonic
 from typing import Any, ClassVar
 from uuid import UUID
 
-from seekpoint.errors import ConfigError, PartitionStopped
+from seekpoint import errors
+from seekpoint.errors import ConfigError
 from seekpoint.records import Failure, Partition, Span, State, one_line
 
 logger = logging.getLogger("seekpoint.events")
@@ -55,7 +56,7 @@ def _plain(value: Any) -> Any:  # noqa: PLR0911 -- one case per kind
         case Span():
             return f"{value.partition} [{value.start}, {value.end})"
         case Failure():
-            return value.told
+            return value.summary
         case BaseException():
             return _told(value)
         case Mapping():
@@ -136,7 +137,7 @@ class PoolerDetected(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoodBy(Event):
+class OnStandby(Event):
     """A reload to this worker's version is open: it waits outside the group until that run has ended.
 
     Told again when the run's state has changed.
@@ -152,7 +153,7 @@ class StoodBy(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TookOver(Event):
+class StandbyEnded(Event):
     """The run that was stood by for has ended, as ``state`` says, and the worker joins the group.
 
     ``error`` is why it failed or was aborted: the version is raised then as it would be without a run.
@@ -195,7 +196,7 @@ class Draining(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stopped(Event):
+class WorkerStopped(Event):
     """The worker has ended; ``error`` is None after a clean stop."""
 
     level = logging.INFO
@@ -227,7 +228,7 @@ class Assigned(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placed(Event):
+class Activated(Event):
     """Claimed in the ledger and placed at the stored offset: reading begins there."""
 
     level = logging.INFO
@@ -240,7 +241,7 @@ class Placed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gone(Event):
+class Revoked(Event):
     """Kafka took partitions away; ``lost`` where it says that somebody else may already have them."""
 
     level = logging.INFO
@@ -264,21 +265,21 @@ class Stalled(Event):
 
     level = logging.WARNING
     partitions: tuple[Partition, ...]
-    ended: tuple[int, ...] = ()
+    terminated: tuple[int, ...] = ()
 
     def _said(self) -> str:
         return f"{_listed(self.partitions)}: another transaction holds their rows" + (
-            f"; ended backends {_listed(self.ended)}" if self.ended else ""
+            f"; ended backends {_listed(self.terminated)}" if self.terminated else ""
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parked(Event):
+class PartitionStopped(Event):
     """The partition is not read until the cause is gone or somebody decides; the others go on."""
 
     level = logging.ERROR
     partition: Partition
-    error: PartitionStopped
+    error: errors.PartitionStopped
 
     def _said(self) -> str:
         return str(self.error)
@@ -378,14 +379,14 @@ class SessionReplaced(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoadTaken(Event):
+class WriteStrategyChanged(Event):
     """Large transactions reach an ``Upsert``'s table by another road from now on: ``"copy"`` or ``"stage"``.
 
     ``rows`` came in the first of them; ``conflicts`` counts how often COPY into the table met a key that was there.
     """
 
     sink: str
-    road: str
+    strategy: str
     rows: int
     conflicts: int
 
@@ -398,7 +399,7 @@ class LagSampled(Event):
     """
 
     lag: Mapping[Partition, int]
-    waiting: frozenset[Partition] = frozenset()
+    not_due: frozenset[Partition] = frozenset()
     unknown: frozenset[Partition] = frozenset()
 
 
@@ -423,7 +424,8 @@ class RetryScheduled(Event):
 
     def _said(self) -> str:
         return (
-            f"{self.partition} at offset {self.offset}: {self.failure.told}; tried {self.attempt} of {self.attempts} "
+            f"{self.partition} at offset {self.offset}: {self.failure.summary}; tried {self.attempt} of "
+            f"{self.attempts} "
             f"times, again in {self.wait:.1f} s; then {self.then}"
         )
 
@@ -442,7 +444,7 @@ class RetrySucceeded(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Isolating(Event):
+class Bisecting(Event):
     """A batch failed: its records are run again, by parts, until those that fail stand alone."""
 
     level = logging.INFO
@@ -453,7 +455,7 @@ class Isolating(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SetAside(Event):
+class DeadLettered(Event):
     """A record was passed without being applied: it is a dead letter, committed with its batch (I4)."""
 
     level = logging.WARNING
@@ -463,11 +465,11 @@ class SetAside(Event):
     failure: Failure
 
     def _said(self) -> str:
-        return f"{self.partition} at offset {self.offset}: {self.state}, {self.failure.told}"
+        return f"{self.partition} at offset {self.offset}: {self.state}, {self.failure.summary}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TriedAlone(Event):
+class SingleRecordAttempt(Event):
     """A record is tried in a transaction of its own; that it is, is on record before: ``attempt`` counts it."""
 
     partition: Partition
@@ -476,23 +478,23 @@ class TriedAlone(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Suspicious(Event):
+class CrashSuspected(Event):
     """Owners of this partition died without progress: its next records, up to ``until``, are tried in small parts."""
 
     level = logging.WARNING
     partition: Partition
-    deaths: int
+    crashes: int
     until: int
 
     def _said(self) -> str:
         return (
-            f"{self.partition}: {self.deaths} owners died without progress; records before offset {self.until} are "
+            f"{self.partition}: {self.crashes} owners died without progress; records before offset {self.until} are "
             "applied in small parts"
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TriedPart(Event):
+class SuspectPartAttempt(Event):
     """A part of a suspect range is tried in a transaction of its own; that it is, is on record before."""
 
     partition: Partition
@@ -520,7 +522,7 @@ class Refused(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ousted(Event):
+class ClaimLost(Event):
     """The claim is somebody else's now."""
 
     level = logging.WARNING
@@ -603,7 +605,7 @@ class CodecTrouble(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept(Event):
+class MembershipRenewed(Event):
     """A long transaction: the group membership was renewed meanwhile."""
 
 
@@ -648,7 +650,7 @@ class Announcer:
     def __call__(self, event: Event) -> None:
         if self._has_ended:
             return
-        if isinstance(event, Stopped) and event.error is not None and not event.is_aborted:
+        if isinstance(event, WorkerStopped) and event.error is not None and not event.is_aborted:
             self._log(event, logging.ERROR, event.error)
         elif logger.isEnabledFor(event.level) and self._is_due(event):
             self._log(event, event.level)

@@ -83,7 +83,7 @@ def utc(milliseconds: int | None) -> datetime | None:
 RawRecord = Record[bytes | None, bytes | None]
 
 
-class Unmade(Sequence[RawRecord]):
+class LazyRecords(Sequence[RawRecord]):
     """Records as they were read, of which values and offsets are at hand: the rest is made at the first look at one.
 
     Where rows stream into a table, nobody looks at a record that does not fail, and a million of them take longer to
@@ -130,7 +130,7 @@ class Unmade(Sequence[RawRecord]):
 
 def offsets_of(records: Sequence[RawRecord]) -> Sequence[int]:
     """Where each of them is in its partition's log."""
-    return records.offsets if isinstance(records, Unmade) else [record.offset for record in records]
+    return records.offsets if isinstance(records, LazyRecords) else [record.offset for record in records]
 
 
 AnyRecord = Record[Any, Any]
@@ -150,8 +150,8 @@ class Cause(StrEnum):
     HANDLER = "handler"  # the handler raised, and goes on raising when the record is tried again
     POISON = "poison"  # the handler said so itself
     DATABASE = "database"  # the database refused what was made of it
-    KILLED = "killed"  # the process that tried it never came back
-    HELD = "held"  # nothing: an earlier record of its key is a dead letter
+    CRASHED = "crashed"  # the process that tried it never came back
+    BLOCKED = "blocked"  # nothing: an earlier record of its key is a dead letter
     TRANSIENT = "transient"  # the database refused it alone with a transient error; never of a dead letter
     PROGRAM = (
         "program"  # the database reports a mistake of the program, perhaps not the record's; never of a dead letter
@@ -161,8 +161,8 @@ class Cause(StrEnum):
 class State(StrEnum):
     """Where a dead letter stands. The first two are open: somebody has to decide."""
 
-    PARKED = "parked"
-    HELD = "held"
+    DEAD_LETTERED = "dead_lettered"
+    BLOCKED = "blocked"
     SKIPPED = "skipped"
     REPLAYED = "replayed"
     DISCARDED = "discarded"
@@ -185,7 +185,7 @@ class Failure:
     where: str | None = None
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """The error, and where in the user's code it came from."""
         return f"{self.error} (at {self.where})" if self.where else self.error
 
@@ -207,11 +207,11 @@ class Failure:
         )
 
 
-HELD_BEHIND = Failure(Cause.HELD, "an earlier record of its key is a dead letter", attempts=0)
+BLOCKED_BY_KEY = Failure(Cause.BLOCKED, "an earlier record of its key is a dead letter", attempts=0)
 
 
 @dataclass(frozen=True, slots=True)
-class Aside:
+class NewDeadLetter:
     """A record that is not applied, though its offset is passed: it goes to the dead letters with its batch."""
 
     record: RawRecord

@@ -67,6 +67,8 @@ __all__ = [
     "downgrade",
     "not_ours",
     "refuse_losing",
+    "refuse_open_runs",
+    "rename_not_null",
     "sql",
     "step",
     "upgrade",
@@ -224,6 +226,48 @@ BEGIN
     END IF;
 END
 """  # noqa: S608 -- every name and value is quoted
+    _run_block(body)
+
+
+def refuse_open_runs(schema: str) -> None:
+    """Refuse, in the SQL, while a run of a reload or batch is open; for the scripts in ``migrations/versions``
+    alone.
+    """
+    name = _plain.identifier_preparer.format_table(Table("reload_run", MetaData(), schema=schema))
+    hint = "Let it end, or abort it (seekpoint reload abort, in the version that opened it), then migrate"
+    _run_block(f"""
+DECLARE
+    still_open text;
+BEGIN
+    LOCK TABLE {name} IN ACCESS EXCLUSIVE MODE;  -- none is opened meanwhile
+    SELECT string_agg(CAST(id AS text), ', ' ORDER BY opened_at) INTO still_open FROM {name}
+    WHERE state NOT IN ('cut_over', 'aborted', 'failed');
+    IF still_open IS NOT NULL THEN
+        RAISE EXCEPTION USING ERRCODE = '{_REFUSED}',
+            MESSAGE = 'seekpoint: the schema cannot be changed while a run is open: ' || still_open,
+            HINT = {_literal(hint)};
+    END IF;
+END
+""")  # noqa: S608 -- every name and value is quoted
+
+
+def rename_not_null(schema: str, table: str, old: str, new: str) -> None:
+    """Name a renamed column's NOT NULL constraint after it (Postgres 18); for ``migrations/versions`` alone."""
+    name = _plain.identifier_preparer.format_table(Table(table, MetaData(), schema=schema))
+    constraint = f"{table}_{old}_not_null"
+    _run_block(f"""
+BEGIN
+    IF EXISTS (
+        SELECT FROM pg_constraint WHERE conrelid = CAST({_literal(name)} AS regclass) AND conname = '{constraint}'
+    ) THEN
+        ALTER TABLE {name} RENAME CONSTRAINT {constraint} TO {table}_{new}_not_null;
+    END IF;
+END
+""")
+
+
+def _run_block(body: str) -> None:
+    """Run a DO block. Raises ConfigError where it raises ``_REFUSED``."""
     tag = next(tag for tag in (f"$seekpoint{n or ''}$" for n in itertools.count()) if tag not in body)
     try:
         op.execute(text(f"DO {tag}{body}{tag}".replace(":", r"\:")))

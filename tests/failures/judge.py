@@ -27,7 +27,7 @@ TRY_ONCE = Retry(attempts=1, on=(OSError, ArithmeticError))
 OURS = Partition(TOPIC, 0)
 LETTERS = """
 SELECT topic, partition, record_offset, key, value, header_names, header_values, timestamp_ms, leader_epoch, state,
-  cause, error, traceback, sqlstate, attempts, version, parked_by IS NOT NULL AS is_by_someone
+  cause, error, traceback, sqlstate, attempts, version, dead_lettered_by IS NOT NULL AS is_by_someone
 FROM dead_letter WHERE consumer_group = :group ORDER BY topic, partition, record_offset
 """
 STOPPED = """
@@ -100,9 +100,9 @@ def judge(ground: Ground, kind: Kind, road: str, policy: OnPoison, name: str) ->
     if policy is OnPoison.STOP:
         _stands_still(ground, group, done, kind, cause)
     else:
-        assert [(e.offset, e.state) for e in done.set_aside] == [(at, _STATE[policy]) for at in BAD]
+        assert [(e.offset, e.state) for e in done.dead_letters] == [(at, _STATE[policy]) for at in BAD]
     again = ground.process(pipeline, *records)
-    assert (again.records, again.set_aside) == (0, ()), "what was passed stays passed, what stood still stands there"
+    assert (again.records, again.dead_letters) == (0, ()), "what was passed stays passed, what stood still stands there"
     _holds(ground, name, road, ends, failed)
     assert {p.number: at for p, at in ground.positions(pipeline).items()} == ends
     assert [row.record_offset for row in select(ground, LETTERS, group=group)] == list(failed)
@@ -114,7 +114,7 @@ def judge(ground: Ground, kind: Kind, road: str, policy: OnPoison, name: str) ->
     return _outcome(kind, road, policy, cause.value, state or "-", said[policy], good_ones, offset)
 
 
-_STATE = {OnPoison.DEAD_LETTER: State.PARKED, OnPoison.SKIP: State.SKIPPED}
+_STATE = {OnPoison.DEAD_LETTER: State.DEAD_LETTERED, OnPoison.SKIP: State.SKIPPED}
 
 
 def _outcome(kind: Kind, road: str, policy: OnPoison, *seen: str) -> Outcome:

@@ -41,7 +41,7 @@ def test_i6_positions_come_from_the_ledger_whatever_was_committed_to_kafka(scene
     again.reached(name, 35, 0)
     again.reached(name, 25, 1)
     again.stop()
-    assert {e.partition.number: e.offset for e in again.seen.all(events.Placed)} == {0: 30, 1: 20}
+    assert {e.partition.number: e.offset for e in again.seen.all(events.Activated)} == {0: 30, 1: 20}
     scene.book.assert_holds(name, stored)
 
 
@@ -52,7 +52,7 @@ def test_a_restart_goes_on_where_the_ledger_was_moved_to(scene: Scene, way: Way)
     run = scene.worker(name, **way(name, 1))
     run.reached(name, 20)
     run.stop()
-    scene.ledger.move(name, 0, 15, log=None, reason="again")
+    scene.ledger.reset_offset(name, 0, 15, log=None, reason="again")
     again = scene.worker(name, **way(name, 1))
     again.reached(name, 20)
     again.stop()
@@ -66,7 +66,7 @@ def test_without_a_group_the_newest_claim_wins_and_the_older_worker_ends(scene: 
     older.reached(name, 10)
     newer = scene.worker(name, partitions=[(name, 0)])
     newer.placed()
-    older.seen.wait_for(events.Stopped)
+    older.seen.wait_for(events.WorkerStopped)
     with pytest.raises(Fenced, match="newest claim wins"):
         older.stop()
     stored += scene.produce(name, 10)
@@ -115,7 +115,7 @@ def test_start_at_is_resolved_once_to_numbers_and_stored(case: str, scene: Scene
     later = scene.worker(scene.pipeline(name, start=StartAt.earliest()))  # too late to matter
     later.placed()
     later.stop()
-    assert [e.offset for e in later.seen.all(events.Placed)] == [21]
+    assert [e.offset for e in later.seen.all(events.Activated)] == [21]
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_a_start_that_does_not_fit_the_topic_ends_the_worker(given: list[int] | 
     name = scene.topic(2)
     start = StartAt.committed() if given is None else StartAt.offsets({(name, number): 0 for number in given})
     run = scene.worker(scene.pipeline(name, start=start))
-    run.seen.wait_for(events.Stopped)
+    run.seen.wait_for(events.WorkerStopped)
     with pytest.raises(ConfigError, match=says):
         run.stop()
     assert scene.positions() == {}
@@ -171,7 +171,7 @@ def test_a_pause_that_outlives_a_placement_is_ended_by_the_next(scene: Scene, pr
     with Assignment(consumer, scene.ledger, [name], kafka=config) as held:
         assert len(read(held, consumer, 10)) == 10
         consumer.pause([TopicPartition(name, 0)])
-        held.place_again()  # nothing was committed: from the beginning, and not silently for ever
+        held.resync()  # nothing was committed: from the beginning, and not silently for ever
         chunk = read(held, consumer, 10)
     assert [(m.partition(), m.offset()) for m in chunk] == stored
 
@@ -180,7 +180,7 @@ def read(held: Assignment, consumer: Consumer, count: int) -> list[Any]:
     """Read until so many records are there."""
     found: list[Any] = []
     for _ in range(300):
-        found += held.settle(consumer.consume(500, 0.1))
+        found += held.accept_poll(consumer.consume(500, 0.1))
         if len(found) >= count:
             return found
     raise AssertionError(f"{len(found)} of {count} records in 30 s")

@@ -527,7 +527,7 @@ def test_a_signal_drains(  # noqa: PLR0917 -- fixtures
     assert rows(seekpoint_engine, lines) == ["one", "two"], "the batch in hand was finished"
     [position] = Ledger(seekpoint_engine, place.group, schema=place.schema).read()
     assert (position.next_offset, position.owner) == (2, None), "the claim was given back"
-    assert f"INFO    seekpoint.events {place.group}: Placed: " in process.said
+    assert f"INFO    seekpoint.events {place.group}: Activated: " in process.said
     assert "INFO    seekpoint.cli drained: 2 records in 1 transaction" in process.said
     assert str(make_url(place.url).password) not in process.said
 
@@ -545,7 +545,7 @@ def test_ctrl_c_ends_the_wait_for_the_first_answer(
     process = start("run", f"{module}:pipe", *place.options(broker="127.0.0.1:1"))
     assert process.end() == 130, process.said
     assert "aborted: before the worker had started" in process.said
-    assert f"INFO    seekpoint.events {place.group}: Stopped: aborted" in process.said
+    assert f"INFO    seekpoint.events {place.group}: WorkerStopped: aborted" in process.said
     assert "ERROR" not in process.said
     assert "batch in hand" not in process.said
 
@@ -564,7 +564,7 @@ def test_a_second_signal_aborts(
     process.signal(signal.SIGTERM)
     assert process.end() == 130, process.said
     assert "aborted: second SIG" in process.said
-    assert "Stopped: aborted" in process.said
+    assert "WorkerStopped: aborted" in process.said
     assert "Traceback" not in process.said
     assert rows(seekpoint_engine, lines) == []
 
@@ -580,7 +580,7 @@ def test_a_stopped_partition_is_told_and_the_others_go_on(
     produce(place.topic, [b"\xff"], partition=0)
     produce(place.topic, ["fine"], partition=1)
     process = start("run", f"{place.module(TO_TABLE.replace(', strict=True', ''))}:pipe", *place.options())
-    stopped = f"Parked: {place.topic}/0 stopped at offset 0: it cannot be decoded:"
+    stopped = f"PartitionStopped: {place.topic}/0 stopped at offset 0: it cannot be decoded:"
     process.wait_for(f"ERROR   seekpoint.events {place.group}: {stopped}")
     process.wait_for("Choices:\n  - mend the codec")
     process.signal(signal.SIGTERM)
@@ -604,9 +604,9 @@ def test_a_record_that_fails_is_told_with_its_line_its_try_and_what_follows(
     )
     process = start("run", f"{module}:pipe", *place.options())
     failed = f"{place.topic}/0 at offset 0: %sZeroDivisionError: division by zero (at {module}.py:3 in post)"
-    process.wait_for("Isolating: a batch failed, and runs again in parts: ZeroDivisionError: division by zero")
+    process.wait_for("Bisecting: a batch failed, and runs again in parts: ZeroDivisionError: division by zero")
     process.wait_for(f"RetryScheduled: {failed % ''}; tried 1 of 2 times, again in 0.0 s; then skip")
-    process.wait_for(f"SetAside: {failed % 'skipped, '}")
+    process.wait_for(f"DeadLettered: {failed % 'skipped, '}")
     process.signal(signal.SIGTERM)
     assert process.end() == 0, process.said
 
@@ -718,7 +718,7 @@ def test_status_of_what_is_not_there(applied: Place) -> None:
 def test_status_shows_a_stored_offset_past_the_end_of_the_log(applied: Place, seekpoint_engine: Engine) -> None:
     """That is no lag of 0: nothing of what is produced next would be read."""
     ledger = Ledger(seekpoint_engine, applied.group, schema=applied.schema)
-    ledger.move(applied.topic, 0, 50, log=None, reason="a slip")
+    ledger.reset_offset(applied.topic, 0, 50, log=None, reason="a slip")
     where = [*("--database-url", applied.url), *("--schema", applied.schema)]
     brokers = ["--kafka", f"bootstrap.servers={applied.broker}"]
     asked = seekpoint("status", applied.group, *where, *brokers, "--json")
@@ -744,7 +744,7 @@ def test_status_does_not_compare_with_another_topic_of_that_name(
     applied: Place, seekpoint_engine: Engine, topic: Callable[..., str]
 ) -> None:
     ledger = Ledger(seekpoint_engine, applied.group, schema=applied.schema)
-    ledger.move(applied.topic, 0, 3, log=None, reason="test", topic_id=uuid4())
+    ledger.reset_offset(applied.topic, 0, 3, log=None, reason="test", topic_id=uuid4())
     where = [*("--database-url", applied.url), *("--schema", applied.schema)]
     result = seekpoint("status", applied.group, *where, "--kafka", f"bootstrap.servers={applied.broker}", "--json")
     assert result.exit_code == 1

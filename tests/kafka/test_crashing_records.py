@@ -62,7 +62,7 @@ def test_a_record_that_kills_is_parked_and_the_others_are_applied_once(scene: Sc
     stored = scene.produce(name, ["ok"] * 30 + [how] + ["ok"] * 30)
     deaths = restart_until(scene, starts(scene, name), at_end(scene, stored, name), 4)
     assert deaths == [code] * 4, "two until it was suspected, and two alone"
-    assert letters(scene) == [(0, 30, "parked", "killed")]
+    assert letters(scene) == [(0, 30, "dead_lettered", "crashed")]
     scene.book.assert_holds(name, stored[:30] + stored[31:])
 
 
@@ -70,7 +70,7 @@ def test_a_killer_at_the_head_and_one_next_to_it(scene: Scene) -> None:
     name = scene.topic()
     stored = scene.produce(name, ["exit", "exit", "ok", "ok", "exit", "ok"])
     deaths = restart_until(scene, starts(scene, name), at_end(scene, stored, name), 12)
-    assert letters(scene) == [(0, at, "parked", "killed") for at in (0, 1, 4)]
+    assert letters(scene) == [(0, at, "dead_lettered", "crashed") for at in (0, 1, 4)]
     assert len(deaths) == 3 * (2 + 2), "each time two until the partition is suspected: one that is found ends that"
     scene.book.assert_holds(name, [stored[2], stored[3], stored[5]])
 
@@ -87,9 +87,9 @@ def test_an_idle_partition_and_a_busy_one_beside_a_killer_lose_nothing(scene: Sc
         return members[-1]
 
     restart_until(scene, begin, at_end(scene, stored, name), 4)
-    assert letters(scene) == [(0, 5, "parked", "killed")]
+    assert letters(scene) == [(0, 5, "dead_lettered", "crashed")]
     scene.book.assert_holds(name, [at for at in stored if at != (0, 5)])
-    suspected = {event["partition"] for member in members for event in member.all("Suspicious")}
+    suspected = {event["partition"] for member in members for event in member.all("CrashSuspected")}
     assert f"{name}/2" not in suspected, "nothing was there to kill anybody"
 
 
@@ -113,7 +113,7 @@ def test_a_killer_in_a_group_of_two(scene: Scene) -> None:
                 assert died <= 8, f"{letters(scene)}, {scene.ledger.read()}"
                 member.ended()
                 members[at] = start()
-    assert letters(scene) == [(2, killer[0][1], "parked", "killed")]
+    assert letters(scene) == [(2, killer[0][1], "dead_lettered", "crashed")]
     scene.book.assert_holds(name, stored)
 
 
@@ -129,7 +129,7 @@ def test_under_stop_the_partition_stops_in_front_of_the_killer_and_the_worker_li
         return made[-1]
 
     beside = at_end(scene, other, name)
-    deaths = restart_until(scene, begin, lambda: bool(made[-1].all("Parked")) and beside(), 4)
+    deaths = restart_until(scene, begin, lambda: bool(made[-1].all("PartitionStopped")) and beside(), 4)
     assert len(deaths) == 4
     assert scene.positions()[Partition(name, 0)] == 1
     scene.book.assert_holds(name, [stored[0], *other])
@@ -148,13 +148,13 @@ def test_suspected_records_that_are_innocent_are_applied_once_and_suspicion_ends
         member.wait_until_stopped()
         member.kill()
     run = scene.worker(name, partitions=[(name, 0)], limits=Limits(batch_records=10))
-    suspicious = run.seen.wait_for(events.Suspicious)
-    assert (suspicious.partition, suspicious.deaths, suspicious.until) == (Partition(name, 0), 2, 10)
+    suspicious = run.seen.wait_for(events.CrashSuspected)
+    assert (suspicious.partition, suspicious.crashes, suspicious.until) == (Partition(name, 0), 2, 10)
     run.reached(name, 20)
     stored += scene.produce(name, 5)
     run.reached(name, 25)
     run.stop()
-    assert [e.offset for e in run.seen.all(events.TriedAlone)] == list(range(10))
+    assert [e.offset for e in run.seen.all(events.SingleRecordAttempt)] == list(range(10))
     scene.book.assert_holds(name, stored)
     assert not letters(scene)
 
@@ -176,7 +176,7 @@ def wait_for_a_try(scene: Scene, name: str, gate: Gate) -> Any:
 def test_a_stop_in_the_middle_of_a_try_is_no_death(scene: Scene) -> None:
     name = scene.topic()
     stored = scene.produce(name, ["ok", "fail 1", "ok"])
-    gate = Gate(events.TriedAlone)
+    gate = Gate(events.SingleRecordAttempt)
     run = wait_for_a_try(scene, name, gate)
     run.worker.stop()
     gate.open()
@@ -193,7 +193,7 @@ def test_a_stop_in_the_middle_of_a_try_is_no_death(scene: Scene) -> None:
 def test_a_trouble_of_the_database_in_the_middle_of_a_try_is_no_death(scene: Scene) -> None:
     name = scene.topic()
     stored = scene.produce(name, ["ok", "fail 1", "ok"])
-    tried = Gate(events.TriedAlone)
+    tried = Gate(events.SingleRecordAttempt)
     run = wait_for_a_try(scene, name, tried)
     ours = text(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
@@ -224,7 +224,7 @@ def test_a_worker_that_backs_off_was_not_killed_though_another_takes_over_meanwh
         run = scene.worker(pipeline, partitions=[(name, 0)])
         run.seen.wait_for(events.DatabaseTrouble, lambda e: e.wait)  # alive, and its attempt has ended
         successor = scene.worker(pipeline, partitions=[(name, 0)])
-        successor.seen.wait_for(events.Placed)
+        successor.seen.wait_for(events.Activated)
         run.stop()
         successor.stop()
     assert not letters(scene), f"tried {len(tries)} times of 99 and convicted"
@@ -236,7 +236,7 @@ def test_a_move_in_the_middle_of_a_try_is_obeyed(scene: Scene) -> None:
     stored = scene.produce(name, ["ok", "fail 1", "ok"])
     gate = Gate(events.RetryScheduled)
     run = wait_for_a_try(scene, name, gate)
-    scene.ledger.move(name, 0, 2, log=None, reason="not this one", lost="poison")
+    scene.ledger.reset_offset(name, 0, 2, log=None, reason="not this one", lost="poison")
     gate.open()
     run.reached(name, 3)
     run.stop()
@@ -256,7 +256,7 @@ def test_neither_a_suspected_partition_nor_a_busy_one_starves_the_other(scene: S
     scene.wait_until_caught_up(name, [*stored, *busy], 60)
     run.stop()
     batches = [e for e in run.seen.all(events.Committed) if any(s.partition.number == 1 for s in e.spans)]
-    tries = run.seen.all(events.TriedPart)
+    tries = run.seen.all(events.SuspectPartAttempt)
     assert 100 <= len(tries) <= 110
     during = [e for e in tries if batches[0].at < e.at < batches[-1].at]
     assert len(during) >= len(batches) - 1, "one at least between two batches"
@@ -284,11 +284,11 @@ def test_two_kills_at_the_start_cost_a_hundred_transactions(scene: Scene) -> Non
     run = scene.worker(name, partitions=[(name, 0)], limits=Limits(batch_records=1000))
     scene.wait_until_caught_up(name, stored)
     run.stop()
-    suspicious = run.seen.wait_for(events.Suspicious)
-    assert (suspicious.deaths, suspicious.until) == (2, 1000)
-    parts = run.seen.all(events.TriedPart)
+    suspicious = run.seen.wait_for(events.CrashSuspected)
+    assert (suspicious.crashes, suspicious.until) == (2, 1000)
+    parts = run.seen.all(events.SuspectPartAttempt)
     assert 100 <= len(parts) <= 105, "one may be cut short where the client has not read on yet"
-    assert not run.seen.all(events.TriedAlone)
+    assert not run.seen.all(events.SingleRecordAttempt)
     left = [e.left for e in run.seen.all(events.SuspectsLeft)]
     assert (left[0], left[-1]) == (1000, 0)
     assert left == sorted(left, reverse=True)
@@ -310,11 +310,11 @@ def test_one_crashing_record_costs_five_deaths_and_at_most_two_hundred_transacti
 
     deaths = restart_until(scene, begin, at_end(scene, stored, name), 5)
     assert deaths == [3] * 5
-    assert letters(scene) == [(0, 2555, "parked", "killed")]
-    parts = sum(len(member.all("TriedPart")) for member in members)
-    alone = sum(len(member.all("TriedAlone")) for member in members)
+    assert letters(scene) == [(0, 2555, "dead_lettered", "crashed")]
+    parts = sum(len(member.all("SuspectPartAttempt")) for member in members)
+    alone = sum(len(member.all("SingleRecordAttempt")) for member in members)
     assert parts + alone <= 200, (parts, alone)
-    assert {e["until"] for member in members for e in member.all("Suspicious")} == {"4000"}, "drawn once"
+    assert {e["until"] for member in members for e in member.all("CrashSuspected")} == {"4000"}, "drawn once"
     assert members[-1].all("SuspectsLeft")[-1]["left"] == "0"
     assert scene.ledger.read()[0].suspect_end is None
     scene.book.assert_holds(name, [at for at in stored if at != (0, 2555)])
@@ -327,7 +327,8 @@ def test_kills_within_a_suspect_range_neither_redraw_nor_extend_it(scene: Scene)
     kill_twice(scene, name)
     members = []
     for stop_at in [
-        ("Suspicious", 1), ("TriedPart", 1), ("TriedAlone", 4), ("Committed", 9), ("SuspectsLeft", 12), ("Applied", 3),
+        ("CrashSuspected", 1), ("SuspectPartAttempt", 1), ("SingleRecordAttempt", 4), ("Committed", 9),
+        ("SuspectsLeft", 12), ("Applied", 3),
     ]:  # fmt: skip
         member = scene.member(name, partitions=[(name, 0)], stop_at=stop_at, limits={"batch_records": 2000})
         member.wait_until_stopped()
@@ -336,11 +337,15 @@ def test_kills_within_a_suspect_range_neither_redraw_nor_extend_it(scene: Scene)
     run = scene.worker(name, partitions=[(name, 0)], limits=Limits(batch_records=2000))
     scene.wait_until_caught_up(name, stored)
     run.stop()
-    assert {e["until"] for member in members for e in member.all("Suspicious")} == {"2000"}
-    assert run.seen.wait_for(events.Suspicious).until == 2000
-    assert members[2].all("TriedAlone"), "a part that has seen a crash goes record by record"
-    parts = sum(len(member.all("TriedPart")) for member in members) + len(run.seen.all(events.TriedPart))
-    alone = sum(len(member.all("TriedAlone")) for member in members) + len(run.seen.all(events.TriedAlone))
+    assert {e["until"] for member in members for e in member.all("CrashSuspected")} == {"2000"}
+    assert run.seen.wait_for(events.CrashSuspected).until == 2000
+    assert members[2].all("SingleRecordAttempt"), "a part that has seen a crash goes record by record"
+    parts = sum(len(member.all("SuspectPartAttempt")) for member in members) + len(
+        run.seen.all(events.SuspectPartAttempt)
+    )
+    alone = sum(len(member.all("SingleRecordAttempt")) for member in members) + len(
+        run.seen.all(events.SingleRecordAttempt)
+    )
     assert parts <= 115
     assert alone <= 5 * 21
     scene.book.assert_holds(name, stored)
@@ -362,7 +367,7 @@ def test_a_claim_that_is_refused_takes_the_careful_mode_from_no_other_partition(
     def claim_and_move(self: Ledger, *args: Any, **options: Any) -> Any:
         claims.append(claimed := claim(self, *args, **options))
         if len(claims) == 1:
-            scene.ledger.move(name, 0, 0, log=None, reason="a move right after the claim")
+            scene.ledger.reset_offset(name, 0, 0, log=None, reason="a move right after the claim")
         return claimed
 
     monkeypatch.setattr(Ledger, "claim", claim_and_move)
@@ -373,7 +378,7 @@ def test_a_claim_that_is_refused_takes_the_careful_mode_from_no_other_partition(
     gate.open()
     scene.wait_until_caught_up(name, stored)
     run.stop()
-    assert {e.partition.number for e in run.seen.all(events.Suspicious)} == {1}
+    assert {e.partition.number for e in run.seen.all(events.CrashSuspected)} == {1}
     scene.book.assert_holds(name, stored)
 
 
@@ -383,10 +388,10 @@ def test_a_part_that_has_seen_a_crash_goes_record_by_record_also_after_a_refusal
     stored = scene.produce(name, 3000)
     kill_twice(scene, name)
     limits = {"batch_records": 2000}
-    member = scene.member(name, partitions=[(name, 0)], stop_at=("TriedPart", 1), limits=limits)
+    member = scene.member(name, partitions=[(name, 0)], stop_at=("SuspectPartAttempt", 1), limits=limits)
     member.wait_until_stopped()
     member.kill()
-    gate = Gate(events.TriedAlone, lambda e: e.offset == 10)
+    gate = Gate(events.SingleRecordAttempt, lambda e: e.offset == 10)
     run = scene.worker(name, partitions=[(name, 0)], limits=Limits(**limits), observe=[gate])
     gate.wait()
     with scene.engine.begin() as tx:  # to what was committed with offset 4
@@ -398,8 +403,8 @@ def test_a_part_that_has_seen_a_crash_goes_record_by_record_also_after_a_refusal
     gate.open()
     scene.wait_until_caught_up(name, stored)
     run.stop()
-    assert [e.offset for e in run.seen.all(events.TriedAlone)] == [*range(11), *range(5, 20)]
-    assert run.seen.all(events.TriedPart)[0].start == 20
+    assert [e.offset for e in run.seen.all(events.SingleRecordAttempt)] == [*range(11), *range(5, 20)]
+    assert run.seen.all(events.SuspectPartAttempt)[0].start == 20
     scene.book.assert_holds(name, stored)
 
 
@@ -415,16 +420,16 @@ def test_a_graceful_stop_in_a_suspect_range_is_no_crash_in_its_part(scene: Scene
     gate.open()
     run.stop()
     again = scene.worker(name, partitions=[(name, 0)], limits=limits)
-    first = again.seen.wait_for(events.Suspicious)
+    first = again.seen.wait_for(events.CrashSuspected)
     assert first.until == 1000
     scene.wait_until_caught_up(name, stored)
     again.stop()
-    assert not again.seen.all(events.TriedAlone)
+    assert not again.seen.all(events.SingleRecordAttempt)
     scene.book.assert_holds(name, stored)
 
 
 def test_health_says_how_many_suspects_are_left(scene: Scene) -> None:
-    name, gate = scene.topic(), Gate(events.TriedPart, lambda e: e.start >= 500)
+    name, gate = scene.topic(), Gate(events.SuspectPartAttempt, lambda e: e.start >= 500)
     stored = scene.produce(name, 2000)
     kill_twice(scene, name)
     run = scene.worker(name, partitions=[(name, 0)], limits=Limits(batch_records=1000), observe=[gate])

@@ -56,12 +56,12 @@ def test_the_second_pipeline_waits_outside_and_enters_when_its_tables_match(
     assert (refused.stored, refused.declared) == ((f"{tables.schema}.one",), (f"{tables.schema}.two",))
     health = second.health()
     assert (health.live, health.ready) == (True, False)
-    assert "one group name is for one pipeline" in str(health.stands_by)
+    assert "one group name is for one pipeline" in str(health.standby)
     produce(tables.topic, values(0, 1), partition=0)
     produce(tables.topic, values(2, 3), partition=1)
     first.reached(tables.topic, 2, 0)
     first.reached(tables.topic, 2, 1)
-    assert not first.seen.all(events.Gone)
+    assert not first.seen.all(events.Revoked)
     assert not second.seen.all(events.Started)
     first.stop()
     with tables.engine.begin() as tx:
@@ -82,7 +82,7 @@ def test_a_worker_that_accepts_its_declaration_replaces_those_that_run(
     first.reached(tables.topic, 1)
     second = run_worker(tables.pipeline("two"), limits=QUICK, accept_declaration=True)
     second.seen.wait_for(events.Started)
-    first.seen.wait_for(events.Stopped)
+    first.seen.wait_for(events.WorkerStopped)
     with pytest.raises(HandlerOutdated, match="since a worker that accepts its declaration has started"):
         first.stop()
     produce(tables.topic, values(1), partition=0)
@@ -120,7 +120,7 @@ def test_what_a_handler_writes_is_compared_under_the_engines_schemas(tables: Tab
     first = run_worker(pipeline, limits=QUICK, engine=translated(tables.engine, tables.schema))
     first.placed(2)
     same = run_worker(pipeline, limits=QUICK, engine=translated(tables.engine, tables.schema))
-    same.seen.wait_for(events.Placed)
+    same.seen.wait_for(events.Activated)
     with another_tenant(tables) as tenant:
         other = run_worker(pipeline, limits=QUICK, engine=translated(tables.engine, tenant))
         assert other.seen.wait_for(events.DeclarationRefused).declared == (f"{tenant}.one",)

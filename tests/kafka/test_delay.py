@@ -125,7 +125,7 @@ def test_what_waits_costs_no_processor_time_and_survives_a_restart(scene: Scene)
     name = scene.topic()
     handler = Ledgered(scene)
     member = scene.member(name, delay=6, kafka=PROTOCOLS["cooperative"])
-    member.wait_for("Placed")
+    member.wait_for("Activated")
     now = time.time()
     stored = produce(scene, name, *[now] * 300)
     member.wait_for("ChunkRead")
@@ -156,7 +156,7 @@ def test_a_timestamp_in_the_future_waits_no_longer_than_the_delay_though_the_wor
     second.stop()
     assert seen + 7.9 <= done < seen + 8 + SLACK, "else it began anew"
     scene.book.assert_holds(name, stored)
-    assert not second.seen.all(events.TriedAlone)
+    assert not second.seen.all(events.SingleRecordAttempt)
 
 
 def test_a_rebalance_neither_loses_nor_hastens_what_waits(scene: Scene, protocol: Protocol, clock: Clock) -> None:
@@ -201,7 +201,7 @@ def test_more_than_a_backlog_holds_is_read_once_and_memory_is_bounded(
     run.reached(name, many)
     run.stop()
     assert pulled(run) == many, "nothing is read twice"
-    assert not run.seen.all(events.Gone)[:-1], "it was a member all the time"
+    assert not run.seen.all(events.Revoked)[:-1], "it was a member all the time"
     scene.book.assert_holds(name, stored)
 
 
@@ -211,7 +211,7 @@ def test_a_move_while_records_wait_is_obeyed(scene: Scene) -> None:
     old = produce(scene, name, *[time.time() - 7200] * 5)
     run = scene.worker(delayed(scene, name, 3600))
     run.seen.wait_for(events.ChunkRead)
-    scene.ledger.move(name, 0, 20, log=None, reason="not these", lost="not wanted")
+    scene.ledger.reset_offset(name, 0, 20, log=None, reason="not these", lost="not wanted")
     run.reached(name, 25)
     run.stop()
     scene.book.assert_holds(name, old)
@@ -230,7 +230,7 @@ def test_a_full_backlog_stays_paused_while_another_partition_is_placed_anew(
     run.seen.wait_for(events.ChunkRead)
     for place in (5, 0):
         mark = run.seen.mark()
-        scene.ledger.move(name, 1, place, log=None, reason="again")
+        scene.ledger.reset_offset(name, 1, place, log=None, reason="again")
         run.seen.wait_for(events.Committed, since=mark)
     until = time.time() + 1  # a client that is not paused has given the rest by then
     scene.wait(lambda: time.time() > until)

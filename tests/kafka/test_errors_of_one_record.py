@@ -89,7 +89,7 @@ def test_a_mistake_that_every_record_meets_ends_the_worker_and_moves_nothing(sce
     name = scene.topic()
     scene.produce(name, ["bad"] * 300)
     run = scene.worker(made(scene, name, way), **fixed(name, 1))
-    run.seen.wait_for(events.Stopped)
+    run.seen.wait_for(events.WorkerStopped)
     with pytest.raises(Exception, match="no_such_function"):
         run.stop()
     assert (letters(scene), scene.book.written(name), scene.positions()) == ([], [], {Partition(name, 0): 0})
@@ -114,7 +114,7 @@ def test_a_batch_of_one_proves_nothing_and_stops_its_partition_alone(scene: Scen
     name = scene.topic(2)
     scene.produce(name, ["bad"])
     run = scene.worker(made(scene, name, way), **fixed(name, 2))
-    stop = run.seen.wait_for(events.Parked).error
+    stop = run.seen.wait_for(events.PartitionStopped).error
     assert isinstance(stop, PoisonStop)
     assert (stop.partition, stop.offset, stop.failure.cause) == (Partition(name, 0), 0, Cause.PROGRAM)
     assert any("start the worker again" in choice for choice in stop.choices)
@@ -146,12 +146,12 @@ def test_kills_of_a_worker_that_has_stopped_in_front_of_a_record_are_not_its_rec
 
     for _ in range(3):
         member = start()
-        member.wait_for("Parked")
+        member.wait_for("PartitionStopped")
         member.kill()
         row = scene.ledger.read()[0]
         assert (row.attempt_running, row.attempt_crashes, letters(scene)) == (False, 0, [])
     last = start()  # suspected by now, and tried alone
-    assert "mistake of the program" in last.wait_for("Parked")["error"]
+    assert "mistake of the program" in last.wait_for("PartitionStopped")["error"]
     last.signal(signal.SIGTERM)
     assert last.ended()[0] == 0
     assert letters(scene) == []
@@ -174,7 +174,7 @@ def test_a_transient_error_of_one_record_is_an_attempt_and_the_last_one_stops(
     stored = scene.produce(name, [*map(str, range(30)), "bad", *map(str, range(10))])
     others = scene.produce(name, 50, partition=1)
     run = scene.worker(made(scene, name, way), **fixed(name, 2, limits=Limits(batch_age=60)))
-    stop = run.seen.wait_for(events.Parked).error
+    stop = run.seen.wait_for(events.PartitionStopped).error
     assert isinstance(stop, PoisonStop)
     assert (stop.offset, stop.failure.cause, stop.failure.attempts) == (30, Cause.TRANSIENT, 3)
     waits = run.seen.all(events.RetryScheduled)
@@ -204,12 +204,12 @@ def test_an_outage_of_the_server_is_no_attempt_of_a_record_that_is_tried_alone(s
     run.seen.wait_for(events.RetryScheduled)
     since = run.seen.mark()
     raise_always(scene, outage)
-    run.seen.wait_for(events.TriedAlone, since=since, count=slow.attempts + 1)
+    run.seen.wait_for(events.SingleRecordAttempt, since=since, count=slow.attempts + 1)
     raise_always(scene, None)
     run.reached(name, 2)
     run.stop()
-    assert run.seen.all(events.Parked) == []
-    assert {e.attempt for e in run.seen.all(events.TriedAlone)} == {2}
+    assert run.seen.all(events.PartitionStopped) == []
+    assert {e.attempt for e in run.seen.all(events.SingleRecordAttempt)} == {2}
     scene.book.assert_holds(name, stored)
 
 
@@ -223,7 +223,7 @@ def test_a_transient_error_of_one_record_waits_over_a_restart(scene: Scene) -> N
     run.seen.wait_for(events.RetryScheduled)
     run.stop()
     again = scene.worker(made(scene, name, "handler", retry=slow), **fixed(name, 1))
-    stop = again.seen.wait_for(events.Parked).error
+    stop = again.seen.wait_for(events.PartitionStopped).error
     assert isinstance(stop, PoisonStop)
     assert (stop.offset, stop.failure.attempts) == (1, 3)
     assert [e.then for e in again.seen.all(events.RetryScheduled)] == ["stop", "stop"]

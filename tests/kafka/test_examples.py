@@ -126,7 +126,7 @@ def test_an_own_loop_survives_lost_answers_moves_and_cut_wires(
         stored += scene.produce(name, ["three"] * 100)
         assert proxy.fired.wait(20)
         scene.wait_until_caught_up(name, stored)
-        scene.ledger.move(name, 0, 250, log=None, reason="half of the last hundred again")
+        scene.ledger.reset_offset(name, 0, 250, log=None, reason="half of the last hundred again")
         scene.wait_for_position(name, 300)
         proxy.refuse()
         proxy.cut()
@@ -149,7 +149,7 @@ def test_an_own_loop_stops_in_front_of_a_recreated_topic_and_goes_on_when_it_is_
         stored = scene.produce(name, ["new"] * 50)
         new = scene.topic_id(name)
         assert words() == {"old": 10}
-        scene.ledger.move(name, 0, 0, topic_id=new, log=None, reason="restart")
+        scene.ledger.reset_offset(name, 0, 0, topic_id=new, log=None, reason="restart")
         scene.wait_until_caught_up(name, stored)
     assert words() == {"old": 10, "new": 50}
 

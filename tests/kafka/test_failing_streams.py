@@ -172,7 +172,7 @@ def tells(row: Any, kind: Kind, record: RawRecord, road: str, policy: OnPoison) 
     cause = kind.cause_on(road)
     assert (row.cause, row.sqlstate) == (cause, kind.sqlstate), kind.name
     assert re.search(kind.said, row.error), row.error
-    assert row.state == ("parked" if policy is OnPoison.DEAD_LETTER else "skipped")
+    assert row.state == ("dead_lettered" if policy is OnPoison.DEAD_LETTER else "skipped")
     assert row.attempts == (TRIES if cause is Cause.HANDLER and "Retry.on" not in kind.name else 1), kind.name
     assert row.value == (record.value if policy is OnPoison.DEAD_LETTER else None)
     assert (row.key, row.timestamp_ms) == (record.key, record.timestamp_ms)
@@ -192,11 +192,11 @@ def test_each_kind_stops_its_partition_until_it_is_passed_by_hand(
     run.reached(stream.topic, stream.ends[Partition(stream.topic, 1)], 1)
     mark = 0
     for offset in sorted(failed):
-        parked = run.seen.wait_for(events.Parked, since=mark)
+        parked = run.seen.wait_for(events.PartitionStopped, since=mark)
         mark = run.seen.mark()
         assert (parked.partition, parked.error.offset) == (Partition(stream.topic, 0), offset)
         assert re.search(stream.kinds[offset].said, str(parked.error))
-        ledger.move(stream.topic, 0, offset + 1, expected=offset, lost="poison", log=None, reason="a test")
+        ledger.reset_offset(stream.topic, 0, offset + 1, expected=offset, lost="poison", log=None, reason="a test")
     run.reached(stream.topic, stream.ends[Partition(stream.topic, 0)], 0)
     run.stop()
     holds(ground, stream, failed)
@@ -211,7 +211,7 @@ def test_a_mistake_of_the_program_ends_the_worker_and_moves_nothing(
 ) -> None:
     assert kind.raises is not None
     _, pipeline, run = start("executemany", OnPoison.DEAD_LETTER, [kind])
-    run.seen.wait_for(events.Stopped)
+    run.seen.wait_for(events.WorkerStopped)
     with pytest.raises(kind.raises, match=kind.said):
         run.stop()
     assert not run.health().live

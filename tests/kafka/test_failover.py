@@ -79,13 +79,13 @@ def test_a_failover_that_loses_the_claim(scene: Scene, quiet: bool) -> None:
     fail_over(scene, then)
     if not quiet:
         stored += scene.produce(name, 1)
-    run.seen.wait_for(events.Ousted, since=mark)
-    assert run.seen.wait_for(events.Placed, since=mark).offset == 4
+    run.seen.wait_for(events.ClaimLost, since=mark)
+    assert run.seen.wait_for(events.Activated, since=mark).offset == 4
     found = run.seen.wait_for(events.Resynced, since=mark)
     assert (found.found, found.cause) == (4, "rolled back")
     scene.wait_for_position(name, len(stored))
     run.stop()
     scene.book.assert_holds(name, stored)
-    assert run.seen.all(events.Gone, mark)[:-1] == []  # none but the one of leaving
+    assert run.seen.all(events.Revoked, mark)[:-1] == []  # none but the one of leaving
     assert run.seen.all(events.Assigned, mark) == []
     assert [(a.action, a.from_offset, a.to_offset) for a in actions(scene)] == [("rolled back", 10, 4)]

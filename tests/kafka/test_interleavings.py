@@ -44,7 +44,7 @@ def test_a_worker_frozen_with_a_batch_in_hand_is_refused(scene: Scene) -> None:
     seize(scene, rival(scene), name, 0)
     gate.open()
     run.seen.wait_for(events.Refused)
-    run.seen.wait_for(events.Ousted)
+    run.seen.wait_for(events.ClaimLost)
     run.reached(name, 10)  # the seizer does nothing; Kafka still says that the partition is ours
     order = [type(event) for event in run.seen.events]
     assert order.index(events.Refused) < order.index(events.Committed)
@@ -63,18 +63,18 @@ def test_a_rewind_under_a_running_worker(scene: Scene, elsewhere: ThreadPoolExec
     run = scene.worker(name, observe=[gate])
     gate.wait()
     before = scene.ledger.read()[0]
-    moving = elsewhere.submit(scene.ledger.move, name, 0, 4, log=None, reason="bug 17", actor="ann")
+    moving = elsewhere.submit(scene.ledger.reset_offset, name, 0, 4, log=None, reason="bug 17", actor="ann")
     until(lambda: waits_for_a_lock(scene, scene.ledger), "the operator at the lock")
     gate.open()
     moved = moving.result()
     assert (moved.next_offset, moved.epoch) == (4, before.epoch + 1)
-    run.seen.wait_for(events.Placed, lambda e: e.offset == 4)
+    run.seen.wait_for(events.Activated, lambda e: e.offset == 4)
     run.seen.wait_for(events.Committed, lambda e: e.spans[0].start == 4)
     scene.wait_for_position(name, 10)
     assert scene.book.written(name) == [*stored, *stored[4:]]
     assert scene.ledger.read()[0].epoch > moved.epoch
     [action] = actions(scene)
-    assert (action.action, action.from_offset, action.to_offset) == ("move", moving_from(run), 4)
+    assert (action.action, action.from_offset, action.to_offset) == ("reset", moving_from(run), 4)
     assert (action.actor, action.reason) == ("ann", "bug 17")
     assert run.seen.all(events.Resynced) == []  # nothing was lost or rolled back: somebody decided
 
@@ -97,13 +97,13 @@ def test_a_rewind_under_an_idle_worker(scene: Scene) -> None:
     run.reached(name, 10)
     run.reached(name, 3, partition=1)
     mark = run.seen.mark()
-    scene.ledger.move(name, 0, 0, log=None, reason="from the beginning", actor="ann")
-    assert run.seen.wait_for(events.Ousted, since=mark).partition == Partition(name, 0)
-    assert run.seen.wait_for(events.Placed, since=mark).offset == 0
+    scene.ledger.reset_offset(name, 0, 0, log=None, reason="from the beginning", actor="ann")
+    assert run.seen.wait_for(events.ClaimLost, since=mark).partition == Partition(name, 0)
+    assert run.seen.wait_for(events.Activated, since=mark).offset == 0
     scene.wait_for_position(name, 10)
     run.stop()
     assert sorted(scene.book.written(name)) == sorted([*first, *first, *second])
-    assert [a.action for a in actions(scene)] == ["move"]
+    assert [a.action for a in actions(scene)] == ["reset"]
 
 
 def test_a_skip_under_a_running_worker(scene: Scene) -> None:
@@ -113,7 +113,7 @@ def test_a_skip_under_a_running_worker(scene: Scene) -> None:
     gate = Gate(events.BatchOpened)
     run = scene.worker(name, observe=[gate])
     gate.wait()
-    scene.ledger.move(name, 0, 7, log=None, reason="known to be bad", lost="skipped")
+    scene.ledger.reset_offset(name, 0, 7, log=None, reason="known to be bad", lost="skipped")
     gate.open()
     run.reached(name, 10)
     run.stop()
@@ -131,7 +131,7 @@ def test_a_newer_handler_stands_the_older_worker_down(scene: Scene) -> None:
     gate.wait()
     seize(scene, rival(scene, version=2), name, 0)
     gate.open()
-    run.seen.wait_for(events.Stopped)
+    run.seen.wait_for(events.WorkerStopped)
     with pytest.raises(HandlerOutdated, match="version 2, this process runs version 1"):
         run.stop()
     assert scene.book.written(name) == []
@@ -154,7 +154,7 @@ def test_one_of_two_partitions_in_a_batch_is_refused(scene: Scene) -> None:
         seize(scene, rival(scene), name, 1)
         bench.commit(batch)
         bench.seen.wait_for(events.Refused)
-        assert bench.seen.wait_for(events.Ousted).partition == Partition(name, 1)
+        assert bench.seen.wait_for(events.ClaimLost).partition == Partition(name, 1)
         [committed] = bench.seen.all(events.Committed)
         assert [str(span) for span in committed.spans] == [f"{name}/0 [0, 5)"]
         scene.book.assert_holds(name, stored[:5])
@@ -249,7 +249,7 @@ def test_a_partition_is_placed_anew_while_it_is_read(scene: Scene, protocol: Map
     try:
         until(lambda: read() is None and assigned.is_set(), "the assignment")
         for offset in range(60):
-            client.place({at: (offset, 0)}, {})
+            client.assign({at: (offset, 0)}, {})
             if offset % 2:  # while the client reads, and while its queue is full
                 assert until(lambda: None if (found := read()) is None else (found,), "a record") == (offset,)
     finally:

@@ -244,7 +244,7 @@ def test_what_the_first_sink_defers_the_second_fulfils_also_while_a_bad_record_i
     pipeline = Pipeline(group, topics=TOPIC, value=Json(int), sinks=[child, parent], on_poison="dead_letter")
     done = ground.process(pipeline, *orders(b"1", b"13", b"2", b"99", b"3"), *orders(b"4", b"13", partition=1))
     assert ground.rows("id", name="child") == ground.rows("id", name="parent") == [(1,), (2,), (3,), (4,)]
-    assert [(e.partition.number, e.offset, e.failure.sqlstate) for e in done.set_aside] == [
+    assert [(e.partition.number, e.offset, e.failure.sqlstate) for e in done.dead_letters] == [
         (0, 1, "23514"),
         (0, 3, "23503"),
         (1, 1, "23514"),
@@ -281,7 +281,7 @@ def test_too_many_dead_letters_end_the_worker_with_nothing_of_the_batch_written(
     options: dict[str, Any] = {"on_poison": on_poison, "dead_letter_limits": limits}
     pipeline = scene.pipeline(name, handle=refusing(scene, is_bad), **options)
     run = scene.worker(pipeline, **fixed(name, limits=Limits(batch_records=60)))
-    run.seen.wait_for(events.Stopped)
+    run.seen.wait_for(events.WorkerStopped)
     with pytest.raises(TooManyDeadLetters, match=said) as caught:
         run.stop()
     assert "Mend the handler" in str(caught.value)
@@ -345,13 +345,13 @@ def test_i1_a_dead_letter_becomes_visible_with_the_offset_that_passes_it(scene: 
 
 def test_i4_what_was_set_aside_of_a_partition_that_is_refused_goes_with_it(scene: Scene) -> None:
     """I4: somebody moves it between the attempt that failed and the one that isolates; the other's letter is parked."""
-    name, gate = scene.topic(2), Gate(events.Isolating)
+    name, gate = scene.topic(2), Gate(events.Bisecting)
     stored = scene.produce(name, [*"01", "bad", *"34567"]) + scene.produce(name, ["0", "bad", "2"], partition=1)
     pipeline = scene.pipeline(name, handle=refusing(scene, "bad".__eq__), on_poison="dead_letter")
     both = Limits(batch_age=60)
     run = scene.worker(pipeline, observe=[gate], **fixed(name, 2, limits=both))
     gate.wait()
-    scene.ledger.move(name, 0, 5, lost="poison", log=None, reason="the first five are not wanted")
+    scene.ledger.reset_offset(name, 0, 5, lost="poison", log=None, reason="the first five are not wanted")
     gate.open()
     scene.wait_until_caught_up(name, stored)
     run.stop()
@@ -362,7 +362,7 @@ def test_i4_what_was_set_aside_of_a_partition_that_is_refused_goes_with_it(scene
 
 def test_what_is_left_of_a_batch_is_not_blamed_for_what_was_refused(scene: Scene) -> None:
     """The partition whose record failed is moved before the search begins: the other's only record is innocent."""
-    name, gate = scene.topic(2), Gate(events.Isolating)
+    name, gate = scene.topic(2), Gate(events.Bisecting)
     scene.produce(name, ["bad"])
     scene.produce(name, ["good"], partition=1)
 
@@ -374,7 +374,7 @@ def test_what_is_left_of_a_batch_is_not_blamed_for_what_was_refused(scene: Scene
     pipeline = scene.pipeline(name, handle=handle, on_poison="dead_letter", retry=Retry(attempts=1))
     run = scene.worker(pipeline, observe=[gate], **fixed(name, 2, limits=Limits(batch_age=60)))
     gate.wait()
-    scene.ledger.move(name, 0, 1, lost="poison", log=None, reason="nobody wants it")
+    scene.ledger.reset_offset(name, 0, 1, lost="poison", log=None, reason="nobody wants it")
     gate.open()
     run.reached(name, 1, 1)
     run.stop()

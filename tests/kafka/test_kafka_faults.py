@@ -37,7 +37,7 @@ LARGE = ["x" * 50_000]
 
 def stop_of(run: Run, since: int = 0) -> PartitionStopped:
     """The stop that the worker announced."""
-    error = run.seen.wait_for(events.Parked, since=since).error
+    error = run.seen.wait_for(events.PartitionStopped, since=since).error
     assert isinstance(error, PartitionStopped)
     return error
 
@@ -73,13 +73,13 @@ def test_i4_retention_past_the_stored_offset_stops_the_partition_until_it_is_dec
     assert isinstance(stop, OffsetLost)
     assert (stop.partition, stop.offset) == (Partition(name, 0), 10)
     assert "retention has passed it: the first offset left is 30" in str(stop)
-    assert any(f"Ledger.move('{name}', 0, to=30, log=(30, " in choice for choice in stop.choices)
+    assert any(f"Ledger.reset_offset('{name}', 0, to=30, log=(30, " in choice for choice in stop.choices)
     assert list(run.health().stopped) == [Partition(name, 0)]
     other = scene.produce(name, 5, partition=1)
     run.reached(name, 15, 1)  # the other partition goes on
     assert scene.positions()[Partition(name, 0)] == 10
 
-    scene.ledger.move(name, 0, 30, log=None, reason="nobody needs them", lost="retention", actor="ann")
+    scene.ledger.reset_offset(name, 0, 30, log=None, reason="nobody needs them", lost="retention", actor="ann")
     run.reached(name, 50, 0)
     assert run.health().stopped == {}
     run.stop()
@@ -100,7 +100,7 @@ def test_i4_retention_that_overtakes_a_running_reader_stops_it_where_it_stands(s
     assert isinstance(stop, OffsetLost)
     assert 0 < stop.offset < 95
     assert "the first offset left is 95" in str(stop)
-    scene.ledger.move(name, 0, 95, log=None, reason="go on", lost="retention")
+    scene.ledger.reset_offset(name, 0, 95, log=None, reason="go on", lost="retention")
     run.reached(name, 100)
     run.stop()
     assert lost_ranges(scene) == [(stop.offset, 95, "retention")]
@@ -112,7 +112,7 @@ def test_a_position_behind_the_end_of_the_log_stops_the_partition(scene: Scene) 
     stored = scene.produce(name, 10)
     run = scene.worker(name)
     run.reached(name, 10)
-    scene.ledger.move(name, 0, 1000, log=None, reason="a slip of the hand", actor="ada")
+    scene.ledger.reset_offset(name, 0, 1000, log=None, reason="a slip of the hand", actor="ada")
     stop = stop_of(run)
     assert isinstance(stop, OffsetLost)
     assert re.search(
@@ -121,7 +121,7 @@ def test_a_position_behind_the_end_of_the_log_stops_the_partition(scene: Scene) 
     assert "brokers" not in str(stop).splitlines()[0]
     assert any("to=10, log=(0, 10), reason=" in choice for choice in stop.choices)
     assert any("log=None" in choice for choice in stop.choices)
-    scene.ledger.move(name, 0, 10, log=(0, 10), reason="corrected")
+    scene.ledger.reset_offset(name, 0, 10, log=(0, 10), reason="corrected")
     assert lost_ranges(scene) == []  # nothing was read up to there
     stored += scene.produce(name, 5)
     run.reached(name, 15)
@@ -163,7 +163,7 @@ def test_i4_a_truncated_log_is_noticed_by_the_stored_leader_epoch(
     assert isinstance(stop, OffsetLost)
     assert "the log was truncated before it and written anew" in str(stop)
     assert len(scene.book.written(name)) == 100
-    scene.ledger.move(name, 0, 50, log=None, reason="read what stands there now")
+    scene.ledger.reset_offset(name, 0, 50, log=None, reason="read what stands there now")
     run.reached(name, 150)
     run.stop()
     assert scene.book.written(name) == [(0, n) for n in range(100)] + [(0, n) for n in range(50, 150)]
@@ -185,7 +185,7 @@ def decide_for(scene: Scene, run: Run, name: str, stop: PartitionStopped) -> Non
     assert isinstance(stop, TopicRecreated)
     new = scene.topic_id(name)
     assert f"to=0, topic_id=UUID('{new}')" in stop.choices[0]
-    scene.ledger.move(name, 0, 0, topic_id=new, log=None, reason="restart", lost="topic recreated")
+    scene.ledger.reset_offset(name, 0, 0, topic_id=new, log=None, reason="restart", lost="topic recreated")
 
 
 def test_i4_a_topic_recreated_under_an_idle_worker_is_not_read_on(scene: Scene, way: Way) -> None:
@@ -195,7 +195,7 @@ def test_i4_a_topic_recreated_under_an_idle_worker_is_not_read_on(scene: Scene, 
     run = scene.worker(name, **way(name, 1))
     run.reached(name, 10)
     new = recreate(scene, name, 50)
-    stop = run.seen.wait_for(events.Parked, lambda e: isinstance(e.error, TopicRecreated)).error
+    stop = run.seen.wait_for(events.PartitionStopped, lambda e: isinstance(e.error, TopicRecreated)).error
     assert isinstance(stop, PartitionStopped)
     assert scene.book.written(name) == stored
     decide_for(scene, run, name, stop)
@@ -232,7 +232,7 @@ def test_i4_a_topic_recreated_while_a_batch_is_applied_rolls_it_back(scene: Scen
     gate.wait()  # a chunk of the old topic is in hand, the transaction not yet begun
     new = recreate(scene, name, 50)
     gate.open()
-    stop = run.seen.wait_for(events.Parked, lambda e: isinstance(e.error, TopicRecreated)).error
+    stop = run.seen.wait_for(events.PartitionStopped, lambda e: isinstance(e.error, TopicRecreated)).error
     assert isinstance(stop, PartitionStopped)
     assert not run.seen.all(events.Committed)
     assert scene.book.written(name) == []
@@ -252,7 +252,7 @@ def test_adopting_a_recreated_topic_goes_on_at_the_offset_that_was_chosen(scene:
     new = recreate(scene, name, 50)
     run = scene.worker(name)
     stop_of(run)
-    scene.ledger.move(name, 0, 10, topic_id=scene.topic_id(name), log=None, reason="the first ten are the same")
+    scene.ledger.reset_offset(name, 0, 10, topic_id=scene.topic_id(name), log=None, reason="the first ten are the same")
     run.reached(name, 50)
     run.stop()
     assert scene.book.written(name) == stored + new[10:]
@@ -264,7 +264,7 @@ def test_a_deleted_topic_stops_its_partitions_and_the_others_go_on(scene: Scene,
     run = scene.worker(scene.book.pipeline(scene.group, [doomed, other]), kafka=protocol)
     run.reached(doomed, 5)
     scene.admin.delete_topics([doomed])[doomed].result(20)
-    run.seen.wait_for((events.Parked, events.Gone))
+    run.seen.wait_for((events.PartitionStopped, events.Revoked))
     kept = scene.produce(other, 5)
     run.reached(other, 5)
     run.stop()
@@ -342,7 +342,7 @@ def test_i4_while_a_topic_is_unknown_nothing_of_it_commits_and_the_others_do(
     run.reached(name, 5)
     run.seen.wait_for(events.Recovered)
     run.stop()
-    assert not run.seen.all(events.Parked)
+    assert not run.seen.all(events.PartitionStopped)
     scene.book.assert_holds(name, stored)
     scene.book.assert_holds(other, kept)
 
@@ -362,7 +362,7 @@ def test_i4_nothing_of_a_topic_that_was_deleted_after_the_last_read_commits(scen
     assert scene.book.written(name) == []
     scene.topic(name=name)
     new = scene.produce(name, 20)
-    stop = run.seen.wait_for(events.Parked).error
+    stop = run.seen.wait_for(events.PartitionStopped).error
     assert isinstance(stop, PartitionStopped)
     decide_for(scene, run, name, stop)
     run.reached(name, 20)
@@ -507,6 +507,6 @@ def test_i3_an_end_that_was_passed_across_a_change_of_leader_epoch_is_no_truncat
     stored += in_transactions(scene, name, (3, True))
     scene.wait_for_position(name, 13)
     run.stop()
-    assert not run.seen.all(events.Parked)
+    assert not run.seen.all(events.PartitionStopped)
     assert not run.seen.all(events.Resynced)
     scene.book.assert_holds(name, stored)

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from seekpoint import Batch, Ledger, Limits, Partition, Pipeline, Text, Worker, events
-from seekpoint.errors import ConfigError, HandlerOutdated, KafkaAway, PoisonStop, SchemaMismatch, StopTimeout
+from seekpoint.errors import ConfigError, HandlerOutdated, KafkaUnavailable, PoisonStop, SchemaMismatch, StopTimeout
 from seekpoint.kafka.config import make_consumer
 from seekpoint.kafka.identity import Identity
 from seekpoint.testing.servers.kafka import KafkaServer
@@ -111,7 +111,7 @@ def test_a_with_block_runs_the_worker_and_drains_it(scene: Scene) -> None:
         assert worker.health().ready
     assert not worker.health().live
     assert worker.health().error is None
-    assert [type(e) for e in seen.events[-1:]] == [events.Stopped]
+    assert [type(e) for e in seen.events[-1:]] == [events.WorkerStopped]
     assert [row.owner for row in scene.ledger.read()] == [None]
     scene.book.assert_holds(name, stored)
 
@@ -152,7 +152,7 @@ def test_a_fatal_error_turns_live_false_at_once_and_is_raised_on_leaving(scene: 
 
     def serve() -> None:
         with worker.running():
-            seen.wait_for(events.Stopped)
+            seen.wait_for(events.WorkerStopped)
             assert not worker.health().live
             assert isinstance(worker.health().error, ProgrammingError)
 
@@ -191,13 +191,13 @@ def test_what_is_wrong_for_good_is_not_waited_for(  # noqa: PLR0917 -- fixtures
     deaths: list[BaseException] = []
     died = threading.Event()
 
-    def on_death(error: BaseException) -> None:
+    def on_error(error: BaseException) -> None:
         deaths.append(error)
         died.set()
         raise ValueError("the alarm is broken")
 
     def serve() -> None:
-        with worker.running(wait=wait, on_death=on_death):
+        with worker.running(wait=wait, on_error=on_error):
             assert not wait, "it must not have started"
             assert died.wait(30)
 
@@ -205,7 +205,7 @@ def test_what_is_wrong_for_good_is_not_waited_for(  # noqa: PLR0917 -- fixtures
         serve()
     assert worker.health().error is raised.value
     assert deaths == ([] if wait else [raised.value])
-    assert ("on_death= raised; ignored" in caplog.text) is not wait
+    assert ("on_error= raised; ignored" in caplog.text) is not wait
     logged = [r for r in caplog.records if r.levelno == logging.ERROR and r.name == "seekpoint.events"]
     assert [r.exc_info[1] for r in logged if r.exc_info] == [raised.value]
     assert says in caplog.text
@@ -219,7 +219,9 @@ def test_a_start_waits_as_long_as_it_may_and_then_says_what_is_away(scene: Scene
     worker = Worker(
         scene.pipeline(scene.topic()), engine=url, kafka=kafka, schema=scene.schema, limits=limits, observe=[seen]
     )
-    kind, says = (KafkaAway, "check that the brokers run") if away == "brokers" else (OperationalError, "refused")
+    kind, says = (
+        (KafkaUnavailable, "check that the brokers run") if away == "brokers" else (OperationalError, "refused")
+    )
     with pytest.raises(kind, match=says), worker.running():
         raise AssertionError("it must not have started")
     trouble = events.KafkaTrouble if away == "brokers" else events.DatabaseTrouble
@@ -290,12 +292,12 @@ def test_an_embedded_worker_that_dies_is_reported(scene: Scene, caplog: pytest.L
     def fails(tx: Connection, batch: Batch[str, Any]) -> None:
         raise SystemExit("enough")
 
-    def on_death(error: BaseException) -> None:
+    def on_error(error: BaseException) -> None:
         deaths.append(error)
         died.set()
 
     def serve() -> None:
-        with make(scene, scene.pipeline(name, handle=fails)).running(on_death=on_death):
+        with make(scene, scene.pipeline(name, handle=fails)).running(on_error=on_error):
             scene.produce(name, 3)
             assert died.wait(30)
 
@@ -314,7 +316,7 @@ def test_stop_may_be_called_from_any_thread(scene: Scene) -> None:
     worker = make(scene, scene.pipeline(name), observe=[seen])
     runner = threading.Thread(target=worker.run)  # run() outside the main thread installs no signal handler
     runner.start()
-    seen.wait_for(events.Placed)
+    seen.wait_for(events.Activated)
     before = signal.getsignal(signal.SIGTERM)
     threading.Thread(target=worker.stop).start()
     runner.join(30)
@@ -391,7 +393,7 @@ def test_i2_a_worker_whose_handler_never_returns_is_given_up_after_the_grace(
     assert 0.5 <= monotonic() - began < 8
     health = worker.health()
     assert (health.live, health.error) == (False, e.value)
-    assert isinstance(seen.events[-1], events.Stopped)
+    assert isinstance(seen.events[-1], events.WorkerStopped)
     (row,) = scene.ledger.read()
     assert row.owner is not None
     groups = scene.admin.describe_consumer_groups
@@ -399,7 +401,7 @@ def test_i2_a_worker_whose_handler_never_returns_is_given_up_after_the_grace(
 
     heir = scene.worker(name, kafka=protocol)
     heir.reached(name, 10)
-    assert heir.seen.all(events.Placed)[0].offset == 0
+    assert heir.seen.all(events.Activated)[0].offset == 0
     mark = seen.mark()
     endless.released.set()
     assert endless.left.wait(30)
@@ -440,10 +442,10 @@ def test_a_start_that_is_given_up_raises_at_once(scene: Scene) -> None:
 def test_a_handler_that_never_returns_is_a_crash_to_the_next_owner(scene: Scene, endless: Endless) -> None:
     name = scene.topic()
     scene.produce(name, 10)
-    gate = Gate(events.Placed)
+    gate = Gate(events.Activated)
     deaths: list[BaseException] = []
     worker = make(scene, scene.pipeline(name, handle=endless))
-    with pytest.raises(StopTimeout) as given_up, worker.running(grace=0.1, on_death=deaths.append):
+    with pytest.raises(StopTimeout) as given_up, worker.running(grace=0.1, on_error=deaths.append):
         assert endless.entered.wait(30)
     assert deaths == [given_up.value]
     heir = scene.worker(name, observe=[gate])
@@ -573,7 +575,7 @@ def test_a_stop_while_paused_is_counted_as_no_crash(scene: Scene) -> None:
     heir = scene.worker(name)
     scene.wait_until_caught_up(name, stored)
     heir.stop()
-    assert not heir.seen.all(events.Suspicious)
+    assert not heir.seen.all(events.CrashSuspected)
     scene.book.assert_holds(name, stored)
 
 
@@ -583,7 +585,7 @@ def test_a_worker_that_ends_as_outdated_is_counted_as_no_crash(scene: Scene) -> 
     run = scene.worker(name, limits=Limits(idle_check=0.1))
     run.placed(2)
     newer = raise_version(scene, name, 1)
-    run.seen.wait_for(events.Stopped, lambda e: isinstance(e.error, HandlerOutdated))
+    run.seen.wait_for(events.WorkerStopped, lambda e: isinstance(e.error, HandlerOutdated))
     with pytest.raises(HandlerOutdated):
         run.stop()
     assert [row.owner for row in scene.ledger.read()] == [None, newer.owner]
@@ -599,8 +601,8 @@ def test_an_outdated_worker_without_a_partition_hears_of_the_new_version(scene: 
     gate.wait()  # it keeps the partition, and has no transaction yet
     raise_version(scene, name, 0)
     # Sooner than max.poll.interval.ms, after which it would be given the partition.
-    idle.seen.wait_for(events.Stopped, lambda e: isinstance(e.error, HandlerOutdated), timeout=5.0)
-    assert not idle.seen.all(events.Placed)
+    idle.seen.wait_for(events.WorkerStopped, lambda e: isinstance(e.error, HandlerOutdated), timeout=5.0)
+    assert not idle.seen.all(events.Activated)
     with pytest.raises(HandlerOutdated):
         idle.stop()
     busy.stop()
@@ -635,11 +637,11 @@ def test_a_stopped_partition_ends_the_worker_only_if_it_is_strict(scene: Scene, 
     worker = make(scene, scene.pipeline(name, strict=strict), observe=[seen])
     if strict:
         with pytest.raises(PoisonStop) as caught, worker.running():
-            seen.wait_for(events.Stopped)
+            seen.wait_for(events.WorkerStopped)
         assert (caught.value.partition, caught.value.offset) == ((name, 0), 1)
     else:
         with worker.running():
-            seen.wait_for(events.Parked)
+            seen.wait_for(events.PartitionStopped)
             stored += scene.produce(name, ["the other partition goes on"], partition=1)
             seen.wait_for(events.Committed, lambda e: e.spans[0].partition.number == 1)
             assert list(worker.health().stopped) == [(name, 0)]

@@ -196,7 +196,7 @@ def test_a_recreated_topic_brings_the_same_record_ids_and_other_keys(
     scene.wait(lambda: name not in scene.admin.list_topics(timeout=10).topics)
     scene.topic(name=name)
     scene.produce(name, ORDERS[1:2])
-    scene.ledger.move(name, 0, 0, topic_id=scene.topic_id(name), log=None, reason="restart")
+    scene.ledger.reset_offset(name, 0, 0, topic_id=scene.topic_id(name), log=None, reason="restart")
     scene.worker(pipeline, engine=engine).reached(name, 1)
     new = expected_keys(scene, name, 1)
     assert bank.keys() == [*old, *new]
@@ -260,7 +260,7 @@ def test_a_relay_that_is_killed_around_a_call_makes_it_again_with_its_key(
     keys = expected_keys(scene, name)
     assert Counter(bank.keys()) == Counter([*keys, bank.keys()[1]])
     assert paid(engine) == PAID
-    scene.ledger.move(name, 0, 0, log=None, reason="read again")
+    scene.ledger.reset_offset(name, 0, 0, log=None, reason="read again")
     scene.wait_for_position(name, 3)
     with httpx.Client(base_url=bank.url) as http:
         assert not relay.send_next(engine, http)

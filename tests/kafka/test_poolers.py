@@ -21,7 +21,7 @@ from seekpoint.postgres import pooler
 from seekpoint.records import Partition
 from seekpoint.sinks.arrow import AppendArrow
 from seekpoint.sinks.upsert import strategy as roads
-from seekpoint.sinks.upsert.strategy import Road
+from seekpoint.sinks.upsert.strategy import WriteStrategy
 from support.batch_process import batch
 from support.before_cutover import settled
 from support.events import Run
@@ -120,16 +120,16 @@ def test_append(ground: Ground, apply: Apply, kind: Any, size: int) -> None:
     assert ground.rows("id") == [(n,) for n in range(count)]
 
 
-@pytest.mark.parametrize("road", list(Road))
-def test_upsert(ground: Ground, apply: Apply, road: Road, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roads, "SMALL", 100 if road is Road.UNNEST else 0)
+@pytest.mark.parametrize("road", list(WriteStrategy))
+def test_upsert(ground: Ground, apply: Apply, road: WriteStrategy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roads, "SMALL", 100 if road is WriteStrategy.UNNEST else 0)
     sink = Upsert(ground.create("id int PRIMARY KEY, v text"), key=["id"], columns=["id", "v"])
-    if road is Road.STAGE:
-        sink.roads._wait = 10**9
+    if road is WriteStrategy.TEMP_TABLE:
+        sink.strategies._wait = 10**9
     count, size = BATCHES * 40, 40
-    ids = size if road is Road.STAGE else count
+    ids = size if road is WriteStrategy.TEMP_TABLE else count
     apply(values(count, ids), size, sinks=[sink])
-    assert set(sink.roads.taken) == {road}
+    assert set(sink.strategies.used) == {road}
     assert ground.rows("id", "v") == [(n, f"v{count - ids + n}") for n in range(ids)]
 
 
@@ -150,7 +150,7 @@ def test_several_sinks_and_a_handler_in_one_transaction(ground: Ground, apply: A
 def test_bad_rows_are_found_and_kept_as_dead_letters(ground: Ground, apply: Apply) -> None:
     sink = ground.append("id int CHECK (id % 50 <> 7), v text", columns=["id", "v"])
     worker = apply(values(600, 600), 200, sinks=[sink], on_poison="dead_letter")
-    assert [aside.offset % 50 for aside in worker.seen.all(events.SetAside)] == [7] * 12
+    assert [aside.offset % 50 for aside in worker.seen.all(events.DeadLettered)] == [7] * 12
     assert len(ground.rows("id")) == 588
 
 
@@ -194,9 +194,9 @@ def orm(tx: Connection, schema: str, rows: Sequence[Mapping[str, Any]]) -> None:
         session.commit()
 
 
-@pytest.mark.parametrize("send_ahead", [True, False])
+@pytest.mark.parametrize("pipeline_mode", [True, False])
 @pytest.mark.parametrize("write", [core, executemany, cursors, orm], ids=lambda write: write.__name__)
-def test_handlers(ground: Ground, apply: Apply, write: Any, send_ahead: bool) -> None:
+def test_handlers(ground: Ground, apply: Apply, write: Any, pipeline_mode: bool) -> None:
     ground.create("id int PRIMARY KEY, v text")
 
     def handle(tx: Connection, records: Any) -> None:
@@ -205,7 +205,7 @@ def test_handlers(ground: Ground, apply: Apply, write: Any, send_ahead: bool) ->
         write(tx, ground.schema, [record.value for record in records])
 
     count = BATCHES * 5
-    apply(values(count, count), 5, handle=handle, on_poison="dead_letter", send_ahead=send_ahead)
+    apply(values(count, count), 5, handle=handle, on_poison="dead_letter", pipeline_mode=pipeline_mode)
     assert ground.rows("id") == [(n,) for n in range(count) if n != 11]
 
 
@@ -245,7 +245,7 @@ def test_workers_share_a_topic_through_moves_and_pauses(shop: Shop) -> None:
             shop.ledger().pause(reason="a test")
             shop.ledger().resume()
         assert shop.ledger().wait_until_applied(shop.topic, 0, start + 59, timeout=30).applied
-    shop.ledger().move(shop.topic, 0, to=0, log=None, reason="again")
+    shop.ledger().reset_offset(shop.topic, 0, to=0, log=None, reason="again")
     assert shop.ledger().wait_until_applied(shop.topic, 0, 599, timeout=30).applied
     for worker in workers:
         worker.stop()
@@ -260,7 +260,7 @@ FIRST = [of(n % 60, n, n) for n in range(300)] + [gone(3)]
 @pytest.mark.parametrize("strategy", ["merge", "swap", "generation"])
 def test_reloads(shop: Shop, strategy: str) -> None:
     if strategy == "generation":
-        Generations(shop.engine, schema=shop.schema).adopt((shop.schema, "orders"))
+        Generations(shop.engine, schema=shop.schema).enable((shop.schema, "orders"))
     settled(shop, FIRST)
     reload = shop.reload(range_records=40)
     reload.run(reload.open(strategy=strategy))

@@ -206,7 +206,7 @@ def test_a_database_that_refuses_connections_is_waited_for_with_announced_waits(
 
     # Another member joins meanwhile: the rebalance is served, and it gets its part.
     heir = scene.worker(name, kafka=protocol)
-    heir.seen.wait_for(events.Placed)
+    heir.seen.wait_for(events.Activated)
     heir.seen.wait_for(events.Committed)
     assert not run.seen.all(events.Recovered)
     proxy.accept()
@@ -266,13 +266,13 @@ def test_a_frozen_postgres_is_waited_for(scene_on: SceneOn, own_postgres: Postgr
         run.seen.wait_for(events.Committed, count=5)
         own_postgres.freeze()
         mark = run.seen.mark()
-        run.seen.wait_for(events.Kept, since=mark, count=4)  # past max.poll.interval, and still a member
+        run.seen.wait_for(events.MembershipRenewed, since=mark, count=4)  # past max.poll.interval, and still a member
         own_postgres.thaw()
         mark = run.seen.mark()
         run.seen.wait_for(events.Committed, count=5, since=mark)
     scene.wait_until_caught_up(name, stream.stored)
     run.stop()
-    assert not [e for e in run.seen.all(events.Gone) if e.lost]
+    assert not [e for e in run.seen.all(events.Revoked) if e.lost]
     scene.book.assert_holds(name, stream.stored)
 
 

@@ -16,7 +16,7 @@ from confluent_kafka.admin import AdminClient
 
 from kafka.test_odd_records import produce_by_hand
 from seekpoint import Partition
-from seekpoint.errors import ConfigError, KafkaAway, RangeLost, RangeStuck, TopicRecreated
+from seekpoint.errors import ConfigError, KafkaUnavailable, RangeLost, RangeStuck, TopicRecreated
 from seekpoint.kafka.ranges import (
     KEPT,
     Follower,
@@ -267,7 +267,7 @@ def test_whoever_is_slow_with_a_piece_is_not_taken_for_a_quiet_broker(
 def test_brokers_that_are_away_are_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seekpoint.kafka.range_checks.ASK", 1.0)
     nowhere = {"bootstrap.servers": "127.0.0.1:1"}
-    with pytest.raises(KafkaAway):
+    with pytest.raises(KafkaUnavailable):
         list(read_range(nowhere, Range(Partition("t", 0), uuid4(), 0, 5)))
 
 

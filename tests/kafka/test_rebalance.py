@@ -81,7 +81,7 @@ def test_a_member_frozen_past_its_session_is_fenced_when_it_wakes(scene: Scene, 
         heir.seen.wait_for(events.Committed, writes_all)
         frozen.thaw()
         frozen.wait_for("Refused")
-        frozen.wait_for("Placed", count=PARTITIONS + 1)  # it is a member again, with a part of the partitions
+        frozen.wait_for("Activated", count=PARTITIONS + 1)  # it is a member again, with a part of the partitions
     scene.wait_until_caught_up(name, stream.stored)
     heir.stop()
     scene.book.assert_holds(name, stream.stored)
@@ -139,13 +139,13 @@ def test_a_handler_longer_than_the_poll_interval_keeps_its_partitions(scene: Sce
     gate = Gate(events.Applied)
     run = scene.worker(name, kafka={**protocol, **IMPATIENT}, observe=[gate])
     gate.wait()
-    run.seen.wait_for(events.Kept, count=5)  # a third of the interval each: well past it
+    run.seen.wait_for(events.MembershipRenewed, count=5)  # a third of the interval each: well past it
     gate.open()
     run.reached(name, 3)
     run.stop()
     assert not run.seen.all(events.Refused)
-    assert not [e for e in run.seen.all(events.Gone) if e.lost]
-    assert len(run.seen.all(events.Placed)) == 1
+    assert not [e for e in run.seen.all(events.Revoked) if e.lost]
+    assert len(run.seen.all(events.Activated)) == 1
     scene.book.assert_holds(name, stored)
 
 

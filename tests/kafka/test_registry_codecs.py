@@ -20,9 +20,9 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from sqlalchemy import Connection, Engine, text
 
 from seekpoint import Append, Batch, Pipeline, events
-from seekpoint.admin import Redrive
+from seekpoint.admin import DeadLetterReplay
 from seekpoint.codecs.registry import Avro, Protobuf
-from seekpoint.errors import CodecAway, ConfigError
+from seekpoint.errors import CodecUnavailable, ConfigError
 from seekpoint.records import Cause
 from seekpoint.testing import process, raw
 from support.events import Run
@@ -169,7 +169,7 @@ def test_a_bad_record_is_a_dead_letter_and_the_others_are_applied(stand: Stand) 
     run.reached(name, 8)
     run.stop()
     assert stand.ids() == [0, 1, 2]
-    aside = run.seen.all(events.SetAside)
+    aside = run.seen.all(events.DeadLettered)
     assert {one.failure.cause for one in aside} == {Cause.DECODE}
     told = {one.offset: one.failure.error for one in aside}
     assert told.keys() == {1, 2, 4, 5, 6}
@@ -220,8 +220,8 @@ def test_while_the_registry_is_away_the_worker_waits_and_nobody_is_parked(how: s
     assert run.health().ready
     run.stop()
     assert stand.ids() == list(range(200))
-    assert not run.seen.all(events.SetAside)
-    assert not run.seen.all(events.Parked)
+    assert not run.seen.all(events.DeadLettered)
+    assert not run.seen.all(events.PartitionStopped)
     assert len(run.seen.all(events.Recovered)) == 1
 
 
@@ -243,13 +243,13 @@ def test_a_replay_counts_no_attempt_while_the_registry_is_away(stand: Stand) -> 
     known, registry.schemas = registry.schemas, []
     stand.produce(name, [value])
     run = stand.work(stand.pipeline)
-    run.seen.wait_for(events.SetAside)
+    run.seen.wait_for(events.DeadLettered)
     run.stop()
 
-    redrive = Redrive(stand.pipeline, stand.engine, schema=stand.schema)
+    redrive = DeadLetterReplay(stand.pipeline, stand.engine, schema=stand.schema)
     (letter,) = redrive.list()
     registry.stop()
-    with pytest.raises(CodecAway):
+    with pytest.raises(CodecUnavailable):
         redrive.replay(letter.id)
     assert list(redrive.list()) == [letter], "as it was"
     registry.schemas = known
@@ -262,11 +262,11 @@ def test_refused_credentials_end_the_worker(stand: Stand) -> None:
     stand.send(OLD, order(0))
     stand.registry.answer = 401, b'{"error_code": 401, "message": "Unauthorized"}'
     run = stand.work(stand.pipeline)
-    stopped = run.seen.wait_for(events.Stopped)
+    stopped = run.seen.wait_for(events.WorkerStopped)
     assert isinstance(stopped.error, ConfigError)
     with pytest.raises(ConfigError, match="refuses our credentials: Unauthorized"):
         run.stop()
-    assert not run.seen.all(events.SetAside)
+    assert not run.seen.all(events.DeadLettered)
 
 
 def test_the_unit_of_work_lets_it_through_on_either_road(stand: Stand, group: str) -> None:
@@ -284,7 +284,7 @@ def test_the_unit_of_work_lets_it_through_on_either_road(stand: Stand, group: st
     ]
     for number, way in enumerate(ways):
         pipeline = Pipeline(f"{group}-{number}", topics="orders", value=codec, on_poison="skip", **way)
-        with pytest.raises(CodecAway):
+        with pytest.raises(CodecUnavailable):
             process(pipeline, stand.engine, [framed], schema=stand.schema)
     assert not stand.rows()
     with stand.engine.connect() as connection:

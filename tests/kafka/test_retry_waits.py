@@ -62,7 +62,7 @@ def test_the_schedule_is_kept_and_told_and_the_others_go_on(scene: Scene) -> Non
         (5, 2, 5, 1.5, "dead_letter"),
         (5, 3, 5, 4.5, "dead_letter"),
     ]
-    tried = run.seen.all(events.TriedAlone)
+    tried = run.seen.all(events.SingleRecordAttempt)
     assert [e.attempt for e in tried] == [2, 3, 4]
     opened = [e.attempt for e in run.seen.events if isinstance(e, events.BatchOpened) and e.at > tried[0].at]
     assert set(opened) == {1}, "what is tried alone is handed on once"
@@ -81,7 +81,7 @@ def test_after_the_last_attempt_it_is_poison(scene: Scene) -> None:
     run.reached(name, 6)
     run.stop()
     scene.book.assert_holds(name, [stored[0], stored[2], stored[5]])
-    assert letters(scene) == [(0, at, "parked", "handler", 3) for at in (1, 3, 4)]
+    assert letters(scene) == [(0, at, "dead_lettered", "handler", 3) for at in (1, 3, 4)]
     assert not run.seen.all(events.RetrySucceeded)
 
 
@@ -90,7 +90,7 @@ def test_under_stop_the_partition_stops_in_front_of_it_and_a_new_worker_tries_on
     stored = scene.produce(name, ["ok", "fail 2", "ok"])
     retry = Retry(attempts=2, wait_initial=0.1)
     run = scene.worker(pipeline(scene, name, Deadly(scene.book), retry, "stop"))
-    stop = run.seen.wait_for(events.Parked).error
+    stop = run.seen.wait_for(events.PartitionStopped).error
     assert isinstance(stop, PoisonStop)
     assert not run.health().retrying
     run.stop()
@@ -99,7 +99,7 @@ def test_under_stop_the_partition_stops_in_front_of_it_and_a_new_worker_tries_on
     again = scene.worker(pipeline(scene, name, mended, retry, "stop"))
     again.reached(name, 3)
     again.stop()
-    assert [e.attempt for e in again.seen.all(events.TriedAlone)] == [3]
+    assert [e.attempt for e in again.seen.all(events.SingleRecordAttempt)] == [3]
     scene.book.assert_holds(name, stored)
 
 
@@ -138,7 +138,7 @@ def test_a_wait_survives_the_death_of_its_process(scene: Scene) -> None:
     assert told.failure.error.startswith("TimeoutError: no answer for 1 (at support/crashing_handlers.py:")
     assert told.wait < 12
     run.reached(name, 3)
-    tried = run.seen.all(events.TriedAlone)
+    tried = run.seen.all(events.SingleRecordAttempt)
     run.stop()
     assert [e.attempt for e in tried] == [2]
     assert 11.5 < tried[0].at - failed < 12 + LATE, "what was left of the wait"
@@ -158,7 +158,7 @@ def test_a_wait_survives_a_rebalance(scene: Scene, protocol: Protocol) -> None:
     assert told.wait < 12
     assert time.monotonic() < failed + 12, "the rebalance took too long to show anything"
     scene.wait_until_caught_up(name, stored)
-    tried = [e for run in (first, second) for e in run.seen.all(events.TriedAlone)]
+    tried = [e for run in (first, second) for e in run.seen.all(events.SingleRecordAttempt)]
     first.stop()
     second.stop()
     assert [e.attempt for e in tried] == [2, 2]
@@ -204,7 +204,7 @@ def test_many_partitions_that_fail_at_once_each_keep_their_own_schedule(scene: S
     run.stop()
     scene.book.assert_holds(name, stored)
     for partition in {Partition(name, n) for n in range(6)}:
-        numbers = [(e.offset, e.attempt) for e in run.seen.all(events.TriedAlone) if e.partition == partition]
+        numbers = [(e.offset, e.attempt) for e in run.seen.all(events.SingleRecordAttempt) if e.partition == partition]
         assert numbers == sorted(numbers)
         assert all(a[0] < b[0] or a[1] + 1 == b[1] for a, b in pairwise(numbers))
     assert not letters(scene)

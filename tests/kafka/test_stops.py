@@ -48,7 +48,7 @@ def test_a_poison_record_stops_with_its_lag_and_its_choices(scene: Scene) -> Non
     name = scene.topic()
     scene.produce(name, 10)
     run = scene.worker(refusing(scene, name), limits=LOOKS)
-    stop = run.seen.wait_for(events.Parked).error
+    stop = run.seen.wait_for(events.PartitionStopped).error
     at = stored(scene, run, name)
     assert (at.kind, at.offset, at.choices) == ("PoisonStop", 3, stop.choices)
     assert "not an order" in at.message
@@ -67,7 +67,7 @@ def test_a_poison_record_stops_with_its_lag_and_its_choices(scene: Scene) -> Non
     [line] = json.loads(told.stdout)
     assert (line["lag"], line["stop"]["kind"], line["stop"]["choices"]) == (7, "PoisonStop", list(stop.choices))
 
-    scene.ledger.move(name, 0, 4, log=(0, 10), expected=3, reason="not an order", lost="poison")
+    scene.ledger.reset_offset(name, 0, 4, log=(0, 10), expected=3, reason="not an order", lost="poison")
     assert [row.stop for row in scene.ledger.read()] == [None]
     again = scene.worker(refusing(scene, name), limits=LOOKS)
     again.reached(name, 10)
@@ -83,12 +83,12 @@ def test_a_stop_whose_row_is_locked_by_another_session_holds_up_no_other_partiti
     with scene.engine.connect() as other:
 
         def lock(event: events.Event) -> None:
-            if isinstance(event, events.Parked):
+            if isinstance(event, events.PartitionStopped):
                 row = f'SELECT FROM "{scene.schema}".partition_offset WHERE partition = 0 FOR UPDATE'
                 other.exec_driver_sql(row)
 
         run = scene.worker(refusing(scene, name), observe=[lock], limits=limits, partitions=[(name, 0), (name, 1)])
-        run.seen.wait_for(events.Parked)
+        run.seen.wait_for(events.PartitionStopped)
         since = run.seen.mark()
         for n in range(3):  # records 0, 1 and 2: the handler refuses offset 3 of any partition
             scene.produce(name, [f"other {n}"], partition=1)
@@ -105,8 +105,8 @@ def test_a_position_past_the_log_is_no_lag_of_zero(scene: Scene) -> None:
     scene.produce(name, 10)
     run = scene.worker(name, limits=LOOKS)
     run.reached(name, 10)
-    scene.ledger.move(name, 0, 1000, log=None, reason="a slip of the hand", actor="ada")
-    stop = run.seen.wait_for(events.Parked).error
+    scene.ledger.reset_offset(name, 0, 1000, log=None, reason="a slip of the hand", actor="ada")
+    stop = run.seen.wait_for(events.PartitionStopped).error
     assert isinstance(stop, OffsetLost)
     found = stored(scene, run, name)
     assert (found.kind, found.offset, found.message) == ("OffsetLost", 1000, stop.message)
@@ -118,8 +118,8 @@ def test_a_position_past_the_log_is_no_lag_of_zero(scene: Scene) -> None:
     assert shown.exit_code == 1
     assert "past the end of the log (10)" in shown.stdout
     assert "ada moved it to 1000" in shown.stdout
-    scene.ledger.move(name, 0, 10, log=(0, 10), reason="corrected")
-    run.seen.wait_for(events.Placed, lambda e: e.offset == 10, since=run.seen.mark() - 1)
+    scene.ledger.reset_offset(name, 0, 10, log=(0, 10), reason="corrected")
+    run.seen.wait_for(events.Activated, lambda e: e.offset == 10, since=run.seen.mark() - 1)
     run.stop()
     assert status(scene).exit_code == 0
 
@@ -130,9 +130,9 @@ def test_a_claim_that_is_refused_leaves_its_stop(scene: Scene) -> None:
     run = scene.worker(name)
     run.reached(name, 5)
     run.stop()
-    scene.ledger.move(name, 0, 5, topic_id=uuid4(), log=None, reason="a test")
+    scene.ledger.reset_offset(name, 0, 5, topic_id=uuid4(), log=None, reason="a test")
     run = scene.worker(name, limits=LOOKS)
-    stop = run.seen.wait_for(events.Parked).error
+    stop = run.seen.wait_for(events.PartitionStopped).error
     assert isinstance(stop, TopicRecreated)
     assert stored(scene, run, name).choices == stop.choices
     run.seen.wait_for(events.LagSampled, lambda e: e.unknown == {Partition(name, 0)})
@@ -145,7 +145,7 @@ def test_a_strict_worker_stores_its_stop_before_it_ends(scene: Scene) -> None:
     pipeline = refusing(scene, name)
     strict = Pipeline(scene.group, topics=name, value=Text(), handle=pipeline.handle, strict=True)
     run = scene.worker(strict, limits=LOOKS)
-    run.seen.wait_for(events.Stopped)
+    run.seen.wait_for(events.WorkerStopped)
     with pytest.raises(Exception, match="not an order"):
         run.stop()
     [row] = scene.ledger.read()

@@ -16,11 +16,11 @@ from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.dialects.postgresql import psycopg
 
 from seekpoint import Ledger, Partition, Poison
-from seekpoint.cli.retry_status import Waits
+from seekpoint.cli.retry_status import RetryStatus
 from seekpoint.errors import ConfigError, NotApplied, SeekpointError
 from seekpoint.ledger import Passed, wait
 from seekpoint.ledger.claim import Attempt
-from seekpoint.ledger.group_connection import Scope
+from seekpoint.ledger.group_connection import GroupConnection
 from seekpoint.ledger.tables import dead_letter, in_schema
 from seekpoint.records import State
 from support.kafka_postgres import Scene
@@ -140,7 +140,7 @@ def test_a_look_is_a_lookup_by_the_primary_key(desk: Desk) -> None:
     engine, schema = desk.ledger.engine, desk.ledger.schema
     fill = (
         f"INSERT INTO {schema}.partition_offset"
-        " (consumer_group, topic, partition, topic_id, first_offset, next_offset, claim, epoch)"
+        " (consumer_group, topic, partition, topic_id, first_offset, next_offset, token, epoch)"
         " SELECT 'g', 'u', n, gen_random_uuid(), 0, 0, gen_random_uuid(), 1 FROM generate_series(0, 9999) n"
     )
     with engine.begin() as tx:
@@ -180,8 +180,8 @@ def bury(desk: Desk, offset: int, state: State, topic_id: UUID | None = None) ->
 @pytest.mark.parametrize(
     ("state", "told", "applied"),
     [
-        (State.PARKED, State.PARKED, False),
-        (State.HELD, State.HELD, False),
+        (State.DEAD_LETTERED, State.DEAD_LETTERED, False),
+        (State.BLOCKED, State.BLOCKED, False),
         (State.SKIPPED, State.SKIPPED, False),
         (State.DISCARDED, State.DISCARDED, False),
         (State.REPLAYED, State.REPLAYED, True),
@@ -190,7 +190,7 @@ def bury(desk: Desk, offset: int, state: State, topic_id: UUID | None = None) ->
 )
 def test_a_dead_letter_is_told_by_its_state(desk: Desk, state: State, told: State | None, applied: bool) -> None:
     bury(desk, 3, state)
-    bury(desk, 2, State.PARKED, topic_id=uuid4())  # of an earlier topic of this name
+    bury(desk, 2, State.DEAD_LETTERED, topic_id=uuid4())  # of an earlier topic of this name
     passed = desk.ledger.wait_until_applied("t", 0, 3)
     assert (passed.state, passed.applied, passed.unread) == (told, applied, None)
     assert str(passed).startswith(f"t/0: offset 3 was {told or 'applied'}")
@@ -200,12 +200,12 @@ def test_a_dead_letter_is_told_by_its_state(desk: Desk, state: State, told: Stat
 
 def test_a_record_that_was_moved_over_was_not_read(desk: Desk) -> None:
     """Until the position is moved back, and the record passed by reading it."""
-    moved = desk.ledger.move("t", 0, to=9, log=None, reason="ticket 7", actor="ada", lost="poison")
+    moved = desk.ledger.reset_offset("t", 0, to=9, log=None, reason="ticket 7", actor="ada", lost="poison")
     passed = desk.ledger.wait_until_applied("t", 0, 6)
     assert (passed.position, passed.state, passed.applied) == (9, None, False)
     assert str(passed) == "t/0: offset 6 was not read: ada moved the position over it (ticket 7)"
     assert desk.ledger.wait_until_applied("t", 0, 4).applied  # read before
-    desk.ledger.move("t", 0, to=6, expected=moved.next_offset, log=None, reason="after all", actor="ada")
+    desk.ledger.reset_offset("t", 0, to=6, expected=moved.next_offset, log=None, reason="after all", actor="ada")
     desk.claim(0)
     desk.commit({0: 9})
     assert desk.ledger.wait_until_applied("t", 0, 6).applied
@@ -218,7 +218,7 @@ def test_a_record_before_the_groups_beginning_was_not_read(seekpoint_engine: Eng
     passed = worker.ledger.wait_until_applied("t", 0, 99)
     assert not passed.applied
     assert str(passed).endswith("was not read: the group began behind it, at offset 100")
-    worker.ledger.move("t", 0, to=99, log=None, reason="that one, too")
+    worker.ledger.reset_offset("t", 0, to=99, log=None, reason="that one, too")
     worker.claim(0)
     worker_moves_on(worker, 100)
     assert worker.ledger.wait_until_applied("t", 0, 99).applied
@@ -233,7 +233,7 @@ def worker_moves_on(worker: Desk, end: int) -> None:
 
 
 def test_a_position_that_was_moved_back_is_waited_for_again(desk: Desk, reader: Reader) -> None:
-    desk.ledger.move("t", 0, to=2, log=None, reason="again")
+    desk.ledger.reset_offset("t", 0, to=2, log=None, reason="again")
     waiting = reader.wait(3)
     reader.has_looked()
     assert not waiting.done()
@@ -246,10 +246,10 @@ def test_a_move_back_between_position_and_fate_is_noticed(desk: Desk, monkeypatc
     """The answer is of one snapshot: "passed" a moment ago is not enough."""
     looks, sleeps = [0], [0]
 
-    def look() -> AbstractContextManager[Scope]:
+    def look() -> AbstractContextManager[GroupConnection]:
         looks[0] += 1
         if looks[0] == 2:  # the first one said: passed
-            desk.ledger.move("t", 0, to=2, log=None, reason="again")
+            desk.ledger.reset_offset("t", 0, to=2, log=None, reason="again")
         return desk.ledger._glimpse()
 
     def sleep(seconds: float) -> None:
@@ -268,7 +268,7 @@ def test_a_topic_that_is_recreated_meanwhile_ends_the_wait(desk: Desk, reader: R
     waiting = reader.wait(7)
     known = reader.wait(7, topic_id=old)
     reader.has_looked(4)
-    desk.ledger.move("t", 0, to=50, topic_id=new, log=None, reason="adopt")
+    desk.ledger.reset_offset("t", 0, to=50, topic_id=new, log=None, reason="adopt")
     for one in (waiting, known):
         with pytest.raises(NotApplied, match="was recreated meanwhile") as refused:
             one.result(20)
@@ -284,7 +284,7 @@ def test_a_known_topic_id_keeps_the_old_offsets_apart(desk: Desk, reader: Reader
     assert f"belongs to topic id {desk.topic_id}, the record to {new}" in str(late.value)
     waiting = reader.wait(2, topic_id=new)
     reader.has_looked()
-    desk.ledger.move("t", 0, to=0, topic_id=new, log=None, reason="restart")
+    desk.ledger.reset_offset("t", 0, to=0, topic_id=new, log=None, reason="restart")
     desk.topic_id = new
     desk.claim(0)
     reader.has_looked()
@@ -297,10 +297,10 @@ def test_a_known_topic_id_keeps_the_old_offsets_apart(desk: Desk, reader: Reader
 def test_what_lies_in_front_of_an_adopted_position_was_not_read(desk: Desk, to: int) -> None:
     """The old topic's record of that offset was applied; the new one's was not, whatever was moved before."""
     new = uuid4()
-    desk.ledger.move("t", 0, to=0, log=None, reason="again")
+    desk.ledger.reset_offset("t", 0, to=0, log=None, reason="again")
     desk.claim(0)
     worker_moves_on(desk, 4)
-    desk.ledger.move("t", 0, to=to, topic_id=new, log=None, reason="adopt", actor="ada")
+    desk.ledger.reset_offset("t", 0, to=to, topic_id=new, log=None, reason="adopt", actor="ada")
     passed = desk.ledger.wait_until_applied("t", 0, 1, topic_id=new)
     assert (passed.applied, passed.unread) == (False, "ada moved the position over it (adopt)")
 
@@ -376,7 +376,7 @@ def test_a_wait_that_is_over_says_where_the_partition_stands(desk: Desk) -> None
 def note(desk: Desk, attempt: Attempt) -> None:
     """Put an attempt at a record on file, as a worker does."""
     with desk.ledger.engine.begin() as tx:
-        desk.accept(desk.ledger.note(tx, [(desk.claims[0], attempt)]))
+        desk.accept(desk.ledger.record_attempts(tx, [(desk.claims[0], attempt)]))
 
 
 def test_it_says_what_the_partition_waits_for(desk: Desk) -> None:
@@ -387,7 +387,7 @@ def test_it_says_what_the_partition_waits_for(desk: Desk) -> None:
     assert "failed (TimeoutError: no), and the partition is stopped in front of it" in str(late(desk))
     note(desk, Attempt(5, 1, "its timestamp lies in the future", 60.0, None, "delay"))
     assert re.search(r"offset 5 is due in \d+\.\d s \(its timestamp lies in the future\)", str(late(desk)))
-    waits = Waits.of(desk.ledger.read()[0])
+    waits = RetryStatus.of(desk.ledger.read()[0])
     assert waits is not None
     assert re.search(r"offset 5: its timestamp lies in the future; due \d\d:\d\d:\d\d UTC$", waits.sentence())
     note(desk, Attempt(5, 1))
@@ -422,7 +422,7 @@ def test_a_producer_reads_its_own_write(scene: Scene) -> None:
             assert (partition, offset) in scene.book.written(name)
 
 
-@pytest.mark.parametrize(("policy", "state"), [("dead_letter", State.PARKED), ("skip", State.SKIPPED)])
+@pytest.mark.parametrize(("policy", "state"), [("dead_letter", State.DEAD_LETTERED), ("skip", State.SKIPPED)])
 def test_a_producer_hears_that_its_record_was_poison(scene: Scene, policy: str, state: State) -> None:
     def refuse(tx: Any, batch: Any) -> None:
         for record in batch:

@@ -134,7 +134,7 @@ def test_i3_aborted_records_and_control_records_are_gaps_not_losses(scene: Scene
         write(["c"])  # 6, and the marker at 7
     run = scene.worker(name)
     scene.wait_for_position(name, 8)  # over the trailing marker too: it must not look like a lag for ever
-    assert not run.seen.all(events.Parked)
+    assert not run.seen.all(events.PartitionStopped)
     run.stop()
     scene.book.assert_holds(name, [(0, 0), (0, 1), (0, 6)])
     again = scene.worker(name)
@@ -142,8 +142,8 @@ def test_i3_aborted_records_and_control_records_are_gaps_not_losses(scene: Scene
     scene.produce(name, ["d"])
     again.reached(name, 9)
     again.stop()
-    assert [e.offset for e in again.seen.all(events.Placed)] == [8]
-    assert not again.seen.all(events.Parked)
+    assert [e.offset for e in again.seen.all(events.Activated)] == [8]
+    assert not again.seen.all(events.PartitionStopped)
     scene.book.assert_holds(name, [(0, 0), (0, 1), (0, 6), (0, 8)])
 
 
@@ -194,16 +194,16 @@ def test_a_compacted_log_is_read_across_its_holes(scene: Scene) -> None:
     run = scene.worker(name)
     run.reached(name, 61)
     run.stop()
-    assert not run.seen.all(events.Parked)
+    assert not run.seen.all(events.PartitionStopped)
     written = scene.book.written(name)
     assert len(written) < 40, "the log was compacted before it was read"
     assert written == sorted(set(written))
     assert set(log(scene, name)) <= set(written)
-    scene.ledger.move(name, 0, 1, log=None, reason="read again, from an offset that was compacted away")
+    scene.ledger.reset_offset(name, 0, 1, log=None, reason="read again, from an offset that was compacted away")
     again = scene.worker(name)
     again.reached(name, 61)
     again.stop()
-    assert not again.seen.all(events.Parked)
+    assert not again.seen.all(events.PartitionStopped)
 
 
 def log(scene: Scene, name: str) -> list[tuple[int, int]]:
@@ -227,8 +227,8 @@ def test_i5_a_move_under_an_idle_worker_is_obeyed(scene: Scene) -> None:
     stored = scene.produce(name, 10)
     run = scene.worker(name)
     run.reached(name, 10)
-    scene.ledger.move(name, 0, 4, log=None, reason="again")
-    run.seen.wait_for(events.Placed, lambda e: e.offset == 4)
+    scene.ledger.reset_offset(name, 0, 4, log=None, reason="again")
+    run.seen.wait_for(events.Activated, lambda e: e.offset == 4)
     run.seen.wait_for(events.Committed, lambda e: e.spans[0].start == 4)
     run.stop()
     assert scene.book.written(name) == [*stored, *stored[4:]]
@@ -240,11 +240,13 @@ def test_i5_a_move_while_a_batch_is_applied_waits_for_it(scene: Scene) -> None:
     gate = Gate(events.Applied)
     run = scene.worker(name, observe=[gate])
     gate.wait()
-    moved = threading.Thread(target=scene.ledger.move, args=(name, 0, 4), kwargs={"log": None, "reason": "again"})
+    moved = threading.Thread(
+        target=scene.ledger.reset_offset, args=(name, 0, 4), kwargs={"log": None, "reason": "again"}
+    )
     moved.start()
     gate.open()
     moved.join(20)
-    run.seen.wait_for(events.Placed, lambda e: e.offset == 4)
+    run.seen.wait_for(events.Activated, lambda e: e.offset == 4)
     run.seen.wait_for(events.Committed, lambda e: e.spans[0].start == 4)
     run.stop()
     assert scene.book.written(name) == [*stored, *stored[4:]]
@@ -257,7 +259,7 @@ def test_i5_a_move_before_hold_refuses_the_batch_in_hand(scene: Scene) -> None:
     gate = Gate(events.BatchOpened)
     run = scene.worker(name, observe=[gate])
     gate.wait()
-    scene.ledger.move(name, 0, 6, log=None, reason="skip")
+    scene.ledger.reset_offset(name, 0, 6, log=None, reason="skip")
     gate.open()
     run.seen.wait_for(events.Refused)
     run.reached(name, 10)
@@ -278,7 +280,7 @@ def test_a_paused_group_waits_and_goes_on_healthy_when_it_is_resumed(scene: Scen
     assert (health.live, health.ready) == (True, False)
     mark = run.seen.mark()
     scene.ledger.resume()
-    run.seen.wait_for(events.Placed, since=mark)
+    run.seen.wait_for(events.Activated, since=mark)
     run.reached(name, 15)
     wait_until_ready(run)
     run.stop()

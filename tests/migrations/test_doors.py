@@ -193,7 +193,7 @@ def test_other_databases_and_targets_are_refused() -> None:
 
 
 def test_unknown_revisions_are_refused(engine: Engine) -> None:
-    with pytest.raises(ConfigError, match="no schema revision '9999', only base, 0001, 0002, 0003, 0004"):
+    with pytest.raises(ConfigError, match="no schema revision '9999', only base, 0001, 0002, 0003, 0004, 0005"):
         schema.upgrade(engine, to="9999")
     with pytest.raises(ConfigError, match="no schema revision 'head'"):
         schema.sql(since="head")
@@ -204,7 +204,7 @@ def test_a_newer_ledger_is_neither_upgraded_nor_taken_down(engine: Engine) -> No
     with engine.begin() as connection:
         connection.execute(text("UPDATE seekpoint.alembic_version SET version_num = '9999'"))
     for attempt in (schema.upgrade, schema.downgrade):
-        with pytest.raises(SchemaMismatch, match="9999, newer than revision 0004"):
+        with pytest.raises(SchemaMismatch, match="9999, newer than revision 0005"):
             attempt(engine)
     assert made(engine) == OURS
 
@@ -288,10 +288,11 @@ ROWS = """
       (consumer_group, topic, topic_id, partition, from_offset, to_offset, reason, decision, actor)
     VALUES ('g', 't', gen_random_uuid(), 0, 1, 2, 'r', 'd', 'a');
     INSERT INTO {s}.admin_action (consumer_group, action, actor, reason) VALUES ('g', 'pause', 'a', 'r')"""
+ROWS_NOW = ROWS.replace(" claim,", " token,")
 LETTER = """
     INSERT INTO {s}.dead_letter (consumer_group, topic, topic_id, partition, record_offset, header_names, header_values,
                                  state, cause, error, attempts, version)
-    VALUES ('g', 't', gen_random_uuid(), 0, 1, '{{}}', '{{}}', 'parked', 'row', 'e', 1, 1)"""
+    VALUES ('g', 't', gen_random_uuid(), 0, 1, '{{}}', '{{}}', 'dead_lettered', 'row', 'e', 1, 1)"""
 KEPT = {table: f"SELECT to_jsonb(t) FROM {{s}}.{table} t ORDER BY 1" for table in sorted(FIRST - {"alembic_version"})}
 
 
@@ -347,6 +348,8 @@ def test_a_ledger_in_use_is_brought_up_and_down(engine: Engine, database_url: st
     up("0003", "0002")
     assert (made(engine, name), at(engine, name)) == (OURS - SINCE_0004, "0003")
     up("0004", "0003")
+    assert (made(engine, name), at(engine, name)) == (OURS, "0004")
+    up("0005", "0004")
     assert (made(engine, name), at(engine, name)) == (OURS, schema.HEAD)
     with engine.connect() as connection:
         schema.check(connection, name)
@@ -355,7 +358,10 @@ def test_a_ledger_in_use_is_brought_up_and_down(engine: Engine, database_url: st
     new |= dict.fromkeys(("attempt_error", "retry_at", "attempts_allowed", "attempt_policy"))
     new |= dict.fromkeys(("suspect_end", "suspect_part_end", "stop_kind", "stop_offset", "stop_message"))
     new |= {**dict.fromkeys(("stop_choices", "stopped_at")), "suspect_running": False}
-    upgraded = {**rows, "partition_offset": [row | new for row in rows["partition_offset"]]}
+    moved = [
+        {"token" if name == "claim" else name: value for name, value in row.items()} for row in rows["partition_offset"]
+    ]
+    upgraded = {**rows, "partition_offset": [row | new for row in moved]}
     assert kept(engine, name) == upgraded
     asked(engine, LETTER, name)
 
@@ -371,7 +377,7 @@ def test_a_ledger_in_use_is_brought_up_and_down(engine: Engine, database_url: st
 
 def test_a_ledger_beyond_the_revision_that_is_asked_for_is_left_alone(engine: Engine) -> None:
     schema.upgrade(engine)
-    asked(engine, ROWS, "seekpoint")
+    asked(engine, ROWS_NOW, "seekpoint")
     schema.upgrade(engine, to="0001")
     assert (made(engine), at(engine)) == (OURS, schema.HEAD)
     schema.downgrade(engine, to="0001")

@@ -14,7 +14,7 @@ from alembic import command
 from sqlalchemy import Engine, text
 
 from migrations.test_cli import db
-from migrations.test_doors import LETTER, ODD_NAMES, ROWS, asked, at
+from migrations.test_doors import LETTER, ODD_NAMES, ROWS, ROWS_NOW, asked, at
 from migrations.test_host import Host, run_script
 from seekpoint import schema
 from seekpoint.errors import ConfigError
@@ -149,7 +149,7 @@ class TestHost:
     def filled(self, host: Host, engine: Engine) -> Host:
         host.write_ledger_revision()
         host.run(command.upgrade, "head")
-        asked(engine, ROWS, "seekpoint")
+        asked(engine, ROWS_NOW, "seekpoint")
         return host
 
     @staticmethod
@@ -195,7 +195,7 @@ class TestHost:
     def test_a_version_location(self, host: Host, engine: Engine) -> None:
         host.add_version_location()
         host.run(command.upgrade, "heads")
-        asked(engine, ROWS, "seekpoint")
+        asked(engine, ROWS_NOW, "seekpoint")
         with pytest.raises(ConfigError, match=OFFSETS):
             host.run(command.downgrade, "seekpoint@base")
         assert offsets(engine) == 100

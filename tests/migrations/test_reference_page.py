@@ -17,7 +17,7 @@ from sqlalchemy.pool import NullPool
 from seekpoint import schema
 from seekpoint.ledger import Attempt, Expected, Ledger, Move, tables
 from seekpoint.ledger.dead_letters import DeadLetters
-from seekpoint.records import Aside, Cause, Failure, Partition, RawRecord, State
+from seekpoint.records import Cause, Failure, NewDeadLetter, Partition, RawRecord, State
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "schema.md").read_text(encoding="utf-8")
 FAILURE = Failure(Cause.POISON, "Poison: a test")
@@ -63,16 +63,18 @@ def test_the_rights_suffice_for_a_worker_and_its_operator(worker_url: str) -> No
     claim = claimed.granted[here]
     with engine.begin() as tx:
         held = ledger.hold(tx, [Expected(claim, 0)])
-        letters.park(tx, [Aside(RawRecord("orders", 0, 9, None, b"k", b"v"), FAILURE, State.PARKED)], topics, 1)
+        letters.insert(
+            tx, [NewDeadLetter(RawRecord("orders", 0, 9, None, b"k", b"v"), FAILURE, State.DEAD_LETTERED)], topics, 1
+        )
         (claim,) = ledger.advance(tx, [Move(claim, 0, 10, None, None)], held)
-        ledger.note(tx, [(claim, Attempt(10, 1, "ValueError", 5.0))])
-    ledger.note_alone([(claim, Attempt(10, 2))])
+        ledger.record_attempts(tx, [(claim, Attempt(10, 1, "ValueError", 5.0))])
+    ledger.record_attempts_alone([(claim, Attempt(10, 2))])
     with engine.begin() as tx:
         assert letters.open_keys(tx, [here]) == {(here, b"k"): 9}
         [letter] = letters.list()
         letters.failed_again(tx, letters.lock(tx, letter.id), FAILURE)
         letters.close(tx, letter, State.REPLAYED, "alice", "a test")
-    ledger.move("orders", 0, 20, log=None, reason="a test", lost="a test gave them up")
+    ledger.reset_offset("orders", 0, 20, log=None, reason="a test", lost="a test gave them up")
     ledger.pause(reason="a test")
     ledger.resume()
     ledger.release([claim])

@@ -57,8 +57,8 @@ class Breakage(NamedTuple):
 _STATEMENTS = "ledger/sql/worker.py"
 _ADMINISTRATION = "ledger/sql/admin.py"
 _TOKEN = (
-    Edit(_STATEMENTS, "        offset.claim == _held.c.claim,  # I2: only the holder of the current claim\n", ""),
-    Edit(_STATEMENTS, "        offset.claim == _moving.c.claim,  # I2\n", ""),
+    Edit(_STATEMENTS, "        offset.token == _held.c.token,  # I2: only the holder of the current claim\n", ""),
+    Edit(_STATEMENTS, "        offset.token == _moving.c.token,  # I2\n", ""),
 )
 _POSITION = (
     Edit(
@@ -71,8 +71,8 @@ _POSITION = (
 _COUNTER = 'func.lpad(func.to_hex(offset.epoch + 1), 32, "0").cast(Uuid)'
 _NO_LOOK_BEFORE_COMMIT = Edit(
     "worker/unit_of_work.py",
-    "        if strange := self._holder.strangers(batch.identity, list(batch.reads)):",
-    "        if strange := {}:",
+    "        if strange := self._holder.topic_id_mismatches(batch.identity, list(batch.reads)):",
+    "        if mismatches := {}:",
 )
 
 UNKNOWN = f"{KAFKA}::test_i4_nothing_of_a_topic_that_was_deleted_after_the_last_read_commits"
@@ -112,7 +112,7 @@ BREAKAGES = (
     ),
     Breakage(
         "a stop is stored under whichever claim",
-        (Edit(_STATEMENTS, '        offset.claim == bindparam("its_claim", type_=Uuid),\n', ""),),
+        (Edit(_STATEMENTS, '        offset.token == bindparam("its_token", type_=Uuid),\n', ""),),
         ("tests/postgres/ledger/test_stop.py::test_a_stop_under_another_claim_is_not_stored[claim]",),
     ),
     Breakage(
@@ -131,7 +131,7 @@ BREAKAGES = (
             Edit(
                 "worker/assignment/assignment.py",
                 "            if placed is None or now == placed.claim.topic_id:",
-                "            if placed is None or now in {None, placed.claim.topic_id}:",
+                "            if active is None or now in {None, active.claim.topic_id}:",
             ),
         ),
         (UNKNOWN,),
@@ -157,8 +157,8 @@ BREAKAGES = (
         (
             Edit(
                 "worker/unit_of_work.py",
-                "            if failure.cause in {Cause.KILLED, Cause.PROGRAM}:  #",
-                "            if failure.cause is Cause.KILLED:  #",
+                "            if failure.cause in {Cause.CRASHED, Cause.PROGRAM}:  #",
+                "            if failure.cause is Cause.CRASHED:  #",
             ),
         ),
         (f"{ERRORS}::test_kills_of_a_worker_that_has_stopped_in_front_of_a_record_are_not_its_records[bad]",),
@@ -215,8 +215,12 @@ BREAKAGES = (
     Breakage(
         "counter instead of token",
         (
-            Edit(_STATEMENTS, '        "claim": _claim.excluded.claim,\n', f'        "claim": {_COUNTER},\n'),
-            Edit(_ADMINISTRATION, '        claim=bindparam("to_claim", type_=Uuid),\n', f"        claim={_COUNTER},\n"),
+            Edit(
+                _STATEMENTS,
+                '        "token": _claim.excluded.token,\n',
+                '        "token": func.lpad(func.to_hex(offset.epoch + 1), 32, "0").cast(Uuid),\n',
+            ),
+            Edit(_ADMINISTRATION, '        token=bindparam("to_token", type_=Uuid),\n', f"        claim={_COUNTER},\n"),
         ),
         ("tests/postgres/ledger/test_failover.py",),
     ),
@@ -231,12 +235,12 @@ BREAKAGES = (
             Edit(
                 "worker/assignment/partitions.py",
                 "Read(placed.claim, placed.cursor, placed.cursor)",
-                "Read(placed.claim, placed.claim.next_offset, placed.cursor)",
+                "Read(active.claim, active.claim.next_offset, active.cursor)",
             ),
             Edit(
                 "worker/assignment/assignment.py",
                 "Expected(placed.claim, starts.get(p, placed.position))",
-                "Expected(placed.claim, placed.claim.next_offset)",
+                "Expected(active.claim, active.claim.next_offset)",
             ),
         ),
         (f"{INTERLEAVINGS}::test_one_of_two_partitions_in_a_batch_is_refused", DROPPED),
@@ -333,7 +337,7 @@ BREAKAGES = (
         (
             Edit(
                 "worker/unit_of_work.py",
-                "                batch.drop(self._holder.resolve(batch.starts))\n",
+                "                batch.drop(self._holder.reconcile(batch.starts))\n",
                 "                pass\n",
             ),
             Edit(
@@ -354,8 +358,8 @@ BREAKAGES = (
         (
             Edit(
                 _ADMINISTRATION,
-                '        claim=bindparam("to_claim", type_=Uuid),\n',
-                '        claim=func.coalesce(offset.claim, bindparam("to_claim", type_=Uuid)),\n',
+                '        token=bindparam("to_token", type_=Uuid),\n',
+                '        claim=func.coalesce(offset.token, bindparam("to_token", type_=Uuid)),\n',
             ),
         ),
         (f"{MOVE}::test_a_move_fences_the_owner",),
@@ -375,7 +379,9 @@ BREAKAGES = (
         "buffered records kept after a revocation",
         (
             Edit(
-                "worker/assignment/partitions.py", "offset < placed.cursor or at in self.gone", "offset < placed.cursor"
+                "worker/assignment/partitions.py",
+                "offset < placed.cursor or at in self.revoked",
+                "offset < active.cursor",
             ),
         ),
         ("tests/unit/test_take.py",),
@@ -385,8 +391,8 @@ BREAKAGES = (
         (
             Edit(
                 "worker/assignment/partitions.py",
-                "placed.backlog is not None or at in self.gone",
-                "placed.backlog is not None",
+                "placed.backlog is not None or at in self.revoked",
+                "active.backlog is not None",
             ),
         ),
         ("tests/unit/test_take.py",),
@@ -402,7 +408,7 @@ BREAKAGES = (
             Edit(
                 "worker/assignment/partitions.py",
                 "        placed.cursor = read.end = last + 1\n",
-                "        placed.cursor, read.end = last + 1, last\n",
+                "        active.cursor, read.end = last + 1, last\n",
             ),
         ),
         (f"{WORKER}::test_one_record_is_written_at_once_in_a_transaction_of_its_own",),
@@ -423,10 +429,10 @@ BREAKAGES = (
         (
             Edit(
                 _STATEMENTS,
-                "        _is_ours(_released.c.claim),  # I2: a stranger's claim is not ours to release\n",
+                "        _is_ours(_released.c.token),  # I2: a stranger's claim is not ours to release\n",
                 "",
             ),
-            Edit(_STATEMENTS, "        _is_ours(_mine.c.claim),\n", ""),
+            Edit(_STATEMENTS, "        _is_ours(_mine.c.token),\n", ""),
         ),
         (f"{CLAIM}::test_a_strangers_claim_is_not_released",),
     ),
@@ -462,8 +468,8 @@ BREAKAGES = (
         (
             Edit(
                 _STATEMENTS,
-                'return or_(offset.claim == token, offset.owner == bindparam("owner", type_=Uuid))',
-                'return or_(offset.claim == token, bindparam("owner", type_=Uuid).is_(None))',
+                'return or_(offset.token == token, offset.owner == bindparam("owner", type_=Uuid))',
+                'return or_(offset.token == token, bindparam("owner", type_=Uuid).is_(None))',
             ),
         ),
         (
@@ -474,8 +480,8 @@ BREAKAGES = (
     Breakage(
         "a note under a stranger's claim",
         (
-            Edit(_STATEMENTS, "        offset.claim == _noted.c.claim,  # I2\n", ""),
-            Edit(_STATEMENTS, "        offset.claim == _notable.c.claim,\n", ""),
+            Edit(_STATEMENTS, "        offset.token == _noted.c.token,  # I2\n", ""),
+            Edit(_STATEMENTS, "        offset.token == _notable.c.token,\n", ""),
         ),
         (f"{ATTEMPTS}::test_a_zombies_note_is_refused",),
     ),
@@ -513,8 +519,8 @@ BREAKAGES = (
         (
             Edit(
                 "ledger/dead_letters/statements.py",
-                '_letter.id == bindparam("closing", type_=BigInteger), IS_OPEN)',
-                '_letter.id == bindparam("closing", type_=BigInteger))',
+                '_dead_letter.id == bindparam("closing", type_=BigInteger), IS_OPEN)',
+                '_dead_letter.id == bindparam("closing", type_=BigInteger))',
             ),
         ),
         (f"{LETTERS}::test_two_operators_at_once_decide_once",),
@@ -529,15 +535,15 @@ BREAKAGES = (
         (
             Edit(
                 "worker/assignment/claiming.py",
-                "        for partition, before in self._places.place(claims).items():\n",
+                "        for partition, before in self._partitions.activate(claims).items():\n",
                 "        cached = {p: CACHE.setdefault(p, c.next_offset) for p, c in claims.items()}\n"
                 "        claims = {p: replace(c, next_offset=cached[p]) for p, c in claims.items()}\n"
-                "        for partition, before in self._places.place(claims).items():\n",
+                "        for partition, before in self._partitions.activate(claims).items():\n",
             ),
             Edit(
                 "worker/assignment/claiming.py",
-                "class Claims:\n",
-                "CACHE: dict[Partition, int] = {}\n\n\nclass Claims:\n",
+                "class Claiming:\n",
+                "CACHE: dict[Partition, int] = {}\n\n\nclass Claiming:\n",
             ),
         ),
         (IDLE_REWIND, f"{REBALANCE}::test_members_that_join_and_leave_hand_their_partitions_over"),
@@ -547,8 +553,8 @@ BREAKAGES = (
         (
             Edit(
                 "postgres/connection.py",
-                "        if ahead is not None and ahead.late is not None:  # even",
-                "        if status == 3 and ahead is not None and ahead.late is not None:  # even",
+                "        if ahead is not None and ahead.deferred_error is not None:  # even",
+                "        if status == 3 and ahead is not None and ahead.deferred_error is not None:  # even",
             ),
         ),
         (f"{ROADS}::test_a_late_error_behind_a_savepoint_by_hand[True-False]",),

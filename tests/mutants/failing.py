@@ -42,9 +42,9 @@ FAILING = (
         (
             Edit(
                 "worker/unit_of_work.py",
-                "            self._dead_letters.park(tx, asides, topic_ids, self._pipeline.version)\n",
+                "            self._dead_letters.insert(tx, asides, topic_ids, self._pipeline.version)\n",
                 "            with self._ledger.engine.begin() as other:\n"
-                "                self._dead_letters.park(other, asides, topic_ids, self._pipeline.version)\n",
+                "                self._dead_letters.insert(other, dead_letters, topic_ids, self._pipeline.version)\n",
             ),
         ),
         (f"{ISOLATION}::test_i1_a_dead_letter_becomes_visible_with_the_offset_that_passes_it",),
@@ -54,9 +54,9 @@ FAILING = (
         (
             Edit(
                 "worker/failure_policy.py",
-                "            batch.set_aside(Aside(raw, failure, State.PARKED))\n",
-                "            batch.set_aside(Aside(raw, failure, State.PARKED))\n"
-                "            batch.cut(poison_stop(raw, failure))\n",
+                "            batch.add_dead_letter(NewDeadLetter(raw, failure, State.DEAD_LETTERED))\n",
+                "            batch.add_dead_letter(NewDeadLetter(raw, failure, State.DEAD_LETTERED))\n"
+                "            batch.stop_at(poison_stop(raw, failure))\n",
             ),
         ),
         (f"{MATRIX}[CHECK-streamed Append-dead_letter]",),
@@ -66,7 +66,7 @@ FAILING = (
         (
             Edit(
                 "worker/open_batch.py",
-                "        return read.move() if cut is None else self._move_to_cut(partition, read, cut.offset)\n",
+                "        return read.move() if cut is None else self._move_to_stop(partition, read, cut.offset)\n",
                 "        return read.move()\n",
             ),
         ),
@@ -77,8 +77,8 @@ FAILING = (
         (
             Edit(
                 "worker/unit_of_work.py",
-                "        if asides := batch.asides:\n",
-                "        if asides := []:\n",
+                "        if asides := batch.dead_letters:\n",
+                "        if dead_letters := []:\n",
             ),
         ),
         (f"{PROPERTY}[0]",),
@@ -99,8 +99,8 @@ FAILING = (
         (
             Edit(
                 "worker/unit_of_work.py",
-                "batch.hold_keys(self._dead_letters.open_keys(tx, [e.claim.partition for e in expected]))\n",
-                "batch.hold_keys({})\n",
+                "batch.block_keys(self._dead_letters.open_keys(tx, [e.claim.partition for e in expected]))\n",
+                "batch.block_keys({})\n",
             ),
         ),
         ("tests/postgres/test_replay_order.py",),
@@ -110,7 +110,8 @@ FAILING = (
         (
             Edit(
                 "worker/loop.py",
-                "            if not self._on_record(lambda: self._ledger.note_alone([(alone.claim, attempt)])):\n"
+                "            if not self._on_record(lambda: self._ledger.record_attempts_alone([(alone.claim, "
+                "attempt)])):\n"
                 "                return\n",
                 "",
             ),
@@ -127,8 +128,8 @@ FAILING = (
             ),
             Edit(
                 "worker/unit_of_work.py",
-                "            self._ledger.suspect(tx, [SuspectNote(read.claim, suspects.end, part_end)])\n",
-                "            self._ledger.suspect(tx, [SuspectNote(read.claim, suspects.end, None)])\n",
+                "            self._ledger.record_suspects(tx, [SuspectNote(read.claim, suspects.end, part_end)])\n",
+                "            self._ledger.record_suspects(tx, [SuspectNote(read.claim, suspects.end, None)])\n",
             ),
         ),
         (f"{KILLERS}::test_one_crashing_record_costs_five_deaths_and_at_most_two_hundred_transactions",),
@@ -154,12 +155,12 @@ FAILING = (
         (
             Edit(
                 "ledger/sql/worker.py",
-                "        offset.claim == _ranged.c.claim,  # I2\n",
+                "        offset.token == _ranged.c.token,  # I2\n",
                 "",
             ),
             Edit(
                 "ledger/sql/worker.py",
-                "        offset.claim == _range.c.claim,\n",
+                "        offset.token == _range.c.token,\n",
                 "",
             ),
         ),
@@ -181,13 +182,13 @@ FAILING = (
         (
             Edit(
                 "ledger/dead_letters/statements.py",
-                "LOCK_LETTER = GET_LETTER.with_for_update()\n",
-                "LOCK_LETTER = GET_LETTER\n",
+                "LOCK_DEAD_LETTER = GET_DEAD_LETTER.with_for_update()\n",
+                "LOCK_DEAD_LETTER = GET_DEAD_LETTER\n",
             ),
             Edit(
                 "ledger/dead_letters/statements.py",
-                '_letter.id == bindparam("closing", type_=BigInteger), IS_OPEN)',
-                '_letter.id == bindparam("closing", type_=BigInteger))',
+                '_dead_letter.id == bindparam("closing", type_=BigInteger), IS_OPEN)',
+                '_dead_letter.id == bindparam("closing", type_=BigInteger))',
             ),
             Edit(
                 "ledger/dead_letters/store.py",
@@ -213,7 +214,8 @@ FAILING = (
         (
             Edit(
                 "worker/open_batch.py",
-                "        self._asides = {at: aside for at, aside in self._asides.items() if at[0] not in partitions}\n",
+                "        self._dead_letters = {at: aside for at, aside in self._dead_letters.items() if at[0] not in "
+                "partitions}\n",
                 "",
             ),
         ),
@@ -222,11 +224,11 @@ FAILING = (
     Breakage(
         "quarantine counted before COMMIT",
         (
-            Edit("worker/unit_of_work.py", "        self._quarantine.count(tally)\n", ""),
+            Edit("worker/unit_of_work.py", "        self._limits.count(tally)\n", ""),
             Edit(
                 "worker/unit_of_work.py",
-                "                self._park(tx, batch)\n",
-                "                self._quarantine.count(tally)\n                self._park(tx, batch)\n",
+                "                self._insert_dead_letters(tx, batch)\n",
+                "                self._limits.count(tally)\n                self._insert_dead_letters(tx, batch)\n",
             ),
         ),
         (f"{ISOLATION}::test_an_attempt_that_was_not_committed_counts_for_no_limit",),
@@ -247,8 +249,8 @@ FAILING = (
         (
             Edit(
                 "worker/failure_policy.py",
-                "            batch.cut(later)\n",
-                "            batch.cut(later)\n            batch.cuts[partition].offset += 1\n",
+                "            batch.stop_at(later)\n",
+                "            batch.stop_at(later)\n            batch.cuts[partition].offset += 1\n",
             ),
         ),
         ("tests/kafka/test_retry_waits.py", f"{PROPERTY}[8]"),

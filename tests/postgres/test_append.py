@@ -533,7 +533,7 @@ def test_row_that_changes_its_mind_is_told_so(ground: Ground, group: str) -> Non
         return (-1,) if len(calls) == 1 else None
 
     sink = ground.append("id int CHECK (id > 0)", columns=["id"], row=row)
-    pipeline = Pipeline(group, topics=TOPIC, value=Json(int), sinks=[sink], send_ahead=False)
+    pipeline = Pipeline(group, topics=TOPIC, value=Json(int), sinks=[sink], pipeline_mode=False)
     with pytest.raises(ConfigError, match="it must depend on its record alone"):
         ground.process(pipeline, *orders(b"1"))
 

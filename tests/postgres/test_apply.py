@@ -363,18 +363,18 @@ def dropped(seekpoint_engine: Engine) -> Iterator[list[PipelineStatus]]:
     event.remove(seekpoint_engine, "invalidate", note)
 
 
-@pytest.mark.parametrize("send_ahead", [True, False])
+@pytest.mark.parametrize("pipeline_mode", [True, False])
 @pytest.mark.parametrize("what", RETURNED)
 @pytest.mark.filterwarnings("error")
 def test_what_a_handler_returns_is_not_thrown_away_in_silence(
-    ground: Ground, group: str, what: str, send_ahead: bool, dropped: list[PipelineStatus]
+    ground: Ground, group: str, what: str, pipeline_mode: bool, dropped: list[PipelineStatus]
 ) -> None:
     """I4: work that is returned, and not done, passes no offset; no coroutine is left that was never awaited.
 
     The pipeline of statements sent ahead has ended when the connection is closed: psycopg warns of an open one.
     """
     handle = Book(ground, lambda tx, batch: RETURNED[what]())
-    pipeline = Pipeline(group, topics=TOPIC, value=Json(), handle=handle, send_ahead=send_ahead)
+    pipeline = Pipeline(group, topics=TOPIC, value=Json(), handle=handle, pipeline_mode=pipeline_mode)
     with pytest.raises(
         HandlerMisuse, match=rf"the handler \S*test_apply\.Book returned {what}, which is never run"
     ) as refused:
@@ -421,7 +421,7 @@ def test_a_group_of_poison_is_poison(ground: Ground, group: str, nested: bool) -
     pipeline = Pipeline(group, topics=TOPIC, value=Json(), handle=(book := Book(ground, refuse)),
                         on_poison="dead_letter")  # fmt: skip
     done = ground.process(pipeline, *numbers(1, -2, 3, -4))
-    found = [(aside.offset, aside.failure.cause, aside.failure.error) for aside in done.set_aside]
+    found = [(aside.offset, aside.failure.cause, aside.failure.error) for aside in done.dead_letters]
     assert found == [(1, Cause.POISON, "Poison: negative: -2"), (3, Cause.POISON, "Poison: negative: -4")]
     assert book.rows() == [(0, 0), (0, 2)]
     assert len(book.calls) == 2, "all are named: nothing is searched for"
@@ -440,7 +440,7 @@ def test_a_group_of_which_one_names_no_record(ground: Ground, group: str) -> Non
     pipeline = Pipeline(group, topics=TOPIC, value=Json(), handle=(book := Book(ground, refuse)),
                         on_poison="dead_letter")  # fmt: skip
     done = ground.process(pipeline, *numbers(1, -1, 2, -2, 3))
-    assert sorted((aside.offset, aside.failure.cause) for aside in done.set_aside) == [
+    assert sorted((aside.offset, aside.failure.cause) for aside in done.dead_letters) == [
         (1, Cause.POISON), (3, Cause.POISON)
     ]  # fmt: skip
     assert book.rows() == [(0, 0), (0, 2), (0, 4)]
@@ -468,8 +468,8 @@ def test_notes_of_an_exception_may_be_anything(ground: Ground, group: str, odd: 
     pipeline = Pipeline(group, topics=TOPIC, value=Json(), handle=(book := Book(ground, refuse)),
                         on_poison="dead_letter", retry=Retry(attempts=1))  # fmt: skip
     done = ground.process(pipeline, *numbers(1, 2, 3))
-    assert [aside.offset for aside in done.set_aside] == [1]
-    assert ("(kept)" in done.set_aside[0].failure.error) == isinstance(odd, list)
+    assert [aside.offset for aside in done.dead_letters] == [1]
+    assert ("(kept)" in done.dead_letters[0].failure.error) == isinstance(odd, list)
     assert book.rows() == [(0, 0), (0, 2)]
 
 
@@ -505,7 +505,7 @@ def test_an_event_for_every_step_of_every_attempt(ground: Ground, group: str) ->
     seen: list[events.Event] = []
     pipeline = Pipeline(group, topics=TOPIC, value=Json(), sinks=[sink])
     ground.process(pipeline, *numbers(1, 2, -3, 4), observe=(seen.append,))
-    failed = next(n for n, event in enumerate(seen) if isinstance(event, events.Isolating))
+    failed = next(n for n, event in enumerate(seen) if isinstance(event, events.Bisecting))
     # A few rows are sent and awaited with advance: the server's answer may come before or behind their Applied.
     begun = [events.BatchOpened(attempt=1), events.Held(partitions=1)]
     assert seen[:failed] in (begun, [*begun, events.Applied(records=4)])

@@ -221,7 +221,7 @@ def written_by(ground: Ground, made: type[Append | AppendArrow], name: str, body
     pipeline = Pipeline(name, topics=TOPIC, value=Bytes(), sinks=[sink], on_poison="dead_letter")
     done = ground.process(pipeline, *orders(*(b"" for _ in rows)))
     found = ground.rows("n", "a", "b", "c", name=name)
-    return [aside.offset for aside in done.set_aside], repr([row[1:] for row in found])
+    return [aside.offset for aside in done.dead_letters], repr([row[1:] for row in found])
 
 
 def test_the_same_rows_as_append(ground: Ground) -> None:
@@ -281,7 +281,7 @@ def test_columns_that_are_named_are_taken_and_must_be_there(ground: Ground, grou
     given = numbered(1, v=["a"], other=[1]), numbered(2), numbered(3, v=["c"])
     done = ground.process(of(group, sink, on_poison="dead_letter"), *tables(*given))
     assert ground.rows("id", "v") == [(1, "a"), (3, "c")]
-    (aside,) = done.set_aside
+    (aside,) = done.dead_letters
     assert (aside.offset, aside.failure.cause) == (1, "row")
     assert "the table has no column 'v'; it has id" in aside.failure.error
 
@@ -337,7 +337,7 @@ def test_among_rows_and_tables_the_record_at_fault_is_named(ground: Ground, grou
     made = [(0,), (1,), numbered(2), numbered(3, 4), (5,), numbered(6, 2**40), numbered(7), (2**40,), (8,)]
     sink = AppendArrow(ground.create("id int PRIMARY KEY"), columns=["id"], row=lambda r: made[r.offset])
     done = ground.process(of(group, sink, value=Bytes(), on_poison="dead_letter"), *orders(*(b"" for _ in made)))
-    assert [aside.offset for aside in done.set_aside] == [5, 7]
+    assert [aside.offset for aside in done.dead_letters] == [5, 7]
     assert [n for (n,) in ground.rows("id")] == [0, 1, 2, 3, 4, 5, 7, 8]
 
 
@@ -385,7 +385,7 @@ def test_the_server_names_the_row_and_so_the_record(
     values = [b'{"id": %d, "note": "a\\r\\nb\\n"}' % n for n in range(count)]
     values[AT_ONCE + 500] = bad
     done = ground.process(of(group, sink, value=Json(Order), on_poison="dead_letter"), *orders(*values))
-    (aside,) = done.set_aside
+    (aside,) = done.dead_letters
     cause = "decode" if "Expected" in said else "database"
     assert (aside.offset, aside.failure.cause) == (AT_ONCE + 500, cause)
     assert said in aside.failure.error
@@ -420,7 +420,7 @@ def test_one_bad_row_makes_its_whole_record_poison(ground: Ground, group: str, b
     before = [numbered(2 * n, 2 * n + 1, v=["a\nb", None]) for n in range(5)]
     behind = [numbered(20, w=[1]), numbered(21, 22, v=["x", "y"])]
     done = ground.process(of(group, sink, on_poison="dead_letter"), *tables(*before, bad, *behind))
-    (aside,) = done.set_aside
+    (aside,) = done.dead_letters
     assert aside.offset == 5
     assert said in aside.failure.error
     assert [n for (n,) in ground.rows("id")] == [*range(10), 20, 21, 22]
@@ -443,7 +443,7 @@ def test_a_column_that_the_table_lacks_is_named_with_its_record(ground: Ground, 
     sink = AppendArrow(ground.create("id bigint"))
     done = ground.process(of(group, sink, on_poison="dead_letter"), *tables(numbered(1, grown=[1])))
     assert 'column "grown" of relation "t" does not exist' in str(done.stopped[Partition(TOPIC, 0)])
-    assert (ground.rows("id"), done.set_aside) == ([], ())
+    assert (ground.rows("id"), done.dead_letters) == ([], ())
 
 
 def test_what_is_refused_at_the_end_is_found_by_halves(ground: Ground, group: str) -> None:
@@ -453,7 +453,7 @@ def test_what_is_refused_at_the_end_is_found_by_halves(ground: Ground, group: st
     sink = AppendArrow(ground.create("id int REFERENCES parent"))
     wanted = [numbered(n, n + 1) if n != 42 else numbered(42, 1000) for n in range(60)]
     found = ground.process(of(group, sink, on_poison="dead_letter"), *tables(*wanted))
-    assert [aside.offset for aside in found.set_aside] == [42]
+    assert [aside.offset for aside in found.dead_letters] == [42]
     assert len(ground.rows("id")) == 118
 
 
@@ -469,7 +469,7 @@ def test_several_sinks_and_a_handler_beside_it(ground: Ground, group: str) -> No
         group, topics=TOPIC, value=Arrow(), sinks=[sink], handle=handle, on_poison="dead_letter", writes=["copied"]
     )
     done = ground.process(pipeline, *tables(numbered(1, 2), pa.table({"id": ["x"]}), numbered(3)))
-    assert [aside.offset for aside in done.set_aside] == [1]
+    assert [aside.offset for aside in done.dead_letters] == [1]
     assert ground.rows("id") == ground.rows("id", name="copied") == [(1,), (2,), (3,)]
 
 
@@ -482,7 +482,7 @@ def test_poison_in_a_handler_is_found_without_another_try(ground: Ground, group:
 
     pipeline = Pipeline(group, topics=TOPIC, value=Bytes(), handle=handle, on_poison="dead_letter", writes=["t"])
     done = ground.process(pipeline, *orders(b"1000", b"2000", b"2001", b"3000"))
-    (aside,) = done.set_aside
+    (aside,) = done.dead_letters
     assert (aside.offset, aside.failure.cause, aside.failure.attempts) == (2, "poison", 1)
     assert len(ground.rows("id")) == 3
 

@@ -38,5 +38,5 @@ def test_it_ends_no_worker(
         how = {"handle": handle}
     pipeline = Pipeline("g", topics=TOPIC, value=Json(), on_poison="dead_letter", **how)
     done = ground.process(pipeline, *orders(b'{"id": 1}', b'{"id": 2}', b'{"id": 3}'))
-    assert [(aside.offset, aside.failure.cause) for aside in done.set_aside] == [(1, road)]
+    assert [(aside.offset, aside.failure.cause) for aside in done.dead_letters] == [(1, road)]
     assert done.records == 2

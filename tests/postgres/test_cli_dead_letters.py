@@ -31,7 +31,7 @@ def book(tx, batch):
         statement = text('INSERT INTO "{schema}".applied (partition, record, key) VALUES (:p, :o, :k)')
         tx.execute(statement, {{"p": r.partition, "o": r.offset, "k": r.key}})
 
-pipe = Pipeline("g", topics="orders", value=Bytes(), handle=book, on_poison="dead_letter", hold_key=True)
+pipe = Pipeline("g", topics="orders", value=Bytes(), handle=book, on_poison="dead_letter", keep_key_order=True)
 newer = Pipeline("g", topics="orders", value=Bytes(), handle=book, on_poison="dead_letter", version=2)
 others = Pipeline("others", topics="orders", value=Bytes(), handle=book)
 """
@@ -90,7 +90,7 @@ def park(terminal: Terminal) -> list[int]:
         raw(b"worse", topic=TOPIC, offset=1, timestamp=datetime(2026, 7, 1, 12, tzinfo=UTC)),
         raw(b"good", topic=TOPIC, offset=2, key=b"k"),
     ]
-    return [letter.id for letter in depot.park(*records, hold_key=True)]
+    return [letter.id for letter in depot.park(*records, keep_key_order=True)]
 
 
 # -- list and show ----------------------------------------------------------------------------------------
@@ -102,9 +102,9 @@ def test_list_shows_the_open_ones(terminal: Terminal) -> None:
     assert lines[0] == "dead letters of g"
     columns = "id topic partition offset state cause tried replays parked at error"
     assert " ".join(lines[1].split()) == columns
-    assert lines[2].split()[:8] == [str(ids[0]), "orders", "0", "0", "parked", "handler", "1", "0"]
+    assert lines[2].split()[:8] == [str(ids[0]), "orders", "0", "0", "dead_lettered", "handler", "1", "0"]
     assert lines[2].endswith("ValueError: b'bad' is not to be taken")
-    assert lines[4].split()[:5] == [str(ids[2]), "orders", "0", "2", "held"]
+    assert lines[4].split()[:5] == [str(ids[2]), "orders", "0", "2", "blocked"]
     assert len(lines) == 5
 
 
@@ -112,7 +112,7 @@ def test_list_shows_the_open_ones(terminal: Terminal) -> None:
     ("conditions", "offsets"),
     [
         ([], [0, 1, 2]),
-        (["--state", "held"], [2]),
+        (["--state", "blocked"], [2]),
         (["--state", "discarded", "--state", "skipped"], []),
         (["--state", "all"], [0, 1, 2]),
         (["--cause", "handler"], [0, 1]),
@@ -243,7 +243,7 @@ def test_replay_is_a_dry_run_without_apply(terminal: Terminal) -> None:
     ids = park(terminal)
     said = [line.rstrip() for line in terminal.replay(str(ids[0])).stdout.splitlines()]
     assert said[0] == "dry run"
-    assert said[2].split() == [str(ids[0]), "orders", "0", "0", "parked", "replayed"]
+    assert said[2].split() == [str(ids[0]), "orders", "0", "0", "dead_lettered", "replayed"]
     assert said[3].endswith(f"held    replayed behind {ids[0]}, whose key it has")
     assert said[4] == "dry run: 2 would be replayed, 0 refused; --apply does it"
     refused = terminal.replay(str(ids[2]), exits=1).stdout
@@ -302,13 +302,13 @@ def test_discard_is_a_dry_run_without_apply(terminal: Terminal) -> None:
         f"would be discarded: {ids[1]} (orders/0 offset 1): ValueError: b'worse' is not to be taken",
         "dry run: 2 would be discarded, 0 refused; --apply does it",
     ]
-    assert terminal.depot.states() == {0: "parked", 1: "parked", 2: "held"}
+    assert terminal.depot.states() == {0: "dead_lettered", 1: "dead_lettered", 2: "blocked"}
     assert terminal.run(*words, "--apply").stdout.endswith("2 discarded, 0 refused\n")
-    assert terminal.depot.states() == {0: "discarded", 1: "discarded", 2: "held"}
+    assert terminal.depot.states() == {0: "discarded", 1: "discarded", 2: "blocked"}
     again = terminal.run(*words, "--apply", exits=1).stdout
     assert again.count("was discarded by ") == 2
     report = terminal.json(
-        *("dead-letters", "discard", "--all", "--group", "g", "--cause", "held", "--reason", "x", "--apply")
+        *("dead-letters", "discard", "--all", "--group", "g", "--cause", "blocked", "--reason", "x", "--apply")
     )
     assert [(one["id"], one["refusal"]) for one in report["discarded"]] == [(ids[2], None)]
     assert "it was given up" in terminal.run("dead-letters", "show", str(ids[0])).stdout
@@ -320,7 +320,7 @@ def test_export_writes_json_lines(terminal: Terminal, tmp_path: Path) -> None:
     assert [line["id"] for line in lines] == ids
     assert b64decode(lines[0]["headers"][1][1]["base64"]) == b"\xff"
     file = tmp_path / "letters.jsonl"
-    result = terminal.run("dead-letters", "export", "g", "-o", str(file), "--cause", "held")
+    result = terminal.run("dead-letters", "export", "g", "-o", str(file), "--cause", "blocked")
     assert (result.stdout, result.stderr) == ("", f"1 dead letter in {file}\n")
     missing = tmp_path / "none" / "letters.jsonl"
     refused = terminal.run("dead-letters", "export", "g", "-o", str(missing), exits=2)
@@ -355,7 +355,8 @@ RUNNING = {"attempt_running": "true"}
 STANDS = "orders/0 has stopped in front of offset 3: "
 WAITS = "orders/0 waits in front of offset 3: "
 MEND = (
-    "Mend the codec, row= or handler and start the worker again; or skip it: Ledger.move('orders', 0, to=4, log=None, "
+    "Mend the codec, row= or handler and start the worker again; or skip it: Ledger.reset_offset('orders', 0, to=4, "
+    "log=None, "
     "lost="
 )
 TRIED = f"{WAITS}ValueError: no price; tried 3 of 5 times, next try"
@@ -382,7 +383,7 @@ TRIED = f"{WAITS}ValueError: no price; tried 3 of 5 times, next try"
             "then dead_letter",
         ),
     ],
-    ids=["retry", "overdue", "running", "stopped", "killed"],
+    ids=["retry", "overdue", "running", "stopped", "crashed"],
 )
 def test_status_says_what_a_partition_waits_for(
     terminal: Terminal, columns: dict[str, str], begins: str, ends: str

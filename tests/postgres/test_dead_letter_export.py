@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Engine
 
 from seekpoint import Bytes
-from seekpoint.admin import Letters, Where
+from seekpoint.admin import DeadLetterAdmin, Where
 from seekpoint.errors import ConfigError
 from seekpoint.pipeline.policy import DeadLetterLimits
 from seekpoint.records import Cause, RawRecord, State
@@ -75,7 +75,7 @@ def test_an_export_has_every_byte_of_the_record(depot: Depot) -> None:
     assert (lines[1]["size"], lines[2]["value"], lines[2]["key"]) == (len(LARGE), None, None)
     assert lines[3]["value"] == lines[3]["key"] == {"base64": "", "text": ""}
     assert all(
-        (line["group"], line["state"], line["cause"], line["version"]) == ("g", "parked", "handler", 1)
+        (line["group"], line["state"], line["cause"], line["version"]) == ("g", "dead_lettered", "handler", 1)
         for line in lines
         if line["value"] is not None
     )
@@ -111,7 +111,7 @@ def test_a_choice_meets_every_condition(depot: Depot) -> None:
     depot.bad = {b"bad", b"worse"}
     depot.process(orders(*[b"bad"] * 3, b"worse"), dead_letter_limits=NO_LIMITS)
     depot.process(orders(*[b"bad"] * 1100, partition=1), dead_letter_limits=NO_LIMITS)
-    letters = Letters(depot.engine, "g", schema=depot.schema, actor="eve")
+    letters = DeadLetterAdmin(depot.engine, "g", schema=depot.schema, actor="eve")
 
     def found(**where: Any) -> int:
         return len(list(letters.list(Where(**where))))
@@ -119,15 +119,15 @@ def test_a_choice_meets_every_condition(depot: Depot) -> None:
     assert found() == 1104
     assert (found(topic=TOPIC, partition=0), found(topic="other"), found(error="b'worse'")) == (4, 0, 1)
     assert found(topic=TOPIC, partition=1, from_offset=10, to_offset=20) == 10
-    assert (found(cause=Cause.HANDLER), found(cause=Cause.HELD), found(states=(State.DISCARDED,))) == (1104, 0, 0)
+    assert (found(cause=Cause.HANDLER), found(cause=Cause.BLOCKED), found(states=(State.DISCARDED,))) == (1104, 0, 0)
     now = datetime.now(UTC)
     assert (found(since=now - timedelta(hours=1)), found(since=now + timedelta(hours=1))) == (1104, 0)
     assert [one.offset for one in letters.list(limit=6)] == [0, 1, 2, 3, 0, 1]
     seen: list[int] = []
     done = letters.discard(
-        Where(topic=TOPIC, partition=0), reason="all", progress=lambda one: seen.append(one.letter.id)
+        Where(topic=TOPIC, partition=0), reason="all", progress=lambda one: seen.append(one.dead_letter.id)
     )
-    assert [one.letter.id for one in done] == seen
+    assert [one.dead_letter.id for one in done] == seen
     assert (len(done), found(), found(states=(State.DISCARDED,))) == (4, 1100, 4)
 
 

@@ -20,7 +20,7 @@ from seekpoint.ledger import Ledger
 from seekpoint.ledger.dead_letters import DeadLetter, DeadLetters
 from seekpoint.ledger.tables import admin_action, dead_letter, in_schema
 from seekpoint.pipeline.policy import Limits
-from seekpoint.records import Aside, Cause, Failure, Partition, RawRecord, State
+from seekpoint.records import Cause, Failure, NewDeadLetter, Partition, RawRecord, State
 from support.ledger_desk import Desk, backend, wait_until_blocked
 
 FAILURE = Failure(Cause.HANDLER, "ValueError: no", "Traceback ...", None, 3)
@@ -33,19 +33,19 @@ class Shelf(Desk):
     def letters(self) -> DeadLetters:
         return DeadLetters(self.ledger)
 
-    def park(self, *asides: Aside, number: int = 0, version: int = 1) -> None:
+    def park(self, *asides: NewDeadLetter, number: int = 0, version: int = 1) -> None:
         """Set these aside, and pass them: one transaction."""
         end = max(aside.record.offset for aside in asides) + 1
         with self.ledger.engine.begin() as tx:
             transaction = self.hold(tx)
-            self.letters.park(tx, asides, {self.topic: self.topic_id}, version)
+            self.letters.insert(tx, asides, {self.topic: self.topic_id}, version)
             ends = {n: max(end, c.next_offset) for n, c in self.claims.items() if n == number}
             moves = [self.move(n, end) for n, end in ends.items() if end > self.claims[n].next_offset]
             moved = self.ledger.advance(tx, moves, transaction)
         self.accept(moved)
 
     def rewind(self, to: int, number: int = 0) -> None:
-        self.ledger.move(self.topic, number, to, log=None, reason="look again", actor="alice")
+        self.ledger.reset_offset(self.topic, number, to, log=None, reason="look again", actor="alice")
         self.claim(number)
 
     def commit_nothing(self, number: int) -> None:
@@ -91,11 +91,11 @@ def aside(
     value: bytes | None = b"v",
     *,
     partition: int = 0,
-    state: State = State.PARKED,
+    state: State = State.DEAD_LETTERED,
     failure: Failure = FAILURE,
     **more: Any,
-) -> Aside:
-    return Aside(RawRecord("t", partition, offset, 1_700_000_000_000, key, value, **more), failure, state)
+) -> NewDeadLetter:
+    return NewDeadLetter(RawRecord("t", partition, offset, 1_700_000_000_000, key, value, **more), failure, state)
 
 
 # -- nothing of a record is lost ------------------------------------------------------------------------------
@@ -118,14 +118,14 @@ def test_a_record_comes_back_as_it_was(shelf: Shelves, record: RawRecord) -> Non
     """I4: key, value, headers, time and epoch, byte for byte."""
     worker = shelf()
     with worker.ledger.engine.begin() as tx:
-        worker.letters.park(tx, [Aside(record, FAILURE, State.PARKED)], {"t": worker.topic_id}, 4)
+        worker.letters.insert(tx, [NewDeadLetter(record, FAILURE, State.DEAD_LETTERED)], {"t": worker.topic_id}, 4)
     [listed] = worker.all()
     assert listed == worker.letters.get(listed.id)
     assert listed.record == record
     assert (listed.size, listed.topic_id) == (None if record.value is None else len(record.value), worker.topic_id)
     assert listed.failure == FAILURE
-    assert (listed.version, listed.parked_by, listed.replays) == (4, worker.ledger.owner, 0)
-    assert (listed.at, listed.state, listed.is_open) == (Partition("t", 0), State.PARKED, True)
+    assert (listed.version, listed.dead_lettered_by, listed.replays) == (4, worker.ledger.owner, 0)
+    assert (listed.at, listed.state, listed.is_open) == (Partition("t", 0), State.DEAD_LETTERED, True)
     assert (listed.closed_at, listed.closed_by, listed.replayed_at, listed.replay_error) == (None, None, None, None)
 
 
@@ -169,7 +169,7 @@ def test_an_abort_leaves_no_letter(shelf: Shelves) -> None:
     """I1: letters and offsets become visible together or not at all."""
     worker = shelf()
     with worker.ledger.engine.connect() as tx:
-        worker.letters.park(tx, [aside(0)], {"t": worker.topic_id}, 1)
+        worker.letters.insert(tx, [aside(0)], {"t": worker.topic_id}, 1)
         assert worker.all() == []
         tx.rollback()
     assert worker.all() == []
@@ -182,7 +182,7 @@ def test_none_is_no_statement(shelf: Shelves) -> None:
     """I1: a batch without failures costs nothing."""
     worker = shelf()
     with worker.ledger.engine.connect() as tx:
-        worker.letters.park(tx, [], {}, 1)
+        worker.letters.insert(tx, [], {}, 1)
         assert not tx.in_transaction()
 
 
@@ -213,11 +213,11 @@ def test_a_value_that_was_not_asked_for_is_no_null(shelf: Shelves) -> None:
 # -- one letter per record --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("before", [State.PARKED, State.SKIPPED, State.DISCARDED, State.REPLAYED])
+@pytest.mark.parametrize("before", [State.DEAD_LETTERED, State.SKIPPED, State.DISCARDED, State.REPLAYED])
 def test_a_record_that_fails_again_opens_its_letter_anew(shelf: Shelves, before: State) -> None:
     """I4: after a rewind what counts is the new reading; the row is the same."""
     worker = shelf()
-    worker.park(aside(0, value=b"v", state=State.SKIPPED if before is State.SKIPPED else State.PARKED))
+    worker.park(aside(0, value=b"v", state=State.SKIPPED if before is State.SKIPPED else State.DEAD_LETTERED))
     [first] = worker.all()
     if before in {State.DISCARDED, State.REPLAYED}:
         worker.close(first.id, before)
@@ -226,9 +226,9 @@ def test_a_record_that_fails_again_opens_its_letter_anew(shelf: Shelves, before:
     again = Failure(Cause.DATABASE, "UniqueViolation: twice", None, "23505", 1)
     worker.park(aside(0, value=b"v", failure=again), version=2)
     [letter] = worker.all()
-    assert (letter.id, letter.state, letter.failure, letter.version) == (first.id, State.PARKED, again, 2)
+    assert (letter.id, letter.state, letter.failure, letter.version) == (first.id, State.DEAD_LETTERED, again, 2)
     assert letter.record.value == b"v"
-    assert letter.parked_at > first.parked_at
+    assert letter.dead_lettered_at > first.dead_lettered_at
     assert (letter.closed_at, letter.closed_by, letter.closed_reason) == (None, None, None)
     assert (letter.replays, letter.replayed_at) == (0, None)
 
@@ -236,17 +236,17 @@ def test_a_record_that_fails_again_opens_its_letter_anew(shelf: Shelves, before:
 def test_a_move_supersedes_what_will_be_read_again(shelf: Shelves) -> None:
     """I4, I5: letters at or past the new position, of this partition and this life of the topic, in its transaction."""
     worker = shelf()
-    worker.park(aside(0), aside(1, state=State.SKIPPED), aside(2, state=State.HELD), aside(3))
+    worker.park(aside(0), aside(1, state=State.SKIPPED), aside(2, state=State.BLOCKED), aside(3))
     worker.park(aside(2, partition=1), number=1)
     worker.close(worker.all(from_offset=3)[0].id, State.REPLAYED)
     worker.rewind(1)
     states = {(letter.partition, letter.offset): letter.state for letter in worker.all()}
     assert states == {
-        (0, 0): State.PARKED,
+        (0, 0): State.DEAD_LETTERED,
         (0, 1): State.SUPERSEDED,
         (0, 2): State.SUPERSEDED,
         (0, 3): State.SUPERSEDED,
-        (1, 2): State.PARKED,
+        (1, 2): State.DEAD_LETTERED,
     }
     [closed] = worker.all(from_offset=3)
     assert (closed.closed_by, closed.closed_reason, closed.replays) == ("alice", "moved to 1: look again", 1)
@@ -259,10 +259,10 @@ def test_a_move_forward_and_a_topic_made_anew_supersede_nothing(shelf: Shelves) 
     """I4: what was passed stays passed; offsets of an earlier topic are before and behind nothing."""
     worker = shelf()
     worker.park(aside(4))
-    worker.ledger.move("t", 0, 9, log=None, reason="over it")
-    assert [letter.state for letter in worker.all()] == [State.PARKED]
-    worker.ledger.move("t", 0, 0, log=None, reason="recreated", topic_id=uuid4())
-    assert [letter.state for letter in worker.all()] == [State.PARKED]
+    worker.ledger.reset_offset("t", 0, 9, log=None, reason="over it")
+    assert [letter.state for letter in worker.all()] == [State.DEAD_LETTERED]
+    worker.ledger.reset_offset("t", 0, 0, log=None, reason="recreated", topic_id=uuid4())
+    assert [letter.state for letter in worker.all()] == [State.DEAD_LETTERED]
 
 
 # -- keys that are held -------------------------------------------------------------------------------------------
@@ -279,7 +279,7 @@ def test_open_keys_are_those_of_the_partitions_that_are_asked_for(shelf: Shelves
     stranger.park(aside(0, b"theirs"))
     worker.park(
         aside(1, b"a"),
-        aside(2, b"a", state=State.HELD),
+        aside(2, b"a", state=State.BLOCKED),
         aside(3, b"b", state=State.SKIPPED),
         aside(4, None),
         aside(5, b""),
@@ -296,7 +296,7 @@ def test_letters_of_an_earlier_topic_hold_nothing(shelf: Shelves) -> None:
     """I4: their offsets come before nothing of the new one."""
     worker = shelf()
     worker.park(aside(9, b"a"))
-    worker.ledger.move("t", 0, 0, log=None, reason="recreated", topic_id=uuid4())
+    worker.ledger.reset_offset("t", 0, 0, log=None, reason="recreated", topic_id=uuid4())
     assert open_keys(worker) == {}
     assert worker.letters.count_open() == {worker.at(0): 1}
 
@@ -304,7 +304,7 @@ def test_letters_of_an_earlier_topic_hold_nothing(shelf: Shelves) -> None:
 def test_the_first_of_a_key_is_found(shelf: Shelves) -> None:
     """I4: which one may be redriven first."""
     worker = shelf()
-    worker.park(aside(0, b"b"), aside(1, b"a"), aside(2, b"a", state=State.HELD), aside(3, None))
+    worker.park(aside(0, b"b"), aside(1, b"a"), aside(2, b"a", state=State.BLOCKED), aside(3, None))
     worker.park(aside(0, b"a", partition=1), number=1)
     _, first, second, keyless, other = worker.all()
     with worker.ledger.engine.begin() as tx:
@@ -326,7 +326,7 @@ def test_letters_of_others_are_not_the_first_of_a_key(shelf: Shelves) -> None:
     with worker.ledger.engine.begin() as tx:
         assert worker.letters.first_open_of_key(tx, early) == 1
     worker.topic_id = uuid4()
-    worker.ledger.move("t", 0, 0, log=None, reason="recreated", topic_id=worker.topic_id)
+    worker.ledger.reset_offset("t", 0, 0, log=None, reason="recreated", topic_id=worker.topic_id)
     worker.claim(0)
     worker.park(aside(5))
     (late,) = worker.all(from_offset=5)
@@ -340,7 +340,7 @@ def test_a_move_supersedes_nothing_of_another_group(shelf: Shelves) -> None:
     for one in (worker, other):
         one.park(aside(3))
     worker.rewind(0)
-    assert [one.state for one in (*worker.all(), *other.all())] == [State.SUPERSEDED, State.PARKED]
+    assert [one.state for one in (*worker.all(), *other.all())] == [State.SUPERSEDED, State.DEAD_LETTERED]
 
 
 # -- for people -----------------------------------------------------------------------------------------------------
@@ -350,8 +350,8 @@ def test_lists_are_ordered_filtered_and_paged(shelf: Shelves) -> None:
     """I4: every condition narrows; pages follow one another without gap or repetition."""
     worker = shelf()
     worker.park(*(aside(n, failure=replace(FAILURE, error=f"ValueError: {n}% of_it")) for n in range(4)))
-    held = replace(FAILURE, cause=Cause.HELD)
-    worker.park(*(aside(n, partition=1, state=State.HELD, failure=held) for n in range(3)), number=1)
+    held = replace(FAILURE, cause=Cause.BLOCKED)
+    worker.park(*(aside(n, partition=1, state=State.BLOCKED, failure=held) for n in range(3)), number=1)
     everything = worker.all()
     assert [(one.partition, one.offset) for one in everything] == [
         (0, 0),
@@ -369,12 +369,12 @@ def test_lists_are_ordered_filtered_and_paged(shelf: Shelves) -> None:
     assert places(partition=1, from_offset=1) == [(1, 1), (1, 2)]
     assert places(topic="t", to_offset=1) == [(0, 0), (1, 0)]
     assert places(topic="u") == []
-    assert places(states=[State.HELD], limit=1) == [(1, 0)]
-    assert places(states=[State.HELD, State.SKIPPED]) == places(cause=Cause.HELD) == [(1, 0), (1, 1), (1, 2)]
+    assert places(states=[State.BLOCKED], limit=1) == [(1, 0)]
+    assert places(states=[State.BLOCKED, State.SKIPPED]) == places(cause=Cause.BLOCKED) == [(1, 0), (1, 1), (1, 2)]
     assert places(states=[]) == []
     assert places(error="2% of_") == [(0, 2)]
     assert places(error="2%of") == []
-    latest = max(one.parked_at for one in everything)
+    latest = max(one.dead_lettered_at for one in everything)
     assert places(since=latest + timedelta(microseconds=1)) == []
     assert (1, 2) in places(since=latest)
     pages: list[DeadLetter] = []
@@ -477,7 +477,7 @@ def test_closing_says_who_and_why(shelf: Shelves, state: State, word: str) -> No
     assert actions(worker) == [(word, "t", 0, 7, 8, "alice", f"dead letter {letter.id}: a test")]
 
 
-@pytest.mark.parametrize("state", [State.PARKED, State.HELD, State.SKIPPED])
+@pytest.mark.parametrize("state", [State.DEAD_LETTERED, State.BLOCKED, State.SKIPPED])
 def test_open_is_no_way_of_closing(shelf: Shelves, state: State) -> None:
     """I4: a letter is closed as something that ends it."""
     worker = shelf()
@@ -498,7 +498,7 @@ def test_a_replay_that_fails_keeps_the_letter_with_both_errors(shelf: Shelves) -
             locked = worker.letters.lock(tx, letter.id)
             worker.letters.failed_again(tx, locked, Failure(Cause.ROW, f"KeyError: {n}\0", f"trace\0 {n}"))
     now = worker.letters.get(letter.id)
-    assert (now.state, now.error, now.traceback) == (State.PARKED, letter.error, letter.traceback)
+    assert (now.state, now.error, now.traceback) == (State.DEAD_LETTERED, letter.error, letter.traceback)
     assert (now.replay_error, now.replay_traceback, now.replays) == ("KeyError: 2\\x00", "trace\\x00 2", 2)
     assert now.replayed_at is not None
     worker.close(letter.id, State.REPLAYED)
@@ -559,7 +559,7 @@ def test_a_rewind_and_a_redrive_come_one_after_the_other(
     other = shelf(claim=False, limits=Limits(transaction_age=60.0))
     with other.ledger.begin() as tx:
         other.letters.lock(tx.connection, letter.id)
-        moving = elsewhere.submit(worker.ledger.move, "t", 0, 0, log=None, reason="rewind")
+        moving = elsewhere.submit(worker.ledger.reset_offset, "t", 0, 0, log=None, reason="rewind")
         wait_until_blocked(seekpoint_engine, by=backend(tx.connection))
     moving.result()
     with seekpoint_engine.begin() as again:
@@ -576,7 +576,7 @@ def test_a_pause_and_a_worker_that_parks_do_not_wait_for_each_other(
         pausing = elsewhere.submit(worker.ledger.pause, reason="index rebuild")
         wait_until_blocked(seekpoint_engine, by=backend(tx))
         tx.execute(text("SET LOCAL lock_timeout = '5s'"))
-        worker.letters.park(tx, [aside(0)], {"t": worker.topic_id}, 1)
+        worker.letters.insert(tx, [aside(0)], {"t": worker.topic_id}, 1)
         worker.ledger.advance(tx, [worker.move(0, 1)], transaction)
     pausing.result()
     assert len(worker.all()) == 1

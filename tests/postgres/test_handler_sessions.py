@@ -210,7 +210,7 @@ def test_i1_a_commit_that_is_answered_with_rollback_is_an_error(service: Service
 
     def commit() -> None:
         with session.transaction() as tx:
-            tx.straight("SELECT 1", {})
+            tx.fast_path("SELECT 1", {})
             with tx.lent(), suppress(DBAPIError):
                 tx.exec_driver_sql("SELECT 1 / 0")
 
@@ -219,10 +219,10 @@ def test_i1_a_commit_that_is_answered_with_rollback_is_an_error(service: Service
     session.close()
 
 
-@pytest.mark.parametrize("send_ahead", [True, False])
+@pytest.mark.parametrize("pipeline_mode", [True, False])
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_a_handler_leaves_on_its_session_ends_with_its_transaction(
-    service: Service, change: str, send_ahead: bool
+    service: Service, change: str, pipeline_mode: bool
 ) -> None:
     """I1: also what a function or a trigger leaves: the connection is closed after COMMIT, and the next batch has
     another one."""
@@ -234,7 +234,7 @@ def test_what_a_handler_leaves_on_its_session_ends_with_its_transaction(
         if batch.spans[0].start == 1:
             tx.exec_driver_sql(statement)
 
-    service.run(handle, ["a"], ["b"], ["c"], ["d"], send_ahead=send_ahead)
+    service.run(handle, ["a"], ["b"], ["c"], ["d"], pipeline_mode=pipeline_mode)
     first, second, third, fourth = service.backends
     assert first == second
     assert second != third == fourth
@@ -336,7 +336,7 @@ def test_commit_and_the_question_are_one_round_trip(service: Service) -> None:
     session = Session(service.engine, lends=True, hold_first=True)
     for _ in range(2):
         with session.transaction() as tx:
-            tx.straight("SELECT 1", {})
+            tx.fast_path("SELECT 1", {})
             with tx.lent():
                 tx.exec_driver_sql("SELECT 1")
             tracing = ExitStack()

@@ -128,20 +128,20 @@ SOMETHING: dict[str, Does] = {
 }
 
 
-@pytest.mark.parametrize("send_ahead", [True, False])
+@pytest.mark.parametrize("pipeline_mode", [True, False])
 @pytest.mark.parametrize("does", NOTHING)
-def test_a_handler_that_wrote_no_row_is_reported(service: Service, does: str, send_ahead: bool) -> None:
+def test_a_handler_that_wrote_no_row_is_reported(service: Service, does: str, pipeline_mode: bool) -> None:
     """I4: the offset has passed the records, and there is no row."""
-    service.run(lambda tx, batch: NOTHING[does](service, tx) and None, ["a", "b"], ["c"], send_ahead=send_ahead)
+    service.run(lambda tx, batch: NOTHING[does](service, tx) and None, ["a", "b"], ["c"], pipeline_mode=pipeline_mode)
     at = Partition(TOPIC, 0)
     assert reported(service) == [((Span(at, 0, 2),), 2), ((Span(at, 2, 3),), 1)], "once a batch"
-    assert not any(isinstance(one, events.Isolating) for one in service.seen)
+    assert not any(isinstance(one, events.Bisecting) for one in service.seen)
 
 
-@pytest.mark.parametrize("send_ahead", [True, False])
+@pytest.mark.parametrize("pipeline_mode", [True, False])
 @pytest.mark.parametrize("does", SOMETHING)
-def test_a_handler_that_wrote_or_may_have_written_is_not(service: Service, does: str, send_ahead: bool) -> None:
-    service.run(lambda tx, batch: SOMETHING[does](service, tx) and None, ["a", "b"], send_ahead=send_ahead)
+def test_a_handler_that_wrote_or_may_have_written_is_not(service: Service, does: str, pipeline_mode: bool) -> None:
+    service.run(lambda tx, batch: SOMETHING[does](service, tx) and None, ["a", "b"], pipeline_mode=pipeline_mode)
     assert reported(service) == []
 
 

@@ -139,7 +139,7 @@ def test_statements_that_write_do_not_wait_for_one_another(
 
 
 def test_send_ahead_can_be_switched_off(counter: Counter) -> None:
-    counter.run(counter.each, *HUNDRED, send_ahead=False)
+    counter.run(counter.each, *HUNDRED, pipeline_mode=False)
     assert counter.trips[0] >= 100, "one each, and those that prepare it"
     assert len(counter.rows()) == 100
 
@@ -525,8 +525,8 @@ def test_a_connection_cut_among_statements_costs_one_more_try(
     assert proxy.fired.is_set()
     assert counter.calls == [10, 10]
     assert [n for n, _ in counter.rows()] == list(range(10))
-    assert [e for e in counter.seen if isinstance(e, events.DatabaseTrouble | events.Isolating)] != []
-    assert not any(isinstance(e, events.CommitUnknown | events.Isolating) for e in counter.seen)
+    assert [e for e in counter.seen if isinstance(e, events.DatabaseTrouble | events.Bisecting)] != []
+    assert not any(isinstance(e, events.CommitUnknown | events.Bisecting) for e in counter.seen)
 
 
 def test_a_cut_that_is_caught_is_heard(counter: Counter, proxy: PostgresProxy) -> None:
@@ -639,7 +639,7 @@ def test_a_handlers_last_statements_are_awaited_with_the_offset(counter: Counter
 
 def test_without_sending_ahead_each_is_awaited(counter: Counter) -> None:
     sink = Append((counter.ground.schema, "t"), columns=["id", "v"], row=lambda r: (r.offset, r.value))
-    assert unit_of_work(counter, 1, sinks=[sink], send_ahead=False) == 6
+    assert unit_of_work(counter, 1, sinks=[sink], pipeline_mode=False) == 6
 
 
 def appended(counter: Counter, *values: str, **options: Any) -> Processed:
@@ -703,7 +703,7 @@ def test_a_connection_cut_between_rows_and_offset(counter: Counter, proxy: Postg
     finally:
         counter.ground.engine.dispose()
     assert [e.attempt for e in counter.seen if isinstance(e, events.BatchOpened)] == [1, 2]
-    assert not any(isinstance(e, events.CommitUnknown | events.Isolating) for e in counter.seen)
+    assert not any(isinstance(e, events.CommitUnknown | events.Bisecting) for e in counter.seen)
 
 
 def repeated(row: tuple[Any, ...], count: int) -> Callable[[Any], list[tuple[Any, ...]]]:

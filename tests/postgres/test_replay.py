@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import ProgrammingError
 
 from seekpoint import Append, Bytes, Json, Pipeline
-from seekpoint.admin import Redrive, Where
+from seekpoint.admin import DeadLetterReplay, Where
 from seekpoint.errors import ConfigError, Fenced, GroupPaused, HandlerMisuse, HandlerOutdated
 from seekpoint.records import Cause, State
 from support.dead_letter_group import TOPIC, Depot, Halt, orders
@@ -41,7 +41,7 @@ def test_a_replay_applies_the_record_and_closes_its_letter(depot: Depot) -> None
     depot.bad.clear()
     done = depot.redrive().replay(letter.id, reason="ticket 7")
     assert done.is_applied
-    assert done.letter.offset == 1
+    assert done.dead_letter.offset == 1
     assert done.followers == ()
     assert [(len(b), [tuple(s) for s in b.spans]) for b in depot.batches[-1:]] == [(1, [((TOPIC, 0), 1, 2)])]
     assert depot.applied() == [0, 2, 1]
@@ -68,7 +68,12 @@ def test_a_replay_that_fails_again_keeps_both_errors(depot: Depot) -> None:
         assert done.failure is not None
         assert (done.failure.cause, done.failure.error) == (Cause.HANDLER, "KeyError: 'price'")
         now = depot.redrive().get(letter.id)
-        assert (now.state, now.error, now.replay_error, now.replays) == (State.PARKED, first, "KeyError: 'price'", n)
+        assert (now.state, now.error, now.replay_error, now.replays) == (
+            State.DEAD_LETTERED,
+            first,
+            "KeyError: 'price'",
+            n,
+        )
         assert "in worse" in (now.replay_traceback or "")
         assert (now.closed_at, now.closed_by) == (None, None)
     assert depot.applied() == []
@@ -184,7 +189,7 @@ def test_a_handler_that_ends_the_transaction_is_found(depot: Depot) -> None:
     with pytest.raises(ProgrammingError):
         depot.redrive().replay(letter.id)
     now = depot.redrive().get(letter.id)
-    assert (now.state, now.replays, depot.applied()) == (State.PARKED, 0, [])
+    assert (now.state, now.replays, depot.applied()) == (State.DEAD_LETTERED, 0, [])
 
 
 def test_what_is_no_letter_of_the_group(depot: Depot) -> None:
@@ -195,7 +200,7 @@ def test_what_is_no_letter_of_the_group(depot: Depot) -> None:
     with pytest.raises(ConfigError, match="group 'g' has no dead letter 4711"):
         depot.redrive().replay(4711)
     with pytest.raises(ConfigError, match="Redrive needs a Pipeline, got str"):
-        Redrive("g", depot.engine)  # type: ignore[arg-type]
+        DeadLetterReplay("g", depot.engine)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="give an aware time"):
         Where(since=__import__("datetime").datetime(2026, 1, 1))
     with pytest.raises(ConfigError, match="name the topic, too"):
@@ -239,7 +244,7 @@ def test_a_paused_group_is_left_alone(depot: Depot) -> None:
         with pytest.raises(GroupPaused, match="paused by eve: an index"):
             work()
     assert [d.refusal for d in depot.redrive().discard(second.id, reason="a test")] == [None]
-    mine = Redrive(depot.pipeline(), depot.engine, schema=depot.schema, while_paused=True)
+    mine = DeadLetterReplay(depot.pipeline(), depot.engine, schema=depot.schema, while_paused=True)
     assert mine.replay(first.id).is_applied
     assert depot.applied() == [0]
     depot.ledger.resume()
@@ -250,7 +255,7 @@ def test_letters_of_an_earlier_topic_are_refused(depot: Depot) -> None:
     depot.bad = {b"b"}
     (letter,) = depot.park(*orders(b"a", b"b"))
     depot.bad.clear()
-    depot.ledger.move(TOPIC, 0, to=0, topic_id=uuid4(), log=None, reason="created anew")
+    depot.ledger.reset_offset(TOPIC, 0, to=0, topic_id=uuid4(), log=None, reason="created anew")
     (planned,) = depot.redrive().plan()
     said = refusal(lambda: depot.redrive().replay(letter.id))
     assert said == planned.refusal
@@ -268,7 +273,7 @@ def test_other_letters_that_cannot_be_replayed(depot: Depot) -> None:
     (skipped,) = depot.letters()
     assert "was skipped, and its value is not kept" in refusal(lambda: depot.redrive().replay(skipped.id))
     (letter,) = depot.park(*orders(b"b", start=1))
-    elsewhere = Redrive(
+    elsewhere = DeadLetterReplay(
         Pipeline("g", topics="other", value=Bytes(), handle=depot.book), depot.engine, schema=depot.schema
     )
     with pytest.raises(ConfigError, match=r"of topic 'orders', which Pipeline\('g', topics=\['other'\]\) does not"):
@@ -334,7 +339,7 @@ def test_a_letter_that_was_rewound_past_belongs_to_the_stream(depot: Depot) -> N
     depot.bad = {b"b"}
     (letter,) = depot.park(*orders(b"a", b"b", b"c"))
     depot.bad.clear()
-    depot.ledger.move(TOPIC, 0, to=1, actor="eve", log=None, reason="ticket 9")
+    depot.ledger.reset_offset(TOPIC, 0, to=1, actor="eve", log=None, reason="ticket 9")
     said = refusal(lambda: depot.redrive().replay(letter.id))
     assert "was superseded by eve at 20" in said
     assert said.endswith(": moved to 1: ticket 9")
@@ -352,7 +357,7 @@ def test_a_rewind_waits_for_a_replay_in_hand(depot: Depot, elsewhere: ThreadPool
     depot.on_record = halt = Halt()
     replay = elsewhere.submit(depot.redrive().replay, letter.id)
     halt.wait()
-    move = elsewhere.submit(depot.ledger.move, TOPIC, 0, 0, log=None, reason="again")
+    move = elsewhere.submit(depot.ledger.reset_offset, TOPIC, 0, 0, log=None, reason="again")
     wait_until_blocked(depot.engine, by=halt.pid)
     halt.open()
     assert replay.result(30).is_applied

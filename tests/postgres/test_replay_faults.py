@@ -167,7 +167,7 @@ def test_an_operator_killed_in_mid_replay(depot: Depot, at: str) -> None:
         assert operator.stdout is not None
         try:
             assert operator.stdout.readline() == b"here\n"
-            assert (depot.applied(), depot.states()) == ([], {0: "parked"})
+            assert (depot.applied(), depot.states()) == ([], {0: "dead_lettered"})
         finally:
             operator.kill()
     assert depot.redrive().replay(letter.id).is_applied

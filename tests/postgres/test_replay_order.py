@@ -25,7 +25,7 @@ class Held(Depot):
     """A depot whose pipeline holds keys."""
 
     def pipeline(self, **options: Any) -> Any:
-        return super().pipeline(**{"hold_key": True, **options})
+        return super().pipeline(**{"keep_key_order": True, **options})
 
 
 @pytest.fixture
@@ -45,13 +45,13 @@ def parked(depot: Depot) -> dict[int, int]:
     depot.bad = {b"bad"}
     k, l = b"k", b"l"  # noqa: E741
     letters = depot.park(*keyed((k, b"bad"), (l, b"bad"), (k, b"2"), (l, b"3"), (k, b"4"), (None, b"5")))
-    assert depot.states() == {0: "parked", 1: "parked", 2: "held", 3: "held", 4: "held"}
+    assert depot.states() == {0: "dead_lettered", 1: "dead_lettered", 2: "blocked", 3: "blocked", 4: "blocked"}
     assert depot.applied() == [5]
     return {letter.offset: letter.id for letter in letters}
 
 
 def offsets(done: tuple[Replayed, ...]) -> list[int]:
-    return [one.letter.offset for one in done]
+    return [one.dead_letter.offset for one in done]
 
 
 def test_the_first_of_a_key_draws_the_others_along(depot: Held) -> None:
@@ -59,10 +59,12 @@ def test_the_first_of_a_key_draws_the_others_along(depot: Held) -> None:
     ids = parked(depot)
     depot.bad.clear()
     seen: list[tuple[int, int, int]] = []
-    done = depot.redrive().replay(ids[0], progress=lambda one, n, total: seen.append((one.letter.offset, n, total)))
+    done = depot.redrive().replay(
+        ids[0], progress=lambda one, n, total: seen.append((one.dead_letter.offset, n, total))
+    )
     assert (done.is_applied, offsets(done.followers)) == (True, [2, 4])
     assert depot.of_key(b"k") == [(0, 0), (0, 2), (0, 4)]
-    assert depot.states() == {0: "replayed", 1: "parked", 2: "replayed", 3: "held", 4: "replayed"}
+    assert depot.states() == {0: "replayed", 1: "dead_lettered", 2: "replayed", 3: "blocked", 4: "replayed"}
     assert [(o, n) for o, n, _ in seen] == [(0, 1), (2, 2), (4, 3)]
     assert [action[:2] for action in depot.actions()] == [("replay", 0), ("replay", 2), ("replay", 4)]
 
@@ -88,8 +90,8 @@ def test_one_that_fails_again_keeps_those_behind_it_back(depot: Held) -> None:
     depot.bad = {b"2"}
     done = depot.redrive().replay(ids[0])
     assert done.is_applied
-    assert [(one.letter.offset, one.failure is not None) for one in done.followers] == [(2, True)]
-    assert depot.states() == {0: "replayed", 1: "parked", 2: "held", 3: "held", 4: "held"}
+    assert [(one.dead_letter.offset, one.failure is not None) for one in done.followers] == [(2, True)]
+    assert depot.states() == {0: "replayed", 1: "dead_lettered", 2: "blocked", 3: "blocked", 4: "blocked"}
     summary = depot.redrive().replay_all()
     assert (summary.replayed, offsets(summary.failed), offsets(summary.refused)) == (2, [2], [4])
     assert f"comes behind {ids[2]} (offset 2)" in (summary.refused[0].refusal or "")
@@ -115,17 +117,17 @@ def test_a_plan_shows_what_would_be_done_and_does_nothing(depot: Held) -> None:
     ids = parked(depot)
 
     def told(planned: tuple[Planned, ...]) -> list[tuple[int, int | None, bool]]:
-        return [(one.letter.offset, one.behind, one.refusal is None) for one in planned]
+        return [(one.dead_letter.offset, one.after, one.refusal is None) for one in planned]
 
     desk = depot.redrive()
     assert told(desk.plan()) == [(n, None, True) for n in range(5)]
     assert told(desk.plan(ids[1])) == [(1, None, True), (3, ids[1], True)]
-    held = desk.plan(Where(cause=Cause.HELD))
+    held = desk.plan(Where(cause=Cause.BLOCKED))
     assert told(held) == [(2, None, False), (3, None, False), (4, None, False)]
     assert told(desk.plan(Where(cause=Cause.HANDLER)))[2:] == [(2, ids[0], True), (3, ids[1], True), (4, ids[0], True)]
     assert len(desk.plan(Where(error="'bad'"))) == 5
     assert desk.plan(Where(error="nothing of the kind")) == ()
-    assert depot.states() == {0: "parked", 1: "parked", 2: "held", 3: "held", 4: "held"}
+    assert depot.states() == {0: "dead_lettered", 1: "dead_lettered", 2: "blocked", 3: "blocked", 4: "blocked"}
     assert depot.actions() == []
 
 
@@ -134,8 +136,8 @@ def test_held_letters_keep_their_order_when_keys_are_held_no_more(depot: Held) -
     ids = parked(depot)
     depot.bad.clear()
     with pytest.raises(Fenced, match=f"comes behind {ids[0]}"):
-        depot.redrive(hold_key=False).replay(ids[2])
-    summary = depot.redrive(hold_key=False).replay_all()
+        depot.redrive(keep_key_order=False).replay(ids[2])
+    summary = depot.redrive(keep_key_order=False).replay_all()
     assert (summary.replayed, summary.is_complete) == (5, True)
     assert depot.of_key(b"k") == [(0, 0), (0, 2), (0, 4)]
 
@@ -148,7 +150,7 @@ def test_all_go_in_the_order_of_topic_partition_and_offset(depot: Held) -> None:
     depot.bad = {b"worse"}
     depot.batches.clear()
     summary = depot.redrive().replay_all()
-    assert [(one.letter.partition, one.letter.offset) for one in summary.failed] == [(0, 1), (1, 1), (2, 1)]
+    assert [(one.dead_letter.partition, one.dead_letter.offset) for one in summary.failed] == [(0, 1), (1, 1), (2, 1)]
     assert (summary.replayed, summary.refused) == (9, ())
     tried = [(batch[0].partition, batch[0].offset) for batch in depot.batches]
     assert tried == [(p, o) for p in range(3) for o in range(4)]
@@ -167,7 +169,7 @@ def test_what_ends_a_replay_of_many_says_how_far_it_came(depot: Held) -> None:
     with pytest.raises(KeyboardInterrupt) as ended:
         depot.redrive().replay_all()
     assert ended.value.__notes__ == ["2 of 5 dead letters were replayed before that"]
-    assert depot.states() == {0: "replayed", 1: "replayed", 2: "held", 3: "held", 4: "held"}
+    assert depot.states() == {0: "replayed", 1: "replayed", 2: "blocked", 3: "blocked", 4: "blocked"}
 
 
 # -- beside a worker ------------------------------------------------------------------------------------------
@@ -198,7 +200,7 @@ def test_a_redrive_takes_along_what_a_worker_goes_on_holding(  # noqa: PLR0917 -
     depot.bad.clear()
     producer = threading.Thread(target=stream)
     producer.start()
-    (head,) = [letter for letter in depot.open() if letter.state is State.PARKED]
+    (head,) = [letter for letter in depot.open() if letter.state is State.DEAD_LETTERED]
     until(lambda: len(depot.open()) > 10, "a worker that holds more of the key")
     done = depot.redrive().replay(head.id)
     assert done.is_applied
@@ -271,7 +273,7 @@ class Whatever:
                 self.depot.redrive().replay(self.chance.choice(letters).id)
 
     def replay_many(self) -> None:
-        choices = [Where(), Where(topic=TOPIC, partition=1), Where(cause=Cause.HELD), Where(error="v1")]
+        choices = [Where(), Where(topic=TOPIC, partition=1), Where(cause=Cause.BLOCKED), Where(error="v1")]
         self.depot.redrive().replay_all(self.chance.choice(choices))
 
     def discard(self) -> None:

@@ -130,11 +130,11 @@ def test_a_row_that_a_policy_refuses_is_its_records_fault(
     does: dict[str, Any] = {"handle": handle} if kind is insert else {"sinks": [kind(path, **options)]}
     pipeline = Pipeline(group, topics=TOPIC, value=Json(), on_poison="dead_letter", **does)
     done = limited.process(pipeline, *numbered(*range(count)))
-    assert [aside.offset for aside in done.set_aside] == list(range(7, count, 10))
-    assert {aside.failure.sqlstate for aside in done.set_aside} == {"42501"}
+    assert [aside.offset for aside in done.dead_letters] == list(range(7, count, 10))
+    assert {aside.failure.sqlstate for aside in done.dead_letters} == {"42501"}
     assert owner.rows("id") == [(n,) for n in range(count) if n % 10 != 7]
     alone = limited.process(pipeline, *numbered(1007, start=count))
-    assert [aside.offset for aside in alone.set_aside] == [count], "also where no other record was applied"
+    assert [aside.offset for aside in alone.dead_letters] == [count], "also where no other record was applied"
     assert owner.positions(pipeline) == {Partition(TOPIC, 0): count + 1}
 
 
@@ -146,7 +146,7 @@ def test_a_missing_right_is_no_records_fault(owner: Ground, limited: Ground, gro
         limited.process(pipeline, *numbered(*range(20)))
     assert owner.positions(pipeline) == {Partition(TOPIC, 0): 0}
     owner.sql(f"GRANT INSERT ON t TO {owner.schema}_limited")
-    assert len(limited.process(pipeline, *numbered(*range(20))).set_aside) == 2
+    assert len(limited.process(pipeline, *numbered(*range(20))).dead_letters) == 2
 
 
 def test_row_security_that_is_enabled_while_a_worker_runs(owner: Ground, limited: Ground, group: str) -> None:

@@ -156,7 +156,7 @@ def test_calls_of_pgconn_come_to_a_clear_end(work: Work, says: str, does: Callab
         does(tx.connection.driver_connection.pgconn)  # type: ignore[union-attr]
 
     with pytest.raises(HandlerMisuse, match=says):
-        work.run(handle, send_ahead=False)
+        work.run(handle, pipeline_mode=False)
     work.holds(0, 0)
 
 

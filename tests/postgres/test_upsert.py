@@ -27,7 +27,7 @@ from seekpoint.records import AnyRecord, Partition, RawRecord
 from seekpoint.sinks import Upsert
 from seekpoint.sinks.catalog import stage_name
 from seekpoint.sinks.upsert import strategy as roads
-from seekpoint.sinks.upsert.strategy import Road, Wrote
+from seekpoint.sinks.upsert.strategy import WriteStrategy, Wrote
 from seekpoint.testing import raw, record
 from support.ledger_desk import backend, wait_until_blocked
 from support.sink_tables import TOPIC, Ground, orders, stopped_at
@@ -41,18 +41,20 @@ def ground(seekpoint_engine: Engine, seekpoint_schema: str) -> Ground:
     return Ground(seekpoint_engine, seekpoint_schema)
 
 
-@pytest.fixture(params=list(Road))
-def road(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Road:
+@pytest.fixture(params=list(WriteStrategy))
+def road(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> WriteStrategy:
     """Every upsert of the test takes this road, however few its rows."""
-    wanted: Road = request.param
-    small = 10**9 if wanted is Road.UNNEST else 0
+    wanted: WriteStrategy = request.param
+    small = 10**9 if wanted is WriteStrategy.UNNEST else 0
     monkeypatch.setattr(roads, "SMALL", small)
-    if wanted is not Road.UNNEST:  # COPY is tried every time
-        monkeypatch.setattr(roads.Roads, "met_a_conflict", lambda self: None)
-    if wanted is Road.STAGE:
-        choose = roads.Roads.choose
+    if wanted is not WriteStrategy.UNNEST:  # COPY is tried every time
+        monkeypatch.setattr(roads.WriteStrategies, "met_a_conflict", lambda self: None)
+    if wanted is WriteStrategy.TEMP_TABLE:
+        choose = roads.WriteStrategies.choose
         monkeypatch.setattr(
-            roads.Roads, "choose", lambda self, rows, folded, direct: choose(self, rows, folded=folded, direct=False)
+            roads.WriteStrategies,
+            "choose",
+            lambda self, rows, folded, direct: choose(self, rows, deduped=folded, direct=False),
         )
     return wanted
 
@@ -62,8 +64,8 @@ def write(ground: Ground, sink: Upsert, *records: AnyRecord) -> Wrote:
     with ground.engine.begin() as tx, sink.open(tx) as writer:
         for one in records:
             writer.write(list(sink.rows(one)))
-    assert sink.roads.last is not None
-    return sink.roads.last
+    assert sink.strategies.last is not None
+    return sink.strategies.last
 
 
 def upsert(ground: Ground, body: str = PLAIN, /, *, name: str = "t", **options: Any) -> Upsert:
@@ -81,9 +83,9 @@ def gone(id: int, offset: int = 0, partition: int = 0) -> AnyRecord:  # noqa: A0
 # -- what the three roads have in common --------------------------------------------------------------------
 
 
-def test_rows_are_inserted_updated_and_deleted_by_key(ground: Ground, road: Road) -> None:
+def test_rows_are_inserted_updated_and_deleted_by_key(ground: Ground, road: WriteStrategy) -> None:
     sink = upsert(ground, columns=["id", "v"])
-    assert write(ground, sink, kv(2, "two")).road is road
+    assert write(ground, sink, kv(2, "two")).strategy is road
     write(ground, sink, kv(1, "one"), kv(1, "uno"))
     assert ground.rows("id", "v") == [(1, "uno"), (2, "two")]
     write(ground, sink, kv(1, "eins"), gone(2), kv(3, "three"))
@@ -152,14 +154,16 @@ def test_every_road_stores_what_copy_stores(
             if n == 1:  # a key that is there: the rows are staged
                 write(ground, sink, kv(2, None))
             write(ground, sink, kv(1, value), kv(2, value))
-            assert sink.roads.last.road is (Road.STAGE if n == 1 else Road.UNNEST)
+            assert sink.roads.last.road is (WriteStrategy.TEMP_TABLE if n == 1 else WriteStrategy.UNNEST)
         with ground.engine.connect() as tx:
             rows = tx.execute(text(f'SELECT id, v::text, pg_typeof(v)::text FROM "{ground.schema}".t{n} ORDER BY id'))
             found.append([tuple(row) for row in rows])
     assert found[0] == found[1] == found[2]
 
 
-def test_null_is_null_missing_is_poison_and_what_is_not_named_keeps_what_it_has(ground: Ground, road: Road) -> None:
+def test_null_is_null_missing_is_poison_and_what_is_not_named_keeps_what_it_has(
+    ground: Ground, road: WriteStrategy
+) -> None:
     sink = upsert(
         ground,
         "id int PRIMARY KEY, v text DEFAULT 'unset', seen int DEFAULT 7, n bigint GENERATED ALWAYS AS IDENTITY, "
@@ -177,7 +181,7 @@ def test_null_is_null_missing_is_poison_and_what_is_not_named_keeps_what_it_has(
         write(ground, sink, record({"id": 3}))
 
 
-def test_a_key_of_its_columns_alone_and_a_key_that_the_database_would_draw(ground: Ground, road: Road) -> None:
+def test_a_key_of_its_columns_alone_and_a_key_that_the_database_would_draw(ground: Ground, road: WriteStrategy) -> None:
     alone = upsert(ground, "a int, b text, PRIMARY KEY (b, a)", name="alone", key=["a", "b"], columns=["a", "b"])
     write(ground, alone, record({"a": 1, "b": "x"}), record({"a": 1, "b": "y"}), record({"a": 1, "b": "x"}))
     write(ground, alone, record({"a": 1, "b": "x"}), record(None, key={"b": "y", "a": 1}))
@@ -189,7 +193,7 @@ def test_a_key_of_its_columns_alone_and_a_key_that_the_database_would_draw(groun
 
 
 @pytest.mark.parametrize("name", ['we"ird', "UPPER", "with space", "select", "tüβ", "x%s", "{}", "stored", "new"])
-def test_odd_names_of_tables_and_columns(ground: Ground, road: Road, name: str) -> None:
+def test_odd_names_of_tables_and_columns(ground: Ground, road: WriteStrategy, name: str) -> None:
     quoted = '"' + name.replace('"', '""') + '"'
     path = ground.create(f'{quoted} int PRIMARY KEY, {quoted[:-1]}2" int', name)
     second = f"{name}2"
@@ -202,7 +206,7 @@ def test_odd_names_of_tables_and_columns(ground: Ground, road: Road, name: str) 
 # -- which row is newer -------------------------------------------------------------------------------------
 
 
-def test_order_by_decides_within_a_batch_and_against_the_stored_row(ground: Ground, road: Road) -> None:
+def test_order_by_decides_within_a_batch_and_against_the_stored_row(ground: Ground, road: WriteStrategy) -> None:
     sink = upsert(
         ground, "id int PRIMARY KEY, v int, w text", columns=["id", "v", "w"], order_by="v",
         tombstone_key=lambda r: r.key,
@@ -225,7 +229,7 @@ def test_order_by_decides_within_a_batch_and_against_the_stored_row(ground: Grou
     assert ground.rows("v") == []
 
 
-def test_old_records_that_are_replayed_never_overwrite_newer_rows(ground: Ground, road: Road) -> None:
+def test_old_records_that_are_replayed_never_overwrite_newer_rows(ground: Ground, road: WriteStrategy) -> None:
     sink = upsert(ground, "id int PRIMARY KEY, v text, o bigint", columns=["id", "v"], offset_column="o")
     log = [kv(1, "a", 0), kv(2, "b", 1), kv(1, "c", 2), gone(2, 3), kv(2, "d", 4), kv(3, "e", 5)]
     write(ground, sink, *log)
@@ -236,7 +240,7 @@ def test_old_records_that_are_replayed_never_overwrite_newer_rows(ground: Ground
 
 
 def test_offsets_of_different_partitions_are_not_compared_where_the_partition_is_known(
-    ground: Ground, road: Road
+    ground: Ground, road: WriteStrategy
 ) -> None:
     body = "id int PRIMARY KEY, v text, tp text, p int, o bigint"
     sink = upsert(ground, body, columns=["id", "v"], offset_column="o", provenance=("tp", "p", "o"))
@@ -250,20 +254,22 @@ def test_offsets_of_different_partitions_are_not_compared_where_the_partition_is
     assert ground.rows("v") == []
 
 
-def test_keys_that_only_the_server_knows_to_be_equal_are_folded_by_the_server(ground: Ground, road: Road) -> None:
+def test_keys_that_only_the_server_knows_to_be_equal_are_folded_by_the_server(
+    ground: Ground, road: WriteStrategy
+) -> None:
     sink = upsert(ground, "id char(5) PRIMARY KEY, v text", columns=["id", "v"])
 
     def named(id: str, v: str | None) -> AnyRecord:  # noqa: A002
         return record(None if v is None else {"id": id, "v": v}, key=id)
 
     done = write(ground, sink, named("ann", "1"), named("bob", "2"), named("ann  ", "3"), named("bob ", None))
-    assert (done.road, done.upserts) == (Road.STAGE, 1)
+    assert (done.strategy, done.upserts) == (WriteStrategy.TEMP_TABLE, 1)
     assert ground.rows("id", "v") == [("ann  ", "3")]
     write(ground, sink, named("ann", None), named("ann ", "4"), named("cid ", "5"), named("cid", None))
     assert ground.rows("id", "v") == [("ann  ", "4")]
 
 
-def test_the_key_of_a_tombstone_may_be_spelled_unlike_the_rows(ground: Ground, road: Road) -> None:
+def test_the_key_of_a_tombstone_may_be_spelled_unlike_the_rows(ground: Ground, road: WriteStrategy) -> None:
     sink = upsert(ground, columns=["id", "v"])
     write(ground, sink, kv(1, "a"), kv(2, "b"), record(None, key="01"), record(None, key="7"))
     assert ground.rows("id", "v") == [(2, "b")]
@@ -280,7 +286,7 @@ def instants(ground: Ground, column: str) -> list[datetime]:
     return [row[0].astimezone(UTC) for row in ground.rows(column)]
 
 
-def test_an_hour_that_a_zone_has_twice_is_two_keys(ground: Ground, road: Road) -> None:
+def test_an_hour_that_a_zone_has_twice_is_two_keys(ground: Ground, road: WriteStrategy) -> None:
     sink = upsert(ground, "id timestamptz PRIMARY KEY, v text", columns=["id", "v"])
     write(ground, sink, record({"id": WINTER, "v": "second"}), record({"id": SUMMER, "v": "first"}))
     assert instants(ground, "id") == [SUMMER.astimezone(UTC), WINTER.astimezone(UTC)]
@@ -290,7 +296,7 @@ def test_an_hour_that_a_zone_has_twice_is_two_keys(ground: Ground, road: Road) -
 
 
 @pytest.mark.parametrize("kind", ["timestamptz", "timestamptz(0)"])
-def test_an_hour_that_a_zone_has_twice_is_older_and_newer(ground: Ground, road: Road, kind: str) -> None:
+def test_an_hour_that_a_zone_has_twice_is_older_and_newer(ground: Ground, road: WriteStrategy, kind: str) -> None:
     sink = upsert(ground, f"id int PRIMARY KEY, v {kind}", columns=["id", "v"], order_by="v")
     write(ground, sink, kv(1, WINTER), kv(1, SUMMER.replace(minute=45)), kv(2, SUMMER), kv(2, WINTER))
     assert instants(ground, "v") == [WINTER.astimezone(UTC)] * 2
@@ -298,7 +304,7 @@ def test_an_hour_that_a_zone_has_twice_is_older_and_newer(ground: Ground, road: 
     assert instants(ground, "v") == [WINTER.astimezone(UTC)] * 2
 
 
-def test_two_instants_of_a_zone_in_two_partitions_are_no_key_in_both(ground: Ground, road: Road) -> None:
+def test_two_instants_of_a_zone_in_two_partitions_are_no_key_in_both(ground: Ground, road: WriteStrategy) -> None:
     sink = upsert(ground, "id timestamptz PRIMARY KEY, v int, o bigint", columns=["id", "v"], offset_column="o")
     first = record({"id": SUMMER, "v": 1}, partition=0, offset=7)
     write(ground, sink, first, record({"id": WINTER, "v": 2}, partition=1, offset=3))
@@ -317,7 +323,7 @@ def test_two_instants_of_a_zone_in_two_partitions_are_no_key_in_both(ground: Gro
 )
 @pytest.mark.parametrize("alone", [False, True])  # has this process seen a row before
 def test_a_tombstone_deletes_what_its_key_was_rounded_to(
-    ground: Ground, road: Road, *, kind: str, stored: Any, given: Any, alone: bool
+    ground: Ground, road: WriteStrategy, *, kind: str, stored: Any, given: Any, alone: bool
 ) -> None:
     ground.sql("CREATE DOMAIN short AS varchar(3)")
     kind = f'"{ground.schema}".{kind}' if kind == "short" else kind
@@ -327,14 +333,14 @@ def test_a_tombstone_deletes_what_its_key_was_rounded_to(
     assert ground.rows("v") == []
 
 
-def test_a_text_too_long_for_its_domain_is_refused(ground: Ground, road: Road) -> None:
+def test_a_text_too_long_for_its_domain_is_refused(ground: Ground, road: WriteStrategy) -> None:
     ground.sql("CREATE DOMAIN short AS varchar(3)")
     sink = upsert(ground, f'id int PRIMARY KEY, v "{ground.schema}".short', columns=["id", "v"])
     with pytest.raises(RowRefused, match="value too long"):
         write(ground, sink, kv(1, "abcdef"))
 
 
-def test_the_newest_spelling_of_a_key_is_stored_whatever_the_batches(ground: Ground, road: Road) -> None:
+def test_the_newest_spelling_of_a_key_is_stored_whatever_the_batches(ground: Ground, road: WriteStrategy) -> None:
     sink = upsert(ground, "id numeric PRIMARY KEY, v int", columns=["id", "v"])
     versions = [record({"id": Decimal(one), "v": n}) for n, one in enumerate(("1.00", "1", "1.0"))]
     write(ground, sink, versions[0])
@@ -348,7 +354,7 @@ def test_the_newest_spelling_of_a_key_is_stored_whatever_the_batches(ground: Gro
 @pytest.mark.parametrize("key", [["id"], ["id", "part"]])
 @pytest.mark.parametrize("index", ["UNIQUE (%s)", "UNIQUE NULLS NOT DISTINCT (%s)", "PRIMARY KEY (%s)"])
 def test_a_key_that_may_be_null_is_refused_unless_nulls_are_one(
-    ground: Ground, road: Road, key: list[str], index: str
+    ground: Ground, road: WriteStrategy, key: list[str], index: str
 ) -> None:
     body = f"id int, part int NOT NULL, v text, {index % ', '.join(key)}"
     sink = upsert(ground, body, key=key, columns=["id", "part", "v"])
@@ -363,7 +369,7 @@ def test_a_key_that_may_be_null_is_refused_unless_nulls_are_one(
     write(ground, sink, row)
 
 
-def test_an_index_of_another_collation_than_its_column_is_refused(ground: Ground, road: Road) -> None:
+def test_an_index_of_another_collation_than_its_column_is_refused(ground: Ground, road: WriteStrategy) -> None:
     blind = "CREATE COLLATION blind (provider = icu, locale = 'und-u-ks-level2', deterministic = false)"
     try:
         ground.sql(blind)
@@ -379,7 +385,7 @@ def test_an_index_of_another_collation_than_its_column_is_refused(ground: Ground
 
 
 @pytest.mark.parametrize("kind", ["text", "timestamptz"])
-def test_an_order_that_is_text_is_the_servers(ground: Ground, road: Road, kind: str) -> None:
+def test_an_order_that_is_text_is_the_servers(ground: Ground, road: WriteStrategy, kind: str) -> None:
     sink = upsert(ground, f"id int PRIMARY KEY, v {kind}", columns=["id", "v"], order_by="v")
     early, late = "2026-01-01T01:00:00+02:00", "2025-12-31T23:30:00Z"
     if kind == "text":
@@ -390,7 +396,7 @@ def test_an_order_that_is_text_is_the_servers(ground: Ground, road: Road, kind: 
         assert len({row.v for row in tx.execute(text(f'SELECT v FROM "{ground.schema}".t'))}) == 1
 
 
-def test_offsets_that_fall_are_told_on_every_road(ground: Ground, road: Road) -> None:
+def test_offsets_that_fall_are_told_on_every_road(ground: Ground, road: WriteStrategy) -> None:
     sink = upsert(ground, "id int PRIMARY KEY, v text, o bigint", columns=["id", "v"], offset_column="o")
     with pytest.raises(ConfigError, match=r"key 1 comes at offset 3 after offset 5.*give order_by="):
         write(ground, sink, kv(1, "a", 5), kv(2, "b", 1), kv(1, "c", 3))
@@ -408,28 +414,28 @@ def rows(start: int, stop: int, v: str = "v") -> list[AnyRecord]:
 
 def test_new_keys_go_by_copy_and_the_first_conflict_falls_back(ground: Ground) -> None:
     sink = upsert(ground, columns=["id", "v"])
-    assert write(ground, sink, *rows(0, 3)).road is Road.UNNEST
-    assert write(ground, sink, *rows(1000, 1000 + MANY)).road is Road.COPY
+    assert write(ground, sink, *rows(0, 3)).strategy is WriteStrategy.UNNEST
+    assert write(ground, sink, *rows(1000, 1000 + MANY)).strategy is WriteStrategy.COPY
     done = write(ground, sink, *rows(900, 900 + MANY, "again"))
-    assert (done.road, done.fell_back, sink.roads.conflicts) == (Road.STAGE, True, 1)
+    assert (done.strategy, done.fell_back, sink.strategies.conflicts) == (WriteStrategy.TEMP_TABLE, True, 1)
     assert len(ground.rows("id")) == 3 + MANY + 100
-    assert write(ground, sink, *rows(5000, 5000 + MANY)).road is Road.STAGE
-    assert write(ground, sink, *rows(7000, 7000 + MANY)).road is Road.COPY
-    assert sink.roads.taken == {Road.UNNEST: 1, Road.COPY: 2, Road.STAGE: 2}
-    assert sink.roads.current is Road.COPY
+    assert write(ground, sink, *rows(5000, 5000 + MANY)).strategy is WriteStrategy.TEMP_TABLE
+    assert write(ground, sink, *rows(7000, 7000 + MANY)).strategy is WriteStrategy.COPY
+    assert sink.strategies.used == {WriteStrategy.UNNEST: 1, WriteStrategy.COPY: 2, WriteStrategy.TEMP_TABLE: 2}
+    assert sink.strategies.current is WriteStrategy.COPY
 
 
 def test_the_road_is_told_when_it_changes(ground: Ground, group: str) -> None:
     sink = upsert(ground, "id int PRIMARY KEY, note text")
-    seen: list[events.RoadTaken] = []
+    seen: list[events.WriteStrategyChanged] = []
 
     def observe(event: events.Event) -> None:
-        if isinstance(event, events.RoadTaken):
+        if isinstance(event, events.WriteStrategyChanged):
             seen.append(event)
 
     pipeline = Pipeline(group, topics=TOPIC, value=Json(Order), sinks=[sink])
-    copied = events.RoadTaken(sink=repr(sink), road="copy", rows=MANY, conflicts=0)
-    staged = events.RoadTaken(sink=repr(sink), road="stage", rows=MANY, conflicts=1)
+    copied = events.WriteStrategyChanged(sink=repr(sink), strategy="copy", rows=MANY, conflicts=0)
+    staged = events.WriteStrategyChanged(sink=repr(sink), strategy="stage", rows=MANY, conflicts=1)
     log: list[RawRecord] = []
     for start, after in ((0, [copied]), (MANY, [copied]), (0, [copied, staged]), (0, [copied, staged])):
         log += orders(*[b'{"id": %d}' % n for n in range(start, start + MANY)], start=len(log))
@@ -442,7 +448,7 @@ def test_an_update_that_repeats_another_unique_value_of_its_own_is_no_fault(grou
     sink = upsert(ground, "v text UNIQUE, id int", columns=["id", "v"])
     ground.sql("ALTER TABLE t ADD PRIMARY KEY (id)")
     records = [kv(n, f"v{n}") for n in range(MANY)]
-    assert write(ground, sink, *records).road is Road.COPY
+    assert write(ground, sink, *records).strategy is WriteStrategy.COPY
     assert write(ground, sink, *records).fell_back
     with pytest.raises(RowRefused, match="duplicate key value violates unique constraint"):
         write(ground, sink, *records, kv(MANY, "v7"))
@@ -463,8 +469,8 @@ def test_a_key_that_another_transaction_writes_meanwhile_is_waited_for(ground: G
     assert ground.rows("id", "v") == [(n, "ours") for n in range(MANY)]
 
 
-@pytest.mark.parametrize("road", [Road.STAGE], indirect=True)
-def test_two_writers_of_the_same_keys_in_any_order_never_deadlock(ground: Ground, road: Road) -> None:
+@pytest.mark.parametrize("road", [WriteStrategy.TEMP_TABLE], indirect=True)
+def test_two_writers_of_the_same_keys_in_any_order_never_deadlock(ground: Ground, road: WriteStrategy) -> None:
     """The stage is sorted by key. What the server thinks of deadlocks would be raised."""
     sinks = [upsert(ground, columns=["id", "v"]), Upsert((ground.schema, "t"), key=["id"], columns=["id", "v"])]
     failed: list[BaseException] = []
@@ -525,7 +531,7 @@ def test_partitioned_tables_row_security_and_views(ground: Ground) -> None:
     parted = upsert(ground, "id int PRIMARY KEY, v text) PARTITION BY RANGE (id", name="parted", columns=["id", "v"])
     ground.sql("CREATE TABLE p1 PARTITION OF parted FOR VALUES FROM (0) TO (150);"
                "CREATE TABLE p2 PARTITION OF parted FOR VALUES FROM (150) TO (1000)")  # fmt: skip
-    assert write(ground, parted, *rows(0, MANY)).road is Road.COPY
+    assert write(ground, parted, *rows(0, MANY)).strategy is WriteStrategy.COPY
     assert write(ground, parted, *rows(100, 100 + MANY), gone(0)).fell_back
     assert len(ground.rows("id", name="parted")) == 99 + MANY
 
@@ -533,7 +539,9 @@ def test_partitioned_tables_row_security_and_views(ground: Ground) -> None:
     ground.sql("CREATE VIEW seen AS SELECT id, v FROM base")
     view = Upsert((ground.schema, "seen"), key=["id"], columns=["id", "v"])
     for few in (1, MANY):
-        assert write(ground, view, *rows(0, few)).road is (Road.UNNEST if few == 1 else Road.STAGE)
+        assert write(ground, view, *rows(0, few)).strategy is (
+            WriteStrategy.UNNEST if few == 1 else WriteStrategy.TEMP_TABLE
+        )
     assert write(ground, view, gone(5)).deletes == 1
     assert len(ground.rows("id", name="base")) == MANY - 1
 
@@ -559,7 +567,7 @@ def staging(one_connection: Ground, monkeypatch: pytest.MonkeyPatch) -> tuple[Gr
     """A sink that stages everything."""
     monkeypatch.setattr(roads, "SMALL", 0)
     sink = upsert(one_connection, columns=["id", "v"])
-    sink.roads._wait = 10**9
+    sink.strategies._wait = 10**9
     return one_connection, sink
 
 
@@ -613,8 +621,8 @@ def test_behind_a_pooler_nothing_is_left_in_the_session(staging: tuple[Ground, U
         for v in ("b", "c"):
             with sink.open(tx) as writer:
                 writer.write([(1, v), (2, v)])
-    assert sink.roads.last is not None
-    assert sink.roads.last.pooled
+    assert sink.strategies.last is not None
+    assert sink.strategies.last.pooled
     assert ground.rows("id", "v") == [(1, "c"), (2, "c")]
     assert staged(ground, sink) is None
 
@@ -625,7 +633,7 @@ def test_a_table_that_is_altered_while_the_sink_runs_takes_what_it_takes_now(one
     sink = upsert(ground, "id int PRIMARY KEY, v int", columns=["id", "v"])
     for few in (2, MANY):
         write(ground, sink, *[kv(n, n) for n in range(few)])
-        sink.roads._wait = 10**9
+        sink.strategies._wait = 10**9
         write(ground, sink, *[kv(n, n) for n in range(few)])
     ground.sql("ALTER TABLE t ALTER v TYPE bigint")
     write(ground, sink, kv(0, 2**40))
@@ -663,7 +671,9 @@ BAD: dict[str, tuple[str, Any, str]] = {
 
 
 @pytest.mark.parametrize("bad", BAD)
-def test_a_bad_row_stops_its_partition_in_front_of_it(ground: Ground, group: str, road: Road, bad: str) -> None:
+def test_a_bad_row_stops_its_partition_in_front_of_it(
+    ground: Ground, group: str, road: WriteStrategy, bad: str
+) -> None:
     column, value, said = BAD[bad]
     ground.sql(
         "CREATE TYPE mood AS ENUM ('0', '1', '2', '3', '4', '5', '6', '7', '8');"
@@ -692,13 +702,13 @@ def test_a_bad_row_stops_its_partition_in_front_of_it(ground: Ground, group: str
 @pytest.mark.parametrize("bad", [kv(7, "seven"), gone("x")], ids=["row", "tombstone"])  # type: ignore[arg-type]
 @pytest.mark.parametrize("before", [(), (gone(5),), (kv(5, 5), gone(5), kv(6, 6))], ids=len)
 def test_the_place_of_a_refused_row_is_known_behind_tombstones(
-    ground: Ground, road: Road, before: Sequence[AnyRecord], bad: AnyRecord
+    ground: Ground, road: WriteStrategy, before: Sequence[AnyRecord], bad: AnyRecord
 ) -> None:
     sink = upsert(ground, "id int PRIMARY KEY, v int", columns=["id", "v"])
     made = [kv(1, 1), *before, kv(2, 2), bad, kv(3, 3), gone(2)]
     with pytest.raises(RowRefused) as refused:
         write(ground, sink, *made)
-    if road is not Road.UNNEST:  # where the server does not say which it was
+    if road is not WriteStrategy.UNNEST:  # where the server does not say which it was
         assert refused.value.line == made.index(bad) + 1
     assert ground.rows("id") == []
 
@@ -715,7 +725,7 @@ def test_the_place_of_a_refused_row_is_known_behind_tombstones(
     ],
 )
 def test_a_mistake_in_the_program_ends_the_work_and_names_the_remedy(
-    ground: Ground, road: Road, *, body: str, options: dict[str, Any], error: type[Exception], said: str
+    ground: Ground, road: WriteStrategy, *, body: str, options: dict[str, Any], error: type[Exception], said: str
 ) -> None:
     sink = upsert(ground, body, **{"columns": ["id", "v"], **options})
     if options.get("name"):
@@ -724,7 +734,7 @@ def test_a_mistake_in_the_program_ends_the_work_and_names_the_remedy(
         write(ground, sink, record(dict.fromkeys(["id", "v", "nope", "g"], 1)))
 
 
-def test_a_trigger_that_changes_the_key_is_told_so(ground: Ground, road: Road) -> None:
+def test_a_trigger_that_changes_the_key_is_told_so(ground: Ground, road: WriteStrategy) -> None:
     sink = upsert(ground, "id text PRIMARY KEY, v text", columns=["id", "v"])
     ground.sql(
         "CREATE FUNCTION low() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN NEW.id := lower(NEW.id); "
@@ -797,7 +807,7 @@ def test_bad_rows_among_many_are_set_aside_on_whatever_road(ground: Ground, grou
     aside: set[int] = set()
     for end in (MANY, 3 * MANY):
         done = ground.process(pipeline, *log[:end])
-        aside |= {one.offset for one in done.set_aside}
+        aside |= {one.offset for one in done.dead_letters}
     assert ground.rows("id", "v", "o") == sorted(expected.values())
     assert aside <= set(bad)
     last = {int(one.key or b""): one.offset for one in log}
@@ -881,7 +891,7 @@ def same_as_a_dict(
     check()
 
 
-def test_a_key_in_one_partition_ends_as_its_last_record_says(ground: Ground, road: Road) -> None:
+def test_a_key_in_one_partition_ends_as_its_last_record_says(ground: Ground, road: WriteStrategy) -> None:
     """Partitions interleave; a key belongs to one of them, as Kafka's partitioner has it."""
 
     def made(_: int, key: int, what: str, v: int, offset: int) -> AnyRecord:
@@ -914,7 +924,7 @@ def test_the_same_where_the_server_folds(ground: Ground) -> None:
     same_as_a_dict(ground, upsert(ground, "id int PRIMARY KEY, v int", columns=["id", "v"]), made, model)
 
 
-def test_a_key_in_several_partitions_ends_at_its_highest_order(ground: Ground, road: Road) -> None:
+def test_a_key_in_several_partitions_ends_at_its_highest_order(ground: Ground, road: WriteStrategy) -> None:
     """Without deletions, which nobody remembers: the highest value of each key, wherever and whenever it came."""
 
     def made(partition: int, key: int, _: str, v: int, offset: int) -> AnyRecord:
@@ -928,7 +938,7 @@ def test_a_key_in_several_partitions_ends_at_its_highest_order(ground: Ground, r
     same_as_a_dict(ground, sink, made, model)
 
 
-def test_a_guarded_table_outlives_any_replay(ground: Ground, road: Road) -> None:
+def test_a_guarded_table_outlives_any_replay(ground: Ground, road: WriteStrategy) -> None:
     """The log, then any part of it again from anywhere: nothing older than what is stored is ever seen."""
     sink = upsert(ground, "id int PRIMARY KEY, v int, o bigint", columns=["id", "v"], offset_column="o")
 

@@ -29,7 +29,7 @@ def test_a_value_of_another_type_is_its_records_fault(
     pipeline = Pipeline("g", topics=TOPIC, value=Json(), handle=handle, on_poison="dead_letter")
     done = ground.process(pipeline, *orders(b'{"id": 1, "v": 1}', b'{"id": 2, "v": %s}' % value, b'{"id": 3, "v": 3}'))
     assert ground.rows("id") == [(1,), (3,)]
-    assert [(aside.offset, aside.failure.cause) for aside in done.set_aside] == [(1, "database")]
+    assert [(aside.offset, aside.failure.cause) for aside in done.dead_letters] == [(1, "database")]
 
 
 def test_a_row_met_twice_by_one_statement_is_divided(seekpoint_engine: Engine, seekpoint_schema: str) -> None:

@@ -31,7 +31,7 @@ from seekpoint.records import AnyRecord
 from seekpoint.sinks import Append, Upsert
 from seekpoint.sinks.arrow import AppendArrow
 from seekpoint.sinks.copy import driver_of
-from seekpoint.sinks.upsert.strategy import Road, Roads
+from seekpoint.sinks.upsert.strategy import WriteStrategies, WriteStrategy
 from seekpoint.testing import record
 from support.sink_tables import Ground
 
@@ -206,20 +206,20 @@ class Case(NamedTuple):
     batches: list[list[Step]]
 
 
-class Forced(Roads):
+class Forced(WriteStrategies):
     """One strategy for every transaction, as far as its rows allow."""
 
-    def __init__(self, road: Road) -> None:
+    def __init__(self, road: WriteStrategy) -> None:
         super().__init__()
         self._road = road
 
     def gathers(self, rows: int) -> bool:
-        return self._road is Road.UNNEST
+        return self._road is WriteStrategy.UNNEST
 
-    def choose(self, rows: int, *, folded: bool, direct: bool) -> Road:
+    def choose(self, rows: int, *, deduped: bool, direct: bool) -> WriteStrategy:
         self._wait = 0
-        allowed = {Road.UNNEST: folded, Road.COPY: folded and direct}
-        return self._road if allowed.get(self._road, False) else Road.STAGE
+        allowed = {WriteStrategy.UNNEST: deduped, WriteStrategy.COPY: deduped and direct}
+        return self._road if allowed.get(self._road, False) else WriteStrategy.TEMP_TABLE
 
 
 @st.composite
@@ -244,7 +244,7 @@ def cases(draw: st.DrawFn, types: Mapping[str, Values]) -> Case:
     )
 
 
-def _table(road: Road) -> str:
+def _table(road: WriteStrategy) -> str:
     return f"t_{road.value}"
 
 
@@ -263,7 +263,7 @@ class Table:
         self.body = ", ".join(f"{name} {body(kind)}" for name, kind in zip(self.columns, kinds, strict=True))
         self.kinds = [*kinds, "bool", "int"]
 
-    def sink(self, road: Road) -> Upsert:
+    def sink(self, road: WriteStrategy) -> Upsert:
         """A sink of its own table."""
         options: dict[str, Any] = {"order_by": "o"} if self.case.order else {}
         columns = self.columns
@@ -272,7 +272,7 @@ class Table:
         sink = Upsert(
             (self.ground.schema, _table(road)), key=self.keys, columns=columns, tombstone_key=lambda r: r.key, **options
         )
-        sink.roads = Forced(road)
+        sink.strategies = Forced(road)
         return sink
 
     def create(self) -> None:
@@ -283,8 +283,8 @@ class Table:
         everything = ", ".join(f"{one} = excluded.{one}" for one in self.columns)
         newer = "({0}.o IS NULL OR {1}.o >= {0}.o)" if self.case.order else "true"
         self.ground.sql(f"""
-            DROP TABLE IF EXISTS given, newest, model, {", ".join(map(_table, Road))};
-            {" ".join(f"CREATE TABLE {_table(road)} ({self.body}, PRIMARY KEY ({key}));" for road in Road)}
+            DROP TABLE IF EXISTS given, newest, model, {", ".join(map(_table, WriteStrategy))};
+            {" ".join(f"CREATE TABLE {_table(road)} ({self.body}, PRIMARY KEY ({key}));" for road in WriteStrategy)}
             CREATE TABLE given ({self.body}, gone bool, line int);
             CREATE TABLE newest ({self.body}, gone bool, PRIMARY KEY ({key}));
             CREATE TABLE model ({self.body}, PRIMARY KEY ({key}));
@@ -345,7 +345,7 @@ def write(ground: Ground, sink: Upsert, records: Sequence[AnyRecord]) -> Excepti
 def strategies_agree(ground: Ground, case: Case) -> None:
     table = Table(ground, case)
     table.create()
-    sinks = {road: table.sink(road) for road in Road}
+    sinks = {road: table.sink(road) for road in WriteStrategy}
     offset = 0
     for batch in case.batches:
         records, rows = [], []
@@ -411,10 +411,10 @@ def by_copy(ground: Ground, path: tuple[str, str], columns: Sequence[str], rows:
 
 def by_few(ground: Ground, path: tuple[str, str], columns: Sequence[str], rows: Rows) -> None:
     """As a worker does whose last rows leave with the offset."""
-    session = Session(ground.engine, send_ahead=True)
+    session = Session(ground.engine, pipeline_mode=True)
     try:
         with session.transaction() as tx:
-            tx.may_leave(rows=True)
+            tx.may_defer(rows=True)
             with Append(path, columns=columns).open(tx) as writer:
                 writer.write(rows)
             tx.catch_up()

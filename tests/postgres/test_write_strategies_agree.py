@@ -14,10 +14,10 @@ from sqlalchemy import Engine, text
 from sqlalchemy.exc import IntegrityError
 
 from seekpoint import Append, Json, Pipeline, Text
-from seekpoint.errors import CodecAway
+from seekpoint.errors import CodecUnavailable
 from seekpoint.pipeline.sink import RowRefused
 from seekpoint.postgres.connection import Session
-from seekpoint.postgres.pipelining import Ahead
+from seekpoint.postgres.pipelining import PipelinedStatements
 from seekpoint.records import Partition
 from seekpoint.sinks import Upsert
 from seekpoint.sinks.arrow import AppendArrow
@@ -94,8 +94,8 @@ def test_a_copy_that_is_given_up_leaves_no_warning_of_the_driver(
         for n in range(0, 2000, 500):
             writer.write(made(sink, range(n, n + 500)))
         writer.write(list(sink.rows(record(None, key={"id": 5}))))
-    assert sink.roads.last is not None
-    assert sink.roads.last.fell_back
+    assert sink.strategies.last is not None
+    assert sink.strategies.last.fell_back
     assert [one.getMessage() for one in caplog.records if one.name.startswith("psycopg")] == []
 
 
@@ -113,9 +113,9 @@ def test_a_codec_that_gets_no_answer_behind_an_update(ground: Ground) -> None:
 
     def parts() -> Iterator[list[Any]]:
         yield from (made(sink, range(n, n + 500)) for n in range(0, 2000, 500))
-        raise CodecAway("no answer", lambda: None)
+        raise CodecUnavailable("no answer", lambda: None)
 
-    with pytest.raises(CodecAway):
+    with pytest.raises(CodecUnavailable):
         _write(ground, sink, parts())
 
 
@@ -131,7 +131,7 @@ def test_an_update_is_not_blamed_for_what_ends_the_copy(ground: Ground, group: s
     ]
     log.append(raw(last, topic=TOPIC, offset=2000, key=b"5"))
     done = ground.process(pipeline, *log)
-    assert [one.offset for one in done.set_aside] == ([] if last is None else [2000])
+    assert [one.offset for one in done.dead_letters] == ([] if last is None else [2000])
     assert (1, WIDE) in ground.rows("id", "v")
 
 
@@ -143,7 +143,7 @@ def test_an_update_that_another_constraint_refuses_first(ground: Ground, group: 
     pipeline = Pipeline(group, topics=TOPIC, value=Json(), sinks=[sink])
     values = [b'{"id": %d, "v": "v%d"}' % (n, n) for n in range(1, 301)]
     done = ground.process(pipeline, *[raw(v, topic=TOPIC, offset=n) for n, v in enumerate(values)])
-    assert (done.set_aside, done.stopped, sink.roads.conflicts) == ((), {}, 1)
+    assert (done.dead_letters, done.stopped, sink.strategies.conflicts) == ((), {}, 1)
     assert len(ground.rows("id")) == 300
 
 
@@ -172,10 +172,10 @@ def test_a_late_error_behind_a_savepoint_by_hand(ground: Ground, group: str, ahe
         if outstanding:
             tx.execute(size, {"n": len(batch)})
 
-    pipeline = Pipeline(group, topics=TOPIC, value=Text(), handle=handle, on_poison="dead_letter", send_ahead=ahead)
+    pipeline = Pipeline(group, topics=TOPIC, value=Text(), handle=handle, on_poison="dead_letter", pipeline_mode=ahead)
     log = [raw(v, topic=TOPIC, offset=n) for n, v in enumerate([b"a", b"bad", b"a", b"c"])]
     done = ground.process(pipeline, *log)
-    assert [one.offset for one in done.set_aside] == [2]
+    assert [one.offset for one in done.dead_letters] == [2]
     assert ground.rows("id") == [(0,), (3,)]
     assert ground.rows("v", name="audit") == [("a",), ("bad",), ("c",)]
 
@@ -197,7 +197,7 @@ def test_a_table_altered_while_few_rows_come(ground: Ground, before: str, after:
     with ground.engine.connect() as connection:
         driver: Any = connection.connection.driver_connection
         for rows in (range(10), range(10, 11)):  # at the fifth the driver would prepare it
-            ahead = Ahead(driver)
+            ahead = PipelinedStatements(driver)
             with ahead.on():
                 ahead.send(insert, [(str(n), value) for n in rows], ("SELECT 1", ()))
             driver.commit()
@@ -252,7 +252,7 @@ def test_values_for_a_column_of_json_are_dumped_as_json(ground: Ground, group: s
         rest = range(len(bodies) - (way == "stage"), 300)
         bodies += [json.dumps({"id": n, "v": None}).encode() for n in rest]
     done = ground.process(pipeline, *[raw(v, topic=TOPIC, offset=n) for n, v in enumerate(bodies)])
-    assert done.set_aside == ()
+    assert done.dead_letters == ()
     with ground.engine.connect() as tx:
         found = tx.execute(text(f'SELECT v::jsonb::text FROM "{ground.schema}".t ORDER BY id'))
         assert [row[0] for row in found][: len(STORED)] == STORED
@@ -289,11 +289,11 @@ def test_a_column_that_becomes_json_while_few_rows_come(ground: Ground, before: 
     """The session looked at the types once; rows that were sent by what it knew are refused, and sent again."""
     path = ground.create(f"o bigint, v {before}")
     sink = Append(path, columns=["o", "v"])
-    session = Session(ground.engine, send_ahead=True)
+    session = Session(ground.engine, pipeline_mode=True)
 
     def write(o: int) -> None:
         with session.transaction() as tx:
-            tx.may_leave(rows=True)
+            tx.may_defer(rows=True)
             with sink.open(tx) as writer:
                 writer.write([(o, "5")])
 

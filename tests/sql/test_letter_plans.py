@@ -18,21 +18,21 @@ from seekpoint.ledger import Ledger
 from seekpoint.ledger.dead_letters import DeadLetters
 from seekpoint.ledger.dead_letters import statements as deadletters
 from seekpoint.ledger.sql import admin as administration
-from seekpoint.records import Aside, Cause, Failure, Partition, RawRecord, State
+from seekpoint.records import Cause, Failure, NewDeadLetter, Partition, RawRecord, State
 
 LETTERS = 10_000
 PARTITIONS = 100
 TOPIC = UUID(int=1)
 FILL = """
     INSERT INTO {schema}.partition_offset
-      (consumer_group, topic, partition, topic_id, first_offset, next_offset, claim, epoch)
+      (consumer_group, topic, partition, topic_id, first_offset, next_offset, token, epoch)
     SELECT 'g', 't', n, :topic_id, 0, 1000, gen_random_uuid(), 1 FROM generate_series(0, 99) n;
     INSERT INTO {schema}.dead_letter
       (consumer_group, topic, topic_id, partition, record_offset, key, value, header_names, header_values, state,
        cause, error, traceback, attempts, version)
     SELECT 'g', 't', :topic_id, n % 100, n / 100, convert_to('key ' || n % 700, 'UTF8'),
            convert_to(repeat('v', 200), 'UTF8'), '{{}}', '{{}}',
-           (ARRAY['parked', 'held', 'replayed', 'skipped', 'discarded', 'replayed'])[n / 7 % 6 + 1],
+           (ARRAY['dead_lettered', 'blocked', 'replayed', 'skipped', 'discarded', 'replayed'])[n / 7 % 6 + 1],
            'handler', 'ValueError', repeat('t', 500), 1, 1
     FROM generate_series(0, 9999) n ORDER BY random()"""
 
@@ -152,9 +152,10 @@ def test_batches_that_ask_for_keys_and_park_do_not_read_the_table(pile: Pile) ->
             assert len(keys) > PARTITIONS
             offset = 10_000 + batch
             asides = [
-                Aside(RawRecord("t", n, offset, None, b"k", b"v"), failure, State.PARKED) for n in range(PARTITIONS)
+                NewDeadLetter(RawRecord("t", n, offset, None, b"k", b"v"), failure, State.DEAD_LETTERED)
+                for n in range(PARTITIONS)
             ]
-            letters.park(tx, asides, {"t": TOPIC}, 1)
+            letters.insert(tx, asides, {"t": TOPIC}, 1)
         tx.rollback()
         tx.execute(text("SELECT pg_stat_force_next_flush()"))
         tx.commit()
@@ -165,8 +166,8 @@ ONE_KEY = """
     INSERT INTO {schema}.dead_letter
       (consumer_group, topic, topic_id, partition, record_offset, key, value, header_names, header_values, state,
        cause, error, traceback, attempts, version)
-    SELECT 'g', 'held', :topic_id, 0, n, convert_to(CASE WHEN n % 4000 = 7 THEN 'rare ' || n ELSE 'k' END, 'UTF8'),
-           'v', '{{}}', '{{}}', CASE WHEN n = 0 THEN 'parked' ELSE 'held' END, 'held', 'Held', NULL, 0, 1
+    SELECT 'g', 'blocked', :topic_id, 0, n, convert_to(CASE WHEN n % 4000 = 7 THEN 'rare ' || n ELSE 'k' END, 'UTF8'),
+           'v', '{{}}', '{{}}', CASE WHEN n = 0 THEN 'dead_lettered' ELSE 'blocked' END, 'blocked', 'Held', NULL, 0, 1
     FROM generate_series(0, 9999) n"""
 
 
@@ -177,8 +178,8 @@ def crowded(pile: Pile) -> Iterator[tuple[Pile, Connection]]:
         tx.execute(
             text(
                 f"INSERT INTO {pile.schema}.partition_offset"
-                " (consumer_group, topic, partition, topic_id, first_offset, next_offset, claim, epoch)"
-                " VALUES ('g', 'held', 0, :topic_id, 0, 10000, gen_random_uuid(), 1)"
+                " (consumer_group, topic, partition, topic_id, first_offset, next_offset, token, epoch)"
+                " VALUES ('g', 'blocked', 0, :topic_id, 0, 10000, gen_random_uuid(), 1)"
             ),
             {"topic_id": UUID(int=2)},
         )
@@ -190,17 +191,19 @@ def crowded(pile: Pile) -> Iterator[tuple[Pile, Connection]]:
 
 @pytest.mark.parametrize("analyzed", [True, False], ids=["statistics of now", "statistics of before"])
 def test_a_key_is_read_once_however_many_letters_it_has(crowded: tuple[Pile, Connection], analyzed: bool) -> None:
-    """I4: what each transaction of a pipeline with hold_key asks costs the keys that are held, not the letters."""
+    """I4: what each transaction of a pipeline with keep_key_order asks costs the keys that are held, not the
+    letters.
+    """
     pile, tx = crowded
     if analyzed:
         tx.execute(text(f"ANALYZE {pile.schema}.dead_letter"))
     compiled = deadletters.OPEN_KEYS.compile(dialect=tx.dialect)
-    given = compiled.construct_params({"group": "g", "asked_topic": ["held"], "asked_partition": [0]})
+    given = compiled.construct_params({"group": "g", "asked_topic": ["blocked"], "asked_partition": [0]})
     query = str(compiled).replace("seekpoint.", f"{pile.schema}.")
     plan = tx.exec_driver_sql(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {query}", given).scalar_one()[0]
     assert touched(plan) == 5, plan  # the last one is of somebody else
     letters = DeadLetters(Ledger(pile.engine, "g", schema=pile.schema))
-    here = Partition("held", 0)
+    here = Partition("blocked", 0)
     assert letters.open_keys(tx, [here]) == {(here, b"k"): 0} | {
         (here, f"rare {n}".encode()): n for n in (7, 4007, 8007)
     }

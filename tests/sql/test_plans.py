@@ -27,18 +27,18 @@ NAMES = (
     "HOLD_17",
     "ADVANCE",
     "CLAIM",
-    "LOOK",
-    "GLANCE",
+    "POSITIONS_LOCKED",
+    "POSITIONS",
     "RELEASE",
-    "NOTE",
-    "SUSPECT",
+    "RECORD_ATTEMPTS",
+    "RECORD_SUSPECTS",
     "KNOWN_TOPICS",
     "OPEN_KEYS",
 )
 STATEMENTS = {**vars(statements), "OPEN_KEYS": deadletters.OPEN_KEYS}
 FILL = """
     INSERT INTO {schema}.partition_offset
-      (consumer_group, topic, partition, topic_id, first_offset, next_offset, claim, epoch)
+      (consumer_group, topic, partition, topic_id, first_offset, next_offset, token, epoch)
     SELECT CASE WHEN n < :ours THEN 'g' ELSE 'other ' || n % 9 END, 't', n, gen_random_uuid(), 0, 0,
            gen_random_uuid(), 1
     FROM generate_series(0, :rows - 1) n ORDER BY random()"""
@@ -77,7 +77,7 @@ def crowd(request: pytest.FixtureRequest, seekpoint_dsn: str) -> Iterator[Crowd]
 
 
 def ours(tx: Connection, crowd: Crowd, count: int) -> list[Row[Any]]:
-    query = f"SELECT partition, claim, topic_id FROM {crowd.schema}.partition_offset WHERE consumer_group = 'g'"
+    query = f"SELECT partition, token, topic_id FROM {crowd.schema}.partition_offset WHERE consumer_group = 'g'"
     return list(tx.execute(text(f"{query} ORDER BY partition LIMIT {count}")))
 
 
@@ -87,7 +87,7 @@ def parameters(rows: list[Row[Any]]) -> Mapping[str, Any]:
     columns: dict[str, list[Any]] = {
         "topic": ["t"] * count,
         "partition": [row.partition for row in rows],
-        "claim": [row.claim for row in rows],
+        "token": [row.token for row in rows],
         "topic_id": [row.topic_id for row in rows],
         "from_offset": [0] * count,
         "to_offset": [9] * count,
@@ -207,7 +207,7 @@ def test_a_thousand_partitions_are_worked_without_reading_the_table(crowd: Crowd
                 claims = ledger.advance(connection, moves, transaction)
         connection.execute(text("SELECT pg_stat_force_next_flush()"))
         connection.commit()
-    assert len(ledger.look(partitions)) == len(ledger.look(partitions, locked=False)) == 1_000
+    assert len(ledger.positions_of(partitions)) == len(ledger.positions_of(partitions, locked=False)) == 1_000
     ledger.release(claims)
     assert sequential_scans(crowd.engine, crowd.schema) == before
-    assert {p.owner for p in ledger.look(partitions).values()} == {None}
+    assert {p.owner for p in ledger.positions_of(partitions).values()} == {None}

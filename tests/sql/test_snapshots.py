@@ -19,7 +19,7 @@ from sqlalchemy.dialects.postgresql import psycopg
 from sqlalchemy.sql.base import Executable
 
 from seekpoint import Bytes, Pipeline
-from seekpoint.admin import Redrive, group_of
+from seekpoint.admin import DeadLetterReplay, group_of
 from seekpoint.errors import Fenced, NotApplied, OffsetLost
 from seekpoint.jobs.batch import statements as batch
 from seekpoint.jobs.export import statements as export
@@ -32,7 +32,7 @@ from seekpoint.ledger.dead_letters import statements as deadletters
 from seekpoint.ledger.sql import admin as administration
 from seekpoint.ledger.sql import worker as statements
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
-from seekpoint.records import Aside, Cause, Failure, Partition, RawRecord, State
+from seekpoint.records import Cause, Failure, NewDeadLetter, Partition, RawRecord, State
 from seekpoint.worker.replay import statements as admin
 
 FOLDER = Path(__file__).parent
@@ -115,14 +115,14 @@ def everything_a_ledger_does(ledger: Ledger, topic: str, count: int) -> None:
         return [granted[p] for p in partitions]
 
     claims = claim(ledger)
-    assert ledger.stands_by() is None
-    assert ledger.became_of(uuid4()) is None
+    assert ledger.standby() is None
+    assert ledger.outcome_of(uuid4()) is None
     with ledger.engine.begin() as tx:
         transaction = ledger.hold(tx, [Expected(claim, 0) for claim in claims])
         claims = ledger.advance(tx, [Move(claim, 0, 10, 3) for claim in claims], transaction)
     claims = ledger.advance_alone([Move(claim, 10, 11) for claim in claims])
-    ledger.look(partitions)
-    ledger.look(partitions, locked=False)
+    ledger.positions_of(partitions)
+    ledger.positions_of(partitions, locked=False)
     ledger.read()
     with ledger.begin() as scope:
         end_abandoned(scope, partitions, 60.0)
@@ -133,15 +133,15 @@ def everything_a_ledger_does(ledger: Ledger, topic: str, count: int) -> None:
     stop = OffsetLost(partitions[0], 11, "a test", ["a choice"])
     stop.token = claims[0].token
     ledger.stop([stop])
-    ledger.move(topic, 0, 15, log=None, reason="a test", lost="a test")
-    assert ledger.last_move(Partition(topic, 0)) is not None
+    ledger.reset_offset(topic, 0, 15, log=None, reason="a test", lost="a test")
+    assert ledger.last_reset(Partition(topic, 0)) is not None
     with pytest.raises(Fenced):
-        ledger.move(topic, 0, 5, log=None, reason="a test", expected=4)
+        ledger.reset_offset(topic, 0, 5, log=None, reason="a test", expected=4)
     ledger.pause(reason="a test")
     ledger.resume()
     newer = Ledger(ledger.engine, ledger.group, schema=ledger.schema, version=2)
-    claims = newer.note_alone([(each, Attempt(0, 1)) for each in claim(newer)])
-    newer.suspect_alone([SuspectNote(each, 9, 5) for each in claims])
+    claims = newer.record_attempts_alone([(each, Attempt(0, 1)) for each in claim(newer)])
+    newer.record_suspects_alone([SuspectNote(each, 9, 5) for each in claims])
     everything_that_is_done_to_dead_letters(DeadLetters(newer), claims, ids)
     newer.release(claims)
 
@@ -150,11 +150,14 @@ def everything_that_is_done_to_dead_letters(letters: DeadLetters, claims: list[A
     """Every method once, over one letter per partition."""
     partitions = [claim.partition for claim in claims]
     failure = Failure(Cause.POISON, "Poison: a test")
-    asides = [Aside(RawRecord(p.topic, p.number, 0, None, b"k", b"v"), failure, State.PARKED) for p in partitions]
+    asides = [
+        NewDeadLetter(RawRecord(p.topic, p.number, 0, None, b"k", b"v"), failure, State.DEAD_LETTERED)
+        for p in partitions
+    ]
     engine = letters.ledger.engine
     with engine.begin() as tx:
         assert letters.open_keys(tx, partitions) == {}
-        letters.park(tx, asides, ids, version=2)
+        letters.insert(tx, asides, ids, version=2)
     parked = letters.list()
     assert sum(letters.count_open().values()) == len(parked) == len(claims)
     with engine.begin() as tx:
@@ -163,11 +166,11 @@ def everything_that_is_done_to_dead_letters(letters: DeadLetters, claims: list[A
         letters.failed_again(tx, one, failure)
         letters.close(tx, one, State.DISCARDED, "alice", "a test")
     with engine.begin() as tx:
-        letters.park(tx, asides, ids, version=2)
+        letters.insert(tx, asides, ids, version=2)
     ledger = letters.ledger
     assert group_of(engine, one.id, schema=ledger.schema) == ledger.group
     pipeline = Pipeline(ledger.group, topics=one.topic, value=Bytes(), handle=lambda tx, batch: None, version=2)
-    assert Redrive(pipeline, engine, schema=ledger.schema).replay(one.id).is_applied
+    assert DeadLetterReplay(pipeline, engine, schema=ledger.schema).replay(one.id).is_applied
 
 
 def test_what_runs_is_what_the_snapshots_show(seekpoint_engine: Engine, seekpoint_schema: str) -> None:

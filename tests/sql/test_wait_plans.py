@@ -17,10 +17,10 @@ from seekpoint.ledger import wait
 FILL = """
     INSERT INTO {schema}.consumer_group (name) VALUES ('g');
     INSERT INTO {schema}.partition_offset
-      (consumer_group, topic, partition, topic_id, first_offset, next_offset, claim, epoch)
+      (consumer_group, topic, partition, topic_id, first_offset, next_offset, token, epoch)
     SELECT 'g', 't', n, gen_random_uuid(), 0, 1000, gen_random_uuid(), 1 FROM generate_series(0, 99) n;
     INSERT INTO {schema}.admin_action (consumer_group, action, topic, partition, from_offset, to_offset, actor, reason)
-    SELECT 'g', CASE WHEN n % 1000 < 100 THEN 'move' ELSE 'replay' END, 't', n % 100, 500, 501, 'a', 'r'
+    SELECT 'g', CASE WHEN n % 1000 < 100 THEN 'reset' ELSE 'replay' END, 't', n % 100, 500, 501, 'a', 'r'
     FROM generate_series(0, 9999) n ORDER BY random()"""
 MOVES = 10  # of each partition, among 100 actions
 

@@ -58,7 +58,9 @@ class Vault:
             ids = {topic: self.id_of(topic)}
             ledger.claim(new, ids, cluster_id="a test's", start=lambda _: dict.fromkeys(new, first))
         for at in ours:
-            ledger.move(topic, at.number, ends[at.number], log=None, reason="a test", topic_id=self.id_of(topic))
+            ledger.reset_offset(
+                topic, at.number, ends[at.number], log=None, reason="a test", topic_id=self.id_of(topic)
+            )
 
     def export(self, *, group: str = "", **options: Any) -> Export:
         archive = options.pop("archive", self.archive)

@@ -56,7 +56,7 @@ def main(what: dict[str, Any]) -> None:
     made = pipeline(what["group"], what["topic"], what["schema"], version=what.get("version", 1))
     one = BatchJob(made, engine, {"bootstrap.servers": what["brokers"]}, schema=what["schema"], range_records=50)
     if "run" in what:
-        one.take(UUID(what["run"]))
+        one.take_over(UUID(what["run"]))
     else:
         one.run()
     engine.dispose()

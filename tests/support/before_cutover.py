@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 
 from seekpoint.jobs.reload import Driver, Reload
-from seekpoint.jobs.reload.rounds import Rounds
+from seekpoint.jobs.reload.rounds import CatchUp
 from support.reload_orders import Shop, gone, of
 
 FIRST = [of(n % 40, n, n) for n in range(120)] + [gone(3), gone(7), of(7, 5)]
@@ -46,11 +46,11 @@ def widen(shop: Shop, partitions: int) -> None:
 
 
 @contextmanager
-def diffed(reload: Reload, driver: Driver) -> Iterator[Rounds]:
+def diffed(reload: Reload, driver: Driver) -> Iterator[CatchUp]:
     """The run just before its cut-over."""
     reload.stage(driver)
-    with Rounds(driver, reload.sources, reload.kafka) as rounds:
-        reload.follow(driver, rounds)
+    with CatchUp(driver, reload.sources, reload.kafka) as rounds:
+        reload.catch_up(driver, rounds)
         if driver.run.strategy == "merge":
             reload.compare(driver, rounds)
         yield rounds

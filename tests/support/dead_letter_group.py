@@ -31,7 +31,7 @@ from sqlalchemy import (
 from sqlalchemy.schema import CreateTable
 
 from seekpoint import Batch, Bytes, Ledger, Pipeline, Record
-from seekpoint.admin import Redrive, Where
+from seekpoint.admin import DeadLetterReplay, Where
 from seekpoint.ledger.dead_letters import DeadLetter
 from seekpoint.pipeline.policy import Limits, Retry
 from seekpoint.records import RawRecord, State
@@ -122,11 +122,11 @@ class Depot:
         self.process(records, **options)
         return self.open()
 
-    def redrive(self, actor: str = "ada", *, engine: Any = None, **options: Any) -> Redrive:
+    def redrive(self, actor: str = "ada", *, engine: Any = None, **options: Any) -> DeadLetterReplay:
         """A person at work."""
         limits = Limits(transaction_age=20.0)
         pipeline = self.pipeline(**options)
-        return Redrive(pipeline, engine or self.engine, schema=self.schema, actor=actor, limits=limits)
+        return DeadLetterReplay(pipeline, engine or self.engine, schema=self.schema, actor=actor, limits=limits)
 
     # -- what is there ------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any, TypeVar, overload
 
-from seekpoint.events import Committed, Event, Observer, Placed, Stopped
+from seekpoint.events import Activated, Committed, Event, Observer, WorkerStopped
 from seekpoint.records import Partition
 from seekpoint.worker.health import Health
 from seekpoint.worker.worker import Running, Worker
@@ -98,7 +98,7 @@ class Recorder:
                         if found == count:
                             return event
                 at = len(self._events)
-                ended = at > 0 and isinstance(self._events[-1], Stopped)
+                ended = at > 0 and isinstance(self._events[-1], WorkerStopped)
                 if ended or not self._news.wait(max(0.0, deadline - monotonic())):
                     raise AssertionError(self._missing(kind, found, count, timeout, ended))
 
@@ -167,7 +167,7 @@ class Run:
 
     def placed(self, count: int = 1) -> None:
         """Wait until this many partitions are read."""
-        self.seen.wait_for(Placed, count=count)
+        self.seen.wait_for(Activated, count=count)
 
     def reached(self, topic: str, offset: int, partition: int = 0) -> None:
         """Wait until the worker has committed up to this offset of the partition."""

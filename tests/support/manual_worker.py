@@ -65,8 +65,8 @@ class Bench:
         tokens: set[Any] = set()
 
         def read() -> bool:
-            self.held.tend()
-            now = {placed.claim.token for placed in self.held.placed.values()}
+            self.held.maintain()
+            now = {placed.claim.token for placed in self.held.active.values()}
             if now != tokens:  # an eager placement assigns all anew: what was not taken yet is read again
                 messages.clear()
                 tokens.clear()
@@ -75,7 +75,7 @@ class Bench:
             return len(messages) == count
 
         until(read, f"{count} records")
-        chunk = self.held.take(messages)
+        chunk = self.held.accept_messages(messages)
         assert len(chunk) == count
         records = Chunk([raw_record(message) for message in chunk], chunk.reads)
         return OpenBatch(records, lambda: None, self.held.identity.ask, Limits())

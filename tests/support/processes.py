@@ -47,8 +47,8 @@ class Standing(Driver):
         if self.run.state == self.at:
             stand()
 
-    def turn(self, tx: Tx, state: str) -> None:
-        super().turn(tx, state)
+    def transition(self, tx: Tx, state: str) -> None:
+        super().transition(tx, state)
         if self.at == f"turn {state}":
             stand()
 

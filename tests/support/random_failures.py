@@ -30,8 +30,8 @@ POISON: Mapping[str, Mapping[str, Cause]] = {  # cause by road
     "unnamed": {"handler": Cause.POISON, "sink": Cause.ROW, "both": Cause.POISON},
 }
 STEPS = (
-    "Placed", "BatchOpened", "Held", "ChunkRead", "Applied", "Advanced", "Committed", "Isolating", "SetAside",
-    "RetryScheduled", "TriedAlone",
+    "Activated", "BatchOpened", "Held", "ChunkRead", "Applied", "Advanced", "Committed", "Bisecting", "DeadLettered",
+    "RetryScheduled", "SingleRecordAttempt",
 )  # fmt: skip
 CREATE = """
 CREATE TABLE rows (seq bigint GENERATED ALWAYS AS IDENTITY, partition int, "offset" bigint,
@@ -67,7 +67,7 @@ class Mixture:
         chance = random.Random(self.seed)
         self.road = chance.choice(("handler", "handler", "sink", "both"))
         self.policy = chance.choice(list(OnPoison))
-        self.hold_key = self.policy is OnPoison.DEAD_LETTER and chance.random() < 0.6
+        self.keep_key_order = self.policy is OnPoison.DEAD_LETTER and chance.random() < 0.6
         self.batch_records = chance.choice((1, 3, 10, 1000))
         kinds = ["good"] * 12 + list(POISON) * chance.choice((0, 1, 2))
         kinds += ["transient"] * 2 if self.road != "sink" else []
@@ -85,7 +85,7 @@ class Mixture:
 
     def __str__(self) -> str:
         kinds = Counter(kind for records in self.log.values() for kind, _ in records)
-        held = ", keys held" if self.hold_key else ""
+        held = ", keys held" if self.keep_key_order else ""
         return (
             f"seed {self.seed}: {self.road}, {self.policy}{held}, batches of {self.batch_records}, "
             f"{len(self.log)} partitions, {dict(kinds)}, crashes at {self.crashes}"
@@ -128,7 +128,7 @@ class Mixture:
             handle=None if self.road == "sink" else handle,
             retry=Retry(attempts=60, wait_initial=0.005, wait_max=0.02, crashes=2),
             on_poison=self.policy,
-            hold_key=self.hold_key,
+            keep_key_order=self.keep_key_order,
             dead_letter_limits=DeadLetterLimits(consecutive=None, ratio=None),
         )
 
@@ -163,7 +163,7 @@ class Life:
     def __call__(self, event: events.Event) -> None:
         step = type(event).__name__
         self.said.append(repr(event)[:300])
-        if isinstance(event, events.Placed):
+        if isinstance(event, events.Activated):
             self._at[event.partition] = event.offset
         if isinstance(event, events.Committed):
             self._at.update({span.partition: span.end for span in event.spans})
@@ -171,9 +171,11 @@ class Life:
             self._left -= 1
             if self._left == 0:
                 self._death()
-        if isinstance(event, events.Parked):  # the operator
+        if isinstance(event, events.PartitionStopped):  # the operator
             partition, offset = event.partition, event.error.offset
-            self._ledger.move(*partition, offset + 1, expected=offset, lost="poison", log=None, reason="passed by hand")
+            self._ledger.reset_offset(
+                *partition, offset + 1, expected=offset, lost="poison", log=None, reason="passed by hand"
+            )
         assert self.worker is not None
         if self._at == self._ends:
             self.worker.stop()
@@ -253,7 +255,7 @@ class Found:
         assert not (self.letters if mixture.policy is OnPoison.STOP else self.passed)
         for at, (kind, _) in log.items():
             self._judge_one(mixture, at, kind, deaths)
-        if mixture.hold_key:
+        if mixture.keep_key_order:
             self._judge_keys(log)
 
     def _judge_one(self, mixture: Mixture, at: tuple[int, int], kind: str, deaths: int) -> None:
@@ -262,11 +264,11 @@ class Found:
         if at in self.letters:
             state, cause, has_value = self.letters[at]
             assert has_value == (state is not State.SKIPPED)
-            if state is State.HELD:
-                assert (cause, mixture.hold_key) == (Cause.HELD, True)
+            if state is State.BLOCKED:
+                assert (cause, mixture.keep_key_order) == (Cause.BLOCKED, True)
                 return
-            assert state is (State.PARKED if mixture.policy is OnPoison.DEAD_LETTER else State.SKIPPED)
-            if cause is Cause.KILLED:
+            assert state is (State.DEAD_LETTERED if mixture.policy is OnPoison.DEAD_LETTER else State.SKIPPED)
+            if cause is Cause.CRASHED:
                 assert deaths >= 2, f"{kind} at {at} is called a killer after {deaths} deaths"
             else:
                 assert kind in POISON, f"{kind} at {at} is a dead letter: {cause}"
@@ -279,12 +281,14 @@ class Found:
         dead: set[tuple[int, str]] = set()
         for (p, o), (_, key) in sorted(log.items()):
             if key is None:
-                assert (p, o) not in self.letters or self.letters[p, o][0] is not State.HELD, "a null key holds nothing"
+                assert (p, o) not in self.letters or self.letters[p, o][0] is not State.BLOCKED, (
+                    "a null key holds nothing"
+                )
                 continue
             if (p, key) in dead:
                 assert (p, o) in self.letters, f"{(p, o)} of key {key} was applied behind a dead letter of its key"
             elif (p, o) in self.letters:
-                assert self.letters[p, o][0] is not State.HELD, f"{(p, o)} is held behind nothing"
+                assert self.letters[p, o][0] is not State.BLOCKED, f"{(p, o)} is held behind nothing"
                 dead.add((p, key))
 
 

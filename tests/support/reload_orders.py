@@ -16,7 +16,7 @@ import pytest
 from sqlalchemy import Engine, create_engine, text
 
 from seekpoint import Append, Json, Limits, Pipeline, Upsert, schema
-from seekpoint.admin import Redrive
+from seekpoint.admin import DeadLetterReplay
 from seekpoint.jobs.reload import Reload
 from seekpoint.ledger import Ledger
 from seekpoint.testing.servers.postgres import PostgresServer
@@ -156,8 +156,8 @@ class Shop:
             **options,
         )
 
-    def redrive(self, **options: Any) -> Redrive:
-        return Redrive(self.pipeline(**options), self.engine, schema=self.schema)
+    def redrive(self, **options: Any) -> DeadLetterReplay:
+        return DeadLetterReplay(self.pipeline(**options), self.engine, schema=self.schema)
 
     def ledger(self) -> Ledger:
         return Ledger(self.engine, self.group, schema=self.schema)

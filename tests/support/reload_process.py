@@ -75,7 +75,7 @@ def main(what: dict[str, Any]) -> None:
     )
     if what.get("at") == "after a long try":
         vars(cutover)["longer_pause"] = lambda _: stand()
-    taken = reload.take(UUID(what["run"]))
+    taken = reload.take_over(UUID(what["run"]))
     driver = Standing(taken.engine, taken.schema, taken.run, taken.limits)
     driver.at = what.get("at", "")
     print("driving", flush=True)

@@ -80,5 +80,5 @@ def stopped_at(done: Processed, partition: int, offset: int) -> PartitionStopped
     assert stop.offset == offset
     assert str(stop).startswith(f"{TOPIC}/{partition} stopped at offset {offset}: ")
     assert len(stop.choices) == 3
-    assert f"Ledger.move('{TOPIC}', {partition}, to={offset + 1}, log=None, lost='poison'" in str(stop)
+    assert f"Ledger.reset_offset('{TOPIC}', {partition}, to={offset + 1}, log=None, lost='poison'" in str(stop)
     return stop

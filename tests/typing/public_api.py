@@ -128,13 +128,13 @@ async def serving(worker: Worker) -> None:
 
 def own_loop(tx: Connection, ledger: Ledger, held: Assignment, messages: list[Any], claimed: Claimed) -> None:
     assert_type(consumer_config({"bootstrap.servers": "localhost"}, group="g"), dict[str, Any])
-    chunk = held.settle(messages)
+    chunk = held.accept_poll(messages)
     moved = held.advance(tx, chunk)
     assert_type(moved, list[Claim])
     assert_type(held.accept(moved), None)
-    assert_type(held.place_again(), None)
+    assert_type(held.resync(), None)
     assert_type(ledger.read(), list[Position])
-    assert_type(ledger.move("orders", 0, 5, log=None, reason="why"), Position)
+    assert_type(ledger.reset_offset("orders", 0, 5, log=None, reason="why"), Position)
     assert_type(claimed.granted, Mapping[Partition, Claim])
     assert_type(claimed.refused, Mapping[Partition, PartitionStopped])
 

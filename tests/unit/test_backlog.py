@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from seekpoint.ledger import Attempt
 from seekpoint.ledger.claim import DELAYED
 from seekpoint.records import RawRecord, Record
-from seekpoint.worker.assignment.backlog import Backlog, Horizon, Moment, SuspectRange
+from seekpoint.worker.assignment.backlog import Backlog, DueBy, Moment, SuspectRange
 
 START = Moment(1000.0, 1_700_000_000.0)
 
@@ -67,13 +67,13 @@ def test_a_timestamp_in_the_future_waits_no_longer_than_the_delay_from_when_it_w
 
 
 def test_what_is_due_when_goes_on_record_for_timestamps_in_the_future_alone() -> None:
-    assert filled(record(0, age=0), delay=10).horizon(START) is None
+    assert filled(record(0, age=0), delay=10).due_by(START) is None
     backlog = filled(record(0, age=-1e9), record(3, age=-1e9), delay=10)
     backlog.add(record(5, age=-1e9), 4, later(5))
-    assert backlog.horizon(START) == Horizon(3, START.steady + 10), "those that were seen together"
+    assert backlog.due_by(START) == DueBy(3, START.steady + 10), "those that were seen together"
     backlog.noted = 3
-    assert backlog.horizon(START) is None, "once is enough"
-    assert filled(record(0, age=-1e9), delay=10).horizon(later(9.5)) is None, "it is all but due"
+    assert backlog.due_by(START) is None, "once is enough"
+    assert filled(record(0, age=-1e9), delay=10).due_by(later(9.5)) is None, "it is all but due"
 
 
 def test_a_restart_does_not_begin_the_wait_anew() -> None:
@@ -83,7 +83,7 @@ def test_a_restart_does_not_begin_the_wait_anew() -> None:
         backlog.add(record(offset, age=-1e9), offset, START)
     assert offsets(backlog.give(9, later(2.1))) == [0, 3], "those that the process before had seen"
     assert backlog.wait(later(2.1)) == pytest.approx(7.9)
-    assert backlog.horizon(later(2.1)) == Horizon(4, START.steady + 10)
+    assert backlog.due_by(later(2.1)) == DueBy(4, START.steady + 10)
 
 
 # -- a record that failed ----------------------------------------------------------------------------------
@@ -96,13 +96,13 @@ def test_what_failed_is_the_next_again_behind_its_wait_and_alone() -> None:
     backlog.put_back([first, second], 5, Attempt(5, 1, "no", 3.0), START)
     assert (backlog.position, len(backlog)) == (5, 3)
     assert backlog.wait(START) == pytest.approx(3)
-    assert backlog.is_alone()
-    assert backlog.give_alone(later(2.9)) is None
+    assert backlog.is_single()
+    assert backlog.give_single(later(2.9)) is None
     assert backlog.give(9, later(4)) == [], "alone, not among others"
-    tried = backlog.give_alone(later(4))
+    tried = backlog.give_single(later(4))
     assert tried is not None
     assert (tried.record.offset, tried.start, tried.tries) == (5, 5, 1)
-    assert not backlog.is_alone()
+    assert not backlog.is_single()
     assert offsets(backlog.give(9, later(4))) == [6, 7]
     assert backlog.is_over
 
@@ -115,7 +115,7 @@ def test_a_claim_brings_the_wait_back_and_records_before_it_go_first() -> None:
         backlog.add(record(offset), offset, START)
     assert offsets(backlog.give(9, START)) == [0, 1]
     assert backlog.wait(START) == pytest.approx(3)
-    tried = backlog.give_alone(later(3))
+    tried = backlog.give_single(later(3))
     assert tried is not None
     assert (tried.record.offset, tried.tries) == (2, 4)
     assert offsets(backlog.give(9, later(3))) == [3]
@@ -125,7 +125,7 @@ def test_an_attempt_at_a_record_that_compaction_took_is_over() -> None:
     backlog = Backlog()
     backlog.remember(Attempt(2, 4, "no", 3.0), START)
     backlog.add(record(3), 2, START)
-    assert not backlog.is_alone()
+    assert not backlog.is_single()
     assert offsets(backlog.give(9, START)) == [3]
     assert backlog.is_over
 
@@ -134,7 +134,7 @@ def test_a_stopped_record_without_a_next_time_is_tried_at_once() -> None:
     backlog = Backlog()
     backlog.remember(Attempt(0, 5, "no", None), START)
     backlog.add(record(0), 0, START)
-    assert backlog.give_alone(START) is not None
+    assert backlog.give_single(START) is not None
 
 
 # -- clocks that are set --------------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ def test_a_wall_clock_that_is_set_changes_no_wait_that_has_begun(hours: int) -> 
     now = set_by(3600 * hours, later(30))
     assert backlog.wait(now) == pytest.approx(40)
     assert backlog.give(9, later(20, now)) == []
-    assert backlog.give_alone(later(41, now)) is not None
+    assert backlog.give_single(later(41, now)) is not None
     assert offsets(backlog.give(9, later(41, now))) == [1]
 
 
@@ -161,7 +161,7 @@ def test_what_is_read_after_the_clock_was_set_back_waits_the_delay_at_most() -> 
     now = set_by(-3600, later(30))
     backlog = filled(record(0, age=-20), delay=60, at=now)
     assert backlog.wait(now) == pytest.approx(60)
-    assert backlog.horizon(now) == Horizon(0, now.steady + 60)
+    assert backlog.due_by(now) == DueBy(0, now.steady + 60)
     fresh = record(1, age=3600 - 30)  # produced after it: its timestamp and the clock agree
     assert filled(fresh, delay=60, at=now).wait(now) == pytest.approx(60)
 
@@ -182,7 +182,7 @@ def test_a_short_suspect_range_goes_one_by_one_to_its_end() -> None:
     for offset in (0, 1):
         assert backlog.give(9, START) == []
         assert backlog.give_part(9, START) is None
-        tried = backlog.give_alone(START)
+        tried = backlog.give_single(START)
         assert tried is not None
         assert (tried.record.offset, tried.tries, tried.attempt) == (offset, 0, None)
     assert offsets(backlog.give(9, START)) == [2]
@@ -198,7 +198,7 @@ def test_a_suspect_range_goes_in_a_hundred_parts_and_one_with_a_crash_record_by_
             if (part := backlog.give_part(10_000, START)) is not None:
                 assert part.records[-1].offset < part.end <= 10_000
                 parts += 1
-            elif backlog.give_alone(START) is not None:
+            elif backlog.give_single(START) is not None:
                 alone += 1
             else:
                 assert offsets(backlog.give(9, START))[0] == 10_000
@@ -248,7 +248,7 @@ def test_a_record_with_a_history_is_met_on_the_way_through_the_suspected_ones() 
     backlog.remember(history, START)
     for offset in range(3):
         backlog.add(record(offset), offset, START)
-    tried = [backlog.give_alone(START) for _ in range(3)]
+    tried = [backlog.give_single(START) for _ in range(3)]
     assert [one and (one.record.offset, one.tries, one.attempt) for one in tried] == [
         (0, 0, None),
         (1, 1, history),
@@ -355,7 +355,7 @@ class Interleavings(RuleBasedStateMachine):
 
     @rule(fails=st.booleans(), wait=st.floats(0, 20))
     def give_alone(self, fails: bool, wait: float) -> None:
-        tried = self.backlog.give_alone(self.now)
+        tried = self.backlog.give_single(self.now)
         if tried is None:
             return
         known = self.attempt
@@ -372,7 +372,7 @@ class Interleavings(RuleBasedStateMachine):
 
     @rule()
     def put_on_record(self) -> None:
-        horizon = self.backlog.horizon(self.now)
+        horizon = self.backlog.due_by(self.now)
         if horizon is not None:
             wait = horizon.steady - self.now.steady
             self.attempt, self.due_at = Attempt(horizon.offset, 1, "early", wait, None, DELAYED), self.now.steady + wait

@@ -18,7 +18,7 @@ from seekpoint.cli import errors as explain
 from seekpoint.cli.errors import exit_code, explained, keep_secret, masked, message_of
 from seekpoint.cli.main import main
 from seekpoint.cli.options import database
-from seekpoint.errors import ConfigError, KafkaAway, SchemaMismatch
+from seekpoint.errors import ConfigError, KafkaUnavailable, SchemaMismatch
 from seekpoint.kafka import config
 
 
@@ -81,11 +81,11 @@ def test_a_password_may_hold_anything_that_is_encoded() -> None:
 def test_exit_codes() -> None:
     assert exit_code(ConfigError("x")) == 2
     assert exit_code(SchemaMismatch("x")) == 1
-    assert exit_code(KafkaAway("x")) == 1
+    assert exit_code(KafkaUnavailable("x")) == 1
     assert exit_code(ModuleNotFoundError("x", name="jgo.maven")) == 2
     assert exit_code(ZeroDivisionError()) == 1
     away = ConfigError("no broker answered")
-    away.__cause__ = KafkaAway("x")
+    away.__cause__ = KafkaUnavailable("x")
     assert exit_code(away) == 1, "brokers may come back: that is no wrong usage"
 
 

@@ -89,10 +89,10 @@ def test_a_terminal_gets_a_bar_also_where_json_goes_elsewhere(monkeypatch: pytes
         shown("staging", 0, 2_000)
         shown("staging", 500, 2_000)
         shown.say("[a sentence]")
-        shown("following", 12, 12)
+        shown("catching_up", 12, 12)
     assert "of 2,000 records" in screen.getvalue()
     assert "[a sentence]" in screen.getvalue()
-    assert "following" in screen.getvalue()
+    assert "catching_up" in screen.getvalue()
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from seekpoint.errors import (
     ConfigError,
     Fenced,
     GroupPaused,
-    KafkaAway,
+    KafkaUnavailable,
     PartitionStopped,
     Poison,
     SeekpointError,
@@ -163,7 +163,7 @@ def test_no_password_when_the_brokers_are_away(caplog: pytest.LogCaptureFixture)
     told = threading.Event()
     consumer = make_consumer(consumer_config(KAFKA, group="g"), error_cb=lambda error: told.set())
     try:
-        with pytest.raises(KafkaAway) as caught:
+        with pytest.raises(KafkaUnavailable) as caught:
             Identity(consumer_config(KAFKA, group="g"), 0.5).cluster_id()
         for _ in range(50):
             consumer.poll(0.1)

@@ -85,9 +85,13 @@ SPAN = Span(Partition("orders", 3), 5, 9)
     ("event", "level", "said"),
     [
         (events.Committed(spans=(SPAN,), records=4, seconds=0.5), logging.DEBUG, "orders"),
-        (events.Placed(partition=SPAN.partition, offset=5, epoch=2), logging.INFO, "orders/3 at offset 5, epoch 2"),
+        (events.Activated(partition=SPAN.partition, offset=5, epoch=2), logging.INFO, "orders/3 at offset 5, epoch 2"),
         (events.Refused(reason="the claim is another's"), logging.WARNING, "the claim is another's"),
-        (events.Parked(partition=SPAN.partition, error=OffsetLost(SPAN.partition, 5, "why")), logging.ERROR, "why"),
+        (
+            events.PartitionStopped(partition=SPAN.partition, error=OffsetLost(SPAN.partition, 5, "why")),
+            logging.ERROR,
+            "why",
+        ),
     ],
 )
 def test_every_event_is_logged_at_its_level(
@@ -163,9 +167,9 @@ def test_what_nobody_listens_to_is_not_formatted(caplog: pytest.LogCaptureFixtur
 
 def test_a_worker_that_a_signal_aborts_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        Announcer(group="billing")(events.Stopped(error=KeyboardInterrupt("before the worker had started")))
+        Announcer(group="billing")(events.WorkerStopped(error=KeyboardInterrupt("before the worker had started")))
     assert [(line.levelno, line.getMessage()) for line in caplog.records] == [
-        (logging.INFO, "billing: Stopped: aborted")
+        (logging.INFO, "billing: WorkerStopped: aborted")
     ]
 
 

@@ -34,8 +34,8 @@ def started(at: float | None = None) -> events.Started:
     return events.Started(group="g", owner="o", **({} if at is None else {"at": at}))
 
 
-def placed(partition: Partition, offset: int) -> events.Placed:
-    return events.Placed(partition=partition, offset=offset, epoch=1)
+def placed(partition: Partition, offset: int) -> events.Activated:
+    return events.Activated(partition=partition, offset=offset, epoch=1)
 
 
 def committed(*spans: Span, records: int = 1, at: float | None = None) -> events.Committed:
@@ -90,7 +90,7 @@ def test_a_wait_for_the_server_is_not_time_of_users_code() -> None:
 
 @pytest.mark.parametrize("error", [None, ValueError("why")])
 def test_a_stopped_worker_is_neither_and_keeps_its_error(error: Exception | None) -> None:
-    health = after(started(), placed(A, 5), events.Draining(), events.Stopped(error=error))
+    health = after(started(), placed(A, 5), events.Draining(), events.WorkerStopped(error=error))
     assert (health.live, health.ready, health.error) == (False, False, error)
 
 
@@ -108,14 +108,14 @@ def test_positions_follow_placing_and_commits() -> None:
 @pytest.mark.parametrize(
     "left",
     [
-        events.Gone(partitions=(A,), lost=False),
-        events.Gone(partitions=(A,), lost=True),
+        events.Revoked(partitions=(A,), lost=False),
+        events.Revoked(partitions=(A,), lost=True),
         events.Released(partitions=(A,)),
     ],
 )
 def test_what_is_gone_is_no_longer_ours_to_tell(left: Event) -> None:
     seen = [started(), placed(A, 5), placed(B, 7), events.LagSampled(lag={A: 100, B: 0})]
-    parked = [events.Parked(partition=A, error=STOP_A), events.Parked(partition=B, error=STOP_B)]
+    parked = [events.PartitionStopped(partition=A, error=STOP_A), events.PartitionStopped(partition=B, error=STOP_B)]
     health = after(*seen, *parked, left)
     assert (health.positions, health.lag, health.stopped) == ({B: 7}, {B: 0}, {B: STOP_B})
     at_the_end = after(*seen, *parked, events.Draining(), left).stopped
@@ -124,14 +124,14 @@ def test_what_is_gone_is_no_longer_ours_to_tell(left: Event) -> None:
 
 def test_the_lag_of_a_stopped_partition_is_known_and_makes_nobody_stale() -> None:
     lag = events.LagSampled(lag={A: 5}, unknown=frozenset({B}), at=LONG_AGO)
-    health = after(started(), placed(A, 5), placed(B, 7), events.Parked(partition=A, error=STOP_A), lag)
+    health = after(started(), placed(A, 5), placed(B, 7), events.PartitionStopped(partition=A, error=STOP_A), lag)
     assert (health.lag, health.lag_unknown, health.stale) == ({A: 5}, frozenset({B}), False)
-    gone = after(started(), placed(B, 7), lag, events.Gone(partitions=(B,), lost=False))
+    gone = after(started(), placed(B, 7), lag, events.Revoked(partitions=(B,), lost=False))
     assert gone.lag_unknown == frozenset()
 
 
 def test_a_parked_partition_is_told_until_it_is_placed_again() -> None:
-    seen: list[Event] = [started(), placed(A, 5), placed(B, 1), events.Parked(partition=A, error=STOP_A)]
+    seen: list[Event] = [started(), placed(A, 5), placed(B, 1), events.PartitionStopped(partition=A, error=STOP_A)]
     assert after(*seen).stopped == {A: STOP_A}
     assert after(*seen).ready, "the others go on"
     assert after(*seen, placed(B, 1)).stopped == {A: STOP_A}
@@ -185,8 +185,8 @@ LONG_AGO = monotonic() - 100
         (lambda: [events.KafkaTrouble(error="down"), events.Recovered()], False),
         (lambda: [events.LagSampled(lag={A: 5}), committed(Span(A, 1, 2))], False),
         (lambda: [events.LagSampled(lag={A: 5}), committed(Span(A, 1, 2), at=LONG_AGO)], True),
-        (lambda: [events.LagSampled(lag={A: 5}), events.Gone(partitions=(A,), lost=False)], False),
-        (lambda: [events.LagSampled(lag={A: 5}), events.Stopped()], False),
+        (lambda: [events.LagSampled(lag={A: 5}), events.Revoked(partitions=(A,), lost=False)], False),
+        (lambda: [events.LagSampled(lag={A: 5}), events.WorkerStopped()], False),
     ],
 )
 def test_stale_is_no_progress_although_there_is_work_or_trouble(make: Callable[[], list[Event]], stale: bool) -> None:
@@ -205,10 +205,10 @@ def test_every_other_event_leaves_it_as_it_is() -> None:
         events.Applied(records=5),
         events.Advanced(spans=(Span(A, 5, 9),)),
         events.CommitUnknown(error=ValueError()),
-        events.Ousted(partition=A),
+        events.ClaimLost(partition=A),
         events.Resynced(partition=A, expected=1, found=2, cause="reply lost"),
         events.Stalled(partitions=(A,)),
-        events.Kept(),
+        events.MembershipRenewed(),
         events.Draining(),
     ]
     assert after(started(), placed(A, 5), *quiet) == before
@@ -219,7 +219,7 @@ def test_a_snapshot_does_not_change_behind_its_readers_back() -> None:
     board(placed(A, 5))
     first = board.read()
     board(committed(Span(A, 5, 9)))
-    board(events.Parked(partition=A, error=STOP_A))
+    board(events.PartitionStopped(partition=A, error=STOP_A))
     assert (first.positions, first.stopped, first.records) == ({A: 5}, {}, 0)
 
 
@@ -264,10 +264,10 @@ def test_a_retry_is_shown_until_its_record_is_passed() -> None:
 @pytest.mark.parametrize(
     "end",
     [
-        events.Placed(partition=A, offset=5, epoch=2),
-        events.Gone(partitions=(A,), lost=False),
+        events.Activated(partition=A, offset=5, epoch=2),
+        events.Revoked(partitions=(A,), lost=False),
         events.Released(partitions=(A,)),
-        events.Parked(partition=A, error=STOP_A),
+        events.PartitionStopped(partition=A, error=STOP_A),
     ],
 )
 def test_a_retry_is_not_shown_where_the_partition_is_somewhere_else(end: Event) -> None:
@@ -275,10 +275,10 @@ def test_a_retry_is_not_shown_where_the_partition_is_somewhere_else(end: Event) 
 
 
 def test_who_waits_as_declared_is_not_stale() -> None:
-    lag = events.LagSampled(lag={A: 10, B: 5}, waiting=frozenset({A, B}), at=monotonic() - 100)
+    lag = events.LagSampled(lag={A: 10, B: 5}, not_due=frozenset({A, B}), at=monotonic() - 100)
     assert after(started(), placed(A, 5), placed(B, 0), lag).delayed == {A, B}
     assert not after(started(), lag).stale
-    one = events.LagSampled(lag={A: 10, B: 5}, waiting=frozenset({A}), at=monotonic() - 100)
+    one = events.LagSampled(lag={A: 10, B: 5}, not_due=frozenset({A}), at=monotonic() - 100)
     assert after(started(), one).stale, "the other one does not move"
     assert not after(started(), retry(B, 5), one).stale
     assert after(started(), retry(B, 5), lag).delayed == {A}, "one reason is enough"
@@ -287,14 +287,14 @@ def test_who_waits_as_declared_is_not_stale() -> None:
 def test_who_stands_by_is_live_and_not_ready_and_never_stale() -> None:
     board = HealthBoard()
     run = UUID(int=7)
-    board(events.StoodBy(run=run, state="staging", reason="a reload", at=monotonic() - 3600))
+    board(events.OnStandby(run=run, state="staging", reason="a reload", at=monotonic() - 3600))
     h = board.read()
-    assert (h.live, h.ready, h.stale, h.stands_by) == (True, False, False, f"reload {run}, staging")
+    assert (h.live, h.ready, h.stale, h.standby) == (True, False, False, f"reload {run}, staging")
     board(events.DatabaseTrouble(error=OSError("down")))
     board(events.Recovered())
     h = board.read()
-    assert (h.ready, h.trouble, h.stands_by) == (False, None, f"reload {run}, staging")
-    board(events.TookOver(run=run, state="cut_over", error=None))
+    assert (h.ready, h.trouble, h.standby) == (False, None, f"reload {run}, staging")
+    board(events.StandbyEnded(run=run, state="cut_over", error=None))
     board(events.Started(group="g", owner="o"))
     h = board.read()
-    assert (h.live, h.ready, h.stands_by) == (True, True, None)
+    assert (h.live, h.ready, h.standby) == (True, True, None)

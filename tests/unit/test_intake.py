@@ -16,7 +16,7 @@ from seekpoint.kafka.client import Unreadable
 from seekpoint.kafka.identity import Answer
 from seekpoint.ledger import Claim
 from seekpoint.pipeline.policy import Limits
-from seekpoint.records import Aside, Cause, Failure, Partition, RawRecord, Span, State
+from seekpoint.records import Cause, Failure, NewDeadLetter, Partition, RawRecord, Span, State
 from seekpoint.testing import raw
 from seekpoint.worker.assignment.chunk import Chunk, Read, chain
 from seekpoint.worker.open_batch import OpenBatch
@@ -142,7 +142,7 @@ def test_a_retry_repeats_what_was_read_first_and_then_draws_on() -> None:
 
 def test_a_cut_ends_its_partition_alone_and_keeps_what_is_drawn_later_out() -> None:
     batch, _ = opened(chunk((A, 0, 4), (B, 0, 2)), chunk((A, 4, 6), (B, 2, 3)))
-    batch.cut(stop(A, 2))
+    batch.stop_at(stop(A, 2))
     assert offsets(batch.chunks()) == [("a", 0), ("a", 1), ("b", 0), ("b", 1), ("b", 2)]
     assert offsets(batch.kept()) == offsets(batch.chunks())
     assert batch.spans == (Span(A, 0, 2), Span(B, 0, 3))
@@ -154,15 +154,15 @@ def test_a_cut_ends_its_partition_alone_and_keeps_what_is_drawn_later_out() -> N
 def test_the_earliest_cut_of_a_partition_counts() -> None:
     batch, _ = opened(chunk((A, 0, 9)))
     for offset in (5, 3, 7):
-        batch.cut(stop(A, offset))
-    assert batch.cuts[A].offset == 3
+        batch.stop_at(stop(A, offset))
+    assert batch.stops[A].offset == 3
     assert batch.spans == (Span(A, 0, 3),)
 
 
 def test_a_cut_in_front_of_the_first_record_moves_nothing() -> None:
     """Even where the first record lies behind the position: what was compacted away is passed with the record."""
     batch, _ = opened(Chunk([raw(b"", topic="a", offset=8)], {A: read_of(A, 5, 9)}))
-    batch.cut(stop(A, 8))
+    batch.stop_at(stop(A, 8))
     assert batch.moves() == []
     assert batch.spans == ()
     assert batch.starts == {A: 5}
@@ -171,7 +171,7 @@ def test_a_cut_in_front_of_the_first_record_moves_nothing() -> None:
 def test_a_cut_behind_a_gap_moves_up_to_the_bad_record() -> None:
     records = [raw(b"", topic="a", offset=n, leader_epoch=3) for n in (5, 9)]
     batch, _ = opened(Chunk(records, {A: read_of(A, 5, 10)}))
-    batch.cut(stop(A, 9))
+    batch.stop_at(stop(A, 9))
     assert batch.spans == (Span(A, 5, 9),)
     assert batch.moves()[0].leader_epoch == 3
 
@@ -186,13 +186,13 @@ def keyed(*keys: bytes) -> OpenBatch:
 
 def set_aside(batch: OpenBatch, offset: int) -> None:
     record = raw(b"", topic="a", offset=offset, key=b"k")
-    batch.set_aside(Aside(record, Failure(Cause.POISON, "bad"), State.PARKED))
+    batch.add_dead_letter(NewDeadLetter(record, Failure(Cause.POISON, "bad"), State.DEAD_LETTERED))
 
 
 def told(batch: OpenBatch) -> list[tuple[int, State]]:
     applied = [r for records in batch.chunks() for r in records]
-    assert not {r.offset for r in applied} & {aside.record.offset for aside in batch.asides}
-    return [(aside.record.offset, aside.state) for aside in batch.asides]
+    assert not {r.offset for r in applied} & {aside.record.offset for aside in batch.dead_letters}
+    return [(aside.record.offset, aside.state) for aside in batch.dead_letters]
 
 
 def test_what_was_set_aside_behind_a_cut_is_not_parked() -> None:
@@ -200,25 +200,25 @@ def test_what_was_set_aside_behind_a_cut_is_not_parked() -> None:
     batch = keyed(*[b"k"] * 6)
     set_aside(batch, 1)
     set_aside(batch, 4)
-    batch.cut(stop(A, 3))
-    assert told(batch) == [(1, State.PARKED)]
+    batch.stop_at(stop(A, 3))
+    assert told(batch) == [(1, State.DEAD_LETTERED)]
     assert batch.spans == (Span(A, 0, 3),)
 
 
 def test_each_attempt_holds_back_what_it_finds_dead_and_nothing_else() -> None:
     batch = keyed(b"k", b"other", b"k")
-    batch.hold_keys({(A, b"other"): -1, (A, b"k"): -1})
-    assert told(batch) == [(n, State.HELD) for n in range(3)]
-    batch.hold_keys({(A, b"other"): -1})  # k's letter was replayed between the two attempts
-    assert told(batch) == [(1, State.HELD)]
+    batch.block_keys({(A, b"other"): -1, (A, b"k"): -1})
+    assert told(batch) == [(n, State.BLOCKED) for n in range(3)]
+    batch.block_keys({(A, b"other"): -1})  # k's letter was replayed between the two attempts
+    assert told(batch) == [(1, State.BLOCKED)]
 
 
 def test_a_key_is_held_behind_the_first_of_the_records_that_failed() -> None:
     """A handler that names several names them in whatever order it likes."""
-    parked, held = State.PARKED, State.HELD
+    parked, held = State.DEAD_LETTERED, State.BLOCKED
     for named in ([1, 3], [3, 1]):
         batch = keyed(*[b"k"] * 5)
-        batch.hold_keys({})
+        batch.block_keys({})
         for offset in named:
             set_aside(batch, offset)
         assert told(batch) == [(1, parked), (2, held), (3, parked), (4, held)]
@@ -229,11 +229,11 @@ def test_a_key_is_held_behind_the_first_of_the_records_that_failed() -> None:
 
 def test_a_dropped_partition_leaves_rows_and_offsets_alike() -> None:
     batch, _ = opened(chunk((A, 0, 2), (B, 0, 2)), chunk((B, 2, 3)))
-    batch.cut(stop(A, 1))
+    batch.stop_at(stop(A, 1))
     batch.drop({A})
     assert offsets(batch.chunks()) == [("b", 0), ("b", 1), ("b", 2)]
     assert batch.spans == (Span(B, 0, 3),)
-    assert batch.cuts == {}
+    assert batch.stops == {}
 
 
 def test_what_is_read_of_a_dropped_partition_later_is_applied_and_advanced() -> None:
@@ -268,7 +268,7 @@ def test_chunks_of_two_claims_do_not_chain() -> None:
 
 
 def test_only_what_settle_returned_chains() -> None:
-    with pytest.raises(ConfigError, match=r"pass on what settle\(\) returned, not a list"):
+    with pytest.raises(ConfigError, match=r"pass on what accept_poll\(\) returned, not a list"):
         chain([[]])  # type: ignore[list-item]
 
 
@@ -310,7 +310,7 @@ def test_whatever_happens_the_offsets_cover_exactly_the_records(steps: Steps) ->
             cursors[partition] = end
             next(reading)
         elif step == "cut":
-            batch.cut(stop(partition, max(0, cursors[partition] - number)))
+            batch.stop_at(stop(partition, max(0, cursors[partition] - number)))
         else:
             batch.drop({partition})
             cursors[partition] += number  # wherever the ledger says
@@ -327,10 +327,10 @@ def test_a_record_that_is_held_and_cannot_be_read_whole_says_so() -> None:
     record = raw(b"v", topic="a", offset=1, key=b"k")
     chunk = Chunk([record], {A: read_of(A, 1, 2)}, [(record, Unreadable(record, ValueError("invalid start byte")))])
     batch, _ = opened(chunk)
-    batch.hold_keys({(A, b"k"): 0})
+    batch.block_keys({(A, b"k"): 0})
     assert not batch.wants(record)
-    (aside,) = batch.asides
-    assert (aside.state, aside.failure.cause) == (State.HELD, Cause.DECODE)
+    (aside,) = batch.dead_letters
+    assert (aside.state, aside.failure.cause) == (State.BLOCKED, Cause.DECODE)
     assert aside.failure.error == "Unreadable: its headers cannot be read: invalid start byte"
 
 

@@ -21,7 +21,7 @@ from seekpoint.pipeline.policy import Limits, Retry
 from seekpoint.records import Cause, RawRecord, State
 from seekpoint.testing import raw
 from seekpoint.worker.assignment.chunk import Chunk, Read
-from seekpoint.worker.bisect import LEAST, Isolation, Size
+from seekpoint.worker.bisect import LEAST, Bisection, Size
 from seekpoint.worker.open_batch import OpenBatch
 
 
@@ -31,7 +31,7 @@ class Tx:
     def __init__(self) -> None:
         self.rows: list[str] = []
         self.kept = 0
-        self.late: BaseException | None = None
+        self.deferred_error: BaseException | None = None
 
     def begin_parts(self) -> None:
         self.keep_part()
@@ -85,7 +85,7 @@ class Handler:
 def isolated(handle: Handle, records: Sequence[RawRecord], **options: Any) -> tuple[Tx, OpenBatch, int]:
     tx, batch = Tx(), opened(records)
     pipeline = Pipeline("g", topics="t", value=Bytes(), handle=handle, **{"on_poison": "dead_letter", **options})
-    return tx, batch, Isolation().apply(tx, pipeline, batch)  # type: ignore[arg-type]
+    return tx, batch, Bisection().apply(tx, pipeline, batch)  # type: ignore[arg-type]
 
 
 @given(
@@ -103,9 +103,9 @@ def test_the_good_are_applied_once_and_in_order_and_the_bad_are_set_aside(
     tx, batch, applied = isolated(handler, records)
     assert tx.rows == [r.id for r in records if r.id not in wrong]
     assert applied == len(tx.rows)
-    assert {aside.record.id for aside in batch.asides} == wrong
-    assert all(a.state is State.PARKED and a.failure.cause is Cause.POISON for a in batch.asides)
-    assert not batch.cuts
+    assert {aside.record.id for aside in batch.dead_letters} == wrong
+    assert all(a.state is State.DEAD_LETTERED and a.failure.cause is Cause.POISON for a in batch.dead_letters)
+    assert not batch.stops
 
 
 @pytest.mark.parametrize("count", [2, 16, 1024, 10_000])
@@ -127,7 +127,7 @@ def test_a_record_that_the_handler_names_costs_one_call() -> None:
 @pytest.mark.parametrize("every", [10, 100, 1000])
 def test_many_bad_records_do_not_make_the_work_grow_with_the_batch(every: int) -> None:
     """The first batch finds out how far apart they come; the next ones are cut into parts from the beginning."""
-    isolation, count = Isolation(), 20_000
+    isolation, count = Bisection(), 20_000
     handed = []
     for _ in range(3):
         records = records_of(count)
@@ -135,7 +135,7 @@ def test_many_bad_records_do_not_make_the_work_grow_with_the_batch(every: int) -
         tx, batch = Tx(), opened(records)
         pipeline = Pipeline("g", topics="t", value=Bytes(), handle=handler, on_poison="dead_letter")
         applied = isolation.apply(tx, pipeline, batch)  # type: ignore[arg-type]
-        assert len(batch.asides) == count // every
+        assert len(batch.dead_letters) == count // every
         assert applied == len(tx.rows) == count - count // every
         assert isolation.expects_failures
         handed.append(handler.handed / count)
@@ -144,7 +144,7 @@ def test_many_bad_records_do_not_make_the_work_grow_with_the_batch(every: int) -
 
 
 def test_after_a_clean_batch_the_next_one_is_tried_whole_again() -> None:
-    isolation, records = Isolation(), records_of(1000)
+    isolation, records = Bisection(), records_of(1000)
     pipeline = Pipeline(
         "g", topics="t", value=Bytes(), handle=Handler({r.id: Poison("no") for r in records[::100]}), on_poison="skip"
     )
@@ -160,10 +160,10 @@ def test_an_exception_ends_its_partition_and_the_others_go_on() -> None:
     handler = Handler({"t/1/4": ConnectionError("no answer")})
     tx, batch, _ = isolated(handler, records)
     assert tx.rows == [r.id for r in records if r.partition != 1 or r.offset < 4]
-    stop = batch.cuts[Partition("t", 1)]
+    stop = batch.stops[Partition("t", 1)]
     assert isinstance(stop, RetryLater)
     assert (stop.offset, stop.failure.attempts, stop.failure.cause) == (4, 1, Cause.HANDLER)
-    assert not batch.asides
+    assert not batch.dead_letters
 
 
 def test_an_error_that_no_record_alone_makes_is_no_records_fault() -> None:
@@ -178,22 +178,24 @@ def test_an_error_that_no_record_alone_makes_is_no_records_fault() -> None:
     tx, batch, applied = isolated(handle, records)
     assert tx.rows == [r.id for r in records]
     assert applied == 20
-    assert not batch.cuts
-    assert not batch.asides
+    assert not batch.stops
+    assert not batch.dead_letters
 
 
 def test_stop_applies_what_is_in_front_and_the_other_partitions() -> None:
     records = records_of(20, 2)
     tx, batch, _ = isolated(Handler({"t/0/3": Poison("no")}), records, on_poison="stop")
     assert tx.rows == [r.id for r in records if r.partition or r.offset < 3]
-    assert isinstance(batch.cuts[Partition("t", 0)], PoisonStop)
+    assert isinstance(batch.stops[Partition("t", 0)], PoisonStop)
 
 
 def test_the_errors_that_are_not_to_be_tried_again_are_poison_at_once() -> None:
     records = records_of(4)
     handler = Handler({"t/0/2": KeyError("x")})
     _, batch, _ = isolated(handler, records, retry=Retry(on=(ConnectionError,)))
-    assert [(a.record.offset, a.failure.cause, a.failure.attempts) for a in batch.asides] == [(2, Cause.HANDLER, 1)]
+    assert [(a.record.offset, a.failure.cause, a.failure.attempts) for a in batch.dead_letters] == [
+        (2, Cause.HANDLER, 1)
+    ]
 
 
 def test_several_that_are_named_at_once_are_judged_at_once() -> None:
@@ -209,7 +211,7 @@ def test_several_that_are_named_at_once_are_judged_at_once() -> None:
 
     tx, batch, _ = isolated(handle, records)
     assert calls <= 1 + math.ceil(100 / LEAST)
-    assert len(batch.asides) == 10
+    assert len(batch.dead_letters) == 10
     assert len(tx.rows) == 90
 
 
@@ -226,12 +228,12 @@ def test_a_part_that_fails_only_as_a_whole_is_applied_behind_one_with_a_bad_reco
 
     tx, batch, applied = isolated(handle, records)
     assert tx.rows == [r.id for r in records if r.offset != 30]
-    assert (applied, [aside.record.offset for aside in batch.asides]) == (39, [30])
+    assert (applied, [aside.record.offset for aside in batch.dead_letters]) == (39, [30])
 
 
 def test_a_short_batch_without_a_failure_does_not_end_the_expectation() -> None:
     """Batches are as short as the queue: what matters is how many records came since the last failure."""
-    isolation, records = Isolation(), records_of(1000)
+    isolation, records = Bisection(), records_of(1000)
     bad = Pipeline(
         "g", topics="t", value=Bytes(), handle=Handler({r.id: Poison("no") for r in records[::100]}), on_poison="skip"
     )
@@ -248,7 +250,7 @@ def too_long() -> Exception:
 
 def test_parts_are_halved_once_for_what_takes_too_long_and_grow_again() -> None:
     """At most 300 at once for one batch, then any number: soon whole batches are written again."""
-    isolation, limits = Isolation(), [300]
+    isolation, limits = Bisection(), [300]
     sizes: list[int] = []
 
     def handle(tx: Any, batch: Batch[Any, Any]) -> None:
@@ -268,7 +270,7 @@ def test_parts_are_halved_once_for_what_takes_too_long_and_grow_again() -> None:
 
 
 def test_where_statements_go_on_taking_too_long_few_parts_are_tried_in_vain() -> None:
-    isolation, failed, written = Isolation(), 0, 0
+    isolation, failed, written = Bisection(), 0, 0
 
     def handle(tx: Any, batch: Batch[Any, Any]) -> None:
         nonlocal failed, written
@@ -285,12 +287,12 @@ def test_where_statements_go_on_taking_too_long_few_parts_are_tried_in_vain() ->
 
 
 def test_what_one_record_takes_alone_says_nothing_of_the_size() -> None:
-    isolation = Isolation()
+    isolation = Bisection()
     handler = Handler({"t/0/7": too_long()})
     pipeline = Pipeline("g", topics="t", value=Bytes(), handle=handler, on_poison="dead_letter")
     batch = opened(records_of(100))
     isolation.apply(Tx(), pipeline, batch)  # type: ignore[arg-type]
-    stop = batch.cuts[Partition("t", 0)]
+    stop = batch.stops[Partition("t", 0)]
     assert isinstance(stop, RetryLater)
     assert (stop.offset, stop.failure.cause) == (7, Cause.TRANSIENT)
     assert not isolation.expects_failures
@@ -350,4 +352,4 @@ def test_a_mistake_in_one_sink_is_no_records_because_another_sink_wrote() -> Non
     sinks: Any = [Writes(None), Writes(psycopg.errors.UndefinedTable("none"))]
     pipeline = Pipeline("g", topics="t", value=Bytes(), sinks=sinks)
     with pytest.raises(psycopg.errors.UndefinedTable):
-        Isolation().apply(Tx(), pipeline, opened(records_of(10)))  # type: ignore[arg-type]
+        Bisection().apply(Tx(), pipeline, opened(records_of(10)))  # type: ignore[arg-type]

@@ -75,23 +75,23 @@ def stirred(config: dict[str, Any]) -> tuple[Client, _Consumer]:
 @pytest.mark.timeout(30)
 def test_who_waits_for_a_record_is_back_when_a_rebalance_has_something_to_do() -> None:
     client, consumer = stirred(COOPERATIVE)
-    assert client.stirred
+    assert client.rebalanced
     assert consumer.polls == 2, "the other 600 s are not waited for"
 
 
 def test_what_stays_is_read_on_at_once_behind_a_rebalance_by_differences() -> None:
     client, consumer = stirred(COOPERATIVE)
     client.pause([Partition("t", 1)])
-    client.go_on({Partition("t", 0): (7, 3), Partition("t", 1): (8, None), Partition("t", 2): (9, None)})
+    client.continue_reading({Partition("t", 0): (7, 3), Partition("t", 1): (8, None), Partition("t", 2): (9, None)})
     assert consumer.sought == [(0, 7, 3)], "not what is paused, and not what the client does not have"
-    assert not client.stirred
+    assert not client.rebalanced
 
 
 def test_behind_a_whole_assignment_nothing_has_to_be_sought() -> None:
     client, consumer = stirred({})
-    client.go_on({Partition("t", 0): (7, None)})
+    client.continue_reading({Partition("t", 0): (7, None)})
     assert consumer.sought == []
-    assert not client.stirred
+    assert not client.rebalanced
 
 
 def test_a_client_that_is_closed_while_python_ends_does_not_keep_it() -> None:

@@ -208,5 +208,5 @@ def test_a_refused_row_says_its_line_where_it_is_known() -> None:
 )
 def test_an_upsert_that_cannot_tell_which_row_is_newer_holds_its_keys(sink: Any, holds: bool) -> None:
     options: dict[str, Any] = {"topics": "t", "value": Json(), "sinks": [sink]}
-    assert Pipeline("g", **options, on_poison="dead_letter").hold_key is holds
-    assert not Pipeline("g", **options).hold_key
+    assert Pipeline("g", **options, on_poison="dead_letter").keep_key_order is holds
+    assert not Pipeline("g", **options).keep_key_order

@@ -14,7 +14,12 @@ from seekpoint.kafka.client import Client
 from seekpoint.ledger import Claim
 from seekpoint.records import Partition
 from seekpoint.worker.assignment.backlog import Backlog
-from seekpoint.worker.assignment.partitions import Parked, Placed, Places, Waiting
+from seekpoint.worker.assignment.partitions import (
+    ActivePartition,
+    AssignedPartitions,
+    ClaimingPartition,
+    StoppedPartition,
+)
 
 P, Q = Partition("t", 0), Partition("t", 1)
 
@@ -25,10 +30,10 @@ class Told:
     def __init__(self) -> None:
         self.reads: set[Partition] = set()
 
-    def place(self, fresh: Mapping[Partition, Any], others: Mapping[Partition, int]) -> None:
+    def assign(self, fresh: Mapping[Partition, Any], others: Mapping[Partition, int]) -> None:
         self.reads = {*fresh, *others}
 
-    def unplace(self, partitions: Collection[Partition], others: Mapping[Partition, int]) -> None:
+    def unassign(self, partitions: Collection[Partition], others: Mapping[Partition, int]) -> None:
         self.reads = set(others) - set(partitions)
 
 
@@ -42,100 +47,100 @@ def told() -> Told:
 
 
 @pytest.fixture
-def places(told: Told) -> Places:
+def places(told: Told) -> AssignedPartitions:
     """P and Q are assigned, claimed and read."""
-    made = Places(cast("Client", told), Announcer())
-    made.assigned([P, Q])
-    made.place({P: claim(P, 5), Q: claim(Q, 7)})
+    made = AssignedPartitions(cast("Client", told), Announcer())
+    made.on_assigned([P, Q])
+    made.activate({P: claim(P, 5), Q: claim(Q, 7)})
     return made
 
 
-def test_what_kafka_took_away_is_not_claimed_again_after_a_refusal(places: Places) -> None:
-    places.taken([P], False)
-    places.unplace([P])  # another worker's claim was found in the row
-    places.wait(P, Waiting())
-    assert P not in places.waiting
-    places.wait(Q, Waiting())
-    assert Q in places.waiting
+def test_what_kafka_took_away_is_not_claimed_again_after_a_refusal(places: AssignedPartitions) -> None:
+    places.on_revoked([P], False)
+    places.deactivate([P])  # another worker's claim was found in the row
+    places.claim_later(P, ClaimingPartition())
+    assert P not in places.claiming
+    places.claim_later(Q, ClaimingPartition())
+    assert Q in places.claiming
 
 
-def test_what_kafka_took_away_is_not_claimed_again_after_a_trouble(places: Places, told: Told) -> None:
-    mine = places.placed[P].claim
-    places.taken([P], False)
+def test_what_kafka_took_away_is_not_claimed_again_after_a_trouble(places: AssignedPartitions, told: Told) -> None:
+    mine = places.active[P].claim
+    places.on_revoked([P], False)
     places.suspend()
-    assert list(places.waiting) == [Q]
+    assert list(places.claiming) == [Q]
     assert told.reads == set()
-    assert places.forget_gone() == [mine], "its claim is given back, when the database answers"
-    assert places.forget_gone() == []
+    assert places.forget_revoked() == [mine], "its claim is given back, when the database answers"
+    assert places.forget_revoked() == []
 
 
-def test_what_is_taken_away_while_it_waits_is_given_back_too(places: Places) -> None:
-    mine = places.placed[P].claim
+def test_what_is_taken_away_while_it_waits_is_given_back_too(places: AssignedPartitions) -> None:
+    mine = places.active[P].claim
     places.suspend()
-    places.taken([P], True)
-    assert list(places.waiting) == [Q]
-    assert places.forget_gone() == [mine]
+    places.on_revoked([P], True)
+    assert list(places.claiming) == [Q]
+    assert places.forget_revoked() == [mine]
 
 
-def test_what_is_assigned_anew_before_the_loop_has_looked_stays_ours(places: Places) -> None:
-    mine = places.placed[P].claim
-    places.taken([P], False)
-    places.assigned([P])
-    assert places.forget_gone() == [mine]
-    assert P in places.waiting
+def test_what_is_assigned_anew_before_the_loop_has_looked_stays_ours(places: AssignedPartitions) -> None:
+    mine = places.active[P].claim
+    places.on_revoked([P], False)
+    places.on_assigned([P])
+    assert places.forget_revoked() == [mine]
+    assert P in places.claiming
 
 
-def test_what_kafka_took_away_is_not_read_again_when_others_are_placed(places: Places, told: Told) -> None:
-    places.taken([P], False)
-    places.place({Q: claim(Q, 9)})
+def test_what_kafka_took_away_is_not_read_again_when_others_are_placed(places: AssignedPartitions, told: Told) -> None:
+    places.on_revoked([P], False)
+    places.activate({Q: claim(Q, 9)})
     assert told.reads == {Q}
 
 
-def test_everything_claimed_is_given_back_in_the_end(places: Places) -> None:
-    mine = {places.placed[P].claim, places.placed[Q].claim}
-    places.park(P, OffsetLost(P, 5, "gone"))
+def test_everything_claimed_is_given_back_in_the_end(places: AssignedPartitions) -> None:
+    mine = {places.active[P].claim, places.active[Q].claim}
+    places.stop(P, OffsetLost(P, 5, "gone"))
     places.suspend()
     assert set(places.claims()) == mine
 
 
-def test_a_parked_partition_keeps_its_claim_while_it_is_looked_at_again(places: Places) -> None:
-    mine = places.placed[P].claim
-    places.park(P, OffsetLost(P, 5, "gone"))
-    at = places.parked.pop(P)
-    places.wait(P, Waiting(known=at.claim))
-    places.park(P, TopicRecreated(P, 5, "another"))
+def test_a_parked_partition_keeps_its_claim_while_it_is_looked_at_again(places: AssignedPartitions) -> None:
+    mine = places.active[P].claim
+    places.stop(P, OffsetLost(P, 5, "gone"))
+    at = places.stopped.pop(P)
+    places.claim_later(P, ClaimingPartition(known=at.claim))
+    places.stop(P, TopicRecreated(P, 5, "another"))
     assert mine in places.claims()
 
 
 @pytest.mark.parametrize("how", ["taken", "unplaced", "placed anew", "parked", "suspended"])
-def test_what_waits_ends_with_its_placement(places: Places, how: str) -> None:
+def test_what_waits_ends_with_its_placement(places: AssignedPartitions, how: str) -> None:
     """I3: nothing that was read under an earlier placement is ever given; the ledger says where to read on."""
-    places.give_backlog(P, Backlog(delay=1.0))
-    before = places.placed[P]
+    places.set_backlog(P, Backlog(delay=1.0))
+    before = places.active[P]
     match how:
         case "taken":
-            places.taken([P], False)
-            places.forget_gone()
+            places.on_revoked([P], False)
+            places.forget_revoked()
         case "unplaced":
-            places.unplace([P])
+            places.deactivate([P])
         case "placed anew":
-            places.place({P: claim(P, 5)})
+            places.activate({P: claim(P, 5)})
         case "parked":
-            places.park(P, OffsetLost(P, 5, "gone"))
+            places.stop(P, OffsetLost(P, 5, "gone"))
         case "suspended":
             places.suspend()
     assert not places.backlogged
-    assert places.placed.get(P) is not before
+    assert places.active.get(P) is not before
 
 
-def test_what_waits_takes_turns(places: Places) -> None:
+def test_what_waits_takes_turns(places: AssignedPartitions) -> None:
     for partition in (P, Q):
-        places.give_backlog(partition, Backlog(delay=1.0))
-    places.next_turn(P)
+        places.set_backlog(partition, Backlog(delay=1.0))
+    places.rotate(P)
     assert list(places.backlogged) == [Q, P]
-    places.give_backlog(Q, None)
+    places.set_backlog(Q, None)
     assert list(places.backlogged) == [P]
-    assert places.placed[Q].backlog is None
+    assert places.active[Q].backlog is None
 
 
 OLD, NEW, TOKEN, MOVED = (uuid4() for _ in range(4))
@@ -162,22 +167,22 @@ def test_a_stop_is_over_when_somebody_decided_or_the_topic_is_another(
 ) -> None:
     stop = kind(P, 5, "why")
     stop.token = TOKEN
-    assert Parked(stop).over(token, stored, now) is over
+    assert StoppedPartition(stop).is_over(token, stored, now) is over
 
 
-def test_what_was_taken_and_assigned_anew_cannot_be_parked_by_its_old_batch(places: Places) -> None:
+def test_what_was_taken_and_assigned_anew_cannot_be_parked_by_its_old_batch(places: AssignedPartitions) -> None:
     """I2: one call of the client may bring both callbacks; the old batch then ends at a poison record. P stays ours."""
-    mine = places.placed[P].claim
-    places.taken([P], False)
-    places.assigned([P])
-    places.park(P, OffsetLost(P, 5, "a poison record of the old batch"))
-    assert places.forget_gone() == [mine]
-    assert P in places.waiting, "else nobody would ever read it"
-    assert P not in places.parked
+    mine = places.active[P].claim
+    places.on_revoked([P], False)
+    places.on_assigned([P])
+    places.stop(P, OffsetLost(P, 5, "a poison record of the old batch"))
+    assert places.forget_revoked() == [mine]
+    assert P in places.claiming, "else nobody would ever read it"
+    assert P not in places.stopped
 
 
 def test_the_ledgers_epoch_is_that_of_the_cursor_only_where_nothing_was_read_since() -> None:
-    placed = Placed(Claim(P, uuid4(), 1, 5, 3, uuid4()), 5)
+    placed = ActivePartition(Claim(P, uuid4(), 1, 5, 3, uuid4()), 5)
     assert placed.last_epoch == 3
     placed.cursor = 7  # told with an epoch that is too old, the broker reports a truncation that never was
     assert placed.last_epoch is None

@@ -18,7 +18,7 @@ from sqlalchemy.exc import DBAPIError
 from seekpoint import Ledger, Limits, Retry, StartAt
 from seekpoint.errors import ConfigError, SeekpointError
 from seekpoint.pipeline.policy import Backoff
-from seekpoint.postgres.sqlstates import Fault, connection_lost, fault, is_data_fault, passes, sqlstate
+from seekpoint.postgres.sqlstates import Fault, connection_lost, fault, is_data_error, is_transient, sqlstate
 from seekpoint.records import Partition
 
 NAMES = [field.name for field in fields(Limits)]
@@ -180,21 +180,21 @@ def test_every_error_of_the_driver_is_told_the_same_bare_or_wrapped(code: str) -
     wrapped = DBAPIError("statement", {}, bare)
     for error in (bare, wrapped):
         assert sqlstate(error) == code
-        assert passes(error) is (fault(code) is TRANSIENT)
-        assert is_data_fault(error) is (fault(code) is DATA)
+        assert is_transient(error) is (fault(code) is TRANSIENT)
+        assert is_data_error(error) is (fault(code) is DATA)
         assert connection_lost(error) is (code[:2] in {"08", "57"})
 
 
 @pytest.mark.parametrize("kind", [psycopg.OperationalError, psycopg.InterfaceError])
 def test_an_error_without_an_sqlstate_is_a_lost_connection(kind: type[psycopg.Error]) -> None:
-    assert passes(kind("the connection is lost"))
+    assert is_transient(kind("the connection is lost"))
     assert connection_lost(DBAPIError("statement", {}, kind("the connection is lost")))
-    assert not is_data_fault(kind("the connection is lost"))
+    assert not is_data_error(kind("the connection is lost"))
 
 
 @pytest.mark.parametrize(
     "error", [psycopg.ProgrammingError("cannot adapt"), psycopg.DataError("NUL"), ValueError(), SeekpointError("")]
 )
 def test_other_errors_do_not_pass_by_themselves(error: Exception) -> None:
-    assert not passes(error)
+    assert not is_transient(error)
     assert not connection_lost(error)

@@ -11,10 +11,10 @@ from seekpoint.errors import RetryLater, TooManyDeadLetters
 from seekpoint.kafka.identity import Answer
 from seekpoint.ledger import Claim
 from seekpoint.pipeline.policy import Limits
-from seekpoint.records import HELD_BEHIND, Aside, Cause, Failure, State
+from seekpoint.records import BLOCKED_BY_KEY, Cause, Failure, NewDeadLetter, State
 from seekpoint.testing import raw
 from seekpoint.worker.assignment.chunk import Chunk, Read
-from seekpoint.worker.dead_letter_limits import Quarantine
+from seekpoint.worker.dead_letter_limits import DeadLetterLimitCheck
 from seekpoint.worker.open_batch import OpenBatch
 
 
@@ -35,74 +35,76 @@ class Source:
                 record = raw(b"", topic="t", partition=number, offset=start + n)
                 records.append(record)
                 if kind == "x":
-                    asides.append(Aside(record, Failure(Cause.DECODE, f"ValueError: {start + n}"), State.PARKED))
+                    asides.append(
+                        NewDeadLetter(record, Failure(Cause.DECODE, f"ValueError: {start + n}"), State.DEAD_LETTERED)
+                    )
                 if kind == "h":
-                    asides.append(Aside(record, HELD_BEHIND, State.HELD))
+                    asides.append(NewDeadLetter(record, BLOCKED_BY_KEY, State.BLOCKED))
         batch = OpenBatch(Chunk(records, reads), lambda: None, lambda _: Answer({}, 0), Limits())
         for aside in asides:
-            batch.set_aside(aside)
+            batch.add_dead_letter(aside)
         return batch, len(records) - len(asides)
 
 
-def passes(quarantine: Quarantine, batch: OpenBatch, applied: int) -> None:
-    quarantine.count(quarantine.weigh(batch, applied))
+def passes(quarantine: DeadLetterLimitCheck, batch: OpenBatch, applied: int) -> None:
+    quarantine.count(quarantine.check(batch, applied))
 
 
 def test_a_row_of_failures_is_counted_over_batches_and_by_partition() -> None:
-    quarantine, source = Quarantine(DeadLetterLimits(consecutive=3, ratio=None)), Source()
+    quarantine, source = DeadLetterLimitCheck(DeadLetterLimits(consecutive=3, ratio=None)), Source()
     passes(quarantine, *source.batch(p0=".xx", p1="xx"))
     passes(quarantine, *source.batch(p1="."))  # ends the row of partition 1, and of no other
     passes(quarantine, *source.batch(p0="x", p1="xxx"))
     with pytest.raises(TooManyDeadLetters, match=r"more than 3 .* t/0 at offset 4: ValueError: 4"):
-        quarantine.weigh(*source.batch(p0="x"))
+        quarantine.check(*source.batch(p0="x"))
 
 
 def test_a_record_that_is_applied_ends_the_row_and_one_that_is_held_does_not_count() -> None:
-    quarantine, source = Quarantine(DeadLetterLimits(consecutive=2, ratio=None)), Source()
+    quarantine, source = DeadLetterLimitCheck(DeadLetterLimits(consecutive=2, ratio=None)), Source()
     passes(quarantine, *source.batch(p0="xxhhh"))
     passes(quarantine, *source.batch(p0=".xx.xx"))
     with pytest.raises(TooManyDeadLetters):
-        quarantine.weigh(*source.batch(p0="hx"))
+        quarantine.check(*source.batch(p0="hx"))
 
 
 def test_batches_in_between_that_pass_nothing_do_not_end_the_row() -> None:
     """A record that is tried again ends its batch in front of it; one that is held is not applied either."""
-    quarantine, source = Quarantine(DeadLetterLimits(consecutive=2, ratio=None)), Source()
+    quarantine, source = DeadLetterLimitCheck(DeadLetterLimits(consecutive=2, ratio=None)), Source()
     for _ in range(2):
         again, _ = source.batch(p0=".", p1="x")
-        again.cut(RetryLater(Partition("t", 0), source.at[0] - 1, "", failure=HELD_BEHIND, wait=0.0))
+        again.stop_at(RetryLater(Partition("t", 0), source.at[0] - 1, "", failure=BLOCKED_BY_KEY, wait=0.0))
         passes(quarantine, again, 0)
         passes(quarantine, *source.batch(p0="h"))
         passes(quarantine, *source.batch(p0="x", p1="."))
     with pytest.raises(TooManyDeadLetters):
-        quarantine.weigh(*source.batch(p0="x"))
+        quarantine.check(*source.batch(p0="x"))
 
 
 def test_held_records_have_no_share() -> None:
-    quarantine, source = Quarantine(DeadLetterLimits(consecutive=None, ratio=0.5, window=10)), Source()
+    quarantine, source = DeadLetterLimitCheck(DeadLetterLimits(consecutive=None, ratio=0.5, window=10)), Source()
     passes(quarantine, *source.batch(p0="....." + "x" * 5 + "h" * 20))
 
 
 def test_what_was_only_weighed_is_not_counted() -> None:
-    quarantine, source = Quarantine(DeadLetterLimits(consecutive=2, ratio=None)), Source()
+    quarantine, source = DeadLetterLimitCheck(DeadLetterLimits(consecutive=2, ratio=None)), Source()
     batch = source.batch(p0="xx")
     for _ in range(3):  # attempts of one batch that were rolled back
-        tally = quarantine.weigh(*batch)
+        tally = quarantine.check(*batch)
     quarantine.count(tally)
     with pytest.raises(TooManyDeadLetters):
-        quarantine.weigh(*source.batch(p0="x"))
+        quarantine.check(*source.batch(p0="x"))
 
 
 def test_the_share_is_judged_over_a_full_window() -> None:
-    quarantine, source = Quarantine(DeadLetterLimits(consecutive=None, ratio=0.5, window=10)), Source()
+    quarantine, source = DeadLetterLimitCheck(DeadLetterLimits(consecutive=None, ratio=0.5, window=10)), Source()
     passes(quarantine, *source.batch(p0="xxxx"))  # four of four: too few to tell
     passes(quarantine, *source.batch(p0="....x"))
     passes(quarantine, *source.batch(p0="....."))
     passes(quarantine, *source.batch(p0="xxxxx"))  # the window has slid: 5 of 10
     with pytest.raises(TooManyDeadLetters, match="the limit is 50%"):
-        quarantine.weigh(*source.batch(p0="x"))
+        quarantine.check(*source.batch(p0="x"))
 
 
 def test_without_limits_nothing_is_too_many() -> None:
-    quarantine, source = Quarantine(DeadLetterLimits(consecutive=None, ratio=None)), Source()
+    quarantine, source = DeadLetterLimitCheck(DeadLetterLimits(consecutive=None, ratio=None)), Source()
     passes(quarantine, *source.batch(p0="x" * 5000))

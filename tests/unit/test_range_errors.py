@@ -9,7 +9,7 @@ from confluent_kafka import KafkaException
 
 from seekpoint.kafka.client import Client
 from seekpoint.kafka.config import make_consumer
-from seekpoint.kafka.range_checks import Outlook, bounded_config
+from seekpoint.kafka.range_checks import RangeChecks, bounded_config
 from seekpoint.kafka.ranges import Range, _Patience, _read
 from seekpoint.records import Partition
 from support.mock_cluster import MockCluster
@@ -26,9 +26,9 @@ def test_a_missing_right_is_told_as_such() -> None:
         kafka = {"bootstrap.servers": cluster.bootstrap, "log_level": 0}
         config = bounded_config(kafka)
         client = Client(make_consumer(config), config)
-        client.place({at: (0, None)}, {})
+        client.assign({at: (0, None)}, {})
         try:
             with pytest.raises(KafkaException, match="GROUP_AUTHORIZATION_FAILED"):
-                list(_read(client, Outlook(kafka), Range(at, uuid4(), 0, 10), 500, _Patience(30)))
+                list(_read(client, RangeChecks(kafka), Range(at, uuid4(), 0, 10), 500, _Patience(30)))
         finally:
             client.close(3)

@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from seekpoint.errors import SchemaMismatch
-from seekpoint.worker.start_errors import may_pass
+from seekpoint.worker.start_errors import is_transient_at_start
 
 FATAL = 'connection failed: connection to server at "10.0.0.1", port 5432 failed: FATAL:  '
 
@@ -46,11 +46,11 @@ FATAL = 'connection failed: connection to server at "10.0.0.1", port 5432 failed
 )
 def test_a_server_that_is_away_is_waited_for_and_one_that_refuses_is_not(said: str, passes: bool) -> None:
     error = psycopg.OperationalError(said)
-    assert may_pass(error) is passes
-    assert may_pass(OperationalError("", {}, error)) is passes
+    assert is_transient_at_start(error) is passes
+    assert is_transient_at_start(OperationalError("", {}, error)) is passes
 
 
 def test_what_no_database_raised_is_not_waited_for() -> None:
-    assert not may_pass(SchemaMismatch("no ledger tables"))
-    assert not may_pass(ValueError("why"))
-    assert not may_pass(psycopg.errors.InsufficientPrivilege("why"))
+    assert not is_transient_at_start(SchemaMismatch("no ledger tables"))
+    assert not is_transient_at_start(ValueError("why"))
+    assert not is_transient_at_start(psycopg.errors.InsufficientPrivilege("why"))

@@ -24,7 +24,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext, Se
 from seekpoint import Append, Bytes, Pipeline
 from seekpoint.codecs import key_decoder, value_decoder
 from seekpoint.codecs.registry import Avro, Protobuf
-from seekpoint.errors import CodecAway, ConfigError, Poison
+from seekpoint.errors import CodecUnavailable, ConfigError, Poison
 from seekpoint.testing import raw
 from support.schema_registry import SchemaRegistry, a_registry, shop
 
@@ -192,7 +192,7 @@ def test_what_cannot_be_resolved_is_the_records_fault(client: SchemaRegistryClie
     needs = '{"type": "record", "name": "Small", "fields": [{"name": "other", "type": "string"}]}'
     with pytest.raises(Exception, match="No default value for") as caught:
         Avro(registry=lambda: client, schema=needs).decode(raw(avro(client, SMALL, {"id": 5})))
-    assert not isinstance(caught.value, CodecAway | ConfigError)
+    assert not isinstance(caught.value, CodecUnavailable | ConfigError)
 
 
 # -- Protobuf -----------------------------------------------------------------------------------------------
@@ -346,7 +346,7 @@ def test_a_payload_that_ends_early_or_never_is_the_records_fault(client: SchemaR
     data = avro(client, json.dumps(ORDER), VALUE)[:5] + rest
     with pytest.raises(Exception) as caught:  # noqa: PT011 -- fastavro's, of many kinds
         Avro(registry=lambda: client).decode(raw(data))
-    assert not isinstance(caught.value, CodecAway | ConfigError)
+    assert not isinstance(caught.value, CodecUnavailable | ConfigError)
 
 
 # -- nobody's fault -------------------------------------------------------------------------------------------
@@ -370,10 +370,10 @@ def test_an_answer_that_tells_of_no_schema_blames_no_record(registry: SchemaRegi
     avro(SchemaRegistryClient({"url": registry.url}), SMALL, {"id": 5})
     registry.answer = status, body
     codec = Avro(registry=quick(registry))
-    with pytest.raises(CodecAway, match="no answer from the schema registry at 'http://127") as caught:
+    with pytest.raises(CodecUnavailable, match="no answer from the schema registry at 'http://127") as caught:
         codec.decode(raw(FRAMED))
     assert caught.value.ask is not None
-    with pytest.raises(CodecAway):
+    with pytest.raises(CodecUnavailable):
         caught.value.ask()
     registry.answer = None
     caught.value.ask()
@@ -382,12 +382,12 @@ def test_an_answer_that_tells_of_no_schema_blames_no_record(registry: SchemaRegi
 
 def test_silence_and_refused_connections_blame_no_record(registry: SchemaRegistry) -> None:
     registry.silent.set()
-    with pytest.raises(CodecAway, match="ReadTimeout"):
+    with pytest.raises(CodecUnavailable, match="ReadTimeout"):
         Avro(registry=quick(registry, timeout=0.3)).decode(raw(FRAMED))
     registry.silent.clear()
     codec = Avro(registry=quick(registry))
     registry.stop()
-    with pytest.raises(CodecAway, match="ConnectError") as caught:
+    with pytest.raises(CodecUnavailable, match="ConnectError") as caught:
         codec.decode(raw(FRAMED))
     registry.start()
     assert caught.value.ask is not None
@@ -460,7 +460,7 @@ def test_a_url_that_is_none_is_refused_without_being_repeated(url: str) -> None:
 def test_credentials_are_in_no_error(registry: SchemaRegistry) -> None:
     registry.answer = 503, b"no: ann:s3cret, and Basic YW5uOnMzY3JldA==, s3cret"
     conf = quick(registry, **{"basic.auth.user.info": "ann:s3cret"})
-    with pytest.raises(CodecAway, match=r"no: \*\*\*, and Basic \*\*\*, \*\*\*") as caught:
+    with pytest.raises(CodecUnavailable, match=r"no: \*\*\*, and Basic \*\*\*, \*\*\*") as caught:
         Avro(registry=conf).decode(raw(FRAMED))
     assert caught.value.__suppress_context__
     assert "s3cret" not in str(caught.value)
@@ -501,7 +501,7 @@ def test_a_type_that_nothing_can_become_is_refused_at_once() -> None:
 
 def test_codecs_of_bytes_are_untouched() -> None:
     assert key_decoder(Bytes())(raw(b"v", key=b"k")) == b"k"
-    assert pickle.loads(pickle.dumps(CodecAway("x"))).ask is None
+    assert pickle.loads(pickle.dumps(CodecUnavailable("x"))).ask is None
 
 
 def test_the_registrys_own_error_is_confluents(client: SchemaRegistryClient) -> None:

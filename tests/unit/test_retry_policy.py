@@ -76,7 +76,7 @@ def test_a_policy_may_be_written_as_a_word(given: Any) -> None:
         ({"retry": 3}, "Retry()"),
         ({"dead_letter_limits": 3}, "DeadLetterLimits()"),
         ({"delay": 5}, "timedelta"),
-        ({"hold_key": True}, "on_poison='dead_letter'"),
+        ({"keep_key_order": True}, "on_poison='dead_letter'"),
     ],
 )
 def test_a_declaration_that_contradicts_itself_is_refused(wrong: dict[str, Any], said: str) -> None:

@@ -14,7 +14,7 @@ from seekpoint.events import Announcer
 from seekpoint.ledger import Claim
 from seekpoint.records import Partition
 from seekpoint.worker.assignment.backlog import Backlog, Moment
-from seekpoint.worker.assignment.partitions import Places
+from seekpoint.worker.assignment.partitions import AssignedPartitions
 
 ZERO, ONE = Partition("t", 0), Partition("t", 1)
 
@@ -56,19 +56,19 @@ class Message:
 class Client:
     """Takes every placement."""
 
-    def place(self, fresh: object, others: object) -> None: ...
+    def assign(self, fresh: object, others: object) -> None: ...
 
 
-def placed() -> Places:
+def placed() -> AssignedPartitions:
     """Both partitions at offset 10."""
-    made = Places(Client(), Announcer())  # type: ignore[arg-type]
-    made.place({p: Claim(p, uuid4(), 1, 10, None, uuid4()) for p in (ZERO, ONE)})
+    made = AssignedPartitions(Client(), Announcer())  # type: ignore[arg-type]
+    made.activate({p: Claim(p, uuid4(), 1, 10, None, uuid4()) for p in (ZERO, ONE)})
     return made
 
 
-def take(made: Places, *read: tuple[int, int]) -> dict[Partition, tuple[int, int]]:
+def take(made: AssignedPartitions, *read: tuple[int, int]) -> dict[Partition, tuple[int, int]]:
     messages: Any = [Message(partition, offset) for partition, offset in read]
-    chunk = made.take(messages)
+    chunk = made.accept_messages(messages)
     kept = [(m.partition(), m.offset()) for m in chunk]
     assert len(kept) == len(set(kept)), "none of them twice"
     return {p: (r.start, r.end) for p, r in chunk.reads.items()}
@@ -84,7 +84,7 @@ def test_cursors_move_when_records_are_read_and_chain_over_gaps() -> None:
 def test_records_below_the_cursor_are_stale() -> None:
     """I3: what was read before is neither counted nor kept twice."""
     made, stale = placed(), [Message(0, 9), Message(0, 10), Message(0, 10)]
-    kept: Any = made.take(stale)  # type: ignore[arg-type]
+    kept: Any = made.accept_messages(stale)  # type: ignore[arg-type]
     assert [m.offset() for m in kept] == [10]
     assert take(placed(), (0, 9), (0, 10), (0, 10)) == {ZERO: (10, 11)}
 
@@ -92,16 +92,16 @@ def test_records_below_the_cursor_are_stale() -> None:
 def test_records_of_a_partition_that_is_gone_are_stale() -> None:
     """I2: what the client still had when Kafka took the partition away is dropped, before it is released."""
     made = placed()
-    made.taken([ZERO], True)
+    made.on_revoked([ZERO], True)
     assert take(made, (0, 10), (1, 10)) == {ONE: (10, 11)}
 
 
 def test_what_has_to_wait_moves_the_cursor_and_not_the_position() -> None:
     """I3: the position moves when the records are given."""
     made = placed()
-    made.give_backlog(ZERO, Backlog(delay=60.0))
+    made.set_backlog(ZERO, Backlog(delay=60.0))
     assert take(made, (0, 10), (1, 10), (0, 12), (0, 12)) == {ONE: (10, 11)}
-    at = made.placed[ZERO]
+    at = made.active[ZERO]
     assert (at.cursor, at.position, len(at.backlog or ())) == (13, 10, 2)
     assert at.backlog is not None
     assert [r.offset for r in at.backlog.give(1, Moment(0.0, 1e12))] == [10]
@@ -131,24 +131,24 @@ def test_what_is_taken_by_runs_is_what_is_taken_one_by_one(
 
     def outcome() -> object:
         made = placed()
-        made.taken(list(gone), False)
+        made.on_revoked(list(gone), False)
         for partition in held:
-            made.give_backlog(partition, Backlog(delay=60.0))
-        chunk = made.take(messages)
+            made.set_backlog(partition, Backlog(delay=60.0))
+        chunk = made.accept_messages(messages)
         return (
             list(chunk),
             {p: (r.start, r.end, r.leader_epoch, r.timestamp_ms) for p, r in chunk.reads.items()},
-            {p: (at.cursor, at.position, at.end, len(at.backlog or ())) for p, at in made.placed.items()},
+            {p: (at.cursor, at.position, at.end, len(at.backlog or ())) for p, at in made.active.items()},
         )
 
-    with patch.object(Places, "_take_run", lambda *_: False):
+    with patch.object(AssignedPartitions, "_accept_run", lambda *_: False):
         one_by_one = outcome()
     assert outcome() == one_by_one
 
 
 def test_rising_offsets_of_one_partition_are_not_looked_at_one_by_one() -> None:
     made, messages = placed(), [Message(0, 10), Message(0, 11), Message(1, 10), Message(0, 13)]
-    with patch.object(Places, "_take_each", side_effect=AssertionError):
-        chunk: Any = made.take(messages)  # type: ignore[arg-type]
+    with patch.object(AssignedPartitions, "_accept_each", side_effect=AssertionError):
+        chunk: Any = made.accept_messages(messages)  # type: ignore[arg-type]
     assert [(m.partition(), m.offset()) for m in chunk] == [(0, 10), (0, 11), (1, 10), (0, 13)]
     assert {p: (r.start, r.end) for p, r in chunk.reads.items()} == {ZERO: (10, 14), ONE: (10, 11)}

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seekpoint import Append, Bytes, Json, Pipeline, Text
-from seekpoint.kafka.client import raw_record, readable, unmade
-from seekpoint.records import Partition, RawRecord, Unmade
+from seekpoint.kafka.client import lazy_records, raw_record, readable
+from seekpoint.records import LazyRecords, Partition, RawRecord
 
 some_bytes = st.none() | st.binary(max_size=8)
 pairs = st.lists(st.tuples(st.text(max_size=3), some_bytes), max_size=2)
@@ -32,7 +32,7 @@ def messages(draw: st.DrawFn) -> list[Any]:
 @given(messages())
 def test_they_are_what_the_messages_say(given_: list[Any]) -> None:
     expected = [raw_record(m) for m in given_]
-    records, unreadable = unmade(given_, None)
+    records, unreadable = lazy_records(given_, None)
     assert not unreadable
     assert list(records.values) == [r.value for r in expected]
     assert records.topic == (expected[0].topic if len({r.topic for r in expected}) == 1 else None)
@@ -43,7 +43,9 @@ def test_they_are_what_the_messages_say(given_: list[Any]) -> None:
 
 def test_of_one_partition_nothing_is_asked_that_is_known() -> None:
     made: Any = Message
-    records, _ = unmade([made("a", 3, n, b"k", b"v", None, None, (1, 5), 0.0, 7) for n in (4, 6)], Partition("a", 3))
+    records, _ = lazy_records(
+        [made("a", 3, n, b"k", b"v", None, None, (1, 5), 0.0, 7) for n in (4, 6)], Partition("a", 3)
+    )
     assert records.topic == "a"
     assert [(r.topic, r.partition, r.offset) for r in records] == [("a", 3, 4), ("a", 3, 6)]
 
@@ -89,7 +91,7 @@ class Odd:
 def test_each_one_that_cannot_be_read_is_found_before_any_is_applied(bad: list[bool]) -> None:
     """I4: a record without its headers is another record; nothing is applied in its place."""
     odd: Any = [Odd(n, bad=is_bad) for n, is_bad in enumerate(bad)]
-    records, unreadable = unmade(odd, Partition("a", 0))
+    records, unreadable = lazy_records(odd, Partition("a", 0))
     assert [record.offset for record, _ in unreadable] == [n for n, is_bad in enumerate(bad) if is_bad]
     assert [r.headers for r in records] == [() if is_bad else (("h", b"%d" % n),) for n, is_bad in enumerate(bad)]
     for record, error in unreadable:
@@ -103,7 +105,7 @@ def test_nothing_is_made_before_somebody_looks_and_nothing_twice() -> None:
         calls.append(1)
         return [RawRecord("t", 0, 0, None, None, b"v")]
 
-    records = Unmade([b"v"], [0], make, topic="t", size=1)
+    records = LazyRecords([b"v"], [0], make, topic="t", size=1)
     assert (len(records), list(records.values), calls) == (1, [b"v"], [])
     assert [records[0], *records, *reversed(records)] == [RawRecord("t", 0, 0, None, None, b"v")] * 3
     assert calls == [1]
@@ -125,12 +127,16 @@ def test_many_values_are_decoded_as_each_one_is(codec: Any, values: list[bytes |
         except Exception as error:  # noqa: BLE001 -- whatever a codec raises
             return type(error)
 
-    assert outcome(Unmade(values, list(range(len(values))), lambda: records, topic="t", size=0)) == outcome(records)
-    assert outcome(Unmade(values, list(range(len(values))), lambda: records, topic=None, size=0)) == outcome(records)
+    assert outcome(LazyRecords(values, list(range(len(values))), lambda: records, topic="t", size=0)) == outcome(
+        records
+    )
+    assert outcome(LazyRecords(values, list(range(len(values))), lambda: records, topic=None, size=0)) == outcome(
+        records
+    )
 
 
 def test_each_topic_has_its_own_codec() -> None:
     pipeline = Pipeline("g", topics={"a": Json(), "b": Text()}, sinks=[Append("t", columns=["v"])])
     records = [RawRecord(topic, 0, 0, None, None, b"1") for topic in ("a", "b")]
-    assert pipeline.values(Unmade([b"1", b"1"], [0, 1], lambda: records, topic=None, size=2)) == [1, "1"]
-    assert pipeline.values(Unmade([b"1"], [1], lambda: records[1:], topic="b", size=1)) == ["1"]
+    assert pipeline.values(LazyRecords([b"1", b"1"], [0, 1], lambda: records, topic=None, size=2)) == [1, "1"]
+    assert pipeline.values(LazyRecords([b"1"], [1], lambda: records[1:], topic="b", size=1)) == ["1"]

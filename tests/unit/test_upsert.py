@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from seekpoint.errors import ConfigError, Poison
 from seekpoint.pipeline.sink import Row, Sink, ValueSink
 from seekpoint.sinks import Append, Upsert
-from seekpoint.sinks.dedupe import Column, Deleted, Offsets, Target, fold
-from seekpoint.sinks.upsert.strategy import LONGEST, SMALL, Road, Roads, Wrote
+from seekpoint.sinks.dedupe import Column, Deleted, Offsets, Target, dedupe
+from seekpoint.sinks.upsert.strategy import LONGEST, SMALL, WriteStrategies, WriteStrategy, Wrote
 from seekpoint.testing import record
 
 INT, TEXT = Column("integer", "int", -1), Column("text", "text", -1)
@@ -132,7 +132,7 @@ def test_a_tombstone_carries_what_says_whether_it_is_newer() -> None:
     assert list(ordered.rows(record(None, key=1, offset=4))) == [(1, 40)]
     counted = Upsert("t", key=["id"], offset_column="o", provenance=("t", "p", "o"))
     assert list(counted.rows(record(None, key=1, offset=4, partition=2, topic="x"))) == [(1, 4, 2, "x")]
-    assert counted.target.gone == ("id", "o", "p", "t")
+    assert counted.target.deletes == ("id", "o", "p", "t")
 
 
 @pytest.mark.parametrize(
@@ -175,8 +175,8 @@ PAIRS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 9), st.integers(0, 
 def test_the_last_row_of_each_key_wins_sorted_by_key(given_rows: list[tuple[int, int, int, bool]]) -> None:
     rows: list[Row] = [Deleted((k,)) if gone else (k, v, w) for k, v, w, gone in given_rows]
     model = {row[0]: (line, row) for line, row in enumerate(rows, 1)}
-    done = fold(target(), rows, KNOWN)
-    assert done.is_folded
+    done = dedupe(target(), rows, KNOWN)
+    assert done.is_deduped
     if any(type(row) is not Deleted for row in rows):
         kept = sorted((k, line, row) for k, (line, row) in model.items() if type(row) is not Deleted)
         assert list(zip(done.lines, done.rows, strict=True)) == [(line, row) for _, line, row in kept]
@@ -192,7 +192,7 @@ def test_the_highest_of_order_by_wins_and_of_equals_the_last(given_rows: list[tu
     rows: list[Row] = [Deleted((k, w)) if gone else (k, v, w) for k, v, w, gone in given_rows]
     if all(type(row) is Deleted for row in rows):
         return
-    done = fold(target(order_by="w"), rows, KNOWN)
+    done = dedupe(target(order_by="w"), rows, KNOWN)
     model: dict[int, tuple[int, int]] = {}
     for line, (k, _, w, _) in enumerate(given_rows, 1):
         model[k] = max(model.get(k, (w, 0)), (w, line))
@@ -204,8 +204,8 @@ def test_the_highest_of_order_by_wins_and_of_equals_the_last(given_rows: list[tu
 def test_offsets_that_fall_say_that_a_key_lives_in_two_partitions() -> None:
     rows = [(1, 0, 7), (2, 0, 3), (1, 0, 5)]
     with pytest.raises(ConfigError, match=r"key 1 comes at offset 5 after offset 7.*give order_by="):
-        fold(target(offset="w"), rows, KNOWN)
-    done = fold(target(offset="w"), [(1, 0, 7), (2, 0, 3), (1, 1, 7)], KNOWN)
+        dedupe(target(offset="w"), rows, KNOWN)
+    done = dedupe(target(offset="w"), [(1, 0, 7), (2, 0, 3), (1, 1, 7)], KNOWN)
     assert done.rows == [(1, 1, 7), (2, 0, 3)], "rows= makes several of one record"
 
 
@@ -270,53 +270,53 @@ ZONE = timezone(timedelta(hours=2))
 )  # fmt: skip
 def test_keys_are_folded_only_where_python_and_the_server_agree(column: Column, values: list[Any], exact: bool) -> None:
     rows = [(value, 0, 0) for value in values]
-    assert fold(target(), rows, {**KNOWN, "k": column}).is_folded is exact
-    assert fold(target(), rows[:1], {**KNOWN, "k": column}).is_folded, "one row is one row"
+    assert dedupe(target(), rows, {**KNOWN, "k": column}).is_deduped is exact
+    assert dedupe(target(), rows[:1], {**KNOWN, "k": column}).is_deduped, "one row is one row"
 
 
 def test_text_is_ordered_by_the_server() -> None:
     rows = [(1, 0, "a"), (1, 0, "B")]
-    assert not fold(target(order_by="w"), rows, {**KNOWN, "w": TEXT}).is_folded
+    assert not dedupe(target(order_by="w"), rows, {**KNOWN, "w": TEXT}).is_deduped
 
 
 # -- roads --------------------------------------------------------------------------------------------------
 
 
-def wrote(road: Road) -> Wrote:
-    return Wrote(road=road, rows=1, upserts=1, deletes=0)
+def wrote(road: WriteStrategy) -> Wrote:
+    return Wrote(strategy=road, rows=1, upserts=1, deletes=0)
 
 
 def test_few_rows_go_in_one_statement_and_many_by_copy_until_a_key_is_there() -> None:
-    roads = Roads()
-    assert roads.choose(SMALL - 1, folded=True, direct=True) is Road.UNNEST
-    assert roads.choose(SMALL, folded=True, direct=True) is Road.COPY
-    assert roads.choose(SMALL, folded=True, direct=False) is Road.STAGE
-    assert roads.choose(SMALL, folded=False, direct=True) is Road.STAGE
-    assert roads.choose(2, folded=False, direct=True) is Road.STAGE
+    roads = WriteStrategies()
+    assert roads.choose(SMALL - 1, deduped=True, direct=True) is WriteStrategy.UNNEST
+    assert roads.choose(SMALL, deduped=True, direct=True) is WriteStrategy.COPY
+    assert roads.choose(SMALL, deduped=True, direct=False) is WriteStrategy.TEMP_TABLE
+    assert roads.choose(SMALL, deduped=False, direct=True) is WriteStrategy.TEMP_TABLE
+    assert roads.choose(2, deduped=False, direct=True) is WriteStrategy.TEMP_TABLE
 
 
 def test_every_conflict_doubles_the_wait_for_the_next_try_and_success_halves_it() -> None:
-    roads, waits = Roads(), []
+    roads, waits = WriteStrategies(), []
     for _ in range(12):
-        assert roads.choose(SMALL, folded=True, direct=True) is Road.COPY
+        assert roads.choose(SMALL, deduped=True, direct=True) is WriteStrategy.COPY
         roads.met_a_conflict()
         waits.append(0)
-        while roads.choose(SMALL, folded=True, direct=True) is Road.STAGE:
+        while roads.choose(SMALL, deduped=True, direct=True) is WriteStrategy.TEMP_TABLE:
             waits[-1] += 1
         roads._wait = 0
     assert waits == [1, 2, 4, 8, 16, 32, 64, 128, 256, LONGEST, LONGEST, LONGEST]
     assert roads.conflicts == 12
     for _ in range(5):
-        roads.wrote(wrote(Road.COPY))
+        roads.wrote(wrote(WriteStrategy.COPY))
     roads.met_a_conflict()
     assert roads._wait == LONGEST // 2**5 * 2
 
 
 def test_after_a_refusal_without_a_line_the_next_rows_are_staged() -> None:
-    roads = Roads()
+    roads = WriteStrategies()
     roads.was_refused()
-    assert roads.choose(1, folded=True, direct=True) is Road.STAGE
-    roads.wrote(wrote(Road.STAGE))
-    assert roads.choose(1, folded=True, direct=True) is Road.UNNEST
-    assert roads.taken == {Road.STAGE: 1}
-    assert roads.current is Road.STAGE
+    assert roads.choose(1, deduped=True, direct=True) is WriteStrategy.TEMP_TABLE
+    roads.wrote(wrote(WriteStrategy.TEMP_TABLE))
+    assert roads.choose(1, deduped=True, direct=True) is WriteStrategy.UNNEST
+    assert roads.used == {WriteStrategy.TEMP_TABLE: 1}
+    assert roads.current is WriteStrategy.TEMP_TABLE

@@ -8,15 +8,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from demo.crew import Crew, Member
+from demo.crew import Member, WorkerPool
 from demo.poison.handling import EXITED
 from seekpoint.records import Cause
 
 #: How a worker ends that was killed by a record, by its exit code.
-DEATHS = {EXITED: "os._exit", -signal.SIGSEGV: "segfault"}
+CRASHES = {EXITED: "os._exit", -signal.SIGSEGV: "segfault"}
 
 
-class SupervisedCrew(Crew):
+class SupervisedPool(WorkerPool):
     """Starts a worker again that died of a record, as a service manager would; any other end is the demo's."""
 
     program = "demo.poison.member"
@@ -29,7 +29,7 @@ class SupervisedCrew(Crew):
         self.deaths: Counter[str] = Counter()
 
     def _ended(self, member: Member, what: str) -> None:
-        how = DEATHS.get(member.exit_code or 0)
+        how = CRASHES.get(member.exit_code or 0)
         if how is None:
             super()._ended(member, what)
             return
@@ -40,7 +40,7 @@ class SupervisedCrew(Crew):
     def _heard(self, member: Member, event: Mapping[str, Any]) -> None:
         super()._heard(member, event)
         match event["event"]:
-            case "Placed":  # what was committed by a process that died before it could tell
+            case "Activated":  # what was committed by a process that died before it could tell
                 self._reached(event["partition"], event["offset"])
-            case "SetAside" if event["cause"] == Cause.KILLED:
+            case "DeadLettered" if event["cause"] == Cause.CRASHED:
                 self._tell(f"parked by {member.name}: partition {event['partition']}, offset {event['offset']:,}")

@@ -12,7 +12,7 @@ from sqlalchemy import Engine, Table, select
 from demo.flights import Flight
 from demo.poison.kinds import ID, KINDS, Sent
 from demo.report import matched
-from seekpoint.admin import Letters, Where
+from seekpoint.admin import DeadLetterAdmin, Where
 from seekpoint.ledger.dead_letters import DeadLetter
 from seekpoint.records import Cause, State
 
@@ -33,8 +33,8 @@ class Fate:
 class Verdict:
     """What was found. ``applied``, ``parked`` and ``skipped`` are records; ``strange`` are rows that are no flight's.
 
-    ``parked`` are open dead letters now; ``set_aside`` all that ever were. A record whose row differs is lost, and so
-    is one whose letter does; it is there twice where it is applied and has an open letter, too. ``wrong`` says what
+    ``parked`` are open dead letters now; ``dead_letters`` all that ever were. A record whose row differs is lost, and
+    so is one whose letter does; it is there twice where it is applied and has an open letter, too. ``wrong`` says what
     else is not as it must be.
     """
 
@@ -55,7 +55,7 @@ class Verdict:
 def judge(
     engine: Engine,
     table: Table,
-    letters: Letters,
+    letters: DeadLetterAdmin,
     *,
     flights: Sequence[Flight],
     broken: Mapping[int, Sent],
@@ -119,7 +119,7 @@ def _weigh_letters(letters: Iterable[DeadLetter], broken: Mapping[int, Sent], fo
         fate = found.fates[sent.kind.name]
         fate.said = letter.error
         fate.replayed += letter.state is State.REPLAYED
-        found.killers_parked += sent.kind.kills and letter.cause is Cause.KILLED
+        found.killers_parked += sent.kind.kills and letter.cause is Cause.CRASHED
         if difference := _difference(letter, sent):
             found.wrong.append(f"{_named(letter)} ({sent.kind.name}): {difference}")
         elif letter.is_open or letter.state is State.SKIPPED:
@@ -146,7 +146,7 @@ def _complaint(letter: DeadLetter, sent: Sent) -> str | None:
     kind = sent.kind
     if letter.cause is not kind.cause or letter.sqlstate != kind.sqlstate or kind.said not in letter.error:
         return f"it tells another error: {letter.cause}, {letter.sqlstate}, {letter.error}"
-    expected = State.PARKED if kind.is_undecodable else State.REPLAYED
+    expected = State.DEAD_LETTERED if kind.is_undecodable else State.REPLAYED
     return None if letter.state is expected else f"it is {letter.state}, not {expected}"
 
 

@@ -13,14 +13,14 @@ from sqlalchemy import Engine, create_engine, func, select
 from demo.bar import bar
 from demo.crew import DemoFailed
 from demo.flights import PARTITIONS, RECORDS, Flight, read_flights
-from demo.poison.crew import SupervisedCrew
+from demo.poison.crew import SupervisedPool
 from demo.poison.handling import CLEAN, POISONED, Desk, Outages, make_pipeline, make_table
 from demo.poison.judge import Verdict, judge
 from demo.poison.kinds import ID, KILLERS, Sent, break_some, choose, tail
 from demo.poison.report import Report
 from demo.wire import Wire, create_topic
 from seekpoint import schema
-from seekpoint.admin import Redrive
+from seekpoint.admin import DeadLetterReplay
 from seekpoint.errors import ConfigError
 from seekpoint.records import Cause
 from seekpoint.testing.servers.pair import Pair, start_pair
@@ -71,7 +71,7 @@ class Stage:
         (folder / "outages").mkdir()
         self._outages = Outages(folder / "outages")
         self.table = make_table(POISONED)
-        self.redrive = Redrive(make_pipeline(POISONED, Desk(self.table)), engine, actor="demo")
+        self.redrive = DeadLetterReplay(make_pipeline(POISONED, Desk(self.table)), engine, actor="demo")
         self._broken: dict[int, Sent] = {}
 
     def play(self) -> None:
@@ -151,7 +151,7 @@ class Stage:
     # -- two workers ----------------------------------------------------------------------------------
 
     @contextmanager
-    def _crew(self, name: str, what: str, total: int) -> Iterator[tuple[SupervisedCrew, Callable[[str], None]]]:
+    def _crew(self, name: str, what: str, total: int) -> Iterator[tuple[SupervisedPool, Callable[[str], None]]]:
         """Two workers that share the partitions of a new topic, with a new table."""
         make_table(name).metadata.create_all(self.engine)
         create_topic(self._pair.kafka.bootstrap, name, PARTITIONS)
@@ -164,7 +164,7 @@ class Stage:
         }
         logs = self._folder / name
         logs.mkdir()
-        with bar(self._console, what, total) as (update, tell), SupervisedCrew(order, PARTITIONS, logs, tell) as crew:
+        with bar(self._console, what, total) as (update, tell), SupervisedPool(order, PARTITIONS, logs, tell) as crew:
             crew.on_progress = update
             crew.start("A")
             crew.start("B")
@@ -172,7 +172,7 @@ class Stage:
             yield crew, tell
 
 
-def _run(crew: SupervisedCrew, wire: Wire, notices: Notices, until: int) -> float:
+def _run(crew: SupervisedPool, wire: Wire, notices: Notices, until: int) -> float:
     """Send these, and wait until so many records are passed in all; returns the seconds that took."""
     began = monotonic()
     for flight, value, sent in notices:

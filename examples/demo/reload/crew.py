@@ -7,11 +7,11 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from demo.crew import Crew, DemoFailed, Member
+from demo.crew import DemoFailed, Member, WorkerPool
 from demo.reload.member import OUTDATED
 
 
-class Shifts(Crew):
+class Shifts(WorkerPool):
     """A crew whose members are followed by others of a newer version."""
 
     program = "demo.reload.member"
@@ -57,7 +57,7 @@ class Shifts(Crew):
 
     def _heard(self, member: Member, event: Mapping[str, Any]) -> None:
         super()._heard(member, event)
-        if event["event"] == "Placed":  # what was committed by a process that died before it could tell
+        if event["event"] == "Activated":  # what was committed by a process that died before it could tell
             self._reached(event["partition"], event["offset"])
         if event["event"] == "Committed":
             now = monotonic()

@@ -30,7 +30,7 @@ from demo.wire import create_topic
 from seekpoint import schema
 from seekpoint.errors import ConfigError, needs_extra
 from seekpoint.jobs.reload import CutOver, Driver, Generations, LocalStager, Reload, Run, Staged, Stager, Task
-from seekpoint.jobs.reload.rounds import Rounds
+from seekpoint.jobs.reload.rounds import CatchUp
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.testing.servers.pair import Pair, start_pair
 from seekpoint.testing.servers.process import Folder
@@ -195,7 +195,7 @@ class Stage:
         """One reload, with a worker killed in its middle, and both proofs behind it."""
         began, applied, polls = monotonic(), self.crew.committed, self.reader.count
         if strategy == "generation":
-            Generations(self.engine).adopt(TABLE)
+            Generations(self.engine).enable(TABLE)
         timed, moved = Timed(self._stager(strategy, version)), Moved()
         reload = Reload(
             [name_of(version)], self.engine, self.kafka, stager=timed, progress=moved, actor="demo", max_wait=60.0
@@ -275,8 +275,8 @@ class Stage:
     def _publish(self, reload: Reload, driver: Driver, version: int, tell: Tell) -> CutOver:
         """Follow, compare, and cut over, with the next version's workers standing by."""
         before, after = CREW[version - 1], CREW[version]
-        with Rounds(driver, reload.sources, self.kafka) as rounds:
-            reload.follow(driver, rounds)
+        with CatchUp(driver, reload.sources, self.kafka) as rounds:
+            reload.catch_up(driver, rounds)
             if driver.run.strategy == "merge":
                 found = reload.compare(driver, rounds).tables[0]
                 tell(f"merge: {found.different:,} rows differ, {found.missing + found.extra:,} are missing or too many")

@@ -70,7 +70,7 @@ def batch(
         more |= {"stager": found["stager"]} if found else {}
         made = BatchJob(of.names[0], of.engine, of.kafka, schema=of.schema, **more)
         with _left_open(made):
-            done = made.run(reason=reason, pause=pause) if resume is None else made.take(resume, pause=pause)
+            done = made.run(reason=reason, pause=pause) if resume is None else made.take_over(resume, pause=pause)
         _tell(done, made.source.group, as_json=as_json)
 
 

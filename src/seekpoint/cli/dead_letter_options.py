@@ -23,8 +23,8 @@ class StateChoice(StrEnum):
 
     OPEN = "open"
     ALL = "all"
-    PARKED = "parked"
-    HELD = "held"
+    DEAD_LETTERED = "dead_lettered"
+    BLOCKED = "blocked"
     SKIPPED = "skipped"
     REPLAYED = "replayed"
     DISCARDED = "discarded"
@@ -41,12 +41,12 @@ PartitionNumber = Annotated[
 ]
 States = Annotated[
     list[StateChoice] | None,
-    typer.Option("--state", help="Only in this state; repeat it. Default: open, which is parked and held."),
+    typer.Option("--state", help="Only in this state; repeat it. Default: open, which is dead_lettered and blocked."),
 ]
 CauseChoice = Annotated[Cause | None, typer.Option("--cause", help="Only those that failed in this way.")]
 Since = Annotated[
     str | None,
-    typer.Option(metavar="TIME", help="Parked since: 2026-08-01T12:00Z, or how long ago: 90s, 30m, 12h, 7d."),
+    typer.Option(metavar="TIME", help="Dead-lettered since: 2026-08-01T12:00Z, or how long ago: 90s, 30m, 12h, 7d."),
 ]
 ErrorPart = Annotated[str | None, typer.Option("--error", help="Only those whose error has this in it.")]
 Actor = Annotated[str | None, typer.Option(help="Who does it. Default: the user of the operating system.")]

@@ -67,14 +67,14 @@ def table(
 
 def listed(group: str, letters: Iterable[DeadLetter]) -> Table:
     """The letters of a group, one per line."""
-    columns = ("id", "topic", "partition", "offset", "state", "cause", "tried", "replays", "parked at", "error")
+    columns = ("id", "topic", "partition", "offset", "state", "cause", "tried", "replays", "dead-lettered at", "error")
     return table(
         f"dead letters of {group}",
         columns,
         (
             (
                 *(one.id, one.topic, one.partition, one.offset, one.state, one.cause, one.attempts, one.replays),
-                moment(one.parked_at),
+                moment(one.dead_lettered_at),
                 cut(one.replay_error if one.replay_error and one.is_open else one.error),
             )
             for one in letters
@@ -88,7 +88,16 @@ def planned(title: str, plan: Iterable[Planned]) -> Table:
         title,
         ("id", "topic", "partition", "offset", "state", "what would be done"),
         (
-            (*(one.letter.id, one.letter.topic, one.letter.partition, one.letter.offset, one.letter.state), _would(one))
+            (
+                *(
+                    one.dead_letter.id,
+                    one.dead_letter.topic,
+                    one.dead_letter.partition,
+                    one.dead_letter.offset,
+                    one.dead_letter.state,
+                ),
+                _would(one),
+            )
             for one in plan
         ),
     )
@@ -97,7 +106,7 @@ def planned(title: str, plan: Iterable[Planned]) -> Table:
 def _would(one: Planned) -> str:
     if one.refusal is not None:
         return f"refused: {one.refusal}"
-    return "replayed" if one.behind is None else f"replayed behind {one.behind}, whose key it has"
+    return "replayed" if one.after is None else f"replayed behind {one.after}, whose key it has"
 
 
 # -- one letter -------------------------------------------------------------------------------------------
@@ -115,7 +124,7 @@ def shown(letter: DeadLetter, group: str, *, full: bool) -> Iterator[str]:
     times = "once" if letter.attempts == 1 else f"{letter.attempts} times"
     state = "" if letter.sqlstate is None else f", SQLSTATE {plain(letter.sqlstate)}"
     yield _field("cause", f"{letter.cause.value}{state}; tried {times} by handler version {letter.version}")
-    yield _field("parked", f"{moment(letter.parked_at)} by process {letter.parked_by or 'unknown'}")
+    yield _field("kept", f"{moment(letter.dead_lettered_at)} by process {letter.dead_lettered_by or 'unknown'}")
     yield _field("error", plain(masked(letter.error)))
     yield from _block(letter.traceback)
     if letter.replays:
@@ -134,8 +143,8 @@ def choices(letter: DeadLetter, group: str, first: DeadLetter | None) -> Iterato
     name = shlex.quote(group)
     back = f"move the partition back to offset {letter.offset}: what lies behind is read again, too"
     match letter.state:
-        case State.PARKED | State.HELD:
-            if first is not None and first.id != letter.id and letter.state is State.HELD:
+        case State.DEAD_LETTERED | State.BLOCKED:
+            if first is not None and first.id != letter.id and letter.state is State.BLOCKED:
                 yield f"replay or discard {first.id} first: it is held behind that one (offset {first.offset})"
             else:
                 yield "mend what the error names, then replay it: "

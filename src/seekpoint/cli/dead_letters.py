@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from sqlalchemy import Engine
 
-from seekpoint.admin import Chosen, Discarded, Letters, Planned, Redrive, Replayed, Summary, group_of
+from seekpoint.admin import Chosen, DeadLetterAdmin, DeadLetterReplay, Discarded, Planned, Replayed, Summary, group_of
 from seekpoint.cli.dead_letter_options import (
     Actor,
     All,
@@ -72,7 +72,7 @@ def list_letters(
     with explained():
         engine = checked_engine(database_url, schema)
         known_group(engine, group, schema)
-        letters = Letters(engine, group, schema=schema)
+        letters = DeadLetterAdmin(engine, group, schema=schema)
         where = Filters(topic, partition, state, cause, since, error).where()
         found = list(letters.list(where, limit=limit + 1))
         is_cut, found = len(found) > limit, found[:limit]
@@ -99,7 +99,7 @@ def show(
     with explained():
         engine = checked_engine(database_url, schema)
         group = group_of(engine, id, schema=schema)
-        letters = Letters(engine, group, schema=schema)
+        letters = DeadLetterAdmin(engine, group, schema=schema)
         letter = letters.get(id)
         first = letters.first_of_key(letter)
         if as_json:
@@ -125,7 +125,7 @@ def replay(
     since: Since = None,
     error: ErrorPart = None,
     apply: Apply = False,
-    reason: Annotated[str, typer.Option(help="Why, for the record.")] = "redrive",
+    reason: Annotated[str, typer.Option(help="Why, for the record.")] = "replay",
     actor: Actor = None,
     while_paused: Annotated[bool, typer.Option("--while-paused", help="Though the group is paused.")] = False,
     schema: Schema = DEFAULT_SCHEMA,
@@ -138,7 +138,7 @@ def replay(
     with explained():
         pipeline = _pipeline(target)
         engine = checked_engine(database_url, schema)
-        redrive = Redrive(pipeline, engine, schema=schema, actor=actor, while_paused=while_paused)
+        redrive = DeadLetterReplay(pipeline, engine, schema=schema, actor=actor, while_paused=while_paused)
         chosen = Filters(topic, partition, None, cause, since, error).chosen(ids, everything)
         for one in ids or ():
             _refuse_anothers(engine, schema, one, pipeline)
@@ -190,7 +190,7 @@ def discard(
         with _bar("discarding") as (bar, task):
             for name, mine in _by_group(engine, schema, group, chosen).items():
                 known_group(engine, name, schema)
-                letters = Letters(engine, name, schema=schema, actor=actor)
+                letters = DeadLetterAdmin(engine, name, schema=schema, actor=actor)
                 if apply:
                     done += letters.discard(mine, reason=reason, progress=lambda _: bar.advance(task))
                 else:
@@ -219,7 +219,7 @@ def export(
     with explained():
         engine = checked_engine(database_url, schema)
         known_group(engine, group, schema)
-        letters = Letters(engine, group, schema=schema)
+        letters = DeadLetterAdmin(engine, group, schema=schema)
         where = Filters(topic, partition, state, cause, since, error).where()
         lines = (json.dumps(as_line(letters.get(one.id), group)) for one in letters.list(where))
         if output is None:
@@ -279,7 +279,7 @@ def _bar(what: str) -> Iterator[tuple[Progress, TaskID]]:
 def _tell_plan(plan: Sequence[Planned], *, as_json: bool) -> None:
     refused = sum(one.refusal is not None for one in plan)
     if as_json:
-        lines = [as_place(one.letter, behind=one.behind, refusal=_masked(one.refusal)) for one in plan]
+        lines = [as_place(one.dead_letter, after=one.after, refusal=_masked(one.refusal)) for one in plan]
         typer.echo(json.dumps({"applied": False, "planned": lines}, indent=2))
     else:
         if not plan:
@@ -293,13 +293,13 @@ def _tell_plan(plan: Sequence[Planned], *, as_json: bool) -> None:
 
 def _tell_summary(summary: Summary, *, as_json: bool) -> None:
     if as_json:
-        failed = [as_place(one.letter, error=_masked(_error(one))) for one in summary.failed]
-        refused = [as_place(one.letter, refusal=_masked(one.refusal)) for one in summary.refused]
+        failed = [as_place(one.dead_letter, error=_masked(_error(one))) for one in summary.failed]
+        refused = [as_place(one.dead_letter, refusal=_masked(one.refusal)) for one in summary.refused]
         report = {"applied": True, "replayed": summary.replayed, "failed": failed, "refused": refused}
         typer.echo(json.dumps(report, indent=2))
     else:
         for one in summary.failed:
-            where = f"{one.letter.id} ({one.letter.at} offset {one.letter.offset})"
+            where = f"{one.dead_letter.id} ({one.dead_letter.at} offset {one.dead_letter.offset})"
             typer.echo(f"failed again: {where}: {plain(masked(_error(one) or ''))}")
         for one in summary.refused:
             typer.echo(f"refused: {plain(masked(one.refusal or ''))}")
@@ -311,12 +311,14 @@ def _tell_summary(summary: Summary, *, as_json: bool) -> None:
 def _tell_discarded(done: Sequence[Discarded], *, apply: bool, as_json: bool) -> None:
     refused = sum(one.refusal is not None for one in done)
     if as_json:
-        lines = [as_place(one.letter, refusal=_masked(one.refusal)) for one in done]
+        lines = [as_place(one.dead_letter, refusal=_masked(one.refusal)) for one in done]
         typer.echo(json.dumps({"applied": apply, "discarded": lines}, indent=2))
     else:
         for one in done:
-            where = f"{one.letter.id} ({one.letter.at} offset {one.letter.offset})"
-            would = f"discarded: {where}" if apply else f"would be discarded: {where}: {plain(cut(one.letter.error))}"
+            where = f"{one.dead_letter.id} ({one.dead_letter.at} offset {one.dead_letter.offset})"
+            would = (
+                f"discarded: {where}" if apply else f"would be discarded: {where}: {plain(cut(one.dead_letter.error))}"
+            )
             typer.echo(would if one.refusal is None else f"refused: {plain(masked(one.refusal))}")
         if not done:
             typer.echo(NOTHING)

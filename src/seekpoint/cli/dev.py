@@ -28,7 +28,7 @@ from seekpoint.cli.options import (
     one_off_engine,
     without,
 )
-from seekpoint.errors import ConfigError, KafkaAway
+from seekpoint.errors import ConfigError, KafkaUnavailable
 from seekpoint.testing.servers import lines, running_pair
 from seekpoint.testing.servers.running_pair import RunningPair
 from seekpoint.testing.servers.topics import Produced, create_topic
@@ -200,7 +200,7 @@ def _brokers_named() -> Iterator[None]:
     """Brokers that do not answer may be those of a ``seekpoint dev`` that has ended: say so."""
     try:
         yield
-    except KafkaAway as error:
+    except KafkaUnavailable as error:
         remedy = (
             'check that `seekpoint dev` still runs (each start has other ports: eval "$(seekpoint dev env)"), '
             "or the brokers that you have named"

@@ -17,7 +17,7 @@ from alembic.util import CommandError
 from sqlalchemy import URL
 from sqlalchemy.exc import DBAPIError
 
-from seekpoint.errors import ConfigError, KafkaAway, SeekpointError, install
+from seekpoint.errors import ConfigError, KafkaUnavailable, SeekpointError, install
 from seekpoint.kafka.client import KafkaException
 from seekpoint.kafka.identity import CHECK_KAFKA
 from seekpoint.records import notes, users_line
@@ -116,7 +116,7 @@ def exit_code(error: Exception) -> int:
         return USAGE if error.args[0].name() == "_INVALID_ARG" else FAILED
     # Brokers that do not answer when a worker starts may answer later, and so may a server of ours; a table or a right
     # that the database misses is not the command's either.
-    passing = isinstance(error.__cause__, KafkaAway | psycopg.Error) or type(error).__name__ == "ServerFailed"
+    passing = isinstance(error.__cause__, KafkaUnavailable | psycopg.Error) or type(error).__name__ == "ServerFailed"
     wrong = isinstance(error, ConfigError | CommandError | ImportError | SyntaxError)
     return USAGE if wrong and not passing else FAILED
 
@@ -129,7 +129,7 @@ def message_of(error: Exception) -> str:
         said = f"Postgres: {_database(error)}"
     elif isinstance(error, KafkaException):
         said = f"Kafka: {error.args[0].str()}"
-    elif isinstance(error, KafkaAway):
+    elif isinstance(error, KafkaUnavailable):
         said = f"Kafka: {error}" + ("" if "; check " in str(error) else f"; {CHECK_KAFKA}")
     elif isinstance(error, SeekpointError | CommandError):
         said = str(error)

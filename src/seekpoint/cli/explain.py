@@ -14,14 +14,14 @@ from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.sink import Sink
 from seekpoint.sinks import Append, Upsert
 from seekpoint.sinks.arrow import AppendArrow
-from seekpoint.sinks.upsert.strategy import outlook
+from seekpoint.sinks.upsert.strategy import described
 from seekpoint.worker.target import load_pipeline
 
 APPENDS = {
     "copy": {"copy": "always: COPY into the table"},
     "insert": {"insert": "always: row security is active for this role, and the server refuses COPY"},
 }
-LEARNED = "a worker learns between copy and stage: its observers hear it (RoadTaken)"
+LEARNED = "a worker learns between copy and temp_table: its observers hear it (WriteStrategyChanged)"
 UNSEEN = "no database is named (--database-url or SEEKPOINT_DATABASE_URL): the tables were not looked at"
 
 
@@ -67,7 +67,7 @@ def _sink(pipeline: Pipeline, sink: Sink, engine: Engine | None) -> dict[str, An
         direct = engine is None or _check(pipeline, sink, engine).direct
         told["key"] = list(sink.key)
         told["newest"] = _newest(sink)
-        told["roads"] = {road.value: when for road, when in outlook(direct=direct).items()}
+        told["roads"] = {road.value: when for road, when in described(direct=direct).items()}
         told["learned"] = LEARNED
     return told
 

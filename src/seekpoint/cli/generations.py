@@ -1,4 +1,6 @@
-"""``seekpoint reload adopt``, ``generations`` and ``give-up``: tables that a cut-over turns by writing one row."""
+"""``seekpoint reload enable-generations``, ``generations`` and ``give-up``: tables that a cut-over turns by writing one
+row.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from seekpoint.ledger.tables import DEFAULT_SCHEMA
 TableName = Annotated[str, typer.Argument(metavar="TABLE", help="A table, as sinks name it: public.orders.")]
 
 
-def adopt(
+def enable(
     name: TableName,
     *,
     actor: Actor = None,
@@ -31,7 +33,7 @@ def adopt(
     if it cannot be, with every reason; it is as it was then.
     """
     with explained():
-        made = Generations(checked_engine(database_url, schema), schema=schema, actor=actor).adopt(name)
+        made = Generations(checked_engine(database_url, schema), schema=schema, actor=actor).enable(name)
         if as_json:
             typer.echo(json.dumps(_as_dict(made), indent=2))
         else:
@@ -52,10 +54,10 @@ def generations(*, database_url: DatabaseUrl, schema: Schema = DEFAULT_SCHEMA, a
             )
             print_whole(table("generations", columns, rows, numeric={"number"}))
         else:
-            typer.echo("no table is kept in generations: `seekpoint reload adopt TABLE` begins it")
+            typer.echo("no table is kept in generations: `seekpoint reload enable-generations TABLE` begins it")
 
 
-def give_up(
+def disable(
     name: TableName,
     *,
     actor: Actor = None,
@@ -68,7 +70,7 @@ def give_up(
     Waits up to 30 seconds for readers of an earlier generation. Exits with 1 while one goes on, or a reload is open.
     """
     with explained():
-        Generations(checked_engine(database_url, schema), schema=schema, actor=actor).give_up(name)
+        Generations(checked_engine(database_url, schema), schema=schema, actor=actor).disable(name)
         if as_json:
             typer.echo(json.dumps({"table": name}, indent=2))
         else:

@@ -46,17 +46,17 @@ from seekpoint.cli.progress import Shown
 from seekpoint.errors import ConfigError, ReloadOver
 from seekpoint.jobs.reload import CutOver, Driver, Reload, Report, Run, Runs
 from seekpoint.jobs.reload.cutover_limits import MAX_DELETES, MAX_WAIT
-from seekpoint.jobs.runs.progress import standing
+from seekpoint.jobs.runs.progress import progress_of
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 
 app = typer.Typer(
-    help="Tables rebuilt from the log: run, resume, status, abort, sweep, adopt, generations, give-up.",
+    help="Tables rebuilt from the log: run, resume, status, abort, sweep; enable-, disable- and list generations.",
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,  # locals hold the database's URL
 )
-app.command("adopt", no_args_is_help=True)(generations.adopt)
+app.command("enable-generations", no_args_is_help=True)(generations.enable)
 app.command("generations")(generations.generations)
-app.command("give-up", no_args_is_help=True)(generations.give_up)
+app.command("disable-generations", no_args_is_help=True)(generations.disable)
 
 Reason = Annotated[str, typer.Option(help="Why, for the record.")]
 RunId = Annotated[UUID, typer.Argument(metavar="ID", help="The run, as `reload status` names it.")]
@@ -223,9 +223,9 @@ def status(
     with explained():
         engine = checked_engine(database_url, schema)
         if id is not None:
-            at = standing(engine, schema, id)
+            at = progress_of(engine, schema, id)
             if as_json:
-                typer.echo(json.dumps(shown.standing_as_dict(at), indent=2))
+                typer.echo(json.dumps(shown.progress_as_dict(at), indent=2))
                 return
             for line in shown.shown(at):
                 typer.echo(line)
@@ -381,7 +381,7 @@ def _opened(reload: Reload, resume: UUID | None, strategy: Strategy, reason: str
     if (found := reload.runs.get(resume)).strategy in {"batch", "verify"}:
         others = f"go on with it by `{shown.resume(found)}`" if found.strategy == "batch" else "run verify again"
         raise ConfigError(f"{resume} is a {found.strategy}, and no reload: {others}")
-    return reload.take(resume)
+    return reload.take_over(resume)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ NEVER_CAME_BACK = "the process that tried it never came back"
 
 
 @dataclass(frozen=True, slots=True)
-class Waits:
+class RetryStatus:
     """An attempt that is on record. ``error`` is None where its process died in it; ``then`` follows the last one.
 
     ``retry_at`` is None for a partition that has stopped, and while the record is being tried (``running``).
@@ -72,7 +72,7 @@ class Waits:
             return f"{head}: {self.error}; {self._next(now or datetime.now(UTC), 'due')}"
         error = self.error or NEVER_CAME_BACK
         if self.has_stopped:
-            move = f"Ledger.move({self.partition.topic!r}, {self.partition.number}, to={self.offset + 1}"
+            move = f"Ledger.reset_offset({self.partition.topic!r}, {self.partition.number}, to={self.offset + 1}"
             return (
                 f"{self.partition} has stopped in front of offset {self.offset}: {error}; {self._tried()}. Mend the "
                 f"codec, row= or handler and start the worker again; or skip it: {move}, log=None, lost='poison', "

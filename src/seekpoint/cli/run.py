@@ -122,7 +122,7 @@ class _Masking(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         match record.args:
-            case (group, events.Stopped(error=BaseException(), is_aborted=False)):
+            case (group, events.WorkerStopped(error=BaseException(), is_aborted=False)):
                 record = copy(record)
                 record.msg, record.args = "%sStopped, by an error", (group,)
                 record.exc_info = record.exc_text = None

@@ -13,7 +13,7 @@ from seekpoint.cli.dead_letter_tables import moment, numbered, plain, table
 from seekpoint.cli.errors import masked
 from seekpoint.cli.progress import lasting
 from seekpoint.jobs.reload import Difference, Report, Run
-from seekpoint.jobs.runs.progress import Place, Standing
+from seekpoint.jobs.runs.progress import PartitionProgress, RunProgress
 
 QUIET = timedelta(minutes=2)  # a driver that says nothing for so long, and is in no step, is looked for
 _PLACES = ("group", "topic", "partition", "first", "next", "end", "live", "left")
@@ -86,7 +86,7 @@ def differences(report: Report) -> Iterator[str]:
         )
 
 
-def standing_as_dict(at: Standing) -> dict[str, Any]:
+def progress_as_dict(at: RunProgress) -> dict[str, Any]:
     """One run with its partitions for programs."""
     return as_dict(at.run) | {
         "in_step": at.in_step,
@@ -110,7 +110,7 @@ def standing_as_dict(at: Standing) -> dict[str, Any]:
     }
 
 
-def shown(at: Standing) -> Iterator[str]:
+def shown(at: RunProgress) -> Iterator[str]:
     """One run, line by line."""
     run = at.run
     yield f"{run.strategy if run.strategy in {'batch', 'verify'} else 'reload'} {run.id}: {state(run)}"
@@ -127,19 +127,19 @@ def shown(at: Standing) -> Iterator[str]:
         yield _field("error", masked(run.error))
 
 
-def places(at: Standing) -> Table:
+def places(at: RunProgress) -> Table:
     """Its partitions."""
     return table("", _PLACES, (_row(place, at) for place in at.places), numeric=_NUMERIC)
 
 
-def _row(place: Place, at: Standing) -> Sequence[object]:
+def _row(place: PartitionProgress, at: RunProgress) -> Sequence[object]:
     done = place.next + place.staged  # of what is staged and not consolidated, there is no one offset before all
     left = place.left(at.run.strategy) if at.run.is_open else None
     where = (place.group, place.partition.topic, place.partition.number)
     return (*where, place.first, done, place.end, place.live, left)
 
 
-def choices(at: Standing) -> Iterator[str]:
+def choices(at: RunProgress) -> Iterator[str]:
     """What can be done next, as commands with their reason."""
     run = at.run
     if run.is_open:
@@ -179,7 +179,7 @@ def left_open(run: Run) -> str:
     return f"{run.id} is left open ({run.state}){workers}; to go on: {resume(run)}; to give it up: {abort(run)}"
 
 
-def _heard(at: Standing) -> str:
+def _heard(at: RunProgress) -> str:
     if not at.run.is_open:
         return f"last heard of at {moment(at.run.changed_at)}"
     if at.in_step:
@@ -188,7 +188,7 @@ def _heard(at: Standing) -> str:
     return f"last heard of {lasting(at.silent.total_seconds())} ago{missed}"
 
 
-def _is_quiet(at: Standing) -> bool:
+def _is_quiet(at: RunProgress) -> bool:
     return at.silent > QUIET and not at.in_step
 
 

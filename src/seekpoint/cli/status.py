@@ -25,8 +25,8 @@ from seekpoint.cli.options import (
     one_off_engine,
     without,
 )
-from seekpoint.cli.retry_status import Waits
-from seekpoint.errors import ConfigError, KafkaAway, StandsBy
+from seekpoint.cli.retry_status import RetryStatus
+from seekpoint.errors import ConfigError, KafkaUnavailable, StandbyRequired
 from seekpoint.kafka.identity import Identity
 from seekpoint.kafka.watermarks import Watermarks
 from seekpoint.ledger import Ledger, Position, Stop
@@ -56,18 +56,18 @@ class Line:
     epoch: int
     owner: str | None
     committed_at: datetime | None
-    dead: int
-    waits: Waits | None
+    dead_letters: int
+    retry: RetryStatus | None
     stop: Stop | None
     suspects_left: int | None
-    reload: StandsBy | None
+    reload: StandbyRequired | None
 
     def as_dict(self) -> dict[str, Any]:
         """The line for machines."""
-        at, waits, stop, run = self.committed_at, self.waits, self.stop, self.reload
+        at, waits, stop, run = self.committed_at, self.retry, self.stop, self.reload
         return {name: getattr(self, name) for name in self.__slots__} | {
             "committed_at": None if at is None else at.isoformat(),
-            "waits": None if waits is None else waits.as_dict(),
+            "retry": None if waits is None else waits.as_dict(),
             "stop": None
             if stop is None
             else {
@@ -92,12 +92,12 @@ class Line:
             message = plain(masked(at.message))
             since = f"{at.at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
             found.append(f"{where} stopped at offset {at.offset} on {since} ({at.kind}): {message}{choices}")
-        elif self.waits is not None and self.waits.has_stopped:
-            found.append(self.waits.sentence())
+        elif self.retry is not None and self.retry.has_stopped:
+            found.append(self.retry.sentence())
         if self.end is not None and self.next > self.end:
             found.append(
                 f"{where}: the stored offset {self.next} is past the end of the log ({self.end}): nothing will be read "
-                "before that is decided, with Ledger.move()"
+                "before that is decided, with Ledger.reset_offset()"
             )
         return found
 
@@ -126,7 +126,7 @@ def status(
             raise ConfigError(problem)
         known_group(engine, group, schema)
         ledger = Ledger(engine, group, schema=schema)
-        positions, dead, runs = ledger.read(), DeadLetters(ledger).count_open(), ledger.awaited()
+        positions, dead, runs = ledger.read(), DeadLetters(ledger).count_open(), ledger.open_reloads()
         ends, doubts = _ends_or_doubt(positions, settings) if settings else ({}, [])
         pause = _pause(engine, group, schema)
         run = runs[0] if runs else None  # two of one group cannot be open: they write the same tables
@@ -151,8 +151,8 @@ def status(
 def _tell(lines: Sequence[Line]) -> None:
     """What partitions wait for, and what is wrong with them."""
     for line in lines:
-        if line.waits is not None and not line.waits.has_stopped:
-            typer.echo(line.waits.sentence())
+        if line.retry is not None and not line.retry.has_stopped:
+            typer.echo(line.retry.sentence())
         if line.suspects_left is not None:
             typer.echo(
                 f"{plain(line.topic)}/{line.partition}: its owners died without progress; {line.suspects_left} offsets "
@@ -168,7 +168,7 @@ def _ends_or_doubt(
     """The same as :func:`_ends`, and a doubt instead of an error where no broker answers: the ledger is shown."""
     try:
         return _ends(positions, settings)
-    except KafkaAway as error:
+    except KafkaUnavailable as error:
         return {}, [f"{error}; end and lag are not known"]
 
 
@@ -209,7 +209,7 @@ def _ends(positions: Sequence[Position], settings: Mapping[str, Any]) -> tuple[d
     return {partition: edge.offset for partition, edge in watermarks.ends(same).items()}, list(doubts.values())
 
 
-def _line(at: Position, end: int | None, dead: int, run: StandsBy | None) -> Line:
+def _line(at: Position, end: int | None, dead: int, run: StandbyRequired | None) -> Line:
     return Line(
         topic=at.partition.topic,
         partition=at.partition.number,
@@ -219,8 +219,8 @@ def _line(at: Position, end: int | None, dead: int, run: StandsBy | None) -> Lin
         epoch=at.epoch,
         owner=None if at.owner is None else str(at.owner),
         committed_at=at.committed_at,
-        dead=dead,
-        waits=Waits.of(at),
+        dead_letters=dead,
+        retry=RetryStatus.of(at),
         stop=at.stop,
         suspects_left=None if at.suspect_end is None else at.suspect_end - at.next_offset,
         reload=run,
@@ -229,11 +229,11 @@ def _line(at: Position, end: int | None, dead: int, run: StandsBy | None) -> Lin
 
 def _table(group: str, lines: Sequence[Line]) -> Table:
     table = Table(title=Text(plain(group)), title_justify="left", box=None, padding=(0, 2, 0, 0))
-    numeric = ("partition", "next", "end", "lag", "dead", "epoch")
+    numeric = ("partition", "next", "end", "lag", "dead letters", "epoch")
     for name in ("topic", *numeric, "owner", "committed at"):
         table.add_column(name, justify="right" if name in numeric else "left")
     for line in lines:
-        numbers = (line.partition, line.next, line.end, line.lag, line.dead, line.epoch)
+        numbers = (line.partition, line.next, line.end, line.lag, line.dead_letters, line.epoch)
         shown = ["" if number is None else str(number) for number in numbers]
         at = "" if line.committed_at is None else line.committed_at.isoformat(" ", "seconds")
         table.add_row(line.topic, *shown, (line.owner or "")[:8], at)

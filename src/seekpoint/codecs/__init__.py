@@ -3,7 +3,7 @@
 A codec is a callable ``bytes -> V``, or an object with ``decode(record) -> V`` for formats that need the
 whole record (headers, topic). Null never reaches a callable: a null key is None; a null value (a tombstone)
 is poison unless the codec declares ``tombstones=True``, and is then None. Whatever a codec raises makes its
-record a poison record, but CodecAway: then what it needs does not answer, and the worker waits for that. Do not
+record a poison record, but CodecUnavailable: then what it needs does not answer, and the worker waits for that. Do not
 put ``pickle.loads`` here: whoever can write to the topic could then run code.
 """
 
@@ -35,7 +35,9 @@ class RecordCodec(Protocol[V_co]):
     """
 
     def decode(self, record: RawRecord, /) -> V_co:
-        """The record's value (or key); whatever it raises makes the record a poison record, but for CodecAway."""
+        """The record's value (or key); whatever it raises makes the record a poison record, but for
+        CodecUnavailable.
+        """
 
 
 Codec = Callable[[bytes], Any] | RecordCodec[Any]

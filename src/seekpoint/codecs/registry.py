@@ -25,7 +25,7 @@ from seekpoint.codecs.wire_format import (
     protobuf_frame,
     schema_id,
 )
-from seekpoint.errors import CodecAway, ConfigError, Poison
+from seekpoint.errors import CodecUnavailable, ConfigError, Poison
 from seekpoint.records import RawRecord
 
 __all__ = ["Avro", "Protobuf", "Registry"]
@@ -56,7 +56,7 @@ class _Registered(ABC, Generic[V]):
         self._made: tuple[int, Decode] | None = None  # and the process it was made in: no connection outlives a fork
 
     def decode(self, record: RawRecord, /) -> V | None:
-        """The record's value; CodecAway where the registry does not answer."""
+        """The record's value; CodecUnavailable where the registry does not answer."""
         if record.value is not None:
             return self._decode(record, record.value, "value")
         if self.tombstones:
@@ -64,7 +64,7 @@ class _Registered(ABC, Generic[V]):
         raise Poison("a null value, and the codec does not declare tombstones=True", record)
 
     def decode_key(self, record: RawRecord, /) -> V | None:
-        """The record's key, None where it has none; CodecAway where the registry does not answer."""
+        """The record's key, None where it has none; CodecUnavailable where the registry does not answer."""
         return None if record.key is None else self._decode(record, record.key, "key")
 
     def _decode(self, record: RawRecord, data: bytes, field: str) -> V:
@@ -82,7 +82,7 @@ class _Registered(ABC, Generic[V]):
     def _opened(self) -> Decode:
         try:
             return self._open()
-        except (CodecAway, ConfigError):
+        except (CodecUnavailable, ConfigError):
             raise
         except ImportError as error:
             raise missing(error) from error
@@ -134,7 +134,7 @@ class Avro(_Registered[V]):
     With ``tombstones=True`` a null value decodes to None. As ``key=`` of a pipeline it decodes keys.
 
     What is not in the wire format, has a schema that the registry does not know, or does not fit the type, is that
-    record's fault. A registry that does not answer raises CodecAway: the worker waits, and no record is blamed.
+    record's fault. A registry that does not answer raises CodecUnavailable: the worker waits, and no record is blamed.
     """
 
     @overload

@@ -1,7 +1,8 @@
 """Asking a schema registry: whose fault an answer is, and nobody's secrets in what is said of it.
 
 Confluent's deserializers ask for schemas while they decode. An answer that says "there is no such schema" is about
-the record. No answer at all says nothing about any record: it is CodecAway, and the same question is asked again.
+the record. No answer at all says nothing about any record: it is CodecUnavailable, and the same question is asked
+again.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
-from seekpoint.errors import CodecAway, ConfigError, needs_extra
+from seekpoint.errors import CodecUnavailable, ConfigError, needs_extra
 
 Registry = str | Mapping[str, Any] | Callable[[], Any]
 
@@ -118,16 +119,16 @@ class Asked:
             said = str(error)
         except Exception as error:  # noqa: BLE001 -- refused, timed out, no such host, TLS, a page that is no JSON
             said = f"{type(error).__name__}: {error}"
-        raise CodecAway(
+        raise CodecUnavailable(
             f"no answer from the schema registry at {self._where}: {_without(self._secrets, said)}",
             lambda: self._again(name, call, *args, **options),
         ) from None  # its text may hold a secret
 
     def _again(self, *question: Any, **options: Any) -> None:
-        """Ask the same once more; any answer will do. Raises CodecAway, ConfigError."""
+        """Ask the same once more; any answer will do. Raises CodecUnavailable, ConfigError."""
         try:
             self._ask(*question, **options)
-        except (CodecAway, ConfigError):
+        except (CodecUnavailable, ConfigError):
             raise
         except Exception:  # noqa: BLE001 -- about the record: it is said again when that is decoded
             return

@@ -2,7 +2,7 @@
 
 The pattern was run against Apache Kafka under the eager, the cooperative and the KIP-848 protocol. Callbacks
 only record: an exception that leaves one loses records and makes ``close()`` hang. One thread at a time
-touches the consumer; :meth:`Client.keep` is the only call meant for a second one.
+touches the consumer; :meth:`Client.renew_membership` is the only call meant for a second one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, Kafka
 from confluent_kafka import TopicPartition as _TopicPartition
 
 from seekpoint.kafka.config import is_eager
-from seekpoint.records import Partition, RawRecord, Record, Unmade
+from seekpoint.records import LazyRecords, Partition, RawRecord, Record
 
 logger = logging.getLogger("seekpoint.kafka")
 
@@ -55,7 +55,7 @@ class Client:
         self._paused: set[Partition] = set()
         self.contact = monotonic()  # when the group last saw us poll
         self._is_closed = False
-        self.stirred = False  # a rebalance's callback ran: see go_on()
+        self.rebalanced = False  # a rebalance's callback ran: see go_on()
 
     # -- membership -----------------------------------------------------------------------------------
 
@@ -63,13 +63,13 @@ class Client:
         """Join the group. Both callbacks only record; they run inside :meth:`read` and :meth:`close`."""
 
         def assigned(_: Consumer, partitions: list[_TopicPartition]) -> None:
-            self.stirred = True
+            self.rebalanced = True
             self._acknowledge()
             on_assigned(_named(partitions))
 
         def gone(lost: bool) -> _Callback:
             def callback(_: Consumer, partitions: list[_TopicPartition]) -> None:
-                self.stirred = True
+                self.rebalanced = True
                 self._let_go(partitions)
                 on_gone(_named(partitions), lost)
 
@@ -95,7 +95,7 @@ class Client:
 
     # -- placement ------------------------------------------------------------------------------------
 
-    def place(self, fresh: Mapping[Partition, tuple[int, int | None]], others: Mapping[Partition, int]) -> None:
+    def assign(self, fresh: Mapping[Partition, tuple[int, int | None]], others: Mapping[Partition, int]) -> None:
         """Read ``fresh`` partitions from (offset, leader epoch) on; ``others`` go on at their cursors.
 
         Whatever the client had buffered of a fresh partition is thrown away.
@@ -135,7 +135,7 @@ class Client:
             else:
                 return
 
-    def unplace(self, partitions: Collection[Partition], others: Mapping[Partition, int]) -> None:
+    def unassign(self, partitions: Collection[Partition], others: Mapping[Partition, int]) -> None:
         """Stop reading these partitions and throw their buffers away; the group membership stays."""
         with self._turn:
             if self._eager:
@@ -163,14 +163,14 @@ class Client:
                 at = _TopicPartition(p.topic, p.number, offset)
                 self._seek(at if epoch is None else _TopicPartition(p.topic, p.number, offset, leader_epoch=epoch))
 
-    def go_on(self, cursors: Mapping[Partition, tuple[int, int | None]]) -> None:
+    def continue_reading(self, cursors: Mapping[Partition, tuple[int, int | None]]) -> None:
         """Behind a rebalance: read what stays with us on at once, from (offset, leader epoch of the record before it).
 
         Where assignments change by differences, the client stops reading all of them around a callback, throws away
         what it had, and begins again when it next looks, up to a second later. A seek makes it look.
         """
         with self._turn:
-            self.stirred = False
+            self.rebalanced = False
             if self._eager:  # assigned anew, all of it
                 return
             held = {(p.topic, p.partition) for p in self._consumer.assignment()}
@@ -198,10 +198,10 @@ class Client:
         while True:
             left = until - monotonic()
             first = self._consumer.poll(max(0.0, min(left, SLICE)))  # a callback would not end it before its time
-            if first is not None or left <= SLICE or self.stirred:
+            if first is not None or left <= SLICE or self.rebalanced:
                 return first
 
-    def keep(self) -> bool:
+    def renew_membership(self) -> bool:
         """Renew the membership without reading or running a callback; False if the consumer is in use."""
         if not self._turn.acquire(blocking=False):
             return False
@@ -283,7 +283,9 @@ def readable(message: Any) -> tuple[RawRecord, Unreadable | None]:
         return error.record, error
 
 
-def unmade(messages: list[Message], partition: Partition | None) -> tuple[Unmade, list[tuple[RawRecord, Unreadable]]]:
+def lazy_records(
+    messages: list[Message], partition: Partition | None
+) -> tuple[LazyRecords, list[tuple[RawRecord, Unreadable]]]:
     """Messages (none of them an error) as records to be made at the first look; and what could not be read of which.
 
     That is found out now, before any of them is applied. ``partition`` is that of all of them, None where there are
@@ -304,7 +306,7 @@ def unmade(messages: list[Message], partition: Partition | None) -> tuple[Unmade
 
     size = sum(map(len, filter(None, keys))) + sum(map(len, filter(None, values)))
     topic = topics[0] if count and topics.count(topics[0]) == count else None
-    records = Unmade(values, offsets, make, topic=topic, size=size)
+    records = LazyRecords(values, offsets, make, topic=topic, size=size)
     return records, [(records[n], Unreadable(records[n], failure)) for n, failure in failures.items()]
 
 
@@ -351,9 +353,9 @@ __all__ = [
     "KafkaException",
     "Message",
     "Unreadable",
+    "lazy_records",
     "raise_if_fatal",
     "raw_record",
     "readable",
     "standing",
-    "unmade",
 ]

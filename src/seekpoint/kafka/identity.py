@@ -15,7 +15,7 @@ from uuid import UUID
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
-from seekpoint.errors import ConfigError, KafkaAway
+from seekpoint.errors import ConfigError, KafkaUnavailable
 from seekpoint.kafka.config import make_admin
 
 T = TypeVar("T")
@@ -32,7 +32,7 @@ _NO_RIGHT = {
 CHECK_KAFKA = "check that the brokers run, bootstrap.servers and the security settings"
 
 
-class Refused(KafkaAway):
+class Refused(KafkaUnavailable):
     """The brokers have answered, and refuse this client: waiting alone does not help."""
 
 
@@ -43,7 +43,7 @@ class Answer:
         self._futures, self._timeout = futures, timeout
 
     def result(self) -> dict[str, UUID | None]:
-        """The id of each topic, None for one that the broker asked does not know. Raises KafkaAway.
+        """The id of each topic, None for one that the broker asked does not know. Raises KafkaUnavailable.
 
         None is a retriable answer: a broker that has just started, or whose metadata lags, gives it for a topic that
         exists.
@@ -93,7 +93,7 @@ class Identity:
         return Answer(futures, self.timeout + 1)
 
     def cluster_id(self) -> str:
-        """The id of the cluster. Raises KafkaAway."""
+        """The id of the cluster. Raises KafkaUnavailable."""
         self._why.text, self._why.is_refusal = "", False
         try:
             # Never describe_cluster: librdkafka 2.16 aborts the process when a broker that is just let in again
@@ -102,13 +102,13 @@ class Identity:
         except (KafkaException, TimeoutError) as error:
             self.admin.poll(0)  # hands over what the client had to say meanwhile
             why = self._why.text or (error.args[0].str() if isinstance(error, KafkaException) else "no answer")
-            kind = Refused if self._why.is_refusal else KafkaAway
+            kind = Refused if self._why.is_refusal else KafkaUnavailable
             raise kind(f"no broker answered at {self._servers} within {self.timeout:g} s: {why}") from error
         self.admin.poll(0)
         return str(described.cluster_id)
 
     def partitions(self, topics: Collection[str]) -> dict[str, int]:
-        """How many partitions each topic has; a topic that does not exist is a ConfigError. Raises KafkaAway."""
+        """How many partitions each topic has; a topic that does not exist is a ConfigError. Raises KafkaUnavailable."""
         counts = self.known(topics)
         if missing := sorted(set(topics) - counts.keys()):
             raise ConfigError(
@@ -117,7 +117,7 @@ class Identity:
         return counts
 
     def known(self, topics: Collection[str]) -> dict[str, int]:
-        """The same of those topics that the broker asked knows. Raises KafkaAway."""
+        """The same of those topics that the broker asked knows. Raises KafkaUnavailable."""
         futures = self.admin.describe_topics(TopicCollection(sorted(topics)), request_timeout=self.timeout)
         described = {topic: _described(topic, future, self.timeout + 1) for topic, future in futures.items()}
         return {topic: len(found.partitions) for topic, found in described.items() if found is not None}
@@ -138,13 +138,13 @@ def _in_background(call: Callable[..., T], **arguments: Any) -> Future[T]:
 
 
 def _described(topic: str, future: Future[Any], timeout: float) -> Any | None:
-    """What the brokers say of a topic, None for one that does not exist. Raises KafkaAway."""
+    """What the brokers say of a topic, None for one that does not exist. Raises KafkaUnavailable."""
     try:
         return future.result(timeout)
     except KafkaException as error:
         if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             return None
-        kind = Refused if error.args[0].code() in _NO_RIGHT else KafkaAway
+        kind = Refused if error.args[0].code() in _NO_RIGHT else KafkaUnavailable
         raise kind(f"no answer about topic {topic!r}: {error.args[0].str()}") from error
     except TimeoutError as error:
-        raise KafkaAway(f"no answer about topic {topic!r} within {timeout} s") from error
+        raise KafkaUnavailable(f"no answer about topic {topic!r} within {timeout} s") from error

@@ -9,17 +9,19 @@ from seekpoint.kafka.watermarks import Edge, Watermarks
 from seekpoint.records import Partition
 
 
-def judge(
+def classify(
     positions: Mapping[Partition, int], watermarks: Watermarks, moves: Mapping[Partition, str]
 ) -> dict[Partition, OffsetLost]:
-    """For each position that the broker refused, why; ``moves`` are those that put it there. Raises KafkaAway."""
+    """For each position that the broker refused, why; ``moves`` are those that put it there. Raises
+    KafkaUnavailable.
+    """
     starts, ends = watermarks.starts(list(positions)), watermarks.ends(list(positions))
     return {p: lost(p, offset, starts[p], ends[p], moves.get(p)) for p, offset in positions.items()}
 
 
 def lost(partition: Partition, offset: int, start: Edge, end: Edge, move: str | None = None) -> OffsetLost:
     """The error that says what happened to ``offset`` and what can be decided; ``move`` says who put it there."""
-    call, log = f"Ledger.move({partition.topic!r}, {partition.number}", f"log=({start.offset}, {end.offset})"
+    call, log = f"Ledger.reset_offset({partition.topic!r}, {partition.number}", f"log=({start.offset}, {end.offset})"
     elsewhere = f"elsewhere: {call}, to=<offset>, log=None, reason=...) moves it without a look at the log"
     stop = "stop: leave it; nothing is read or written until it is decided"
     if offset < start.offset:

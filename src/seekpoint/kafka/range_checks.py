@@ -43,7 +43,7 @@ def require_known(kafka: Mapping[str, Any]) -> None:
     make_consumer({"log_level": 0, **bounded_config(kafka)}).close()
 
 
-class Outlook:
+class RangeChecks:
     """Asks whose topic it is, and where its log begins and ends, as a worker of the same mapping would see it."""
 
     def __init__(self, kafka: Mapping[str, Any]) -> None:
@@ -120,7 +120,7 @@ class Outlook:
         return None
 
     def stuck(self, partition: Partition, topic_id: UUID, position: int, end: int) -> SeekpointError:
-        """Why nothing comes of ``[position, end)``. Raises TopicRecreated and KafkaAway where it is that."""
+        """Why nothing comes of ``[position, end)``. Raises TopicRecreated and KafkaUnavailable where it is that."""
         self.check(self.ask([partition.topic]), partition, topic_id, position)
         if lost := self._lost(partition, position, end):
             return lost

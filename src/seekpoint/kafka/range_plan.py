@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from seekpoint.errors import RangeLost, RangeStuck
-from seekpoint.kafka.range_checks import Outlook
+from seekpoint.kafka.range_checks import RangeChecks
 from seekpoint.kafka.ranges import Range
 
 SMALLEST = 300_000  # offsets: a task costs 0.1 s before its first record, and so many take half a second
@@ -17,12 +17,13 @@ MOST_TASKS = 1_000  # a schedule, and what is staged by each of them, stays smal
 def check(kafka: Mapping[str, Any], ranges: Collection[Range]) -> None:
     """Ask the brokers whether all of these can be read, before anything is begun; empty ranges always can.
 
-    Raises RangeLost (the log begins later), RangeStuck (it cannot be read as far as that), TopicRecreated, KafkaAway.
+    Raises RangeLost (the log begins later), RangeStuck (it cannot be read as far as that), TopicRecreated,
+    KafkaUnavailable.
     """
     asked = [range_ for range_ in ranges if range_.start < range_.end]
     if not asked:
         return
-    outlook = Outlook(kafka)
+    outlook = RangeChecks(kafka)
     answer = outlook.ask({range_.partition.topic for range_ in asked})
     for range_ in asked:
         outlook.check(answer, range_.partition, range_.topic_id, range_.start)

@@ -16,9 +16,9 @@ from typing import Any, Self
 from uuid import UUID
 
 from seekpoint.errors import ConfigError
-from seekpoint.kafka.client import END_OF_PARTITION, Client, Message, Unreadable, unmade
+from seekpoint.kafka.client import END_OF_PARTITION, Client, Message, Unreadable, lazy_records
 from seekpoint.kafka.config import make_consumer
-from seekpoint.kafka.range_checks import Outlook
+from seekpoint.kafka.range_checks import RangeChecks
 from seekpoint.records import Partition, RawRecord
 
 CHUNK = 500  # records at a time: more is slower
@@ -81,11 +81,11 @@ def read_range(kafka: Mapping[str, Any], range_: Range, *, chunk: int = CHUNK, i
     say nothing; where they say that the log ends before the range does, it is given up after 3 s at the latest.
 
     Raises RangeLost (retention or a truncation took it, or the topic is gone), RangeStuck (an open transaction stands
-    in it, or nothing comes), TopicRecreated, KafkaAway, ConfigError, and the client's own KafkaException.
+    in it, or nothing comes), TopicRecreated, KafkaUnavailable, ConfigError, and the client's own KafkaException.
     """
     if range_.start >= range_.end:
         return
-    outlook = Outlook(kafka)
+    outlook = RangeChecks(kafka)
     asked = outlook.ask([range_.partition.topic])
     client = _client(outlook, {range_.partition: range_.start})
     try:
@@ -96,7 +96,7 @@ def read_range(kafka: Mapping[str, Any], range_: Range, *, chunk: int = CHUNK, i
         client.close()
 
 
-def _read(client: Client, outlook: Outlook, range_: Range, chunk: int, patience: _Patience) -> Iterator[Piece]:
+def _read(client: Client, outlook: RangeChecks, range_: Range, chunk: int, patience: _Patience) -> Iterator[Piece]:
     position, end = range_.start, range_.end
     while position < end:
         taken: list[Message] = []
@@ -135,7 +135,7 @@ class Follower:
     def __init__(
         self, kafka: Mapping[str, Any], topic_ids: Mapping[str, UUID], positions: Mapping[Partition, int]
     ) -> None:
-        self._outlook = Outlook(kafka)
+        self._outlook = RangeChecks(kafka)
         self._ids = dict(topic_ids)
         self._client = _client(self._outlook, {})
         self.reassign(positions)
@@ -148,7 +148,7 @@ class Follower:
         self._known = dict(positions)  # what comes next of the client: everything before it is handed out, or kept
         self._kept: dict[Partition, deque[Message]] = {p: deque() for p in positions}
         self._resting: set[Partition] = set()
-        self._client.place({p: (offset, None) for p, offset in positions.items()}, {})
+        self._client.assign({p: (offset, None) for p, offset in positions.items()}, {})
 
     @property
     def positions(self) -> dict[Partition, int]:
@@ -272,26 +272,26 @@ class _Patience:
 def stable_ends(kafka: Mapping[str, Any], partitions: Collection[Partition]) -> dict[Partition, int]:
     """Where a range may end at most: behind the last record that a worker of the same mapping can read now.
 
-    That is the last stable offset, unless the mapping says ``read_uncommitted``. Raises KafkaAway.
+    That is the last stable offset, unless the mapping says ``read_uncommitted``. Raises KafkaUnavailable.
     """
-    return {p: edge.offset for p, edge in Outlook(kafka).readable.ends(partitions).items()}
+    return {p: edge.offset for p, edge in RangeChecks(kafka).readable.ends(partitions).items()}
 
 
 def log_starts(kafka: Mapping[str, Any], partitions: Collection[Partition]) -> dict[Partition, int]:
-    """The first offset that each log still has. Raises KafkaAway."""
-    return {p: edge.offset for p, edge in Outlook(kafka).readable.starts(partitions).items()}
+    """The first offset that each log still has. Raises KafkaUnavailable."""
+    return {p: edge.offset for p, edge in RangeChecks(kafka).readable.starts(partitions).items()}
 
 
 def topic_ids(kafka: Mapping[str, Any], topics: Collection[str]) -> dict[str, UUID | None]:
-    """The id of each topic now; None for one that does not exist. Raises KafkaAway."""
-    outlook = Outlook(kafka)  # kept while it is asked: an answer alone would not hold the client
+    """The id of each topic now; None for one that does not exist. Raises KafkaUnavailable."""
+    outlook = RangeChecks(kafka)  # kept while it is asked: an answer alone would not hold the client
     return outlook.ask(topics).result() if topics else {}
 
 
-def _client(outlook: Outlook, positions: Mapping[Partition, int]) -> Client:
+def _client(outlook: RangeChecks, positions: Mapping[Partition, int]) -> Client:
     client = Client(make_consumer(outlook.config), outlook.config)
     if positions:
-        client.place({p: (offset, None) for p, offset in positions.items()}, {})
+        client.assign({p: (offset, None) for p, offset in positions.items()}, {})
     return client
 
 
@@ -304,7 +304,7 @@ def _offset(message: Message) -> int:
 
 
 def _piece(messages: list[Message], partition: Partition | None = None) -> Piece:
-    return Piece(*unmade(messages, partition))
+    return Piece(*lazy_records(messages, partition))
 
 
 __all__ = [

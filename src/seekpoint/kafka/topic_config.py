@@ -8,7 +8,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined]  # not re-exported
 
-from seekpoint.errors import KafkaAway
+from seekpoint.errors import KafkaUnavailable
 from seekpoint.kafka.config import make_admin
 
 ASK = 10.0  # seconds until brokers that do not answer are away
@@ -19,7 +19,7 @@ def compacted(kafka: Mapping[str, Any], topics: Collection[str]) -> dict[str, bo
     """Whether each topic is compacted, so that of the records of one key only the newest stays.
 
     None where we are not allowed to ask (``DescribeConfigs`` on the topic). One that does not exist is not. Raises
-    KafkaAway.
+    KafkaUnavailable.
     """
     admin = make_admin(kafka)
     asked = admin.describe_configs(
@@ -36,7 +36,9 @@ def _answer(topic: str, future: Any) -> bool | None:
             return None
         if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             return False
-        raise KafkaAway(f"no answer about the configuration of topic {topic!r}: {error.args[0].str()}") from error
+        raise KafkaUnavailable(
+            f"no answer about the configuration of topic {topic!r}: {error.args[0].str()}"
+        ) from error
     except TimeoutError as error:
-        raise KafkaAway(f"no answer about the configuration of topic {topic!r} within {ASK} s") from error
+        raise KafkaUnavailable(f"no answer about the configuration of topic {topic!r} within {ASK} s") from error
     return "compact" in str(policy)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from confluent_kafka import ConsumerGroupTopicPartitions, IsolationLevel, KafkaException, TopicPartition
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # not re-exported by its stubs
 
-from seekpoint.errors import ConfigError, KafkaAway
+from seekpoint.errors import ConfigError, KafkaUnavailable
 from seekpoint.kafka.identity import Identity
 from seekpoint.pipeline.policy import StartAt
 from seekpoint.records import Partition
@@ -52,7 +52,7 @@ class Watermarks:
             try:
                 info = future.result(self._identity.timeout + 1)
             except (KafkaException, TimeoutError) as error:
-                raise KafkaAway(f"no answer about the log of {at.topic}/{at.partition}: {error}") from error
+                raise KafkaUnavailable(f"no answer about the log of {at.topic}/{at.partition}: {error}") from error
             epoch = info.leader_epoch
             answers[Partition(at.topic, at.partition)] = Edge(
                 info.offset, epoch if epoch is not None and epoch >= 0 else None
@@ -60,10 +60,10 @@ class Watermarks:
         return answers
 
     def resolve(self, topic: str, start: StartAt, group: str) -> dict[Partition, int]:
-        """The first position of every partition of ``topic``, as numbers. Raises KafkaAway."""
+        """The first position of every partition of ``topic``, as numbers. Raises KafkaUnavailable."""
         count = self._identity.known([topic]).get(topic)
         if count is None:  # its id was answered a moment ago
-            raise KafkaAway(f"topic {topic!r} is unknown to the broker that was asked")
+            raise KafkaUnavailable(f"topic {topic!r} is unknown to the broker that was asked")
         partitions = [Partition(topic, n) for n in range(count)]
         match start.kind:
             case "earliest":
@@ -95,7 +95,7 @@ class Watermarks:
         try:
             answer = self._identity.admin.list_consumer_group_offsets(asked)[group].result(self._identity.timeout + 1)
         except (KafkaException, TimeoutError) as error:
-            raise KafkaAway(f"no answer about the commits of group {group!r}: {error}") from error
+            raise KafkaUnavailable(f"no answer about the commits of group {group!r}: {error}") from error
         known = {Partition(at.topic, at.partition): at.offset for at in answer.topic_partitions if at.offset >= 0}
         return _named(partitions, known, f"group {group!r} has no commit in Kafka for")
 

@@ -10,7 +10,7 @@ from seekpoint.ledger.advance import Expected, Move
 from seekpoint.ledger.attempts import SuspectNote
 from seekpoint.ledger.claim import Attempt, Claim, Claimed, StartOffsets
 from seekpoint.ledger.ledger import Ledger
-from seekpoint.ledger.move import LastMove
+from seekpoint.ledger.move import LastReset
 from seekpoint.ledger.positions import Position, Stop
 from seekpoint.ledger.wait import Passed
 
@@ -19,7 +19,7 @@ __all__ = [
     "Claim",
     "Claimed",
     "Expected",
-    "LastMove",
+    "LastReset",
     "Ledger",
     "Move",
     "Passed",

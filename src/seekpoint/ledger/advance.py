@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError
 
 from seekpoint.errors import ConfigError, Fenced, HandlerMisuse
 from seekpoint.ledger.claim import Claim
-from seekpoint.ledger.group_connection import Scope
+from seekpoint.ledger.group_connection import GroupConnection
 from seekpoint.ledger.sql import worker as sql
 
 INVALID_TEXT = "22P02"  # what casting the refusal's text raises
@@ -49,7 +49,7 @@ class Settings:
     transaction_age: float
 
 
-def hold(tx: Scope, expected: Sequence[Expected], settings: Settings) -> str:
+def hold(tx: GroupConnection, expected: Sequence[Expected], settings: Settings) -> str:
     """Lock the rows where claim and position are as expected; the first statement of every transaction.
 
     Returns the transaction's id, which :func:`advance` compares. Raises Fenced, and then nothing may be
@@ -60,7 +60,7 @@ def hold(tx: Scope, expected: Sequence[Expected], settings: Settings) -> str:
         "expected": len(ordered),
         "held_topic": [e.claim.partition.topic for e in ordered],
         "held_partition": [e.claim.partition.number for e in ordered],
-        "held_claim": [e.claim.token for e in ordered],
+        "held_token": [e.claim.token for e in ordered],
         "held_from_offset": [e.from_offset for e in ordered],
         "application_name": settings.application_name,
         "synchronous_commit": "on" if settings.synchronous_commit else "off",
@@ -74,7 +74,7 @@ def hold(tx: Scope, expected: Sequence[Expected], settings: Settings) -> str:
     return str(transaction)
 
 
-def advance(tx: Scope, moves: Iterable[Move], transaction: str | None = None) -> list[Claim]:
+def advance(tx: GroupConnection, moves: Iterable[Move], transaction: str | None = None) -> list[Claim]:
     """Move the offsets; the last statement before COMMIT. Returns the claims as they are after COMMIT.
 
     ``transaction`` is what :func:`hold` returned: a literal COMMIT in between is HandlerMisuse, for what it
@@ -90,7 +90,7 @@ def advance(tx: Scope, moves: Iterable[Move], transaction: str | None = None) ->
             "transaction": transaction,
             "moving_topic": [m.claim.partition.topic for m in ordered],
             "moving_partition": [m.claim.partition.number for m in ordered],
-            "moving_claim": [m.claim.token for m in ordered],
+            "moving_token": [m.claim.token for m in ordered],
             "moving_from_offset": [m.from_offset for m in ordered],
             "moving_to_offset": [m.to_offset for m in ordered],
             "moving_leader_epoch": [m.leader_epoch for m in ordered],
@@ -111,7 +111,7 @@ def advance(tx: Scope, moves: Iterable[Move], transaction: str | None = None) ->
     ]
 
 
-def fenced(tx: Scope, statement: Any, parameters: dict[str, Any]) -> Any:
+def fenced(tx: GroupConnection, statement: Any, parameters: dict[str, Any]) -> Any:
     """Run a statement that refuses inside SQL; what it refuses is Fenced. ConfigError on a connection in AUTOCOMMIT."""
     if getattr(tx.connection.connection.driver_connection, "autocommit", False):
         raise ConfigError(
@@ -119,7 +119,7 @@ def fenced(tx: Scope, statement: Any, parameters: dict[str, Any]) -> Any:
             "isolation_level and autocommit"
         )
     try:
-        return tx.ask(statement, **parameters)
+        return tx.fetch_one(statement, **parameters)
     except (DBAPIError, psycopg.Error) as error:
         told = error.orig if isinstance(error, DBAPIError) else error
         if getattr(told, "sqlstate", None) == INVALID_TEXT and sql.REFUSAL in str(told):

@@ -7,24 +7,24 @@ from dataclasses import dataclass, replace
 
 from seekpoint.ledger.advance import fenced
 from seekpoint.ledger.claim import Attempt, Claim
-from seekpoint.ledger.group_connection import Scope
+from seekpoint.ledger.group_connection import GroupConnection
 from seekpoint.ledger.sql import worker as sql
 from seekpoint.records import SAID, storable
 
 LONGEST = 10 * 365 * 24 * 3600.0  # seconds: far enough, and a time that Postgres can hold
 
 
-def note(tx: Scope, noted: Iterable[tuple[Claim, Attempt]]) -> list[Claim]:
-    """Write the attempts; see :meth:`seekpoint.Ledger.note`."""
+def record_attempts(tx: GroupConnection, noted: Iterable[tuple[Claim, Attempt]]) -> list[Claim]:
+    """Write the attempts; see :meth:`seekpoint.Ledger.record_attempts`."""
     ordered = sorted(noted, key=lambda pair: pair[0].partition)
     fenced(
         tx,
-        sql.NOTE,
+        sql.RECORD_ATTEMPTS,
         {
             "expected": len(ordered),
             "noted_topic": [claim.partition.topic for claim, _ in ordered],
             "noted_partition": [claim.partition.number for claim, _ in ordered],
-            "noted_claim": [claim.token for claim, _ in ordered],
+            "noted_token": [claim.token for claim, _ in ordered],
             "noted_offset": [attempt.offset for _, attempt in ordered],
             "noted_number": [attempt.number for _, attempt in ordered],
             "noted_error": [None if a.error is None else storable(a.error[:SAID]) for _, a in ordered],
@@ -48,17 +48,17 @@ class SuspectNote:
     part_end: int | None = None
 
 
-def suspect(tx: Scope, noted: Iterable[SuspectNote]) -> None:
-    """Write the ranges; see :meth:`seekpoint.Ledger.suspect`."""
+def record_suspects(tx: GroupConnection, noted: Iterable[SuspectNote]) -> None:
+    """Write the ranges; see :meth:`seekpoint.Ledger.record_suspects`."""
     ordered = sorted(noted, key=lambda one: one.claim.partition)
     fenced(
         tx,
-        sql.SUSPECT,
+        sql.RECORD_SUSPECTS,
         {
             "expected": len(ordered),
             "suspected_topic": [one.claim.partition.topic for one in ordered],
             "suspected_partition": [one.claim.partition.number for one in ordered],
-            "suspected_claim": [one.claim.token for one in ordered],
+            "suspected_token": [one.claim.token for one in ordered],
             "suspected_end_offset": [one.end for one in ordered],
             "suspected_part_end": [one.part_end for one in ordered],
         },

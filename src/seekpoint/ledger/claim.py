@@ -11,9 +11,16 @@ from uuid import UUID, uuid4
 from sqlalchemy import Row
 from sqlalchemy.exc import OperationalError
 
-from seekpoint.errors import ClusterChanged, GroupPaused, HandlerOutdated, PartitionStopped, StandsBy, TopicRecreated
+from seekpoint.errors import (
+    ClusterChanged,
+    GroupPaused,
+    HandlerOutdated,
+    PartitionStopped,
+    StandbyRequired,
+    TopicRecreated,
+)
 from seekpoint.ledger.declaration import Comparison, Declaration, compare, require, store
-from seekpoint.ledger.group_connection import Scope
+from seekpoint.ledger.group_connection import GroupConnection
 from seekpoint.ledger.move import record_action
 from seekpoint.ledger.sql import admin as administration
 from seekpoint.ledger.sql import worker as sql
@@ -29,8 +36,8 @@ class Attempt:
     """How often the record at ``offset`` was tried, and what follows; on record, so that no crash forgets it.
 
     ``number`` counts from 1; 0 is no attempt: the record is tried together with those after it. ``error`` is one
-    line; None where the process that tried it never came back, and in :meth:`Ledger.note`, where the attempt is
-    about to begin. ``wait`` is seconds until the next one, by the database's clock, never negative; None where none
+    line; None where the process that tried it never came back, and in :meth:`Ledger.record_attempts`, where the attempt
+    is about to begin. ``wait`` is seconds until the next one, by the database's clock, never negative; None where none
     is due by itself. ``allowed`` and ``then`` say how many attempts it has, and what follows the last one.
     ``crashes`` of the attempts ended with their process: counted by claims.
     """
@@ -73,7 +80,7 @@ class Claimed:
     granted: Mapping[Partition, Claim]
     refused: Mapping[Partition, PartitionStopped]
     stalled: tuple[Partition, ...] = ()
-    ended: tuple[int, ...] = ()
+    terminated: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +93,7 @@ class Claimant:
     cluster_id: str
     declaration: Declaration = field(default_factory=Declaration)
 
-    def compare(self, tx: Scope, topics: Collection[str]) -> list[Comparison]:
+    def compare(self, tx: GroupConnection, topics: Collection[str]) -> list[Comparison]:
         """The tables of these topics, declared and stored."""
         return compare(tx, self.declaration, self.version, topics)
 
@@ -95,21 +102,21 @@ StartOffsets = Callable[[str], Mapping[Partition, int]]
 """The first positions of a topic nobody has read yet: one for every partition of it."""
 
 
-def prepare(tx: Scope, claimant: Claimant, topic_ids: Mapping[str, UUID], start: StartOffsets) -> None:
+def prepare(tx: GroupConnection, claimant: Claimant, topic_ids: Mapping[str, UUID], start: StartOffsets) -> None:
     """Make the group's row, raise its version, and make the first rows of new topics; once for all workers.
 
     Runs under the group row's own lock, so that two workers that start a new topic at ``latest``
     resolve it once. ``start`` asks the brokers while the lock is held: it must be bounded in time.
 
-    Raises StandsBy where a reload to the claimant's version is open, instead of raising the version. Whoever puts a
-    run on record holds the group's row as well: either it is seen here, or it sees the version that was raised.
+    Raises StandbyRequired where a reload to the claimant's version is open, instead of raising the version. Whoever
+    puts a run on record holds the group's row as well: either it is seen here, or it sees the version that was raised.
     Raises DeclarationDiffers where the group writes a topic's records to other tables at the same version.
     """
     tx.execute(administration.INSERT_GROUP, version=claimant.version)
     group = tx.execute(administration.LOCK_GROUP).one()
     admit(group, claimant)
     if claimant.version > group.version:
-        for run in awaited(tx):
+        for run in open_reloads(tx):
             if run.version == claimant.version:
                 raise run
         reason = f"handler version {group.version} -> {claimant.version}"
@@ -127,11 +134,11 @@ def prepare(tx: Scope, claimant: Claimant, topic_ids: Mapping[str, UUID], start:
             new_partition=[p.number for p, _, _ in rows],
             new_topic_id=[topic_id for _, topic_id, _ in rows],
             new_start=[offset for _, _, offset in rows],
-            new_claim=[uuid4() for _ in rows],
+            new_token=[uuid4() for _ in rows],
         )
 
 
-def _declare(tx: Scope, claimant: Claimant, topics: Collection[str]) -> None:
+def _declare(tx: GroupConnection, claimant: Claimant, topics: Collection[str]) -> None:
     replaced = store(tx, claimant.declaration, claimant.version, claimant.compare(tx, topics))
     for each in replaced:
         reason = f"records of topic {each.topic!r}: {', '.join(each.stored or ())} -> {', '.join(each.declared)}"
@@ -140,7 +147,7 @@ def _declare(tx: Scope, claimant: Claimant, topics: Collection[str]) -> None:
         tx.execute(administration.REDRAW)  # I5: processes of the other declaration are refused at their next hold
 
 
-def needs_preparing(tx: Scope, claimant: Claimant, topic_ids: Mapping[str, UUID]) -> bool:
+def needs_preparing(tx: GroupConnection, claimant: Claimant, topic_ids: Mapping[str, UUID]) -> bool:
     """Whether the group's row, a topic's rows or its tables are missing, or the group's row is behind this process."""
     group = tx.execute(sql.READ_GROUP).one_or_none()
     if group is None or group.cluster_id is None or group.version < claimant.version:
@@ -150,15 +157,15 @@ def needs_preparing(tx: Scope, claimant: Claimant, topic_ids: Mapping[str, UUID]
     return any(each.is_new or each.differs for each in claimant.compare(tx, topic_ids))
 
 
-def awaited(tx: Scope) -> list[StandsBy]:
+def open_reloads(tx: GroupConnection) -> list[StandbyRequired]:
     """The open reloads to versions newer than the group's, as the errors that claims of these versions meet."""
     return [
-        StandsBy(tx.group, row.version, run=row.id, state=row.state, driver=row.driver)
-        for row in tx.execute(administration.AWAITED)
+        StandbyRequired(tx.group, row.version, run=row.id, state=row.state, driver=row.driver)
+        for row in tx.execute(administration.OPEN_RELOADS)
     ]
 
 
-def unknown_topics(tx: Scope, topics: Collection[str]) -> tuple[str, ...]:
+def unknown_topics(tx: GroupConnection, topics: Collection[str]) -> tuple[str, ...]:
     """The topics of which the ledger has no row at all."""
     known = tx.execute(sql.KNOWN_TOPICS, named_topic=sorted(topics)).scalars()
     return tuple(sorted(set(topics) - set(known)))
@@ -191,7 +198,7 @@ def admit_version(group: Row[Any], version: int) -> None:
 
 
 def claim(
-    tx: Scope, claimant: Claimant, wanted: Sequence[Partition], topic_ids: Mapping[str, UUID]
+    tx: GroupConnection, claimant: Claimant, wanted: Sequence[Partition], topic_ids: Mapping[str, UUID]
 ) -> dict[Partition, Claim]:
     """Draw new tokens and answer the committed positions; a partition of another topic id is not answered.
 
@@ -208,7 +215,7 @@ def claim(
         wanted_topic=[p.topic for p in ordered],
         wanted_partition=[p.number for p in ordered],
         wanted_topic_id=[topic_ids[p.topic] for p in ordered],
-        wanted_claim=[uuid4() for _ in ordered],  # I5: a new token at every claim, unique across failovers
+        wanted_token=[uuid4() for _ in ordered],  # I5: a new token at every claim, unique across failovers
     )
     return {claim.partition: claim for claim in map(_granted, rows)}
 
@@ -227,7 +234,7 @@ def _granted(row: Row[Any]) -> Claim:
         )
     return Claim(
         Partition(row.topic, row.partition),
-        row.claim,
+        row.token,
         row.epoch,
         row.next_offset,
         row.leader_epoch,
@@ -241,7 +248,7 @@ def _granted(row: Row[Any]) -> Claim:
 
 def recreated(partition: Partition, offset: int, stored: UUID, topic_id: UUID) -> TopicRecreated:
     """The error for a position that belongs to an earlier incarnation of the topic, with the choices."""
-    call = f"Ledger.move({partition.topic!r}, {partition.number}"
+    call = f"Ledger.reset_offset({partition.topic!r}, {partition.number}"
     return TopicRecreated(
         partition,
         offset,
@@ -260,7 +267,7 @@ def is_lock_timeout(error: OperationalError) -> bool:
     return getattr(error.orig, "sqlstate", None) == LOCK_NOT_AVAILABLE
 
 
-def end_abandoned(tx: Scope, stalled: Sequence[Partition], older_than: float) -> tuple[int, ...]:
+def end_abandoned(tx: GroupConnection, stalled: Sequence[Partition], older_than: float) -> tuple[int, ...]:
     """Terminate the sessions of ours whose transaction blocks these rows for more than ``older_than`` seconds.
 
     Returns their backend pids. Needs no superuser: the sessions belong to the same role.

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from seekpoint.errors import ConfigError, DeclarationDiffers, HandlerOutdated
-from seekpoint.ledger.group_connection import Scope
+from seekpoint.ledger.group_connection import GroupConnection
 from seekpoint.ledger.sql import admin as sql
 
 Tables = tuple[str, ...]
@@ -68,7 +68,7 @@ class Comparison:
         return self.stored is not None and set(self.stored) != set(self.declared)
 
 
-def compare(tx: Scope, declaration: Declaration, version: int, topics: Collection[str]) -> list[Comparison]:
+def compare(tx: GroupConnection, declaration: Declaration, version: int, topics: Collection[str]) -> list[Comparison]:
     """The declared tables of each topic beside the stored ones; nothing for topics whose tables are not known."""
     named = {topic: names for topic in sorted(topics) if (names := declaration.of_topic(topic))}
     if not named:
@@ -98,7 +98,9 @@ def require(group: str, declaration: Declaration, version: int, compared: Iterab
             raise _refusal(group, declaration, version, each)
 
 
-def store(tx: Scope, declaration: Declaration, version: int, compared: Iterable[Comparison]) -> list[Comparison]:
+def store(
+    tx: GroupConnection, declaration: Declaration, version: int, compared: Iterable[Comparison]
+) -> list[Comparison]:
     """Store what is new, and replace what differs where the process accepts that; under the group row's own lock.
 
     Returns what was replaced. Raises as :func:`require` does.
@@ -133,7 +135,7 @@ def _refusal(
     return DeclarationDiffers(group, version, each.topic, stored=stored, declared=declared)
 
 
-def _qualified(tx: Scope, names: Collection[str]) -> dict[str, str]:
+def _qualified(tx: GroupConnection, names: Collection[str]) -> dict[str, str]:
     """Each name with its Postgres schema, as this session's search_path finds the table.
 
     A table that is not there yet is expected where this session would create it.

@@ -13,7 +13,7 @@ from sqlalchemy.sql.base import Executable
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
+class GroupConnection:
     """Adds the group's name and the schema's to each statement; the connection's own options stay as they are."""
 
     connection: Connection
@@ -24,7 +24,7 @@ class Scope:
         """Run one of :mod:`seekpoint.ledger.sql.worker`."""
         return self.connection.execute(statement, {"group": self.group, **parameters}, execution_options=self.options)
 
-    def ask(self, statement: Executable, **parameters: Any) -> Any:
+    def fetch_one(self, statement: Executable, **parameters: Any) -> Any:
         """The only row of a statement that is run for every batch.
 
         On a worker's connection it goes straight to the driver: there, SQLAlchemy's own work would take as long as the

@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 from sqlalchemy import URL, Connection, Engine
 from sqlalchemy.exc import OperationalError
 
-from seekpoint.errors import ConfigError, DeclarationDiffers, PartitionStopped, StandsBy
+from seekpoint.errors import ConfigError, DeclarationDiffers, PartitionStopped, StandbyRequired
 from seekpoint.ledger import advance as _advance
 from seekpoint.ledger import attempts as _note
 from seekpoint.ledger import claim as _claim
@@ -23,8 +23,8 @@ from seekpoint.ledger.advance import Expected, Move, Settings
 from seekpoint.ledger.attempts import SuspectNote
 from seekpoint.ledger.claim import Attempt, Claim, Claimant, Claimed, StartOffsets
 from seekpoint.ledger.declaration import Declaration, compare, require
-from seekpoint.ledger.group_connection import Scope
-from seekpoint.ledger.move import LastMove
+from seekpoint.ledger.group_connection import GroupConnection
+from seekpoint.ledger.move import LastReset
 from seekpoint.ledger.positions import Position
 from seekpoint.ledger.sql import admin as administration
 from seekpoint.ledger.sql import worker as sql
@@ -88,14 +88,14 @@ class Ledger:
 
         Returns the transaction's id, for :meth:`advance`.
         """
-        return _advance.hold(self.scope(tx), expected, self._settings)
+        return _advance.hold(self.group_connection(tx), expected, self._settings)
 
     def advance(self, tx: Connection, moves: Iterable[Move], transaction: str | None = None) -> list[Claim]:
         """Move the offsets under the same condition, or raise Fenced: the last statement before COMMIT.
 
         Returns the claims as they stand after COMMIT; take them over only then.
         """
-        return _advance.advance(self.scope(tx), moves, transaction)
+        return _advance.advance(self.group_connection(tx), moves, transaction)
 
     def advance_alone(self, moves: Sequence[Move]) -> list[Claim]:
         """Hold and advance in a transaction of its own, where no record was applied: an idle end, no rows (I1)."""
@@ -103,33 +103,33 @@ class Ledger:
             transaction = self.hold(tx.connection, [Expected(m.claim, m.from_offset) for m in moves])
             return self.advance(tx.connection, moves, transaction)
 
-    def note(self, tx: Connection, noted: Iterable[tuple[Claim, Attempt]]) -> list[Claim]:
+    def record_attempts(self, tx: Connection, noted: Iterable[tuple[Claim, Attempt]]) -> list[Claim]:
         """Write how often a record was tried, and what follows; also behind :meth:`advance`, in its transaction.
 
         An attempt without an error is one that is about to begin: if the partition's next claim comes from another
         process, without a release between, its process died in it. Advances and moves clear what is on record; a
         release keeps it. Returns the claims as they stand after COMMIT; raises Fenced unless all of them are ours.
         """
-        return _note.note(self.scope(tx), noted)
+        return _note.record_attempts(self.group_connection(tx), noted)
 
-    def note_alone(self, noted: Iterable[tuple[Claim, Attempt]]) -> list[Claim]:
+    def record_attempts_alone(self, noted: Iterable[tuple[Claim, Attempt]]) -> list[Claim]:
         """The same in a durable transaction of its own: before a record is handed on that may end the process."""
         with self.begin() as tx:
-            return _note.note(tx, noted)
+            return _note.record_attempts(tx, noted)
 
-    def suspect(self, tx: Connection, noted: Iterable[SuspectNote]) -> None:
+    def record_suspects(self, tx: Connection, noted: Iterable[SuspectNote]) -> None:
         """Write which range may hold a record that crashes its process, and which part of it is tried next.
 
         The end of a range is stored once: a later one does not change it. If the partition's next claim comes from
         another process, without a release between, its process died in the part. Advances beyond the range, and moves,
         clear what is on record. Raises Fenced unless all claims are ours.
         """
-        _note.suspect(self.scope(tx), noted)
+        _note.record_suspects(self.group_connection(tx), noted)
 
-    def suspect_alone(self, noted: Iterable[SuspectNote]) -> None:
+    def record_suspects_alone(self, noted: Iterable[SuspectNote]) -> None:
         """The same in a durable transaction of its own: before the part is tried."""
         with self.begin() as tx:
-            _note.suspect(tx, noted)
+            _note.record_suspects(tx, noted)
 
     # -- ownership ------------------------------------------------------------------------------------
 
@@ -150,7 +150,7 @@ class Ledger:
         stalled holder costs one partition, and ends transactions older than ``Limits.transaction_age``. Without
         ``patient`` it begins one by one, and hardly waits: for partitions that were stalled a moment ago.
 
-        Raises ClusterChanged, HandlerOutdated, GroupPaused, StandsBy, DeclarationDiffers for the whole claim; a
+        Raises ClusterChanged, HandlerOutdated, GroupPaused, StandbyRequired, DeclarationDiffers for the whole claim; a
         partition of a recreated topic is in ``refused``.
         """
         wanted = sorted(wanted)
@@ -163,7 +163,7 @@ class Ledger:
         left = [p for p in wanted if p not in granted and p not in stalled]
         if left or stalled:
             with self.begin() as tx:
-                rows = _read.look(tx, left, locked=False)
+                rows = _read.positions_of(tx, left, locked=False)
                 for p in left:
                     at = rows[p]
                     refused[p] = _claim.recreated(p, at.next_offset, at.topic_id, asked[p.topic])
@@ -172,7 +172,7 @@ class Ledger:
                     ended = _claim.end_abandoned(tx, stalled, self.limits.transaction_age)
         return Claimed(granted, refused, tuple(stalled), ended)
 
-    def stands_by(self) -> StandsBy | None:
+    def standby(self) -> StandbyRequired | None:
         """The open reload that this version has to wait for, as the error that :meth:`claim` would raise; else None.
 
         To ask before joining Kafka's group, and while waiting outside of it. One round trip, unless this version is
@@ -182,7 +182,7 @@ class Ledger:
             group = tx.execute(sql.READ_GROUP).one_or_none()
             if group is None or group.version >= self.version:
                 return None
-            return next((run for run in _claim.awaited(tx) if run.version == self.version), None)
+            return next((run for run in _claim.open_reloads(tx) if run.version == self.version), None)
 
     def differs(self, topics: Collection[str]) -> DeclarationDiffers | None:
         """The tables of these topics that differ from the group's, as the error that :meth:`claim` would raise.
@@ -209,15 +209,15 @@ class Ledger:
             if (group := tx.execute(sql.READ_GROUP).one_or_none()) is not None:
                 _claim.admit_version(group, self.version)
 
-    def awaited(self) -> list[StandsBy]:
+    def open_reloads(self) -> list[StandbyRequired]:
         """The open reloads that workers of newer versions stand by for."""
         with self._glimpse() as tx:
-            return _claim.awaited(tx)
+            return _claim.open_reloads(tx)
 
-    def became_of(self, run: UUID) -> tuple[str, str | None] | None:
+    def outcome_of(self, run: UUID) -> tuple[str, str | None] | None:
         """A reload's state and error; None where it is not on record (any more)."""
         with self._glimpse() as tx:
-            row = tx.execute(administration.BECAME_OF_RUN, its_run=run).one_or_none()
+            row = tx.execute(administration.OUTCOME_OF_RUN, its_run=run).one_or_none()
             return None if row is None else (row.state, row.error)
 
     def release(self, claims: Iterable[Claim]) -> None:
@@ -233,7 +233,7 @@ class Ledger:
                 owner=self.owner,
                 released_topic=[c.partition.topic for c in ordered],
                 released_partition=[c.partition.number for c in ordered],
-                released_claim=[c.token for c in ordered],
+                released_token=[c.token for c in ordered],
             )
 
     def stop(self, stops: Iterable[PartitionStopped]) -> set[Partition]:
@@ -250,7 +250,7 @@ class Ledger:
                         sql.STOP,
                         at_topic=stop.partition.topic,
                         at_partition=stop.partition.number,
-                        its_claim=stop.token,
+                        its_token=stop.token,
                         kind=type(stop).__name__,
                         at_offset=stop.offset,
                         message=storable(stop.message),
@@ -262,10 +262,10 @@ class Ledger:
                 locked.add(stop.partition)
         return locked
 
-    def look(self, partitions: Iterable[Partition], *, locked: bool = True) -> dict[Partition, Position]:
+    def positions_of(self, partitions: Iterable[Partition], *, locked: bool = True) -> dict[Partition, Position]:
         """Where these partitions stand. ``locked`` waits for a transaction in flight: ask so before deciding."""
         with self.begin() as tx:
-            return _read.look(tx, partitions, locked=locked)
+            return _read.positions_of(tx, partitions, locked=locked)
 
     # -- everybody else -------------------------------------------------------------------------------
 
@@ -289,7 +289,7 @@ class Ledger:
         """
         return _wait.wait(self._glimpse, Wanted(Partition(topic, partition), offset, timeout, topic_id))
 
-    def move(
+    def reset_offset(
         self,
         topic: str,
         partition: int,
@@ -317,7 +317,7 @@ class Ledger:
         """
         actor = actor or getpass.getuser()
         with self.begin(lock_wait=self.limits.transaction_age) as tx:
-            return _move.move(
+            return _move.reset_offset(
                 tx,
                 Partition(topic, partition),
                 to,
@@ -329,10 +329,10 @@ class Ledger:
                 lost=lost,
             )
 
-    def last_move(self, partition: Partition | tuple[str, int]) -> LastMove | None:
+    def last_reset(self, partition: Partition | tuple[str, int]) -> LastReset | None:
         """The last move of a partition by hand: where to, by whom, why and when; None where there was none."""
         with self.begin() as tx:
-            return _move.last_move(tx, Partition(*partition))
+            return _move.last_reset(tx, Partition(*partition))
 
     def pause(self, *, reason: str, actor: str | None = None) -> None:
         """Stop all workers of the group before their next commit; they wait, and keep their partitions.
@@ -362,18 +362,18 @@ class Ledger:
 
     # -- inside ---------------------------------------------------------------------------------------
 
-    def scope(self, connection: Connection) -> Scope:
+    def group_connection(self, connection: Connection) -> GroupConnection:
         """This group's rows, through a connection of the caller's: what statements of ours run on."""
-        return Scope(connection, self.group, self._options)
+        return GroupConnection(connection, self.group, self._options)
 
-    def settle(self, tx: Connection, lock_wait: float | None = None) -> None:
+    def configure(self, tx: Connection, lock_wait: float | None = None) -> None:
         """Make a transaction durable whatever the batches are, and its waits for locks bounded (seconds).
 
         The first statement of a transaction that is not a worker's; ``lock_wait`` is ``Limits.claim_wait`` by default.
         """
         wait = self.limits.claim_wait if lock_wait is None else lock_wait
-        self.scope(tx).execute(
-            sql.SETTLE,
+        self.group_connection(tx).execute(
+            sql.CONFIGURE,
             lock_timeout=f"{max(1, round(wait * 1000))}ms",
             application_name=self._settings.application_name,
         )
@@ -384,21 +384,21 @@ class Ledger:
         return min(0.05, self.limits.claim_wait)
 
     @contextmanager
-    def begin(self, lock_wait: float | None = None) -> Iterator[Scope]:
+    def begin(self, lock_wait: float | None = None) -> Iterator[GroupConnection]:
         """A transaction of the ledger's own: durable whatever the batches are, bounded in its waits."""
         with self.engine.connect() as connection:
             connection.execution_options(isolation_level="READ COMMITTED")
             with connection.begin():
-                scope = self.scope(connection)
-                self.settle(connection, lock_wait)
+                scope = self.group_connection(connection)
+                self.configure(connection, lock_wait)
                 yield scope
 
     @contextmanager
-    def _glimpse(self) -> Iterator[Scope]:
+    def _glimpse(self) -> Iterator[GroupConnection]:
         """A connection for one plain read: no transaction is begun, so one round trip is all that it costs."""
         with self.engine.connect() as connection:
             connection.execution_options(isolation_level="AUTOCOMMIT")
-            yield self.scope(connection)
+            yield self.group_connection(connection)
 
     def _prepare(self, claimant: Claimant, topic_ids: Mapping[str, UUID], start: StartOffsets) -> None:
         with self.begin() as tx:

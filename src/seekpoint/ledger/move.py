@@ -10,7 +10,7 @@ from uuid import UUID, uuid4
 from sqlalchemy import Row
 
 from seekpoint.errors import ConfigError, Fenced
-from seekpoint.ledger.group_connection import Scope
+from seekpoint.ledger.group_connection import GroupConnection
 from seekpoint.ledger.positions import Position, position
 from seekpoint.ledger.sql import admin as sql
 from seekpoint.ledger.sql.worker import SHARE_GROUP
@@ -19,7 +19,7 @@ from seekpoint.records import Partition, storable
 
 
 @dataclass(frozen=True, slots=True)
-class LastMove:
+class LastReset:
     """A move by hand, as it is on record; ``str()`` names it and its author."""
 
     to: int
@@ -32,7 +32,7 @@ class LastMove:
 
 
 def record_action(
-    tx: Scope,
+    tx: GroupConnection,
     action: str,
     *,
     actor: str,
@@ -54,8 +54,8 @@ def record_action(
     )
 
 
-def move(
-    tx: Scope,
+def reset_offset(
+    tx: GroupConnection,
     partition: Partition,
     to: int,
     *,
@@ -66,7 +66,7 @@ def move(
     topic_id: UUID | None = None,
     lost: str | None = None,
 ) -> Position:
-    """Put a partition at ``to``; see :meth:`seekpoint.Ledger.move`.
+    """Put a partition at ``to``; see :meth:`seekpoint.Ledger.reset_offset`.
 
     Dead letters at or past the new position are superseded: their records will be read again.
 
@@ -93,15 +93,15 @@ def move(
         steps = [(row.next_offset, 0), (0, to)]
     for from_offset, to_offset in steps:
         record_action(
-            tx, "move", actor=actor, reason=reason, partition=partition, from_offset=from_offset, to_offset=to_offset
+            tx, "reset", actor=actor, reason=reason, partition=partition, from_offset=from_offset, to_offset=to_offset
         )
     moved = tx.execute(
-        sql.MOVE,
+        sql.RESET_OFFSET,
         at_topic=partition.topic,
         at_partition=partition.number,
         to_offset=to,
         to_topic_id=topic_id or row.topic_id,
-        to_claim=uuid4(),  # I5: whoever reads on under the old token is refused
+        to_token=uuid4(),  # I5: whoever reads on under the old token is refused
     ).one()
     tx.execute(
         sql.SUPERSEDE,
@@ -114,16 +114,16 @@ def move(
     return position(moved)
 
 
-def last_move(tx: Scope, partition: Partition) -> LastMove | None:
+def last_reset(tx: GroupConnection, partition: Partition) -> LastReset | None:
     """The last move of a partition by hand, None where there was none."""
-    row = tx.execute(sql.LAST_MOVE, at_topic=partition.topic, at_partition=partition.number).one_or_none()
-    return None if row is None else LastMove(row.to_offset, row.actor, row.reason, row.at)
+    row = tx.execute(sql.LAST_RESET, at_topic=partition.topic, at_partition=partition.number).one_or_none()
+    return None if row is None else LastReset(row.to_offset, row.actor, row.reason, row.at)
 
 
-def _record_loss(tx: Scope, row: Row[Any], loss: _Loss | None, actor: str) -> None:
+def _record_loss(tx: GroupConnection, row: Row[Any], loss: _Loss | None, actor: str) -> None:
     if loss is None:
         return
-    before = last_move(tx, Partition(row.topic, row.partition))
+    before = last_reset(tx, Partition(row.topic, row.partition))
     if loss.reason == _REWRITTEN and before is not None and before.to == row.next_offset:
         return  # no worker has read up to there: a move put it there
     tx.insert(
@@ -204,7 +204,7 @@ def required(name: str, given: Any) -> str:
     return storable(given)
 
 
-def set_paused(tx: Scope, paused: bool, *, actor: str, reason: str) -> None:
+def set_paused(tx: GroupConnection, paused: bool, *, actor: str, reason: str) -> None:
     """Pause or resume the group; all its tokens are drawn anew, so that running workers notice (I5)."""
     actor, reason = storable(actor), required("reason", reason)
     if tx.execute(sql.LOCK_GROUP).one_or_none() is None:

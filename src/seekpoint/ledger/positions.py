@@ -10,7 +10,7 @@ from uuid import UUID
 
 from sqlalchemy import Row
 
-from seekpoint.ledger.group_connection import Scope
+from seekpoint.ledger.group_connection import GroupConnection
 from seekpoint.ledger.sql import worker as sql
 from seekpoint.ledger.sql.admin import READ
 from seekpoint.records import Partition
@@ -73,7 +73,7 @@ def position(row: Row[Any]) -> Position:
         row.first_offset,
         row.next_offset,
         row.leader_epoch,
-        row.claim,
+        row.token,
         row.epoch,
         row.owner,
         row.claimed_at,
@@ -97,17 +97,17 @@ def position(row: Row[Any]) -> Position:
     )
 
 
-def look(tx: Scope, partitions: Iterable[Partition], *, locked: bool) -> dict[Partition, Position]:
+def positions_of(tx: GroupConnection, partitions: Iterable[Partition], *, locked: bool) -> dict[Partition, Position]:
     """The rows of these partitions. ``locked`` waits for transactions in flight: the answer is the settled one."""
     asked = sorted(partitions)
     rows = tx.execute(
-        sql.LOOK if locked else sql.GLANCE,
+        sql.POSITIONS_LOCKED if locked else sql.POSITIONS,
         asked_topic=[p.topic for p in asked],
         asked_partition=[p.number for p in asked],
     )
     return {at.partition: at for at in map(position, rows)}
 
 
-def read(tx: Scope) -> list[Position]:
+def read(tx: GroupConnection) -> list[Position]:
     """All positions of the group, in the order of topic and partition."""
     return [position(row) for row in tx.execute(READ)]

@@ -86,7 +86,7 @@ partition_offset = Table(
     Column("first_offset", BigInteger, nullable=False, comment="the first position ever applied"),
     Column("next_offset", BigInteger, nullable=False, comment="position to read next; never last processed"),
     Column("leader_epoch", Integer, comment="epoch of the last applied record; NULL: none is known"),
-    Column("claim", Uuid, nullable=False, comment="fencing token, drawn anew by every claim and every move"),
+    Column("token", Uuid, nullable=False, comment="fencing token, drawn by every claim and every reset"),
     Column("epoch", BigInteger, nullable=False, comment="counts the tokens, for people and for order"),
     Column("owner", Uuid, comment="process that claimed it, for display; NULL after a release"),
     Column("claimed_at", DateTime(timezone=True)),
@@ -157,8 +157,8 @@ dead_letter = Table(
     Column("sqlstate", Text),
     Column("attempts", Integer, nullable=False),
     Column("version", Integer, nullable=False, comment="handler version"),
-    _now("parked_at"),
-    Column("parked_by", Uuid, comment="process that parked it"),
+    _now("dead_lettered_at"),
+    Column("dead_lettered_by", Uuid, comment="process that dead-lettered it"),
     Column("replays", Integer, nullable=False, server_default=text("0")),
     Column("replayed_at", DateTime(timezone=True)),
     Column("replay_error", Text),
@@ -170,28 +170,28 @@ dead_letter = Table(
     CheckConstraint(f"state IN ({', '.join(repr(state.value) for state in State)})", name="state"),
     CheckConstraint("cardinality(header_names) = cardinality(header_values)", name="headers"),
 )
-_letter = dead_letter.c
+_dead_letter = dead_letter.c
 # Somebody has to decide. Literals, so that the planner knows the indexes' predicate again in a prepared statement.
-IS_OPEN = _letter.state.in_([literal_column("'parked'"), literal_column("'held'")])
+IS_OPEN = _dead_letter.state.in_([literal_column("'dead_lettered'"), literal_column("'blocked'")])
 # The open ones, in the order of their records: per batch where keys are held, and for people.
 Index(
     "dead_letter_open_idx",
-    _letter.consumer_group,
-    _letter.topic,
-    _letter.partition,
-    _letter.record_offset,
+    _dead_letter.consumer_group,
+    _dead_letter.topic,
+    _dead_letter.partition,
+    _dead_letter.record_offset,
     postgresql_where=IS_OPEN,
 )
 # From key to key, and the first open one of each. By the topic's id: letters of an earlier topic are not walked over.
 # Not the key itself: one of more than 2,700 bytes fits no index, and could not be parked.
 Index(
     "dead_letter_key_idx",
-    _letter.consumer_group,
-    _letter.topic_id,
-    _letter.partition,
-    func.sha256(_letter.key),
-    _letter.record_offset,
-    postgresql_where=and_(IS_OPEN, _letter.key.is_not(None)),
+    _dead_letter.consumer_group,
+    _dead_letter.topic_id,
+    _dead_letter.partition,
+    func.sha256(_dead_letter.key),
+    _dead_letter.record_offset,
+    postgresql_where=and_(IS_OPEN, _dead_letter.key.is_not(None)),
 )
 
 # Every range that was given up: retention, truncation, a recreated topic (I4).
@@ -230,19 +230,19 @@ admin_action = Table(
 )
 _action = admin_action.c
 # The last moves of a partition, among all that was done: every replay and discard is a row, too.
-IS_MOVE = _action.action == literal_column("'move'")
+IS_RESET = _action.action == literal_column("'reset'")
 Index(
-    "admin_action_move_idx",
+    "admin_action_reset_idx",
     _action.consumer_group,
     _action.topic,
     _action.partition,
     _action.id,
-    postgresql_where=IS_MOVE,
+    postgresql_where=IS_RESET,
 )
 
 # One reload: the tables of the groups that write them, built anew beside the live ones. Whoever drives it holds this
 # row's lock through each step; a driver that comes later raises the epoch, and the earlier one's next step fails.
-RELOAD_STATES = ("opened", "staging", "staged", "indexed", "following", "diffed", "cut_over", "aborted", "failed")
+RELOAD_STATES = ("opened", "staging", "staged", "indexed", "catching_up", "compared", "cut_over", "aborted", "failed")
 RELOAD_CLOSED = ("cut_over", "aborted", "failed")
 STRATEGIES = ("merge", "swap", "generation", "verify", "batch")
 PUBLISHING = ("merge", "swap", "generation")  # what puts rebuilt tables in the place of live ones
@@ -285,7 +285,7 @@ reload_position = Table(
     Column("end_offset", BigInteger, nullable=False, comment="the group's position when the run was opened"),
     Column("next_offset", BigInteger, nullable=False, comment="position of what is staged"),
     Column("epoch", BigInteger, nullable=False, comment="of the offset's row at the opening"),
-    Column("moves", BigInteger, nullable=False, comment="by hand, as known at the opening"),
+    Column("resets", BigInteger, nullable=False, comment="resets by operators, as known at the opening"),
     PrimaryKeyConstraint("run", "consumer_group", "topic", "partition"),
 )
 

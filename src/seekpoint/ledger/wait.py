@@ -14,10 +14,10 @@ from sqlalchemy import BigInteger, Integer, Row, Text, and_, bindparam, func, li
 
 from seekpoint.errors import ConfigError, NotApplied
 from seekpoint.ledger.claim import DELAYED
-from seekpoint.ledger.group_connection import Scope
+from seekpoint.ledger.group_connection import GroupConnection
 from seekpoint.ledger.sql import worker as sql
 from seekpoint.ledger.tables import (
-    IS_MOVE,
+    IS_RESET,
     LARGEST_BIGINT,
     LARGEST_INTEGER,
     admin_action,
@@ -31,7 +31,7 @@ from seekpoint.records import Partition, State
 # far, within bounds (seconds): the answer is late by that share at most, and a long wait costs ten looks a second.
 SHORTEST, LONGEST, SHARE = 0.005, 0.1, 0.25
 
-_offset, _group, _action, _letter = partition_offset.c, consumer_group.c, admin_action.c, dead_letter.c
+_offset, _group, _action, _dead_letter = partition_offset.c, consumer_group.c, admin_action.c, dead_letter.c
 _asked = bindparam("asked_offset", type_=BigInteger)
 _row = (
     _offset.consumer_group == sql.GROUP,
@@ -46,7 +46,7 @@ _crossing = (
     select(_action.actor, _action.reason, (_action.from_offset < _action.to_offset).label("forwards"))
     .where(
         _action.consumer_group == sql.GROUP,
-        IS_MOVE,
+        IS_RESET,
         _action.topic == _offset.topic,
         _action.partition == _offset.partition,
         func.least(_action.from_offset, _action.to_offset) <= _asked,
@@ -65,17 +65,17 @@ BECAME = (
         _crossing.c.forwards,
         _crossing.c.actor,
         _crossing.c.reason,
-        _letter.state,
+        _dead_letter.state,
     )
     .select_from(
         partition_offset.outerjoin(_crossing, true()).outerjoin(
             dead_letter,
             and_(
-                _letter.consumer_group == _offset.consumer_group,
-                _letter.topic_id == _offset.topic_id,
-                _letter.partition == _offset.partition,
-                _letter.record_offset == _asked,
-                _letter.state != literal(State.SUPERSEDED.value, Text),  # it was read again since
+                _dead_letter.consumer_group == _offset.consumer_group,
+                _dead_letter.topic_id == _offset.topic_id,
+                _dead_letter.partition == _offset.partition,
+                _dead_letter.record_offset == _asked,
+                _dead_letter.state != literal(State.SUPERSEDED.value, Text),  # it was read again since
             ),
         )
     )
@@ -94,7 +94,7 @@ STANDS = (
     .where(*_row)
 )
 
-Look = Callable[[], AbstractContextManager[Scope]]
+Look = Callable[[], AbstractContextManager[GroupConnection]]
 """Lends a connection for one statement outside of any transaction."""
 
 
@@ -243,7 +243,7 @@ def _reason(row: Row[Any], topic_id: UUID | None) -> str:
     if row.topic_id != topic_id:
         return (
             f"That offset belongs to topic id {row.topic_id}, the record to {topic_id}: the topic was recreated; "
-            "decide where to go on, with Ledger.move(..., topic_id=..., log=...)"
+            "decide where to go on, with Ledger.reset_offset(..., topic_id=..., log=...)"
         )
     if row.paused:
         by, why = row.paused_by or "unknown", row.paused_reason or "no reason given"

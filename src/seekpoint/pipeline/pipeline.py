@@ -19,7 +19,7 @@ from seekpoint.codecs import Bytes, Codec, key_decoder, plain_decoder, value_dec
 from seekpoint.errors import ConfigError
 from seekpoint.pipeline.policy import DeadLetterLimits, OnPoison, Retry, StartAt
 from seekpoint.pipeline.sink import CheckedSink, Handler, Sink, ValueSink
-from seekpoint.records import AnyRecord, RawRecord, Record, Unmade
+from seekpoint.records import AnyRecord, LazyRecords, RawRecord, Record
 
 V = TypeVar("V")
 
@@ -50,17 +50,17 @@ class Pipeline:
     record. ``on_poison="stop"``: it stops its partition in front of it, the records before it are committed, the
     other partitions go on; with ``strict=True`` a stopped partition ends the worker. ``"dead_letter"``: it is kept
     in the ledger's ``dead_letter`` table by the transaction that passes its offset; ``"skip"``: the same, but for
-    its value, which is not kept; past ``dead_letter_limits`` the worker stops. ``hold_key=True``: later records of
-    a dead letter's key are kept behind it, in order, until it is replayed or discarded (always so with an ``Upsert``
+    its value, which is not kept; past ``dead_letter_limits`` the worker stops. ``keep_key_order=True``: later records
+    of a dead letter's key are kept behind it, in order, until it is replayed or discarded (always so with an ``Upsert``
     that does not know which row is newer). ``delay``: a record is handled no earlier than its timestamp plus this.
 
     ``synchronous_commit=False`` is safe here, because rows and offset vanish together in a crash
     and Kafka still has the records, as long as nobody outside acts on rows that were seen.
 
-    ``send_ahead``: statements of the handler that write and return no rows are sent without waiting for each answer;
+    ``pipeline_mode``: statements of the handler that write and return no rows are sent without waiting for each answer;
     one that needs an answer (rows, ``rowcount``, a savepoint, COPY) waits for all before it, and so does the end of
     the handler. An error may come out at a later line than its own; the records are run again then, each statement
-    awaited, before any is blamed. ``send_ahead=False``: every statement is awaited, always.
+    awaited, before any is blamed. ``pipeline_mode=False``: every statement is awaited, always.
 
     Raises ConfigError where the declaration contradicts itself.
     """
@@ -80,11 +80,11 @@ class Pipeline:
         retry: Retry = Retry(),  # noqa: B008 -- immutable
         on_poison: OnPoison | Literal["stop", "dead_letter", "skip"] = OnPoison.STOP,
         dead_letter_limits: DeadLetterLimits = DeadLetterLimits(),  # noqa: B008 -- immutable
-        hold_key: bool = False,
+        keep_key_order: bool = False,
         delay: timedelta | None = None,
         strict: bool = False,
         synchronous_commit: bool = True,
-        send_ahead: bool = True,
+        pipeline_mode: bool = True,
     ) -> None:
         self.group = _group(group)
         self.codecs = _codecs(topics, value)
@@ -92,11 +92,11 @@ class Pipeline:
         self.sinks, self.writes = _several("sinks", sinks, Sink), _several("writes", writes, str)
         self.version, self.start, self.strict = version, start, strict
         self.retry, self.on_poison, self.dead_letter_limits = retry, _on_poison(on_poison), dead_letter_limits
-        self.delay, self.synchronous_commit, self.send_ahead = delay, synchronous_commit, send_ahead
-        self.hold_key = hold_key
+        self.delay, self.synchronous_commit, self.pipeline_mode = delay, synchronous_commit, pipeline_mode
+        self.keep_key_order = keep_key_order
         self._check()
         if self.on_poison is OnPoison.DEAD_LETTER and not all(getattr(sink, "guarded", True) for sink in self.sinks):
-            self.hold_key = True  # a replayed record would overwrite its key's newer row
+            self.keep_key_order = True  # a replayed record would overwrite its key's newer row
         self._values = {topic: value_decoder(codec) for topic, codec in self.codecs.items()}
         self._plain: dict[str, Any] = {topic: plain_decoder(codec) for topic, codec in self.codecs.items()}
         self._key = key_decoder(key)
@@ -142,7 +142,7 @@ class Pipeline:
 
     def values(self, raw: Sequence[RawRecord]) -> list[Any]:
         """The decoded values of many records; raises whatever the codec of one of them raises."""
-        if isinstance(raw, Unmade) and raw.topic is not None:
+        if isinstance(raw, LazyRecords) and raw.topic is not None:
             plain, values = self._plain[raw.topic], raw.values
             if plain is not None and all(values):  # no null among them; nor an empty one, which is rare
                 return list(map(plain, values))
@@ -210,9 +210,9 @@ class Pipeline:
                 )
         if self.delay is not None and (not _is(self.delay, timedelta) or self.delay <= timedelta(0)):
             raise ConfigError(f"{self!r}: delay must be a timedelta above 0, got {self.delay!r}")
-        if self.hold_key and self.on_poison is not OnPoison.DEAD_LETTER:
+        if self.keep_key_order and self.on_poison is not OnPoison.DEAD_LETTER:
             raise ConfigError(
-                f"{self!r}: hold_key=True keeps records behind a dead letter of their key: it needs "
+                f"{self!r}: keep_key_order=True keeps records behind a dead letter of their key: it needs "
                 "on_poison='dead_letter'"
             )
 

@@ -17,12 +17,12 @@ from sqlalchemy.exc import DBAPIError
 from seekpoint.errors import HandlerMisuse
 from seekpoint.postgres import pooler
 from seekpoint.postgres.connection_socket import Wire
-from seekpoint.postgres.pipelining import Ahead, begin_with, is_ahead
+from seekpoint.postgres.pipelining import PipelinedStatements, begin_with, is_pipelined
 from seekpoint.postgres.sent_statements import Sent
 from seekpoint.postgres.session_state import Known, SessionState
 
 
-class LentConnection(Connection):
+class HandlerConnection(Connection):
     """A SQLAlchemy connection inside Seekpoint's transaction.
 
     Use it like any other; for the ORM, ``Session(tx, join_transaction_mode="create_savepoint")``. Savepoints
@@ -38,8 +38,8 @@ class LentConnection(Connection):
     sent: Sent | None = None
     _who = "the handler"
     unsurveyed: SessionState | None = None  # asks with the transaction's first statement of ours
-    _ahead: Ahead | None = None  # of what was sent last, by a handler or a sink
-    _is_lent = _may_send_ahead = _may_leave = _may_leave_rows = False
+    _pipelined: PipelinedStatements | None = None  # of what was sent last, by a handler or a sink
+    _is_lent = _may_pipeline = _may_defer = _may_defer_rows = False
     _options: Any = None  # the execution options that it had when the transaction began
 
     def _misuse(self, what: str) -> NoReturn:
@@ -86,7 +86,7 @@ class LentConnection(Connection):
         return self._unasked(super().exec_driver_sql, *args, **options)
 
     def _unasked(self, execute: Callable[..., CursorResult[Any]], *args: Any, **options: Any) -> CursorResult[Any]:
-        ahead = self._ahead
+        ahead = self._pipelined
         if ahead is None or not self._is_lent:
             self.catch_up()
             return execute(*args, **options)
@@ -95,52 +95,54 @@ class LentConnection(Connection):
             result = execute(*args, **options)
         finally:
             ahead.is_unasked = False
-        if is_ahead(result.context.cursor):
-            result.__class__ = _Ahead
+        if is_pipelined(result.context.cursor):
+            result.__class__ = _PipelinedResult
         return result
 
-    def begins(self, *, send_ahead: bool) -> None:
+    def begins(self, *, pipeline_mode: bool) -> None:
         """Another transaction: nothing is known of its statements yet."""
-        self._may_send_ahead, self._may_leave, self._may_leave_rows = send_ahead, False, False
-        self._ahead, self._in_parts = None, False
+        self._may_pipeline, self._may_defer, self._may_defer_rows = pipeline_mode, False, False
+        self._pipelined, self._in_parts = None, False
         self.was_lent_now, self.sent = False, None
         self._options = self._execution_options
 
-    def may_leave(self, *, rows: bool) -> None:
+    def may_defer(self, *, rows: bool) -> None:
         """What comes last in this transaction, handler or a sink's ``rows``, may be awaited by our next statement."""
-        self._may_leave, self._may_leave_rows = not rows, rows
+        self._may_defer, self._may_defer_rows = not rows, rows
 
     @property
-    def late(self) -> BaseException | None:
+    def deferred_error(self) -> BaseException | None:
         """Of the statements that were sent ahead the first that failed."""
-        return None if self._ahead is None else self._ahead.late
+        return None if self._pipelined is None else self._pipelined.deferred_error
 
     def catch_up(self) -> None:
         """Wait for every answer that is outstanding. Raises the first error among them."""
-        if self._ahead is not None:
-            self._ahead.catch_up()
+        if self._pipelined is not None:
+            self._pipelined.catch_up()
 
     @property
-    def sends_ahead(self) -> bool:
+    def is_pipelined(self) -> bool:
         """Whether statements may be sent ahead: never in a part, where an error must be its own statement's."""
-        return self._may_send_ahead and not self._in_parts and Ahead.suits(self.connection.driver_connection)
+        return (
+            self._may_pipeline and not self._in_parts and PipelinedStatements.suits(self.connection.driver_connection)
+        )
 
     @property
-    def leaves(self) -> bool:
-        """Whether a sink may :meth:`leave` rows."""
-        return self._may_leave_rows and self.sends_ahead
+    def can_defer(self) -> bool:
+        """Whether a sink may :meth:`defer` rows."""
+        return self._may_defer_rows and self.is_pipelined
 
-    def leave(self, statement: str, rows: Iterable[Sequence[Any]], check: tuple[str, Sequence[Any]]) -> bool:
+    def defer(self, statement: str, rows: Iterable[Sequence[Any]], check: tuple[str, Sequence[Any]]) -> bool:
         """Send a sink's last rows, one by one, to be awaited by our next statement; False where that may not be.
 
         ``check`` is a query that goes after them, and raises where they should not have been written so.
         """
         driver = self.connection.driver_connection
-        if not self.leaves or not isinstance(driver, psycopg.Connection):
+        if not self.can_defer or not isinstance(driver, psycopg.Connection):
             return False
         self.catch_up()
-        self._ahead = Ahead(driver)
-        self._ahead.send(statement, rows, check)
+        self._pipelined = PipelinedStatements(driver)
+        self._pipelined.send(statement, rows, check)
         return True
 
     @contextmanager
@@ -157,18 +159,18 @@ class LentConnection(Connection):
         driver = self.connection.driver_connection
         assert isinstance(driver, psycopg.Connection)
         self.catch_up()
-        self._ahead = None
+        self._pipelined = None
         self._options = self._execution_options if self._options is None else self._options
         self._put_options_back()
         self.was_lent = self.was_lent_now = self._is_lent = True
         try:
             with _driver_kept(driver), self._refusing(driver), self._savepoints_ended():
-                if not Ahead.suits(driver):
+                if not PipelinedStatements.suits(driver):
                     yield
                     return
                 self.sent = self.sent or Sent()
-                self._ahead = Ahead(driver, self.sent, sends_ahead=self.sends_ahead)
-                with self._ahead.on(leaves=self._may_leave and self.sends_ahead):
+                self._pipelined = PipelinedStatements(driver, self.sent, is_pipelined=self.is_pipelined)
+                with self._pipelined.on(defers=self._may_defer and self.is_pipelined):
                     yield
         finally:
             self._is_lent = False
@@ -245,15 +247,15 @@ class LentConnection(Connection):
         assert isinstance(driver, psycopg.Connection)
         driver.execute(command, prepare=False)  # two commands in one cannot be prepared
 
-    def straight(self, statement: str, parameters: Mapping[str, Any]) -> Any:
+    def fast_path(self, statement: str, parameters: Mapping[str, Any]) -> Any:
         """The only row of a statement of ours, from the driver itself; in one round trip with what is outstanding.
 
         Where it is the first statement, BEGIN goes with it.
         """
         driver = self.connection.driver_connection
         assert isinstance(driver, psycopg.Connection)
-        if self._ahead is not None and self._ahead.is_open:
-            return self._ahead.ask(statement, parameters)
+        if self._pipelined is not None and self._pipelined.is_open:
+            return self._pipelined.fetch_one(statement, parameters)
         if driver.info.transaction_status == TransactionStatus.IDLE and psycopg.Pipeline.is_supported():
             state, self.unsurveyed = self.unsurveyed, None
             if state is None:
@@ -271,11 +273,11 @@ class LentConnection(Connection):
         ended or is broken refuses that one. A late error is raised here also where the handler has caught it: it came
         out at another statement, and perhaps where one was expected.
         """
-        ahead, transaction = self._ahead, self.get_transaction()
+        ahead, transaction = self._pipelined, self.get_transaction()
         driver = None if self.closed else self.connection.driver_connection
         has_ended = transaction is None or not transaction.is_active or driver is None
         if ahead is not None and ahead.is_open and not has_ended:
-            if self._may_leave and ahead.late is None:
+            if self._may_defer and ahead.deferred_error is None:
                 return
             ahead.catch_up()
         status = driver.info.transaction_status if isinstance(driver, psycopg.Connection) else None
@@ -288,8 +290,8 @@ class LentConnection(Connection):
                 f"{self._who} left a command unfinished on the connection it was lent (a COPY, a pipeline, or a query "
                 "of pgconn whose results were not read): end it before the handler returns"
             )
-        if ahead is not None and ahead.late is not None:  # even where a savepoint of long ago took it back
-            raise ahead.late
+        if ahead is not None and ahead.deferred_error is not None:  # even where a savepoint of long ago took it back
+            raise ahead.deferred_error
         if status == TransactionStatus.INERROR:
             raise HandlerMisuse(
                 f"{self._who} caught a database error and went on: the transaction is broken, nothing was written. Let "
@@ -345,7 +347,7 @@ class _Proxied:
         self._misuse("invalidate()")
 
 
-class _Ahead(CursorResult[Any]):
+class _PipelinedResult(CursorResult[Any]):
     """The result of a statement that was sent ahead: it has no rows, and how many were written is asked late."""
 
     __slots__ = ()
@@ -358,52 +360,52 @@ class _Ahead(CursorResult[Any]):
 class Session:
     """One connection for a worker's transactions, one after another; a new one after any failure.
 
-    ``send_ahead``: handlers' statements are sent without waiting for each answer. ``late`` is the first error among
-    those of the last transaction, or None. ``wire`` is what another thread may cut.
+    ``pipeline_mode``: handlers' statements are sent without waiting for each answer. ``deferred_error`` is the first
+    error among those of the last transaction, or None. ``wire`` is what another thread may cut.
 
     With ``lends`` handlers get it. Then each COMMIT asks what the transaction has left on the session. Where that is
     not what was there before, the connection is closed and replaced, and ``changed`` says what it was. It never returns
-    to the host's pool. ``hold_first``: each transaction begins with a statement by :meth:`LentConnection.straight`; the
-    session is looked at in its round trip.
+    to the host's pool. ``hold_first``: each transaction begins with a statement by :meth:`HandlerConnection.fast_path`;
+    the session is looked at in its round trip.
     """
 
     def __init__(
         self,
         engine: Engine,
         *,
-        send_ahead: bool = False,
+        pipeline_mode: bool = False,
         lends: bool = False,
         hold_first: bool = False,
         wire: Wire | None = None,
     ) -> None:
-        self._engine, self._send_ahead, self._lends, self._hold_first = engine, send_ahead, lends, hold_first
+        self._engine, self._pipeline_mode, self._lends, self._hold_first = engine, pipeline_mode, lends, hold_first
         self.wire = wire or Wire()
-        self._connection: LentConnection | None = None
+        self._connection: HandlerConnection | None = None
         self._state: SessionState | None = None
         self._known = Known()
-        self.late: BaseException | None = None
+        self.deferred_error: BaseException | None = None
         self.changed: tuple[str, ...] = ()
 
     @contextmanager
-    def transaction(self) -> Iterator[LentConnection]:
+    def transaction(self) -> Iterator[HandlerConnection]:
         """A READ COMMITTED transaction: committed at the end of the block, thrown away on any exception."""
-        self.late, self.changed = None, ()
+        self.deferred_error, self.changed = None, ()
         try:
             tx = self._connection or self._connect()
-            tx.begins(send_ahead=self._send_ahead)
+            tx.begins(pipeline_mode=self._pipeline_mode)
             transaction = tx.begin()
             yield tx
             tx.catch_up()
             self.changed = self._commit(tx, transaction)
         except BaseException:
-            self.late = None if self._connection is None else self._connection.late
+            self.deferred_error = None if self._connection is None else self._connection.deferred_error
             self.close(broken=True)
             raise
         if self.changed:
             self.close(broken=True)
 
-    def _connect(self) -> LentConnection:
-        tx = self._connection = LentConnection(self._engine)
+    def _connect(self) -> HandlerConnection:
+        tx = self._connection = HandlerConnection(self._engine)
         tx.execution_options(isolation_level="READ COMMITTED")
         self.wire.connected(tx.driver)
         if self._lends and pooler.found(tx) is None:  # a pooler gives each transaction another session
@@ -416,7 +418,7 @@ class Session:
                 self._state.ask(tx.driver)
         return tx
 
-    def _commit(self, tx: LentConnection, transaction: Transaction) -> tuple[str, ...]:
+    def _commit(self, tx: HandlerConnection, transaction: Transaction) -> tuple[str, ...]:
         """COMMIT; returns what is changed on the session."""
         if self._state is None or not tx.was_lent_now:
             transaction.commit()

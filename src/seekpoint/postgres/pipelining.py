@@ -55,21 +55,21 @@ def _way(text: str) -> _Way:
     return _Way.ASKED if _ASKS.match(text) else _Way.ALONE
 
 
-class Ahead:
+class PipelinedStatements:
     """What was sent on one connection, in one call of a handler; without ``sends_ahead`` each statement is awaited.
 
-    ``handlers`` knows what the statements did. ``late`` is the first error of the database that surfaced while answers
-    were outstanding, or None.
+    ``handlers`` knows what the statements did. ``deferred_error`` is the first error of the database that surfaced
+    while answers were outstanding, or None.
     """
 
-    def __init__(self, driver: psycopg.Connection[Any], sent: Sent | None = None, *, sends_ahead: bool = True) -> None:
+    def __init__(self, driver: psycopg.Connection[Any], sent: Sent | None = None, *, is_pipelined: bool = True) -> None:
         self._driver, self.handlers = driver, sent or Sent()
         self._mode = ExitStack()
-        self._is_open, self._has_ended = False, not sends_ahead
+        self._is_open, self._has_ended = False, not is_pipelined
         self._depth = 0  # of savepoints: whoever may catch an error gets it at its own statement
         self._lap = 0  # counts how often all answers were awaited
         self._last: psycopg.Cursor[Any] | None = None  # whose statement was sent last, if it was the cursor's only one
-        self.late: BaseException | None = None
+        self.deferred_error: BaseException | None = None
         self.is_unasked = False  # SQLAlchemy reads every statement's rowcount, whether or not anybody wants it
 
     @staticmethod
@@ -83,10 +83,10 @@ class Ahead:
         )
 
     @contextmanager
-    def on(self, *, leaves: bool = False) -> Iterator[Self]:
+    def on(self, *, defers: bool = False) -> Iterator[Self]:
         """Until the block is left, cursors of the connection send ahead. An error leaves nothing outstanding.
 
-        Without an error, ``leaves`` says that answers may be awaited later, with :meth:`ask` or :meth:`catch_up`.
+        Without an error, ``defers`` says that answers may be awaited later, with :meth:`fetch_one` or :meth:`catch_up`.
         """
         driver: Any = self._driver
         before = driver.cursor_factory, driver.server_cursor_factory
@@ -99,7 +99,7 @@ class Ahead:
             self._abandon()
             raise
         else:
-            if not leaves:
+            if not defers:
                 self.catch_up()
         finally:
             self._has_ended = True
@@ -134,10 +134,10 @@ class Ahead:
             _Cursor(self, self._driver).execute(statement, row, prepare=False)
         self._last = _plain_cursor(self._driver).execute(*check, prepare=False)
 
-    def ask(self, statement: str, parameters: Mapping[str, Any]) -> Any:
+    def fetch_one(self, statement: str, parameters: Mapping[str, Any]) -> Any:
         """The only row of a statement that goes behind what is outstanding, in the same round trip.
 
-        Raises the first error: where it is this statement's own, ``late`` stays None.
+        Raises the first error: where it is this statement's own, ``deferred_error`` stays None.
         """
         before, cursor = self._last, _plain_cursor(self._driver)
         try:
@@ -148,7 +148,7 @@ class Ahead:
         except psycopg.Error as error:
             self.failed(error)
             if before is not None and before.pgresult is not None:  # all that was outstanding has been taken
-                self.late = None
+                self.deferred_error = None
             raise
         return cursor.fetchone()
 
@@ -232,11 +232,11 @@ class Ahead:
         try:
             self.catch_up()
         except psycopg.Error:
-            return  # kept in `late`
+            return  # kept in `deferred_error`
 
     def _note(self, error: psycopg.Error) -> psycopg.Error:
-        if self.late is None:
-            self.late = error
+        if self.deferred_error is None:
+            self.deferred_error = error
             error.add_note(
                 "perhaps of an earlier statement: the handler's statements are sent without waiting for each answer"
             )
@@ -256,65 +256,65 @@ def _first(error: psycopg.Error) -> psycopg.Error:
 class _Cursor(psycopg.Cursor[Any]):
     """A psycopg cursor that waits for its answer only when it is asked for it."""
 
-    def __init__(self, ahead: Ahead, connection: psycopg.Connection[Any], **options: Any) -> None:
+    def __init__(self, ahead: PipelinedStatements, connection: psycopg.Connection[Any], **options: Any) -> None:
         super().__init__(connection, **options)
-        self._ahead = ahead
+        self._pipelined = ahead
         self._lap: int | None = None  # of the statement in hand, where it was sent ahead
         self._text: Text = read("")
 
     @property
-    def is_ahead(self) -> bool:
+    def is_pipelined(self) -> bool:
         """Whether the answer to its statement is outstanding."""
-        return self._ahead.awaits(self._lap)
+        return self._pipelined.awaits(self._lap)
 
     def _ask(self) -> None:
-        if self.is_ahead:
-            self._ahead.catch_up()
+        if self.is_pipelined:
+            self._pipelined.catch_up()
 
     def execute(
         self, query: Any, params: Params | None = None, *, prepare: bool | None = None, binary: bool | None = None
     ) -> Self:
-        text, self._text = self._ahead.read(query)
-        way = self._ahead.way(query, text)
+        text, self._text = self._pipelined.read(query)
+        way = self._pipelined.way(query, text)
         if way is _Way.ALONE:
-            self._ahead.catch_up()
+            self._pipelined.catch_up()
             super().execute(query, params, prepare=prepare, binary=binary)
             return self
         try:
             super().execute(query, params, prepare=prepare, binary=binary)
         except psycopg.Error as error:
-            self._ahead.failed(error)
+            self._pipelined.failed(error)
             raise
-        self._lap = self._ahead.sent(self, only=self._lap is None)
+        self._lap = self._pipelined.sent(self, only=self._lap is None)
         if way is _Way.ASKED:
             self._ask()
         return self
 
     def executemany(self, query: Query, params_seq: Iterable[Params], *, returning: bool = False) -> None:
-        text, self._text = self._ahead.read(query)
-        way = _Way.ALONE if returning else self._ahead.way(query, text)
+        text, self._text = self._pipelined.read(query)
+        way = _Way.ALONE if returning else self._pipelined.way(query, text)
         if way is not _Way.AHEAD:
-            self._ahead.catch_up()
+            self._pipelined.catch_up()
             super().executemany(query, params_seq, returning=returning)
             return
         try:
             super().executemany(query, params_seq)
         except psycopg.Error as error:
-            self._ahead.failed(error)
+            self._pipelined.failed(error)
             raise
-        self._lap = self._ahead.sent(self, only=False)
+        self._lap = self._pipelined.sent(self, only=False)
 
     def close(self) -> None:
-        if not self.is_ahead:  # else its answer is still to come, and may be asked for
+        if not self.is_pipelined:  # else its answer is still to come, and may be asked for
             super().close()
 
     @property
     def description(self) -> Any:
-        return None if self.is_ahead else super().description
+        return None if self.is_pipelined else super().description
 
     @property
     def rowcount(self) -> int:
-        if self.is_ahead and self._ahead.is_unasked:
+        if self.is_pipelined and self._pipelined.is_unasked:
             return -1
         self._ask()
         return super().rowcount
@@ -326,20 +326,20 @@ class _Cursor(psycopg.Cursor[Any]):
 
     def _set_results(self, results: list[PGresult]) -> None:
         super()._set_results(results)
-        self._ahead.handlers.answered(self._text, results)
+        self._pipelined.handlers.answered(self._text, results)
 
     @contextmanager
     def copy(self, statement: Query, *args: Any, **options: Any) -> Iterator[psycopg.Copy]:
-        text, _ = self._ahead.read(statement)
-        self._ahead.catch_up()
+        text, _ = self._pipelined.read(statement)
+        self._pipelined.catch_up()
         with super().copy(statement, *args, **options) as copy:
             yield copy
         if _COPIES_IN.search(text):
-            self._ahead.handlers.counted(self.rowcount)
+            self._pipelined.handlers.counted(self.rowcount)
 
     def stream(self, query: Query, *args: Any, **options: Any) -> Any:
-        self._ahead.read(query)
-        self._ahead.catch_up()
+        self._pipelined.read(query)
+        self._pipelined.catch_up()
         return super().stream(query, *args, **options)
 
     def fetchone(self) -> Any:
@@ -358,20 +358,22 @@ class _Cursor(psycopg.Cursor[Any]):
 class _ServerCursor(psycopg.ServerCursor[Any]):
     """A server-side cursor: where one is read, nothing is sent ahead any more. Pipeline mode has none."""
 
-    def __init__(self, ahead: Ahead, connection: psycopg.Connection[Any], *args: Any, **options: Any) -> None:
+    def __init__(
+        self, ahead: PipelinedStatements, connection: psycopg.Connection[Any], *args: Any, **options: Any
+    ) -> None:
         super().__init__(connection, *args, **options)
-        self._ahead = ahead
+        self._pipelined = ahead
 
     def execute(self, query: Any, *args: Any, **options: Any) -> Self:
-        self._ahead.read(query)
-        self._ahead.ground()
+        self._pipelined.read(query)
+        self._pipelined.ground()
         super().execute(query, *args, **options)
         return self
 
 
-def is_ahead(cursor: object) -> bool:
+def is_pipelined(cursor: object) -> bool:
     """Whether the answer to this cursor's statement is outstanding."""
-    return isinstance(cursor, _Cursor) and cursor.is_ahead
+    return isinstance(cursor, _Cursor) and cursor.is_pipelined
 
 
 def _plain_cursor(driver: psycopg.Connection[Any]) -> psycopg.Cursor[Any]:

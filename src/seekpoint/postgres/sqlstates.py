@@ -85,7 +85,7 @@ def sqlstate(error: BaseException) -> str | None:
     return code if isinstance(code, str) else None
 
 
-def passes(error: BaseException) -> bool:
+def is_transient(error: BaseException) -> bool:
     """Whether a database error may pass: the same may succeed when it is tried again."""
     if _pool_is_busy(error):
         return True
@@ -103,7 +103,7 @@ def is_database_error(error: BaseException) -> bool:
     return isinstance(error.orig if isinstance(error, DBAPIError) else error, psycopg.Error)
 
 
-def is_data_fault(error: BaseException) -> bool:
+def is_data_error(error: BaseException) -> bool:
     """Whether a database error is some record's fault: the same rows are refused whenever they come.
 
     Without an SQLSTATE it never reached the server: then it is the driver that cannot write a value (a NUL character,
@@ -124,9 +124,9 @@ def fault_of(error: BaseException) -> Fault | None:
     """
     if not is_database_error(error):
         return None
-    if is_data_fault(error):
+    if is_data_error(error):
         return Fault.DATA
-    if not passes(error):
+    if not is_transient(error):
         return Fault.PROGRAM  # also without an SQLSTATE: the driver refused the statement
     code = sqlstate(error)
     has_ended = code is None or code[:2] == "08" or code[:3] == "57P" or code in {"25P03", "25P04"}
@@ -136,7 +136,7 @@ def fault_of(error: BaseException) -> Fault | None:
 def connection_lost(error: BaseException) -> bool:
     """Whether the server's answer is missing, so that nobody knows what became of a COMMIT."""
     code = sqlstate(error)
-    return passes(error) and not _pool_is_busy(error) and (code is None or code[:2] in {"08", "57"})
+    return is_transient(error) and not _pool_is_busy(error) and (code is None or code[:2] in {"08", "57"})
 
 
 def _pool_is_busy(error: BaseException) -> bool:

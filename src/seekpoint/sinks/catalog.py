@@ -118,7 +118,7 @@ def survey(tx: Connection, target: Target) -> tuple[Layout, Stage]:
     another one behind a pooler. An old stage would refuse what the table takes. The lock is the one that INSERT takes,
     a little earlier: from here on nobody alters the table.
     """
-    columns = target.columns or target.gone
+    columns = target.columns or target.deletes
     stage = stage_name(target)
     driver = driver_of(tx)
     driver.execute(sql.SQL("LOCK TABLE {} IN ROW EXCLUSIVE MODE").format(sql.Identifier(*target.path)))
@@ -217,7 +217,7 @@ def build(tx: Connection, target: Target, stage: Stage) -> None:
     ).format(
         sql.Identifier(stage.name),
         sql.SQL("DROP" if stage.pooled else "DELETE ROWS"),
-        sql.SQL(", ").join(map(sql.Identifier, target.columns or target.gone)),
+        sql.SQL(", ").join(map(sql.Identifier, target.columns or target.deletes)),
         sql.Identifier(LINE),
         sql.Identifier(DELETED),
         sql.Identifier(*target.path),

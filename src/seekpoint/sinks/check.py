@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 from seekpoint.errors import ConfigError
 from seekpoint.sinks.catalog import quoted
 from seekpoint.sinks.copy import driver_of
-from seekpoint.sinks.target_table import placed, recalled
+from seekpoint.sinks.target_table import recalled, target_path
 
 _REMEDIES = {
     "42P01": "create the table, or correct its name in the pipeline",
@@ -36,7 +36,7 @@ def check_append(tx: Connection, sink: str, path: Sequence[str], columns: Sequen
 
     Raises ConfigError where the table, a column or a right is missing.
     """
-    with explained(sink), placed(tx, path) as at:
+    with explained(sink), target_path(tx, path) as at:
         found = recalled(tx, at)
         if found.is_plain or found.is_secured:
             given = (

@@ -21,7 +21,7 @@ from seekpoint.pipeline.sink import Row
 
 
 class Deleted(tuple[Any, ...]):
-    """A tombstone among rows: the values of :attr:`Target.gone`."""
+    """A tombstone among rows: the values of :attr:`Target.deletes`."""
 
     __slots__ = ()
 
@@ -61,7 +61,7 @@ class Target:
     origin: tuple[str, ...] = ()
 
     @property
-    def gone(self) -> tuple[str, ...]:
+    def deletes(self) -> tuple[str, ...]:
         """The columns that a tombstone has: the key, and what tells whether it is newer."""
         return (*self.key, *(one for one in (self.order_by, self.offset) if one), *self.origin)
 
@@ -72,35 +72,35 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Folded:
+class Deduped:
     """What to write: rows and tombstones, each with its line, the place (from 1) at which it came.
 
     ``is_folded``: no key twice, rows sorted by key, and no key among both. Otherwise ``rows`` has everything in order.
     """
 
-    is_folded: bool
+    is_deduped: bool
     rows: Sequence[Row]
     lines: Sequence[int]
     deletes: Sequence[Row] = ()
     delete_lines: Sequence[int] = ()
 
 
-def fold(target: Target, rows: Sequence[Row], known: Mapping[str, Column]) -> Folded:
+def dedupe(target: Target, rows: Sequence[Row], known: Mapping[str, Column]) -> Deduped:
     """The newest row of each key: the last, or by ``order_by`` the highest (of equals the last)."""
     if not _readable(target, rows, known):
-        return Folded(False, rows, range(1, len(rows) + 1))
+        return Deduped(False, rows, range(1, len(rows) + 1))
     if set(map(type, rows)) == {Deleted}:  # that a key is deleted twice does no harm
-        return Folded(True, (), (), rows, range(1, len(rows) + 1))
+        return Deduped(True, (), (), rows, range(1, len(rows) + 1))
     keys = _keys(target, rows)
     if len(rows) > 1 and not _agree(target, rows, keys, known):
-        return Folded(False, rows, range(1, len(rows) + 1))
+        return Deduped(False, rows, range(1, len(rows) + 1))
     newest = dict(zip(keys, range(len(rows)), strict=True)) if len(rows) > 1 else {0: 0}
     if len(newest) < len(rows) and (target.order_by or target.offset):
         newest = _by_order(target, rows, keys) if target.order_by else _by_offset(target, rows, keys)
     places = [newest[key] for key in sorted(newest)]
     kept = [place for place in places if type(rows[place]) is not Deleted]
     gone = [] if len(kept) == len(places) else [place for place in places if type(rows[place]) is Deleted]
-    return Folded(
+    return Deduped(
         True,
         [rows[place] for place in kept],
         [place + 1 for place in kept],
@@ -115,7 +115,7 @@ def _readable(target: Target, rows: Sequence[Row], known: Mapping[str, Column]) 
     Rows get them by assignment; what a tombstone is compared with was rounded, or lost blanks, when it was stored.
     """
     gone = [row for row in rows if type(row) is Deleted]
-    limits = {at: known[name] for at, name in enumerate(target.gone) if known[name].typmod != -1}
+    limits = {at: known[name] for at, name in enumerate(target.deletes) if known[name].typmod != -1}
     return not gone or all(
         column.kind == "text" and all(type(row[at]) is str and len(row[at]) <= column.typmod - 4 for row in gone)
         for at, column in limits.items()
@@ -134,7 +134,7 @@ def _keys(target: Target, rows: Sequence[Row]) -> list[Any]:
 
 def _values(target: Target, rows: Sequence[Row], column: str) -> list[Any]:
     """One column of rows and tombstones alike."""
-    (at,), gone = target.index(column), target.gone.index(column)
+    (at,), gone = target.index(column), target.deletes.index(column)
     return [row[gone if type(row) is Deleted else at] for row in rows]
 
 

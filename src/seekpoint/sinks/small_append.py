@@ -1,6 +1,6 @@
 """A few rows, by one statement each, sent behind each other: COPY would take two round trips, these take none.
 
-Only the last rows of a transaction, and only where its next statement awaits them (see ``LentConnection.leave``). An
+Only the last rows of a transaction, and only where its next statement awaits them (see ``HandlerConnection.defer``). An
 error has no line then: the batch is run again, and comes here no more.
 """
 

@@ -81,7 +81,7 @@ def recalled(tx: Connection, path: Sequence[str]) -> Found:
 
 
 @contextmanager
-def placed(tx: Connection, path: Sequence[str]) -> Iterator[tuple[str, ...]]:
+def target_path(tx: Connection, path: Sequence[str]) -> Iterator[tuple[str, ...]]:
     """The table that rows for ``path`` are written to within the block.
 
     Behind the locks on the offsets it stays that one: a cut-over takes them, too. Sessions that hold none, or whose

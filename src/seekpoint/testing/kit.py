@@ -89,14 +89,14 @@ def topic_id(topic: str) -> UUID:
 class Processed:
     """What one transaction did: the spans it advanced, how many records it applied, and what it did not.
 
-    ``stopped`` are partitions that wait in front of a poison record; ``set_aside`` the records that are dead letters
+    ``stopped`` are partitions that wait in front of a poison record; ``dead_letters`` the records that are dead letters
     now, with their state and failure.
     """
 
     spans: tuple[Span, ...] = ()
     records: int = 0
     stopped: Mapping[Partition, PartitionStopped] = field(default_factory=dict)
-    set_aside: tuple[events.SetAside, ...] = ()
+    dead_letters: tuple[events.DeadLettered, ...] = ()
 
 
 def process(
@@ -111,7 +111,7 @@ def process(
 
     Offsets of one partition must rise. The first call stores each partition's first position; records below
     the stored position are left out, as after a restart: calling it twice applies them once. A poison record is in
-    ``stopped`` or in ``set_aside``, as the pipeline's policy says. Where a worker would wait and try again, the
+    ``stopped`` or in ``dead_letters``, as the pipeline's policy says. Where a worker would wait and try again, the
     handler's exception is raised, with the records before it applied, as a worker does. Raises what a
     worker would raise, and ConfigError for records that no log could hold, or of topics that the pipeline does
     not read.
@@ -183,7 +183,7 @@ def _commit(
         committer.close()
     for stop in hands.waiting:
         raise stop.__cause__ or stop
-    return Processed(seen.spans, seen.records, hands.stopped, tuple(seen.set_aside))
+    return Processed(seen.spans, seen.records, hands.stopped, tuple(seen.dead_letters))
 
 
 def _chunk(records: Sequence[RawRecord], claims: Mapping[Partition, Claim]) -> Chunk[RawRecord]:
@@ -211,13 +211,13 @@ class _Seen:
     def __init__(self) -> None:
         self.spans: tuple[Span, ...] = ()
         self.records = 0
-        self.set_aside: list[events.SetAside] = []
+        self.dead_letters: list[events.DeadLettered] = []
 
     def __call__(self, event: events.Event) -> None:
         if isinstance(event, events.Committed):
             self.spans, self.records = event.spans, event.records
-        if isinstance(event, events.SetAside):
-            self.set_aside.append(event)
+        if isinstance(event, events.DeadLettered):
+            self.dead_letters.append(event)
 
 
 class _Hands:
@@ -234,20 +234,20 @@ class _Hands:
     def accept(self, moved: Iterable[Claim]) -> None:
         self._claims.update((claim.partition, claim) for claim in moved)
 
-    def resolve(self, starts: Mapping[Partition, int]) -> set[Partition]:
-        rows = self._ledger.look(starts)
+    def reconcile(self, starts: Mapping[Partition, int]) -> set[Partition]:
+        rows = self._ledger.positions_of(starts)
         return {p for p, at in starts.items() if rows[p].token != self._claims[p].token or rows[p].next_offset != at}
 
-    def strangers(
+    def topic_id_mismatches(
         self, _answer: Answer, _partitions: Iterable[Partition]
     ) -> Mapping[Partition, PartitionStopped | None]:
         return {}
 
-    def leave_out(self, strange: Mapping[Partition, PartitionStopped | None]) -> None:
+    def stop_or_reclaim(self, strange: Mapping[Partition, PartitionStopped | None]) -> None:
         """Never called: no topic is strange here."""
 
-    def park(self, partition: Partition, stop: PartitionStopped) -> None:
+    def stop(self, partition: Partition, stop: PartitionStopped) -> None:
         self.stopped[partition] = stop
 
-    def hold_back(self, stop: RetryLater, _records: Sequence[RawRecord], _position: int) -> None:
+    def schedule_retry(self, stop: RetryLater, _records: Sequence[RawRecord], _position: int) -> None:
         self.waiting.append(stop)

@@ -12,15 +12,15 @@ from sqlalchemy import URL, Engine
 from seekpoint.jobs.run.run import Tx
 from seekpoint.jobs.staging.savepoints import Parts
 from seekpoint.jobs.tables.copies import make_copy, owned_columns
-from seekpoint.jobs.tables.create_like import Numbers, make_like
+from seekpoint.jobs.tables.create_like import Sequences, make_like
 from seekpoint.jobs.tables.frames import Frame, resolve_frames
-from seekpoint.jobs.tables.redirect import Shadow
+from seekpoint.jobs.tables.redirect import Redirect
 from seekpoint.jobs.tables.staging_schema import Staging, name, rows, run
 from seekpoint.jobs.tables.targets import Source, Target, aimed, aimed_pipeline, sources, targets
 from seekpoint.kafka.ranges import Piece
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.pipeline.pipeline import Pipeline
-from seekpoint.postgres.connection import LentConnection
+from seekpoint.postgres.connection import HandlerConnection
 from seekpoint.postgres.engine import postgres_engine
 from seekpoint.records import RawRecord
 from seekpoint.sinks.arrow import copy_into
@@ -48,7 +48,7 @@ def assert_reload_agrees(
     """
     given, [source] = list(records), sources([pipeline])
     made = postgres_engine(engine)
-    connection = LentConnection(made)
+    connection = HandlerConnection(made)
     transaction = connection.begin()
     try:
         trial = _Trial(connection, source)
@@ -67,20 +67,20 @@ def assert_reload_agrees(
 class _Trial:
     """Copies of one pipeline's tables in a schema that nobody will ever see."""
 
-    def __init__(self, connection: LentConnection, source: Source) -> None:
+    def __init__(self, connection: HandlerConnection, source: Source) -> None:
         self._connection, self._source = connection, source
         self._staging = Staging(f"seekpoint_trial_{uuid4().hex[:12]}")
         self.targets = targets(connection, [source])
         run(connection, "CREATE SCHEMA {schema}", schema=name(self._staging.schema))
         for target in self.targets:
-            make_copy(connection, self._staging, target, Numbers.OWN)
+            make_copy(connection, self._staging, target, Sequences.OWN)
 
     def handle(self, records: Sequence[RawRecord]) -> None:
         """The pipeline's part, on the copies."""
         sinks = {feed.number: aimed(feed.sink, self._staging.table(target))
                  for target in self.targets for feed in target.feeds}  # fmt: skip
         pipeline = aimed_pipeline(self._source.pipeline, [sinks[n] for n in sorted(sinks)])
-        shadow = Shadow(self._source.group, self._staging.schema, self.targets)
+        shadow = Redirect(self._source.group, self._staging.schema, self.targets)
         assert pipeline.handle is not None
         pipeline.handle = shadow.handler(pipeline.handle)
         parts = Parts(self._connection, pipeline)
@@ -95,7 +95,7 @@ class _Trial:
         result = frame(spark.createDataFrame(list(map(_row, records)), SCHEMA))
         computed = (self._staging.schema, f"frame_{target.staged}")
         columns = owned_columns(self._connection, self._staging, target)
-        make_like(self._connection, computed, target.path, Numbers.IGNORED, prefix=computed[1])
+        make_like(self._connection, computed, target.path, Sequences.IGNORED, prefix=computed[1])
         copy_into(self._connection, computed, result.toArrow())
         handled = self._staging.table(target)
         mine, theirs = self._without(target, columns, handled, computed), self._without(

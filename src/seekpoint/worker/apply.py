@@ -19,11 +19,11 @@ import psycopg
 from sqlalchemy import Result
 from sqlalchemy.exc import DBAPIError
 
-from seekpoint.errors import CodecAway, ConfigError, HandlerMisuse, Poison
+from seekpoint.errors import CodecUnavailable, ConfigError, HandlerMisuse, Poison
 from seekpoint.pipeline.batch import Batch
 from seekpoint.pipeline.pipeline import Pipeline, shown_handler
 from seekpoint.pipeline.sink import Handler, Row, RowRefused, Sink
-from seekpoint.postgres.connection import LentConnection
+from seekpoint.postgres.connection import HandlerConnection
 from seekpoint.postgres.sqlstates import Fault, fault_of, is_database_error
 from seekpoint.records import AnyRecord, Cause, RawRecord, Span, add_note, one_line
 from seekpoint.worker.failure_policy import fail
@@ -34,7 +34,7 @@ Rows = tuple[Row, ...]
 ENDS = (KeyboardInterrupt, SystemExit, GeneratorExit)  # all else is a record's: a panic of Rust's, a cancelled task
 
 
-class Made(NamedTuple):
+class DecodedRecord(NamedTuple):
     """A record, decoded, with its rows for each sink. ``record`` is the raw one where nobody looks at it."""
 
     raw: RawRecord
@@ -45,7 +45,7 @@ class Made(NamedTuple):
 class Failed(Exception):  # noqa: N818 -- control: the batch is run again, by parts
     """Some record of what was written failed; nothing of it remains.
 
-    ``named`` are those that failed, where they are known; else empty: it is one of them all. ``late``: an answer
+    ``named`` are those that failed, where they are known; else empty: it is one of them all. ``is_deferred``: an answer
     of the database came later than it was due, so what failed is not known before it is run again. ``fault`` is
     what the error says: other than DATA, it may be no record's fault at all. ``sink`` is the number of the sink whose
     rows were refused; None where it was the handler, or is not known. ``blamed``: the error of each record, by its id,
@@ -58,13 +58,13 @@ class Failed(Exception):  # noqa: N818 -- control: the batch is run again, by pa
         cause: Cause,
         named: Sequence[RawRecord] = (),
         *,
-        late: bool = False,
+        is_deferred: bool = False,
         fault: Fault = Fault.DATA,
         sink: int | None = None,
         blamed: Mapping[str, BaseException] = MappingProxyType({}),
     ) -> None:
         super().__init__(one_line(error))
-        self.error, self.cause, self.named, self.late = error, cause, tuple(named), late
+        self.error, self.cause, self.named, self.is_deferred = error, cause, tuple(named), is_deferred
         self.fault, self.sink, self._blamed = fault, sink, blamed
 
     def error_of(self, raw: RawRecord) -> BaseException:
@@ -72,31 +72,31 @@ class Failed(Exception):  # noqa: N818 -- control: the batch is run again, by pa
         return self._blamed.get(raw.id, self.error)
 
 
-def apply(tx: LentConnection, pipeline: Pipeline, batch: OpenBatch) -> int:
+def apply(tx: HandlerConnection, pipeline: Pipeline, batch: OpenBatch) -> int:
     """Write the batch; returns how many records were applied.
 
     Raises Failed where a record may be at fault; misuse, and a lost connection, as they are.
     """
     if pipeline.handle is None and len(pipeline.sinks) == 1:
         return _stream(tx, pipeline, pipeline.sinks[0], batch)
-    made = made_of(pipeline, batch)
+    made = decoded_records(pipeline, batch)
     write(tx, pipeline, made, batch.spans)
     return len(made)
 
 
-def made_of(pipeline: Pipeline, batch: OpenBatch) -> list[Made]:
+def decoded_records(pipeline: Pipeline, batch: OpenBatch) -> list[DecodedRecord]:
     """Every record of the batch that is to be applied, which closes it."""
-    made: list[Made] = []
+    made: list[DecodedRecord] = []
     for raw in batch.chunks():
         rows = None if batch.unreadable else rows_at_once(pipeline, raw)
         if rows is None:
-            made += _make_each(pipeline, raw, batch)
+            made += _decode_each(pipeline, raw, batch)
         else:
-            made += [Made(one, one, ((row,),)) for one, row in zip(raw, rows, strict=True)]
+            made += [DecodedRecord(one, one, ((row,),)) for one, row in zip(raw, rows, strict=True)]
     return made
 
 
-def write(tx: LentConnection, pipeline: Pipeline, made: Sequence[Made], spans: Sequence[Span]) -> None:
+def write(tx: HandlerConnection, pipeline: Pipeline, made: Sequence[DecodedRecord], spans: Sequence[Span]) -> None:
     """Sinks in their declared order, then the handler. Raises Failed where a record is at fault."""
     for n, sink in enumerate(pipeline.sinks):
         written = (one.raw for one in made for _ in one.rows[n])
@@ -106,7 +106,7 @@ def write(tx: LentConnection, pipeline: Pipeline, made: Sequence[Made], spans: S
         _handle(tx, pipeline.handle, made, spans)
 
 
-def _stream(tx: LentConnection, pipeline: Pipeline, sink: Sink, batch: OpenBatch) -> int:
+def _stream(tx: HandlerConnection, pipeline: Pipeline, sink: Sink, batch: OpenBatch) -> int:
     applied = 0
     with _blaming(sink, 0, _written(pipeline, batch)), sink.open(tx) as writer:
         for raw in batch.chunks():
@@ -115,7 +115,7 @@ def _stream(tx: LentConnection, pipeline: Pipeline, sink: Sink, batch: OpenBatch
                 writer.write(rows)
                 applied += len(raw)
                 continue
-            made = _make_each(pipeline, raw, batch)
+            made = _decode_each(pipeline, raw, batch)
             writer.write([row for one in made for row in one.rows[0]])
             applied += len(made)
     return applied
@@ -124,7 +124,7 @@ def _stream(tx: LentConnection, pipeline: Pipeline, sink: Sink, batch: OpenBatch
 def _written(pipeline: Pipeline, batch: OpenBatch) -> Iterator[RawRecord]:
     """The record of each row that was streamed, made again: nothing of it was kept. Begins when it is asked."""
     for raw in batch.kept():
-        for one in _make_each(pipeline, raw, batch):
+        for one in _decode_each(pipeline, raw, batch):
             yield from repeat(one.raw, len(one.rows[0]))
 
 
@@ -148,7 +148,7 @@ def rows_at_once(pipeline: Pipeline, raw: Sequence[RawRecord]) -> list[Row] | No
         return None
     try:
         return sink.value_rows(pipeline.values(raw))
-    except (CodecAway, ConfigError):
+    except (CodecUnavailable, ConfigError):
         raise
     except ENDS:
         raise
@@ -156,7 +156,7 @@ def rows_at_once(pipeline: Pipeline, raw: Sequence[RawRecord]) -> list[Row] | No
         return None
 
 
-def make(pipeline: Pipeline, raw: RawRecord, unreadable: Exception | None = None) -> Made:
+def decode_record(pipeline: Pipeline, raw: RawRecord, unreadable: Exception | None = None) -> DecodedRecord:
     """One record, decoded, with its rows for each sink; ``unreadable`` is what the client said of it.
 
     Raises Failed where the record is at fault: that is, by whatever a codec or ``row=`` raises.
@@ -168,21 +168,21 @@ def make(pipeline: Pipeline, raw: RawRecord, unreadable: Exception | None = None
         record = pipeline.decode(raw)
         cause = Cause.ROW
         rows: list[Rows] = [tuple(s.rows(record)) if s.takes(raw.topic) else () for s in pipeline.sinks]
-    except (CodecAway, ConfigError, *ENDS):
+    except (CodecUnavailable, ConfigError, *ENDS):
         raise
     except BaseException as error:
         raise Failed(error, cause, [raw]) from error
-    return Made(raw, record, rows)
+    return DecodedRecord(raw, record, rows)
 
 
-def _make_each(pipeline: Pipeline, raw: Sequence[RawRecord], batch: OpenBatch) -> list[Made]:
+def _decode_each(pipeline: Pipeline, raw: Sequence[RawRecord], batch: OpenBatch) -> list[DecodedRecord]:
     """Each record that is to be applied, with its rows for each sink; on one that has none, the verdict is given."""
-    made: list[Made] = []
+    made: list[DecodedRecord] = []
     for one in raw:
         if batch.is_sifting and not batch.wants(one):  # a record of this chunk may have failed just now
             continue
         try:
-            made.append(make(pipeline, one, batch.unread(one) if batch.unreadable else None))
+            made.append(decode_record(pipeline, one, batch.unread(one) if batch.unreadable else None))
         except Failed as failed:
             fail(pipeline, batch, one, failed.error, failed.cause)
     return made
@@ -205,7 +205,7 @@ def _of(sink: Sink, error: Exception) -> Exception:
     return error
 
 
-def _handle(tx: LentConnection, handle: Handler, made: Sequence[Made], spans: Sequence[Span]) -> None:
+def _handle(tx: HandlerConnection, handle: Handler, made: Sequence[DecodedRecord], spans: Sequence[Span]) -> None:
     who = shown_handler(handle)
     try:
         with tx.lent(who):
@@ -215,14 +215,14 @@ def _handle(tx: LentConnection, handle: Handler, made: Sequence[Made], spans: Se
     except (ConfigError, *ENDS):
         raise
     except BaseException as error:
-        if tx.late is not None:
-            raise believed(tx.late, error) from error
+        if tx.deferred_error is not None:
+            raise as_deferred(tx.deferred_error, error) from error
         if poison := poisons(error):
             raise _poisoned(error, poison, made) from error
         if _is_kept_off(error):
             raise HandlerMisuse(
                 f"{who} used pgconn while statements of its own had no answer yet ({error}): send the statement "
-                "with the connection it was lent, or declare Pipeline(send_ahead=False)"
+                "with the connection it was lent, or declare Pipeline(pipeline_mode=False)"
             ) from error
         if not is_database_error(error):
             raise Failed(error, Cause.HANDLER) from error
@@ -267,7 +267,7 @@ def poisons(error: BaseException) -> list[Poison]:
     return [poison for each in found for poison in each] if all(found) else []
 
 
-def _poisoned(error: BaseException, poison: Sequence[Poison], made: Sequence[Made]) -> Failed:
+def _poisoned(error: BaseException, poison: Sequence[Poison], made: Sequence[DecodedRecord]) -> Failed:
     """Each record is blamed by the first that names it; of those that name none, one is searched for later."""
     blamed: dict[str, Poison] = {}
     named: dict[str, RawRecord] = {}
@@ -278,17 +278,17 @@ def _poisoned(error: BaseException, poison: Sequence[Poison], made: Sequence[Mad
     return Failed(poison[0] if len(poison) == 1 else error, Cause.POISON, list(named.values()), blamed=blamed)
 
 
-def believed(late: BaseException, error: BaseException) -> BaseException:
+def as_deferred(late: BaseException, error: BaseException) -> BaseException:
     """What to raise where a statement that was sent ahead has failed, and ``error`` came out, which may be that one.
 
     A handler met the failure at another line, and may have taken it for that line's: whatever it raised is no verdict.
     """
     if (fault := fault_of(late)) is None:
         return late
-    return Failed(error, Cause.DATABASE if is_database_error(error) else Cause.HANDLER, late=True, fault=fault)
+    return Failed(error, Cause.DATABASE if is_database_error(error) else Cause.HANDLER, is_deferred=True, fault=fault)
 
 
-def _named(poison: Poison, made: Sequence[Made]) -> list[RawRecord]:
+def _named(poison: Poison, made: Sequence[DecodedRecord]) -> list[RawRecord]:
     """The records of the batch that it names; to leave out any others would change nothing, for ever."""
     if not poison.records:
         return []

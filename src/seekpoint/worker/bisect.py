@@ -19,10 +19,10 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
 from seekpoint.pipeline.pipeline import Pipeline
-from seekpoint.postgres.connection import LentConnection
+from seekpoint.postgres.connection import HandlerConnection
 from seekpoint.postgres.sqlstates import Fault, fault_of, may_be_one_records, sqlstate
 from seekpoint.records import Cause, Partition, RawRecord, Span, add_note
-from seekpoint.worker.apply import Failed, Made, made_of, write
+from seekpoint.worker.apply import DecodedRecord, Failed, decoded_records, write
 from seekpoint.worker.failure_policy import fail
 from seekpoint.worker.open_batch import OpenBatch
 
@@ -74,7 +74,7 @@ class Size:
                 self.most = None
 
 
-class Isolation:
+class Bisection:
     """Remembers from batch to batch how far apart the failures come. One per worker."""
 
     def __init__(self) -> None:
@@ -96,13 +96,13 @@ class Isolation:
         is_known = failed is not None and not failed.named and (failed.fault is not Fault.TRANSIENT or too_long(failed))
         self._known = failed if is_known else None
 
-    def apply(self, tx: LentConnection, pipeline: Pipeline, batch: OpenBatch, *, patient: bool = False) -> int:
+    def apply(self, tx: HandlerConnection, pipeline: Pipeline, batch: OpenBatch, *, patient: bool = False) -> int:
         """Write what can be written, and give the verdict on what cannot; returns how many records were applied.
 
         Raises misuse, and database errors that are no record's fault, as they are; where ``patient``, Failed at an
         error that may pass: the whole transaction is to be tried again first.
         """
-        made = made_of(pipeline, batch)
+        made = decoded_records(pipeline, batch)
         search = _Search(tx, pipeline, batch, made, patient=patient)
         known, self._known = self._known, None
         begin = furthest = judged = 0  # whatever lies behind `judged` may be asked for without looking
@@ -113,7 +113,7 @@ class Isolation:
             if begin < judged or batch.looks_ahead:
                 places = [n for n in places if batch.wants(made[n].raw)]
             part = [made[n] for n in places]
-            if known and (len(part) < len(made) or (known.late and len(part) == 1)):
+            if known and (len(part) < len(made) or (known.is_deferred and len(part) == 1)):
                 known = None
             failed = known or (search.run(part) if part else None)
             known = None
@@ -146,7 +146,13 @@ class _Search:
     """
 
     def __init__(
-        self, tx: LentConnection, pipeline: Pipeline, batch: OpenBatch, made: Sequence[Made], *, patient: bool
+        self,
+        tx: HandlerConnection,
+        pipeline: Pipeline,
+        batch: OpenBatch,
+        made: Sequence[DecodedRecord],
+        *,
+        patient: bool,
     ) -> None:
         self._tx, self._pipeline, self._batch, self._made, self._patient = tx, pipeline, batch, made, patient
         self.applied = self.found = 0
@@ -155,7 +161,7 @@ class _Search:
         self._proven: set[int | None] = set()  # sinks that wrote a row of an applied record; None: one was applied
         tx.begin_parts()
 
-    def run(self, part: Sequence[Made]) -> Failed | None:
+    def run(self, part: Sequence[DecodedRecord]) -> Failed | None:
         """Apply these records, all or none."""
         try:
             self._write(part)
@@ -169,17 +175,17 @@ class _Search:
         self._prove(part)
         return None
 
-    def _write(self, part: Sequence[Made]) -> None:
+    def _write(self, part: Sequence[DecodedRecord]) -> None:
         write(self._tx, self._pipeline, part, spans_of(part) if self._pipeline.handle is not None else ())
         if self._batch.deferred:
             self._check_deferred()
 
-    def _prove(self, part: Sequence[Made]) -> None:
+    def _prove(self, part: Sequence[DecodedRecord]) -> None:
         if len(self._proven) <= len(self._pipeline.sinks):
             self._proven.add(None)
             self._proven.update(n for n in range(len(self._pipeline.sinks)) if any(one.rows[n] for one in part))
 
-    def narrow(self, part: Sequence[Made], failed: Failed) -> int:
+    def narrow(self, part: Sequence[DecodedRecord], failed: Failed) -> int:
         """Find what failed in a part, and give the verdict; returns how many records from its front are settled."""
         self.at = self.too_many = None
         low, high, is_known = 0, len(part), True  # part[low:high] fails, if that is known; what is below is applied
@@ -200,10 +206,10 @@ class _Search:
                 return high
             failed = alone
         if not failed.named:
-            self._verdict([part[low].raw], failed, low)
+            self._decide([part[low].raw], failed, low)
             return high
         named = {raw.id for raw in failed.named}
-        self._verdict(failed.named, failed, max(n for n, one in enumerate(part) if one.raw.id in named))
+        self._decide(failed.named, failed, max(n for n, one in enumerate(part) if one.raw.id in named))
         return low
 
     def _cause(self, raws: Sequence[RawRecord], failed: Failed) -> Cause:
@@ -231,7 +237,7 @@ class _Search:
         """Which sink must have written another record; None: whatever was applied counts."""
         return failed.sink if failed.fault is Fault.PROGRAM else None
 
-    def _others(self, raws: Sequence[RawRecord], failed: Failed) -> list[Made]:
+    def _others(self, raws: Sequence[RawRecord], failed: Failed) -> list[DecodedRecord]:
         """Some of the other records that would take the same way, from all over the batch."""
         failing, sink = {raw.id for raw in raws}, self._sink(failed)
         others = [
@@ -241,7 +247,7 @@ class _Search:
         ]
         return others[:: 1 + len(others) // PROBES[failed.fault]]
 
-    def _could_apply(self, one: Made) -> bool:
+    def _could_apply(self, one: DecodedRecord) -> bool:
         """Whether this record is applied when it is tried alone; nothing of it remains."""
         try:
             self._write([one])
@@ -252,7 +258,7 @@ class _Search:
         self._tx.undo_part()
         return is_applied
 
-    def _verdict(self, raws: Sequence[RawRecord], failed: Failed, at: int) -> None:
+    def _decide(self, raws: Sequence[RawRecord], failed: Failed, at: int) -> None:
         self.at, cause = at, self._cause(raws, failed)
         for raw in raws:
             self.found += 1
@@ -290,7 +296,7 @@ def _original(error: BaseException) -> BaseException:
     return error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
 
 
-def spans_of(part: Sequence[Made]) -> list[Span]:
+def spans_of(part: Sequence[DecodedRecord]) -> list[Span]:
     """The offsets that a part covers, as a handler is told them."""
     starts: dict[tuple[str, int], int] = {}
     ends: dict[tuple[str, int], int] = {}

@@ -10,7 +10,7 @@ import random
 from seekpoint.errors import Poison, PoisonStop, RetryLater
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import OnPoison, Retry
-from seekpoint.records import Aside, Cause, Failure, Partition, RawRecord, State
+from seekpoint.records import Cause, Failure, NewDeadLetter, Partition, RawRecord, State
 from seekpoint.worker.open_batch import OpenBatch
 
 # No record is passed for these, whatever the policy: another one might have to be passed for the same reason.
@@ -19,11 +19,11 @@ NEVER_PASSED = frozenset({Cause.TRANSIENT, Cause.PROGRAM})
 _chance = random.Random()  # noqa: S311 -- jitter
 
 
-class Killer(Exception):  # noqa: N818 -- named after what the record did
+class CrashingRecord(Exception):  # noqa: N818 -- named after what the record did
     """The record was handed on so often, and the process that tried it never came back."""
 
-    def __init__(self, deaths: int) -> None:
-        super().__init__(f"it was tried {deaths} times, and each time the process ended before it was done")
+    def __init__(self, crashes: int) -> None:
+        super().__init__(f"it was tried {crashes} times, and each time the process ended before it was done")
 
 
 def fail(pipeline: Pipeline, batch: OpenBatch, raw: RawRecord, error: BaseException, cause: Cause) -> None:
@@ -35,24 +35,24 @@ def fail(pipeline: Pipeline, batch: OpenBatch, raw: RawRecord, error: BaseExcept
     """
     partition = Partition(raw.topic, raw.partition)
     tried = batch.tries.get((partition, raw.offset), 0)
-    if isinstance(error, Killer):
+    if isinstance(error, CrashingRecord):
         failure = Failure.of(error, cause, attempts=tried)
     else:
         failure = Failure.of(error, cause, attempts=tried + 1)
         if is_worth_another_try(pipeline.retry, error, failure.attempts, cause):
             later = _later(pipeline.retry, partition, raw.offset, failure)
             later.__cause__ = error
-            batch.cut(later)
+            batch.stop_at(later)
             return
     match pipeline.on_poison:
         case _ if cause in NEVER_PASSED:
-            batch.cut(poison_stop(raw, failure))
+            batch.stop_at(poison_stop(raw, failure))
         case OnPoison.STOP:
-            batch.cut(poison_stop(raw, failure))
+            batch.stop_at(poison_stop(raw, failure))
         case OnPoison.DEAD_LETTER:
-            batch.set_aside(Aside(raw, failure, State.PARKED))
+            batch.add_dead_letter(NewDeadLetter(raw, failure, State.DEAD_LETTERED))
         case OnPoison.SKIP:
-            batch.set_aside(Aside(raw, failure, State.SKIPPED))
+            batch.add_dead_letter(NewDeadLetter(raw, failure, State.SKIPPED))
 
 
 def is_worth_another_try(retry: Retry, error: BaseException, attempts: int, cause: Cause = Cause.HANDLER) -> bool:
@@ -68,7 +68,7 @@ def _later(retry: Retry, partition: Partition, offset: int, failure: Failure) ->
     return RetryLater(
         partition,
         offset,
-        f"{failure.told}; tried {failure.attempts} of {retry.attempts} times, again in {wait:.1f} s",
+        f"{failure.summary}; tried {failure.attempts} of {retry.attempts} times, again in {wait:.1f} s",
         failure=failure,
         wait=wait,
     )
@@ -76,13 +76,13 @@ def _later(retry: Retry, partition: Partition, offset: int, failure: Failure) ->
 
 def poison_stop(raw: RawRecord, failure: Failure) -> PoisonStop:
     """The error that stops a partition in front of this record, with what can be decided."""
-    call = f"Ledger.move({raw.topic!r}, {raw.partition}, to={raw.offset + 1}"
+    call = f"Ledger.reset_offset({raw.topic!r}, {raw.partition}, to={raw.offset + 1}"
     keep_aside = "keep such records aside and go on: Pipeline(on_poison='dead_letter')"
     times = "" if failure.attempts <= 1 else f" (tried {failure.attempts} times)"
     return PoisonStop(
         Partition(raw.topic, raw.partition),
         raw.offset,
-        f"{_WHAT[failure.cause]}: {failure.told}{times}",
+        f"{_WHAT[failure.cause]}: {failure.summary}{times}",
         choices=(
             _REMEDY.get(failure.cause, "mend the codec, row= or handler, and start the worker again"),
             f"skip it: {call}, log=None, lost='poison', reason=...)",
@@ -98,8 +98,8 @@ _WHAT = {
     Cause.HANDLER: "the handler failed on it",
     Cause.POISON: "the handler calls it poison",
     Cause.DATABASE: "the database refused it",
-    Cause.KILLED: "it kills the process",
-    Cause.HELD: "it is held",
+    Cause.CRASHED: "it kills the process",
+    Cause.BLOCKED: "it is held",
     Cause.TRANSIENT: "the database refused it at each attempt, alone, with an error that may pass",
     Cause.PROGRAM: "the database reports a mistake of the program, and no other record was there to show whether it "
     "is this record's",

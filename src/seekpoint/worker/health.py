@@ -35,14 +35,14 @@ class Health:
     partitions wait for a decision, ``retrying`` which wait for the next try of a record that failed, and which one
     that is; ``delayed`` which wait until their next record is old enough; ``suspects`` how many offsets are left that
     may hold a record which crashes its process, and are applied in small parts. Records that wait as declared make
-    nobody stale. ``stands_by`` says why the worker waits outside the group: the reload to its version, or other tables.
+    nobody stale. ``standby`` says why the worker waits outside the group: the reload to its version, or other tables.
     """
 
     live: bool = False
     ready: bool = False
     stale: bool = False
     trouble: str | None = None
-    stands_by: str | None = None
+    standby: str | None = None
     error: BaseException | None = None
     stuck: float | None = None
     positions: Mapping[Partition, int] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class HealthBoard:
                     self._draining = True
                 case events.BatchOpened():
                     self._in_hand = True
-                case events.Committed() | events.Refused() | events.Parked():
+                case events.Committed() | events.Refused() | events.PartitionStopped():
                     self._in_hand = False
                 case events.DatabaseTrouble() | events.CodecTrouble():
                     self._in_hand = False
@@ -120,24 +120,24 @@ class HealthBoard:
                 return replace(h, live=True)
             case events.Started():
                 self._has_joined = True
-                return replace(h, live=True, ready=True, stands_by=None)
-            case events.StoodBy():
-                return replace(h, live=True, ready=False, stands_by=f"reload {event.run}, {event.state}")
+                return replace(h, live=True, ready=True, standby=None)
+            case events.OnStandby():
+                return replace(h, live=True, ready=False, standby=f"reload {event.run}, {event.state}")
             case events.DeclarationRefused():
-                return replace(h, live=True, ready=False, stands_by=event.reason)
-            case events.TookOver():
-                return replace(h, stands_by=None)
-            case events.Stopped():
-                return replace(h, live=False, ready=False, stands_by=None, error=event.error)
-            case events.Placed():
+                return replace(h, live=True, ready=False, standby=event.reason)
+            case events.StandbyEnded():
+                return replace(h, standby=None)
+            case events.WorkerStopped():
+                return replace(h, live=False, ready=False, standby=None, error=event.error)
+            case events.Activated():
                 h = replace(h, suspects=_without(h.suspects, event.partition))
                 stopped, retrying = _without(h.stopped, event.partition), _without(h.retrying, event.partition)
                 return replace(
                     h, positions={**h.positions, event.partition: event.offset}, stopped=stopped, retrying=retrying
                 )
-            case events.Gone() | events.Released():
+            case events.Revoked() | events.Released():
                 return self._revoked(h, *event.partitions)
-            case events.Parked():
+            case events.PartitionStopped():
                 retrying = _without(h.retrying, event.partition)
                 return replace(h, stopped={**h.stopped, event.partition: event.error}, retrying=retrying)
             case events.SuspectsLeft():
@@ -163,9 +163,9 @@ class HealthBoard:
             case events.DatabaseTrouble() | events.KafkaTrouble() | events.CodecTrouble():
                 return replace(h, ready=False, trouble=str(event.as_fields()["error"]))
             case events.Recovered():
-                return replace(h, ready=self._has_joined and h.stands_by is None, trouble=None)
+                return replace(h, ready=self._has_joined and h.standby is None, trouble=None)
             case events.LagSampled():
-                delayed = event.waiting - h.retrying.keys()
+                delayed = event.not_due - h.retrying.keys()
                 return replace(h, lag=dict(event.lag), lag_unknown=event.unknown, delayed=delayed)
             case _:
                 return h

@@ -10,7 +10,7 @@ from seekpoint.events import Announcer
 from seekpoint.kafka.client import Client
 
 
-class Keeper:
+class Heartbeat:
     """Keeps the group membership while one transaction takes long, from a thread of its own; within a deadline.
 
     ``max_poll`` is ``max.poll.interval.ms`` in seconds. The membership is renewed with a consume of nothing,
@@ -40,5 +40,5 @@ class Keeper:
             since, now = self._busy_since, monotonic()
             if since is None or now - since > self._deadline or now - self._client.contact < self._every:
                 continue
-            if self._client.keep():
-                self._announce(events.Kept())
+            if self._client.renew_membership():
+                self._announce(events.MembershipRenewed())

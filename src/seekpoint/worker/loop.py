@@ -14,9 +14,17 @@ from typing import Any
 from sqlalchemy import text
 
 from seekpoint import events
-from seekpoint.errors import CodecAway, ConfigError, DeclarationDiffers, Fenced, KafkaAway, StandsBy, StopTimeout
+from seekpoint.errors import (
+    CodecUnavailable,
+    ConfigError,
+    DeclarationDiffers,
+    Fenced,
+    KafkaUnavailable,
+    StandbyRequired,
+    StopTimeout,
+)
 from seekpoint.events import Announcer
-from seekpoint.kafka.client import KafkaException, raise_if_fatal, unmade
+from seekpoint.kafka.client import KafkaException, lazy_records, raise_if_fatal
 from seekpoint.kafka.config import consumer_config, make_consumer
 from seekpoint.kafka.identity import CHECK_KAFKA, Identity, Refused
 from seekpoint.ledger import Attempt, Claim, Ledger, SuspectNote
@@ -25,14 +33,14 @@ from seekpoint.ledger.revision import check
 from seekpoint.pipeline.pipeline import Pipeline, shown_handler
 from seekpoint.pipeline.policy import Backoff
 from seekpoint.postgres import pooler
-from seekpoint.postgres.sqlstates import passes
+from seekpoint.postgres.sqlstates import is_transient
 from seekpoint.postgres.user_code_time import Stopwatch
 from seekpoint.records import Cause, Partition, RawRecord, one_line, running_line
-from seekpoint.worker.assignment import Alone, Assignment, Chunk, StandBy, SuspectPart
-from seekpoint.worker.failure_policy import Killer, fail
-from seekpoint.worker.heartbeat import Keeper
+from seekpoint.worker.assignment import Assignment, Chunk, SingleAttempt, Standby, SuspectPart
+from seekpoint.worker.failure_policy import CrashingRecord, fail
+from seekpoint.worker.heartbeat import Heartbeat
 from seekpoint.worker.open_batch import CHUNK, OpenBatch
-from seekpoint.worker.start_errors import may_pass
+from seekpoint.worker.start_errors import is_transient_at_start
 from seekpoint.worker.unit_of_work import Committer
 
 POLL = 0.2  # seconds: how long a quiet loop waits for a record before it looks at anything else
@@ -71,7 +79,7 @@ class Loop:
         announce.add(self._watch)
         self._held: Assignment
         self._committer: Committer
-        self._keeper: Keeper
+        self._heartbeat: Heartbeat
         self._is_open = False  # these three are in use
         self._ending = threading.Lock()  # its holder announces the end: this thread, or the one that gives it up
         self._given_up: StopTimeout | None = None
@@ -92,7 +100,7 @@ class Loop:
             raise
         finally:
             if self._ending.acquire(blocking=False):
-                self._announce(events.Stopped(error=error))
+                self._announce(events.WorkerStopped(error=error))
             elif self._given_up is not None:
                 raise self._given_up from error
 
@@ -108,8 +116,8 @@ class Loop:
         is_open = self._is_open
         if is_open:
             self._committer.cut()
-            self._keeper.stop()
-        self._announce.end(events.Stopped(error=self._given_up))
+            self._heartbeat.stop()
+        self._announce.end(events.WorkerStopped(error=self._given_up))
         if is_open:
             self._held.client.close(LEAVE)
 
@@ -134,8 +142,8 @@ class Loop:
 
     def _live(self) -> None:
         """In the group until the end; outside of it while a reload to our version is open, or our tables differ."""
-        standby = StandBy(self._ledger, self._pipeline.topics, self._announce, self._stopping)
-        met: StandsBy | DeclarationDiffers | None = None  # opened, or stored, after we had looked
+        standby = Standby(self._ledger, self._pipeline.topics, self._announce, self._stopping)
+        met: StandbyRequired | DeclarationDiffers | None = None  # opened, or stored, after we had looked
         while standby.until_free(met):
             self._open()
             try:
@@ -143,7 +151,7 @@ class Loop:
                 self._announce(events.Draining())
                 return
             except (
-                StandsBy,
+                StandbyRequired,
                 DeclarationDiffers,
             ) as error:
                 met = error
@@ -185,7 +193,7 @@ class Loop:
     def _start(self) -> bool:
         """Check what can be wrong, and wait for servers that do not answer; False if the end was asked for meanwhile.
 
-        Raises what stays as it is, and KafkaAway or the database's error when ``Limits.start_wait`` is over.
+        Raises what stays as it is, and KafkaUnavailable or the database's error when ``Limits.start_wait`` is over.
         """
         began, waits, limit = monotonic(), Backoff().waits(self._chance), self._limits.start_wait or math.inf
         trouble: events.KafkaTrouble | events.DatabaseTrouble
@@ -194,12 +202,12 @@ class Loop:
         while True:
             try:
                 self._check()
-            except KafkaAway as error:
+            except KafkaUnavailable as error:
                 if monotonic() - began >= limit:
-                    raise KafkaAway(f"{error}; {CHECK_KAFKA}") from error
+                    raise KafkaUnavailable(f"{error}; {CHECK_KAFKA}") from error
                 trouble, reason = events.KafkaTrouble(error=str(error)), str(error)
             except Exception as error:
-                if not may_pass(error) or monotonic() - began >= limit:
+                if not is_transient_at_start(error) or monotonic() - began >= limit:
                     raise
                 trouble, reason = events.DatabaseTrouble(error=error), one_line(getattr(error, "orig", None) or error)
             else:
@@ -226,7 +234,7 @@ class Loop:
                 connection.execute(wait, {"wait": f"{max(1, round(self._limits.claim_wait * 1000))}ms"})
                 self._pipeline.check_tables(connection)
         except Exception as error:
-            if not passes(error):
+            if not is_transient(error):
                 raise
             self._announce(events.DatabaseTrouble(error=error))
 
@@ -243,14 +251,14 @@ class Loop:
             pipeline=self._pipeline,
         )
         max_poll = int(self._config.get("max.poll.interval.ms", 300_000)) / 1000
-        self._keeper = Keeper(self._held.client, max_poll, self._limits.transaction_age, self._announce)
+        self._heartbeat = Heartbeat(self._held.client, max_poll, self._limits.transaction_age, self._announce)
         self._committer = Committer(self._ledger, self._pipeline, self._held, self._announce, stopwatch=self._stopwatch)
         self._is_open = True
         self._held.join()
         self._announce(events.Started(group=self._pipeline.group, owner=self._ledger.owner.hex))
 
     def _close(self) -> None:
-        self._keeper.stop()
+        self._heartbeat.stop()
         self._committer.close()
         if self._given_up is not None:  # the claims stay; a client that was made since then is closed here
             self._held.client.close(LEAVE)
@@ -258,7 +266,7 @@ class Loop:
         try:
             self._held.leave()
         except Exception as error:
-            if not passes(error):
+            if not is_transient(error):
                 raise
             # The claims stay until somebody claims over them: nothing is lost but a count.
             self._announce(events.DatabaseTrouble(error=error))
@@ -284,18 +292,18 @@ class Loop:
                 raise_if_fatal(error.args[0])
                 text = error.args[0].str()
                 self._back_off(events.KafkaTrouble(error=text))
-            except KafkaAway as error:
+            except KafkaUnavailable as error:
                 self._back_off(events.KafkaTrouble(error=str(error)))
-            except CodecAway as error:
+            except CodecUnavailable as error:
                 self._ask_codec = error.ask
                 self._back_off(events.CodecTrouble(error=str(error)))
             except Exception as error:
-                if not passes(error):
+                if not is_transient(error):
                     raise
                 self._back_off(events.DatabaseTrouble(error=error))
 
     def _step(self) -> None:
-        self._held.tend()
+        self._held.maintain()
         self._recovered()
         self._raise_if_strict()
         self._sample_lag()
@@ -305,7 +313,7 @@ class Loop:
             return
         batch = OpenBatch(chunk, lambda: self._draw(batch.room), self._held.identity.ask, self._limits)
         began = monotonic()
-        with self._keeper:
+        with self._heartbeat:
             self._committer.commit(batch)
         self._took = monotonic() - began
         self._recovered()
@@ -313,13 +321,13 @@ class Loop:
     def _read(self, wait: float, most: int) -> Chunk[RawRecord] | None:
         """What has waited long enough, and what the client has; waits for the first record, if there is none."""
         room, due = min(CHUNK, most), None
-        if self._held.turns:
+        if self._held.scheduler:
             # Half of the room each: neither what waits nor what comes in keeps the other out.
             self._first = not self._first
-            due = self._held.turns.due(room // 2 + self._first)
+            due = self._held.scheduler.due(room // 2 + self._first)
             room -= len(due)
-            wait = 0 if len(due) else self._held.turns.wait(wait)
-        taken = self._held.take(self._held.client.read(room, wait)) if room else None
+            wait = 0 if len(due) else self._held.scheduler.wait(wait)
+        taken = self._held.accept_messages(self._held.client.read(room, wait)) if room else None
         if taken is None or not len(taken):
             return due if due is not None and len(due) else None
         self._announce(events.ChunkRead(records=len(taken)))
@@ -328,14 +336,14 @@ class Loop:
 
     def _readable(self, taken: Chunk[Any]) -> Chunk[RawRecord]:
         """The messages as records, which are made when somebody looks at one; what cannot be read is found now."""
-        records, unreadable = unmade(list(taken), next(iter(taken.reads)) if len(taken.reads) == 1 else None)
+        records, unreadable = lazy_records(list(taken), next(iter(taken.reads)) if len(taken.reads) == 1 else None)
         for record, error in unreadable:
-            self._held.placed[Partition(record.topic, record.partition)].unreadable[record.offset] = error
+            self._held.active[Partition(record.topic, record.partition)].unreadable[record.offset] = error
         return Chunk(records, taken.reads, unreadable)
 
     def _draw(self, most: int) -> Chunk[RawRecord] | None:
         """What more is there for the open batch; None once a partition was taken away or the end was asked for."""
-        return None if self._held.changed or self._stopping.is_set() else self._read(0, most)
+        return None if self._held.has_revoked or self._stopping.is_set() else self._read(0, most)
 
     def _raise_if_strict(self) -> None:
         if self._pipeline.strict and (stopped := self._held.stopped):
@@ -348,17 +356,17 @@ class Loop:
         self._lag_at = now + self._limits.lag_check
         try:
             lag, unknown = self._held.lag()
-        except KafkaAway as error:  # one partition without a leader keeps no other from being read
+        except KafkaUnavailable as error:  # one partition without a leader keeps no other from being read
             self._announce(events.KafkaTrouble(error=str(error)))
             return
-        self._announce(events.LagSampled(lag=lag, waiting=self._held.turns.waiting(), unknown=unknown))
+        self._announce(events.LagSampled(lag=lag, not_due=self._held.scheduler.not_due(), unknown=unknown))
 
     # -- one record at a time -------------------------------------------------------------------------
 
     def _try_carefully(self) -> bool:
         """Try what is due and has a transaction of its own, for about as long as the last batch; whether any was."""
         until, has_tried = monotonic() + self._took, False
-        while not self._stopping.is_set() and (tried := self._held.turns.careful()) is not None:
+        while not self._stopping.is_set() and (tried := self._held.scheduler.next_careful()) is not None:
             if isinstance(tried, SuspectPart):
                 self._try_part(tried)
             else:
@@ -368,7 +376,7 @@ class Loop:
                 break
         return has_tried
 
-    def _try(self, alone: Alone) -> None:
+    def _try(self, alone: SingleAttempt) -> None:
         """One record in a transaction of its own; that it is tried goes on record before, as it may be the end of us.
 
         One that ended as many processes as it may is poison, and no handler sees it.
@@ -376,19 +384,19 @@ class Loop:
         at = alone.partition, alone.record.offset
         batch = OpenBatch(alone.chunk, lambda: None, self._held.identity.ask, self._limits, tries={at: alone.tries})
         batch.is_transient = alone.is_transient
-        if alone.is_convicted:
-            fail(self._pipeline, batch, alone.record, Killer(alone.deaths), Cause.KILLED)
+        if alone.is_at_crash_limit:
+            fail(self._pipeline, batch, alone.record, CrashingRecord(alone.crashes), Cause.CRASHED)
         else:
             pipeline = self._pipeline
             then = TRANSIENT if alone.is_transient else pipeline.on_poison.value
             attempt = Attempt(at[1], alone.tries + 1, allowed=pipeline.retry.attempts, then=then)
-            if not self._on_record(lambda: self._ledger.note_alone([(alone.claim, attempt)])):
+            if not self._on_record(lambda: self._ledger.record_attempts_alone([(alone.claim, attempt)])):
                 return
-            self._announce(events.TriedAlone(partition=at[0], offset=at[1], attempt=attempt.number))
-        batch.isolating = True  # it stands alone already: a failure is its own, and is not looked for by a second call
+            self._announce(events.SingleRecordAttempt(partition=at[0], offset=at[1], attempt=attempt.number))
+        batch.bisecting = True  # it stands alone already: a failure is its own, and is not looked for by a second call
         self._commit_carefully(batch, alone.claim)
         if batch.reads:
-            self._held.turns.note_left(at[0], is_found=alone.is_convicted)
+            self._held.scheduler.note_left(at[0], is_found=alone.is_at_crash_limit)
         if alone.tries and batch.reads and batch.wants(alone.record):
             self._announce(events.RetrySucceeded(partition=at[0], offset=at[1], attempt=alone.tries + 1))
 
@@ -397,12 +405,12 @@ class Loop:
         batch = OpenBatch(part.chunk, lambda: None, self._held.identity.ask, self._limits)
         batch.suspects = part.suspects
         note = SuspectNote(part.claim, part.suspects.end, part.end)
-        if not part.is_noted and not self._on_record(lambda: self._ledger.suspect_alone([note])):
+        if not part.is_noted and not self._on_record(lambda: self._ledger.record_suspects_alone([note])):
             return
-        self._announce(events.TriedPart(partition=part.partition, start=part.start, end=part.end))
+        self._announce(events.SuspectPartAttempt(partition=part.partition, start=part.start, end=part.end))
         self._commit_carefully(batch, part.claim)
         if batch.reads:
-            self._held.turns.note_left(part.partition)
+            self._held.scheduler.note_left(part.partition)
 
     def _on_record(self, note: Callable[[], object]) -> bool:
         """Put it on record, if the claim is still ours."""
@@ -410,13 +418,13 @@ class Loop:
             note()
         except Fenced as error:
             self._announce(events.Refused(reason=error.reason))
-            self._held.resolve({})
+            self._held.reconcile({})
             return False
         return True
 
     def _commit_carefully(self, batch: OpenBatch, claim: Claim) -> None:
         try:
-            with self._keeper:
+            with self._heartbeat:
                 self._committer.commit(batch)
         except Exception:
             self._give_up(claim)
@@ -429,7 +437,7 @@ class Loop:
         try:
             self._ledger.release([claim])
         except Exception as error:
-            if not passes(error):
+            if not is_transient(error):
                 raise
 
     # -- trouble --------------------------------------------------------------------------------------
@@ -441,7 +449,7 @@ class Loop:
         self._held.suspend()
         until = monotonic() + wait
         while not self._stopping.is_set() and (left := until - monotonic()) > 0:
-            self._held.take(self._held.client.read(CHUNK, min(left, POLL)))
+            self._held.accept_messages(self._held.client.read(CHUNK, min(left, POLL)))
 
     def _watch(self, event: events.Event) -> None:
         """Whoever announces a trouble, its end is announced here."""
@@ -452,10 +460,10 @@ class Loop:
 
     def _recovered(self) -> None:
         """Say when it is over: everything is claimed, and the brokers answer (a quiet topic would not show it)."""
-        if self._in_trouble and not self._held.waiting:
-            self._held.identity.cluster_id()  # KafkaAway: it is not over
+        if self._in_trouble and not self._held.is_claiming:
+            self._held.identity.cluster_id()  # KafkaUnavailable: it is not over
             if self._ask_codec is not None:
-                self._ask_codec()  # CodecAway: nor is this, and no transaction is opened to find it out
+                self._ask_codec()  # CodecUnavailable: nor is this, and no transaction is opened to find it out
                 self._ask_codec = None
             self._in_trouble = False
             self._said.clear()

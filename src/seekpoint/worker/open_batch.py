@@ -9,7 +9,18 @@ from seekpoint.errors import PartitionStopped
 from seekpoint.kafka.identity import Answer
 from seekpoint.ledger import Move
 from seekpoint.pipeline.policy import Limits
-from seekpoint.records import HELD_BEHIND, AnyRecord, Aside, Cause, Failure, Partition, RawRecord, Span, State, Unmade
+from seekpoint.records import (
+    BLOCKED_BY_KEY,
+    AnyRecord,
+    Cause,
+    Failure,
+    LazyRecords,
+    NewDeadLetter,
+    Partition,
+    RawRecord,
+    Span,
+    State,
+)
 from seekpoint.worker.assignment.backlog import SuspectRange
 from seekpoint.worker.assignment.chunk import Chunk, Read, chain
 
@@ -48,15 +59,15 @@ class OpenBatch:
         self._kept: list[Sequence[RawRecord]] = []
         self._closes_at = clock() + limits.batch_age
         self._bytes = self._records = 0
-        self.cuts: dict[Partition, PartitionStopped] = {}
+        self.stops: dict[Partition, PartitionStopped] = {}
         self.unreadable: dict[Place, Exception] = {}  # what the client could not read whole
         self.tries = tries or {}
-        self.isolating = False  # some record failed: run the parts one by one, and find it
+        self.bisecting = False  # some record failed: run the parts one by one, and find it
         self.deferred = False  # a constraint refused the rows at COMMIT: ask it after every part
         self.suspects: SuspectRange | None = None  # its only partition is gone through in parts
         self.is_transient = False  # its only record has failed before, alone, with a transient error
-        self._asides: dict[Place, Aside] = {}
-        self._keys: dict[tuple[Partition, bytes], int] | None = None  # with hold_key: where each dead key begins
+        self._dead_letters: dict[Place, NewDeadLetter] = {}
+        self._keys: dict[tuple[Partition, bytes], int] | None = None  # with keep_key_order: where each dead key begins
         self.reads: dict[Partition, Read] = {}
         self.identity: Answer | None = None
         self._keep(first)
@@ -119,25 +130,25 @@ class OpenBatch:
     @property
     def is_sifting(self) -> bool:
         """Whether there is a record that :meth:`wants` might refuse."""
-        return bool(self.cuts or self._asides or self._keys)
+        return bool(self.stops or self._dead_letters or self._keys)
 
     @property
     def looks_ahead(self) -> bool:
         """Whether a verdict on one record tells of later ones: its partition has ended, or its key is kept back."""
-        return bool(self.cuts or self._keys is not None)
+        return bool(self.stops or self._keys is not None)
 
     def wants(self, record: AnyRecord) -> bool:
         """Whether the record is to be applied: not behind its partition's cut, not set aside, not behind its key."""
         partition = Partition(record.topic, record.partition)
-        if self._is_cut(partition, record.offset):
+        if self._is_stopped(partition, record.offset):
             return False
-        return (partition, record.offset) not in self._asides and not self._hold(partition, record)
+        return (partition, record.offset) not in self._dead_letters and not self._block(partition, record)
 
-    def _is_cut(self, partition: Partition, offset: int) -> bool:
-        cut = self.cuts.get(partition)
+    def _is_stopped(self, partition: Partition, offset: int) -> bool:
+        cut = self.stops.get(partition)
         return cut is not None and offset >= cut.offset
 
-    def _hold(self, partition: Partition, record: RawRecord) -> bool:
+    def _block(self, partition: Partition, record: RawRecord) -> bool:
         """Whether an earlier record of its key is a dead letter; then it is kept behind it (in the raw, as read)."""
         if self._keys is None or record.key is None:
             return False
@@ -145,49 +156,51 @@ class OpenBatch:
         if first is None or first >= record.offset:
             return False
         unread = self.unread(record)  # held without its headers, it must not be replayed without them
-        failure = HELD_BEHIND if unread is None else Failure.of(unread, Cause.DECODE)
-        self._asides[partition, record.offset] = Aside(record, failure, State.HELD)
+        failure = BLOCKED_BY_KEY if unread is None else Failure.of(unread, Cause.DECODE)
+        self._dead_letters[partition, record.offset] = NewDeadLetter(record, failure, State.BLOCKED)
         return True
 
-    def cut(self, stop: PartitionStopped) -> None:
+    def stop_at(self, stop: PartitionStopped) -> None:
         """End the partition's part in front of this offset; the earliest cut counts."""
-        before = self.cuts.get(stop.partition)
+        before = self.stops.get(stop.partition)
         if before is None or stop.offset < before.offset:
-            self.cuts[stop.partition] = stop
+            self.stops[stop.partition] = stop
 
     def unread(self, record: RawRecord) -> Exception | None:
         """What the client said of a record that it could not read whole."""
         return self.unreadable.get((Partition(record.topic, record.partition), record.offset))
 
-    def set_aside(self, aside: Aside) -> None:
+    def add_dead_letter(self, aside: NewDeadLetter) -> None:
         """Pass this record without applying it."""
         partition, offset = Partition(aside.record.topic, aside.record.partition), aside.record.offset
-        self._asides[partition, offset] = aside
-        if self._keys is not None and aside.state is State.PARKED and aside.record.key is not None:
+        self._dead_letters[partition, offset] = aside
+        if self._keys is not None and aside.state is State.DEAD_LETTERED and aside.record.key is not None:
             at = partition, aside.record.key
             self._keys[at] = min(offset, self._keys.get(at, offset))
 
-    def hold_keys(self, found: Mapping[tuple[Partition, bytes], int]) -> None:
-        """With ``hold_key``: the first open dead letter of each key, as the transaction that begins now finds them."""
+    def block_keys(self, found: Mapping[tuple[Partition, bytes], int]) -> None:
+        """With ``keep_key_order``: the first open dead letter of each key, as the transaction that begins now finds
+        them.
+        """
         self._keys = dict(found)
-        for at, aside in list(self._asides.items()):
-            if aside.state is State.HELD:
-                del self._asides[at]  # what it was held behind may have been replayed meanwhile
+        for at, aside in list(self._dead_letters.items()):
+            if aside.state is State.BLOCKED:
+                del self._dead_letters[at]  # what it was held behind may have been replayed meanwhile
             else:
-                self.set_aside(aside)
+                self.add_dead_letter(aside)
 
     @property
-    def asides(self) -> list[Aside]:
+    def dead_letters(self) -> list[NewDeadLetter]:
         """The records that are passed without being applied, in the order of partition and offset."""
-        return [aside for at, aside in sorted(self._asides.items()) if not self._is_cut(*at)]
+        return [aside for at, aside in sorted(self._dead_letters.items()) if not self._is_stopped(*at)]
 
     def passed(self, *, newest_first: bool = False) -> Iterator[RawRecord]:
         """What the batch leaves behind: every record in front of the cuts but those held behind their key."""
-        held = {at for at, aside in self._asides.items() if aside.state is State.HELD}
+        held = {at for at, aside in self._dead_letters.items() if aside.state is State.BLOCKED}
         for records in reversed(self._kept) if newest_first else self._kept:
             for record in reversed(records) if newest_first else records:
                 partition = Partition(record.topic, record.partition)
-                if not self._is_cut(partition, record.offset) and (partition, record.offset) not in held:
+                if not self._is_stopped(partition, record.offset) and (partition, record.offset) not in held:
                     yield record
 
     def rest(self, partition: Partition, start: int) -> list[RawRecord]:
@@ -204,8 +217,8 @@ class OpenBatch:
         self._kept = [[r for r in records if (r.topic, r.partition) not in partitions] for records in self._kept]
         for partition in partitions:
             self.reads.pop(partition, None)
-            self.cuts.pop(partition, None)
-        self._asides = {at: aside for at, aside in self._asides.items() if at[0] not in partitions}
+            self.stops.pop(partition, None)
+        self._dead_letters = {at: aside for at, aside in self._dead_letters.items() if at[0] not in partitions}
 
     def moves(self) -> list[Move]:
         """What the batch asks of the ledger: per partition, from the first position read to behind the last (I3)."""
@@ -213,10 +226,10 @@ class OpenBatch:
         return [move for move in moves if move.to_offset > move.from_offset]
 
     def _move(self, partition: Partition) -> Move:
-        read, cut = self.reads[partition], self.cuts.get(partition)
-        return read.move() if cut is None else self._move_to_cut(partition, read, cut.offset)
+        read, cut = self.reads[partition], self.stops.get(partition)
+        return read.move() if cut is None else self._move_to_stop(partition, read, cut.offset)
 
-    def _move_to_cut(self, partition: Partition, read: Read, end: int) -> Move:
+    def _move_to_stop(self, partition: Partition, read: Read, end: int) -> Move:
         last = None
         for records in self._kept:
             for r in records:
@@ -243,6 +256,6 @@ class OpenBatch:
 
 def _size(records: Sequence[RawRecord]) -> int:
     """Bytes of their keys and values."""
-    if isinstance(records, Unmade):
+    if isinstance(records, LazyRecords):
         return records.size
     return sum(len(r.value or b"") + len(r.key or b"") for r in records)

@@ -11,17 +11,17 @@ from random import Random
 from typing import TypeAlias
 
 from seekpoint import events
-from seekpoint.errors import DeclarationDiffers, StandsBy
+from seekpoint.errors import DeclarationDiffers, StandbyRequired
 from seekpoint.events import Announcer
 from seekpoint.ledger import Ledger
 from seekpoint.pipeline.policy import Backoff
-from seekpoint.postgres.sqlstates import passes
+from seekpoint.postgres.sqlstates import is_transient
 
-Reason: TypeAlias = StandsBy | DeclarationDiffers
+Reason: TypeAlias = StandbyRequired | DeclarationDiffers
 """Why a worker waits outside the group, as the error that its claim would meet."""
 
 
-class StandBy:
+class Standby:
     """Looks, each ``Limits.idle_check`` seconds, whether the worker may join its group; for one worker."""
 
     def __init__(self, ledger: Ledger, topics: Collection[str], announce: Announcer, stopping: threading.Event) -> None:
@@ -36,16 +36,18 @@ class StandBy:
         """
         told, wait = None, 0.0
         if known is not None:
-            told, wait = self._tell(None, known), self._ledger.limits.idle_check
+            told, wait = self._announce_change(None, known), self._ledger.limits.idle_check
         waits, in_trouble = self._backoff(), False
         while True:
             if self._stopping.wait(wait):
                 return False
             try:
-                found = self._look()
-                became = self._ledger.became_of(told.run) if found is None and isinstance(told, StandsBy) else None
+                found = self._check()
+                became = (
+                    self._ledger.outcome_of(told.run) if found is None and isinstance(told, StandbyRequired) else None
+                )
             except Exception as error:
-                if not passes(error):
+                if not is_transient(error):
                     raise
                 in_trouble, wait = True, next(waits)
                 self._announce(events.DatabaseTrouble(error=error, wait=wait))
@@ -53,26 +55,29 @@ class StandBy:
             if in_trouble:
                 self._announce(events.Recovered())
                 waits, in_trouble = self._backoff(), False
-            if (told := self._tell(told, found, became)) is None:
+            if (told := self._announce_change(told, found, became)) is None:
                 return True
             wait = self._ledger.limits.idle_check
 
-    def _look(self) -> Reason | None:
-        return self._ledger.stands_by() or self._ledger.differs(self._topics)
+    def _check(self) -> Reason | None:
+        return self._ledger.standby() or self._ledger.differs(self._topics)
 
     def _backoff(self) -> Iterator[float]:
         return Backoff().waits(self._chance)
 
-    def _tell(
+    def _announce_change(
         self, told: Reason | None, found: Reason | None, became: tuple[str, str | None] | None = None
     ) -> Reason | None:
         """Say what is new; returns what is waited for from now on."""
-        if isinstance(told, StandsBy) and not isinstance(found, StandsBy):
+        if isinstance(told, StandbyRequired) and not isinstance(found, StandbyRequired):
             state, error = became or ("gone", None)
-            self._announce(events.TookOver(run=told.run, state=state, error=error))
+            self._announce(events.StandbyEnded(run=told.run, state=state, error=error))
         match found:
-            case StandsBy() if not isinstance(told, StandsBy) or (told.run, told.state) != (found.run, found.state):
-                self._announce(events.StoodBy(run=found.run, state=found.state, reason=str(found)))
+            case StandbyRequired() if not isinstance(told, StandbyRequired) or (told.run, told.state) != (
+                found.run,
+                found.state,
+            ):
+                self._announce(events.OnStandby(run=found.run, state=found.state, reason=str(found)))
             case DeclarationDiffers() if str(told) != str(found):
                 self._announce(
                     events.DeclarationRefused(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from seekpoint.postgres.sqlstates import passes
+from seekpoint.postgres.sqlstates import is_transient
 
 # A connection that was not made has no SQLSTATE, only the server's sentence. What is not in this list is waited for,
 # and each try is logged with the sentence: also where the server speaks another language than English.
@@ -37,10 +37,10 @@ _REFUSED = (
 _BAD_VALUE = re.compile(r'\binvalid (?:"?\w+"? value\b|value for parameter)')
 
 
-def may_pass(error: BaseException) -> bool:
+def is_transient_at_start(error: BaseException) -> bool:
     """Whether the database may answer later; False where it has refused us, or where the error is none of a database.
 
     A wrong password is not waited for: the server counts the tries.
     """
     said = str(getattr(error, "orig", None) or error).lower()
-    return passes(error) and not any(sentence in said for sentence in _REFUSED) and not _BAD_VALUE.search(said)
+    return is_transient(error) and not any(sentence in said for sentence in _REFUSED) and not _BAD_VALUE.search(said)

@@ -33,8 +33,8 @@ class Worker:
 
     ``engine`` is a URL or sync ``Engine`` on ``postgresql+psycopg``; ``kafka`` librdkafka's own configuration,
     passed through but for the keys that the promise hangs on. ``partitions=[(topic, number), ...]`` reads a
-    fixed list without a group. ``observe`` gets every event, on the worker's thread (``Kept`` on the keeper's).
-    Scale by more workers in more processes, not by threads.
+    fixed list without a group. ``observe`` gets every event, on the worker's thread (``MembershipRenewed`` on the
+    keeper's). Scale by more workers in more processes, not by threads.
 
     A worker whose pipeline writes a topic's records to other tables than the group does, at the same version, waits
     outside the group (event ``DeclarationRefused``). With ``accept_declaration=True`` its tables replace the group's,
@@ -162,7 +162,7 @@ class Worker:
                 signal.signal(number, handler)
 
     def _on_event(self, event: events.Event) -> None:
-        if isinstance(event, events.Started | events.StoodBy | events.DeclarationRefused):
+        if isinstance(event, events.Started | events.OnStandby | events.DeclarationRefused):
             self._has_started = True
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
@@ -197,7 +197,7 @@ class Worker:
         *,
         wait: bool = True,
         grace: float | None = 25.0,
-        on_death: Callable[[BaseException], object] | None = None,
+        on_error: Callable[[BaseException], object] | None = None,
     ) -> Running:
         """Run on a thread of its own, for the length of a ``with`` or ``async with`` block.
 
@@ -209,16 +209,16 @@ class Worker:
         worker's thread, at most ``Limits.start_wait`` seconds, and what is wrong for good is raised on leaving.
         ``health().trouble`` says what is missing.
 
-        ``on_death`` is given the error that ended the worker, on its thread, unless it is raised on entering. The log
+        ``on_error`` is given the error that ended the worker, on its thread, unless it is raised on entering. The log
         ``seekpoint.events`` has it in any case, at ERROR, with its traceback.
 
         Leaving takes ``grace`` seconds at most, and some for leaving the group: a worker that has not ended by then is
         given up as :meth:`stop` says, and StopTimeout is raised. None waits without limit.
         """
-        if on_death is not None and not callable(on_death):
-            raise ConfigError(f"on_death={on_death!r}: must be a function that takes the error")
+        if on_error is not None and not callable(on_error):
+            raise ConfigError(f"on_error={on_error!r}: must be a function that takes the error")
         seconds = None if grace is None else _seconds("grace", grace)
-        return Running(self, self._announce, wait=wait, grace=seconds, on_death=on_death)
+        return Running(self, self._announce, wait=wait, grace=seconds, on_error=on_error)
 
 
 def _seconds(name: str, value: Any) -> float:
@@ -237,9 +237,9 @@ class Running:
         *,
         wait: bool,
         grace: float | None,
-        on_death: Callable[[BaseException], object] | None,
+        on_error: Callable[[BaseException], object] | None,
     ) -> None:
-        self.worker, self._wait, self._grace, self._on_death = worker, wait, grace, on_death
+        self.worker, self._wait, self._grace, self._on_error = worker, wait, grace, on_error
         self._announce = announce
         self._error: BaseException | None = None
         self._started, self._ended = threading.Event(), threading.Event()
@@ -260,18 +260,18 @@ class Running:
             self._ended.set()
 
     def _tell(self, error: BaseException) -> None:
-        if self._on_death is None:
+        if self._on_error is None:
             return
         try:
-            self._on_death(error)
+            self._on_error(error)
         except Exception:
-            logger.exception("on_death= raised; ignored")
+            logger.exception("on_error= raised; ignored")
 
     def _on_event(self, event: events.Event) -> None:
         match event:
-            case events.Started() | events.StoodBy() | events.DeclarationRefused():
+            case events.Started() | events.OnStandby() | events.DeclarationRefused():
                 self._started.set()
-            case events.Stopped(error=StopTimeout() as error):  # its thread has not ended, and may never
+            case events.WorkerStopped(error=StopTimeout() as error):  # its thread has not ended, and may never
                 self._error = error
                 if self._started.is_set() or not self._wait:
                     self._tell(error)

@@ -19,7 +19,7 @@ from seekpoint.jobs.reload import Reload
 from seekpoint.worker.target import load_pipeline
 
 OUTDATED = 3  # how a worker ends that is too old
-TOLD = (events.Started, events.Placed, events.StoodBy, events.TookOver, events.Refused)
+TOLD = (events.Started, events.Activated, events.OnStandby, events.StandbyEnded, events.Refused)
 DATABASE = "SIEGE_DATABASE"  # the environment variable with the database's address
 
 
@@ -64,7 +64,7 @@ def driver(what: Mapping[str, Any]) -> None:
             say(word)
 
     with _reload(what, progress) as reload:
-        taken = reload.take(UUID(what["run"])) if what["run"] else reload.open(strategy=what["strategy"])
+        taken = reload.take_over(UUID(what["run"])) if what["run"] else reload.open(strategy=what["strategy"])
         say("driving", run=taken.run.id)
         sys.stdin.readline()
         threading.Thread(target=end_with_parent, daemon=True).start()

@@ -32,7 +32,7 @@ from seekpoint.testing.servers.postgres import PostgresServer
 
 STRATEGIES = ("merge", "swap", "generation")
 STAGERS = ("local", "spark")
-WORDS = ("staging", "following", "cutting over")  # where a driver is killed
+WORDS = ("staging", "catching_up", "cutting over")  # where a driver is killed
 CREW = 2
 TABLE = (
     "CREATE TABLE {s}.orders (id bigint PRIMARY KEY, amount bigint NOT NULL, at bigint NOT NULL, factor int NOT NULL)"
@@ -105,7 +105,7 @@ class Siege:
         self._stack.callback(self._end_all)
         self._stack.enter_context(self.load)
         self._stack.enter_context(self.reader)
-        self._crew = self._hire(self.version, "Placed")
+        self._crew = self._hire(self.version, "Activated")
         return self
 
     def __exit__(
@@ -133,7 +133,7 @@ class Siege:
         """A crew of this version, each of which has said this word."""
         crew = [self._child("worker", version) for _ in range(CREW)]
         for child in crew:
-            if child.wait_for([word, "TookOver", "outdated"]) is None:
+            if child.wait_for([word, "StandbyEnded", "outdated"]) is None:
                 raise Stuck(f"a worker of version {version} ended: {child.code}{child.last()}")
         return crew
 
@@ -149,7 +149,7 @@ class Siege:
         said = driver.told("driving")
         assert said is not None
         run = said["run"]
-        newer = self._hire(to, "StoodBy")
+        newer = self._hire(to, "OnStandby")
         self._crew = [*older, *newer]
         foes = threading.Thread(target=self._foes, args=(chance, older, newer, to))
         foes.start()
@@ -170,9 +170,9 @@ class Siege:
         generations = Generations(self.engine, schema=self.place.schema)
         table = (self.place.schema, "orders")
         if strategy == "generation":
-            generations.adopt(table)
+            generations.enable(table)
         elif strategy == "swap" and generations.list():
-            generations.give_up(table)
+            generations.disable(table)
 
     def _drive(self, plan: Plan, to: int, run: str | None) -> Child:
         marks = Path(tempfile.mkdtemp(dir=self.folder))
@@ -218,7 +218,7 @@ class Siege:
                 raise Stuck(f"a worker of version {self.version} did not end as outdated: {child.code}{child.last()}")
             child.end()
         for child in newer:
-            if child.wait_for(["Placed"]) is None:
+            if child.wait_for(["Activated"]) is None:
                 raise Stuck(f"a worker of version {self.version + 1} ended: {child.code}{child.last()}")
 
     # -- the foes ---------------------------------------------------------------------------------------------
@@ -239,13 +239,13 @@ class Siege:
 
     def _kill_worker(self, what: str, crew: list[Child], at: int, version: int) -> None:
         victim = crew[at]
-        if victim.code is not None or (what != "workers" and victim.told("TookOver")):
+        if victim.code is not None or (what != "workers" and victim.told("StandbyEnded")):
             what = "workers"  # the run has ended: it is a worker as others are
         if victim.code is None and victim.kill():
             self.tally.killed[what] += 1
             self._ended.append(victim)
             crew[at] = self._child("worker", version)
-            crew[at].wait_for(["Started", "StoodBy", "outdated"])
+            crew[at].wait_for(["Started", "OnStandby", "outdated"])
 
     def _kill_postgres(self) -> None:
         with self._up:

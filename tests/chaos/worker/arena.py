@@ -32,7 +32,7 @@ CREATE TABLE {TABLE} (
   seq bigserial, topic text, partition int, "offset" bigint, worker text CHECK (worker <> 'refused'));
 CREATE INDEX ON {TABLE} (topic, partition, "offset");
 CREATE VIEW {ACCOUNTED} AS SELECT * FROM {TABLE} UNION ALL
-  SELECT NULL, topic, partition, record_offset, 'dead letter' FROM seekpoint.dead_letter WHERE state = 'parked';
+  SELECT NULL, topic, partition, record_offset, 'dead letter' FROM seekpoint.dead_letter WHERE state = 'dead_lettered';
 """
 
 

@@ -18,7 +18,7 @@ from chaos.worker.schedule import Fault
 def kill_at_step(field: Field, fault: Fault) -> Strike:
     """kill -9 by itself, right after it has said that it is at the step."""
     log = field.arena.log
-    if fault.step == "Placed":  # only a rebalance places partitions: it is a newcomer who dies
+    if fault.step == "Activated":  # only a rebalance places partitions: it is a newcomer who dies
         mark = log.mark()
         victim = field.crew.start({"step": fault.step, "nth": fault.nth, "do": "kill"})
     else:
@@ -30,7 +30,7 @@ def kill_at_step(field: Field, fault: Fault) -> Strike:
     *_, last, _ended = [s for s in log.since(mark) if s.worker == victim.name]
     if code != -signal.SIGKILL or last.name != fault.step:
         raise Stuck(f"{victim.name} should have died at {fault.step}, but ended with code {code} after {last}")
-    if fault.step == "Placed":
+    if fault.step == "Activated":
         held = frozenset([last["partition"]])
     return _struck_dead(field, fault, Strike(last.at, held, mark))
 

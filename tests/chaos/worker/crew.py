@@ -121,15 +121,15 @@ class Member:
         match said.name:
             case "Started":
                 self.owner = said["owner"]
-            case "Placed":
+            case "Activated":
                 self.placed.add(said["partition"])
-            case "Gone" | "Released":
+            case "Revoked" | "Released":
                 self.placed.difference_update(said["partitions"])
-            case "Ousted" | "Parked":
+            case "ClaimLost" | "PartitionStopped":
                 self.placed.discard(said["partition"])
             case "DatabaseTrouble" | "KafkaTrouble" if said["wait"]:
                 self.placed.clear()
-            case "Stopped":
+            case "WorkerStopped":
                 if "_FATAL" in str(said["error"]):  # its client is beyond recovery: to end is right, and counted
                     self.wanted_end = True
                     self.log.totals["fatal"] += 1

@@ -29,7 +29,7 @@ def poison(field: Field, fault: Fault) -> Strike:
 
 
 def _parked(said: list[Said]) -> int:
-    return len({(s["partition"], s["offset"]) for s in said if s.name == "SetAside"})
+    return len({(s["partition"], s["offset"]) for s in said if s.name == "DeadLettered"})
 
 
 def killer(field: Field, fault: Fault) -> Strike:
@@ -37,7 +37,7 @@ def killer(field: Field, fault: Fault) -> Strike:
     log, partition = field.arena.log, fault.amount % PARTITIONS
     mark, at, deaths = log.mark(), monotonic(), 0
     field.load.throw(partition, b"killer")
-    while not any(s.name == "SetAside" and s["failure"].startswith("killed") for s in log.since(mark)):
+    while not any(s.name == "DeadLettered" and s["failure"].startswith("crashed") for s in log.since(mark)):
         for member in field.crew.members:
             member.wanted_end = True
             if not member.alive:

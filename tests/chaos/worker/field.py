@@ -57,7 +57,7 @@ class Field:
 
         left = set(partitions)
         while left:
-            left.remove(self.arena.log.wait("Placed", since=since, where=by_another)["partition"])
+            left.remove(self.arena.log.wait("Activated", since=since, where=by_another)["partition"])
         if working:
             taken = set(partitions)
             self.arena.log.wait(

@@ -58,7 +58,7 @@ class Log:
 
     def _time_careful(self, said: Said) -> None:
         """A suspect range begins with the first owner that has it, and ends with whichever owner passes its end."""
-        if said.name == "Suspicious":
+        if said.name == "CrashSuspected":
             self._careful.setdefault(said["partition"], (said.at, said["until"]))
         elif said.name == "SuspectsLeft" and said["left"] == 0:
             self._end_careful(said["partition"], said.at)

@@ -16,7 +16,7 @@ T = TypeVar("T")
 CREW = 3  # workers
 
 # The steps at which a worker can be stopped: events of its own, and Copying, a chunk read while the COPY is open.
-STEPS = ("BatchOpened", "Held", "Copying", "Applied", "Advanced", "Committed", "Placed")
+STEPS = ("BatchOpened", "Held", "Copying", "Applied", "Advanced", "Committed", "Activated")
 IN_TRANSACTION = ("Held", "Copying", "Applied", "Advanced")
 
 KINDS = (

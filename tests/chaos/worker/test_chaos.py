@@ -76,9 +76,9 @@ def test_the_judge_sees_what_is_lost_twice_strange_and_out_of_order(seekpoint_ds
 def test_the_time_in_small_parts_is_from_the_first_owner_to_the_end_of_the_range() -> None:
     log = Log()
     with log.news:
-        log.add(Said("a", "Suspicious", 10.0, {"partition": 1, "deaths": 2, "until": 50}))
-        log.add(Said("b", "Suspicious", 12.0, {"partition": 1, "deaths": 3, "until": 50}))
-        log.add(Said("b", "Suspicious", 12.0, {"partition": 2, "deaths": 2, "until": 9}))
+        log.add(Said("a", "CrashSuspected", 10.0, {"partition": 1, "crashes": 2, "until": 50}))
+        log.add(Said("b", "CrashSuspected", 12.0, {"partition": 1, "crashes": 3, "until": 50}))
+        log.add(Said("b", "CrashSuspected", 12.0, {"partition": 2, "crashes": 2, "until": 9}))
         log.add(Said("b", "Committed", 13.0, {"records": 9, "spans": [[1, 0, 40], [2, 0, 9]]}))
         log.add(Said("b", "SuspectsLeft", 15.0, {"partition": 1, "left": 0}))
         log.add(Said("b", "SuspectsLeft", 16.0, {"partition": 2, "left": 0}))

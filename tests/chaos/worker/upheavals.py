@@ -13,7 +13,7 @@ from chaos.worker.log import Stuck
 from chaos.worker.oracle import TABLE
 from chaos.worker.schedule import CREW, Fault
 from seekpoint import Ledger
-from seekpoint.ledger.move import move
+from seekpoint.ledger.move import reset_offset
 from seekpoint.records import Partition
 
 BLOWS = 8  # in a storm
@@ -86,7 +86,7 @@ def join(field: Field, fault: Fault) -> Strike:
     mark, at = log.mark(), monotonic()
     leaving = field.crew.victim(fault.victim)
     newcomer = field.crew.start()
-    placed = log.wait("Placed", by=newcomer.name, since=mark)
+    placed = log.wait("Activated", by=newcomer.name, since=mark)
     log.wait("Committed", by=newcomer.name, since=mark)
     strike = Strike(at, frozenset([placed["partition"]]), mark, over=placed.at)
     field.recovered(strike)
@@ -159,16 +159,16 @@ def rewind(field: Field, fault: Fault) -> Strike:
     topic, ledger = field.arena.topic, _ledger(field)
     mark = log.mark()
     with ledger.begin() as tx:
-        at = ledger.look([Partition(topic, number)], locked=False)[Partition(topic, number)]
+        at = ledger.positions_of([Partition(topic, number)], locked=False)[Partition(topic, number)]
         to = max(field.arena.base[number], at.next_offset - fault.amount)
-        move(tx, Partition(topic, number), to, actor="chaos", log=None, reason="rewind under load")
+        reset_offset(tx, Partition(topic, number), to, actor="chaos", log=None, reason="rewind under load")
         tx.connection.execute(
             text(f'DELETE FROM {TABLE} WHERE topic = :topic AND partition = :partition AND "offset" >= :to'),
             {"topic": topic, "partition": number, "to": to},
         )
     strike = Strike(monotonic(), frozenset([number]), mark)
-    log.wait("Ousted", by=owner.name, since=mark, where=lambda s: s["partition"] == number)
-    log.wait("Placed", since=mark, where=lambda s: (s["partition"], s["offset"]) == (number, to))
+    log.wait("ClaimLost", by=owner.name, since=mark, where=lambda s: s["partition"] == number)
+    log.wait("Activated", since=mark, where=lambda s: (s["partition"], s["offset"]) == (number, to))
     return strike
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from seekpoint import Json, Pipeline, StartAt, Upsert
-from seekpoint.errors import BatchRefused, ConfigError, SchemaMismatch, StandsBy
+from seekpoint.errors import BatchRefused, ConfigError, SchemaMismatch, StandbyRequired
 from seekpoint.jobs.batch import BatchJob
 from seekpoint.jobs.reload import Generations, Run, Task
 from support.batch_process import batch, offsets, paused
@@ -169,7 +169,7 @@ def test_a_version_that_a_reload_is_opened_for_waits_for_it(shop: Shop) -> None:
     shop.produce(shop.topic, FIRST[10:], partition=0)
     reload = shop.reload()
     driver = reload.open()
-    with pytest.raises(StandsBy, match=str(driver.run.id)):
+    with pytest.raises(StandbyRequired, match=str(driver.run.id)):
         batch(shop, pipeline={"version": 2}).run()
     assert paused(shop) is None
     assert batch(shop).run().records == len(FIRST) - 10, "the old version goes on"
@@ -183,7 +183,7 @@ def test_a_version_that_a_reload_is_opened_for_waits_for_it(shop: Shop) -> None:
 def test_a_table_of_generations_is_written_where_it_stands(shop: Shop) -> None:
     shop.produce(shop.topic, FIRST, partition=0)
     batch(shop).run()
-    Generations(shop.engine, schema=shop.schema).adopt(f"{shop.schema}.orders")
+    Generations(shop.engine, schema=shop.schema).enable(f"{shop.schema}.orders")
     shop.produce(shop.topic, LATER, partition=0)
     done = batch(shop).run()
     assert done.records == len(LATER)
@@ -207,10 +207,10 @@ def test_a_batch_is_taken_with_its_own_code_alone(shop: Shop, topic: Any) -> Non
         (elsewhere, f"reads {shop.topic}, and this pipeline does not"),
     ):
         with pytest.raises(ConfigError, match=why):
-            batch(shop, other).take(run.id)
+            batch(shop, other).take_over(run.id)
     assert batch(shop).runs.get(run.id).driver_epoch == run.driver_epoch == 1
     assert shop.execute("SELECT version FROM {schema}.consumer_group") == [(1,)]
-    assert batch(shop).take(run.id).records == len(FIRST)
+    assert batch(shop).take_over(run.id).records == len(FIRST)
     assert shop.rows() == doubled(FIRST, by=1)
 
 

@@ -55,7 +55,7 @@ def test_the_batch_of_a_killed_driver_is_taken_and_goes_on(shop: Shop, at: str) 
     assert offsets(shop) == {f"{shop.topic}/0": 0, f"{shop.topic}/1": 0}
     assert paused(shop) == f"batch {run}"
     shop.produce(shop.topic, LATER, partition=0)
-    done = batch(shop).take(run)
+    done = batch(shop).take_over(run)
     assert done.run == run
     assert done.records == len(FIRST), "its ranges are what they were"
     assert shop.rows() == doubled(FIRST, by=1)
@@ -81,7 +81,7 @@ def test_the_batch_of_a_killed_driver_is_aborted_and_workers_go_on(shop: Shop, a
     worker.stop()
     assert shop.rows() == doubled(FIRST + LATER, by=1)
     with pytest.raises(ReloadOver):
-        batch(shop).take(run)
+        batch(shop).take_over(run)
 
 
 def test_a_batch_that_nobody_drives_is_found_and_swept(shop: Shop) -> None:
@@ -142,7 +142,7 @@ def test_a_claim_alone_keeps_the_batch_out(shop: Shop) -> None:
     shop.produce(shop.topic, FIRST, partition=0)
 
     def meanwhile(run: Run) -> None:
-        shop.ledger().move(shop.topic, 0, 0, log=None, reason="a move that moves nothing")
+        shop.ledger().reset_offset(shop.topic, 0, 0, log=None, reason="a move that moves nothing")
 
     with pytest.raises(BatchRefused, match="claimed the group's partitions"):
         batch(shop, stager=Pausing(shop, meanwhile)).run()
@@ -160,11 +160,11 @@ def test_a_batch_that_is_taken_behind_a_worker_is_ended(shop: Shop) -> None:
     worker.reached(shop.topic, len(FIRST))
     worker.placed(2)
     with pytest.raises(BatchRefused, match="workers own partitions"):
-        batch(shop).take(run)
+        batch(shop).take_over(run)
     assert batch(shop).runs.get(run).is_open, "nothing was decided"
     worker.stop()
     with pytest.raises(BatchRefused, match=f"stands at offset {len(FIRST)} by now"):
-        batch(shop).take(run)
+        batch(shop).take_over(run)
     assert batch(shop).runs.get(run).state == "failed"
     assert paused(shop) is None
     assert shop.rows() == doubled(FIRST, by=1)
@@ -176,7 +176,7 @@ def test_two_drivers_of_one_batch(shop: Shop) -> None:
     done: list[Any] = []
 
     def take(run: Run) -> None:
-        done.append(batch(shop).take(run.id))
+        done.append(batch(shop).take_over(run.id))
 
     with pytest.raises(ReloadOver, match=r"cut over|taken over"):
         batch(shop, stager=Pausing(shop, take)).run()
@@ -241,7 +241,7 @@ def test_a_table_with_other_rows_than_its_task_said_is_refused(shop: Shop) -> No
 
 def test_a_letter_whose_key_is_held_and_that_came_meanwhile_keeps_the_batch_out(shop: Shop) -> None:
     """A letter that is opened anew after the batch has looked: records of its key wait behind it, with workers."""
-    options: dict[str, Any] = {"on_poison": "dead_letter", "hold_key": True}
+    options: dict[str, Any] = {"on_poison": "dead_letter", "keep_key_order": True}
     shop.produce(shop.topic, [(of(1)[0], "{"), *FIRST[5:10]], partition=0)
     worker = shop.worker(**options)
     worker.reached(shop.topic, 6)
@@ -251,7 +251,7 @@ def test_a_letter_whose_key_is_held_and_that_came_meanwhile_keeps_the_batch_out(
     shop.produce(shop.topic, FIRST[10:20], partition=0)
 
     def parked_again(_: Run) -> None:
-        shop.execute("UPDATE {schema}.dead_letter SET state = 'parked'")
+        shop.execute("UPDATE {schema}.dead_letter SET state = 'dead_lettered'")
 
     with pytest.raises(BatchRefused, match="has 1 open dead letters, and records of their keys are held"):
         batch(shop, pipeline=options, stager=Pausing(shop, parked_again, **options)).run()
@@ -355,8 +355,8 @@ def test_a_commit_without_an_answer(shop: Shop, seekpoint_dsn: str, when: Any, m
             proxy.deliver(60)
 
         class Armed(Driver):
-            def turn(self, tx: Tx, state: str) -> None:
-                super().turn(tx, state)
+            def transition(self, tx: Tx, state: str) -> None:
+                super().transition(tx, state)
                 if state == "cut_over" and not proxy.fired.is_set():
                     proxy.arm(when)
                     if when == "after_commit_delayed":
@@ -403,7 +403,7 @@ def test_an_opening_without_an_answer_names_its_run(
     was_opened = when == "after_commit"
     assert [one.id for one in batch(shop).runs.list()] == [run] * was_opened
     assert paused(shop) == (f"batch {run}" if was_opened else None)
-    done = batch(shop).take(run) if was_opened else batch(shop).run()
+    done = batch(shop).take_over(run) if was_opened else batch(shop).run()
     assert done.records == len(FIRST)
     assert shop.rows() == doubled(FIRST, by=1)
 
@@ -457,8 +457,8 @@ def test_a_database_that_crashes_at_the_commit(
     crashed: list[str] = []
 
     class Crashing(Driver):
-        def turn(self, tx: Tx, state: str) -> None:
-            super().turn(tx, state)
+        def transition(self, tx: Tx, state: str) -> None:
+            super().transition(tx, state)
             if state == "cut_over" and not crashed:
                 crashed.append(state)
                 own_postgres.kill()
@@ -480,8 +480,8 @@ def test_a_database_that_is_away_leaves_the_batch_open_and_says_how_to_go_on(
     monkeypatch.setattr("seekpoint.jobs.run.backoff.sleep", lambda seconds: None)
 
     class Crashing(Driver):
-        def turn(self, tx: Tx, state: str) -> None:
-            super().turn(tx, state)
+        def transition(self, tx: Tx, state: str) -> None:
+            super().transition(tx, state)
             if state == "cut_over":
                 own_postgres.kill()
 
@@ -494,7 +494,7 @@ def test_a_database_that_is_away_leaves_the_batch_open_and_says_how_to_go_on(
     assert any(f"batch {run.id} is open still" in note and "--resume" in note for note in caught.value.__notes__)
     assert run.state == "staged"
     assert shop.rows() == []
-    assert batch(shop).take(run.id).records == len(FIRST)
+    assert batch(shop).take_over(run.id).records == len(FIRST)
     assert shop.rows() == doubled(FIRST, by=1)
     engine.dispose()
 
@@ -523,8 +523,8 @@ def test_the_last_transaction_is_not_ended_as_abandoned(shop: Shop, monkeypatch:
     told: list[Any] = []
 
     class Slow(Driver):
-        def turn(self, tx: Tx, state: str) -> None:
-            super().turn(tx, state)
+        def transition(self, tx: Tx, state: str) -> None:
+            super().transition(tx, state)
             if state == "cut_over":
                 tx.connection.execute(text("SELECT pg_sleep(2.5)"))
                 rival = Ledger(shop.engine, shop.group, schema=shop.schema, limits=limits)
@@ -559,11 +559,11 @@ def test_a_reload_and_a_batch_do_not_take_each_others_runs(shop: Shop) -> None:
     def meanwhile(run: Run) -> None:
         opened.append(reload.open())
         with pytest.raises(ConfigError, match="is a batch"):
-            reload.take(run.id)
+            reload.take_over(run.id)
 
     batch(shop, stager=Pausing(shop, meanwhile)).run()
     with pytest.raises(ConfigError, match="is a reload"):
-        batch(shop).take(opened[0].run.id)
+        batch(shop).take_over(opened[0].run.id)
     assert shop.rows() == doubled(FIRST + LATER, by=1)
     reload.run(opened[0])
     assert shop.rows() == doubled(FIRST + LATER)

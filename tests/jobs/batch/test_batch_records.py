@@ -182,7 +182,7 @@ def test_under_stop_the_record_is_named_and_nothing_is_written(shop: Shop) -> No
     assert shop.schemas() == []
 
 
-@pytest.mark.parametrize(("policy", "state"), [("dead_letter", "parked"), ("skip", "skipped")])
+@pytest.mark.parametrize(("policy", "state"), [("dead_letter", "dead_lettered"), ("skip", "skipped")])
 def test_what_fails_is_set_aside_as_the_pipeline_says(shop: Shop, policy: Any, state: str) -> None:
     """I4: in the transaction that passes its offset."""
     shop.produce(shop.topic, POISON, partition=1)
@@ -265,7 +265,7 @@ def test_what_retention_has_taken_is_an_error_and_never_a_gap(shop: Shop, admin:
         batch(shop).run()
     assert lost.value.offset == 20
     assert paused(shop) is None
-    shop.ledger().move(shop.topic, 0, 30, log=None, reason="retention", lost="retention")
+    shop.ledger().reset_offset(shop.topic, 0, 30, log=None, reason="retention", lost="retention")
     assert batch(shop).run().records == 10
     assert len(shop.rows()) == 30
     assert len(shop.execute("SELECT 1 FROM {schema}.lost_range")) == 1

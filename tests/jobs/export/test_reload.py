@@ -67,7 +67,7 @@ def test_retention_may_pass_in_mid_run(shop: Shop, archive: Archive) -> None:
     run = shop.reload(archive=archive).open().run
     trim(shop, len(FIRST) - 2)
     other = shop.reload(range_records=30)
-    other.run(other.take(run.id))
+    other.run(other.take_over(run.id))
     assert shop.rows() == doubled(FIRST)
 
 
@@ -96,7 +96,7 @@ def test_a_file_that_is_gone_does_not_end_the_run(shop: Shop, archive: Archive) 
         reload.run(driver)
     assert reload.runs.get(driver.run.id).is_open
     away.rename(second)
-    reload.run(reload.take(driver.run.id))
+    reload.run(reload.take_over(driver.run.id))
     assert shop.rows() == doubled(FIRST)
 
 
@@ -151,7 +151,7 @@ def test_a_failing_record_of_the_archive_is_told_like_one_of_the_log(shop: Shop,
     assert shop.rows("entries", "id, amount, topic_offset") == [(1, 2, 0), (3, 6, 3)]
     letters = shop.execute(
         "SELECT record_offset, error, header_names, header_values FROM {schema}.dead_letter "
-        "WHERE state = 'parked' ORDER BY 1"
+        "WHERE state = 'dead_lettered' ORDER BY 1"
     )
     assert [(offset, names, values) for offset, _, names, values in letters] == [
         (1, [], []),

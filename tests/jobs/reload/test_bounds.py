@@ -13,7 +13,7 @@ from seekpoint.errors import ConfigError, CutOverRefused, ReloadRefused
 from seekpoint.jobs.reload import Reload, Report, cutover
 from seekpoint.jobs.reload import cutover_limits as bounds
 from seekpoint.jobs.reload.forecast import UNSAMPLED
-from seekpoint.jobs.reload.rounds import Rounds
+from seekpoint.jobs.reload.rounds import CatchUp
 from support.before_cutover import FIRST, diffed, settled, work_up_to
 from support.reload_orders import Shop, doubled, of, pipeline
 from support.reload_process import Reloader
@@ -35,8 +35,8 @@ def extra(shop: Shop, ids: Sequence[int]) -> None:
 
 def resumed(shop: Shop, driver: Any, **options: Any) -> None:
     reload = with_bounds(shop, **options)
-    assert reload.runs.get(driver.run.id).state == "diffed", "it stays open"
-    reload.run(reload.take(driver.run.id))
+    assert reload.runs.get(driver.run.id).state == "compared", "it stays open"
+    reload.run(reload.take_over(driver.run.id))
 
 
 # -- deletes -------------------------------------------------------------------------------------------------------
@@ -266,7 +266,7 @@ def test_the_wait_for_the_workers_counts(shop: Shop, monkeypatch: pytest.MonkeyP
     assert all(0.3 < wait < 2 for wait in found.value.waits), found.value.waits
     assert shop.rows() == doubled(RECORDS, by=1)
     reload = with_bounds(shop, max_wait=60.0)
-    reload.run(reload.take(driver.run.id))
+    reload.run(reload.take_over(driver.run.id))
     assert shop.rows() == doubled(RECORDS)
 
 
@@ -309,15 +309,15 @@ def test_brokers_may_say_nothing_for_no_longer_than_workers_may_wait(
     reload = with_bounds(shop, max_wait=2.0)
     driver = reload.open()
     idles: list[float] = []
-    apply = Rounds.apply
+    apply = CatchUp.apply
 
-    def asked(self: Rounds, tx: Any, offsets: Any, **given: float) -> int:
+    def asked(self: CatchUp, tx: Any, offsets: Any, **given: float) -> int:
         idles.append(given["idle"])
         return apply(self, tx, offsets, **given)
 
     with diffed(reload, driver) as rounds:
-        monkeypatch.setattr(Rounds, "apply", asked)
-        monkeypatch.setattr(reload, "follow", lambda *_: 0)
+        monkeypatch.setattr(CatchUp, "apply", asked)
+        monkeypatch.setattr(reload, "catch_up", lambda *_: 0)
         reload.cut_over(driver, rounds)
     assert idles
     assert max(idles) < 2.0
@@ -463,8 +463,8 @@ def test_a_refused_run_is_brought_to_its_end_after_a_kill(shop: Shop, monkeypatc
     reload = with_bounds(shop, max_wait=0.3)
     driver = reload.open()
     reload.stage(driver)
-    with Rounds(driver, reload.sources, reload.kafka) as rounds:
-        reload.follow(driver, rounds)
+    with CatchUp(driver, reload.sources, reload.kafka) as rounds:
+        reload.catch_up(driver, rounds)
         reload.compare(driver, rounds)
         with shop.engine.connect() as worker, pauses(monkeypatch):
             worker.execute(text(f"SELECT FROM {shop.schema}.partition_offset FOR UPDATE"))

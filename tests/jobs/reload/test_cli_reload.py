@@ -58,7 +58,7 @@ def test_a_key_of_the_brokers_that_is_mistyped_opens_nothing(terminal: Terminal,
         wrong = terminal.job(*command, "--kafka", "bootstrap.server=x", name="old", exits=2)
         assert 'No such configuration property: "bootstrap.server"' in wrong.stderr
     assert terminal.look("reload", "status") == []
-    run = str(left_at(shop, "diffed"))
+    run = str(left_at(shop, "compared"))
     before = terminal.look("reload", "status", run)["driver_epoch"]
     terminal.job("reload", "run", "--resume", run, "--kafka", "bootstrap.server=x", exits=2)
     assert terminal.look("reload", "status", run)["driver_epoch"] == before, "it has not changed hands"
@@ -158,7 +158,7 @@ def left_at(shop: Shop, at: str) -> UUID:
 
 
 @pytest.mark.parametrize(
-    ("at", "left", "staged"), [("turn staging", 121, 0), ("turn staged", 0, 121), ("following", 0, 0)]
+    ("at", "left", "staged"), [("turn staging", 121, 0), ("turn staged", 0, 121), ("catching_up", 0, 0)]
 )
 def test_status_says_what_is_left(terminal: Terminal, shop: Shop, at: str, left: int, staged: int) -> None:
     run = left_at(shop, at)
@@ -173,13 +173,13 @@ def test_status_says_what_is_left(terminal: Terminal, shop: Shop, at: str, left:
         121,
     )
     assert (first["left"], first["staged"]) == (left, staged)
-    assert first["next"] == (121 if at == "following" else 0)
+    assert first["next"] == (121 if at == "catching_up" else 0)
     shop.execute("UPDATE {schema}.partition_offset SET next_offset = 130 WHERE partition = 0")
     assert terminal.look("reload", "status", str(run))["left"] == left + 9, "workers went on"
 
 
 def test_status_is_for_people_and_says_what_to_do(terminal: Terminal, shop: Shop) -> None:
-    run = left_at(shop, "diffed")
+    run = left_at(shop, "compared")
     said = terminal.run("reload", "status", str(run), *terminal.ledger).stdout
     assert said.startswith(f"reload {run}: diffed\n")
     assert f"{shop.group}, version 1 → 2" in said
@@ -279,7 +279,7 @@ def test_a_cut_over_that_is_refused_is_resumed_with_other_bounds(terminal: Termi
 def test_what_is_to_be_resumed_must_be_known(terminal: Terminal, shop: Shop) -> None:
     servers = terminal.servers
     assert "open are: none" in terminal.run("reload", "resume", *servers, exits=2).stderr
-    run = left_at(shop, "diffed")
+    run = left_at(shop, "compared")
     unnamed = terminal.run("reload", "resume", *servers, exits=2)
     assert f"seekpoint reload run MODULE:NAME --resume {run}" in unnamed.stderr
     assert "--max-wait takes a length of time" in terminal.job("reload", "run", "--max-wait", "soon", exits=2).stderr
@@ -289,7 +289,7 @@ def test_what_is_to_be_resumed_must_be_known(terminal: Terminal, shop: Shop) -> 
 
 
 def test_abort_ends_a_run_once(terminal: Terminal, shop: Shop) -> None:
-    run = str(left_at(shop, "diffed"))
+    run = str(left_at(shop, "compared"))
     assert (
         "a run is given up for a reason"
         in terminal.run("reload", "abort", run, "--reason", " ", *terminal.ledger, exits=2).stderr
@@ -304,7 +304,7 @@ def test_abort_ends_a_run_once(terminal: Terminal, shop: Shop) -> None:
 
 
 def test_sweep_ends_the_runs_of_drivers_that_are_gone(terminal: Terminal, shop: Shop) -> None:
-    run = left_at(shop, "diffed")
+    run = left_at(shop, "compared")
     nothing = terminal.run("reload", "sweep", *terminal.ledger)
     assert nothing.stdout == "there is nothing to sweep\n"
     shop.execute("UPDATE {schema}.reload_run SET changed_at = now() - interval '3 hours'")
@@ -315,7 +315,7 @@ def test_sweep_ends_the_runs_of_drivers_that_are_gone(terminal: Terminal, shop: 
 
 
 def test_sweep_leaves_what_is_in_use(terminal: Terminal, shop: Shop) -> None:
-    run = left_at(shop, "diffed")
+    run = left_at(shop, "compared")
     (schema,) = shop.schemas()
     with shop.engine.connect() as reader:
         reader.execute(text(f"SELECT count(*) FROM {schema}.t0"))
@@ -340,26 +340,29 @@ def test_a_table_is_adopted_turned_and_given_up(terminal: Terminal, shop: Shop) 
     name = f"{shop.schema}.orders"
     assert terminal.run("reload", "generations", *terminal.ledger).stdout.startswith("no table is kept in generations")
     refused = terminal.job("reload", "run", "--strategy", "generation", exits=1)
-    assert f"seekpoint reload adopt {name}" in refused.stderr
-    said = terminal.run("reload", "adopt", name, *terminal.ledger).stdout
+    assert f"seekpoint reload enable-generations {name}" in refused.stderr
+    said = terminal.run("reload", "enable-generations", name, *terminal.ledger).stdout
     assert said == f"{name} is a view of {name}_g1, generation 1\n"
     terminal.job("reload", "run", "--strategy", "generation", "--processes", "2")
     assert shop.rows() == doubled(FIRST)
     (told,) = terminal.look("reload", "generations")
     assert (told["table"], told["number"]) == (name, 2)
     assert name in terminal.run("reload", "generations", *terminal.ledger).stdout
-    assert terminal.run("reload", "give-up", name, *terminal.ledger).stdout == f"{name} is a plain table again\n"
+    assert (
+        terminal.run("reload", "disable-generations", name, *terminal.ledger).stdout
+        == f"{name} is a plain table again\n"
+    )
     assert terminal.look("reload", "generations") == []
     assert shop.rows() == doubled(FIRST)
 
 
 def test_what_cannot_be_adopted_says_why(terminal: Terminal, shop: Shop) -> None:
     shop.execute("CREATE VIEW {schema}.large AS SELECT * FROM {schema}.orders WHERE amount > 50")
-    result = terminal.run("reload", "adopt", f"{shop.schema}.orders", *terminal.ledger, exits=1)
+    result = terminal.run("reload", "enable-generations", f"{shop.schema}.orders", *terminal.ledger, exits=1)
     assert "drop it (views can be made anew, on top of the adopted table)" in result.stderr
-    gone = terminal.run("reload", "adopt", f"{shop.schema}.none", *terminal.ledger, exits=2)
+    gone = terminal.run("reload", "enable-generations", f"{shop.schema}.none", *terminal.ledger, exits=2)
     assert f"there is no table {shop.schema}.none" in gone.stderr
-    never = terminal.run("reload", "give-up", f"{shop.schema}.orders", *terminal.ledger, exits=2)
+    never = terminal.run("reload", "disable-generations", f"{shop.schema}.orders", *terminal.ledger, exits=2)
     assert "is not kept in generations: adopt it first" in never.stderr
 
 

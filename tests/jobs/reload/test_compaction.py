@@ -11,10 +11,10 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from seekpoint import Upsert
-from seekpoint.errors import ConfigError, KafkaAway, ReloadRefused
+from seekpoint.errors import ConfigError, KafkaUnavailable, ReloadRefused
 from seekpoint.jobs.reload import Reload
 from seekpoint.jobs.reload.compare import prepare
-from seekpoint.jobs.reload.rounds import Rounds
+from seekpoint.jobs.reload.rounds import CatchUp
 from seekpoint.jobs.staging import compaction
 from seekpoint.kafka.topic_config import _answer
 from support.before_cutover import diffed, work_up_to
@@ -176,12 +176,12 @@ def test_a_run_that_is_killed_before_the_refusal_is_refused_when_it_is_resumed(
     reload = of_compacted(shop)
     driver = reload.open()
     reload.stage(driver)
-    with Rounds(driver, reload.sources, reload.kafka) as rounds:
-        reload.follow(driver, rounds)
+    with CatchUp(driver, reload.sources, reload.kafka) as rounds:
+        reload.catch_up(driver, rounds)
         prepare(driver, rounds)
     again = of_compacted(shop)
     with pytest.raises(ReloadRefused, match=r"2 live rows are not in the rebuilt table, and its topic is compacted"):
-        again.run(again.take(driver.run.id))
+        again.run(again.take_over(driver.run.id))
     assert len(shop.rows()) == 12
 
 
@@ -230,5 +230,5 @@ def test_what_the_brokers_refuse_is_known(code: int, known: bool | None) -> None
 def test_brokers_that_do_not_answer_are_away() -> None:
     asked: Future[Any] = Future()
     asked.set_exception(KafkaException(KafkaError(KafkaError._TIMED_OUT)))
-    with pytest.raises(KafkaAway, match="no answer about the configuration of topic 'orders'"):
+    with pytest.raises(KafkaUnavailable, match="no answer about the configuration of topic 'orders'"):
         _answer("orders", asked)

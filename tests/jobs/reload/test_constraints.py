@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Connection, text
 
 from seekpoint.errors import ReloadRefused
-from seekpoint.jobs.reload.rounds import Rounds
+from seekpoint.jobs.reload.rounds import CatchUp
 from support.handler_reload import Books, Handle
 from support.reload_orders import Shop, doubled, gone, of
 
@@ -32,7 +32,8 @@ def settled(shop: Shop, records: list[tuple[str, str | None]], **options: Any) -
 
 def letters(shop: Shop) -> list[tuple[Any, ...]]:
     return shop.execute(
-        "SELECT record_offset, state, sqlstate FROM {schema}.dead_letter WHERE state IN ('parked', 'held') ORDER BY 1"
+        "SELECT record_offset, state, sqlstate FROM {schema}.dead_letter WHERE state IN ('dead_lettered', 'blocked') "
+        "ORDER BY 1"
     )
 
 
@@ -76,8 +77,8 @@ def test_a_row_that_refers_to_none(shop: Shop, kind: str) -> None:
     worker.stop()
     shop.execute(f"DELETE FROM {{schema}}.{COUNT[kind]} WHERE id = 60")
     shop.execute(REFERS % COUNT[kind])
-    with Rounds(driver, reload.sources, reload.kafka) as rounds:
-        reload.follow(driver, rounds)
+    with CatchUp(driver, reload.sources, reload.kafka) as rounds:
+        reload.catch_up(driver, rounds)
         reload.compare(driver, rounds)
         reload.cut_over(driver, rounds)
     assert shop.rows(COUNT[kind], "id, amount, at") == doubled([*good, of(61, 1, 4)])
@@ -110,14 +111,19 @@ def test_a_key_is_held_behind_it(shop: Shop) -> None:
     shop.produce(shop.topic, [of(1, 3, 6), of(3, 1, 8), of(2, 1, 3), of(4, 1, 8)], partition=0)
     worker = shop.worker()
     worker.reached(shop.topic, 7)
-    with Rounds(driver, reload.sources, reload.kafka) as rounds:
-        reload.follow(driver, rounds)
+    with CatchUp(driver, reload.sources, reload.kafka) as rounds:
+        reload.catch_up(driver, rounds)
     shop.produce(shop.topic, [of(2, 1, 8)], partition=0)
     worker.reached(shop.topic, 8)
     worker.stop()
     reload.run(driver)
     assert shop.rows() == [(1, 2, 2), (2, 2, 4), (3, 2, 8), (4, 2, 8)]
-    assert [row[:2] for row in letters(shop)] == [(1, "parked"), (3, "held"), (5, "parked"), (7, "held")]
+    assert [row[:2] for row in letters(shop)] == [
+        (1, "dead_lettered"),
+        (3, "blocked"),
+        (5, "dead_lettered"),
+        (7, "blocked"),
+    ]
 
 
 @pytest.mark.parametrize("kind", COUNT)
@@ -132,7 +138,7 @@ def test_a_staged_record_behind_one_of_its_key_that_is_refused(shop: Shop, kind:
     if kind == "append":
         reload.run(driver)
         assert shop.rows("entries", "id, amount, at") == [(1, 2, 2), (3, 6, 4)]
-        assert [row[:2] for row in letters(shop)] == [(1, "parked")]
+        assert [row[:2] for row in letters(shop)] == [(1, "dead_lettered")]
     else:
         with pytest.raises(ReloadRefused, match=r"/0 offset 1: .*foreign key.* its key is held"):
             reload.run(driver)

@@ -15,7 +15,7 @@ from seekpoint import Limits, Partition, Text, Upsert, events
 from seekpoint.errors import ConfigError, HandlerOutdated, ReloadOver, ReloadRefused
 from seekpoint.jobs.reload import cutover
 from seekpoint.jobs.reload.cutover import took_effect
-from seekpoint.jobs.reload.rounds import Rounds
+from seekpoint.jobs.reload.rounds import CatchUp
 from seekpoint.jobs.tables.dependencies import DDL_WAIT
 from seekpoint.postgres.sqlstates import connection_lost
 from support.before_cutover import FIRST, diffed, settled, work_up_to
@@ -179,7 +179,7 @@ def test_a_move_in_mid_run_ends_it(shop: Shop) -> None:
     reload = shop.reload()
     driver = reload.open()
     with diffed(reload, driver) as rounds:
-        shop.ledger().move(shop.topic, 0, 50, log=None, reason="again")
+        shop.ledger().reset_offset(shop.topic, 0, 50, log=None, reason="again")
         work_up_to(shop, len(FIRST))
         with pytest.raises(ReloadRefused, match=r"was moved since the run was opened: .*\n.*abort this run and open"):
             reload.cut_over(driver, rounds)
@@ -227,9 +227,9 @@ def test_a_driver_with_other_code_takes_no_step(shop: Shop) -> None:
     reload.stage(driver)
     other = shop.reload(version=3)
     with pytest.raises(ConfigError, match="was opened with other versions of these pipelines"):
-        other.run(other.runs.take(driver.run.id))
+        other.run(other.runs.take_over(driver.run.id))
     assert shop.rows() == doubled(FIRST, by=1)
-    reload.run(reload.take(driver.run.id))
+    reload.run(reload.take_over(driver.run.id))
     assert shop.rows() == doubled(FIRST)
 
 
@@ -305,8 +305,8 @@ def test_a_key_that_was_written_before_the_difference_and_committed_behind_it_is
     reload = shop.reload()
     driver = reload.open()
     reload.stage(driver)
-    with Rounds(driver, reload.sources, reload.kafka) as rounds, shop.engine.connect() as under_way:
-        reload.follow(driver, rounds)
+    with CatchUp(driver, reload.sources, reload.kafka) as rounds, shop.engine.connect() as under_way:
+        reload.catch_up(driver, rounds)
         under_way.execute(text(f"INSERT INTO {shop.schema}.orders (id, amount, at) VALUES (4000, 1, 1)"))
         shop.execute("UPDATE {schema}.orders SET note = 'younger' WHERE id = 1")
         assert reload.compare(driver, rounds).tables[0].extra == 0
@@ -410,7 +410,7 @@ def test_letters_parked_in_mid_run_stay_out(shop: Shop) -> None:
         work_up_to(shop, 3, **options)
         reload.cut_over(driver, rounds)
     assert shop.rows("entries", "id, amount, topic_offset") == [(1, 2, 0), (3, 6, 2)]
-    assert shop.execute("SELECT record_offset, state FROM {schema}.dead_letter") == [(1, "parked")]
+    assert shop.execute("SELECT record_offset, state FROM {schema}.dead_letter") == [(1, "dead_lettered")]
 
 
 def test_what_the_new_code_cannot_apply_is_parked_by_the_cut_over(shop: Shop) -> None:
@@ -426,7 +426,10 @@ def test_what_the_new_code_cannot_apply_is_parked_by_the_cut_over(shop: Shop) ->
         reload.cut_over(driver, rounds)
     assert shop.rows("entries", "id, amount, topic_offset") == [(1, 2, 0), (3, 6, 2), (5, 10, 4)]
     letters = list(shop.redrive(version=2, **options).list())
-    assert [(one.offset, one.version, one.state.value) for one in letters] == [(1, 2, "parked"), (3, 2, "parked")]
+    assert [(one.offset, one.version, one.state.value) for one in letters] == [
+        (1, 2, "dead_lettered"),
+        (3, 2, "dead_lettered"),
+    ]
 
 
 def test_a_replayed_record_that_the_new_code_refuses_is_an_open_letter_again(shop: Shop) -> None:
@@ -440,7 +443,9 @@ def test_a_replayed_record_that_the_new_code_refuses_is_an_open_letter_again(sho
     reload.run(reload.open())
     assert shop.rows("entries", "id, amount, topic_offset") == [(1, 2, 0)]
     told = "state, version, replays, replayed_at, closed_at, closed_by, closed_reason"
-    assert shop.execute(f"SELECT {told} FROM {{schema}}.dead_letter") == [("parked", 2, 0, None, None, None, None)]
+    assert shop.execute(f"SELECT {told} FROM {{schema}}.dead_letter") == [
+        ("dead_lettered", 2, 0, None, None, None, None)
+    ]
 
 
 def test_held_keys_are_replayed_in_order(shop: Shop) -> None:
@@ -489,7 +494,7 @@ def test_a_commit_without_an_answer_is_looked_up(
         reload = replace(shop, engine=engine).reload()
         driver = reload.open()
         with diffed(reload, driver) as rounds:
-            turn = driver.turn
+            turn = driver.transition
 
             def turned(tx: Any, state: str) -> None:
                 turn(tx, state)
@@ -507,7 +512,7 @@ def test_a_commit_without_an_answer_is_looked_up(
                 return connection_lost(error)
 
             accepted: list[threading.Timer] = []
-            monkeypatch.setattr(driver, "turn", turned)
+            monkeypatch.setattr(driver, "transition", turned)
             monkeypatch.setattr("seekpoint.jobs.reload.cutover.connection_lost", lost)
             outcome = reload.cut_over(driver, rounds)
         assert proxy.fired.is_set()
@@ -521,7 +526,7 @@ def test_what_became_of_a_commit_is_told_to_the_newest_driver_alone(shop: Shop) 
     settled(shop)
     reload = shop.reload()
     driver = reload.open()
-    other = reload.take(driver.run.id)
+    other = reload.take_over(driver.run.id)
     with pytest.raises(ReloadOver, match="was taken over by"):
         took_effect(driver)
     reload.run(other)

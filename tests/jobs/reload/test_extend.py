@@ -65,8 +65,8 @@ def test_large_deltas_are_staged_by_tasks_until_they_are_small(shop: Shop) -> No
         ("staging", 80, 190), ("staging", 130, 190), ("staging", 180, 190), ("staging", 190, 190),
         ("staging", 190, 230), ("staging", 230, 230),
     ]  # fmt: skip
-    assert ("following", 0, 15) in told
-    assert ("following", 15, 15) in told
+    assert ("catching_up", 0, 15) in told
+    assert ("catching_up", 15, 15) in told
     assert told[-1] == ("cutting over", 0, 0)
 
 
@@ -138,7 +138,7 @@ def test_a_position_that_was_moved_while_ranges_were_staged_ends_the_run(shop: S
     worker.stop()
 
     def rewound() -> None:
-        shop.ledger().move(shop.topic, 0, 10, log=None, reason="a test")
+        shop.ledger().reset_offset(shop.topic, 0, 10, log=None, reason="a test")
         shop.produce(shop.topic, FIRST, partition=0)
         again = shop.worker()
         again.reached(shop.topic, 2 * len(FIRST))
@@ -187,6 +187,6 @@ def test_staging_that_is_taken_up_again_tells_what_was_done_before(shop: Shop) -
         first.stage(driver)
     told: Steps = []
     other = shop.reload(range_records=30, progress=lambda *step: told.append(step))
-    other.run(other.take(driver.run.id))
+    other.run(other.take_over(driver.run.id))
     assert told[:3] == [("staging", 30, 80), ("staging", 60, 80), ("staging", 80, 80)]
     assert shop.rows() == doubled(FIRST)

@@ -37,7 +37,7 @@ def generations(shop: Shop) -> Generations:
 
 
 def adopt(shop: Shop, table: str = "orders") -> Generation:
-    return generations(shop).adopt((shop.schema, table))
+    return generations(shop).enable((shop.schema, table))
 
 
 def tables(shop: Shop, like: str = "orders%") -> list[str]:
@@ -125,7 +125,7 @@ def test_workers_go_on_while_a_table_is_adopted_and_given_up(shop: Shop, kind: s
     producer.start()
     try:
         worker.seen.wait_for(events.Committed, count=5)
-        for step in (lambda: adopt(shop, table), lambda: generations(shop).give_up((shop.schema, table))):
+        for step in (lambda: adopt(shop, table), lambda: generations(shop).disable((shop.schema, table))):
             troubles, mark = len(worker.seen.all(events.DatabaseTrouble)), worker.seen.mark()
             step()
             worker.seen.wait_for(events.Committed, since=mark, count=10)
@@ -259,15 +259,15 @@ def test_a_reader_that_stays_while_tables_are_attached_reads_one(shop: Shop) -> 
 def _attached(shop: Shop, reload: Any, driver: Driver) -> Iterator[Any]:
     """A run that fails behind ATTACH, in the cut-over itself."""
     with diffed(reload, driver) as rounds:
-        turn = driver.turn
+        turn = driver.transition
 
         def fails(*_: Any) -> None:
             raise RuntimeError("a test")
 
-        driver.turn = fails  # type: ignore[assignment, method-assign]
+        driver.transition = fails  # type: ignore[assignment, method-assign]
         with pytest.raises(RuntimeError, match="a test"):
             reload.cut_over(driver, rounds)
-        driver.turn = turn  # type: ignore[method-assign]
+        driver.transition = turn  # type: ignore[method-assign]
         yield rounds
 
 
@@ -330,14 +330,14 @@ def test_a_commit_without_an_answer(shop: Shop, seekpoint_dsn: str, when: Any, m
         reload = replace(shop, engine=engine).reload()
         driver = reload.open(strategy="generation")
         with diffed(reload, driver) as rounds:
-            turn = driver.turn
+            turn = driver.transition
 
             def turned(tx: Any, state: str) -> None:
                 turn(tx, state)
                 if not proxy.fired.is_set():
                     proxy.arm(when)
 
-            monkeypatch.setattr(driver, "turn", turned)
+            monkeypatch.setattr(driver, "transition", turned)
             outcome = reload.cut_over(driver, rounds)
         assert proxy.fired.is_set()
         assert outcome.tries == (2 if when == "before_commit" else 1)
@@ -355,7 +355,7 @@ def test_a_killed_driver_behind_attach(shop: Shop) -> None:
     assert reloader.wait_for("standing")
     reloader.kill()
     assert shop.rows() == doubled(FIRST, by=1)
-    reload.run(reload.take(run))
+    reload.run(reload.take_over(run))
     assert shop.rows() == doubled(FIRST)
     sweep(reload)
     assert len(tables(shop)) == 3
@@ -414,7 +414,9 @@ def test_merge_and_verify_know_generations(shop: Shop) -> None:
 
 def test_a_table_that_is_not_adopted_is_refused(shop: Shop) -> None:
     settled(shop)
-    with pytest.raises(ReloadRefused, match=rf"run `seekpoint reload adopt {shop.schema}.orders`, or call Generations"):
+    with pytest.raises(
+        ReloadRefused, match=rf"run `seekpoint reload enable-generations {shop.schema}.orders`, or call Generations"
+    ):
         shop.reload().open(strategy="generation")
 
 
@@ -453,9 +455,9 @@ def test_what_cannot_be_adopted_is_refused(shop: Shop, made: str, told: str) -> 
 
 def test_names_of_no_table_are_refused(shop: Shop) -> None:
     with pytest.raises(ConfigError, match="there is no table nothing: check its name"):
-        generations(shop).adopt("nothing")
+        generations(shop).enable("nothing")
     with pytest.raises(ConfigError, match="is not kept in generations: adopt it first"):
-        generations(shop).give_up((shop.schema, "orders"))
+        generations(shop).disable((shop.schema, "orders"))
     shop.execute("CREATE VIEW {schema}.v AS SELECT 1 AS id")
     with pytest.raises(ReloadRefused, match="is no plain table"):
         adopt(shop, "v")
@@ -471,7 +473,7 @@ def test_nothing_is_adopted_while_a_reload_is_open(shop: Shop) -> None:
     adopt(shop)
     run = reload.open(strategy="generation").run
     with pytest.raises(ReloadRefused, match=f"reload {run.id} is opened: bring it to its end"):
-        generations(shop).give_up((shop.schema, "orders"))
+        generations(shop).disable((shop.schema, "orders"))
 
 
 def test_a_lock_that_cannot_be_had_leaves_the_table_as_it_was(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -491,7 +493,7 @@ def test_an_adoption_that_was_cut_short_is_taken_up(shop: Shop, monkeypatch: pyt
     """Its process died behind the first step: the column is there."""
     settled(shop)
     with monkeypatch.context() as patch:
-        patch.setattr("seekpoint.jobs.tables.generations.generations._adopt", lambda *_: 1 / 0)
+        patch.setattr("seekpoint.jobs.tables.generations.generations._enable", lambda *_: 1 / 0)
         patch.setattr("seekpoint.jobs.tables.generations.generations._unmark", lambda *_: None)
         with pytest.raises(ZeroDivisionError):
             adopt(shop)
@@ -522,7 +524,7 @@ def test_numbers_go_on_from_one_generation_to_the_next(shop: Shop) -> None:
     numbers = [row[0] for row in shop.execute("SELECT number FROM {schema}.entries ORDER BY 1")]
     assert len(set(numbers)) == len(records) + 1
     assert min(numbers) > len(records)
-    generations(shop).give_up((shop.schema, "entries"))
+    generations(shop).disable((shop.schema, "entries"))
     identity = "SELECT attidentity::text FROM pg_attribute WHERE attrelid = '{schema}.entries'::regclass AND attnum > 0"
     assert shop.execute(identity + " AND attname = 'number'") == [("a",)]
     shop.execute("INSERT INTO {schema}.entries (id, amount, at, topic_offset) VALUES (1, 1, 1, 1000)")
@@ -549,7 +551,7 @@ def test_columns_that_the_database_fills(shop: Shop) -> None:
         "col_description('{schema}.orders'::regclass, 2)"
     )
     assert shop.execute(said) == [("of the shop", "in cents")]
-    generations(shop).give_up((shop.schema, "orders"))
+    generations(shop).disable((shop.schema, "orders"))
     assert shop.execute(said) == [("of the shop", "in cents")]
     assert shop.execute(query) == [(expected, expected, True, "none")]
 
@@ -630,7 +632,7 @@ def test_odd_names(shop: Shop, table: str) -> None:
     worker.reached(shop.topic, 151)
     worker.stop()
     assert read()[3] == (3, 200)
-    generations(shop).give_up((shop.schema, table))
+    generations(shop).disable((shop.schema, table))
     assert read()[3] == (3, 200)
 
 
@@ -652,7 +654,7 @@ def test_a_table_that_was_given_up_is_a_plain_one(shop: Shop) -> None:
     reload = shop.reload()
     reload.run(reload.open(strategy="generation"))
     options = "SELECT reloptions[1], relkind::text FROM pg_class WHERE oid = '{schema}.orders'::regclass"
-    generations(shop).give_up((shop.schema, "orders"))
+    generations(shop).disable((shop.schema, "orders"))
     assert shop.execute(options) == [("fillfactor=80", "r")]
     assert tables(shop) == ["orders"]
     assert not generations(shop).list()
@@ -679,9 +681,9 @@ def test_whoever_reads_an_earlier_generation_is_waited_for_and_told(
         with monkeypatch.context() as hurried:
             hurried.setattr(adopting, "READERS_WAIT", 0.2)
             with pytest.raises(ReloadRefused, match=said):
-                generations(shop).give_up((shop.schema, "orders"))
+                generations(shop).disable((shop.schema, "orders"))
         assert reader.execute(total).scalar() == sum(amount for _, amount, _ in doubled(FIRST, by=1))
-    generations(shop).give_up((shop.schema, "orders"))
+    generations(shop).disable((shop.schema, "orders"))
     assert shop.rows() == doubled(FIRST)
 
 
@@ -705,7 +707,7 @@ def test_a_view_on_top_is_in_the_way_of_giving_up(shop: Shop) -> None:
     adopt(shop)
     shop.execute("CREATE VIEW {schema}.told AS SELECT id FROM {schema}.orders")
     with pytest.raises(ReloadRefused, match=r"view .*told depends on view .*orders: drop that first"):
-        generations(shop).give_up((shop.schema, "orders"))
+        generations(shop).disable((shop.schema, "orders"))
     assert len(generations(shop).list()) == 1
 
 

@@ -11,7 +11,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from seekpoint.errors import ConfigError, ReloadRefused, WroteLiveTable
 from seekpoint.jobs.reload.cutover import cut_over
-from seekpoint.jobs.reload.rounds import Rounds
+from seekpoint.jobs.reload.rounds import CatchUp
 from support.handler_reload import Books, Handle, booked, by_core, by_hand, tables
 from support.reload_orders import Shop, of
 
@@ -190,12 +190,12 @@ def test_live_tables_are_kept_from_a_handler_behind_e0(books: Books, when: str) 
     reload = books.reload(handle)
     driver = reload.open()
     reload.stage(driver)
-    with Rounds(driver, reload.sources, reload.kafka) as rounds:
-        reload.follow(driver, rounds)
+    with CatchUp(driver, reload.sources, reload.kafka) as rounds:
+        reload.catch_up(driver, rounds)
         reload.compare(driver, rounds)
         books.applied([of(1, 1)], lambda version: by_core(None, version))
         steps: dict[str, Callable[[], Any]] = {
-            "in a round": lambda: reload.follow(driver, rounds),
+            "in a round": lambda: reload.catch_up(driver, rounds),
             "under the lock": lambda: cut_over(driver, rounds, lambda: None),  # no round before it
         }
         with pytest.raises(WroteLiveTable, match=r"wrote the live table .*rates, which it does not declare"):
@@ -318,8 +318,8 @@ def test_a_constraint_of_a_live_table_that_is_broken_is_no_records_fault(books: 
     assert books.rows() == booked(records)
 
 
-@pytest.mark.parametrize("send_ahead", [True, False])
-def test_an_error_that_comes_late_is_found_at_its_own_record(books: Books, send_ahead: bool) -> None:
+@pytest.mark.parametrize("pipeline_mode", [True, False])
+def test_an_error_that_comes_late_is_found_at_its_own_record(books: Books, pipeline_mode: bool) -> None:
     """Nobody waits for the answers of these statements, at first."""
 
     def make(version: int) -> Handle:
@@ -333,7 +333,7 @@ def test_an_error_that_comes_late_is_found_at_its_own_record(books: Books, send_
         return handle
 
     records = [*RECORDS[:20], of(1, 2_600), *RECORDS[20:40], of(2, 2_700), *RECORDS[40:]]
-    options = {"on_poison": "dead_letter", "send_ahead": send_ahead}
+    options = {"on_poison": "dead_letter", "pipeline_mode": pipeline_mode}
     books.applied(records, make, **options)
     reload = books.reload(make(2), pipeline=options)
     reload.run(reload.open())

@@ -19,8 +19,8 @@ PLACES = [
     "staged",
     "turn indexed",
     "indexed",
-    "following",
-    "diffed",
+    "catching_up",
+    "compared",
     "turn cut_over",
 ]
 
@@ -46,7 +46,7 @@ def test_another_driver_goes_on(shop: Shop, at: str) -> None:
     shop.produce(shop.topic, LATER, partition=0)
     old.reached(shop.topic, len(FIRST) + len(LATER))
     old.stop()
-    reload.run(reload.take(run))
+    reload.run(reload.take_over(run))
     assert shop.rows() == doubled(FIRST + LATER)
     assert shop.schemas() == []
 

@@ -13,7 +13,7 @@ from support.reload_orders import doubled, gone, of, shop_on
 RECORDS = [of(n % 40, n, n) for n in range(120)] + [gone(3)]
 
 
-@pytest.mark.parametrize("place", ["staging", "turn staged", "following", "turn cut_over"])
+@pytest.mark.parametrize("place", ["staging", "turn staged", "catching_up", "turn cut_over"])
 def test_a_crash_of_the_database(
     request: pytest.FixtureRequest, own_postgres: PostgresServer, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -33,17 +33,17 @@ def test_a_crash_of_the_database(
 
     reload = shop.reload(range_records=50, progress=lambda what, *_: crash(what))
     driver = reload.open()
-    turn = driver.turn
+    turn = driver.transition
 
     def turned(tx: Any, state: str) -> None:
         turn(tx, state)
         crash(f"turn {state}")
 
-    monkeypatch.setattr(driver, "turn", turned)
+    monkeypatch.setattr(driver, "transition", turned)
     if place == "turn staged":
         with pytest.raises(OperationalError):
             reload.run(driver)
-        driver = reload.take(driver.run.id)
+        driver = reload.take_over(driver.run.id)
         assert driver.run.state == "staging", "the step was rolled back"
     reload.run(driver)
     assert crashed == [place]

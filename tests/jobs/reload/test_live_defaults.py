@@ -122,7 +122,7 @@ def test_a_new_generation_draws_nothing_before_it_is_attached(shop: Shop) -> Non
 
     shop.execute("ALTER TABLE {schema}.orders ADD n serial UNIQUE")
     settled(shop)
-    Generations(shop.engine, schema=shop.schema).adopt((shop.schema, "orders"))
+    Generations(shop.engine, schema=shop.schema).enable((shop.schema, "orders"))
     before = drawn(shop, "orders_n_seq")
     reload = shop.reload()
     driver = reload.open(strategy="generation")

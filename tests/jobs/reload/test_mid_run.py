@@ -16,7 +16,7 @@ from kafka.test_ranges import delete, trim
 from seekpoint.errors import HandlerOutdated, RangeLost, ReloadRefused, TopicRecreated
 from seekpoint.jobs.reload import Driver, Reload, cutover
 from seekpoint.jobs.reload import reload as job
-from seekpoint.jobs.reload.rounds import Rounds
+from seekpoint.jobs.reload.rounds import CatchUp
 from seekpoint.kafka.ranges import IDLE
 from seekpoint.testing.servers.kafka import KafkaServer
 from support.before_cutover import FIRST, diffed, settled, widen, work_up_to
@@ -73,7 +73,7 @@ def test_retention_that_passes_a_round_ends_the_run(shop: Shop) -> None:
     assert shop.rows() == doubled(FIRST + LATER, by=1)
 
 
-@pytest.mark.parametrize("at", ["opened", "staged", "diffed"])
+@pytest.mark.parametrize("at", ["opened", "staged", "compared"])
 def test_a_topic_that_is_created_anew_ends_the_run(shop: Shop, topic: Callable[..., str], at: str) -> None:
     """Under the same name, with other records at the same offsets."""
     settled(shop)
@@ -87,7 +87,7 @@ def test_a_topic_that_is_created_anew_ends_the_run(shop: Shop, topic: Callable[.
         topic(2, name=shop.topic)
         shop.produce(shop.topic, [of(n, 9) for n in range(200)], partition=0)
 
-    if at == "diffed":
+    if at == "compared":
         with diffed(reload, driver) as rounds:
             shop.produce(shop.topic, LATER, partition=0)
             work_up_to(shop, len(FIRST) + len(LATER))
@@ -118,7 +118,7 @@ def test_a_partition_that_is_added_and_moved_in_mid_run_ends_it(shop: Shop) -> N
     worker = shop.worker()
     worker.reached(shop.topic, 40, partition=2)
     worker.stop()
-    shop.ledger().move(shop.topic, 2, 45, log=None, reason="a test", lost="a test gave them up")
+    shop.ledger().reset_offset(shop.topic, 2, 45, log=None, reason="a test", lost="a test gave them up")
     with pytest.raises(ReloadRefused, match="has got it since the run was opened, and its position was moved by hand"):
         reload.run(driver)
     assert "moved by hand" in failed(reload, driver)
@@ -146,7 +146,7 @@ def test_a_rewind_in_mid_run_ends_it(shop: Shop, at: str) -> None:
     driver = reload.open()
     if at == "staged":
         reload.stage(driver)
-    shop.ledger().move(shop.topic, 0, 50, log=None, reason="again")
+    shop.ledger().reset_offset(shop.topic, 0, 50, log=None, reason="again")
     work_up_to(shop, len(FIRST))
     with pytest.raises(ReloadRefused, match="was moved since the run was opened"):
         reload.run(driver)
@@ -160,7 +160,7 @@ def test_rounds_that_do_not_shrink_end_the_run(shop: Shop, monkeypatch: pytest.M
 
     def faster(what: str, done: int, total: int) -> None:
         nonlocal end
-        if what == "following" and done == total:
+        if what == "catching_up" and done == total:
             end += len(LATER)
             shop.produce(shop.topic, LATER, partition=0)
             worker.reached(shop.topic, end)
@@ -169,10 +169,10 @@ def test_rounds_that_do_not_shrink_end_the_run(shop: Shop, monkeypatch: pytest.M
     reload = shop.reload(progress=faster)
     driver = reload.open()
     reload.stage(driver)
-    faster("following", 0, 0)
+    faster("catching_up", 0, 0)
     began = end
-    with Rounds(driver, reload.sources, reload.kafka) as rounds, pytest.raises(ReloadRefused) as refused:
-        reload.follow(driver, rounds)
+    with CatchUp(driver, reload.sources, reload.kafka) as rounds, pytest.raises(ReloadRefused) as refused:
+        reload.catch_up(driver, rounds)
     worker.stop()
     assert "20 records in the last round, and 10 in a row did not shrink" in str(refused.value)
     assert (end - began) == 11 * len(LATER)
@@ -205,9 +205,9 @@ def test_brokers_that_are_away_under_the_lock_are_waited_for_briefly(
     driver = reload.open()
     held: list[float] = []
     thaw = threading.Timer(2 * IDLE, own_kafka.thaw)  # should the test fail
-    apply = Rounds.apply
+    apply = CatchUp.apply
 
-    def away(self: Rounds, tx: Any, offsets: Any, *, idle: float = 30.0) -> int:
+    def away(self: CatchUp, tx: Any, offsets: Any, *, idle: float = 30.0) -> int:
         if idle != cutover.IDLE or held:
             return apply(self, tx, offsets, idle=idle)
         self.close()  # nothing was read ahead
@@ -220,9 +220,9 @@ def test_brokers_that_are_away_under_the_lock_are_waited_for_briefly(
             held.append(monotonic() - began)
             own_kafka.thaw()
 
-    catch_up = reload.follow
+    catch_up = reload.catch_up
 
-    def behind(driver: Driver, rounds: Rounds) -> int:
+    def behind(driver: Driver, rounds: CatchUp) -> int:
         """Behind the last round, before the locks: something is left to be read under them."""
         read = catch_up(driver, rounds)
         if not held:
@@ -230,9 +230,9 @@ def test_brokers_that_are_away_under_the_lock_are_waited_for_briefly(
             worker.reached(there.topic, len(FIRST) + len(LATER))
         return read
 
-    monkeypatch.setattr(Rounds, "apply", away)
+    monkeypatch.setattr(CatchUp, "apply", away)
     with diffed(reload, driver) as rounds:
-        monkeypatch.setattr(reload, "follow", behind)
+        monkeypatch.setattr(reload, "catch_up", behind)
         outcome = reload.cut_over(driver, rounds)
     thaw.cancel()
     assert outcome.tries == 2

@@ -36,9 +36,9 @@ def move(shop: Shop, table: str) -> None:
     """Adopt it, or give it up where it is adopted."""
     kept, path = Generations(shop.engine, schema=shop.schema), (shop.schema, table)
     if kept.list():
-        kept.give_up(path)
+        kept.disable(path)
     else:
-        kept.adopt(path)
+        kept.enable(path)
 
 
 def sink_of(shop: Shop, table: str) -> Any:

@@ -74,7 +74,7 @@ def test_the_table_that_holds_generations_is_no_target(shop: Shop) -> None:
     from seekpoint.jobs.reload import Generations
 
     settled(shop)
-    Generations(shop.engine, schema=shop.schema).adopt((shop.schema, "orders"))
+    Generations(shop.engine, schema=shop.schema).enable((shop.schema, "orders"))
     reload = shop.reload()
     reload.sources[0].pipeline.sinks[0].path = (shop.schema, "orders_generations")  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match="holds the generations of a view: name the view"):

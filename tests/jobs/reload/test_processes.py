@@ -17,7 +17,7 @@ import pytest
 
 from seekpoint.errors import ConfigError, RangeLost, ReloadRefused
 from seekpoint.jobs.reload import Reload
-from seekpoint.jobs.staging.task_errors import error_of, told
+from seekpoint.jobs.staging.task_errors import error_as_text, error_of
 from seekpoint.records import Partition
 from support.reload_orders import PLAIN, Shop, doubled, of
 
@@ -184,14 +184,14 @@ def test_what_cannot_be_sent_is_refused(shop: Shop, named: Callable[[str], str])
     calling = reload_of(shop, name)
     calling._stager._kafka = {**calling.kafka, "oauth_cb": lambda _: None}  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match="callbacks must be functions of a module"):
-        calling.stage(calling.take(driver.run.id))
+        calling.stage(calling.take_over(driver.run.id))
     other = reload_of(shop, name)
-    other.run(other.take(driver.run.id))
+    other.run(other.take_over(driver.run.id))
     assert shop.rows() == doubled(FIRST)
 
 
 def test_errors_travel_as_text() -> None:
-    lost = error_of(told(RangeLost(Partition("orders", 3), 7, "retention\x00")))
+    lost = error_of(error_as_text(RangeLost(Partition("orders", 3), 7, "retention\x00")))
     assert isinstance(lost, RangeLost)
     assert (lost.partition, lost.offset) == (Partition("orders", 3), 7)
     assert str(lost) == "orders/3 cannot be read at offset 7: retention\x00"

@@ -113,9 +113,9 @@ def test_strategies_that_subscribers_would_not_see_are_refused_at_the_opening(pu
     with pytest.raises(ReloadRefused, match="cannot be swapped, for it has publication everything: use strategy"):
         published.reload().open(strategy="swap")
     with pytest.raises(ReloadRefused, match="has publication everything"):
-        Generations(published.engine, schema=published.schema).adopt((published.schema, "orders"))
+        Generations(published.engine, schema=published.schema).enable((published.schema, "orders"))
     published.execute("DROP PUBLICATION everything")
-    Generations(published.engine, schema=published.schema).adopt((published.schema, "orders"))
+    Generations(published.engine, schema=published.schema).enable((published.schema, "orders"))
     published.execute(PUBLISH)
     with pytest.raises(ReloadRefused, match="has publication everything"):
         published.reload().open(strategy="generation")

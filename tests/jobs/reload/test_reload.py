@@ -80,7 +80,7 @@ def test_columns_that_a_sink_learns_from_its_rows_are_known_to_whoever_goes_on(s
     driver = first.open()
     first.stage(driver)
     other = shop.reload([learning(2)])
-    other.run(other.take(driver.run.id))
+    other.run(other.take_over(driver.run.id))
     assert shop.rows() == doubled(records)
     assert shop.execute("SELECT DISTINCT note FROM {schema}.orders") == [("none",)]
 

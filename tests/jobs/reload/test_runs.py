@@ -18,7 +18,7 @@ from sqlalchemy.exc import OperationalError
 from seekpoint import Json, Ledger, Pipeline, Upsert
 from seekpoint.errors import ConfigError, ReloadOver, ReloadRefused, SchemaMismatch
 from seekpoint.jobs.reload import Reload, Runs, stage_range
-from seekpoint.jobs.reload.rounds import Rounds
+from seekpoint.jobs.reload.rounds import CatchUp
 from seekpoint.jobs.staging.consolidate import coverage
 from seekpoint.jobs.tables.dependencies import hanging
 from support.reload_orders import Order, Shop, doubled, of, pipeline
@@ -87,7 +87,7 @@ def test_a_recreated_topic_is_refused(shop: Shop, topic: Callable[..., str]) -> 
 
 def test_positions_beyond_what_can_be_read_are_refused(shop: Shop) -> None:
     settled(shop)
-    shop.ledger().move(shop.topic, 0, 1000, log=None, reason="a test")
+    shop.ledger().reset_offset(shop.topic, 0, 1000, log=None, reason="a test")
     with pytest.raises(ReloadRefused, match="stands at 1000, and what can be read ends at 30"):
         shop.reload().open()
 
@@ -197,7 +197,7 @@ def test_a_newer_driver_ends_the_older_one(shop: Shop) -> None:
     settled(shop)
     reload = shop.reload()
     older = reload.open()
-    newer = shop.reload().take(older.run.id)
+    newer = shop.reload().take_over(older.run.id)
     assert (older.epoch, newer.epoch) == (1, 2)
     with pytest.raises(ReloadOver, match=rf"{older.run.id} was taken over by .* \(driver epoch 2, this one has 1\)"):
         reload.stage(older)
@@ -205,7 +205,7 @@ def test_a_newer_driver_ends_the_older_one(shop: Shop) -> None:
     reload.run(newer)
     assert shop.rows() == doubled(FIRST)
     with pytest.raises(ReloadOver, match="is cut over: open another one"):
-        reload.take(older.run.id)
+        reload.take_over(older.run.id)
 
 
 def test_an_older_driver_does_not_fail_the_newer_ones_run(shop: Shop) -> None:
@@ -213,7 +213,7 @@ def test_an_older_driver_does_not_fail_the_newer_ones_run(shop: Shop) -> None:
     settled(shop)
     reload = shop.reload()
     older = reload.open()
-    newer = shop.reload().take(older.run.id)
+    newer = shop.reload().take_over(older.run.id)
     older.fail(RuntimeError("late"))
     run = reload.runs.get(older.run.id)
     assert (run.state, run.error, run.driver_epoch) == ("opened", None, 2)
@@ -234,7 +234,7 @@ def test_an_aborted_run_leaves_nothing_and_changes_nothing(shop: Shop) -> None:
     assert shop.schemas() == []
     assert (shop.rows(), [p.next_offset for p in shop.ledger().read()]) == (before, positions)
     with pytest.raises(ReloadOver, match="aborted: changed our mind"):
-        driver.beat()
+        driver.heartbeat()
     with pytest.raises(ReloadOver, match="aborted: changed our mind"):
         reload.runs.abort(driver.run.id, "again")
     with pytest.raises(ConfigError, match="there is no reload"):
@@ -254,7 +254,7 @@ def test_runs_whose_driver_is_gone_are_swept(shop: Shop) -> None:
     assert "its driver is gone: nothing was heard of it since" in (gone.error or "")
     assert shop.schemas() == []
     with pytest.raises(ReloadOver, match="failed: its driver is gone"):
-        driver.beat()
+        driver.heartbeat()
 
 
 def test_a_run_that_is_in_a_step_is_not_waited_for_by_a_sweep(shop: Shop) -> None:
@@ -296,8 +296,8 @@ def test_what_others_made_of_a_swapped_table_is_not_swept_with_it(shop: Shop, ha
     reload = shop.reload()
     driver = reload.open(strategy="swap")
     reload.stage(driver)
-    with Rounds(driver, reload.sources, reload.kafka) as rounds:
-        reload.follow(driver, rounds)
+    with CatchUp(driver, reload.sources, reload.kafka) as rounds:
+        reload.catch_up(driver, rounds)
         reload.cut_over(driver, rounds)
     there = driver.run.staging_schema
     shop.execute("CREATE " + hangs.replace("{old}", f"{there}.old_t0"))
@@ -315,7 +315,7 @@ def test_a_step_out_of_turn_is_refused(shop: Shop) -> None:
     reload = shop.reload()
     driver = reload.open()
     with pytest.raises(ReloadOver, match="is opened, and this step follows staged or indexed or following or diffed"):
-        Rounds(driver, reload.sources, reload.kafka)
+        CatchUp(driver, reload.sources, reload.kafka)
     with pytest.raises(ReloadOver, match="is opened: it takes no more ranges"), driver.step("opened") as tx:
         stage_range(
             shop.engine,
@@ -331,7 +331,7 @@ def test_another_version_does_not_take_a_run(shop: Shop) -> None:
     settled(shop)
     driver = shop.reload(version=2).open()
     with pytest.raises(ConfigError, match="was opened with other versions of these pipelines"):
-        shop.reload(version=3).take(driver.run.id)
+        shop.reload(version=3).take_over(driver.run.id)
 
 
 def test_other_code_does_not_take_a_run_and_leaves_its_driver_alone(shop: Shop) -> None:
@@ -341,7 +341,7 @@ def test_other_code_does_not_take_a_run_and_leaves_its_driver_alone(shop: Shop) 
     driver = reload.open()
     for other in (shop.reload(version=1), shop.reload(version=3), shop.reload(pipeline={"kind": "append"})):
         with pytest.raises(ConfigError, match=f"reload {driver.run.id} (is of|was opened with)") as refused:
-            other.take(driver.run.id)
+            other.take_over(driver.run.id)
     assert str(refused.value).startswith(
         f"reload {driver.run.id} is of {shop.schema}.orders, and these sinks write {shop.schema}.entries: take it with"
     )
@@ -368,7 +368,7 @@ def test_runs_are_found_by_a_url_and_a_wrong_one_is_told(shop: Shop) -> None:
     driver = shop.reload().open()
     url = shop.engine.url.render_as_string(hide_password=False)
     assert [run.id for run in Runs(url, shop.schema).list()] == [driver.run.id]
-    assert Runs(shop.engine.url, shop.schema).take(driver.run.id).epoch == 2
+    assert Runs(shop.engine.url, shop.schema).take_over(driver.run.id).epoch == 2
     for wrong in ("localhost:5432", "postgresql://me:p@ss@host/x", "mysql://localhost/x"):
         with pytest.raises(ConfigError, match="postgresql"):
             Runs(wrong)
@@ -380,7 +380,7 @@ def test_runs_are_found_by_a_url_and_a_wrong_one_is_told(shop: Shop) -> None:
         with pytest.raises(OperationalError, match=r"127\.0\.0\.1.*port 1.*refused"):
             call()
     elsewhere = Runs(url, "not_there")
-    for look in (elsewhere.list, elsewhere.sweep, lambda: elsewhere.take(uuid4())):
+    for look in (elsewhere.list, elsewhere.sweep, lambda: elsewhere.take_over(uuid4())):
         with pytest.raises(SchemaMismatch, match="seekpoint db upgrade"):
             look()
 
@@ -391,12 +391,12 @@ def test_a_round_that_waited_for_an_abort_says_so(shop: Shop) -> None:
     reload = shop.reload()
     driver = reload.open()
     reload.stage(driver)
-    with Rounds(driver, reload.sources, reload.kafka) as rounds, shop.engine.connect() as aborting:
+    with CatchUp(driver, reload.sources, reload.kafka) as rounds, shop.engine.connect() as aborting:
         aborting.execute(text(f"UPDATE {shop.schema}.reload_run SET state = 'aborted', error = 'a test'"))
         waiting = threading.Thread(target=release_when_blocked, args=(shop, aborting))
         waiting.start()
         with pytest.raises(ReloadOver, match="aborted: a test"):
-            reload.follow(driver, rounds)
+            reload.catch_up(driver, rounds)
         waiting.join()
 
 

@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 
 from seekpoint import Append, Batch, Json, Pipeline
 from seekpoint.jobs.reload.handlers import MOST, _next_size
-from seekpoint.jobs.reload.rounds import Rounds
+from seekpoint.jobs.reload.rounds import CatchUp
 from support.handler_reload import Books, Handle, booked, by_core
 from support.reload_orders import Order, OrderKey, Shop, of
 from support.reload_process import Reloader
@@ -30,7 +30,7 @@ def core(books: Books, version: int = 2) -> Handle:
     return by_core(books.shop.schema, version)
 
 
-@pytest.mark.parametrize("at", ["staged", "offset 70", "turn indexed", "indexed", "diffed", "turn cut_over"])
+@pytest.mark.parametrize("at", ["staged", "offset 70", "turn indexed", "indexed", "compared", "turn cut_over"])
 def test_a_driver_that_is_killed_is_followed_by_one_that_goes_on(books: Books, at: str) -> None:
     books.applied(FIRST, lambda version: core(books, version))
     reload = books.reload(core(books), range_records=50)
@@ -44,7 +44,7 @@ def test_a_driver_that_is_killed_is_followed_by_one_that_goes_on(books: Books, a
         assert {p.partition.number: p.next_offset for p in reload.runs.positions(run)}[0] == 50, "one round of three"
     assert books.rows() == booked(FIRST), "nothing was published"
     books.applied(LATER, lambda version: core(books, version))
-    reload.run(reload.take(run))
+    reload.run(reload.take_over(run))
     assert books.rows() == booked(FIRST + LATER, by=2)
     assert books.shop.schemas() == []
 
@@ -75,8 +75,8 @@ def test_live_workers_go_on_and_are_followed(books: Books) -> None:
     reload.stage(driver)
     books.shop.produce(books.shop.topic, LATER, partition=0)
     worker.reached(books.shop.topic, len(FIRST + LATER))
-    with Rounds(driver, reload.sources, reload.kafka) as rounds:
-        reload.follow(driver, rounds)
+    with CatchUp(driver, reload.sources, reload.kafka) as rounds:
+        reload.catch_up(driver, rounds)
         reload.compare(driver, rounds)
         books.shop.produce(books.shop.topic, LATER, partition=0)  # behind the difference
         worker.reached(books.shop.topic, len(FIRST + LATER + LATER))
@@ -104,14 +104,14 @@ def test_dead_letters_have_no_rows_and_replayed_ones_have_theirs(books: Books) -
     books.applied(FIRST, lambda version: make(True, version), **options)
     reload = books.reload(make(False, 2), range_records=50, pipeline=options)
     driver = reload.open()
-    from seekpoint.admin import Redrive
+    from seekpoint.admin import DeadLetterReplay
 
     ids = dict(books.shop.execute("SELECT record_offset, id FROM {schema}.dead_letter"))
     assert set(ids) == refused
     from seekpoint.jobs.staging.stage import begin_staging
 
     begin_staging(driver, reload.sources)
-    redrive = Redrive(books.pipeline(make(False, 1), 1, **options), books.engine, schema=books.shop.schema)
+    redrive = DeadLetterReplay(books.pipeline(make(False, 1), 1, **options), books.engine, schema=books.shop.schema)
     redrive.replay(ids[60])
     reload.run(driver)
     rows, _ = books.rows()
@@ -207,11 +207,11 @@ def test_deletions_behind_the_difference_reach_the_live_table(books: Books) -> N
     reload = books.reload(make(2))
     driver = reload.open()
     reload.stage(driver)
-    with Rounds(driver, reload.sources, reload.kafka) as rounds:
-        reload.follow(driver, rounds)
+    with CatchUp(driver, reload.sources, reload.kafka) as rounds:
+        reload.catch_up(driver, rounds)
         reload.compare(driver, rounds)
         books.applied([of(3, 1, 1)], make)
-        assert reload.follow(driver, rounds) == 1
+        assert reload.catch_up(driver, rounds) == 1
         assert books.shop.execute(
             f"SELECT account FROM {driver.run.staging_schema}.touched_{rounds.targets[1].staged}"
         ) == [(3,)]

@@ -96,7 +96,7 @@ def test_the_end_of_a_task_waits_for_the_drivers_step(shop: Shop) -> None:
 
     staging = threading.Thread(target=late)
     with driver.step("staging") as tx:
-        driver.turn(tx, "staged")
+        driver.transition(tx, "staged")
         staging.start()
         wait_until_blocked(shop.engine, by=backend(tx.connection))
     staging.join(60)
@@ -158,7 +158,7 @@ def test_a_task_of_other_code_stages_nothing_and_the_run_goes_on(shop: Shop, oth
     assert shop.execute("SELECT count(*) FROM {schema}.reload_staged") == [(0,)]
     assert reload.runs.get(driver.run.id).state == "staging"
     right = shop.reload()
-    right.run(right.take(driver.run.id))
+    right.run(right.take_over(driver.run.id))
     assert shop.rows() == doubled(RECORDS)
 
 
@@ -215,9 +215,9 @@ def test_of_two_groups_a_task_that_writes_fewer_tables_than_its_own_stages_nothi
     assert reload.runs.get(driver.run.id).state == "staging"
     if fewer == "entries":  # with the other group, all of the run's tables are written
         with pytest.raises(ConfigError, match=f"of its tables, group '{shop.group}-b' writes others with this code"):
-            shop.reload([only, less]).take(driver.run.id)
+            shop.reload([only, less]).take_over(driver.run.id)
     again = shop.reload([only, both(2)])
-    again.run(again.take(driver.run.id))
+    again.run(again.take_over(driver.run.id))
     assert shop.rows() == [(n, 2 * n, 0) for n in range(30)]
 
 
@@ -306,9 +306,9 @@ def test_dead_letters_stay_out_until_they_are_replayed(shop: Shop) -> None:
     consolidate(driver, reload.sources)
     assert staged_rows(shop, driver, "topic_offset, id, amount") == [(0, 1, 2), (2, 3, 6), (4, 5, 10), (6, 7, 14)]
     kept = f"SELECT record_offset, cause, state FROM {driver.run.staging_schema}.dead_letter"
-    assert shop.execute(kept) == [(3, "row", "parked")], "the replayed one is tried, and fails by the new row="
+    assert shop.execute(kept) == [(3, "row", "dead_lettered")], "the replayed one is tried, and fails by the new row="
     live = dict(shop.execute("SELECT record_offset, state FROM {schema}.dead_letter"))
-    assert live == {1: State.PARKED, 3: State.REPLAYED, 5: State.DISCARDED}, "the live ones are as they were"
+    assert live == {1: State.DEAD_LETTERED, 3: State.REPLAYED, 5: State.DISCARDED}, "the live ones are as they were"
 
 
 def test_what_was_given_up_stays_out(shop: Shop) -> None:
@@ -316,7 +316,7 @@ def test_what_was_given_up_stays_out(shop: Shop) -> None:
     worker = shop.worker()
     worker.reached(shop.topic, 5)
     worker.stop()
-    shop.ledger().move(shop.topic, 0, 8, log=None, reason="a test", lost="a test gave them up")
+    shop.ledger().reset_offset(shop.topic, 0, 8, log=None, reason="a test", lost="a test gave them up")
     shop.produce(shop.topic, [of(n, n) for n in range(5, 12)], partition=0)
     worker = shop.worker()
     worker.reached(shop.topic, 12)
@@ -332,9 +332,9 @@ def test_what_was_given_up_and_read_after_all_is_in(shop: Shop) -> None:
     worker.reached(shop.topic, 10)
     worker.stop()
     ledger = shop.ledger()
-    ledger.move(shop.topic, 0, 2, log=None, reason="back")
-    ledger.move(shop.topic, 0, 8, log=None, reason="a test", lost="a test gave them up")
-    ledger.move(shop.topic, 0, 5, log=None, reason="back again")
+    ledger.reset_offset(shop.topic, 0, 2, log=None, reason="back")
+    ledger.reset_offset(shop.topic, 0, 8, log=None, reason="a test", lost="a test gave them up")
+    ledger.reset_offset(shop.topic, 0, 5, log=None, reason="back again")
     worker = shop.worker()
     worker.reached(shop.topic, 10)
     worker.stop()
@@ -352,7 +352,7 @@ def test_what_the_new_code_cannot_apply_goes_to_the_run(shop: Shop, on_poison: s
     done = [stage(reload, driver, task) for task in tasks(driver)]
     assert [(s.records, s.dead_letters) for s in done] == [(19, 4)]
     kept = f"SELECT record_offset, cause, state, value IS NULL FROM {driver.run.staging_schema}.dead_letter ORDER BY 1"
-    state, is_bare = ("parked", False) if on_poison == "dead_letter" else ("skipped", True)
+    state, is_bare = ("dead_lettered", False) if on_poison == "dead_letter" else ("skipped", True)
     assert shop.execute(kept) == [
         (19, "database", state, is_bare),
         (20, "row", state, is_bare),

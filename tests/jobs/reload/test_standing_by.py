@@ -27,11 +27,11 @@ QUICK = Limits(batch_records=50, idle_check=0.1)
 
 def undisturbed(worker: Run) -> bool:
     """Whether Kafka never took anything from it, nor gave it anything behind the first assignment."""
-    return not worker.seen.all(events.Gone) and len(worker.seen.all(events.Assigned)) == 1
+    return not worker.seen.all(events.Revoked) and len(worker.seen.all(events.Assigned)) == 1
 
 
 def ends_outdated(worker: Run) -> None:
-    worker.seen.wait_for(events.Stopped)
+    worker.seen.wait_for(events.WorkerStopped)
     with pytest.raises(HandlerOutdated):
         worker.stop()
 
@@ -51,11 +51,11 @@ def test_the_new_version_waits_for_its_run_and_takes_over(shop: Shop, strategy: 
         older.seen.wait_for(events.Committed, count=5)
         driver = opened(shop, strategy=strategy)
         newer = shop.worker(QUICK, version=2)
-        told = newer.seen.wait_for(events.StoodBy)
+        told = newer.seen.wait_for(events.OnStandby)
         assert (told.run, told.state) == (driver.run.id, "opened")
         health = newer.health()
         assert (health.live, health.ready, health.stale, health.trouble) == (True, False, False, None)
-        assert health.stands_by == f"reload {driver.run.id}, opened"
+        assert health.standby == f"reload {driver.run.id}, opened"
 
         older.seen.wait_for(events.Committed, since=older.seen.mark(), count=10)
         assert undisturbed(older)
@@ -64,14 +64,14 @@ def test_the_new_version_waits_for_its_run_and_takes_over(shop: Shop, strategy: 
 
         reload = shop.reload()
         reload.stage(driver)
-        newer.seen.wait_for(events.StoodBy, lambda e: e.state == "indexed")
+        newer.seen.wait_for(events.OnStandby, lambda e: e.state == "indexed")
         assert undisturbed(older)
         reload.run(driver)
-        over = newer.seen.wait_for(events.TookOver)
+        over = newer.seen.wait_for(events.StandbyEnded)
         assert (over.run, over.state, over.error) == (driver.run.id, "cut_over", None)
         ends_outdated(older)
         newer.seen.wait_for(events.Committed, count=5)
-        assert newer.health().stands_by is None
+        assert newer.health().standby is None
         assert newer.health().ready
     applied(shop, feed, newer)
     newer.stop()
@@ -86,12 +86,12 @@ def test_a_run_that_comes_to_nothing_lets_the_new_version_take_over_as_without_o
         older.seen.wait_for(events.Committed, count=5)
         driver = opened(shop)
         newer = shop.worker(QUICK, version=2)
-        newer.seen.wait_for(events.StoodBy)
+        newer.seen.wait_for(events.OnStandby)
         if way == "aborted":
             shop.reload().runs.abort(driver.run.id, "not today")
         else:
             driver.fail(ValueError("not today"))
-        over = newer.seen.wait_for(events.TookOver)
+        over = newer.seen.wait_for(events.StandbyEnded)
         assert over.state == way
         assert "not today" in str(over.error)
         newer.seen.wait_for(events.Committed, count=3)
@@ -111,17 +111,17 @@ def test_another_run_behind_the_first_is_waited_for_too(shop: Shop) -> None:
 
     def another(told: events.Event) -> None:
         """Between two looks, however long it takes."""
-        if isinstance(told, events.StoodBy) and len(runs) == 1:
+        if isinstance(told, events.OnStandby) and len(runs) == 1:
             shop.reload().runs.abort(told.run, "again")
             runs.append(opened(shop))
 
     newer = shop.run_worker(shop.pipeline(version=2), observe=[another], limits=QUICK)
-    stood = newer.seen.wait_for(events.StoodBy, lambda e: e.run != runs[0].run.id)
+    stood = newer.seen.wait_for(events.OnStandby, lambda e: e.run != runs[0].run.id)
     second = runs[1]
     assert stood.run == second.run.id
-    assert not newer.seen.all(events.TookOver)
+    assert not newer.seen.all(events.StandbyEnded)
     shop.reload().run(second)
-    newer.seen.wait_for(events.Placed)
+    newer.seen.wait_for(events.Activated)
     assert shop.rows() == [(1, 2, 0)]
     ends_outdated(older)
 
@@ -135,8 +135,8 @@ def test_nobody_stands_by_for_what_publishes_nothing(shop: Shop, strategy: str) 
     shop.execute("UPDATE {schema}.reload_run SET strategy = :strategy", strategy=strategy)
     assert shop.reload().runs.get(driver.run.id).is_open
     newer = shop.worker(QUICK, version=2)
-    newer.seen.wait_for(events.Placed)
-    assert not newer.seen.all(events.StoodBy)
+    newer.seen.wait_for(events.Activated)
+    assert not newer.seen.all(events.OnStandby)
     ends_outdated(older)
 
 
@@ -149,8 +149,8 @@ def test_only_the_version_that_is_built_stands_by(shop: Shop, version: int) -> N
     older.stop()
     opened(shop)
     other = shop.worker(QUICK, version=version)
-    other.seen.wait_for(events.Placed)
-    assert not other.seen.all(events.StoodBy)
+    other.seen.wait_for(events.Activated)
+    assert not other.seen.all(events.OnStandby)
     assert version_of(shop) == version
 
 
@@ -182,8 +182,8 @@ def test_a_group_of_others_is_not_held_back(shop: Shop) -> None:
     older = shop.worker(QUICK)
     older.reached(shop.topic, 1)
     opened(shop)
-    assert Ledger(shop.engine, "somebody else", schema=shop.schema, version=2).stands_by() is None
-    assert Ledger(shop.engine, shop.group, schema=shop.schema, version=2).stands_by() is not None
+    assert Ledger(shop.engine, "somebody else", schema=shop.schema, version=2).standby() is None
+    assert Ledger(shop.engine, shop.group, schema=shop.schema, version=2).standby() is not None
 
 
 def test_stop_is_prompt_while_standing_by(shop: Shop) -> None:
@@ -192,14 +192,14 @@ def test_stop_is_prompt_while_standing_by(shop: Shop) -> None:
     older.reached(shop.topic, 1)
     opened(shop)
     newer = shop.worker(Limits(idle_check=60.0), version=2)
-    newer.seen.wait_for(events.StoodBy)
+    newer.seen.wait_for(events.OnStandby)
     began = monotonic()
     newer.stop()
     assert monotonic() - began < 30
     kinds = [type(e) for e in newer.seen.events]
-    assert kinds == [events.Starting, events.StoodBy, events.Draining, events.Stopped]
+    assert kinds == [events.Starting, events.OnStandby, events.Draining, events.WorkerStopped]
     health = newer.health()
-    assert (health.live, health.stands_by, health.error) == (False, None, None)
+    assert (health.live, health.standby, health.error) == (False, None, None)
     assert undisturbed(older)
     assert version_of(shop) == 1
 
@@ -221,7 +221,7 @@ def test_a_process_that_stands_by_ends_at_the_first_signal_and_may_be_killed(sho
     for kill in (True, False):
         member = Member(**what)
         try:
-            member.wait_for("StoodBy")
+            member.wait_for("OnStandby")
             if kill:
                 member.kill()
             else:
@@ -252,24 +252,24 @@ def test_postgres_goes_away_and_comes_back_while_it_stands_by(
     older.reached(shop.topic, 1)
     driver = opened(shop)
     newer = shop.worker(QUICK, version=2)
-    newer.seen.wait_for(events.StoodBy)
+    newer.seen.wait_for(events.OnStandby)
 
     own_postgres.kill()
     newer.seen.wait_for(events.DatabaseTrouble)
     health = newer.health()
     assert health.trouble is not None
-    assert health.stands_by is not None
+    assert health.standby is not None
     mark = older.seen.mark()
     own_postgres.start()
     newer.seen.wait_for(events.Recovered)
     health = newer.health()
     assert (health.ready, health.trouble) == (False, None)
-    assert health.stands_by is not None
+    assert health.standby is not None
 
     older.seen.wait_for(events.Recovered, since=mark)
     shop.produce(shop.topic, [of(2)], partition=0)
-    shop.reload().run(shop.reload().take(driver.run.id))
-    newer.seen.wait_for(events.Placed, count=2)
+    shop.reload().run(shop.reload().take_over(driver.run.id))
+    newer.seen.wait_for(events.Activated, count=2)
     ends_outdated(older)
     shop.produce(shop.topic, [of(3)], partition=0)
     newer.reached(shop.topic, 3)
@@ -290,13 +290,13 @@ def test_a_worker_that_looked_too_early_leaves_the_group_and_stands_by(shop: Sho
                 runs.append(opened(shop))
 
         newer = shop.run_worker(shop.pipeline(version=2), observe=[open_it], limits=QUICK)
-        stood = newer.seen.wait_for(events.StoodBy)
+        stood = newer.seen.wait_for(events.OnStandby)
         assert stood.run == runs[0].run.id
-        assert not newer.seen.all(events.Placed)
+        assert not newer.seen.all(events.Activated)
         assert version_of(shop) == 1
         older.seen.wait_for(events.Committed, since=older.seen.mark(), count=5)
         shop.reload().run(runs[0])
-        newer.seen.wait_for(events.TookOver)
+        newer.seen.wait_for(events.StandbyEnded)
         ends_outdated(older)
         newer.seen.wait_for(events.Committed, count=5)
     applied(shop, feed, newer)

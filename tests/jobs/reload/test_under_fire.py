@@ -92,7 +92,7 @@ def test_reloads_under_fire(shop: Shop, seed: int) -> None:
         worker.seen.wait_for(events.Committed, count=5)
         for version, strategy in enumerate([*chance.sample(["merge", "swap"], 2), "generation"], start=2):
             if strategy == "generation":
-                Generations(shop.engine, schema=shop.schema).adopt((shop.schema, "orders"))
+                Generations(shop.engine, schema=shop.schema).enable((shop.schema, "orders"))
             drivers = bring_through(shop, chance, version, strategy)
             print(f"version {version} by {strategy}: {drivers} drivers")
             newer = shop.worker(version=version, limits=Limits(batch_records=50))

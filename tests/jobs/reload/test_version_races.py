@@ -13,7 +13,7 @@ from confluent_kafka import Consumer
 from sqlalchemy import event
 
 from seekpoint import Assignment, Limits, Partition, consumer_config
-from seekpoint.errors import ReloadRefused, StandsBy
+from seekpoint.errors import ReloadRefused, StandbyRequired
 from seekpoint.jobs.reload import Driver
 from seekpoint.ledger import Ledger
 from support.reload_orders import Shop, of
@@ -66,7 +66,7 @@ def quiet(shop: Shop) -> Shop:
 
 def test_a_claim_of_the_version_that_is_built_is_refused_with_the_remedy(quiet: Shop) -> None:
     driver = opened(quiet)
-    with pytest.raises(StandsBy) as met:
+    with pytest.raises(StandbyRequired) as met:
         claim(quiet)
     error = met.value
     assert (error.group, error.version, error.run, error.state) == (quiet.group, 2, driver.run.id, "opened")
@@ -79,9 +79,9 @@ def test_a_claim_of_the_version_that_is_built_is_refused_with_the_remedy(quiet: 
 def test_a_run_that_is_opened_between_look_and_claim_is_found_under_the_groups_lock(quiet: Shop) -> None:
     """The claim has seen that it must prepare, and no run; the run is on record before it has the lock."""
     runs: list[Driver] = []
-    assert Ledger(quiet.engine, quiet.group, schema=quiet.schema, version=2).stands_by() is None
+    assert Ledger(quiet.engine, quiet.group, schema=quiet.schema, version=2).standby() is None
     insert = f"INSERT INTO {quiet.schema}.consumer_group"
-    with before(quiet, insert, lambda: runs.append(opened(quiet))) as done, pytest.raises(StandsBy) as met:
+    with before(quiet, insert, lambda: runs.append(opened(quiet))) as done, pytest.raises(StandbyRequired) as met:
         claim(quiet)
     assert done
     assert met.value.run == runs[0].run.id
@@ -95,7 +95,7 @@ def test_a_claim_waits_for_a_run_that_is_being_opened(quiet: Shop) -> None:
     def try_to_claim() -> None:
         try:
             outcome.append(claim(quiet))
-        except StandsBy as error:
+        except StandbyRequired as error:
             outcome.append(error)
 
     thread = threading.Thread(target=try_to_claim)
@@ -109,7 +109,7 @@ def test_a_claim_waits_for_a_run_that_is_being_opened(quiet: Shop) -> None:
         driver = opened(quiet)
     thread.join(30)
     assert done
-    assert isinstance(outcome[0], StandsBy)
+    assert isinstance(outcome[0], StandbyRequired)
     assert outcome[0].run == driver.run.id
     assert version_of(quiet) == 1
 
@@ -169,16 +169,16 @@ def test_who_owns_the_loop_is_told_by_settle(quiet: Shop) -> None:
             deadline = monotonic() + 30
             while not done():
                 assert monotonic() < deadline
-                held.settle(held.client.read(10, 0.1))
+                held.accept_poll(held.client.read(10, 0.1))
 
-        with pytest.raises(StandsBy) as met:
+        with pytest.raises(StandbyRequired) as met:
             until(lambda: False)
         assert met.value.run == driver.run.id
-        assert not held.placed
-        assert ledger.stands_by() is not None
+        assert not held.active
+        assert ledger.standby() is not None
         quiet.reload().run(driver)
-        assert ledger.stands_by() is None
-        until(lambda: len(held.placed) == 2)
+        assert ledger.standby() is None
+        until(lambda: len(held.active) == 2)
 
 
 def test_a_claim_that_raises_nothing_asks_nothing_more(quiet: Shop) -> None:

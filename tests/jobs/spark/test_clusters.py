@@ -104,7 +104,7 @@ def test_a_driver_that_is_killed_takes_its_tasks_along_and_another_goes_on(
     reload = Reload([name], shop.engine, {"bootstrap.servers": shop.brokers}, schema=shop.schema, range_records=40)
     (run_,) = reload.runs.list()
     assert run_.state == "staging"
-    reload.run(reload.take(run_.id))
+    reload.run(reload.take_over(run_.id))
     assert shop.rows() == expected()
 
 
@@ -126,7 +126,7 @@ def test_a_cluster_that_dies_while_ranges_are_staged_is_heard_of(
     reload = Reload([name], shop.engine, {"bootstrap.servers": shop.brokers}, schema=shop.schema, range_records=40)
     (run_,) = reload.runs.list()
     assert run_.state == "staging"
-    reload.run(reload.take(run_.id))
+    reload.run(reload.take_over(run_.id))
     assert shop.rows() == expected()
 
 

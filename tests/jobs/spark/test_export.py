@@ -96,5 +96,5 @@ def test_a_reloads_tasks_chain_the_archive_with_the_log(
     with pytest.raises(ArchiveDamaged, match="it is not there"):
         reload.run(driver)
     away.with_suffix(".away").rename(away)
-    reload.run(reload.take(driver.run.id))
+    reload.run(reload.take_over(driver.run.id))
     assert shop.rows() == doubled(records)

@@ -185,7 +185,7 @@ def test_a_driver_that_ends_between_two_frames_is_followed_by_one_that_computes_
     strays = books.shop.execute("SELECT count(*) FROM pg_tables WHERE tablename LIKE 'frame\\_%'")
     assert strays[0][0] > 0, "the tasks of the first had committed"
     job.reload.frames[job.name("totals")] = good
-    job.reload.run(job.reload.take(driver.run.id))
+    job.reload.run(job.reload.take_over(driver.run.id))
     assert books.rows() == booked(RECORDS, by=2)
     assert job.handled == []
     assert books.shop.schemas() == []

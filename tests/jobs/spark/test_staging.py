@@ -224,7 +224,7 @@ def first(record):
     while spark.sparkContext.statusTracker().getActiveJobsIds():  # which hears of the end behind us
         assert monotonic() - began < 50
         pause.wait(0.05)
-    driver.beat()
+    driver.heartbeat()
 
 
 def test_nothing_to_stage_is_no_job(job: Callable[..., Job]) -> None:

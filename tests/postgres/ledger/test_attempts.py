@@ -40,8 +40,8 @@ def test_a_failure_is_noted_behind_the_advance_and_told_to_its_heir(desk: Desks,
     worker.claim(0, 1)
     with seekpoint_engine.begin() as tx:
         moved = worker.work(tx, {0: 3, 1: 9})
-        [noted] = worker.ledger.note(tx, [(worker.claims[0], FAILED)])
-        assert worker.ledger.look([worker.at(0)], locked=False)[worker.at(0)].attempt_offset is None
+        [noted] = worker.ledger.record_attempts(tx, [(worker.claims[0], FAILED)])
+        assert worker.ledger.positions_of([worker.at(0)], locked=False)[worker.at(0)].attempt_offset is None
     assert noted.attempt == FAILED
     worker.accept(moved)
     worker.ledger.release(worker.claims.values())
@@ -59,7 +59,7 @@ def test_an_abort_takes_the_note_away(desk: Desks, seekpoint_engine: Engine) -> 
     worker.claim(0)
     with seekpoint_engine.connect() as tx:
         worker.work(tx, {0: 3})
-        worker.ledger.note(tx, [(worker.claims[0], FAILED)])
+        worker.ledger.record_attempts(tx, [(worker.claims[0], FAILED)])
         tx.rollback()
     assert granted(worker).attempt is None
 
@@ -67,11 +67,11 @@ def test_an_abort_takes_the_note_away(desk: Desks, seekpoint_engine: Engine) -> 
 def test_a_wait_is_never_negative_and_may_be_none(desk: Desks) -> None:
     """I4: a retry that is long due is due now; where nobody retries by itself, there is no time at all."""
     worker, other = desk(), desk()
-    worker.ledger.note_alone([(granted(worker), Attempt(0, 2, "x", wait=-10.0))])
+    worker.ledger.record_attempts_alone([(granted(worker), Attempt(0, 2, "x", wait=-10.0))])
     assert on_record(other).wait == 0.0
-    other.ledger.note_alone([(other.claims[0], Attempt(0, 5, "x", wait=None))])
+    other.ledger.record_attempts_alone([(other.claims[0], Attempt(0, 5, "x", wait=None))])
     assert on_record(worker).wait is None
-    worker.ledger.note_alone([(worker.claims[0], Attempt(0, 6, "x", wait=1e300))])
+    worker.ledger.record_attempts_alone([(worker.claims[0], Attempt(0, 6, "x", wait=1e300))])
     wait = on_record(other).wait
     assert wait is not None
     assert wait > 1e8
@@ -80,11 +80,11 @@ def test_a_wait_is_never_negative_and_may_be_none(desk: Desks) -> None:
 def test_who_does_not_come_back_is_counted(desk: Desks) -> None:
     """I4: an attempt that was begun, and then the partition is claimed by another process: it killed its own."""
     one, two, three = desk(), desk(), desk()
-    one.ledger.note_alone([(granted(one), begun(0, 1))])
+    one.ledger.record_attempts_alone([(granted(one), begun(0, 1))])
     attempt = on_record(two)
     assert (attempt.offset, attempt.number, attempt.error, attempt.crashes) == (0, 1, None, 1)
     assert (attempt.allowed, attempt.then) == (5, "dead_letter")
-    two.ledger.note_alone([(two.claims[0], begun(0, 2))])
+    two.ledger.record_attempts_alone([(two.claims[0], begun(0, 2))])
     attempt = on_record(three)
     assert (attempt.number, attempt.error, attempt.crashes) == (2, None, 2)
     assert three.claims[0].unreleased == 2
@@ -96,8 +96,8 @@ def test_who_does_not_come_back_is_counted(desk: Desks) -> None:
 def test_an_attempt_that_was_given_up_is_taken_back(desk: Desks, how: str) -> None:
     """I4: a process that goes in order while a record is in its hands was not killed by it; nor is it counted twice."""
     worker, other = desk(), desk()
-    worker.ledger.note_alone([(granted(worker), begun(0, 1))])
-    other.ledger.note_alone([(granted(other), begun(0, 2))])  # the first one died; the second one is at it
+    worker.ledger.record_attempts_alone([(granted(worker), begun(0, 1))])
+    other.ledger.record_attempts_alone([(granted(other), begun(0, 2))])  # the first one died; the second one is at it
     if how == "released":
         other.ledger.release(other.claims.values())
         attempt = on_record(worker)
@@ -111,7 +111,7 @@ def test_an_attempt_that_was_given_up_is_taken_back(desk: Desks, how: str) -> No
 def test_the_only_attempt_that_is_taken_back_leaves_nothing(desk: Desks) -> None:
     """I4: a rebalance in the middle of the first try is no try."""
     worker = desk()
-    worker.ledger.note_alone([(granted(worker), begun(0, 1))])
+    worker.ledger.record_attempts_alone([(granted(worker), begun(0, 1))])
     assert worker.ledger.read()[0].attempt_running
     worker.ledger.release(worker.claims.values())
     assert granted(worker).attempt is None
@@ -122,8 +122,10 @@ def test_the_only_attempt_that_is_taken_back_leaves_nothing(desk: Desks) -> None
 def test_an_error_outlives_the_next_attempt_that_is_given_up(desk: Desks) -> None:
     """I4: failed twice, stopped in order during the third try: two failures are on record, and due at once."""
     worker, successor = desk(), desk()
-    worker.ledger.note_alone([(granted(worker), Attempt(0, 2, "ValueError: two", wait=0.0, allowed=5, then="stop"))])
-    worker.ledger.note_alone([(worker.claims[0], begun(0, 3))])
+    worker.ledger.record_attempts_alone(
+        [(granted(worker), Attempt(0, 2, "ValueError: two", wait=0.0, allowed=5, then="stop"))]
+    )
+    worker.ledger.record_attempts_alone([(worker.claims[0], begun(0, 3))])
     worker.ledger.release(worker.claims.values())
     attempt = on_record(successor)
     assert (attempt.number, attempt.error, attempt.wait, attempt.crashes) == (2, "ValueError: two", 0.0, 0)
@@ -132,14 +134,14 @@ def test_an_error_outlives_the_next_attempt_that_is_given_up(desk: Desks) -> Non
 def test_failures_are_no_crashes(desk: Desks) -> None:
     """I4: failed three times, and its process was killed in the fourth try: one crash, not four."""
     worker, successor = desk(), desk()
-    worker.ledger.note_alone([(granted(worker), Attempt(0, 3, "ValueError", wait=0.0))])
-    worker.ledger.note_alone([(worker.claims[0], begun(0, 4))])
+    worker.ledger.record_attempts_alone([(granted(worker), Attempt(0, 3, "ValueError", wait=0.0))])
+    worker.ledger.record_attempts_alone([(worker.claims[0], begun(0, 4))])
     attempt = on_record(successor)
     assert (attempt.number, attempt.error, attempt.crashes) == (4, None, 1)
-    successor.ledger.note_alone([(successor.claims[0], Attempt(0, 5, "KeyError"))])
+    successor.ledger.record_attempts_alone([(successor.claims[0], Attempt(0, 5, "KeyError"))])
     attempt = on_record(worker)
     assert (attempt.number, attempt.error, attempt.crashes) == (5, "KeyError", 1)
-    worker.ledger.note_alone([(worker.claims[0], Attempt(1, 1, "KeyError"))])
+    worker.ledger.record_attempts_alone([(worker.claims[0], Attempt(1, 1, "KeyError"))])
     assert on_record(successor).crashes == 0, "another record begins anew"
 
 
@@ -148,11 +150,11 @@ def test_an_attempt_beyond_the_position_is_told_and_one_before_it_is_not(desk: D
     worker = desk()
     worker.claim(0)
     worker.commit({0: 5})
-    worker.ledger.note_alone([(worker.claims[0], Attempt(8, 1, "x"))])
+    worker.ledger.record_attempts_alone([(worker.claims[0], Attempt(8, 1, "x"))])
     assert on_record(worker).offset == 8
-    worker.ledger.note_alone([(worker.claims[0], Attempt(5, 1, "x"))])
+    worker.ledger.record_attempts_alone([(worker.claims[0], Attempt(5, 1, "x"))])
     assert on_record(worker).offset == 5
-    worker.ledger.note_alone([(worker.claims[0], Attempt(4, 1, "x"))])
+    worker.ledger.record_attempts_alone([(worker.claims[0], Attempt(4, 1, "x"))])
     assert granted(worker).attempt is None
 
 
@@ -163,12 +165,12 @@ CLEARED = {"advance": True, "move": True, "release": False, "pause": False, "cla
 def test_progress_and_moves_clear_it_and_nothing_else_does(desk: Desks, event: str) -> None:
     """I4: what is on record is about the record in front of the position."""
     worker, other = desk(), desk()
-    worker.ledger.note_alone([(granted(worker), Attempt(0, 2, "x", wait=5.0, allowed=3, then="stop"))])
+    worker.ledger.record_attempts_alone([(granted(worker), Attempt(0, 2, "x", wait=5.0, allowed=3, then="stop"))])
     match event:
         case "advance":
             worker.commit({0: 1})
         case "move":
-            worker.ledger.move("t", 0, to=0, log=None, reason="again")
+            worker.ledger.reset_offset("t", 0, to=0, log=None, reason="again")
         case "release":
             worker.ledger.release(worker.claims.values())
         case "pause":
@@ -198,9 +200,9 @@ def test_a_zombies_note_is_refused(desk: Desks, seekpoint_engine: Engine) -> Non
     before = successor.row(0), successor.row(1)
     notes = [(zombie.claims[n], FAILED) for n in (0, 1)]
     with pytest.raises(Fenced, match="the claim is not the expected one; attempts noted: 1"):
-        zombie.ledger.note_alone(notes)
+        zombie.ledger.record_attempts_alone(notes)
     with pytest.raises(Fenced), seekpoint_engine.begin() as tx:
-        zombie.ledger.note(tx, notes)
+        zombie.ledger.record_attempts(tx, notes)
     assert (successor.row(0), successor.row(1)) == before
     refused_at_hold(zombie, seekpoint_engine)
     successor.commit({0: 1})
@@ -211,7 +213,7 @@ def test_a_note_does_not_ask_for_the_position(desk: Desks, seekpoint_engine: Eng
     worker = desk()
     before = granted(worker)
     worker.commit({0: 3})
-    [noted] = worker.ledger.note_alone([(before, FAILED)])
+    [noted] = worker.ledger.record_attempts_alone([(before, FAILED)])
     assert noted.token == worker.row().claim
     assert worker.stands() == {0: 3}
 
@@ -219,7 +221,7 @@ def test_a_note_does_not_ask_for_the_position(desk: Desks, seekpoint_engine: Eng
 def test_an_error_of_any_text_can_be_noted(desk: Desks) -> None:
     """I4: neither a NUL nor a length makes the note itself fail; the row stays small enough for its page."""
     worker = desk()
-    worker.ledger.note_alone([(granted(worker), Attempt(0, 1, "a\0b\ud800" + "ü" * 100_000, wait=0.0))])
+    worker.ledger.record_attempts_alone([(granted(worker), Attempt(0, 1, "a\0b\ud800" + "ü" * 100_000, wait=0.0))])
     error = on_record(worker).error
     assert error is not None
     assert error.startswith("a\\x00b\\ud800ü")
@@ -236,7 +238,7 @@ def test_claims_tell_how_many_owners_went_without_a_word(desk: Desks) -> None:
     assert three.claims[0].unreleased == 0
     assert granted(three).unreleased == 0
     assert granted(one).unreleased == 1
-    one.ledger.move("t", 0, to=5, log=None, reason="over it")
+    one.ledger.reset_offset("t", 0, to=5, log=None, reason="over it")
     assert granted(one).unreleased == 0, "whoever moved the position has dealt with it"
 
 
@@ -252,9 +254,9 @@ def suspects(desk: Desk) -> tuple[int | None, int | None]:
 def test_the_end_of_a_suspect_range_is_stored_once_and_outlives_owners(desk: Desks) -> None:
     """I4: a later claim neither redraws nor extends it."""
     one, two, three = desk(), desk(), desk()
-    one.ledger.suspect_alone([SuspectNote(granted(one), 100)])
+    one.ledger.record_suspects_alone([SuspectNote(granted(one), 100)])
     assert suspects(two) == (100, None)
-    two.ledger.suspect_alone([SuspectNote(two.claims[0], 500, 40)])
+    two.ledger.record_suspects_alone([SuspectNote(two.claims[0], 500, 40)])
     assert suspects(three) == (100, 40), "the second one died in the part"
     assert suspects(one) == (100, 40), "and that is known until the part is passed"
 
@@ -262,7 +264,7 @@ def test_the_end_of_a_suspect_range_is_stored_once_and_outlives_owners(desk: Des
 @pytest.mark.parametrize("how", ["released", "claimed again by itself"])
 def test_a_part_that_was_given_up_has_seen_no_crash(desk: Desks, how: str) -> None:
     worker, other = desk(), desk()
-    worker.ledger.suspect_alone([SuspectNote(granted(worker), 100, 40)])
+    worker.ledger.record_suspects_alone([SuspectNote(granted(worker), 100, 40)])
     if how == "released":
         worker.ledger.release(worker.claims.values())
         assert suspects(other) == (100, None)
@@ -274,18 +276,18 @@ def test_progress_in_a_suspect_range_goes_on_with_it_and_its_end_ends_it(desk: D
     """I1: the part's rows, the offset and the next part become visible together."""
     one, two, three = desk(), desk(), desk()
     granted(one)
-    two.ledger.suspect_alone([SuspectNote(granted(two), 100, 40)])
+    two.ledger.record_suspects_alone([SuspectNote(granted(two), 100, 40)])
     with seekpoint_engine.begin() as tx:
         moved = two.work(tx, {0: 40})
-        two.ledger.suspect(tx, [SuspectNote(two.claims[0], 100, 80)])
-        assert two.ledger.look([two.at(0)], locked=False)[two.at(0)].suspect_part_end == 40
+        two.ledger.record_suspects(tx, [SuspectNote(two.claims[0], 100, 80)])
+        assert two.ledger.positions_of([two.at(0)], locked=False)[two.at(0)].suspect_part_end == 40
     two.accept(moved)
     assert suspects(three) == (100, 80)
     assert three.claims[0].unreleased == 2, "a part says nothing of what comes after it"
-    three.ledger.note_alone([(three.claims[0], begun(40, 1))])
+    three.ledger.record_attempts_alone([(three.claims[0], begun(40, 1))])
     three.commit({0: 41})
     assert suspects(one) == (100, 80), "one record after the other, up to the part's end"
-    one.ledger.suspect_alone([SuspectNote(one.claims[0], 100, 100)])
+    one.ledger.record_suspects_alone([SuspectNote(one.claims[0], 100, 100)])
     one.commit({0: 100})
     assert suspects(two) == (None, None)
     assert two.claims[0].unreleased == 1, "only the last one"
@@ -293,14 +295,14 @@ def test_progress_in_a_suspect_range_goes_on_with_it_and_its_end_ends_it(desk: D
 
 def test_a_whole_batch_a_guilty_record_and_a_move_end_a_suspect_range(desk: Desks, seekpoint_engine: Engine) -> None:
     one, two = desk(), desk()
-    one.ledger.suspect_alone([SuspectNote(granted(one), 100)])
+    one.ledger.record_suspects_alone([SuspectNote(granted(one), 100)])
     one.commit({0: 10})
     assert suspects(two) == (None, None)
-    two.ledger.suspect_alone([SuspectNote(two.claims[0], 100, 40)])
-    two.ledger.suspect_alone([SuspectNote(two.claims[0], None)])
+    two.ledger.record_suspects_alone([SuspectNote(two.claims[0], 100, 40)])
+    two.ledger.record_suspects_alone([SuspectNote(two.claims[0], None)])
     assert (suspects(one), one.claims[0].unreleased) == ((None, None), 1)
-    one.ledger.suspect_alone([SuspectNote(one.claims[0], 100, 40)])
-    one.ledger.move("t", 0, to=5, log=None, reason="again")
+    one.ledger.record_suspects_alone([SuspectNote(one.claims[0], 100, 40)])
+    one.ledger.reset_offset("t", 0, to=5, log=None, reason="again")
     assert suspects(two) == (None, None)
 
 
@@ -309,5 +311,5 @@ def test_i2_a_suspect_range_is_noted_under_the_claim_alone(desk: Desks) -> None:
     granted(one)
     granted(two)
     with pytest.raises(Fenced, match="the claim is not the expected one"):
-        one.ledger.suspect_alone([SuspectNote(one.claims[0], 100, 40)])
+        one.ledger.record_suspects_alone([SuspectNote(one.claims[0], 100, 40)])
     assert suspects(two) == (None, None)

@@ -28,7 +28,7 @@ def test_every_claim_draws_a_token_and_raises_the_epoch(desk: Desks) -> None:
         epochs.append(one.claims[0].epoch)
     assert len(set(tokens)) == 4
     assert epochs == sorted(set(epochs))
-    assert (worker.row().claim, worker.row().epoch) == (tokens[-1], epochs[-1])
+    assert (worker.row().token, worker.row().epoch) == (tokens[-1], epochs[-1])
     assert worker.row().owner == worker.ledger.owner
 
 
@@ -180,7 +180,7 @@ def test_claims_over_owners_that_did_not_release_are_counted(desk: Desks) -> Non
     one.ledger.release(one.claims.values())
     two.claim(0)
     assert counted() == 1  # released: nobody crashed, and what is suspected stays so
-    two.ledger.note_alone([(two.claims[0], Attempt(1, 1))])
+    two.ledger.record_attempts_alone([(two.claims[0], Attempt(1, 1))])
     two.commit({0: 2})
     assert counted() == 1  # one record that was tried alone: the next one may kill
     two.commit({0: 3})
@@ -190,8 +190,8 @@ def test_claims_over_owners_that_did_not_release_are_counted(desk: Desks) -> Non
 OPERATIONS: Mapping[str, Callable[[Desk], object]] = {
     "claim": lambda d: d.claim(*reversed(range(6))),
     "hold": lambda d: d.commit(dict.fromkeys(reversed(range(6)), 9)),
-    "look": lambda d: d.ledger.look(map(d.at, reversed(range(6)))),
-    "note": lambda d: d.ledger.note_alone([(claim, Attempt(9, 1)) for claim in reversed(d.claims.values())]),
+    "look": lambda d: d.ledger.positions_of(map(d.at, reversed(range(6)))),
+    "note": lambda d: d.ledger.record_attempts_alone([(claim, Attempt(9, 1)) for claim in reversed(d.claims.values())]),
     "release": lambda d: d.ledger.release(reversed(d.claims.values())),
     "pause": lambda d: d.ledger.pause(reason="a test"),
     "new version": lambda d: Desk(

@@ -40,7 +40,7 @@ def test_a_moves_counter_comes_back_too(desk: Desks, seekpoint_engine: Engine) -
     with seekpoint_engine.begin() as tx:
         query = partition_offset.update().where(partition_offset.c.consumer_group == "g").values(**before._mapping)
         tx.execute(query, execution_options=in_schema(old.ledger.schema))
-    moved = first.ledger.move("t", 0, to=0, log=None, reason="test", actor="test")
+    moved = first.ledger.reset_offset("t", 0, to=0, log=None, reason="test", actor="test")
     assert moved.epoch == old.claims[0].epoch, "the counter has come back"
     with pytest.raises(Fenced), seekpoint_engine.begin() as tx:
         old.hold(tx)

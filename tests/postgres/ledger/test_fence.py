@@ -81,7 +81,7 @@ def test_a_zombie_that_waits_for_the_claim_is_refused_when_it_ends(
     with seekpoint_engine.begin() as tx:
         # A claim whose COMMIT has not been sent yet: what `successor.claim(0)` does, stopped before its end.
         tx.execute(
-            text(f"UPDATE {successor.ledger.schema}.partition_offset SET claim = gen_random_uuid(), epoch = epoch + 1")
+            text(f"UPDATE {successor.ledger.schema}.partition_offset SET token = gen_random_uuid(), epoch = epoch + 1")
         )
         waiting = elsewhere.submit(late)
         wait_until_blocked(seekpoint_engine, by=backend(tx))

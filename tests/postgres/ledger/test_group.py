@@ -57,7 +57,7 @@ def test_a_newer_handler_takes_over(desk: Desks, seekpoint_engine: Engine) -> No
     newer.claim(0)
     assert group_row(newer).version == 2
     after = older.row(1)
-    assert (after.claim != before.claim, after.epoch, after.next_offset) == (True, before.epoch + 1, 3)
+    assert (after.token != before.token, after.epoch, after.next_offset) == (True, before.epoch + 1, 3)
     del older.claims[0]
     refused_at_hold(older, seekpoint_engine)  # partition 1, which nobody else has claimed
     with pytest.raises(HandlerOutdated):
@@ -153,7 +153,9 @@ def test_a_move_adopts_the_recreated_topic(desk: Desks, seekpoint_engine: Engine
     worker.commit({0: 5})
     successor.topic_id = uuid4()
     assert successor.at(0) in successor.claim(0).refused
-    successor.ledger.move("t", 0, to=0, topic_id=successor.topic_id, log=None, reason="recreated with the same schema")
+    successor.ledger.reset_offset(
+        "t", 0, to=0, topic_id=successor.topic_id, log=None, reason="recreated with the same schema"
+    )
     refused_at_hold(worker, seekpoint_engine)
     assert worker.at(0) in worker.claim(0).refused  # whoever still sees the old id
     assert successor.claim(0).refused == {}

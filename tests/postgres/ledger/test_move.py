@@ -27,10 +27,10 @@ def test_a_move_fences_the_owner(desk: Desks, seekpoint_engine: Engine) -> None:
     worker.claim(0, 1)
     worker.commit({0: 5, 1: 5})
     before = worker.row()
-    moved = worker.ledger.move("t", 0, to=5, log=None, reason="look again", actor="alice")
+    moved = worker.ledger.reset_offset("t", 0, to=5, log=None, reason="look again", actor="alice")
     after = worker.row()
-    assert (moved.token, moved.epoch, moved.next_offset) == (after.claim, before.epoch + 1, 5)
-    assert after.claim != before.claim
+    assert (moved.token, moved.epoch, moved.next_offset) == (after.token, before.epoch + 1, 5)
+    assert after.token != before.token
     assert (after.owner, after.leader_epoch) == (worker.ledger.owner, None)
     refused_at_hold(worker, seekpoint_engine)
     worker.claim(0)
@@ -43,9 +43,9 @@ def test_a_move_leaves_a_row(desk: Desks) -> None:
     worker = desk()
     worker.claim(0)
     worker.commit({0: 5})
-    worker.ledger.move("t", 0, to=2, log=None, reason="bug 17", actor="alice")
+    worker.ledger.reset_offset("t", 0, to=2, log=None, reason="bug 17", actor="alice")
     [action] = actions(worker)
-    assert (action.action, action.topic, action.partition) == ("move", "t", 0)
+    assert (action.action, action.topic, action.partition) == ("reset", "t", 0)
     assert (action.from_offset, action.to_offset, action.actor, action.reason) == (5, 2, "alice", "bug 17")
     assert action.at is not None
 
@@ -59,7 +59,7 @@ def test_a_move_waits_for_the_transaction_in_flight(
     operator = desk().ledger
     with seekpoint_engine.begin() as tx:
         worker.work(tx, {0: 5})
-        moving = elsewhere.submit(operator.move, "t", 0, 2, log=None, reason="rewind")
+        moving = elsewhere.submit(operator.reset_offset, "t", 0, 2, log=None, reason="rewind")
         wait_until_blocked(seekpoint_engine, by=backend(tx))
         assert not moving.done()
     assert moving.result().next_offset == 2
@@ -73,10 +73,10 @@ def test_a_move_of_an_expected_position_is_a_comparison(desk: Desks) -> None:
     worker.commit({0: 5})
     before = worker.row()
     with pytest.raises(Fenced, match=r"t/0 stands at 5, not at the expected 4: look again"):
-        worker.ledger.move("t", 0, to=2, expected=4, log=None, reason="late")
+        worker.ledger.reset_offset("t", 0, to=2, expected=4, log=None, reason="late")
     assert worker.row() == before
     assert actions(worker) == []
-    assert worker.ledger.move("t", 0, to=2, expected=5, log=None, reason="in time").next_offset == 2
+    assert worker.ledger.reset_offset("t", 0, to=2, expected=5, log=None, reason="in time").next_offset == 2
 
 
 def test_a_skip_writes_what_is_lost(desk: Desks) -> None:
@@ -84,7 +84,7 @@ def test_a_skip_writes_what_is_lost(desk: Desks) -> None:
     worker = desk()
     worker.claim(0)
     worker.commit({0: 5})
-    worker.ledger.move("t", 0, to=8, log=None, reason="cannot be decoded", actor="alice", lost="poison")
+    worker.ledger.reset_offset("t", 0, to=8, log=None, reason="cannot be decoded", actor="alice", lost="poison")
     with worker.ledger.engine.connect() as tx:
         [lost] = tx.execute(lost_range.select(), execution_options=in_schema(worker.ledger.schema))
     assert (lost.topic, lost.partition, lost.topic_id) == ("t", 0, worker.topic_id)
@@ -104,7 +104,7 @@ def test_what_was_not_read_of_a_recreated_topic_is_a_row(desk: Desks, to: int) -
     worker, new = desk(), uuid4()
     worker.claim(0)
     worker.commit({0: 5})
-    worker.ledger.move("t", 0, to=to, topic_id=new, log=(0, 4), reason="recreated by accident")
+    worker.ledger.reset_offset("t", 0, to=to, topic_id=new, log=(0, 4), reason="recreated by accident")
     assert lost_ranges(worker) == [(5, None, "recreated", f"go on at {to} of topic id {new}", True)]
 
 
@@ -114,9 +114,9 @@ def test_what_a_truncation_took_is_a_row(desk: Desks, to: int) -> None:
     worker = desk()
     worker.claim(0)
     worker.commit({0: 5})
-    worker.ledger.move("t", 0, to=to, log=(0, 3), reason="unclean leader election")
+    worker.ledger.reset_offset("t", 0, to=to, log=(0, 3), reason="unclean leader election")
     assert lost_ranges(worker) == [(3, 5, "rewritten", f"go on at {to}", True)]
-    worker.ledger.move("t", 0, to=1, log=(0, 3), reason="read again")
+    worker.ledger.reset_offset("t", 0, to=1, log=(0, 3), reason="read again")
     assert len(lost_ranges(worker)) == 1
 
 
@@ -125,7 +125,7 @@ def test_what_retention_took_is_a_row_where_the_log_is_known(desk: Desks) -> Non
     worker = desk()
     worker.claim(0)
     worker.commit({0: 5})
-    worker.ledger.move("t", 0, to=9, log=(8, 20), reason="go on")
+    worker.ledger.reset_offset("t", 0, to=9, log=(8, 20), reason="go on")
     assert lost_ranges(worker) == [(5, 8, "retention", "go on at 9", True)]
 
 
@@ -137,19 +137,19 @@ def test_a_move_past_the_log_is_refused(desk: Desks) -> None:
         with pytest.raises(
             ConfigError, match=rf"t/0 to offset {to}: the brokers answered offsets 2 to 10\. .*log=None"
         ):
-            worker.ledger.move("t", 0, to=to, log=(2, 10), reason="x")
+            worker.ledger.reset_offset("t", 0, to=to, log=(2, 10), reason="x")
     for to in (2, 10):
-        worker.ledger.move("t", 0, to=to, log=(2, 10), reason="x")
-    worker.ledger.move("t", 0, to=10**6, log=None, reason="x")
+        worker.ledger.reset_offset("t", 0, to=to, log=(2, 10), reason="x")
+    worker.ledger.reset_offset("t", 0, to=10**6, log=None, reason="x")
     assert worker.stands() == {0: 10**6}
-    moved = worker.ledger.last_move(worker.at(0))
+    moved = worker.ledger.last_reset(worker.at(0))
     assert moved is not None
     assert (moved.to, moved.reason) == (10**6, "x")
     elsewhere = moved.at.astimezone(timezone(timedelta(hours=9)))
     assert str(replace(moved, at=elsewhere)) == str(moved)
     assert f"{moved.at.astimezone(UTC):%H:%M:%S} UTC" in str(moved)
-    assert worker.ledger.last_move((worker.at(0).topic, worker.at(0).number)) == moved
-    assert worker.ledger.last_move(worker.at(1)) is None
+    assert worker.ledger.last_reset((worker.at(0).topic, worker.at(0).number)) == moved
+    assert worker.ledger.last_reset(worker.at(1)) is None
 
 
 @pytest.mark.parametrize("log", [(5, 2), (-1, 5), (0,), (0, 1, 2), "09", 7, (0, "9"), (True, 9)])
@@ -157,7 +157,7 @@ def test_a_log_that_is_none_is_refused(desk: Desks, log: Any) -> None:
     worker = desk()
     worker.claim(0)
     with pytest.raises(ConfigError, match="log= is the range of offsets that the brokers answered for t/0"):
-        worker.ledger.move("t", 0, to=1, log=log, reason="x")
+        worker.ledger.reset_offset("t", 0, to=1, log=log, reason="x")
 
 
 @pytest.mark.parametrize("reason", ["", "  ", "\n", None, 7])
@@ -165,7 +165,7 @@ def test_a_reason_is_required(desk: Desks, reason: Any) -> None:
     worker = desk()
     worker.claim(0)
     with pytest.raises(ConfigError, match="reason= is required"):
-        worker.ledger.move("t", 0, to=1, log=None, reason=reason)
+        worker.ledger.reset_offset("t", 0, to=1, log=None, reason=reason)
     with pytest.raises(ConfigError, match="reason= is required"):
         worker.ledger.pause(reason=reason)
     assert actions(worker) == []
@@ -177,7 +177,7 @@ def test_what_gives_up_nothing_is_refused(desk: Desks) -> None:
     worker.claim(0)
     worker.commit({0: 5})
     with pytest.raises(ConfigError, match=r"lost='x' gives up nothing: t/0 is at 5, and a move to 3 passes no"):
-        worker.ledger.move("t", 0, to=3, log=None, reason="x", lost="x")
+        worker.ledger.reset_offset("t", 0, to=3, log=None, reason="x", lost="x")
 
 
 def test_orders_that_cannot_be_meant_are_refused(desk: Desks) -> None:
@@ -185,12 +185,12 @@ def test_orders_that_cannot_be_meant_are_refused(desk: Desks) -> None:
     worker = desk()
     worker.claim(0)
     with pytest.raises(ConfigError, match=r"group 'g' has no stored offset for t/7"):
-        worker.ledger.move("t", 7, to=0, log=None, reason="x")
+        worker.ledger.reset_offset("t", 7, to=0, log=None, reason="x")
     with pytest.raises(ConfigError, match=r"cannot move t/0 to offset -1"):
-        worker.ledger.move("t", 0, to=-1, log=None, reason="x")
+        worker.ledger.reset_offset("t", 0, to=-1, log=None, reason="x")
     given: Any = "5"
     with pytest.raises(ConfigError, match=r"cannot move t/0 to offset '5': it must be a whole number from 0 to \d+"):
-        worker.ledger.move("t", 0, to=given, log=None, reason="x")
+        worker.ledger.reset_offset("t", 0, to=given, log=None, reason="x")
     assert worker.stands() == {0: 0}
 
 
@@ -203,7 +203,7 @@ def test_a_move_that_waits_lets_other_partitions_be_claimed(
     with seekpoint_engine.begin() as tx:
         transaction = worker.hold(tx, 0)
         worker.write(tx, 0, 0, 5)
-        moving = elsewhere.submit(desk().ledger.move, "t", 0, 2, log=None, reason="rewind")
+        moving = elsewhere.submit(desk().ledger.reset_offset, "t", 0, 2, log=None, reason="rewind")
         wait_until_blocked(seekpoint_engine, by=backend(tx))
         assert other.claim(1).stalled == ()
         other.ledger.record("seen", other.at(1), 0, 0, reason="test")

@@ -68,8 +68,8 @@ ORDERS: dict[str, Callable[[Ledger], object]] = {
     "claim": lambda ledger: ledger.claim(
         [Partition("t", 9)], {"t": uuid4()}, cluster_id="cluster-1", start=lambda _: {}
     ),
-    "look": lambda ledger: ledger.look([Partition("t", 0)]),
-    "move": lambda ledger: ledger.move("t", 0, to=1, log=None, reason="x"),
+    "look": lambda ledger: ledger.positions_of([Partition("t", 0)]),
+    "move": lambda ledger: ledger.reset_offset("t", 0, to=1, log=None, reason="x"),
     "pause": lambda ledger: ledger.pause(reason="x"),
     "resume": lambda ledger: ledger.resume(),
     "record": lambda ledger: ledger.record("rolled back", Partition("t", 0), 1, 0, reason="x"),
@@ -135,10 +135,10 @@ def test_odd_names_are_names(seekpoint_engine: Engine, odd_schema: str) -> None:
     worker, successor = desk(1), desk(2)
     worker.claim(0, 1)
     worker.commit({0: 2, 1: 3})
-    worker.ledger.look([worker.at(0)])
+    worker.ledger.positions_of([worker.at(0)])
     worker.ledger.pause(reason=ODD, actor=ODD)
     worker.ledger.resume()
-    worker.ledger.move("t", 0, to=3, log=None, reason=ODD, lost=ODD)
+    worker.ledger.reset_offset("t", 0, to=3, log=None, reason=ODD, lost=ODD)
     successor.claim(0, 1)
     successor.commit({0: 5})
     successor.ledger.release(successor.claims.values())

@@ -37,7 +37,7 @@ def test_only_the_stalled_partition_waits(desk: Desks, seekpoint_engine: Engine)
         claimed = successor.claim(0, 1, 2, 3)
         assert claimed.stalled == (successor.at(1),)
         assert set(claimed.granted) == {successor.at(n) for n in (0, 2, 3)}
-        assert claimed.ended == ()
+        assert claimed.terminated == ()
         assert alive(seekpoint_engine, pid)
     again = successor.claim(1)
     assert again.stalled == ()
@@ -54,7 +54,7 @@ def test_an_abandoned_transaction_is_ended(desk: Desks, seekpoint_engine: Engine
         pid = stall(worker, tx, 1)
         claimed = strict.claim(0, 1)
         assert claimed.stalled == (strict.at(1),)
-        assert claimed.ended == (pid,)
+        assert claimed.terminated == (pid,)
         until(lambda: not alive(seekpoint_engine, pid), "the end of the abandoned session")
         assert successor.claim(0, 1).stalled == ()
         assert successor.claims[1].next_offset == 0
@@ -74,7 +74,7 @@ def test_a_stranger_that_locks_the_row_is_not_ended(desk: Desks, seekpoint_engin
         tx.execute(text(f"UPDATE {worker.ledger.schema}.partition_offset SET owner = owner WHERE partition = 1"))
         claimed = strict.claim(0, 1)
         assert claimed.stalled == (strict.at(1),)
-        assert claimed.ended == ()
+        assert claimed.terminated == ()
         assert alive(seekpoint_engine, backend(tx))
     assert strict.claim(1).stalled == ()
 

@@ -21,7 +21,7 @@ def stop_of(desk: Desk, message: str = "gone\0", number: int = 0) -> OffsetLost:
 
 
 def stored(desk: Desk, number: int = 0) -> Stop | None:
-    return desk.ledger.look([desk.at(number)])[desk.at(number)].stop
+    return desk.ledger.positions_of([desk.at(number)])[desk.at(number)].stop
 
 
 def test_a_stop_is_stored_and_keeps_its_time(desk: Desks) -> None:
@@ -63,7 +63,7 @@ def test_a_stop_under_another_claim_is_not_stored(desk: Desks, by: str) -> None:
     if by == "claim":
         other.claim(0)
     else:
-        other.ledger.move("t", 0, 3, log=None, reason="decided")
+        other.ledger.reset_offset("t", 0, 3, log=None, reason="decided")
     worker.ledger.stop([late])
     assert stored(worker) is None
 
@@ -78,7 +78,7 @@ def test_a_stop_ends_with_the_next_claim_move_or_commit(desk: Desks, by: str) ->
         case "claim":
             desk().claim(0)
         case "move":
-            worker.ledger.move("t", 0, 3, log=None, reason="decided")
+            worker.ledger.reset_offset("t", 0, 3, log=None, reason="decided")
         case _:
             worker.commit({0: 6})
     assert stored(worker) is None

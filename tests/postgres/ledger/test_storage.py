@@ -86,7 +86,7 @@ def test_claims_notes_moves_and_releases_are_hot_too(alone: Engine) -> None:
         desk.claim(*range(6))
         desk.commit(dict.fromkeys(range(6), desk.claims[0].next_offset + 1))
         attempt = Attempt(desk.claims[0].next_offset, 1, "ValueError: of some length", wait=1.0)
-        desk.ledger.note_alone([(claim, attempt) for claim in desk.claims.values()])
+        desk.ledger.record_attempts_alone([(claim, attempt) for claim in desk.claims.values()])
         desk.ledger.release(desk.claims.values())
         desk.ledger.pause(reason="x")
         desk.ledger.resume()

@@ -40,7 +40,7 @@ from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.engine import postgres_engine
-from seekpoint.postgres.sqlstates import connection_lost, is_data_fault
+from seekpoint.postgres.sqlstates import connection_lost, is_data_error
 from seekpoint.records import one_line
 from seekpoint.worker.target import load_pipeline
 
@@ -113,7 +113,7 @@ class BatchJob:
 
         Raises BatchRefused with its reasons, TopicRecreated, RangeLost, TooManyDeadLetters (then nothing is written and
         the workers go on), ReloadOver, and what a claim raises. Where database or brokers are away the run stays open
-        and its group paused: the error's note names the run, for :meth:`take`, or ``Runs.abort``.
+        and its group paused: the error's note names the run, for :meth:`take_over`, or ``Runs.abort``.
         """
         brokers = Brokers(self.kafka, self.pipeline, self.limits.kafka_timeout)
         if (nothing := self._nothing_new(brokers)) is not None:
@@ -134,7 +134,7 @@ class BatchJob:
             return self._done_nothing()
         return self._drive(Driver(self.engine, self.schema, run_of(row), self.limits), claims)
 
-    def take(self, run: UUID, *, pause: bool = False) -> BatchDone:
+    def take_over(self, run: UUID, *, pause: bool = False) -> BatchDone:
         """Go on with an open batch from where it stands; its driver before, if it is alive, fails at its next step.
 
         Raises as :meth:`run` does; BatchRefused, too, where the group has been gone on with since: that run is ended,
@@ -144,7 +144,7 @@ class BatchJob:
             self._require_its_code(found)
         brokers = Brokers(self.kafka, self.pipeline, self.limits.kafka_timeout)
         with transaction(self.engine, self.schema, lock_wait=self.limits.transaction_age) as tx:
-            row = tx.execute(sql.TAKE, its_run=run, driver_name=this_driver()).one_or_none()
+            row = tx.execute(sql.TAKE_OVER, its_run=run, driver_name=this_driver()).one_or_none()
             if row is None:
                 raise ReloadOver(f"batch {run} is {found.state}: run another one")
             planned = [at.partition for at in tx.positions(run)]
@@ -193,7 +193,7 @@ class BatchJob:
         for staged in self._stager.stage(named, left):
             done += staged.end - staged.start
             self._progress("staging", done, total)
-            driver.beat()
+            driver.heartbeat()
 
     def _nothing_new(self, brokers: Brokers) -> BatchDone | None:
         """Asked without any lock: a group that has read everything is left alone. Raises SchemaMismatch."""
@@ -217,7 +217,7 @@ class BatchJob:
 
     def _require_its_code(self, run: Run) -> None:
         if run.strategy != "batch":
-            raise ConfigError(f"{run.id} is a reload: `Reload.take`, or `seekpoint reload run --resume {run.id}`")
+            raise ConfigError(f"{run.id} is a reload: `Reload.take_over`, or `seekpoint reload run --resume {run.id}`")
         if run.groups != (self.source.group,) or run.version_to != (self.pipeline.version,):
             raise ConfigError(
                 f"batch {run.id} is of group {run.groups[0]!r} with handler version {run.version_to[0]}, and this "
@@ -240,7 +240,8 @@ class BatchJob:
 
     def _how_to_go_on(self, run: UUID) -> str:
         return (
-            f"go on with it (`take`, `seekpoint batch {self.source.name or 'MODULE:NAME'} --resume {run}`), or end it "
+            f"go on with it (`take_over`, `seekpoint batch {self.source.name or 'MODULE:NAME'} --resume {run}`), or "
+            f"end it "
             f"(`seekpoint reload abort {run} --reason WHY`)"
         )
 
@@ -275,7 +276,7 @@ def _refusal(error: Exception) -> BatchRefused | None:
             f"them ({error.reason}): nothing of it is written; run another one"
         )
         return BatchRefused([why])
-    if is_data_fault(error):
+    if is_data_error(error):
         why = (
             f"the database refuses a row that could be staged: {one_line(error)}. A worker finds out which record "
             "it is of: let one run over it, then go on with batches"

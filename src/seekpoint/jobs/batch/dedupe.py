@@ -14,7 +14,7 @@ from psycopg import sql as ident
 
 from seekpoint.errors import BatchRefused, TooManyDeadLetters
 from seekpoint.jobs.run.run import Driver, Tx
-from seekpoint.jobs.staging.consolidate import Coverage, check_letters, coverage, newest_first
+from seekpoint.jobs.staging.consolidate import Coverage, check_dead_letters, coverage, newest_first
 from seekpoint.jobs.tables.staging_schema import (
     LINE,
     OFFSET,
@@ -42,8 +42,8 @@ from seekpoint.sinks.upsert.upsert import Upsert
 class Part:
     """The rows of one sink in one attempt's tables; ``place`` numbers the partitions in their order."""
 
-    raw: Path
-    gone: Path
+    attempt_rows: Path
+    attempt_deletes: Path
     place: int
     columns: tuple[str, ...] | None
 
@@ -59,8 +59,8 @@ def parts_of(tx: Tx, staging: Staging, number: int, done: Coverage) -> list[Part
     places = groupby(done.chosen, lambda row: (row.topic, row.partition))
     for place, (_, attempts) in enumerate(places):
         for attempt in attempts:
-            raw = staging.raw(attempt.table_name, number)
-            gone = staging.gone(attempt.table_name, number)
+            raw = staging.attempt_rows(attempt.table_name, number)
+            gone = staging.attempt_deletes(attempt.table_name, number)
             found.append(Part(raw, gone, place, remembered_columns(tx.connection, raw)))
     return found
 
@@ -90,7 +90,7 @@ def fold(driver: Driver, pipeline: Pipeline) -> None:
         done = coverage(tx, driver)
         if done.missing:
             return
-        check_letters(tx, staging, done)
+        check_dead_letters(tx, staging, done)
         check_limits(tx, staging, pipeline, done)
         for number, sink in enumerate(pipeline.sinks):
             parts = parts_of(tx, staging, number, done)
@@ -98,16 +98,16 @@ def fold(driver: Driver, pipeline: Pipeline) -> None:
             if isinstance(sink, Upsert):
                 _fold(tx, folded_path(staging, number), target_of(sink, columns_of(sink, parts)), parts)
         tx.advance(driver.run.id, {(at.group, at.partition): at.end_offset for at in tx.positions(driver.run.id)})
-        driver.turn(tx, "staged")
+        driver.transition(tx, "staged")
 
 
 def _check_counts(tx: Tx, sink: Any, number: int, parts: Sequence[Part], done: Coverage) -> None:
     for part, attempt in zip(parts, done.chosen, strict=True):
-        tables = [part.raw, part.gone] if isinstance(sink, Upsert) else [part.raw]
+        tables = [part.attempt_rows, part.attempt_deletes] if isinstance(sink, Upsert) else [part.attempt_rows]
         counted = sum(rows(tx.connection, "SELECT count(*) FROM {t}", t=name(*table))[0][0] for table in tables)
         told = attempt.row_counts[number]
         if counted != told:
-            raise BatchRefused([f"{'.'.join(part.raw)} has {counted} rows, and its task reported {told}"])
+            raise BatchRefused([f"{'.'.join(part.attempt_rows)} has {counted} rows, and its task reported {told}"])
 
 
 def _fold(tx: Tx, path: Path, target: Target, parts: Sequence[Part]) -> None:
@@ -115,7 +115,7 @@ def _fold(tx: Tx, path: Path, target: Target, parts: Sequence[Part]) -> None:
 
     Newest is what a worker's one transaction would say: by ``order_by``, else what comes last in its partition.
     """
-    columns = target.columns or target.gone
+    columns = target.columns or target.deletes
     run(
         tx.connection,
         "CREATE {unlogged} TABLE {table} AS SELECT DISTINCT ON ({key}) {columns}, 0::bigint AS {line}, {deleted} "
@@ -134,16 +134,16 @@ def _fold(tx: Tx, path: Path, target: Target, parts: Sequence[Part]) -> None:
 
 
 def _branches(target: Target, columns: Sequence[str], parts: Sequence[Part]) -> list[Composable]:
-    gone = set(target.gone)
+    gone = set(target.deletes)
     branches: list[Composable] = []
     for part in parts:
         where = ident.SQL("{} AS {}, {}, {}").format(ident.Literal(part.place), name(PLACE), name(OFFSET), name(LINE))
         kept = "SELECT {}, {}, false AS {} FROM {}"
-        branches.append(ident.SQL(kept).format(names(columns), where, name(DELETED), name(*part.raw)))
+        branches.append(ident.SQL(kept).format(names(columns), where, name(DELETED), name(*part.attempt_rows)))
         nulls = ident.SQL(", ").join(
             name(one) if one in gone else ident.SQL("NULL AS {}").format(name(one)) for one in columns
         )
-        branches.append(ident.SQL("SELECT {}, {}, true FROM {}").format(nulls, where, name(*part.gone)))
+        branches.append(ident.SQL("SELECT {}, {}, true FROM {}").format(nulls, where, name(*part.attempt_deletes)))
     return branches
 
 

@@ -18,7 +18,7 @@ from seekpoint.records import Partition
 class Brokers:
     """Asks as a worker of the same ``kafka`` mapping would; ``partitions`` and ``ids`` are as of now.
 
-    Raises KafkaAway, and ConfigError for a topic that does not exist and a mapping that no consumer takes.
+    Raises KafkaUnavailable, and ConfigError for a topic that does not exist and a mapping that no consumer takes.
     """
 
     def __init__(self, kafka: Mapping[str, Any], pipeline: Pipeline, timeout: float) -> None:
@@ -59,7 +59,7 @@ class Brokers:
                 raise RangeLost(
                     at,
                     claim.next_offset,
-                    f"retention has passed it: the first offset left is {first}. Ledger.move({at.topic!r}, "
+                    f"retention has passed it: the first offset left is {first}. Ledger.reset_offset({at.topic!r}, "
                     f"{at.number}, to={first}, log=({first}, {written[at].offset}), reason=..., lost='retention') "
                     "gives the records between up, on record; then run the batch again",
                 )
@@ -68,7 +68,7 @@ class Brokers:
                     at,
                     claim.next_offset,
                     f"it is past the end of the log ({end}): the log was truncated, or belongs to other brokers. "
-                    f"Check bootstrap.servers; where the log was truncated, decide: Ledger.move({at.topic!r}, "
+                    f"Check bootstrap.servers; where the log was truncated, decide: Ledger.reset_offset({at.topic!r}, "
                     f"{at.number}, to={end}, log=({first}, {end}), reason=...) continues there",
                 )
         return {at: max(claim.next_offset, ends[at]) for at, claim in claims.items()}

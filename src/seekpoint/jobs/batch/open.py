@@ -19,9 +19,9 @@ from seekpoint.jobs.tables.targets import Source, targets
 from seekpoint.ledger import Claim
 from seekpoint.ledger.claim import Claimant, claim, needs_preparing, prepare, recreated
 from seekpoint.ledger.declaration import Declaration
-from seekpoint.ledger.group_connection import Scope
+from seekpoint.ledger.group_connection import GroupConnection
 from seekpoint.ledger.move import set_paused
-from seekpoint.ledger.positions import look
+from seekpoint.ledger.positions import positions_of
 from seekpoint.ledger.sql.admin import INSERT_GROUP, LOCK_GROUP
 from seekpoint.ledger.tables import in_schema
 from seekpoint.pipeline.pipeline import Pipeline
@@ -31,9 +31,9 @@ from seekpoint.records import Partition, storable
 Claims = Mapping[Partition, Claim]
 
 
-def scope_of(tx: Tx, group: str) -> Scope:
+def group_connection_of(tx: Tx, group: str) -> GroupConnection:
     """The group's rows, through the transaction of a run."""
-    return Scope(tx.connection, group, in_schema(tx.schema))
+    return GroupConnection(tx.connection, group, in_schema(tx.schema))
 
 
 def occupy(
@@ -44,11 +44,11 @@ def occupy(
     A group that is paused already stays as it is. Otherwise it is paused in the run's name: without ``pause`` only
     where no worker owns any of it. Waits for their batches in hand.
 
-    Raises BatchRefused, TopicRecreated, ClusterChanged, HandlerOutdated, StandsBy, DeclarationDiffers, KafkaAway,
-    ConfigError.
+    Raises BatchRefused, TopicRecreated, ClusterChanged, HandlerOutdated, StandbyRequired, DeclarationDiffers,
+    KafkaUnavailable, ConfigError.
     """
     pipeline = source.pipeline
-    scope = scope_of(tx, pipeline.group)
+    scope = group_connection_of(tx, pipeline.group)
     scope.execute(INSERT_GROUP, version=pipeline.version)
     group = scope.execute(LOCK_GROUP).one()
     _keep_workers_away(scope, group, source, run, pause=pause)
@@ -58,7 +58,7 @@ def occupy(
         prepare(scope, claimant, brokers.ids, brokers.start)
     granted = claim(scope, claimant, partitions, brokers.ids)
     scope.execute(sql.SET_PAUSED, to_paused=True)
-    for at, row in look(scope, [p for p in partitions if p not in granted], locked=False).items():
+    for at, row in positions_of(scope, [p for p in partitions if p not in granted], locked=False).items():
         raise recreated(at, row.next_offset, row.topic_id, brokers.ids[at.topic])
     require_no_held_keys(scope, pipeline, brokers.ids)
     return granted
@@ -68,7 +68,7 @@ def _declared(tx: Tx, pipeline: Pipeline) -> Declaration:
     return Declaration.of(pipeline.tables_by_topic(schema_translation(tx.connection.engine)))
 
 
-def _keep_workers_away(scope: Scope, group: Row[Any], source: Source, run: UUID, *, pause: bool) -> None:
+def _keep_workers_away(scope: GroupConnection, group: Row[Any], source: Source, run: UUID, *, pause: bool) -> None:
     if group.paused:
         by = group.paused_by or ""
         if by != pauser(run) and by.startswith(PAUSER):
@@ -95,12 +95,12 @@ def _keep_workers_away(scope: Scope, group: Row[Any], source: Source, run: UUID,
     set_paused(scope, True, actor=pauser(run), reason=reason)
 
 
-def require_no_held_keys(scope: Scope, pipeline: Pipeline, ids: Mapping[str, UUID]) -> None:
+def require_no_held_keys(scope: GroupConnection, pipeline: Pipeline, ids: Mapping[str, UUID]) -> None:
     """Refuse where records would have to be kept behind a dead letter of their key: whose they are is found one by one.
 
     Raises BatchRefused.
     """
-    if not pipeline.hold_key:
+    if not pipeline.keep_key_order:
         return
     held = scope.execute(sql.HELD_KEYS, topic_ids=list(ids.values())).scalar_one()
     if held:
@@ -117,7 +117,7 @@ def open_batch(tx: Tx, source: Source, brokers: Brokers, run: UUID, *, pause: bo
     Raises as :func:`occupy` does, and RangeLost.
     """
     tables = [target.name for target in targets(tx.connection, [source])]
-    group = scope_of(tx, source.group).execute(LOCK_GROUP).one_or_none()
+    group = group_connection_of(tx, source.group).execute(LOCK_GROUP).one_or_none()
     claims = occupy(tx, source, brokers, run, brokers.partitions, pause=pause)
     ends = brokers.plan(claims)
     if all(ends[at] == one.next_offset for at, one in claims.items()):
@@ -144,7 +144,7 @@ def open_batch(tx: Tx, source: Source, brokers: Brokers, run: UUID, *, pause: bo
         run,
         [
             StagedPosition(
-                source.group, at, one.topic_id, one.next_offset, ends[at], one.next_offset, one.epoch, moves=0
+                source.group, at, one.topic_id, one.next_offset, ends[at], one.next_offset, one.epoch, resets=0
             )
             for at, one in claims.items()
         ],

@@ -10,8 +10,8 @@ from sqlalchemy.exc import DBAPIError
 
 from seekpoint.jobs.batch import statements as sql
 from seekpoint.jobs.batch.dedupe import Part, columns_of, folded_path, parts_of, target_of
-from seekpoint.jobs.batch.open import Claims, require_no_held_keys, scope_of
-from seekpoint.jobs.reload.cutover import take_over_letters, took_effect
+from seekpoint.jobs.batch.open import Claims, group_connection_of, require_no_held_keys
+from seekpoint.jobs.reload.cutover import take_over_dead_letters, took_effect
 from seekpoint.jobs.run.backoff import TRIES, pause
 from seekpoint.jobs.run.pause import let_go, pauser
 from seekpoint.jobs.run.run import Driver, Tx
@@ -21,7 +21,7 @@ from seekpoint.jobs.tables.targets import Path, Source, aimed, targets
 from seekpoint.ledger.advance import Expected, Move, Settings, advance, hold
 from seekpoint.ledger.move import record_action
 from seekpoint.ledger.sql.admin import LOCK_GROUP
-from seekpoint.postgres.sqlstates import connection_lost, passes
+from seekpoint.postgres.sqlstates import connection_lost, is_transient
 from seekpoint.sinks.catalog import DELETED, Layout, survey
 from seekpoint.sinks.copy import driver_of
 from seekpoint.sinks.dedupe import Target
@@ -42,7 +42,7 @@ def publish(driver: Driver, source: Source, claims: Claims, tries: int = TRIES) 
         except (DBAPIError, psycopg.Error) as error:
             if connection_lost(error) and took_effect(driver):
                 return
-            if attempt == tries or not passes(error):
+            if attempt == tries or not is_transient(error):
                 raise
             pause(attempt)
         else:
@@ -52,7 +52,7 @@ def publish(driver: Driver, source: Source, claims: Claims, tries: int = TRIES) 
 def _attempt(driver: Driver, source: Source, claims: Claims) -> None:
     pipeline, group = source.pipeline, source.group
     with driver.step("staged") as tx:
-        scope = scope_of(tx, group)
+        scope = group_connection_of(tx, group)
         scope.execute(LOCK_GROUP).one()
         positions = tx.positions(driver.run.id)
         mine = [claims[at.partition] for at in positions]
@@ -63,7 +63,7 @@ def _attempt(driver: Driver, source: Source, claims: Claims) -> None:
         require_no_held_keys(scope, pipeline, {at.partition.topic: at.topic_id for at in positions})
         staging = Staging(driver.run.staging_schema)
         _write(tx, driver, staging, source)
-        take_over_letters(tx, staging)
+        take_over_dead_letters(tx, staging)
         moves = [Move(claims[at.partition], at.first_offset, at.end_offset) for at in positions
                  if at.end_offset > at.first_offset]  # fmt: skip
         advance(scope, moves, transaction)
@@ -77,7 +77,7 @@ def _attempt(driver: Driver, source: Source, claims: Claims) -> None:
                 from_offset=move.from_offset,
                 to_offset=move.to_offset,
             )
-        driver.turn(tx, "cut_over")
+        driver.transition(tx, "cut_over")
         let_go(tx.connection, tx.schema, driver.run.id, [group], "the batch is applied")
 
 
@@ -104,7 +104,7 @@ def _append(tx: Tx, live: Path, columns: tuple[str, ...] | None, parts: Sequence
                 "INSERT INTO {live} ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} FROM {raw}",
                 live=name(*live),
                 columns=names(columns),
-                raw=name(*part.raw),
+                raw=name(*part.attempt_rows),
             )
 
 

@@ -57,6 +57,6 @@ def batch(
             actor=actor,
             progress=progress,
         )
-        return one.run(reason=reason, pause=pause) if resume is None else one.take(resume, pause=pause)
+        return one.run(reason=reason, pause=pause) if resume is None else one.take_over(resume, pause=pause)
     finally:
         engine.dispose()

@@ -7,7 +7,7 @@ from sqlalchemy import ARRAY, Text, Uuid, bindparam, exists, func, literal, lite
 from seekpoint.ledger.sql.worker import GROUP
 from seekpoint.ledger.tables import IS_OPEN, consumer_group, dead_letter, partition_offset, reload_run
 
-_offset, _letter = partition_offset.c, dead_letter.c
+_offset, _dead_letter = partition_offset.c, dead_letter.c
 
 # Who holds claims and has not given them back. A batch claims under its run's id, and is not meant.
 OWNERS = (
@@ -25,10 +25,10 @@ OWNERS = (
 SET_PAUSED = update(consumer_group).where(consumer_group.c.name == GROUP).values(paused=bindparam("to_paused"))
 # Open letters with a key: behind them, records of that key are held.
 HELD_KEYS = select(func.count()).where(
-    _letter.consumer_group == GROUP,
+    _dead_letter.consumer_group == GROUP,
     IS_OPEN,
-    _letter.key.is_not(None),
-    _letter.topic_id == func.any(bindparam("topic_ids", type_=ARRAY(Uuid))),
+    _dead_letter.key.is_not(None),
+    _dead_letter.topic_id == func.any(bindparam("topic_ids", type_=ARRAY(Uuid))),
 )
 # The driver may stand still between two statements of the last transaction, but not for ever; the statements
 # themselves take the time that they need.

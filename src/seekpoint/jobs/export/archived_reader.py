@@ -10,7 +10,7 @@ from sqlalchemy import Engine
 
 from seekpoint.errors import RangeLost
 from seekpoint.jobs.export.archive import Archive, up_to
-from seekpoint.kafka.range_checks import Outlook
+from seekpoint.kafka.range_checks import RangeChecks
 from seekpoint.kafka.ranges import Piece, Range, read_range
 from seekpoint.records import offsets_of
 
@@ -38,7 +38,7 @@ class ChainedReader:
         if self._archive is None:
             yield from read_range(self._kafka, range_)
             return
-        outlook, left = Outlook(self._kafka), range_
+        outlook, left = RangeChecks(self._kafka), range_
         while left.start < left.end:
             archived, left = up_to(left, _log_start(outlook, left))
             yield from self._archive.read_range(archived)
@@ -54,7 +54,7 @@ class ChainedReader:
                     raise  # it is not retention
 
 
-def _log_start(outlook: Outlook, range_: Range) -> int:
+def _log_start(outlook: RangeChecks, range_: Range) -> int:
     """Where the log begins now. Raises TopicRecreated, and RangeLost where there is no such topic any more."""
     outlook.check(outlook.ask([range_.partition.topic]), range_.partition, range_.topic_id, range_.start)
     return outlook.readable.starts([range_.partition])[range_.partition].offset

@@ -13,7 +13,7 @@ from sqlalchemy import URL, Engine
 from seekpoint.errors import ConfigError, RangeLost
 from seekpoint.jobs.export.archive import Archive
 from seekpoint.jobs.export.manifest import Entry, Tx, Written, holes, transaction
-from seekpoint.kafka.range_checks import Outlook
+from seekpoint.kafka.range_checks import RangeChecks
 from seekpoint.kafka.range_plan import check
 from seekpoint.kafka.ranges import Range
 from seekpoint.ledger import Ledger
@@ -93,7 +93,7 @@ class Export:
         """Write and commit all of it. Run it again after any error: what was committed is not written again.
 
         Raises ConfigError for a group or a topic that the ledger does not have; RangeLost where the log no longer has
-        what is to be written, RangeStuck, TopicRecreated and KafkaAway.
+        what is to be written, RangeStuck, TopicRecreated and KafkaUnavailable.
         """
         writer = self._writer or self._local()
         stands = self._positions()
@@ -162,7 +162,7 @@ class Export:
         """Where the logs begin, of the topics that the positions belong to."""
         if not behind:
             return {}
-        outlook = Outlook(self.kafka)
+        outlook = RangeChecks(self.kafka)
         asked = outlook.ask({at.partition.topic for at in behind})
         for at in behind:
             outlook.check(asked, at.partition, at.topic_id, at.next_offset)

@@ -15,7 +15,7 @@ from sqlalchemy.sql.base import Executable
 from seekpoint.jobs.export import statements as sql
 from seekpoint.kafka.ranges import Range
 from seekpoint.ledger.sql.admin import ALONE
-from seekpoint.ledger.sql.worker import APPLICATION, SETTLE
+from seekpoint.ledger.sql.worker import APPLICATION, CONFIGURE
 from seekpoint.ledger.tables import in_schema
 from seekpoint.records import Partition
 
@@ -137,7 +137,7 @@ def transaction(engine: Engine, schema: str, archive: str) -> Iterator[Tx]:
         connection.execution_options(isolation_level="READ COMMITTED")
         with connection.begin():
             tx = Tx(connection, schema, archive)
-            tx.execute(SETTLE, lock_timeout=LOCK_WAIT, application_name=f"{APPLICATION}export")
+            tx.execute(CONFIGURE, lock_timeout=LOCK_WAIT, application_name=f"{APPLICATION}export")
             yield tx
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from psycopg import sql as ident
 from sqlalchemy import Connection
 
-from seekpoint.jobs.reload.rounds import Rounds
+from seekpoint.jobs.reload.rounds import CatchUp
 from seekpoint.jobs.run import statements as sql
 from seekpoint.jobs.run.run import SERIALIZABLE_ENOUGH, Driver, Tx
 from seekpoint.jobs.tables.copies import watch
@@ -80,12 +80,12 @@ class Report:
         return asdict(self) | {"is_empty": self.is_empty}
 
 
-def prepare(driver: Driver, rounds: Rounds) -> Report:
+def prepare(driver: Driver, rounds: CatchUp) -> Report:
     """Take the rebuilt tables to the ledger's positions and compare, in one snapshot; keep the keys that differ.
 
     No lock is taken on anything live: workers go on.
     """
-    with driver.step("following", "diffed", isolation=SERIALIZABLE_ENOUGH) as tx:
+    with driver.step("catching_up", "compared", isolation=SERIALIZABLE_ENOUGH) as tx:
         staging = Staging(driver.run.staging_schema)
         offsets = tx.execute(sql.OFFSETS, groups=list(driver.run.groups)).all()
         rounds.apply(tx, offsets)
@@ -188,7 +188,7 @@ def _keep_seen(connection: Connection, staging: Staging, target: Target) -> None
 
 def recall(driver: Driver, found: Sequence[Target]) -> Report:
     """What the comparison of this run has found, for a later driver; samples and offsets are those of now."""
-    with driver.step("diffed") as tx:
+    with driver.step("compared") as tx:
         staging = Staging(driver.run.staging_schema)
         tables = tuple(_counted(tx, staging, target, compared(tx, staging, target)) for target in found)
         offsets = {f"{at.group} {at.partition}": at.next_offset for at in tx.positions(driver.run.id)}

@@ -10,12 +10,12 @@ import psycopg
 from psycopg import sql as ident
 from sqlalchemy.exc import DBAPIError
 
-from seekpoint.errors import CutOverRefused, KafkaAway, RangeStuck, ReloadOver, ReloadRefused
+from seekpoint.errors import CutOverRefused, KafkaUnavailable, RangeStuck, ReloadOver, ReloadRefused
 from seekpoint.jobs.reload.cutover_limits import Bounds, Budget, OverBudget
 from seekpoint.jobs.reload.forecast import allow_wait, others
 from seekpoint.jobs.reload.merge import Terms, merge
-from seekpoint.jobs.reload.publish import attach, swap, turn
-from seekpoint.jobs.reload.rounds import Rounds
+from seekpoint.jobs.reload.publish import attach, make_current, swap
+from seekpoint.jobs.reload.rounds import CatchUp
 from seekpoint.jobs.run import statements as sql
 from seekpoint.jobs.run.backoff import TRIES, longer_pause, pause
 from seekpoint.jobs.run.run import Driver, Tx, run_of, told, transaction
@@ -23,7 +23,7 @@ from seekpoint.jobs.tables.staging_schema import Staging, name, run
 from seekpoint.jobs.tables.targets import Path
 from seekpoint.ledger.sql.admin import LOCK_GROUP, RECORD_ACTION, REDRAW
 from seekpoint.ledger.tables import dead_letter
-from seekpoint.postgres.sqlstates import connection_lost, passes, sqlstate
+from seekpoint.postgres.sqlstates import connection_lost, is_transient, sqlstate
 
 IDLE = 3.0  # seconds at most that the brokers may say nothing while all workers wait
 LONG_TRIES = 5  # tries that take longer than workers may wait
@@ -55,7 +55,7 @@ class Plan:
 
 
 def cut_over(
-    driver: Driver, rounds: Rounds, catch_up: Callable[[], object], plan: Plan | None = None, *, tries: int = TRIES
+    driver: Driver, rounds: CatchUp, catch_up: Callable[[], object], plan: Plan | None = None, *, tries: int = TRIES
 ) -> CutOver:
     """Publish the rebuilt tables, raise versions and epochs, and close the run: together, or not at all.
 
@@ -77,7 +77,7 @@ def cut_over(
             if driver.run.strategy == "generation":
                 attach(driver, rounds.targets)
             records, keys = _attempt(driver, rounds, began, budget, plan)
-        except (DBAPIError, psycopg.Error, RangeStuck, KafkaAway, OverBudget) as error:
+        except (DBAPIError, psycopg.Error, RangeStuck, KafkaUnavailable, OverBudget) as error:
             used = budget.used
             if connection_lost(error) and took_effect(driver):
                 records = keys = -1  # nobody was told
@@ -87,7 +87,7 @@ def cut_over(
                     raise _too_long(driver, rounds, waits, plan, by_others=sqlstate(error) == LOCKED) from error
                 longer_pause(len(waits))
                 continue
-            elif attempt == tries or not (passes(error) or isinstance(error, RangeStuck | KafkaAway)):
+            elif attempt == tries or not (is_transient(error) or isinstance(error, RangeStuck | KafkaUnavailable)):
                 raise
             else:
                 pause(attempt)
@@ -104,7 +104,7 @@ def _was_too_long(error: BaseException, budget: Budget, driver: Driver) -> bool:
     return ended or (sqlstate(error) == LOCKED and driver.run.strategy == "merge")
 
 
-def _too_long(driver: Driver, rounds: Rounds, waits: list[float], plan: Plan, *, by_others: bool) -> CutOverRefused:
+def _too_long(driver: Driver, rounds: CatchUp, waits: list[float], plan: Plan, *, by_others: bool) -> CutOverRefused:
     seen = f"{len(waits)} tries were rolled back after {', '.join(f'{each:.1f} s' for each in waits)}"
     predicted = "" if plan.predicted is None else f" ({plan.predicted:.1f} s were predicted)"
     if by_others and max(waits) < plan.bounds.max_wait:
@@ -113,7 +113,7 @@ def _too_long(driver: Driver, rounds: Rounds, waits: list[float], plan: Plan, *,
             f"{predicted}: end its transaction, then `seekpoint reload resume {driver.run.id}`"
         )
         return CutOverRefused([reason], predicted=plan.predicted, waits=waits)
-    with driver.step("diffed", "following") as tx:
+    with driver.step("compared", "catching_up") as tx:
         how = f"; {others(tx, rounds.targets)}" if driver.run.strategy == "merge" else ""
     reason = (
         f"workers would wait for longer than the {plan.bounds.max_wait:g} s that are allowed: {seen}{predicted}: "
@@ -122,8 +122,8 @@ def _too_long(driver: Driver, rounds: Rounds, waits: list[float], plan: Plan, *,
     return CutOverRefused([reason], predicted=plan.predicted, waits=waits)
 
 
-def _attempt(driver: Driver, rounds: Rounds, began: list[float], budget: Budget, plan: Plan) -> tuple[int, int]:
-    states = ("diffed",) if driver.run.strategy == "merge" else ("following",)
+def _attempt(driver: Driver, rounds: CatchUp, began: list[float], budget: Budget, plan: Plan) -> tuple[int, int]:
+    states = ("compared",) if driver.run.strategy == "merge" else ("catching_up",)
     with driver.step(*states) as tx:
         staging = Staging(driver.run.staging_schema)
         budget.begin()
@@ -145,11 +145,11 @@ def _attempt(driver: Driver, rounds: Rounds, began: list[float], budget: Budget,
             if driver.run.strategy == "swap":
                 swap(tx, staging, target)
             else:
-                turn(tx, staging, target, driver.run.id)
+                make_current(tx, staging, target, driver.run.id)
         budget.bound(tx.connection)
-        take_over_letters(tx, staging)
+        take_over_dead_letters(tx, staging)
         _raise(tx, driver)
-        driver.turn(tx, "cut_over")
+        driver.transition(tx, "cut_over")
         budget.bound(tx.connection)
         run(tx.connection, "SET CONSTRAINTS ALL IMMEDIATE")  # what is deferred runs now: no timeout ends a COMMIT
     return records, keys
@@ -184,14 +184,14 @@ def _raise(tx: Tx, driver: Driver) -> None:
         tx.execute(RECORD_ACTION, [action])
 
 
-_OWN = {"id", "parked_at", "replays", "replayed_at", "replay_error", "replay_traceback"}
+_OWN = {"id", "dead_lettered_at", "replays", "replayed_at", "replay_error", "replay_traceback"}
 _OWN |= {"closed_at", "closed_by", "closed_reason"}
 
 
-def take_over_letters(tx: Tx, staging: Staging) -> None:
+def take_over_dead_letters(tx: Tx, staging: Staging) -> None:
     """What the rebuild could not apply is a dead letter of the group from now on, opened anew where it was one (I4)."""
     given = [column.name for column in dead_letter.columns if column.name not in _OWN]
-    anew = {"parked_at": "clock_timestamp()", "replays": "0"}
+    anew = {"dead_lettered_at": "clock_timestamp()", "replays": "0"}
     anew |= dict.fromkeys(sorted(_OWN - {"id", *anew}), "NULL")
     changes = [ident.SQL("{0} = excluded.{0}").format(name(column)) for column in given]
     changes += [ident.SQL("{} = {}").format(name(column), ident.SQL(value)) for column, value in anew.items()]
@@ -217,7 +217,7 @@ def took_effect(driver: Driver) -> bool:
                 now = run_of(tx.execute(sql.SETTLED_RUN, its_run=driver.run.id).one())
             break
         except (DBAPIError, psycopg.Error) as error:
-            if attempt == TRIES or not passes(error):
+            if attempt == TRIES or not is_transient(error):
                 raise
             pause(attempt)
     if now.driver_epoch != driver.epoch:

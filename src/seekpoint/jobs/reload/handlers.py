@@ -10,7 +10,7 @@ import psycopg
 from sqlalchemy import ColumnElement, delete
 from sqlalchemy.exc import DBAPIError
 
-from seekpoint.jobs.reload.rounds import Rounds
+from seekpoint.jobs.reload.rounds import CatchUp
 from seekpoint.jobs.run import statements as sql
 from seekpoint.jobs.run.backoff import TRIES, is_conflict, pause
 from seekpoint.jobs.run.run import Driver, StagedPosition
@@ -38,7 +38,7 @@ def rebuild(
     handled = {source.group for source in sources if source.has_handler}
     if not handled:
         return
-    with Rounds(driver, sources, kafka) as rounds:
+    with CatchUp(driver, sources, kafka) as rounds:
         _catch_up(driver, handled, rounds, progress, most)
         if driver.run.strategy not in REPLACING and _begins_again(driver, handled, rounds.targets):
             _catch_up(driver, handled, rounds, progress, most)
@@ -62,8 +62,8 @@ def _begins_again(driver: Driver, handled: Collection[str], found: Sequence[Targ
         positions = [at for at in tx.positions(driver.run.id) if at.group in handled]
         tx.advance(driver.run.id, {(at.group, at.partition): at.first_offset for at in positions})
         for at in positions:
-            letters, left_out = staging.letters.c, staging.left_out.c
-            tx.connection.execute(delete(staging.letters).where(*_of(at, letters)))
+            letters, left_out = staging.dead_letters.c, staging.left_out.c
+            tx.connection.execute(delete(staging.dead_letters).where(*_of(at, letters)))
             tx.connection.execute(
                 delete(staging.left_out).where(*_of(at, left_out), left_out.record_offset >= at.end_offset)
             )
@@ -79,7 +79,7 @@ def _of(at: StagedPosition, columns: Any) -> tuple[ColumnElement[bool], ...]:
 
 
 def _catch_up(
-    driver: Driver, handled: Collection[str], rounds: Rounds, progress: Callable[[str, int, int], None], most: int
+    driver: Driver, handled: Collection[str], rounds: CatchUp, progress: Callable[[str, int, int], None], most: int
 ) -> None:
     shrinking, size, conflicts = Shrinking(), min(FIRST, most), 0
     while True:

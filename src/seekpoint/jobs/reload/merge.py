@@ -19,7 +19,7 @@ from seekpoint.jobs.run.run import Driver, Tx
 from seekpoint.jobs.tables.side_effects import of_inheritance, referencing
 from seekpoint.jobs.tables.staging_schema import KIND, Staging, name, names, remembered_columns, rows, run, unlogged
 from seekpoint.jobs.tables.targets import Path, Target
-from seekpoint.postgres.sqlstates import passes
+from seekpoint.postgres.sqlstates import is_transient
 from seekpoint.sinks.catalog import quoted
 
 FEW = 5  # a difference of less than a fifth of the table is looked up key by key
@@ -39,14 +39,14 @@ def warm(driver: Driver, found: Sequence[Target], told: Callable[[int, int], obj
     try:
         _warm(driver, found, told)
     except (DBAPIError, psycopg.Error) as error:
-        if not passes(error):
+        if not is_transient(error):
             raise
 
 
 def _warm(driver: Driver, found: Sequence[Target], told: Callable[[int, int], object]) -> None:
     for target in found:
         for part in _parts(driver, target, told):
-            with driver.step("diffed") as tx:
+            with driver.step("compared") as tx:
                 _plan_by_key(tx.connection, True)
                 for locked in ("", "FOR KEY SHARE OF live SKIP LOCKED"):  # read first: no row waits for a disk, locked
                     rows(
@@ -64,7 +64,7 @@ def _warm(driver: Driver, found: Sequence[Target], told: Callable[[int, int], ob
 def _parts(driver: Driver, target: Target, told: Callable[[int, int], object]) -> Iterator[ident.Composed]:
     """The difference, some pages at a time; nothing where it is so large that many of its rows share a page."""
     staging = Staging(driver.run.staging_schema)
-    with driver.step("diffed") as tx:
+    with driver.step("compared") as tx:
         keys, by_key = _counted(tx.connection, name(*staging.diff(target)), quoted(*staging.table(target)))
         [(pages,)] = rows(
             tx.connection,

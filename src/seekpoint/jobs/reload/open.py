@@ -45,7 +45,7 @@ def open_run(engine: Engine, schema: str, kafka: Mapping[str, Any], order: Order
     """Record a new run at the groups' positions of this moment; nothing else is touched.
 
     Raises ReloadRefused with every reason why these tables cannot be reloaded as things stand, SchemaMismatch,
-    KafkaAway, and ConfigError for brokers' settings that no consumer takes and an archive that has nothing.
+    KafkaUnavailable, and ConfigError for brokers' settings that no consumer takes and an archive that has nothing.
     """
     require_known(kafka)
     groups = [source.group for source in order.sources]

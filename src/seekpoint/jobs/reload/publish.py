@@ -29,7 +29,7 @@ def attach(driver: Driver, targets: Sequence[Target]) -> None:
 
     What it waits for is not in front of any reader or writer: only another such step, or maintenance.
     """
-    with driver.step("following") as tx:
+    with driver.step("catching_up") as tx:
         staging = Staging(driver.run.staging_schema)
         for target in targets:
             draw_from_live(tx.connection, staging, target)
@@ -37,7 +37,7 @@ def attach(driver: Driver, targets: Sequence[Target]) -> None:
             leaves.attach(tx, staging, target)
 
 
-def turn(tx: Tx, staging: Staging, target: Target, run_id: UUID) -> None:
+def make_current(tx: Tx, staging: Staging, target: Target, run_id: UUID) -> None:
     """Turn the pointer to the rebuilt table: one row, whatever the size, and no lock that readers hold."""
     _require_likeness(tx.connection, staging, target)
     leaves.point(tx, staging, target, run_id)

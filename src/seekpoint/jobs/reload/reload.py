@@ -21,7 +21,7 @@ from seekpoint.jobs.reload.forecast import forecast, require_allowed, require_no
 from seekpoint.jobs.reload.handlers import MOST, rebuild
 from seekpoint.jobs.reload.merge import warm
 from seekpoint.jobs.reload.open import Order, open_run
-from seekpoint.jobs.reload.rounds import Rounds
+from seekpoint.jobs.reload.rounds import CatchUp
 from seekpoint.jobs.run import statements as sql
 from seekpoint.jobs.run.backoff import TRIES, is_conflict, pause
 from seekpoint.jobs.run.run import SERIALIZABLE_ENOUGH, VERIFIED, Driver, Progress, Run, transaction
@@ -40,7 +40,7 @@ from seekpoint.ledger.tables import DEFAULT_SCHEMA, PUBLISHING
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.engine import postgres_engine
-from seekpoint.postgres.sqlstates import is_data_fault
+from seekpoint.postgres.sqlstates import is_data_error
 from seekpoint.records import one_line
 
 T = TypeVar("T")
@@ -115,7 +115,7 @@ class Reload:
         self._range_records, self._progress = range_records, progress or (lambda *_: None)
 
     def open(self, *, strategy: str = "merge", reason: str = "reload") -> Driver:
-        """Record a new run at the groups' positions of now. Raises ReloadRefused with every reason, KafkaAway.
+        """Record a new run at the groups' positions of now. Raises ReloadRefused with every reason, KafkaUnavailable.
 
         ``notes`` of the driver list what a merge may reach: foreign keys with an action, and inheriting tables.
         """
@@ -137,7 +137,7 @@ class Reload:
         )
         return open_run(self.engine, self.schema, self.kafka, order, self.limits)
 
-    def take(self, run: UUID) -> Driver:
+    def take_over(self, run: UUID) -> Driver:
         """Drive an open run from where it stands; its driver before, if it is alive, fails at its next step.
 
         Raises ConfigError where these pipelines are not the run's (other groups, versions or tables), or no consumer
@@ -146,7 +146,7 @@ class Reload:
         if (found := self.runs.get(run)).is_open:
             require_known(self.kafka)
             self._require_its_code(found)
-        driver = self.runs.take(run)
+        driver = self.runs.take_over(run)
         if driver.run.strategy == "merge":
             with transaction(self.engine, self.schema) as tx:
                 driver.notes = tuple(notes(tx.connection, targets(tx.connection, self.sources)))
@@ -171,7 +171,7 @@ class Reload:
 
     def _require_its_versions(self, run: Run) -> None:
         if run.strategy == "batch":
-            how = f"`BatchJob.take`, or `seekpoint batch MODULE:NAME --resume {run.id}`"
+            how = f"`BatchJob.take_over`, or `seekpoint batch MODULE:NAME --resume {run.id}`"
             raise ConfigError(f"{run.id} is a batch: {how}")
         if run.groups != tuple(source.group for source in self.sources):
             raise ConfigError(f"reload {run.id} is of the groups {', '.join(run.groups)}: name their pipelines")
@@ -197,7 +197,7 @@ class Reload:
                 index(driver, self.sources, self.kafka)
                 drop_attempts(self.engine, self.schema, driver.run)
 
-    def follow(self, driver: Driver, rounds: Rounds) -> int:
+    def catch_up(self, driver: Driver, rounds: CatchUp) -> int:
         """Bring the rebuilt tables close to the live ones; returns the records of the last round."""
         with self._ending(driver):
             shrinking = Shrinking()
@@ -207,7 +207,7 @@ class Reload:
                     return read
                 shrinking.take(read)
 
-    def compare(self, driver: Driver, rounds: Rounds) -> Report:
+    def compare(self, driver: Driver, rounds: CatchUp) -> Report:
         """Compare rebuilt and live tables at the same offsets, and keep what differs for the cut-over."""
         with self._ending(driver):
             self._progress("comparing", 0, 0)
@@ -215,7 +215,7 @@ class Reload:
             self._progress("comparing", 1, 1)
             return report
 
-    def cut_over(self, driver: Driver, rounds: Rounds) -> CutOver:
+    def cut_over(self, driver: Driver, rounds: CatchUp) -> CutOver:
         """Put the rebuilt tables in the place of the live ones. See :func:`seekpoint.jobs.reload.cutover.cut_over`."""
         _require_publishing(driver)
         with self._ending(driver):
@@ -223,12 +223,12 @@ class Reload:
             if driver.run.strategy == "merge":
                 warm(driver, rounds.targets, lambda done, total: self._progress("warming up", done, total))
             self._progress("cutting over", 0, 0)
-            outcome = cut_over(driver, rounds, lambda: self.follow(driver, rounds), plan)
+            outcome = cut_over(driver, rounds, lambda: self.catch_up(driver, rounds), plan)
             read = max(outcome.records, 0)  # where COMMIT had no answer, nobody was told
             self._progress("cutting over", read, read)
             return outcome
 
-    def _plan(self, driver: Driver, rounds: Rounds) -> Plan:
+    def _plan(self, driver: Driver, rounds: CatchUp) -> Plan:
         """Report what a merge is going to change, and refuse what is not allowed, before any lock is taken."""
         report = recall(driver, rounds.targets)
         self._compared(report)
@@ -250,9 +250,9 @@ class Reload:
         """
         _require_publishing(driver)
         self.stage(driver)
-        with Rounds(driver, self.sources, self.kafka) as rounds:
-            self.follow(driver, rounds)
-            if driver.run.strategy == "merge" and driver.run.state == "following":
+        with CatchUp(driver, self.sources, self.kafka) as rounds:
+            self.catch_up(driver, rounds)
+            if driver.run.strategy == "merge" and driver.run.state == "catching_up":
                 self.compare(driver, rounds)
             outcome = self.cut_over(driver, rounds)
         self.runs.drop(driver.run.id)
@@ -267,8 +267,8 @@ class Reload:
         ended = "broken off before the tables were compared"
         try:
             self.stage(driver)
-            with Rounds(driver, self.sources, self.kafka) as rounds:
-                self.follow(driver, rounds)
+            with CatchUp(driver, self.sources, self.kafka) as rounds:
+                self.catch_up(driver, rounds)
                 report = self.compare(driver, rounds)
             ended = VERIFIED
             return report
@@ -291,7 +291,7 @@ class Reload:
         for staged in self._stager.stage(driver.run, left):
             done += staged.end - staged.start
             self._progress("staging", done, total)
-            driver.beat()
+            driver.heartbeat()
 
     def _stage_what_came_meanwhile(self, driver: Driver) -> None:
         """By tasks, as long as it is much: the rounds are one process."""
@@ -300,23 +300,23 @@ class Reload:
             shrinking.take(records)
             self._stage_ranges(driver)
 
-    def _round(self, driver: Driver, rounds: Rounds) -> int:
-        states = ("indexed", "following", "diffed")
+    def _round(self, driver: Driver, rounds: CatchUp) -> int:
+        states = ("indexed", "catching_up", "compared")
         with driver.step(*states) as tx:
             offsets = tx.execute(sql.OFFSETS, groups=list(driver.run.groups)).all()
             behind = distance({(at.group, at.partition): at for at in tx.positions(driver.run.id)}, offsets)
-        self._progress("following", 0, behind)  # between two steps: whoever is told may take its time
+        self._progress("catching_up", 0, behind)  # between two steps: whoever is told may take its time
         read = self._again(lambda: self._apply(driver, rounds, states))
-        self._progress("following", behind, behind)
+        self._progress("catching_up", behind, behind)
         return read
 
-    def _apply(self, driver: Driver, rounds: Rounds, states: Sequence[str]) -> int:
+    def _apply(self, driver: Driver, rounds: CatchUp, states: Sequence[str]) -> int:
         # A handler may lock rows that others write: as in a worker, it gets them as they are then.
         handles = any(source.has_handler for source in self.sources)
         with driver.step(*states, isolation="READ COMMITTED" if handles else SERIALIZABLE_ENOUGH) as tx:
             read = rounds.apply(tx, tx.execute(sql.OFFSETS, groups=list(driver.run.groups)).all())
             if driver.run.state == "indexed":
-                driver.turn(tx, "following")
+                driver.transition(tx, "catching_up")
         return read
 
     def _again(self, step: Callable[[], T]) -> T:
@@ -334,7 +334,7 @@ class Reload:
     def _ending(self, driver: Driver) -> Iterator[None]:
         """What no driver could get over ends the run, with its reason on record.
 
-        Raises ConfigError for a driver that is not this code's (``Runs.take`` asks nobody); the run goes on then.
+        Raises ConfigError for a driver that is not this code's (``Runs.take_over`` asks nobody); the run goes on then.
         """
         self._require_its_versions(driver.run)
         try:
@@ -343,7 +343,7 @@ class Reload:
             driver.fail(error)
             raise
         except Exception as error:
-            if not is_data_fault(error):
+            if not is_data_error(error):
                 raise  # the database or the brokers are away: whoever takes the run goes on
             refused = ReloadRefused([f"the database refuses the rebuilt rows: {one_line(error)}"])
             driver.fail(refused)

@@ -14,24 +14,24 @@ from seekpoint.jobs.export import chained
 from seekpoint.jobs.run.run import Driver, StagedPosition, Tx
 from seekpoint.jobs.staging.catch_up import Key, add_positions, key_of, require_unmoved
 from seekpoint.jobs.staging.savepoints import Parts, all_of
-from seekpoint.jobs.staging.stage import keep_asides, leave_out, left_out_of
+from seekpoint.jobs.staging.stage import keep_dead_letters, leave_out, left_out_of
 from seekpoint.jobs.tables.copies import owned_columns
-from seekpoint.jobs.tables.redirect import Shadow
+from seekpoint.jobs.tables.redirect import Redirect
 from seekpoint.jobs.tables.staging_schema import Staging, name, remember_columns, remembered_columns, rows
 from seekpoint.jobs.tables.targets import Source, Target, aimed, aimed_pipeline, targets
 from seekpoint.kafka.ranges import IDLE, Follower, Piece, Range
-from seekpoint.ledger.dead_letters.dead_letter import letter
-from seekpoint.ledger.dead_letters.statements import GET_LETTER
+from seekpoint.ledger.dead_letters.dead_letter import dead_letter_of
+from seekpoint.ledger.dead_letters.statements import GET_DEAD_LETTER
 from seekpoint.ledger.tables import dead_letter
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.records import Partition, RawRecord, State
 from seekpoint.sinks.base import TableSink
 from seekpoint.sinks.copy import open_copy
 from seekpoint.sinks.dedupe import Deleted
-from seekpoint.worker.apply import Made
+from seekpoint.worker.apply import DecodedRecord
 
 
-class Rounds:
+class CatchUp:
     """One driver's warm consumers, and the sinks that write the rebuilt tables. Close it, or use ``with``."""
 
     def __init__(self, driver: Driver, sources: Sequence[Source], kafka: Mapping[str, Any]) -> None:
@@ -39,11 +39,11 @@ class Rounds:
         self._sources = {source.group: source for source in sources}
         self._staging = Staging(driver.run.staging_schema)
         self._followers: dict[str, Follower] = {}
-        with driver.step("staged", "indexed", "following", "diffed") as tx:
+        with driver.step("staged", "indexed", "catching_up", "compared") as tx:
             self.targets = targets(tx.connection, sources)
             known = {t.path: remembered_columns(tx.connection, self._staging.table(t)) for t in self.targets}
         self._pipelines: dict[str, Pipeline] = {}
-        self._shadows: dict[str, Shadow] = {}
+        self._shadows: dict[str, Redirect] = {}
         self._sinks: dict[str, list[tuple[Target, TableSink]]] = {}
         self._keys: dict[str, list[tuple[int, Target, TableSink]]] = {}
         for n, source in enumerate(sources):
@@ -58,7 +58,7 @@ class Rounds:
             # What a handler's statements touch, the copies note by themselves.
             self._keys[source.group] = [(i, of[i], sinks[i]) for i in sorted(sinks) if not of[i].handled_as]
             if (handle := source.pipeline.handle) is not None:
-                self._shadows[source.group] = shadow = Shadow(source.group, self._staging.schema, self.targets)
+                self._shadows[source.group] = shadow = Redirect(source.group, self._staging.schema, self.targets)
                 self._pipelines[source.group].handle = shadow.handler(handle)
 
     def __enter__(self) -> Self:
@@ -137,7 +137,9 @@ class Rounds:
             for piece in reader.read(range_):
                 parts.take(piece, left_out)
         parts.flush()
-        keep_asides(tx, self._staging, pipeline, parts.outcome.asides, {at.topic: p.topic_id for at, p in mine.items()})
+        keep_dead_letters(
+            tx, self._staging, pipeline, parts.outcome.dead_letters, {at.topic: p.topic_id for at, p in mine.items()}
+        )
         self._shadows[group].check(tx)
 
     def _written(self, tx: Tx, target: Target) -> tuple[str, ...] | None:
@@ -182,14 +184,14 @@ class Rounds:
             dead = leave_out(tx, self._staging, group, spans)
             follower = self._follower(group, mine, ids)
             all_of(parts, follower.read_to(behind, idle=idle), lambda r: (r.topic, r.partition, r.offset) in dead)
-        keep_asides(tx, self._staging, pipeline, parts.outcome.asides, ids)
+        keep_dead_letters(tx, self._staging, pipeline, parts.outcome.dead_letters, ids)
         if group in self._shadows:
             self._shadows[group].check(tx)
-        return parts.outcome.applied + len(parts.outcome.asides)
+        return parts.outcome.applied + len(parts.outcome.dead_letters)
 
     def _held(self, tx: Tx, group: str) -> dict[tuple[str, bytes], int]:
         """The keys of the run's own dead letters, where the pipeline holds later records of them, with offsets."""
-        if not self._pipelines[group].hold_key:
+        if not self._pipelines[group].keep_key_order:
             return {}
         found = rows(
             tx.connection,
@@ -239,7 +241,7 @@ class Rounds:
         ).scalars()
         records = []
         for id_ in list(found):
-            one = letter(tx.execute(GET_LETTER, group=group, id=id_).one())
+            one = dead_letter_of(tx.execute(GET_DEAD_LETTER, group=group, id=id_).one())
             records.append(one.record)
             tx.connection.execute(
                 delete(out).where(
@@ -251,12 +253,12 @@ class Rounds:
             )
         return records
 
-    def _seen(self, tx: Tx, group: str) -> Callable[[Sequence[Made]], None] | None:
+    def _seen(self, tx: Tx, group: str) -> Callable[[Sequence[DecodedRecord]], None] | None:
         """Once there is a difference: keep which keys were touched since."""
-        if self._driver.run.state != "diffed":
+        if self._driver.run.state != "compared":
             return None
 
-        def seen(part: Sequence[Made]) -> None:
+        def seen(part: Sequence[DecodedRecord]) -> None:
             for number, target, sink in self._keys[group]:
                 keys = list(_keys(part, number, target, sink))
                 with open_copy(tx.connection, self._staging.touched(target), partial(tuple, target.key)) as copy:
@@ -265,7 +267,7 @@ class Rounds:
         return seen
 
 
-def _keys(part: Sequence[Made], number: int, target: Target, sink: TableSink) -> Sequence[tuple[Any, ...]]:
+def _keys(part: Sequence[DecodedRecord], number: int, target: Target, sink: TableSink) -> Sequence[tuple[Any, ...]]:
     width, written = len(target.key), sink.written
     places = None if written is None else [written.index(one) for one in target.key]
     found = []

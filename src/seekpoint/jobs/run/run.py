@@ -20,10 +20,10 @@ from sqlalchemy.sql.base import Executable
 from seekpoint.errors import ReloadOver, ReloadRefused
 from seekpoint.jobs.run import statements as sql
 from seekpoint.jobs.run.pause import let_go
-from seekpoint.ledger.sql.worker import APPLICATION, SETTLE
+from seekpoint.ledger.sql.worker import APPLICATION, CONFIGURE
 from seekpoint.ledger.tables import in_schema
 from seekpoint.pipeline.policy import Limits
-from seekpoint.postgres.connection import LentConnection
+from seekpoint.postgres.connection import HandlerConnection
 from seekpoint.postgres.sqlstates import sqlstate
 from seekpoint.records import Partition, storable
 from seekpoint.sinks.copy import driver_of
@@ -89,13 +89,13 @@ class StagedPosition:
     end_offset: int
     next_offset: int
     epoch: int
-    moves: int
+    resets: int
 
 
 def position_of(row: Row[Any], *, end: int) -> StagedPosition:
     """Where the rebuild of a row of ``OFFSETS`` begins: at the first offset that its group has applied."""
     at, first = Partition(row.topic, row.partition), row.first_offset
-    return StagedPosition(row.consumer_group, at, row.topic_id, first, end, first, row.epoch, row.moves)
+    return StagedPosition(row.consumer_group, at, row.topic_id, first, end, first, row.epoch, row.resets)
 
 
 def run_of(row: Row[Any]) -> Run:
@@ -112,7 +112,7 @@ def this_driver() -> str:
 class Tx:
     """A transaction on the ledger's tables and the staging schema's: statements find the ledger's schema."""
 
-    def __init__(self, connection: LentConnection, schema: str) -> None:
+    def __init__(self, connection: HandlerConnection, schema: str) -> None:
         self.connection, self.schema = connection, schema
         self._options = in_schema(schema)
 
@@ -131,7 +131,7 @@ class Tx:
                 row.end_offset,
                 row.next_offset,
                 row.epoch,
-                row.moves,
+                row.resets,
             )
             for row in self.execute(sql.POSITIONS, its_run=run)
         ]
@@ -151,7 +151,7 @@ class Tx:
                     "end_offset": at.end_offset,
                     "next_offset": at.next_offset,
                     "epoch": at.epoch,
-                    "moves": at.moves,
+                    "resets": at.resets,
                 }
                 for at in positions
             ],
@@ -175,13 +175,13 @@ def transaction(
     engine: Engine, schema: str, *, lock_wait: float = 30.0, isolation: str = "READ COMMITTED"
 ) -> Iterator[Tx]:
     """A durable transaction with bounded waits for locks (seconds); thrown away, connection and all, on any error."""
-    connection = LentConnection(engine)
+    connection = HandlerConnection(engine)
     try:
         connection.execution_options(isolation_level=isolation)
         with connection.begin():
             tx = Tx(connection, schema)
             tx.execute(
-                SETTLE,
+                CONFIGURE,
                 lock_timeout=f"{max(1, round(lock_wait * 1000))}ms",
                 application_name=f"{APPLICATION}reload {os.getpid()}",
             )
@@ -193,7 +193,7 @@ def transaction(
     connection.put_back()
 
 
-def _drop(connection: LentConnection) -> None:
+def _drop(connection: HandlerConnection) -> None:
     try:
         connection.drop()
     except DBAPIError:  # it was already beyond telling; the pool discards it
@@ -270,11 +270,11 @@ class Driver:
             raise ReloadOver(f"reload {now.id} is {now.state}, and this step follows {' or '.join(states)}")
         self.run = now
 
-    def turn(self, tx: Tx, state: str) -> None:
+    def transition(self, tx: Tx, state: str) -> None:
         """Enter the next state, in this step."""
-        tx.execute(sql.TURN, its_run=self.run.id, to_state=state)
+        tx.execute(sql.TRANSITION, its_run=self.run.id, to_state=state)
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """Say that the driver is alive; raises as :meth:`step` does."""
         with self.step(*_OPEN):
             pass
@@ -290,7 +290,7 @@ class Driver:
                 self.run = run_of(tx.execute(sql.GET_RUN, its_run=self.run.id).one())
 
 
-_OPEN = ("opened", "staging", "staged", "indexed", "following", "diffed")
+_OPEN = ("opened", "staging", "staged", "indexed", "catching_up", "compared")
 
 
 def told(run: Run) -> str:

@@ -27,7 +27,7 @@ from sqlalchemy import (
 
 from seekpoint.ledger.sql.worker import GROUP, unnest
 from seekpoint.ledger.tables import (
-    IS_MOVE,
+    IS_RESET,
     RELOAD_CLOSED,
     admin_action,
     consumer_group,
@@ -41,7 +41,7 @@ from seekpoint.ledger.tables import (
 )
 
 _run, _at, _staged = reload_run.c, reload_position.c, reload_staged.c
-_offset, _letter, _action = partition_offset.c, dead_letter.c, admin_action.c
+_offset, _dead_letter, _action = partition_offset.c, dead_letter.c, admin_action.c
 _ID = bindparam("its_run", type_=Uuid)
 _groups = bindparam("groups", type_=ARRAY(Text))
 
@@ -69,7 +69,7 @@ SETTLED_RUN = GET_RUN.with_for_update(read=True)
 # The first statement of each step. It writes the row, so it holds its lock until the step has ended, and says at the
 # same time that the driver is alive.
 STEP = update(reload_run).where(_run.id == _ID).values(changed_at=func.clock_timestamp()).returning(reload_run)
-TAKE = (
+TAKE_OVER = (
     update(reload_run)
     .where(_run.id == _ID, _is_open)
     .values(
@@ -79,11 +79,11 @@ TAKE = (
     )
     .returning(reload_run)
 )
-TURN = update(reload_run).where(_run.id == _ID).values(state=bindparam("to_state", type_=Text))
+TRANSITION = update(reload_run).where(_run.id == _ID).values(state=bindparam("to_state", type_=Text))
 DIFFED = (
     update(reload_run)
     .where(_run.id == _ID)
-    .values(state="diffed", diff_xid=func.pg_snapshot_xmin(func.pg_current_snapshot()).cast(Text))
+    .values(state="compared", diff_xid=func.pg_snapshot_xmin(func.pg_current_snapshot()).cast(Text))
 )
 CLOSE = (
     update(reload_run)
@@ -125,18 +125,18 @@ GUARD_FRAMES: Select[Any] = (
 # -- positions -----------------------------------------------------------------------------------------------
 
 # E0: every offset of all groups as of one moment, with the moves that are known of each.
-_moves = (
+_resets = (
     select(func.count())
     .where(
         _action.consumer_group == _offset.consumer_group,
         _action.topic == _offset.topic,
         _action.partition == _offset.partition,
-        IS_MOVE,
+        IS_RESET,
     )
     .scalar_subquery()
 )
 OFFSETS = (
-    select(partition_offset, _moves.label("moves"))
+    select(partition_offset, _resets.label("resets"))
     .where(_offset.consumer_group == func.any(_groups))
     .order_by(_offset.consumer_group, _offset.topic, _offset.partition)
 )
@@ -175,18 +175,18 @@ EXTEND_STAGED = (
 # -- what is left out ------------------------------------------------------------------------------------------
 
 # Dead letters whose records have no rows. Those that were replayed have theirs; superseded ones are read again.
-LEFT_OUT = ("parked", "held", "skipped", "discarded")
-_left_out = _letter.state.in_([literal_column(f"'{state}'") for state in LEFT_OUT])
+LEFT_OUT = ("dead_lettered", "blocked", "skipped", "discarded")
+_left_out = _dead_letter.state.in_([literal_column(f"'{state}'") for state in LEFT_OUT])
 _within = unnest("within", topic=Text, partition=Integer, topic_id=Uuid, from_offset=BigInteger, to_offset=BigInteger)
 _of_ours = and_(
-    _letter.consumer_group == GROUP,
-    _letter.topic == _within.c.topic,
-    _letter.topic_id == _within.c.topic_id,
-    _letter.partition == _within.c.partition,
-    _letter.record_offset >= _within.c.from_offset,
-    _letter.record_offset < _within.c.to_offset,
+    _dead_letter.consumer_group == GROUP,
+    _dead_letter.topic == _within.c.topic,
+    _dead_letter.topic_id == _within.c.topic_id,
+    _dead_letter.partition == _within.c.partition,
+    _dead_letter.record_offset >= _within.c.from_offset,
+    _dead_letter.record_offset < _within.c.to_offset,
 )
-LETTERS = select(_letter.topic, _letter.partition, _letter.record_offset).where(_of_ours, _left_out)
+LETTERS = select(_dead_letter.topic, _dead_letter.partition, _dead_letter.record_offset).where(_of_ours, _left_out)
 LOST = (
     select(lost_range.c.topic, lost_range.c.topic_id, lost_range.c.partition, lost_range.c.from_offset,
            lost_range.c.to_offset, lost_range.c.at)
@@ -195,7 +195,7 @@ LOST = (
 )  # fmt: skip
 MOVES = (
     select(_action.topic, _action.partition, _action.to_offset, _action.at)
-    .where(_action.consumer_group == GROUP, IS_MOVE)
+    .where(_action.consumer_group == GROUP, IS_RESET)
     .order_by(_action.id)
 )
 

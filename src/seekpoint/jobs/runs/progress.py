@@ -25,7 +25,7 @@ _IDLE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PartitionProgress:
     """One partition of a run. Offsets are the next to read: of the rebuild, at E0 (``end``), of the group (``live``).
 
     ``staged``: offsets before ``end`` that tasks have committed, and that are in no rebuilt table yet.
@@ -46,13 +46,13 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class RunProgress:
     """A run at one moment. ``silent`` is how long nothing was heard of its driver; ``in_step``: it works right now."""
 
     run: Run
     silent: timedelta
     in_step: bool
-    places: tuple[Place, ...]
+    places: tuple[PartitionProgress, ...]
 
     @property
     def left(self) -> int | None:
@@ -60,7 +60,7 @@ class Standing:
         return sum(place.left(self.run.strategy) for place in self.places) if self.run.is_open else None
 
 
-def standing(engine: Engine, schema: str, id: UUID) -> Standing:  # noqa: A002 -- the column's name
+def progress_of(engine: Engine, schema: str, id: UUID) -> RunProgress:  # noqa: A002 -- the column's name
     """Where a run stands. Raises ConfigError where there is none of that id."""
     run = Runs(engine, schema).get(id)
     with transaction(engine, schema, isolation="REPEATABLE READ") as tx:
@@ -74,7 +74,7 @@ def standing(engine: Engine, schema: str, id: UUID) -> Standing:  # noqa: A002 -
     with transaction(engine, schema) as tx:
         in_step = tx.execute(_IDLE, its_run=id).one_or_none() is None
     places = [
-        Place(
+        PartitionProgress(
             at.group,
             at.partition,
             at.first_offset,
@@ -85,7 +85,7 @@ def standing(engine: Engine, schema: str, id: UUID) -> Standing:  # noqa: A002 -
         )
         for at in positions
     ]
-    return Standing(run, silent, in_step, tuple(places))
+    return RunProgress(run, silent, in_step, tuple(places))
 
 
 def _covered(rows: Sequence[Row[tuple[object, ...]]]) -> Mapping[tuple[str, Partition], int]:

@@ -55,13 +55,13 @@ class Runs:
         with self._begin() as tx:
             return tx.positions(id)
 
-    def take(self, id: UUID, driver: str | None = None) -> Driver:  # noqa: A002
+    def take_over(self, id: UUID, driver: str | None = None) -> Driver:  # noqa: A002
         """Drive this run from now on: the driver before fails at its next step. Waits for the step in hand.
 
         Raises ReloadOver where the run has ended, ConfigError where there is none.
         """
         with self._begin(self.limits.transaction_age) as tx:
-            row = tx.execute(sql.TAKE, its_run=id, driver_name=storable(driver or this_driver())).one_or_none()
+            row = tx.execute(sql.TAKE_OVER, its_run=id, driver_name=storable(driver or this_driver())).one_or_none()
             if row is None:
                 run = self._known(id, tx.execute(sql.GET_RUN, its_run=id).one_or_none())
                 raise ReloadOver(f"reload {id} is {told(run)}: open another one")

@@ -10,7 +10,7 @@ from sqlalchemy.exc import DBAPIError
 from seekpoint.jobs.run import statements as sql
 from seekpoint.jobs.run.run import UNDEFINED_TABLE, Run, transaction
 from seekpoint.jobs.tables.generations.tables import left_behind, parents_of
-from seekpoint.postgres.sqlstates import passes, sqlstate
+from seekpoint.postgres.sqlstates import is_transient, sqlstate
 from seekpoint.sinks.copy import driver_of
 
 WAIT = 0.3  # seconds for a table that somebody reads or writes; whoever comes behind us waits as long
@@ -77,7 +77,7 @@ def _run(engine: Engine, schema: str, command: ident.Composed) -> bool:
             driver_of(tx.connection).execute(command)
     except (psycopg.Error, DBAPIError) as error:
         code = sqlstate(error)
-        if code is None or not (passes(error) or code in {DEPENDENT, UNDEFINED_TABLE}):  # or given up meanwhile
+        if code is None or not (is_transient(error) or code in {DEPENDENT, UNDEFINED_TABLE}):  # or given up meanwhile
             raise
         return False
     return True

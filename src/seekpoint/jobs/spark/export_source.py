@@ -13,7 +13,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from seekpoint.jobs.export.storage import Storage
 from seekpoint.jobs.export.writer import write_range
 from seekpoint.jobs.spark.settings import carried_range, range_of, resolved
-from seekpoint.jobs.staging.task_errors import ENDS, told
+from seekpoint.jobs.staging.task_errors import ENDS, error_as_text
 from seekpoint.kafka.ranges import Range
 
 MESSAGE = StructType(
@@ -68,6 +68,6 @@ class ExportReader(DataSourceReader):
         try:
             written = write_range(resolved(plan["kafka"]), Storage(plan["root"]), UUID(plan["run"]), partition.range)
         except ENDS as error:
-            yield carried, "", 0, 0, told(error)
+            yield carried, "", 0, 0, error_as_text(error)
         else:
             yield carried, written.file, written.records, written.bytes, None

@@ -24,14 +24,14 @@ from seekpoint.jobs.run.run import Driver, StagedPosition, Tx, transaction
 from seekpoint.jobs.spark.read import frame_of, require_this_python
 from seekpoint.jobs.spark.settings import Env, portable, resolved
 from seekpoint.jobs.spark.task_errors import ENDS, TaskEnded, ending_of
-from seekpoint.jobs.tables.create_like import Numbers, make_like
+from seekpoint.jobs.tables.create_like import Sequences, make_like
 from seekpoint.jobs.tables.frames import Frame, resolve_frames
 from seekpoint.jobs.tables.staging_schema import Staging, name, names, rows, run
 from seekpoint.jobs.tables.targets import Source, Target, targets
 from seekpoint.kafka.range_plan import check
 from seekpoint.kafka.ranges import Range
 from seekpoint.postgres.engine import postgres_engine
-from seekpoint.postgres.sqlstates import is_data_fault
+from seekpoint.postgres.sqlstates import is_data_error
 from seekpoint.records import one_line
 from seekpoint.sinks.arrow import copy_into
 
@@ -168,7 +168,7 @@ def write_part(plan: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Reco
     except ENDS as error:
         raise TaskEnded(error) from error
     except Exception as error:
-        if not (isinstance(error, Poison) or is_data_fault(error)):
+        if not (isinstance(error, Poison) or is_data_error(error)):
             raise
         refused = ReloadRefused([f"a row of the frame of {'.'.join(its['like'])} cannot be written: {one_line(error)}"])
         raise TaskEnded(refused) from error
@@ -179,7 +179,7 @@ def write_part(plan: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Reco
 
 def _begin(tx: Tx, path: tuple[str, str], live: tuple[str, str], run_id: UUID) -> None:
     _require_wanted(tx, run_id)
-    make_like(tx.connection, path, live, Numbers.IGNORED, prefix=path[1])
+    make_like(tx.connection, path, live, Sequences.IGNORED, prefix=path[1])
 
 
 def _require_wanted(tx: Tx, run_id: UUID) -> None:

@@ -46,8 +46,8 @@ def read(
     ``start`` and ``end`` replace them for the partitions that they name; an end must be readable now. ``kafka`` is the
     workers' own configuration, with :class:`Env` for passwords. Tasks read at least ``smallest`` offsets each.
 
-    Raises ConfigError, RangeLost, RangeStuck, TopicRecreated and KafkaAway here; a query raises Spark's exception with
-    the same sentence in it if retention, a truncation or a new topic passes while it reads.
+    Raises ConfigError, RangeLost, RangeStuck, TopicRecreated and KafkaUnavailable here; a query raises Spark's
+    exception with the same sentence in it if retention, a truncation or a new topic passes while it reads.
     """
     carried = portable(kafka)
     require_no_secret(spark, None, carried)

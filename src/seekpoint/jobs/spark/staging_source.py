@@ -16,7 +16,7 @@ from sqlalchemy import Engine
 from seekpoint.errors import ConfigError, SeekpointError
 from seekpoint.jobs.spark.settings import range_of, resolved
 from seekpoint.jobs.staging.stage import Staged, stage_range
-from seekpoint.jobs.staging.task_errors import ENDS, tell_ending, told
+from seekpoint.jobs.staging.task_errors import ENDS, error_as_text, tell_ending
 from seekpoint.kafka.ranges import Range
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.postgres.engine import postgres_engine
@@ -110,7 +110,7 @@ def _import(name: str) -> Pipeline:
 
 
 def _ending(error: SeekpointError) -> tuple[Any, ...]:
-    return ("", "", "", 0, 0, 0, 0, [], 0, told(error))
+    return ("", "", "", 0, 0, 0, 0, [], 0, error_as_text(error))
 
 
 def _message(staged: Staged) -> tuple[Any, ...]:

@@ -6,7 +6,7 @@ import base64
 import re
 
 from seekpoint.errors import ConfigError, SeekpointError
-from seekpoint.jobs.staging.task_errors import ENDS, error_of, told
+from seekpoint.jobs.staging.task_errors import ENDS, error_as_text, error_of
 
 _NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
 _SAID = re.compile(r"seekpoint:([A-Za-z0-9+/=]+):end")
@@ -16,7 +16,7 @@ class TaskEnded(Exception):  # noqa: N818 -- an error of ours in the clothes tha
     """A task raised ``error``."""
 
     def __init__(self, error: SeekpointError) -> None:
-        said = base64.b64encode(told(error).encode()).decode()
+        said = base64.b64encode(error_as_text(error).encode()).decode()
         super().__init__(f"{type(error).__name__}: {error}\nseekpoint:{said}:end")
 
 

@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 
 from seekpoint.errors import ReloadRefused
 from seekpoint.jobs.tables.constraints import may_be_refused
-from seekpoint.jobs.tables.create_like import Numbers, make_like
+from seekpoint.jobs.tables.create_like import Sequences, make_like
 from seekpoint.jobs.tables.staging_schema import KEY, LINE, OFFSET, Staging, name, names, run, unlogged
 from seekpoint.jobs.tables.targets import Path, Target, aimed
 from seekpoint.pipeline.pipeline import Pipeline
@@ -23,7 +23,7 @@ from seekpoint.sinks.dedupe import Deleted
 from seekpoint.sinks.upsert.upsert import Upsert
 
 
-class RawSink:
+class AttemptSink:
     """A sink that writes every row of an attempt, where the one it stands for would keep one of each key.
 
     With ``places`` rows get their place in the log; tombstones of an Upsert go to a table beside them.
@@ -31,7 +31,7 @@ class RawSink:
 
     def __init__(self, sink: Any, raw: Path, gone: Path, *, places: bool) -> None:
         self._sink, self._raw, self._gone = sink, raw, gone
-        self._folds, self._places = isinstance(sink, Upsert), places
+        self._dedupes, self._places = isinstance(sink, Upsert), places
         self._keys = isinstance(sink, Upsert) and sink.compacted
 
     @property
@@ -88,7 +88,7 @@ class RawSink:
         gone = _Gone()
         try:
             with open_copy(tx, self._raw, self._columns) as copy:
-                yield _Split(copy, gone) if self._folds else copy
+                yield _Split(copy, gone) if self._dedupes else copy
         except RowRefused as refused:
             raise RowRefused(gone.line(refused.line), refused.cause) from refused
         try:
@@ -144,21 +144,21 @@ class _Split:
         self._copy.write(rows)
 
 
-def raw_sinks(
+def attempt_sinks(
     connection: Connection, staging: Staging, attempt: str, pipeline: Pipeline, found: Sequence[Target]
-) -> list[RawSink]:
+) -> list[AttemptSink]:
     """The pipeline's sinks, each aimed at a table of this attempt, which is made; ``found`` are its own tables."""
     live: dict[int, Target] = {feed.number: target for target in found for feed in target.feeds}
     sinks = []
     is_refusing = may_be_refused(connection, pipeline, found)
     for number, sink in enumerate(pipeline.sinks):
-        raw, gone = staging.raw(attempt, number), staging.gone(attempt, number)
+        raw, gone = staging.attempt_rows(attempt, number), staging.attempt_deletes(attempt, number)
         places = is_refusing or isinstance(sink, Upsert)
         keys = isinstance(sink, Upsert) and sink.compacted
         _make_raw(connection, live[number], raw, places=places, keys=keys)
         if isinstance(sink, Upsert):
             _make_gone(connection, live[number], sink, gone)
-        sinks.append(RawSink(aimed(sink, raw), raw, gone, places=places))  # type: ignore[arg-type]
+        sinks.append(AttemptSink(aimed(sink, raw), raw, gone, places=places))  # type: ignore[arg-type]
     return sinks
 
 
@@ -167,12 +167,12 @@ def _make_raw(connection: Connection, target: Target, raw: Path, *, places: bool
     also = ident.SQL("{} bigint, {} integer").format(name(OFFSET), name(LINE)) if places else None
     if also is not None and keys:
         also += ident.SQL(", {} text").format(name(KEY))
-    make_like(connection, raw, target.path, Numbers.IGNORED, prefix=raw[1], also=also)
+    make_like(connection, raw, target.path, Sequences.IGNORED, prefix=raw[1], also=also)
 
 
 def _make_gone(connection: Connection, target: Target, sink: Upsert, gone: Path) -> None:
     """An Upsert's tombstones: their columns, without NOT NULL."""
-    columns = [column for column in sink.target.gone if column in target.all_columns]
+    columns = [column for column in sink.target.deletes if column in target.all_columns]
     run(
         connection,
         "CREATE {unlogged} TABLE {gone} AS SELECT {columns}, 0::bigint AS {offset}, 0 AS {line}{key} FROM {live} "

@@ -60,7 +60,7 @@ def require_unmoved(
             reasons.append(f"{at}: group {group!r} has no offset of it any more")
         elif row.topic_id != staged.topic_id:
             reasons.append(f"{at}: its offsets belong to another topic id since the run was opened")
-        elif row.moves != staged.moves or row.next_offset < max(staged.next_offset, staged.end_offset):
+        elif row.resets != staged.resets or row.next_offset < max(staged.next_offset, staged.end_offset):
             reasons.append(
                 f"{at}: the position of group {group!r} was moved since the run was opened: what the live tables "
                 "hold is no longer what the log says up to it"
@@ -77,7 +77,7 @@ def extend(driver: Driver, sources: Sequence[Source], kafka: Mapping[str, Any], 
     What opens a run is asked of the added ranges, too: the topics' ids, that nobody moved a position by hand, that the
     records can be read; and dead letters in them are left out. Partitions that a group has got since come in. Where a
     record that was left out has been replayed meanwhile, E0 stays: what came behind it is for the rounds, which apply
-    it first. Raises ReloadRefused, KafkaAway, and ReloadOver.
+    it first. Raises ReloadRefused, KafkaUnavailable, and ReloadOver.
     """
     groups = [source.group for source in sources if not source.has_handler]  # handlers are run in rounds
     with driver.step("staging", isolation=SERIALIZABLE_ENOUGH) as tx:
@@ -129,7 +129,7 @@ def add_positions(tx: Tx, driver: Driver, rows: Sequence[Row[Any]]) -> None:
 
     Raises ReloadRefused where one was moved by hand already: what it has passed since is on record with no run.
     """
-    if moved := [row for row in rows if row.moves]:
+    if moved := [row for row in rows if row.resets]:
         reasons = [
             f"{key_of(row)[1]}: group {row.consumer_group!r} has got it since the run was opened, and its position was "
             "moved by hand"

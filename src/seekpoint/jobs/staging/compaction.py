@@ -20,7 +20,7 @@ def of_compaction(
     letters: Mapping[tuple[str, str], int],
     strategy: str,
 ) -> list[str]:
-    """Why tables cannot be rebuilt from what compaction has left in these groups' topics. Raises KafkaAway.
+    """Why tables cannot be rebuilt from what compaction has left in these groups' topics. Raises KafkaUnavailable.
 
     ``letters`` counts the open dead letters of a group and topic.
     """

@@ -19,7 +19,7 @@ from seekpoint.jobs.staging.constraint_rejects import Rejects, refused
 from seekpoint.jobs.staging.stage import Task
 from seekpoint.jobs.tables.constraints import check_references, references
 from seekpoint.jobs.tables.copies import make_copy
-from seekpoint.jobs.tables.create_like import Numbers, make_like
+from seekpoint.jobs.tables.create_like import Sequences, make_like
 from seekpoint.jobs.tables.generations import tables as leaves
 from seekpoint.jobs.tables.staging_schema import (
     KEY,
@@ -121,15 +121,15 @@ def consolidate(driver: Driver, sources: Sequence[Source]) -> None:
         done = coverage(tx, driver, without=handled)
         if done.missing:
             raise ReloadRefused([f"{done.missing[0].range} was not staged: stage it, then go on"])
-        check_letters(tx, staging, done)
+        check_dead_letters(tx, staging, done)
         groups = [source.group for source in sources]
         staged = _Staged(tx.connection, staging, done.chosen, groups)
         replaces = driver.run.strategy in REPLACING
         for target in targets(tx.connection, sources):
             if target.handled_as:
-                make_copy(tx.connection, staging, target, Numbers.CONTINUED if replaces else Numbers.OWN)
+                make_copy(tx.connection, staging, target, Sequences.CONTINUED if replaces else Sequences.OWN)
             else:
-                numbers = Numbers.CONTINUED if replaces else Numbers.IGNORED
+                numbers = Sequences.CONTINUED if replaces else Sequences.IGNORED
                 make_like(tx.connection, staging.table(target), target.path, numbers, prefix=staging.sequences(target))
             if staging.is_generation:
                 leaves.make(tx, staging, target)
@@ -139,10 +139,10 @@ def consolidate(driver: Driver, sources: Sequence[Source]) -> None:
         ends = {(at.group, at.partition): at.end_offset for at in tx.positions(driver.run.id)
                 if at.group not in handled}  # fmt: skip
         tx.advance(driver.run.id, ends)
-        driver.turn(tx, "staged")
+        driver.transition(tx, "staged")
 
 
-def check_letters(tx: Tx, staging: Staging, done: Coverage) -> None:
+def check_dead_letters(tx: Tx, staging: Staging, done: Coverage) -> None:
     """A record that failed in one attempt, and in the one that counts did not, would be a row and a dead letter.
 
     Raises ReloadRefused.
@@ -196,7 +196,7 @@ class _Staged:
             else:
                 columns = columns or known
             place = self.places.index((attempt.consumer_group, Partition(attempt.topic, attempt.partition)))
-            branches += _branches(feed.sink, raw, gone, columns or known, place if placed or target.folds else None)
+            branches += _branches(feed.sink, raw, gone, columns or known, place if placed or target.dedupes else None)
         return _Rows(columns, tuple(branches))
 
     def fill(self, target: Target) -> None:
@@ -210,14 +210,14 @@ class _Staged:
                 "INSERT INTO {table} ({columns}) OVERRIDING SYSTEM VALUE {query}",
                 table=name(*self._staging.table(target)),
                 columns=names(written),
-                query=_folded(target, written, its.branches) if target.folds else query,
+                query=_folded(target, written, its.branches) if target.dedupes else query,
             )
         remember_columns(self._connection, self._staging.table(target), its.columns)
 
     def placed(self, target: Target) -> Composable:
         """A query of the rows that count, with their places."""
         its = self.rows(target, placed=True)
-        if target.folds:
+        if target.dedupes:
             return _folded(target, its.written(target), its.branches, (PLACE, OFFSET, LINE))
         return ident.SQL(" UNION ALL ").join(its.branches)
 
@@ -302,7 +302,9 @@ class _Staged:
                     yield attempt, feed
 
     def _tables(self, attempt: Row[Any], number: int) -> tuple[Path, Path]:
-        return self._staging.raw(attempt.table_name, number), self._staging.gone(attempt.table_name, number)
+        return self._staging.attempt_rows(attempt.table_name, number), self._staging.attempt_deletes(
+            attempt.table_name, number
+        )
 
 
 def _count(connection: Connection, path: tuple[str, str]) -> int:
@@ -317,7 +319,7 @@ def _branches(sink: object, raw: Path, gone: Path, columns: Sequence[str], place
         return [ident.SQL("SELECT {}, {} FROM {}").format(names(columns), where, name(*raw))]
     where = ident.SQL("{}, {}, {}").format(name(OFFSET), ident.Literal(place), name(LINE))
     kept = ident.SQL("SELECT {}, {}, false FROM {}").format(names(columns), where, name(*raw))
-    has = set(sink.target.gone)
+    has = set(sink.target.deletes)
     nulls = ident.SQL(", ").join(name(one) if one in has else ident.SQL("NULL") for one in columns)
     return [kept, ident.SQL("SELECT {}, {}, true FROM {}").format(nulls, where, name(*gone))]
 
@@ -396,7 +398,7 @@ def index(driver: Driver, sources: Sequence[Source], kafka: Mapping[str, object]
                 its = references(tx.connection, staging, target, found)
                 check_references(tx.connection, staging, target, its)
             run(tx.connection, "ANALYZE {table}", table=name(*staging.table(target)))
-        driver.turn(tx, "indexed")
+        driver.transition(tx, "indexed")
 
 
 def _refused(
@@ -441,8 +443,8 @@ def _all_indexes(connection: Connection, staging: Staging, target: Target) -> No
 
 
 def check_topics(kafka: Mapping[str, object], driver: Driver) -> None:
-    """The topics still are those that the run was opened on. Raises ReloadRefused, KafkaAway."""
-    with driver.step("staging", "staged", "indexed", "following", "diffed") as tx:
+    """The topics still are those that the run was opened on. Raises ReloadRefused, KafkaUnavailable."""
+    with driver.step("staging", "staged", "indexed", "catching_up", "compared") as tx:
         wanted = {at.partition: at.topic_id for at in tx.positions(driver.run.id)}
     now = topic_ids(kafka, sorted({at.topic for at in wanted}))
     strange = sorted({at.topic for at, topic_id in wanted.items() if now[at.topic] != topic_id})

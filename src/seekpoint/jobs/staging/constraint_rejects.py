@@ -13,8 +13,8 @@ from psycopg import sql as ident
 from seekpoint.errors import ReloadRefused
 from seekpoint.jobs.export import chained
 from seekpoint.jobs.run.run import Driver, StagedPosition, Tx
-from seekpoint.jobs.staging.savepoints import aside_of
-from seekpoint.jobs.staging.stage import keep_asides, left_out_of
+from seekpoint.jobs.staging.savepoints import dead_letter_of
+from seekpoint.jobs.staging.stage import keep_dead_letters, left_out_of
 from seekpoint.jobs.tables.constraints import Reference, breaks, references, uniques
 from seekpoint.jobs.tables.staging_schema import (
     LINE,
@@ -147,15 +147,15 @@ class Rejects:
     def __init__(self, driver: Driver, sources: Sequence[Source], kafka: Mapping[str, object]) -> None:
         self._driver, self._kafka = driver, kafka
         self._pipelines = {source.group: source.pipeline for source in sources}
-        self._asides: set[tuple[Place, int]] = set()
+        self._dead_letters: set[tuple[Place, int]] = set()
 
     def put(self, tx: Tx, staging: Staging, bad: Mapping[tuple[Place, int], psycopg.Error]) -> None:
         """Keep them as the run's dead letters. Raises ReloadRefused where the policy stops, and for too many.
 
         Also where keys are held, and a later record of such a key was staged: a worker would have held that one.
         """
-        self._asides |= bad.keys()
-        if len(self._asides) > MOST:
+        self._dead_letters |= bad.keys()
+        if len(self._dead_letters) > MOST:
             ((_, at), offset), error = next(iter(bad.items()))
             why = (
                 f"more than {MOST} records make rows that a constraint of the live table refuses, e.g. {at} offset "
@@ -167,11 +167,11 @@ class Rejects:
             position, pipeline = positions[place], self._pipelines[place[0]]
             offsets = sorted(offset for its, offset in bad if its == place)
             raws = [self._read(position.partition, position.topic_id, offset) for offset in offsets]
-            newest = self._newest(tx, staging, position, raws) if pipeline.hold_key else {}
+            newest = self._newest(tx, staging, position, raws) if pipeline.keep_key_order else {}
             for raw in raws:
                 failed = Failed(bad[place, raw.offset], Cause.DATABASE, [raw])
-                aside = aside_of(pipeline, raw, failed, is_newest=newest.get(raw.key, -1) < raw.offset)
-                keep_asides(tx, staging, pipeline, [aside], {raw.topic: position.topic_id})
+                aside = dead_letter_of(pipeline, raw, failed, is_newest=newest.get(raw.key, -1) < raw.offset)
+                keep_dead_letters(tx, staging, pipeline, [aside], {raw.topic: position.topic_id})
 
     def _newest(
         self, tx: Tx, staging: Staging, at: StagedPosition, raws: Sequence[RawRecord]
@@ -188,7 +188,7 @@ class Rejects:
             record.key: record.offset
             for piece in reader.read(rest)
             for record in piece.records
-            if record.key in keys and not left_out(record) and (place, record.offset) not in self._asides
+            if record.key in keys and not left_out(record) and (place, record.offset) not in self._dead_letters
         }
 
     def _read(self, at: Partition, topic_id: UUID, offset: int) -> RawRecord:

@@ -15,12 +15,12 @@ from uuid import UUID
 
 from seekpoint.errors import ConfigError
 from seekpoint.jobs.staging.stage import Staged, Task, stage_range
-from seekpoint.jobs.staging.task_errors import ENDS, error_of, told
+from seekpoint.jobs.staging.task_errors import ENDS, error_as_text, error_of
 from seekpoint.postgres.engine import postgres_engine
 from seekpoint.records import one_line
 from seekpoint.worker.target import load_pipeline
 
-DEATHS = 3  # of processes, in a row and for each: no range was staged between
+CRASHES = 3  # of processes, in a row and for each: no range was staged between
 PATIENCE = 5.0  # seconds for a process to end by itself once it is told to
 
 _SPAWN = multiprocessing.get_context("spawn")  # a fork would share connections, and Kafka's threads would be missing
@@ -49,7 +49,7 @@ class Pool:
                 "of a module; or stage in this process, processes=0"
             ) from error
         self._plan, self._processes = plan, processes
-        self._members: list[_Member] = []
+        self._members: list[_WorkerProcess] = []
 
     def __enter__(self) -> Self:
         return self
@@ -66,7 +66,7 @@ class Pool:
         ChildProcessError where they die again and again.
         """
         left, deaths = deque(tasks), 0
-        self._members = [_Member(self._plan) for _ in range(min(self._processes, len(tasks)))]
+        self._members = [_WorkerProcess(self._plan) for _ in range(min(self._processes, len(tasks)))]
         while left or any(member.task for member in self._members):
             for member in self._members:
                 if member.task is None and left:
@@ -78,19 +78,19 @@ class Pool:
                     yield answer
                     continue
                 deaths += 1
-                if deaths >= DEATHS * self._processes:
+                if deaths >= CRASHES * self._processes:
                     raise ChildProcessError(_why(member, task, deaths))
                 if task is not None:
                     left.appendleft(task)
-                self._members[self._members.index(member)] = _Member(self._plan)
+                self._members[self._members.index(member)] = _WorkerProcess(self._plan)
 
-    def _answering(self) -> list[_Member]:
+    def _answering(self) -> list[_WorkerProcess]:
         """Those that have said something, or died; waits for one."""
         busy = {member.pipe: member for member in self._members if member.task is not None}
         return [busy[pipe] for pipe in wait(list(busy)) if isinstance(pipe, Connection)]
 
 
-class _Member:
+class _WorkerProcess:
     """One process, and the task that it has in hand."""
 
     def __init__(self, plan: Plan) -> None:
@@ -134,7 +134,7 @@ class _Member:
             self.process.join()
 
 
-def _why(member: _Member, task: Task | None, deaths: int) -> str:
+def _why(member: _WorkerProcess, task: Task | None, deaths: int) -> str:
     code = member.process.exitcode
     how = "by itself" if code is None or code >= 0 else f"by {signal.Signals(-code).name}"
     return (
@@ -163,7 +163,7 @@ def _answer(plan: Plan, engine: Any, task: Task) -> tuple[str, object]:
         pipeline = load_pipeline(plan.pipelines[task.group])
         return "staged", stage_range(engine, plan.schema, plan.kafka, plan.run, pipeline=pipeline, range_=task.range)
     except ENDS as error:
-        return "ends", told(error)
+        return "ends", error_as_text(error)
     except Exception as error:  # noqa: BLE001 -- raised where the answer is taken
         return "fails", _carried(error)
 

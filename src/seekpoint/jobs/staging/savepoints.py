@@ -11,10 +11,10 @@ from seekpoint.kafka.ranges import Piece
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import OnPoison
 from seekpoint.pipeline.sink import Row
-from seekpoint.postgres.connection import LentConnection
+from seekpoint.postgres.connection import HandlerConnection
 from seekpoint.postgres.sqlstates import Fault
-from seekpoint.records import HELD_BEHIND, AnyRecord, Aside, Failure, RawRecord, State
-from seekpoint.worker.apply import Failed, Made, make, rows_at_once, write
+from seekpoint.records import BLOCKED_BY_KEY, AnyRecord, Failure, NewDeadLetter, RawRecord, State
+from seekpoint.worker.apply import DecodedRecord, Failed, decode_record, rows_at_once, write
 from seekpoint.worker.bisect import spans_of
 
 PART = 5_000  # records under one savepoint: enough that it costs nothing, few enough to be halved quickly
@@ -45,11 +45,13 @@ def nothing_left_out(_: RawRecord) -> bool:
 
 @dataclass(slots=True)
 class Outcome:
-    """What was written. ``applied`` records, ``rows`` of each sink; ``asides`` are those that cannot be, in order."""
+    """What was written. ``applied`` records, ``rows`` of each sink; ``dead_letters`` are those that cannot be, in
+    order.
+    """
 
     rows: list[int]
     applied: int = 0
-    asides: list[Aside] = field(default_factory=list)
+    dead_letters: list[NewDeadLetter] = field(default_factory=list)
 
 
 class Parts:
@@ -61,21 +63,21 @@ class Parts:
 
     def __init__(
         self,
-        tx: LentConnection,
+        tx: HandlerConnection,
         pipeline: Pipeline,
-        seen: Callable[[Sequence[Made]], None] | None = None,
+        seen: Callable[[Sequence[DecodedRecord]], None] | None = None,
         *,
         held: dict[tuple[str, bytes], int] | None = None,
     ) -> None:
         self._tx, self._pipeline, self._seen, self._held = tx, pipeline, seen, held
-        self._waiting: list[Made] = []
+        self._waiting: list[DecodedRecord] = []
         self.outcome = Outcome([0] * len(pipeline.sinks))
 
     def take(self, piece: Piece, left_out: LeftOut = nothing_left_out) -> None:
         """Decode these records and write them, perhaps later."""
         wanted, rows = self._decode(piece, left_out)
         if rows is not None:
-            self._waiting += [Made(r, r, ((row,),)) for r, row in zip(wanted, rows, strict=True)]
+            self._waiting += [DecodedRecord(r, r, ((row,),)) for r, row in zip(wanted, rows, strict=True)]
         if len(self._waiting) >= PART:
             self.flush()
 
@@ -105,14 +107,14 @@ class Parts:
             unread = {(r.topic, r.partition, r.offset): error for r, error in piece.unreadable}
             for raw in wanted:
                 try:
-                    made = make(self._pipeline, raw, unread.get((raw.topic, raw.partition, raw.offset)))
+                    made = decode_record(self._pipeline, raw, unread.get((raw.topic, raw.partition, raw.offset)))
                 except Failed as failed:
-                    self._set_aside(raw, failed)
+                    self._add_dead_letter(raw, failed)
                 else:
                     self._waiting.append(self._keyed(made))
         return wanted, rows
 
-    def _keyed(self, made: Made) -> Made:
+    def _keyed(self, made: DecodedRecord) -> DecodedRecord:
         """The same, with the record's key in the rows of sinks that want it."""
         sinks: Sequence[object] = self._pipeline.sinks
         if not any(isinstance(sink, Keying) for sink in sinks):
@@ -136,20 +138,20 @@ class Parts:
         """Write what is waiting."""
         waiting, self._waiting = self._waiting, []
         self._write(waiting)
-        self.outcome.asides.sort(key=lambda aside: _place(aside.record))
+        self.outcome.dead_letters.sort(key=lambda aside: _place(aside.record))
         return self.outcome
 
-    def _write(self, part: Sequence[Made], *, ahead: bool = True) -> None:
+    def _write(self, part: Sequence[DecodedRecord], *, ahead: bool = True) -> None:
         """All of them, or those that can be: halved until the others stand alone, unless the database names them.
 
         A handler's statements are sent ahead at first; once something has failed, each is awaited.
         """
         while part := [one for one in part if not (self._held and self._holds(one.raw))]:
-            self._tx.begins(send_ahead=ahead and self._pipeline.handle is not None and self._pipeline.send_ahead)
+            self._tx.begins(pipeline_mode=ahead and self._pipeline.handle is not None and self._pipeline.pipeline_mode)
             failed, ahead = self._try(part), False
             if failed is None:
                 return
-            if failed.late:
+            if failed.is_deferred:
                 continue
             if not failed.named and len(part) > 1:
                 middle = len(part) // 2
@@ -159,15 +161,15 @@ class Parts:
             bad = {_place(raw) for raw in failed.named} or {_place(part[0].raw)}
             for one in part:
                 if _place(one.raw) in bad:
-                    self._set_aside(one.raw, failed)
+                    self._add_dead_letter(one.raw, failed)
             part = [one for one in part if _place(one.raw) not in bad]
 
-    def _try(self, part: Sequence[Made]) -> Failed | None:
+    def _try(self, part: Sequence[DecodedRecord]) -> Failed | None:
         savepoint = self._tx.begin_nested()
         try:
             write(self._tx, self._pipeline, part, spans_of(part) if self._pipeline.handle is not None else ())
         except Failed as failed:
-            if failed.fault is Fault.TRANSIENT or (failed.fault is Fault.PROGRAM and not failed.late):
+            if failed.fault is Fault.TRANSIENT or (failed.fault is Fault.PROGRAM and not failed.is_deferred):
                 raise failed.error from failed  # no record's fault
             savepoint.rollback()
             return failed
@@ -179,10 +181,10 @@ class Parts:
             self._seen(part)
         return None
 
-    def _set_aside(self, raw: RawRecord, failed: Failed) -> None:
-        aside = aside_of(self._pipeline, raw, failed, is_newest=self._held is not None)
-        self.outcome.asides.append(aside)
-        if self._held is not None and self._pipeline.hold_key and raw.key is not None:
+    def _add_dead_letter(self, raw: RawRecord, failed: Failed) -> None:
+        aside = dead_letter_of(self._pipeline, raw, failed, is_newest=self._held is not None)
+        self.outcome.dead_letters.append(aside)
+        if self._held is not None and self._pipeline.keep_key_order and raw.key is not None:
             self._held.setdefault((raw.topic, raw.key), raw.offset)
 
     def _holds(self, raw: RawRecord) -> bool:
@@ -190,11 +192,11 @@ class Parts:
         assert self._held is not None
         if raw.key is None or self._held.get((raw.topic, raw.key), raw.offset) >= raw.offset:
             return False
-        self.outcome.asides.append(Aside(raw, HELD_BEHIND, State.HELD))
+        self.outcome.dead_letters.append(NewDeadLetter(raw, BLOCKED_BY_KEY, State.BLOCKED))
         return True
 
 
-def aside_of(pipeline: Pipeline, raw: RawRecord, failed: Failed, *, is_newest: bool = False) -> Aside:
+def dead_letter_of(pipeline: Pipeline, raw: RawRecord, failed: Failed, *, is_newest: bool = False) -> NewDeadLetter:
     """As the pipeline's policy says, but for the retries: what a worker would stop in front of ends the run.
 
     ``is_newest``: nothing of its key is applied after it. Raises ReloadRefused.
@@ -202,12 +204,14 @@ def aside_of(pipeline: Pipeline, raw: RawRecord, failed: Failed, *, is_newest: b
     failure = Failure.of(failed.error, failed.cause)
     if pipeline.on_poison is OnPoison.STOP:
         why = "and on_poison is 'stop'"
-    elif pipeline.hold_key and raw.key is not None and not is_newest:
+    elif pipeline.keep_key_order and raw.key is not None and not is_newest:
         why = "and its key is held: what comes after it could not be rebuilt in order"
     else:
-        return Aside(raw, failure, State.SKIPPED if pipeline.on_poison is OnPoison.SKIP else State.PARKED)
+        return NewDeadLetter(
+            raw, failure, State.SKIPPED if pipeline.on_poison is OnPoison.SKIP else State.DEAD_LETTERED
+        )
     reason = (
-        f"{raw.topic}/{raw.partition} offset {raw.offset}: {failure.cause.value}: {failure.told}; {why}. Mend the "
+        f"{raw.topic}/{raw.partition} offset {raw.offset}: {failure.cause.value}: {failure.summary}; {why}. Mend the "
         "pipeline, or keep such records aside (on_poison='dead_letter'), and start another run"
     )
     raise ReloadRefused([reason]) from failed.error

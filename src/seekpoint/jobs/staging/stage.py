@@ -18,7 +18,7 @@ from seekpoint.errors import ConfigError, ReloadOver
 from seekpoint.jobs.export import chained
 from seekpoint.jobs.run import statements as sql
 from seekpoint.jobs.run.run import CRASH_CHECK, Driver, Run, Tx, run_of, transaction
-from seekpoint.jobs.staging.attempt_tables import raw_sinks
+from seekpoint.jobs.staging.attempt_tables import attempt_sinks
 from seekpoint.jobs.staging.group_tables import remember_writes, writes_of
 from seekpoint.jobs.staging.savepoints import LeftOut, Outcome, Parts, all_of, nothing_left_out
 from seekpoint.jobs.staging.task_errors import make_endings
@@ -27,12 +27,12 @@ from seekpoint.jobs.tables.staging_schema import UNLOGGED, Staging, name, rememb
 from seekpoint.jobs.tables.targets import Source, aimed_pipeline, targets
 from seekpoint.kafka.ranges import Piece, Range
 from seekpoint.ledger.dead_letters import dead_letter as letters
-from seekpoint.ledger.dead_letters.statements import PARK_LETTERS
+from seekpoint.ledger.dead_letters.statements import INSERT_DEAD_LETTERS
 from seekpoint.ledger.tables import LARGEST_BIGINT, dead_letter, in_schema
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.sink import RowRefused
-from seekpoint.postgres.sqlstates import is_data_fault
-from seekpoint.records import Aside, Partition, RawRecord
+from seekpoint.postgres.sqlstates import is_data_error
+from seekpoint.records import NewDeadLetter, Partition, RawRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def begin_staging(driver: Driver, sources: Sequence[Source]) -> None:
             lost = list(_lost(tx, source.group, {at: topic_id for at, (topic_id, _, _) in mine.items()}))
             if lost:
                 tx.connection.execute(insert(staging.lost), lost)
-        driver.turn(tx, "staging")
+        driver.transition(tx, "staging")
 
 
 def _make_letters(tx: Tx, staging: Staging) -> None:
@@ -170,7 +170,7 @@ def stage_range(
         except RowRefused:
             pass  # told by the parts, which find it again
         except Exception as error:
-            if not is_data_fault(error):
+            if not is_data_error(error):
                 raise
     with transaction(engine, schema) as tx:
         return work.stage(tx, all_of)
@@ -197,16 +197,16 @@ class _Work:
         _require_the_runs(run_of(now), self.pipeline, tables, writes_of(tx, now.staging_schema, self.pipeline.group))
         attempt, at = f"r{self.range.partition.number}_{uuid4().hex[:16]}", self.range.partition
         staging = Staging(now.staging_schema)
-        sinks = raw_sinks(tx.connection, staging, attempt, self.pipeline, found)
+        sinks = attempt_sinks(tx.connection, staging, attempt, self.pipeline, found)
         left_out = left_out_of(tx.connection, staging, self.pipeline.group, self.range)
         parts = Parts(tx.connection, aimed_pipeline(self.pipeline, sinks))
         outcome = write(parts, chained(self.kafka, now.archive, self.engine).read(self.range), left_out)
-        keep_asides(tx, staging, self.pipeline, outcome.asides, {at.topic: self.range.topic_id})
+        keep_dead_letters(tx, staging, self.pipeline, outcome.dead_letters, {at.topic: self.range.topic_id})
         for number, sink in enumerate(sinks):
-            remember_columns(tx.connection, staging.raw(attempt, number), sink.columns)
+            remember_columns(tx.connection, staging.attempt_rows(attempt, number), sink.columns)
         ends = self.range.start, self.range.end
         staged = Staged(
-            attempt, self.pipeline.group, at, *ends, outcome.applied, tuple(outcome.rows), len(outcome.asides)
+            attempt, self.pipeline.group, at, *ends, outcome.applied, tuple(outcome.rows), len(outcome.dead_letters)
         )
         _record(tx, self.run_id, staged)
         if tx.execute(sql.GUARD, its_run=self.run_id).one_or_none() is None:
@@ -252,12 +252,14 @@ def _record(tx: Tx, run_id: UUID, staged: Staged) -> None:
     )
 
 
-def keep_asides(tx: Tx, staging: Staging, pipeline: Pipeline, asides: Sequence[Aside], ids: Mapping[str, UUID]) -> None:
+def keep_dead_letters(
+    tx: Tx, staging: Staging, pipeline: Pipeline, asides: Sequence[NewDeadLetter], ids: Mapping[str, UUID]
+) -> None:
     """What cannot be applied goes to the run's own dead letters, whole."""
     if asides:
-        own = {"group": pipeline.group, "its_version": pipeline.version, "its_parked_by": None}
+        own = {"group": pipeline.group, "its_version": pipeline.version, "its_dead_lettered_by": None}
         tx.connection.execute(
-            PARK_LETTERS,
+            INSERT_DEAD_LETTERS,
             [letters.row(aside, ids) | own for aside in asides],
             execution_options=in_schema(staging.schema),
         )

@@ -31,7 +31,7 @@ from seekpoint.records import Partition
 ENDS = (ArchiveDamaged, ConfigError, RangeLost, RangeStuck, ReloadOver, ReloadRefused, TopicRecreated)
 
 
-def told(error: SeekpointError) -> str:
+def error_as_text(error: SeekpointError) -> str:
     """The error as text, from which :func:`error_of` makes it again."""
     state = {
         key: [*value] if isinstance(value, tuple) else value
@@ -77,7 +77,7 @@ def tell_ending(engine: Engine, schema: str, run_id: UUID, error: SeekpointError
                 tx.connection,
                 "INSERT INTO {table} (said) VALUES ({said})",
                 table=name(*path),
-                said=ident.Literal(told(error)),
+                said=ident.Literal(error_as_text(error)),
             )
 
 

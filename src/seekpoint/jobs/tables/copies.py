@@ -6,7 +6,7 @@ from psycopg import sql as ident
 from sqlalchemy import Connection, text
 
 from seekpoint.errors import ReloadRefused
-from seekpoint.jobs.tables.create_like import LIKE, Numbers, make_like
+from seekpoint.jobs.tables.create_like import LIKE, Sequences, make_like
 from seekpoint.jobs.tables.staging_schema import Staging, name, run
 from seekpoint.jobs.tables.targets import Target
 from seekpoint.sinks.catalog import quoted
@@ -31,7 +31,7 @@ _DRAWN = text(
 )
 
 
-def make_copy(connection: Connection, staging: Staging, target: Target, numbers: Numbers) -> None:
+def make_copy(connection: Connection, staging: Staging, target: Target, numbers: Sequences) -> None:
     """Make the empty copy, with all indexes and under their names: handlers' ON CONFLICT may name them.
 
     Columns that a sequence fills get one of the copy's own: it is known afterwards whether their numbers were drawn.

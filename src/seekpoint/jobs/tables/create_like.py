@@ -17,7 +17,7 @@ LIKE = "LIKE {} INCLUDING ALL EXCLUDING DEFAULTS EXCLUDING STATISTICS"
 WITHOUT_INDEXES = f"{LIKE} EXCLUDING INDEXES"
 
 
-class Numbers(Enum):
+class Sequences(Enum):
     """What becomes of the numbers that sequences fill in.
 
     ``IGNORED``: they are not read, and defaults that call functions of the host are left out. ``OWN``: the table has
@@ -58,7 +58,7 @@ def make_like(
     connection: Connection,
     path: Path,
     live: Path,
-    numbers: Numbers,
+    numbers: Sequences,
     *,
     prefix: str,
     like: str = WITHOUT_INDEXES,
@@ -79,11 +79,11 @@ def make_like(
             sequence = (path[0], f"{prefix}_s{n}")
             _make_sequence(connection, sequence, row.sequences[0], numbers, column)
             set_default(connection, path, row.column, _drawing_from(row, sequence))
-        elif numbers is not Numbers.IGNORED or not (row.calls or row.sequences or "nextval(" in row.expression):
+        elif numbers is not Sequences.IGNORED or not (row.calls or row.sequences or "nextval(" in row.expression):
             set_default(connection, path, row.column, row.expression)
         else:
             run(connection, "ALTER TABLE {table} ALTER {column} DROP NOT NULL", **column)
-    if numbers is Numbers.IGNORED:
+    if numbers is Sequences.IGNORED:
         for identity in connection.execute(_IDENTITIES, {"name": quoted(*path)}).scalars().all():
             run(
                 connection,
@@ -136,11 +136,11 @@ def _drawing_from(row: Row[Any], sequence: Path) -> str:
 
 
 def _make_sequence(
-    connection: Connection, path: Path, live: str, numbers: Numbers, owner: Mapping[str, Composable]
+    connection: Connection, path: Path, live: str, numbers: Sequences, owner: Mapping[str, Composable]
 ) -> None:
     its = connection.execute(_SEQUENCE, {"sequence": live}).one()
     start = its.seqstart
-    if numbers is Numbers.CONTINUED:
+    if numbers is Sequences.CONTINUED:
         last, called = _position(connection, live)
         start = last + its.seqincrement if called else last
     if not its.seqmin <= start <= its.seqmax:  # the live one is used up: it may begin again, or is refused by itself
@@ -156,7 +156,7 @@ def _make_sequence(
         least=ident.Literal(its.seqmin),
         most=ident.Literal(its.seqmax),
         cache=ident.Literal(its.seqcache),
-        cycle=ident.SQL("CYCLE" if numbers is Numbers.IGNORED else "NO CYCLE"),
+        cycle=ident.SQL("CYCLE" if numbers is Sequences.IGNORED else "NO CYCLE"),
         **owner,
     )
 

@@ -86,7 +86,8 @@ def without_generations(connection: Connection, target: Target) -> list[str]:
         return [f"{target.name} is written by a handler, and its copy is no generation: use strategy {others}"]
     if target.view is None:
         reason = (
-            f"{target.name} is not kept in generations: run `seekpoint reload adopt {target.name}`, or call "
+            f"{target.name} is not kept in generations: run `seekpoint reload enable-generations {target.name}`, or "
+            f"call "
             f"Generations(engine).adopt({target.name!r}), once" + (f"; or {MERGE}" if target.key else "")
         )
         return [reason]

@@ -54,7 +54,7 @@ def hush(connection: Connection, staging: str) -> None:
     )
 
 
-class Shadow:
+class Redirect:
     """One group's handler, led to the copies in a run's schema."""
 
     def __init__(self, group: str, staging: str, found: Sequence[Target]) -> None:

@@ -82,7 +82,7 @@ class Staging:
             PrimaryKeyConstraint(*key, "record_offset"),
             prefixes=prefixes,
         )
-        self.letters = dead_letter.to_metadata(metadata, schema=schema)
+        self.dead_letters = dead_letter.to_metadata(metadata, schema=schema)
         self.lost = Table(
             "lost",
             metadata,
@@ -130,11 +130,11 @@ class Staging:
         """The transactions whose rows the comparison has seen, as far as others were open beside them."""
         return self.schema, f"seen_{target.staged}"
 
-    def raw(self, attempt: str, number: int) -> Path:
+    def attempt_rows(self, attempt: str, number: int) -> Path:
         """The rows of one attempt at one range, of one sink."""
         return self.schema, f"{attempt}_{number}"
 
-    def gone(self, attempt: str, number: int) -> Path:
+    def attempt_deletes(self, attempt: str, number: int) -> Path:
         """The tombstones beside them."""
         return self.schema, f"{attempt}_{number}_gone"
 

@@ -15,7 +15,7 @@ from seekpoint.sinks.arrow import AppendArrow
 from seekpoint.sinks.base import TableSink
 from seekpoint.sinks.catalog import quoted, require_index
 from seekpoint.sinks.target_table import COLUMN, look
-from seekpoint.sinks.upsert.strategy import Roads
+from seekpoint.sinks.upsert.strategy import WriteStrategies
 from seekpoint.sinks.upsert.upsert import Upsert
 from seekpoint.worker.target import load_pipeline
 
@@ -119,7 +119,7 @@ class Target:
         return any(isinstance(feed.sink, Upsert) and feed.sink.compacted for feed in self.feeds)
 
     @property
-    def folds(self) -> bool:
+    def dedupes(self) -> bool:
         """Whether of several rows of one key the newest counts."""
         return any(isinstance(feed.sink, Upsert) for feed in self.feeds)
 
@@ -317,7 +317,7 @@ def aimed(sink: TableSink, path: Path) -> TableSink:
     other.path = path
     other._shapes = {}  # noqa: SLF001 -- made of the columns that the sink knows, which are its own
     if isinstance(other, Upsert):
-        other.roads, other._known = Roads(), None  # noqa: SLF001
+        other.strategies, other._known = WriteStrategies(), None  # noqa: SLF001
     return other
 
 

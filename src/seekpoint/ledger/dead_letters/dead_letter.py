@@ -11,9 +11,9 @@ from uuid import UUID
 from sqlalchemy import Row
 
 from seekpoint.errors import ConfigError
-from seekpoint.records import Aside, Cause, Failure, Partition, RawRecord, State, storable
+from seekpoint.records import Cause, Failure, NewDeadLetter, Partition, RawRecord, State, storable
 
-OPEN = (State.PARKED, State.HELD)
+OPEN = (State.DEAD_LETTERED, State.BLOCKED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,7 @@ class DeadLetter:
 
     ``value`` is None also where the record was skipped, or where it was not asked for; ``size`` is its length in bytes
     all the same. ``error`` and ``traceback`` say why it was parked, ``replay_error`` and ``replay_traceback`` why its
-    last replay failed. ``version`` is that of the handler that parked it, ``parked_by`` its process.
+    last replay failed. ``version`` is that of the handler that parked it, ``dead_lettered_by`` its process.
     """
 
     id: int
@@ -43,8 +43,8 @@ class DeadLetter:
     sqlstate: str | None
     attempts: int
     version: int
-    parked_at: datetime
-    parked_by: UUID | None
+    dead_lettered_at: datetime
+    dead_lettered_by: UUID | None
     replays: int
     replayed_at: datetime | None
     replay_error: str | None
@@ -86,7 +86,7 @@ class DeadLetter:
         )
 
 
-def letter(row: Row[Any]) -> DeadLetter:
+def dead_letter_of(row: Row[Any]) -> DeadLetter:
     """A row as a value."""
     values = row._asdict()
     names, header_values = values.pop("header_names"), values.pop("header_values")
@@ -95,7 +95,7 @@ def letter(row: Row[Any]) -> DeadLetter:
     return DeadLetter(headers=tuple(zip(map(_text, names), header_values, strict=True)), **values)
 
 
-def row(aside: Aside, topic_ids: Mapping[str, UUID]) -> dict[str, Any]:
+def row(aside: NewDeadLetter, topic_ids: Mapping[str, UUID]) -> dict[str, Any]:
     """A record that was set aside, as the statement wants it."""
     record, failure = aside.record, aside.failure
     return {

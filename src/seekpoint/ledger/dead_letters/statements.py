@@ -32,9 +32,9 @@ from seekpoint.ledger.sql.worker import GROUP, array, unnest
 from seekpoint.ledger.tables import IS_OPEN, dead_letter, partition_offset
 
 _time = DateTime(timezone=True)
-_letter = dead_letter.c
+_dead_letter = dead_letter.c
 _offset = partition_offset.c
-_OWN = {"id", "consumer_group", "parked_at", "replays", "replayed_at"}
+_OWN = {"id", "consumer_group", "dead_lettered_at", "replays", "replayed_at"}
 _OWN |= {"replay_error", "replay_traceback", "closed_at", "closed_by", "closed_reason"}
 _GIVEN = [column for column in dead_letter.columns if column.name not in _OWN]
 
@@ -46,11 +46,11 @@ _insert = (
     .inline()
     .values(consumer_group=GROUP, **{c.name: bindparam(f"its_{c.name}", type_=c.type) for c in _GIVEN})
 )
-PARK_LETTERS = _insert.on_conflict_do_update(
+INSERT_DEAD_LETTERS = _insert.on_conflict_do_update(
     constraint="dead_letter_record_key",
     set_={
         **{column.name: _insert.excluded[column.name] for column in _GIVEN},
-        "parked_at": func.clock_timestamp(),
+        "dead_lettered_at": func.clock_timestamp(),
         "replays": 0,
         **dict.fromkeys(("replayed_at", "replay_error", "replay_traceback"), null()),
         **dict.fromkeys(("closed_at", "closed_by", "closed_reason"), null()),
@@ -84,15 +84,15 @@ _step = (
     .select_from(_asked.join(_today, true()))
     .cte("step", recursive=True)
 )
-_place = (_letter.consumer_group, _letter.topic_id, _letter.partition, func.sha256(_letter.key))
+_place = (_dead_letter.consumer_group, _dead_letter.topic_id, _dead_letter.partition, func.sha256(_dead_letter.key))
 _next = (
-    select(*_place[:3], _letter.key, _place[3].label("hash"), _letter.record_offset)
+    select(*_place[:3], _dead_letter.key, _place[3].label("hash"), _dead_letter.record_offset)
     .where(
         tuple_(*_place) > tuple_(GROUP, _step.c.topic_id, _step.c.partition, _step.c.hash),
-        _letter.key.is_not(None),
+        _dead_letter.key.is_not(None),
         IS_OPEN,
     )
-    .order_by(*_place, _letter.record_offset)
+    .order_by(*_place, _dead_letter.record_offset)
     .limit(literal_column("1"))
     .lateral("next")
 )
@@ -108,10 +108,10 @@ _steps = _step.union_all(
 OPEN_KEYS = select(_steps.c.topic, _steps.c.partition, _steps.c.key, _steps.c.first).where(_steps.c.key.is_not(None))
 
 COUNT_OPEN = (
-    select(_letter.topic, _letter.partition, func.count().label("n"))
-    .where(_letter.consumer_group == GROUP, IS_OPEN)
-    .group_by(_letter.topic, _letter.partition)
-    .order_by(_letter.topic, _letter.partition)
+    select(_dead_letter.topic, _dead_letter.partition, func.count().label("n"))
+    .where(_dead_letter.consumer_group == GROUP, IS_OPEN)
+    .group_by(_dead_letter.topic, _dead_letter.partition)
+    .order_by(_dead_letter.topic, _dead_letter.partition)
 )
 
 # -- for people ------------------------------------------------------------------------------------------------
@@ -128,31 +128,31 @@ def _whole(value: ColumnElement[Any]) -> list[ColumnElement[Any]]:
     return columns
 
 
-_mine = (_letter.consumer_group == GROUP, _letter.id == bindparam("id", type_=BigInteger))
-GET_LETTER = select(*_whole(_letter.value)).where(*_mine)
-LOCK_LETTER = GET_LETTER.with_for_update()
-FIND_LETTER = select(_letter.topic, _letter.partition).where(*_mine)
+_mine = (_dead_letter.consumer_group == GROUP, _dead_letter.id == bindparam("id", type_=BigInteger))
+GET_DEAD_LETTER = select(*_whole(_dead_letter.value)).where(*_mine)
+LOCK_DEAD_LETTER = GET_DEAD_LETTER.with_for_update()
+FIND_DEAD_LETTER = select(_dead_letter.topic, _dead_letter.partition).where(*_mine)
 
 
 def _if_given(name: str, kind: Any, condition: ColumnElement[bool]) -> ColumnElement[bool]:
     return or_(bindparam(name, type_=kind).is_(None), condition)
 
 
-_order = (_letter.topic, _letter.partition, _letter.record_offset, _letter.id)
+_order = (_dead_letter.topic, _dead_letter.partition, _dead_letter.record_offset, _dead_letter.id)
 # By its place, not by its id: the last letter of the page before may have been deleted meanwhile.
 _after = [bindparam(f"after_{each.name}", type_=each.type) for each in _order]
-LIST_LETTERS = (
-    select(*_whole(case((bindparam("with_values", type_=Boolean), _letter.value))))
+LIST_DEAD_LETTERS = (
+    select(*_whole(case((bindparam("with_values", type_=Boolean), _dead_letter.value))))
     .where(
-        _letter.consumer_group == GROUP,
-        _if_given("topic", Text, _letter.topic == bindparam("topic", type_=Text)),
-        _if_given("partition", Integer, _letter.partition == bindparam("partition", type_=Integer)),
-        _if_given("states", ARRAY(Text), _letter.state == func.any(array("states", Text))),
-        _if_given("cause", Text, _letter.cause == bindparam("cause", type_=Text)),
-        _if_given("from_offset", BigInteger, _letter.record_offset >= bindparam("from_offset", type_=BigInteger)),
-        _if_given("to_offset", BigInteger, _letter.record_offset < bindparam("to_offset", type_=BigInteger)),
-        _if_given("said", Text, func.strpos(_letter.error, bindparam("said", type_=Text)) > 0),
-        _if_given("since", _time, _letter.parked_at >= bindparam("since", type_=_time)),
+        _dead_letter.consumer_group == GROUP,
+        _if_given("topic", Text, _dead_letter.topic == bindparam("topic", type_=Text)),
+        _if_given("partition", Integer, _dead_letter.partition == bindparam("partition", type_=Integer)),
+        _if_given("states", ARRAY(Text), _dead_letter.state == func.any(array("states", Text))),
+        _if_given("cause", Text, _dead_letter.cause == bindparam("cause", type_=Text)),
+        _if_given("from_offset", BigInteger, _dead_letter.record_offset >= bindparam("from_offset", type_=BigInteger)),
+        _if_given("to_offset", BigInteger, _dead_letter.record_offset < bindparam("to_offset", type_=BigInteger)),
+        _if_given("said", Text, func.strpos(_dead_letter.error, bindparam("said", type_=Text)) > 0),
+        _if_given("since", _time, _dead_letter.dead_lettered_at >= bindparam("since", type_=_time)),
         _if_given("after_id", BigInteger, tuple_(*_order) > tuple_(*_after)),
     )
     .order_by(*_order)
@@ -164,35 +164,35 @@ LIST_LETTERS = (
 # The topic id is the letter's own: a key's order means something within one life of the topic. Grouped, so that the
 # planner does not look for the least offset by walking over all keys.
 FIRST_OF_KEY = (
-    select(func.min(_letter.record_offset))
+    select(func.min(_dead_letter.record_offset))
     .where(
-        _letter.consumer_group == GROUP,
-        _letter.topic_id == bindparam("topic_id", type_=Uuid),
-        _letter.partition == bindparam("partition", type_=Integer),
-        func.sha256(_letter.key) == func.sha256(bindparam("key", type_=LargeBinary)),
-        _letter.key == bindparam("key", type_=LargeBinary),
+        _dead_letter.consumer_group == GROUP,
+        _dead_letter.topic_id == bindparam("topic_id", type_=Uuid),
+        _dead_letter.partition == bindparam("partition", type_=Integer),
+        func.sha256(_dead_letter.key) == func.sha256(bindparam("key", type_=LargeBinary)),
+        _dead_letter.key == bindparam("key", type_=LargeBinary),
         IS_OPEN,
     )
-    .group_by(_letter.key)
+    .group_by(_dead_letter.key)
 )
 _replayed = bindparam("replayed", type_=Boolean)
-CLOSE_LETTER = (
+CLOSE_DEAD_LETTER = (
     update(dead_letter)
-    .where(_letter.consumer_group == GROUP, _letter.id == bindparam("closing", type_=BigInteger), IS_OPEN)
+    .where(_dead_letter.consumer_group == GROUP, _dead_letter.id == bindparam("closing", type_=BigInteger), IS_OPEN)
     .values(
         state=bindparam("to_state", type_=Text),
         closed_at=func.clock_timestamp(),
         closed_by=bindparam("actor", type_=Text),
         closed_reason=bindparam("reason", type_=Text),
-        replays=_letter.replays + case((_replayed, 1), else_=0),
-        replayed_at=case((_replayed, func.clock_timestamp()), else_=_letter.replayed_at),
+        replays=_dead_letter.replays + case((_replayed, 1), else_=0),
+        replayed_at=case((_replayed, func.clock_timestamp()), else_=_dead_letter.replayed_at),
     )
 )
 FAILED_AGAIN = (
     update(dead_letter)
-    .where(_letter.consumer_group == GROUP, _letter.id == bindparam("failing", type_=BigInteger), IS_OPEN)
+    .where(_dead_letter.consumer_group == GROUP, _dead_letter.id == bindparam("failing", type_=BigInteger), IS_OPEN)
     .values(
-        replays=_letter.replays + 1,
+        replays=_dead_letter.replays + 1,
         replayed_at=func.clock_timestamp(),
         replay_error=bindparam("its_error", type_=Text),
         replay_traceback=bindparam("its_traceback", type_=Text),

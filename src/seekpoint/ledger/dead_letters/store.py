@@ -12,12 +12,12 @@ from sqlalchemy import Connection
 from seekpoint.errors import ConfigError, Fenced
 from seekpoint.ledger import Ledger
 from seekpoint.ledger.dead_letters import statements as sql
-from seekpoint.ledger.dead_letters.dead_letter import DeadLetter, explained, letter, row, values
+from seekpoint.ledger.dead_letters.dead_letter import DeadLetter, dead_letter_of, explained, row, values
 from seekpoint.ledger.move import record_action
 from seekpoint.ledger.sql.admin import LOCK_ROW
 from seekpoint.ledger.sql.worker import SHARE_GROUP
 from seekpoint.ledger.tables import LARGEST_BIGINT, LARGEST_INTEGER
-from seekpoint.records import Aside, Cause, Failure, Partition, State, storable
+from seekpoint.records import Cause, Failure, NewDeadLetter, Partition, State, storable
 
 # What people may do to an open letter, and what admin_action calls it.
 _ACTIONS = {State.REPLAYED: "replay", State.DISCARDED: "discard"}
@@ -35,16 +35,22 @@ class DeadLetters:
 
     # -- one worker's transaction ---------------------------------------------------------------------
 
-    def park(self, tx: Connection, asides: Sequence[Aside], topic_ids: Mapping[str, UUID], version: int) -> None:
+    def insert(
+        self, tx: Connection, dead_letters: Sequence[NewDeadLetter], topic_ids: Mapping[str, UUID], version: int
+    ) -> None:
         """Keep the records that were set aside, whole; those that were skipped without their values (I1, I4).
 
         ``version`` is the handler's. A record that has a letter already, whatever became of that, gets it anew.
         """
-        if not asides:
+        if not dead_letters:
             return
-        own = {"its_version": version, "its_parked_by": self.ledger.owner}
-        ordered = sorted(asides, key=lambda aside: (aside.record.topic, aside.record.partition, aside.record.offset))
-        self.ledger.scope(tx).execute_many(sql.PARK_LETTERS, [row(aside, topic_ids) | own for aside in ordered])
+        own = {"its_version": version, "its_dead_lettered_by": self.ledger.owner}
+        ordered = sorted(
+            dead_letters, key=lambda aside: (aside.record.topic, aside.record.partition, aside.record.offset)
+        )
+        self.ledger.group_connection(tx).execute_many(
+            sql.INSERT_DEAD_LETTERS, [row(aside, topic_ids) | own for aside in ordered]
+        )
 
     def open_keys(self, tx: Connection, partitions: Iterable[Partition]) -> dict[tuple[Partition, bytes], int]:
         """The keys that have open letters in these partitions, and the first offset of each; after hold.
@@ -52,7 +58,7 @@ class DeadLetters:
         Null keys are none, and letters of a topic that was recreated since hold nothing back.
         """
         asked = sorted(partitions)
-        rows = self.ledger.scope(tx).execute(
+        rows = self.ledger.group_connection(tx).execute(
             sql.OPEN_KEYS, asked_topic=[p.topic for p in asked], asked_partition=[p.number for p in asked]
         )
         return {(Partition(r.topic, r.partition), bytes(r.key)): r.first for r in rows}
@@ -68,10 +74,10 @@ class DeadLetters:
         """One letter, whole. Raises ConfigError where the group has none of that id."""
         self._refuse_no_id(id)
         with self.ledger.begin() as tx:
-            found = tx.execute(sql.GET_LETTER, id=id).one_or_none()
+            found = tx.execute(sql.GET_DEAD_LETTER, id=id).one_or_none()
         if found is None:
             raise self._unknown(id)
-        return letter(found)
+        return dead_letter_of(found)
 
     def list(
         self,
@@ -100,7 +106,7 @@ class DeadLetters:
         _refuse_numbers(LARGEST_BIGINT, from_offset=from_offset, to_offset=to_offset)
         with self.ledger.begin() as tx:
             rows = tx.execute(
-                sql.LIST_LETTERS,
+                sql.LIST_DEAD_LETTERS,
                 topic=topic,
                 partition=partition,
                 states=values(states),
@@ -113,7 +119,7 @@ class DeadLetters:
                 with_values=with_values,
                 **_place(after),
             )
-            return [letter(each) for each in rows]
+            return [dead_letter_of(each) for each in rows]
 
     # -- redrive and discard ----------------------------------------------------------------------------
 
@@ -126,14 +132,14 @@ class DeadLetters:
         where the group has none of that id.
         """
         self._refuse_no_id(id)
-        self.ledger.settle(tx, self.ledger.limits.transaction_age)
-        scope = self.ledger.scope(tx)
+        self.ledger.configure(tx, self.ledger.limits.transaction_age)
+        scope = self.ledger.group_connection(tx)
         scope.execute(SHARE_GROUP).one_or_none()
-        where = scope.execute(sql.FIND_LETTER, id=id).one_or_none()
+        where = scope.execute(sql.FIND_DEAD_LETTER, id=id).one_or_none()
         if where is not None:
             scope.execute(LOCK_ROW, topic=where.topic, partition=where.partition).one_or_none()
-            if (found := scope.execute(sql.LOCK_LETTER, id=id).one_or_none()) is not None:
-                return letter(found)
+            if (found := scope.execute(sql.LOCK_DEAD_LETTER, id=id).one_or_none()) is not None:
+                return dead_letter_of(found)
         raise self._unknown(id)
 
     def first_open_of_key(self, tx: Connection, letter: DeadLetter) -> int | None:
@@ -144,7 +150,7 @@ class DeadLetters:
         if letter.key is None:
             return None
         found: int | None = (
-            self.ledger.scope(tx)
+            self.ledger.group_connection(tx)
             .execute(
                 sql.FIRST_OF_KEY,
                 topic_id=letter.topic_id,
@@ -163,9 +169,9 @@ class DeadLetters:
         if state not in _ACTIONS:
             raise ConfigError(f"a dead letter is closed as {', '.join(_ACTIONS)}, not as {state}")
         actor, reason = storable(actor), storable(reason)
-        scope = self.ledger.scope(tx)
+        scope = self.ledger.group_connection(tx)
         closed = scope.execute(
-            sql.CLOSE_LETTER,
+            sql.CLOSE_DEAD_LETTER,
             closing=letter.id,
             to_state=state.value,
             actor=actor,
@@ -189,7 +195,7 @@ class DeadLetters:
 
         Runs when what the replay wrote is rolled back. Raises Fenced where the letter is not open any more.
         """
-        kept = self.ledger.scope(tx).execute(sql.FAILED_AGAIN, failing=letter.id, **explained(failure))
+        kept = self.ledger.group_connection(tx).execute(sql.FAILED_AGAIN, failing=letter.id, **explained(failure))
         if kept.rowcount != 1:
             raise _closed(letter)
 

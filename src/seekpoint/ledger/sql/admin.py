@@ -30,7 +30,7 @@ from sqlalchemy.dialects import postgresql
 
 from seekpoint.ledger.sql.worker import APPLICATION, GROUP, NO_ATTEMPT, NO_STOP, NO_SUSPECTS, READ_GROUP, array, unnest
 from seekpoint.ledger.tables import (
-    IS_MOVE,
+    IS_RESET,
     PUBLISHING,
     RELOAD_CLOSED,
     admin_action,
@@ -79,7 +79,7 @@ PAUSE_GROUP = (
 _run = reload_run.c
 # NULL, and so never greater, where the run is not of this group.
 _version_to = _run.version_to[func.array_position(_run.groups, cast(GROUP, Text))]
-AWAITED = (
+OPEN_RELOADS = (
     select(_run.id, _run.state, _run.driver, _version_to.label("version"))
     .where(
         _run.state.not_in([literal_column(f"'{state}'") for state in RELOAD_CLOSED]),
@@ -88,13 +88,13 @@ AWAITED = (
     )
     .order_by(_run.opened_at)
 )
-BECAME_OF_RUN = select(_run.state, _run.error).where(_run.id == bindparam("its_run", type_=Uuid))
+OUTCOME_OF_RUN = select(_run.state, _run.error).where(_run.id == bindparam("its_run", type_=Uuid))
 
 # -- topics that nobody has read yet ---------------------------------------------------------------------------
 
-_new = unnest("new", topic=Text, partition=Integer, topic_id=Uuid, start=BigInteger, claim=Uuid)
+_new = unnest("new", topic=Text, partition=Integer, topic_id=Uuid, start=BigInteger, token=Uuid)
 INSERT_ROWS = insert(partition_offset).from_select(
-    ["consumer_group", "topic", "partition", "topic_id", "first_offset", "next_offset", "claim", "epoch"],
+    ["consumer_group", "topic", "partition", "topic_id", "first_offset", "next_offset", "token", "epoch"],
     select(
         GROUP,
         _new.c.topic,
@@ -102,7 +102,7 @@ INSERT_ROWS = insert(partition_offset).from_select(
         _new.c.topic_id,
         _new.c.start,
         _new.c.start,
-        _new.c.claim,
+        _new.c.token,
         literal(0),
     ).order_by(_new.c.topic, _new.c.partition),
 )
@@ -188,7 +188,7 @@ LOCK_ROW = (
     .with_for_update(key_share=True)
 )
 # Keeps the owner: whose partition it is has not changed, only where it stands (I5).
-MOVE = (
+RESET_OFFSET = (
     update(partition_offset)
     .where(
         offset.consumer_group == GROUP,
@@ -199,7 +199,7 @@ MOVE = (
         next_offset=bindparam("to_offset", type_=BigInteger),
         topic_id=bindparam("to_topic_id", type_=Uuid),
         leader_epoch=null(),  # no record was applied here: an old epoch would report a truncation that never was
-        claim=bindparam("to_claim", type_=Uuid),
+        token=bindparam("to_token", type_=Uuid),
         epoch=offset.epoch + 1,
         unreleased_claims=0,
         **NO_ATTEMPT,
@@ -242,16 +242,16 @@ REDRAW = (
         offset.topic == _all.c.topic,
         offset.partition == _all.c.partition,
     )
-    .values(claim=func.gen_random_uuid(), epoch=offset.epoch + 1)
+    .values(token=func.gen_random_uuid(), epoch=offset.epoch + 1)
 )
 RECORD_ACTION = insert(admin_action)
-LAST_MOVE = (
+LAST_RESET = (
     select(admin_action.c.to_offset, admin_action.c.actor, admin_action.c.reason, admin_action.c.at)
     .where(
         admin_action.c.consumer_group == GROUP,
         admin_action.c.topic == bindparam("at_topic", type_=Text),
         admin_action.c.partition == bindparam("at_partition", type_=Integer),
-        IS_MOVE,
+        IS_RESET,
     )
     .order_by(admin_action.c.id.desc())
     .limit(literal_column("1"))

@@ -109,7 +109,7 @@ def _refuse(problem: str, count: ColumnElement[int]) -> ColumnElement[int]:
 
 # -- one transaction of a worker (I1, I2, I3) ------------------------------------------------------------
 
-_held = unnest("held", topic=Text, partition=Integer, claim=Uuid, from_offset=BigInteger)
+_held = unnest("held", topic=Text, partition=Integer, token=Uuid, from_offset=BigInteger)
 _locked = (
     select(literal_column("1").label("one"))
     .select_from(partition_offset)
@@ -117,7 +117,7 @@ _locked = (
         offset.consumer_group == GROUP,
         offset.topic == _held.c.topic,
         offset.partition == _held.c.partition,
-        offset.claim == _held.c.claim,  # I2: only the holder of the current claim
+        offset.token == _held.c.token,  # I2: only the holder of the current claim
         offset.next_offset == _held.c.from_offset,  # I3: only from the exact position that was read
     )
     .with_for_update(key_share=True)
@@ -157,7 +157,7 @@ _moving = _to_update(
         "moving",
         topic=Text,
         partition=Integer,
-        claim=Uuid,
+        token=Uuid,
         from_offset=BigInteger,
         to_offset=BigInteger,
         leader_epoch=Integer,
@@ -176,7 +176,7 @@ _moved = (
         offset.consumer_group == _moving.c.consumer_group,
         offset.topic == _moving.c.topic,
         offset.partition == _moving.c.partition,
-        offset.claim == _moving.c.claim,  # I2
+        offset.token == _moving.c.token,  # I2
         offset.next_offset == _moving.c.from_offset,  # I3
     )
     .values(
@@ -223,7 +223,7 @@ _noted = unnest(
     "noted",
     topic=Text,
     partition=Integer,
-    claim=Uuid,
+    token=Uuid,
     offset=BigInteger,
     number=Integer,
     error=Text,
@@ -237,7 +237,7 @@ _tried = (
         offset.consumer_group == GROUP,
         offset.topic == _noted.c.topic,
         offset.partition == _noted.c.partition,
-        offset.claim == _noted.c.claim,  # I2
+        offset.token == _noted.c.token,  # I2
     )
     .with_for_update(key_share=True)
     .lateral("tried")
@@ -251,7 +251,7 @@ _written = (
         offset.consumer_group == _notable.c.consumer_group,
         offset.topic == _notable.c.topic,
         offset.partition == _notable.c.partition,
-        offset.claim == _notable.c.claim,
+        offset.token == _notable.c.token,
     )
     .values(
         attempt_offset=_notable.c.offset,
@@ -270,7 +270,7 @@ _written = (
     .cte("written")
 )
 _notes = select(func.count().label("n")).select_from(_written).cte("rows")
-NOTE = select(
+RECORD_ATTEMPTS = select(
     case(
         (_notes.c.n == bindparam("expected", type_=Integer), _notes.c.n),
         else_=_refuse("the claim is not the expected one; attempts noted: ", _notes.c.n),
@@ -278,14 +278,14 @@ NOTE = select(
 )
 
 # A suspect range, its end stored once; and the part of it that is about to be tried, if any. No end: it is over.
-_ranged = unnest("suspected", topic=Text, partition=Integer, claim=Uuid, end_offset=BigInteger, part_end=BigInteger)
+_ranged = unnest("suspected", topic=Text, partition=Integer, token=Uuid, end_offset=BigInteger, part_end=BigInteger)
 _own = (
     select(literal_column("1").label("one"))
     .where(
         offset.consumer_group == GROUP,
         offset.topic == _ranged.c.topic,
         offset.partition == _ranged.c.partition,
-        offset.claim == _ranged.c.claim,  # I2
+        offset.token == _ranged.c.token,  # I2
     )
     .with_for_update(key_share=True)
     .lateral("own")
@@ -297,7 +297,7 @@ _watched = (
         offset.consumer_group == _range.c.consumer_group,
         offset.topic == _range.c.topic,
         offset.partition == _range.c.partition,
-        offset.claim == _range.c.claim,
+        offset.token == _range.c.token,
     )
     .values(
         suspect_end=case(
@@ -312,7 +312,7 @@ _watched = (
     .cte("watched")
 )
 _ranges = select(func.count().label("n")).select_from(_watched).cte("rows")
-SUSPECT = select(
+RECORD_SUSPECTS = select(
     case(
         (_ranges.c.n == bindparam("expected", type_=Integer), _ranges.c.n),
         else_=_refuse("the claim is not the expected one; ranges noted: ", _ranges.c.n),
@@ -321,7 +321,7 @@ SUSPECT = select(
 
 # -- claim, look, release ---------------------------------------------------------------------------------
 
-SETTLE = select(  # claims and moves are durable whatever the batches are, and never wait without bound
+CONFIGURE = select(  # claims and moves are durable whatever the batches are, and never wait without bound
     func.set_config(literal("synchronous_commit", Text), literal("on", Text), True),
     func.set_config(literal("lock_timeout", Text), bindparam("lock_timeout", type_=Text), True),
     func.set_config(literal("application_name", Text), bindparam("application_name", type_=Text), True),
@@ -341,7 +341,7 @@ _first_row = (
 )
 KNOWN_TOPICS = select(_first_row.c.topic).select_from(_named.join(_first_row, literal(True)))
 
-_wanted = unnest("wanted", topic=Text, partition=Integer, topic_id=Uuid, claim=Uuid)
+_wanted = unnest("wanted", topic=Text, partition=Integer, topic_id=Uuid, token=Uuid)
 _claim = postgresql.insert(partition_offset).from_select(
     [
         "consumer_group",
@@ -350,7 +350,7 @@ _claim = postgresql.insert(partition_offset).from_select(
         "topic_id",
         "first_offset",
         "next_offset",
-        "claim",
+        "token",
         "epoch",
         "owner",
         "claimed_at",
@@ -362,7 +362,7 @@ _claim = postgresql.insert(partition_offset).from_select(
         _wanted.c.topic_id,
         literal(0, BigInteger),  # a row that is missing beside others is an added partition: from its beginning
         literal(0, BigInteger),
-        _wanted.c.claim,
+        _wanted.c.token,
         literal(1, BigInteger),
         bindparam("owner", type_=Uuid),
         func.clock_timestamp(),
@@ -379,7 +379,7 @@ _alive = or_(offset.owner.is_(None), offset.owner == _claim.excluded.owner)
 CLAIM = _claim.on_conflict_do_update(
     index_elements=[offset.consumer_group, offset.topic, offset.partition],
     set_={
-        "claim": _claim.excluded.claim,
+        "token": _claim.excluded.token,
         "epoch": offset.epoch + 1,
         "owner": _claim.excluded.owner,
         "claimed_at": _claim.excluded.claimed_at,
@@ -399,7 +399,7 @@ CLAIM = _claim.on_conflict_do_update(
     offset.topic,
     offset.partition,
     offset.topic_id,
-    offset.claim,
+    offset.token,
     offset.epoch,
     offset.next_offset,
     offset.leader_epoch,
@@ -427,7 +427,7 @@ STOP = (
         offset.consumer_group == GROUP,
         offset.topic == bindparam("at_topic", type_=Text),
         offset.partition == bindparam("at_partition", type_=Integer),
-        offset.claim == bindparam("its_claim", type_=Uuid),
+        offset.token == bindparam("its_token", type_=Uuid),
     )
     .values(
         stop_kind=_stop_kind,
@@ -449,25 +449,25 @@ _row = select(partition_offset).where(
 )
 _glanced = _row.limit(literal_column("1")).lateral("o")  # the limit keeps it a lookup per row
 _awaited = _row.with_for_update(read=True).lateral("o")
-GLANCE = select(_glanced).select_from(_asked.join(_glanced, literal(True)))
+POSITIONS = select(_glanced).select_from(_asked.join(_glanced, literal(True)))
 # The same under the row's lock: waits for a transaction in flight, so the answer is the settled one.
-LOOK = select(_awaited).select_from(_asked.join(_awaited, literal(True)))
+POSITIONS_LOCKED = select(_awaited).select_from(_asked.join(_awaited, literal(True)))
 
 
 # Ours by its token; or by its owner, where a move drew another token and kept the owner (I5). An owner is drawn for
 # one process: whatever another one has claimed since matches neither (I2).
 def _is_ours(token: ColumnElement[Any]) -> ColumnElement[bool]:
-    return or_(offset.claim == token, offset.owner == bindparam("owner", type_=Uuid))
+    return or_(offset.token == token, offset.owner == bindparam("owner", type_=Uuid))
 
 
-_released = unnest("released", topic=Text, partition=Integer, claim=Uuid)
+_released = unnest("released", topic=Text, partition=Integer, token=Uuid)
 _let_go = (
     select(literal_column("1").label("one"))
     .where(
         offset.consumer_group == GROUP,
         offset.topic == _released.c.topic,
         offset.partition == _released.c.partition,
-        _is_ours(_released.c.claim),  # I2: a stranger's claim is not ours to release
+        _is_ours(_released.c.token),  # I2: a stranger's claim is not ours to release
     )
     .with_for_update(key_share=True)
     .lateral("mine")
@@ -480,7 +480,7 @@ RELEASE = (
         offset.consumer_group == _mine.c.consumer_group,
         offset.topic == _mine.c.topic,
         offset.partition == _mine.c.partition,
-        _is_ours(_mine.c.claim),
+        _is_ours(_mine.c.token),
     )
     .values(
         owner=null(),

@@ -11,20 +11,20 @@ from sqlalchemy import Connection
 from seekpoint.sinks.catalog import Layout, survey
 from seekpoint.sinks.check import explained, plan
 from seekpoint.sinks.dedupe import Target
-from seekpoint.sinks.target_table import placed
+from seekpoint.sinks.target_table import target_path
 from seekpoint.sinks.upsert.statements import Statements
 
 
 def check_upsert(tx: Connection, target: Target, *, deletes: bool) -> Layout:
     """An upsert's table as it is. Raises ConfigError where it, a column, the key's index or a right is missing."""
-    with explained(target.name), placed(tx, target.path) as at:
+    with explained(target.name), target_path(tx, target.path) as at:
         target = replace(target, path=at)
         layout, _ = survey(tx, target)
         statements = Statements(target, layout)
         if target.columns is not None:
             _explain(tx, statements.insert, len(target.columns), statements)
         if deletes:
-            _explain(tx, statements.delete, len(target.gone), statements)
+            _explain(tx, statements.delete, len(target.deletes), statements)
     return layout
 
 

@@ -16,7 +16,7 @@ from seekpoint.sinks.copy import open_copy
 _CONFLICTS = frozenset({"23505", "23P01"})
 
 
-class Direct:
+class DirectCopy:
     """The server looks at each row while the next are decoded; it alone says whether a key is there already.
 
     Two rows of one key are a conflict, too. What was written is ``kept`` until it is taken, for another road.

@@ -41,8 +41,8 @@ class Statements:
 
     @cached_property
     def delete(self) -> sql.Composed:
-        """Tombstones as one array per column of ``Target.gone``, behind them the gate."""
-        gone = self._target.gone
+        """Tombstones as one array per column of ``Target.deletes``, behind them the gate."""
+        gone = self._target.deletes
         return sql.SQL("DELETE FROM {} AS {} USING (SELECT {} FROM {}) AS {} WHERE {} AND {}").format(
             self._table, _STORED, self._cast(gone), _given(gone), _NEW, self._matched, _GATE
         )

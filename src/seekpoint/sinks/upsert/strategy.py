@@ -10,11 +10,11 @@ SMALL = 100  # rows: below, one statement beats COPY's round trips
 LONGEST = 512  # large transactions without a try of COPY into the table, at most
 
 
-class Road(StrEnum):
+class WriteStrategy(StrEnum):
     """How rows reach the table."""
 
     UNNEST = "unnest"  # all in one statement
-    STAGE = "stage"  # COPY into a temporary table, then INSERT .. ON CONFLICT from there
+    TEMP_TABLE = "temp_table"  # COPY into a temporary table, then INSERT .. ON CONFLICT from there
     COPY = "copy"  # COPY into the table itself, behind a savepoint: right while every key is new
 
 
@@ -27,7 +27,7 @@ class Wrote:
     pooler stands between.
     """
 
-    road: Road
+    strategy: WriteStrategy
     rows: int
     upserts: int
     deletes: int
@@ -35,18 +35,18 @@ class Wrote:
     pooled: bool = False
 
 
-def outlook(*, direct: bool) -> dict[Road, str]:
+def described(*, direct: bool) -> dict[WriteStrategy, str]:
     """Which roads there are and when each is taken; ``direct``: COPY may go into the table itself."""
     return {
-        Road.UNNEST: f"fewer than {SMALL} rows in a transaction: one INSERT .. ON CONFLICT",
-        Road.COPY: "more rows, while all their keys are new: COPY into the table, behind a savepoint"
+        WriteStrategy.UNNEST: f"fewer than {SMALL} rows in a transaction: one INSERT .. ON CONFLICT",
+        WriteStrategy.COPY: "more rows, while all their keys are new: COPY into the table, behind a savepoint"
         if direct
         else "never: the table has row security, or is a view",
-        Road.STAGE: "more rows otherwise: COPY into a temporary table, and one INSERT .. ON CONFLICT from there",
+        WriteStrategy.TEMP_TABLE: "more rows otherwise: COPY into a temporary table, then one INSERT .. ON CONFLICT",
     }
 
 
-class Roads:
+class WriteStrategies:
     """One sink's choice, and what it learned.
 
     COPY into the table is tried as long as it succeeds. Each failure doubles the number of large transactions that
@@ -55,10 +55,10 @@ class Roads:
     """
 
     def __init__(self) -> None:
-        self.taken: Counter[Road] = Counter()
+        self.used: Counter[WriteStrategy] = Counter()
         self.conflicts = 0  # tries of COPY into the table that met a key that is there
         self.last: Wrote | None = None
-        self.current: Road | None = None  # the road of the last large transaction
+        self.current: WriteStrategy | None = None  # the road of the last large transaction
         self._pause = self._wait = 0
         self._named = False  # the last statement was refused without a line: stage the next, whose errors have one
 
@@ -66,19 +66,19 @@ class Roads:
         """Whether so many rows are few: they are gathered, to go in one statement."""
         return rows < SMALL
 
-    def choose(self, rows: int, *, folded: bool, direct: bool) -> Road:
+    def choose(self, rows: int, *, deduped: bool, direct: bool) -> WriteStrategy:
         """The road for so many rows.
 
         ``folded``: no two of them have the same key. ``direct``: the table takes COPY, and has the unique index.
         """
-        if self.gathers(rows) and folded and not self._named:
-            return Road.UNNEST
-        if self.gathers(rows) or not folded or not direct:
-            return Road.STAGE
+        if self.gathers(rows) and deduped and not self._named:
+            return WriteStrategy.UNNEST
+        if self.gathers(rows) or not deduped or not direct:
+            return WriteStrategy.TEMP_TABLE
         if self._wait:
             self._wait -= 1
-            return Road.STAGE
-        return Road.COPY
+            return WriteStrategy.TEMP_TABLE
+        return WriteStrategy.COPY
 
     def met_a_conflict(self) -> None:
         """COPY into the table failed on a key that is there."""
@@ -92,8 +92,8 @@ class Roads:
     def wrote(self, what: Wrote) -> None:
         """All rows are taken."""
         self.last, self._named = what, False
-        self.taken[what.road] += 1
-        if what.road is Road.COPY:
+        self.used[what.strategy] += 1
+        if what.strategy is WriteStrategy.COPY:
             self._pause //= 2
-        if what.road is not Road.UNNEST:
-            self.current = what.road
+        if what.strategy is not WriteStrategy.UNNEST:
+            self.current = what.strategy

@@ -19,7 +19,7 @@ _BEHIND = 1 << 62  # lines that are told come behind those that the stage counte
 Execute = Callable[[sql.Composed], int]
 
 
-class Staged:
+class TempTable:
     """Rows reach the stage as they come, while the next are decoded; the server folds and sorts them by key.
 
     The stage numbers them. From the first tombstone on their lines are told, and the tombstones follow at the end:
@@ -30,7 +30,7 @@ class Staged:
         self, tx: Connection, target: Target, layout: Layout, stage: Stage, *, statements: Statements, execute: Execute
     ) -> None:
         self._tx, self._target, self._statements, self._execute = tx, target, statements, execute
-        self._columns, self._depths = target.columns or target.gone, layout.json
+        self._columns, self._depths = target.columns or target.deletes, layout.json
         self._path = ("pg_temp", stage.name)
         self._offsets = Offsets(target, layout.columns) if target.offset else None
         self._written = 0  # rows and tombstones
@@ -73,7 +73,7 @@ class Staged:
         """Rows that the table took, and rows that were deleted from it. Raises RowRefused."""
         self._close()
         if self._gone:
-            self._open((*self._target.gone, LINE, DELETED))
+            self._open((*self._target.deletes, LINE, DELETED))
             self._lines = [row[-2] - _BEHIND for row in self._gone]
             self._copy_in(self._gone)
             self._close()

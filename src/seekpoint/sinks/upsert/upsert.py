@@ -12,12 +12,12 @@ import msgspec
 from sqlalchemy import Connection
 
 from seekpoint.errors import ConfigError, Poison
-from seekpoint.events import Event, RoadTaken
+from seekpoint.events import Event, WriteStrategyChanged
 from seekpoint.pipeline.sink import Row, Writer
 from seekpoint.records import AnyRecord
 from seekpoint.sinks.base import TableSink, origins
 from seekpoint.sinks.dedupe import Deleted, Target
-from seekpoint.sinks.upsert.strategy import Road, Roads
+from seekpoint.sinks.upsert.strategy import WriteStrategies, WriteStrategy
 
 if TYPE_CHECKING:
     from seekpoint.sinks.upsert.writer import Known
@@ -81,8 +81,8 @@ class Upsert(TableSink):
         self.key, self.order_by, self.offset_column = tuple(key), order_by, offset_column
         self.compacted = compacted
         self._tombstone, self._tombstone_key = tombstone, tombstone_key
-        self.roads = Roads()
-        self._told: Road | None = None
+        self.strategies = WriteStrategies()
+        self._told: WriteStrategy | None = None
         self._known: Known | None = None
         self._needed: tuple[tuple[str, int], ...] = ()
         super().__init__(
@@ -134,11 +134,14 @@ class Upsert(TableSink):
     @contextmanager
     def open(self, tx: Connection) -> Iterator[Writer]:
         """Take the rows as they come; they are in the table when the block is left."""
-        from seekpoint.sinks.target_table import placed  # noqa: PLC0415
-        from seekpoint.sinks.upsert.writer import Known, Merge  # noqa: PLC0415 -- a declaration needs no driver
+        from seekpoint.sinks.target_table import target_path  # noqa: PLC0415
+        from seekpoint.sinks.upsert.writer import Known, UpsertWriter  # noqa: PLC0415 -- a declaration needs no driver
 
         self._known = self._known or Known()
-        with placed(tx, self.path) as path, Merge(tx, lambda: self._aim(path), self._known, self.roads) as writer:
+        with (
+            target_path(tx, self.path) as path,
+            UpsertWriter(tx, lambda: self._aim(path), self._known, self.strategies) as writer,
+        ):
             yield writer
 
     def _aim(self, path: tuple[str, ...]) -> Target:
@@ -153,11 +156,18 @@ class Upsert(TableSink):
 
     def news(self) -> Iterable[Event]:
         """The road of large transactions, where it is another one than when it was told last."""
-        road = self.roads.current
-        if road is self._told or road is None or self.roads.last is None:
+        road = self.strategies.current
+        if road is self._told or road is None or self.strategies.last is None:
             return ()
         self._told = road
-        return (RoadTaken(sink=repr(self), road=road.value, rows=self.roads.last.rows, conflicts=self.roads.conflicts),)
+        return (
+            WriteStrategyChanged(
+                sink=repr(self),
+                strategy=road.value,
+                rows=self.strategies.last.rows,
+                conflicts=self.strategies.conflicts,
+            ),
+        )
 
     def _know(self, columns: tuple[str, ...]) -> None:
         super()._know(columns)

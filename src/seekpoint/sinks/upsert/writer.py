@@ -14,11 +14,11 @@ from seekpoint.pipeline.sink import Row, RowRefused
 from seekpoint.postgres.sqlstates import Fault, fault_of_error
 from seekpoint.sinks.catalog import Layout, Stage, survey
 from seekpoint.sinks.copy import Texts, Unwritable, driver_of, writing_cursor
-from seekpoint.sinks.dedupe import Deleted, Target, fold
-from seekpoint.sinks.upsert.direct_copy import Direct
+from seekpoint.sinks.dedupe import Deleted, Target, dedupe
+from seekpoint.sinks.upsert.direct_copy import DirectCopy
 from seekpoint.sinks.upsert.statements import Statements
-from seekpoint.sinks.upsert.strategy import Road, Roads, Wrote
-from seekpoint.sinks.upsert.temp_table import Staged
+from seekpoint.sinks.upsert.strategy import WriteStrategies, WriteStrategy, Wrote
+from seekpoint.sinks.upsert.temp_table import TempTable
 
 
 class Known:
@@ -54,20 +54,20 @@ class _TurnedBackError(Exception):
     """A tombstone came: the rows are staged."""
 
 
-class Merge:
+class UpsertWriter:
     """Takes rows until the block is left, in a transaction that is open.
 
     Few are gathered and go in one statement. With more, a road is chosen and they stream into it. Whatever is refused
     is a RowRefused, with the row's place where that is known.
     """
 
-    def __init__(self, tx: Connection, target: Callable[[], Target], known: Known, roads: Roads) -> None:
-        self._tx, self._target_now, self._known, self._roads = tx, target, known, roads
+    def __init__(self, tx: Connection, target: Callable[[], Target], known: Known, roads: WriteStrategies) -> None:
+        self._tx, self._target_now, self._known, self._strategies = tx, target, known, roads
         self._driver = driver_of(tx)
         self._stage: Stage | None = None
         self._rows = 0
         self._few: list[Row] = []
-        self._way: Direct | Staged | None = None
+        self._way: DirectCopy | TempTable | None = None
         self._fell_back = False
 
     def __enter__(self) -> Self:
@@ -92,35 +92,35 @@ class Merge:
         self._rows += len(rows)
         if self._way is None:
             self._few.extend(rows)
-            if not rows or self._roads.gathers(self._rows) or self._target_now().columns is None:
+            if not rows or self._strategies.gathers(self._rows) or self._target_now().columns is None:
                 return
             rows, self._few = self._few, []
             self._way = self._begin()
-        if isinstance(self._way, Direct) and Deleted in set(map(type, rows)):
+        if isinstance(self._way, DirectCopy) and Deleted in set(map(type, rows)):
             self._way.undo(_TurnedBackError())
             self._turn_back(self._way).write(rows)
         else:
             self._way.write(rows)
 
-    def _begin(self) -> Direct | Staged:
+    def _begin(self) -> DirectCopy | TempTable:
         self._target = self._target_now()
         layout, statements = self._ask()
-        if self._roads.choose(self._rows, folded=True, direct=layout.direct) is Road.COPY:
-            return Direct(self._tx, self._target.path, self._columns(), layout.json)
+        if self._strategies.choose(self._rows, deduped=True, direct=layout.direct) is WriteStrategy.COPY:
+            return DirectCopy(self._tx, self._target.path, self._columns(), layout.json)
         return self._staged(layout, statements)
 
-    def _turn_back(self, direct: Direct) -> Staged:
+    def _turn_back(self, direct: DirectCopy) -> TempTable:
         """From the table to the stage, with all that was written."""
-        self._roads.met_a_conflict()
+        self._strategies.met_a_conflict()
         self._fell_back = True
         self._way = staged = self._staged(*self._ask())
         for rows in direct.kept:
             staged.write(rows)
         return staged
 
-    def _staged(self, layout: Layout, statements: Statements) -> Staged:
+    def _staged(self, layout: Layout, statements: Statements) -> TempTable:
         assert self._stage is not None
-        return Staged(self._tx, self._target, layout, self._stage, statements=statements, execute=self._execute)
+        return TempTable(self._tx, self._target, layout, self._stage, statements=statements, execute=self._execute)
 
     def _finish(self) -> None:
         way = self._way
@@ -128,20 +128,20 @@ class Merge:
             if way is None:
                 if self._few:
                     self._write_few()
-            elif isinstance(way, Staged):
-                self._wrote(Road.STAGE, *way.finish())
+            elif isinstance(way, TempTable):
+                self._wrote(WriteStrategy.TEMP_TABLE, *way.finish())
             elif way.close():
-                self._wrote(Road.COPY, self._rows)
+                self._wrote(WriteStrategy.COPY, self._rows)
             else:
-                self._wrote(Road.STAGE, *self._turn_back(way).finish())
+                self._wrote(WriteStrategy.TEMP_TABLE, *self._turn_back(way).finish())
         except BaseException as error:
             self._undo(error)
             raise
 
-    def _wrote(self, road: Road, upserts: int, deletes: int = 0) -> None:
-        self._roads.wrote(
+    def _wrote(self, road: WriteStrategy, upserts: int, deletes: int = 0) -> None:
+        self._strategies.wrote(
             Wrote(
-                road=road,
+                strategy=road,
                 rows=self._rows,
                 upserts=upserts,
                 deletes=deletes,
@@ -159,25 +159,28 @@ class Merge:
     def _write_few(self) -> None:
         self._target = self._target_now()
         try:
-            self._fold_few()
+            self._dedupe_few()
         except _Altered:
-            self._fold_few()
+            self._dedupe_few()
 
-    def _fold_few(self) -> None:
+    def _dedupe_few(self) -> None:
         rows = self._few
         layout, statements = self._known.recall(self._target) or self._ask()
-        folded = fold(self._target, rows, layout.columns)
-        only_gone = not folded.rows and folded.is_folded
-        in_one = folded.is_folded and layout.casts
-        if not only_gone and self._roads.choose(len(rows), folded=in_one, direct=False) is Road.STAGE:
+        folded = dedupe(self._target, rows, layout.columns)
+        only_gone = not folded.rows and folded.is_deduped
+        in_one = folded.is_deduped and layout.casts
+        if (
+            not only_gone
+            and self._strategies.choose(len(rows), deduped=in_one, direct=False) is WriteStrategy.TEMP_TABLE
+        ):
             self._way = staged = self._staged(*self._ask())
             staged.write(rows)
-            self._wrote(Road.STAGE, *staged.finish())
+            self._wrote(WriteStrategy.TEMP_TABLE, *staged.finish())
             return
         self._depths = layout.json
         deletes = self._unnest("delete", statements, folded.deletes, folded.delete_lines) if folded.deletes else 0
         upserts = self._unnest("insert", statements, folded.rows, folded.lines) if folded.rows else 0
-        self._wrote(Road.UNNEST, upserts, deletes)
+        self._wrote(WriteStrategy.UNNEST, upserts, deletes)
 
     def _columns(self) -> tuple[str, ...]:
         assert self._target.columns is not None
@@ -185,7 +188,7 @@ class Merge:
 
     def _unnest(self, which: str, statements: Statements, rows: Sequence[Row], lines: Sequence[int]) -> int:
         with writing_cursor(self._driver) as cursor:
-            texts = Texts(cursor, self._columns() if which == "insert" else self._target.gone, self._depths)
+            texts = Texts(cursor, self._columns() if which == "insert" else self._target.deletes, self._depths)
             made = []
             for line, row in zip(lines, rows, strict=True):
                 try:
@@ -217,5 +220,5 @@ class Merge:
     def _unknown(self, cause: Exception) -> RowRefused:
         """A row is refused, and the server does not say which."""
         self._known.forget()
-        self._roads.was_refused()
+        self._strategies.was_refused()
         return RowRefused(1 if self._rows == 1 else None, cause)

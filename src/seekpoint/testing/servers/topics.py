@@ -11,7 +11,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from confluent_kafka.cimpl import NewTopic
 
-from seekpoint.errors import ConfigError, KafkaAway
+from seekpoint.errors import ConfigError, KafkaUnavailable
 from seekpoint.kafka.config import admin_config
 from seekpoint.kafka.identity import Identity
 from seekpoint.testing.servers.lines import Outgoing
@@ -47,7 +47,7 @@ class Produced:
 def create_topic(settings: Mapping[str, Any], name: str, partitions: int) -> str:
     """Create a topic and wait until its partitions have leaders; returns the brokers' address.
 
-    Raises ConfigError for a topic that exists or that the brokers refuse, KafkaAway where no broker answers.
+    Raises ConfigError for a topic that exists or that the brokers refuse, KafkaUnavailable where no broker answers.
     """
     identity = _connected(settings)
     # -1: as many replicas as the brokers' own default.
@@ -77,14 +77,14 @@ def _wait_for_leaders(identity: Identity, name: str, partitions: int) -> None:
         if sum(partition.leader >= 0 for partition in topic.partitions.values()) == partitions:
             return
         pause.wait(0.05)
-    raise KafkaAway(f"topic {name!r} was created, and has no leader for each partition after {TIMEOUT:g} s")
+    raise KafkaUnavailable(f"topic {name!r} was created, and has no leader for each partition after {TIMEOUT:g} s")
 
 
 def produce(settings: Mapping[str, Any], topic: str, records: Iterable[Outgoing]) -> Produced:
     """Append the records to the topic, in their order, and wait until the brokers have stored them.
 
-    Raises ConfigError where the topic does not exist or a record is refused, KafkaAway where the brokers do not answer,
-    and what ``records`` raises; a note of the error then says how many records were stored.
+    Raises ConfigError where the topic does not exist or a record is refused, KafkaUnavailable where the brokers do not
+    answer, and what ``records`` raises; a note of the error then says how many records were stored.
     """
     if topic not in _connected(settings).known([topic]):
         raise ConfigError(
@@ -158,12 +158,12 @@ class _Writer:
 
 def _refused(line: int, error: KafkaError) -> Exception:
     if error.retriable() or error.code() == KafkaError._MSG_TIMED_OUT:  # noqa: SLF001 -- librdkafka's own name
-        return KafkaAway(f"the record of line {line} was not stored: {error.str()}")
+        return KafkaUnavailable(f"the record of line {line} was not stored: {error.str()}")
     return ConfigError(f"the record of line {line} was refused: {error.str()}")
 
 
 def _connected(settings: Mapping[str, Any]) -> Identity:
-    """Brokers that do not answer are reported before anything else, in one sentence. Raises KafkaAway."""
+    """Brokers that do not answer are reported before anything else, in one sentence. Raises KafkaUnavailable."""
     identity = Identity(settings, TIMEOUT)
     identity.cluster_id()
     return identity

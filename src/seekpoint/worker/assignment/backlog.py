@@ -40,7 +40,7 @@ class Moment(NamedTuple):
         return cls(monotonic(), time())
 
 
-class Horizon(NamedTuple):
+class DueBy(NamedTuple):
     """Records up to ``offset`` are due at ``steady`` at the latest: a process before this one has seen them first."""
 
     offset: int
@@ -116,7 +116,7 @@ class Backlog:
         self._queue: deque[tuple[float, RawRecord]] = deque()  # due by the monotonic clock
         self._attempt: Attempt | None = None
         self._retry_at = 0.0  # steady
-        self._horizon: Horizon | None = None
+        self._due_by: DueBy | None = None
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -133,7 +133,7 @@ class Backlog:
         if attempt.then == DELAYED:
             # No wait is longer than the delay: the clock that counts the rest of it may have been set back since.
             wait = min(attempt.wait or 0.0, math.inf if self._delay is None else self._delay)
-            self._horizon = Horizon(attempt.offset, at.steady + wait)
+            self._due_by = DueBy(attempt.offset, at.steady + wait)
             self.noted = attempt.offset
             return
         self._attempt, self._retry_at = attempt, at.steady + (attempt.wait or 0.0)
@@ -158,7 +158,7 @@ class Backlog:
             return _AT_ONCE
         age = max(0.0, at.wall - record.timestamp_ms / 1000)
         due = at.steady + self._delay - age
-        known = self._horizon
+        known = self._due_by
         return due if known is None or record.offset > known.offset else min(due, known.steady)
 
     # -- what may go --------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ class Backlog:
             wait = max(wait, self._retry_at - at.steady)
         return max(0.0, wait)
 
-    def is_alone(self) -> bool:
+    def is_single(self) -> bool:
         """Whether the head is to be tried in a transaction of its own."""
         if not self._queue:
             return False
@@ -198,7 +198,7 @@ class Backlog:
 
     def _is_free(self) -> bool:
         """Whether the head may go with any others."""
-        return not self.is_alone() and self._suspects_at(self._queue[0][1]) is None
+        return not self.is_single() and self._suspects_at(self._queue[0][1]) is None
 
     def give(self, most: int, at: Moment) -> list[RawRecord]:
         """Up to ``most`` records from the head on that are due, and need not be tried alone."""
@@ -215,9 +215,9 @@ class Backlog:
         while queue and len(given) < most and queue[0][0] <= steady:
             given.append(self._pop())
 
-    def give_alone(self, at: Moment) -> Try | None:
+    def give_single(self, at: Moment) -> Try | None:
         """The head, if it is due and to be tried alone."""
-        if not self.is_alone() or self.wait(at) != 0:
+        if not self.is_single() or self.wait(at) != 0:
             return None
         attempt, self._attempt = self._attempt, None
         start = self.position
@@ -228,7 +228,7 @@ class Backlog:
 
     def give_part(self, most: int, at: Moment) -> Part | None:
         """The next part of a suspect range, as far as it is here and due; None where the head is in none."""
-        if not self._queue or self.wait(at) != 0 or self._is_free() or self.is_alone():
+        if not self._queue or self.wait(at) != 0 or self._is_free() or self.is_single():
             return None
         suspects, head = self.suspects, self._queue[0][1]
         assert suspects is not None
@@ -236,7 +236,7 @@ class Backlog:
         end = suspects.noted if is_noted else suspects.part_end(head.offset)
         given: list[RawRecord] = []
         while self._queue and len(given) < most and self._queue[0][1].offset < end and self.wait(at) == 0:
-            if self.is_alone():
+            if self.is_single():
                 break
             given.append(self._pop())
         return Part(given, start, end, is_noted)
@@ -249,7 +249,7 @@ class Backlog:
 
     # -- what is put on record ----------------------------------------------------------------------------
 
-    def horizon(self, at: Moment) -> Horizon | None:
+    def due_by(self, at: Moment) -> DueBy | None:
         """What must go on record of the head's timestamp, if it lies in the future; None if nothing, or if it is.
 
         Its wait is counted from when it was seen first: without a note a restart would begin it anew.
@@ -265,7 +265,7 @@ class Backlog:
             if other > due + SKEW:
                 break
             last = record.offset
-        return Horizon(last, due)
+        return DueBy(last, due)
 
 
 def _size(record: RawRecord) -> int:

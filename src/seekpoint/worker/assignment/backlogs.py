@@ -17,7 +17,7 @@ from seekpoint.pipeline.policy import Retry
 from seekpoint.records import Cause, Failure, Partition, RawRecord
 from seekpoint.worker.assignment.backlog import Backlog, Moment, SuspectRange, Try
 from seekpoint.worker.assignment.chunk import Chunk, Read
-from seekpoint.worker.assignment.partitions import Placed, Places
+from seekpoint.worker.assignment.partitions import ActivePartition, AssignedPartitions
 
 # The least that one partition's backlog may hold, however many partitions share the limits of a batch.
 LEAST_RECORDS = 1000
@@ -27,7 +27,7 @@ EARLY = "its timestamp lies in the future: the delay is counted from when it was
 
 
 @dataclass(frozen=True, slots=True)
-class Alone:
+class SingleAttempt:
     """A record to be tried in a transaction of its own, ``tries`` times tried before.
 
     ``deaths`` of the tries ended with their process. ``is_convicted``: it killed so many that it is not tried again.
@@ -38,8 +38,8 @@ class Alone:
     claim: Claim
     record: RawRecord
     tries: int
-    deaths: int
-    is_convicted: bool
+    crashes: int
+    is_at_crash_limit: bool
     is_transient: bool
 
     @property
@@ -68,12 +68,12 @@ class SuspectPart:
         return self.claim.partition
 
 
-class Turns:
+class Scheduler:
     """The backlogs of one assignment. Partitions that have one take turns; those that have none are not touched."""
 
     def __init__(
         self,
-        places: Places,
+        partitions: AssignedPartitions,
         client: Client,
         ledger: Ledger,
         watermarks: Watermarks,
@@ -81,21 +81,21 @@ class Turns:
         *,
         pipeline: Pipeline | None,
     ) -> None:
-        self._places, self._client, self._ledger, self._watermarks = places, client, ledger, watermarks
+        self._partitions, self._client, self._ledger, self._watermarks = partitions, client, ledger, watermarks
         self._announce, self._limits = announce, ledger.limits
         self._retry = None if pipeline is None else pipeline.retry  # None: whoever owns the loop decides all this
         self._then = "" if pipeline is None else pipeline.on_poison.value
         self._delay = None if pipeline is None or pipeline.delay is None else pipeline.delay.total_seconds()
 
     def __bool__(self) -> bool:
-        return bool(self._places.backlogged)
+        return bool(self._partitions.backlogged)
 
     # -- made -----------------------------------------------------------------------------------------
 
     def suspects(self, claims: Iterable[Claim]) -> dict[Partition, SuspectRange]:
         """Of which partitions the next records are tried in parts: their owners died, with records to read.
 
-        How far is put on record once: as far as the dead owners can have read. Raises KafkaAway.
+        How far is put on record once: as far as the dead owners can have read. Raises KafkaUnavailable.
         """
         if (retry := self._retry) is None:
             return {}
@@ -110,7 +110,7 @@ class Turns:
         total = sum(ends[c.partition] - c.next_offset for c in suspected)
         for claim in suspected:
             end = ends[claim.partition]
-            self._announce(events.Suspicious(partition=claim.partition, deaths=claim.unreleased, until=end))
+            self._announce(events.CrashSuspected(partition=claim.partition, crashes=claim.unreleased, until=end))
             self._announce(events.SuspectsLeft(partition=claim.partition, left=end - claim.next_offset))
         return {
             c.partition: SuspectRange.of(c.next_offset, ends[c.partition], c.crashed_part_end, total) for c in suspected
@@ -119,7 +119,7 @@ class Turns:
     def _noted(self, notes: Sequence[SuspectNote]) -> Sequence[SuspectNote]:
         """Put these on record, as far as their claims are still ours; returns those."""
         try:
-            self._ledger.suspect_alone(notes)
+            self._ledger.record_suspects_alone(notes)
         except Fenced as error:
             if len(notes) > 1:  # one that is another's by now takes the careful mode from no other
                 return [each for note in notes for each in self._noted([note])]
@@ -144,7 +144,7 @@ class Turns:
                     attempt = replace(attempt, wait=min(attempt.wait, self._retry.longest(attempt.number)))
                 backlog.remember(attempt, at)
                 self._announce_next(self._retry, claim.partition, attempt)
-            self._places.give_backlog(claim.partition, backlog)
+            self._partitions.set_backlog(claim.partition, backlog)
 
     def _announce_next(self, retry: Retry, partition: Partition, attempt: Attempt) -> None:
         if not attempt.wait or attempt.error is None or attempt.then == DELAYED:
@@ -161,14 +161,14 @@ class Turns:
             )
         )
 
-    def hold_back(self, stop: RetryLater, records: Sequence[RawRecord], position: int) -> None:
+    def schedule_retry(self, stop: RetryLater, records: Sequence[RawRecord], position: int) -> None:
         """What was read of a partition from ``stop.offset`` on is next again, when the wait is over."""
-        placed = self._places.placed.get(stop.partition)
-        if placed is None or stop.partition in self._places.gone or placed.position != records[-1].offset + 1:
+        placed = self._partitions.active.get(stop.partition)
+        if placed is None or stop.partition in self._partitions.revoked or placed.position != records[-1].offset + 1:
             return  # not what was read under this placement: the ledger says where to read on
         backlog = placed.backlog
         if backlog is None:
-            self._places.give_backlog(stop.partition, backlog := Backlog(delay=self._delay))
+            self._partitions.set_backlog(stop.partition, backlog := Backlog(delay=self._delay))
         failure = stop.failure
         then = TRANSIENT if failure.cause is Cause.TRANSIENT else None
         attempt = Attempt(stop.offset, failure.attempts, failure.error, stop.wait, then=then)
@@ -178,11 +178,11 @@ class Turns:
 
     # -- given ----------------------------------------------------------------------------------------
 
-    def _open(self) -> list[tuple[Partition, Placed, Backlog]]:
-        gone = self._places.gone
+    def _open(self) -> list[tuple[Partition, ActivePartition, Backlog]]:
+        gone = self._partitions.revoked
         return [
             (partition, placed, placed.backlog)
-            for partition, placed in self._places.backlogged.items()
+            for partition, placed in self._partitions.backlogged.items()
             if placed.backlog is not None and partition not in gone
         ]
 
@@ -210,18 +210,18 @@ class Turns:
             reads[partition] = Read(placed.claim, start, last.offset + 1, last.leader_epoch, last.timestamp_ms)
             unreadable += _unreadable(placed, records)
             given += records
-            self._places.next_turn(partition)
+            self._partitions.rotate(partition)
         return Chunk(given, reads, unreadable)
 
-    def careful(self) -> Alone | SuspectPart | None:
+    def next_careful(self) -> SingleAttempt | SuspectPart | None:
         """The next record, or part of a suspect range, that is due and has a transaction of its own; in turn."""
         at = Moment.now()
         for partition, placed, backlog in self._open():
-            if (tried := backlog.give_alone(at)) is not None:
-                self._places.next_turn(partition)
-                return self._alone(placed, tried)
+            if (tried := backlog.give_single(at)) is not None:
+                self._partitions.rotate(partition)
+                return self._single(placed, tried)
             if (part := backlog.give_part(self._limits.batch_records, at)) is not None:
-                self._places.next_turn(partition)
+                self._partitions.rotate(partition)
                 assert backlog.suspects is not None
                 last = part.records[-1]
                 read = Read(placed.claim, part.start, last.offset + 1, last.leader_epoch, last.timestamp_ms)
@@ -231,7 +231,7 @@ class Turns:
 
     def note_left(self, partition: Partition, *, is_found: bool = False) -> None:
         """Say how many suspects are left of a partition; none once the record that crashes its process was found."""
-        placed = self._places.placed.get(partition)
+        placed = self._partitions.active.get(partition)
         backlog = None if placed is None else placed.backlog
         if placed is None or backlog is None or backlog.suspects is None:
             return
@@ -240,7 +240,7 @@ class Turns:
             backlog.suspects = None
         self._announce(events.SuspectsLeft(partition=partition, left=left))
 
-    def _alone(self, placed: Placed, tried: Try) -> Alone:
+    def _single(self, placed: ActivePartition, tried: Try) -> SingleAttempt:
         record, attempt = tried.record, tried.attempt
         read = Read(placed.claim, tried.start, record.offset + 1, record.leader_epoch, record.timestamp_ms)
         chunk = Chunk([record], {placed.claim.partition: read}, _unreadable(placed, [record]))
@@ -249,7 +249,7 @@ class Turns:
         is_mended = attempt is not None and attempt.error is not None
         is_convicted = not is_mended and self._retry is not None and deaths >= self._retry.crashes
         is_transient = attempt is not None and attempt.then == TRANSIENT
-        return Alone(chunk, placed.claim, record, tried.tries, deaths, is_convicted, is_transient)
+        return SingleAttempt(chunk, placed.claim, record, tried.tries, deaths, is_convicted, is_transient)
 
     # -- tended ---------------------------------------------------------------------------------------
 
@@ -266,7 +266,7 @@ class Turns:
             for _, placed in full:
                 placed.is_paused = True
 
-    def tend(self) -> None:
+    def maintain(self) -> None:
         """Forget backlogs that are over, and read those on that have drained."""
         if not self:
             return
@@ -277,35 +277,35 @@ class Turns:
                 drained[partition] = placed.cursor, placed.leader_epoch
                 placed.is_paused = False
             if backlog.is_over:
-                self._places.give_backlog(partition, None)
+                self._partitions.set_backlog(partition, None)
         if drained:
             self._client.resume(drained)
 
     def _bounds(self) -> tuple[int, int]:
         """How many records and bytes one backlog may hold: together about as much as a batch."""
-        shares = max(1, len(self._places.placed))
+        shares = max(1, len(self._partitions.active))
         limits = self._limits
         return max(LEAST_RECORDS, limits.batch_records // shares), max(LEAST_BYTES, limits.batch_bytes // shares)
 
-    def note_horizons(self) -> None:
+    def record_due_by(self) -> None:
         """Put on record until when records wait whose timestamps lie in the future. Raises Fenced."""
         if self._delay is None:
             return
         at, notes = Moment.now(), []
         for _, placed, backlog in self._open():
-            if (horizon := backlog.horizon(at)) is not None:
+            if (horizon := backlog.due_by(at)) is not None:
                 wait = horizon.steady - at.steady
                 notes.append((placed.claim, Attempt(horizon.offset, 1, EARLY, wait, None, DELAYED)))
                 backlog.noted = horizon.offset
         if notes:
-            self._ledger.note_alone(notes)
+            self._ledger.record_attempts_alone(notes)
 
-    def waiting(self) -> frozenset[Partition]:
+    def not_due(self) -> frozenset[Partition]:
         """The partitions whose next record is not due yet: their lag is meant to be."""
         at = Moment.now()
         return frozenset(partition for partition, _, backlog in self._open() if backlog.wait(at))
 
 
-def _unreadable(placed: Placed, records: Sequence[RawRecord]) -> list[tuple[RawRecord, Exception]]:
+def _unreadable(placed: ActivePartition, records: Sequence[RawRecord]) -> list[tuple[RawRecord, Exception]]:
     known = placed.unreadable
     return [(r, known[r.offset]) for r in records if r.offset in known] if known else []

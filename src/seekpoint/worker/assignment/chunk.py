@@ -29,7 +29,7 @@ class Read:
 
 
 class Chunk(Sequence[T], Generic[T]):
-    """Messages that may be applied, and what they ask of the ledger. Make one with :meth:`Assignment.settle`.
+    """Messages that may be applied, and what they ask of the ledger. Make one with :meth:`Assignment.accept_poll`.
 
     ``messages`` are all of them, in order; ``unreadable`` are those among them that the client could not read whole,
     with what it said.
@@ -68,7 +68,7 @@ def chain(chunks: Iterable[Chunk[Any]], before: Mapping[Partition, Read] | None 
     joined: dict[Partition, Read] = {} if before is None else dict(before)
     for chunk in chunks:
         if not isinstance(chunk, Chunk):
-            raise ConfigError(f"pass on what settle() returned, not a {type(chunk).__name__}")
+            raise ConfigError(f"pass on what accept_poll() returned, not a {type(chunk).__name__}")
         for partition, read in chunk.reads.items():
             last = joined.get(partition)
             if last is None:

@@ -14,8 +14,8 @@ from seekpoint.kafka.watermarks import Watermarks
 from seekpoint.ledger import Claim, Ledger
 from seekpoint.pipeline.policy import StartAt
 from seekpoint.records import Partition
-from seekpoint.worker.assignment.backlogs import Turns
-from seekpoint.worker.assignment.partitions import Places
+from seekpoint.worker.assignment.backlogs import Scheduler
+from seekpoint.worker.assignment.partitions import AssignedPartitions
 
 # A broker that has lost the controller answers from old metadata until it is fenced, after 9 s by default
 # (broker.session.timeout.ms); one that has just started, for less. A topic that is unknown for longer is gone.
@@ -32,40 +32,40 @@ class _Unknown:
     answers: int = 0
 
 
-class Claims:
+class Claiming:
     """Claims what waits, for one assignment."""
 
     def __init__(
         self,
-        places: Places,
+        partitions: AssignedPartitions,
         ledger: Ledger,
         identity: Identity,
         watermarks: Watermarks,
         announce: Announcer,
         *,
         start: StartAt,
-        turns: Turns,
+        scheduler: Scheduler,
     ) -> None:
-        self._places, self._ledger, self._identity, self._watermarks = places, ledger, identity, watermarks
-        self._announce, self._start, self._turns = announce, start, turns
-        self._unreleased: list[Claim] = []
+        self._partitions, self._ledger, self._identity, self._watermarks = partitions, ledger, identity, watermarks
+        self._announce, self._start, self._scheduler = announce, start, scheduler
+        self._to_release: list[Claim] = []
         self._paused: str | None = None
         self._claim_at = 0.0
         self._unknown: dict[str, _Unknown] = {}
 
     def release(self, claims: Sequence[Claim]) -> None:
         """Give these back."""
-        self._unreleased += claims  # kept for the next time if the database is away
-        if self._unreleased:
-            self._ledger.release(self._unreleased)
-            self._announce(events.Released(partitions=tuple(c.partition for c in self._unreleased)))
-            self._unreleased = []
+        self._to_release += claims  # kept for the next time if the database is away
+        if self._to_release:
+            self._ledger.release(self._to_release)
+            self._announce(events.Released(partitions=tuple(c.partition for c in self._to_release)))
+            self._to_release = []
 
     def claim(self, now: float) -> None:
         """Claim and place what waits and may be claimed by now."""
         if now < self._claim_at:
             return
-        due = [p for p, w in self._places.waiting.items() if w.not_before <= now]
+        due = [p for p, w in self._partitions.claiming.items() if w.not_before <= now]
         if not due:
             return
         found = self._identity.ask({p.topic for p in due}).result()
@@ -74,7 +74,7 @@ class Claims:
         wanted = [p for p in due if p.topic in ids]
         if not wanted:
             return
-        patient = not all(self._places.waiting[p].stalled for p in wanted)
+        patient = not all(self._partitions.claiming[p].stalled for p in wanted)
         try:
             claimed = self._ledger.claim(
                 wanted,
@@ -91,17 +91,19 @@ class Claims:
             return
         self._paused = None
         if claimed.stalled:
-            self._announce(events.Stalled(partitions=claimed.stalled, ended=claimed.ended))
+            self._announce(events.Stalled(partitions=claimed.stalled, terminated=claimed.terminated))
             later = now + self._ledger.limits.idle_check
             for partition in claimed.stalled:
-                self._places.wait(partition, replace(self._places.waiting[partition], stalled=True, not_before=later))
+                self._partitions.claim_later(
+                    partition, replace(self._partitions.claiming[partition], stalled=True, not_before=later)
+                )
         self._await_topics([p for p in claimed.refused if ids[p.topic] == NO_ID], now)
-        self._park_all({p: stop for p, stop in claimed.refused.items() if ids[p.topic] != NO_ID})
-        self.place({p: claimed.granted[p] for p in wanted if p in claimed.granted})
+        self._stop_all({p: stop for p, stop in claimed.refused.items() if ids[p.topic] != NO_ID})
+        self.activate({p: claimed.granted[p] for p in wanted if p in claimed.granted})
 
-    def _park_all(self, stops: Mapping[Partition, PartitionStopped]) -> None:
+    def _stop_all(self, stops: Mapping[Partition, PartitionStopped]) -> None:
         for partition, stop in stops.items():
-            self._places.park(partition, stop)
+            self._partitions.stop(partition, stop)
 
     # -- topics that the brokers do not know ----------------------------------------------------------
 
@@ -123,30 +125,30 @@ class Claims:
             t for t, at in self._unknown.items() if now - at.since >= UNKNOWN_FOR and at.answers >= UNKNOWN_ANSWERS
         }
         stopped = [p for p in partitions if p.topic in lasting]
-        rows = self._ledger.look(stopped, locked=False) if stopped else {}
+        rows = self._ledger.positions_of(stopped, locked=False) if stopped else {}
         for partition in partitions:
             if partition not in stopped:
                 later = now + self._ledger.limits.idle_check
-                self._places.wait(partition, replace(self._places.waiting[partition], not_before=later))
+                self._partitions.claim_later(partition, replace(self._partitions.claiming[partition], not_before=later))
                 continue
             row = rows.get(partition)
             stop = unknown(partition, 0 if row is None else row.next_offset)
             stop.token = None if row is None else row.token
-            self._places.park(partition, stop)
+            self._partitions.stop(partition, stop)
         for topic in {p.topic for p in stopped}:
             del self._unknown[topic]
 
-    def place(self, claims: Mapping[Partition, Claim]) -> None:
+    def activate(self, claims: Mapping[Partition, Claim]) -> None:
         """Put the client where the ledger stands (I6)."""
         for partition in claims:
             self._unknown.pop(partition.topic, None)
-        suspects = self._turns.suspects(claims.values())
-        for partition, before in self._places.place(claims).items():
+        suspects = self._scheduler.suspects(claims.values())
+        for partition, before in self._partitions.activate(claims).items():
             known, claim = before.known, claims[partition]
             # A move by hand in between would have raised the epoch by one more than our own claim did.
             if known is not None and claim.next_offset < known.next_offset and claim.epoch <= known.epoch + 1:
                 self.rolled_back(partition, known.next_offset, claim.next_offset)
-        self._turns.begin(claims.values(), suspects)
+        self._scheduler.begin(claims.values(), suspects)
 
     def resynced(self, partition: Partition, expected: int, found: int, cause: str) -> None:
         """The ledger is not where the reader is."""

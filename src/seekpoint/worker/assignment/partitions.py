@@ -22,7 +22,7 @@ from seekpoint.worker.assignment.chunk import Chunk, Read
 
 
 @dataclass(slots=True)
-class Placed:
+class ActivePartition:
     """A partition that is read. ``cursor`` is the reader's own: it moves when a chunk is read, never on a commit.
 
     Where records have to wait, they wait in ``backlog``: it belongs to this placement, and ends with it.
@@ -62,7 +62,7 @@ class Placed:
 
 
 @dataclass(slots=True)
-class Waiting:
+class ClaimingPartition:
     """A partition that is ours by Kafka's word and not yet claimed. ``known`` is the claim we had of it before."""
 
     not_before: float = 0.0
@@ -71,7 +71,7 @@ class Waiting:
 
 
 @dataclass(slots=True)
-class Parked:
+class StoppedPartition:
     """A partition that is not read; ``claim`` is ours where it was placed before."""
 
     stop: PartitionStopped
@@ -79,7 +79,7 @@ class Parked:
     is_stored: bool = False  # the ledger has the stop
     store_at: float = 0.0  # when it is tried next, by the monotonic clock
 
-    def over(self, token: UUID | None, stored: UUID | None, now: UUID | None) -> bool:
+    def is_over(self, token: UUID | None, stored: UUID | None, now: UUID | None) -> bool:
         """Whether to claim it again: the row has another token, it is another topic by now, or is known again.
 
         ``stored`` is the topic's id in the row, ``now`` what the brokers answer; None where there is none.
@@ -90,16 +90,16 @@ class Parked:
         return now != stored or isinstance(self.stop, TopicUnknown)
 
 
-class _Taken:
+class _Accepted:
     """What is kept of one answer of the client. ``last`` is each partition's last message; ``waits`` have to wait."""
 
     def __init__(self) -> None:
         self.kept: list[Message] = []
         self.reads: dict[Partition, Read] = {}
         self.last: dict[Partition, Message] = {}
-        self.waits: list[tuple[Placed, Message]] = []
+        self.waits: list[tuple[ActivePartition, Message]] = []
 
-    def keep(self, placed: Placed, messages: Sequence[Message], last: int) -> None:
+    def keep(self, placed: ActivePartition, messages: Sequence[Message], last: int) -> None:
         """These come next of their partition, the last one at this offset: the cursor moves behind it."""
         partition = placed.claim.partition
         read = self.reads.get(partition)
@@ -131,7 +131,7 @@ def _runs(messages: list[Message]) -> Iterator[tuple[tuple[str | None, int | Non
         start = end
 
 
-class Places:
+class AssignedPartitions:
     """The state of every assigned partition, and the client kept in step with it. Does not know the ledger.
 
     ``gone`` are partitions that Kafka took away and that were not released yet; ``troubled`` those whose
@@ -140,151 +140,153 @@ class Places:
     """
 
     def __init__(self, client: Client, announce: Announcer) -> None:
-        self.placed: dict[Partition, Placed] = {}
-        self.backlogged: dict[Partition, Placed] = {}
-        self.waiting: dict[Partition, Waiting] = {}
-        self.parked: dict[Partition, Parked] = {}
-        self.gone: set[Partition] = set()
-        self.troubled: set[Partition] = set()
-        self._left: list[Claim] = []  # claims of what Kafka took away, not yet given back
+        self.active: dict[Partition, ActivePartition] = {}
+        self.backlogged: dict[Partition, ActivePartition] = {}
+        self.claiming: dict[Partition, ClaimingPartition] = {}
+        self.stopped: dict[Partition, StoppedPartition] = {}
+        self.revoked: set[Partition] = set()
+        self.out_of_range: set[Partition] = set()
+        self._unreleased: list[Claim] = []  # claims of what Kafka took away, not yet given back
         self._client, self._announce = client, announce
 
     # -- what the callbacks record --------------------------------------------------------------------
 
-    def assigned(self, partitions: list[Partition]) -> None:
+    def on_assigned(self, partitions: list[Partition]) -> None:
         """Kafka says that these are ours."""
-        self.waiting.update((p, Waiting()) for p in partitions)
+        self.claiming.update((p, ClaimingPartition()) for p in partitions)
         self._announce(events.Assigned(partitions=tuple(partitions)))
 
-    def taken(self, partitions: list[Partition], is_lost: bool) -> None:
+    def on_revoked(self, partitions: list[Partition], is_lost: bool) -> None:
         """Kafka says that these are ours no longer."""
         for partition in partitions:
-            waiting = self.waiting.pop(partition, None)
+            waiting = self.claiming.pop(partition, None)
             if waiting is not None and waiting.known is not None:
-                self._left.append(waiting.known)
-        self.gone.update(partitions)
-        self._announce(events.Gone(partitions=tuple(partitions), lost=is_lost))
+                self._unreleased.append(waiting.known)
+        self.revoked.update(partitions)
+        self._announce(events.Revoked(partitions=tuple(partitions), lost=is_lost))
 
     # -- changes of state, made by the loop -----------------------------------------------------------
 
-    def forget_gone(self) -> list[Claim]:
+    def forget_revoked(self) -> list[Claim]:
         """Drop what Kafka took away; returns the claims to give back."""
-        self._drop_gone()
-        left, self._left = self._left, []
+        self._drop_revoked()
+        left, self._unreleased = self._unreleased, []
         return left
 
-    def _drop_gone(self) -> None:
-        gone, self.gone = self.gone, set()
+    def _drop_revoked(self) -> None:
+        gone, self.revoked = self.revoked, set()
         self._forget_backlogs(gone)
-        self._left += [self.placed.pop(p).claim for p in gone if p in self.placed]
-        parked = [self.parked.pop(p).claim for p in gone if p in self.parked]
-        self._left += [claim for claim in parked if claim is not None]
+        self._unreleased += [self.active.pop(p).claim for p in gone if p in self.active]
+        parked = [self.stopped.pop(p).claim for p in gone if p in self.stopped]
+        self._unreleased += [claim for claim in parked if claim is not None]
 
     def claims(self) -> list[Claim]:
         """Every claim we have."""
-        others = [at.claim for at in self.parked.values()] + [at.known for at in self.waiting.values()]
-        return [at.claim for at in self.placed.values()] + [c for c in others if c is not None] + self._left
+        others = [at.claim for at in self.stopped.values()] + [at.known for at in self.claiming.values()]
+        return [at.claim for at in self.active.values()] + [c for c in others if c is not None] + self._unreleased
 
-    def place(self, claims: Mapping[Partition, Claim]) -> dict[Partition, Waiting]:
+    def activate(self, claims: Mapping[Partition, Claim]) -> dict[Partition, ClaimingPartition]:
         """Read these from where their claims stand; returns what was known of them while they waited."""
         if not claims:
             return {}
-        self._client.place({p: (c.next_offset, c.leader_epoch) for p, c in claims.items()}, self._positions())
+        self._client.assign({p: (c.next_offset, c.leader_epoch) for p, c in claims.items()}, self._positions())
         now = monotonic()
-        before = {p: self.waiting.pop(p, Waiting()) for p in claims}
+        before = {p: self.claiming.pop(p, ClaimingPartition()) for p in claims}
         for partition, claim in claims.items():
-            self.parked.pop(partition, None)
+            self.stopped.pop(partition, None)
             self.backlogged.pop(partition, None)
-            self.troubled.discard(partition)
-            self.placed[partition] = Placed(claim, claim.next_offset, quiet_since=now)
-            self._announce(events.Placed(partition=partition, offset=claim.next_offset, epoch=claim.epoch))
+            self.out_of_range.discard(partition)
+            self.active[partition] = ActivePartition(claim, claim.next_offset, quiet_since=now)
+            self._announce(events.Activated(partition=partition, offset=claim.next_offset, epoch=claim.epoch))
         return before
 
-    def go_on(self) -> None:
+    def continue_reading(self) -> None:
         """Behind a rebalance: what stays ours is read on from its cursor."""
-        self._client.go_on({p: (at.cursor, at.last_epoch) for p, at in self.placed.items() if p not in self.gone})
+        self._client.continue_reading(
+            {p: (at.cursor, at.last_epoch) for p, at in self.active.items() if p not in self.revoked}
+        )
 
-    def unplace(self, partitions: Collection[Partition]) -> None:
+    def deactivate(self, partitions: Collection[Partition]) -> None:
         """Stop reading these, and throw away what the client has buffered of them."""
-        self._client.unplace(partitions, self._positions())
+        self._client.unassign(partitions, self._positions())
         self._forget_backlogs(partitions)
         for partition in partitions:
-            self.placed.pop(partition, None)
+            self.active.pop(partition, None)
 
     def _forget_backlogs(self, partitions: Collection[Partition]) -> None:
         for partition in partitions:
             self.backlogged.pop(partition, None)
 
-    def wait(self, partition: Partition, waiting: Waiting) -> None:
+    def claim_later(self, partition: Partition, waiting: ClaimingPartition) -> None:
         """Claim it later, unless Kafka took it away: then claiming it again would only disturb its new owner."""
-        if partition not in self.gone:
-            self.waiting[partition] = waiting
+        if partition not in self.revoked:
+            self.claiming[partition] = waiting
 
-    def park(self, partition: Partition, stop: PartitionStopped) -> None:
+    def stop(self, partition: Partition, stop: PartitionStopped) -> None:
         """Stop reading one partition until its row is moved or it is assigned anew; the others go on.
 
         One that Kafka took away is nobody's to stop; if it was assigned anew at once, the new claim's reader will.
         """
-        if partition in self.gone:
+        if partition in self.revoked:
             return
-        placed = self.placed.get(partition)
+        placed = self.active.get(partition)
         if placed is not None:
             stop.token = placed.claim.token
-            self.unplace([partition])
-        before = self.waiting.pop(partition, Waiting())
-        self.parked[partition] = Parked(stop, before.known if placed is None else placed.claim)
-        self._announce(events.Parked(partition=partition, error=stop))
+            self.deactivate([partition])
+        before = self.claiming.pop(partition, ClaimingPartition())
+        self.stopped[partition] = StoppedPartition(stop, before.known if placed is None else placed.claim)
+        self._announce(events.PartitionStopped(partition=partition, error=stop))
 
     def suspend(self) -> None:
         """Read nothing, stay in the group, claim everything again later."""
-        self._drop_gone()
-        for partition, placed in self.placed.items():
-            self.waiting.setdefault(partition, Waiting(known=placed.claim))
-        self.unplace(list(self.placed))
+        self._drop_revoked()
+        for partition, placed in self.active.items():
+            self.claiming.setdefault(partition, ClaimingPartition(known=placed.claim))
+        self.deactivate(list(self.active))
 
     def _positions(self) -> dict[Partition, int]:
         """The cursors of what we may read; a partition that Kafka took away must not be assigned again."""
-        return {p: at.cursor for p, at in self.placed.items() if p not in self.gone}
+        return {p: at.cursor for p, at in self.active.items() if p not in self.revoked}
 
     # -- backlogs -------------------------------------------------------------------------------------
 
-    def give_backlog(self, partition: Partition, backlog: Backlog | None) -> None:
+    def set_backlog(self, partition: Partition, backlog: Backlog | None) -> None:
         """What is read of a placed partition waits in there from now on; None: it need not wait any more."""
-        placed = self.placed[partition]
+        placed = self.active[partition]
         placed.backlog = backlog
         if backlog is None:
             self.backlogged.pop(partition, None)
         else:
             self.backlogged[partition] = placed
 
-    def next_turn(self, partition: Partition) -> None:
+    def rotate(self, partition: Partition) -> None:
         """It has given something: the others are first now."""
         self.backlogged[partition] = self.backlogged.pop(partition)
 
     # -- reading --------------------------------------------------------------------------------------
 
-    def take(self, messages: Iterable[Message]) -> Chunk[Message]:
+    def accept_messages(self, messages: Iterable[Message]) -> Chunk[Message]:
         """Keep what belongs to a placed partition and was not read before; move the cursors over it (I3).
 
         What has to wait goes into its partition's backlog instead.
         """
-        given, taken = list(messages), _Taken()
+        given, taken = list(messages), _Accepted()
         for at, run in _runs(given):
-            if at is None or not self._take_run(taken, at, run):
-                self._take_each(taken, run)
+            if at is None or not self._accept_run(taken, at, run):
+                self._accept_each(taken, run)
         if taken.waits:
             self._store(taken.waits)
         now = monotonic()
         for partition, message in taken.last.items():
-            self.placed[partition].quiet_since = now
+            self.active[partition].quiet_since = now
             read = taken.reads[partition]
             read.leader_epoch, read.timestamp_ms = kafka.standing(message)
         return Chunk(taken.kept, taken.reads)
 
-    def _take_run(self, taken: _Taken, at: Any, run: list[Message]) -> bool:
+    def _accept_run(self, taken: _Accepted, at: Any, run: list[Message]) -> bool:
         """The same for records of one partition, without a look at each; False if one of them is not to be kept."""
-        placed = self.placed.get(at)
-        if placed is None or placed.backlog is not None or at in self.gone:
+        placed = self.active.get(at)
+        if placed is None or placed.backlog is not None or at in self.revoked:
             return False
         offsets: list[Any] = [m.offset() for m in run]
         if offsets[0] < placed.cursor or not all(map(lt, offsets, offsets[1:])):
@@ -292,22 +294,22 @@ class Places:
         taken.keep(placed, run, offsets[-1])
         return True
 
-    def _take_each(self, taken: _Taken, messages: Iterable[Message]) -> None:
+    def _accept_each(self, taken: _Accepted, messages: Iterable[Message]) -> None:
         for message in messages:
             if message.error() is not None:
                 self._in_stream(message)
                 continue
             at: Any = (message.topic(), message.partition())
-            placed = self.placed.get(at)
+            placed = self.active.get(at)
             offset: Any = message.offset()
-            if placed is None or offset < placed.cursor or at in self.gone:
+            if placed is None or offset < placed.cursor or at in self.revoked:
                 continue  # read under an earlier placement
             if placed.backlog is not None:
                 taken.waits.append((placed, message))
                 continue
             taken.keep(placed, (message,), offset)
 
-    def _store(self, waits: Sequence[tuple[Placed, Message]]) -> None:
+    def _store(self, waits: Sequence[tuple[ActivePartition, Message]]) -> None:
         """Put these into their backlogs. The partitions stay quiet: somebody may move them while they wait."""
         at, stored = Moment.now(), 0
         for placed, message in waits:
@@ -325,13 +327,13 @@ class Places:
         """An event that came in the place of a record."""
         error: Any = message.error()
         partition = Partition(message.topic() or "", -1 if (n := message.partition()) is None else n)
-        placed = self.placed.get(partition)
+        placed = self.active.get(partition)
         if error.code() == kafka.END_OF_PARTITION:
             offset: Any = message.offset()
             if placed is not None and offset > placed.cursor:
                 placed.end = offset
         elif error.code() == kafka.OUT_OF_RANGE and placed is not None:
-            self.troubled.add(partition)
+            self.out_of_range.add(partition)
         else:
             kafka.raise_if_fatal(error)
             self._announce(events.KafkaTrouble(error=f"{partition.topic}: {error.str()}"))

@@ -17,14 +17,14 @@ from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.engine import postgres_engine
 from seekpoint.records import State, storable
 from seekpoint.worker.replay.json_export import portable
-from seekpoint.worker.replay.lock_retry import patiently
+from seekpoint.worker.replay.lock_retry import retry_locked
 from seekpoint.worker.replay.preconditions import closed
 from seekpoint.worker.replay.results import Discarded
-from seekpoint.worker.replay.selection import Chosen, Where, chosen_letters, lean
-from seekpoint.worker.replay.statements import GROUP_OF_LETTER
+from seekpoint.worker.replay.selection import Chosen, Where, chosen_dead_letters, lean
+from seekpoint.worker.replay.statements import GROUP_OF_DEAD_LETTER
 
 
-class Letters:
+class DeadLetterAdmin:
     """The dead letters of one group. Each change is a transaction of its own, durable, with actor and reason.
 
     ``engine`` is a SQLAlchemy ``Engine`` or URL on ``postgresql+psycopg``; ``actor`` who does it (by default the
@@ -47,7 +47,7 @@ class Letters:
 
     def list(self, where: Where = Where(), *, limit: int | None = None) -> Iterator[DeadLetter]:  # noqa: B008
         """Letters in the order of topic, partition and offset, without their values (``get`` has them)."""
-        return chosen_letters(self._dead_letters, where, limit)
+        return chosen_dead_letters(self._dead_letters, where, limit)
 
     def get(self, id: int) -> DeadLetter:  # noqa: A002 -- the column's name, which people type
         """One letter, whole. Raises ConfigError where the group has none of that id."""
@@ -68,7 +68,7 @@ class Letters:
         """What a discard of these would do, without doing it."""
         return tuple(
             Discarded(lean(one), None if one.is_open else closed(one).reason)
-            for one in chosen_letters(self._dead_letters, chosen)
+            for one in chosen_dead_letters(self._dead_letters, chosen)
         )
 
     def discard(
@@ -83,7 +83,7 @@ class Letters:
         if not reason.strip():
             raise ConfigError("a record is given up for a reason: give reason='...'")
         done = []
-        for letter in map(lean, chosen_letters(self._dead_letters, chosen)):
+        for letter in map(lean, chosen_dead_letters(self._dead_letters, chosen)):
             done.append(self._discard(letter, storable(reason)))
             if progress is not None:
                 progress(done[-1])
@@ -103,7 +103,7 @@ class Letters:
             ours = (now.state, now.closed_by, now.closed_reason) == (State.DISCARDED, self.actor, reason)
             return Discarded(letter, None if ours and not is_first else closed(now).reason)
 
-        return patiently(once)
+        return retry_locked(once)
 
 
 def open_at(dead_letters: DeadLetters, letter: DeadLetter, offset: int) -> DeadLetter | None:
@@ -119,7 +119,7 @@ def group_of(engine: Engine | URL | str, id: int, *, schema: str = DEFAULT_SCHEM
     found: str | None = None
     if abs(id) <= LARGEST_BIGINT:
         with postgres_engine(engine).connect() as connection:
-            found = connection.execute(GROUP_OF_LETTER, {"id": id}, execution_options=in_schema(schema)).scalar()
+            found = connection.execute(GROUP_OF_DEAD_LETTER, {"id": id}, execution_options=in_schema(schema)).scalar()
     if found is None:
         raise ConfigError(f"the ledger in schema {schema!r} has no dead letter {id}: `list` shows those of a group")
     return str(found)

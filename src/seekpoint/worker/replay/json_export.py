@@ -33,8 +33,8 @@ def portable(letter: DeadLetter, group: str) -> dict[str, Any]:
         "headers": [[_bytes(name), _bytes(value)] for name, (_, value) in zip(names, letter.headers, strict=True)],
         "state": letter.state.value,
         "cause": letter.cause.value,
-        "parked_at": _time(letter.parked_at),
-        "parked_by": None if letter.parked_by is None else str(letter.parked_by),
+        "dead_lettered_at": _time(letter.dead_lettered_at),
+        "dead_lettered_by": None if letter.dead_lettered_by is None else str(letter.dead_lettered_by),
         "replayed_at": _time(letter.replayed_at),
         "closed_at": _time(letter.closed_at),
     }

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from seekpoint.ledger.claim import LOCK_NOT_AVAILABLE
 from seekpoint.pipeline.policy import Backoff
-from seekpoint.postgres.sqlstates import passes, sqlstate
+from seekpoint.postgres.sqlstates import is_transient, sqlstate
 
 T = TypeVar("T")
 
@@ -17,7 +17,7 @@ TRIES = 5
 _BACKOFF = Backoff(initial=0.2, ceiling=5.0)
 
 
-def patiently(transaction: Callable[[], T]) -> T:
+def retry_locked(transaction: Callable[[], T]) -> T:
     """Run one whole transaction; again where its error may pass (a deadlock, a lost connection).
 
     It must find out by itself what became of it the time before. A lock that was waited for in vain is not waited for
@@ -31,7 +31,7 @@ def patiently(transaction: Callable[[], T]) -> T:
             if sqlstate(error) == LOCK_NOT_AVAILABLE:
                 error.add_note("a batch of this partition is being written, or somebody else has it in hand: try again")
                 raise
-            if not passes(error):
+            if not is_transient(error):
                 raise
         threading.Event().wait(next(waits))
     return transaction()

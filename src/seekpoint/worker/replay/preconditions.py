@@ -16,7 +16,7 @@ from seekpoint.records import Cause, State
 
 def keeps_order(pipeline: Pipeline, letter: DeadLetter) -> bool:
     """Whether records of its key come one after the other; those that were held go on so when no more are held."""
-    return letter.key is not None and (pipeline.hold_key or letter.state is State.HELD)
+    return letter.key is not None and (pipeline.keep_key_order or letter.state is State.BLOCKED)
 
 
 def check_group(group: Row[Any], pipeline: Pipeline, *, while_paused: bool) -> None:

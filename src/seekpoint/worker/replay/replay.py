@@ -18,19 +18,19 @@ from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.connection import Session
 from seekpoint.records import storable
-from seekpoint.worker.replay.dead_letters import Letters, open_at
+from seekpoint.worker.replay.dead_letters import DeadLetterAdmin, open_at
 from seekpoint.worker.replay.preconditions import behind, check_group, check_topic, keeps_order, refused
 from seekpoint.worker.replay.replayer import Replayer
 from seekpoint.worker.replay.results import Planned, Replayed, Summary
-from seekpoint.worker.replay.selection import Chosen, Where, chosen_letters, lean, rank
+from seekpoint.worker.replay.selection import Chosen, Where, chosen_dead_letters, lean, rank
 
 Key = tuple[str, int, UUID, bytes]  # of one partition, in one life of its topic
 Progress = Callable[[Replayed, int, int], None]  # the last one; how many are done; how many there are, as known now
 
-REASON = "redrive"
+REASON = "replay"
 
 
-class Redrive(Letters):
+class DeadLetterReplay(DeadLetterAdmin):
     """The dead letters of a pipeline's group, and the pipeline to apply them with.
 
     A letter is applied on the worker's own road, as a batch of one record, in one durable transaction that also closes
@@ -74,11 +74,11 @@ class Redrive(Letters):
         check_group(group, self.pipeline, while_paused=self.while_paused)
         positions = {at.partition: at for at in self.ledger.read()}
         planned = []
-        for letter in map(lean, chosen_letters(self._dead_letters, chosen)):
+        for letter in map(lean, chosen_dead_letters(self._dead_letters, chosen)):
             check_topic(letter, self.pipeline)
             refusal = refused(letter, positions.get(letter.at))
             planned.append(Planned(letter, None if refusal is None else refusal.reason))
-        return tuple(sorted(self._in_order(planned), key=lambda one: rank(one.letter)))
+        return tuple(sorted(self._in_order(planned), key=lambda one: rank(one.dead_letter)))
 
     def replay(self, id: int, *, reason: str = REASON, progress: Progress | None = None) -> Replayed:  # noqa: A002
         """Replay one letter, and those that are held behind it (``followers``); ``failure`` says if it failed again.
@@ -91,7 +91,7 @@ class Redrive(Letters):
             first, following = replayer.replay(id, storable(reason))
             if progress is not None:
                 progress(first, 1, 1)
-            follower = None if following is None else open_at(self._dead_letters, first.letter, following)
+            follower = None if following is None else open_at(self._dead_letters, first.dead_letter, following)
             followers = [] if follower is None else [follower]
             rest = self._each(replayer, followers, storable(reason), progress, done=1)
             return replace(first, followers=tuple(rest))
@@ -109,12 +109,12 @@ class Redrive(Letters):
         held. Letters that are parked or held meanwhile are not taken up, but for those of a held key. ``progress`` is
         called after each with what became of it, how many are done, and how many there are.
 
-        What ends the whole replay (see :class:`Redrive`) is raised; what was applied before stays applied, and is
-        counted in a note of the error.
+        What ends the whole replay (see :class:`DeadLetterReplay`) is raised; what was applied before stays applied, and
+        is counted in a note of the error.
         """
         planned = self.plan(chosen)
-        refusals = [Replayed(one.letter, refusal=one.refusal) for one in planned if one.refusal is not None]
-        letters = [one.letter for one in planned if one.refusal is None]
+        refusals = [Replayed(one.dead_letter, refusal=one.refusal) for one in planned if one.refusal is not None]
+        letters = [one.dead_letter for one in planned if one.refusal is None]
         done: list[Replayed] = []
         try:
             with self._replayer() as replayer:
@@ -176,9 +176,9 @@ class Redrive(Letters):
 
     def _in_order(self, planned: Sequence[Planned]) -> Iterator[Planned]:
         """Where keys are held: refuse what comes behind a letter that is not replayed; add what is drawn along."""
-        chosen = {one.letter.id for one in planned}
-        good = {one.letter.id for one in planned if one.refusal is None}
-        wanted = {self._key(one.letter) for one in planned if one.letter.id in good} - {None}
+        chosen = {one.dead_letter.id for one in planned}
+        good = {one.dead_letter.id for one in planned if one.refusal is None}
+        wanted = {self._key(one.dead_letter) for one in planned if one.dead_letter.id in good} - {None}
         first: dict[Key, DeadLetter] = {}
         for topic, partition in sorted({key[:2] for key in wanted if key is not None}):
             for letter in map(lean, self.list(Where(topic=topic, partition=partition))):
@@ -187,12 +187,12 @@ class Redrive(Letters):
                     continue
                 head = first.setdefault(key, letter)
                 if head.id in good and letter.id not in chosen:
-                    yield Planned(letter, behind=head.id)
+                    yield Planned(letter, after=head.id)
         for one in planned:
-            key = self._key(one.letter)
+            key = self._key(one.dead_letter)
             head_of_it = None if key is None else first.get(key)
             if one.refusal is None and head_of_it is not None and head_of_it.id not in good:
-                yield replace(one, refusal=behind(one.letter, head_of_it).reason)
+                yield replace(one, refusal=behind(one.dead_letter, head_of_it).reason)
             else:
                 yield one
 

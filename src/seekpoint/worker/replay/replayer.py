@@ -10,26 +10,26 @@ from sqlalchemy.exc import DBAPIError
 
 from seekpoint.errors import HandlerMisuse
 from seekpoint.ledger.dead_letters import DeadLetter, DeadLetters
-from seekpoint.ledger.positions import look
+from seekpoint.ledger.positions import positions_of
 from seekpoint.ledger.sql.worker import READ_GROUP
 from seekpoint.pipeline.pipeline import Pipeline
-from seekpoint.postgres.connection import LentConnection, Session
-from seekpoint.postgres.sqlstates import Fault, connection_lost, is_data_fault
+from seekpoint.postgres.connection import HandlerConnection, Session
+from seekpoint.postgres.sqlstates import Fault, connection_lost, is_data_error
 from seekpoint.records import Cause, Failure, Span, State
-from seekpoint.worker.apply import Failed, make, write
+from seekpoint.worker.apply import Failed, decode_record, write
 from seekpoint.worker.replay import statements as sql
 from seekpoint.worker.replay.dead_letters import open_at
-from seekpoint.worker.replay.lock_retry import patiently
+from seekpoint.worker.replay.lock_retry import retry_locked
 from seekpoint.worker.replay.preconditions import behind, check_group, check_topic, closed, keeps_order, refused
 from seekpoint.worker.replay.results import Replayed
 from seekpoint.worker.replay.selection import lean
 
 
 @dataclass(slots=True)
-class _Road:
+class _Attempt:
     """How far one transaction came."""
 
-    letter: DeadLetter | None = None
+    dead_letter: DeadLetter | None = None
     transaction: str | None = None
     following: int | None = None
     committing: bool = False
@@ -52,17 +52,17 @@ class Replayer:
         Raises Fenced where it is not to be replayed (any more); HandlerOutdated, GroupPaused, ConfigError; what the
         handler's misuse raises; and errors of the database that are not the record's.
         """
-        before: list[_Road] = []
+        before: list[_Attempt] = []
 
         def once() -> Replayed:
             if before and before[-1].committing and self._took_effect(before[-1]):
-                assert before[-1].letter is not None
-                return Replayed(lean(before[-1].letter))
-            before.append(road := _Road())
+                assert before[-1].dead_letter is not None
+                return Replayed(lean(before[-1].dead_letter))
+            before.append(road := _Attempt())
             return self._once(id, reason, road)
 
         try:
-            outcome = patiently(once)
+            outcome = retry_locked(once)
         except DBAPIError as error:
             if before and before[-1].committing and connection_lost(error):
                 error.add_note(
@@ -72,7 +72,7 @@ class Replayer:
             raise
         return outcome, before[-1].following if outcome.is_applied else None
 
-    def _once(self, id: int, reason: str, road: _Road) -> Replayed:  # noqa: A002
+    def _once(self, id: int, reason: str, road: _Attempt) -> Replayed:  # noqa: A002
         try:
             self._transaction(id, reason, road)
         except Failed as failed:
@@ -80,24 +80,24 @@ class Replayer:
                 raise failed.error from failed
             failure = Failure.of(failed.error, failed.cause)
         except DBAPIError as error:
-            if not (road.committing and is_data_fault(error)):
+            if not (road.committing and is_data_error(error)):
                 raise
             failure = Failure.of(error, Cause.DATABASE)  # a constraint that was put off until COMMIT
         else:
-            assert road.letter is not None
-            return Replayed(lean(road.letter))
-        assert road.letter is not None
-        letter = road.letter
-        patiently(lambda: self._keep(letter, failure))
+            assert road.dead_letter is not None
+            return Replayed(lean(road.dead_letter))
+        assert road.dead_letter is not None
+        letter = road.dead_letter
+        retry_locked(lambda: self._keep(letter, failure))
         return Replayed(lean(letter), failure)
 
-    def _transaction(self, id: int, reason: str, road: _Road) -> None:  # noqa: A002
+    def _transaction(self, id: int, reason: str, road: _Attempt) -> None:  # noqa: A002
         with self._session.transaction() as tx:
             settings = tx.execute(sql.REMEMBER_SESSION).mappings().one()
-            road.letter = letter = self._dead_letters.lock(tx, id)
+            road.dead_letter = letter = self._dead_letters.lock(tx, id)
             self._admit(tx, letter)
             road.transaction = self._as_worker(tx, dict(settings))
-            made = make(self._pipeline, letter.record)
+            made = decode_record(self._pipeline, letter.record)
             write(tx, self._pipeline, [made], [Span(letter.at, letter.offset, letter.offset + 1)])
             if tx.execute(sql.CURRENT_TRANSACTION).scalar_one() != road.transaction:
                 raise HandlerMisuse(
@@ -109,7 +109,7 @@ class Replayer:
                 road.following = self._dead_letters.first_open_of_key(tx, letter)
             road.committing = True
 
-    def _as_worker(self, tx: LentConnection, before: Mapping[str, str]) -> str:
+    def _as_worker(self, tx: HandlerConnection, before: Mapping[str, str]) -> str:
         """Set the session as a worker sets it for its handler; the transaction stays durable. Returns its id."""
         age = f"{round(self._ledger.limits.transaction_age * 1000)}ms"
         settings = {**before, "idle_in_transaction_session_timeout": age}
@@ -120,9 +120,9 @@ class Replayer:
         return str(tx.execute(statement, settings).one().transaction)
 
     def _admit(self, tx: Connection, letter: DeadLetter) -> None:
-        scope = self._ledger.scope(tx)
+        scope = self._ledger.group_connection(tx)
         check_group(scope.execute(READ_GROUP).one(), self._pipeline, while_paused=self._while_paused)
-        if (refusal := refused(letter, look(scope, [letter.at], locked=False).get(letter.at))) is not None:
+        if (refusal := refused(letter, positions_of(scope, [letter.at], locked=False).get(letter.at))) is not None:
             raise refusal
         check_topic(letter, self._pipeline)
         if keeps_order(self._pipeline, letter):
@@ -138,14 +138,14 @@ class Replayer:
                 raise closed(now)
             self._dead_letters.failed_again(tx.connection, now, failure)
 
-    def _took_effect(self, road: _Road) -> bool:
+    def _took_effect(self, road: _Attempt) -> bool:
         """What became of a COMMIT without an answer: False if nothing was written; Fenced if another one closed it.
 
         The lock waits for a COMMIT that is still under way.
         """
-        assert road.letter is not None
+        assert road.dead_letter is not None
         with self._ledger.begin() as tx:
-            now = self._dead_letters.lock(tx.connection, road.letter.id)
+            now = self._dead_letters.lock(tx.connection, road.dead_letter.id)
             if now.is_open:
                 return False
             status = tx.connection.execute(sql.TRANSACTION_STATUS, {"transaction": road.transaction}).scalar()

@@ -15,9 +15,9 @@ class Planned:
     ``behind`` is the id of the letter of its key that draws it along, where it was not chosen itself.
     """
 
-    letter: DeadLetter
+    dead_letter: DeadLetter
     refusal: str | None = None
-    behind: int | None = None
+    after: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Replayed:
     ``letter`` is as it was before, without value and tracebacks. ``followers`` are those of its key that came after it.
     """
 
-    letter: DeadLetter
+    dead_letter: DeadLetter
     failure: Failure | None = None
     refusal: str | None = None
     followers: tuple[Replayed, ...] = ()
@@ -42,7 +42,7 @@ class Replayed:
 class Discarded:
     """What became of one letter that was to be discarded; ``refusal`` is None where it was."""
 
-    letter: DeadLetter
+    dead_letter: DeadLetter
     refusal: str | None = None
 
 

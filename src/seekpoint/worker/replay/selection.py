@@ -44,7 +44,7 @@ Chosen = Where | Iterable[int] | int
 """A condition, ids, or one id."""
 
 
-def chosen_letters(dead_letters: DeadLetters, chosen: Chosen, limit: int | None = None) -> Iterator[DeadLetter]:
+def chosen_dead_letters(dead_letters: DeadLetters, chosen: Chosen, limit: int | None = None) -> Iterator[DeadLetter]:
     """The letters that are meant, in the order of topic, partition and offset; their values are left out.
 
     Raises ConfigError for an id that the group does not have.

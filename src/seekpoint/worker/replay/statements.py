@@ -26,7 +26,7 @@ def _set_local(name: str) -> ColumnElement[str]:
 
 _CURRENT = func.pg_current_xact_id().cast(Text)
 # Ids are unique among all groups: people need to type nothing else.
-GROUP_OF_LETTER = select(dead_letter.c.consumer_group).where(dead_letter.c.id == bindparam("id", type_=BigInteger))
+GROUP_OF_DEAD_LETTER = select(dead_letter.c.consumer_group).where(dead_letter.c.id == bindparam("id", type_=BigInteger))
 # What the handler's session was set to, before our own statements changed it for themselves.
 REMEMBER_SESSION = select(
     func.current_setting(literal("TimeZone", Text)).label("TimeZone"),

@@ -27,7 +27,7 @@ from seekpoint.jobs.tables.targets import TABLE, Path, resolve
 from seekpoint.ledger.sql.admin import ALONE, LOCK_GROUP, RECORD_ACTION
 from seekpoint.ledger.tables import DEFAULT_SCHEMA, generation
 from seekpoint.postgres.engine import postgres_engine
-from seekpoint.postgres.sqlstates import passes
+from seekpoint.postgres.sqlstates import is_transient
 from seekpoint.sinks.catalog import quoted
 from seekpoint.sinks.target_table import COLUMN
 
@@ -56,7 +56,7 @@ class Generation:
 class Generations:
     """Keeps tables in generations, so that a reload may turn from one to the next by writing one row.
 
-    ``adopt`` is called once for each table, by its owner; workers go on. Making one does no I/O.
+    ``enable`` is called once for each table, by its owner; workers go on. Making one does no I/O.
     """
 
     def __init__(self, engine: Engine | URL | str, *, schema: str = DEFAULT_SCHEMA, actor: str | None = None) -> None:
@@ -68,7 +68,7 @@ class Generations:
         with transaction(self.engine, self.schema) as tx:
             return [_told(tx, row) for row in tx.execute(sql.GENERATIONS).all()]
 
-    def adopt(self, table: str | tuple[str, str]) -> Generation:
+    def enable(self, table: str | tuple[str, str]) -> Generation:
         """Make a plain table the first generation of a view of its name; one that is adopted already stays as it is.
 
         The table gets a column with a constant, which is looked through without a lock that workers or readers wait
@@ -81,14 +81,14 @@ class Generations:
             if (known := leaves.pointer(tx, path)) is not None:
                 return _told(tx, known)
             _require(_reasons(tx, path))
-        self._patiently(lambda tx: _mark(tx, path))
+        self._retry_locked(lambda tx: _mark(tx, path))
         try:
             with transaction(self.engine, self.schema) as tx:  # readers and writers go on meanwhile
                 run(tx.connection, "ALTER TABLE {table} VALIDATE CONSTRAINT {column}", **_marked(path))
-            self._patiently(lambda tx: self._record(tx, path, "adopt", _adopt))
+            self._retry_locked(lambda tx: self._record(tx, path, "enable generations", _enable))
         except BaseException as error:
             try:
-                self._patiently(lambda tx: _unmark(tx, path))
+                self._retry_locked(lambda tx: _unmark(tx, path))
             except (psycopg.Error, DBAPIError) as late:
                 error.add_note(f"its column {COLUMN} could not be dropped again ({late}): adopt it later, or drop that")
             raise
@@ -97,7 +97,7 @@ class Generations:
             run(tx.connection, "ANALYZE {parent}", parent=name(*_names(path)[0]))
         return made
 
-    def give_up(self, table: str | tuple[str, str]) -> None:
+    def disable(self, table: str | tuple[str, str]) -> None:
         """Make the generation that counts the plain table again, and drop the others.
 
         Waits up to 30 seconds for whoever still reads an earlier generation, in a snapshot from before the last
@@ -108,7 +108,7 @@ class Generations:
         self._get(path)
         with transaction(self.engine, self.schema) as tx:  # in front of the lock that whoever opens a reload waits for
             _require_forgotten(tx, path, leaves.pointer(tx, path), READERS_WAIT)
-        self._patiently(lambda tx: self._record(tx, path, "give up", _give_up))
+        self._retry_locked(lambda tx: self._record(tx, path, "disable generations", _disable))
 
     def _get(self, path: Path) -> Generation:
         with transaction(self.engine, self.schema) as tx:
@@ -133,7 +133,7 @@ class Generations:
             raise ConfigError(f"there is no table {'.'.join(named)}: check its name, and the schema")
         return row.schema, row.name
 
-    def _patiently(self, step: Callable[[Tx], None]) -> None:
+    def _retry_locked(self, step: Callable[[Tx], None]) -> None:
         """One transaction, again and again where a lock cannot be had (see :func:`_hold`)."""
         for attempt in range(1, TRIES + 1):
             try:
@@ -142,7 +142,7 @@ class Generations:
                     tx.execute(ALONE, name=f"seekpoint reload {self.schema}")
                     step(tx)
             except (psycopg.Error, DBAPIError) as error:
-                if attempt == TRIES or not passes(error):
+                if attempt == TRIES or not is_transient(error):
                     raise
                 pause(attempt)
             else:
@@ -280,7 +280,7 @@ def _unmark(tx: Tx, path: Path) -> None:
         run(tx.connection, "ALTER TABLE {table} DROP COLUMN IF EXISTS {column}", **_marked(path))
 
 
-def _adopt(tx: Tx, path: Path) -> None:
+def _enable(tx: Tx, path: Path) -> None:
     """The table becomes a partition, and a view takes its name: at once, for everybody."""
     connection = tx.connection
     _hold(tx, path)
@@ -346,7 +346,7 @@ def _require_forgotten(tx: Tx, path: Path, row: Row[Any] | None, patience: float
         raise ReloadRefused([f"{told}: wait for the sessions of pid {', '.join(map(str, pids))}, or end them"])
 
 
-def _give_up(tx: Tx, path: Path) -> None:
+def _disable(tx: Tx, path: Path) -> None:
     _require(_of_runs(tx, path))  # so the pointer stays what it is
     connection, row = tx.connection, leaves.pointer(tx, path)
     if row is None:  # the try before took effect

@@ -1,5 +1,5 @@
 # Everything runs from .venv, built from requirements.lock and nothing else. Needs Python 3.11 or newer, and make.
-.PHONY: help setup demo demo-poison demo-reload test check chaos properties bench docs mutants lock clean
+.PHONY: help setup demo demo-poison demo-reload test check chaos properties bench docs site site-check mutants lock clean
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
@@ -8,6 +8,8 @@ UV := VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv
 READY := .venv/ready
 SPARK := .venv/spark
 DEMO := PYTHONPATH=$(CURDIR)/examples $(BIN)/python -m demo
+DOCS := .venv/docs
+SITE := build/site
 
 ROUNDS ?= 20
 EXAMPLES ?= 2000
@@ -38,6 +40,11 @@ $(SPARK): $(READY)
 	$(UV) pip install --quiet --no-deps --require-hashes --build-constraints requirements.lock -r requirements.lock
 	touch $(SPARK)
 
+# Sphinx, and what drives a browser: for the site, and for the type checker that reads its scripts.
+$(DOCS): $(READY) requirements-docs.lock
+	$(UV) pip install --quiet --no-deps --require-hashes -r requirements-docs.lock
+	touch $(DOCS)
+
 demo: $(READY)  ## real flights, real servers, real crashes: nothing lost, nothing twice
 	$(DEMO) demo $(ARGS)
 
@@ -50,7 +57,7 @@ demo-reload: $(SPARK)  ## the same flights, the table rebuilt three times under 
 test: check  ## the whole suite, on a real Kafka and a real Postgres
 	SEEKPOINT_REQUIRE_SERVERS=1 $(BIN)/pytest -n auto --maxprocesses 4 --dist loadgroup $(ARGS)
 
-check: $(SPARK)  ## style, types, layers, and migrations that equal the metadata
+check: $(SPARK) $(DOCS)  ## style, types, layers, and migrations that equal the metadata
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
@@ -70,16 +77,28 @@ mutants: $(SPARK)  ## break the lines that the promise hangs on, one by one: a t
 bench: $(SPARK)  ## every question, next to the floor: hours; make bench QUICK=1: the core, in under three minutes
 	$(BIN)/python benchmarks/run.py $(if $(QUICK),--quick) $(ARGS)
 
-docs: $(SPARK)  ## run every code block of README and docs; list words that the glossary has a term for
+docs: site  ## build the site, run every code block of README and docs; list words that the glossary has a term for
 	$(BIN)/python tests/words.py
 	$(BIN)/pytest tests/docs $(ARGS)
 
+# Everything is read again: a page that did not change is not warned about twice.
+site: $(SPARK) $(DOCS)  ## build the site in build/site/html: a warning is an error, and so is a reference that leads nowhere
+	$(BIN)/python docs/site/sources.py $(SITE)/sources
+	$(BIN)/sphinx-build --quiet --fresh-env --write-all --jobs auto --nitpicky --fail-on-warning --conf-dir docs/site \
+	  --doctree-dir $(SITE)/doctrees $(SITE)/sources $(SITE)/html
+
+site-check: site  ## open every page of the site in Chromium: no error, no broken link, no request to another host
+	$(BIN)/python docs/site/check.py $(SITE)/html $(ARGS)
+
 # Beside what pyproject.toml names: uv itself, what hatchling asks for when it installs a checkout, and what builds
 # pyspark.
-lock: $(SPARK)  ## resolve all dependencies anew: requirements.lock, and the broker's jars
+lock: $(SPARK)  ## resolve all dependencies: requirements.lock, requirements-docs.lock, and the broker's jars
 	printf 'uv\neditables\nsetuptools\n' | $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade \
 	  --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" --no-annotate \
 	  --extra cli --extra dev --extra registry --extra arrow --extra spark --extra delta --group test --group check --group demo --output-file requirements.lock pyproject.toml -
+	$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade --fork-strategy fewest \
+	  --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" --no-annotate \
+	  --constraints requirements.lock --group docs --output-file requirements-docs.lock
 	$(BIN)/python -m seekpoint.testing.servers.jars > .venv/kafka-jars.lock
 	mv .venv/kafka-jars.lock src/seekpoint/testing/servers/kafka-jars.lock
 

@@ -216,7 +216,12 @@ class Reload:
             return report
 
     def cut_over(self, driver: Driver, rounds: CatchUp) -> CutOver:
-        """Put the rebuilt tables in the place of the live ones. See :func:`seekpoint.jobs.reload.cutover.cut_over`."""
+        """Put the rebuilt tables in the place of the live ones, raise versions and epochs, and close the run: in one
+        transaction.
+
+        Stored offsets do not change. Raises CutOverRefused where workers would wait longer than the bounds allow (the
+        run stays open), ReloadRefused where the run cannot be used any more, ReloadOver, and the last database error.
+        """
         _require_publishing(driver)
         with self._ending(driver):
             plan = self._plan(driver, rounds) if driver.run.strategy == "merge" else Plan(bounds=self.bounds)

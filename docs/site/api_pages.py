@@ -12,12 +12,14 @@ FOLDER = "reference/python"
 
 
 def api_pages() -> dict[str, str]:
-    """The pages in reStructuredText, by their path in the site's sources: a page a module, and one for each root name."""
+    """The pages by their path in the site's sources: one for each public module, and for each root name."""
     modules = documented_names()
     root = {name: f"{_title(name)}\n{_object('seekpoint', name)}" for name in modules.pop("seekpoint")}
     pages = root | {name: _module_page(name, names) for name, names in modules.items()}
     introduction = "Every public class, function and method, with its signature."
-    index = f"{_title('API from docstrings')}\n{introduction}\n\n{_list('seekpoint', root)}\n{_list('Modules', modules)}"
+    index = (
+        f"{_title('API from docstrings')}\n{introduction}\n\n{_list('seekpoint', root)}\n{_list('Modules', modules)}"
+    )
     return {f"{FOLDER}/{name}.rst": text for name, text in {**pages, "index": index}.items()}
 
 

@@ -3,8 +3,8 @@
     python docs/site/check.py build/site/html
 
 That is: an error on the console or in a script, a request that fails or leaves for another host, a link inside the site
-whose page or anchor does not exist, and a page that is wider than the window of a phone. The browser is Debian's; without
-one, the check fails.
+whose page or anchor does not exist, and a page that is wider than the window of a phone. The browser is Debian's;
+without one, the check fails.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ class Visit:
         tab.on("console", lambda message: self._note(f"console: {message.text}") if message.type == "error" else None)
         tab.on("pageerror", lambda error: self._note(f"script: {error}"))
         tab.on("requestfailed", lambda request: self._note(f"request failed: {request.url}"))
-        tab.on("response", lambda answer: self._note(f"{answer.status}: {answer.url}") if answer.status >= 400 else None)
+        tab.on(
+            "response", lambda answer: self._note(f"{answer.status}: {answer.url}") if answer.status >= 400 else None
+        )
         return tab
 
     def open(self, tab: Page, path: str, scheme: str) -> None:

@@ -53,7 +53,7 @@ def _prepare_references(_: Sphinx, doctree: nodes.document) -> None:
 
 
 def _leave_types(
-    _: Sphinx, env: BuildEnvironment, reference: pending_xref, content: nodes.TextElement
+    _: Sphinx, _env: BuildEnvironment, reference: pending_xref, content: nodes.TextElement
 ) -> nodes.TextElement | None:
     """A type in a signature that has no page here stays text; any other reference that leads nowhere is an error."""
     return content if _is_annotation(reference) else None

@@ -1,8 +1,8 @@
 """Writes the sources of the site: the repository's pages as they are, and pages generated from the code.
 
 The pages know nothing of the generator: they are plain Markdown whose relative links hold in the repository. Here each
-gets its place in the site, its links are rewritten for it, and the front page, made from README.md, gets the navigation,
-which takes its sections from the folders and its order from README's links: a new page needs no entry anywhere else.
+gets its place in the site, its links are rewritten for it, and the front page, made from README.md, gets the
+navigation, which takes its sections from the folders and its order from README's links. A new page needs no entry.
 
     python docs/site/sources.py build/site/sources
 """
@@ -24,12 +24,14 @@ PROJECT = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANG
 LAST = ["Reference", "Internals", "Project"]  # sections at the end of the sidebar, in this order
 
 # A link's or an image's target; what is code or a comment is matched first, and is none.
-_TARGET = re.compile(r"(?P<code>^```.*?^```$|<!--.*?-->|`[^`\n]*`)|(?<=\])\((?P<to>[^)\s]+)\)", re.DOTALL | re.MULTILINE)
+_TARGET = re.compile(
+    r"(?P<code>^```.*?^```$|<!--.*?-->|`[^`\n]*`)|(?<=\])\((?P<to>[^)\s]+)\)", re.DOTALL | re.MULTILINE
+)
 _COMMENT = re.compile(r"^<!--.*?-->\n?", re.DOTALL | re.MULTILINE)
 _ELSEWHERE = re.compile(r"^(\w+:|#)")
 
 
-class BrokenPage(Exception):
+class PageError(Exception):
     """A page cannot be a page of the site; the message says why."""
 
 
@@ -43,7 +45,7 @@ def write_sources(folder: Path) -> None:
     generated = {**api_pages(), PATH: command_page()}
     for path, text in generated.items():
         if (folder / path).with_suffix(".md").exists():
-            raise BrokenPage(f"{path} is generated: a page in docs/ cannot have its place")
+            raise PageError(f"{path} is generated: a page in docs/ cannot have its place")
         _write(folder / path, text)
     for place, lists in navigation(list(pages.values())).items():
         with (folder / place).open("a", encoding="utf-8") as page:
@@ -98,7 +100,7 @@ def _rewriter(source: Path, place: str, pages: dict[Path, str], folder: Path) ->
         path, _, anchor = target.partition("#")
         file = (source.parent / path).resolve()
         if not file.is_file():
-            raise BrokenPage(f"{source.relative_to(ROOT)}: {target} is not a file")
+            raise PageError(f"{source.relative_to(ROOT)}: {target} is not a file")
         to = pages.get(file) or _copied(file, folder)
         return os.path.relpath(to, PurePosixPath(place).parent) + (f"#{anchor}" if anchor else "")
 
@@ -139,7 +141,9 @@ def navigation(places: list[str]) -> dict[str, str]:
     sections.setdefault("Reference", []).extend([f"{FOLDER}/index.rst", PATH])
     ordered = sorted(sections, key=lambda name: LAST.index(name) if name in LAST else -1)
     front = "".join(_toctree(name, sections[name]) for name in ordered)
-    return {"index.md": front} | {index: _toctree("", [_beside(index, p) for p in pages]) for index, pages in below.items()}
+    return {"index.md": front} | {
+        index: _toctree("", [_beside(index, p) for p in pages]) for index, pages in below.items()
+    }
 
 
 def _parent(place: str, places: list[str]) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import seekpoint
+from public_modules import PUBLIC_MODULES
 from seekpoint import (
     Assignment,
     Ledger,
@@ -85,6 +86,12 @@ def test_the_reference_has_no_event_that_does_not_exist() -> None:
 @pytest.mark.parametrize("name", seekpoint.__all__)
 def test_every_public_name_is_in_the_reference(name: str) -> None:
     assert name in ticked(API) or f"## {name}\n" in API
+
+
+def test_the_public_modules_are_in_the_reference() -> None:
+    shown = re.search(r"^Public are .*? below it\.", API, re.MULTILINE | re.DOTALL)
+    assert shown is not None
+    assert re.findall(r"`(\.[\w.]+)`", shown[0]) == [module.removeprefix("seekpoint") for module in PUBLIC_MODULES]
 
 
 @pytest.mark.parametrize("made", [Pipeline, Append, Worker, Ledger, Assignment], ids=lambda made: str(made.__name__))

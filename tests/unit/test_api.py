@@ -13,39 +13,20 @@ from typing import Any
 import pytest
 
 import seekpoint
+from public_modules import PUBLIC_MODULES, public_names
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted(
-    path for folder in ("src", "migrations", "benchmarks", "examples") for path in (ROOT / folder).rglob("*.py")
+    path
+    for folder in ("src", "migrations", "benchmarks", "examples", "docs/site")
+    for path in (ROOT / folder).rglob("*.py")
 )
-
-PUBLIC_MODULES = [
-    "seekpoint.errors",
-    "seekpoint.records",
-    "seekpoint.events",
-    "seekpoint.codecs",
-    "seekpoint.ledger",
-    "seekpoint.schema",
-    "seekpoint.testing",
-]
 
 IMPORTERS = ("import_module", "__import__")
 
 
-def public(module: Any) -> list[str]:
-    """The names a module offers: its ``__all__``, or what it defines itself."""
-    listed = getattr(module, "__all__", None)
-    if listed is not None:
-        return list(listed)
-    return [
-        name
-        for name, what in vars(module).items()
-        if not name.startswith("_") and getattr(what, "__module__", None) == module.__name__
-    ]
-
-
 NAMES = [("seekpoint", name) for name in seekpoint.__all__] + [
-    (module, name) for module in PUBLIC_MODULES for name in public(importlib.import_module(module))
+    (module, name) for module in PUBLIC_MODULES for name in public_names(importlib.import_module(module))
 ]
 
 

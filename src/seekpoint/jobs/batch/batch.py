@@ -68,7 +68,7 @@ class BatchDone:
         return self.run is None
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The fields as a dictionary for JSON."""
         return asdict(self) | {"run": None if self.run is None else str(self.run), "is_empty": self.is_empty}
 
 

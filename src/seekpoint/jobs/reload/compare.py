@@ -76,7 +76,7 @@ class Report:
         return all(table.is_empty for table in self.tables)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The fields as a dictionary for JSON."""
         return asdict(self) | {"is_empty": self.is_empty}
 
 

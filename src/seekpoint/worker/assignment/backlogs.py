@@ -44,7 +44,7 @@ class SingleAttempt:
 
     @property
     def partition(self) -> Partition:
-        """The record's."""
+        """Topic and partition of the record."""
         return self.claim.partition
 
 
@@ -64,7 +64,7 @@ class SuspectPart:
 
     @property
     def partition(self) -> Partition:
-        """The records'."""
+        """Topic and partition of the records."""
         return self.claim.partition
 
 

@@ -81,10 +81,11 @@ docs: site  ## build the site, run every code block of README and docs; list wor
 	$(BIN)/python tests/words.py
 	$(BIN)/pytest tests/docs $(ARGS)
 
-# Everything is read again: a page that did not change is not warned about twice.
+# All of it is built again: Sphinx warns only of what it reads, and leaves pages that are no more.
 site: $(SPARK) $(DOCS)  ## build the site in build/site/html: a warning is an error, and so is a reference that leads nowhere
+	rm -rf $(SITE)
 	$(BIN)/python docs/site/sources.py $(SITE)/sources
-	$(BIN)/sphinx-build --quiet --fresh-env --write-all --jobs auto --nitpicky --fail-on-warning --conf-dir docs/site \
+	$(BIN)/sphinx-build --quiet --jobs auto --nitpicky --fail-on-warning --conf-dir docs/site \
 	  --doctree-dir $(SITE)/doctrees $(SITE)/sources $(SITE)/html
 
 site-check: site  ## open every page of the site in Chromium: no error, no broken link, no request to another host

@@ -3,8 +3,7 @@
 python benchmarks/reloads.py [--quick]
 
 The live table is what older code made: in so many percent of the rows another amount. No worker is running, so the lock
-is what the cut-over itself costs; ``make demo-reload`` has workers, and records under the lock. ``same keys`` is
-``Reload(same_keys=True)``: the table is not looked through for keys that only the old code made. Behind each cut-over
+is what the cut-over itself costs; ``make demo-reload`` has workers, and records under the lock. After each cut-over
 the table must be what the topic says, in every column.
 """
 
@@ -67,7 +66,7 @@ class Steps:
         self.seconds[f"{name}_seconds"] = round(time.monotonic() - began, 3)
 
 
-def reload(engine: Engine, strategy: str, percent: int, *, same_keys: bool = False) -> dict[str, Any]:
+def reload(engine: Engine, strategy: str, percent: int) -> dict[str, Any]:
     """One reload on a new table; what it took."""
     drop(engine)
     fill(percent)
@@ -76,7 +75,7 @@ def reload(engine: Engine, strategy: str, percent: int, *, same_keys: bool = Fal
         Generations(engine, schema=DEFAULT_SCHEMA).enable(f"public.{KIND.name}")
     sources = Reload([rebuild.pipeline()], engine, KAFKA).sources
     timed = Timed(LocalStager(engine, DEFAULT_SCHEMA, KAFKA, sources))
-    job = Reload([rebuild.pipeline()], engine, KAFKA, stager=timed, same_keys=same_keys, max_wait=600.0)
+    job = Reload([rebuild.pipeline()], engine, KAFKA, stager=timed, max_wait=600.0)
     driver, step = job.open(strategy=strategy, reason="benchmark"), Steps()
     with step("staged_and_indexed"):
         job.stage(driver)
@@ -113,16 +112,15 @@ def verify(engine: Engine) -> dict[str, Any]:
 def main() -> None:
     """Every case."""
     arguments(__doc__).parse_args()
-    cases: list[tuple[str, str, int, bool]] = [
-        *(("merge", "any keys", percent, False) for percent in CHANGED),
-        *(("merge", "same keys", percent, True) for percent in CHANGED),
-        ("swap", "", 100, False),
-        ("generation", "", 100, False),
+    cases: list[tuple[str, str, int]] = [
+        *(("merge", "any keys", percent) for percent in CHANGED),
+        ("swap", "", 100),
+        ("generation", "", 100),
     ]
     with rebuild.ledger() as engine:
-        for strategy, keys, percent, same in cases:
+        for strategy, keys, percent in cases:
             mode = ", ".join(filter(None, [f"{RECORDS:,} rows", strategy, f"{percent} % changed", keys]))
-            say("reload", mode, records=RECORDS, **reload(engine, strategy, percent, same_keys=same))
+            say("reload", mode, records=RECORDS, **reload(engine, strategy, percent))
         say("reload", f"{RECORDS:,} rows, verify", records=RECORDS, **verify(engine))
         drop(engine)
 

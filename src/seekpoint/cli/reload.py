@@ -62,9 +62,6 @@ Reason = Annotated[str, typer.Option(help="Why, for the record.")]
 RunId = Annotated[UUID, typer.Argument(metavar="ID", help="The run, as `reload status` names it.")]
 
 
-SameKeys = Annotated[
-    bool, typer.Option("--same-keys", help="The code that runs now makes the same keys: a shorter lock.")
-]
 MaxWait = Annotated[
     str,
     typer.Option(metavar="TIME", help="How long workers may wait for the cut-over: 2s, 30s, 5m. Else it is refused."),
@@ -101,7 +98,6 @@ def run(
     resume: Annotated[
         UUID | None, typer.Option(metavar="ID", help="Go on with this run, from where it stands.")
     ] = None,
-    same_keys: SameKeys = False,
     max_wait: MaxWait = f"{MAX_WAIT:g}s",
     max_deletes: MaxDeletes = MAX_DELETES,
     allow_cascades: AllowCascades = False,
@@ -142,7 +138,6 @@ def run(
             frames=frames_of(frame),
             processes=processes,
             actor=actor,
-            same_keys=same_keys,
             max_wait=ago(max_wait, "--max-wait").total_seconds(),
             max_deletes=max_deletes,
             allow_cascades=allow_cascades,
@@ -164,7 +159,6 @@ def resume_(
     max_deletes: MaxDeletes = MAX_DELETES,
     allow_cascades: AllowCascades = False,
     allow_inheritance: AllowInheritance = False,
-    same_keys: SameKeys = False,
     processes: Processes = 0,
     spark: Spark = None,
     spark_conf: SparkConf = None,
@@ -197,7 +191,6 @@ def resume_(
                 as_json=as_json,
                 frames=frames_of(frame),
                 processes=processes,
-                same_keys=same_keys,
                 max_wait=ago(max_wait, "--max-wait").total_seconds(),
                 max_deletes=max_deletes,
                 allow_cascades=allow_cascades,

@@ -49,7 +49,6 @@ class Plan:
     """What a cut-over goes by. ``live``: the rows of each table, as counted; ``predicted``: the wait, in seconds."""
 
     bounds: Bounds = field(default_factory=Bounds)
-    same_keys: bool = False
     live: Mapping[Path, int] = field(default_factory=dict)
     predicted: float | None = None
 
@@ -139,7 +138,7 @@ def _attempt(driver: Driver, rounds: CatchUp, began: list[float], budget: Budget
         if driver.run.strategy == "merge":
             assert driver.run.diff_xid is not None
             terms = Terms(bounds=plan.bounds, budget=budget, live=plan.live)
-            keys = merge(tx, staging, rounds.targets, driver.run.diff_xid, same_keys=plan.same_keys, terms=terms)
+            keys = merge(tx, staging, rounds.targets, driver.run.diff_xid, terms)
         for target in rounds.targets if driver.run.strategy != "merge" else ():
             budget.bound(tx.connection)
             if driver.run.strategy == "swap":

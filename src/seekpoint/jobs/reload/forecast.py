@@ -12,7 +12,7 @@ from psycopg import sql as ident
 from seekpoint.errors import CutOverRefused, ReloadRefused
 from seekpoint.jobs.reload.compare import Difference, compared
 from seekpoint.jobs.reload.cutover_limits import Bounds
-from seekpoint.jobs.reload.merge import lost, may_skip_look, of_deletes, reaches, same_key
+from seekpoint.jobs.reload.merge import lost, of_deletes, reaches, same_key
 from seekpoint.jobs.run.run import Driver, Tx
 from seekpoint.jobs.tables.dependencies import MERGE, ties, without_generations
 from seekpoint.jobs.tables.staging_schema import Staging, name, names, rows, run, unlogged
@@ -34,7 +34,7 @@ class Forecast:
     seconds: float
 
 
-def forecast(driver: Driver, found: Sequence[Target], told: Sequence[Difference], *, same_keys: bool) -> Forecast:
+def forecast(driver: Driver, found: Sequence[Target], told: Sequence[Difference]) -> Forecast:
     """Predict a merge from the counted changes and rates that are measured now; no lock is taken on anything live."""
     seconds = 0.0
     with driver.step("compared") as tx:
@@ -43,8 +43,7 @@ def forecast(driver: Driver, found: Sequence[Target], told: Sequence[Difference]
             changes = _changes(difference)
             if changes >= FEW:
                 seconds += changes * _rate(tx, staging, target, min(changes, SAMPLE))
-            if not may_skip_look(difference, same_keys=same_keys):
-                seconds += _seconds_of_look(tx, staging, target)
+            seconds += _seconds_of_look(tx, staging, target)
     return Forecast(sum(map(_changes, told)), seconds)
 
 

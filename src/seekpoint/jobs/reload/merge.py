@@ -12,7 +12,7 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
 from seekpoint.errors import CutOverRefused, ReloadRefused
-from seekpoint.jobs.reload.compare import DIFFERENT_KEY, Difference, compared, differing, distinct
+from seekpoint.jobs.reload.compare import DIFFERENT_KEY, compared, differing, distinct
 from seekpoint.jobs.reload.cutover_limits import ROW_WAIT, Bounds, Budget
 from seekpoint.jobs.reload.merge_check import Kept
 from seekpoint.jobs.run.run import Driver, Tx
@@ -88,7 +88,7 @@ class Terms:
     live: Mapping[Path, int]
 
 
-def merge(tx: Tx, staging: Staging, found: Sequence[Target], diff_xid: str, *, same_keys: bool, terms: Terms) -> int:
+def merge(tx: Tx, staging: Staging, found: Sequence[Target], diff_xid: str, terms: Terms) -> int:
     """Take the live tables to the rebuilt ones, at the keys where they may differ; returns how many those are.
 
     Where one of them refers to another by a foreign key, rows are added before what refers to them, and deleted after.
@@ -104,7 +104,7 @@ def merge(tx: Tx, staging: Staging, found: Sequence[Target], diff_xid: str, *, s
     work = []
     for target in ordered:
         bound()
-        prepared = _prepared(tx, staging, target, diff_xid, same_keys=same_keys, bound=bound)
+        prepared = _prepared(tx, staging, target, diff_xid, bound)
         _require_allowed(tx, staging, target, prepared, terms)
         work.append((target, *prepared))
     bound()
@@ -136,11 +136,6 @@ def _exchanged(target: Target, error: psycopg.Error) -> str:
 
 
 # -- what is not done unless it is allowed -------------------------------------------------------------------------
-
-
-def may_skip_look(difference: Difference, *, same_keys: bool) -> bool:
-    """Whether ``same_keys`` is taken at its word: then the table is not looked through under the lock."""
-    return same_keys and not (difference.missing and difference.extra)
 
 
 def lost(target: Target, count: int) -> str:
@@ -270,15 +265,12 @@ def _parents_first(connection: Connection, found: Sequence[Target]) -> tuple[lis
 Prepared = tuple[dict[str, ident.Composable], tuple[str, ...], int, bool]
 
 
-def _prepared(
-    tx: Tx, staging: Staging, target: Target, diff_xid: str, *, same_keys: bool, bound: Callable[[], None]
-) -> Prepared:
+def _prepared(tx: Tx, staging: Staging, target: Target, diff_xid: str, bound: Callable[[], None]) -> Prepared:
     """The names in a table's statements, its columns, how many keys are looked at, and whether one by one.
 
     Those are the prepared ones, those that the rounds since have touched, and those of live rows that were written
     since by anybody: an older handler may have written keys that the newer one never touches. For these the whole
-    table is looked through and counted (0.15 s per million rows), unless ``same_keys`` says that there are none,
-    and the prepared ones do not belie it.
+    table is read and counted (0.15 s per million rows).
     """
     connection, columns = tx.connection, compared(tx, staging, target)
     parts = {
@@ -306,16 +298,14 @@ def _prepared(
     run(
         connection, "CREATE {unlogged} TABLE IF NOT EXISTS {seen} (xid bigint)", **parts
     )  # a run that an older version compared
-    nobody_else = _add_others(connection, parts, same_keys=same_keys)
+    _add_written(connection, parts)
     bound()
     table = quoted(*staging.table(target))
+    _plan_by_key(connection, _counted(connection, parts["diff"], table)[1])
+    _add_deleted(connection, parts)
+    _plan_by_key(connection, False)
+    bound()
     keys, by_key = _counted(connection, parts["diff"], table)
-    if not nobody_else:
-        _plan_by_key(connection, by_key)
-        _add_deleted(connection, parts)
-        _plan_by_key(connection, False)
-        bound()
-        keys, by_key = _counted(connection, parts["diff"], table)
     return parts, columns, keys, by_key
 
 
@@ -331,27 +321,15 @@ def _counted(connection: Connection, diff: ident.Composable, table: str) -> tupl
     return int(keys), keys * FEW < total
 
 
-def _add_others(connection: Connection, parts: dict[str, ident.Composable], *, same_keys: bool) -> bool:
-    """The keys that the rounds since the diff have touched, and those of live rows that were written since.
-
-    Returns whether ``same_keys`` is taken at its word: then there are no others.
-    """
-    kinds = {row[0] for row in rows(connection, "SELECT DISTINCT {kind} FROM {diff}", **parts)}
-    nobody_else = same_keys and not kinds >= {"missing", "extra"}
-    wanted = ident.SQL("false") if nobody_else else parts["is_late"]
-    run(
-        connection,
-        "CREATE {unlogged} TABLE {late} AS SELECT {key} FROM {live} AS live WHERE {wanted}",
-        wanted=wanted,
-        **parts,
-    )
+def _add_written(connection: Connection, parts: dict[str, ident.Composable]) -> None:
+    """The keys that the rounds since the diff have touched, and those of live rows that were written since."""
+    run(connection, "CREATE {unlogged} TABLE {late} AS SELECT {key} FROM {live} AS live WHERE {is_late}", **parts)
     run(
         connection,
         "INSERT INTO {diff} ({key}, {kind}) SELECT {key}, 'touched' FROM {touched} UNION SELECT {key}, 'touched' "
         "FROM {late} ON CONFLICT ({key}) DO UPDATE SET {kind} = excluded.{kind}",
         **parts,
     )
-    return nobody_else
 
 
 def _add_deleted(connection: Connection, parts: dict[str, ident.Composable]) -> None:

@@ -55,11 +55,10 @@ class Reload:
 
     ``pipelines`` are all pipelines that write the tables, as objects or as ``module:name``; ``kafka`` is the workers'
     own configuration. ``stager`` says who reads the log: by default this process, or so many ``processes`` of this
-    machine. Workers continue all the time; the cut-over makes them wait, for ``max_wait`` seconds at most. What they go
-    on by while ranges are staged is staged in the same way while it is more than ``large`` records. ``same_keys`` says
-    that the code which runs now makes the same keys of a record as these pipelines do: a merge need not look through
-    the whole table under the lock then. ``progress`` is called with what is being done, how many records of it are done
-    (of "warming up": keys), and of how many (0: not known). ``archive`` has what retention took of the logs.
+    machine. Workers continue all the time; the cut-over makes them wait, for ``max_wait`` seconds at most. What they
+    commit while ranges are staged is staged in the same way while it is more than ``large`` records. ``progress`` is
+    called with what is being done, how many records of it are done (of "warming up": keys), and of how many (0: not
+    known). ``archive`` has what retention took of the logs.
     ``frames`` are what handlers' tables hold up to the opening, computed by Spark: they need a SparkStager.
 
     A merge calls ``compared`` with its :class:`Report` before it publishes anything, and is refused (CutOverRefused,
@@ -82,7 +81,6 @@ class Reload:
         actor: str | None = None,
         range_records: int = RANGE,
         large: int = LARGE,
-        same_keys: bool = False,
         progress: Progress | None = None,
         archive: Archive | None = None,
         frames: Mapping[str, Frame] | None = None,
@@ -103,7 +101,6 @@ class Reload:
         self.archive, self.frames = archive, dict(frames or {})
         if self.frames and not isinstance(self._stager, FrameStager):
             raise ConfigError("frames= are computed by Spark: give stager=SparkStager(spark, kafka)")
-        self._same_keys = same_keys
         self._compared: Told = compared or (lambda _: None)
         self.bounds = Bounds(
             max_wait=max_wait,
@@ -239,11 +236,10 @@ class Reload:
         self._compared(report)
         found = report.tables
         require_no_extra(rounds.targets, found)  # here, because a resumed run does not compare again
-        predicted = forecast(driver, rounds.targets, found, same_keys=self._same_keys)
+        predicted = forecast(driver, rounds.targets, found)
         require_allowed(driver, rounds.targets, found, predicted, self.bounds)
         return Plan(
             bounds=self.bounds,
-            same_keys=self._same_keys,
             live={target.path: one.live for target, one in zip(rounds.targets, found, strict=True)},
             predicted=predicted.seconds,
         )

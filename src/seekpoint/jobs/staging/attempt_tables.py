@@ -103,7 +103,7 @@ class AttemptSink:
         return (*written, OFFSET, LINE, *self._key_column) if self._places else written
 
     def _columns_gone(self) -> tuple[str, ...]:
-        return (*self._sink.target.gone, OFFSET, LINE, *self._key_column)
+        return (*self._sink.target.deletes, OFFSET, LINE, *self._key_column)
 
     @property
     def _key_column(self) -> tuple[str, ...]:

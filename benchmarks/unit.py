@@ -28,7 +28,7 @@ from seekpoint.ledger import Claim, Expected, Move
 from seekpoint.records import Partition, RawRecord
 from seekpoint.worker.assignment import Chunk
 from seekpoint.worker.assignment.chunk import Read
-from seekpoint.worker.open_batch import OpenBatch
+from seekpoint.worker.open_batch import Buffer, OpenBatch
 from seekpoint.worker.unit_of_work import Committer
 from setting import DSN, URL
 from subject import KIND
@@ -105,7 +105,7 @@ class Unit:
             for n in range(start, end)
         ]
         chunk = Chunk(records, {self._at: Read(claim, start, end, 1, 1_700_000_000_000)})
-        self._committer.commit(OpenBatch(chunk, lambda: None, lambda _: Answer({}, 0), self._limits))
+        self._committer.commit(OpenBatch(Buffer(chunk, lambda: None, lambda _: Answer({}, 0), self._limits)))
 
     def close(self) -> None:
         """Give the connection back."""

@@ -150,7 +150,7 @@ def test_one_of_two_partitions_in_a_batch_is_refused(scene: Scene) -> None:
     stored = scene.produce(name, 5) + scene.produce(name, 5, partition=1)
     with Bench(scene, name) as bench:
         batch = bench.batch(10)
-        assert {p.number for p in batch.reads} == {0, 1}
+        assert {p.number for p in batch.buffer.reads} == {0, 1}
         seize(scene, rival(scene), name, 1)
         bench.commit(batch)
         bench.seen.wait_for(events.Refused)
@@ -161,7 +161,7 @@ def test_one_of_two_partitions_in_a_batch_is_refused(scene: Scene) -> None:
         # The buffer of partition 1 is gone. What comes next of it must begin where the ledger stands.
         stored += scene.produce(name, 5, partition=1)
         again = bench.batch(10)
-        assert {p.number: read.start for p, read in again.reads.items()} == {1: 0}
+        assert {p.number: read.start for p, read in again.buffer.reads.items()} == {1: 0}
         bench.commit(again)
     scene.book.assert_holds(name, stored)
     assert scene.positions() == {Partition(name, 0): 5, Partition(name, 1): 10}

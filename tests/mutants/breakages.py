@@ -71,7 +71,7 @@ _POSITION = (
 _COUNTER = 'func.lpad(func.to_hex(offset.epoch + 1), 32, "0").cast(Uuid)'
 _NO_LOOK_BEFORE_COMMIT = Edit(
     "worker/unit_of_work.py",
-    "        if strange := self._holder.topic_id_mismatches(batch.identity, list(batch.reads)):",
+    "        if mismatches := self._holder.topic_id_mismatches(identity, list(result.reads)):",
     "        if mismatches := {}:",
 )
 
@@ -146,8 +146,8 @@ BREAKAGES = (
         (
             Edit(
                 "worker/unit_of_work.py",
-                "            notes.append((batch.reads[partition].claim, attempt))\n",
-                "            if number:\n                notes.append((batch.reads[partition].claim, attempt))\n",
+                "            notes.append((result.reads[partition].claim, attempt))\n",
+                "            if number:\n                notes.append((result.reads[partition].claim, attempt))\n",
             ),
         ),
         (f"{ERRORS}::test_kills_of_a_worker_that_has_stopped_in_front_of_a_record_are_not_its_records[fail 1]",),
@@ -268,13 +268,13 @@ BREAKAGES = (
         (
             Edit(
                 "worker/unit_of_work.py",
-                "                moved = self._ledger.advance(tx, moves, transaction) if moves else []\n",
+                "            moved = self._ledger.advance(tx, result.moves, held) if result.moves else []\n",
                 "",
             ),
             Edit(
                 "worker/unit_of_work.py",
                 "        self._holder.accept(moved)\n",
-                "        moved = self._ledger.advance_alone(moves) if moves else []\n"
+                "        moved = self._ledger.advance_alone(result.moves) if result.moves else []\n"
                 "        self._holder.accept(moved)\n",
             ),
         ),
@@ -337,18 +337,18 @@ BREAKAGES = (
         (
             Edit(
                 "worker/unit_of_work.py",
-                "                batch.drop(self._holder.reconcile(batch.starts))\n",
-                "                pass\n",
+                "                    batch.drop(self._holder.reconcile(batch.buffer.starts))\n",
+                "                    pass\n",
             ),
             Edit(
                 "worker/unit_of_work.py",
-                "                transaction = self._ledger.hold(tx, expected)\n",
-                "                transaction = self._ledger.hold(tx, expected) if attempt == 1 else None\n",
+                "            held = self._hold(tx, batch)\n",
+                "            held = self._hold(tx, batch) if mode.attempt == 1 else None\n",
             ),
             Edit(
                 "worker/unit_of_work.py",
-                "                moved = self._ledger.advance(tx, moves, transaction) if moves else []\n",
-                "                moved = [] if attempt > 1 else self._ledger.advance(tx, moves, transaction)\n",
+                "            moved = self._ledger.advance(tx, result.moves, held) if result.moves else []\n",
+                "            moved = [] if mode.attempt > 1 else self._ledger.advance(tx, result.moves, held)\n",
             ),
         ),
         (f"{LOST}::test_a_commit_that_took_effect_and_was_not_answered",),

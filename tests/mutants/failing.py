@@ -16,7 +16,7 @@ FAILING = (
         "a mistake of the program blamed on a record without another one applied",
         (
             Edit(
-                "worker/bisect.py",
+                "worker/apply_parts.py",
                 "        if is_proven:\n            return failed.cause\n",
                 "        if True:\n            return failed.cause\n",
             ),
@@ -42,7 +42,7 @@ FAILING = (
         (
             Edit(
                 "worker/unit_of_work.py",
-                "            self._dead_letters.insert(tx, asides, topic_ids, self._pipeline.version)\n",
+                "            self._dead_letters.insert(tx, dead_letters, topic_ids, self._pipeline.version)\n",
                 "            with self._ledger.engine.begin() as other:\n"
                 "                self._dead_letters.insert(other, dead_letters, topic_ids, self._pipeline.version)\n",
             ),
@@ -54,9 +54,9 @@ FAILING = (
         (
             Edit(
                 "worker/failure_policy.py",
-                "            batch.add_dead_letter(NewDeadLetter(raw, failure, State.DEAD_LETTERED))\n",
-                "            batch.add_dead_letter(NewDeadLetter(raw, failure, State.DEAD_LETTERED))\n"
-                "            batch.stop_at(poison_stop(raw, failure))\n",
+                "            outcome.add_dead_letter(NewDeadLetter(raw, failure, State.DEAD_LETTERED))\n",
+                "            outcome.add_dead_letter(NewDeadLetter(raw, failure, State.DEAD_LETTERED))\n"
+                "            outcome.stop_at(poison_stop(raw, failure))\n",
             ),
         ),
         (f"{MATRIX}[CHECK-streamed Append-dead_letter]",),
@@ -66,8 +66,8 @@ FAILING = (
         (
             Edit(
                 "worker/open_batch.py",
-                "        return read.move() if cut is None else self._move_to_stop(partition, read, cut.offset)\n",
-                "        return read.move()\n",
+                "    return read.move() if stop is None else _move_to_stop(partition, read, stop.offset, buffer)\n",
+                "    return read.move()\n",
             ),
         ),
         (f"{MATRIX}[CHECK-streamed Append-stop]", f"{PROPERTY}[2]"),
@@ -77,7 +77,7 @@ FAILING = (
         (
             Edit(
                 "worker/unit_of_work.py",
-                "        if asides := batch.dead_letters:\n",
+                "        if dead_letters := result.dead_letters:\n",
                 "        if dead_letters := []:\n",
             ),
         ),
@@ -88,8 +88,8 @@ FAILING = (
         (
             Edit(
                 "worker/open_batch.py",
-                "        if first is None or first >= record.offset:\n",
-                "        if first is None or first >= 0:\n",
+                "        return first is not None and first < record.offset\n",
+                "        return first is not None and first < 0\n",
             ),
         ),
         (f"{PROPERTY}[0]",),
@@ -99,8 +99,8 @@ FAILING = (
         (
             Edit(
                 "worker/unit_of_work.py",
-                "batch.block_keys(self._dead_letters.open_keys(tx, [e.claim.partition for e in expected]))\n",
-                "batch.block_keys({})\n",
+                "batch.outcome.block_keys(self._dead_letters.open_keys(tx, [e.claim.partition for e in expected]))\n",
+                "batch.outcome.block_keys({})\n",
             ),
         ),
         ("tests/postgres/test_replay_order.py",),
@@ -214,7 +214,7 @@ FAILING = (
         (
             Edit(
                 "worker/open_batch.py",
-                "        self._dead_letters = {at: aside for at, aside in self._dead_letters.items() if at[0] not in "
+                "        self._dead_letters = {at: one for at, one in self._dead_letters.items() if at[0] not in "
                 "partitions}\n",
                 "",
             ),
@@ -224,11 +224,11 @@ FAILING = (
     Breakage(
         "quarantine counted before COMMIT",
         (
-            Edit("worker/unit_of_work.py", "        self._limits.count(tally)\n", ""),
+            Edit("worker/unit_of_work.py", "        self._limits.count(counts)\n", ""),
             Edit(
                 "worker/unit_of_work.py",
-                "                self._insert_dead_letters(tx, batch)\n",
-                "                self._limits.count(tally)\n                self._insert_dead_letters(tx, batch)\n",
+                "            self._insert_dead_letters(tx, result)\n",
+                "            self._limits.count(counts)\n            self._insert_dead_letters(tx, result)\n",
             ),
         ),
         (f"{ISOLATION}::test_an_attempt_that_was_not_committed_counts_for_no_limit",),
@@ -237,9 +237,9 @@ FAILING = (
         "isolation without savepoints",
         (
             Edit(
-                "worker/bisect.py",
-                "            self._tx.undo_part()\n            return failed",
-                "            return failed",
+                "worker/apply_parts.py",
+                "            self._tx.undo_part()\n            return self.failure(part, failed)",
+                "            return self.failure(part, failed)",
             ),
         ),
         (f"{MATRIX}[CHECK-execute-dead_letter]",),
@@ -249,8 +249,8 @@ FAILING = (
         (
             Edit(
                 "worker/failure_policy.py",
-                "            batch.stop_at(later)\n",
-                "            batch.stop_at(later)\n            batch.cuts[partition].offset += 1\n",
+                "            outcome.stop_at(later)\n",
+                "            outcome.stop_at(later)\n            outcome.stops[partition].offset += 1\n",
             ),
         ),
         ("tests/kafka/test_retry_waits.py", f"{PROPERTY}[8]"),

@@ -26,7 +26,7 @@ from seekpoint.ledger import Ledger
 from seekpoint.records import Cause, Partition, RawRecord, Record, Span
 from seekpoint.testing import Processed, kit, raw, record
 from seekpoint.worker.assignment.chunk import Chunk, Read
-from seekpoint.worker.open_batch import OpenBatch
+from seekpoint.worker.open_batch import Buffer, OpenBatch
 from seekpoint.worker.unit_of_work import Committer
 from support.sink_tables import TOPIC, Ground, orders, stopped_at
 
@@ -543,7 +543,7 @@ def process_in_chunks(ground: Ground, pipeline: Pipeline, records: Sequence[RawR
         chunks.append(Chunk(records[start:end], reads))
     seen, hands = kit._Seen(), kit._Hands(ledger, dict(claims))
     committer = Committer(ledger, pipeline, hands, Announcer([seen]))
-    batch = OpenBatch(chunks.pop(0), lambda: chunks.pop(0) if chunks else None, kit._known, Limits())
+    batch = OpenBatch(Buffer(chunks.pop(0), lambda: chunks.pop(0) if chunks else None, kit._known, Limits()))
     try:
         committer.commit(batch)
     finally:

@@ -24,7 +24,7 @@ from seekpoint.sinks.arrow import AppendArrow
 from seekpoint.sinks.copy import Unwritable
 from seekpoint.testing import kit, raw, record
 from seekpoint.worker.assignment.chunk import Chunk
-from seekpoint.worker.open_batch import OpenBatch
+from seekpoint.worker.open_batch import Buffer
 from support.sink_tables import TOPIC, Ground
 
 WIDE = "new" * 50  # so that the driver sends its buffer, and the server looks at its own, before the COPY ends
@@ -39,7 +39,7 @@ def ground(seekpoint_engine: Engine, seekpoint_schema: str) -> Ground:
 def by_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kit hands records over in chunks of 500, as a worker draws them (one partition)."""
 
-    def opened(first: Chunk[Any], draw: Any, ask: Any, limits: Any) -> OpenBatch:
+    def opened(first: Chunk[Any], draw: Any, ask: Any, limits: Any) -> Buffer:
         ((partition, read),) = first.reads.items()
         start, parts = read.start, []
         for n in range(0, len(first), 500):
@@ -48,9 +48,9 @@ def by_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
             parts.append(Chunk(some, {partition: replace(read, start=start, end=end)}))
             start = end
         left = iter(parts)
-        return OpenBatch(next(left), lambda: next(left, None), ask, limits)
+        return Buffer(next(left), lambda: next(left, None), ask, limits)
 
-    monkeypatch.setattr(kit, "OpenBatch", opened)
+    monkeypatch.setattr(kit, "Buffer", opened)
 
 
 def kv(n: int, v: Any) -> Any:

@@ -12,7 +12,7 @@ from seekpoint.ledger import Ledger
 from seekpoint.ledger.tables import admin_action, in_schema
 from seekpoint.pipeline.policy import Limits
 from seekpoint.worker.assignment import Assignment, Chunk
-from seekpoint.worker.open_batch import OpenBatch
+from seekpoint.worker.open_batch import Buffer, OpenBatch
 from seekpoint.worker.unit_of_work import Committer
 from support.events import Recorder
 from support.kafka_postgres import QUICK, Scene
@@ -78,7 +78,7 @@ class Bench:
         chunk = self.held.accept_messages(messages)
         assert len(chunk) == count
         records = Chunk([raw_record(message) for message in chunk], chunk.reads)
-        return OpenBatch(records, lambda: None, self.held.identity.ask, Limits())
+        return OpenBatch(Buffer(records, lambda: None, self.held.identity.ask, Limits()))
 
     def commit(self, batch: OpenBatch) -> None:
         self._committer.commit(batch)

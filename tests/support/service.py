@@ -16,7 +16,7 @@ from seekpoint.pipeline.policy import Limits
 from seekpoint.records import Partition
 from seekpoint.testing import kit
 from seekpoint.worker.assignment.chunk import Chunk, Read
-from seekpoint.worker.open_batch import OpenBatch
+from seekpoint.worker.open_batch import Buffer, OpenBatch
 from seekpoint.worker.unit_of_work import Committer
 from support.sink_tables import TOPIC, Ground, orders
 
@@ -57,7 +57,7 @@ class Service:
                 records = orders(*map(str.encode, values), start=offset)
                 claim = hands.expected({at: offset})[0].claim
                 chunk = Chunk(records, {at: Read(claim, offset, offset + len(records), None, None)})
-                committer.commit(OpenBatch(chunk, lambda: None, kit._known, Limits()))
+                committer.commit(OpenBatch(Buffer(chunk, lambda: None, kit._known, Limits())))
                 offset += len(records)
         finally:
             committer.close()

@@ -19,7 +19,7 @@ from seekpoint.pipeline.policy import Limits
 from seekpoint.records import Cause, Failure, NewDeadLetter, Partition, RawRecord, Span, State
 from seekpoint.testing import raw
 from seekpoint.worker.assignment.chunk import Chunk, Read, chain
-from seekpoint.worker.open_batch import OpenBatch
+from seekpoint.worker.open_batch import Buffer, OpenBatch, Result, moves
 
 A, B = Partition("a", 0), Partition("b", 1)
 TOKENS: dict[Partition, UUID] = {A: uuid4(), B: uuid4()}
@@ -59,11 +59,16 @@ def opened(
     first: Chunk[RawRecord], *more: Chunk[RawRecord] | None, clock: Callable[[], float] = lambda: 0.0, **limits: float
 ) -> tuple[OpenBatch, Source]:
     source = Source(*more)
-    return OpenBatch(first, source.draw, source.ask, Limits(**limits), clock=clock), source  # type: ignore[arg-type]
+    return OpenBatch(Buffer(first, source.draw, source.ask, Limits(**limits), clock=clock)), source  # type: ignore[arg-type]
 
 
 def offsets(chunks: Iterable[Iterable[RawRecord]]) -> list[tuple[str, int]]:
     return [(r.topic, r.offset) for records in chunks for r in records]
+
+
+def left(batch: OpenBatch) -> list[tuple[str, int]]:
+    """What was read so far and is to be applied."""
+    return offsets(batch.outcome.admit(records, batch.buffer.unreadable) for records in batch.buffer.replay())
 
 
 def stop(partition: Partition, offset: int) -> PoisonStop:
@@ -80,11 +85,11 @@ def test_it_closes_on_an_empty_queue_and_only_then_asks_who_the_topics_are(end: 
     assert offsets([next(chunks)]) == [("a", 0), ("a", 1)]
     assert source.asked == []
     assert offsets(chunks) == [("a", 2), ("b", 5)]
-    assert batch.closed
+    assert batch.buffer.closed
     assert source.asked == [{"a", "b"}], "once, after the last read"
     assert len(source.left) == 1
     assert batch.spans == (Span(A, 0, 3), Span(B, 5, 6))
-    assert batch.starts == {A: 0, B: 5}
+    assert batch.buffer.starts == {A: 0, B: 5}
 
 
 def test_it_closes_on_records() -> None:
@@ -116,11 +121,11 @@ def test_it_closes_on_age() -> None:
 
 def test_a_closed_batch_draws_nothing_and_asks_once() -> None:
     batch, source = opened(chunk((A, 0, 1)), chunk((A, 1, 2)))
-    batch.close()
-    batch.close()
+    batch.buffer.close()
+    batch.buffer.close()
     assert offsets(batch.chunks()) == [("a", 0)]
     assert (len(source.left), len(source.asked)) == (1, 1)
-    batch.ask_again()
+    batch.buffer.ask_again()
     assert len(source.asked) == 2
 
 
@@ -131,7 +136,7 @@ def test_a_retry_repeats_what_was_read_first_and_then_draws_on() -> None:
     batch, _ = opened(chunk((A, 0, 2)), chunk((A, 2, 3)), chunk((A, 3, 4)))
     attempt = batch.chunks()
     next(attempt), next(attempt)
-    assert offsets(batch.kept()) == [("a", 0), ("a", 1), ("a", 2)]
+    assert left(batch) == [("a", 0), ("a", 1), ("a", 2)]
     assert offsets(batch.chunks()) == [("a", n) for n in range(4)]
     assert offsets(batch.chunks()) == [("a", n) for n in range(4)]
     assert batch.spans == (Span(A, 0, 4),)
@@ -142,11 +147,11 @@ def test_a_retry_repeats_what_was_read_first_and_then_draws_on() -> None:
 
 def test_a_cut_ends_its_partition_alone_and_keeps_what_is_drawn_later_out() -> None:
     batch, _ = opened(chunk((A, 0, 4), (B, 0, 2)), chunk((A, 4, 6), (B, 2, 3)))
-    batch.stop_at(stop(A, 2))
+    batch.outcome.stop_at(stop(A, 2))
     assert offsets(batch.chunks()) == [("a", 0), ("a", 1), ("b", 0), ("b", 1), ("b", 2)]
-    assert offsets(batch.kept()) == offsets(batch.chunks())
+    assert left(batch) == offsets(batch.chunks())
     assert batch.spans == (Span(A, 0, 2), Span(B, 0, 3))
-    (move, _) = batch.moves()
+    (move, _) = moves(batch.buffer, batch.outcome)
     assert move.leader_epoch == 0, "of the last record that is applied"
     assert move.record_time is None
 
@@ -154,26 +159,26 @@ def test_a_cut_ends_its_partition_alone_and_keeps_what_is_drawn_later_out() -> N
 def test_the_earliest_cut_of_a_partition_counts() -> None:
     batch, _ = opened(chunk((A, 0, 9)))
     for offset in (5, 3, 7):
-        batch.stop_at(stop(A, offset))
-    assert batch.stops[A].offset == 3
+        batch.outcome.stop_at(stop(A, offset))
+    assert batch.outcome.stops[A].offset == 3
     assert batch.spans == (Span(A, 0, 3),)
 
 
 def test_a_cut_in_front_of_the_first_record_moves_nothing() -> None:
     """Even where the first record lies behind the position: what was compacted away is passed with the record."""
     batch, _ = opened(Chunk([raw(b"", topic="a", offset=8)], {A: read_of(A, 5, 9)}))
-    batch.stop_at(stop(A, 8))
-    assert batch.moves() == []
+    batch.outcome.stop_at(stop(A, 8))
+    assert moves(batch.buffer, batch.outcome) == []
     assert batch.spans == ()
-    assert batch.starts == {A: 5}
+    assert batch.buffer.starts == {A: 5}
 
 
 def test_a_cut_behind_a_gap_moves_up_to_the_bad_record() -> None:
     records = [raw(b"", topic="a", offset=n, leader_epoch=3) for n in (5, 9)]
     batch, _ = opened(Chunk(records, {A: read_of(A, 5, 10)}))
-    batch.stop_at(stop(A, 9))
+    batch.outcome.stop_at(stop(A, 9))
     assert batch.spans == (Span(A, 5, 9),)
-    assert batch.moves()[0].leader_epoch == 3
+    assert moves(batch.buffer, batch.outcome)[0].leader_epoch == 3
 
 
 # -- setting aside ------------------------------------------------------------------------------------------
@@ -186,13 +191,13 @@ def keyed(*keys: bytes) -> OpenBatch:
 
 def set_aside(batch: OpenBatch, offset: int) -> None:
     record = raw(b"", topic="a", offset=offset, key=b"k")
-    batch.add_dead_letter(NewDeadLetter(record, Failure(Cause.POISON, "bad"), State.DEAD_LETTERED))
+    batch.outcome.add_dead_letter(NewDeadLetter(record, Failure(Cause.POISON, "bad"), State.DEAD_LETTERED))
 
 
 def told(batch: OpenBatch) -> list[tuple[int, State]]:
     applied = [r for records in batch.chunks() for r in records]
-    assert not {r.offset for r in applied} & {aside.record.offset for aside in batch.dead_letters}
-    return [(aside.record.offset, aside.state) for aside in batch.dead_letters]
+    assert not {r.offset for r in applied} & {aside.record.offset for aside in batch.outcome.dead_letters}
+    return [(aside.record.offset, aside.state) for aside in batch.outcome.dead_letters]
 
 
 def test_what_was_set_aside_behind_a_cut_is_not_parked() -> None:
@@ -200,16 +205,16 @@ def test_what_was_set_aside_behind_a_cut_is_not_parked() -> None:
     batch = keyed(*[b"k"] * 6)
     set_aside(batch, 1)
     set_aside(batch, 4)
-    batch.stop_at(stop(A, 3))
+    batch.outcome.stop_at(stop(A, 3))
     assert told(batch) == [(1, State.DEAD_LETTERED)]
     assert batch.spans == (Span(A, 0, 3),)
 
 
 def test_each_attempt_holds_back_what_it_finds_dead_and_nothing_else() -> None:
     batch = keyed(b"k", b"other", b"k")
-    batch.block_keys({(A, b"other"): -1, (A, b"k"): -1})
+    batch.outcome.block_keys({(A, b"other"): -1, (A, b"k"): -1})
     assert told(batch) == [(n, State.BLOCKED) for n in range(3)]
-    batch.block_keys({(A, b"other"): -1})  # k's letter was replayed between the two attempts
+    batch.outcome.block_keys({(A, b"other"): -1})  # k's letter was replayed between the two attempts
     assert told(batch) == [(1, State.BLOCKED)]
 
 
@@ -218,10 +223,32 @@ def test_a_key_is_held_behind_the_first_of_the_records_that_failed() -> None:
     parked, held = State.DEAD_LETTERED, State.BLOCKED
     for named in ([1, 3], [3, 1]):
         batch = keyed(*[b"k"] * 5)
-        batch.block_keys({})
+        batch.outcome.block_keys({})
         for offset in named:
             set_aside(batch, offset)
         assert told(batch) == [(1, parked), (2, held), (3, parked), (4, held)]
+
+
+def test_asking_whether_a_record_is_excluded_makes_no_dead_letter() -> None:
+    batch = keyed(b"k")
+    batch.outcome.block_keys({(A, b"k"): -1})
+    (record,) = next(batch.buffer.replay())
+    assert batch.outcome.excludes(record)
+    assert batch.outcome.dead_letters == []
+    assert not batch.admits(record)
+    assert [one.state for one in batch.outcome.dead_letters] == [State.BLOCKED]
+
+
+def test_a_result_passes_what_is_applied_or_a_dead_letter_and_nothing_after_a_stop() -> None:
+    batch = keyed(*[b"k"] * 5)
+    batch.outcome.block_keys({})
+    set_aside(batch, 1)
+    batch.outcome.stop_at(stop(A, 3))
+    assert offsets(batch.chunks()) == [("a", 0)]
+    result = Result.of(batch, applied=1)
+    assert [r.offset for r in result.passed()] == [0, 1], "2 is blocked by its key"
+    assert [r.offset for r in result.passed(newest_first=True)] == [1, 0]
+    assert (result.position(A), result.spans) == (3, (Span(A, 0, 3),))
 
 
 # -- dropping -----------------------------------------------------------------------------------------------
@@ -229,11 +256,11 @@ def test_a_key_is_held_behind_the_first_of_the_records_that_failed() -> None:
 
 def test_a_dropped_partition_leaves_rows_and_offsets_alike() -> None:
     batch, _ = opened(chunk((A, 0, 2), (B, 0, 2)), chunk((B, 2, 3)))
-    batch.stop_at(stop(A, 1))
+    batch.outcome.stop_at(stop(A, 1))
     batch.drop({A})
     assert offsets(batch.chunks()) == [("b", 0), ("b", 1), ("b", 2)]
     assert batch.spans == (Span(B, 0, 3),)
-    assert batch.stops == {}
+    assert batch.outcome.stops == {}
 
 
 def test_what_is_read_of_a_dropped_partition_later_is_applied_and_advanced() -> None:
@@ -247,7 +274,7 @@ def test_what_is_read_of_a_dropped_partition_later_is_applied_and_advanced() -> 
 def test_when_everything_is_dropped_nothing_is_left() -> None:
     batch, _ = opened(chunk((A, 0, 2)))
     batch.drop({A})
-    assert (batch.reads, batch.moves(), offsets(batch.kept())) == ({}, [], [])
+    assert (batch.buffer.reads, moves(batch.buffer, batch.outcome), left(batch)) == ({}, [], [])
 
 
 # -- the chain ----------------------------------------------------------------------------------------------
@@ -257,7 +284,7 @@ def test_a_missing_chunk_is_refused_and_what_lies_behind_it_is_not_applied() -> 
     batch, _ = opened(chunk((A, 0, 2)), chunk((A, 3, 5)))
     with pytest.raises(Fenced, match="a chunk of a/0 is missing between 2 and 3"):
         list(batch.chunks())
-    assert offsets(batch.kept()) == [("a", 0), ("a", 1)]
+    assert left(batch) == [("a", 0), ("a", 1)]
     assert batch.spans == (Span(A, 0, 2),)
 
 
@@ -299,7 +326,9 @@ def test_whatever_happens_the_offsets_cover_exactly_the_records(steps: Steps) ->
     """I3 and I4 as a property: each moved span holds all its records, and no record lies outside of a span."""
     cursors = {A: 0, B: 0}
     queue: list[Chunk[RawRecord]] = []
-    batch = OpenBatch(chunk((A, 0, 1)), lambda: queue.pop(0) if queue else None, lambda _: Answer({}, 0), Limits())
+    batch = OpenBatch(
+        Buffer(chunk((A, 0, 1)), lambda: queue.pop(0) if queue else None, lambda _: Answer({}, 0), Limits())
+    )
     cursors[A] = 1
     reading = batch.chunks()
     next(reading)
@@ -310,14 +339,14 @@ def test_whatever_happens_the_offsets_cover_exactly_the_records(steps: Steps) ->
             cursors[partition] = end
             next(reading)
         elif step == "cut":
-            batch.stop_at(stop(partition, max(0, cursors[partition] - number)))
+            batch.outcome.stop_at(stop(partition, max(0, cursors[partition] - number)))
         else:
             batch.drop({partition})
             cursors[partition] += number  # wherever the ledger says
             reading = batch.chunks()
-            for _ in range(len(list(batch.kept()))):
+            for _ in range(len(list(batch.buffer.replay()))):
                 next(reading)
-    applied = sorted((r.topic, r.offset) for records in batch.kept() for r in records)
+    applied = sorted(left(batch))
     covered = sorted((s.partition.topic, o) for s in batch.spans for o in range(s.start, s.end))
     assert applied == covered
 
@@ -327,9 +356,9 @@ def test_a_record_that_is_held_and_cannot_be_read_whole_says_so() -> None:
     record = raw(b"v", topic="a", offset=1, key=b"k")
     chunk = Chunk([record], {A: read_of(A, 1, 2)}, [(record, Unreadable(record, ValueError("invalid start byte")))])
     batch, _ = opened(chunk)
-    batch.block_keys({(A, b"k"): 0})
-    assert not batch.wants(record)
-    (aside,) = batch.dead_letters
+    batch.outcome.block_keys({(A, b"k"): 0})
+    assert not batch.admits(record)
+    (aside,) = batch.outcome.dead_letters
     assert (aside.state, aside.failure.cause) == (State.BLOCKED, Cause.DECODE)
     assert aside.failure.error == "Unreadable: its headers cannot be read: invalid start byte"
 
@@ -337,13 +366,13 @@ def test_a_record_that_is_held_and_cannot_be_read_whole_says_so() -> None:
 def test_a_closed_batch_goes_with_its_last_user_and_waits_for_no_collector() -> None:
     """Its records are many megabytes, and few of them are counted by the collector: it would come late."""
 
-    def gone() -> weakref.ref[OpenBatch]:
+    def gone() -> weakref.ref[Buffer]:
         def draw() -> None:
-            assert batch.room
+            assert buffer.room
 
-        batch = OpenBatch(chunk((A, 0, 1)), draw, lambda _: Answer({}, 0), Limits())
-        assert len(list(batch.chunks())) == 1
-        return weakref.ref(batch)
+        buffer = Buffer(chunk((A, 0, 1)), draw, lambda _: Answer({}, 0), Limits())
+        assert len(list(buffer.chunks())) == 1
+        return weakref.ref(buffer)
 
     gc.disable()
     try:

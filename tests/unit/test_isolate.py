@@ -20,9 +20,11 @@ from seekpoint.ledger import Claim
 from seekpoint.pipeline.policy import Limits, Retry
 from seekpoint.records import Cause, RawRecord, State
 from seekpoint.testing import raw
+from seekpoint.worker.apply import TRIES, Mode
+from seekpoint.worker.apply_parts import apply_parts
 from seekpoint.worker.assignment.chunk import Chunk, Read
-from seekpoint.worker.bisect import LEAST, Bisection, Size
-from seekpoint.worker.open_batch import OpenBatch
+from seekpoint.worker.bisect import LEAST, Strides
+from seekpoint.worker.open_batch import Buffer, OpenBatch
 
 
 class Tx:
@@ -58,7 +60,7 @@ def opened(records: Sequence[RawRecord]) -> OpenBatch:
     for one in records:
         at = Partition(one.topic, one.partition)
         reads[at] = Read(Claim(at, uuid4(), 1, 0, None, uuid4()), 0, one.offset + 1)
-    return OpenBatch(Chunk(records, reads), lambda: None, lambda _: Answer({}, 0), Limits())
+    return OpenBatch(Buffer(Chunk(records, reads), lambda: None, lambda _: Answer({}, 0), Limits()))
 
 
 def records_of(count: int, partitions: int = 1) -> list[RawRecord]:
@@ -85,7 +87,13 @@ class Handler:
 def isolated(handle: Handle, records: Sequence[RawRecord], **options: Any) -> tuple[Tx, OpenBatch, int]:
     tx, batch = Tx(), opened(records)
     pipeline = Pipeline("g", topics="t", value=Bytes(), handle=handle, **{"on_poison": "dead_letter", **options})
-    return tx, batch, Bisection().apply(tx, pipeline, batch)  # type: ignore[arg-type]
+    return tx, batch, in_parts(Strides(), pipeline, batch, tx)
+
+
+def in_parts(strides: Strides, pipeline: Pipeline, batch: OpenBatch, tx: Tx | None = None) -> int:
+    """Apply a batch after its last try as a whole."""
+    mode = Mode(attempt=TRIES + 1, is_bisecting=True)
+    return apply_parts(tx or Tx(), pipeline, batch, mode, strides)  # type: ignore[arg-type]
 
 
 @given(
@@ -103,9 +111,9 @@ def test_the_good_are_applied_once_and_in_order_and_the_bad_are_set_aside(
     tx, batch, applied = isolated(handler, records)
     assert tx.rows == [r.id for r in records if r.id not in wrong]
     assert applied == len(tx.rows)
-    assert {aside.record.id for aside in batch.dead_letters} == wrong
-    assert all(a.state is State.DEAD_LETTERED and a.failure.cause is Cause.POISON for a in batch.dead_letters)
-    assert not batch.stops
+    assert {aside.record.id for aside in batch.outcome.dead_letters} == wrong
+    assert all(a.state is State.DEAD_LETTERED and a.failure.cause is Cause.POISON for a in batch.outcome.dead_letters)
+    assert not batch.outcome.stops
 
 
 @pytest.mark.parametrize("count", [2, 16, 1024, 10_000])
@@ -127,32 +135,32 @@ def test_a_record_that_the_handler_names_costs_one_call() -> None:
 @pytest.mark.parametrize("every", [10, 100, 1000])
 def test_many_bad_records_do_not_make_the_work_grow_with_the_batch(every: int) -> None:
     """The first batch finds out how far apart they come; the next ones are cut into parts from the beginning."""
-    isolation, count = Bisection(), 20_000
+    strides, count = Strides(), 20_000
     handed = []
     for _ in range(3):
         records = records_of(count)
         handler = Handler({records[n].id: Poison("no") for n in range(every // 2, count, every)})
         tx, batch = Tx(), opened(records)
         pipeline = Pipeline("g", topics="t", value=Bytes(), handle=handler, on_poison="dead_letter")
-        applied = isolation.apply(tx, pipeline, batch)  # type: ignore[arg-type]
-        assert len(batch.dead_letters) == count // every
+        applied = in_parts(strides, pipeline, batch, tx)
+        assert len(batch.outcome.dead_letters) == count // every
         assert applied == len(tx.rows) == count - count // every
-        assert isolation.expects_failures
+        assert strides.expects_failures
         handed.append(handler.handed / count)
     assert handed[0] <= 8
     assert max(handed[1:]) <= (2.2 if every > LEAST else 5)
 
 
 def test_after_a_clean_batch_the_next_one_is_tried_whole_again() -> None:
-    isolation, records = Bisection(), records_of(1000)
+    strides, records = Strides(), records_of(1000)
     pipeline = Pipeline(
         "g", topics="t", value=Bytes(), handle=Handler({r.id: Poison("no") for r in records[::100]}), on_poison="skip"
     )
-    isolation.apply(Tx(), pipeline, opened(records))  # type: ignore[arg-type]
-    assert isolation.expects_failures
+    in_parts(strides, pipeline, opened(records))
+    assert strides.expects_failures
     clean = Pipeline("g", topics="t", value=Bytes(), handle=Handler({}))
-    isolation.apply(Tx(), clean, opened(records))  # type: ignore[arg-type]
-    assert not isolation.expects_failures
+    in_parts(strides, clean, opened(records))
+    assert not strides.expects_failures
 
 
 def test_an_exception_ends_its_partition_and_the_others_go_on() -> None:
@@ -160,10 +168,10 @@ def test_an_exception_ends_its_partition_and_the_others_go_on() -> None:
     handler = Handler({"t/1/4": ConnectionError("no answer")})
     tx, batch, _ = isolated(handler, records)
     assert tx.rows == [r.id for r in records if r.partition != 1 or r.offset < 4]
-    stop = batch.stops[Partition("t", 1)]
+    stop = batch.outcome.stops[Partition("t", 1)]
     assert isinstance(stop, RetryLater)
     assert (stop.offset, stop.failure.attempts, stop.failure.cause) == (4, 1, Cause.HANDLER)
-    assert not batch.dead_letters
+    assert not batch.outcome.dead_letters
 
 
 def test_an_error_that_no_record_alone_makes_is_no_records_fault() -> None:
@@ -178,22 +186,22 @@ def test_an_error_that_no_record_alone_makes_is_no_records_fault() -> None:
     tx, batch, applied = isolated(handle, records)
     assert tx.rows == [r.id for r in records]
     assert applied == 20
-    assert not batch.stops
-    assert not batch.dead_letters
+    assert not batch.outcome.stops
+    assert not batch.outcome.dead_letters
 
 
 def test_stop_applies_what_is_in_front_and_the_other_partitions() -> None:
     records = records_of(20, 2)
     tx, batch, _ = isolated(Handler({"t/0/3": Poison("no")}), records, on_poison="stop")
     assert tx.rows == [r.id for r in records if r.partition or r.offset < 3]
-    assert isinstance(batch.stops[Partition("t", 0)], PoisonStop)
+    assert isinstance(batch.outcome.stops[Partition("t", 0)], PoisonStop)
 
 
 def test_the_errors_that_are_not_to_be_tried_again_are_poison_at_once() -> None:
     records = records_of(4)
     handler = Handler({"t/0/2": KeyError("x")})
     _, batch, _ = isolated(handler, records, retry=Retry(on=(ConnectionError,)))
-    assert [(a.record.offset, a.failure.cause, a.failure.attempts) for a in batch.dead_letters] == [
+    assert [(a.record.offset, a.failure.cause, a.failure.attempts) for a in batch.outcome.dead_letters] == [
         (2, Cause.HANDLER, 1)
     ]
 
@@ -211,7 +219,7 @@ def test_several_that_are_named_at_once_are_judged_at_once() -> None:
 
     tx, batch, _ = isolated(handle, records)
     assert calls <= 1 + math.ceil(100 / LEAST)
-    assert len(batch.dead_letters) == 10
+    assert len(batch.outcome.dead_letters) == 10
     assert len(tx.rows) == 90
 
 
@@ -228,20 +236,20 @@ def test_a_part_that_fails_only_as_a_whole_is_applied_behind_one_with_a_bad_reco
 
     tx, batch, applied = isolated(handle, records)
     assert tx.rows == [r.id for r in records if r.offset != 30]
-    assert (applied, [aside.record.offset for aside in batch.dead_letters]) == (39, [30])
+    assert (applied, [aside.record.offset for aside in batch.outcome.dead_letters]) == (39, [30])
 
 
 def test_a_short_batch_without_a_failure_does_not_end_the_expectation() -> None:
     """Batches are as short as the queue: what matters is how many records came since the last failure."""
-    isolation, records = Bisection(), records_of(1000)
+    strides, records = Strides(), records_of(1000)
     bad = Pipeline(
         "g", topics="t", value=Bytes(), handle=Handler({r.id: Poison("no") for r in records[::100]}), on_poison="skip"
     )
-    isolation.apply(Tx(), bad, opened(records))  # type: ignore[arg-type]
+    in_parts(strides, bad, opened(records))
     clean = Pipeline("g", topics="t", value=Bytes(), handle=Handler({}))
     for _ in range(5):
-        isolation.apply(Tx(), clean, opened(records_of(100)))  # type: ignore[arg-type]
-    assert isolation.expects_failures
+        in_parts(strides, clean, opened(records_of(100)))
+    assert strides.expects_failures
 
 
 def too_long() -> Exception:
@@ -250,7 +258,7 @@ def too_long() -> Exception:
 
 def test_parts_are_halved_once_for_what_takes_too_long_and_grow_again() -> None:
     """At most 300 at once for one batch, then any number: soon whole batches are written again."""
-    isolation, limits = Bisection(), [300]
+    strides, limits = Strides(), [300]
     sizes: list[int] = []
 
     def handle(tx: Any, batch: Batch[Any, Any]) -> None:
@@ -260,17 +268,17 @@ def test_parts_are_halved_once_for_what_takes_too_long_and_grow_again() -> None:
         tx.rows += [r.id for r in batch]
 
     pipeline = Pipeline("g", topics="t", value=Bytes(), handle=handle, on_poison="dead_letter")
-    isolation.apply(Tx(), pipeline, opened(records_of(10_000)))  # type: ignore[arg-type]
-    assert isolation.expects_failures
+    in_parts(strides, pipeline, opened(records_of(10_000)))
+    assert strides.expects_failures
     assert 64 <= max(sizes) <= 300
     limits.append(10**6)
     for _ in range(5):
-        isolation.apply(Tx(), pipeline, opened(records_of(10_000)))  # type: ignore[arg-type]
-    assert not isolation.expects_failures
+        in_parts(strides, pipeline, opened(records_of(10_000)))
+    assert not strides.expects_failures
 
 
 def test_where_statements_go_on_taking_too_long_few_parts_are_tried_in_vain() -> None:
-    isolation, failed, written = Bisection(), 0, 0
+    strides, failed, written = Strides(), 0, 0
 
     def handle(tx: Any, batch: Batch[Any, Any]) -> None:
         nonlocal failed, written
@@ -281,40 +289,21 @@ def test_where_statements_go_on_taking_too_long_few_parts_are_tried_in_vain() ->
 
     pipeline = Pipeline("g", topics="t", value=Bytes(), handle=handle, on_poison="dead_letter")
     for _ in range(10):
-        isolation.apply(Tx(), pipeline, opened(records_of(10_000)))  # type: ignore[arg-type]
+        in_parts(strides, pipeline, opened(records_of(10_000)))
     assert failed <= 20
     assert written <= 10 * 10_000 / 64
 
 
 def test_what_one_record_takes_alone_says_nothing_of_the_size() -> None:
-    isolation = Bisection()
+    strides = Strides()
     handler = Handler({"t/0/7": too_long()})
     pipeline = Pipeline("g", topics="t", value=Bytes(), handle=handler, on_poison="dead_letter")
     batch = opened(records_of(100))
-    isolation.apply(Tx(), pipeline, batch)  # type: ignore[arg-type]
-    stop = batch.stops[Partition("t", 0)]
+    in_parts(strides, pipeline, batch)
+    stop = batch.outcome.stops[Partition("t", 0)]
     assert isinstance(stop, RetryLater)
     assert (stop.offset, stop.failure.cause) == (7, Cause.TRANSIENT)
-    assert not isolation.expects_failures
-
-
-def test_a_size_grows_after_full_parts_and_later_where_that_was_too_many() -> None:
-    size = Size()
-
-    def after(parts: int, of: int) -> int | None:
-        for _ in range(parts):
-            size.passed(of)
-        return size.most
-
-    size.shorten(100)
-    assert after(Size.FIRST, 49) == 50, "a smaller part says nothing"
-    assert after(Size.FIRST, 50) is None
-    size.shorten(1000)
-    size.shorten(500)
-    assert after(Size.FIRST, 250) == 500
-    size.shorten(500)
-    assert after(2 * Size.FIRST - 1, 250) == 250
-    assert after(1, 250) == 500
+    assert not strides.expects_failures
 
 
 @pytest.mark.parametrize("error", [psycopg.errors.UndefinedFunction("no"), psycopg.errors.SerializationFailure("no")])
@@ -352,4 +341,4 @@ def test_a_mistake_in_one_sink_is_no_records_because_another_sink_wrote() -> Non
     sinks: Any = [Writes(None), Writes(psycopg.errors.UndefinedTable("none"))]
     pipeline = Pipeline("g", topics="t", value=Bytes(), sinks=sinks)
     with pytest.raises(psycopg.errors.UndefinedTable):
-        Bisection().apply(Tx(), pipeline, opened(records_of(10)))  # type: ignore[arg-type]
+        in_parts(Strides(), pipeline, opened(records_of(10)))

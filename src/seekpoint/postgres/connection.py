@@ -20,6 +20,8 @@ from seekpoint.postgres.connection_socket import Wire
 from seekpoint.postgres.pipelining import PipelinedStatements, begin_with, is_pipelined
 from seekpoint.postgres.sent_statements import Sent
 from seekpoint.postgres.session_state import Known, SessionState
+from seekpoint.postgres.sqlstates import connection_lost
+from seekpoint.postgres.transaction_errors import CommitRefused, CommitUnanswered, DeferredFailure
 
 
 class HandlerConnection(Connection):
@@ -360,8 +362,8 @@ class _PipelinedResult(CursorResult[Any]):
 class Session:
     """One connection for a worker's transactions, one after another; a new one after any failure.
 
-    ``pipeline_mode``: handlers' statements are sent without waiting for each answer. ``deferred_error`` is the first
-    error among those of the last transaction, or None. ``wire`` is what another thread may cut.
+    ``pipeline_mode``: handlers' statements are sent without waiting for each answer. ``wire`` is what another thread
+    may cut.
 
     With ``lends`` handlers get it. Then each COMMIT asks what the transaction has left on the session. Where that is
     not what was there before, the connection is closed and replaced, and ``changed`` says what it was. It never returns
@@ -383,23 +385,33 @@ class Session:
         self._connection: HandlerConnection | None = None
         self._state: SessionState | None = None
         self._known = Known()
-        self.deferred_error: BaseException | None = None
         self.changed: tuple[str, ...] = ()
 
     @contextmanager
     def transaction(self) -> Iterator[HandlerConnection]:
-        """A READ COMMITTED transaction: committed at the end of the block, thrown away on any exception."""
-        self.deferred_error, self.changed = None, ()
+        """A READ COMMITTED transaction: committed at the end of the block, thrown away on any exception.
+
+        Raises DeferredFailure, CommitRefused or CommitUnanswered where the error was met at that point; other errors
+        as they are.
+        """
+        self.changed, is_committing = (), False
         try:
             tx = self._connection or self._connect()
             tx.begins(pipeline_mode=self._pipeline_mode)
             transaction = tx.begin()
             yield tx
+            is_committing = True
             tx.catch_up()
             self.changed = self._commit(tx, transaction)
-        except BaseException:
-            self.deferred_error = None if self._connection is None else self._connection.deferred_error
+        except BaseException as error:
+            deferred = None if self._connection is None else self._connection.deferred_error
             self.close(broken=True)
+            if not isinstance(error, Exception):
+                raise
+            if is_committing:
+                raise (CommitUnanswered if connection_lost(error) else CommitRefused)(error) from error
+            if error is deferred:
+                raise DeferredFailure(error) from error
             raise
         if self.changed:
             self.close(broken=True)

@@ -24,7 +24,7 @@ from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.engine import schema_translation
 from seekpoint.records import EPOCH, Partition, RawRecord, Record, Span
 from seekpoint.worker.assignment.chunk import Chunk, Read
-from seekpoint.worker.open_batch import OpenBatch
+from seekpoint.worker.open_batch import Buffer, OpenBatch
 from seekpoint.worker.unit_of_work import Committer
 
 V = TypeVar("V")
@@ -178,7 +178,7 @@ def _commit(
     seen, hands = _Seen(), _Hands(ledger, dict(claims))
     committer = Committer(ledger, pipeline, hands, Announcer((seen, *observe)))
     try:
-        committer.commit(OpenBatch(chunk, lambda: None, _known, Limits()))
+        committer.commit(OpenBatch(Buffer(chunk, lambda: None, _known, Limits())))
     finally:
         committer.close()
     for stop in hands.waiting:

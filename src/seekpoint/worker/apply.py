@@ -9,11 +9,13 @@ given at once. What fails later is :class:`Failed`; the next attempt isolates it
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import repeat
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import psycopg
 from sqlalchemy import Result
@@ -24,12 +26,17 @@ from seekpoint.pipeline.batch import Batch
 from seekpoint.pipeline.pipeline import Pipeline, shown_handler
 from seekpoint.pipeline.sink import Handler, Row, RowRefused, Sink
 from seekpoint.postgres.connection import HandlerConnection
-from seekpoint.postgres.sqlstates import Fault, fault_of, is_database_error
-from seekpoint.records import AnyRecord, Cause, RawRecord, Span, add_note, one_line
+from seekpoint.postgres.sqlstates import Fault, fault_of, is_database_error, sqlstate
+from seekpoint.records import AnyRecord, Cause, Partition, RawRecord, Span, add_note, one_line
 from seekpoint.worker.failure_policy import fail
 from seekpoint.worker.open_batch import OpenBatch
 
 Rows = tuple[Row, ...]
+E = TypeVar("E", bound=BaseException)
+
+TRIES = 3  # of one batch, at once; then it is given back, and the loop waits
+QUERY_CANCELED = "57014"  # statement_timeout, mostly
+_ROW = re.compile(r"\(\d+,\d+\)")  # a row's place, as the server writes it in any language
 
 ENDS = (KeyboardInterrupt, SystemExit, GeneratorExit)  # all else is a record's: a panic of Rust's, a cancelled task
 
@@ -71,9 +78,45 @@ class Failed(Exception):  # noqa: N818 -- control: the batch is run again, by pa
         """What this record failed with."""
         return self._blamed.get(raw.id, self.error)
 
+    @property
+    def is_timeout(self) -> bool:
+        """Whether the server cancelled a statement, mostly for the time that it took."""
+        return sqlstate(self.error) == QUERY_CANCELED
+
+    @property
+    def waited(self) -> bool:
+        """Whether the statement that was cancelled waited for a lock of one row: that says nothing of its size."""
+        error = driver_error(self.error)
+        return isinstance(error, psycopg.Error) and _ROW.search(error.diag.context or "") is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """How one attempt applies its batch.
+
+    ``is_bisecting``: in parts, so that the records that fail are found. ``checks_deferred``: each part checks deferred
+    constraints, as one of them has refused COMMIT. ``failed``: how the whole batch failed at the attempt before; it is
+    not tried as a whole again.
+    """
+
+    attempt: int = 1
+    is_bisecting: bool = False
+    checks_deferred: bool = False
+    failed: Failed | None = None
+
+    @property
+    def is_patient(self) -> bool:
+        """Whether an error that may pass ends the attempt: the whole transaction is tried again first."""
+        return self.attempt <= TRIES
+
+
+def driver_error(error: BaseException) -> BaseException:
+    """The driver's error, where SQLAlchemy has wrapped it."""
+    return error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+
 
 def apply(tx: HandlerConnection, pipeline: Pipeline, batch: OpenBatch) -> int:
-    """Write the batch; returns how many records were applied.
+    """Write the batch as a whole; returns how many records were applied.
 
     Raises Failed where a record may be at fault; misuse, and a lost connection, as they are.
     """
@@ -88,7 +131,7 @@ def decoded_records(pipeline: Pipeline, batch: OpenBatch) -> list[DecodedRecord]
     """Every record of the batch that is to be applied, which closes it."""
     made: list[DecodedRecord] = []
     for raw in batch.chunks():
-        rows = None if batch.unreadable else rows_at_once(pipeline, raw)
+        rows = None if batch.buffer.unreadable else rows_at_once(pipeline, raw)
         if rows is None:
             made += _decode_each(pipeline, raw, batch)
         else:
@@ -106,11 +149,22 @@ def write(tx: HandlerConnection, pipeline: Pipeline, made: Sequence[DecodedRecor
         _handle(tx, pipeline.handle, made, spans)
 
 
+def part_spans(part: Sequence[DecodedRecord]) -> list[Span]:
+    """The offsets that a part covers, as a handler gets them."""
+    starts: dict[tuple[str, int], int] = {}
+    ends: dict[tuple[str, int], int] = {}
+    for one in part:
+        at = one.raw.topic, one.raw.partition
+        starts.setdefault(at, one.raw.offset)
+        ends[at] = one.raw.offset + 1
+    return [Span(Partition(*at), start, ends[at]) for at, start in starts.items()]
+
+
 def _stream(tx: HandlerConnection, pipeline: Pipeline, sink: Sink, batch: OpenBatch) -> int:
     applied = 0
     with _blaming(sink, 0, _written(pipeline, batch)), sink.open(tx) as writer:
         for raw in batch.chunks():
-            rows = None if batch.unreadable else rows_at_once(pipeline, raw)
+            rows = None if batch.buffer.unreadable else rows_at_once(pipeline, raw)
             if rows is not None:
                 writer.write(rows)
                 applied += len(raw)
@@ -123,7 +177,7 @@ def _stream(tx: HandlerConnection, pipeline: Pipeline, sink: Sink, batch: OpenBa
 
 def _written(pipeline: Pipeline, batch: OpenBatch) -> Iterator[RawRecord]:
     """The record of each row that was streamed, made again: nothing of it was kept. Begins when it is asked."""
-    for raw in batch.kept():
+    for raw in batch.buffer.replay():
         for one in _decode_each(pipeline, raw, batch):
             yield from repeat(one.raw, len(one.rows[0]))
 
@@ -178,13 +232,15 @@ def decode_record(pipeline: Pipeline, raw: RawRecord, unreadable: Exception | No
 def _decode_each(pipeline: Pipeline, raw: Sequence[RawRecord], batch: OpenBatch) -> list[DecodedRecord]:
     """Each record that is to be applied, with its rows for each sink; on one that has none, the verdict is given."""
     made: list[DecodedRecord] = []
+    unreadable = batch.buffer.unreadable
     for one in raw:
-        if batch.is_sifting and not batch.wants(one):  # a record of this chunk may have failed just now
+        if batch.outcome.is_filtering and not batch.admits(one):  # a record of this chunk may have failed just now
             continue
+        unread = unreadable.get((Partition(one.topic, one.partition), one.offset)) if unreadable else None
         try:
-            made.append(decode_record(pipeline, one, batch.unread(one) if batch.unreadable else None))
+            made.append(decode_record(pipeline, one, unread))
         except Failed as failed:
-            fail(pipeline, batch, one, failed.error, failed.cause)
+            fail(pipeline, batch.outcome, one, failed.error, failed.cause)
     return made
 
 
@@ -278,7 +334,7 @@ def _poisoned(error: BaseException, poison: Sequence[Poison], made: Sequence[Dec
     return Failed(poison[0] if len(poison) == 1 else error, Cause.POISON, list(named.values()), blamed=blamed)
 
 
-def as_deferred(late: BaseException, error: BaseException) -> BaseException:
+def as_deferred(late: E, error: BaseException) -> E | Failed:
     """What to raise where a statement that was sent ahead has failed, and ``error`` came out, which may be that one.
 
     A handler met the failure at another line, and may have taken it for that line's: whatever it raised is no verdict.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from seekpoint.errors import TooManyDeadLetters
 from seekpoint.pipeline.policy import DeadLetterLimits
 from seekpoint.records import NewDeadLetter, Partition, State
-from seekpoint.worker.open_batch import OpenBatch
+from seekpoint.worker.open_batch import Result
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class DeadLetterLimitCheck:
         self._window: deque[tuple[int, int]] = deque()
         self._passed = self._failed = 0
 
-    def check(self, batch: OpenBatch, applied: int) -> BatchCounts:
+    def check(self, batch: Result, applied: int) -> BatchCounts:
         """What the batch adds, not counted yet. Raises TooManyDeadLetters: then nothing of it may be committed."""
         asides = [aside for aside in batch.dead_letters if aside.state is not State.BLOCKED]
         tally = BatchCounts(passed=applied + len(asides), failed=len(asides))
@@ -47,7 +47,7 @@ class DeadLetterLimitCheck:
             passed, failed = self._window.popleft()
             self._passed, self._failed = self._passed - passed, self._failed - failed
 
-    def _check_streaks(self, batch: OpenBatch, asides: list[NewDeadLetter], tally: BatchCounts) -> None:
+    def _check_streaks(self, batch: Result, asides: list[NewDeadLetter], tally: BatchCounts) -> None:
         """The failures in a row with which each partition ends; and where more may stand in a row, that they do not."""
         failed: dict[Partition, dict[int, NewDeadLetter]] = {}
         for aside in asides:
@@ -71,9 +71,7 @@ class DeadLetterLimitCheck:
         for at, row in ended.items():
             tally.streaks[at] = tally.streaks.get(at, 0) + row
 
-    def _check_each_streak(
-        self, batch: OpenBatch, failed: dict[Partition, dict[int, NewDeadLetter]], most: int
-    ) -> None:
+    def _check_each_streak(self, batch: Result, failed: dict[Partition, dict[int, NewDeadLetter]], most: int) -> None:
         rows = dict(self._streaks)
         for record in batch.passed():
             at = Partition(record.topic, record.partition)

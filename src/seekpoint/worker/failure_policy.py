@@ -11,7 +11,7 @@ from seekpoint.errors import Poison, PoisonStop, RetryLater
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import OnPoison, Retry
 from seekpoint.records import Cause, Failure, NewDeadLetter, Partition, RawRecord, State
-from seekpoint.worker.open_batch import OpenBatch
+from seekpoint.worker.open_batch import Outcome
 
 # No record is passed for these, whatever the policy: another one might have to be passed for the same reason.
 NEVER_PASSED = frozenset({Cause.TRANSIENT, Cause.PROGRAM})
@@ -26,7 +26,7 @@ class CrashingRecord(Exception):  # noqa: N818 -- named after what the record di
         super().__init__(f"it was tried {crashes} times, and each time the process ended before it was done")
 
 
-def fail(pipeline: Pipeline, batch: OpenBatch, raw: RawRecord, error: BaseException, cause: Cause) -> None:
+def fail(pipeline: Pipeline, outcome: Outcome, raw: RawRecord, error: BaseException, cause: Cause) -> None:
     """Take the record out of the batch, as the pipeline's policy says.
 
     An exception of the handler that is worth another try cuts the partition in front of the record, and so does a
@@ -34,7 +34,7 @@ def fail(pipeline: Pipeline, batch: OpenBatch, raw: RawRecord, error: BaseExcept
     the record is set aside, and goes to the dead letters with the batch (I4).
     """
     partition = Partition(raw.topic, raw.partition)
-    tried = batch.tries.get((partition, raw.offset), 0)
+    tried = outcome.tries.get((partition, raw.offset), 0)
     if isinstance(error, CrashingRecord):
         failure = Failure.of(error, cause, attempts=tried)
     else:
@@ -42,17 +42,17 @@ def fail(pipeline: Pipeline, batch: OpenBatch, raw: RawRecord, error: BaseExcept
         if is_worth_another_try(pipeline.retry, error, failure.attempts, cause):
             later = _later(pipeline.retry, partition, raw.offset, failure)
             later.__cause__ = error
-            batch.stop_at(later)
+            outcome.stop_at(later)
             return
     match pipeline.on_poison:
         case _ if cause in NEVER_PASSED:
-            batch.stop_at(poison_stop(raw, failure))
+            outcome.stop_at(poison_stop(raw, failure))
         case OnPoison.STOP:
-            batch.stop_at(poison_stop(raw, failure))
+            outcome.stop_at(poison_stop(raw, failure))
         case OnPoison.DEAD_LETTER:
-            batch.add_dead_letter(NewDeadLetter(raw, failure, State.DEAD_LETTERED))
+            outcome.add_dead_letter(NewDeadLetter(raw, failure, State.DEAD_LETTERED))
         case OnPoison.SKIP:
-            batch.add_dead_letter(NewDeadLetter(raw, failure, State.SKIPPED))
+            outcome.add_dead_letter(NewDeadLetter(raw, failure, State.SKIPPED))
 
 
 def is_worth_another_try(retry: Retry, error: BaseException, attempts: int, cause: Cause = Cause.HANDLER) -> bool:

@@ -39,7 +39,7 @@ from seekpoint.records import Cause, Partition, RawRecord, one_line, running_lin
 from seekpoint.worker.assignment import Assignment, Chunk, SingleAttempt, Standby, SuspectPart
 from seekpoint.worker.failure_policy import CrashingRecord, fail
 from seekpoint.worker.heartbeat import Heartbeat
-from seekpoint.worker.open_batch import CHUNK, OpenBatch
+from seekpoint.worker.open_batch import CHUNK, Buffer, OpenBatch, Outcome
 from seekpoint.worker.start_errors import is_transient_at_start
 from seekpoint.worker.unit_of_work import Committer
 
@@ -311,10 +311,10 @@ class Loop:
         if (chunk := self._read(0 if has_tried else POLL, self._limits.batch_records)) is None:
             self._took = 0.0
             return
-        batch = OpenBatch(chunk, lambda: self._draw(batch.room), self._held.identity.ask, self._limits)
+        buffer = Buffer(chunk, lambda: self._draw(buffer.room), self._held.identity.ask, self._limits)
         began = monotonic()
         with self._heartbeat:
-            self._committer.commit(batch)
+            self._committer.commit(OpenBatch(buffer))
         self._took = monotonic() - began
         self._recovered()
 
@@ -382,10 +382,10 @@ class Loop:
         One that ended as many processes as it may is poison, and no handler sees it.
         """
         at = alone.partition, alone.record.offset
-        batch = OpenBatch(alone.chunk, lambda: None, self._held.identity.ask, self._limits, tries={at: alone.tries})
-        batch.is_transient = alone.is_transient
+        # It is alone already: a failure is its own, and is not looked for by a second call.
+        batch = self._closed(alone.chunk, Outcome({at: alone.tries}), is_single=True, is_transient=alone.is_transient)
         if alone.is_at_crash_limit:
-            fail(self._pipeline, batch, alone.record, CrashingRecord(alone.crashes), Cause.CRASHED)
+            fail(self._pipeline, batch.outcome, alone.record, CrashingRecord(alone.crashes), Cause.CRASHED)
         else:
             pipeline = self._pipeline
             then = TRANSIENT if alone.is_transient else pipeline.on_poison.value
@@ -393,24 +393,26 @@ class Loop:
             if not self._on_record(lambda: self._ledger.record_attempts_alone([(alone.claim, attempt)])):
                 return
             self._announce(events.SingleRecordAttempt(partition=at[0], offset=at[1], attempt=attempt.number))
-        batch.bisecting = True  # it stands alone already: a failure is its own, and is not looked for by a second call
         self._commit_carefully(batch, alone.claim)
-        if batch.reads:
+        if batch.buffer.reads:
             self._held.scheduler.note_left(at[0], is_found=alone.is_at_crash_limit)
-        if alone.tries and batch.reads and batch.wants(alone.record):
+        if alone.tries and batch.buffer.reads and not batch.outcome.excludes(alone.record):
             self._announce(events.RetrySucceeded(partition=at[0], offset=at[1], attempt=alone.tries + 1))
 
     def _try_part(self, part: SuspectPart) -> None:
         """A part of a suspect range; that it is tried is recorded before, as it may end this process."""
-        batch = OpenBatch(part.chunk, lambda: None, self._held.identity.ask, self._limits)
-        batch.suspects = part.suspects
+        batch = self._closed(part.chunk, Outcome(), suspects=part.suspects)
         note = SuspectNote(part.claim, part.suspects.end, part.end)
         if not part.is_noted and not self._on_record(lambda: self._ledger.record_suspects_alone([note])):
             return
         self._announce(events.SuspectPartAttempt(partition=part.partition, start=part.start, end=part.end))
         self._commit_carefully(batch, part.claim)
-        if batch.reads:
+        if batch.buffer.reads:
             self._held.scheduler.note_left(part.partition)
+
+    def _closed(self, chunk: Chunk[RawRecord], outcome: Outcome, **known: Any) -> OpenBatch:
+        """A batch of this chunk and no more."""
+        return OpenBatch(Buffer(chunk, lambda: None, self._held.identity.ask, self._limits), outcome, **known)
 
     def _on_record(self, note: Callable[[], object]) -> bool:
         """Put it on record, if the claim is still ours."""

@@ -1,8 +1,9 @@
-"""From the client's queue to an open batch: drawn while it is applied, kept until its outcome is known."""
+"""The open batch: what was read, drawn while it is applied, and what becomes of its records."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from time import monotonic
 
 from seekpoint.errors import PartitionStopped
@@ -32,17 +33,14 @@ Place = tuple[Partition, int]  # a record's partition and offset
 
 
 def _nothing() -> None:
-    """No chunk, once the batch is closed."""
+    """No chunk, once the buffer is closed."""
 
 
-class OpenBatch:
-    """The records of one transaction, while it is open.
+class Buffer:
+    """The records of one transaction: drawn while it is open, replayed until its outcome is known.
 
-    Iterating :meth:`chunks` first repeats what was read before, then draws more without waiting, until the
-    limits, an empty queue or a rebalance closes it. The raw records are kept until the outcome is known, so
-    that a retry, an unknown COMMIT or a refused row replays them through the same code. A *cut* ends one
-    partition's part in front of a record. One that is set *aside* is passed without being applied: it becomes a
-    dead letter. ``tries`` says how often a record was tried before this batch.
+    :meth:`chunks` first repeats what was read before, then draws more without waiting, until the limits, an empty queue
+    or a rebalance closes the buffer. So a retry, an unknown COMMIT or a refused row meets the same records again.
     """
 
     def __init__(
@@ -52,22 +50,13 @@ class OpenBatch:
         ask: Ask,
         limits: Limits,
         *,
-        tries: Mapping[Place, int] | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._draw, self._ask, self._limits, self._clock = draw, ask, limits, clock
         self._kept: list[Sequence[RawRecord]] = []
         self._closes_at = clock() + limits.batch_age
         self._bytes = self._records = 0
-        self.stops: dict[Partition, PartitionStopped] = {}
         self.unreadable: dict[Place, Exception] = {}  # what the client could not read whole
-        self.tries = tries or {}
-        self.bisecting = False  # some record failed: run the parts one by one, and find it
-        self.deferred = False  # a constraint refused the rows at COMMIT: ask it after every part
-        self.suspects: SuspectRange | None = None  # its only partition is gone through in parts
-        self.is_transient = False  # its only record has failed before, alone, with a transient error
-        self._dead_letters: dict[Place, NewDeadLetter] = {}
-        self._keys: dict[tuple[Partition, bytes], int] | None = None  # with keep_key_order: where each dead key begins
         self.reads: dict[Partition, Read] = {}
         self.identity: Answer | None = None
         self._keep(first)
@@ -81,36 +70,12 @@ class OpenBatch:
         self._records += len(records)
         self._bytes += _size(records)
 
-    @property
-    def closed(self) -> bool:
-        """Whether nothing more will be drawn."""
-        return self.identity is not None
-
-    def close(self) -> None:
-        """Draw nothing more. The topics' ids are asked for now: after the last read, before COMMIT."""
-        if self.identity is None:
-            self.ask_again()
-        self._draw = _nothing  # the one given knows this batch: its records would wait for the collector of cycles
-
-    def ask_again(self) -> None:
-        """Ask for the topics' ids; the answer is awaited before COMMIT."""
-        self.identity = self._ask({p.topic for p in self.reads})
-
-    @property
-    def room(self) -> int:
-        """How many more records the batch may take."""
-        return self._limits.batch_records - self._records
-
-    def _full(self) -> bool:
-        limits = self._limits
-        return self.room <= 0 or self._bytes >= limits.batch_bytes or self._clock() >= self._closes_at
-
     def chunks(self) -> Iterator[Sequence[RawRecord]]:
-        """The records, chunk by chunk, those behind a cut left out."""
+        """The records, chunk by chunk: those that were read before, then more, until the buffer closes."""
         at = 0
         while True:
             while at < len(self._kept):
-                yield self._wanted(self._kept[at])
+                yield self._kept[at]
                 at += 1
             if self.closed:
                 return
@@ -120,94 +85,17 @@ class OpenBatch:
             else:
                 self._keep(chunk)
 
-    def kept(self) -> Iterator[Sequence[RawRecord]]:
-        """What was read so far, in the same order as :meth:`chunks`; draws nothing."""
-        return map(self._wanted, list(self._kept))
+    def replay(self, *, newest_first: bool = False) -> Iterator[Sequence[RawRecord]]:
+        """What was read so far, chunk by chunk, in order (or in reverse); draws nothing."""
+        kept = list(self._kept)
+        return (records[::-1] for records in reversed(kept)) if newest_first else iter(kept)
 
-    def _wanted(self, records: Sequence[RawRecord]) -> Sequence[RawRecord]:
-        return [r for r in records if self.wants(r)] if self.is_sifting else records
-
-    @property
-    def is_sifting(self) -> bool:
-        """Whether there is a record that :meth:`wants` might refuse."""
-        return bool(self.stops or self._dead_letters or self._keys)
-
-    @property
-    def looks_ahead(self) -> bool:
-        """Whether a verdict on one record tells of later ones: its partition has ended, or its key is kept back."""
-        return bool(self.stops or self._keys is not None)
-
-    def wants(self, record: AnyRecord) -> bool:
-        """Whether the record is to be applied: not behind its partition's cut, not set aside, not behind its key."""
-        partition = Partition(record.topic, record.partition)
-        if self._is_stopped(partition, record.offset):
-            return False
-        return (partition, record.offset) not in self._dead_letters and not self._block(partition, record)
-
-    def _is_stopped(self, partition: Partition, offset: int) -> bool:
-        cut = self.stops.get(partition)
-        return cut is not None and offset >= cut.offset
-
-    def _block(self, partition: Partition, record: RawRecord) -> bool:
-        """Whether an earlier record of its key is a dead letter; then it is kept behind it (in the raw, as read)."""
-        if self._keys is None or record.key is None:
-            return False
-        first = self._keys.get((partition, record.key))
-        if first is None or first >= record.offset:
-            return False
-        unread = self.unread(record)  # held without its headers, it must not be replayed without them
-        failure = BLOCKED_BY_KEY if unread is None else Failure.of(unread, Cause.DECODE)
-        self._dead_letters[partition, record.offset] = NewDeadLetter(record, failure, State.BLOCKED)
-        return True
-
-    def stop_at(self, stop: PartitionStopped) -> None:
-        """End the partition's part in front of this offset; the earliest cut counts."""
-        before = self.stops.get(stop.partition)
-        if before is None or stop.offset < before.offset:
-            self.stops[stop.partition] = stop
-
-    def unread(self, record: RawRecord) -> Exception | None:
-        """What the client said of a record that it could not read whole."""
-        return self.unreadable.get((Partition(record.topic, record.partition), record.offset))
-
-    def add_dead_letter(self, aside: NewDeadLetter) -> None:
-        """Pass this record without applying it."""
-        partition, offset = Partition(aside.record.topic, aside.record.partition), aside.record.offset
-        self._dead_letters[partition, offset] = aside
-        if self._keys is not None and aside.state is State.DEAD_LETTERED and aside.record.key is not None:
-            at = partition, aside.record.key
-            self._keys[at] = min(offset, self._keys.get(at, offset))
-
-    def block_keys(self, found: Mapping[tuple[Partition, bytes], int]) -> None:
-        """With ``keep_key_order``: the first open dead letter of each key, as the transaction that begins now finds
-        them.
-        """
-        self._keys = dict(found)
-        for at, aside in list(self._dead_letters.items()):
-            if aside.state is State.BLOCKED:
-                del self._dead_letters[at]  # what it was held behind may have been replayed meanwhile
-            else:
-                self.add_dead_letter(aside)
-
-    @property
-    def dead_letters(self) -> list[NewDeadLetter]:
-        """The records that are passed without being applied, in the order of partition and offset."""
-        return [aside for at, aside in sorted(self._dead_letters.items()) if not self._is_stopped(*at)]
-
-    def passed(self, *, newest_first: bool = False) -> Iterator[RawRecord]:
-        """What the batch leaves behind: every record in front of the cuts but those held behind their key."""
-        held = {at for at, aside in self._dead_letters.items() if aside.state is State.BLOCKED}
-        for records in reversed(self._kept) if newest_first else self._kept:
-            for record in reversed(records) if newest_first else records:
-                partition = Partition(record.topic, record.partition)
-                if not self._is_stopped(partition, record.offset) and (partition, record.offset) not in held:
-                    yield record
-
-    def rest(self, partition: Partition, start: int) -> list[RawRecord]:
-        """What was read of one partition from this offset on, in order."""
-        return [
-            r for records in self._kept for r in records if (r.topic, r.partition) == partition and r.offset >= start
-        ]
+    def records_of(self, partition: Partition, start: int = 0) -> Iterator[RawRecord]:
+        """What was read of one partition from an offset on, in order."""
+        for records in self._kept:
+            for r in records:
+                if (r.topic, r.partition) == partition and r.offset >= start:
+                    yield r
 
     def drop(self, partitions: set[Partition]) -> None:
         """Leave out what was read of these partitions: they were refused, and the ledger says where to read on.
@@ -217,41 +105,223 @@ class OpenBatch:
         self._kept = [[r for r in records if (r.topic, r.partition) not in partitions] for records in self._kept]
         for partition in partitions:
             self.reads.pop(partition, None)
-            self.stops.pop(partition, None)
-        self._dead_letters = {at: aside for at, aside in self._dead_letters.items() if at[0] not in partitions}
-
-    def moves(self) -> list[Move]:
-        """What the batch asks of the ledger: per partition, from the first position read to behind the last (I3)."""
-        moves = map(self._move, self.reads)
-        return [move for move in moves if move.to_offset > move.from_offset]
-
-    def _move(self, partition: Partition) -> Move:
-        read, cut = self.reads[partition], self.stops.get(partition)
-        return read.move() if cut is None else self._move_to_stop(partition, read, cut.offset)
-
-    def _move_to_stop(self, partition: Partition, read: Read, end: int) -> Move:
-        last = None
-        for records in self._kept:
-            for r in records:
-                if (r.topic, r.partition) == partition and r.offset < end:
-                    last = r
-        if last is None:
-            return Read(read.claim, read.start, read.start).move()
-        return Read(read.claim, read.start, end, last.leader_epoch, last.timestamp_ms).move()
-
-    def position(self, partition: Partition) -> int:
-        """Where the partition stands once the batch is committed."""
-        return self._move(partition).to_offset
 
     @property
-    def spans(self) -> tuple[Span, ...]:
-        """The ranges of offsets that the batch covers, as it stands now."""
-        return tuple(Span(m.claim.partition, m.from_offset, m.to_offset) for m in self.moves())
+    def closed(self) -> bool:
+        """Whether nothing more will be drawn."""
+        return self.identity is not None
+
+    def close(self) -> None:
+        """Draw nothing more. The topics' ids are asked for now: after the last read, before COMMIT."""
+        if self.identity is None:
+            self.ask_again()
+        self._draw = _nothing  # the one given knows this buffer: its records would wait for the collector of cycles
+
+    def ask_again(self) -> None:
+        """Ask for the topics' ids; the answer is awaited before COMMIT."""
+        self.identity = self._ask({p.topic for p in self.reads})
+
+    @property
+    def room(self) -> int:
+        """How many more records the buffer may take."""
+        return self._limits.batch_records - self._records
+
+    def _full(self) -> bool:
+        limits = self._limits
+        return self.room <= 0 or self._bytes >= limits.batch_bytes or self._clock() >= self._closes_at
 
     @property
     def starts(self) -> dict[Partition, int]:
         """Where the reading of each partition's part began."""
         return {partition: read.start for partition, read in self.reads.items()}
+
+
+class Outcome:
+    """What becomes of the records that are not applied.
+
+    A *stop* ends one partition's part in front of a record. A dead letter is passed without being applied. ``tries``
+    says how often a record was tried before this batch.
+    """
+
+    def __init__(self, tries: Mapping[Place, int] | None = None) -> None:
+        self.tries = tries or {}
+        self.stops: dict[Partition, PartitionStopped] = {}
+        self._dead_letters: dict[Place, NewDeadLetter] = {}
+        self._keys: dict[tuple[Partition, bytes], int] | None = None  # with keep_key_order: where each dead key begins
+
+    def stop_at(self, stop: PartitionStopped) -> None:
+        """End the partition's part in front of this offset; the earliest stop counts."""
+        before = self.stops.get(stop.partition)
+        if before is None or stop.offset < before.offset:
+            self.stops[stop.partition] = stop
+
+    def add_dead_letter(self, dead_letter: NewDeadLetter) -> None:
+        """Pass this record without applying it."""
+        record, partition = dead_letter.record, Partition(dead_letter.record.topic, dead_letter.record.partition)
+        self._dead_letters[partition, record.offset] = dead_letter
+        if self._keys is not None and dead_letter.state is State.DEAD_LETTERED and record.key is not None:
+            at = partition, record.key
+            self._keys[at] = min(record.offset, self._keys.get(at, record.offset))
+
+    def block_keys(self, found: Mapping[tuple[Partition, bytes], int]) -> None:
+        """With ``keep_key_order``: the first open dead letter of each key, as found when the transaction began."""
+        self._keys = dict(found)
+        for at, dead_letter in list(self._dead_letters.items()):
+            if dead_letter.state is State.BLOCKED:
+                del self._dead_letters[at]  # the dead letter that blocked its key may have been replayed meanwhile
+            else:
+                self.add_dead_letter(dead_letter)
+
+    def admit(self, records: Sequence[RawRecord], unreadable: Mapping[Place, Exception]) -> Sequence[RawRecord]:
+        """The records that are to be applied; those that are blocked by their key become dead letters."""
+        return [r for r in records if self.admits(r, unreadable)] if self.is_filtering else records
+
+    def admits(self, record: RawRecord, unreadable: Mapping[Place, Exception]) -> bool:
+        """Whether the record is to be applied; one that is blocked by its key becomes a dead letter."""
+        if not self.excludes(record):
+            return True
+        place = Partition(record.topic, record.partition), record.offset
+        if not self.is_stopped(*place) and place not in self._dead_letters:
+            unread = unreadable.get(place)  # without its headers it must not look as if it could be replayed
+            failure = BLOCKED_BY_KEY if unread is None else Failure.of(unread, Cause.DECODE)
+            self._dead_letters[place] = NewDeadLetter(record, failure, State.BLOCKED)
+        return False
+
+    def excludes(self, record: AnyRecord) -> bool:
+        """Whether the record is not to be applied: after its partition's stop, a dead letter, or blocked by its key."""
+        partition = Partition(record.topic, record.partition)
+        if self.is_stopped(partition, record.offset) or (partition, record.offset) in self._dead_letters:
+            return True
+        if self._keys is None or record.key is None:
+            return False
+        first = self._keys.get((partition, record.key))
+        return first is not None and first < record.offset
+
+    def is_stopped(self, partition: Partition, offset: int) -> bool:
+        """Whether the partition stops in front of this offset, or before."""
+        stop = self.stops.get(partition)
+        return stop is not None and offset >= stop.offset
+
+    @property
+    def is_filtering(self) -> bool:
+        """Whether there is a record that :meth:`excludes` might name."""
+        return bool(self.stops or self._dead_letters or self._keys)
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether one record's failure says something of later ones: its partition has ended, or its key is blocked."""
+        return bool(self.stops or self._keys is not None)
+
+    @property
+    def dead_letters(self) -> list[NewDeadLetter]:
+        """The records that are passed without being applied, in the order of partition and offset."""
+        return [one for at, one in sorted(self._dead_letters.items()) if not self.is_stopped(*at)]
+
+    def is_blocked(self, partition: Partition, offset: int) -> bool:
+        """Whether the record became a dead letter because of its key alone."""
+        dead_letter = self._dead_letters.get((partition, offset))
+        return dead_letter is not None and dead_letter.state is State.BLOCKED
+
+    def drop(self, partitions: set[Partition]) -> None:
+        """Forget what was found in these partitions."""
+        for partition in partitions:
+            self.stops.pop(partition, None)
+        self._dead_letters = {at: one for at, one in self._dead_letters.items() if at[0] not in partitions}
+
+
+def moves(buffer: Buffer, outcome: Outcome) -> list[Move]:
+    """What the batch asks of the ledger: per partition, from the first position read to after the last passed (I3)."""
+    found = (move_of(partition, buffer, outcome) for partition in buffer.reads)
+    return [move for move in found if move.to_offset > move.from_offset]
+
+
+def move_of(partition: Partition, buffer: Buffer, outcome: Outcome) -> Move:
+    """What the batch asks of the ledger for one partition; its ``to_offset`` may be where it began."""
+    read, stop = buffer.reads[partition], outcome.stops.get(partition)
+    return read.move() if stop is None else _move_to_stop(partition, read, stop.offset, buffer)
+
+
+def _move_to_stop(partition: Partition, read: Read, end: int, buffer: Buffer) -> Move:
+    last = None
+    for r in buffer.records_of(partition):
+        if r.offset < end:
+            last = r
+    if last is None:
+        return Read(read.claim, read.start, read.start).move()
+    return Read(read.claim, read.start, end, last.leader_epoch, last.timestamp_ms).move()
+
+
+@dataclass(slots=True)
+class OpenBatch:
+    """The records of one transaction while it is open, and what is known of them before they are applied.
+
+    ``is_single``: one record in a transaction of its own. ``is_transient``: that record has failed before, alone, with
+    a transient error. ``suspects``: the range of which this batch is a part, where a record may crash its process.
+    """
+
+    buffer: Buffer
+    outcome: Outcome = field(default_factory=Outcome)
+    is_single: bool = False
+    is_transient: bool = False
+    suspects: SuspectRange | None = None
+
+    def chunks(self) -> Iterator[Sequence[RawRecord]]:
+        """The records that are to be applied, chunk by chunk, as they are drawn."""
+        for records in self.buffer.chunks():
+            yield self.outcome.admit(records, self.buffer.unreadable)
+
+    def admits(self, record: RawRecord) -> bool:
+        """Whether the record is to be applied; one that is blocked by its key becomes a dead letter."""
+        return self.outcome.admits(record, self.buffer.unreadable)
+
+    def drop(self, partitions: set[Partition]) -> None:
+        """Leave out everything of these partitions."""
+        self.buffer.drop(partitions)
+        self.outcome.drop(partitions)
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """The ranges of offsets that the batch covers, as far as it was read."""
+        return spans_of(moves(self.buffer, self.outcome))
+
+
+def spans_of(found: Sequence[Move]) -> tuple[Span, ...]:
+    """The ranges of offsets that these moves pass."""
+    return tuple(Span(m.claim.partition, m.from_offset, m.to_offset) for m in found)
+
+
+@dataclass(slots=True)
+class Result:
+    """What one attempt has made of its batch: what the transaction records, and what is announced after COMMIT."""
+
+    applied: int
+    moves: Sequence[Move]
+    spans: tuple[Span, ...]
+    dead_letters: Sequence[NewDeadLetter]
+    stops: Mapping[Partition, PartitionStopped]
+    reads: Mapping[Partition, Read]
+    batch: OpenBatch
+
+    @classmethod
+    def of(cls, batch: OpenBatch, applied: int) -> Result:
+        """The result of a batch of which so many records were applied."""
+        buffer, outcome = batch.buffer, batch.outcome
+        found = moves(buffer, outcome)
+        stops = {p: stop for p, stop in outcome.stops.items() if p in buffer.reads}
+        return cls(applied, found, spans_of(found), outcome.dead_letters, stops, buffer.reads, batch)
+
+    def position(self, partition: Partition) -> int:
+        """Where the partition is once the batch is committed."""
+        return move_of(partition, self.batch.buffer, self.batch.outcome).to_offset
+
+    def passed(self, *, newest_first: bool = False) -> Iterator[RawRecord]:
+        """The records whose offsets are passed, but for those that are blocked by their key."""
+        outcome = self.batch.outcome
+        for records in self.batch.buffer.replay(newest_first=newest_first):
+            for record in records:
+                at = Partition(record.topic, record.partition), record.offset
+                if not outcome.is_stopped(*at) and not outcome.is_blocked(*at):
+                    yield record
 
 
 def _size(records: Sequence[RawRecord]) -> int:

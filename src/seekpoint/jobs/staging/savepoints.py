@@ -14,8 +14,7 @@ from seekpoint.pipeline.sink import Row
 from seekpoint.postgres.connection import HandlerConnection
 from seekpoint.postgres.sqlstates import Fault
 from seekpoint.records import BLOCKED_BY_KEY, AnyRecord, Failure, NewDeadLetter, RawRecord, State
-from seekpoint.worker.apply import DecodedRecord, Failed, decode_record, rows_at_once, write
-from seekpoint.worker.bisect import spans_of
+from seekpoint.worker.apply import DecodedRecord, Failed, decode_record, part_spans, rows_at_once, write
 
 PART = 5_000  # records under one savepoint: enough that it costs nothing, few enough to be halved quickly
 
@@ -167,7 +166,7 @@ class Parts:
     def _try(self, part: Sequence[DecodedRecord]) -> Failed | None:
         savepoint = self._tx.begin_nested()
         try:
-            write(self._tx, self._pipeline, part, spans_of(part) if self._pipeline.handle is not None else ())
+            write(self._tx, self._pipeline, part, part_spans(part) if self._pipeline.handle is not None else ())
         except Failed as failed:
             if failed.fault is Fault.TRANSIENT or (failed.fault is Fault.PROGRAM and not failed.is_deferred):
                 raise failed.error from failed  # no record's fault

@@ -15,6 +15,7 @@ from seekpoint.ledger.sql.worker import READ_GROUP
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.postgres.connection import HandlerConnection, Session
 from seekpoint.postgres.sqlstates import Fault, connection_lost, is_data_error
+from seekpoint.postgres.transaction_errors import CommitRefused, TransactionFailed
 from seekpoint.records import Cause, Failure, Span, State
 from seekpoint.worker.apply import Failed, decode_record, write
 from seekpoint.worker.replay import statements as sql
@@ -79,10 +80,11 @@ class Replayer:
             if failed.fault is not Fault.DATA:  # one record alone cannot say whether it is to blame
                 raise failed.error from failed
             failure = Failure.of(failed.error, failed.cause)
-        except DBAPIError as error:
-            if not (road.committing and is_data_error(error)):
-                raise
-            failure = Failure.of(error, Cause.DATABASE)  # a constraint that was put off until COMMIT
+        except TransactionFailed as ended:
+            error = ended.error
+            if not (isinstance(ended, CommitRefused) and is_data_error(error)):
+                raise error from error.__cause__
+            failure = Failure.of(error, Cause.DATABASE)  # a deferred constraint, checked at COMMIT
         else:
             assert road.dead_letter is not None
             return Replayed(lean(road.dead_letter))

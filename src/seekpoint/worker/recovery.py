@@ -1,0 +1,131 @@
+"""What to do about an error that ended an attempt: decided from the error and the attempt alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from seekpoint import events
+from seekpoint.errors import Fenced, KafkaUnavailable, PartitionStopped
+from seekpoint.postgres.sqlstates import Fault, connection_lost, fault_of, is_transient, sqlstate
+from seekpoint.postgres.transaction_errors import CommitRefused, DeferredFailure, raised_by
+from seekpoint.records import Partition
+from seekpoint.worker.apply import TRIES, Failed, Mode, as_deferred
+
+STALE_PLAN = "0A000"  # "cached plan must not change result type": a fresh connection makes the plan again
+
+Trouble = events.DatabaseTrouble | events.KafkaTrouble | events.Bisecting
+
+
+class TopicIdMismatch(Exception):  # noqa: N818 -- control: rolls the transaction back
+    """The topics of these partitions are not those that were claimed; None where an id is unknown at this moment."""
+
+    def __init__(self, mismatches: Mapping[Partition, PartitionStopped | None]) -> None:
+        super().__init__()
+        self.mismatches = mismatches
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Run the same transaction again. ``reconcile``: ask the ledger first, for COMMIT may have taken effect."""
+
+    event: Trouble
+    reconcile: bool = False
+    ask_topic_ids: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Isolate:
+    """Apply the batch in parts, to find the records that fail; those that ``failed`` names are known.
+
+    ``known``: the whole batch fails with this error, and need not be tried again. ``checks_deferred``: a deferred
+    constraint has refused COMMIT.
+    """
+
+    event: Trouble
+    failed: Failed | None = None
+    known: Failed | None = None
+    checks_deferred: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Shrink:
+    """Apply the batch in parts: a statement took too long, and would take as long again."""
+
+    event: Trouble
+    known: Failed
+
+
+@dataclass(frozen=True, slots=True)
+class DropPartitions:
+    """Leave partitions out and run the others again: those of ``mismatches``, or those that the ledger refuses.
+
+    ``gives_up``: give up where the ledger refuses none, as it was refused again and again without a reason.
+    """
+
+    reason: str = ""
+    mismatches: Mapping[Partition, PartitionStopped | None] | None = None
+    gives_up: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Raise the error: another attempt at once would not help."""
+
+
+Recovery = Retry | Isolate | Shrink | DropPartitions | GiveUp
+
+
+def recovery_for(error: Exception, attempt: Mode) -> Recovery:
+    """What the error asks for, after this attempt."""
+    is_last = attempt.attempt >= TRIES
+    if isinstance(error, DeferredFailure):
+        error = as_deferred(error.error, error.error)
+    match error:
+        case Fenced():
+            return DropPartitions(error.reason, gives_up=is_last)
+        case TopicIdMismatch():
+            return DropPartitions(mismatches=error.mismatches)
+        case Failed():
+            return _of_failed(error, is_last=is_last)
+        case KafkaUnavailable() if not is_last:
+            return Retry(events.KafkaTrouble(error=str(error)), ask_topic_ids=True)
+        case CommitRefused() if not attempt.checks_deferred and fault_of(error.error) is not None:
+            return _of_commit(error.error, is_last=is_last)
+        case _:
+            return _of_any(raised_by(error), is_last=is_last)
+
+
+def _of_commit(error: Exception, *, is_last: bool) -> Recovery:
+    """A deferred constraint refused the rows, or the error may pass."""
+    if is_transient(error) and not is_last:
+        return Retry(events.DatabaseTrouble(error=error))
+    return Isolate(events.Bisecting(error=error), checks_deferred=True)
+
+
+def _of_any(error: Exception, *, is_last: bool) -> Recovery:
+    """Whether the same transaction may succeed when it is run again at once."""
+    if is_last or not (is_transient(error) or sqlstate(error) == STALE_PLAN):
+        return GiveUp()
+    return Retry(events.DatabaseTrouble(error=error), reconcile=connection_lost(error))
+
+
+def _of_failed(failed: Failed, *, is_last: bool) -> Recovery:
+    """A record may be at fault. Where the error may pass, or is the program's, the parts of the batch show it.
+
+    Those that may pass are tried as a whole first.
+    """
+    if failed.fault is Fault.DATA:
+        return Isolate(events.Bisecting(error=failed.error), failed=failed, known=_known(failed))
+    error = failed.error if isinstance(failed.error, Exception) else failed
+    if failed.is_timeout:
+        return Shrink(events.DatabaseTrouble(error=error), failed)
+    if failed.fault is Fault.TRANSIENT or sqlstate(failed.error) == STALE_PLAN:
+        trouble = events.DatabaseTrouble(error=error)
+        return Isolate(trouble, known=_known(failed)) if is_last else Retry(trouble)
+    return Isolate(events.Bisecting(error=error), known=_known(failed))
+
+
+def _known(failed: Failed) -> Failed | None:
+    """The failure of the whole batch, if trying it as a whole again would show the same."""
+    return None if failed.named or failed.fault is Fault.TRANSIENT else failed

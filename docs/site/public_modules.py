@@ -23,6 +23,7 @@ PUBLIC_MODULES = [
     "seekpoint.sinks.arrow",
     "seekpoint.spark",
     "seekpoint.testing",
+    "seekpoint.testing.processes",
     "seekpoint.testing.servers",
     "seekpoint.worker.assignment",
     "seekpoint.worker.health",

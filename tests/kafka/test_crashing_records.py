@@ -13,7 +13,7 @@ from seekpoint import Batch, Ledger, Limits, Partition, Retry, events
 from support.crashing_handlers import Deadly
 from support.events import Gate
 from support.kafka_postgres import PROTOCOLS, Scene
-from support.worker_process import Member
+from support.worker_process import WorkerProcess
 
 Protocol = Mapping[str, Any]
 COOPERATIVE = PROTOCOLS["cooperative"]
@@ -31,7 +31,7 @@ def letters(scene: Scene) -> list[tuple[int, int, str, str]]:
         return [tuple(row) for row in rows]
 
 
-def restart_until(scene: Scene, start: Callable[[], Member], there: Callable[[], bool], most: int) -> list[int]:
+def restart_until(scene: Scene, start: Callable[[], WorkerProcess], there: Callable[[], bool], most: int) -> list[int]:
     """Start a worker again whenever it has died; the exit codes of those that did."""
     codes: list[int] = []
     while True:
@@ -40,11 +40,11 @@ def restart_until(scene: Scene, start: Callable[[], Member], there: Callable[[],
         if member.is_alive:
             member.close()
             return codes
-        codes.append(member.ended()[0])
+        codes.append(member.ended())
         assert len(codes) <= most, f"it died again and again: {codes}, {letters(scene)}, {scene.ledger.read()}"
 
 
-def starts(scene: Scene, name: str, **what: Any) -> Callable[[], Member]:
+def starts(scene: Scene, name: str, **what: Any) -> Callable[[], WorkerProcess]:
     """A member without a group: nobody waits for a dead one's session."""
     given = {"handle": "deadly", "on_poison": "dead_letter", "retry": {"crashes": 2}, **what}
     partitions = given.pop("partitions", 1)
@@ -80,9 +80,9 @@ def test_an_idle_partition_and_a_busy_one_beside_a_killer_lose_nothing(scene: Sc
     stored = scene.produce(name, ["ok"] * 5 + ["exit"] + ["ok"] * 5, partition=0)
     stored += scene.produce(name, ["ok"] * 40, partition=1)
     start = starts(scene, name, partitions=3, limits={"lag_check": 0.2})
-    members: list[Member] = []
+    members: list[WorkerProcess] = []
 
-    def begin() -> Member:
+    def begin() -> WorkerProcess:
         members.append(start())
         return members[-1]
 
@@ -90,7 +90,7 @@ def test_an_idle_partition_and_a_busy_one_beside_a_killer_lose_nothing(scene: Sc
     assert letters(scene) == [(0, 5, "dead_lettered", "crashed")]
     scene.book.assert_holds(name, [at for at in stored if at != (0, 5)])
     suspected = {event["partition"] for member in members for event in member.all("CrashSuspected")}
-    assert f"{name}/2" not in suspected, "nothing was there to kill anybody"
+    assert 2 not in suspected, "nothing was there to kill anybody"
 
 
 def test_a_killer_in_a_group_of_two(scene: Scene) -> None:
@@ -100,7 +100,7 @@ def test_a_killer_in_a_group_of_two(scene: Scene) -> None:
     killer = scene.produce(name, ["exit"], partition=2)
     stored += scene.produce(name, ["ok"] * 20, partition=2)
 
-    def start() -> Member:
+    def start() -> WorkerProcess:
         return scene.member(name, handle="deadly", on_poison="dead_letter", retry={"crashes": 2}, kafka=COOPERATIVE)
 
     members = [start(), start()]
@@ -122,9 +122,9 @@ def test_under_stop_the_partition_stops_in_front_of_the_killer_and_the_worker_li
     stored = scene.produce(name, ["ok", "exit", "ok"], partition=0)
     other = scene.produce(name, ["ok"] * 5, partition=1)
     start = starts(scene, name, partitions=2, on_poison="stop")
-    made: list[Member] = []
+    made: list[WorkerProcess] = []
 
-    def begin() -> Member:
+    def begin() -> WorkerProcess:
         made.append(start())
         return made[-1]
 
@@ -301,10 +301,10 @@ def test_one_crashing_record_costs_five_deaths_and_at_most_two_hundred_transacti
     """Two until it is suspected, one in its part, two alone; what comes after it goes in whole batches again."""
     name = scene.topic()
     stored = scene.produce(name, ["ok"] * 2555 + ["exit"] + ["ok"] * 2444)
-    members: list[Member] = []
+    members: list[WorkerProcess] = []
     start = starts(scene, name, limits={"batch_records": 2000})
 
-    def begin() -> Member:
+    def begin() -> WorkerProcess:
         members.append(start())
         return members[-1]
 
@@ -314,8 +314,8 @@ def test_one_crashing_record_costs_five_deaths_and_at_most_two_hundred_transacti
     parts = sum(len(member.all("SuspectPartAttempt")) for member in members)
     alone = sum(len(member.all("SingleRecordAttempt")) for member in members)
     assert parts + alone <= 200, (parts, alone)
-    assert {e["until"] for member in members for e in member.all("CrashSuspected")} == {"4000"}, "drawn once"
-    assert members[-1].all("SuspectsLeft")[-1]["left"] == "0"
+    assert {e["until"] for member in members for e in member.all("CrashSuspected")} == {4000}, "drawn once"
+    assert members[-1].all("SuspectsLeft")[-1]["left"] == 0
     assert scene.ledger.read()[0].suspect_end is None
     scene.book.assert_holds(name, [at for at in stored if at != (0, 2555)])
 
@@ -337,7 +337,7 @@ def test_kills_within_a_suspect_range_neither_redraw_nor_extend_it(scene: Scene)
     run = scene.worker(name, partitions=[(name, 0)], limits=Limits(batch_records=2000))
     scene.wait_until_caught_up(name, stored)
     run.stop()
-    assert {e["until"] for member in members for e in member.all("CrashSuspected")} == {"2000"}
+    assert {e["until"] for member in members for e in member.all("CrashSuspected")} == {2000}
     assert run.seen.wait_for(events.CrashSuspected).until == 2000
     assert members[2].all("SingleRecordAttempt"), "a part that has seen a crash goes record by record"
     parts = sum(len(member.all("SuspectPartAttempt")) for member in members) + len(

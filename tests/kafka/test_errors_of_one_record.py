@@ -17,7 +17,7 @@ from seekpoint import Limits, Partition, Pipeline, Retry, events
 from seekpoint.errors import PoisonStop
 from seekpoint.records import Cause
 from support.kafka_postgres import QUICK, Scene
-from support.worker_process import Member
+from support.worker_process import WorkerProcess
 
 SOON = Retry(attempts=3, wait_initial=0.05, jitter=0)
 
@@ -141,7 +141,7 @@ def test_kills_of_a_worker_that_has_stopped_in_front_of_a_record_are_not_its_rec
     scene.produce(name, [value])  # "fail 1": the handler fails once, so the record is tried alone
     retry = {"crashes": 2, "attempts": 99, "wait_initial": 0.05}
 
-    def start() -> Member:
+    def start() -> WorkerProcess:
         return scene.member(name, partitions=[(name, 0)], handle="deadly", on_poison="dead_letter", retry=retry)
 
     for _ in range(3):
@@ -153,7 +153,7 @@ def test_kills_of_a_worker_that_has_stopped_in_front_of_a_record_are_not_its_rec
     last = start()  # suspected by now, and tried alone
     assert "mistake of the program" in last.wait_for("PartitionStopped")["error"]
     last.signal(signal.SIGTERM)
-    assert last.ended()[0] == 0
+    assert last.ended() == 0
     assert letters(scene) == []
 
     stored = scene.produce(name, ["ok"] * 3)

@@ -10,7 +10,8 @@ from sqlalchemy import create_engine
 from seekpoint import Pipeline
 from seekpoint.jobs.batch import BatchJob
 from seekpoint.jobs.batch import batch as job
-from support.processes import Apart, Standing
+from seekpoint.testing.processes import report
+from support.processes import JobProcess, Standing
 from support.reload_orders import Shop, pipeline
 
 
@@ -33,19 +34,11 @@ def paused(shop: Shop) -> str | None:
     return found[0][0] if found else None
 
 
-class Batcher(Apart):
+class Batcher(JobProcess):
     """One process. ``at="staging"`` stands still in the first step of that state, ``at="turn cut_over"`` at its end."""
 
     def __init__(self, shop: Shop, **options: Any) -> None:
-        what = {
-            "url": shop.engine.url.render_as_string(hide_password=False),
-            "brokers": shop.brokers,
-            "schema": shop.schema,
-            "group": shop.group,
-            "topic": shop.topic,
-            **options,
-        }
-        super().__init__("support.batch_process", what)
+        super().__init__("support.batch_process", shop, topic=shop.topic, **options)
 
 
 def main(what: dict[str, Any]) -> None:
@@ -60,4 +53,4 @@ def main(what: dict[str, Any]) -> None:
     else:
         one.run()
     engine.dispose()
-    print("done", flush=True)
+    report("done")

@@ -14,31 +14,17 @@ from seekpoint.jobs.export import Archive, Export, delta, files, manifest
 from seekpoint.jobs.export import writer as writing
 from seekpoint.kafka.ranges import Piece
 from support.archive import Vault
-from support.processes import Apart, stand
+from support.processes import JobProcess, stand
 
 PLACES = ("planned", "in a file", "a file", "its row", "second file")
 
 
-class Exporter(Apart):
+class Exporter(JobProcess):
     """One process, which stands still at one of ``PLACES`` (or at ``table``: behind the Delta table's commit)."""
 
     def __init__(self, vault: Vault, at: str, **options: Any) -> None:
-        what = {
-            "url": vault.engine.url.render_as_string(hide_password=False),
-            "brokers": vault.brokers,
-            "schema": vault.schema,
-            "group": options.pop("group", vault.group),
-            "root": vault.archive.root,
-            "at": at,
-            "options": options,
-        }
-        super().__init__("support.export_process", what)
-
-    def kill_at_its_place(self) -> None:
-        """SIGKILL, where it stands: nobody is told."""
-        stands = self.wait_for("standing")
-        self.kill()
-        assert stands
+        group = options.pop("group", vault.group)
+        super().__init__("support.export_process", vault, group=group, root=vault.archive.root, at=at, options=options)
 
 
 def stand_in_a_file() -> None:

@@ -17,7 +17,7 @@ from seekpoint.testing.servers.postgres import PostgresServer
 from support.cli_jobs import FIRST, Terminal
 from support.kafka_postgres import PROTOCOLS, Scene, Way
 from support.reload_orders import Shop
-from support.worker_process import Member
+from support.worker_process import WorkerProcess
 
 
 @pytest.fixture(params=PROTOCOLS)
@@ -45,12 +45,12 @@ def short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def new_member() -> Iterator[Callable[..., Member]]:
+def new_member() -> Iterator[Callable[..., WorkerProcess]]:
     """``new_member(**what)`` starts a worker's process; it is ended after the test."""
-    members: list[Member] = []
+    members: list[WorkerProcess] = []
 
-    def start(**what: Any) -> Member:
-        members.append(Member(**what))
+    def start(**what: Any) -> WorkerProcess:
+        members.append(WorkerProcess(**what))
         return members[-1]
 
     yield start

@@ -74,12 +74,12 @@ _forker = _Forker()
 class Forked:
     """``main(what)`` of one of ``SCRIPTS`` in a process of its own; as ``subprocess.Popen`` with pipes of text.
 
-    Without ``errors`` it writes to this process's own stderr. ``env`` is added to its environment.
+    It has no standard input. ``env`` is added to its environment.
     """
 
-    def __init__(
-        self, script: str, what: Mapping[str, Any], *, errors: bool = True, env: Mapping[str, str] | None = None
-    ) -> None:
+    stdin = None
+
+    def __init__(self, script: str, what: Mapping[str, Any], *, env: Mapping[str, str] | None = None) -> None:
         assert script in SCRIPTS, f"{script} is not imported by the process that forks"
         pipes = [os.pipe() for _ in range(3)]
         self.stdout, self.stderr = (os.fdopen(read, encoding="utf-8") for read, _ in pipes[:2])
@@ -88,7 +88,7 @@ class Forked:
         self._lock = threading.Lock()
         order = {"script": script, "what": what, "env": {**os.environ, **(env or {})}, "folder": str(Path.cwd())}
         try:
-            _forker.start(order, [pipes[0][1], pipes[1][1] if errors else 2, pipes[2][1]])
+            _forker.start(order, [pipes[0][1], pipes[1][1], pipes[2][1]])
         finally:
             for _, write in pipes:
                 os.close(write)
@@ -112,7 +112,7 @@ class Forked:
         except subprocess.TimeoutExpired:
             return None
 
-    def send_signal(self, number: int) -> None:
+    def send_signal(self, number: int, /) -> None:
         """Send it a signal, unless it has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)

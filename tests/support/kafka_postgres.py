@@ -25,7 +25,7 @@ from sqlalchemy import Engine
 from seekpoint import Ledger, Partition, Pipeline
 from support.events import SECONDS, Run
 from support.recorded_rows import Book, Stored, Stream, ends
-from support.worker_process import Member
+from support.worker_process import WorkerProcess
 
 SESSION_MS = 3000
 QUICK: Mapping[str, Any] = {
@@ -57,7 +57,7 @@ class Scene:
         make_topic: Callable[..., str],
         produce: Callable[..., list[tuple[int, int]]],
         run_worker: Callable[..., Run],
-        new_member: Callable[..., Member],
+        new_member: Callable[..., WorkerProcess],
         shared: bool,
     ) -> None:
         self.engine, self.schema, self.broker, self.group = engine, schema, broker, group
@@ -107,7 +107,7 @@ class Scene:
         given = {"engine": self.engine, "schema": self.schema, **options}
         return self._run_worker(pipeline, kafka={"bootstrap.servers": self.broker, **kafka}, **given)
 
-    def member(self, topic: str, *, kafka: Mapping[str, Any] = QUICK, **what: Any) -> Member:
+    def member(self, topic: str, *, kafka: Mapping[str, Any] = QUICK, **what: Any) -> WorkerProcess:
         """A worker in a process of its own, until the test ends."""
         servers = {"bootstrap.servers": self.broker, **kafka}
         given = {"dsn": self.dsn, "schema": self.schema, "group": self.group, "topic": topic}

@@ -1,44 +1,40 @@
-"""A job in a process of its own, to be killed: ``Apart`` on the test's side; on the other, what stands still there."""
+"""A job in a process of its own, to be killed: ``JobProcess`` on the test's side; on the other, where it waits."""
 
 from __future__ import annotations
 
-import subprocess
 import threading
 from typing import Any
 
 from seekpoint.jobs.reload import Driver
 from seekpoint.jobs.run.run import Tx
+from seekpoint.testing.processes import ChildProcess, report
+from support.archive import Vault
 from support.forked_process import Forked
+from support.reload_orders import Shop
 
 
-class Apart:
-    """One process that runs ``script`` with ``what``, and prints a word when it has come to a place."""
+class JobProcess(ChildProcess):
+    """One process that runs ``main`` of ``script`` on these servers; reports ``standing`` where it waits for ever."""
 
-    def __init__(self, script: str, what: dict[str, Any]) -> None:
-        self._process = Forked(script, what, errors=False)
+    def __init__(self, script: str, servers: Shop | Vault, **what: Any) -> None:
+        given = {
+            "url": servers.engine.url.render_as_string(hide_password=False),
+            "brokers": servers.brokers,
+            "schema": servers.schema,
+            "group": servers.group,
+            **what,
+        }
+        super().__init__(Forked(script, given))
 
-    def wait_for(self, word: str) -> bool:
-        """Until it says this (``standing``, ``done``); False if it has ended without it."""
-        return any(line.strip() == word for line in iter(self._process.stdout.readline, ""))
-
-    def ended(self, seconds: float) -> bool:
-        """Whether it comes to its end within so many seconds."""
-        try:
-            self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return False
-        return True
-
-    def kill(self) -> None:
-        """SIGKILL: nobody is told."""
-        self._process.kill()
-        self._process.wait()
-        for stream in (self._process.stdout, self._process.stderr):
-            stream.close()
+    def kill_where_it_waits(self) -> None:
+        """SIGKILL once it stands there."""
+        stands = self.reaches("standing")
+        self.close()
+        assert stands, self.errors
 
 
 class Standing(Driver):
-    """A driver that stands still for ever at one place."""
+    """A driver that waits for ever at one place."""
 
     at = ""
 
@@ -55,5 +51,5 @@ class Standing(Driver):
 
 def stand() -> None:
     """For ever."""
-    print("standing", flush=True)
+    report("standing")
     threading.Event().wait()

@@ -13,28 +13,20 @@ from sqlalchemy import Connection, create_engine
 
 from seekpoint import Batch, Json, Pipeline
 from seekpoint.jobs.reload import Reload, cutover
+from seekpoint.testing.processes import report
 from support.handler_reload import WRITES, by_core
-from support.processes import Apart, Standing, stand
+from support.processes import JobProcess, Standing, stand
 from support.reload_orders import Order, Shop, pipeline
 
 
-class Reloader(Apart):
+class Reloader(JobProcess):
     """One process. ``at="staged"`` stands still in the first step of that state, ``at="turn cut_over"`` at its end.
 
     With ``handled=True`` it drives the books of ``bookkeeping``; ``at="offset 70"`` stands still in the handler then.
     """
 
     def __init__(self, shop: Shop, run: UUID, **options: Any) -> None:
-        what = {
-            "url": shop.engine.url.render_as_string(hide_password=False),
-            "brokers": shop.brokers,
-            "schema": shop.schema,
-            "group": shop.group,
-            "topic": shop.topic,
-            "run": str(run),
-            **options,
-        }
-        super().__init__("support.reload_process", what)
+        super().__init__("support.reload_process", shop, topic=shop.topic, run=str(run), **options)
 
 
 def bookkeeping(what: dict[str, Any]) -> Pipeline:
@@ -78,7 +70,7 @@ def main(what: dict[str, Any]) -> None:
     taken = reload.take_over(UUID(what["run"]))
     driver = Standing(taken.engine, taken.schema, taken.run, taken.limits)
     driver.at = what.get("at", "")
-    print("driving", flush=True)
+    report("driving")
     reload.run(driver)
     engine.dispose()
-    print("done", flush=True)
+    report("done")

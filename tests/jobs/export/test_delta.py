@@ -56,7 +56,7 @@ def test_the_table_is_what_the_archive_has(vault: Vault) -> None:
 def test_an_export_that_is_killed_writes_nothing_twice(vault: Vault, at: str) -> None:
     """Also where the table knows of the file, and the manifest does not: it is taken over."""
     name = settled(vault)
-    Exporter(vault, at, format="delta", range_records=25).kill_at_its_place()
+    Exporter(vault, at, format="delta", range_records=25).kill_where_it_waits()
     assert vault.spans(name) == []
     in_table = 0 if at == "a file" else 25
     done = vault.export(format="delta", range_records=30).run()
@@ -87,7 +87,7 @@ def test_a_file_before_the_others_is_added_once(vault: Vault) -> None:
     vault.stand(name, {0: 60}, first=30)
     vault.export(format="delta").run()
     vault.stand(name, {0: 60}, group="early")
-    Exporter(vault, "table", format="delta", group="early").kill_at_its_place()
+    Exporter(vault, "table", format="delta", group="early").kill_where_it_waits()
     vault.export(format="delta", group="early").run()
     vault.export(format="delta", group="early").run()
     assert vault.spans(name) == [(0, 30, 30), (30, 60, 30)]

@@ -46,7 +46,7 @@ def assert_whole(vault: Vault, name: str, count: int = 60) -> None:
 @pytest.mark.parametrize("at", PLACES)
 def test_the_next_export_goes_on_behind_the_last_row(vault: Vault, at: str) -> None:
     name = settled(vault)
-    Exporter(vault, at, range_records=25).kill_at_its_place()
+    Exporter(vault, at, range_records=25).kill_where_it_waits()
     committed = 1 if at == "second file" else 0
     assert len(vault.spans(name)) == committed
     assert len(vault.strays()) == (at != "planned"), "what was written is no part of the archive"
@@ -114,7 +114,7 @@ def test_files_that_come_in_another_order_are_committed_in_the_logs(vault: Vault
 
 def test_a_sweep_leaves_what_may_still_be_committed_and_what_is_others(vault: Vault) -> None:
     name = settled(vault)
-    Exporter(vault, "a file").kill_at_its_place()
+    Exporter(vault, "a file").kill_where_it_waits()
     (stray,) = vault.strays()
     (run,) = vault.runs()
     strange = [stray.with_name("notes.parquet"), stray.with_name(stray.name.replace(run.hex, uuid4().hex))]
@@ -138,9 +138,9 @@ def test_a_sweep_leaves_the_files_of_another_database_of_that_name(vault: Vault,
     schema.upgrade(engine, schema=vault.schema)
     theirs = replace(vault, engine=engine)
     theirs.stand(name, {0: 60})
-    Exporter(vault, "a file").kill_at_its_place()
+    Exporter(vault, "a file").kill_where_it_waits()
     (ours,) = vault.strays()
-    Exporter(theirs, "a file").kill_at_its_place()
+    Exporter(theirs, "a file").kill_where_it_waits()
     (stray,) = set(theirs.strays()) - {ours}
     theirs.export().run()
     assert theirs.archive.sweep(NOW) == [str(stray.relative_to(vault.archive.root))]

@@ -20,7 +20,7 @@ from support.events import Run
 from support.producer_thread import Feed, applied
 from support.recorded_rows import Book
 from support.reload_orders import Shop, doubled, of
-from support.worker_process import Member
+from support.worker_process import WorkerProcess
 
 QUICK = Limits(batch_records=50, idle_check=0.1)
 
@@ -219,14 +219,14 @@ def test_a_process_that_stands_by_ends_at_the_first_signal_and_may_be_killed(sho
         "version": 2,
     }
     for kill in (True, False):
-        member = Member(**what)
+        member = WorkerProcess(**what)
         try:
             member.wait_for("OnStandby")
             if kill:
                 member.kill()
             else:
                 member.signal(2)  # the first SIGINT drains, though the worker never joined
-                assert member.ended() == (0, "")
+                assert (member.ended(), member.errors) == (0, "")
         finally:
             member.close()
     assert undisturbed(older)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from random import Random
 from typing import Any, Self
 
@@ -14,6 +15,7 @@ from seekpoint import Limits, events
 from seekpoint.errors import HandlerOutdated
 from seekpoint.jobs.reload import Generations
 from seekpoint.postgres.sqlstates import sqlstate
+from seekpoint.testing.processes import NotReached
 from support.reload_orders import Shop, of
 from support.reload_process import Reloader
 
@@ -72,8 +74,9 @@ def bring_through(shop: Shop, chance: Random, version: int, strategy: str) -> in
     run = shop.reload(version=version).open(strategy=strategy).run.id
     for driver in range(1, 20):
         reloader = Reloader(shop, run, version=version, width=500)
-        if reloader.wait_for("driving"):
-            reloader.ended(chance.uniform(0, 1.5) if driver <= KILLED else 120.0)
+        if reloader.reaches("driving"):
+            with suppress(NotReached):
+                reloader.ended(chance.uniform(0, 1.5) if driver <= KILLED else 120.0)
         reloader.kill()
         state = shop.reload(version=version).runs.get(run)
         assert state.state != "failed", state.error

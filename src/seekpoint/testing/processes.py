@@ -1,0 +1,386 @@
+"""A worker in a process of its own, to be killed: ``ChildProcess`` in the test, ``Reporter`` in the process.
+
+Both sides speak lines of JSON: orders to the process's standard input, reports from its standard output.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import fields
+from pathlib import Path
+from time import monotonic
+from typing import IO, Any, Literal, Protocol, Self, TypeVar
+
+from seekpoint.events import Event
+from seekpoint.records import Failure, Partition, Span
+
+T = TypeVar("T")
+
+Report = Mapping[str, Any]
+"""One line that a process has written: ``event``, and what belongs to it."""
+
+Break = Literal["kill", "stop", "wait"]
+
+__all__ = ["ChildProcess", "NotReached", "Reporter", "obey", "receive", "report", "start_python"]
+
+
+class NotReached(AssertionError):  # noqa: N818 -- named after what happened, like the rest of the tree
+    """An event or a state was not reached in time, or its process ended first; the message has its last reports."""
+
+
+class Started(Protocol):
+    """What a ``ChildProcess`` needs of ``subprocess.Popen`` with pipes of text."""
+
+    pid: int
+
+    @property
+    def stdin(self) -> IO[str] | None: ...
+    @property
+    def stdout(self) -> IO[str] | None: ...
+    @property
+    def stderr(self) -> IO[str] | None: ...
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def send_signal(self, sig: int, /) -> None: ...
+
+
+def start_python(
+    *arguments: str, stderr: Path | None = None, env: Mapping[str, str] | None = None
+) -> subprocess.Popen[str]:
+    """Start this Python with these arguments, and pipes; ``stderr`` is a file to append to, ``env`` is added to ours.
+
+    It is a process group of its own in our session: Ctrl-C reaches only us. Where we are killed, its input ends; a
+    stopped one gets SIGHUP and SIGCONT from the system. So it ends with us.
+    """
+    errors: Any = subprocess.PIPE if stderr is None else stderr.open("ab")
+    try:
+        return subprocess.Popen(  # noqa: S603 -- this Python, and what a test gives it
+            [sys.executable, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env={**os.environ, **(env or {})},
+            process_group=0,
+        )
+    finally:
+        if stderr is not None:
+            errors.close()
+
+
+class ChildProcess:
+    """A process that reports events, one JSON object a line, and can be waited for, frozen and killed.
+
+    ``changed`` is notified at each report; give the same one to several processes to wait for any of them. A subclass
+    may override :meth:`reported` and :meth:`on_end`, which run on a thread of their own, under ``changed``.
+    """
+
+    def __init__(
+        self, process: Started, order: Mapping[str, Any] | None = None, *, changed: threading.Condition | None = None
+    ) -> None:
+        self.reports: list[Report] = []
+        self.has_ended = False
+        self.break_set: str | None = None
+        self.at_break: str | None = None
+        self.changed = changed or threading.Condition()
+        self._process, self._errors = process, list[str]()
+        self._readers = [threading.Thread(target=each, daemon=True) for each in (self._read, self._read_errors)]
+        for reader in self._readers:
+            reader.start()
+        if order is not None:
+            self.order(**order)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if not line.endswith("\n"):
+                break  # it was killed while it wrote
+            values = json.loads(line)
+            with self.changed:
+                match values["event"]:
+                    case "BreakSet":
+                        self.break_set = values["step"]
+                    case "AtBreak":
+                        self.at_break = values["step"]
+                self.reported(values)
+                self.changed.notify_all()
+        self._process.wait()
+        with self.changed:
+            self.has_ended = True
+            self.on_end()
+            self.changed.notify_all()
+
+    def _read_errors(self) -> None:
+        for line in self._process.stderr or ():
+            self._errors.append(line)
+
+    def reported(self, report: Report) -> None:
+        """Called with each report; keeps it."""
+        self.reports.append(report)
+
+    def on_end(self) -> None:
+        """Called once, after the process has ended and its last report was read."""
+
+    # -- what it has reported -------------------------------------------------------------------------------
+
+    @property
+    def pid(self) -> int:
+        """The process's id."""
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; negative: the signal that ended it."""
+        return self._process.poll()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it has not ended; a frozen process is alive."""
+        return self.exit_code is None
+
+    @property
+    def errors(self) -> str:
+        """What it has written to stderr, where that is not a file."""
+        return "".join(self._errors)
+
+    def tail(self) -> str:
+        """Its exit code, last reports and errors, to look for a cause."""
+        return "\n  ".join([f"exit code {self.exit_code}", *map(str, self.reports[-20:]), self.errors[-5000:]])
+
+    def all(self, event: str) -> list[Report]:
+        """Its reports of this event so far."""
+        with self.changed:
+            return [report for report in self.reports if report["event"] == event]
+
+    def wait_until(self, reached: Callable[[], T], what: str, timeout: float = 60.0) -> T:
+        """Wait until ``reached()`` is true, and return it.
+
+        Raises NotReached after ``timeout`` seconds, and at once where the process has ended without it.
+        """
+        deadline = monotonic() + timeout
+        with self.changed:
+            while not (found := reached()):
+                left = deadline - monotonic()
+                if self.has_ended or left <= 0:
+                    raise NotReached(f"process {self.pid} did not reach {what} in {timeout:.0f} s\n  {self.tail()}")
+                self.changed.wait(left)
+            return found
+
+    def wait_for(
+        self, event: str, where: Callable[[Report], bool] | None = None, *, count: int = 1, timeout: float = 60.0
+    ) -> Report:
+        """Wait for the ``count``-th report of this event (of those for which ``where`` is true), and return it.
+
+        Raises NotReached after ``timeout`` seconds, and at once where the process has ended without it.
+        """
+
+        def found() -> Report | None:
+            reports = [each for each in self.all(event) if where is None or where(each)]
+            return reports[count - 1] if len(reports) >= count else None
+
+        report = self.wait_until(found, f"{count} {event}", timeout)
+        assert report is not None
+        return report
+
+    def reaches(self, *events: str, timeout: float = 300.0) -> bool:
+        """Wait for any of these events; False where the process ends without it. Raises NotReached at the timeout."""
+        names = set(events)
+
+        def there() -> bool:
+            return any(report["event"] in names for report in self.reports)
+
+        self.wait_until(lambda: there() or self.has_ended, f"any of {', '.join(events)}", timeout)
+        return there()
+
+    # -- what is done to it ---------------------------------------------------------------------------------
+
+    def order(self, **order: Any) -> None:
+        """Send an order; raises NotReached where the process has ended."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(order) + "\n")
+            self._process.stdin.flush()
+        except (BrokenPipeError, ValueError):  # ended; or ended and closed
+            raise NotReached(f"process {self.pid} has ended\n  {self.tail()}") from None
+
+    def break_at(self, step: str, nth: int = 1, do: Break = "wait") -> None:
+        """Let its ``Reporter`` kill it, stop it or wait at the ``nth`` such event from now; returns once set."""
+        self.break_set = self.at_break = None
+        self.order(**{"break": {"step": step, "nth": nth, "do": do}})
+        self.wait_until(lambda: self.break_set == step, f"a break at {step}")
+
+    def go(self) -> None:
+        """Let it continue from where it waits."""
+        self.at_break = None
+        self.order(go=True)
+
+    def signal(self, number: int) -> None:
+        """Send it a signal, unless it has ended."""
+        self._process.send_signal(number)
+
+    def freeze(self) -> None:
+        """Stop the process by SIGSTOP, until :meth:`thaw`."""
+        self.signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Continue a frozen process, by SIGCONT."""
+        self.signal(signal.SIGCONT)
+
+    def terminate(self) -> None:
+        """SIGTERM: a worker finishes its batch, releases its partitions and ends. Returns at once."""
+        self.signal(signal.SIGTERM)
+
+    def kill(self) -> int:
+        """SIGKILL, and wait for its end; returns the exit code."""
+        self.signal(signal.SIGKILL)
+        return self.ended()
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the system reports it as stopped (SIGSTOP)."""
+        import psutil  # noqa: PLC0415 -- the rest of this module needs the standard library alone
+
+        return bool(psutil.Process(self.pid).status() == psutil.STATUS_STOPPED)
+
+    def wait_until_stopped(self, timeout: float = 30.0) -> None:
+        """Wait until the system reports it as stopped; raises NotReached after ``timeout`` seconds."""
+        deadline, pause = monotonic() + timeout, threading.Event()
+        while not self.is_stopped:
+            if monotonic() > deadline:
+                raise NotReached(f"process {self.pid} is not stopped after {timeout:.0f} s\n  {self.tail()}")
+            pause.wait(0.005)
+
+    def ended(self, timeout: float = 60.0) -> int:
+        """Wait for its end and its last report; returns its exit code. Raises NotReached after ``timeout`` seconds."""
+        self.wait_until(lambda: self.has_ended, "its end", timeout)
+        for reader in self._readers:
+            reader.join(10)
+        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if stream is not None:
+                with suppress(BrokenPipeError):  # the rest of an order that it has not read
+                    stream.close()
+        return self._process.wait()
+
+    def close(self) -> None:
+        """Kill it where it runs, and close its pipes."""
+        self.kill()
+
+
+# -- in the process ---------------------------------------------------------------------------------------------
+
+_writing = threading.RLock()  # a signal's handler may report, too
+
+
+def report(event: str, **values: Any) -> None:
+    """Write one report, whole, before anything else happens: a process that is killed next has reported it."""
+    with _writing:
+        os.write(1, (json.dumps({**values, "event": event}, default=str) + "\n").encode())
+
+
+def receive() -> dict[str, Any]:
+    """The next order; ends this process where its parent has ended."""
+    if not (line := sys.stdin.readline()):
+        os._exit(1)
+    order: dict[str, Any] = json.loads(line)
+    return order
+
+
+def obey(carry_out: Callable[[dict[str, Any]], None] = lambda _: None) -> None:
+    """Carry out orders on a thread of its own, and end this process when its parent has ended."""
+
+    def listen() -> None:
+        while True:
+            carry_out(receive())
+
+    threading.Thread(target=listen, daemon=True).start()
+
+
+class Reporter:
+    """An observer that reports a worker's events, for workers of one topic: a partition is reported by its number.
+
+    ``Worker(..., observe=[reporter])``; with :meth:`obey` the parent can also let the worker wait, stop or be killed
+    exactly at one of its events (``ChildProcess.break_at``).
+    """
+
+    def __init__(self) -> None:
+        self._break: tuple[str, Break] | None = None
+        self._left = 0
+        self._go = threading.Event()
+
+    def __call__(self, event: Event) -> None:
+        step = self.step(event)
+        if step is not None:
+            self.report(step, event)
+            self._come_to(step)
+
+    def step(self, event: Event) -> str | None:
+        """The name under which an event is reported; None for one that is not. A subclass may override this."""
+        return type(event).__name__
+
+    def report(self, step: str, event: Event) -> None:
+        """Write the event's fields under this name."""
+        report(step, **{field.name: plain(getattr(event, field.name)) for field in fields(event)})
+
+    def obey(self) -> None:
+        """Carry out the parent's orders, and end with it."""
+        obey(self._carry_out)
+
+    def break_at(self, step: str, nth: int = 1, do: Break = "wait") -> None:
+        """Kill or stop this process, or wait, at the ``nth`` such step from now."""
+        self._go.clear()
+        self._break, self._left = (step, do), nth
+
+    def _carry_out(self, order: Mapping[str, Any]) -> None:
+        if "break" in order:
+            report("BreakSet", step=order["break"]["step"])  # before it is: it may be reached at once
+            self.break_at(**order["break"])
+        else:
+            self._go.set()
+
+    def _come_to(self, step: str) -> None:
+        if self._break is None or self._break[0] != step:
+            return
+        self._left -= 1
+        if self._left:
+            return
+        _, do = self._break
+        self._break = None
+        if do == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        report("AtBreak", step=step, at=monotonic())
+        if do == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif not self._go.wait(600):
+            raise TimeoutError(f"no order to continue from {step} came within 600 s")
+
+
+def plain(value: Any) -> Any:
+    """A field of an event as JSON has it."""
+    plain_: Any = value
+    match value:
+        case Partition():
+            plain_ = value.number
+        case Span():
+            plain_ = [value.partition.number, value.start, value.end]
+        case Failure():
+            plain_ = f"{value.cause}: {value.error}"
+        case BaseException():
+            plain_ = f"{type(value).__name__}: {' '.join(str(getattr(value, 'orig', None) or value).split())}"
+        case Mapping():
+            plain_ = {str(plain(key)): plain(each) for key, each in value.items()}
+        case tuple() | list() | set() | frozenset():
+            plain_ = [plain(each) for each in value]
+    return plain_

@@ -58,7 +58,7 @@ def run(
                 with engine.begin() as tx:
                     moved = held.advance(tx, messages)  # first: whoever was fenced does no work
                     count(tx, messages)
-            except PartitionStopped as stop:  # its topic was deleted or created anew under our hands
+            except PartitionStopped as stop:  # its topic was deleted or created again under our hands
                 print(stop, file=sys.stderr)
                 held.stop(stop.partition, stop)
                 held.resync()

@@ -27,7 +27,7 @@
     ├── ReloadOver              the run has ended, or another driver has taken it over
     └── PartitionStopped        this partition waits for a decision; the others go on
         ├── OffsetLost          the stored offset is no longer (or not yet) in the log
-        ├── TopicRecreated      the topic was deleted and created anew
+        ├── TopicRecreated      the topic was deleted and created again
         ├── TopicUnknown        the brokers have not known the topic for some seconds
         ├── PoisonStop          a record cannot be applied, and the policy is to stop
         └── RetryLater          a record failed and is tried again; the partition waits in front of it
@@ -118,7 +118,8 @@ class StandbyRequired(SeekpointError):  # noqa: N818
 
     def __init__(self, group: str, version: int, *, run: UUID, state: str, driver: str) -> None:
         super().__init__(
-            f"handler version {version} of group {group!r} stands by for reload {run}, which is {state} (driver: "
+            f"handler version {version} of group {group!r} waits as a standby for reload {run}, which is {state} "
+            f"(driver: "
             f"{driver}), and takes over when it has ended. If nobody drives it any more: `seekpoint reload run "
             f"MODULE:NAME --resume {run}`, or `seekpoint reload abort {run} --reason ...`"
         )

@@ -391,7 +391,7 @@ def test_a_record_that_cannot_be_decoded_ends_a_strict_worker(
     result = place.run(place.module(TO_TABLE))
     assert result.exit_code == 1
     assert f"error: {place.topic}/0 stopped at offset 2: it cannot be decoded: UnicodeDecodeError" in result.stderr
-    assert "Choices:\n  - mend the codec, row= or handler, and start the worker again\n  - skip it: " in result.stderr
+    assert "Choices:\n  - fix the codec, row= or handler, and start the worker again\n  - skip it: " in result.stderr
     assert rows(seekpoint_engine, lines) == ["one", "two"], "what came before it is committed"
 
 
@@ -684,8 +684,8 @@ def test_status(applied: Place) -> None:
         "lag": None,
         "epoch": 1,
         "owner": None,
-        "dead": 0,
-        "waits": None,
+        "dead_letters": 0,
+        "retry": None,
         "stop": None,
         "suspects_left": None,
         "reload": None,
@@ -695,7 +695,7 @@ def test_status(applied: Place) -> None:
     assert (line["next"], line["end"], line["lag"]) == (3, 4, 1)
     shown = seekpoint("status", applied.group, *where, *brokers)
     assert shown.exit_code == 0
-    assert shown.stdout.splitlines()[1].split()[:7] == ["topic", "partition", "next", "end", "lag", "dead", "epoch"]
+    assert shown.stdout.splitlines()[1].split()[:7] == ["topic", "partition", "next", "end", "lag", "dead", "letters"]
     assert shown.stdout.splitlines()[2].split()[:7] == [applied.topic, "0", "3", "4", "1", "0", "1"]
     assert str(make_url(applied.url).password) not in shown.output
 

@@ -161,7 +161,7 @@ def test_i4_a_truncated_log_is_noticed_by_the_stored_leader_epoch(
     run = scene.worker(name, kafka=protocol)
     stop = stop_of(run)
     assert isinstance(stop, OffsetLost)
-    assert "the log was truncated before it and written anew" in str(stop)
+    assert "the log was truncated before it and written again" in str(stop)
     assert len(scene.book.written(name)) == 100
     scene.ledger.reset_offset(name, 0, 50, log=None, reason="read what stands there now")
     run.reached(name, 150)

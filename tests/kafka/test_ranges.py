@@ -320,7 +320,7 @@ def test_a_topic_that_is_recreated_shorter_is_told_by_its_id(
     kafka: Mapping[str, Any], admin: AdminClient, topic: Make, produce: Produce
 ) -> None:
     reading, seen = recreate(kafka, admin, topic, produce, 1)
-    with pytest.raises(TopicRecreated, match="deleted and created anew"):
+    with pytest.raises(TopicRecreated, match="deleted and created again"):
         drain(reading, seen)
     assert len(seen) < 200
 

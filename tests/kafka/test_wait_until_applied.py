@@ -394,7 +394,7 @@ def test_it_says_what_the_partition_waits_for(desk: Desk) -> None:
     assert "offset 5 is tried alone at this moment, attempt 1" in str(late(desk))
     heir = Desk(Ledger(desk.ledger.engine, "g", schema=desk.ledger.schema), topic_id=desk.topic_id)
     heir.claim(0)  # from an owner that has died over it
-    assert "offset 5 killed the processes that tried it, 1 so far, or they died beside it" in str(late(desk))
+    assert "offset 5 crashed the processes that tried it, 1 so far, or they died beside it" in str(late(desk))
     desk.ledger.pause(reason="an index", actor="ada")
     assert "The group is paused by ada (an index): resume it with Ledger.resume()" in str(late(desk))
 

@@ -82,7 +82,7 @@ def terminal(
 
 
 def park(terminal: Terminal) -> list[int]:
-    """Of key k: offset 0 parked, 2 held; without a key: 1 parked. Their ids, by offset."""
+    """Of key k: offset 0 dead-lettered, 2 blocked; without a key: 1 dead-lettered. Their ids, by offset."""
     depot = terminal.depot
     depot.bad = {b"bad", b"worse"}
     records = [
@@ -100,7 +100,7 @@ def test_list_shows_the_open_ones(terminal: Terminal) -> None:
     ids = park(terminal)
     lines = terminal.lines("dead-letters", "list", "g")
     assert lines[0] == "dead letters of g"
-    columns = "id topic partition offset state cause tried replays parked at error"
+    columns = "id topic partition offset state cause tried replays dead-lettered at error"
     assert " ".join(lines[1].split()) == columns
     assert lines[2].split()[:8] == [str(ids[0]), "orders", "0", "0", "dead_lettered", "handler", "1", "0"]
     assert lines[2].endswith("ValueError: b'bad' is not to be taken")
@@ -184,7 +184,7 @@ def test_show_tells_the_whole_letter_and_what_can_be_done(terminal: Terminal) ->
     ids = park(terminal)
     said = terminal.run("dead-letters", "show", str(ids[0])).stdout
     for line in (
-        f"dead letter {ids[0]} of group g: parked",
+        f"dead letter {ids[0]} of group g: dead_lettered",
         "  record    orders/0 offset 0, no timestamp",
         '  key       "k"',
         '  headers   trace: "t-1"',
@@ -199,7 +199,7 @@ def test_show_tells_the_whole_letter_and_what_can_be_done(terminal: Terminal) ->
     ):
         assert f"{line}\n" in said
     held = terminal.run("dead-letters", "show", str(ids[2])).stdout
-    assert f"replay or discard {ids[0]} first: it is held behind that one (offset 0)" in held
+    assert f"replay or discard {ids[0]} first: it is blocked behind that one (offset 0)" in held
     assert "2026-07-01 12:00:00+00:00" in terminal.run("dead-letters", "show", str(ids[1])).stdout
     answer = terminal.json("dead-letters", "show", str(ids[0]))
     assert answer["value"] == {"base64": "YmFk", "text": "bad"}
@@ -244,7 +244,7 @@ def test_replay_is_a_dry_run_without_apply(terminal: Terminal) -> None:
     said = [line.rstrip() for line in terminal.replay(str(ids[0])).stdout.splitlines()]
     assert said[0] == "dry run"
     assert said[2].split() == [str(ids[0]), "orders", "0", "0", "dead_lettered", "replayed"]
-    assert said[3].endswith(f"held    replayed behind {ids[0]}, whose key it has")
+    assert said[3].endswith(f"blocked        replayed after {ids[0]}, whose key it has")
     assert said[4] == "dry run: 2 would be replayed, 0 refused; --apply does it"
     refused = terminal.replay(str(ids[2]), exits=1).stdout
     assert f"comes behind {ids[0]} (offset 0)" in refused
@@ -335,10 +335,10 @@ def test_export_writes_json_lines(terminal: Terminal, tmp_path: Path) -> None:
 def test_status_counts_the_dead(terminal: Terminal) -> None:
     park(terminal)
     header, row = (line.split() for line in terminal.run("status", "g").stdout.splitlines()[1:3])
-    assert header[:7] == ["topic", "partition", "next", "end", "lag", "dead", "epoch"]
+    assert header[:7] == ["topic", "partition", "next", "end", "lag", "dead", "letters"]
     assert row[:4] == ["orders", "0", "3", "3"]
     (line,) = terminal.json("status", "g")
-    assert (line["dead"], line["waits"]) == (3, None)
+    assert (line["dead_letters"], line["retry"]) == (3, None)
 
 
 FAILED = {
@@ -397,7 +397,7 @@ def test_status_says_what_a_partition_waits_for(
     assert said.startswith(begins)
     assert said.endswith(ends)
     (line,) = terminal.json("status", "g", exits=exits)
-    assert (line["waits"]["offset"], line["waits"]["stopped"]) == (3, columns is STOPPED)
+    assert (line["retry"]["offset"], line["retry"]["stopped"]) == (3, columns is STOPPED)
     terminal.depot.process(orders(b"d", start=3))
     assert terminal.run("status", "g").stdout.splitlines()[3:] == []
 
@@ -408,8 +408,7 @@ def test_status_says_so_of_a_real_stop(terminal: Terminal) -> None:
     terminal.depot.process(orders(b"a", b"b", b"c", b"bad"), on_poison="stop")
     (said,) = terminal.run("status", "g", exits=1).stdout.splitlines()[3:]
     assert said.startswith(
-        "orders/0 has stopped in front of offset 3: ValueError: b'bad' is not to be taken "
-        "(at support/dead_letter_group.py:"
+        "orders/0 has stopped in front of offset 3: ValueError: b'bad' is not to be taken (at dead_letter_group.py:"
     )
     assert "); tried 1 of" in said
     assert said.endswith(f"{MEND}'poison', reason=...)")

@@ -400,7 +400,10 @@ def test_a_page_begins_behind_a_letter_that_was_deleted_meanwhile(shelf: Shelves
     [
         ({"error": "a\0"}, r"written out: 'a\\x00'"),
         ({"topic": "\udc80"}, "no letter has this"),
-        ({"topic": "t", "partition": 2**31}, "partition=2147483648: no letter has this, the largest is 2147483647"),
+        (
+            {"topic": "t", "partition": 2**31},
+            "partition=2147483648: no dead letter has this, the largest is 2147483647",
+        ),
         ({"topic": "t", "from_offset": 2**63}, "from_offset=9223372036854775808"),
         ({"topic": "t", "to_offset": -(2**63)}, "to_offset=-9223372036854775808"),
     ],

@@ -22,19 +22,24 @@ NUMERIC = frozenset({"id", "partition", "offset", "tried", "replays"})
 _ERRORS = ("error", "traceback", "replay_error", "replay_traceback")
 
 
-def as_line(letter: DeadLetter, group: str, *leave_out: str) -> dict[str, Any]:
+def as_line(dead_letter: DeadLetter, group: str, *leave_out: str) -> dict[str, Any]:
     """The letter for machines; no password that an error may quote."""
-    found = portable(letter, group)
+    found = portable(dead_letter, group)
     for name in _ERRORS:
         if found[name] is not None:
             found[name] = masked(found[name])
     return {name: value for name, value in found.items() if name not in leave_out}
 
 
-def as_place(letter: DeadLetter, **more: Any) -> dict[str, Any]:
+def as_place(dead_letter: DeadLetter, **more: Any) -> dict[str, Any]:
     """Which letter it is, for machines, and what is to be said of it."""
-    where = {"id": letter.id, "topic": letter.topic, "partition": letter.partition, "offset": letter.offset}
-    return where | {"state": letter.state.value} | more
+    where = {
+        "id": dead_letter.id,
+        "topic": dead_letter.topic,
+        "partition": dead_letter.partition,
+        "offset": dead_letter.offset,
+    }
+    return where | {"state": dead_letter.state.value} | more
 
 
 # -- tables -----------------------------------------------------------------------------------------------
@@ -65,7 +70,7 @@ def table(
     return made
 
 
-def listed(group: str, letters: Iterable[DeadLetter]) -> Table:
+def listed(group: str, dead_letters: Iterable[DeadLetter]) -> Table:
     """The letters of a group, one per line."""
     columns = ("id", "topic", "partition", "offset", "state", "cause", "tried", "replays", "dead-lettered at", "error")
     return table(
@@ -77,7 +82,7 @@ def listed(group: str, letters: Iterable[DeadLetter]) -> Table:
                 moment(one.dead_lettered_at),
                 cut(one.replay_error if one.replay_error and one.is_open else one.error),
             )
-            for one in letters
+            for one in dead_letters
         ),
     )
 
@@ -106,50 +111,52 @@ def planned(title: str, plan: Iterable[Planned]) -> Table:
 def _would(one: Planned) -> str:
     if one.refusal is not None:
         return f"refused: {one.refusal}"
-    return "replayed" if one.after is None else f"replayed behind {one.after}, whose key it has"
+    return "replayed" if one.after is None else f"replayed after {one.after}, whose key it has"
 
 
 # -- one letter -------------------------------------------------------------------------------------------
 
 
-def shown(letter: DeadLetter, group: str, *, full: bool) -> Iterator[str]:
+def shown(dead_letter: DeadLetter, group: str, *, full: bool) -> Iterator[str]:
     """The whole letter, line by line; the value is cut unless ``full``."""
-    yield f"dead letter {letter.id} of group {plain(group)}: {letter.state.value}"
-    written = moment(utc(letter.timestamp_ms)) or "no timestamp"
-    yield _field("record", f"{plain(letter.topic)}/{letter.partition} offset {letter.offset}, {written}")
-    yield _field("topic id", str(letter.topic_id))
-    yield _field("key", _one_line(letter.key))
-    for n, (name, value) in enumerate(letter.headers):
+    yield f"dead letter {dead_letter.id} of group {plain(group)}: {dead_letter.state.value}"
+    written = moment(utc(dead_letter.timestamp_ms)) or "no timestamp"
+    yield _field("record", f"{plain(dead_letter.topic)}/{dead_letter.partition} offset {dead_letter.offset}, {written}")
+    yield _field("topic id", str(dead_letter.topic_id))
+    yield _field("key", _one_line(dead_letter.key))
+    for n, (name, value) in enumerate(dead_letter.headers):
         yield _field("headers" if n == 0 else "", f"{_name(name)}: {_one_line(value)}")
-    times = "once" if letter.attempts == 1 else f"{letter.attempts} times"
-    state = "" if letter.sqlstate is None else f", SQLSTATE {plain(letter.sqlstate)}"
-    yield _field("cause", f"{letter.cause.value}{state}; tried {times} by handler version {letter.version}")
-    yield _field("kept", f"{moment(letter.dead_lettered_at)} by process {letter.dead_lettered_by or 'unknown'}")
-    yield _field("error", plain(masked(letter.error)))
-    yield from _block(letter.traceback)
-    if letter.replays:
-        yield _field("replays", f"{letter.replays}, the last one at {moment(letter.replayed_at)}")
-    if letter.replay_error is not None:
-        yield _field("failed", plain(masked(letter.replay_error)))
-        yield from _block(letter.replay_traceback)
-    if letter.closed_at is not None:
-        why = f": {plain(letter.closed_reason)}" if letter.closed_reason else ""
-        yield _field("closed", f"{moment(letter.closed_at)} by {plain(letter.closed_by or 'unknown')}{why}")
-    yield from _value(letter, full=full)
+    times = "once" if dead_letter.attempts == 1 else f"{dead_letter.attempts} times"
+    state = "" if dead_letter.sqlstate is None else f", SQLSTATE {plain(dead_letter.sqlstate)}"
+    yield _field("cause", f"{dead_letter.cause.value}{state}; tried {times} by handler version {dead_letter.version}")
+    yield _field(
+        "kept", f"{moment(dead_letter.dead_lettered_at)} by process {dead_letter.dead_lettered_by or 'unknown'}"
+    )
+    yield _field("error", plain(masked(dead_letter.error)))
+    yield from _block(dead_letter.traceback)
+    if dead_letter.replays:
+        yield _field("replays", f"{dead_letter.replays}, the last one at {moment(dead_letter.replayed_at)}")
+    if dead_letter.replay_error is not None:
+        yield _field("failed", plain(masked(dead_letter.replay_error)))
+        yield from _block(dead_letter.replay_traceback)
+    if dead_letter.closed_at is not None:
+        why = f": {plain(dead_letter.closed_reason)}" if dead_letter.closed_reason else ""
+        yield _field("closed", f"{moment(dead_letter.closed_at)} by {plain(dead_letter.closed_by or 'unknown')}{why}")
+    yield from _value(dead_letter, full=full)
 
 
-def choices(letter: DeadLetter, group: str, first: DeadLetter | None) -> Iterator[str]:
+def choices(dead_letter: DeadLetter, group: str, first: DeadLetter | None) -> Iterator[str]:
     """What can be done about it, as lines; ``first`` is the first open letter of its key."""
     name = shlex.quote(group)
-    back = f"move the partition back to offset {letter.offset}: what lies behind is read again, too"
-    match letter.state:
+    back = f"move the partition back to offset {dead_letter.offset}: what lies behind is read again, too"
+    match dead_letter.state:
         case State.DEAD_LETTERED | State.BLOCKED:
-            if first is not None and first.id != letter.id and letter.state is State.BLOCKED:
-                yield f"replay or discard {first.id} first: it is held behind that one (offset {first.offset})"
+            if first is not None and first.id != dead_letter.id and dead_letter.state is State.BLOCKED:
+                yield f"replay or discard {first.id} first: it is blocked behind that one (offset {first.offset})"
             else:
-                yield "mend what the error names, then replay it: "
-                yield f"  seekpoint dead-letters replay MODULE:PIPELINE {letter.id} --apply"
-            yield f"give it up: seekpoint dead-letters discard {letter.id} --reason '…' --apply"
+                yield "fix what the error names, then replay it: "
+                yield f"  seekpoint dead-letters replay MODULE:PIPELINE {dead_letter.id} --apply"
+            yield f"give it up: seekpoint dead-letters discard {dead_letter.id} --reason '…' --apply"
             yield f"keep a copy: seekpoint dead-letters export {name} -o dead-letters.jsonl"
         case State.SKIPPED:
             yield f"its value was not kept; to apply it, {back}"
@@ -161,10 +168,10 @@ def choices(letter: DeadLetter, group: str, first: DeadLetter | None) -> Iterato
             yield "nothing: it is applied"
 
 
-def _value(letter: DeadLetter, *, full: bool) -> Iterator[str]:
-    value = letter.value
+def _value(dead_letter: DeadLetter, *, full: bool) -> Iterator[str]:
+    value = dead_letter.value
     if value is None:
-        yield _field("value", "not kept" if letter.state is State.SKIPPED else "null")
+        yield _field("value", "not kept" if dead_letter.state is State.SKIPPED else "null")
         return
     part = value if full else value[:SHOWN]
     rest = f", the first {SHOWN:,} here (--full shows all)" if len(part) < len(value) else ""

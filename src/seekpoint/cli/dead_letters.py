@@ -72,9 +72,9 @@ def list_letters(
     with explained():
         engine = checked_engine(database_url, schema)
         known_group(engine, group, schema)
-        letters = DeadLetterAdmin(engine, group, schema=schema)
+        dead_letters = DeadLetterAdmin(engine, group, schema=schema)
         where = Filters(topic, partition, state, cause, since, error).where()
-        found = list(letters.list(where, limit=limit + 1))
+        found = list(dead_letters.list(where, limit=limit + 1))
         is_cut, found = len(found) > limit, found[:limit]
         if as_json:
             typer.echo(json.dumps([as_line(one, group, *_UNLISTED) for one in found], indent=2))
@@ -99,16 +99,18 @@ def show(
     with explained():
         engine = checked_engine(database_url, schema)
         group = group_of(engine, id, schema=schema)
-        letters = DeadLetterAdmin(engine, group, schema=schema)
-        letter = letters.get(id)
-        first = letters.first_of_key(letter)
+        dead_letters = DeadLetterAdmin(engine, group, schema=schema)
+        dead_letter = dead_letters.get(id)
+        first = dead_letters.first_of_key(dead_letter)
         if as_json:
-            typer.echo(json.dumps(as_line(letter, group) | {"choices": [*choices(letter, group, first)]}, indent=2))
+            typer.echo(
+                json.dumps(as_line(dead_letter, group) | {"choices": [*choices(dead_letter, group, first)]}, indent=2)
+            )
             return
-        for line in shown(letter, group, full=full):
+        for line in shown(dead_letter, group, full=full):
             typer.echo(line)
         typer.echo("what can be done")
-        for line in choices(letter, group, first):
+        for line in choices(dead_letter, group, first):
             typer.echo(f"  {line}")
 
 
@@ -190,11 +192,11 @@ def discard(
         with _bar("discarding") as (bar, task):
             for name, mine in _by_group(engine, schema, group, chosen).items():
                 known_group(engine, name, schema)
-                letters = DeadLetterAdmin(engine, name, schema=schema, actor=actor)
+                dead_letters = DeadLetterAdmin(engine, name, schema=schema, actor=actor)
                 if apply:
-                    done += letters.discard(mine, reason=reason, progress=lambda _: bar.advance(task))
+                    done += dead_letters.discard(mine, reason=reason, progress=lambda _: bar.advance(task))
                 else:
-                    done += letters.plan_discard(mine)
+                    done += dead_letters.plan_discard(mine)
         _tell_discarded(done, apply=apply, as_json=as_json)
 
 
@@ -219,9 +221,9 @@ def export(
     with explained():
         engine = checked_engine(database_url, schema)
         known_group(engine, group, schema)
-        letters = DeadLetterAdmin(engine, group, schema=schema)
+        dead_letters = DeadLetterAdmin(engine, group, schema=schema)
         where = Filters(topic, partition, state, cause, since, error).where()
-        lines = (json.dumps(as_line(letters.get(one.id), group)) for one in letters.list(where))
+        lines = (json.dumps(as_line(dead_letters.get(one.id), group)) for one in dead_letters.list(where))
         if output is None:
             for line in lines:
                 typer.echo(line)

@@ -398,7 +398,7 @@ def stays(run: Run) -> Iterator[str]:
         if old == new:
             yield (
                 f"group {group!r} stays at version {new}: its workers go on with the code they have; raise version= if "
-                "that was mended"
+                "that was fixed"
             )
 
 

@@ -150,7 +150,7 @@ def choices(at: RunProgress) -> Iterator[str]:
     elif not run.swept:
         yield "drop what it left behind: seekpoint reload sweep"
     elif run.state != "cut_over" and run.strategy != "verify":
-        yield f"begin anew: {begin(run)}"
+        yield f"begin again: {begin(run)}"
 
 
 def begin(run: Run) -> str:

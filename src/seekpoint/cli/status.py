@@ -203,7 +203,7 @@ def _ends(positions: Sequence[Position], settings: Mapping[str, Any]) -> tuple[d
         if now is None:
             doubts[topic] = f"topic {topic!r} does not exist on these brokers"
         elif now != at.topic_id:
-            doubts[topic] = f"topic {topic!r} is not the one that was read: it was created anew, or lives elsewhere"
+            doubts[topic] = f"topic {topic!r} is not the one that was read: it was created again, or lives elsewhere"
     watermarks = Watermarks(identity, committed=settings.get("isolation.level") != "read_uncommitted")
     same = [at.partition for at in positions if at.partition.topic not in doubts]
     return {partition: edge.offset for partition, edge in watermarks.ends(same).items()}, list(doubts.values())

@@ -1,6 +1,6 @@
 """Who the topics and the cluster are: their ids, asked for anew, never remembered (I4).
 
-A topic that was deleted and created anew is read on at the old offset without an error in any protocol; only
+A topic that was deleted and created again is read on at the old offset without an error in any protocol; only
 its id tells. An id never comes back, so asking between the last read and COMMIT shows that everything in the
 batch was read under that id.
 """

@@ -53,7 +53,7 @@ def lost(partition: Partition, offset: int, start: Edge, end: Edge, move: str | 
     return OffsetLost(
         partition,
         offset,
-        "the log was truncated before it and written anew (the leader epoch stored with it is unknown or older): what "
+        "the log was truncated before it and written again (the leader epoch stored with it is unknown or older): what "
         "was applied may not be what the log holds now",
         choices=(
             f"accept: {call}, to={offset}, {log}, reason=...) continues here",

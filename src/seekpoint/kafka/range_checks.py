@@ -75,7 +75,7 @@ class RangeChecks:
         raise TopicRecreated(
             partition,
             position,
-            f"topic {partition.topic!r} was deleted and created anew: the range belongs to topic id {topic_id}, the "
+            f"topic {partition.topic!r} was deleted and created again: the range belongs to topic id {topic_id}, the "
             f"brokers answer {answer}. Nothing that was read in this run of it counts",
             choices=(
                 "decide for the group first (`seekpoint status` names the choices), then start another run",

@@ -3,7 +3,7 @@
 No group is joined, nothing is committed, and neither end is a guess: both are numbers from the ledger. A range ends at
 a record or an end of the log at or past ``end``, never by a count, so holes left by compaction, aborted transactions
 and control records are no riddle. What was read belongs to the topic of that id only if the iteration came to its end:
-a topic that was deleted and created anew is read on without an error, and only its id tells (see ``identity``).
+a topic that was deleted and created again is read on without an error, and only its id tells (see ``identity``).
 """
 
 from __future__ import annotations

@@ -252,7 +252,7 @@ def recreated(partition: Partition, offset: int, stored: UUID, topic_id: UUID) -
     return TopicRecreated(
         partition,
         offset,
-        f"topic {partition.topic!r} was deleted and created anew: the stored offset belongs to topic id {stored}, the "
+        f"topic {partition.topic!r} was deleted and created again: the stored offset belongs to topic id {stored}, the "
         f"brokers answer {topic_id}",
         choices=(
             f"restart: {call}, to=0, topic_id={topic_id!r}, log=None, reason=...) reads the new topic from offset 0",

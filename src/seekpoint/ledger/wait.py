@@ -263,7 +263,7 @@ def _attempt(row: Row[Any]) -> str:
     if row.attempt_running:
         return f"{record} is tried alone at this moment, attempt {row.attempts}"
     if row.attempt_error is None:
-        return f"{record} killed the processes that tried it, {row.attempts} so far, or they died beside it"
+        return f"{record} crashed the processes that tried it, {row.attempts} so far, or they died beside it"
     if row.retry_in is None:
         return (
             f"{record} failed ({row.attempt_error}), and the partition is stopped in front of it until somebody "

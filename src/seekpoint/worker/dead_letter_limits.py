@@ -90,6 +90,6 @@ def _too_many(last: NewDeadLetter, what: str, limit: str) -> TooManyDeadLetters:
     at = last.record
     return TooManyDeadLetters(
         f"{what}: the worker stops in front of them instead of draining the topic into the dead letters. The last one "
-        f"is {at.topic}/{at.partition} at offset {at.offset}: {last.failure.error}. Mend the handler, the codec or "
+        f"is {at.topic}/{at.partition} at offset {at.offset}: {last.failure.error}. Fix the handler, the codec or "
         f"the table and start again; or raise DeadLetterLimits({limit}=...)"
     )

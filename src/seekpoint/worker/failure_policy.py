@@ -84,7 +84,7 @@ def poison_stop(raw: RawRecord, failure: Failure) -> PoisonStop:
         raw.offset,
         f"{_WHAT[failure.cause]}: {failure.summary}{times}",
         choices=(
-            _REMEDY.get(failure.cause, "mend the codec, row= or handler, and start the worker again"),
+            _REMEDY.get(failure.cause, "fix the codec, row= or handler, and start the worker again"),
             f"skip it: {call}, log=None, lost='poison', reason=...)",
             *(() if failure.cause in NEVER_PASSED else (keep_aside,)),
         ),
@@ -98,7 +98,7 @@ _WHAT = {
     Cause.HANDLER: "the handler failed on it",
     Cause.POISON: "the handler calls it poison",
     Cause.DATABASE: "the database refused it",
-    Cause.CRASHED: "it kills the process",
+    Cause.CRASHED: "it crashes the process",
     Cause.BLOCKED: "it is held",
     Cause.TRANSIENT: "the database refused it at each attempt, alone, with an error that may pass",
     Cause.PROGRAM: "the database reports a mistake of the program, and no other record was there to show whether it "

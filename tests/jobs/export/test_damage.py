@@ -55,7 +55,7 @@ def test_a_file_with_a_flipped_bit(vault: Vault, name: str) -> None:
 def test_a_file_that_is_no_parquet(vault: Vault, name: str) -> None:
     file = Path(vault.archive.files()[1])
     file.write_bytes(b"\0" * file.stat().st_size)
-    refused(vault, name, "it cannot be read .*bring it back from a copy, or mend the storage")
+    refused(vault, name, "it cannot be read .*bring it back from a copy, or fix the storage")
 
 
 def test_the_content_of_another_file(vault: Vault, name: str) -> None:

@@ -456,7 +456,7 @@ def test_what_cannot_be_adopted_is_refused(shop: Shop, made: str, told: str) -> 
 def test_names_of_no_table_are_refused(shop: Shop) -> None:
     with pytest.raises(ConfigError, match="there is no table nothing: check its name"):
         generations(shop).enable("nothing")
-    with pytest.raises(ConfigError, match="is not kept in generations: adopt it first"):
+    with pytest.raises(ConfigError, match="is not kept in generations: enable them first"):
         generations(shop).disable((shop.schema, "orders"))
     shop.execute("CREATE VIEW {schema}.v AS SELECT 1 AS id")
     with pytest.raises(ReloadRefused, match="is no plain table"):

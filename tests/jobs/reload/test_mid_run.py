@@ -92,19 +92,19 @@ def test_a_topic_that_is_created_anew_ends_the_run(shop: Shop, topic: Callable[.
             shop.produce(shop.topic, LATER, partition=0)
             work_up_to(shop, len(FIRST) + len(LATER))
             anew()
-            with pytest.raises(TopicRecreated, match="was deleted and created anew"):
+            with pytest.raises(TopicRecreated, match="was deleted and created again"):
                 reload.cut_over(driver, rounds)
     elif at == "staged":
         shop.produce(shop.topic, LATER, partition=0)
         work_up_to(shop, len(FIRST) + len(LATER))
         anew()
-        with pytest.raises(TopicRecreated, match="was deleted and created anew"):
+        with pytest.raises(TopicRecreated, match="was deleted and created again"):
             reload.run(driver)
     else:
         anew()
-        with pytest.raises(TopicRecreated, match="was deleted and created anew"):
+        with pytest.raises(TopicRecreated, match="was deleted and created again"):
             reload.run(driver)
-    assert "was deleted and created anew" in failed(reload, driver)
+    assert "was deleted and created again" in failed(reload, driver)
     assert {row[1] for row in shop.rows() if row[0] < 40} <= set(range(120)), "nothing of it is in the table"
 
 

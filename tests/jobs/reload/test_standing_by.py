@@ -170,7 +170,9 @@ def test_status_tells_of_it(shop: Shop) -> None:
     assert [line["reload"] for line in json.loads(said("--json"))] == [None, None]
     run = opened(shop).run
     last = said().splitlines()[-1]
-    assert last.startswith(f"handler version 2 of group {shop.group!r} stands by for reload {run.id}, which is opened")
+    assert last.startswith(
+        f"handler version 2 of group {shop.group!r} waits as a standby for reload {run.id}, which is opened"
+    )
     told = {"run": str(run.id), "state": "opened", "version": 2, "driver": run.driver}
     assert [line["reload"] for line in json.loads(said("--json"))] == [told, told]
     shop.reload().runs.abort(run.id, "not today")

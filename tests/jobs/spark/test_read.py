@@ -203,7 +203,7 @@ def test_a_recreated_topic_is_never_read_as_the_one_before(
     admin.delete_topics([name])[name].result(20)
     _create_again(topic, name)
     produce(name, ["new"] * 20)
-    with pytest.raises(PySparkException, match=r"TopicRecreated: .*deleted and created anew"):
+    with pytest.raises(PySparkException, match=r"TopicRecreated: .*deleted and created again"):
         frame.collect()
 
 

@@ -105,7 +105,8 @@ def require_no_held_keys(scope: GroupConnection, pipeline: Pipeline, ids: Mappin
     held = scope.execute(sql.HELD_KEYS, topic_ids=list(ids.values())).scalar_one()
     if held:
         why = (
-            f"group {pipeline.group!r} has {held} open dead letters, and records of their keys are held behind them, "
+            f"group {pipeline.group!r} has {held} open dead letters, and records of their keys are blocked behind "
+            f"them, "
             "which only workers do: replay or discard them first (`seekpoint dead-letters`)"
         )
         raise BatchRefused([why])

@@ -161,7 +161,7 @@ def _telling(storage: Storage, entry: Entry) -> Iterator[None]:
     try:
         yield
     except (OSError, pa.ArrowException) as error:
-        why = f"it cannot be read ({type(error).__name__}: {error}): bring it back from a copy, or mend the storage"
+        why = f"it cannot be read ({type(error).__name__}: {error}): bring it back from a copy, or fix the storage"
         raise damaged(storage, entry, why) from error
 
 

@@ -148,7 +148,7 @@ def _end(positions: Mapping[Key, StagedPosition], row: Row[Any]) -> int:
 def _require_readable(kafka: Mapping[str, Any], offsets: Sequence[Row[Any]]) -> None:
     known = topic_ids(kafka, sorted({row.topic for row in offsets}))
     if strange := sorted({row.topic for row in offsets if known[row.topic] != row.topic_id}):
-        raise ReloadRefused([f"topic {topic!r} was deleted or created anew: end this run" for topic in strange])
+        raise ReloadRefused([f"topic {topic!r} was deleted or created again: end this run" for topic in strange])
     ends = stable_ends(kafka, sorted({key_of(row)[1] for row in offsets}))
     if beyond := [row for row in offsets if row.next_offset > ends[key_of(row)[1]]]:
         raise ReloadRefused(

@@ -449,4 +449,4 @@ def check_topics(kafka: Mapping[str, object], driver: Driver) -> None:
     now = topic_ids(kafka, sorted({at.topic for at in wanted}))
     strange = sorted({at.topic for at, topic_id in wanted.items() if now[at.topic] != topic_id})
     if strange:
-        raise ReloadRefused([f"topic {topic!r} was deleted or created anew: end this run" for topic in strange])
+        raise ReloadRefused([f"topic {topic!r} was deleted or created again: end this run" for topic in strange])

@@ -88,7 +88,7 @@ def without_generations(connection: Connection, target: Target) -> list[str]:
         reason = (
             f"{target.name} is not kept in generations: run `seekpoint reload enable-generations {target.name}`, or "
             f"call "
-            f"Generations(engine).adopt({target.name!r}), once" + (f"; or {MERGE}" if target.key else "")
+            f"Generations(engine).enable({target.name!r}), once" + (f"; or {MERGE}" if target.key else "")
         )
         return [reason]
     return [

@@ -148,5 +148,5 @@ class Redirect:
             where = "which it does not declare: name it in writes=[...], so that a copy of it is built as well"
         return WroteLiveTable(
             self._group, table, f"the handler of group {self._group!r} {did} the live table {table}, {where}. Nothing "
-            "of it was kept, and this run has ended: start another one with the mended handler"
+            "of it was kept, and this run has ended: start another one with the fixed handler"
         )  # fmt: skip

@@ -142,26 +142,26 @@ class DeadLetters:
                 return dead_letter_of(found)
         raise self._unknown(id)
 
-    def first_open_of_key(self, tx: Connection, letter: DeadLetter) -> int | None:
+    def first_open_of_key(self, tx: Connection, dead_letter: DeadLetter) -> int | None:
         """The offset of the first open letter of its key in its partition; None for a null key, or where none is open.
 
         Where keys are held, only that one may be redriven.
         """
-        if letter.key is None:
+        if dead_letter.key is None:
             return None
         found: int | None = (
             self.ledger.group_connection(tx)
             .execute(
                 sql.FIRST_OF_KEY,
-                topic_id=letter.topic_id,
-                partition=letter.partition,
-                key=letter.key,
+                topic_id=dead_letter.topic_id,
+                partition=dead_letter.partition,
+                key=dead_letter.key,
             )
             .scalar_one_or_none()
         )
         return found
 
-    def close(self, tx: Connection, letter: DeadLetter, state: State, actor: str, reason: str) -> None:
+    def close(self, tx: Connection, dead_letter: DeadLetter, state: State, actor: str, reason: str) -> None:
         """Close an open letter as replayed or discarded, and write who did it and why to ``admin_action``.
 
         Raises Fenced where it is not open any more, and then nothing may be committed.
@@ -172,32 +172,32 @@ class DeadLetters:
         scope = self.ledger.group_connection(tx)
         closed = scope.execute(
             sql.CLOSE_DEAD_LETTER,
-            closing=letter.id,
+            closing=dead_letter.id,
             to_state=state.value,
             actor=actor,
             reason=reason,
             replayed=state is State.REPLAYED,
         )
         if closed.rowcount != 1:
-            raise _closed(letter)
+            raise _closed(dead_letter)
         record_action(
             scope,
             _ACTIONS[state],
             actor=actor,
-            reason=f"dead letter {letter.id}: {reason}",
-            partition=letter.at,
-            from_offset=letter.offset,
-            to_offset=letter.offset + 1,
+            reason=f"dead letter {dead_letter.id}: {reason}",
+            partition=dead_letter.at,
+            from_offset=dead_letter.offset,
+            to_offset=dead_letter.offset + 1,
         )
 
-    def failed_again(self, tx: Connection, letter: DeadLetter, failure: Failure) -> None:
+    def failed_again(self, tx: Connection, dead_letter: DeadLetter, failure: Failure) -> None:
         """Keep the error of a replay that failed beside the first one; the letter stays open.
 
         Runs when what the replay wrote is rolled back. Raises Fenced where the letter is not open any more.
         """
-        kept = self.ledger.group_connection(tx).execute(sql.FAILED_AGAIN, failing=letter.id, **explained(failure))
+        kept = self.ledger.group_connection(tx).execute(sql.FAILED_AGAIN, failing=dead_letter.id, **explained(failure))
         if kept.rowcount != 1:
-            raise _closed(letter)
+            raise _closed(dead_letter)
 
     def _refuse_no_id(self, id: int) -> None:  # noqa: A002
         if abs(id) > LARGEST_BIGINT:
@@ -211,7 +211,8 @@ def _refuse_texts(**conditions: str | None) -> None:
     for name, asked in conditions.items():
         if asked is not None and storable(asked) != asked:
             raise ConfigError(
-                f"{name}={asked!r}: no letter has this, as Postgres keeps no NUL and no lone surrogate; in errors they "
+                f"{name}={asked!r}: no dead letter has this, as Postgres keeps no NUL and no lone surrogate; in "
+                f"errors they "
                 f"are written out: {storable(asked)!r}"
             )
 
@@ -219,7 +220,9 @@ def _refuse_texts(**conditions: str | None) -> None:
 def _refuse_numbers(largest: int, **conditions: int | None) -> None:
     for name, asked in conditions.items():
         if asked is not None and abs(asked) > largest:
-            raise ConfigError(f"{name}={asked}: no letter has this, the largest is {largest}; leave it out to mean all")
+            raise ConfigError(
+                f"{name}={asked}: no dead letter has this, the largest is {largest}; leave it out to mean all"
+            )
 
 
 def _place(last: DeadLetter | None) -> dict[str, Any]:
@@ -232,5 +235,7 @@ def _place(last: DeadLetter | None) -> dict[str, Any]:
     }
 
 
-def _closed(letter: DeadLetter) -> Fenced:
-    return Fenced(f"dead letter {letter.id} ({letter.at} offset {letter.offset}) is not open any more: look again")
+def _closed(dead_letter: DeadLetter) -> Fenced:
+    return Fenced(
+        f"dead letter {dead_letter.id} ({dead_letter.at} offset {dead_letter.offset}) is not open any more: look again"
+    )

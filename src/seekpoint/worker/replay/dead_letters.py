@@ -53,16 +53,16 @@ class DeadLetterAdmin:
         """One letter, whole. Raises ConfigError where the group has none of that id."""
         return self._dead_letters.get(id)
 
-    def first_of_key(self, letter: DeadLetter) -> DeadLetter | None:
+    def first_of_key(self, dead_letter: DeadLetter) -> DeadLetter | None:
         """The first open letter of its key, without its value; None for a null key, or where none is open."""
         with self.ledger.begin() as tx:
-            first = self._dead_letters.first_open_of_key(tx.connection, letter)
-        return None if first is None else open_at(self._dead_letters, letter, first)
+            first = self._dead_letters.first_open_of_key(tx.connection, dead_letter)
+        return None if first is None else open_at(self._dead_letters, dead_letter, first)
 
     def export(self, where: Where = Where()) -> Iterator[dict[str, Any]]:  # noqa: B008
         """Letters as :func:`portable` dictionaries, whole, one in memory at a time."""
-        for letter in self.list(where):
-            yield portable(self.get(letter.id), self.ledger.group)
+        for dead_letter in self.list(where):
+            yield portable(self.get(dead_letter.id), self.ledger.group)
 
     def plan_discard(self, chosen: Chosen) -> tuple[Discarded, ...]:
         """What a discard of these would do, without doing it."""
@@ -83,35 +83,39 @@ class DeadLetterAdmin:
         if not reason.strip():
             raise ConfigError("a record is given up for a reason: give reason='...'")
         done = []
-        for letter in map(lean, chosen_dead_letters(self._dead_letters, chosen)):
-            done.append(self._discard(letter, storable(reason)))
+        for dead_letter in map(lean, chosen_dead_letters(self._dead_letters, chosen)):
+            done.append(self._discard(dead_letter, storable(reason)))
             if progress is not None:
                 progress(done[-1])
         return tuple(done)
 
-    def _discard(self, letter: DeadLetter, reason: str) -> Discarded:
+    def _discard(self, dead_letter: DeadLetter, reason: str) -> Discarded:
         tries = count(1)
 
         def once() -> Discarded:
             is_first = next(tries) == 1
             with self.ledger.begin() as tx:
-                now = self._dead_letters.lock(tx.connection, letter.id)
+                now = self._dead_letters.lock(tx.connection, dead_letter.id)
                 if now.is_open:
                     self._dead_letters.close(tx.connection, now, State.DISCARDED, self.actor, reason)
-                    return Discarded(letter)
+                    return Discarded(dead_letter)
             # Perhaps it was COMMIT that had no answer: then this is our own doing.
             ours = (now.state, now.closed_by, now.closed_reason) == (State.DISCARDED, self.actor, reason)
-            return Discarded(letter, None if ours and not is_first else closed(now).reason)
+            return Discarded(dead_letter, None if ours and not is_first else closed(now).reason)
 
         return retry_locked(once)
 
 
-def open_at(dead_letters: DeadLetters, letter: DeadLetter, offset: int) -> DeadLetter | None:
+def open_at(dead_letters: DeadLetters, dead_letter: DeadLetter, offset: int) -> DeadLetter | None:
     """The open letter at another offset of its partition, in the same life of the topic; without its value."""
     found = dead_letters.list(
-        topic=letter.topic, partition=letter.partition, from_offset=offset, to_offset=offset + 1, with_values=False
+        topic=dead_letter.topic,
+        partition=dead_letter.partition,
+        from_offset=offset,
+        to_offset=offset + 1,
+        with_values=False,
     )
-    return next((one for one in found if one.topic_id == letter.topic_id and one.is_open), None)
+    return next((one for one in found if one.topic_id == dead_letter.topic_id and one.is_open), None)
 
 
 def group_of(engine: Engine | URL | str, id: int, *, schema: str = DEFAULT_SCHEMA) -> str:  # noqa: A002

@@ -16,27 +16,27 @@ _AS_THEY_ARE = (
 )
 
 
-def portable(letter: DeadLetter, group: str) -> dict[str, Any]:
+def portable(dead_letter: DeadLetter, group: str) -> dict[str, Any]:
     """Every field of the letter. Bytes are ``{"base64": …}`` with ``"text"`` beside it where they are UTF-8.
 
     Headers are pairs of name and value, in order, duplicates kept; names are bytes too: not all of them are UTF-8.
     Times are ISO 8601.
     """
-    names = [name_bytes(name) for name, _ in letter.headers]
-    return {name: getattr(letter, name) for name in _AS_THEY_ARE} | {
+    names = [name_bytes(name) for name, _ in dead_letter.headers]
+    return {name: getattr(dead_letter, name) for name in _AS_THEY_ARE} | {
         "group": group,
-        "topic_id": str(letter.topic_id),
-        "timestamp": _time(utc(letter.timestamp_ms)),
-        "key": _bytes(letter.key),
-        "value": _bytes(letter.value),
-        "size": letter.size,
-        "headers": [[_bytes(name), _bytes(value)] for name, (_, value) in zip(names, letter.headers, strict=True)],
-        "state": letter.state.value,
-        "cause": letter.cause.value,
-        "dead_lettered_at": _time(letter.dead_lettered_at),
-        "dead_lettered_by": None if letter.dead_lettered_by is None else str(letter.dead_lettered_by),
-        "replayed_at": _time(letter.replayed_at),
-        "closed_at": _time(letter.closed_at),
+        "topic_id": str(dead_letter.topic_id),
+        "timestamp": _time(utc(dead_letter.timestamp_ms)),
+        "key": _bytes(dead_letter.key),
+        "value": _bytes(dead_letter.value),
+        "size": dead_letter.size,
+        "headers": [[_bytes(name), _bytes(value)] for name, (_, value) in zip(names, dead_letter.headers, strict=True)],
+        "state": dead_letter.state.value,
+        "cause": dead_letter.cause.value,
+        "dead_lettered_at": _time(dead_letter.dead_lettered_at),
+        "dead_lettered_by": None if dead_letter.dead_lettered_by is None else str(dead_letter.dead_lettered_by),
+        "replayed_at": _time(dead_letter.replayed_at),
+        "closed_at": _time(dead_letter.closed_at),
     }
 
 

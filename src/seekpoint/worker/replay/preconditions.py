@@ -14,9 +14,9 @@ from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.records import Cause, State
 
 
-def keeps_order(pipeline: Pipeline, letter: DeadLetter) -> bool:
+def keeps_order(pipeline: Pipeline, dead_letter: DeadLetter) -> bool:
     """Whether records of its key come one after the other; those that were held go on so when no more are held."""
-    return letter.key is not None and (pipeline.keep_key_order or letter.state is State.BLOCKED)
+    return dead_letter.key is not None and (pipeline.keep_key_order or dead_letter.state is State.BLOCKED)
 
 
 def check_group(group: Row[Any], pipeline: Pipeline, *, while_paused: bool) -> None:
@@ -36,53 +36,56 @@ def check_group(group: Row[Any], pipeline: Pipeline, *, while_paused: bool) -> N
         raise GroupPaused(pipeline.group, group.paused_reason, group.paused_by)
 
 
-def check_topic(letter: DeadLetter, pipeline: Pipeline) -> None:
+def check_topic(dead_letter: DeadLetter, pipeline: Pipeline) -> None:
     """Raise ConfigError where the pipeline has no codec for the letter."""
-    if letter.topic not in pipeline.codecs:
+    if dead_letter.topic not in pipeline.codecs:
         raise ConfigError(
-            f"dead letter {letter.id} is of topic {letter.topic!r}, which {pipeline!r} does not read: replay it with "
+            f"dead letter {dead_letter.id} is of topic {dead_letter.topic!r}, which {pipeline!r} does not read: "
+            f"replay it with "
             "a pipeline that does, or narrow the choice with topic="
         )
 
 
-def refused(letter: DeadLetter, position: Position | None) -> Fenced | None:
+def refused(dead_letter: DeadLetter, position: Position | None) -> Fenced | None:
     """Why a letter is not to be replayed, as far as it and its partition's position tell."""
-    name = f"dead letter {letter.id} ({letter.at} offset {letter.offset})"
-    if not letter.is_open:
-        return closed(letter)
-    if position is not None and position.topic_id != letter.topic_id:
+    name = f"dead letter {dead_letter.id} ({dead_letter.at} offset {dead_letter.offset})"
+    if not dead_letter.is_open:
+        return closed(dead_letter)
+    if position is not None and position.topic_id != dead_letter.topic_id:
         return Fenced(
-            f"{name} is of an earlier topic {letter.topic!r}, which was deleted and created anew: its offset is "
+            f"{name} is of an earlier topic {dead_letter.topic!r}, which was deleted and created again: its offset is "
             "another record's now, and a handler could take the two for one. Export it and produce it again, or "
             "discard it"
         )
-    if position is not None and position.next_offset <= letter.offset:
+    if position is not None and position.next_offset <= dead_letter.offset:
         return Fenced(f"{name}: the partition stands in front of it, at {position.next_offset}: it will be read again")
-    if letter.cause is Cause.DECODE and letter.error.startswith(f"{Unreadable.__name__}: "):
+    if dead_letter.cause is Cause.DECODE and dead_letter.error.startswith(f"{Unreadable.__name__}: "):
         return Fenced(
-            f"{name} is not whole: {letter.error.partition(': ')[2]}, and are not kept. Produce the record again with "
+            f"{name} is not whole: {dead_letter.error.partition(': ')[2]}, and are not kept. Produce the record again "
+            f"with "
             "other headers, and discard this one"
         )
     return None
 
 
-def behind(letter: DeadLetter, first: DeadLetter | None) -> Fenced:
+def behind(dead_letter: DeadLetter, first: DeadLetter | None) -> Fenced:
     """The refusal of a letter that is not the first of its key."""
     other = "an earlier one of its key" if first is None else f"{first.id} (offset {first.offset})"
     return Fenced(
-        f"dead letter {letter.id} ({letter.at} offset {letter.offset}) comes behind {other}, and records of one key "
+        f"dead letter {dead_letter.id} ({dead_letter.at} offset {dead_letter.offset}) comes after {other}, and "
+        f"records of one key "
         f"are applied in order: replay or discard {'that one' if first is None else first.id} first"
     )
 
 
-def closed(letter: DeadLetter) -> Fenced:
+def closed(dead_letter: DeadLetter) -> Fenced:
     """The refusal to do anything with a letter that is not open, with who closed it, when and why."""
-    name = f"dead letter {letter.id} ({letter.at} offset {letter.offset})"
-    if letter.state is State.SKIPPED:
+    name = f"dead letter {dead_letter.id} ({dead_letter.at} offset {dead_letter.offset})"
+    if dead_letter.state is State.SKIPPED:
         return Fenced(
             f"{name} was skipped, and its value is not kept: to apply the record, move the partition back to "
-            f"{letter.offset}; that reads everything behind it again, too"
+            f"{dead_letter.offset}; that reads everything behind it again, too"
         )
-    when = "" if letter.closed_at is None else f" at {letter.closed_at:%Y-%m-%d %H:%M:%S %Z}"
-    why = f": {letter.closed_reason}" if letter.closed_reason else ""
-    return Fenced(f"{name} was {letter.state.value} by {letter.closed_by or 'unknown'}{when}{why}")
+    when = "" if dead_letter.closed_at is None else f" at {dead_letter.closed_at:%Y-%m-%d %H:%M:%S %Z}"
+    why = f": {dead_letter.closed_reason}" if dead_letter.closed_reason else ""
+    return Fenced(f"{name} was {dead_letter.state.value} by {dead_letter.closed_by or 'unknown'}{when}{why}")

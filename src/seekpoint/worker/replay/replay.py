@@ -74,10 +74,10 @@ class DeadLetterReplay(DeadLetterAdmin):
         check_group(group, self.pipeline, while_paused=self.while_paused)
         positions = {at.partition: at for at in self.ledger.read()}
         planned = []
-        for letter in map(lean, chosen_dead_letters(self._dead_letters, chosen)):
-            check_topic(letter, self.pipeline)
-            refusal = refused(letter, positions.get(letter.at))
-            planned.append(Planned(letter, None if refusal is None else refusal.reason))
+        for dead_letter in map(lean, chosen_dead_letters(self._dead_letters, chosen)):
+            check_topic(dead_letter, self.pipeline)
+            refusal = refused(dead_letter, positions.get(dead_letter.at))
+            planned.append(Planned(dead_letter, None if refusal is None else refusal.reason))
         return tuple(sorted(self._in_order(planned), key=lambda one: rank(one.dead_letter)))
 
     def replay(self, id: int, *, reason: str = REASON, progress: Progress | None = None) -> Replayed:  # noqa: A002
@@ -114,15 +114,15 @@ class DeadLetterReplay(DeadLetterAdmin):
         """
         planned = self.plan(chosen)
         refusals = [Replayed(one.dead_letter, refusal=one.refusal) for one in planned if one.refusal is not None]
-        letters = [one.dead_letter for one in planned if one.refusal is None]
+        dead_letters = [one.dead_letter for one in planned if one.refusal is None]
         done: list[Replayed] = []
         try:
             with self._replayer() as replayer:
-                for one in self._each(replayer, letters, storable(reason), progress):
+                for one in self._each(replayer, dead_letters, storable(reason), progress):
                     done.append(one)  # noqa: PERF402 -- what is done counts, also where the next one raises
         except BaseException as error:
             applied = sum(one.is_applied for one in done)
-            error.add_note(f"{applied} of {len(letters)} dead letters were replayed before that")
+            error.add_note(f"{applied} of {len(dead_letters)} dead letters were replayed before that")
             raise
         return Summary(
             replayed=sum(one.is_applied for one in done),
@@ -133,22 +133,22 @@ class DeadLetterReplay(DeadLetterAdmin):
     def _each(
         self,
         replayer: Replayer,
-        letters: Iterable[DeadLetter],
+        dead_letters: Iterable[DeadLetter],
         reason: str,
         progress: Progress | None,
         done: int = 0,
     ) -> Iterator[Replayed]:
         """Replay these, the lowest offsets first, and what turns up behind them in keys that are held."""
-        work = [(*rank(letter), letter) for letter in letters]
+        work = [(*rank(dead_letter), dead_letter) for dead_letter in dead_letters]
         heapify(work)
-        known = {(letter.at, letter.topic_id, letter.offset) for *_, letter in work}
+        known = {(dead_letter.at, dead_letter.topic_id, dead_letter.offset) for *_, dead_letter in work}
         stuck: dict[Key, DeadLetter] = {}
         while work:
-            *_, letter = heappop(work)
-            outcome, following = self._one(replayer, letter, reason, stuck)
-            if following is not None and (at := (letter.at, letter.topic_id, following)) not in known:
+            *_, dead_letter = heappop(work)
+            outcome, following = self._one(replayer, dead_letter, reason, stuck)
+            if following is not None and (at := (dead_letter.at, dead_letter.topic_id, following)) not in known:
                 known.add(at)
-                if (follower := open_at(self._dead_letters, letter, following)) is not None:
+                if (follower := open_at(self._dead_letters, dead_letter, following)) is not None:
                     heappush(work, (*rank(follower), lean(follower)))
             done += 1
             if progress is not None:
@@ -156,23 +156,23 @@ class DeadLetterReplay(DeadLetterAdmin):
             yield outcome
 
     def _one(
-        self, replayer: Replayer, letter: DeadLetter, reason: str, stuck: dict[Key, DeadLetter]
+        self, replayer: Replayer, dead_letter: DeadLetter, reason: str, stuck: dict[Key, DeadLetter]
     ) -> tuple[Replayed, int | None]:
-        key = self._key(letter)
+        key = self._key(dead_letter)
         if key is not None and key in stuck:
-            return Replayed(letter, refusal=behind(letter, stuck[key]).reason), None
+            return Replayed(dead_letter, refusal=behind(dead_letter, stuck[key]).reason), None
         try:
-            outcome, following = replayer.replay(letter.id, reason)
+            outcome, following = replayer.replay(dead_letter.id, reason)
         except Fenced as refusal:
-            return Replayed(letter, refusal=refusal.reason), None
+            return Replayed(dead_letter, refusal=refusal.reason), None
         if key is not None and outcome.failure is not None:
-            stuck[key] = letter
+            stuck[key] = dead_letter
         return outcome, following
 
-    def _key(self, letter: DeadLetter) -> Key | None:
-        if letter.key is None or not keeps_order(self.pipeline, letter):
+    def _key(self, dead_letter: DeadLetter) -> Key | None:
+        if dead_letter.key is None or not keeps_order(self.pipeline, dead_letter):
             return None
-        return letter.topic, letter.partition, letter.topic_id, letter.key
+        return dead_letter.topic, dead_letter.partition, dead_letter.topic_id, dead_letter.key
 
     def _in_order(self, planned: Sequence[Planned]) -> Iterator[Planned]:
         """Where keys are held: refuse what comes behind a letter that is not replayed; add what is drawn along."""
@@ -181,13 +181,13 @@ class DeadLetterReplay(DeadLetterAdmin):
         wanted = {self._key(one.dead_letter) for one in planned if one.dead_letter.id in good} - {None}
         first: dict[Key, DeadLetter] = {}
         for topic, partition in sorted({key[:2] for key in wanted if key is not None}):
-            for letter in map(lean, self.list(Where(topic=topic, partition=partition))):
-                key = None if letter.key is None else (topic, partition, letter.topic_id, letter.key)
+            for dead_letter in map(lean, self.list(Where(topic=topic, partition=partition))):
+                key = None if dead_letter.key is None else (topic, partition, dead_letter.topic_id, dead_letter.key)
                 if key is None or key not in wanted:
                     continue
-                head = first.setdefault(key, letter)
-                if head.id in good and letter.id not in chosen:
-                    yield Planned(letter, after=head.id)
+                head = first.setdefault(key, dead_letter)
+                if head.id in good and dead_letter.id not in chosen:
+                    yield Planned(dead_letter, after=head.id)
         for one in planned:
             key = self._key(one.dead_letter)
             head_of_it = None if key is None else first.get(key)

@@ -89,26 +89,26 @@ class Replayer:
             assert road.dead_letter is not None
             return Replayed(lean(road.dead_letter))
         assert road.dead_letter is not None
-        letter = road.dead_letter
-        retry_locked(lambda: self._keep(letter, failure))
-        return Replayed(lean(letter), failure)
+        dead_letter = road.dead_letter
+        retry_locked(lambda: self._keep(dead_letter, failure))
+        return Replayed(lean(dead_letter), failure)
 
     def _transaction(self, id: int, reason: str, road: _Attempt) -> None:  # noqa: A002
         with self._session.transaction() as tx:
             settings = tx.execute(sql.REMEMBER_SESSION).mappings().one()
-            road.dead_letter = letter = self._dead_letters.lock(tx, id)
-            self._admit(tx, letter)
+            road.dead_letter = dead_letter = self._dead_letters.lock(tx, id)
+            self._admit(tx, dead_letter)
             road.transaction = self._as_worker(tx, dict(settings))
-            made = decode_record(self._pipeline, letter.record)
-            write(tx, self._pipeline, [made], [Span(letter.at, letter.offset, letter.offset + 1)])
+            made = decode_record(self._pipeline, dead_letter.record)
+            write(tx, self._pipeline, [made], [Span(dead_letter.at, dead_letter.offset, dead_letter.offset + 1)])
             if tx.execute(sql.CURRENT_TRANSACTION).scalar_one() != road.transaction:
                 raise HandlerMisuse(
                     "the handler ended the transaction it was lent: what it wrote before may be half done, and dead "
-                    f"letter {id} stays open"
+                    f"dead letter {id} stays open"
                 )
-            self._dead_letters.close(tx, letter, State.REPLAYED, self._actor, reason)
-            if keeps_order(self._pipeline, letter):
-                road.following = self._dead_letters.first_open_of_key(tx, letter)
+            self._dead_letters.close(tx, dead_letter, State.REPLAYED, self._actor, reason)
+            if keeps_order(self._pipeline, dead_letter):
+                road.following = self._dead_letters.first_open_of_key(tx, dead_letter)
             road.committing = True
 
     def _as_worker(self, tx: HandlerConnection, before: Mapping[str, str]) -> str:
@@ -121,21 +121,23 @@ class Replayer:
             settings["transaction_timeout"] = age
         return str(tx.execute(statement, settings).one().transaction)
 
-    def _admit(self, tx: Connection, letter: DeadLetter) -> None:
+    def _admit(self, tx: Connection, dead_letter: DeadLetter) -> None:
         scope = self._ledger.group_connection(tx)
         check_group(scope.execute(READ_GROUP).one(), self._pipeline, while_paused=self._while_paused)
-        if (refusal := refused(letter, positions_of(scope, [letter.at], locked=False).get(letter.at))) is not None:
+        if (
+            refusal := refused(dead_letter, positions_of(scope, [dead_letter.at], locked=False).get(dead_letter.at))
+        ) is not None:
             raise refusal
-        check_topic(letter, self._pipeline)
-        if keeps_order(self._pipeline, letter):
-            first = self._dead_letters.first_open_of_key(tx, letter)
-            if first is not None and first < letter.offset:
-                raise behind(letter, open_at(self._dead_letters, letter, first))
+        check_topic(dead_letter, self._pipeline)
+        if keeps_order(self._pipeline, dead_letter):
+            first = self._dead_letters.first_open_of_key(tx, dead_letter)
+            if first is not None and first < dead_letter.offset:
+                raise behind(dead_letter, open_at(self._dead_letters, dead_letter, first))
 
-    def _keep(self, letter: DeadLetter, failure: Failure) -> None:
+    def _keep(self, dead_letter: DeadLetter, failure: Failure) -> None:
         """The new error beside the old one, in a transaction of its own: what the replay wrote is rolled back."""
         with self._ledger.begin() as tx:
-            now = self._dead_letters.lock(tx.connection, letter.id)
+            now = self._dead_letters.lock(tx.connection, dead_letter.id)
             if not now.is_open:  # somebody was quicker between the two transactions
                 raise closed(now)
             self._dead_letters.failed_again(tx.connection, now, failure)

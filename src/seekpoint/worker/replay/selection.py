@@ -56,14 +56,14 @@ def chosen_dead_letters(dead_letters: DeadLetters, chosen: Chosen, limit: int | 
     yield from sorted((replace(dead_letters.get(each), value=None) for each in ids), key=rank)
 
 
-def lean(letter: DeadLetter) -> DeadLetter:
+def lean(dead_letter: DeadLetter) -> DeadLetter:
     """The same without value and tracebacks: a hundred thousand of them fit in memory."""
-    return replace(letter, value=None, traceback=None, replay_traceback=None)
+    return replace(dead_letter, value=None, traceback=None, replay_traceback=None)
 
 
-def rank(letter: DeadLetter) -> tuple[str, int, int, int]:
+def rank(dead_letter: DeadLetter) -> tuple[str, int, int, int]:
     """Where a letter stands among others."""
-    return letter.topic, letter.partition, letter.offset, letter.id
+    return dead_letter.topic, dead_letter.partition, dead_letter.offset, dead_letter.id
 
 
 def _pages(dead_letters: DeadLetters, where: Where, limit: int | None) -> Iterator[DeadLetter]:

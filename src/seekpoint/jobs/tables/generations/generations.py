@@ -90,7 +90,9 @@ class Generations:
             try:
                 self._retry_locked(lambda tx: _unmark(tx, path))
             except (psycopg.Error, DBAPIError) as late:
-                error.add_note(f"its column {COLUMN} could not be dropped again ({late}): adopt it later, or drop that")
+                error.add_note(
+                    f"its column {COLUMN} could not be dropped again ({late}): enable generations later, or drop that"
+                )
             raise
         made = self._get(path)
         with transaction(self.engine, self.schema) as tx:  # nobody else does, of a partitioned table
@@ -113,7 +115,7 @@ class Generations:
     def _get(self, path: Path) -> Generation:
         with transaction(self.engine, self.schema) as tx:
             if (row := leaves.pointer(tx, path)) is None:
-                raise ConfigError(f"{'.'.join(path)} is not kept in generations: adopt it first")
+                raise ConfigError(f"{'.'.join(path)} is not kept in generations: enable them first")
             return _told(tx, row)
 
     def _record(self, tx: Tx, path: Path, action: str, step: Callable[[Tx, Path], None]) -> None:
@@ -208,10 +210,10 @@ def _reasons(tx: Tx, path: Path) -> list[str]:
     if kind != "r":
         return [f"{told} is no plain table"]
     reasons = [
-        f"{told} belongs to another role: adopt it as its owner"
+        f"{told} belongs to another role: enable generations as its owner"
         if what == OTHER_OWNER
         else f"{told} has {what}, which would hang on one generation and not on the view: drop it (views can be made "
-        "anew, on top of the adopted table), or reload by 'merge'"
+        "anew, on top of the enabled table), or reload by 'merge'"
         for what in [*hanging(connection, path), *_inherited(connection, path)]
     ]
     mark = connection.execute(_MARK, {"name": quoted(*path), "column": COLUMN}).one()

@@ -97,7 +97,7 @@ def measure(engine: Engine, road: str, keys: Sequence[int], size: int, *, stored
         tx.execute(text(f"INSERT INTO {TABLE} SELECT n, 1, 1, now(), 'sale', 'x' FROM generate_series(1, {stored}) n"))
     sink: Any = Append(TABLE, columns=COLUMNS) if road == "append" else Upsert(TABLE, key=["id"], columns=COLUMNS)
     if road not in {"append", "adaptive"}:
-        sink.roads = Forced(WriteStrategy(road))
+        sink.strategies = Forced(WriteStrategy(road))
     rows = [(key, key % 977, "12.50", "2026-01-01T00:00:00Z", "sale", f"note {key}") for key in keys]
     with engine.connect() as connection:
         with connection.begin(), sink.open(connection) as writer:

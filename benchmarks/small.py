@@ -65,7 +65,7 @@ class _Driver:
         self.connection, self.dialect = driver, engine.dialect
         self._awaits = awaits
 
-    def straight(self, statement: str, parameters: Mapping[str, Any]) -> Any:
+    def fast_path(self, statement: str, parameters: Mapping[str, Any]) -> Any:
         cursor = self.connection.execute(statement, parameters)
         return cursor.fetchone() if self._awaits else ("", "")
 

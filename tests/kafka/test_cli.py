@@ -582,7 +582,7 @@ def test_a_stopped_partition_is_told_and_the_others_go_on(
     process = start("run", f"{place.module(TO_TABLE.replace(', strict=True', ''))}:pipe", *place.options())
     stopped = f"PartitionStopped: {place.topic}/0 stopped at offset 0: it cannot be decoded:"
     process.wait_for(f"ERROR   seekpoint.events {place.group}: {stopped}")
-    process.wait_for("Choices:\n  - mend the codec")
+    process.wait_for("Choices:\n  - fix the codec")
     process.signal(signal.SIGTERM)
     assert process.end() == 1, process.said
     assert "stopping after the batch in hand; Ctrl-C again aborts" in process.said

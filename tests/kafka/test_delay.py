@@ -110,7 +110,7 @@ def test_one_partitions_wait_does_not_hold_anothers_records(scene: Scene) -> Non
     run = scene.worker(delayed(scene, name, 3600), limits=Limits(lag_check=0.2))
     run.reached(name, 20, 1)
     run.seen.wait_for(
-        events.LagSampled, lambda e: e.waiting == {Partition(name, 0)} and e.lag[Partition(name, 0)] == 20
+        events.LagSampled, lambda e: e.not_due == {Partition(name, 0)} and e.lag[Partition(name, 0)] == 20
     )
     health = run.health()
     assert health.delayed == {Partition(name, 0)}

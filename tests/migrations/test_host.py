@@ -178,7 +178,7 @@ def fill(engine: Engine) -> None:
         connection.execute(
             text(
                 "INSERT INTO seekpoint.partition_offset (consumer_group, topic, partition, topic_id, first_offset, "
-                "next_offset, token, epoch) VALUES ('g', 't', 0, gen_random_uuid(), 0, 5, gen_random_uuid(), 1)"
+                "next_offset, claim, epoch) VALUES ('g', 't', 0, gen_random_uuid(), 0, 5, gen_random_uuid(), 1)"
             )
         )
 

@@ -247,7 +247,7 @@ def test_replay_is_a_dry_run_without_apply(terminal: Terminal) -> None:
     assert said[3].endswith(f"blocked        replayed after {ids[0]}, whose key it has")
     assert said[4] == "dry run: 2 would be replayed, 0 refused; --apply does it"
     refused = terminal.replay(str(ids[2]), exits=1).stdout
-    assert f"comes behind {ids[0]} (offset 0)" in refused
+    assert f"comes after {ids[0]} (offset 0)" in refused
     assert refused.endswith("dry run: 0 would be replayed, 1 refused; --apply does it\n")
     plan = terminal.json("dead-letters", "replay", f"{terminal.module}:pipe", "--all")
     assert [(one["id"], one["refusal"]) for one in plan["planned"]] == [(one, None) for one in ids]

@@ -54,7 +54,7 @@ def road(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Wri
         monkeypatch.setattr(
             roads.WriteStrategies,
             "choose",
-            lambda self, rows, folded, direct: choose(self, rows, deduped=folded, direct=False),
+            lambda self, rows, deduped, direct: choose(self, rows, deduped=deduped, direct=False),
         )
     return wanted
 
@@ -154,7 +154,7 @@ def test_every_road_stores_what_copy_stores(
             if n == 1:  # a key that is there: the rows are staged
                 write(ground, sink, kv(2, None))
             write(ground, sink, kv(1, value), kv(2, value))
-            assert sink.roads.last.road is (WriteStrategy.TEMP_TABLE if n == 1 else WriteStrategy.UNNEST)
+            assert sink.strategies.last.strategy is (WriteStrategy.TEMP_TABLE if n == 1 else WriteStrategy.UNNEST)
         with ground.engine.connect() as tx:
             rows = tx.execute(text(f'SELECT id, v::text, pg_typeof(v)::text FROM "{ground.schema}".t{n} ORDER BY id'))
             found.append([tuple(row) for row in rows])
@@ -435,7 +435,7 @@ def test_the_road_is_told_when_it_changes(ground: Ground, group: str) -> None:
 
     pipeline = Pipeline(group, topics=TOPIC, value=Json(Order), sinks=[sink])
     copied = events.WriteStrategyChanged(sink=repr(sink), strategy="copy", rows=MANY, conflicts=0)
-    staged = events.WriteStrategyChanged(sink=repr(sink), strategy="stage", rows=MANY, conflicts=1)
+    staged = events.WriteStrategyChanged(sink=repr(sink), strategy="temp_table", rows=MANY, conflicts=1)
     log: list[RawRecord] = []
     for start, after in ((0, [copied]), (MANY, [copied]), (0, [copied, staged]), (0, [copied, staged])):
         log += orders(*[b'{"id": %d}' % n for n in range(start, start + MANY)], start=len(log))

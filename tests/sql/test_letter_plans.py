@@ -41,10 +41,10 @@ FILL = """
 GIVEN: Mapping[str, Mapping[str, Any]] = {
     "OPEN_KEYS": {"asked_topic": ["t"] * 6, "asked_partition": [3, 9, 27, 50, 77, 99]},
     "FIRST_OF_KEY": {"topic_id": TOPIC, "partition": 7, "key": b"key 7"},
-    "GET_LETTER": {"id": 77},
-    "LOCK_LETTER": {"id": 77},
-    "FIND_LETTER": {"id": 77},
-    "CLOSE_LETTER": {"closing": 77, "to_state": "replayed", "actor": "a", "reason": "r", "replayed": True},
+    "GET_DEAD_LETTER": {"id": 77},
+    "LOCK_DEAD_LETTER": {"id": 77},
+    "FIND_DEAD_LETTER": {"id": 77},
+    "CLOSE_DEAD_LETTER": {"closing": 77, "to_state": "replayed", "actor": "a", "reason": "r", "replayed": True},
     "FAILED_AGAIN": {"failing": 77, "its_error": "e", "its_traceback": None},
     "SUPERSEDE": {"at_topic_id": TOPIC, "at_partition": 7, "to_offset": 90, "actor": "a", "reason": "r"},
 }

@@ -61,7 +61,7 @@ def test_the_moves_of_one_partition_are_looked_at(busy: tuple[Connection, str], 
     plan = tx.exec_driver_sql(f"EXPLAIN (ANALYZE, FORMAT JSON) {query}", given).scalar_one()[0]
     tx.rollback()
     (scan,) = scans(plan["Plan"])
-    assert scan["Index Name"] == "admin_action_move_idx", plan
+    assert scan["Index Name"] == "admin_action_reset_idx", plan
     looked = round((scan["Actual Rows"] + scan.get("Rows Removed by Filter", 0)) * scan["Actual Loops"])
     assert looked == (1 if offset == 500 else MOVES), plan
 
@@ -75,4 +75,4 @@ def test_the_prepared_statement_is_planned_the_same(busy: tuple[Connection, str]
     query = str(wait.BECAME.compile(dialect=dialect)).replace("seekpoint.", f"{name}.")
     plan = tx.exec_driver_sql(f"EXPLAIN (GENERIC_PLAN, FORMAT JSON) {query}").scalar_one()[0]
     tx.rollback()
-    assert [scan["Index Name"] for scan in scans(plan["Plan"])] == ["admin_action_move_idx"], plan
+    assert [scan["Index Name"] for scan in scans(plan["Plan"])] == ["admin_action_reset_idx"], plan

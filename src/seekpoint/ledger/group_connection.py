@@ -27,16 +27,16 @@ class GroupConnection:
     def fetch_one(self, statement: Executable, **parameters: Any) -> Any:
         """The only row of a statement that is run for every batch.
 
-        On a worker's connection it goes straight to the driver: there, SQLAlchemy's own work would take as long as the
-        server's.
+        On a worker's connection it takes the fast path, to the driver: there, SQLAlchemy's own work would take as long
+        as the server's.
         """
-        straight = getattr(self.connection, "straight", None)
-        if straight is None:
+        fast_path = getattr(self.connection, "fast_path", None)
+        if fast_path is None:
             return self.execute(statement, **parameters).one()
         schemas = tuple(self.options["schema_translate_map"].items())
         text = _compiled(statement, self.connection.dialect, schemas)
         given = {name: _array(value) if isinstance(value, list) else value for name, value in parameters.items()}
-        return straight(text, {"group": self.group, **given})
+        return fast_path(text, {"group": self.group, **given})
 
     def execute_many(self, statement: Executable, rows: Sequence[Mapping[str, Any]]) -> None:
         """Run one of them once per row, in one go (psycopg pipelines it): for values too large to stand in arrays."""

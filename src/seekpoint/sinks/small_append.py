@@ -51,7 +51,7 @@ class _Few:
 @contextmanager
 def open_few(tx: Connection, path: Sequence[str], columns: Columns) -> Iterator[Writer]:
     """Write to ``path`` until the block is left; as :func:`open_copy` does, or faster where the rows are few."""
-    most = FEW if getattr(tx, "leaves", False) else 0
+    most = FEW if getattr(tx, "can_defer", False) else 0
     with ExitStack() as stack:
         few = _Few(most, lambda: stack.enter_context(_open(tx, path, columns)))
         yield few
@@ -76,4 +76,4 @@ def _left(tx: Any, path: Sequence[str], columns: Columns, rows: Sequence[Row]) -
             return False
     by_name = sorted(names, key=str.encode)
     same = [[types.oids[name] for name in by_name], quoted(*path), by_name]
-    return bool(tx.leave(insert(tuple(path), names), written, (SAME_TYPES, same)))
+    return bool(tx.defer(insert(tuple(path), names), written, (SAME_TYPES, same)))

@@ -214,7 +214,7 @@ def test_a_note_does_not_ask_for_the_position(desk: Desks, seekpoint_engine: Eng
     before = granted(worker)
     worker.commit({0: 3})
     [noted] = worker.ledger.record_attempts_alone([(before, FAILED)])
-    assert noted.token == worker.row().claim
+    assert noted.token == worker.row().token
     assert worker.stands() == {0: 3}
 
 

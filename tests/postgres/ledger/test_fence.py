@@ -136,7 +136,7 @@ def test_a_refusal_comes_before_a_commit_that_is_already_on_its_way(desk: Desks,
     worker.claim(0)
     compiled = statements.ADVANCE.compile(dialect=seekpoint_engine.dialect)
     given = {f"moving_{name}": [value] for name, value in asdict(worker.move(0, 3)).items() if name != "claim"}
-    where = {"moving_topic": ["t"], "moving_partition": [0], "moving_claim": [uuid4()]}
+    where = {"moving_topic": ["t"], "moving_partition": [0], "moving_token": [uuid4()]}
     bound = compiled.construct_params({"group": "g", "expected": 1, "transaction": None, **given, **where})
     advance = str(compiled).replace("seekpoint.", f"{worker.ledger.schema}.")
     dsn = seekpoint_engine.url.set(drivername="postgresql").render_as_string(hide_password=False)

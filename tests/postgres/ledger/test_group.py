@@ -139,7 +139,7 @@ def test_a_recreated_topic_stops_its_partitions_alone(desk: Desks) -> None:
     stop = claimed.refused[Partition("t", 0)]
     assert isinstance(stop, TopicRecreated)
     assert stop.offset == 5
-    assert stop.token == before.claim
+    assert stop.token == before.token
     assert [choice.split(":")[0] for choice in stop.choices] == ["restart", "adopt", "stop"]
     assert str(renewed) in str(stop)
     assert str(worker.topic_id) in str(stop)

@@ -23,7 +23,7 @@ from sqlalchemy import Engine, create_engine, event, text
 
 from seekpoint import Ledger, schema
 from seekpoint.ledger import Claim, Expected, Move
-from seekpoint.postgres.connection import Session
+from seekpoint.postgres.session import Session
 from seekpoint.records import Partition
 from stage import Stage, arguments, median_ms, ms, say, servers
 

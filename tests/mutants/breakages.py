@@ -284,8 +284,8 @@ BREAKAGES = (
         "a handler ends the transaction by its driver's connection",
         (
             Edit(
-                "postgres/connection.py",
-                'partial(self._misuse, "commit()"), close',
+                "postgres/handler_guard.py",
+                'partial(misuse, "commit()"), close',
                 "partial(type(driver).commit, driver), close",
             ),
         ),
@@ -293,7 +293,7 @@ BREAKAGES = (
     ),
     Breakage(
         "a handler's session outlives its transaction",
-        (Edit("postgres/connection.py", "        if self.changed:\n            self.close(broken=True)\n", ""),),
+        (Edit("postgres/session.py", "        if self.changed:\n            self.close(broken=True)\n", ""),),
         (f"{LENT}::test_what_a_handler_leaves_on_its_session_ends_with_its_transaction",),
     ),
     Breakage(
@@ -307,7 +307,7 @@ BREAKAGES = (
     ),
     Breakage(
         "a handler's search_path outlives its part",
-        (Edit("postgres/connection.py", 'again = self._path_and_role if self.was_lent_now else ""', 'again = ""'),),
+        (Edit("postgres/part_savepoints.py", 'again = self._path_and_role if self.is_lent else ""', 'again = ""'),),
         (f"{LENT}::test_the_next_part_of_a_batch_finds_its_tables_where_the_first_did",),
     ),
     Breakage(
@@ -553,8 +553,8 @@ BREAKAGES = (
         (
             Edit(
                 "postgres/connection.py",
-                "        if ahead is not None and ahead.deferred_error is not None:  # even",
-                "        if status == 3 and ahead is not None and ahead.deferred_error is not None:  # even",
+                "        if self.deferred.error is not None:  # even",
+                "        if status == 3 and self.deferred.error is not None:  # even",
             ),
         ),
         (f"{ROADS}::test_a_late_error_behind_a_savepoint_by_hand[True-False]",),

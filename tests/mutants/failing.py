@@ -238,7 +238,7 @@ FAILING = (
         (
             Edit(
                 "worker/apply_parts.py",
-                "            self._tx.undo_part()\n            return self.failure(part, failed)",
+                "            self._tx.savepoints.undo()\n            return self.failure(part, failed)",
                 "            return self.failure(part, failed)",
             ),
         ),

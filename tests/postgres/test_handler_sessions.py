@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.exc import DBAPIError
 
 from seekpoint import Append, Batch, Poison
-from seekpoint.postgres.connection import Session
+from seekpoint.postgres.session import Session
 from support.round_trips import trips
 from support.service import Service, driver
 from support.sink_tables import Ground

@@ -26,7 +26,8 @@ from psycopg.types.range import Range
 from sqlalchemy import Engine, create_engine, text
 
 from seekpoint.pipeline.sink import RowRefused
-from seekpoint.postgres.connection import Session
+from seekpoint.postgres.deferred import Last
+from seekpoint.postgres.session import Session
 from seekpoint.records import AnyRecord
 from seekpoint.sinks import Append, Upsert
 from seekpoint.sinks.arrow import AppendArrow
@@ -414,10 +415,10 @@ def by_few(ground: Ground, path: tuple[str, str], columns: Sequence[str], rows: 
     session = Session(ground.engine, pipeline_mode=True)
     try:
         with session.transaction() as tx:
-            tx.may_defer(rows=True)
+            tx.deferred.last = Last.SINK
             with Append(path, columns=columns).open(tx) as writer:
                 writer.write(rows)
-            tx.catch_up()
+            tx.deferred.catch_up()
     finally:
         session.close(broken=True)
 

@@ -16,8 +16,9 @@ from sqlalchemy.exc import IntegrityError
 from seekpoint import Append, Json, Pipeline, Text
 from seekpoint.errors import CodecUnavailable
 from seekpoint.pipeline.sink import RowRefused
-from seekpoint.postgres.connection import Session
+from seekpoint.postgres.deferred import Last
 from seekpoint.postgres.pipelining import PipelinedStatements
+from seekpoint.postgres.session import Session
 from seekpoint.records import Partition
 from seekpoint.sinks import Upsert
 from seekpoint.sinks.arrow import AppendArrow
@@ -293,7 +294,7 @@ def test_a_column_that_becomes_json_while_few_rows_come(ground: Ground, before: 
 
     def write(o: int) -> None:
         with session.transaction() as tx:
-            tx.may_defer(rows=True)
+            tx.deferred.last = Last.SINK
             with sink.open(tx) as writer:
                 writer.write([(o, "5")])
 

@@ -33,15 +33,16 @@ class Tx:
     def __init__(self) -> None:
         self.rows: list[str] = []
         self.kept = 0
-        self.deferred_error: BaseException | None = None
+        self.error: BaseException | None = None
+        self.savepoints = self.deferred = self
 
-    def begin_parts(self) -> None:
-        self.keep_part()
+    def begin(self) -> None:
+        self.keep()
 
-    def keep_part(self) -> None:
+    def keep(self) -> None:
         self.kept = len(self.rows)
 
-    def undo_part(self) -> None:
+    def undo(self) -> None:
         del self.rows[self.kept :]
 
     @contextmanager

@@ -1,29 +1,22 @@
-"""One group's rows, in one schema, through one connection: what every statement of the ledger runs on."""
+"""One group's rows, through one connection: what every statement of the ledger runs on."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Mapping
 from typing import Any
 
-from psycopg.sql import Literal
-from sqlalchemy import Connection, CursorResult, Dialect
+from sqlalchemy import Connection
 from sqlalchemy.sql.base import Executable
 
+from seekpoint.ledger.schema_connection import SchemaConnection
 
-@dataclass(frozen=True, slots=True)
-class GroupConnection:
-    """Adds the group's name and the schema's to each statement; the connection's own options stay as they are."""
 
-    connection: Connection
-    group: str
-    options: Mapping[str, Any]
+class GroupConnection(SchemaConnection):
+    """Adds the group's name to the parameters of each statement."""
 
-    def execute(self, statement: Executable, **parameters: Any) -> CursorResult[Any]:
-        """Run one of :mod:`seekpoint.ledger.sql.worker`."""
-        return self.connection.execute(statement, {"group": self.group, **parameters}, execution_options=self.options)
+    __slots__ = ("group",)
 
+<<<<<<< HEAD
     def fetch_one(self, statement: Executable, **parameters: Any) -> Any:
         """The only row of a statement that is run for every batch.
 
@@ -42,32 +35,15 @@ class GroupConnection:
         """Run one of them once per row, in one go (psycopg pipelines it): for values too large to stand in arrays."""
         given = [{"group": self.group, **row} for row in rows]
         self.connection.execute(statement, given, execution_options=self.options)
+=======
+    def __init__(self, connection: Connection, schema: str, group: str) -> None:
+        super().__init__(connection, schema)
+        self.group = group
+>>>>>>> da564fe (HandlerConnection is composed; one connection that knows the schema)
 
     def insert(self, statement: Executable, **values: Any) -> None:
-        """Insert one row whose group stands in the column ``consumer_group``."""
-        self.connection.execute(statement, {"consumer_group": self.group, **values}, execution_options=self.options)
+        """Insert one row whose column ``consumer_group`` has the group's name."""
+        self.connection.execute(statement, {"consumer_group": self.group, **values}, execution_options=self._options)
 
-
-@lru_cache(maxsize=256)
-def _compiled(statement: Any, dialect: Dialect, schemas: tuple[tuple[str | None, str], ...]) -> str:
-    """The statement as the driver takes it; values that never vary are part of its text."""
-    compiled = statement.compile(dialect=dialect, schema_translate_map=dict(schemas), render_schema_translate=True)
-    text = str(compiled)
-    for name, value in compiled.params.items():
-        if value is not None:
-            text = text.replace(f"%({name})s", Literal(value).as_string().replace("%", "%%"))
-    return text
-
-
-def _array(values: Sequence[Any]) -> str:
-    """As Postgres reads an array: for a thousand partitions ten times as fast as the driver's own way."""
-    return f"{{{','.join(map(_element, values))}}}"
-
-
-def _element(value: Any) -> str:
-    if value is None:
-        return "NULL"
-    if type(value) is int:
-        return str(value)
-    text = str(value)
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    def _given(self, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {"group": self.group, **parameters}

@@ -28,7 +28,7 @@ from seekpoint.ledger.move import LastReset
 from seekpoint.ledger.positions import Position
 from seekpoint.ledger.sql import admin as administration
 from seekpoint.ledger.sql import worker as sql
-from seekpoint.ledger.tables import DEFAULT_SCHEMA, in_schema
+from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.ledger.wait import Passed, Wanted
 from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.engine import postgres_engine
@@ -67,8 +67,6 @@ class Ledger:
             raise ConfigError(f"limits= must be a Limits, e.g. Limits(batch_records=500), got {limits!r}")
         self.limits = limits or Limits()
         self._synchronous_commit = synchronous_commit
-        # What a handler sets for its own statements on the connection is not meant for ours.
-        self._options = {**in_schema(schema), "stream_results": False, "yield_per": None}
         self.draw_owner()
 
     def draw_owner(self) -> None:
@@ -364,7 +362,7 @@ class Ledger:
 
     def group_connection(self, connection: Connection) -> GroupConnection:
         """This group's rows, through a connection of the caller's: what statements of ours run on."""
-        return GroupConnection(connection, self.group, self._options)
+        return GroupConnection(connection, self.schema, self.group)
 
     def configure(self, tx: Connection, lock_wait: float | None = None) -> None:
         """Make a transaction durable whatever the batches are, and its waits for locks bounded (seconds).

@@ -1,18 +1,18 @@
 """A few rows, by one statement each, sent behind each other: COPY would take two round trips, these take none.
 
-Only the last rows of a transaction, and only where its next statement awaits them (see ``HandlerConnection.defer``). An
-error has no line then: the batch is run again, and comes here no more.
+Only the last rows of a transaction, and only where its next statement awaits them (see
+``DeferredStatements.send_rows``). An error has no line then: the batch is run again, and comes here no more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any
 
 from sqlalchemy import Connection
 
 from seekpoint.pipeline.sink import Row, Writer
+from seekpoint.postgres.connection import HandlerConnection
 from seekpoint.sinks.catalog import quoted
 from seekpoint.sinks.column_types import SAME_TYPES, types_then
 from seekpoint.sinks.copy import Texts, Unwritable, driver_of, open_copy, writing_cursor
@@ -51,7 +51,11 @@ class _Few:
 @contextmanager
 def open_few(tx: Connection, path: Sequence[str], columns: Columns) -> Iterator[Writer]:
     """Write to ``path`` until the block is left; as :func:`open_copy` does, or faster where the rows are few."""
+<<<<<<< HEAD
     most = FEW if getattr(tx, "can_defer", False) else 0
+=======
+    most = FEW if isinstance(tx, HandlerConnection) and tx.deferred.accepts_rows else 0
+>>>>>>> da564fe (HandlerConnection is composed; one connection that knows the schema)
     with ExitStack() as stack:
         few = _Few(most, lambda: stack.enter_context(_open(tx, path, columns)))
         yield few
@@ -63,7 +67,7 @@ def _open(tx: Connection, path: Sequence[str], columns: Columns) -> AbstractCont
     return open_copy(tx, path, columns, by_insert=recalled(tx, path).is_secured)
 
 
-def _left(tx: Any, path: Sequence[str], columns: Columns, rows: Sequence[Row]) -> bool:
+def _left(tx: Connection, path: Sequence[str], columns: Columns, rows: Sequence[Row]) -> bool:
     """Whether the rows were sent; those with a value that nobody can write are not: COPY tells which one."""
     names, types = tuple(columns() or ()), types_then(driver_of(tx), path)
     if not types.casts or not types.oids.keys() >= set(names):
@@ -76,4 +80,9 @@ def _left(tx: Any, path: Sequence[str], columns: Columns, rows: Sequence[Row]) -
             return False
     by_name = sorted(names, key=str.encode)
     same = [[types.oids[name] for name in by_name], quoted(*path), by_name]
+<<<<<<< HEAD
     return bool(tx.defer(insert(tuple(path), names), written, (SAME_TYPES, same)))
+=======
+    assert isinstance(tx, HandlerConnection)
+    return tx.deferred.send_rows(insert(tuple(path), names), written, (SAME_TYPES, same))
+>>>>>>> da564fe (HandlerConnection is composed; one connection that knows the schema)

@@ -271,8 +271,8 @@ def _handle(tx: HandlerConnection, handle: Handler, made: Sequence[DecodedRecord
     except (ConfigError, *ENDS):
         raise
     except BaseException as error:
-        if tx.deferred_error is not None:
-            raise as_deferred(tx.deferred_error, error) from error
+        if tx.deferred.error is not None:
+            raise as_deferred(tx.deferred.error, error) from error
         if poison := poisons(error):
             raise _poisoned(error, poison, made) from error
         if _is_kept_off(error):

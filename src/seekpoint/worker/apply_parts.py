@@ -76,7 +76,7 @@ class _Parts:
         self._tx, self._pipeline, self._batch, self._records, self._mode = tx, pipeline, batch, records, mode
         self.applied = 0
         self._proven: set[int | None] = set()  # sinks that wrote a row of an applied record; None: one was applied
-        tx.begin_parts()
+        tx.savepoints.begin()
 
     def run(self, part: Sequence[DecodedRecord], low: int = 0, high: int | None = None) -> PartFailure[Failed] | None:
         """Apply these records of a part, all or none."""
@@ -86,10 +86,10 @@ class _Parts:
         except Failed as failed:
             if self._mode.is_patient and failed.fault is Fault.TRANSIENT and not failed.is_timeout:
                 raise
-            self._tx.undo_part()
+            self._tx.savepoints.undo()
             return self.failure(part, failed)
         self.applied += len(records)
-        self._tx.keep_part()
+        self._tx.savepoints.keep()
         self._prove(records)
         return None
 
@@ -153,7 +153,7 @@ class _Parts:
             is_applied = False
         else:
             is_applied = True
-        self._tx.undo_part()
+        self._tx.savepoints.undo()
         return is_applied
 
     def decide(self, raws: Sequence[RawRecord], failed: Failed) -> None:

@@ -20,8 +20,10 @@ from seekpoint.ledger.claim import TRANSIENT
 from seekpoint.ledger.dead_letters import DeadLetters
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.sink import TellingSink
-from seekpoint.postgres.connection import HandlerConnection, Session
+from seekpoint.postgres.connection import HandlerConnection
 from seekpoint.postgres.connection_socket import Wire
+from seekpoint.postgres.deferred import Last
+from seekpoint.postgres.session import Session
 from seekpoint.postgres.sqlstates import connection_lost, sqlstate
 from seekpoint.postgres.transaction_errors import CommitUnanswered, raised_by
 from seekpoint.postgres.user_code_time import Stopwatch
@@ -154,7 +156,7 @@ class Committer:
             moved = self._ledger.advance(tx, result.moves, held) if result.moves else []
             self._record_suspect_part(tx, result)
             self._record_attempts(tx, result)
-            tx.catch_up()
+            tx.deferred.catch_up()
             self._require_same_topics(result)
             self._announce(events.Advanced(spans=result.spans))
         self._holder.accept(moved)
@@ -179,7 +181,7 @@ class Committer:
     def _apply(self, tx: HandlerConnection, batch: OpenBatch, mode: Mode) -> Result:
         pipeline = self._pipeline
         if pipeline.handle is not None or len(pipeline.sinks) == 1:
-            tx.may_defer(rows=pipeline.handle is None)
+            tx.deferred.last = Last.SINK if pipeline.handle is None else Last.HANDLER
         with self._stopwatch.running():
             if mode.is_bisecting:
                 applied = apply_parts(tx, pipeline, batch, mode, self._strides)

@@ -23,17 +23,11 @@ from seekpoint.ledger.group_connection import GroupConnection
 from seekpoint.ledger.move import set_paused
 from seekpoint.ledger.positions import positions_of
 from seekpoint.ledger.sql.admin import INSERT_GROUP, LOCK_GROUP
-from seekpoint.ledger.tables import in_schema
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.postgres.engine import schema_translation
 from seekpoint.records import Partition, storable
 
 Claims = Mapping[Partition, Claim]
-
-
-def group_connection_of(tx: Tx, group: str) -> GroupConnection:
-    """The group's rows, through the transaction of a run."""
-    return GroupConnection(tx.connection, group, in_schema(tx.schema))
 
 
 def occupy(
@@ -48,7 +42,7 @@ def occupy(
     KafkaUnavailable, ConfigError.
     """
     pipeline = source.pipeline
-    scope = group_connection_of(tx, pipeline.group)
+    scope = GroupConnection(tx.connection, tx.schema, pipeline.group)
     scope.execute(INSERT_GROUP, version=pipeline.version)
     group = scope.execute(LOCK_GROUP).one()
     _keep_workers_away(scope, group, source, run, pause=pause)
@@ -118,7 +112,7 @@ def open_batch(tx: Tx, source: Source, brokers: Brokers, run: UUID, *, pause: bo
     Raises as :func:`occupy` does, and RangeLost.
     """
     tables = [target.name for target in targets(tx.connection, [source])]
-    group = group_connection_of(tx, source.group).execute(LOCK_GROUP).one_or_none()
+    group = GroupConnection(tx.connection, tx.schema, source.group).execute(LOCK_GROUP).one_or_none()
     claims = occupy(tx, source, brokers, run, brokers.partitions, pause=pause)
     ends = brokers.plan(claims)
     if all(ends[at] == one.next_offset for at, one in claims.items()):

@@ -10,7 +10,7 @@ from sqlalchemy.exc import DBAPIError
 
 from seekpoint.jobs.batch import statements as sql
 from seekpoint.jobs.batch.dedupe import Part, columns_of, folded_path, parts_of, target_of
-from seekpoint.jobs.batch.open import Claims, group_connection_of, require_no_held_keys
+from seekpoint.jobs.batch.open import Claims, require_no_held_keys
 from seekpoint.jobs.reload.cutover import take_over_dead_letters, took_effect
 from seekpoint.jobs.run.backoff import TRIES, pause
 from seekpoint.jobs.run.pause import let_go, pauser
@@ -19,6 +19,7 @@ from seekpoint.jobs.staging.consolidate import coverage
 from seekpoint.jobs.tables.staging_schema import Staging, name, names, remembered_columns, rows, run
 from seekpoint.jobs.tables.targets import Path, Source, aimed, targets
 from seekpoint.ledger.advance import Expected, Move, Settings, advance, hold
+from seekpoint.ledger.group_connection import GroupConnection
 from seekpoint.ledger.move import record_action
 from seekpoint.ledger.sql.admin import LOCK_GROUP
 from seekpoint.postgres.sqlstates import connection_lost, is_transient
@@ -52,7 +53,7 @@ def publish(driver: Driver, source: Source, claims: Claims, tries: int = TRIES) 
 def _attempt(driver: Driver, source: Source, claims: Claims) -> None:
     pipeline, group = source.pipeline, source.group
     with driver.step("staged") as tx:
-        scope = group_connection_of(tx, group)
+        scope = GroupConnection(tx.connection, tx.schema, group)
         scope.execute(LOCK_GROUP).one()
         positions = tx.positions(driver.run.id)
         mine = [claims[at.partition] for at in positions]

@@ -10,13 +10,12 @@ from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Connection, Engine, Row
-from sqlalchemy.sql.base import Executable
 
 from seekpoint.jobs.export import statements as sql
 from seekpoint.kafka.ranges import Range
+from seekpoint.ledger.schema_connection import SchemaConnection
 from seekpoint.ledger.sql.admin import ALONE
 from seekpoint.ledger.sql.worker import APPLICATION, CONFIGURE
-from seekpoint.ledger.tables import in_schema
 from seekpoint.records import Partition
 
 LOCK_WAIT = "30s"
@@ -56,15 +55,12 @@ class Entry:
         return f"{self.partition} [{self.start}, {self.end})"
 
 
-class Tx:
+class Tx(SchemaConnection):
     """A transaction on the manifest of one archive."""
 
     def __init__(self, connection: Connection, schema: str, archive: str) -> None:
-        self._connection, self._options, self._archive = connection, in_schema(schema), archive
-
-    def execute(self, statement: Executable, parameters: Any = None, **named: Any) -> Any:
-        """Run one of our statements in the ledger's schema."""
-        return self._connection.execute(statement, parameters or named, execution_options=self._options)
+        super().__init__(connection, schema)
+        self._archive = archive
 
     def alone(self, topic: str) -> None:
         """From here to the end of the transaction nobody else adds to this topic's chains, or removes a file of it."""

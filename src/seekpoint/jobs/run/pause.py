@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Uuid, bindparam, null, update
 from seekpoint.ledger.group_connection import GroupConnection
 from seekpoint.ledger.move import set_paused
 from seekpoint.ledger.sql.worker import GROUP, READ_GROUP
-from seekpoint.ledger.tables import in_schema, partition_offset
+from seekpoint.ledger.tables import partition_offset
 
 PAUSER = "batch "  # and the run's id: who paused the group, as its row says
 
@@ -33,7 +33,7 @@ def let_go(connection: Connection, schema: str, run: UUID, groups: Sequence[str]
     A pause by anybody else stays. Of a run that is no batch there is nothing to give back.
     """
     for group in sorted(groups):
-        scope = GroupConnection(connection, group, in_schema(schema))
+        scope = GroupConnection(connection, schema, group)
         row = scope.execute(READ_GROUP).one_or_none()
         if row is not None and row.paused and row.paused_by == pauser(run):
             set_paused(scope, False, actor=pauser(run), reason=reason)

@@ -15,13 +15,12 @@ from uuid import UUID
 from psycopg.sql import SQL, Identifier
 from sqlalchemy import Engine, Row, text
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.sql.base import Executable
 
 from seekpoint.errors import ReloadOver, ReloadRefused
 from seekpoint.jobs.run import statements as sql
 from seekpoint.jobs.run.pause import let_go
+from seekpoint.ledger.schema_connection import SchemaConnection
 from seekpoint.ledger.sql.worker import APPLICATION, CONFIGURE
-from seekpoint.ledger.tables import in_schema
 from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.connection import HandlerConnection
 from seekpoint.postgres.sqlstates import sqlstate
@@ -109,16 +108,13 @@ def this_driver() -> str:
     return f"{getpass.getuser()}@{socket.gethostname()}:{os.getpid()}"
 
 
-class Tx:
-    """A transaction on the ledger's tables and the staging schema's: statements find the ledger's schema."""
+class Tx(SchemaConnection):
+    """A transaction of a run, on the ledger's tables and those of its staging schema."""
+
+    connection: HandlerConnection
 
     def __init__(self, connection: HandlerConnection, schema: str) -> None:
-        self.connection, self.schema = connection, schema
-        self._options = in_schema(schema)
-
-    def execute(self, statement: Executable, parameters: Any = None, **named: Any) -> Any:
-        """Run a statement on the ledger's tables; ``parameters`` for many rows."""
-        return self.connection.execute(statement, parameters or named, execution_options=self._options)
+        super().__init__(connection, schema)
 
     def positions(self, run: UUID) -> list[StagedPosition]:
         """The rebuild's positions, in the order of locks."""
@@ -246,7 +242,7 @@ class Driver:
 
     def _lock(self, tx: Tx) -> Row[Any] | None:
         try:
-            return tx.execute(sql.STEP, its_run=self.run.id).one_or_none()  # type: ignore[no-any-return]
+            return tx.execute(sql.STEP, its_run=self.run.id).one_or_none()
         except DBAPIError as error:
             if sqlstate(error) != SERIALIZATION_FAILURE:
                 raise

@@ -48,7 +48,7 @@ class DeadLetters:
         ordered = sorted(
             dead_letters, key=lambda aside: (aside.record.topic, aside.record.partition, aside.record.offset)
         )
-        self.ledger.group_connection(tx).execute_many(
+        self.ledger.group_connection(tx).execute(
             sql.INSERT_DEAD_LETTERS, [row(aside, topic_ids) | own for aside in ordered]
         )
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from psycopg.sql import Literal
 from sqlalchemy import (
     ARRAY,
     BigInteger,
@@ -32,6 +33,7 @@ from sqlalchemy import (
     null,
     or_,
     select,
+    true,
     update,
 )
 from sqlalchemy.dialects import postgresql
@@ -42,6 +44,14 @@ from seekpoint.ledger.tables import consumer_group, partition_offset
 
 offset = partition_offset.c
 GROUP: BindParameter[str] = bindparam("group", type_=Text)
+
+
+def constant(value: str) -> ColumnElement[str]:
+    """A text that never varies, in the statement itself: the fast path sends no parameters but those it is given."""
+    return literal_column(Literal(value).as_string(), Text)
+
+
+ZERO: ColumnElement[int] = literal_column("0", Integer)
 
 
 def array(name: str, of: Any) -> BindParameter[Any]:
@@ -65,7 +75,7 @@ def _to_update(name: str, rows: TableValuedAlias, locked: LateralFromClause | No
     The planner must not see the name as a constant: where it knows nothing of a table yet, it takes the rows of a
     group for a handful, and would read all of them instead of looking each one up.
     """
-    source = rows if locked is None else rows.join(locked, literal(True))
+    source = rows if locked is None else rows.join(locked, true())
     query = select(GROUP.label("consumer_group"), rows).select_from(source)
     return query.cte(name).prefix_with("MATERIALIZED")
 
@@ -85,8 +95,8 @@ NO_SUSPECTS: Mapping[str, Any] = {"suspect_end": null(), "suspect_part_end": nul
 # What a position that was moved knows of attempts at the record in front of it: nothing.
 NO_ATTEMPT: Mapping[str, Any] = {
     "attempt_offset": null(),
-    "attempts": 0,
-    "attempt_crashes": 0,
+    "attempts": ZERO,
+    "attempt_crashes": ZERO,
     "attempt_running": false(),
     "attempt_error": null(),
     "retry_at": null(),
@@ -104,7 +114,7 @@ NO_STOP: Mapping[str, Any] = {
 
 
 def _refuse(problem: str, count: ColumnElement[int]) -> ColumnElement[int]:
-    return cast(literal(f"{REFUSAL}{problem}", Text) + count.cast(Text), Integer)
+    return cast(constant(f"{REFUSAL}{problem}") + count.cast(Text), Integer)
 
 
 # -- one transaction of a worker (I1, I2, I3) ------------------------------------------------------------
@@ -126,7 +136,7 @@ _locked = (
 
 
 def _set_local(name: str) -> ColumnElement[Any]:
-    return func.set_config(literal(name, Text), bindparam(name, type_=Text), True)
+    return func.set_config(constant(name), bindparam(name, type_=Text), true())
 
 
 def _hold(*settings: str) -> Any:
@@ -135,7 +145,7 @@ def _hold(*settings: str) -> Any:
     A lateral lock per row keeps the plan a loop over the primary key whatever the statistics say. The
     transaction's settings ride along, to save a round trip. Answers the transaction's id.
     """
-    rows = select(func.count().label("n")).select_from(_held.join(_locked, literal(True))).cte("rows")
+    rows = select(func.count().label("n")).select_from(_held.join(_locked, true())).cte("rows")
     return select(
         case(
             (rows.c.n == bindparam("expected", type_=Integer), rows.c.n),
@@ -184,7 +194,7 @@ _moved = (
         leader_epoch=_moving.c.leader_epoch,
         record_time=func.coalesce(_moving.c.record_time, offset.record_time),
         committed_at=func.clock_timestamp(),
-        unreleased_claims=case((_is_careful, offset.unreleased_claims), else_=0),
+        unreleased_claims=case((_is_careful, offset.unreleased_claims), else_=ZERO),
         suspect_end=case((_is_careful, offset.suspect_end)),
         suspect_part_end=case((and_(_is_careful, ~offset.suspect_running), offset.suspect_part_end)),
         suspect_running=false(),
@@ -256,7 +266,7 @@ _written = (
     .values(
         attempt_offset=_notable.c.offset,
         attempts=_notable.c.number,
-        attempt_crashes=case((_again, offset.attempt_crashes), else_=0),
+        attempt_crashes=case((_again, offset.attempt_crashes), else_=ZERO),
         attempt_running=_begins,
         attempt_error=func.coalesce(_notable.c.error, case((_again, offset.attempt_error))),
         retry_at=case(
@@ -306,7 +316,7 @@ _watched = (
         ),
         suspect_part_end=_range.c.part_end,
         suspect_running=_range.c.part_end.is_not(None),
-        unreleased_claims=case((_range.c.end_offset.is_(None), 0), else_=offset.unreleased_claims),
+        unreleased_claims=case((_range.c.end_offset.is_(None), ZERO), else_=offset.unreleased_claims),
     )
     .returning(literal_column("1").label("one"))
     .cte("watched")

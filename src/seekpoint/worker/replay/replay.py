@@ -16,7 +16,7 @@ from seekpoint.ledger.sql.worker import READ_GROUP
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import Limits
-from seekpoint.postgres.connection import Session
+from seekpoint.postgres.session import Session
 from seekpoint.records import storable
 from seekpoint.worker.replay.dead_letters import DeadLetterAdmin, open_at
 from seekpoint.worker.replay.preconditions import behind, check_group, check_topic, keeps_order, refused

@@ -13,7 +13,8 @@ from seekpoint.ledger.dead_letters import DeadLetter, DeadLetters
 from seekpoint.ledger.positions import positions_of
 from seekpoint.ledger.sql.worker import READ_GROUP
 from seekpoint.pipeline.pipeline import Pipeline
-from seekpoint.postgres.connection import HandlerConnection, Session
+from seekpoint.postgres.connection import HandlerConnection
+from seekpoint.postgres.session import Session
 from seekpoint.postgres.sqlstates import Fault, connection_lost, is_data_error
 from seekpoint.postgres.transaction_errors import CommitRefused, TransactionFailed
 from seekpoint.records import Cause, Failure, Span, State

@@ -22,7 +22,7 @@ from seekpoint.sinks.target_table import COLUMN
 
 def pointer(tx: Tx, view: Path) -> Row[Any] | None:
     """The row that says which generation of this view counts."""
-    return tx.execute(sql.GENERATION, of_schema=view[0], of_table=view[1]).one_or_none()  # type: ignore[no-any-return]
+    return tx.execute(sql.GENERATION, of_schema=view[0], of_table=view[1]).one_or_none()
 
 
 _PARTITIONS = text(

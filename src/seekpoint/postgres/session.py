@@ -1,0 +1,119 @@
+"""One connection for a worker's transactions, one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+from psycopg.pq import TransactionStatus
+from sqlalchemy import Engine, Transaction
+from sqlalchemy.exc import DBAPIError
+
+from seekpoint.postgres import pooler
+from seekpoint.postgres.connection import HandlerConnection
+from seekpoint.postgres.connection_socket import Wire
+from seekpoint.postgres.session_state import Known, SessionState
+from seekpoint.postgres.sqlstates import connection_lost
+from seekpoint.postgres.transaction_errors import CommitRefused, CommitUnanswered, DeferredFailure
+
+
+class Session:
+    """One connection for a worker's transactions, one after another; a new one after any failure.
+
+    ``pipeline_mode``: handlers' statements are sent without waiting for each answer. ``wire`` is what another thread
+    may cut.
+
+    With ``lends`` handlers get it. Then each COMMIT asks what the transaction has left on the session. Where that is
+    not what was there before, the connection is closed and replaced, and ``changed`` says what it was. It never returns
+    to the host's pool. ``hold_first``: each transaction begins with a statement by
+    :meth:`HandlerConnection.fast_path`; the state of the session is asked for in the same round trip.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        pipeline_mode: bool = False,
+        lends: bool = False,
+        hold_first: bool = False,
+        wire: Wire | None = None,
+    ) -> None:
+        self._engine, self._pipeline_mode, self._lends, self._hold_first = engine, pipeline_mode, lends, hold_first
+        self.wire = wire or Wire()
+        self._connection: HandlerConnection | None = None
+        self._state: SessionState | None = None
+        self._known = Known()
+        self.changed: tuple[str, ...] = ()
+
+    @contextmanager
+    def transaction(self) -> Iterator[HandlerConnection]:
+        """A READ COMMITTED transaction: committed at the end of the block, thrown away on any exception.
+
+        Raises DeferredFailure, CommitRefused or CommitUnanswered where the error was met at that point; other errors
+        as they are.
+        """
+        self.changed, is_committing = (), False
+        try:
+            tx = self._connection or self._connect()
+            tx.begins(pipeline_mode=self._pipeline_mode)
+            transaction = tx.begin()
+            yield tx
+            is_committing = True
+            tx.deferred.catch_up()
+            self.changed = self._commit(tx, transaction)
+        except BaseException as error:
+            deferred = None if self._connection is None else self._connection.deferred.error
+            self.close(broken=True)
+            if not isinstance(error, Exception):
+                raise
+            if is_committing:
+                raise (CommitUnanswered if connection_lost(error) else CommitRefused)(error) from error
+            if error is deferred:
+                raise DeferredFailure(error) from error
+            raise
+        if self.changed:
+            self.close(broken=True)
+
+    def _connect(self) -> HandlerConnection:
+        tx = self._connection = HandlerConnection(self._engine)
+        tx.execution_options(isolation_level="READ COMMITTED")
+        self.wire.connected(tx.driver)
+        if self._lends and pooler.found(tx) is None:  # a pooler gives each transaction another session
+            with tx.begin():  # what the host's own engine events set when a transaction begins is there, too
+                sets = tx.driver.info.transaction_status != TransactionStatus.IDLE
+            self._state = SessionState(self._known)
+            if self._hold_first and not sets and psycopg.Pipeline.is_supported():
+                tx.unsurveyed = self._state
+            else:
+                self._state.ask(tx.driver)
+        return tx
+
+    def _commit(self, tx: HandlerConnection, transaction: Transaction) -> tuple[str, ...]:
+        """COMMIT; returns what is changed on the session."""
+        if self._state is None or not tx.was_lent_now:
+            transaction.commit()
+            return ()
+        new = () if tx.sent is None else self._known.learn(tx.sent)
+        found: list[str] = []
+        driver, state = tx.driver, self._state
+        driver.commit = lambda: found.extend(state.commit(driver))  # type: ignore[method-assign]
+        try:
+            transaction.commit()
+        finally:
+            del driver.commit
+        return (*found, *new)
+
+    def close(self, *, broken: bool = False) -> None:
+        """Give the connection back; a broken one is dropped instead: it may still be inside a transaction."""
+        connection, self._connection, self._state = self._connection, None, None
+        if connection is None:
+            return
+        self.wire.disconnected()
+        try:
+            if broken:
+                connection.drop()
+            else:
+                connection.put_back()
+        except DBAPIError:  # it was broken already; the pool discards it
+            return

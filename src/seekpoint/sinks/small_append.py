@@ -51,11 +51,7 @@ class _Few:
 @contextmanager
 def open_few(tx: Connection, path: Sequence[str], columns: Columns) -> Iterator[Writer]:
     """Write to ``path`` until the block is left; as :func:`open_copy` does, or faster where the rows are few."""
-<<<<<<< HEAD
-    most = FEW if getattr(tx, "can_defer", False) else 0
-=======
     most = FEW if isinstance(tx, HandlerConnection) and tx.deferred.accepts_rows else 0
->>>>>>> da564fe (HandlerConnection is composed; one connection that knows the schema)
     with ExitStack() as stack:
         few = _Few(most, lambda: stack.enter_context(_open(tx, path, columns)))
         yield few
@@ -80,9 +76,5 @@ def _left(tx: Connection, path: Sequence[str], columns: Columns, rows: Sequence[
             return False
     by_name = sorted(names, key=str.encode)
     same = [[types.oids[name] for name in by_name], quoted(*path), by_name]
-<<<<<<< HEAD
-    return bool(tx.defer(insert(tuple(path), names), written, (SAME_TYPES, same)))
-=======
     assert isinstance(tx, HandlerConnection)
     return tx.deferred.send_rows(insert(tuple(path), names), written, (SAME_TYPES, same))
->>>>>>> da564fe (HandlerConnection is composed; one connection that knows the schema)

@@ -674,7 +674,7 @@ BREAKAGES = (
         (
             Edit(
                 "ledger/claim.py",
-                "    require(tx.group, claimant.declaration, claimant.version, compared)\n",
+                "    require(tx.group, claimant.declaration, claimant.version, claimant.compare(tx))\n",
                 "",
             ),
             Edit(
@@ -690,7 +690,7 @@ BREAKAGES = (
         (
             Edit(
                 "ledger/claim.py",
-                "    require(tx.group, claimant.declaration, claimant.version, compared)\n",
+                "    require(tx.group, claimant.declaration, claimant.version, claimant.compare(tx))\n",
                 "",
             ),
         ),

@@ -11,7 +11,7 @@ from seekpoint.kafka.config import consumer_config, make_consumer
 from seekpoint.ledger import Ledger
 from seekpoint.ledger.tables import admin_action, in_schema
 from seekpoint.pipeline.policy import Limits
-from seekpoint.worker.assignment import Assignment, Chunk
+from seekpoint.worker.assignment import Chunk, WorkerAssignment
 from seekpoint.worker.open_batch import Buffer, OpenBatch
 from seekpoint.worker.unit_of_work import Committer
 from support.events import Recorder
@@ -48,7 +48,15 @@ class Bench:
         pipeline = scene.pipeline(topic)
         ledger = rival(scene)
         config = consumer_config({"bootstrap.servers": scene.broker, **QUICK}, group=scene.group)
-        self.held = Assignment(make_consumer(config), ledger, [topic], kafka=config, announce=self._announce)
+        self.held = WorkerAssignment(
+            make_consumer(config),
+            ledger,
+            [topic],
+            kafka=config,
+            start=pipeline.start,
+            partitions=None,
+            announce=self._announce,
+        )
         self._committer = Committer(ledger, pipeline, self.held, self._announce)
 
     def __enter__(self) -> Self:

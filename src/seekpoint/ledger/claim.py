@@ -85,24 +85,25 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class Claimant:
-    """Who claims: the group, the process, the handler's version, the cluster, and which tables it writes."""
+    """Who claims: the group, the process, the handler's version, the cluster with its topics' ids, and the tables."""
 
     group: str
     owner: UUID
     version: int
     cluster_id: str
+    topic_ids: Mapping[str, UUID]
     declaration: Declaration = field(default_factory=Declaration)
 
-    def compare(self, tx: GroupConnection, topics: Collection[str]) -> list[Comparison]:
-        """The tables of these topics, declared and stored."""
-        return compare(tx, self.declaration, self.version, topics)
+    def compare(self, tx: GroupConnection) -> list[Comparison]:
+        """The tables of the topics, declared and stored."""
+        return compare(tx, self.declaration, self.version, self.topic_ids)
 
 
 StartOffsets = Callable[[str], Mapping[Partition, int]]
 """The first positions of a topic nobody has read yet: one for every partition of it."""
 
 
-def prepare(tx: GroupConnection, claimant: Claimant, topic_ids: Mapping[str, UUID], start: StartOffsets) -> None:
+def prepare(tx: GroupConnection, claimant: Claimant, start: StartOffsets) -> None:
     """Make the group's row, raise its version, and make the first rows of new topics; once for all workers.
 
     Runs under the group row's own lock, so that two workers that start a new topic at ``latest``
@@ -122,11 +123,11 @@ def prepare(tx: GroupConnection, claimant: Claimant, topic_ids: Mapping[str, UUI
         reason = f"handler version {group.version} -> {claimant.version}"
         record_action(tx, "version", actor=f"worker {claimant.owner}", reason=reason)
         tx.execute(administration.REDRAW)  # I5: workers of the older version are refused at their next hold
-    _declare(tx, claimant, topic_ids)
+    _declare(tx, claimant)
     tables = sorted({*group.tables, *claimant.declaration.tables})
     tx.execute(administration.UPDATE_GROUP, to_version=claimant.version, cluster=claimant.cluster_id, tables=tables)
-    new = unknown_topics(tx, topic_ids)
-    rows = sorted((p, topic_ids[topic], offset) for topic in new for p, offset in start(topic).items())
+    new = unknown_topics(tx, claimant.topic_ids)
+    rows = sorted((p, claimant.topic_ids[topic], offset) for topic in new for p, offset in start(topic).items())
     if rows:
         tx.execute(
             administration.INSERT_ROWS,
@@ -138,8 +139,8 @@ def prepare(tx: GroupConnection, claimant: Claimant, topic_ids: Mapping[str, UUI
         )
 
 
-def _declare(tx: GroupConnection, claimant: Claimant, topics: Collection[str]) -> None:
-    replaced = store(tx, claimant.declaration, claimant.version, claimant.compare(tx, topics))
+def _declare(tx: GroupConnection, claimant: Claimant) -> None:
+    replaced = store(tx, claimant.declaration, claimant.version, claimant.compare(tx))
     for each in replaced:
         reason = f"records of topic {each.topic!r}: {', '.join(each.stored or ())} -> {', '.join(each.declared)}"
         record_action(tx, "declaration", actor=f"worker {claimant.owner}", reason=reason)
@@ -147,14 +148,14 @@ def _declare(tx: GroupConnection, claimant: Claimant, topics: Collection[str]) -
         tx.execute(administration.REDRAW)  # I5: processes of the other declaration are refused at their next hold
 
 
-def needs_preparing(tx: GroupConnection, claimant: Claimant, topic_ids: Mapping[str, UUID]) -> bool:
+def needs_preparing(tx: GroupConnection, claimant: Claimant) -> bool:
     """Whether the group's row, a topic's rows or its tables are missing, or the group's row is behind this process."""
     group = tx.execute(sql.READ_GROUP).one_or_none()
     if group is None or group.cluster_id is None or group.version < claimant.version:
         return True
-    if not set(claimant.declaration.tables) <= set(group.tables) or unknown_topics(tx, topic_ids):
+    if not set(claimant.declaration.tables) <= set(group.tables) or unknown_topics(tx, claimant.topic_ids):
         return True
-    return any(each.is_new or each.differs for each in claimant.compare(tx, topic_ids))
+    return any(each.is_new or each.differs for each in claimant.compare(tx))
 
 
 def open_reloads(tx: GroupConnection) -> list[StandbyRequired]:
@@ -197,24 +198,21 @@ def admit_version(group: Row[Any], version: int) -> None:
         )
 
 
-def claim(
-    tx: GroupConnection, claimant: Claimant, wanted: Sequence[Partition], topic_ids: Mapping[str, UUID]
-) -> dict[Partition, Claim]:
+def claim(tx: GroupConnection, claimant: Claimant, wanted: Sequence[Partition]) -> dict[Partition, Claim]:
     """Draw new tokens and answer the committed positions; a partition of another topic id is not answered.
 
     Waits for transactions in flight on these rows, at most the transaction's ``lock_timeout`` (55P03).
     """
     group = tx.execute(sql.SHARE_GROUP).one()
     admit(group, claimant)
-    compared = claimant.compare(tx, {p.topic for p in wanted})
-    require(tx.group, claimant.declaration, claimant.version, compared)
+    require(tx.group, claimant.declaration, claimant.version, claimant.compare(tx))
     ordered = sorted(wanted)
     rows = tx.execute(
         sql.CLAIM,
         owner=claimant.owner,
         wanted_topic=[p.topic for p in ordered],
         wanted_partition=[p.number for p in ordered],
-        wanted_topic_id=[topic_ids[p.topic] for p in ordered],
+        wanted_topic_id=[claimant.topic_ids[p.topic] for p in ordered],
         wanted_token=[uuid4() for _ in ordered],  # I5: a new token at every claim, unique across failovers
     )
     return {claim.partition: claim for claim in map(_granted, rows)}
@@ -244,6 +242,18 @@ def _granted(row: Row[Any]) -> Claim:
         row.suspect_end,
         row.suspect_part_end,
     )
+
+
+def refused(tx: GroupConnection, claimant: Claimant, left: Sequence[Partition]) -> dict[Partition, TopicRecreated]:
+    """Why these were not granted: their rows belong to another topic id."""
+    rows = tx.execute(sql.POSITIONS, asked_topic=[p.topic for p in left], asked_partition=[p.number for p in left])
+    stops = {}
+    for row in rows:
+        partition = Partition(row.topic, row.partition)
+        stop = recreated(partition, row.next_offset, row.topic_id, claimant.topic_ids[partition.topic])
+        stop.token = row.token
+        stops[partition] = stop
+    return stops
 
 
 def recreated(partition: Partition, offset: int, stored: UUID, topic_id: UUID) -> TopicRecreated:

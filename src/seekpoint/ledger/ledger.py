@@ -152,22 +152,16 @@ class Ledger:
         partition of a recreated topic is in ``refused``.
         """
         wanted = sorted(wanted)
-        claimant = Claimant(self.group, self.owner, self.version, cluster_id, self._declaration)
-        asked = {p.topic: topic_ids[p.topic] for p in wanted}
-        self._prepare(claimant, asked, start)
-        granted, stalled = self._claim(claimant, wanted, asked, patient)
-        ended: tuple[int, ...] = ()
-        refused: dict[Partition, PartitionStopped] = {}
+        ids = {p.topic: topic_ids[p.topic] for p in wanted}
+        claimant = Claimant(self.group, self.owner, self.version, cluster_id, ids, self._declaration)
+        self._prepare(claimant, start)
+        granted, stalled = self._claim(claimant, wanted, patient)
         left = [p for p in wanted if p not in granted and p not in stalled]
-        if left or stalled:
-            with self.begin() as tx:
-                rows = _read.positions_of(tx, left, locked=False)
-                for p in left:
-                    at = rows[p]
-                    refused[p] = _claim.recreated(p, at.next_offset, at.topic_id, asked[p.topic])
-                    refused[p].token = at.token
-                if stalled:
-                    ended = _claim.end_abandoned(tx, stalled, self.limits.transaction_age)
+        if not left and not stalled:
+            return Claimed(granted, {})
+        with self.begin() as tx:
+            refused = _claim.refused(tx, claimant, left) if left else {}
+            ended = _claim.end_abandoned(tx, stalled, self.limits.transaction_age) if stalled else ()
         return Claimed(granted, refused, tuple(stalled), ended)
 
     def standby(self) -> StandbyRequired | None:
@@ -398,21 +392,21 @@ class Ledger:
             connection.execution_options(isolation_level="AUTOCOMMIT")
             yield self.group_connection(connection)
 
-    def _prepare(self, claimant: Claimant, topic_ids: Mapping[str, UUID], start: StartOffsets) -> None:
+    def _prepare(self, claimant: Claimant, start: StartOffsets) -> None:
         with self.begin() as tx:
-            if not _claim.needs_preparing(tx, claimant, topic_ids):
+            if not _claim.needs_preparing(tx, claimant):
                 return
         with self.begin(lock_wait=max(self.limits.claim_wait, self.limits.kafka_timeout)) as tx:
-            _claim.prepare(tx, claimant, topic_ids, start)
+            _claim.prepare(tx, claimant, start)
 
     def _claim(
-        self, claimant: Claimant, wanted: Sequence[Partition], topic_ids: Mapping[str, UUID], patient: bool
+        self, claimant: Claimant, wanted: Sequence[Partition], patient: bool
     ) -> tuple[dict[Partition, Claim], list[Partition]]:
-        """All at once; where somebody's transaction is in the way for too long, one by one."""
+        """All at once; where another transaction blocks them for too long, one by one."""
         try:
             if patient:
                 with self.begin() as tx:
-                    return _claim.claim(tx, claimant, wanted, topic_ids), []
+                    return _claim.claim(tx, claimant, wanted), []
         except OperationalError as error:
             if not _claim.is_lock_timeout(error):
                 raise
@@ -421,7 +415,7 @@ class Ledger:
         for partition in wanted:
             try:
                 with self.begin(lock_wait=self._short_wait) as tx:
-                    granted |= _claim.claim(tx, claimant, [partition], topic_ids)
+                    granted |= _claim.claim(tx, claimant, [partition])
             except OperationalError as error:
                 if not _claim.is_lock_timeout(error):
                     raise

@@ -36,7 +36,7 @@ from seekpoint.postgres import pooler
 from seekpoint.postgres.sqlstates import is_transient
 from seekpoint.postgres.user_code_time import Stopwatch
 from seekpoint.records import Cause, Partition, RawRecord, one_line, running_line
-from seekpoint.worker.assignment import Assignment, Chunk, SingleAttempt, Standby, SuspectPart
+from seekpoint.worker.assignment import Chunk, SingleAttempt, Standby, SuspectPart, WorkerAssignment
 from seekpoint.worker.failure_policy import CrashingRecord, fail
 from seekpoint.worker.heartbeat import Heartbeat
 from seekpoint.worker.open_batch import CHUNK, Buffer, OpenBatch, Outcome
@@ -77,7 +77,7 @@ class Loop:
         self._waits = Backoff().waits(self._chance)
         self._ask_codec: Callable[[], object] | None = None  # what a codec got no answer to
         announce.add(self._watch)
-        self._held: Assignment
+        self._held: WorkerAssignment
         self._committer: Committer
         self._heartbeat: Heartbeat
         self._is_open = False  # these three are in use
@@ -240,7 +240,7 @@ class Loop:
 
     def _open(self) -> None:
         consumer = make_consumer(self._config, error_cb=self._on_client_error())
-        self._held = Assignment(
+        self._held = WorkerAssignment(
             consumer,
             self._ledger,
             self._pipeline.topics,

@@ -65,9 +65,9 @@ def test_what_is_stored_between_the_two_steps_of_a_claim_is_compared_too(desk: D
     one, two = tables
     here = desk(tables=[one])
     here.claim(0)
-    claimant = Claimant("g", uuid4(), 1, CLUSTER, Declaration.of([two]))
+    claimant = Claimant("g", uuid4(), 1, CLUSTER, {"t": here.topic_id}, Declaration.of([two]))
     with here.ledger.begin() as tx, pytest.raises(DeclarationDiffers):
-        claim(tx, claimant, [here.at(1)], {"t": here.topic_id})
+        claim(tx, claimant, [here.at(1)])
 
 
 def test_two_first_claims_at_once_store_one_set(

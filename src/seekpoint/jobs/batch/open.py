@@ -17,11 +17,10 @@ from seekpoint.jobs.run.run import StagedPosition, Tx, this_driver
 from seekpoint.jobs.tables.publications import prefix_of
 from seekpoint.jobs.tables.targets import Source, targets
 from seekpoint.ledger import Claim
-from seekpoint.ledger.claim import Claimant, claim, needs_preparing, prepare, recreated
+from seekpoint.ledger.claim import Claimant, claim, needs_preparing, prepare, refused
 from seekpoint.ledger.declaration import Declaration
 from seekpoint.ledger.group_connection import GroupConnection
 from seekpoint.ledger.move import set_paused
-from seekpoint.ledger.positions import positions_of
 from seekpoint.ledger.sql.admin import INSERT_GROUP, LOCK_GROUP
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.postgres.engine import schema_translation
@@ -46,14 +45,15 @@ def occupy(
     scope.execute(INSERT_GROUP, version=pipeline.version)
     group = scope.execute(LOCK_GROUP).one()
     _keep_workers_away(scope, group, source, run, pause=pause)
-    claimant = Claimant(pipeline.group, run, pipeline.version, brokers.cluster_id, _declared(tx, pipeline))
+    declared = _declared(tx, pipeline)
+    claimant = Claimant(pipeline.group, run, pipeline.version, brokers.cluster_id, brokers.ids, declared)
     scope.execute(sql.SET_PAUSED, to_paused=False)
-    if needs_preparing(scope, claimant, brokers.ids):
-        prepare(scope, claimant, brokers.ids, brokers.start)
-    granted = claim(scope, claimant, partitions, brokers.ids)
+    if needs_preparing(scope, claimant):
+        prepare(scope, claimant, brokers.start)
+    granted = claim(scope, claimant, partitions)
     scope.execute(sql.SET_PAUSED, to_paused=True)
-    for at, row in positions_of(scope, [p for p in partitions if p not in granted], locked=False).items():
-        raise recreated(at, row.next_offset, row.topic_id, brokers.ids[at.topic])
+    for stop in refused(scope, claimant, [p for p in partitions if p not in granted]).values():
+        raise stop
     require_no_held_keys(scope, pipeline, brokers.ids)
     return granted
 

@@ -1,8 +1,9 @@
-"""From Kafka's assignment to a claimed, placed partition, and back."""
+"""From Kafka's assignment to a claimed, active partition, and back."""
 
 from seekpoint.worker.assignment.assignment import Assignment
 from seekpoint.worker.assignment.backlogs import Scheduler, SingleAttempt, SuspectPart
 from seekpoint.worker.assignment.chunk import Chunk, Read
+from seekpoint.worker.assignment.worker_assignment import WorkerAssignment
 from seekpoint.worker.standby import Standby
 
-__all__ = ["Assignment", "Chunk", "Read", "Scheduler", "SingleAttempt", "Standby", "SuspectPart"]
+__all__ = ["Assignment", "Chunk", "Read", "Scheduler", "SingleAttempt", "Standby", "SuspectPart", "WorkerAssignment"]

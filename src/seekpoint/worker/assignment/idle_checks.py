@@ -1,0 +1,143 @@
+"""What a worker looks for where it writes nothing: resets, pauses, recreated topics (I5), failovers, lost records."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from seekpoint import events
+from seekpoint.errors import Fenced, KafkaUnavailable
+from seekpoint.events import Announcer
+from seekpoint.kafka.identity import NO_ID, Answer, Identity
+from seekpoint.kafka.offset_loss import classify as classify_loss
+from seekpoint.kafka.watermarks import Watermarks
+from seekpoint.ledger import Ledger, Move, Position
+from seekpoint.records import Partition
+from seekpoint.worker.assignment.partitions import AssignedPartitions, ClaimingPartition
+from seekpoint.worker.assignment.reconcile import Reconciler
+from seekpoint.worker.assignment.topic_ids import TopicIds
+
+
+class IdleChecks:
+    """The checks of one consumer's partitions, run every ``Limits.idle_check`` seconds."""
+
+    def __init__(
+        self,
+        partitions: AssignedPartitions,
+        ledger: Ledger,
+        identity: Identity,
+        watermarks: Watermarks,
+        announce: Announcer,
+        *,
+        topics: Collection[str],
+        topic_ids: TopicIds,
+        reconciler: Reconciler,
+    ) -> None:
+        self._partitions, self._ledger, self._identity, self._watermarks = partitions, ledger, identity, watermarks
+        self._announce, self._topics, self._topic_ids, self._reconciler = announce, topics, topic_ids, reconciler
+        self._next = 0.0  # when they run next, by the monotonic clock
+
+    def run_soon(self) -> None:
+        """Run them at the next opportunity."""
+        self._next = 0.0
+
+    def check_idle_partitions(self, now: float) -> None:
+        """Run every check, if it is time."""
+        every = self._ledger.limits.idle_check
+        if now < self._next:
+            return
+        self._next = now + every
+        active, stopped = self._partitions.active, self._partitions.stopped
+        if not (active or stopped or self._partitions.claiming):
+            self._check_group()
+        quiet = [p for p, at in active.items() if now - at.quiet_since >= every]
+        if not (asked := [*quiet, *stopped]):
+            return
+        answer = self._identity.ask({p.topic for p in asked})
+        self._check_topic_ids(answer, quiet)
+        self._pass_log_ends([p for p in quiet if p in active and active[p].has_trailing])
+        rows = self._ledger.positions_of(asked, locked=False)
+        self._check_claims(rows, quiet)
+        self._check_stopped(rows, answer)
+
+    def _check_group(self) -> None:
+        """Where nothing is held or claimed, a newer version or another declaration would never show."""
+        self._ledger.check_version()
+        if (differs := self._ledger.differs(self._topics)) is not None:
+            raise differs
+
+    def _check_topic_ids(self, answer: Answer, quiet: Sequence[Partition]) -> None:
+        """Stop quiet partitions whose topic was recreated."""
+        try:
+            self._topic_ids.stop_or_reclaim(self._topic_ids.mismatches(answer, quiet))
+        except KafkaUnavailable as error:
+            self._announce(events.KafkaTrouble(error=str(error)))
+
+    def _pass_log_ends(self, partitions: Sequence[Partition]) -> None:
+        """Advance idle partitions over trailing control records, so that they never look like loss (I3)."""
+        if not partitions:
+            return
+        answer = self._identity.ask({p.topic for p in partitions})
+        ends = self._watermarks.ends(partitions)
+        active = self._partitions.active
+        moves = []
+        for partition in partitions:
+            at, edge = active[partition], ends[partition]
+            if at.end is not None:
+                # No record was applied at this end: only the epoch that the broker has *there* may be kept.
+                epoch = edge.leader_epoch if edge.offset == at.end else None
+                moves.append(Move(at.claim, at.cursor, at.end, epoch))
+        if mismatches := self._topic_ids.mismatches(answer, partitions):
+            self._topic_ids.stop_or_reclaim(mismatches)
+            return
+        try:
+            moved = self._ledger.advance_alone(moves)
+        except Fenced as error:
+            self._announce(events.Refused(reason=error.reason))
+            self._reconciler.reconcile({p: active[p].cursor for p in partitions})
+            return
+        for claim in moved:
+            at = active[claim.partition]
+            at.claim, at.cursor, at.end = claim, claim.next_offset, None
+
+    def _check_claims(self, rows: Mapping[Partition, Position], quiet: Sequence[Partition]) -> None:
+        """Notice that a quiet partition was reset, paused or claimed by another worker, or lost in a failover."""
+        active = self._partitions.active
+        for partition in quiet:
+            at, row = active.get(partition), rows.get(partition)
+            if at is not None and (row is None or row.token != at.claim.token):
+                self._reconciler.claim_lost(partition, row)
+        if any(p in active and rows[p].next_offset < active[p].claim.next_offset for p in quiet):
+            self._reconciler.reconcile({})
+
+    def _check_stopped(self, rows: Mapping[Partition, Position], answer: Answer) -> None:
+        """Claim again what was decided about, and what is another topic by now: the claim says so."""
+        try:
+            ids = answer.result()
+        except KafkaUnavailable as error:
+            self._announce(events.KafkaTrouble(error=str(error)))
+            return
+        for partition, at in list(self._partitions.stopped.items()):
+            row = rows.get(partition)
+            token, topic_id = (None, None) if row is None else (row.token, row.topic_id)
+            now = ids[partition.topic]
+            if at.is_over(token, topic_id, None if now == NO_ID != topic_id else now):
+                del self._partitions.stopped[partition]
+                self._partitions.claim_later(partition, ClaimingPartition(known=at.claim))
+
+    def check_out_of_range(self) -> None:
+        """The broker has no record at the cursor: find out why, and who reset it, and stop in front of it (I4).
+
+        What was read before and is delayed is applied first: it may be nowhere else any more.
+        """
+        active = self._partitions.active
+        at = {p: active[p] for p in self._partitions.out_of_range if p in active}
+        missing = {p: one.cursor for p, one in at.items() if one.position == one.cursor}
+        if not missing:
+            return
+        mismatches = self._topic_ids.mismatches(self._identity.ask({p.topic for p in missing}), missing)
+        self._topic_ids.stop_or_reclaim(mismatches)
+        lost = {p: cursor for p, cursor in missing.items() if p not in mismatches}
+        resets = {p: self._ledger.last_reset(p) for p in lost}
+        by_hand = {p: str(reset) for p, reset in resets.items() if reset is not None and reset.to == lost[p]}
+        self._topic_ids.stop_or_reclaim(classify_loss(lost, self._watermarks, by_hand))
+        self._partitions.out_of_range = at.keys() - missing.keys()

@@ -1,0 +1,125 @@
+"""After a refusal, or a COMMIT without an answer: where the ledger is, compared with where the reader is (I2, I3, I6).
+
+``classify`` says which of five cases it is, from values alone; ``Reconciler`` does what each case asks for.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+from enum import Enum, auto
+from time import monotonic
+
+from seekpoint import events
+from seekpoint.errors import Fenced
+from seekpoint.events import Announcer
+from seekpoint.ledger import Claim, Ledger, Position
+from seekpoint.pipeline.policy import Backoff
+from seekpoint.records import Partition
+from seekpoint.worker.assignment.claiming import Claiming
+from seekpoint.worker.assignment.partitions import ActivePartition, AssignedPartitions, ClaimingPartition
+
+
+class Standing(Enum):
+    """Where the ledger's row is, compared with one reader's partition. The claim is ours in all cases but LOST."""
+
+    IN_STEP = auto()  # where the batch began, or where the reader is: the same records may be tried again
+    COMMITTED_UNSEEN = auto()  # further than we know: a COMMIT took effect, and its answer was lost
+    ROLLED_BACK = auto()  # before what we have seen committed: the database lost it, in a failover
+    AHEAD = auto()  # where it was; it is the reader that is ahead, as records were dropped that it had read
+    LOST = auto()  # the claim is another's, or the row is gone
+
+
+def classify(row: Position | None, active: ActivePartition, start: int | None) -> Standing:
+    """Compare a row with the partition; ``start`` is where the batch in hand begins, None where it has no records."""
+    if row is None or row.token != active.claim.token:
+        return Standing.LOST
+    if row.next_offset == (active.position if start is None else start):
+        return Standing.IN_STEP
+    if row.next_offset == active.position or row.next_offset > active.claim.next_offset:
+        return Standing.COMMITTED_UNSEEN
+    return Standing.ROLLED_BACK if row.next_offset < active.claim.next_offset else Standing.AHEAD
+
+
+class Reconciler:
+    """Brings the partitions of one consumer in line with the ledger. ``has_group``: Kafka assigns the partitions."""
+
+    def __init__(
+        self,
+        partitions: AssignedPartitions,
+        claiming: Claiming,
+        ledger: Ledger,
+        announce: Announcer,
+        *,
+        has_group: bool,
+    ) -> None:
+        self._partitions, self._claiming, self._ledger, self._announce = partitions, claiming, ledger, announce
+        self._has_group = has_group
+        self._chance = random.Random()  # noqa: S311 -- jitter
+        self.reset_backoff()
+
+    def reset_backoff(self) -> None:
+        """There is progress: the next wait for a lost claim is a short one."""
+        self._backoff = Backoff().waits(self._chance)
+
+    def reconcile(self, starts: Mapping[Partition, int]) -> set[Partition]:
+        """Ask the ledger, under the rows' locks, what is true; returns the partitions whose batch must be dropped.
+
+        ``starts`` is where the batch in hand begins. A partition that is in step may be tried again; every other one is
+        read again from the ledger's position, or claimed again.
+        """
+        rows = self._ledger.positions_of(self._partitions.active)
+        dropped: set[Partition] = set()
+        fresh: dict[Partition, Claim] = {}
+        for partition, active in list(self._partitions.active.items()):
+            row, start = rows.get(partition), starts.get(partition)
+            standing = classify(row, active, start)
+            if standing is not Standing.IN_STEP:
+                dropped.add(partition)
+            if row is None or standing is Standing.LOST:
+                self.claim_lost(partition, row)
+                continue
+            known, expected = active.claim.next_offset, active.position if start is None else start
+            if row.next_offset == active.position:  # the reader is where the ledger is: it reads on
+                active.claim = replace(active.claim, next_offset=row.next_offset, leader_epoch=row.leader_epoch)
+            elif standing is not Standing.IN_STEP and (claim := self._reread(active.claim, row)) is not None:
+                fresh[partition] = claim
+            if standing is Standing.COMMITTED_UNSEEN:
+                self._claiming.resynced(partition, expected, row.next_offset, "reply lost")
+            elif standing is Standing.ROLLED_BACK:
+                self._claiming.rolled_back(partition, known, row.next_offset)
+        self._claiming.activate(fresh)
+        return dropped
+
+    def _reread(self, claim: Claim, row: Position) -> Claim | None:
+        """The claim at the ledger's position, to be read from there; None where it is claimed again, or revoked."""
+        partition = claim.partition
+        known = replace(claim, next_offset=row.next_offset, leader_epoch=row.leader_epoch, epoch=row.epoch)
+        if row.attempt_offset is not None:  # when it is due, and how often it was tried, the next claim will say
+            self._partitions.deactivate([partition])
+            self._partitions.claim_later(partition, ClaimingPartition(known=known))
+            return None
+        if partition in self._partitions.revoked:  # not to be read any more
+            return None
+        return replace(
+            known,
+            unreleased=row.unreleased_claims,
+            attempt=None,
+            suspect_end=row.suspect_end,
+            crashed_part_end=None if row.suspect_running else row.suspect_part_end,
+        )
+
+    def claim_lost(self, partition: Partition, row: Position | None) -> None:
+        """Stop reading at once; claim again where Kafka still assigns the partition to this consumer.
+
+        Raises Fenced where there is no group: there, the newest claim wins.
+        """
+        claim = self._partitions.active[partition].claim
+        self._announce(events.ClaimLost(partition=partition))
+        self._partitions.deactivate([partition])
+        was_reset = row is not None and row.owner == self._ledger.owner  # an operator's reset keeps the owner
+        if not self._has_group and not was_reset:
+            raise Fenced(f"{partition} was claimed by another worker; without a group the newest claim wins")
+        wait = 0.0 if was_reset else next(self._backoff)
+        self._partitions.claim_later(partition, ClaimingPartition(monotonic() + wait, known=claim))  # to be released

@@ -1,0 +1,231 @@
+"""The partitions of one consumer, as a worker uses them: claimed, read from the ledger's offsets, released.
+
+Callbacks of Kafka's client only record; :meth:`WorkerAssignment.maintain` acts. A partition is *claiming* (assigned, not
+yet claimed), *active* (claimed, read from the ledger's offset on) or *stopped* (claimed, not read until an operator
+decides). What Kafka says of ownership is a hint; only the ledger decides (I2, I6).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from time import monotonic
+from typing import Any
+
+from seekpoint import events
+from seekpoint.errors import Fenced, KafkaUnavailable, PartitionStopped, RetryLater, TopicRecreated, TopicUnknown
+from seekpoint.events import Announcer
+from seekpoint.kafka.client import Client, Message
+from seekpoint.kafka.identity import Answer, Identity
+from seekpoint.kafka.watermarks import Watermarks
+from seekpoint.ledger import Claim, Expected, Ledger
+from seekpoint.pipeline.pipeline import Pipeline
+from seekpoint.pipeline.policy import StartAt
+from seekpoint.postgres.sqlstates import is_transient
+from seekpoint.records import Partition, RawRecord
+from seekpoint.worker.assignment.backlogs import Scheduler
+from seekpoint.worker.assignment.chunk import Chunk
+from seekpoint.worker.assignment.claiming import Claiming
+from seekpoint.worker.assignment.idle_checks import IdleChecks
+from seekpoint.worker.assignment.partitions import ActivePartition, AssignedPartitions, ClaimingPartition
+from seekpoint.worker.assignment.reconcile import Reconciler
+from seekpoint.worker.assignment.topic_ids import TopicIds
+
+
+class WorkerAssignment:
+    """One consumer's partitions, in step with Kafka's assignment and with the ledger.
+
+    With ``partitions`` there is no group: the list is read, owned through the ledger alone, and the newest claim wins.
+    With the ``pipeline``, records that may not be applied yet are kept back, and given by ``scheduler`` when they are
+    due.
+    """
+
+    def __init__(
+        self,
+        consumer: Any,
+        ledger: Ledger,
+        topics: Collection[str],
+        *,
+        kafka: Mapping[str, Any],
+        start: StartAt,
+        partitions: Iterable[tuple[str, int]] | None,
+        announce: Announcer,
+        pipeline: Pipeline | None = None,
+    ) -> None:
+        self._ledger, self._announce = ledger, announce
+        self._topics = (topics,) if isinstance(topics, str) else tuple(topics)
+        self._fixed = None if partitions is None else [Partition(*p) for p in partitions]
+        self.client = Client(consumer, kafka)
+        self.identity = Identity(kafka, ledger.limits.kafka_timeout)
+        self._watermarks = Watermarks(self.identity, committed=kafka.get("isolation.level") != "read_uncommitted")
+        self._partitions = owned = AssignedPartitions(self.client, announce)
+        self.scheduler = Scheduler(owned, self.client, ledger, self._watermarks, announce, pipeline=pipeline)
+        self._claiming = Claiming(
+            owned, ledger, self.identity, self._watermarks, announce, start=start, scheduler=self.scheduler
+        )
+        self._topic_ids = TopicIds(owned, self._claiming)
+        self._reconciler = Reconciler(owned, self._claiming, ledger, announce, has_group=self._fixed is None)
+        self._checks = IdleChecks(
+            owned,
+            ledger,
+            self.identity,
+            self._watermarks,
+            announce,
+            topics=self._topics,
+            topic_ids=self._topic_ids,
+            reconciler=self._reconciler,
+        )
+
+    @property
+    def active(self) -> Mapping[Partition, ActivePartition]:
+        """What is read now."""
+        return self._partitions.active
+
+    @property
+    def stopped(self) -> Mapping[Partition, PartitionStopped]:
+        """What an operator has to decide about, and why."""
+        return {partition: at.stop for partition, at in self._partitions.stopped.items()}
+
+    @property
+    def is_claiming(self) -> bool:
+        """Whether assigned partitions are not claimed yet."""
+        return bool(self._partitions.claiming)
+
+    @property
+    def has_revoked(self) -> bool:
+        """Whether Kafka took a partition away since the last :meth:`maintain`: read nothing more, commit, maintain."""
+        return bool(self._partitions.revoked)
+
+    def lag(self) -> tuple[dict[Partition, int], frozenset[Partition]]:
+        """How many offsets each partition has yet to pass, stopped ones too; and those whose lag cannot be known.
+
+        That is where the position is past the log's end, or the topic is not the one that was read. Raises
+        KafkaUnavailable.
+        """
+        active = {p: at.position for p, at in self.active.items()}
+        ends = self._watermarks.ends(list(active))
+        stopped = {p: stop.offset for p, stop in self.stopped.items()}
+        asked = [p for p, stop in self.stopped.items() if not isinstance(stop, TopicRecreated | TopicUnknown)]
+        if asked:
+            try:
+                ends |= self._watermarks.ends(asked)
+            except KafkaUnavailable as error:  # a stopped partition must not hide the lag of the others
+                self._announce(events.KafkaTrouble(error=str(error)))
+        after = {p: ends[p].offset - at for p, at in (active | stopped).items() if p in ends}
+        known = {p: n for p, n in after.items() if n >= 0}
+        return known, frozenset((active | stopped).keys() - known.keys())
+
+    # -- joining and leaving --------------------------------------------------------------------------
+
+    def join(self) -> None:
+        """Subscribe, or take the fixed partitions; nothing is read before the first :meth:`maintain`."""
+        if self._fixed is None:
+            self.client.subscribe(self._topics, self._partitions.on_assigned, self._partitions.on_revoked)
+        else:
+            self._partitions.claiming.update((p, ClaimingPartition()) for p in self._fixed)
+
+    def leave(self) -> None:
+        """Release every claim and leave the group; what was read and not committed is read again elsewhere."""
+        try:
+            self._store_stops(is_last=True)
+            self._claiming.release(self._partitions.claims())
+        finally:
+            self.client.close()
+
+    def suspend(self) -> None:
+        """The database or the brokers are away: read nothing, stay in the group, claim everything again later."""
+        self._partitions.suspend()
+        self._checks.run_soon()
+
+    # -- reading --------------------------------------------------------------------------------------
+
+    def accept_messages(self, messages: Iterable[Message]) -> Chunk[Message]:
+        """Keep what belongs to an active partition and was not read before; move the cursors over it."""
+        chunk = self._partitions.accept_messages(messages)
+        if self.scheduler:
+            self.scheduler.bound()
+        return chunk
+
+    def schedule_retry(self, stop: RetryLater, records: Sequence[RawRecord], position: int) -> None:
+        """Keep what was read of one partition until its first record, which failed, is due again; after COMMIT."""
+        self.scheduler.schedule_retry(stop, records, position)
+
+    # -- between two batches --------------------------------------------------------------------------
+
+    def maintain(self) -> None:
+        """Act on what was recorded: release what was revoked, decide on lost offsets, claim, check idle partitions."""
+        if self.client.rebalanced:
+            self._partitions.continue_reading()
+        self._claiming.release(self._partitions.forget_revoked())
+        if self._partitions.out_of_range:
+            self._checks.check_out_of_range()
+        now = monotonic()
+        if self._partitions.claiming:
+            self._claiming.claim(now)
+        if self.scheduler:
+            self._maintain_backlogs()
+        self._checks.check_idle_partitions(now)
+        self._store_stops()
+
+    def _maintain_backlogs(self) -> None:
+        self.scheduler.maintain()
+        try:
+            self.scheduler.record_due_by()
+        except Fenced as error:
+            self._announce(events.Refused(reason=error.reason))
+            self.reconcile({})
+
+    def _store_stops(self, *, is_last: bool = False) -> None:
+        """Store the stops that the ledger does not have yet, for those who look at it from outside.
+
+        A row that another session has locked must not block the other partitions: it is tried again each
+        ``Limits.idle_check``, and once more at the end (``is_last``).
+        """
+        now = monotonic()
+        new = [at for at in self._partitions.stopped.values() if not at.is_stored and (is_last or now >= at.store_at)]
+        if not new:
+            return
+        for at in new:
+            at.store_at = now + self._ledger.limits.idle_check
+        try:
+            locked = self._ledger.stop(at.stop for at in new)
+        except Exception as error:
+            if not is_transient(error):
+                raise
+            return  # it is tried again, and where the database is away the rest meets that, too
+        for at in new:
+            at.is_stored = at.stop.partition not in locked
+
+    # -- around a transaction -------------------------------------------------------------------------
+
+    def expected(self, starts: Mapping[Partition, int]) -> list[Expected]:
+        """What hold must find: every active partition at its position, those of a batch where its reading began."""
+        return [Expected(at.claim, starts.get(p, at.position)) for p, at in self.active.items()]
+
+    def accept(self, moved: Iterable[Claim]) -> None:
+        """Take the claims over, after COMMIT."""
+        now = monotonic()
+        for claim in moved:
+            at = self.active.get(claim.partition)
+            if at is not None and at.claim.token == claim.token:
+                at.claim, at.quiet_since = claim, now
+                if at.backlog is not None or at.unreadable:
+                    at.passed(claim.next_offset)
+        self._reconciler.reset_backoff()
+
+    def reconcile(self, starts: Mapping[Partition, int]) -> set[Partition]:
+        """After a refusal: ask the ledger what is true; returns the partitions whose batch must be dropped."""
+        return self._reconciler.reconcile(starts)
+
+    def stop(self, partition: Partition, stop: PartitionStopped) -> None:
+        """Stop reading one partition until its offset is reset or it is assigned again; the others are read on."""
+        self._partitions.stop(partition, stop)
+
+    def topic_id_mismatches(
+        self, answer: Answer, partitions: Iterable[Partition]
+    ) -> Mapping[Partition, PartitionStopped | None]:
+        """Those whose topic is not the one that was claimed; None where its id is unknown at this moment."""
+        return self._topic_ids.mismatches(answer, partitions)
+
+    def stop_or_reclaim(self, mismatches: Mapping[Partition, PartitionStopped | None]) -> None:
+        """Stop these partitions; those without a stop are claimed again when the brokers know their topics again."""
+        self._topic_ids.stop_or_reclaim(mismatches)

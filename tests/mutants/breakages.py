@@ -129,8 +129,8 @@ BREAKAGES = (
         "an unknown topic taken for the one that was claimed",
         (
             Edit(
-                "worker/assignment/assignment.py",
-                "            if placed is None or now == placed.claim.topic_id:",
+                "worker/assignment/topic_ids.py",
+                "            if active is None or now == active.claim.topic_id:",
                 "            if active is None or now in {None, active.claim.topic_id}:",
             ),
         ),
@@ -138,7 +138,7 @@ BREAKAGES = (
     ),
     Breakage(
         "an unknown topic's part of the batch is passed",
-        (Edit("worker/assignment/assignment.py", "                found[partition] = None", "                pass"),),
+        (Edit("worker/assignment/topic_ids.py", "                found[partition] = None", "                pass"),),
         (f"{KAFKA}::test_i4_while_a_topic_is_unknown_nothing_of_it_commits_and_the_others_do",),
     ),
     Breakage(
@@ -238,9 +238,9 @@ BREAKAGES = (
                 "Read(active.claim, active.claim.next_offset, active.cursor)",
             ),
             Edit(
-                "worker/assignment/assignment.py",
-                "Expected(placed.claim, starts.get(p, placed.position))",
-                "Expected(active.claim, active.claim.next_offset)",
+                "worker/assignment/worker_assignment.py",
+                "Expected(at.claim, starts.get(p, at.position))",
+                "Expected(at.claim, at.claim.next_offset)",
             ),
         ),
         (f"{INTERLEAVINGS}::test_one_of_two_partitions_in_a_batch_is_refused", DROPPED),
@@ -251,8 +251,8 @@ BREAKAGES = (
             _NO_LOOK_BEFORE_COMMIT,
             Edit(_STATEMENTS, "    where=offset.topic_id == _claim.excluded.topic_id,\n", ""),
             Edit(
-                "worker/assignment/assignment.py",
-                "            if placed is None or now == placed.claim.topic_id:",
+                "worker/assignment/topic_ids.py",
+                "            if active is None or now == active.claim.topic_id:",
                 "            if True:",
             ),
         ),
@@ -460,7 +460,7 @@ BREAKAGES = (
     ),
     Breakage(
         "a worker without a partition never looks at the version",
-        (Edit("worker/assignment/assignment.py", "            self.ledger.check_version()", "            pass"),),
+        (Edit("worker/assignment/idle_checks.py", "        self._ledger.check_version()\n", ""),),
         ("tests/kafka/test_lifecycle.py::test_an_outdated_worker_without_a_partition_hears_of_the_new_version",),
     ),
     Breakage(

@@ -25,7 +25,7 @@ class SchemaConnection:
     def execute(
         self, statement: Executable, many: Sequence[Mapping[str, Any]] | None = None, /, **parameters: Any
     ) -> CursorResult[Any]:
-        """Run a statement once, or once for each of ``many`` (psycopg pipelines it): for values too large for arrays."""
+        """Run a statement once, or once for each of ``many``, pipelined: for values that are too large for arrays."""
         given = self._given(parameters) if many is None else [self._given(each) for each in many]
         return self.connection.execute(statement, given, execution_options=self._options)
 

@@ -1,7 +1,7 @@
 """The partitions of one consumer, as a worker uses them: claimed, read from the ledger's offsets, released.
 
-Callbacks of Kafka's client only record; :meth:`WorkerAssignment.maintain` acts. A partition is *claiming* (assigned, not
-yet claimed), *active* (claimed, read from the ledger's offset on) or *stopped* (claimed, not read until an operator
+Callbacks of Kafka's client only record; :meth:`WorkerAssignment.maintain` acts. A partition is *claiming* (assigned,
+not yet claimed), *active* (claimed, read from the ledger's offset on) or *stopped* (claimed, not read until an operator
 decides). What Kafka says of ownership is a hint; only the ledger decides (I2, I6).
 """
 

@@ -3,87 +3,119 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from seekpoint.errors import TooManyDeadLetters
 from seekpoint.pipeline.policy import DeadLetterLimits
 from seekpoint.records import NewDeadLetter, Partition, State
 from seekpoint.worker.open_batch import Result
 
+Failed = Mapping[Partition, Mapping[int, NewDeadLetter]]
+"""The dead letters of one batch, by partition and offset."""
 
-@dataclass(slots=True)
+
+@dataclass(frozen=True, slots=True)
 class BatchCounts:
-    """What one batch adds: per partition the failures in a row, and how many of all records failed."""
+    """What one batch adds: the failures in a row after it, and how many of all records failed."""
 
-    streaks: dict[Partition, int] = field(default_factory=dict)
-    passed: int = 0
-    failed: int = 0
+    consecutive: ConsecutiveFailures
+    passed: int
+    failed: int
 
 
 class DeadLetterLimitCheck:
-    """Counts what one worker passed and set aside, batch by batch."""
+    """Counts what one worker applied and dead-lettered, batch by batch."""
 
     def __init__(self, limits: DeadLetterLimits) -> None:
         self._limits = limits
-        self._streaks: dict[Partition, int] = {}
-        self._window: deque[tuple[int, int]] = deque()
-        self._passed = self._failed = 0
+        self._consecutive = ConsecutiveFailures({})
+        self._ratio = FailureRatio(limits.window)
 
     def check(self, batch: Result, applied: int) -> BatchCounts:
         """What the batch adds, not counted yet. Raises TooManyDeadLetters: then nothing of it may be committed."""
-        asides = [aside for aside in batch.dead_letters if aside.state is not State.BLOCKED]
-        tally = BatchCounts(passed=applied + len(asides), failed=len(asides))
-        self._check_streaks(batch, asides, tally)
-        if asides:
-            self._check_ratio(asides[-1], tally)
-        return tally
+        dead_letters = [one for one in batch.dead_letters if one.state is not State.BLOCKED]
+        failed = _by_offset(dead_letters)
+        most, ratio, passed = self._limits.consecutive, self._limits.ratio, applied + len(dead_letters)
+        if most is not None and (last := self._consecutive.exceeds(most, batch, failed)) is not None:
+            raise _too_many(last, f"more than {most} records in a row failed", "consecutive")
+        counts = BatchCounts(self._consecutive.after(batch, failed), passed, len(dead_letters))
+        if dead_letters and ratio is not None and (share := self._ratio.exceeds(ratio, counts)) is not None:
+            raise _too_many(dead_letters[-1], f"{share}, the limit is {ratio:.0%}", "ratio")
+        return counts
 
-    def count(self, tally: BatchCounts) -> None:
+    def count(self, counts: BatchCounts) -> None:
         """Count a batch that was committed."""
-        self._streaks = tally.streaks
-        self._window.append((tally.passed, tally.failed))
-        self._passed, self._failed = self._passed + tally.passed, self._failed + tally.failed
-        while self._passed - self._window[0][0] >= self._limits.window:
-            passed, failed = self._window.popleft()
-            self._passed, self._failed = self._passed - passed, self._failed - failed
+        self._consecutive = counts.consecutive
+        self._ratio.count(counts)
 
-    def _check_streaks(self, batch: Result, asides: list[NewDeadLetter], tally: BatchCounts) -> None:
-        """The failures in a row with which each partition ends; and where more may stand in a row, that they do not."""
-        failed: dict[Partition, dict[int, NewDeadLetter]] = {}
-        for aside in asides:
-            at = Partition(aside.record.topic, aside.record.partition)
-            failed.setdefault(at, {})[aside.record.offset] = aside
-        most = self._limits.consecutive
-        if most is not None and any(self._streaks.get(at, 0) + len(found) > most for at, found in failed.items()):
-            self._check_each_streak(batch, failed, most)
-        tally.streaks = dict(self._streaks)  # a record that is applied ends a row; a batch cut in front of all has none
-        ended: dict[Partition, int] = dict.fromkeys(failed, 0)
-        open_rows = {*failed, *(at for at in self._streaks if at in batch.reads)}
-        for record in batch.passed(newest_first=True) if open_rows else ():
-            at = Partition(record.topic, record.partition)
-            if at in failed and at in open_rows and record.offset in failed[at]:
-                ended[at] += 1
-            elif at in open_rows:
-                open_rows.remove(at)
-                tally.streaks.pop(at, None)
-            if not open_rows:
-                break
-        for at, row in ended.items():
-            tally.streaks[at] = tally.streaks.get(at, 0) + row
 
-    def _check_each_streak(self, batch: Result, failed: dict[Partition, dict[int, NewDeadLetter]], most: int) -> None:
-        rows = dict(self._streaks)
+class ConsecutiveFailures:
+    """With how many failures in a row each partition ends, over all batches so far; an applied record ends a row."""
+
+    def __init__(self, rows: Mapping[Partition, int]) -> None:
+        self._rows = rows
+
+    def exceeds(self, most: int, batch: Result, failed: Failed) -> NewDeadLetter | None:
+        """The first dead letter of the batch that makes a row longer than ``most``, or None."""
+        if not any(self._rows.get(at, 0) + len(found) > most for at, found in failed.items()):
+            return None
+        rows = dict(self._rows)
         for record in batch.passed():
             at = Partition(record.topic, record.partition)
-            aside = failed[at].get(record.offset) if at in failed else None
-            rows[at] = 0 if aside is None else rows.get(at, 0) + 1
-            if aside is not None and rows[at] > most:
-                raise _too_many(aside, f"more than {most} records in a row failed", "consecutive")
+            one = failed[at].get(record.offset) if at in failed else None
+            rows[at] = 0 if one is None else rows.get(at, 0) + 1
+            if one is not None and rows[at] > most:
+                return one
+        return None
 
-    def _check_ratio(self, last: NewDeadLetter, tally: BatchCounts) -> None:
-        ratio, passed, failed = self._limits.ratio, self._passed + tally.passed, self._failed + tally.failed
-        if ratio is not None and passed >= self._limits.window and failed > ratio * passed:
-            raise _too_many(last, f"{failed} of the last {passed} records failed, the limit is {ratio:.0%}", "ratio")
+    def after(self, batch: Result, failed: Failed) -> ConsecutiveFailures:
+        """The rows once the batch is committed. A batch that is stopped in front of all its records changes none."""
+        rows, added = dict(self._rows), dict.fromkeys(failed, 0)
+        growing = {*failed, *(at for at in rows if at in batch.reads)}
+        for record in batch.passed(newest_first=True) if growing else ():
+            at = Partition(record.topic, record.partition)
+            if at in growing and at in failed and record.offset in failed[at]:
+                added[at] += 1
+            elif at in growing:
+                growing.remove(at)
+                rows.pop(at, None)
+            if not growing:
+                break
+        for at, count in added.items():
+            rows[at] = rows.get(at, 0) + count
+        return ConsecutiveFailures(rows)
+
+
+class FailureRatio:
+    """How many of the last records failed: of as many batches as have ``window`` records together."""
+
+    def __init__(self, window: int) -> None:
+        self._window = window
+        self._batches: deque[tuple[int, int]] = deque()  # of each batch: passed, failed
+        self._passed = self._failed = 0
+
+    def exceeds(self, ratio: float, counts: BatchCounts) -> str | None:
+        """What to say where more than this ratio fails with the batch, or None."""
+        passed, failed = self._passed + counts.passed, self._failed + counts.failed
+        if passed < self._window or failed <= ratio * passed:
+            return None
+        return f"{failed} of the last {passed} records failed"
+
+    def count(self, counts: BatchCounts) -> None:
+        """Count a batch that was committed."""
+        self._batches.append((counts.passed, counts.failed))
+        self._passed, self._failed = self._passed + counts.passed, self._failed + counts.failed
+        while self._passed - self._batches[0][0] >= self._window:
+            passed, failed = self._batches.popleft()
+            self._passed, self._failed = self._passed - passed, self._failed - failed
+
+
+def _by_offset(dead_letters: Sequence[NewDeadLetter]) -> dict[Partition, dict[int, NewDeadLetter]]:
+    found: dict[Partition, dict[int, NewDeadLetter]] = {}
+    for one in dead_letters:
+        found.setdefault(Partition(one.record.topic, one.record.partition), {})[one.record.offset] = one
+    return found
 
 
 def _too_many(last: NewDeadLetter, what: str, limit: str) -> TooManyDeadLetters:

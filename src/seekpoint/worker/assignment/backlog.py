@@ -169,7 +169,7 @@ class Backlog:
             return None
         due, head = self._queue[0]
         wait = due - at.steady
-        if (attempt := self._attempt_at(head)) is not None and attempt.offset == head.offset:
+        if self._attempt_at(head) is not None:
             wait = max(wait, self._retry_at - at.steady)
         return max(0.0, wait)
 
@@ -178,23 +178,28 @@ class Backlog:
         if not self._queue:
             return False
         head = self._queue[0][1]
-        attempt = self._attempt_at(head)
-        if attempt is not None and attempt.offset == head.offset:
+        if self._attempt_at(head) is not None:
             return True
         suspects = self._suspects_at(head)
         return suspects is not None and suspects.step_at(head.offset) == 1
 
     def _attempt_at(self, head: RawRecord) -> Attempt | None:
-        """The attempt at this record or a later one; one at a record that is no more is over."""
-        if self._attempt is not None and self._attempt.offset < head.offset:
-            self._attempt = None
-        return self._attempt
+        """The attempt on record of this very record."""
+        return self._attempt if self._attempt is not None and self._attempt.offset == head.offset else None
 
     def _suspects_at(self, head: RawRecord) -> SuspectRange | None:
-        """The suspect range that the record is in; one that lies before it is over."""
-        if self.suspects is not None and head.offset >= self.suspects.end:
+        """The suspect range that the record is in."""
+        return self.suspects if self.suspects is not None and head.offset < self.suspects.end else None
+
+    def expire(self) -> None:
+        """Forget the attempt and the suspect range where the head is past them: their records are gone or applied."""
+        if not self._queue:
+            return
+        head = self._queue[0][1]
+        if self._attempt is not None and self._attempt.offset < head.offset:
+            self._attempt = None
+        if self._attempt_at(head) is None and self._suspects_at(head) is None:
             self.suspects = None
-        return self.suspects
 
     def _is_free(self) -> bool:
         """Whether the head may go with any others."""
@@ -203,8 +208,10 @@ class Backlog:
     def give(self, most: int, at: Moment) -> list[RawRecord]:
         """Up to ``most`` records from the head on that are due, and need not be tried alone."""
         given: list[RawRecord] = []
+        self.expire()
         while self._queue and len(given) < most and self.wait(at) == 0 and self._is_free():
             given.append(self._pop())
+            self.expire()
             if self._attempt is None and self.suspects is None:
                 self._give_rest(given, most, at.steady)
         return given
@@ -217,17 +224,18 @@ class Backlog:
 
     def give_single(self, at: Moment) -> Try | None:
         """The head, if it is due and to be tried alone."""
+        self.expire()
         if not self.is_single() or self.wait(at) != 0:
             return None
-        attempt, self._attempt = self._attempt, None
-        start = self.position
+        start, attempt = self.position, self._attempt_at(self._queue[0][1])
         record = self._pop()
-        if attempt is not None and attempt.offset != record.offset:  # suspected, in front of the one on record
-            self._attempt, attempt = attempt, None
+        if attempt is not None:  # else suspected, perhaps in front of the one on record
+            self._attempt = None
         return Try(record, start, 0 if attempt is None else attempt.number, attempt)
 
     def give_part(self, most: int, at: Moment) -> Part | None:
         """The next part of a suspect range, as far as it is here and due; None where the head is in none."""
+        self.expire()
         if not self._queue or self.wait(at) != 0 or self._is_free() or self.is_single():
             return None
         suspects, head = self.suspects, self._queue[0][1]

@@ -1,4 +1,4 @@
-"""What keeps a handler from ending the transaction that it writes in, and what is restored after its call."""
+"""What keeps a handler from ending the transaction that it writes in (I1), and what is restored after its call."""
 
 from __future__ import annotations
 

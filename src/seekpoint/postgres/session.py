@@ -1,4 +1,4 @@
-"""One connection for a worker's transactions, one after another."""
+"""One connection for a worker's transactions, one after another: the only one that it commits on (I1)."""
 
 from __future__ import annotations
 

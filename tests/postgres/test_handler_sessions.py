@@ -13,6 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 from seekpoint import Append, Batch, Poison
 from seekpoint.postgres.session import Session
+from seekpoint.postgres.transaction_errors import CommitRefused
 from support.round_trips import trips
 from support.service import Service, driver
 from support.sink_tables import Ground
@@ -214,7 +215,7 @@ def test_i1_a_commit_that_is_answered_with_rollback_is_an_error(service: Service
             with tx.lent(), suppress(DBAPIError):
                 tx.exec_driver_sql("SELECT 1 / 0")
 
-    with pytest.raises(DBAPIError, match="COMMIT was answered with ROLLBACK"):
+    with pytest.raises(CommitRefused, match="COMMIT was answered with ROLLBACK"):
         commit()
     session.close()
 

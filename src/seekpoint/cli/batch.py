@@ -12,20 +12,21 @@ import psycopg
 import typer
 from sqlalchemy.exc import SQLAlchemyError
 
-from seekpoint.cli import spark_session as sessions
+from seekpoint.cli import spark_session
 from seekpoint.cli.dead_letter_options import Actor
 from seekpoint.cli.dead_letter_tables import plain
 from seekpoint.cli.errors import explained
-from seekpoint.cli.job_options import Spark, SparkConf, job, terminable
-from seekpoint.cli.options import AsJson, Kafka, KafkaConfig, OptionalDatabaseUrl, Schema
+from seekpoint.cli.job_options import terminable
+from seekpoint.cli.option_groups import ServerOptions, SparkOptions, grouped
+from seekpoint.cli.options import AsJson
 from seekpoint.cli.progress import Shown
 from seekpoint.cli.run_tables import left_open
 from seekpoint.errors import SeekpointError
 from seekpoint.jobs.batch import BatchDone, BatchJob
 from seekpoint.jobs.run.run import this_driver
-from seekpoint.ledger.tables import DEFAULT_SCHEMA
 
 
+@grouped
 def batch(
     context: typer.Context,
     target: Annotated[
@@ -37,13 +38,9 @@ def batch(
         bool, typer.Option("--pause", help="Stop workers that are at it; they go on from the new offsets.")
     ] = False,
     resume: Annotated[UUID | None, typer.Option(metavar="ID", help="Go on with this batch.")] = None,
-    spark: Spark = None,
-    spark_conf: SparkConf = None,
+    tasks: SparkOptions,
+    servers: ServerOptions,
     actor: Actor = None,
-    database_url: OptionalDatabaseUrl = None,
-    kafka: Kafka = None,
-    kafka_config: KafkaConfig = None,
-    schema: Schema = DEFAULT_SCHEMA,
     as_json: AsJson = False,
 ) -> None:
     """Apply what is new in a pipeline's topics as one job: rows, dead letters and offsets in one transaction.
@@ -53,20 +50,13 @@ def batch(
     """
     with (
         explained(),
-        job(
-            context,
-            [target],
-            database_url=database_url,
-            kafka=kafka,
-            kafka_config=kafka_config,
-            schema=schema,
-        ) as of,
+        servers.job(context, target) as of,
         terminable(),
         Shown(as_json=as_json) as progress,
         ExitStack() as stack,
     ):
         more: dict[str, Any] = {"limits": of.limits, "actor": actor, "progress": progress}
-        found = sessions.stager(stack, of, spark, spark_conf, progress.say)
+        found = spark_session.stager(stack, of, tasks, progress.say)
         more |= {"stager": found["stager"]} if found else {}
         made = BatchJob(of.names[0], of.engine, of.kafka, schema=of.schema, **more)
         with _left_open(made):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Annotated
@@ -35,20 +35,6 @@ Ids = Annotated[
     list[int] | None, typer.Argument(metavar="ID...", help="Dead letters, by their ids.", min=1, max=LARGEST_BIGINT)
 ]
 All = Annotated[bool, typer.Option("--all", help="All open ones that meet the conditions below.")]
-Topic = Annotated[str | None, typer.Option(help="Only of this topic.")]
-PartitionNumber = Annotated[
-    int | None, typer.Option(help="Only of this partition of --topic.", min=0, max=LARGEST_INTEGER)
-]
-States = Annotated[
-    list[StateChoice] | None,
-    typer.Option("--state", help="Only in this state; repeat it. Default: open, which is dead_lettered and blocked."),
-]
-CauseChoice = Annotated[Cause | None, typer.Option("--cause", help="Only those that failed in this way.")]
-Since = Annotated[
-    str | None,
-    typer.Option(metavar="TIME", help="Dead-lettered since: 2026-08-01T12:00Z, or how long ago: 90s, 30m, 12h, 7d."),
-]
-ErrorPart = Annotated[str | None, typer.Option("--error", help="Only those whose error has this in it.")]
 Actor = Annotated[str | None, typer.Option(help="Who does it. Default: the user of the operating system.")]
 Apply = Annotated[bool, typer.Option("--apply", help="Do it. Without it, show what would be done.")]
 
@@ -56,28 +42,34 @@ _AGO = re.compile(r"(\d{1,6})([smhd])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Filters:
-    """The conditions of one command line."""
+    """Which dead letters a command line means, as options."""
 
-    topic: str | None = None
-    partition: int | None = None
-    states: Sequence[StateChoice] | None = None
-    cause: Cause | None = None
-    since: str | None = None
-    error: str | None = None
+    topic: Annotated[str | None, typer.Option(help="Only of this topic.")] = None
+    partition: Annotated[
+        int | None, typer.Option(help="Only of this partition of --topic.", min=0, max=LARGEST_INTEGER)
+    ] = None
+    cause: Annotated[Cause | None, typer.Option("--cause", help="Only those that failed in this way.")] = None
+    since: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME", help="Dead-lettered since: 2026-08-01T12:00Z, or how long ago: 90s, 30m, 12h, 7d."
+        ),
+    ] = None
+    error: Annotated[str | None, typer.Option("--error", help="Only those whose error has this in it.")] = None
 
     @property
     def is_empty(self) -> bool:
         """Whether none was given."""
-        return not any(getattr(self, name) not in (None, [], ()) for name in self.__slots__)
+        return not any(getattr(self, one.name) not in (None, [], ()) for one in fields(self))
 
     def where(self) -> Where:
         """As a condition."""
         return Where(
             topic=self.topic,
             partition=self.partition,
-            states=_states(self.states or ()),
+            states=_states(getattr(self, "state", None) or ()),
             cause=self.cause,
             error=self.error,
             since=None if self.since is None else since(self.since),
@@ -92,6 +84,18 @@ class Filters:
         if not everything:
             raise ConfigError("name dead letters by their ids, or say --all (with conditions, if you like)")
         return self.where()
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateFilters(Filters):
+    """Filters for commands that also show closed dead letters."""
+
+    state: Annotated[
+        list[StateChoice] | None,
+        typer.Option(
+            "--state", help="Only in this state; repeat it. Default: open, which is dead_lettered and blocked."
+        ),
+    ] = None
 
 
 def _states(given: Sequence[StateChoice]) -> tuple[State, ...]:

@@ -18,26 +18,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from sqlalchemy import Engine
 
 from seekpoint.admin import Chosen, DeadLetterAdmin, DeadLetterReplay, Discarded, Planned, Replayed, Summary, group_of
-from seekpoint.cli.dead_letter_options import (
-    Actor,
-    All,
-    Apply,
-    CauseChoice,
-    ErrorPart,
-    Filters,
-    Ids,
-    PartitionNumber,
-    Since,
-    States,
-    Topic,
-)
+from seekpoint.cli.dead_letter_options import Actor, All, Apply, Filters, Ids, StateFilters
 from seekpoint.cli.dead_letter_tables import as_line, as_place, choices, cut, listed, plain, planned, print_whole, shown
 from seekpoint.cli.errors import FAILED, explained, masked
-from seekpoint.cli.options import AsJson, DatabaseUrl, Schema, checked_engine
+from seekpoint.cli.option_groups import LedgerOptions, grouped
 from seekpoint.cli.run import Target
 from seekpoint.cli.status import known_group
 from seekpoint.errors import ConfigError
-from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.records import notes
 from seekpoint.worker.target import load_pipeline
@@ -54,55 +41,48 @@ _UNLISTED = ("value", "traceback", "replay_traceback")
 
 
 @app.command("list")
-def list_letters(
+@grouped
+def list_dead_letters(
     group: Group,
     *,
-    database_url: DatabaseUrl,
-    topic: Topic = None,
-    partition: PartitionNumber = None,
-    state: States = None,
-    cause: CauseChoice = None,
-    since: Since = None,
-    error: ErrorPart = None,
+    ledger: LedgerOptions,
+    filters: StateFilters,
     limit: Annotated[int, typer.Option(help="At most so many.", min=1)] = 100,
-    schema: Schema = DEFAULT_SCHEMA,
-    as_json: AsJson = False,
 ) -> None:
     """List a group's dead letters in the order of topic, partition and offset; by default those that are open."""
     with explained():
-        engine = checked_engine(database_url, schema)
-        known_group(engine, group, schema)
-        dead_letters = DeadLetterAdmin(engine, group, schema=schema)
-        where = Filters(topic, partition, state, cause, since, error).where()
+        engine = ledger.engine()
+        known_group(engine, group, ledger.schema)
+        dead_letters = DeadLetterAdmin(engine, group, schema=ledger.schema)
+        where = filters.where()
         found = list(dead_letters.list(where, limit=limit + 1))
         is_cut, found = len(found) > limit, found[:limit]
-        if as_json:
+        if ledger.as_json:
             typer.echo(json.dumps([as_line(one, group, *_UNLISTED) for one in found], indent=2))
         elif found:
             print_whole(listed(group, found))
         else:
-            typer.echo(f"{group}: no dead letters{'' if where == Filters().where() else ' meet these conditions'}")
+            typer.echo(f"{group}: no dead letters{'' if filters.is_empty else ' meet these conditions'}")
         if is_cut:
             typer.echo(f"these are the first {limit}; --limit shows more", err=True)
 
 
 @app.command()
+@grouped
 def show(
     id: Annotated[int, typer.Argument(metavar="ID")],  # noqa: A002 -- the word on the command line
     *,
-    database_url: DatabaseUrl,
+    ledger: LedgerOptions,
     full: Annotated[bool, typer.Option("--full", help="The whole value, however long.")] = False,
-    schema: Schema = DEFAULT_SCHEMA,
-    as_json: AsJson = False,
 ) -> None:
     """Show one dead letter: the record, why it failed, how often it was tried, and what can be done next."""
     with explained():
-        engine = checked_engine(database_url, schema)
-        group = group_of(engine, id, schema=schema)
-        dead_letters = DeadLetterAdmin(engine, group, schema=schema)
+        engine = ledger.engine()
+        group = group_of(engine, id, schema=ledger.schema)
+        dead_letters = DeadLetterAdmin(engine, group, schema=ledger.schema)
         dead_letter = dead_letters.get(id)
         first = dead_letters.first_of_key(dead_letter)
-        if as_json:
+        if ledger.as_json:
             typer.echo(
                 json.dumps(as_line(dead_letter, group) | {"choices": [*choices(dead_letter, group, first)]}, indent=2)
             )
@@ -115,23 +95,18 @@ def show(
 
 
 @app.command()
+@grouped
 def replay(
     target: Target,
     ids: Ids = None,
     *,
-    database_url: DatabaseUrl,
+    ledger: LedgerOptions,
     everything: All = False,
-    topic: Topic = None,
-    partition: PartitionNumber = None,
-    cause: CauseChoice = None,
-    since: Since = None,
-    error: ErrorPart = None,
+    filters: Filters,
     apply: Apply = False,
     reason: Annotated[str, typer.Option(help="Why, for the record.")] = "replay",
     actor: Actor = None,
     while_paused: Annotated[bool, typer.Option("--while-paused", help="Though the group is paused.")] = False,
-    schema: Schema = DEFAULT_SCHEMA,
-    as_json: AsJson = False,
 ) -> None:
     """Put dead letters through their pipeline's own codecs, sinks and handler; each is applied once, and closed.
 
@@ -139,13 +114,13 @@ def replay(
     """
     with explained():
         pipeline = _pipeline(target)
-        engine = checked_engine(database_url, schema)
-        redrive = DeadLetterReplay(pipeline, engine, schema=schema, actor=actor, while_paused=while_paused)
-        chosen = Filters(topic, partition, None, cause, since, error).chosen(ids, everything)
+        engine = ledger.engine()
+        redrive = DeadLetterReplay(pipeline, engine, schema=ledger.schema, actor=actor, while_paused=while_paused)
+        chosen = filters.chosen(ids, everything)
         for one in ids or ():
-            _refuse_anothers(engine, schema, one, pipeline)
+            _refuse_anothers(engine, ledger.schema, one, pipeline)
         if not apply:
-            _tell_plan(redrive.plan(chosen), as_json=as_json)
+            _tell_plan(redrive.plan(chosen), as_json=ledger.as_json)
             return
         with _bar("replaying") as (bar, task):
 
@@ -156,73 +131,63 @@ def replay(
                 summary = redrive.replay_all(chosen, reason=reason, progress=progress)
             except KeyboardInterrupt as aborted:
                 raise KeyboardInterrupt(*notes(aborted)) from None
-        _tell_summary(summary, as_json=as_json)
+        _tell_summary(summary, as_json=ledger.as_json)
 
 
 @app.command()
+@grouped
 def discard(
     ids: Ids = None,
     *,
-    database_url: DatabaseUrl,
+    ledger: LedgerOptions,
     reason: Annotated[str, typer.Option(help="Why the records are given up.")],
     everything: All = False,
     group: Annotated[str | None, typer.Option(help="With --all: of this group.")] = None,
-    topic: Topic = None,
-    partition: PartitionNumber = None,
-    cause: CauseChoice = None,
-    since: Since = None,
-    error: ErrorPart = None,
+    filters: Filters,
     apply: Apply = False,
     actor: Actor = None,
-    schema: Schema = DEFAULT_SCHEMA,
-    as_json: AsJson = False,
 ) -> None:
     """Close dead letters without applying their records: the rows stay, with who gave them up and why.
 
     Exits with 1 if some were refused, because they were not open any more.
     """
     with explained():
-        engine = checked_engine(database_url, schema)
-        chosen = Filters(topic, partition, None, cause, since, error).chosen(ids, everything)
+        engine = ledger.engine()
+        chosen = filters.chosen(ids, everything)
         if everything and group is None:
             raise ConfigError("--all needs --group: the group whose dead letters are meant")
         if not reason.strip():
             raise ConfigError("a record is given up for a reason: say which with --reason")
         done: list[Discarded] = []
         with _bar("discarding") as (bar, task):
-            for name, mine in _by_group(engine, schema, group, chosen).items():
-                known_group(engine, name, schema)
-                dead_letters = DeadLetterAdmin(engine, name, schema=schema, actor=actor)
+            for name, mine in _by_group(engine, ledger.schema, group, chosen).items():
+                known_group(engine, name, ledger.schema)
+                dead_letters = DeadLetterAdmin(engine, name, schema=ledger.schema, actor=actor)
                 if apply:
                     done += dead_letters.discard(mine, reason=reason, progress=lambda _: bar.advance(task))
                 else:
                     done += dead_letters.plan_discard(mine)
-        _tell_discarded(done, apply=apply, as_json=as_json)
+        _tell_discarded(done, apply=apply, as_json=ledger.as_json)
 
 
 @app.command()
+@grouped
 def export(
     group: Group,
     *,
-    database_url: DatabaseUrl,
+    ledger: LedgerOptions,
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Not to stdout.")] = None,
-    topic: Topic = None,
-    partition: PartitionNumber = None,
-    state: States = None,
-    cause: CauseChoice = None,
-    since: Since = None,
-    error: ErrorPart = None,
-    schema: Schema = DEFAULT_SCHEMA,
+    filters: StateFilters,
 ) -> None:
-    """Write dead letters as JSON lines, without loss: one object per letter, bytes as base64 and, where they are, text.
+    """Write dead letters as JSON lines, without loss: one object per dead_letter, bytes as base64 and, where they are, text.
 
     By default those that are open. A file is there when it is complete.
     """
     with explained():
-        engine = checked_engine(database_url, schema)
-        known_group(engine, group, schema)
-        dead_letters = DeadLetterAdmin(engine, group, schema=schema)
-        where = Filters(topic, partition, state, cause, since, error).where()
+        engine = ledger.engine()
+        known_group(engine, group, ledger.schema)
+        dead_letters = DeadLetterAdmin(engine, group, schema=ledger.schema)
+        where = filters.where()
         lines = (json.dumps(as_line(dead_letters.get(one.id), group)) for one in dead_letters.list(where))
         if output is None:
             for line in lines:

@@ -10,17 +10,17 @@ from typing import Annotated, Any
 
 import typer
 
-from seekpoint.cli import spark_session as sessions
+from seekpoint.cli import spark_session
 from seekpoint.cli.dead_letter_options import Actor
 from seekpoint.cli.dead_letter_tables import plain
 from seekpoint.cli.errors import explained
-from seekpoint.cli.job_options import Job, Spark, SparkConf, job, servers, terminable
-from seekpoint.cli.options import AsJson, Kafka, KafkaConfig, OptionalDatabaseUrl, Schema
+from seekpoint.cli.job_options import Job, terminable
+from seekpoint.cli.option_groups import ServerOptions, SparkOptions, grouped
+from seekpoint.cli.options import AsJson
 from seekpoint.cli.progress import Shown
 from seekpoint.errors import ConfigError
 from seekpoint.jobs.export import Archive, Export, Exported
 from seekpoint.jobs.export.export import RANGE
-from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.worker.target import load_pipeline
 
 
@@ -31,6 +31,7 @@ class Format(StrEnum):
     DELTA = "delta"
 
 
+@grouped
 def export(
     context: typer.Context,
     target: Annotated[
@@ -50,13 +51,9 @@ def export(
     sweep: Annotated[
         bool, typer.Option("--sweep", help="Then remove what killed exports left, if it is older than a day.")
     ] = False,
-    spark: Spark = None,
-    spark_conf: SparkConf = None,
+    tasks: SparkOptions,
+    on: ServerOptions,
     actor: Actor = None,
-    database_url: OptionalDatabaseUrl = None,
-    kafka: Kafka = None,
-    kafka_config: KafkaConfig = None,
-    schema: Schema = DEFAULT_SCHEMA,
     as_json: AsJson = False,
 ) -> None:
     """Write the records that a group has applied, and that the archive does not have yet, to the archive.
@@ -65,16 +62,15 @@ def export(
     it, the next one goes on behind what was committed.
     """
     with explained():
-        given = {"database_url": database_url, "kafka": kafka, "kafka_config": kafka_config, "schema": schema}
         with (
-            _job(context, target, group, given) as (of, name),
+            _job(context, target, group, on) as (of, name),
             terminable(),
             Shown(as_json=as_json) as progress,
             ExitStack() as stack,
         ):
             archive = Archive(to, of.engine, schema=of.schema)
             more: dict[str, Any] = {"range_records": range_records, "skip_lost": skip_lost, "actor": actor}
-            more |= sessions.writer(stack, of, spark, spark_conf, progress.say)
+            more |= spark_session.writer(stack, of, tasks, progress.say)
             job_ = Export(
                 *(of.engine, of.kafka, archive, name, topic),
                 schema=of.schema,
@@ -88,13 +84,11 @@ def export(
 
 
 @contextmanager
-def _job(
-    context: typer.Context, target: str | None, group: str | None, given: dict[str, Any]
-) -> Iterator[tuple[Job, str]]:
+def _job(context: typer.Context, target: str | None, group: str | None, on: ServerOptions) -> Iterator[tuple[Job, str]]:
     """The servers, and whose group it is."""
     if (target is None) == (group is None):
         raise ConfigError("name a pipeline, MODULE:NAME, or its group with --group; one of them")
-    with servers(**given) if target is None else job(context, [target], **given) as of:
+    with on.job(context, *([] if target is None else [target])) as of:
         yield of, group or load_pipeline(of.names[0], from_here=True).group
 
 

@@ -12,20 +12,18 @@ import typer
 from seekpoint.cli.dead_letter_options import Actor
 from seekpoint.cli.dead_letter_tables import moment, plain, print_whole, table
 from seekpoint.cli.errors import explained
-from seekpoint.cli.options import AsJson, DatabaseUrl, Schema, checked_engine
+from seekpoint.cli.option_groups import LedgerOptions, grouped
 from seekpoint.jobs.tables.generations.generations import Generation, Generations
-from seekpoint.ledger.tables import DEFAULT_SCHEMA
 
 TableName = Annotated[str, typer.Argument(metavar="TABLE", help="A table, as sinks name it: public.orders.")]
 
 
+@grouped
 def enable(
     name: TableName,
     *,
     actor: Actor = None,
-    database_url: DatabaseUrl,
-    schema: Schema = DEFAULT_SCHEMA,
-    as_json: AsJson = False,
+    ledger: LedgerOptions,
 ) -> None:
     """Keep a table in generations from now on: it becomes the first one, and a view takes its name. Workers go on.
 
@@ -33,18 +31,19 @@ def enable(
     if it cannot be, with every reason; it is as it was then.
     """
     with explained():
-        made = Generations(checked_engine(database_url, schema), schema=schema, actor=actor).enable(name)
-        if as_json:
+        made = Generations(ledger.engine(), schema=ledger.schema, actor=actor).enable(name)
+        if ledger.as_json:
             typer.echo(json.dumps(_as_dict(made), indent=2))
         else:
             typer.echo(plain(f"{made.table} is a view of {made.current}, generation {made.number}"))
 
 
-def generations(*, database_url: DatabaseUrl, schema: Schema = DEFAULT_SCHEMA, as_json: AsJson = False) -> None:
+@grouped
+def generations(*, ledger: LedgerOptions) -> None:
     """List the tables that are kept in generations: which one counts, since when, and what else is there."""
     with explained():
-        found = Generations(checked_engine(database_url, schema), schema=schema).list()
-        if as_json:
+        found = Generations(ledger.engine(), schema=ledger.schema).list()
+        if ledger.as_json:
             typer.echo(json.dumps([_as_dict(one) for one in found], indent=2))
         elif found:
             columns = ("table", "number", "current", "since", "by run", "others")
@@ -57,21 +56,20 @@ def generations(*, database_url: DatabaseUrl, schema: Schema = DEFAULT_SCHEMA, a
             typer.echo("no table is kept in generations: `seekpoint reload enable-generations TABLE` begins it")
 
 
+@grouped
 def disable(
     name: TableName,
     *,
     actor: Actor = None,
-    database_url: DatabaseUrl,
-    schema: Schema = DEFAULT_SCHEMA,
-    as_json: AsJson = False,
+    ledger: LedgerOptions,
 ) -> None:
     """Make the generation that counts a plain table again, in the place of the view, and drop the others.
 
     Waits up to 30 seconds for readers of an earlier generation. Exits with 1 while one goes on, or a reload is open.
     """
     with explained():
-        Generations(checked_engine(database_url, schema), schema=schema, actor=actor).disable(name)
-        if as_json:
+        Generations(ledger.engine(), schema=ledger.schema, actor=actor).disable(name)
+        if ledger.as_json:
             typer.echo(json.dumps({"table": name}, indent=2))
         else:
             typer.echo(plain(f"{name} is a plain table again"))

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
 
@@ -15,11 +14,9 @@ import typer
 from sqlalchemy import Engine
 
 from seekpoint.cli.errors import keep_secret
-from seekpoint.cli.options import database, kafka_settings, without
 from seekpoint.errors import ConfigError
 from seekpoint.pipeline.policy import Limits
-from seekpoint.postgres.engine import postgres_engine
-from seekpoint.worker.target import load, load_function
+from seekpoint.worker.target import load_function
 from seekpoint.worker.worker import Worker
 
 Targets = Annotated[
@@ -64,62 +61,7 @@ class Job:
     limits: Limits | None
 
 
-@contextmanager
-def job(
-    context: typer.Context,
-    targets: Sequence[str],
-    *,
-    database_url: str | None,
-    kafka: Sequence[str] | None,
-    kafka_config: Path | None,
-    schema: str,
-) -> Iterator[Job]:
-    """The job that a command line names; its connections are closed at the end.
-
-    A Worker brings its own database and brokers; others take them from options and environment. Raises ConfigError
-    where none are named, and where two Workers disagree.
-    """
-    made = {target: load(target, from_here=True) for target in targets}
-    workers = {target: one for target, one in made.items() if isinstance(one, Worker)}
-    if workers:
-        refuse_extras(context, next(iter(workers)))
-        found = _of_workers(tuple(targets), workers)
-    else:
-        found = _of_options(tuple(targets), database_url, kafka, kafka_config, schema)
-    try:
-        yield found
-    finally:
-        found.engine.dispose()
-
-
-@contextmanager
-def servers(
-    *, database_url: str | None, kafka: Sequence[str] | None, kafka_config: Path | None, schema: str
-) -> Iterator[Job]:
-    """A job without pipelines; its connections are closed at the end. Raises ConfigError where no servers are named."""
-    found = _of_options((), database_url, kafka, kafka_config, schema)
-    try:
-        yield found
-    finally:
-        found.engine.dispose()
-
-
-def _of_options(
-    names: tuple[str, ...],
-    database_url: str | None,
-    kafka: Sequence[str] | None,
-    kafka_config: Path | None,
-    schema: str,
-) -> Job:
-    if not database_url:
-        raise ConfigError("no database is named: give --database-url, or set SEEKPOINT_DATABASE_URL")
-    url, settings = database(database_url), kafka_settings(kafka, kafka_config)
-    if (problem := without(settings)) is not None:
-        raise ConfigError(problem)
-    return Job(names, postgres_engine(url), settings, schema, None)
-
-
-def _of_workers(names: tuple[str, ...], workers: dict[str, Worker]) -> Job:
+def job_of_workers(names: tuple[str, ...], workers: dict[str, Worker]) -> Job:
     (first, one), *others = workers.items()
     for target, other in others:
         if (other.engine.url, other.schema, other.kafka) != (one.engine.url, one.schema, one.kafka):

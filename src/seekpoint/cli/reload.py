@@ -9,45 +9,26 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any
 from uuid import UUID
 
 import typer
 
-from seekpoint.cli import generations
+from seekpoint.cli import generations, spark_session
 from seekpoint.cli import run_tables as shown
-from seekpoint.cli import spark_session as sessions
 from seekpoint.cli.dead_letter_options import Actor, ago
 from seekpoint.cli.dead_letter_tables import print_whole
 from seekpoint.cli.errors import FAILED, explained
-from seekpoint.cli.job_options import (
-    ArchiveRoot,
-    Frames,
-    Job,
-    Processes,
-    Spark,
-    SparkConf,
-    Targets,
-    frames_of,
-    job,
-    terminable,
-)
-from seekpoint.cli.options import (
-    AsJson,
-    DatabaseUrl,
-    Kafka,
-    KafkaConfig,
-    OptionalDatabaseUrl,
-    Schema,
-    checked_engine,
-)
+from seekpoint.cli.job_options import ArchiveRoot, Job, Targets, frames_of, terminable
+from seekpoint.cli.option_groups import LedgerOptions, ReadOptions, ServerOptions, grouped
+from seekpoint.cli.options import AsJson, Kafka, KafkaConfig
 from seekpoint.cli.progress import Shown
 from seekpoint.errors import ConfigError, ReloadOver
 from seekpoint.jobs.reload import CutOver, Driver, Reload, Report, Run, Runs
 from seekpoint.jobs.reload.cutover_limits import MAX_DELETES, MAX_WAIT
 from seekpoint.jobs.runs.progress import progress_of
-from seekpoint.ledger.tables import DEFAULT_SCHEMA
 
 app = typer.Typer(
     help="Tables rebuilt from the log: run, resume, status, abort, sweep; enable-, disable- and list generations.",
@@ -62,19 +43,31 @@ Reason = Annotated[str, typer.Option(help="Why, for the record.")]
 RunId = Annotated[UUID, typer.Argument(metavar="ID", help="The run, as `reload status` names it.")]
 
 
-MaxWait = Annotated[
-    str,
-    typer.Option(metavar="TIME", help="How long workers may wait for the cut-over: 2s, 30s, 5m. Else it is refused."),
-]
-MaxDeletes = Annotated[
-    float, typer.Option(metavar="SHARE", help="A merge deletes at most this share of a table's rows.", min=0, max=1)
-]
-AllowCascades = Annotated[
-    bool, typer.Option("--allow-cascades", help="A merge may change other tables by ON DELETE and ON UPDATE actions.")
-]
-AllowInheritance = Annotated[
-    bool, typer.Option("--allow-inheritance", help="A merge may change and delete rows of inheriting tables.")
-]
+@dataclass(frozen=True, kw_only=True)
+class CutOverOptions(ReadOptions):
+    """What a cut-over may do and how its run reads the log."""
+
+    max_wait: Annotated[
+        str,
+        typer.Option(metavar="TIME", help="How long workers may wait for the cut-over, else it is refused: 2s, 5m."),
+    ] = f"{MAX_WAIT:g}s"
+    max_deletes: Annotated[
+        float, typer.Option(metavar="SHARE", help="A merge deletes at most this share of a table's rows.", min=0, max=1)
+    ] = MAX_DELETES
+    allow_cascades: Annotated[
+        bool,
+        typer.Option("--allow-cascades", help="A merge may change other tables by ON DELETE and ON UPDATE actions."),
+    ] = False
+    allow_inheritance: Annotated[
+        bool, typer.Option("--allow-inheritance", help="A merge may change and delete rows of inheriting tables.")
+    ] = False
+
+    def limits(self) -> dict[str, Any]:
+        """What :class:`Reload` takes of them."""
+        names = ("max_deletes", "allow_cascades", "allow_inheritance")
+        return {"max_wait": ago(self.max_wait, "--max-wait").total_seconds()} | {
+            name: getattr(self, name) for name in names
+        }
 
 
 class Strategy(StrEnum):
@@ -89,6 +82,7 @@ class Strategy(StrEnum):
 
 
 @app.command(no_args_is_help=True)
+@grouped
 def run(
     context: typer.Context,
     targets: Targets,
@@ -98,20 +92,10 @@ def run(
     resume: Annotated[
         UUID | None, typer.Option(metavar="ID", help="Go on with this run, from where it stands.")
     ] = None,
-    max_wait: MaxWait = f"{MAX_WAIT:g}s",
-    max_deletes: MaxDeletes = MAX_DELETES,
-    allow_cascades: AllowCascades = False,
-    allow_inheritance: AllowInheritance = False,
+    cut_over: CutOverOptions,
+    servers: ServerOptions,
     archive: ArchiveRoot = None,
-    processes: Processes = 0,
-    spark: Spark = None,
-    spark_conf: SparkConf = None,
-    frame: Frames = None,
     actor: Actor = None,
-    database_url: OptionalDatabaseUrl = None,
-    kafka: Kafka = None,
-    kafka_config: KafkaConfig = None,
-    schema: Schema = DEFAULT_SCHEMA,
     as_json: AsJson = False,
 ) -> None:
     """Rebuild the tables of these pipelines from the log and cut over to them, in one transaction; workers go on.
@@ -121,103 +105,58 @@ def run(
     """
     with (
         explained(),
-        job(
-            context,
-            targets,
-            database_url=database_url,
-            kafka=kafka,
-            kafka_config=kafka_config,
-            schema=schema,
-        ) as of,
-        _driven(
-            of,
-            archive,
-            spark,
-            spark_conf,
-            as_json=as_json,
-            frames=frames_of(frame),
-            processes=processes,
-            actor=actor,
-            max_wait=ago(max_wait, "--max-wait").total_seconds(),
-            max_deletes=max_deletes,
-            allow_cascades=allow_cascades,
-            allow_inheritance=allow_inheritance,
-        ) as drive,
+        servers.job(context, *targets) as of,
+        _driven(of, cut_over, archive, as_json=as_json, actor=actor) as drive,
     ):
         drive(lambda reload: _opened(reload, resume, strategy, reason))
 
 
 @app.command("resume")
+@grouped
 def resume_(
     context: typer.Context,
     id: Annotated[  # noqa: A002
         UUID | None, typer.Argument(metavar="[ID]", help="The run; without it, the only one that is open.")
     ] = None,
     *,
-    database_url: DatabaseUrl,
-    max_wait: MaxWait = f"{MAX_WAIT:g}s",
-    max_deletes: MaxDeletes = MAX_DELETES,
-    allow_cascades: AllowCascades = False,
-    allow_inheritance: AllowInheritance = False,
-    processes: Processes = 0,
-    spark: Spark = None,
-    spark_conf: SparkConf = None,
-    frame: Frames = None,
+    ledger: LedgerOptions,
+    cut_over: CutOverOptions,
     kafka: Kafka = None,
     kafka_config: KafkaConfig = None,
-    schema: Schema = DEFAULT_SCHEMA,
-    as_json: AsJson = False,
 ) -> None:
     """Continue an open run from where it is, with the pipelines that it was opened with; workers continue.
 
     So a cut-over that was refused is tried again with other bounds. Exits with 1 if it is refused or fails again.
     """
     with explained():
-        run = _open_run(Runs(checked_engine(database_url, schema), schema), id)
+        run = _open_run(Runs(ledger.engine(), ledger.schema), id)
+        servers = ServerOptions(
+            database_url=ledger.database_url, kafka=kafka, kafka_config=kafka_config, schema=ledger.schema
+        )
         with (
-            job(
-                context,
-                run.pipelines,
-                database_url=database_url,
-                kafka=kafka,
-                kafka_config=kafka_config,
-                schema=schema,
-            ) as of,
-            _driven(
-                of,
-                None,
-                spark,
-                spark_conf,
-                as_json=as_json,
-                frames=frames_of(frame),
-                processes=processes,
-                max_wait=ago(max_wait, "--max-wait").total_seconds(),
-                max_deletes=max_deletes,
-                allow_cascades=allow_cascades,
-                allow_inheritance=allow_inheritance,
-            ) as drive,
+            servers.job(context, *run.pipelines) as of,
+            _driven(of, cut_over, None, as_json=ledger.as_json) as drive,
         ):
             drive(lambda reload: _opened(reload, run.id, Strategy.MERGE, ""))
 
 
 @app.command()
+@grouped
 def status(
     id: Annotated[UUID | None, typer.Argument(metavar="[ID]", help="One run; without it, all of them.")] = None,  # noqa: A002
     *,
-    database_url: DatabaseUrl,
+    ledger: LedgerOptions,
     limit: Annotated[int, typer.Option(help="At most so many runs.", min=1)] = 20,
-    schema: Schema = DEFAULT_SCHEMA,
-    as_json: AsJson = False,
 ) -> None:
     """List the runs of reloads and batches, the newest first; or show where one stands, and what can be done next.
 
     Reads the database alone: no brokers are asked, workers and drivers are not disturbed.
     """
     with explained():
-        engine = checked_engine(database_url, schema)
+        engine = ledger.engine()
         if id is not None:
-            at = progress_of(engine, schema, id)
-            if as_json:
+            at = progress_of(engine, ledger.schema, id)
+            if ledger.as_json:
                 typer.echo(json.dumps(shown.progress_as_dict(at), indent=2))
                 return
             for line in shown.shown(at):
@@ -226,8 +165,8 @@ def status(
             for line in shown.choices(at):
                 typer.echo(line)
             return
-        found = Runs(engine, schema).list()
-        if as_json:
+        found = Runs(engine, ledger.schema).list()
+        if ledger.as_json:
             typer.echo(json.dumps([shown.as_dict(one) for one in found[:limit]], indent=2))
         elif found:
             print_whole(shown.listed(found[:limit]))
@@ -238,13 +177,12 @@ def status(
 
 
 @app.command()
+@grouped
 def abort(
     id: RunId,  # noqa: A002
     *,
     reason: Annotated[str, typer.Option(help="Why, for the record.")],
-    database_url: DatabaseUrl,
-    schema: Schema = DEFAULT_SCHEMA,
-    as_json: AsJson = False,
+    ledger: LedgerOptions,
 ) -> None:
     """Give up an open run: its driver fails at its next step, what it staged is dropped, nothing live is touched.
 
@@ -253,8 +191,8 @@ def abort(
     with explained():
         if not reason.strip():
             raise ConfigError("a run is given up for a reason: say which with --reason")
-        ended = Runs(checked_engine(database_url, schema), schema).abort(id, reason)
-        if as_json:
+        ended = Runs(ledger.engine(), ledger.schema).abort(id, reason)
+        if ledger.as_json:
             typer.echo(json.dumps(shown.as_dict(ended), indent=2))
         else:
             typer.echo(f"{id}: {shown.state(ended)}")
@@ -262,24 +200,23 @@ def abort(
 
 
 @app.command()
+@grouped
 def sweep(
     *,
-    database_url: DatabaseUrl,
+    ledger: LedgerOptions,
     gone_after: Annotated[
         str, typer.Option(metavar="TIME", help="A driver not heard of for so long is gone: 90s, 30m, 12h, 7d.")
     ] = "1d",
-    schema: Schema = DEFAULT_SCHEMA,
-    as_json: AsJson = False,
 ) -> None:
     """Drop what ended runs left behind, and fail the runs whose driver was not heard of for a day.
 
     Exits with 1 if something is in use still: it is left for the next time.
     """
     with explained():
-        runs = Runs(checked_engine(database_url, schema), schema)
+        runs = Runs(ledger.engine(), ledger.schema)
         swept = runs.sweep(ago(gone_after, "--gone-after"))
         left = [one for one in runs.list() if not one.is_open and not one.swept]
-        if as_json:
+        if ledger.as_json:
             report = {"swept": [str(one) for one in swept], "left": [shown.as_dict(one) for one in left]}
             typer.echo(json.dumps(report, indent=2))
         else:
@@ -300,27 +237,27 @@ def sweep(
 def reload_of(
     of: Job,
     progress: Shown,
+    read: ReadOptions,
     archive: str | None,
-    spark: str | None,
-    spark_conf: Sequence[str] | None,
     **options: Any,
 ) -> Iterator[Reload]:
     """A reload of a job's pipelines, whose log is read here or in Spark's tasks."""
-    more: dict[str, Any] = {"limits": of.limits, "progress": progress, **options}
+    more: dict[str, Any] = {"limits": of.limits, "progress": progress, "processes": read.processes, **options}
+    more["frames"] = frames_of(read.frame)
     with ExitStack() as stack:
         if archive is not None:
             from seekpoint.jobs.export import Archive  # noqa: PLC0415 -- pyarrow, an extra
 
             more["archive"] = Archive(archive, of.engine, schema=of.schema)
-        if more.get("frames") and spark is None:
+        if read.frame and read.spark is None:
             raise ConfigError("--frame is computed by Spark: give --spark, too")
-        more |= sessions.stager(stack, of, spark, spark_conf, progress.say)
+        more |= spark_session.stager(stack, of, read, progress.say)
         yield Reload(of.names, of.engine, of.kafka, schema=of.schema, **more)
 
 
 @contextmanager
 def _driven(
-    of: Job, archive: str | None, spark: str | None, spark_conf: Sequence[str] | None, *, as_json: bool, **options: Any
+    of: Job, cut_over: CutOverOptions, archive: str | None, *, as_json: bool, **options: Any
 ) -> Iterator[Callable[[Callable[[Reload], Driver]], None]]:
     """What brings a run of these pipelines to its end: it is given how the run is opened, or taken."""
     reports: list[Report] = []
@@ -333,7 +270,7 @@ def _driven(
     with (
         terminable(),
         Shown(as_json=as_json) as progress,
-        reload_of(of, progress, archive, spark, spark_conf, compared=compared, **options) as reload,
+        reload_of(of, progress, cut_over, archive, compared=compared, **cut_over.limits(), **options) as reload,
     ):
 
         def drive(opened: Callable[[Reload], Driver]) -> None:

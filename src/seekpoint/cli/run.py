@@ -18,9 +18,7 @@ from seekpoint import events
 from seekpoint.cli.dead_letter_tables import numbered
 from seekpoint.cli.errors import FAILED, explained, masked
 from seekpoint.cli.job_options import refuse_extras
-from seekpoint.cli.options import Kafka, KafkaConfig, OptionalDatabaseUrl, Schema, database, kafka_settings, without
-from seekpoint.errors import ConfigError
-from seekpoint.ledger.tables import DEFAULT_SCHEMA
+from seekpoint.cli.option_groups import ServerOptions, grouped
 from seekpoint.pipeline.policy import Limits
 from seekpoint.worker.target import load
 from seekpoint.worker.worker import Worker
@@ -42,14 +40,12 @@ StartWait = Annotated[
 ]
 
 
+@grouped
 def run(
     context: typer.Context,
     target: Target,
     *,
-    database_url: OptionalDatabaseUrl = None,
-    kafka: Kafka = None,
-    kafka_config: KafkaConfig = None,
-    schema: Schema = DEFAULT_SCHEMA,
+    servers: ServerOptions,
     accept_declaration: AcceptDeclaration = False,
     start_wait: StartWait = None,
 ) -> None:
@@ -65,16 +61,12 @@ def run(
             refuse_extras(context, target)
             worker = made
         else:
-            if not database_url:
-                raise ConfigError("no database is named: give --database-url, or set SEEKPOINT_DATABASE_URL")
-            url, settings = database(database_url), kafka_settings(kafka, kafka_config)
-            if (problem := without(settings)) is not None:
-                raise ConfigError(problem)
+            url, settings = servers.named()
             worker = Worker(
                 made,
                 engine=url,
                 kafka=settings,
-                schema=schema,
+                schema=servers.schema,
                 limits=Limits(start_wait=start_wait),
                 accept_declaration=accept_declaration,
             )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import URL
 
 from seekpoint.cli.job_options import Job
+from seekpoint.cli.option_groups import SparkOptions
 from seekpoint.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -58,11 +59,9 @@ def spark_session(master: str, conf: Sequence[str] | None) -> Iterator[SparkSess
             session.stop()
 
 
-def stager(
-    stack: ExitStack, of: Job, master: str | None, conf: Sequence[str] | None, say: Callable[[str], None]
-) -> dict[str, Any]:
+def stager(stack: ExitStack, of: Job, tasks: SparkOptions, say: Callable[[str], None]) -> dict[str, Any]:
     """``stager`` for a job whose log Spark's tasks read; empty where no master is named."""
-    if (started := _started(stack, of, master, conf, say)) is None:
+    if (started := _started(stack, of, tasks, say)) is None:
         return {}
     from seekpoint.spark import SparkStager  # noqa: PLC0415 -- pyspark, an extra
 
@@ -70,11 +69,9 @@ def stager(
     return {"stager": SparkStager(session, kafka, database=database, schema=of.schema)}
 
 
-def writer(
-    stack: ExitStack, of: Job, master: str | None, conf: Sequence[str] | None, say: Callable[[str], None]
-) -> dict[str, Any]:
+def writer(stack: ExitStack, of: Job, tasks: SparkOptions, say: Callable[[str], None]) -> dict[str, Any]:
     """``writer`` for an export that Spark's tasks write; empty where no master is named."""
-    if (started := _started(stack, of, master, conf, say)) is None:
+    if (started := _started(stack, of, tasks, say)) is None:
         return {}
     from seekpoint.jobs.spark.export import SparkWriter  # noqa: PLC0415 -- pyspark, an extra
     from seekpoint.jobs.spark.settings import portable  # noqa: PLC0415
@@ -84,16 +81,16 @@ def writer(
 
 
 def _started(
-    stack: ExitStack, of: Job, master: str | None, conf: Sequence[str] | None, say: Callable[[str], None]
+    stack: ExitStack, of: Job, tasks: SparkOptions, say: Callable[[str], None]
 ) -> tuple[SparkSession, dict[str, Any], Env] | None:
-    if master is None:
-        if conf:
+    if tasks.spark is None:
+        if tasks.spark_conf:
             raise ConfigError("--spark-conf is for a Spark session: give --spark, too")
         return None
-    require_master(master)
+    require_master(tasks.spark)
     kafka, database = for_tasks(of.engine.url, of.kafka)  # before the session: its Java inherits what is set here
-    say(f"starting Spark on {master}")
-    return stack.enter_context(spark_session(master, conf)), kafka, database
+    say(f"starting Spark on {tasks.spark}")
+    return stack.enter_context(spark_session(tasks.spark, tasks.spark_conf)), kafka, database
 
 
 def require_master(master: str) -> None:

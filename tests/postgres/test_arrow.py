@@ -495,7 +495,7 @@ def test_poison_in_a_handler_is_found_without_another_try(ground: Ground, group:
     [
         (lambda: AppendArrow("a.b.c"), "name it 'table' or 'schema.table'"),
         (lambda: AppendArrow("t", json="v"), r"json= takes several names: json=\['v'\]"),
-        (lambda: AppendArrow("t", row=lambda r: r, rows=lambda r: r), "row= or rows=, not both"),
+        (lambda: AppendArrow("t", row=lambda r: r, rows=lambda r: [r]), "row= or rows=, not both"),
         (lambda: Arrow("id"), r"takes a pyarrow\.Schema, got 'id'"),
     ],
 )

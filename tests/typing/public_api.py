@@ -45,7 +45,7 @@ class Order(msgspec.Struct):
 def codecs(data: bytes) -> None:
     assert_type(Json(Order), Json[Order])
     assert_type(Json(Order)(data), Order)
-    assert_type(Json(Order, tombstones=True)(data), Order)
+    assert_type(Json(Order, tombstones=True)(data), Order | None)
     assert_type(Json()(data), Any)
     assert_type(Json(dict[str, int])(data), dict[str, int])
     assert_type(Text()(data), str)
@@ -90,18 +90,18 @@ def parse(data: bytes) -> Order:
 
 def declarations() -> None:
     Pipeline("g", topics="orders", value=Json(Order), handle=post)
-    Pipeline("g", topics=["a", "b"], value=parse, key=Text(), handle=post, writes=["t"], version=2, strict=True)
+    Pipeline("g", topics=["a", "b"], value=parse, key=Bytes(), handle=post, writes=["t"], version=2, strict=True)
     Pipeline("g", topics={"a": Json(Order), "b": ByVersion()}, sinks=[Append("s.t"), Append(("s", "t"))])
     Pipeline("g", topics="orders", value=ByVersion(), handle=post, start=StartAt.offsets({("orders", 0): 5}))
-    Append("t", columns=["id"], row=lambda r: (r.value.id,), topics={"a"})
-    Append("t", columns=["id"], rows=lambda r: [(r.value.id,)])
+    Append("t", columns=["id"], row=lambda r: (r.offset,), topics={"a"})
+    Append("t", columns=["id"], rows=lambda r: [(r.offset,)])
     Pipeline("g", topics="orders", value=Json(Order), handle=post_later)  # type: ignore[arg-type]
-    Pipeline("g", topics="orders", value="json", handle=post)  # type: ignore[arg-type]
+    Pipeline("g", topics="orders", value="json", handle=post)  # type: ignore[call-overload]
     Pipeline("g", topics="orders", value=Bytes(), sinks=["t"])  # type: ignore[list-item]
-    Pipeline("g", topics="orders", value=Bytes(), handle=post, start="earliest")  # type: ignore[arg-type]
-    Pipeline("g", topics="orders", value=Bytes(), handle=post, on_poison="skip")
-    Pipeline("g", topics="orders", value=Bytes(), handle=post, on_poison="pass")  # type: ignore[arg-type]
-    Pipeline("g", "orders", value=Bytes(), handle=post)  # type: ignore[call-arg]
+    Pipeline("g", topics="orders", value=Json(Order), handle=post, start="earliest")  # type: ignore[call-overload]
+    Pipeline("g", topics="orders", value=Json(Order), handle=post, on_poison="skip")
+    Pipeline("g", topics="orders", value=Json(Order), handle=post, on_poison="pass")  # type: ignore[call-overload]
+    Pipeline("g", "orders", value=Json(Order), handle=post)  # type: ignore[call-overload]
     Limits(batch_records=5, batch_age=0.5)
     Limits(5)  # type: ignore[call-arg]
 

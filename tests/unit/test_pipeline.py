@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import Any, get_overloads
 
 import pytest
 
 from seekpoint import Append, Batch, Bytes, Json, Pipeline, StartAt, Text, Upsert
 from seekpoint.errors import ConfigError
+from seekpoint.pipeline.pipeline import _Options
 from seekpoint.pipeline.sink import RowRefused, Sink, ValueSink
 from seekpoint.records import Record
 from seekpoint.testing import raw
@@ -52,6 +54,14 @@ def declared(**options: Any) -> Pipeline:
 
 
 # -- what it holds ------------------------------------------------------------------------------------------
+
+
+def test_type_checkers_know_every_parameter() -> None:
+    parameters = set(inspect.signature(Pipeline.__init__).parameters)
+    declared = [set(inspect.signature(one).parameters) for one in get_overloads(Pipeline.__init__)]
+    assert len(declared) == 4
+    assert set().union(*declared) - {"options"} | set(_Options.__annotations__) == parameters
+    assert not set().union(*declared) & set(_Options.__annotations__)
 
 
 def test_the_least_that_is_needed() -> None:

@@ -13,18 +13,40 @@ import inspect
 from collections.abc import Callable
 from dataclasses import is_dataclass
 from operator import attrgetter
-from typing import Any, Protocol, TypeVar, is_typeddict, runtime_checkable
+from typing import Any, Protocol, is_typeddict, runtime_checkable
 
 import msgspec
+from typing_extensions import TypeVar
 
 from seekpoint.codecs.json import Json
 from seekpoint.codecs.text import Bytes, Text
 from seekpoint.errors import ConfigError, Poison
 from seekpoint.records import RawRecord
 
-__all__ = ["Bytes", "Codec", "Json", "RecordCodec", "Text", "key_decoder", "plain_decoder", "value_decoder"]
+__all__ = [
+    "Bytes",
+    "BytesDecoder",
+    "Codec",
+    "Json",
+    "RecordCodec",
+    "Text",
+    "key_decoder",
+    "plain_decoder",
+    "value_decoder",
+]
 
+V = TypeVar("V", default=Any)
 V_co = TypeVar("V_co", covariant=True)
+
+
+class BytesDecoder(Protocol[V_co]):
+    """Any callable ``bytes -> V``.
+
+    It is a protocol and not a ``Callable`` because mypy infers the values' type from it before it checks handlers.
+    """
+
+    def __call__(self, data: bytes, /) -> V_co:
+        """The value; whatever it raises makes the record a poison record."""
 
 
 @runtime_checkable
@@ -40,7 +62,7 @@ class RecordCodec(Protocol[V_co]):
         """
 
 
-Codec = Callable[[bytes], Any] | RecordCodec[Any]
+Codec = BytesDecoder[V] | RecordCodec[V]
 
 
 def _check(codec: Any) -> None:

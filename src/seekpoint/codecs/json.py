@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, Literal, TypeVar, overload
 
 import msgspec
 
-V = TypeVar("V")
+T = TypeVar("T")
+V_co = TypeVar("V_co", covariant=True)
 
 
-class Json(Generic[V]):
+class Json(Generic[V_co]):
     """Decode JSON into ``type``: a msgspec Struct, dataclass, TypedDict or builtin type; without one, into dicts.
 
     Raises ``msgspec.ValidationError`` (a record's fault) where the bytes do not fit the type. With
@@ -18,15 +19,19 @@ class Json(Generic[V]):
     """
 
     @overload
-    def __init__(self: Json[V], type: type[V], *, tombstones: bool = False) -> None: ...
+    def __init__(self: Json[T], type: type[T], *, tombstones: Literal[False] = False) -> None: ...
+    @overload
+    def __init__(self: Json[T | None], type: type[T], *, tombstones: bool) -> None: ...
     @overload
     def __init__(self: Json[Any], *, tombstones: bool = False) -> None: ...
     def __init__(self, type: Any = Any, *, tombstones: bool = False) -> None:  # noqa: A002
         self.type = type
         self.tombstones = tombstones
-        self.plain: Callable[[bytes], V] = msgspec.json.Decoder(type).decode  # the same as a call, without Python's own
+        self.plain: Callable[[bytes], V_co] = msgspec.json.Decoder(
+            type
+        ).decode  # the same as a call, without Python's own
 
-    def __call__(self, data: bytes) -> V:
+    def __call__(self, data: bytes) -> V_co:
         return self.plain(data)
 
     def __repr__(self) -> str:

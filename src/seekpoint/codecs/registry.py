@@ -10,7 +10,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, Literal, TypeVar, overload
 
 import msgspec
 
@@ -30,7 +30,8 @@ from seekpoint.records import RawRecord
 
 __all__ = ["Avro", "Protobuf", "Registry"]
 
-V = TypeVar("V")
+T = TypeVar("T")
+V_co = TypeVar("V_co", covariant=True)
 Decode = Callable[[bytes, RawRecord, str], Any]  # from the wire format, its record, and "key" or "value", to a value
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -38,7 +39,7 @@ OURS = ("schema.id.deserializer",)
 SHORTEST = {0: 5, 1: 17}  # bytes of a schema's id and of its GUID, by the first of them
 
 
-class _Registered(ABC, Generic[V]):
+class _Registered(ABC, Generic[V_co]):
     """What the formats have in common: the frame, null, the value's type, and one deserializer per process."""
 
     def __init__(
@@ -55,19 +56,19 @@ class _Registered(ABC, Generic[V]):
         self.registry, self.type, self.tombstones, self.options = registry, type, tombstones, dict(options)
         self._made: tuple[int, Decode] | None = None  # and the process it was made in: no connection outlives a fork
 
-    def decode(self, record: RawRecord, /) -> V | None:
+    def decode(self, record: RawRecord, /) -> V_co:
         """The record's value; CodecUnavailable where the registry does not answer."""
         if record.value is not None:
             return self._decode(record, record.value, "value")
         if self.tombstones:
-            return None
+            return None  # type: ignore[return-value]  # V_co has None then
         raise Poison("a null value, and the codec does not declare tombstones=True", record)
 
-    def decode_key(self, record: RawRecord, /) -> V | None:
+    def decode_key(self, record: RawRecord, /) -> V_co | None:
         """The record's key, None where it has none; CodecUnavailable where the registry does not answer."""
         return None if record.key is None else self._decode(record, record.key, "key")
 
-    def _decode(self, record: RawRecord, data: bytes, field: str) -> V:
+    def _decode(self, record: RawRecord, data: bytes, field: str) -> V_co:
         made = self._made
         if made is None or made[0] != os.getpid():
             made = self._made = os.getpid(), self._opened()
@@ -122,7 +123,7 @@ class _Registered(ABC, Generic[V]):
         return f"{type(self).__name__}({begin}registry={shown(self.registry)})"
 
 
-class Avro(_Registered[V]):
+class Avro(_Registered[V_co]):
     """Decode Avro in a schema registry's wire format into ``type``, or into dicts.
 
     ``registry`` is a URL, the configuration of Confluent's ``SchemaRegistryClient``, or a function that returns one of
@@ -139,12 +140,22 @@ class Avro(_Registered[V]):
 
     @overload
     def __init__(
-        self: Avro[V],
-        type: type[V],
+        self: Avro[T],
+        type: type[T],
         *,
         registry: Registry,
         schema: str | None = None,
-        tombstones: bool = False,
+        tombstones: Literal[False] = False,
+        options: Mapping[str, Any] = NOTHING,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Avro[T | None],
+        type: type[T],
+        *,
+        registry: Registry,
+        schema: str | None = None,
+        tombstones: bool,
         options: Mapping[str, Any] = NOTHING,
     ) -> None: ...
     @overload
@@ -188,7 +199,7 @@ class Avro(_Registered[V]):
         return Frames(long, avro_frame, shorten)
 
 
-class Protobuf(_Registered[V]):
+class Protobuf(_Registered[V_co]):
     """Decode Protobuf in a schema registry's wire format into ``message``, a generated class, or into ``type``.
 
     ``registry``, ``options`` (for ``ProtobufDeserializer``), ``tombstones`` and errors are as in :class:`Avro`. A
@@ -202,22 +213,42 @@ class Protobuf(_Registered[V]):
 
     @overload
     def __init__(
-        self: Protobuf[V],
-        message: type[V],
+        self: Protobuf[T],
+        message: type[T],
         *,
         registry: Registry | None,
         type: None = None,
-        tombstones: bool = False,
+        tombstones: Literal[False] = False,
         options: Mapping[str, Any] = NOTHING,
     ) -> None: ...
     @overload
     def __init__(
-        self: Protobuf[V],
+        self: Protobuf[T | None],
+        message: type[T],
+        *,
+        registry: Registry | None,
+        type: None = None,
+        tombstones: bool,
+        options: Mapping[str, Any] = NOTHING,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Protobuf[T],
         message: Any,
         *,
         registry: Registry | None,
-        type: type[V],
-        tombstones: bool = False,
+        type: type[T],
+        tombstones: Literal[False] = False,
+        options: Mapping[str, Any] = NOTHING,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Protobuf[T | None],
+        message: Any,
+        *,
+        registry: Registry | None,
+        type: type[T],
+        tombstones: bool,
         options: Mapping[str, Any] = NOTHING,
     ) -> None: ...
     def __init__(

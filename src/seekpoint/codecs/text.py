@@ -2,29 +2,44 @@
 
 from __future__ import annotations
 
+from typing import Generic, Literal, overload
 
-class Text:
+from typing_extensions import TypeVar
+
+S_co = TypeVar("S_co", covariant=True, default=str)
+B_co = TypeVar("B_co", covariant=True, default=bytes)
+
+
+class Text(Generic[S_co]):
     """Decode bytes as text, strictly: bytes that are not ``encoding`` are a record's fault."""
 
+    @overload
+    def __init__(self: Text[str], encoding: str = "utf-8", *, tombstones: Literal[False] = False) -> None: ...
+    @overload
+    def __init__(self: Text[str | None], encoding: str = "utf-8", *, tombstones: bool) -> None: ...
     def __init__(self, encoding: str = "utf-8", *, tombstones: bool = False) -> None:
         self.encoding = encoding
         self.tombstones = tombstones
 
-    def __call__(self, data: bytes) -> str:
-        return data.decode(self.encoding)
+    def __call__(self, data: bytes) -> S_co:
+        return data.decode(self.encoding)  # type: ignore[return-value]  # a null value never comes here
 
     def __repr__(self) -> str:
         return f"Text({self.encoding!r})"
 
 
-class Bytes:
+class Bytes(Generic[B_co]):
     """Leave the bytes as they are."""
 
+    @overload
+    def __init__(self: Bytes[bytes], *, tombstones: Literal[False] = False) -> None: ...
+    @overload
+    def __init__(self: Bytes[bytes | None], *, tombstones: bool) -> None: ...
     def __init__(self, *, tombstones: bool = False) -> None:
         self.tombstones = tombstones
 
-    def __call__(self, data: bytes) -> bytes:
-        return data
+    def __call__(self, data: bytes) -> B_co:
+        return data  # type: ignore[return-value]  # a null value never comes here
 
     def __repr__(self) -> str:
         return "Bytes()"

@@ -6,40 +6,40 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 from seekpoint.errors import needs_extra
-from seekpoint.records import K, Partition, Record, Span, V
+from seekpoint.records import K_co, Partition, Record, Span, V_co
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
-class Batch(Sequence[Record[V, K]]):
+class Batch(Sequence[Record[V_co, K_co]]):
     """The records of one transaction. Partitions may interleave; within each, order is the log's."""
 
     __slots__ = ("_records", "spans")
 
-    def __init__(self, records: Sequence[Record[V, K]], spans: Sequence[Span] = ()) -> None:
+    def __init__(self, records: Sequence[Record[V_co, K_co]], spans: Sequence[Span] = ()) -> None:
         self._records = tuple(records)
         self.spans: tuple[Span, ...] = tuple(spans)
 
     def __len__(self) -> int:
         return len(self._records)
 
-    def __iter__(self) -> Iterator[Record[V, K]]:
+    def __iter__(self) -> Iterator[Record[V_co, K_co]]:
         return iter(self._records)
 
     @overload
-    def __getitem__(self, index: int) -> Record[V, K]: ...
+    def __getitem__(self, index: int) -> Record[V_co, K_co]: ...
     @overload
-    def __getitem__(self, index: slice) -> tuple[Record[V, K], ...]: ...
-    def __getitem__(self, index: int | slice) -> Record[V, K] | tuple[Record[V, K], ...]:
+    def __getitem__(self, index: slice) -> tuple[Record[V_co, K_co], ...]: ...
+    def __getitem__(self, index: int | slice) -> Record[V_co, K_co] | tuple[Record[V_co, K_co], ...]:
         return self._records[index]
 
     def __repr__(self) -> str:
         return f"Batch({len(self)} records: {', '.join(map(str, self.spans))})"
 
-    def by_partition(self) -> Mapping[Partition, Sequence[Record[V, K]]]:
+    def by_partition(self) -> Mapping[Partition, Sequence[Record[V_co, K_co]]]:
         """The same records, grouped; each group in the order of its offsets."""
-        groups: dict[Partition, list[Record[V, K]]] = {}
+        groups: dict[Partition, list[Record[V_co, K_co]]] = {}
         for record in self._records:
             groups.setdefault(Partition(record.topic, record.partition), []).append(record)
         return groups

@@ -8,20 +8,25 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
 from types import FunctionType
-from typing import Any, Literal, TypeVar
+from typing import Any, Generic, Literal, Never, TypedDict, Unpack, overload
 
 from sqlalchemy import Connection, text
+from typing_extensions import TypeVar
 
 from seekpoint.codecs import Bytes, Codec, key_decoder, plain_decoder, value_decoder
 from seekpoint.errors import ConfigError
 from seekpoint.pipeline.policy import DeadLetterLimits, OnPoison, Retry, StartAt
-from seekpoint.pipeline.sink import CheckedSink, Handler, Sink, ValueSink
-from seekpoint.records import AnyRecord, LazyRecords, RawRecord, Record
+from seekpoint.pipeline.sink import CheckedSink, Handler, K, Sink, V, ValueSink
+from seekpoint.records import LazyRecords, RawRecord, Record
 
-V = TypeVar("V")
+T = TypeVar("T")
+
+# Never given. mypy checks arguments whose type has a callable after the others: it infers V from ``value=``, and then
+# checks each sink, and each lambda in it, against V.
+_CheckedLast = Callable[[V], Never]
 
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")  # what a broker accepts as a topic's name
 
@@ -36,8 +41,27 @@ SELECT EXISTS (
 )
 
 
-class Pipeline:
+class _Options(TypedDict, total=False):
+    """Parameters of a pipeline that have nothing to do with the types of keys and values."""
+
+    writes: Sequence[str]
+    version: int
+    start: StartAt
+    retry: Retry
+    on_poison: OnPoison | Literal["stop", "dead_letter", "skip"]
+    dead_letter_limits: DeadLetterLimits
+    keep_key_order: bool
+    delay: timedelta | None
+    strict: bool
+    synchronous_commit: bool
+    pipeline_mode: bool
+
+
+class Pipeline(Generic[V, K]):
     """Declares what a group of workers does with some topics' records.
+
+    ``Pipeline[V, K]``: values are decoded into V and keys into K; a record without a key has None. Type checkers infer
+    both from the codecs, and check handlers, ``row=`` and sinks against them; V is Any where each topic has its codec.
 
     ``group`` names the offsets in the ledger and the consumer group in Kafka. ``topics`` is a name, several
     names, or ``{name: value codec}`` (then without ``value``). ``value`` and ``key`` are codecs. At least one
@@ -65,6 +89,50 @@ class Pipeline:
     Raises ConfigError where the declaration contradicts itself.
     """
 
+    @overload
+    def __init__(
+        self: Pipeline[V, bytes],
+        group: str,
+        *,
+        topics: str | Iterable[str],
+        value: Codec[V],
+        sinks: Sequence[Sink[V, bytes | None] | _CheckedLast[V]] = (),
+        handle: Handler[V, bytes | None] | None = None,
+        **options: Unpack[_Options],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        group: str,
+        *,
+        topics: str | Iterable[str],
+        value: Codec[V],
+        key: Codec[K],
+        sinks: Sequence[Sink[V, K | None] | _CheckedLast[V]] = (),
+        handle: Handler[V, K | None] | None = None,
+        **options: Unpack[_Options],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Pipeline[Any, bytes],
+        group: str,
+        *,
+        topics: Mapping[str, Codec],
+        sinks: Sequence[Sink[Any, bytes | None]] = (),
+        handle: Handler[Any, bytes | None] | None = None,
+        **options: Unpack[_Options],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Pipeline[Any, K],
+        group: str,
+        *,
+        topics: Mapping[str, Codec],
+        key: Codec[K],
+        sinks: Sequence[Sink[Any, K | None] | _CheckedLast[K]] = (),
+        handle: Handler[Any, K | None] | None = None,
+        **options: Unpack[_Options],
+    ) -> None: ...
     def __init__(
         self,
         group: str,
@@ -72,7 +140,7 @@ class Pipeline:
         topics: str | Iterable[str] | Mapping[str, Codec],
         value: Codec | None = None,
         key: Codec = Bytes(),  # noqa: B008 -- immutable
-        sinks: Sequence[Sink] = (),
+        sinks: Sequence[Any] = (),
         handle: Handler | None = None,
         writes: Sequence[str] = (),
         version: int = 1,
@@ -88,8 +156,10 @@ class Pipeline:
     ) -> None:
         self.group = _group(group)
         self.codecs = _codecs(topics, value)
-        self.key, self.handle = key, handle
-        self.sinks, self.writes = _several("sinks", sinks, Sink), _several("writes", writes, str)
+        self.key = key
+        self.handle: Handler[V, K | None] | None = handle
+        self.sinks: tuple[Sink[V, K | None], ...] = _several("sinks", sinks, Sink)
+        self.writes = _several("writes", writes, str)
         self.version, self.start, self.strict = version, start, strict
         self.retry, self.on_poison, self.dead_letter_limits = retry, _on_poison(on_poison), dead_letter_limits
         self.delay, self.synchronous_commit, self.pipeline_mode = delay, synchronous_commit, pipeline_mode
@@ -127,7 +197,7 @@ class Pipeline:
             for topic in self.topics
         }
 
-    def decode(self, raw: RawRecord) -> AnyRecord:
+    def decode(self, raw: RawRecord) -> Record[V, K | None]:
         """The record with key and value decoded; raises whatever the codecs raise."""
         return Record(
             raw.topic,
@@ -140,7 +210,7 @@ class Pipeline:
             raw.leader_epoch,
         )
 
-    def values(self, raw: Sequence[RawRecord]) -> list[Any]:
+    def values(self, raw: Sequence[RawRecord]) -> list[V]:
         """The decoded values of many records; raises whatever the codec of one of them raises."""
         if isinstance(raw, LazyRecords) and raw.topic is not None:
             plain, values = self._plain[raw.topic], raw.values
@@ -253,7 +323,7 @@ def _is(given: object, kind: type) -> bool:
     return isinstance(given, kind)
 
 
-def _several(name: str, given: Iterable[V], kind: type) -> tuple[V, ...]:
+def _several(name: str, given: Iterable[T], kind: type) -> tuple[T, ...]:
     if _is(given, kind):
         raise ConfigError(f"{name}= takes several: write {name}=[{given!r}]")
     return tuple(given)

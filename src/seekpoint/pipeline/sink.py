@@ -7,13 +7,18 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
 from sqlalchemy import Connection
+from typing_extensions import TypeVar
 
 from seekpoint.events import Event
 from seekpoint.pipeline.batch import Batch
-from seekpoint.records import AnyRecord
+from seekpoint.records import Record
 
-Handler = Callable[[Connection, Batch[Any, Any]], None]
+V = TypeVar("V", default=Any)
+K = TypeVar("K", default=Any)
+V_contra = TypeVar("V_contra", contravariant=True, default=Any)
+K_contra = TypeVar("K_contra", contravariant=True, default=Any)
 
+Handler = Callable[[Connection, Batch[V, K]], None]
 
 Row = tuple[Any, ...]
 
@@ -26,7 +31,7 @@ class Writer(Protocol):
 
 
 @runtime_checkable
-class Sink(Protocol):
+class Sink(Protocol[V_contra, K_contra]):
     """A table that records are written to, inside the transaction that moves the offset."""
 
     @property
@@ -36,7 +41,7 @@ class Sink(Protocol):
     def takes(self, topic: str) -> bool:
         """Whether records of this topic go to this sink."""
 
-    def rows(self, record: AnyRecord) -> Iterable[Row]:
+    def rows(self, record: Record[V_contra, K_contra]) -> Iterable[Row]:
         """The rows that one record becomes; the same ones when it is asked again."""
 
     def open(self, tx: Connection) -> AbstractContextManager[Writer]:
@@ -44,15 +49,15 @@ class Sink(Protocol):
 
 
 @runtime_checkable
-class ValueSink(Sink, Protocol):
+class ValueSink(Sink[V_contra, K_contra], Protocol[V_contra, K_contra]):
     """A sink that may make its rows from values alone: no record is made where none is looked at."""
 
-    def value_rows(self, values: Sequence[Any]) -> list[Row] | None:
+    def value_rows(self, values: Sequence[V_contra]) -> list[Row] | None:
         """One row for each value, the same as :meth:`rows` makes; None if it needs whole records."""
 
 
 @runtime_checkable
-class CheckedSink(Sink, Protocol):
+class CheckedSink(Sink[V_contra, K_contra], Protocol[V_contra, K_contra]):
     """A sink whose table can be looked at before the first record."""
 
     def check(self, tx: Connection, kinds: Collection[Any]) -> object:
@@ -63,7 +68,7 @@ class CheckedSink(Sink, Protocol):
 
 
 @runtime_checkable
-class TellingSink(Sink, Protocol):
+class TellingSink(Sink[V_contra, K_contra], Protocol[V_contra, K_contra]):
     """A sink that has something to say now and then."""
 
     def news(self) -> Iterable[Event]:

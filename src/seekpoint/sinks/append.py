@@ -7,11 +7,11 @@ from contextlib import contextmanager
 
 from sqlalchemy import Connection
 
-from seekpoint.pipeline.sink import Writer
+from seekpoint.pipeline.sink import K_contra, V_contra, Writer
 from seekpoint.sinks.base import TableSink
 
 
-class Append(TableSink):
+class Append(TableSink[V_contra, K_contra]):
     """Write each record's row to ``table``.
 
     ``table`` is ``"table"``, ``"schema.table"`` or a tuple of the parts. By default the row is the record's

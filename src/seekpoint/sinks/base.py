@@ -5,19 +5,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from operator import attrgetter, itemgetter
-from typing import Any
+from typing import Any, Generic
 
 import msgspec
 from sqlalchemy import Connection
 
 from seekpoint.errors import ConfigError, Poison
-from seekpoint.pipeline.sink import Row
-from seekpoint.records import AnyRecord
+from seekpoint.pipeline.sink import K_contra, Row, V_contra
+from seekpoint.records import Record
 
 ORIGINS = ("topic", "partition", "offset")  # of a record, as ``provenance=`` names them
 
 
-class TableSink:
+class TableSink(Generic[V_contra, K_contra]):
     """A table that rows are written to; :class:`Append` and :class:`Upsert` say how."""
 
     def __init__(
@@ -25,8 +25,8 @@ class TableSink:
         table: str | tuple[str, ...],
         *,
         columns: Sequence[str] | None = None,
-        row: Callable[[Any], Any] | None = None,
-        rows: Callable[[Any], Iterable[Any]] | None = None,
+        row: Callable[[Record[V_contra, K_contra]], Any] | None = None,
+        rows: Callable[[Record[V_contra, K_contra]], Iterable[Any]] | None = None,
         topics: Collection[str] | None = None,
         provenance: Mapping[str, str] | Sequence[str] | None = None,
     ) -> None:
@@ -91,7 +91,7 @@ class TableSink:
         """Whether records of this topic go to the table."""
         return self._topics is None or topic in self._topics
 
-    def rows(self, record: AnyRecord) -> Iterable[Row]:
+    def rows(self, record: Record[V_contra, K_contra]) -> Iterable[Row]:
         """The record's rows as tuples in the order of the columns; raises whatever ``row=`` raises."""
         if self._rows is not None:
             made = [self._shape(one) for one in self._several(self._rows(record))]
@@ -103,7 +103,7 @@ class TableSink:
             made = [(*row, *origin) for row in made]
         return made
 
-    def value_rows(self, values: Sequence[Any]) -> list[Row] | None:
+    def value_rows(self, values: Sequence[V_contra]) -> list[Row] | None:
         """The rows of many records at once, where the value is the row; None where the whole record is needed."""
         if self._row is not None or self._rows is not None or self.provenance:
             return None
@@ -115,7 +115,7 @@ class TableSink:
             self._shape(values[0])
         return list(map(self._shapes[kind], values))
 
-    def _where(self, record: AnyRecord) -> tuple[Any, ...]:
+    def _where(self, record: Record[V_contra, K_contra]) -> tuple[Any, ...]:
         if self._origin is not None:
             found: tuple[Any, ...] = self._origin(record)
             return found

@@ -10,12 +10,12 @@ from sqlalchemy import Connection
 
 from seekpoint.codecs.arrow_protocol import Whole, as_table, is_table, required
 from seekpoint.errors import ConfigError, Poison
-from seekpoint.pipeline.sink import Row, Writer
-from seekpoint.records import AnyRecord
+from seekpoint.pipeline.sink import K_contra, Row, V_contra, Writer
+from seekpoint.records import Record
 from seekpoint.sinks.base import TableSink
 
 
-class AppendArrow(TableSink):
+class AppendArrow(TableSink[V_contra, K_contra]):
     """Write each record's rows to ``table`` by COPY, as :class:`Append` does, but column by column, through Arrow.
 
     A record's value, or what ``row=`` makes of it, may be a whole table: a pyarrow ``Table`` or ``RecordBatch``, or
@@ -34,8 +34,8 @@ class AppendArrow(TableSink):
         table: str | tuple[str, ...],
         *,
         columns: Sequence[str] | None = None,
-        row: Callable[[Any], Any] | None = None,
-        rows: Callable[[Any], Iterable[Any]] | None = None,
+        row: Callable[[Record[V_contra, K_contra]], Any] | None = None,
+        rows: Callable[[Record[V_contra, K_contra]], Iterable[Any]] | None = None,
         topics: Collection[str] | None = None,
         provenance: Mapping[str, str] | Sequence[str] | None = None,
         json: Collection[str] = (),
@@ -55,7 +55,7 @@ class AppendArrow(TableSink):
         with target_path(tx, self.path) as path, open_copies(tx, path, lambda: self.written, self.json) as writer:
             yield writer
 
-    def rows(self, record: AnyRecord) -> Iterable[Row]:
+    def rows(self, record: Record[V_contra, K_contra]) -> Iterable[Row]:
         """The record's rows, a whole table as one; raises whatever ``row=`` raises."""
         made = super().rows(record)
         if not self.provenance:

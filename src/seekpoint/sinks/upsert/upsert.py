@@ -13,8 +13,8 @@ from sqlalchemy import Connection
 
 from seekpoint.errors import ConfigError, Poison
 from seekpoint.events import Event, WriteStrategyChanged
-from seekpoint.pipeline.sink import Row, Writer
-from seekpoint.records import AnyRecord
+from seekpoint.pipeline.sink import K_contra, Row, V_contra, Writer
+from seekpoint.records import AnyRecord, Record
 from seekpoint.sinks.base import TableSink, origins
 from seekpoint.sinks.dedupe import Deleted, Target
 from seekpoint.sinks.upsert.strategy import WriteStrategies, WriteStrategy
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from seekpoint.sinks.upsert.writer import Known
 
 
-class Upsert(TableSink):
+class Upsert(TableSink[V_contra, K_contra]):
     """Keep the newest row of each key in ``table``; a record without a value deletes its key's.
 
     ``key`` names the columns of a unique index. ``table``, ``columns``, ``row``, ``rows``, ``topics`` and
@@ -54,11 +54,11 @@ class Upsert(TableSink):
         *,
         key: Sequence[str],
         columns: Sequence[str] | None = None,
-        row: Callable[[Any], Any] | None = None,
-        rows: Callable[[Any], Iterable[Any]] | None = None,
+        row: Callable[[Record[V_contra, K_contra]], Any] | None = None,
+        rows: Callable[[Record[V_contra, K_contra]], Iterable[Any]] | None = None,
         topics: Collection[str] | None = None,
         tombstone: Literal["delete"] | None = "delete",
-        tombstone_key: Callable[[Any], Any] | None = None,
+        tombstone_key: Callable[[Record[Any, K_contra]], Any] | None = None,
         order_by: str | None = None,
         offset_column: str | None = None,
         provenance: Mapping[str, str] | Sequence[str] | None = None,
@@ -113,11 +113,12 @@ class Upsert(TableSink):
             tuple(told) if self.offset_column and "partition" in self.provenance else (),
         )
 
-    def rows(self, record: AnyRecord) -> Iterable[Row]:
+    def rows(self, record: Record[V_contra | None, K_contra]) -> Iterable[Row]:
         """The record's rows, or what its tombstone deletes; raises Poison where a key or order is null."""
         if record.value is None and self._tombstone is not None:
             return (self._gone(record),)
-        made = list(super().rows(record))
+        given: Record[Any, K_contra] = record
+        made = list(super().rows(given))
         for row in made:
             for name, at in self._needed:
                 if row[at] is None:

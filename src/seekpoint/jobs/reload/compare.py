@@ -110,6 +110,13 @@ def distinct(columns: Sequence[str], left: str, right: str) -> Composable:
     return ident.SQL("ROW({})::record *<> ROW({})::record").format(names(columns, left), names(columns, right))
 
 
+def same_key(target: Target, left: str, right: str) -> ident.Composed:
+    """Whether two rows have one key."""
+    return ident.SQL(" AND ").join(
+        ident.SQL("{} = {}").format(name(left, column), name(right, column)) for column in target.key
+    )
+
+
 def differing(target: Target, columns: Sequence[str]) -> tuple[str, ...]:
     """The columns by which two rows of one key can differ."""
     exact = set(target.key) - set(target.inexact_key)

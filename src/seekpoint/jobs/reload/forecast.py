@@ -10,9 +10,9 @@ import psycopg
 from psycopg import sql as ident
 
 from seekpoint.errors import CutOverRefused, ReloadRefused
-from seekpoint.jobs.reload.compare import Difference, compared
+from seekpoint.jobs.reload.compare import Difference, compared, same_key
 from seekpoint.jobs.reload.cutover_limits import Bounds
-from seekpoint.jobs.reload.merge import lost, of_deletes, reaches, same_key
+from seekpoint.jobs.reload.merge import lost, of_deletes, reaches
 from seekpoint.jobs.run.run import Driver, Tx
 from seekpoint.jobs.tables.dependencies import MERGE, ties, without_generations
 from seekpoint.jobs.tables.staging_schema import Staging, name, names, rows, run, unlogged

@@ -8,14 +8,15 @@ from graphlib import CycleError, TopologicalSorter
 
 import psycopg
 from psycopg import sql as ident
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from seekpoint.errors import CutOverRefused, ReloadRefused
-from seekpoint.jobs.reload.compare import DIFFERENT_KEY, compared, differing, distinct
+from seekpoint.jobs.reload.compare import DIFFERENT_KEY, compared, differing, distinct, same_key
 from seekpoint.jobs.reload.cutover_limits import ROW_WAIT, Bounds, Budget
 from seekpoint.jobs.reload.merge_check import Kept
 from seekpoint.jobs.run.run import Driver, Tx
+from seekpoint.jobs.tables.constraints import foreign_keys
 from seekpoint.jobs.tables.side_effects import of_inheritance, referencing
 from seekpoint.jobs.tables.staging_schema import KIND, Staging, name, names, remembered_columns, rows, run, unlogged
 from seekpoint.jobs.tables.targets import Path, Target
@@ -233,29 +234,17 @@ def _unexplained(tx: Tx, parts: dict[str, ident.Composable]) -> int:
 
 # -- in which order ------------------------------------------------------------------------------------------------
 
-# By the table and its partitions, and tables that inherit from it: a key may refer to one of those.
-_REFERENCES = text(
-    """
-    WITH RECURSIVE own (name, oid) AS (
-        SELECT t.name, CAST(to_regclass(t.name) AS oid) FROM unnest(CAST(:names AS text[])) AS t (name)
-        UNION SELECT own.name, i.inhrelid FROM pg_inherits i JOIN own ON i.inhparent = own.oid
-    )
-    SELECT DISTINCT child.name AS child, parent.name AS parent
-    FROM pg_constraint f JOIN own child ON child.oid = f.conrelid JOIN own parent ON parent.oid = f.confrelid
-    WHERE f.contype = 'f'
-    """
-)
-
 
 def _parents_first(connection: Connection, found: Sequence[Target]) -> tuple[list[Target], set[Target]]:
     """The tables, each behind those that it refers to, as far as that can be; and those that are referred to."""
-    known = {quoted(*target.path): target for target in found}
     graph: dict[Target, set[Target]] = {target: set() for target in found}
     referenced: set[Target] = set()
-    for child, parent in connection.execute(_REFERENCES, {"names": list(known)}):
-        referenced.add(known[parent])  # also by itself: a changed row may have referred to a deleted one
-        if child != parent:
-            graph[known[child]].add(known[parent])
+    for key in foreign_keys(connection, found):
+        if key.of is None or key.to is None:
+            continue
+        referenced.add(key.to)  # also by itself: a changed row may have referred to a deleted one
+        if key.of != key.to:
+            graph[key.of].add(key.to)
     try:
         return list(TopologicalSorter(graph).static_order()), referenced
     except CycleError:
@@ -416,10 +405,3 @@ def _rewrite(
 def _plan_by_key(connection: Connection, given: bool) -> None:
     for setting in ("enable_hashjoin", "enable_mergejoin"):
         run(connection, f"SET LOCAL {setting} = {{value}}", value=ident.SQL("off" if given else "on"))
-
-
-def same_key(target: Target, left: str, right: str) -> ident.Composed:
-    """Whether two rows have one key."""
-    return ident.SQL(" AND ").join(
-        ident.SQL("{} = {}").format(name(left, column), name(right, column)) for column in target.key
-    )

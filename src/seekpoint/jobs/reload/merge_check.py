@@ -8,6 +8,7 @@ from psycopg import sql as ident
 from sqlalchemy import Connection, text
 
 from seekpoint.errors import ReloadRefused
+from seekpoint.jobs.reload.compare import same_key
 from seekpoint.jobs.tables.staging_schema import Staging, name, rows, run, unlogged
 from seekpoint.jobs.tables.targets import Path, Target
 from seekpoint.sinks.catalog import quoted
@@ -58,7 +59,7 @@ class Kept:
             "key": ident.SQL(", ").join(name("diff", one) for one in target.key),
             "live_image": _image("live", columns),
             "built_image": _image("built", columns),
-        } | {side: _same(side, target.key) for side in ("as_live", "as_built", "as_before")}
+        } | {f"as_{side}": same_key(target, side, "diff") for side in ("live", "built", "before")}
         if self._hooks:
             run(
                 connection,
@@ -92,8 +93,3 @@ class Kept:
 
 def _image(side: str, columns: Sequence[str]) -> ident.Composed:
     return ident.SQL("ROW({})::text").format(ident.SQL(", ").join(name(side, one) for one in columns))
-
-
-def _same(side: str, key: Sequence[str]) -> ident.Composed:
-    alias = side.removeprefix("as_")
-    return ident.SQL(" AND ").join(ident.SQL("{} = {}").format(name(alias, one), name("diff", one)) for one in key)

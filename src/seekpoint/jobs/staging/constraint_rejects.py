@@ -15,7 +15,7 @@ from seekpoint.jobs.export import chained
 from seekpoint.jobs.run.run import Driver, StagedPosition, Tx
 from seekpoint.jobs.staging.savepoints import dead_letter_of
 from seekpoint.jobs.staging.stage import keep_dead_letters, left_out_of
-from seekpoint.jobs.tables.constraints import Reference, breaks, references, uniques
+from seekpoint.jobs.tables.constraints import ForeignKey, breaks, references, uniques
 from seekpoint.jobs.tables.staging_schema import (
     LINE,
     OFFSET,
@@ -69,7 +69,7 @@ def refused(
     )
     bad: dict[_Key, psycopg.Error] = {}
     for one in its:
-        bad |= _dangling(tx, target, known, one)
+        bad |= _dangling(tx, known, one)
     if repeats:
         bad |= _repeated(tx, staging, target, known, others)
     run(tx.connection, "DROP TABLE {known}", known=name(*known))
@@ -100,7 +100,7 @@ def _index(tx: Tx, staging: Staging, target: Target, others: Sequence[Composable
         )
 
 
-def _dangling(tx: Tx, target: Target, known: tuple[str, str], one: Reference) -> dict[_Key, psycopg.Error]:
+def _dangling(tx: Tx, known: tuple[str, str], one: ForeignKey) -> dict[_Key, psycopg.Error]:
     found = rows(
         tx.connection,
         "SELECT DISTINCT child.{place}, child.{at} FROM {known} AS child WHERE {broken} LIMIT {most}",
@@ -110,8 +110,7 @@ def _dangling(tx: Tx, target: Target, known: tuple[str, str], one: Reference) ->
         broken=one.is_broken("child"),
         most=ident.Literal(MOST + 1),
     )
-    said = f'insert or update on table "{target.name}" violates foreign key constraint "{one.name}"'
-    return {(place, at): psycopg.errors.ForeignKeyViolation(said) for place, at in found}
+    return {(place, at): psycopg.errors.ForeignKeyViolation(one.violation) for place, at in found}
 
 
 def _repeated(

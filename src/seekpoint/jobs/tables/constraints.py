@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from psycopg import sql as ident
@@ -17,20 +17,32 @@ from seekpoint.sinks.base import TableSink
 from seekpoint.sinks.catalog import quoted
 from seekpoint.sinks.upsert.upsert import Upsert
 
-# Through to_jsonb: older servers have no such column, and enforce all of them.
-_REFERENCES = text(
+# From and to the tables, their partitions, and the tables that inherit from them. A key of a partitioned table has rows
+# for the partitions beside its own, which have a parent. Whether it is enforced is read through to_jsonb: older servers
+# have no such column, and enforce all of them.
+_FOREIGN_KEYS = text(
     """
-    SELECT f.conname AS name, n.nspname AS schema, p.relname AS table,
+    WITH RECURSIVE own (name, oid) AS (
+        SELECT t.name, CAST(to_regclass(t.name) AS oid) FROM unnest(CAST(:names AS text[])) AS t (name)
+        UNION SELECT own.name, i.inhrelid FROM pg_inherits i JOIN own ON i.inhparent = own.oid
+    )
+    SELECT f.conname AS name, format('%I.%I', cn.nspname, c.relname) AS child, n.nspname AS schema, p.relname AS table,
            ARRAY(SELECT CAST(a.attname AS text) FROM unnest(f.conkey) WITH ORDINALITY k (num, n)
                  JOIN pg_attribute a ON a.attrelid = f.conrelid AND a.attnum = k.num ORDER BY k.n) AS columns,
            ARRAY(SELECT CAST(a.attname AS text) FROM unnest(f.confkey) WITH ORDINALITY k (num, n)
-                 JOIN pg_attribute a ON a.attrelid = f.confrelid AND a.attnum = k.num ORDER BY k.n) AS to_columns
-    FROM pg_constraint f JOIN pg_class p ON p.oid = f.confrelid JOIN pg_namespace n ON n.oid = p.relnamespace
-    WHERE f.contype = 'f' AND f.conrelid = to_regclass(:name) AND f.conparentid = 0
-          AND coalesce(CAST(to_jsonb(f) ->> 'conenforced' AS boolean), true)
-    ORDER BY f.conname
+                 JOIN pg_attribute a ON a.attrelid = f.confrelid AND a.attnum = k.num ORDER BY k.n) AS parent_columns,
+           CAST(f.confdeltype AS text) AS on_delete, CAST(f.confupdtype AS text) AS on_update,
+           child.name AS of, parent.name AS to, f.conparentid = 0 AS is_whole,
+           f.conrelid = to_regclass(child.name) AND coalesce(CAST(to_jsonb(f) ->> 'conenforced' AS boolean), true)
+           AS is_checked
+    FROM pg_constraint f JOIN pg_class c ON c.oid = f.conrelid JOIN pg_namespace cn ON cn.oid = c.relnamespace
+    JOIN pg_class p ON p.oid = f.confrelid JOIN pg_namespace n ON n.oid = p.relnamespace
+    LEFT JOIN own child ON child.oid = f.conrelid LEFT JOIN own parent ON parent.oid = f.confrelid
+    WHERE f.contype = 'f' AND (child.oid IS NOT NULL OR parent.oid IS NOT NULL)
+    ORDER BY 2, 1
     """
 )
+_ACTIONS = {"c": "CASCADE", "n": "SET NULL", "d": "SET DEFAULT"}
 _UNIQUE = text(
     """
     SELECT c.relname AS name, pg_get_indexdef(i.indexrelid) AS definition,
@@ -46,13 +58,35 @@ _UNIQUE = text(
 
 
 @dataclass(frozen=True, slots=True)
-class Reference:
-    """A foreign key of a table, and where the rows are that it refers to: the rebuilt ones, where there are such."""
+class ForeignKey:
+    """A foreign key, and where the rows are that it refers to. ``of`` and ``to`` are the tables of the run at its ends.
+
+    ``on_delete`` and ``on_update`` are actions that change rows. ``is_whole``: it is no partition's part of another
+    key; ``is_checked``: Postgres enforces it on the table ``of`` itself.
+    """
 
     name: str
+    child: str
     columns: tuple[str, ...]
     parent: Path
     parent_columns: tuple[str, ...]
+    on_delete: str | None
+    on_update: str | None
+    of: Target | None
+    to: Target | None
+    is_whole: bool
+    is_checked: bool
+
+    def __str__(self) -> str:
+        actions = [f"ON {event} {action}" for event, action in (("DELETE", self.on_delete), ("UPDATE", self.on_update))
+                   if action]  # fmt: skip
+        return f"{self.child} refers to it by {self.name} ({', '.join(actions)})"
+
+    @property
+    def violation(self) -> str:
+        """What Postgres says of a row that refers to none."""
+        table = "" if self.of is None else self.of.name
+        return f'insert or update on table "{table}" violates foreign key constraint "{self.name}"'
 
     def is_broken(self, alias: str) -> Composable:
         """Whether a row refers to one that is not there."""
@@ -66,20 +100,35 @@ class Reference:
         )
 
 
-def references(
-    connection: Connection, staging: Staging, target: Target, found: Sequence[Target]
-) -> tuple[Reference, ...]:
-    """The foreign keys of a target; ``found`` are all tables of the run."""
-    built = {one.path: staging.table(one) for one in found}
-    return tuple(
-        Reference(
-            row.name,
-            tuple(row.columns),
-            built.get((row.schema, row.table), (row.schema, row.table)),
-            tuple(row.to_columns),
+def foreign_keys(connection: Connection, found: Sequence[Target]) -> list[ForeignKey]:
+    """All foreign keys from and to these tables, their partitions, and the tables that inherit from them."""
+    known = {quoted(*target.path): target for target in found}
+    return [
+        ForeignKey(
+            name=row.name,
+            child=row.child,
+            columns=tuple(row.columns),
+            parent=(row.schema, row.table),
+            parent_columns=tuple(row.parent_columns),
+            on_delete=_ACTIONS.get(row.on_delete),
+            on_update=_ACTIONS.get(row.on_update),
+            of=known.get(row.of),
+            to=known.get(row.to),
+            is_whole=row.is_whole,
+            is_checked=row.is_checked,
         )
-        for row in connection.execute(_REFERENCES, {"name": quoted(*target.path)})
-    )
+        for row in connection.execute(_FOREIGN_KEYS, {"names": list(known)})
+    ]
+
+
+def references(connection: Connection, staging: Staging, target: Target, found: Sequence[Target]) -> list[ForeignKey]:
+    """The foreign keys of a target, to the rebuilt tables where there are such; ``found`` are all tables of the run."""
+    built = {one.path: staging.table(one) for one in found}
+    return [replace(key, parent=built.get(key.parent, key.parent)) for key in _checked(connection, target)]
+
+
+def _checked(connection: Connection, target: Target) -> list[ForeignKey]:
+    return [key for key in foreign_keys(connection, [target]) if key.is_whole and key.is_checked]
 
 
 def uniques(connection: Connection, target: Target) -> list[Composable]:
@@ -101,11 +150,7 @@ def _rest(target: Target, row: Row[Any]) -> Composable:
 
 def may_be_refused(connection: Connection, pipeline: Pipeline, found: Sequence[Target]) -> bool:
     """Whether a table may refuse a row for what other rows are: then it must be known of which record a row is."""
-    return any(
-        connection.execute(_REFERENCES, {"name": quoted(*target.path)}).first() is not None
-        or _may_repeat(connection, target, pipeline)
-        for target in found
-    )
+    return any(_checked(connection, target) or _may_repeat(connection, target, pipeline) for target in found)
 
 
 def _may_repeat(connection: Connection, target: Target, pipeline: Pipeline) -> bool:
@@ -119,7 +164,7 @@ def _may_repeat(connection: Connection, target: Target, pipeline: Pipeline) -> b
     return any(not (row.is_plain and (set(row.columns) <= origins or drawn & set(row.columns))) for row in found)
 
 
-def breaks(connection: Connection, table: Path, reference: Reference) -> int:
+def breaks(connection: Connection, table: Path, reference: ForeignKey) -> int:
     """How many rows of the table refer to one that is not there."""
     [(count,)] = rows(
         connection,
@@ -130,7 +175,7 @@ def breaks(connection: Connection, table: Path, reference: Reference) -> int:
     return int(count)
 
 
-def check_references(connection: Connection, staging: Staging, target: Target, its: Sequence[Reference]) -> None:
+def check_references(connection: Connection, staging: Staging, target: Target, its: Sequence[ForeignKey]) -> None:
     """From now on, refuse rows of the rebuilt table that refer to none, as the live table's foreign keys do.
 
     By a trigger: a foreign key would keep the rows of the live table that it refers to.
@@ -143,9 +188,7 @@ def check_references(connection: Connection, staging: Staging, target: Target, i
             "IF {broken} THEN RAISE foreign_key_violation USING MESSAGE = {said}, CONSTRAINT = {named}; END IF;"
         ).format(
             broken=one.is_broken("new"),
-            said=ident.Literal(
-                f'insert or update on table "{target.name}" violates foreign key constraint "{one.name}"'
-            ),
+            said=ident.Literal(one.violation),
             named=ident.Literal(one.name),
         )
         for one in its

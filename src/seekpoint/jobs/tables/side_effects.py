@@ -3,30 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from sqlalchemy import Connection, text
 
+from seekpoint.jobs.tables.constraints import ForeignKey, foreign_keys
 from seekpoint.jobs.tables.targets import Target
 from seekpoint.sinks.catalog import quoted
 
-# A key of a partitioned table has one row for each partition beside its own; a key may refer to one partition alone.
-_KEYS = text(
-    """
-    WITH RECURSIVE own (oid) AS (
-        SELECT CAST(to_regclass(:name) AS oid)
-        UNION SELECT i.inhrelid FROM pg_inherits i JOIN own ON i.inhparent = own.oid
-    )
-    SELECT f.conname AS name, format('%I.%I', n.nspname, c.relname) AS child,
-           CAST(f.confdeltype AS text) AS on_delete, CAST(f.confupdtype AS text) AS on_update,
-           ARRAY(SELECT CAST(a.attname AS text) FROM unnest(f.confkey) WITH ORDINALITY AS k (attnum, n)
-                 JOIN pg_attribute a ON a.attrelid = f.confrelid AND a.attnum = k.attnum ORDER BY k.n) AS columns
-    FROM pg_constraint f JOIN pg_class c ON c.oid = f.conrelid JOIN pg_namespace n ON n.oid = c.relnamespace
-    WHERE f.contype = 'f' AND f.conparentid = 0 AND f.confrelid IN (SELECT oid FROM own)
-          AND (f.confdeltype IN ('c', 'n', 'd') OR f.confupdtype IN ('c', 'n', 'd'))
-    ORDER BY child, name
-    """
-)
 _INHERITING = text(
     """
     SELECT format('%I.%I', n.nspname, c.relname) AS child
@@ -34,33 +17,12 @@ _INHERITING = text(
     WHERE i.inhparent = to_regclass(:name) AND NOT c.relispartition ORDER BY 1
     """
 )
-_ACTIONS = {"c": "CASCADE", "n": "SET NULL", "d": "SET DEFAULT"}
 
 
-@dataclass(frozen=True, slots=True)
-class ReferencingKey:
-    """A foreign key of ``child`` that refers with an action to ``columns`` of the table, or of a part of it."""
-
-    name: str
-    child: str
-    on_delete: str | None
-    on_update: str | None
-    columns: tuple[str, ...]
-
-    def __str__(self) -> str:
-        actions = [f"ON {event} {action}" for event, action in (("DELETE", self.on_delete), ("UPDATE", self.on_update))
-                   if action]  # fmt: skip
-        return f"{self.child} refers to it by {self.name} ({', '.join(actions)})"
-
-
-def referencing(connection: Connection, target: Target) -> list[ReferencingKey]:
+def referencing(connection: Connection, target: Target) -> list[ForeignKey]:
     """The foreign keys by which a change of this table changes or deletes rows of others."""
-    return [
-        ReferencingKey(
-            row.name, row.child, _ACTIONS.get(row.on_delete), _ACTIONS.get(row.on_update), tuple(row.columns)
-        )
-        for row in connection.execute(_KEYS, {"name": quoted(*target.path)})
-    ]
+    keys = foreign_keys(connection, [target])
+    return [key for key in keys if key.to and key.is_whole and (key.on_delete or key.on_update)]
 
 
 def inheriting(connection: Connection, target: Target) -> list[str]:

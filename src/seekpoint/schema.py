@@ -58,6 +58,7 @@ from seekpoint.ledger.revision import (
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.postgres import pooler
 from seekpoint.postgres.connection_checks import watch
+from seekpoint.postgres.sqlstates import OBJECT_NOT_IN_PREREQUISITE_STATE
 
 __all__ = [
     "BASE",
@@ -86,7 +87,7 @@ _chosen: ContextVar[str | None] = ContextVar("seekpoint_schema", default=None)
 # The groups whose rows the running steps may drop.
 _drop: ContextVar[frozenset[str]] = ContextVar("seekpoint_drop", default=frozenset())
 
-_REFUSED = "55000"  # object_not_in_prerequisite_state
+_REFUSED = OBJECT_NOT_IN_PREREQUISITE_STATE
 _PERMISSION = (
     "Keep a copy (pg_dump), then name the groups whose rows may be dropped: alembic -x seekpoint_drop=GROUP,... , "
     "SEEKPOINT_DROP=GROUP,... in the environment, or seekpoint db downgrade --drop GROUP"

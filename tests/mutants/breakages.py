@@ -765,8 +765,8 @@ BREAKAGES = (
         (
             Edit(
                 "jobs/reload/merge.py",
-                "    WHERE f.contype = 'f'\n",
-                "    WHERE f.contype = 'f' AND child.name <> parent.name\n",
+                "if key.of is None or key.to is None:",
+                "if key.of is None or key.to is None or key.of == key.to:",
             ),
         ),
         (f"{MERGE}::test_a_row_that_referred_to_a_deleted_one_of_its_table_stays",),

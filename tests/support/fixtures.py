@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Engine, create_engine
 
 from seekpoint import schema
-from seekpoint.pipeline.policy import Backoff
+from seekpoint.postgres.backoff import Backoff
 from seekpoint.testing.servers.kafka import KafkaServer
 from seekpoint.testing.servers.postgres import PostgresServer
 from support.cli_jobs import FIRST, Terminal

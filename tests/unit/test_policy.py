@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 
 from seekpoint import Ledger, Limits, Retry, StartAt
 from seekpoint.errors import ConfigError, SeekpointError
-from seekpoint.pipeline.policy import Backoff
+from seekpoint.postgres.backoff import Backoff
 from seekpoint.postgres.sqlstates import Fault, connection_lost, fault, is_data_error, is_transient, sqlstate
 from seekpoint.records import Partition
 

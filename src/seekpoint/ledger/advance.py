@@ -14,8 +14,7 @@ from seekpoint.errors import ConfigError, Fenced, HandlerMisuse
 from seekpoint.ledger.claim import Claim
 from seekpoint.ledger.group_connection import GroupConnection
 from seekpoint.ledger.sql import worker as sql
-
-INVALID_TEXT = "22P02"  # what casting the refusal's text raises
+from seekpoint.postgres.sqlstates import INVALID_TEXT_REPRESENTATION
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +121,7 @@ def fenced(tx: GroupConnection, statement: Any, parameters: dict[str, Any]) -> A
         return tx.fetch_one(statement, **parameters)
     except (DBAPIError, psycopg.Error) as error:
         told = error.orig if isinstance(error, DBAPIError) else error
-        if getattr(told, "sqlstate", None) == INVALID_TEXT and sql.REFUSAL in str(told):
+        if getattr(told, "sqlstate", None) == INVALID_TEXT_REPRESENTATION and sql.REFUSAL in str(told):
             message = str(told)
             if sql.ENDED in message:
                 raise HandlerMisuse(

@@ -24,9 +24,9 @@ from seekpoint.ledger.group_connection import GroupConnection
 from seekpoint.ledger.move import record_action
 from seekpoint.ledger.sql import admin as administration
 from seekpoint.ledger.sql import worker as sql
+from seekpoint.postgres.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
 from seekpoint.records import Partition
 
-LOCK_NOT_AVAILABLE = "55P03"
 DELAYED = "delay"  # what follows an attempt that is none: on record is when these records are due
 TRANSIENT = "transient"  # what follows attempts that ended with a transient error: the partition stops
 
@@ -274,7 +274,7 @@ def recreated(partition: Partition, offset: int, stored: UUID, topic_id: UUID) -
 
 def is_lock_timeout(error: OperationalError) -> bool:
     """Whether the statement gave up waiting for a row's lock."""
-    return getattr(error.orig, "sqlstate", None) == LOCK_NOT_AVAILABLE
+    return sqlstate(error) == LOCK_NOT_AVAILABLE
 
 
 def end_abandoned(tx: GroupConnection, stalled: Sequence[Partition], older_than: float) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -188,21 +188,3 @@ def _whole(settings: object, name: str) -> None:
     value = getattr(settings, name)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ConfigError(f"{type(settings).__name__}({name}={value!r}): must be a whole number, 1 or greater")
-
-
-@dataclass(frozen=True, slots=True)
-class Backoff:
-    """Waits that double from ``initial`` to ``ceiling`` seconds, each drawn from its upper half.
-
-    The jitter keeps workers that failed together from coming back together.
-    """
-
-    initial: float = 1.0
-    ceiling: float = 30.0
-
-    def waits(self, chance: random.Random) -> Iterator[float]:
-        """Endless; the first is at most ``initial``."""
-        wait = self.initial
-        while True:
-            yield wait * (0.5 + chance.random() / 2)
-            wait = min(wait * 2, self.ceiling)

@@ -10,6 +10,24 @@ from psycopg import Error, errors
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+# Postgres, Appendix A, by its names.
+FEATURE_NOT_SUPPORTED = "0A000"
+CARDINALITY_VIOLATION = "21000"
+INVALID_TEXT_REPRESENTATION = "22P02"
+UNIQUE_VIOLATION, EXCLUSION_VIOLATION = "23505", "23P01"
+READ_ONLY_SQL_TRANSACTION = "25006"
+IDLE_IN_TRANSACTION_SESSION_TIMEOUT, TRANSACTION_TIMEOUT = "25P03", "25P04"
+INVALID_PASSWORD = "28P01"  # noqa: S105 -- a code
+DEPENDENT_OBJECTS_STILL_EXIST = "2BP01"
+INVALID_CATALOG_NAME, INVALID_SCHEMA_NAME = "3D000", "3F000"
+SERIALIZATION_FAILURE, DEADLOCK_DETECTED = "40001", "40P01"
+INSUFFICIENT_PRIVILEGE = "42501"
+UNDEFINED_TABLE, UNDEFINED_COLUMN = "42P01", "42703"
+DATATYPE_MISMATCH, CANNOT_COERCE = "42804", "42846"
+WRONG_OBJECT_TYPE, INVALID_COLUMN_REFERENCE, GENERATED_ALWAYS = "42809", "42P10", "428C9"
+OBJECT_NOT_IN_PREREQUISITE_STATE, OBJECT_IN_USE, LOCK_NOT_AVAILABLE = "55000", "55006", "55P03"
+QUERY_CANCELED = "57014"
+
 
 class Fault(Enum):
     """What a database error says about the work, by its SQLSTATE."""
@@ -19,23 +37,26 @@ class Fault(Enum):
     PROGRAM = "a mistake in the program or its rights"
 
 
-# Postgres, Appendix A. Classes: 08 connection, 40 rollback (serialization, deadlock), 53 resources,
-# 57 operator intervention, 58 system error, F0 configuration file. Single codes: 25006 read-only
-# transaction (a standby after a failover), 25P03/25P04 timeouts that ended the session, 55P03 lock
-# not available, 55006 object in use.
+# Classes: 08 connection, 40 rollback (serialization, deadlock), 53 resources, 57 operator intervention, 58 system
+# error, F0 configuration file. Of the single codes, a transaction is read-only on a standby after a failover.
 _TRANSIENT_CLASSES = frozenset({"08", "40", "53", "57", "58", "F0"})
-_TRANSIENT_CODES = frozenset({"25006", "25P03", "25P04", "55P03", "55006"})
-# Transient errors that one record alone may cause, beside class 40: 57014 query canceled, 55P03, 55006.
-_ONE_RECORDS = frozenset({"57014", "55P03", "55006"})
+_TRANSIENT_CODES = frozenset(
+    {READ_ONLY_SQL_TRANSACTION, *(_ENDED := (IDLE_IN_TRANSACTION_SESSION_TIMEOUT, TRANSACTION_TIMEOUT))}
+    | {LOCK_NOT_AVAILABLE, OBJECT_IN_USE}
+)
+# Transient errors that one record alone may cause, beside class 40.
+_ONE_RECORDS = frozenset({QUERY_CANCELED, LOCK_NOT_AVAILABLE, OBJECT_IN_USE})
+# A transaction was rolled back for what others did at the same time, and for nothing else.
+_CONFLICTS = frozenset({SERIALIZATION_FAILURE, DEADLOCK_DETECTED, LOCK_NOT_AVAILABLE})
 # 22 data exception, 23 integrity constraint violation, 44 WITH CHECK OPTION violation, 54 program limit exceeded
 # (a value too long for an index, JSON nested too deep for the server's stack), P0 raised by a function in PL/pgSQL
 # (a trigger that refuses a row).
 _DATA_CLASSES = frozenset({"22", "23", "44", "54", "P0"})
 # A parameter has the type of the record's value: true where a number is due is 42804 (in a cast 42846), not 22P02.
 # And one row met twice by one ON CONFLICT DO UPDATE (21000) is what the batch holds.
-_DATA_CODES = frozenset({"21000", "42804", "42846"})
+_DATA_CODES = frozenset({CARDINALITY_VIOLATION, DATATYPE_MISMATCH, CANNOT_COERCE})
 
-_INSUFFICIENT_PRIVILEGE, _CHECKS_ROWS = "42501", "ExecWithCheckOptions"
+_CHECKS_ROWS = "ExecWithCheckOptions"
 
 
 def fault(sqlstate: str | None) -> Fault:
@@ -65,7 +86,7 @@ def fault_of_error(error: Error) -> Fault:
     function of their own, which the server names, and privileges before any row is looked at.
     """
     code = error.diag.sqlstate or error.sqlstate
-    if code == _INSUFFICIENT_PRIVILEGE and error.diag.source_function == _CHECKS_ROWS:
+    if code == INSUFFICIENT_PRIVILEGE and error.diag.source_function == _CHECKS_ROWS:
         return Fault.DATA
     return fault(code)
 
@@ -96,6 +117,11 @@ def is_transient(error: BaseException) -> bool:
     if code is None:  # never reached the server, or lost on the way
         return isinstance(inner, psycopg.OperationalError | psycopg.InterfaceError)
     return fault(code) is Fault.TRANSIENT
+
+
+def is_conflict(error: BaseException) -> bool:
+    """Whether a transaction was rolled back for what others did at the same time."""
+    return sqlstate(error) in _CONFLICTS
 
 
 def is_database_error(error: BaseException) -> bool:
@@ -129,7 +155,7 @@ def fault_of(error: BaseException) -> Fault | None:
     if not is_transient(error):
         return Fault.PROGRAM  # also without an SQLSTATE: the driver refused the statement
     code = sqlstate(error)
-    has_ended = code is None or code[:2] == "08" or code[:3] == "57P" or code in {"25P03", "25P04"}
+    has_ended = code is None or code[:2] == "08" or code[:3] == "57P" or code in _ENDED
     return None if has_ended else Fault.TRANSIENT
 
 

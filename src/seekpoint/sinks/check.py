@@ -15,19 +15,29 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from seekpoint.errors import ConfigError
+from seekpoint.postgres.sqlstates import (
+    FEATURE_NOT_SUPPORTED,
+    GENERATED_ALWAYS,
+    INSUFFICIENT_PRIVILEGE,
+    INVALID_COLUMN_REFERENCE,
+    INVALID_SCHEMA_NAME,
+    UNDEFINED_COLUMN,
+    UNDEFINED_TABLE,
+    WRONG_OBJECT_TYPE,
+)
 from seekpoint.sinks.catalog import quoted
 from seekpoint.sinks.copy import driver_of
 from seekpoint.sinks.target_table import recalled, target_path
 
 _REMEDIES = {
-    "42P01": "create the table, or correct its name in the pipeline",
-    "3F000": "create the schema, or correct its name in the pipeline",
-    "42703": "add the column to the table, or take it out of the row",
-    "42501": "grant the right to the role of the database's URL (docs/guides/operate.md, Privileges)",
-    "428C9": "the database makes this column: take it out of the row",
-    "42P10": "the database makes this column: take it out of the row",
-    "42809": "name a table",
-    "0A000": "name a table",
+    UNDEFINED_TABLE: "create the table, or correct its name in the pipeline",
+    INVALID_SCHEMA_NAME: "create the schema, or correct its name in the pipeline",
+    UNDEFINED_COLUMN: "add the column to the table, or take it out of the row",
+    INSUFFICIENT_PRIVILEGE: "grant the right to the role of the database's URL (docs/guides/operate.md, Privileges)",
+    GENERATED_ALWAYS: "the database makes this column: take it out of the row",
+    INVALID_COLUMN_REFERENCE: "the database makes this column: take it out of the row",
+    WRONG_OBJECT_TYPE: "name a table",
+    FEATURE_NOT_SUPPORTED: "name a table",
 }
 
 

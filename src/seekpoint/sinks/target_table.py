@@ -14,6 +14,12 @@ from psycopg.rows import tuple_row
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
+from seekpoint.postgres.sqlstates import (
+    FEATURE_NOT_SUPPORTED,
+    OBJECT_NOT_IN_PREREQUISITE_STATE,
+    UNDEFINED_TABLE,
+    WRONG_OBJECT_TYPE,
+)
 from seekpoint.sinks.catalog import quoted
 from seekpoint.sinks.copy import driver_of
 
@@ -37,7 +43,7 @@ _CURRENT = sql.SQL("SELECT current FROM {}.generation WHERE table_schema = %s AN
 # What a table says that was adopted, or given up, since this session looked: wrong object type, object not in
 # prerequisite state (a view that takes no rows), undefined table. And of one whose row security was enabled since:
 # feature not supported (COPY).
-_MOVED = frozenset({"42809", "55000", "42P01", "0A000"})
+_MOVED = frozenset({WRONG_OBJECT_TYPE, OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_TABLE, FEATURE_NOT_SUPPORTED})
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,8 @@ from seekpoint.ledger import Attempt, Claim, Ledger, SuspectNote
 from seekpoint.ledger.claim import TRANSIENT
 from seekpoint.ledger.revision import check
 from seekpoint.pipeline.pipeline import Pipeline, shown_handler
-from seekpoint.pipeline.policy import Backoff
 from seekpoint.postgres import pooler
+from seekpoint.postgres.backoff import Backoff
 from seekpoint.postgres.sqlstates import is_transient
 from seekpoint.postgres.user_code_time import Stopwatch
 from seekpoint.records import Cause, Partition, RawRecord, one_line, running_line

@@ -14,7 +14,7 @@ from seekpoint import events
 from seekpoint.errors import DeclarationDiffers, StandbyRequired
 from seekpoint.events import Announcer
 from seekpoint.ledger import Ledger
-from seekpoint.pipeline.policy import Backoff
+from seekpoint.postgres.backoff import Backoff
 from seekpoint.postgres.sqlstates import is_transient
 
 Reason: TypeAlias = StandbyRequired | DeclarationDiffers

@@ -477,7 +477,7 @@ def test_a_database_that_is_away_leaves_the_batch_open_and_says_how_to_go_on(
 ) -> None:
     shop, engine = shop_of_its_own(request, own_postgres)
     shop.produce(shop.topic, FIRST, partition=0)
-    monkeypatch.setattr("seekpoint.jobs.run.backoff.sleep", lambda seconds: None)
+    monkeypatch.setattr("seekpoint.postgres.backoff.sleep", lambda seconds: None)
 
     class Crashing(Driver):
         def transition(self, tx: Tx, state: str) -> None:

@@ -12,7 +12,6 @@ from seekpoint.jobs.batch import statements as sql
 from seekpoint.jobs.batch.dedupe import Part, columns_of, folded_path, parts_of, target_of
 from seekpoint.jobs.batch.open import Claims, require_no_held_keys
 from seekpoint.jobs.reload.cutover import take_over_dead_letters, took_effect
-from seekpoint.jobs.run.backoff import TRIES, pause
 from seekpoint.jobs.run.pause import let_go, pauser
 from seekpoint.jobs.run.run import Driver, Tx
 from seekpoint.jobs.staging.consolidate import coverage
@@ -22,7 +21,8 @@ from seekpoint.ledger.advance import Expected, Move, Settings, advance, hold
 from seekpoint.ledger.group_connection import GroupConnection
 from seekpoint.ledger.move import record_action
 from seekpoint.ledger.sql.admin import LOCK_GROUP
-from seekpoint.postgres.sqlstates import connection_lost, is_transient
+from seekpoint.postgres.backoff import TRIES, retried
+from seekpoint.postgres.sqlstates import connection_lost
 from seekpoint.sinks.catalog import DELETED, Layout, survey
 from seekpoint.sinks.copy import driver_of
 from seekpoint.sinks.dedupe import Target
@@ -37,17 +37,15 @@ def publish(driver: Driver, source: Source, claims: Claims, tries: int = TRIES) 
     the run's row first. Raises Fenced where somebody has claimed or moved a partition since, ReloadOver, and the last
     error.
     """
-    for attempt in range(1, tries + 1):
+
+    def step() -> None:
         try:
             _attempt(driver, source, claims)
         except (DBAPIError, psycopg.Error) as error:
-            if connection_lost(error) and took_effect(driver):
-                return
-            if attempt == tries or not is_transient(error):
+            if not (connection_lost(error) and took_effect(driver)):
                 raise
-            pause(attempt)
-        else:
-            return
+
+    retried(step, tries=tries)
 
 
 def _attempt(driver: Driver, source: Source, claims: Claims) -> None:

@@ -17,17 +17,16 @@ from seekpoint.jobs.reload.merge import Terms, merge
 from seekpoint.jobs.reload.publish import attach, make_current, swap
 from seekpoint.jobs.reload.rounds import CatchUp
 from seekpoint.jobs.run import statements as sql
-from seekpoint.jobs.run.backoff import TRIES, longer_pause, pause
-from seekpoint.jobs.run.run import Driver, Tx, run_of, told, transaction
+from seekpoint.jobs.run.run import Driver, Run, Tx, run_of, told, transaction
 from seekpoint.jobs.tables.staging_schema import Staging, name, run
 from seekpoint.jobs.tables.targets import Path
 from seekpoint.ledger.sql.admin import LOCK_GROUP, RECORD_ACTION, REDRAW
 from seekpoint.ledger.tables import dead_letter
-from seekpoint.postgres.sqlstates import connection_lost, is_transient, sqlstate
+from seekpoint.postgres.backoff import TRIES, longer_pause, pause, retried
+from seekpoint.postgres.sqlstates import LOCK_NOT_AVAILABLE, QUERY_CANCELED, connection_lost, is_transient, sqlstate
 
 IDLE = 3.0  # seconds at most that the brokers may say nothing while all workers wait
 LONG_TRIES = 5  # tries that take longer than workers may wait
-CANCELED, LOCKED = "57014", "55P03"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +82,9 @@ def cut_over(
             elif _was_too_long(error, budget, driver):
                 waits.append(used)
                 if len(waits) == LONG_TRIES or attempt == tries:
-                    raise _too_long(driver, rounds, waits, plan, by_others=sqlstate(error) == LOCKED) from error
+                    raise _too_long(
+                        driver, rounds, waits, plan, by_others=sqlstate(error) == LOCK_NOT_AVAILABLE
+                    ) from error
                 longer_pause(len(waits))
                 continue
             elif attempt == tries or not (is_transient(error) or isinstance(error, RangeStuck | KafkaUnavailable)):
@@ -99,8 +100,8 @@ def _was_too_long(error: BaseException, budget: Budget, driver: Driver) -> bool:
     """Whether the try was ended by its budget, or by a row that another session has locked."""
     if not budget.used:
         return False  # no worker waited
-    ended = isinstance(error, OverBudget) or sqlstate(error) == CANCELED
-    return ended or (sqlstate(error) == LOCKED and driver.run.strategy == "merge")
+    ended = isinstance(error, OverBudget) or sqlstate(error) == QUERY_CANCELED
+    return ended or (sqlstate(error) == LOCK_NOT_AVAILABLE and driver.run.strategy == "merge")
 
 
 def _too_long(driver: Driver, rounds: CatchUp, waits: list[float], plan: Plan, *, by_others: bool) -> CutOverRefused:
@@ -210,15 +211,12 @@ def took_effect(driver: Driver) -> bool:
 
     A database that is away is asked again. Raises ReloadOver, and the last error.
     """
-    for attempt in range(1, TRIES + 1):
-        try:
-            with transaction(driver.engine, driver.schema, lock_wait=driver.limits.transaction_age) as tx:
-                now = run_of(tx.execute(sql.SETTLED_RUN, its_run=driver.run.id).one())
-            break
-        except (DBAPIError, psycopg.Error) as error:
-            if attempt == TRIES or not is_transient(error):
-                raise
-            pause(attempt)
+
+    def settled() -> Run:
+        with transaction(driver.engine, driver.schema, lock_wait=driver.limits.transaction_age) as tx:
+            return run_of(tx.execute(sql.SETTLED_RUN, its_run=driver.run.id).one())
+
+    now = retried(settled)
     if now.driver_epoch != driver.epoch:
         raise ReloadOver(f"reload {now.id} was taken over by {now.driver}")
     if now.state == "cut_over":

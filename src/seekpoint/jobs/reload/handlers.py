@@ -6,18 +6,17 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from time import monotonic
 from typing import Any
 
-import psycopg
-from sqlalchemy import ColumnElement, delete
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy import ColumnElement, Row, delete
 
 from seekpoint.jobs.reload.rounds import CatchUp
 from seekpoint.jobs.run import statements as sql
-from seekpoint.jobs.run.backoff import TRIES, is_conflict, pause
 from seekpoint.jobs.run.run import Driver, StagedPosition
 from seekpoint.jobs.staging.catch_up import Shrinking, key_of
 from seekpoint.jobs.tables.constraints import breaks, check_references, references
 from seekpoint.jobs.tables.staging_schema import Staging, name, run
 from seekpoint.jobs.tables.targets import REPLACING, Source, Target
+from seekpoint.postgres.backoff import retried
+from seekpoint.postgres.sqlstates import is_conflict
 
 FIRST, MOST = 5_000, 50_000  # records of one transaction
 LONG = 20.0  # seconds that one takes at most, or fewer records are taken: whoever aborts the run waits for it
@@ -81,21 +80,19 @@ def _of(at: StagedPosition, columns: Any) -> tuple[ColumnElement[bool], ...]:
 def _catch_up(
     driver: Driver, handled: Collection[str], rounds: CatchUp, progress: Callable[[str, int, int], None], most: int
 ) -> None:
-    shrinking, size, conflicts = Shrinking(), min(FIRST, most), 0
+    shrinking, size = Shrinking(), min(FIRST, most)
+
+    def part() -> tuple[Sequence[Row[Any]], list[StagedPosition], float]:
+        with driver.step("staged") as tx:  # a handler gets rows that others write as they are then, as in a worker
+            began = monotonic()
+            offsets = tx.execute(sql.OFFSETS, groups=list(driver.run.groups)).all()
+            rounds.part(tx, offsets, size)
+            positions = [at for at in tx.positions(driver.run.id) if at.group in handled]
+        return offsets, positions, monotonic() - began
+
     while True:
-        try:
-            with driver.step("staged") as tx:  # a handler gets rows that others write as they are then, as in a worker
-                began = monotonic()
-                offsets = tx.execute(sql.OFFSETS, groups=list(driver.run.groups)).all()
-                rounds.part(tx, offsets, size)
-                positions = [at for at in tx.positions(driver.run.id) if at.group in handled]
-        except (DBAPIError, psycopg.Error) as error:
-            conflicts += 1
-            if conflicts == TRIES or not is_conflict(error):
-                raise
-            pause(conflicts)
-            continue
-        size, conflicts = _next_size(size, most, monotonic() - began), 0
+        offsets, positions, seconds = retried(part, is_conflict)
+        size = _next_size(size, most, seconds)
         its = {key_of(row): row for row in offsets if row.consumer_group in handled}
         done = sum(at.next_offset - at.first_offset for at in positions)
         progress("staging", done, sum(row.next_offset - row.first_offset for row in its.values()))

@@ -5,12 +5,10 @@ from __future__ import annotations
 import getpass
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 from uuid import UUID
 
-import psycopg
 from sqlalchemy import URL, Engine
-from sqlalchemy.exc import DBAPIError
 
 from seekpoint.errors import ConfigError, RangeLost, ReloadRefused, TopicRecreated, WroteLiveTable
 from seekpoint.jobs.export import Archive
@@ -23,7 +21,6 @@ from seekpoint.jobs.reload.merge import warm
 from seekpoint.jobs.reload.open import Order, open_run
 from seekpoint.jobs.reload.rounds import CatchUp
 from seekpoint.jobs.run import statements as sql
-from seekpoint.jobs.run.backoff import TRIES, is_conflict, pause
 from seekpoint.jobs.run.run import SERIALIZABLE_ENOUGH, VERIFIED, Driver, Progress, Run, transaction
 from seekpoint.jobs.runs.runs import Runs
 from seekpoint.jobs.runs.sweep import drop_attempts
@@ -39,11 +36,11 @@ from seekpoint.kafka.range_checks import require_known
 from seekpoint.ledger.tables import DEFAULT_SCHEMA, PUBLISHING
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import Limits
+from seekpoint.postgres.backoff import retried
 from seekpoint.postgres.engine import postgres_engine
-from seekpoint.postgres.sqlstates import is_data_error
+from seekpoint.postgres.sqlstates import is_conflict, is_data_error
 from seekpoint.records import one_line
 
-T = TypeVar("T")
 SMALL = 2_000  # records of a round, below which the locks may be taken
 ENDS = (ReloadRefused, RangeLost, TopicRecreated, WroteLiveTable)  # what no other driver would get over
 
@@ -208,7 +205,7 @@ class Reload:
         """Compare rebuilt and live tables at the same offsets, and keep what differs for the cut-over."""
         with self._ending(driver):
             self._progress("comparing", 0, 0)
-            report = self._again(lambda: prepare(driver, rounds))
+            report = retried(lambda: prepare(driver, rounds), is_conflict)
             self._progress("comparing", 1, 1)
             return report
 
@@ -307,7 +304,7 @@ class Reload:
             offsets = tx.execute(sql.OFFSETS, groups=list(driver.run.groups)).all()
             behind = distance({(at.group, at.partition): at for at in tx.positions(driver.run.id)}, offsets)
         self._progress("catching_up", 0, behind)  # between two steps: whoever is told may take its time
-        read = self._again(lambda: self._apply(driver, rounds, states))
+        read = retried(lambda: self._apply(driver, rounds, states), is_conflict)
         self._progress("catching_up", behind, behind)
         return read
 
@@ -319,17 +316,6 @@ class Reload:
             if driver.run.state == "indexed":
                 driver.transition(tx, "catching_up")
         return read
-
-    def _again(self, step: Callable[[], T]) -> T:
-        """The step, tried again where it was rolled back for what others did at the same time."""
-        for attempt in range(1, TRIES):
-            try:
-                return step()
-            except (DBAPIError, psycopg.Error) as error:
-                if not is_conflict(error):
-                    raise
-                pause(attempt)
-        return step()
 
     @contextmanager
     def _ending(self, driver: Driver) -> Iterator[None]:

@@ -23,11 +23,10 @@ from seekpoint.ledger.schema_connection import SchemaConnection
 from seekpoint.ledger.sql.worker import APPLICATION, CONFIGURE
 from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.connection import HandlerConnection
-from seekpoint.postgres.sqlstates import sqlstate
+from seekpoint.postgres.sqlstates import SERIALIZATION_FAILURE, sqlstate
 from seekpoint.records import Partition, storable
 from seekpoint.sinks.copy import driver_of
 
-SERIALIZATION_FAILURE, UNDEFINED_TABLE = "40001", "42P01"
 SERIALIZABLE_ENOUGH = "REPEATABLE READ"  # one snapshot for all that a step reads
 VERIFIED = "nothing was to be published"  # how a verify ends that came to its end
 

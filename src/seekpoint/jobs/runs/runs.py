@@ -15,7 +15,6 @@ from seekpoint.errors import ConfigError, ReloadOver
 from seekpoint.jobs.run import statements as sql
 from seekpoint.jobs.run.pause import let_go
 from seekpoint.jobs.run.run import (
-    UNDEFINED_TABLE,
     Driver,
     Run,
     StagedPosition,
@@ -30,7 +29,7 @@ from seekpoint.ledger.revision import check
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.engine import postgres_engine
-from seekpoint.postgres.sqlstates import sqlstate
+from seekpoint.postgres.sqlstates import UNDEFINED_TABLE, sqlstate
 from seekpoint.records import storable
 
 

@@ -8,13 +8,12 @@ from sqlalchemy import Engine, text
 from sqlalchemy.exc import DBAPIError
 
 from seekpoint.jobs.run import statements as sql
-from seekpoint.jobs.run.run import UNDEFINED_TABLE, Run, transaction
+from seekpoint.jobs.run.run import Run, transaction
 from seekpoint.jobs.tables.generations.tables import left_behind, parents_of
-from seekpoint.postgres.sqlstates import is_transient, sqlstate
+from seekpoint.postgres.sqlstates import DEPENDENT_OBJECTS_STILL_EXIST, UNDEFINED_TABLE, is_transient, sqlstate
 from seekpoint.sinks.copy import driver_of
 
 WAIT = 0.3  # seconds for a table that somebody reads or writes; whoever comes behind us waits as long
-DEPENDENT = "2BP01"  # dependent_objects_still_exist
 _TABLES = text(
     "SELECT c.relname FROM pg_class c WHERE c.relnamespace = to_regnamespace(quote_ident(:schema)) "
     "AND c.relkind IN ('r', 'p') ORDER BY c.relname"
@@ -77,7 +76,8 @@ def _run(engine: Engine, schema: str, command: ident.Composed) -> bool:
             driver_of(tx.connection).execute(command)
     except (psycopg.Error, DBAPIError) as error:
         code = sqlstate(error)
-        if code is None or not (is_transient(error) or code in {DEPENDENT, UNDEFINED_TABLE}):  # or given up meanwhile
+        is_kept = code in {DEPENDENT_OBJECTS_STILL_EXIST, UNDEFINED_TABLE}  # the second: generations were disabled
+        if code is None or not (is_transient(error) or is_kept):
             raise
         return False
     return True

@@ -9,11 +9,12 @@ import psycopg
 from sqlalchemy import Connection
 
 from seekpoint.pipeline.sink import Row, RowRefused
+from seekpoint.postgres.sqlstates import EXCLUSION_VIOLATION, UNIQUE_VIOLATION
 from seekpoint.sinks.column_types import Depths
 from seekpoint.sinks.copy import open_copy
 
 # Another unique index may be looked at before the key's: then a row that is an update fails on that one, too.
-_CONFLICTS = frozenset({"23505", "23P01"})
+_CONFLICTS = frozenset({UNIQUE_VIOLATION, EXCLUSION_VIOLATION})
 
 
 class DirectCopy:

@@ -15,7 +15,7 @@ from seekpoint import events
 from seekpoint.errors import Fenced
 from seekpoint.events import Announcer
 from seekpoint.ledger import Claim, Ledger, Position
-from seekpoint.pipeline.policy import Backoff
+from seekpoint.postgres.backoff import Backoff
 from seekpoint.records import Partition
 from seekpoint.worker.assignment.claiming import Claiming
 from seekpoint.worker.assignment.partitions import ActivePartition, AssignedPartitions, ClaimingPartition

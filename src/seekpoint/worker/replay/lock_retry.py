@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import random
-import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from seekpoint.ledger.claim import LOCK_NOT_AVAILABLE
-from seekpoint.pipeline.policy import Backoff
-from seekpoint.postgres.sqlstates import is_transient, sqlstate
+from seekpoint.postgres.backoff import Backoff, retried
+from seekpoint.postgres.sqlstates import LOCK_NOT_AVAILABLE, is_transient, sqlstate
 
 T = TypeVar("T")
 
@@ -23,15 +20,11 @@ def retry_locked(transaction: Callable[[], T]) -> T:
     It must find out by itself what became of it the time before. A lock that was waited for in vain is not waited for
     again: the limit is the caller's.
     """
-    waits = _BACKOFF.waits(random.Random())  # noqa: S311 -- jitter
-    for _ in range(TRIES - 1):
-        try:
-            return transaction()
-        except Exception as error:
-            if sqlstate(error) == LOCK_NOT_AVAILABLE:
-                error.add_note("a batch of this partition is being written, or somebody else has it in hand: try again")
-                raise
-            if not is_transient(error):
-                raise
-        threading.Event().wait(next(waits))
-    return transaction()
+    return retried(transaction, _may_pass, tries=TRIES, backoff=_BACKOFF)
+
+
+def _may_pass(error: BaseException) -> bool:
+    if sqlstate(error) == LOCK_NOT_AVAILABLE:
+        error.add_note("a batch of this partition is being written, or somebody else has it in hand: try again")
+        return False
+    return is_transient(error)

@@ -16,7 +16,6 @@ from sqlalchemy.exc import DBAPIError
 
 from seekpoint.errors import ConfigError, ReloadRefused
 from seekpoint.jobs.run import statements as sql
-from seekpoint.jobs.run.backoff import TRIES, pause
 from seekpoint.jobs.run.run import Tx, transaction
 from seekpoint.jobs.tables.dependencies import DDL_WAIT, hanging
 from seekpoint.jobs.tables.generations import sequences as numbers
@@ -26,8 +25,8 @@ from seekpoint.jobs.tables.staging_schema import fitted, name, run
 from seekpoint.jobs.tables.targets import TABLE, Path, resolve
 from seekpoint.ledger.sql.admin import ALONE, LOCK_GROUP, RECORD_ACTION
 from seekpoint.ledger.tables import DEFAULT_SCHEMA, generation
+from seekpoint.postgres.backoff import retried
 from seekpoint.postgres.engine import postgres_engine
-from seekpoint.postgres.sqlstates import is_transient
 from seekpoint.sinks.catalog import quoted
 from seekpoint.sinks.target_table import COLUMN
 
@@ -137,18 +136,13 @@ class Generations:
 
     def _retry_locked(self, step: Callable[[Tx], None]) -> None:
         """One transaction, again and again where a lock cannot be had (see :func:`_hold`)."""
-        for attempt in range(1, TRIES + 1):
-            try:
-                with transaction(self.engine, self.schema) as tx:
-                    # No reload is opened meanwhile, and none is open.
-                    tx.execute(ALONE, name=f"seekpoint reload {self.schema}")
-                    step(tx)
-            except (psycopg.Error, DBAPIError) as error:
-                if attempt == TRIES or not is_transient(error):
-                    raise
-                pause(attempt)
-            else:
-                return
+
+        def alone() -> None:
+            with transaction(self.engine, self.schema) as tx:
+                tx.execute(ALONE, name=f"seekpoint reload {self.schema}")  # no reload is opened meanwhile; none is open
+                step(tx)
+
+        retried(alone)
 
 
 def _told(tx: Tx, row: Any) -> Generation:

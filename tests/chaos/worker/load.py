@@ -9,7 +9,7 @@ from typing import Self
 
 from confluent_kafka import KafkaError, Message, Producer
 
-from chaos.worker.log import Stuck
+from seekpoint.testing.processes import NotReached
 
 BACKLOG = 4000  # records that may wait unapplied before the load pauses
 TICK = 0.01  # seconds between portions
@@ -75,6 +75,6 @@ class Load:
 
     def _finish(self) -> None:
         if self._producer.flush(30):
-            raise Stuck("the producer could not deliver within 30 s")
+            raise NotReached("the producer could not deliver within 30 s")
         if self.error:
-            raise Stuck(f"the producer lost a record: {self.error}")
+            raise NotReached(f"the producer lost a record: {self.error}")

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from chaos.worker.log import Log
-from chaos.worker.oracle import Account
+from chaos.worker.checks import Account
+from chaos.worker.event_log import EventLog
 
 
 @dataclass
@@ -51,7 +51,7 @@ class Report:
         """Whether the run proves anything, and nothing is wrong."""
         return not (self.failure or self.vacuous or self.lost or self.twice)
 
-    def as_dict(self, log: Log) -> dict[str, Any]:
+    def as_dict(self, log: EventLog) -> dict[str, Any]:
         """The report as it is written."""
         return {
             "seed": self.seed,
@@ -61,7 +61,7 @@ class Report:
             "unknown_commits": log.totals["CommitUnknown"],
             "rebalances": log.totals["rebalances"],
             "records": self.records,
-            "parked": log.totals["DeadLettered"],
+            "dead_lettered": log.totals["DeadLettered"],
             "lost": self.lost,
             "twice": self.twice,
             "worst_recovery_seconds": round(max(self.recovery.values(), default=0.0), 2),
@@ -76,11 +76,11 @@ class Report:
             "passed": self.passed,
         }
 
-    def write(self, path: Path, log: Log) -> None:
+    def write(self, path: Path, log: EventLog) -> None:
         """Write ``chaos-report.json``."""
         path.write_text(json.dumps(self.as_dict(log), indent=2) + "\n", encoding="utf-8")
 
-    def lines(self, log: Log) -> list[str]:
+    def lines(self, log: EventLog) -> list[str]:
         """The end of the run, for people."""
         said = self.as_dict(log)
         lines = [f"{self.servers}; seed {self.seed}, {self.rounds} rounds, {sum(self.faults.values())} faults:"]

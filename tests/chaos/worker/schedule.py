@@ -13,7 +13,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-CREW = 3  # workers
+WORKERS = 3  # workers
 
 # The steps at which a worker can be stopped: events of its own, and Copying, a chunk read while the COPY is open.
 STEPS = ("BatchOpened", "Held", "Copying", "Applied", "Advanced", "Committed", "Activated")
@@ -26,7 +26,7 @@ KINDS = (
     "kill_at_applied",
     "kill_at_advanced",
     "kill_at_committed",
-    "kill_at_placed",
+    "kill_at_activated",
     "kill_at_random",
     "zombie_before_writing",
     "zombie_in_transaction",
@@ -49,16 +49,16 @@ KINDS = (
     "pause",
     "storm",
     "poison",
-    "killer",
+    "crashing_record",
 )
 KILLS = {f"kill_at_{name}": step for name, step in zip(
-    ("batch_opened", "held", "copying", "applied", "advanced", "committed", "placed"), STEPS, strict=True
+    ("batch_opened", "held", "copying", "applied", "advanced", "committed", "activated"), STEPS, strict=True
 )}  # fmt: skip
 
 
 @dataclass(frozen=True)
-class CrewPlan:
-    """How a crew works: under which of Kafka's protocols, and whether its commits wait for the disk."""
+class PoolPlan:
+    """How a pool works: under which of Kafka's protocols, and whether its commits wait for the disk."""
 
     protocol: str
     durable: bool = True
@@ -98,45 +98,45 @@ class Round:
     """Some faults, one after the other, under one load; the oracles judge at its end."""
 
     number: int
-    crew: CrewPlan
+    pool: PoolPlan
     faults: tuple[Fault, ...]
     portion: int  # records per partition in each portion of the load
 
     def __str__(self) -> str:
-        return f"round {self.number} ({self.crew}, portions of {self.portion}): " + "; ".join(map(str, self.faults))
+        return f"round {self.number} ({self.pool}, portions of {self.portion}): " + "; ".join(map(str, self.faults))
 
 
 def deal(seed: int, rounds: int, kinds: Sequence[str] = KINDS) -> list[Round]:
-    """The schedule: every kind once before any comes again, each pass in an order of its own, over all crews.
+    """The schedule: every kind once before any comes again, each pass in an order of its own, over all pools.
 
     Fewer rounds than kinds have several faults each.
     """
     chance = random.Random(seed)
-    dealt: list[tuple[CrewPlan, str]] = []
+    dealt: list[tuple[PoolPlan, str]] = []
     while len(dealt) < max(rounds, len(kinds)):
         dealt += _pass(chance, kinds, legs=min(4, rounds, len(kinds)))
     dealt = dealt[: max(rounds, len(kinds))]
     made: list[Round] = []
     for number, part in enumerate(_split(dealt, rounds), 1):
-        crew = next((plan for plan, _ in part if not plan.durable), part[0][0])
+        pool = next((plan for plan, _ in part if not plan.durable), part[0][0])
         faults = tuple(_fault(chance, kind) for _, kind in part)
-        made.append(Round(number, crew, faults, portion=chance.choice((3, 10, 25))))
+        made.append(Round(number, pool, faults, portion=chance.choice((3, 10, 25))))
     return made
 
 
-def _pass(chance: random.Random, kinds: Sequence[str], legs: int) -> list[tuple[CrewPlan, str]]:
-    """Each kind once, in legs: a crew stays for some rounds, since starting one takes as long as a round."""
+def _pass(chance: random.Random, kinds: Sequence[str], legs: int) -> list[tuple[PoolPlan, str]]:
+    """Each kind once, in legs: a pool stays for some rounds, since starting one takes as long as a round."""
     protocols = ["eager", "cooperative", "consumer"]
     chance.shuffle(protocols)
-    crews = [*map(CrewPlan, protocols), CrewPlan(chance.choice(protocols), durable=False)]
+    pools = [*map(PoolPlan, protocols), PoolPlan(chance.choice(protocols), durable=False)]
     deck = chance.sample(list(kinds), len(kinds))
     async_only = [kind for kind in deck if kind.endswith("_async")]
-    crews = [*chance.sample(crews[:-1], legs - 1), crews[-1]] if async_only else chance.sample(crews, legs)
+    pools = [*chance.sample(pools[:-1], legs - 1), pools[-1]] if async_only else chance.sample(pools, legs)
     parts = _split([kind for kind in deck if kind not in async_only], legs)
     parts[-1] = chance.sample([*parts[-1], *async_only], len(parts[-1]) + len(async_only))
-    pairs = list(zip(crews, parts, strict=True))
+    pairs = list(zip(pools, parts, strict=True))
     chance.shuffle(pairs)
-    return [(crew, kind) for crew, part in pairs for kind in part]
+    return [(pool, kind) for pool, part in pairs for kind in part]
 
 
 def _split(things: Sequence[T], parts: int) -> list[list[T]]:
@@ -149,7 +149,7 @@ def _fault(chance: random.Random, kind: str) -> Fault:
     fault = Fault(
         kind,
         after=chance.randrange(50, 1500),
-        victim=chance.randrange(CREW),
+        victim=chance.randrange(WORKERS),
         step=KILLS.get(kind, ""),
         nth=chance.randrange(1, 6),
         amount=chance.randrange(200, 1500),
@@ -159,6 +159,6 @@ def _fault(chance: random.Random, kind: str) -> Fault:
         return replace(fault, step="BatchOpened")
     if kind in {"zombie_in_transaction", "backend_terminated", "link_frozen"}:
         return replace(fault, step=chance.choice(IN_TRANSACTION))
-    if kind == "kill_at_placed":
+    if kind == "kill_at_activated":
         return replace(fault, nth=1)
     return fault

@@ -8,10 +8,10 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from chaos.worker.log import Log, Said
-from chaos.worker.oracle import account
+from chaos.worker.checks import account
+from chaos.worker.event_log import EventLog, WorkerEvent
 from chaos.worker.report import Report
-from chaos.worker.run import STRIKES, run
+from chaos.worker.run import INJECT, run
 from chaos.worker.schedule import KINDS, deal
 
 SEED = 20240719
@@ -25,12 +25,12 @@ SAMPLE = (
     "postgres_killed",
     "rewind",
     "poison",
-    "killer",
+    "crashing_record",
 )
 
 
 def test_every_kind_has_its_fault() -> None:
-    assert set(STRIKES) == set(KINDS)
+    assert set(INJECT) == set(KINDS)
 
 
 @pytest.mark.parametrize("rounds", [1, 3, 20, 27, 60])
@@ -43,7 +43,7 @@ def test_a_schedule_holds_every_kind_and_is_the_same_for_the_same_seed(rounds: i
     assert {fault.kind for round_ in dealt for fault in round_.faults} == set(KINDS)
     for round_ in dealt:
         needs_async = any(fault.kind.endswith("_async") for fault in round_.faults)
-        assert not (needs_async and round_.crew.durable)
+        assert not (needs_async and round_.pool.durable)
 
 
 def test_the_judge_sees_what_is_lost_twice_strange_and_out_of_order(seekpoint_dsn: str) -> None:
@@ -74,14 +74,14 @@ def test_the_judge_sees_what_is_lost_twice_strange_and_out_of_order(seekpoint_ds
 
 
 def test_the_time_in_small_parts_is_from_the_first_owner_to_the_end_of_the_range() -> None:
-    log = Log()
-    with log.news:
-        log.add(Said("a", "CrashSuspected", 10.0, {"partition": 1, "crashes": 2, "until": 50}))
-        log.add(Said("b", "CrashSuspected", 12.0, {"partition": 1, "crashes": 3, "until": 50}))
-        log.add(Said("b", "CrashSuspected", 12.0, {"partition": 2, "crashes": 2, "until": 9}))
-        log.add(Said("b", "Committed", 13.0, {"records": 9, "spans": [[1, 0, 40], [2, 0, 9]]}))
-        log.add(Said("b", "SuspectsLeft", 15.0, {"partition": 1, "left": 0}))
-        log.add(Said("b", "SuspectsLeft", 16.0, {"partition": 2, "left": 0}))
+    log = EventLog()
+    with log.changed:
+        log.add(WorkerEvent("a", "CrashSuspected", 10.0, {"partition": 1, "crashes": 2, "until": 50}))
+        log.add(WorkerEvent("b", "CrashSuspected", 12.0, {"partition": 1, "crashes": 3, "until": 50}))
+        log.add(WorkerEvent("b", "CrashSuspected", 12.0, {"partition": 2, "crashes": 2, "until": 9}))
+        log.add(WorkerEvent("b", "Committed", 13.0, {"records": 9, "spans": [[1, 0, 40], [2, 0, 9]]}))
+        log.add(WorkerEvent("b", "SuspectsLeft", 15.0, {"partition": 1, "left": 0}))
+        log.add(WorkerEvent("b", "SuspectsLeft", 16.0, {"partition": 2, "left": 0}))
     assert log.careful_seconds == 5.0 + 1.0
 
 
@@ -95,7 +95,7 @@ def test_a_run_in_which_a_fault_never_happened_fails(tmp_path: Path) -> None:
     report.twice = 1
     passed.append(report.passed)
     assert passed == [False, True, False]
-    report.write(tmp_path / "report.json", Log())
+    report.write(tmp_path / "report.json", EventLog())
     written = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     assert written["faults"] == {"kill_at_held": 1, "rewind": 1}
     assert written["worst_recovery_seconds"] == 1.5
@@ -115,4 +115,4 @@ def test_a_few_rounds_lose_nothing_and_apply_nothing_twice(tmp_path: Path) -> No
     assert written["unknown_commits"] > 0
     assert written["rebalances"] > 0
     assert written["records"] > 0
-    assert written["parked"] > 0
+    assert written["dead_lettered"] > 0

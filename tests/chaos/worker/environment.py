@@ -1,4 +1,4 @@
-"""The ground: a pair of servers that may be broken, the results' table, and one crew after the other."""
+"""A pair of servers that may be broken, the table of results, and one worker pool after the other."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-d
 from confluent_kafka.cimpl import NewTopic
 from sqlalchemy import create_engine
 
-from chaos.worker.crew import BROKER, Bench, Crew
-from chaos.worker.log import Log, Stuck
-from chaos.worker.oracle import ACCOUNTED, TABLE
-from chaos.worker.schedule import CREW, CrewPlan
+from chaos.worker.checks import ACCOUNTED, TABLE
+from chaos.worker.event_log import EventLog
+from chaos.worker.schedule import WORKERS, PoolPlan
+from chaos.worker.worker_pool import BROKER, Standbys, WorkerPool
 from seekpoint import schema
+from seekpoint.testing.processes import NotReached
 from seekpoint.testing.servers.pair import start_pair
 
 PARTITIONS = 6
@@ -36,16 +37,16 @@ CREATE VIEW {ACCOUNTED} AS SELECT * FROM {TABLE} UNION ALL
 """
 
 
-class Arena:
+class Environment:
     """The servers and everything that lives as long as the run; use it in a ``with`` block.
 
-    ``folder`` keeps what the workers said in the current round, one file for each, and their stderr.
+    ``folder`` has what the workers write to stderr; it is kept where the run fails.
     """
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="seekpoint-chaos-"))
-        self.log = Log()
-        self._bench = Bench(CREW, self.folder)
+        self.log = EventLog()
+        self._standbys = Standbys(WORKERS, self.folder)
         self.pair = start_pair(own=True, settings=POSTGRES, properties=BROKER)
         self.dsn = self.pair.postgres.dsn
         self.engine = create_engine(self.pair.postgres.url, pool_pre_ping=True)
@@ -53,7 +54,7 @@ class Arena:
         with self.connect() as connection:
             connection.execute(CREATE)
         self.admin = self._admin()
-        self.crew: Crew | None = None
+        self.pool: WorkerPool | None = None
         self.topic = ""
         self.base: dict[int, int] = {}
 
@@ -63,9 +64,9 @@ class Arena:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.crew is not None:
-            self.crew.close()
-        self._bench.close()
+        if self.pool is not None:
+            self.pool.close()
+        self._standbys.close()
         self.engine.dispose()
         self.pair.close()
 
@@ -78,20 +79,20 @@ class Arena:
         """A connection of our own, past all proxies."""
         return psycopg.connect(self.dsn, autocommit=True, connect_timeout=5)
 
-    # -- crews ----------------------------------------------------------------------------------------
+    # -- pools ----------------------------------------------------------------------------------------
 
-    def lead(self, plan: CrewPlan) -> Crew:
-        """The crew for this plan, at full size and ready: the one that is here, or a new one on a new topic."""
-        if self.crew is not None and self.crew.plan != plan:
-            self.crew.disband()
-            self.crew = None
-        if self.crew is None:
-            self.crew = self._recruit(plan)
-        self.crew.fill()
-        self.crew.ready()
-        return self.crew
+    def lead(self, plan: PoolPlan) -> WorkerPool:
+        """The pool for this plan, at full size and ready: the one that is here, or a new one on a new topic."""
+        if self.pool is not None and self.pool.plan != plan:
+            self.pool.disband()
+            self.pool = None
+        if self.pool is None:
+            self.pool = self._recruit(plan)
+        self.pool.fill()
+        self.pool.ready()
+        return self.pool
 
-    def _recruit(self, plan: CrewPlan) -> Crew:
+    def _recruit(self, plan: PoolPlan) -> WorkerPool:
         self.topic = f"chaos-{plan.protocol}-{secrets.token_hex(3)}"
         self.admin.create_topics([NewTopic(self.topic, PARTITIONS, 1)], operation_timeout=20)[self.topic].result(30)
         self.base = dict.fromkeys(range(PARTITIONS), 0)
@@ -102,7 +103,7 @@ class Arena:
             "partitions": PARTITIONS,
             "kafka": {"bootstrap.servers": self.pair.kafka.bootstrap, "reconnect.backoff.max.ms": 300},
         }
-        return Crew(plan, what, self.pair.postgres.url, self._bench, self.log)
+        return WorkerPool(plan, what, self.pair.postgres.url, self._standbys, self.log)
 
     # -- the log and the table ------------------------------------------------------------------------
 
@@ -118,7 +119,7 @@ class Arena:
                 return {at.partition: answer.result(10).offset for at, answer in answers.items()}
             except Exception as error:
                 if monotonic() > deadline:
-                    raise Stuck(f"the broker does not say where its logs end: {error}") from error
+                    raise NotReached(f"the broker does not say where its logs end: {error}") from error
                 pause.wait(0.1)
 
     def settle(self, ends: Mapping[int, int]) -> None:
@@ -127,5 +128,3 @@ class Arena:
             connection.execute(f"TRUNCATE {TABLE}; DELETE FROM seekpoint.dead_letter")
         self.base = dict(ends)
         self.log.clear()
-        for path in self.folder.glob("*.jsonl"):
-            path.write_bytes(b"")  # opened for appending by its reader

@@ -1,0 +1,192 @@
+"""Faults that affect every worker: the servers, the group's membership, the operator's hand."""
+
+from __future__ import annotations
+
+import random
+from time import monotonic
+
+from sqlalchemy import text
+
+from chaos.worker.checks import TABLE
+from chaos.worker.fault_context import EVERY, FaultContext, Injected
+from chaos.worker.schedule import WORKERS, Fault
+from chaos.worker.worker_pool import SESSION_MS
+from seekpoint import Ledger
+from seekpoint.ledger.move import reset_offset
+from seekpoint.records import Partition
+from seekpoint.testing.processes import NotReached
+
+STORM = 8  # in a storm
+SESSIONS = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE starts_with(application_name, %s)"
+
+# -- servers --------------------------------------------------------------------------------------------
+
+
+def postgres_killed(context: FaultContext, fault: Fault) -> Injected:
+    """The whole server dies by kill -9, and comes back with what it had flushed."""
+    log, server = context.log, context.environment.pair.postgres
+    mark, at = log.mark(), monotonic()
+    server.kill()
+    over = monotonic()
+    server.start()
+    log.wait("DatabaseTrouble", since=mark)
+    return Injected(at, EVERY, mark, over)
+
+
+def postgres_killed_async(context: FaultContext, fault: Fault) -> Injected | None:
+    """The same without synchronous commit, right behind a COMMIT: rows and offsets are lost together."""
+    log = context.log
+    log.wait("Committed", since=log.mark())
+    injected = postgres_killed(context, fault)
+    context.recovered(injected)
+    if not any(event.name == "Resynced" and event["cause"] == "rolled back" for event in log.since(injected.mark)):
+        return None  # the server had flushed everything
+    return injected
+
+
+def postgres_frozen(context: FaultContext, fault: Fault) -> Injected:
+    """The server hangs in the middle of what it does, and continues later."""
+    mark, at = context.log.mark(), monotonic()
+    context.environment.pair.postgres.freeze()
+    try:
+        context.hush(SESSION_MS / 1000)
+    finally:
+        context.environment.pair.postgres.thaw()
+    return Injected(at, EVERY, mark, over=monotonic())
+
+
+def broker_killed(context: FaultContext, fault: Fault) -> Injected:
+    """The broker dies by kill -9, and comes back with its log."""
+    log, server = context.log, context.environment.pair.kafka
+    mark, at = log.mark(), monotonic()
+    server.kill()
+    over = monotonic()
+    server.start()
+    log.wait("KafkaTrouble", since=mark)
+    return Injected(at, EVERY, mark, over)
+
+
+def broker_frozen(context: FaultContext, fault: Fault) -> Injected:
+    """The broker hangs for longer than a session."""
+    mark, at = context.log.mark(), monotonic()
+    context.environment.pair.kafka.freeze()
+    try:
+        context.hush(1.5 * SESSION_MS / 1000)
+    finally:
+        context.environment.pair.kafka.thaw()
+    return Injected(at, EVERY, mark, over=monotonic())
+
+
+# -- membership -----------------------------------------------------------------------------------------
+
+
+def join(context: FaultContext, fault: Fault) -> Injected:
+    """One more worker comes, gets its share and writes; then one of the old ones leaves."""
+    log = context.log
+    mark, at = log.mark(), monotonic()
+    leaving = context.pool.victim(fault.victim)
+    newcomer = context.pool.start()
+    activated = log.wait("Activated", by=newcomer.name, since=mark)
+    log.wait("Committed", by=newcomer.name, since=mark)
+    injected = Injected(at, frozenset([activated["partition"]]), mark, over=activated.at)
+    context.recovered(injected)
+    _drained(context, leaving.name)
+    return injected
+
+
+def leave(context: FaultContext, fault: Fault) -> Injected:
+    """A worker is told to end: it drains, and the others take over without waiting for a session to expire."""
+    victim, mark = context.pool.victim(fault.victim), context.log.mark()
+    at, held = monotonic(), frozenset(victim.active)
+    _drained(context, victim.name)
+    injected = Injected(at, held, mark, over=monotonic())
+    context.taken_over(held, of=victim, since=mark)
+    return injected
+
+
+def _drained(context: FaultContext, name: str) -> None:
+    worker = next(m for m in context.pool.workers if m.name == name)
+    worker.terminate()
+    if code := worker.ended():
+        raise NotReached(f"{name} did not drain: it ended with code {code}")
+    with context.environment.connect() as connection:
+        kept = connection.execute("SELECT FROM seekpoint.partition_offset WHERE owner = %s", [worker.owner]).fetchone()
+    if kept is not None:
+        raise NotReached(f"{name} ended without releasing its claims")
+    context.pool.bury(worker)
+
+
+# -- everything at once ---------------------------------------------------------------------------------
+
+
+def storm(context: FaultContext, fault: Fault) -> Injected:
+    """Blow upon fault_kind without waiting for anything to heal: kills, stops, cut wires, ended sessions."""
+    chance, mark, at = random.Random(fault.amount), context.log.mark(), monotonic()
+    for fault_kind in chance.choices(("kill", "stop", "cut", "terminate", "thaw"), k=STORM):
+        victim = context.pool.victim(chance.randrange(WORKERS))
+        victim.wait_started()  # a worker that cannot begin reports that and ends
+        match fault_kind:
+            case "kill":
+                victim.kill()
+                victim.ended()
+                context.pool.fill()
+            case "stop":
+                victim.freeze()
+            case "cut":
+                victim.proxy.cut()
+            case "terminate":
+                with context.environment.connect() as connection:
+                    connection.execute(SESSIONS, [f"seekpoint {victim.owner[:8]}"])
+            case _:
+                _thaw_all(context)
+        context.lull(chance.randrange(20, 400), seconds=1.0)
+    _thaw_all(context)
+    return Injected(at, EVERY, mark, over=monotonic())
+
+
+def _thaw_all(context: FaultContext) -> None:
+    for worker in context.pool.workers:
+        worker.thaw()
+
+
+# -- the operator ---------------------------------------------------------------------------------------
+
+
+def rewind(context: FaultContext, fault: Fault) -> Injected:
+    """Back by some records under a running worker, the rows behind the new position deleted with it."""
+    log, owner = context.log, context.pool.victim(fault.victim)
+    number = min(owner.active)
+    topic, ledger = context.environment.topic, _ledger(context)
+    mark = log.mark()
+    with ledger.begin() as tx:
+        at = ledger.positions_of([Partition(topic, number)], locked=False)[Partition(topic, number)]
+        to = max(context.environment.base[number], at.next_offset - fault.amount)
+        reset_offset(tx, Partition(topic, number), to, actor="chaos", log=None, reason="rewind under load")
+        tx.connection.execute(
+            text(f'DELETE FROM {TABLE} WHERE topic = :topic AND partition = :partition AND "offset" >= :to'),
+            {"topic": topic, "partition": number, "to": to},
+        )
+    injected = Injected(monotonic(), frozenset([number]), mark)
+    log.wait("ClaimLost", by=owner.name, since=mark, where=lambda s: s["partition"] == number)
+    log.wait("Activated", since=mark, where=lambda s: (s["partition"], s["offset"]) == (number, to))
+    return injected
+
+
+def pause(context: FaultContext, fault: Fault) -> Injected:
+    """The group is paused under load: no worker commits until it is resumed."""
+    log, ledger = context.log, _ledger(context)
+    mark, at = log.mark(), monotonic()
+    ledger.pause(reason="chaos", actor="chaos")
+    paused = log.mark()
+    for worker in context.pool.workers:
+        log.wait("Paused", by=worker.name, since=mark)
+    behind = ledger.read()
+    commits = [s for s in log.since(paused) if s.name == "Committed" and s.at > at + 1]
+    if commits or ledger.read() != behind:
+        raise NotReached(f"a paused group committed: {commits}")
+    ledger.resume(actor="chaos")
+    return Injected(at, EVERY, mark, over=monotonic())
+
+
+def _ledger(context: FaultContext) -> Ledger:
+    return Ledger(context.environment.engine, context.environment.topic)

@@ -1,0 +1,98 @@
+"""What a fault has to work with, and what it answers when it has truly happened."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection
+from dataclasses import dataclass
+from time import monotonic
+
+from chaos.worker.checks import Sampler
+from chaos.worker.environment import PARTITIONS, Environment
+from chaos.worker.event_log import SECONDS, EventLog, WorkerEvent
+from chaos.worker.load import Load
+from chaos.worker.worker_pool import WorkerPool, WorkerProcess
+from seekpoint.testing.processes import NotReached
+
+EVERY = frozenset(range(PARTITIONS))
+
+
+@dataclass(frozen=True)
+class Injected:
+    """A fault that truly happened: when (monotonic), and whose work it interrupted.
+
+    ``over``: when the cause was gone; commits before it were still under way, and are no recovery.
+    """
+
+    at: float
+    partitions: frozenset[int]
+    mark: int
+    over: float = 0.0
+
+
+@dataclass(frozen=True)
+class FaultContext:
+    """One round: its environment and worker pool, under load."""
+
+    environment: Environment
+    pool: WorkerPool
+    sampler: Sampler
+    load: Load
+
+    @property
+    def log(self) -> EventLog:
+        """The events of all workers."""
+        return self.environment.log
+
+    def records(self, count: int) -> None:
+        """Wait until so many more records were committed."""
+        self.log.until_records(count, SECONDS)
+
+    def lull(self, count: int, seconds: float) -> None:
+        """Wait for so many more records, or so long where no worker commits any more."""
+        try:
+            self.log.until_records(count, seconds)
+        except NotReached:
+            self.log.calm()
+
+    def taken_over(self, partitions: Collection[int], *, of: WorkerProcess, since: int, working: bool = False) -> None:
+        """Wait until others have claimed all these partitions; ``working``: until they commit to one, too."""
+
+        def by_another(event: WorkerEvent) -> bool:
+            return event.worker != of.name and event["partition"] in left
+
+        left = set(partitions)
+        while left:
+            left.remove(self.log.wait("Activated", since=since, where=by_another)["partition"])
+        if working:
+            taken = set(partitions)
+            self.log.wait("Committed", since=since, where=lambda s: s.worker != of.name and bool(moved(s) & taken))
+
+    def hush(self, seconds: float) -> None:
+        """Wait until no worker has committed for so long: what was stopped has really stopped."""
+        pause, began, deadline = threading.Event(), monotonic(), monotonic() + SECONDS
+        while True:
+            last = max([began, *(s.at for s in self.log.since(0)[-200:] if s.name == "Committed")])
+            if monotonic() - last >= seconds:
+                return
+            if monotonic() > deadline:
+                raise NotReached("commits go on although what they need stands still")
+            pause.wait(0.05)
+
+    def recovered(self, injected: Injected) -> float:
+        """Wait until every partition that was struck is written again; seconds since the injected."""
+
+        def written(event: WorkerEvent) -> bool:
+            return event.at > max(injected.at, injected.over) and bool(moved(event) & left)
+
+        last, left = injected.at, set(injected.partitions)
+        while left:
+            event = self.log.wait("Committed", since=injected.mark, where=written, seconds=60)
+            left -= moved(event)
+            last = max(last, event.at)
+        return last - injected.at
+
+
+def moved(committed: WorkerEvent) -> set[int]:
+    """The partitions that a Committed event moved."""
+    return {partition for partition, _, _ in committed["spans"]}

@@ -25,8 +25,8 @@ from team import Run, upgrade, work
 
 STAGES = {
     "fetch from the client library": "seekpoint.kafka.client:Client.read",
-    "which partition, which position": "seekpoint.worker.assignment.assignment:Assignment.take",
-    "messages to records": "seekpoint.worker.loop:Loop._readable",
+    "which partition, which position": "seekpoint.worker.assignment.worker_assignment:WorkerAssignment.accept_messages",
+    "messages to records": "seekpoint.worker.source:Source._readable",
     "decode": "seekpoint.pipeline.pipeline:Pipeline.values",
     "values to rows": "seekpoint.sinks.base:TableSink.value_rows",
     "rows to COPY": "seekpoint.sinks.copy:_Copy.write",

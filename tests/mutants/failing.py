@@ -109,8 +109,8 @@ FAILING = (
         "attempt not noted before a lone try",
         (
             Edit(
-                "worker/loop.py",
-                "            if not self._on_record(lambda: self._ledger.record_attempts_alone([(alone.claim, "
+                "worker/single_attempts.py",
+                "            if not self._is_recorded(lambda: self._ledger.record_attempts_alone([(single.claim, "
                 "attempt)])):\n"
                 "                return\n",
                 "",
@@ -122,9 +122,9 @@ FAILING = (
         "part of a suspect range not on record before it is tried",
         (
             Edit(
-                "worker/loop.py",
-                "        if not part.is_noted and not self._on_record(",
-                "        if False and not self._on_record(",
+                "worker/single_attempts.py",
+                "        if not part.is_noted and not self._is_recorded(",
+                "        if False and not self._is_recorded(",
             ),
             Edit(
                 "worker/unit_of_work.py",

@@ -18,28 +18,27 @@ from seekpoint.errors import (
     CodecUnavailable,
     ConfigError,
     DeclarationDiffers,
-    Fenced,
     KafkaUnavailable,
     StandbyRequired,
     StopTimeout,
 )
 from seekpoint.events import Announcer
-from seekpoint.kafka.client import KafkaException, lazy_records, raise_if_fatal
+from seekpoint.kafka.client import KafkaException, raise_if_fatal
 from seekpoint.kafka.config import consumer_config, make_consumer
 from seekpoint.kafka.identity import CHECK_KAFKA, Identity, Refused
-from seekpoint.ledger import Attempt, Claim, Ledger, SuspectNote
-from seekpoint.ledger.claim import TRANSIENT
+from seekpoint.ledger import Ledger
 from seekpoint.ledger.revision import check
 from seekpoint.pipeline.pipeline import Pipeline, shown_handler
 from seekpoint.postgres import pooler
 from seekpoint.postgres.backoff import Backoff
 from seekpoint.postgres.sqlstates import is_transient
 from seekpoint.postgres.user_code_time import Stopwatch
-from seekpoint.records import Cause, Partition, RawRecord, one_line, running_line
-from seekpoint.worker.assignment import Chunk, SingleAttempt, Standby, SuspectPart, WorkerAssignment
-from seekpoint.worker.failure_policy import CrashingRecord, fail
+from seekpoint.records import RawRecord, one_line, running_line
+from seekpoint.worker.assignment import Chunk, Standby, WorkerAssignment
 from seekpoint.worker.heartbeat import Heartbeat
-from seekpoint.worker.open_batch import CHUNK, Buffer, OpenBatch, Outcome
+from seekpoint.worker.open_batch import CHUNK, Buffer, OpenBatch
+from seekpoint.worker.single_attempts import SingleAttempts
+from seekpoint.worker.source import Source
 from seekpoint.worker.start_errors import is_transient_at_start
 from seekpoint.worker.unit_of_work import Committer
 
@@ -72,7 +71,6 @@ class Loop:
         self._said: dict[int, float] = {}  # the client's errors of this trouble: code -> when it was told
         self._lag_at = 0.0
         self._took = 0.0  # seconds of the last batch: as long, records are tried alone before it is others' turn
-        self._first = False  # whether a single free place in a batch is a waiting record's
         self._chance = random.Random()  # noqa: S311 -- jitter
         self._waits = Backoff().waits(self._chance)
         self._ask_codec: Callable[[], object] | None = None  # what a codec got no answer to
@@ -80,6 +78,8 @@ class Loop:
         self._held: WorkerAssignment
         self._committer: Committer
         self._heartbeat: Heartbeat
+        self._source: Source
+        self._singles: SingleAttempts
         self._is_open = False  # these three are in use
         self._ending = threading.Lock()  # its holder announces the end: this thread, or the one that gives it up
         self._given_up: StopTimeout | None = None
@@ -253,6 +253,16 @@ class Loop:
         max_poll = int(self._config.get("max.poll.interval.ms", 300_000)) / 1000
         self._heartbeat = Heartbeat(self._held.client, max_poll, self._limits.transaction_age, self._announce)
         self._committer = Committer(self._ledger, self._pipeline, self._held, self._announce, stopwatch=self._stopwatch)
+        self._source = Source(self._held, self._announce)
+        self._singles = SingleAttempts(
+            self._pipeline,
+            self._ledger,
+            self._held,
+            self._committer,
+            heartbeat=self._heartbeat,
+            announce=self._announce,
+            keeps_claims=lambda: self._given_up is not None,
+        )
         self._is_open = True
         self._held.join()
         self._announce(events.Started(group=self._pipeline.group, owner=self._ledger.owner.hex))
@@ -307,8 +317,8 @@ class Loop:
         self._recovered()
         self._raise_if_strict()
         self._sample_lag()
-        has_tried = self._try_carefully()
-        if (chunk := self._read(0 if has_tried else POLL, self._limits.batch_records)) is None:
+        has_tried = self._attempt_singles()
+        if (chunk := self._source.read(self._limits.batch_records, 0 if has_tried else POLL)) is None:
             self._took = 0.0
             return
         buffer = Buffer(chunk, lambda: self._draw(buffer.room), self._held.identity.ask, self._limits)
@@ -318,32 +328,9 @@ class Loop:
         self._took = monotonic() - began
         self._recovered()
 
-    def _read(self, wait: float, most: int) -> Chunk[RawRecord] | None:
-        """What has waited long enough, and what the client has; waits for the first record, if there is none."""
-        room, due = min(CHUNK, most), None
-        if self._held.scheduler:
-            # Half of the room each: neither what waits nor what comes in keeps the other out.
-            self._first = not self._first
-            due = self._held.scheduler.due(room // 2 + self._first)
-            room -= len(due)
-            wait = 0 if len(due) else self._held.scheduler.wait(wait)
-        taken = self._held.accept_messages(self._held.client.read(room, wait)) if room else None
-        if taken is None or not len(taken):
-            return due if due is not None and len(due) else None
-        self._announce(events.ChunkRead(records=len(taken)))
-        chunk = self._readable(taken)
-        return chunk if due is None or not len(due) else due.and_then(chunk)
-
-    def _readable(self, taken: Chunk[Any]) -> Chunk[RawRecord]:
-        """The messages as records, which are made when somebody looks at one; what cannot be read is found now."""
-        records, unreadable = lazy_records(list(taken), next(iter(taken.reads)) if len(taken.reads) == 1 else None)
-        for record, error in unreadable:
-            self._held.active[Partition(record.topic, record.partition)].unreadable[record.offset] = error
-        return Chunk(records, taken.reads, unreadable)
-
     def _draw(self, most: int) -> Chunk[RawRecord] | None:
         """What more is there for the open batch; None once a partition was taken away or the end was asked for."""
-        return None if self._held.has_revoked or self._stopping.is_set() else self._read(0, most)
+        return None if self._held.has_revoked or self._stopping.is_set() else self._source.read(most, 0)
 
     def _raise_if_strict(self) -> None:
         if self._pipeline.strict and (stopped := self._held.stopped):
@@ -361,86 +348,14 @@ class Loop:
             return
         self._announce(events.LagSampled(lag=lag, not_due=self._held.scheduler.not_due(), unknown=unknown))
 
-    # -- one record at a time -------------------------------------------------------------------------
-
-    def _try_carefully(self) -> bool:
+    def _attempt_singles(self) -> bool:
         """Try what is due and has a transaction of its own, for about as long as the last batch; whether any was."""
         until, has_tried = monotonic() + self._took, False
-        while not self._stopping.is_set() and (tried := self._held.scheduler.next_careful()) is not None:
-            if isinstance(tried, SuspectPart):
-                self._try_part(tried)
-            else:
-                self._try(tried)
+        while not self._stopping.is_set() and self._singles.attempt_next():
             has_tried = True
             if monotonic() >= until:
                 break
         return has_tried
-
-    def _try(self, alone: SingleAttempt) -> None:
-        """One record in a transaction of its own; that it is tried goes on record before, as it may be the end of us.
-
-        One that ended as many processes as it may is poison, and no handler sees it.
-        """
-        at = alone.partition, alone.record.offset
-        # It is alone already: a failure is its own, and is not looked for by a second call.
-        batch = self._closed(alone.chunk, Outcome({at: alone.tries}), is_single=True, is_transient=alone.is_transient)
-        if alone.is_at_crash_limit:
-            fail(self._pipeline, batch.outcome, alone.record, CrashingRecord(alone.crashes), Cause.CRASHED)
-        else:
-            pipeline = self._pipeline
-            then = TRANSIENT if alone.is_transient else pipeline.on_poison.value
-            attempt = Attempt(at[1], alone.tries + 1, allowed=pipeline.retry.attempts, then=then)
-            if not self._on_record(lambda: self._ledger.record_attempts_alone([(alone.claim, attempt)])):
-                return
-            self._announce(events.SingleRecordAttempt(partition=at[0], offset=at[1], attempt=attempt.number))
-        self._commit_carefully(batch, alone.claim)
-        if batch.buffer.reads:
-            self._held.scheduler.note_left(at[0], is_found=alone.is_at_crash_limit)
-        if alone.tries and batch.buffer.reads and not batch.outcome.excludes(alone.record):
-            self._announce(events.RetrySucceeded(partition=at[0], offset=at[1], attempt=alone.tries + 1))
-
-    def _try_part(self, part: SuspectPart) -> None:
-        """A part of a suspect range; that it is tried is recorded before, as it may end this process."""
-        batch = self._closed(part.chunk, Outcome(), suspects=part.suspects)
-        note = SuspectNote(part.claim, part.suspects.end, part.end)
-        if not part.is_noted and not self._on_record(lambda: self._ledger.record_suspects_alone([note])):
-            return
-        self._announce(events.SuspectPartAttempt(partition=part.partition, start=part.start, end=part.end))
-        self._commit_carefully(batch, part.claim)
-        if batch.buffer.reads:
-            self._held.scheduler.note_left(part.partition)
-
-    def _closed(self, chunk: Chunk[RawRecord], outcome: Outcome, **known: Any) -> OpenBatch:
-        """A batch of this chunk and no more."""
-        return OpenBatch(Buffer(chunk, lambda: None, self._held.identity.ask, self._limits), outcome, **known)
-
-    def _on_record(self, note: Callable[[], object]) -> bool:
-        """Put it on record, if the claim is still ours."""
-        try:
-            note()
-        except Fenced as error:
-            self._announce(events.Refused(reason=error.reason))
-            self._held.reconcile({})
-            return False
-        return True
-
-    def _commit_carefully(self, batch: OpenBatch, claim: Claim) -> None:
-        try:
-            with self._heartbeat:
-                self._committer.commit(batch)
-        except Exception:
-            self._give_up(claim)
-            raise
-
-    def _give_up(self, claim: Claim) -> None:
-        """The attempt ends here, and not its process: say so at once, before a successor takes it for a death."""
-        if self._given_up is not None:
-            return
-        try:
-            self._ledger.release([claim])
-        except Exception as error:
-            if not is_transient(error):
-                raise
 
     # -- trouble --------------------------------------------------------------------------------------
 

@@ -120,6 +120,8 @@ def fenced(tx: GroupConnection, statement: Any, parameters: dict[str, Any]) -> A
     try:
         return tx.fetch_one(statement, **parameters)
     except (DBAPIError, psycopg.Error) as error:
+        if tx.is_deferred(error):  # of the handler or a sink, whatever it says
+            raise
         told = error.orig if isinstance(error, DBAPIError) else error
         if getattr(told, "sqlstate", None) == INVALID_TEXT_REPRESENTATION and sql.REFUSAL in str(told):
             message = str(told)

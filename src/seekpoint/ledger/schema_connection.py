@@ -40,6 +40,10 @@ class SchemaConnection:
         given = {name: _array(value) if isinstance(value, list) else value for name, value in parameters.items()}
         return self.connection.fast_path(text, self._given(given))
 
+    def is_deferred(self, error: BaseException) -> bool:
+        """Whether the error is of an earlier statement, whose answer came together with this one's."""
+        return isinstance(self.connection, HandlerConnection) and self.connection.deferred.error is error
+
     def _given(self, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
         """The parameters of one statement."""
         return parameters

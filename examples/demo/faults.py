@@ -8,8 +8,8 @@ from time import monotonic
 
 from sqlalchemy import Engine, text
 
-from demo.crew import DemoFailed, Member, WorkerPool
 from demo.flights import Feed
+from demo.worker_pool import DemoFailed, WorkerPool, WorkerProcess
 from seekpoint.ledger.sql.worker import APPLICATION
 
 #: Who is killed, and at which step of its transaction. The rows are written from Applied on, the offset at Advanced.
@@ -54,8 +54,8 @@ class Outcome:
 class Script:
     """Runs the faults in order, each with a share of the records in flight."""
 
-    def __init__(self, crew: WorkerPool, feed: Feed, database: Engine, share: int, tell: Callable[[str], None]) -> None:
-        self._crew, self._feed, self._database, self._share = crew, feed, database, share
+    def __init__(self, pool: WorkerPool, feed: Feed, database: Engine, share: int, tell: Callable[[str], None]) -> None:
+        self._pool, self._feed, self._database, self._share = pool, feed, database, share
         self._tell = tell
         self.outcome = Outcome()
 
@@ -76,88 +76,88 @@ class Script:
         self._tell(line)
 
     def _both_at_work(self) -> None:
-        self._crew.wait("both workers to share the partitions", lambda: self._crew.settled)
+        self._pool.wait("both workers to share the partitions", lambda: self._pool.settled)
 
-    def _halted(self, name: str, step: str) -> Member:
+    def _halted(self, name: str, step: str) -> WorkerProcess:
         """Both workers at work, records on their way, and this one standing still at the step."""
         self._both_at_work()
-        crew, member = self._crew, self._crew[name]
-        crew.wait(f"worker {name} to take an order", member.halt_at(step))
+        pool, worker = self._pool, self._pool[name]
+        worker.break_at(step)
         self._feed.send(self._share)
-        crew.wait(f"worker {name} to reach {step}", lambda: member.halted == step)
-        return member
+        pool.wait(f"worker {name} to reach {step}", lambda: worker.at_break == step)
+        return worker
 
     # -- killed ---------------------------------------------------------------------------------------
 
     def _kill(self, name: str, step: str) -> None:
-        member = self._halted(name, step)
-        open_ = self._open_transaction(member)
-        member.kill()
+        worker = self._halted(name, step)
+        open_ = self._open_transaction(worker)
+        worker.kill()
         self.outcome.kills += 1
         if open_ is None:
             self._say(f"killed {name} at {step}, but it had no transaction open")
         else:
             self.outcome.kills_in_transaction += 1
             self._say(f"killed {name} at {step}: {open_}")
-            self._crew.wait("Postgres to roll it back", lambda: not self._is_open(open_))
-        self._crew.start(name)
+            self._pool.wait("Postgres to roll it back", lambda: not self._is_open(open_))
+        self._pool.start(name)
 
     # -- frozen ---------------------------------------------------------------------------------------
 
     def _freeze_before_writing(self, name: str) -> None:
         """A zombie with a batch in hand and no transaction: its first statement must be refused."""
-        member = self._halted(name, "BatchOpened")
-        waited = self._outlive(member)
-        self._tell_of_freeze(member, "a batch read and no transaction open", waited)
-        self._expect_refusal(member)
+        worker = self._halted(name, "BatchOpened")
+        waited = self._outlive(worker)
+        self._tell_of_freeze(worker, "a batch read and no transaction open", waited)
+        self._expect_refusal(worker)
 
     def _freeze_in_transaction(self, name: str) -> None:
         """A zombie inside its transaction: the successor's claim waits for it, but not for long."""
-        member = self._halted(name, "Applied")
-        open_ = self._open_transaction(member)
+        worker = self._halted(name, "Applied")
+        open_ = self._open_transaction(worker)
         if open_ is None:
             raise DemoFailed(f"worker {name} halted at Applied, but the server knows of no open transaction of it")
-        heir, troubles = self._crew.other(name), len(member.troubles)
+        heir, troubles = self._pool.other(name), len(worker.troubles)
         stalls = len(heir.stalls)
-        waited = self._outlive(member)
+        waited = self._outlive(worker)
         put_off = heir.stalls[stalls:]
         if self._is_open(open_):
             raise DemoFailed(f"worker {heir.name} went on over {open_}")
-        self._tell_of_freeze(member, str(open_), waited)
-        self._expect_refusal(member)
-        by = f"{heir.name}'s claim" if any(open_.pid in stall["ended"] for stall in put_off) else "the server"
-        said = f" ({member.troubles[troubles]})" if len(member.troubles) > troubles else ""
+        self._tell_of_freeze(worker, str(open_), waited)
+        self._expect_refusal(worker)
+        by = f"{heir.name}'s claim" if any(open_.pid in stall["terminated"] for stall in put_off) else "the server"
+        said = f" ({worker.troubles[troubles]})" if len(worker.troubles) > troubles else ""
         self._say(f"  its transaction was ended by {by}{said}; {heir.name}'s claim was put off {len(put_off)} times")
 
-    def _outlive(self, zombie: Member) -> float:
+    def _outlive(self, zombie: WorkerProcess) -> float:
         """Freeze it until the other one has claimed all it had and gone on; returns the seconds that took."""
-        crew, heir = self._crew, self._crew.other(zombie.name)
-        inheritance = list(zombie.placed)
-        position = crew.committed_of(inheritance)
+        pool, heir = self._pool, self._pool.other(zombie.name)
+        inheritance = list(zombie.active)
+        position = pool.committed_of(inheritance)
         began = monotonic()
         zombie.freeze()
-        crew.wait(f"worker {zombie.name} to stand still", lambda: zombie.is_stopped)
-        crew.wait(
+        pool.wait(f"worker {zombie.name} to stand still", lambda: zombie.is_stopped)
+        pool.wait(
             f"worker {heir.name} to claim what worker {zombie.name} had, and to go on from there",
-            lambda: set(inheritance) <= set(heir.placed) and crew.committed_of(inheritance) > position,
+            lambda: set(inheritance) <= set(heir.active) and pool.committed_of(inheritance) > position,
         )
         return monotonic() - began
 
-    def _tell_of_freeze(self, zombie: Member, having: str, waited: float) -> None:
-        heir = self._crew.other(zombie.name).name
+    def _tell_of_freeze(self, zombie: WorkerProcess, having: str, waited: float) -> None:
+        heir = self._pool.other(zombie.name).name
         self._say(f"froze {zombie.name} with {having}; {heir} took over and went on after {waited:.1f} s")
 
-    def _expect_refusal(self, zombie: Member) -> None:
+    def _expect_refusal(self, zombie: WorkerProcess) -> None:
         """Let the zombie go on with what it was about to do.
 
         Where the server ended its connection, it asks the ledger before it writes again, and need not be refused.
         """
-        refusals, commits, ousted = len(zombie.refusals), zombie.commits, zombie.ousted
+        refusals, commits, claims_lost = len(zombie.refusals), zombie.commits, zombie.claims_lost
         zombie.thaw()
         zombie.go()
-        self._crew.wait(
+        self._pool.wait(
             f"worker {zombie.name} to be fenced",
-            lambda: len(zombie.refusals) > refusals or zombie.commits > commits or zombie.ousted > ousted,
+            lambda: len(zombie.refusals) > refusals or zombie.commits > commits or zombie.claims_lost > claims_lost,
         )
         if zombie.commits == commits:
             self.outcome.fenced += 1
@@ -168,17 +168,17 @@ class Script:
 
     # -- what the server says -------------------------------------------------------------------------
 
-    def _open_transaction(self, member: Member) -> OpenTransaction | None:
-        return open_transaction(self._database, member)
+    def _open_transaction(self, worker: WorkerProcess) -> OpenTransaction | None:
+        return open_transaction(self._database, worker)
 
     def _is_open(self, transaction: OpenTransaction) -> bool:
         return is_open(self._database, transaction)
 
 
-def open_transaction(database: Engine, member: Member) -> OpenTransaction | None:
+def open_transaction(database: Engine, worker: WorkerProcess) -> OpenTransaction | None:
     """What the server knows of the worker's transaction; None where it has none open."""
     with database.connect() as connection:
-        row = connection.execute(_OPEN, {"name": f"{APPLICATION}{member.owner[:8]} %"}).one_or_none()
+        row = connection.execute(_OPEN, {"name": f"{APPLICATION}{worker.owner[:8]} %"}).one_or_none()
         if row is None:
             return None
         wrote = connection.execute(_WRITES, {"pid": row.pid}).scalar_one() > 0

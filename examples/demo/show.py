@@ -10,11 +10,11 @@ from rich.console import Console
 from sqlalchemy import create_engine
 
 from demo.bar import bar
-from demo.crew import WorkerPool
 from demo.faults import FAULTS, Script
 from demo.flights import PARTITIONS, RECORDS, TOPIC, Feed, read_flights, table
 from demo.report import Report, compare
 from demo.wire import create_topic
+from demo.worker_pool import WorkerPool
 from seekpoint import schema
 from seekpoint.errors import ConfigError
 from seekpoint.testing.servers.pair import Pair, start_pair
@@ -52,20 +52,20 @@ def _perform(pair: Pair, records: int, folder: Path, console: Console) -> Report
         kafka = {"bootstrap.servers": pair.kafka.bootstrap, **TIMES}
         order = {"database": pair.postgres.url, "kafka": kafka, "limits": LIMITS}
         with (
-            WorkerPool(order, PARTITIONS, folder) as crew,
+            WorkerPool(order, PARTITIONS, folder) as pool,
             bar(console, "records committed", records) as (update, tell),
         ):
-            crew.on_progress = update
-            crew.start("A")
-            crew.start("B")
-            crew.wait("both workers to share the partitions", lambda: crew.settled)
+            pool.on_progress = update
+            pool.start("A")
+            pool.start("B")
+            pool.wait("both workers to share the partitions", lambda: pool.settled)
             feed = Feed(pair.kafka.bootstrap, read_flights(records))
             began = monotonic()
-            outcome = Script(crew, feed, engine, records // (FAULTS + 1), tell).run()
+            outcome = Script(pool, feed, engine, records // (FAULTS + 1), tell).run()
             feed.send()
-            crew.wait("every record to be committed", lambda: crew.committed == feed.sent)
+            pool.wait("every record to be committed", lambda: pool.committed == feed.sent)
             seconds = monotonic() - began
-            exit_codes = tuple(crew.stop())
+            exit_codes = tuple(pool.stop())
         with console.status("comparing the table with the file, row by row"):
             comparison = compare(engine, read_flights(records))
     finally:

@@ -85,7 +85,7 @@ def test_a_killed_demo_leaves_nothing_behind(tmp_path: Path) -> None:
     try:
         assert reached.wait(90), "the demo did not come to its first fault"
         family = psutil.Process(demo.pid).children(recursive=True)
-        assert any("demo.member" in _command(one) for one in family)
+        assert any("demo.worker_process" in _command(one) for one in family)
     finally:
         demo.kill()
         demo.wait()
@@ -99,13 +99,13 @@ def test_a_killed_demo_leaves_nothing_behind(tmp_path: Path) -> None:
 FROZEN = """\
 import sys, threading
 from pathlib import Path
-from demo.crew import Member
+from demo.worker_pool import WorkerProcess
 
-member = Member("A", {}, threading.Condition(), Path("A.log"))
-member.freeze()
-while not member.is_stopped:
+worker = WorkerProcess("A", {}, threading.Condition(), Path("A.log"))
+worker.freeze()
+while not worker.is_stopped:
     threading.Event().wait(0.01)
-print(member._process.pid, flush=True)
+print(worker.pid, flush=True)
 sys.stdin.read()
 """
 

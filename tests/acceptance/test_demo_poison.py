@@ -113,7 +113,7 @@ def test_the_demo(tmp_path: Path) -> None:
         assert kind.said in fate["said"]
     assert "(exit code -11, segfault); started again" in done.stderr
     assert "(exit code 66, os._exit); started again" in done.stderr
-    assert done.stderr.count("parked by ") == KILLERS
+    assert done.stderr.count("dead-lettered by ") == KILLERS
 
 
 # -- the proof can fail -------------------------------------------------------------------------------------

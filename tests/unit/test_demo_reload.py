@@ -15,7 +15,6 @@ import pytest
 from typer.testing import CliRunner
 
 from demo.cli import app
-from demo.crew import DemoFailed
 from demo.flights import RECORDS, read_flights
 from demo.reload import show
 from demo.reload.handling import VERSIONS, Priced, make_pipeline, name_of, table
@@ -23,6 +22,7 @@ from demo.reload.judge import expected
 from demo.reload.load import Load, later
 from demo.reload.reader import complaint
 from demo.reload.report import Reloaded, Report
+from demo.worker_pool import DemoFailed
 from seekpoint.errors import ConfigError
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.worker.target import load

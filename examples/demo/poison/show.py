@@ -11,14 +11,14 @@ from rich.console import Console
 from sqlalchemy import Engine, create_engine, func, select
 
 from demo.bar import bar
-from demo.crew import DemoFailed
 from demo.flights import PARTITIONS, RECORDS, Flight, read_flights
-from demo.poison.crew import SupervisedPool
 from demo.poison.handling import CLEAN, POISONED, Desk, Outages, make_pipeline, make_table
 from demo.poison.judge import Verdict, judge
 from demo.poison.kinds import ID, KILLERS, Sent, break_some, choose, tail
 from demo.poison.report import Report
+from demo.poison.worker_pool import SupervisedPool
 from demo.wire import Wire, create_topic
+from demo.worker_pool import DemoFailed
 from seekpoint import schema
 from seekpoint.admin import DeadLetterReplay
 from seekpoint.errors import ConfigError
@@ -82,25 +82,25 @@ class Stage:
         self._mend()
 
     def _play_clean(self) -> None:
-        with self._crew(CLEAN, "clean records committed", self._counted) as (crew, _):
+        with self._pool(CLEAN, "clean records committed", self._counted) as (pool, _):
             wire = Wire(self._pair.kafka.bootstrap, CLEAN)
             notices = list(break_some(self._flights[: self._counted], {}))
-            self._rate_clean = self._counted / _run(crew, wire, notices, self._counted)
-            crew.stop()
+            self._rate_clean = self._counted / _run(pool, wire, notices, self._counted)
+            pool.stop()
 
     def _play_poisoned(self) -> None:
         count = len(self._flights)
-        with self._crew(POISONED, "records passed", count) as (crew, tell):
+        with self._pool(POISONED, "records passed", count) as (pool, tell):
             wire = Wire(self._pair.kafka.bootstrap, POISONED)
             notices = list(break_some(self._flights, choose(self._flights, self._seed)))
             self._broken = {flight.id: sent for flight, _, sent in notices if sent is not None}
             self._began = monotonic()
-            self._rate_poisoned = self._counted / _run(crew, wire, notices[: self._counted], self._counted)
+            self._rate_poisoned = self._counted / _run(pool, wire, notices[: self._counted], self._counted)
             tell(f"now the last {count - self._counted:,} records, {KILLERS} killers among them")
-            _run(crew, wire, notices[self._counted :], count)
-            crew.wait("whoever was started last to have joined", lambda: crew.settled)
-            self._exit_codes = tuple(crew.stop())
-            self._deaths = crew.deaths
+            _run(pool, wire, notices[self._counted :], count)
+            pool.wait("whoever was started last to have joined", lambda: pool.settled)
+            self._exit_codes = tuple(pool.stop())
+            self._deaths = pool.deaths
 
     def _mend(self) -> None:
         """Replay all but what no handler will ever see: first the plan, then in earnest."""
@@ -151,7 +151,7 @@ class Stage:
     # -- two workers ----------------------------------------------------------------------------------
 
     @contextmanager
-    def _crew(self, name: str, what: str, total: int) -> Iterator[tuple[SupervisedPool, Callable[[str], None]]]:
+    def _pool(self, name: str, what: str, total: int) -> Iterator[tuple[SupervisedPool, Callable[[str], None]]]:
         """Two workers that share the partitions of a new topic, with a new table."""
         make_table(name).metadata.create_all(self.engine)
         create_topic(self._pair.kafka.bootstrap, name, PARTITIONS)
@@ -164,22 +164,22 @@ class Stage:
         }
         logs = self._folder / name
         logs.mkdir()
-        with bar(self._console, what, total) as (update, tell), SupervisedPool(order, PARTITIONS, logs, tell) as crew:
-            crew.on_progress = update
-            crew.start("A")
-            crew.start("B")
-            crew.wait("both workers to share the partitions", lambda: crew.settled)
-            yield crew, tell
+        with bar(self._console, what, total) as (update, tell), SupervisedPool(order, PARTITIONS, logs, tell) as pool:
+            pool.on_progress = update
+            pool.start("A")
+            pool.start("B")
+            pool.wait("both workers to share the partitions", lambda: pool.settled)
+            yield pool, tell
 
 
-def _run(crew: SupervisedPool, wire: Wire, notices: Notices, until: int) -> float:
+def _run(pool: SupervisedPool, wire: Wire, notices: Notices, until: int) -> float:
     """Send these, and wait until so many records are passed in all; returns the seconds that took."""
     began = monotonic()
     for flight, value, sent in notices:
         heard = None if sent is None else sent.heard
         wire.send(value, flight.carrier, [(ID, str(flight.id).encode())], heard)
     wire.flush()
-    crew.wait("every record to be passed", lambda: crew.committed >= until, PATIENCE)
-    if crew.committed > until:
-        raise DemoFailed(f"the workers stand at {crew.committed:,} records, of {until:,} that were sent")
+    pool.wait("every record to be passed", lambda: pool.committed >= until, PATIENCE)
+    if pool.committed > until:
+        raise DemoFailed(f"the workers stand at {pool.committed:,} records, of {until:,} that were sent")
     return monotonic() - began

@@ -12,10 +12,10 @@ from typing import Self
 
 import msgspec
 
-from demo.crew import DemoFailed
 from demo.flights import Flight
 from demo.reload.handling import TOPIC
 from demo.wire import Wire
+from demo.worker_pool import DemoFailed
 
 TICK = 0.02  # seconds between two handfuls of records
 

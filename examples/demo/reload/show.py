@@ -17,16 +17,16 @@ from rich.console import Console
 from sqlalchemy import Engine, create_engine
 
 from demo.bar import bar
-from demo.crew import DemoFailed
 from demo.faults import is_open, open_transaction
 from demo.flights import PARTITIONS, RECORDS, Flight, read_flights
-from demo.reload.crew import Shifts
 from demo.reload.handling import TABLE, TOPIC, name_of, table
 from demo.reload.judge import compare
 from demo.reload.load import Load
 from demo.reload.reader import Reader
 from demo.reload.report import Reloaded, Report
+from demo.reload.worker_pool import VersionedPool
 from demo.wire import create_topic
+from demo.worker_pool import DemoFailed
 from seekpoint import schema
 from seekpoint.errors import ConfigError, needs_extra
 from seekpoint.jobs.reload import CutOver, Driver, Generations, LocalStager, Reload, Run, Staged, Stager, Task
@@ -48,7 +48,7 @@ TIMES = {"session.timeout.ms": 2_000, "heartbeat.interval.ms": 400}
 
 #: How each version of the code comes into being, and who is at work with it.
 RELOADS = (("merge", 2), ("swap", 3), ("generation", 4))
-CREW = {1: ("A", "B"), 2: ("C", "D"), 3: ("E", "F"), 4: ("G", "H")}
+WORKERS = {1: ("A", "B"), 2: ("C", "D"), 3: ("E", "F"), 4: ("G", "H")}
 
 Tell = Callable[[str], None]
 
@@ -154,7 +154,7 @@ class Stage:
         self._count = len(year)
         self.kafka = {"bootstrap.servers": pair.kafka.bootstrap}
         order = {"database": pair.postgres.url, "kafka": self.kafka | TIMES, "limits": LIMITS}
-        self.crew = Shifts(order, PARTITIONS, folder)
+        self.pool = VersionedPool(order, PARTITIONS, folder)
         self.load = Load(pair.kafka.bootstrap, year)
         self.reader = Reader(engine)
         self.reloads: list[Reloaded] = []
@@ -166,16 +166,16 @@ class Stage:
         schema.upgrade(self.engine)
         table.metadata.create_all(self.engine)
         create_topic(self._pair.kafka.bootstrap, TOPIC, PARTITIONS)
-        with self.crew, self.load:
+        with self.pool, self.load:
             with bar(self._console, "records committed", self._count) as (update, _):
-                self.crew.on_progress = update
-                self.crew.hire(CREW[1], 1)
+                self.pool.on_progress = update
+                self.pool.start_version(WORKERS[1], 1)
                 self._all_at_work()
                 self.load.send(self._count)
-                self.crew.wait(
-                    "the first records to be committed", lambda: self.crew.committed == self._count, PATIENCE
+                self.pool.wait(
+                    "the first records to be committed", lambda: self.pool.committed == self._count, PATIENCE
                 )
-                self.crew.on_progress = lambda _: None
+                self.pool.on_progress = lambda _: None
             with self.reader:
                 yield
 
@@ -183,17 +183,17 @@ class Stage:
         """Reloads, one after the other, while records are produced; raises DemoFailed where one cannot be done."""
         began = monotonic()
         self.load.start(RATE)
-        self.crew.rested("with records coming in")
+        self.pool.rested("with records coming in")
         for strategy, version in reloads:
             self.reload(strategy, version)
         self.load.stop()
-        self.crew.wait("every record to be committed", lambda: self.crew.committed == self.load.sent, PATIENCE)
+        self.pool.wait("every record to be committed", lambda: self.pool.committed == self.load.sent, PATIENCE)
         self._seconds = monotonic() - began
-        self._exit_codes = self.crew.stop()
+        self._exit_codes = self.pool.stop()
 
     def reload(self, strategy: str, version: int) -> None:
         """One reload, with a worker killed in its middle, and both proofs behind it."""
-        began, applied, polls = monotonic(), self.crew.committed, self.reader.count
+        began, applied, polls = monotonic(), self.pool.committed, self.reader.count
         if strategy == "generation":
             Generations(self.engine).enable(TABLE)
         timed, moved = Timed(self._stager(strategy, version)), Moved()
@@ -205,17 +205,17 @@ class Stage:
         with bar(self._console, f"{strategy}: records staged", total) as (update, tell):
             moved.update = update
             with ThreadPoolExecutor(1) as pool:
-                kill = pool.submit(self._kill, CREW[version - 1][0], tell)
+                kill = pool.submit(self._kill, WORKERS[version - 1][0], tell)
                 reload.stage(driver)
                 tell(f"{strategy}: {timed.rows:,} rows staged in {timed.seconds:.1f} s, and indexed")
                 killed = kill.result()
             cut = self._publish(reload, driver, version, tell)
-            pause = self.crew.rested(f"with version {version}")
+            pause = self.pool.rested(f"with version {version}")
             tell(
                 f"{strategy}: {cut.lock_seconds:.3f} s under the lock; a partition stood still for {pause:.2f} s at "
-                f"most until workers {' and '.join(CREW[version])} had taken over"
+                f"most until workers {' and '.join(WORKERS[version])} had taken over"
             )
-        applied = self.crew.committed - applied
+        applied = self.pool.committed - applied
         differing = self._verify(version)
         comparison = compare(self.engine, lambda ends: self.load.log_to(ends, PATIENCE), version)
         if not self.reader.once_more(PATIENCE):
@@ -274,39 +274,39 @@ class Stage:
 
     def _publish(self, reload: Reload, driver: Driver, version: int, tell: Tell) -> CutOver:
         """Follow, compare, and cut over, with the next version's workers standing by."""
-        before, after = CREW[version - 1], CREW[version]
+        before, after = WORKERS[version - 1], WORKERS[version]
         with CatchUp(driver, reload.sources, self.kafka) as rounds:
             reload.catch_up(driver, rounds)
             if driver.run.strategy == "merge":
                 found = reload.compare(driver, rounds).tables[0]
                 tell(f"merge: {found.different:,} rows differ, {found.missing + found.extra:,} are missing or too many")
-            self.crew.hire(after, version)
+            self.pool.start_version(after, version)
             self._stand_by(after)
-            self.crew.outdate(before)
+            self.pool.outdate(before)
             cut = reload.cut_over(driver, rounds)
-        self.crew.retire(before)
+        self.pool.wait_outdated(before)
         self._all_at_work()
         reload.runs.drop(driver.run.id)
         return cut
 
     def _stand_by(self, names: Sequence[str]) -> None:
-        self.crew.wait(
-            f"workers {' and '.join(names)} to stand by", lambda: all(self.crew[name].stands_by for name in names)
+        self.pool.wait(
+            f"workers {' and '.join(names)} to stand by", lambda: all(self.pool[name].on_standby for name in names)
         )
 
     def _kill(self, name: str, tell: Tell) -> Killed:
         """SIGKILL a worker in mid-transaction, and wait until its partitions go on; whatever the reload does."""
-        crew, member = self.crew, self.crew[name]
-        crew.wait(f"worker {name} to take an order", member.halt_at("Applied"))
-        crew.wait(f"worker {name} to reach Applied", lambda: member.halted == "Applied")
-        found = open_transaction(self.engine, member)
-        member.kill()
+        pool, worker = self.pool, self.pool[name]
+        worker.break_at("Applied")
+        pool.wait(f"worker {name} to reach Applied", lambda: worker.at_break == "Applied")
+        found = open_transaction(self.engine, worker)
+        worker.kill()
         tell(f"killed {name} at Applied: {found or 'but it had no transaction open'}")
         if found is not None:
-            crew.wait("Postgres to roll it back", lambda: not is_open(self.engine, found))
-        crew.start(name)
+            pool.wait("Postgres to roll it back", lambda: not is_open(self.engine, found))
+        pool.start(name)
         self._all_at_work()
-        return Killed(found is not None, crew.rested(f"behind the death of {name}"))
+        return Killed(found is not None, pool.rested(f"behind the death of {name}"))
 
     def _verify(self, version: int) -> int:
         """The library's own proof: rebuilt once more, and compared; how many rows differ."""
@@ -315,4 +315,4 @@ class Stage:
         return sum(each.missing + each.extra + each.different for each in found.tables)
 
     def _all_at_work(self) -> None:
-        self.crew.wait("the workers to share the partitions", lambda: self.crew.settled)
+        self.pool.wait("the workers to share the partitions", lambda: self.pool.settled)

@@ -82,6 +82,8 @@ class ChildProcess:
     may override :meth:`reported` and :meth:`on_end`, which run on a thread of their own, under ``changed``.
     """
 
+    failure: type[NotReached] = NotReached  # what its methods raise; a subclass may raise its own kind
+
     def __init__(
         self, process: Started, order: Mapping[str, Any] | None = None, *, changed: threading.Condition | None = None
     ) -> None:
@@ -118,9 +120,13 @@ class ChildProcess:
                 self.reported(values)
                 self.changed.notify_all()
         self._process.wait()
+        self._set_ended()
+
+    def _set_ended(self) -> None:
         with self.changed:
-            self.has_ended = True
-            self.on_end()
+            if not self.has_ended:
+                self.has_ended = True
+                self.on_end()
             self.changed.notify_all()
 
     def _read_errors(self) -> None:
@@ -175,7 +181,7 @@ class ChildProcess:
             while not (found := reached()):
                 left = deadline - monotonic()
                 if self.has_ended or left <= 0:
-                    raise NotReached(f"process {self.pid} did not reach {what} in {timeout:.0f} s\n  {self.tail()}")
+                    raise self.failure(f"process {self.pid} did not reach {what} in {timeout:.0f} s\n  {self.tail()}")
                 self.changed.wait(left)
             return found
 
@@ -214,7 +220,7 @@ class ChildProcess:
             self._process.stdin.write(json.dumps(order) + "\n")
             self._process.stdin.flush()
         except (BrokenPipeError, ValueError):  # ended; or ended and closed
-            raise NotReached(f"process {self.pid} has ended\n  {self.tail()}") from None
+            raise self.failure(f"process {self.pid} has ended\n  {self.tail()}") from None
 
     def break_at(self, step: str, nth: int = 1, do: Break = "wait") -> None:
         """Let its ``Reporter`` kill it, stop it or wait at the ``nth`` such event from now; returns once set."""
@@ -260,19 +266,24 @@ class ChildProcess:
         deadline, pause = monotonic() + timeout, threading.Event()
         while not self.is_stopped:
             if monotonic() > deadline:
-                raise NotReached(f"process {self.pid} is not stopped after {timeout:.0f} s\n  {self.tail()}")
+                raise self.failure(f"process {self.pid} is not stopped after {timeout:.0f} s\n  {self.tail()}")
             pause.wait(0.005)
 
     def ended(self, timeout: float = 60.0) -> int:
         """Wait for its end and its last report; returns its exit code. Raises NotReached after ``timeout`` seconds."""
-        self.wait_until(lambda: self.has_ended, "its end", timeout)
+        try:
+            code = self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise self.failure(f"process {self.pid} has not ended after {timeout:.0f} s\n  {self.tail()}") from None
         for reader in self._readers:
-            reader.join(10)
-        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
-            if stream is not None:
-                with suppress(BrokenPipeError):  # the rest of an order that it has not read
-                    stream.close()
-        return self._process.wait()
+            reader.join(2)  # processes that it has started may keep its pipes open
+        self._set_ended()
+        if not any(reader.is_alive() for reader in self._readers):
+            for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+                if stream is not None:
+                    with suppress(BrokenPipeError):  # the rest of an order that it has not read
+                        stream.close()
+        return code
 
     def close(self) -> None:
         """Kill it where it runs, and close its pipes."""

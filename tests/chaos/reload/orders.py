@@ -1,6 +1,6 @@
-"""The pipeline under siege, for whoever imports it by name: version N multiplies each amount by N, and says so.
+"""The pipeline of the reload chaos, imported by name: version N multiplies each amount by N, and writes N beside it.
 
-``SIEGE`` in the environment says which version, of which group; and, in a driver, where its tasks leave their process
+``RELOAD_CHAOS`` in the environment has the version and the group; and, in a driver, where its tasks leave their process
 ids, so that they can be killed. Tasks take their time with the first records, or nothing would hit them.
 """
 
@@ -25,8 +25,8 @@ _seen = 0
 
 def orders() -> Pipeline:
     """The pipeline, as the environment says."""
-    what = json.loads(os.environ["SIEGE"])
-    version, marks, driver = what["version"], what.get("marks"), os.environ.get("SIEGE_DRIVER")
+    what = json.loads(os.environ["RELOAD_CHAOS"])
+    version, marks, driver = what["version"], what.get("marks"), os.environ.get("RELOAD_CHAOS_DRIVER")
     is_task = marks is not None and str(os.getpid()) != driver
 
     def row(record: Record[Any, Any]) -> dict[str, Any]:

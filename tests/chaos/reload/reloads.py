@@ -9,22 +9,22 @@ from pathlib import Path
 if __name__ == "__main__":  # run by path: the packages are in the folder above
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from chaos.reload.report import besiege
-from chaos.reload.run_reloads import STAGERS
+from chaos.reload.reload_chaos import STAGERS
+from chaos.reload.report import run
 from seekpoint.testing.servers.pair import start_pair
 
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description="Reload a live table again and again, while everything is killed.")
+    parser = argparse.ArgumentParser(description="Reload a live table again and again, while its processes are killed.")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--stagers", default=",".join(STAGERS), help="who reads the log, in turns")
     parser.add_argument("--report", type=Path, default=Path("reloads-report.json"))
     given = parser.parse_args()
     with start_pair(own=True) as pair:
-        print(f"reloads under fire: seed {given.seed}, {given.rounds} rounds, {pair.describe()}", flush=True)
-        account = besiege(
+        print(f"reload chaos: seed {given.seed}, {given.rounds} rounds, {pair.describe()}", flush=True)
+        account = run(
             pair.postgres,
             pair.kafka.bootstrap,
             rounds=given.rounds,

@@ -1,4 +1,4 @@
-"""A whole siege, and its account: for people, and for the test that holds it to its word."""
+"""A whole run, and its account."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from chaos.reload.run_reloads import STAGERS, Siege, deal
+from chaos.reload.reload_chaos import STAGERS, ReloadChaos, draw_schedule
 from seekpoint.testing.servers.postgres import PostgresServer
 
-FOES = ("drivers", "workers", "workers standing by", "tasks", "postgres")
+KILLED = ("drivers", "workers", "workers on standby", "tasks", "postgres")
 
 
 @dataclass(frozen=True)
 class Account:
-    """What a siege was, in numbers. ``passed`` only if every kind of fault truly happened and nothing is wrong."""
+    """What happened, in numbers. ``passed`` only if every kind of fault truly happened and nothing is wrong."""
 
     seed: int
     rounds: int
@@ -37,7 +37,7 @@ class Account:
     @property
     def never(self) -> list[str]:
         """The kinds of faults that did not happen."""
-        return [foe for foe in FOES if not self.killed[foe]]
+        return [kind for kind in KILLED if not self.killed[kind]]
 
     @property
     def passed(self) -> bool:
@@ -46,7 +46,7 @@ class Account:
 
     def lines(self) -> list[str]:
         """For people."""
-        killed = ", ".join(f"{count} {foe}" for foe, count in self.killed.items())
+        killed = ", ".join(f"{count} {kind}" for kind, count in self.killed.items())
         return [
             f"{self.rounds} reloads ({', '.join(f'{n} {how}' for how, n in sorted(self.reloads.items()))})",
             f"killed: {killed}",
@@ -55,16 +55,16 @@ class Account:
             f"lock: worst {self.worst_lock_seconds:.3f} s, median {self.median_lock_seconds:.3f} s",
             f"{self.seconds:.0f} s in all; seed {self.seed}",
             *(f"FAILED: {finding}" for finding in self.findings[:50]),
-            *(f"FAILED: no {foe} were killed, so this proves nothing about it" for foe in self.never),
+            *(f"FAILED: no {kind} were killed, so this proves nothing about it" for kind in self.never),
         ]
 
     def write(self, path: Path) -> None:
         """As JSON."""
-        said: dict[str, Any] = {**vars(self), "passed": self.passed}
-        path.write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
+        values: dict[str, Any] = {**vars(self), "passed": self.passed}
+        path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
 
-def besiege(
+def run(
     postgres: PostgresServer,
     bootstrap: str,
     *,
@@ -75,30 +75,30 @@ def besiege(
 ) -> Account:
     """Play so many rounds, or up to the first that does not come to its end."""
     began, played = monotonic(), 0
-    with Siege(postgres, bootstrap, seed, show) as siege:
-        findings = siege.tally.findings
+    with ReloadChaos(postgres, bootstrap, seed, show) as chaos:
+        findings = chaos.counts.findings
         try:
-            for plan in deal(seed, rounds, stagers):
-                siege.round(plan)
+            for plan in draw_schedule(seed, rounds, stagers):
+                chaos.round(plan)
                 played += 1
-            siege.last_account()
-        except Exception as error:  # noqa: BLE001 -- the account tells it
+            chaos.compare_at_end()
+        except Exception as error:  # noqa: BLE001 -- the account has it
             findings.append(f"{type(error).__name__}: {error}")
-    tally, reader = siege.tally, siege.reader
-    locks = sorted(tally.lock_seconds) or [0.0]
+    counts, reader = chaos.counts, chaos.reader
+    locks = sorted(counts.lock_seconds) or [0.0]
     return Account(
         seed=seed,
         rounds=played,
-        reloads=dict(tally.reloads),
-        killed={foe: tally.killed[foe] for foe in FOES},
-        records=sum(len(log.records) for log in siege.load.logs),
-        compared=tally.compared,
-        differences=len(tally.differing),
+        reloads=dict(counts.reloads),
+        killed={kind: counts.killed[kind] for kind in KILLED},
+        records=sum(len(log.records) for log in chaos.load.logs),
+        compared=counts.compared,
+        differences=len(counts.differing),
         polls=reader.polls,
         torn=len(reader.torn),
         interrupted=reader.interrupted,
         worst_lock_seconds=locks[-1],
         median_lock_seconds=locks[len(locks) // 2],
         seconds=monotonic() - began,
-        findings=[*findings, *siege.load.strange, *tally.differing[:10], *reader.torn[:10]],
+        findings=[*findings, *chaos.load.strange, *counts.differing[:10], *reader.torn[:10]],
     )

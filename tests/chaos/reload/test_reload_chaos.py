@@ -1,27 +1,27 @@
-"""What a siege is judged by: its schedule and its oracle. The siege itself is ``tests/chaos/reload/reloads.py``."""
+"""The schedule and the checks of the reload chaos, which itself is ``tests/chaos/reload/reloads.py``."""
 
 from __future__ import annotations
 
 import pytest
 
-from chaos.reload.field import Log
-from chaos.reload.run_reloads import STAGERS, STRATEGIES, deal
+from chaos.reload.load_and_reader import Log
+from chaos.reload.reload_chaos import STAGERS, STRATEGIES, draw_schedule
 
 SEED = 5
 
 
 @pytest.mark.parametrize("rounds", [1, 3, 20])
 def test_a_schedule_is_the_same_for_the_same_seed_and_fair(rounds: int) -> None:
-    dealt = deal(SEED, rounds)
-    assert dealt == deal(SEED, rounds)
-    assert dealt != deal(SEED + 1, rounds)
-    drawn = [plan.strategy for plan in dealt]
+    drawn_schedule = draw_schedule(SEED, rounds)
+    assert drawn_schedule == draw_schedule(SEED, rounds)
+    assert drawn_schedule != draw_schedule(SEED + 1, rounds)
+    drawn = [plan.strategy for plan in drawn_schedule]
     assert max(map(drawn.count, STRATEGIES)) - min(map(drawn.count, STRATEGIES)) <= 1
-    assert [plan.stager for plan in dealt] == [STAGERS[n % 2] for n in range(rounds)]
+    assert [plan.stager for plan in drawn_schedule] == [STAGERS[n % 2] for n in range(rounds)]
 
 
-def test_the_oracle_agrees_with_itself() -> None:
-    """What single reads are judged by is what the table computed anew has, behind each record."""
+def test_the_log_agrees_with_the_table_computed_from_it() -> None:
+    """What single reads are compared with is what the table computed from the records has, after each record."""
     log = Log()
     for at, (id_, amount) in enumerate([(1, 5), (2, 7), (1, None), (1, None), (2, 1), (3, 4)]):
         log.add(id_, amount, at)

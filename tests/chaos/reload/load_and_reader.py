@@ -1,4 +1,4 @@
-"""The load and the judges: a producer that remembers, a reader that asks all the time, and the table computed anew.
+"""The load and the checks: a producer that remembers, a reader that reads all the time, and the table from the records.
 
 Keys belong to one partition, so what the table holds at any two offsets is the sum of what two logs hold there: each
 single read is judged, exactly, by the offsets that it saw.
@@ -116,7 +116,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Place:
+class Target:
     """Where everything is."""
 
     dsn: str
@@ -142,8 +142,8 @@ READ = (
 class Reader:
     """Reads the table all the time, in one statement with the offsets; ``torn`` are the reads that do not add up."""
 
-    def __init__(self, place: Place, load: Load) -> None:
-        self._place, self._load = place, load
+    def __init__(self, target: Target, load: Load) -> None:
+        self._target, self._load = target, load
         self.polls = self.interrupted = 0
         self.torn: list[str] = []
         self._stop = threading.Event()
@@ -160,7 +160,7 @@ class Reader:
     def _run(self) -> None:
         while not self._stop.is_set():
             try:
-                with psycopg.connect(self._place.dsn, autocommit=True, connect_timeout=5) as connection:
+                with psycopg.connect(self._target.dsn, autocommit=True, connect_timeout=5) as connection:
                     while not self._stop.wait(0.003):
                         self._look(connection)
             except psycopg.OperationalError:
@@ -168,7 +168,7 @@ class Reader:
                 self._stop.wait(0.05)
 
     def _look(self, connection: psycopg.Connection[Any]) -> None:
-        row = connection.execute(self._place.query(READ)).fetchone()
+        row = connection.execute(self._target.query(READ)).fetchone()
         assert row is not None
         version, ends, count, total, least, most = row
         if version is None or ends is None:

@@ -1,14 +1,13 @@
-"""A worker or a reload's driver in a process of its own; says what happens on stdout, in lines of JSON."""
+"""A worker or a reload's driver in a process of its own; reports what happens."""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -16,32 +15,29 @@ from chaos.reload.orders import NAME
 from seekpoint import Limits, Worker, events
 from seekpoint.errors import HandlerOutdated
 from seekpoint.jobs.reload import Reload
+from seekpoint.testing.processes import ChildProcess, obey, receive, report, start_python
 from seekpoint.worker.target import load_pipeline
 
-OUTDATED = 3  # how a worker ends that is too old
-TOLD = (events.Started, events.Activated, events.OnStandby, events.StandbyEnded, events.Refused)
-DATABASE = "SIEGE_DATABASE"  # the environment variable with the database's address
+TESTS = Path(__file__).parents[2]
+OUTDATED = 3  # the exit code of a worker that is too old
+REPORTED = (events.Started, events.Activated, events.OnStandby, events.StandbyEnded, events.Refused)
+DATABASE = "RELOAD_CHAOS_DATABASE"  # the environment variable with the database's address
 
 
-def say(word: str, **more: Any) -> None:
-    """One line, written whole."""
-    os.write(1, (json.dumps({"word": word, **more}, default=str) + "\n").encode())
-
-
-def end_with_parent() -> None:
-    """Nobody is to outlive the siege: its end closes the pipe."""
-    sys.stdin.read()
-    os._exit(1)
+def start(order: Mapping[str, Any], env: Mapping[str, str]) -> ChildProcess:
+    """``worker`` or ``driver``, as the order's ``kind`` says, in a process with these variables."""
+    path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return ChildProcess(start_python("-m", "chaos.reload.reload_process", env={**env, "PYTHONPATH": path}), order)
 
 
 def worker(what: Mapping[str, Any]) -> None:
     """Work until SIGTERM, or until a newer version takes over."""
 
     def watch(event: events.Event) -> None:
-        if isinstance(event, TOLD):
-            say(type(event).__name__)
+        if isinstance(event, REPORTED):
+            report(type(event).__name__)
 
-    threading.Thread(target=end_with_parent, daemon=True).start()
+    obey()
     limits = Limits(batch_records=200, idle_check=0.3)
     made = load_pipeline(NAME)
     schema = what["schema"]
@@ -49,26 +45,26 @@ def worker(what: Mapping[str, Any]) -> None:
     try:
         one.run()
     except HandlerOutdated:
-        say("outdated")
+        report("outdated")
         sys.exit(OUTDATED)
 
 
 def driver(what: Mapping[str, Any]) -> None:
-    """Open a run, or take one, and bring it to its end; begins when it is told to, by a line on stdin."""
-    os.environ["SIEGE_DRIVER"] = str(os.getpid())  # its own rows are not a task's
+    """Open a run, or take one, and bring it to its end; begins at the next order."""
+    os.environ["RELOAD_CHAOS_DRIVER"] = str(os.getpid())  # its own rows are not a task's
     words: set[str] = set()
 
     def progress(word: str, _done: int, _total: int) -> None:
         if word not in words:
             words.add(word)
-            say(word)
+            report(word)
 
     with _reload(what, progress) as reload:
         taken = reload.take_over(UUID(what["run"])) if what["run"] else reload.open(strategy=what["strategy"])
-        say("driving", run=taken.run.id)
-        sys.stdin.readline()
-        threading.Thread(target=end_with_parent, daemon=True).start()
-        say("done", **asdict(reload.run(taken)))
+        report("driving", run=taken.run.id)
+        receive()
+        obey()
+        report("done", **asdict(reload.run(taken)))
 
 
 @contextmanager
@@ -88,4 +84,5 @@ def _reload(what: Mapping[str, Any], progress: Callable[[str, int, int], None]) 
 
 
 if __name__ == "__main__":
-    {"worker": worker, "driver": driver}[sys.argv[1]](json.loads(sys.argv[2]))
+    ORDER = receive()
+    {"worker": worker, "driver": driver}[ORDER["kind"]](ORDER)

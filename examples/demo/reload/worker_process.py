@@ -6,8 +6,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from demo.member import serve
 from demo.reload.handling import make_pipeline
+from demo.worker_process import serve
 from seekpoint.errors import HandlerOutdated
 from seekpoint.events import Observer
 from seekpoint.pipeline.pipeline import Pipeline

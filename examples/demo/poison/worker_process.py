@@ -1,4 +1,4 @@
-"""The program of one worker process: an ordinary worker, whose handler has bugs. Started by the crew of this demo."""
+"""The program of one worker process: an ordinary worker, whose handler has bugs. Started by the pool of this demo."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from demo.member import serve
 from demo.poison.handling import BuggyDesk, Outages, make_pipeline, make_table
+from demo.worker_process import serve
 from seekpoint.events import Observer
 from seekpoint.pipeline.pipeline import Pipeline
 

@@ -7,14 +7,15 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from demo.crew import DemoFailed, Member, WorkerPool
-from demo.reload.member import OUTDATED
+from demo.reload.worker_process import OUTDATED
+from demo.worker_pool import DemoFailed, WorkerPool, WorkerProcess
+from seekpoint.testing.processes import Report
 
 
-class Shifts(WorkerPool):
-    """A crew whose members are followed by others of a newer version."""
+class VersionedPool(WorkerPool):
+    """A pool whose workers are followed by others of a newer version."""
 
-    program = "demo.reload.member"
+    program = "demo.reload.worker_process"
 
     def __init__(self, order: Mapping[str, Any], partitions: int, folder: Path) -> None:
         super().__init__(order, partitions, folder)
@@ -22,7 +23,7 @@ class Shifts(WorkerPool):
         self._gap = 0.0
         self.awaited: set[int] = set()  # partitions that are to go on once more
 
-    def hire(self, names: Sequence[str], version: int) -> None:
+    def start_version(self, names: Sequence[str], version: int) -> None:
         """Start workers of this version."""
         self._order["version"] = version
         for name in names:
@@ -33,18 +34,17 @@ class Shifts(WorkerPool):
         for name in names:
             self[name].expected_to_end = True
 
-    def retire(self, names: Sequence[str]) -> None:
+    def wait_outdated(self, names: Sequence[str]) -> None:
         """Wait until these have ended, as they must where a newer version took over."""
         self.wait(
-            f"workers {' and '.join(names)} to stand down for the newer version",
-            lambda: all(self[name].ended for name in names),
+            f"workers {' and '.join(names)} to exit as outdated",
+            lambda: all(self[name].has_ended for name in names),
         )
         for name in names:
-            member = self._members.pop(name)
-            if member.exit_code != OUTDATED:
+            worker = self._workers.pop(name)
+            if worker.exit_code != OUTDATED:
                 raise DemoFailed(
-                    f"worker {name} was to stand down for the newer version (exit code {OUTDATED}), and ended with "
-                    f"{member.exit_code}; its log ends with\n{member.log_tail}"
+                    f"worker {name} was to exit as outdated (exit code {OUTDATED}), and ended with {worker.tail()}"
                 )
 
     def rested(self, what: str) -> float:
@@ -55,13 +55,13 @@ class Shifts(WorkerPool):
             gap, self._gap = self._gap, 0.0
         return gap
 
-    def _heard(self, member: Member, event: Mapping[str, Any]) -> None:
-        super()._heard(member, event)
-        if event["event"] == "Activated":  # what was committed by a process that died before it could tell
-            self._reached(event["partition"], event["offset"])
-        if event["event"] == "Committed":
+    def _heard(self, worker: WorkerProcess, report: Report) -> None:
+        super()._heard(worker, report)
+        if report["event"] == "Activated":  # what was committed by a process that died before it could tell
+            self._reached(report["partition"], report["offset"])
+        if report["event"] == "Committed":
             now = monotonic()
-            for partition in map(int, event["ends"]):
+            for partition, _, _ in report["spans"]:
                 self._gap = max(self._gap, now - self._moved.get(partition, now))
                 self._moved[partition] = now
                 self.awaited.discard(partition)

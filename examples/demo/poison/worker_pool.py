@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from demo.crew import Member, WorkerPool
 from demo.poison.handling import EXITED
+from demo.worker_pool import WorkerPool, WorkerProcess
 from seekpoint.records import Cause
+from seekpoint.testing.processes import Report
 
 #: How a worker ends that was killed by a record, by its exit code.
 CRASHES = {EXITED: "os._exit", -signal.SIGSEGV: "segfault"}
@@ -19,7 +20,7 @@ CRASHES = {EXITED: "os._exit", -signal.SIGSEGV: "segfault"}
 class SupervisedPool(WorkerPool):
     """Starts a worker again that died of a record, as a service manager would; any other end is the demo's."""
 
-    program = "demo.poison.member"
+    program = "demo.poison.worker_process"
 
     def __init__(
         self, order: Mapping[str, Any], partitions: int, folder: Path, tell: Callable[[str], None] = lambda _: None
@@ -28,19 +29,21 @@ class SupervisedPool(WorkerPool):
         self._tell = tell
         self.deaths: Counter[str] = Counter()
 
-    def _ended(self, member: Member, what: str) -> None:
-        how = CRASHES.get(member.exit_code or 0)
+    def _ended(self, worker: WorkerProcess, what: str) -> None:
+        how = CRASHES.get(worker.exit_code or 0)
         if how is None:
-            super()._ended(member, what)
+            super()._ended(worker, what)
             return
         self.deaths[how] += 1
-        self._tell(f"{member.name} was killed by a record (exit code {member.exit_code}, {how}); started again")
-        self.start(member.name)
+        self._tell(f"{worker.name} was killed by a record (exit code {worker.exit_code}, {how}); started again")
+        self.start(worker.name)
 
-    def _heard(self, member: Member, event: Mapping[str, Any]) -> None:
-        super()._heard(member, event)
-        match event["event"]:
+    def _heard(self, worker: WorkerProcess, report: Report) -> None:
+        super()._heard(worker, report)
+        match report["event"]:
             case "Activated":  # what was committed by a process that died before it could tell
-                self._reached(event["partition"], event["offset"])
-            case "DeadLettered" if event["cause"] == Cause.CRASHED:
-                self._tell(f"parked by {member.name}: partition {event['partition']}, offset {event['offset']:,}")
+                self._reached(report["partition"], report["offset"])
+            case "DeadLettered" if report["failure"].startswith(Cause.CRASHED):
+                self._tell(
+                    f"dead-lettered by {worker.name}: partition {report['partition']}, offset {report['offset']:,}"
+                )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from seekpoint import Append, Json, Pipeline
 from setting import IS_SYNCHRONOUS
 from subject import KIND, fresh_table
-from team import measure
+from worker_pool import measure
 
 
 def pipeline(group: str) -> Pipeline:

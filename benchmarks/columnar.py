@@ -33,7 +33,7 @@ from seekpoint.codecs.registry import Avro, Protobuf
 from seekpoint.sinks.arrow import AppendArrow, copy_into
 from setting import BATCH, BROKERS, LIMIT, URL
 from subject import KIND, Clock, fresh_table
-from team import upgrade
+from worker_pool import upgrade
 
 PAYMENTS = min(LIMIT, 200_000)
 TOGETHER = 1000  # payments in a record of the Arrow topic

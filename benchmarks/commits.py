@@ -15,7 +15,8 @@ import statistics
 import sys
 from typing import Any
 
-from stage import Crew, Stage, Told, arguments, median_ms, say, servers
+from seekpoint.testing.processes import Report
+from stage import BenchProcess, Stage, arguments, median_ms, say, servers
 
 BATCH = 1000  # records of a transaction
 STEPS = {"hold": ("BatchOpened", "Held"), "advance": ("Applied", "Advanced"), "commit": ("Advanced", "Committed")}
@@ -23,10 +24,10 @@ TELL = ["BatchOpened", "Held", "Applied", "Advanced", "Committed"]
 OVERHEAD, VALUE = 61 + 20, 150  # bytes: of a run of records in the log, and of one record in it, at most
 
 
-def transactions(worker: Crew) -> list[dict[str, Told]]:
+def transactions(worker: BenchProcess) -> list[dict[str, Report]]:
     """The events of each transaction, by name; those that were tried once and are full."""
-    found, current = [], dict[str, Told]()
-    for told in worker.told:
+    found, current = [], dict[str, Report]()
+    for told in worker.reports:
         if told["event"] == "BatchOpened":
             current = {}
         current[told["event"]] = told
@@ -41,11 +42,11 @@ def run(stage: Stage, partitions: int, batches: int) -> None:
     topic, records = stage.topic(f"commits-{partitions}", partitions), BATCH * batches
     in_a_run = max(1, BATCH // partitions)
     feed = {"topic": topic, "partitions": partitions, "rate": 0, "run": in_a_run}
-    with stage.crew(feed=records, **feed, producer={"linger.ms": 10_000, "batch.num.messages": in_a_run}) as feeder:
+    with stage.start(feed=records, **feed, producer={"linger.ms": 10_000, "batch.num.messages": in_a_run}) as feeder:
         feeder.finish()
     kafka = {"fetch.message.max.bytes": max(200, OVERHEAD + in_a_run * VALUE), "queued.min.messages": 4 * in_a_run}
     order = {"group": topic, "topic": topic, "sink": "append", "kafka": kafka, "limits": {"batch_records": BATCH}}
-    with stage.crew(**order, partitions=partitions, later=True, tell=TELL) as worker:
+    with stage.start(**order, partitions=partitions, later=True, tell=TELL) as worker:
         stage.wait_for_rows(records)
         worker.stop()
     rows = stage.rows()
@@ -61,7 +62,7 @@ def run(stage: Stage, partitions: int, batches: int) -> None:
         f"{partitions:,} partitions",
         partitions=partitions,
         records_per_transaction=BATCH,
-        partitions_per_batch=statistics.median(one["Advanced"]["partitions"] for one in full),
+        partitions_per_batch=statistics.median(len(one["Advanced"]["spans"]) for one in full),
         transactions=len(worker.all("Committed")),
         full_transactions=len(full),
         whole_p50_ms=median_ms(whole),

@@ -19,7 +19,7 @@ import threading
 from bisect import bisect_right
 from time import monotonic
 
-from stage import Crew, Stage, arguments, ms, say, servers
+from stage import BenchProcess, Stage, arguments, ms, say, servers
 
 PARTITIONS = 6
 WARM = 1.0  # seconds at the start that do not count
@@ -56,7 +56,7 @@ class Reader(threading.Thread):
         self._connection.close()
 
 
-def visible(worker: Crew) -> dict[int, tuple[list[int], list[float]]]:
+def visible(worker: BenchProcess) -> dict[int, tuple[list[int], list[float]]]:
     """By partition: the ends of its commits, and when each was answered."""
     found: dict[int, tuple[list[int], list[float]]] = {number: ([], []) for number in range(PARTITIONS)}
     for told in worker.all("Committed"):
@@ -73,10 +73,10 @@ def run(stage: Stage, rate: int, seconds: float, *, read: bool) -> None:
     records, linger = max(10, round(rate * seconds)), 1 if rate >= 1000 else 0
     order = {"group": f"{topic}", "topic": topic, "sink": "append", "places": True}
     feed = {"topic": topic, "partitions": PARTITIONS, "rate": rate, "run": max(1, rate // 100)}
-    with stage.crew(**order, later=True, now=["Activated"], tell=["Committed"]) as worker:
-        worker.wait_for(lambda told: sum(t["event"] == "Activated" for t in told) == PARTITIONS, "its partitions")
+    with stage.start(**order, later=True, now=["Activated"], tell=["Committed"]) as worker:
+        worker.wait_for("Activated", count=PARTITIONS, timeout=120)
         reader = Reader(stage) if read else None
-        feeder = stage.crew(**feed, feed=records, producer={"linger.ms": linger})
+        feeder = stage.start(**feed, feed=records, producer={"linger.ms": linger})
         feeder.finish()
         stage.wait_for_rows(records, 120)
         assert stage.rows() == (records, records)

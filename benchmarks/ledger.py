@@ -14,8 +14,8 @@ from seekpoint import Ledger
 from seekpoint.worker import worker as running
 from setting import BATCH, LIMIT
 from subject import check, fresh_table, row
-from team import Run, upgrade, work
 from unit import Silent
+from worker_pool import Run, upgrade, work
 
 PAIRS = 5
 

@@ -17,15 +17,15 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from crew import ACCOUNTS
-from stage import Crew, Stage, arguments, say, servers
+from stage import BenchProcess, Stage, arguments, say, servers
+from worker_process import ACCOUNTS
 
 PARTITIONS = 6
 MODES = ("append", "upsert", "append poisoned", "upsert poisoned")
 MILLION = 1_000_000
 
 
-def peak(worker: Crew, seen: int) -> int:
+def peak(worker: BenchProcess, seen: int) -> int:
     """The most that was resident, in bytes: the kernel's own count, or the most that was seen."""
     status = Path(f"/proc/{worker.process.pid}/status")
     if status.exists():
@@ -42,7 +42,7 @@ def run(stage: Stage, mode: str, topic: str, options: Any) -> None:
     stage.fresh_table(key="account" if sink == "upsert" else "")
     group = f"{mode.replace(' ', '-')}-{stage.name}"
     order = {"group": group, "topic": topic, "sink": sink, "poison": poison, "rss": True, "tell": ["Committed"]}
-    with stage.crew(**order) as worker:
+    with stage.start(**order) as worker:
         worker.wait_until_passed(records)
         commits = worker.all("Committed")
         resident = [c["rss"] for c in commits]

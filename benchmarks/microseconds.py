@@ -21,7 +21,7 @@ from append import pipeline
 from seekpoint import events
 from setting import KEYED, LIMIT
 from subject import KIND, check, fresh_table
-from team import Run, upgrade, work
+from worker_pool import Run, upgrade, work
 
 STAGES = {
     "fetch from the client library": "seekpoint.kafka.client:Client.read",

@@ -20,7 +20,7 @@ from itertools import pairwise
 from time import monotonic
 from typing import Any
 
-from stage import Crew, Stage, arguments, ms, percentile, say, servers
+from stage import BenchProcess, Stage, arguments, ms, percentile, say, servers
 
 PARTITIONS = 6
 QUIET = 1.0  # seconds of plain running before each change: what is usual
@@ -50,16 +50,16 @@ class Group:
 
     def __init__(self, stage: Stage, order: dict[str, Any]) -> None:
         self._stage, self._order = stage, order
-        self.members: list[Crew] = []
+        self.members: list[BenchProcess] = []
 
-    def start(self) -> Crew:
+    def start(self) -> BenchProcess:
         """One more member; returns when its worker has started (it has not joined yet)."""
-        member = self._stage.crew(**self._order)
+        member = self._stage.start(**self._order)
         self.members.append(member)
-        member.wait_for(lambda told: any(t["event"] == "Started" for t in told), "a worker's start")
+        member.wait_for("Started")
         return member
 
-    def settled(self, since: float, members: list[Crew]) -> None:
+    def settled(self, since: float, members: list[BenchProcess]) -> None:
         """Until all partitions were committed for a while, by these members alone, each its share, and nobody else."""
         deadline, wait = monotonic() + 90, threading.Event()
         while monotonic() < deadline:
@@ -69,10 +69,10 @@ class Group:
             if len(whole) == PARTITIONS == sum(map(len, recent)) and all(recent):
                 return
             wait.wait(0.05)
-        raise AssertionError(f"the group did not settle within 90 s: {[m.told[-2:] for m in members]}")
+        raise AssertionError(f"the group did not settle within 90 s: {[m.reports[-2:] for m in members]}")
 
     @staticmethod
-    def committed_by(member: Crew, since: float) -> set[int]:
+    def committed_by(member: BenchProcess, since: float) -> set[int]:
         """The partitions that the member committed since then."""
         return {span[0] for t in reversed(member.all("Committed")) if t["at"] >= since for span in t["spans"]}
 
@@ -91,7 +91,9 @@ def gaps(times: list[float]) -> list[float]:
     return [b - a for a, b in pairwise(times)]
 
 
-def measure(group: Group, change: float, until: float, leaver: Crew | None, found: Found, *, killed: bool) -> None:
+def measure(
+    group: Group, change: float, until: float, leaver: BenchProcess | None, found: Found, *, killed: bool
+) -> None:
     """What the change cost each partition."""
     firsts = []
     for partition, commits in group.commits().items():
@@ -120,7 +122,7 @@ def measure(group: Group, change: float, until: float, leaver: Crew | None, foun
     found.whole.append(max(firsts) - change)
 
 
-def _revoked(member: Crew, partition: int, since: float, until: float) -> float | None:
+def _revoked(member: BenchProcess, partition: int, since: float, until: float) -> float | None:
     """When Kafka took this partition from the member: the last time in the window."""
     times = [t["at"] for t in member.all("Revoked") if partition in t["partitions"] and since <= t["at"] <= until]
     return max(times, default=None)
@@ -141,7 +143,7 @@ def play(group: Group, found: dict[str, Found], rounds: int) -> None:
             settled = monotonic()
             pause.wait(QUIET * 1.2)  # of the next change's quiet time; and what began before is seen to its end
             measure(group, joined, settled, None, found[CHANGES[0]], killed=False)
-            at = other.stop() if change == CHANGES[1] else other.kill()
+            at = other.stop() if change == CHANGES[1] else other.kill_now()
             group.settled(at, [stays])
             settled = monotonic()
             pause.wait(QUIET * 1.2)
@@ -158,14 +160,14 @@ def run(stage: Stage, protocol: str, options: Any) -> None:
     order = {"group": f"{protocol}-{stage.name}", "topic": topic, "sink": "append", "kafka": kafka, "tell": TELL}
     found = {change: Found() for change in CHANGES}
     feed = {"topic": topic, "partitions": PARTITIONS, "feed": 0, "rate": options.rate, "producer": {"linger.ms": 0}}
-    with stage.crew(**feed) as feeder:
+    with stage.start(**feed) as feeder:
         group = Group(stage, order)
         try:
             play(group, found, options.rounds)
             feeder.stop()
             sent = feeder.all("Fed")[0]["records"]
             with group.start() as last:  # what is left when the load has ended
-                last.wait_for(lambda _: stage.rows()[0] >= sent, "the rest")
+                stage.wait_for_rows(sent)
                 last.stop()
         finally:
             for member in group.members:

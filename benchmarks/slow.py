@@ -23,7 +23,7 @@ from typing import Any
 from confluent_kafka import Consumer, TopicPartition
 from sqlalchemy import make_url
 
-from stage import Crew, Stage, arguments, say, servers
+from stage import BenchProcess, Stage, arguments, say, servers
 from support.proxy import Proxy
 
 PARTITIONS = 6
@@ -115,11 +115,11 @@ def consume(stage: Stage, topic: str, records: int) -> float:
     return rate
 
 
-def run(stage: Stage, mode: str, topic: str, records: int, **order: Any) -> tuple[Crew, dict[str, Any]]:
+def run(stage: Stage, mode: str, topic: str, records: int, **order: Any) -> tuple[BenchProcess, dict[str, Any]]:
     """One worker over all records; what is said of each mode."""
     stage.fresh_table()
     given = {"group": f"{mode}-{stage.name}", "topic": topic, "sink": "append", "kafka": KAFKA, "tell": TELL}
-    with stage.crew(**{**given, "rss": True, "stats": True, **order}) as worker:
+    with stage.start(**{**given, "rss": True, "stats": True, **order}) as worker:
         worker.wait_until_passed(records, 900)
         worker.stop()
     rows = stage.rows()

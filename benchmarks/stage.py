@@ -1,7 +1,7 @@
 """What the operational questions share: servers, the topic and the table, processes that work and feed, the JSON row.
 
-A script that measures members of a group starts them as processes of their own (``crew.py``), and reads what they
-tell as lines of JSON. Their times are of the machine's one monotonic clock, so they can be compared.
+A script that measures members of a group starts them as processes of their own (``worker_process.py``), which report
+their events. Their times are of the machine's one monotonic clock, so they can be compared.
 """
 
 from __future__ import annotations
@@ -10,18 +10,14 @@ import argparse
 import json
 import os
 import secrets
-import signal
 import statistics
-import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import psutil
 import psycopg
@@ -29,15 +25,13 @@ from sqlalchemy import create_engine
 
 from demo.wire import create_topic
 from seekpoint import schema
+from seekpoint.testing.processes import ChildProcess, Report, start_python
 from seekpoint.testing.servers.pair import start_pair
 from seekpoint.testing.servers.postgres import start_postgres, url_of
 
 POSTGRES = {"shared_buffers": "1GB", "max_wal_size": "8GB"}
 TABLE = "orders"
 COLUMNS = "id bigint, made bigint, account integer, amount numeric, kind text, at timestamptz"
-
-Told = dict[str, Any]
-"""What a process of ours told: ``event``, ``at`` (seconds) and what belongs to it."""
 
 
 @dataclass(frozen=True)
@@ -98,15 +92,15 @@ class Stage:
         assert found is not None
         return int(found[0])
 
-    def crew(self, **order: Any) -> Crew:
-        """Another process: ``crew.py`` says what it takes."""
-        return Crew({"brokers": self.brokers, "database": self.url, **order})
+    def start(self, **order: Any) -> BenchProcess:
+        """Another process: ``worker_process.py`` says what it takes."""
+        return BenchProcess({"brokers": self.brokers, "database": self.url, **order})
 
     def fill(self, topic: str, partitions: int, records: int) -> float:
         """Produce so many, by two processes at a time; returns the bytes of one value, about."""
         feed = {"topic": topic, "partitions": partitions, "rate": 0, "producer": {"linger.ms": 20}}
         feeders = [
-            self.crew(feed=(records + 1 - first) // 2, first=first, step=2, **feed) for first in range(min(2, records))
+            self.start(feed=(records + 1 - first) // 2, first=first, step=2, **feed) for first in range(min(2, records))
         ]
         for feeder in feeders:
             feeder.finish()
@@ -160,89 +154,40 @@ def median_ms(seconds: Sequence[float]) -> float:
     return round(statistics.median(seconds) * 1000, 3)
 
 
-class Crew:
-    """One process of ours: it gets its order, tells what happens, and ends with SIGTERM."""
+class BenchProcess(ChildProcess):
+    """One process of ours: it gets its order, reports what happens, and ends with SIGTERM."""
 
     def __init__(self, order: Mapping[str, Any]) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("crew.py"))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.told: list[Told] = []
         self.passed = 0  # offsets that it committed
-        self._news = threading.Condition()
-        self._ended = False
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(order) + "\n")
-        self._process.stdin.flush()  # and kept open: its end tells the process that we are gone
-        self._thread = threading.Thread(target=self._listen, daemon=True)
-        self._thread.start()
+        program = Path(__file__).with_name("worker_process.py")
+        super().__init__(start_python(str(program)), order)
 
-    def _listen(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            with self._news:
-                told = json.loads(line)
-                self.told.append(told)
-                self.passed += sum(end - start for _, start, end in told.get("spans", ()))
-                self._news.notify_all()
-        with self._news:
-            self._ended = True
-            self._news.notify_all()
-
-    def all(self, event: str) -> list[Told]:
-        """Everything of this kind that it told so far."""
-        with self._news:
-            return [told for told in self.told if told["event"] == event]
-
-    def wait_for(self, reached: Callable[[list[Told]], bool], what: str, timeout: float = 120) -> None:
-        """Until what it told so far is enough."""
-        with self._news:
-            self._news.wait_for(lambda: reached(self.told) or self._ended, timeout)
-            assert reached(self.told), f"{what}: not within {timeout} s; the last of it: {self.told[-3:]}"
+    def reported(self, report: Report) -> None:
+        """Count what it has committed."""
+        super().reported(report)
+        self.passed += sum(end - start for _, start, end in report.get("spans", ()))
 
     def wait_until_passed(self, records: int, timeout: float = 3600) -> None:
-        """Until it has committed so many offsets."""
-        self.wait_for(lambda _: self.passed >= records, f"{records:,} records ({self.passed:,} so far)", timeout)
+        """Wait until it has committed so many offsets."""
+        self.wait_until(lambda: self.passed >= records, f"{records:,} records", timeout)
 
     @property
     def process(self) -> psutil.Process:
-        return psutil.Process(self._process.pid)
+        return psutil.Process(self.pid)
 
-    def kill(self) -> float:
+    def kill_now(self) -> float:
         """SIGKILL; returns when, in seconds."""
         at = monotonic()
-        self._process.kill()
-        self._finish()
+        self.kill()
         return at
 
     def stop(self) -> float:
-        """SIGTERM, and wait until it has ended in order; returns when it was told to, in seconds."""
+        """SIGTERM, and wait until it has ended in order; returns when it was sent, in seconds."""
         at = monotonic()
-        self._process.send_signal(signal.SIGTERM)
-        self._finish()
-        assert self._process.returncode == 0, f"ended with {self._process.returncode}"
+        self.terminate()
+        self.finish()
         return at
 
     def finish(self, timeout: float = 1200) -> None:
-        """Wait until it has ended by itself."""
-        self._process.wait(timeout)
-        self._finish()
-        assert self._process.returncode == 0, f"ended with {self._process.returncode}"
-
-    def _finish(self) -> None:
-        self._process.wait(60)
-        self._thread.join()
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._process.poll() is None:
-            self.kill()
+        """Wait until it has ended in order."""
+        assert self.ended(timeout) == 0, self.tail()

@@ -16,7 +16,7 @@ from peers import kinds
 from seekpoint import Json, Pipeline, Upsert
 from setting import DSN, LIMIT, RECORDS, STORED
 from subject import COLUMNS, KIND, fresh_table
-from team import measure
+from worker_pool import measure
 
 
 def pipeline(group: str) -> Pipeline:

@@ -28,7 +28,7 @@ Report = Mapping[str, Any]
 
 Break = Literal["kill", "stop", "wait"]
 
-__all__ = ["ChildProcess", "NotReached", "Reporter", "obey", "receive", "report", "start_python"]
+__all__ = ["ChildProcess", "NotReached", "Reporter", "obey", "plain_event", "receive", "report", "start_python"]
 
 
 class NotReached(AssertionError):  # noqa: N818 -- named after what happened, like the rest of the tree
@@ -343,7 +343,7 @@ class Reporter:
 
     def report(self, step: str, event: Event) -> None:
         """Write the event's fields under this name."""
-        report(step, **{field.name: plain(getattr(event, field.name)) for field in fields(event)})
+        report(step, **plain_event(event))
 
     def obey(self) -> None:
         """Carry out the parent's orders, and end with it."""
@@ -376,6 +376,11 @@ class Reporter:
             os.kill(os.getpid(), signal.SIGSTOP)
         elif not self._go.wait(600):
             raise TimeoutError(f"no order to continue from {step} came within 600 s")
+
+
+def plain_event(event: Event) -> dict[str, Any]:
+    """The fields of an event, as JSON has them; a partition is its number."""
+    return {field.name: plain(getattr(event, field.name)) for field in fields(event)}
 
 
 def plain(value: Any) -> Any:

@@ -1,6 +1,6 @@
-"""A process of the operational questions: a worker that tells its events, or a feeder that produces at a pace.
+"""A process of the operational questions: a worker that reports its events, or a feeder that produces at a pace.
 
-The order is one line of JSON on stdin. A worker: ``group``, ``topic``, ``sink`` (``append``, ``upsert``, ``sleep``),
+The order is one line of JSON. A worker: ``group``, ``topic``, ``sink`` (``append``, ``upsert``, ``sleep``),
 ``kafka`` and ``limits`` to add, ``tell`` (the events' names), ``later`` (tell them at the end, so that nothing is
 printed while it is measured; but for those in ``now``), ``rss`` (with each commit), ``stats`` (librdkafka's queue, each
 second), ``poison`` (one bad record in so many), ``places`` (columns for partition and offset), ``partitions`` (so many,
@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import signal
-import sys
 import threading
 from array import array
 from collections.abc import Callable
@@ -28,9 +26,9 @@ from sqlalchemy import Connection, text
 
 from seekpoint import Append, Batch, Json, Pipeline, Upsert, Worker, events
 from seekpoint.pipeline.policy import DeadLetterLimits, Limits, Retry
+from seekpoint.testing.processes import Reporter, obey, plain_event, receive, report
 from stage import TABLE, percentile
 
-ORPHANED = 3
 KINDS = ("transfer", "card payment", "refund", "standing order")
 COLUMNS = ("id", "made", "account", "amount", "kind", "at")
 ACCOUNTS = 1_000_000
@@ -49,77 +47,58 @@ class Order(msgspec.Struct, frozen=True, gc=False):
 
 def main() -> None:
     """Do as ordered."""
-    order = json.loads(sys.stdin.readline())
-    threading.Thread(target=_watch_parent, daemon=True).start()
+    order = receive()
+    obey()
     if "feed" in order:
         Feeder(order).run()
     else:
         work(order)
 
 
-def _watch_parent() -> None:
-    """Whoever started us is gone when its end of the pipe is."""
-    sys.stdin.read()
-    os._exit(ORPHANED)
-
-
 # -- a worker -------------------------------------------------------------------------------------------
 
 
-class Reporter:
-    """An observer that writes lines of JSON, at once or at the end."""
+class BenchReporter(Reporter):
+    """Reports events of some names, at once or at the end."""
 
     def __init__(self, order: dict[str, Any]) -> None:
-        self._wanted, self._is_later, self._turn = set(order["tell"]), order.get("later", False), threading.Lock()
-        self._now, self._kept = set(order.get("now", ())), list[events.Event]()
+        super().__init__()
+        self._later, self._now = set(order["tell"]), set(order.get("now", ()))
+        if not order.get("later"):
+            self._now |= self._later
+        self._kept = list[events.Event]()
         self._process = psutil.Process() if order.get("rss") else None
 
     def __call__(self, event: events.Event) -> None:
+        """Report or keep the event."""
         name = type(event).__name__
-        if name not in self._wanted and name not in self._now:
-            return
-        if self._is_later and name not in self._now:
+        if name in self._now:
+            self.report(name, event)
+        elif name in self._later:
             self._kept.append(event)
-        else:
-            self._say(event)
 
     def flush(self) -> None:
-        """Tell what was kept."""
+        """Report what was kept."""
         for event in self._kept:
-            self._say(event)
+            self.report(type(event).__name__, event)
 
-    def say(self, name: str, **more: Any) -> None:
-        """One line that is no event of the worker's."""
-        with self._turn:
-            sys.stdout.write(json.dumps({"event": name, **more}) + "\n")
-            sys.stdout.flush()
-
-    def _say(self, event: events.Event) -> None:
-        told: dict[str, Any] = {"at": event.at}
-        match event:
-            case events.Committed():
-                told |= {"spans": [(s.partition.number, s.start, s.end) for s in event.spans]}
-                told |= {"records": event.records, "seconds": event.seconds}
-                if self._process is not None:
-                    told["rss"] = self._process.memory_info().rss
-            case events.Revoked() | events.Assigned() | events.Released():
-                told["partitions"] = [p.number for p in event.partitions]
-            case events.Activated():
-                told["partitions"] = [event.partition.number]
-            case events.Advanced():
-                told["partitions"] = len(event.spans)
-            case events.DatabaseTrouble() | events.KafkaTrouble():
-                told["error"] = str(event.error)
-        self.say(type(event).__name__, **told)
+    def report(self, step: str, event: events.Event) -> None:
+        """With the process's memory at a commit, where that is asked for."""
+        more: dict[str, Any] = {}
+        if self._process is not None and isinstance(event, events.Committed):
+            more["rss"] = self._process.memory_info().rss
+        report(step, **plain_event(event), **more)
 
     def on_stats(self, text_: str) -> None:
         """What lies in librdkafka's queue."""
         stats = json.loads(text_)
         partitions = [p for topic in stats["topics"].values() for p in topic["partitions"].values()]
-        self.say(
+        report(
             "Stats",
             at=monotonic(),
-            records=max((p["fetchq_cnt"] for p in partitions), default=0),  # they share one queue, and each tells of it
+            records=max(
+                (p["fetchq_cnt"] for p in partitions), default=0
+            ),  # they share one queue, and each has its size
             bytes=max((p["fetchq_size"] for p in partitions), default=0),
             rebalances=stats.get("cgrp", {}).get("rebalance_cnt", 0),
         )
@@ -128,7 +107,7 @@ class Reporter:
 def work(order: dict[str, Any]) -> None:
     """Run one worker until SIGTERM."""
     logging.getLogger("seekpoint.events").setLevel(logging.ERROR)  # a line per dead letter is not what is measured
-    reporter = Reporter(order)
+    reporter = BenchReporter(order)
     kafka = {"bootstrap.servers": order["brokers"], **order.get("kafka", {})}
     if order.get("stats"):
         kafka |= {"statistics.interval.ms": 1000, "stats_cb": reporter.on_stats}
@@ -215,10 +194,10 @@ class Feeder:
         seconds = monotonic() - began
         assert self._producer.flush(60) == 0, "the broker did not take every record within 60 s"
         assert not self._refused, f"the broker refused records: {self._refused[0]}"
-        told = {"event": "Fed", "records": sent, "seconds": seconds, "late": late, "bytes": self._bytes}
+        fed = {"records": sent, "seconds": seconds, "late": late, "bytes": self._bytes}
         if self._acks:
-            told |= {"ack_p50": percentile(self._acks, 0.5), "ack_p99": percentile(self._acks, 0.99)}
-        print(json.dumps(told), flush=True)
+            fed |= {"ack_p50": percentile(self._acks, 0.5), "ack_p99": percentile(self._acks, 0.99)}
+        report("Fed", **fed)
 
     def _send(self, number: int) -> None:
         order, partitions, run = self._order, self._order["partitions"], self._order.get("run", 1)

@@ -23,7 +23,6 @@ from seekpoint.admin import DeadLetterReplay, group_of
 from seekpoint.errors import Fenced, NotApplied, OffsetLost
 from seekpoint.jobs.batch import statements as batch
 from seekpoint.jobs.export import statements as export
-from seekpoint.jobs.run import pause as pauses
 from seekpoint.jobs.run import statements as reload
 from seekpoint.ledger import Attempt, Expected, Ledger, Move, SuspectNote, wait
 from seekpoint.ledger.claim import end_abandoned
@@ -53,9 +52,9 @@ STATEMENTS: dict[str, Any] = {
     if name.isupper() and isinstance(value, Executable)
 } | {
     f"{prefix}_{name}": value
-    for prefix, module in (("RELOAD", reload), ("RELOAD", pauses), ("BATCH", batch), ("EXPORT", export))
+    for prefix, module in (("RELOAD", reload), ("BATCH", batch), ("EXPORT", export))
     for name, value in vars(module).items()
-    if name.isupper() and isinstance(value, Executable) and (module is not pauses or name == "DISOWN")
+    if name.isupper() and isinstance(value, Executable)
 }
 
 

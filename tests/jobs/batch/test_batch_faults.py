@@ -531,8 +531,8 @@ def test_the_last_transaction_is_not_ended_as_abandoned(shop: Shop, monkeypatch:
                 try:
                     told.append(
                         rival.claim(
-                            [at.partition for at in tx.positions(self.run.id)],
-                            {shop.topic: tx.positions(self.run.id)[0].topic_id},
+                            [at.partition for at in tx.positions_of(self.run.id)],
+                            {shop.topic: tx.positions_of(self.run.id)[0].topic_id},
                             cluster_id="whose",
                             start=lambda topic: {},
                         )

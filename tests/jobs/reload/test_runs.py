@@ -323,7 +323,7 @@ def test_a_step_out_of_turn_is_refused(shop: Shop) -> None:
             reload.kafka,
             driver.run.id,
             pipeline=reload.sources[0].pipeline,
-            range_=coverage(tx, driver).missing[0].range,
+            range_=coverage(tx).missing[0].range,
         )
 
 

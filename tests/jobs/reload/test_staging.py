@@ -41,7 +41,7 @@ def opened(shop: Shop, **options: Any) -> tuple[Reload, Driver]:
 
 def tasks(driver: Driver, width: int = 40) -> tuple[Task, ...]:
     with driver.step("staging") as tx:
-        return coverage(tx, driver, width).missing
+        return coverage(tx, width).missing
 
 
 def stage(reload: Reload, driver: Driver, task: Task) -> Staged:

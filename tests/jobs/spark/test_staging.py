@@ -43,7 +43,7 @@ class Job:
 
     def tasks(self, driver: Driver) -> tuple[Task, ...]:
         with driver.step("staging") as tx:
-            return coverage(tx, driver, 40).missing
+            return coverage(tx, 40).missing
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from seekpoint.jobs.batch.open import Claims, occupy, open_batch, stale
 from seekpoint.jobs.batch.publish import publish, totals
 from seekpoint.jobs.reload import LocalStager, Stager
 from seekpoint.jobs.run import statements as sql
-from seekpoint.jobs.run.run import Driver, Progress, Run, run_of, this_driver, transaction
+from seekpoint.jobs.run.run import Driver, Progress, Run, Step, run_of, this_driver, transaction
 from seekpoint.jobs.runs.runs import Runs
 from seekpoint.jobs.staging.consolidate import RANGE, check_topics, coverage, require_width
 from seekpoint.jobs.staging.stage import begin_staging
@@ -147,7 +147,7 @@ class BatchJob:
             row = tx.execute(sql.TAKE_OVER, its_run=run, driver_name=this_driver()).one_or_none()
             if row is None:
                 raise ReloadOver(f"batch {run} is {found.state}: run another one")
-            planned = [at.partition for at in tx.positions(run)]
+            planned = [at.partition for at in tx.positions_of(run)]
             claims = occupy(tx, self.source, brokers, run, planned, pause=pause)
             driver = Driver(self.engine, self.schema, run_of(row), self.limits)
             reasons = stale(tx, run, claims)
@@ -172,7 +172,7 @@ class BatchJob:
             publish(driver, self.source, claims)
         try:
             with transaction(self.engine, self.schema) as tx:
-                done = BatchDone(driver.run.id, **totals(tx, driver, self.source))
+                done = BatchDone(driver.run.id, **totals(Step(tx, driver.run), self.source))
             self.runs.drop(driver.run.id)
         except Exception as error:
             error.add_note(
@@ -184,8 +184,8 @@ class BatchJob:
 
     def _stage(self, driver: Driver) -> None:
         with driver.step("staging") as tx:
-            left = coverage(tx, driver, self._range_records).missing
-            total = sum(at.end_offset - at.first_offset for at in tx.positions(driver.run.id))
+            left = coverage(tx, self._range_records).missing
+            total = sum(at.end_offset - at.first_offset for at in tx.positions())
         done = total - sum(task.range.records_at_most for task in left)
         self._progress("staging", done, total)
         # Tasks import the pipeline by the name that it has here: the driver before may not have named it.

@@ -86,8 +86,8 @@ def fold(driver: Driver, pipeline: Pipeline) -> None:
     the place of ours. Raises BatchRefused where rows are missing, TooManyDeadLetters.
     """
     with driver.step("staging") as tx:
-        staging = Staging(driver.run.staging_schema)
-        done = coverage(tx, driver)
+        staging = Staging(tx.run.staging_schema)
+        done = coverage(tx)
         if done.missing:
             return
         check_dead_letters(tx, staging, done)
@@ -97,7 +97,7 @@ def fold(driver: Driver, pipeline: Pipeline) -> None:
             _check_counts(tx, sink, number, parts, done)
             if isinstance(sink, Upsert):
                 _fold(tx, folded_path(staging, number), target_of(sink, columns_of(sink, parts)), parts)
-        tx.advance(driver.run.id, {(at.group, at.partition): at.end_offset for at in tx.positions(driver.run.id)})
+        tx.advance({(at.group, at.partition): at.end_offset for at in tx.positions()})
         driver.transition(tx, "staged")
 
 

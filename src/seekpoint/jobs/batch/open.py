@@ -12,8 +12,7 @@ from seekpoint.errors import BatchRefused
 from seekpoint.jobs.batch import statements as sql
 from seekpoint.jobs.batch.offsets import Brokers
 from seekpoint.jobs.run import statements as runs
-from seekpoint.jobs.run.pause import PAUSER, let_go, pauser
-from seekpoint.jobs.run.run import StagedPosition, Tx, this_driver
+from seekpoint.jobs.run.run import PAUSER, StagedPosition, Tx, let_go, pauser, this_driver
 from seekpoint.jobs.tables.publications import prefix_of
 from seekpoint.jobs.tables.targets import Source, targets
 from seekpoint.ledger import Claim
@@ -152,6 +151,6 @@ def stale(tx: Tx, run: UUID, claims: Claims) -> list[str]:
     return [
         f"{at.partition}: group {at.group!r} stands at offset {claims[at.partition].next_offset} by now, and the batch "
         f"began at {at.first_offset}: run another one"
-        for at in tx.positions(run)
+        for at in tx.positions_of(run)
         if claims[at.partition].next_offset != at.first_offset
     ]

@@ -12,8 +12,7 @@ from seekpoint.jobs.batch import statements as sql
 from seekpoint.jobs.batch.dedupe import Part, columns_of, folded_path, parts_of, target_of
 from seekpoint.jobs.batch.open import Claims, require_no_held_keys
 from seekpoint.jobs.reload.cutover import take_over_dead_letters, took_effect
-from seekpoint.jobs.run.pause import let_go, pauser
-from seekpoint.jobs.run.run import Driver, Tx
+from seekpoint.jobs.run.run import Driver, Step, Tx, let_go, pauser
 from seekpoint.jobs.staging.consolidate import coverage
 from seekpoint.jobs.tables.staging_schema import Staging, name, names, remembered_columns, rows, run
 from seekpoint.jobs.tables.targets import Path, Source, aimed, targets
@@ -53,15 +52,15 @@ def _attempt(driver: Driver, source: Source, claims: Claims) -> None:
     with driver.step("staged") as tx:
         scope = GroupConnection(tx.connection, tx.schema, group)
         scope.execute(LOCK_GROUP).one()
-        positions = tx.positions(driver.run.id)
+        positions = tx.positions()
         mine = [claims[at.partition] for at in positions]
         # By another name than a worker's: a claim that waits for these rows must not end it as abandoned.
         settings = Settings(f"seekpoint-batch {driver.run.id.hex[:8]} {group}"[:63], True, 0.0)
         transaction = hold(scope, [Expected(one, one.next_offset) for one in mine], settings)
         tx.execute(sql.BOUND, idle=f"{round(driver.limits.transaction_age * 1000)}ms")
         require_no_held_keys(scope, pipeline, {at.partition.topic: at.topic_id for at in positions})
-        staging = Staging(driver.run.staging_schema)
-        _write(tx, driver, staging, source)
+        staging = Staging(tx.run.staging_schema)
+        _write(tx, staging, source)
         take_over_dead_letters(tx, staging)
         moves = [Move(claims[at.partition], at.first_offset, at.end_offset) for at in positions
                  if at.end_offset > at.first_offset]  # fmt: skip
@@ -80,9 +79,9 @@ def _attempt(driver: Driver, source: Source, claims: Claims) -> None:
         let_go(tx.connection, tx.schema, driver.run.id, [group], "the batch is applied")
 
 
-def _write(tx: Tx, driver: Driver, staging: Staging, source: Source) -> None:
+def _write(tx: Step, staging: Staging, source: Source) -> None:
     """Sink by sink in their order, as a worker's transaction would."""
-    done = coverage(tx, driver)
+    done = coverage(tx)
     live = {feed.number: target.path for target in targets(tx.connection, [source]) for feed in target.feeds}
     for number, sink in enumerate(source.pipeline.sinks):
         if isinstance(sink, Upsert):
@@ -127,10 +126,10 @@ def _merge(tx: Tx, folded: Path, target: Target) -> None:
         driver_of(tx.connection).execute(statements.merge)
 
 
-def totals(tx: Tx, driver: Driver, source: Source) -> Mapping[str, Any]:
+def totals(tx: Step, source: Source) -> Mapping[str, Any]:
     """What the batch did: records, rows by table, dead letters and the offsets behind it; of what is on record."""
-    done = coverage(tx, driver)
-    written: dict[str, int] = dict.fromkeys(driver.run.tables, 0)
+    done = coverage(tx)
+    written: dict[str, int] = dict.fromkeys(tx.run.tables, 0)
     names_ = {feed.number: target.name for target in targets(tx.connection, [source]) for feed in target.feeds}
     for row in done.chosen:
         for number, count in enumerate(row.row_counts):
@@ -138,6 +137,6 @@ def totals(tx: Tx, driver: Driver, source: Source) -> Mapping[str, Any]:
     return {
         "records": sum(row.records + row.dead_letters for row in done.chosen),
         "rows": written,
-        "offsets": {str(at.partition): at.end_offset for at in tx.positions(driver.run.id)},
+        "offsets": {str(at.partition): at.end_offset for at in tx.positions()},
         "dead_letters": sum(row.dead_letters for row in done.chosen),
     }

@@ -86,8 +86,8 @@ def prepare(driver: Driver, rounds: CatchUp) -> Report:
     No lock is taken on anything live: workers go on.
     """
     with driver.step("catching_up", "compared", isolation=SERIALIZABLE_ENOUGH) as tx:
-        staging = Staging(driver.run.staging_schema)
-        offsets = tx.execute(sql.OFFSETS, groups=list(driver.run.groups)).all()
+        staging = Staging(tx.run.staging_schema)
+        offsets = tx.offsets()
         rounds.apply(tx, offsets)
         found = tuple(_compare(tx, staging, target) for target in rounds.targets)
         letters = _dead_letters(tx, staging)
@@ -196,9 +196,9 @@ def _keep_seen(connection: Connection, staging: Staging, target: Target) -> None
 def recall(driver: Driver, found: Sequence[Target]) -> Report:
     """What the comparison of this run has found, for a later driver; samples and offsets are those of now."""
     with driver.step("compared") as tx:
-        staging = Staging(driver.run.staging_schema)
+        staging = Staging(tx.run.staging_schema)
         tables = tuple(_counted(tx, staging, target, compared(tx, staging, target)) for target in found)
-        offsets = {f"{at.group} {at.partition}": at.next_offset for at in tx.positions(driver.run.id)}
+        offsets = {f"{at.group} {at.partition}": at.next_offset for at in tx.positions()}
         return Report(tables, offsets, _dead_letters(tx, staging))
 
 

@@ -17,7 +17,7 @@ from seekpoint.jobs.reload.merge import Terms, merge
 from seekpoint.jobs.reload.publish import attach, make_current, swap
 from seekpoint.jobs.reload.rounds import CatchUp
 from seekpoint.jobs.run import statements as sql
-from seekpoint.jobs.run.run import Driver, Run, Tx, run_of, told, transaction
+from seekpoint.jobs.run.run import Driver, Run, Step, Tx, run_of, told, transaction
 from seekpoint.jobs.tables.staging_schema import Staging, name, run
 from seekpoint.jobs.tables.targets import Path
 from seekpoint.ledger.sql.admin import LOCK_GROUP, RECORD_ACTION, REDRAW
@@ -125,15 +125,15 @@ def _too_long(driver: Driver, rounds: CatchUp, waits: list[float], plan: Plan, *
 def _attempt(driver: Driver, rounds: CatchUp, began: list[float], budget: Budget, plan: Plan) -> tuple[int, int]:
     states = ("compared",) if driver.run.strategy == "merge" else ("catching_up",)
     with driver.step(*states) as tx:
-        staging = Staging(driver.run.staging_schema)
+        staging = Staging(tx.run.staging_schema)
         budget.begin()
         budget.bound(tx.connection)
-        _lock_groups(tx, driver)
+        _lock_groups(tx)
         budget.bound(tx.connection)
-        tx.execute(sql.LOCK_OFFSETS, groups=list(driver.run.groups)).all()
+        tx.execute(sql.LOCK_OFFSETS, groups=list(tx.run.groups)).all()
         began.append(monotonic())
         budget.bound(tx.connection)
-        offsets = tx.execute(sql.OFFSETS, groups=list(driver.run.groups)).all()
+        offsets = tx.offsets()
         records = rounds.apply(tx, offsets, idle=min(IDLE, budget.left))
         keys = 0
         if driver.run.strategy == "merge":
@@ -148,15 +148,15 @@ def _attempt(driver: Driver, rounds: CatchUp, began: list[float], budget: Budget
                 make_current(tx, staging, target, driver.run.id)
         budget.bound(tx.connection)
         take_over_dead_letters(tx, staging)
-        _raise(tx, driver)
+        _raise(tx)
         driver.transition(tx, "cut_over")
         budget.bound(tx.connection)
         run(tx.connection, "SET CONSTRAINTS ALL IMMEDIATE")  # what is deferred runs now: no timeout ends a COMMIT
     return records, keys
 
 
-def _lock_groups(tx: Tx, driver: Driver) -> None:
-    for group, to in sorted(zip(driver.run.groups, driver.run.version_to, strict=True)):
+def _lock_groups(tx: Step) -> None:
+    for group, to in sorted(zip(tx.run.groups, tx.run.version_to, strict=True)):
         row = tx.execute(LOCK_GROUP, group=group).one_or_none()
         if row is None:
             raise ReloadRefused([f"group {group!r} is not in the ledger any more"])
@@ -166,9 +166,9 @@ def _lock_groups(tx: Tx, driver: Driver) -> None:
             )
 
 
-def _raise(tx: Tx, driver: Driver) -> None:
+def _raise(tx: Step) -> None:
     """Whoever reads on under an old token or an old version is refused (I5)."""
-    for group, to in sorted(zip(driver.run.groups, driver.run.version_to, strict=True)):
+    for group, to in sorted(zip(tx.run.groups, tx.run.version_to, strict=True)):
         tx.execute(sql.RAISE_VERSION, group=group, to_version=to)
         tx.execute(REDRAW, group=group)
         action = {
@@ -178,8 +178,8 @@ def _raise(tx: Tx, driver: Driver) -> None:
             "partition": None,
             "from_offset": None,
             "to_offset": None,
-            "actor": driver.run.actor,
-            "reason": f"reload {driver.run.id}: {driver.run.reason}",
+            "actor": tx.run.actor,
+            "reason": f"reload {tx.run.id}: {tx.run.reason}",
         }
         tx.execute(RECORD_ACTION, [action])
 

@@ -38,7 +38,7 @@ def forecast(driver: Driver, found: Sequence[Target], told: Sequence[Difference]
     """Predict a merge from the counted changes and rates that are measured now; no lock is taken on anything live."""
     seconds = 0.0
     with driver.step("compared") as tx:
-        staging = Staging(driver.run.staging_schema)
+        staging = Staging(tx.run.staging_schema)
         for target, difference in zip(found, told, strict=True):
             changes = _changes(difference)
             if changes >= FEW:
@@ -136,7 +136,7 @@ def require_allowed(
     """Refuse a merge that would wait, delete or reach more than is allowed. Raises CutOverRefused with each reason."""
     reasons = []
     with driver.step("compared") as tx:
-        staging = Staging(driver.run.staging_schema)
+        staging = Staging(tx.run.staging_schema)
         for target, difference in zip(found, told, strict=True):
             reasons += of_deletes(target, difference.extra, difference.live, bounds)
             reasons += reaches(tx.connection, staging, target, bounds, deletes=difference.extra)

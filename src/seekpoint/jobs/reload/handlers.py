@@ -9,7 +9,6 @@ from typing import Any
 from sqlalchemy import ColumnElement, Row, delete
 
 from seekpoint.jobs.reload.rounds import CatchUp
-from seekpoint.jobs.run import statements as sql
 from seekpoint.jobs.run.run import Driver, StagedPosition
 from seekpoint.jobs.staging.catch_up import Shrinking, key_of
 from seekpoint.jobs.tables.constraints import breaks, check_references, references
@@ -50,7 +49,7 @@ def _begins_again(driver: Driver, handled: Collection[str], found: Sequence[Targ
     record took it away, too.
     """
     with driver.step("staged") as tx:
-        staging = Staging(driver.run.staging_schema)
+        staging = Staging(tx.run.staging_schema)
         copies = [target for target in found if target.handled_as]
         its = {target: references(tx.connection, staging, target, found) for target in copies}
         if not any(breaks(tx.connection, staging.table(target), one) for target in copies for one in its[target]):
@@ -58,8 +57,8 @@ def _begins_again(driver: Driver, handled: Collection[str], found: Sequence[Targ
         for target in copies:
             check_references(tx.connection, staging, target, its[target])
             run(tx.connection, "TRUNCATE {table}", table=name(*staging.table(target)))
-        positions = [at for at in tx.positions(driver.run.id) if at.group in handled]
-        tx.advance(driver.run.id, {(at.group, at.partition): at.first_offset for at in positions})
+        positions = [at for at in tx.positions() if at.group in handled]
+        tx.advance({(at.group, at.partition): at.first_offset for at in positions})
         for at in positions:
             letters, left_out = staging.dead_letters.c, staging.left_out.c
             tx.connection.execute(delete(staging.dead_letters).where(*_of(at, letters)))
@@ -85,9 +84,9 @@ def _catch_up(
     def part() -> tuple[Sequence[Row[Any]], list[StagedPosition], float]:
         with driver.step("staged") as tx:  # a handler gets rows that others write as they are then, as in a worker
             began = monotonic()
-            offsets = tx.execute(sql.OFFSETS, groups=list(driver.run.groups)).all()
+            offsets = tx.offsets()
             rounds.part(tx, offsets, size)
-            positions = [at for at in tx.positions(driver.run.id) if at.group in handled]
+            positions = [at for at in tx.positions() if at.group in handled]
         return offsets, positions, monotonic() - began
 
     while True:

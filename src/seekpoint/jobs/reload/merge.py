@@ -54,7 +54,7 @@ def _warm(driver: Driver, found: Sequence[Target], told: Callable[[int, int], ob
                         tx.connection,
                         "WITH warm AS MATERIALIZED (SELECT live.tableoid FROM {diff} AS diff JOIN {live} AS live "
                         "ON {same} WHERE {part} {locked}) SELECT count(*) FROM warm",
-                        diff=name(*Staging(driver.run.staging_schema).diff(target)),
+                        diff=name(*Staging(tx.run.staging_schema).diff(target)),
                         live=name(*target.path),
                         same=same_key(target, "live", "diff"),
                         part=part,
@@ -64,8 +64,8 @@ def _warm(driver: Driver, found: Sequence[Target], told: Callable[[int, int], ob
 
 def _parts(driver: Driver, target: Target, told: Callable[[int, int], object]) -> Iterator[ident.Composed]:
     """The difference, some pages at a time; nothing where it is so large that many of its rows share a page."""
-    staging = Staging(driver.run.staging_schema)
     with driver.step("compared") as tx:
+        staging = Staging(tx.run.staging_schema)
         keys, by_key = _counted(tx.connection, name(*staging.diff(target)), quoted(*staging.table(target)))
         [(pages,)] = rows(
             tx.connection,

@@ -30,7 +30,7 @@ def attach(driver: Driver, targets: Sequence[Target]) -> None:
     What it waits for is not in front of any reader or writer: only another such step, or maintenance.
     """
     with driver.step("catching_up") as tx:
-        staging = Staging(driver.run.staging_schema)
+        staging = Staging(tx.run.staging_schema)
         for target in targets:
             draw_from_live(tx.connection, staging, target)
             _require_likeness(tx.connection, staging, target)

@@ -20,7 +20,6 @@ from seekpoint.jobs.reload.handlers import MOST, rebuild
 from seekpoint.jobs.reload.merge import warm
 from seekpoint.jobs.reload.open import Order, open_run
 from seekpoint.jobs.reload.rounds import CatchUp
-from seekpoint.jobs.run import statements as sql
 from seekpoint.jobs.run.run import SERIALIZABLE_ENOUGH, VERIFIED, Driver, Progress, Run, transaction
 from seekpoint.jobs.runs.runs import Runs
 from seekpoint.jobs.runs.sweep import drop_attempts
@@ -281,8 +280,8 @@ class Reload:
     def _stage_ranges(self, driver: Driver) -> None:
         with driver.step("staging") as tx:
             handled = {source.group for source in self.sources if source.has_handler}
-            left = coverage(tx, driver, self._range_records, without=handled).missing
-            total = sum(at.end_offset - at.first_offset for at in tx.positions(driver.run.id)
+            left = coverage(tx, self._range_records, without=handled).missing
+            total = sum(at.end_offset - at.first_offset for at in tx.positions()
                         if at.group not in handled)  # fmt: skip
         done = total - sum(task.range.records_at_most for task in left)
         self._progress("staging", done, total)
@@ -301,8 +300,8 @@ class Reload:
     def _round(self, driver: Driver, rounds: CatchUp) -> int:
         states = ("indexed", "catching_up", "compared")
         with driver.step(*states) as tx:
-            offsets = tx.execute(sql.OFFSETS, groups=list(driver.run.groups)).all()
-            behind = distance({(at.group, at.partition): at for at in tx.positions(driver.run.id)}, offsets)
+            offsets = tx.offsets()
+            behind = distance({(at.group, at.partition): at for at in tx.positions()}, offsets)
         self._progress("catching_up", 0, behind)  # between two steps: whoever is told may take its time
         read = retried(lambda: self._apply(driver, rounds, states), is_conflict)
         self._progress("catching_up", behind, behind)
@@ -312,7 +311,7 @@ class Reload:
         # A handler may lock rows that others write: as in a worker, it gets them as they are then.
         handles = any(source.has_handler for source in self.sources)
         with driver.step(*states, isolation="READ COMMITTED" if handles else SERIALIZABLE_ENOUGH) as tx:
-            read = rounds.apply(tx, tx.execute(sql.OFFSETS, groups=list(driver.run.groups)).all())
+            read = rounds.apply(tx, tx.offsets())
             if driver.run.state == "indexed":
                 driver.transition(tx, "catching_up")
         return read

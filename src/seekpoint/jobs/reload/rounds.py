@@ -11,7 +11,7 @@ from psycopg import sql as ident
 from sqlalchemy import Row, and_, delete, select
 
 from seekpoint.jobs.export import chained
-from seekpoint.jobs.run.run import Driver, StagedPosition, Tx
+from seekpoint.jobs.run.run import Driver, StagedPosition, Step
 from seekpoint.jobs.staging.catch_up import Key, add_positions, key_of, require_unmoved
 from seekpoint.jobs.staging.savepoints import Parts, all_of
 from seekpoint.jobs.staging.stage import keep_dead_letters, leave_out, left_out_of
@@ -37,9 +37,9 @@ class CatchUp:
     def __init__(self, driver: Driver, sources: Sequence[Source], kafka: Mapping[str, Any]) -> None:
         self._driver, self._kafka = driver, kafka
         self._sources = {source.group: source for source in sources}
-        self._staging = Staging(driver.run.staging_schema)
         self._followers: dict[str, Follower] = {}
         with driver.step("staged", "indexed", "catching_up", "compared") as tx:
+            self._staging = Staging(tx.run.staging_schema)
             self.targets = targets(tx.connection, sources)
             known = {t.path: remembered_columns(tx.connection, self._staging.table(t)) for t in self.targets}
         self._pipelines: dict[str, Pipeline] = {}
@@ -73,7 +73,7 @@ class CatchUp:
             follower.close()
         self._followers.clear()
 
-    def apply(self, tx: Tx, offsets: Sequence[Row[Any]], *, idle: float = IDLE) -> int:
+    def apply(self, tx: Step, offsets: Sequence[Row[Any]], *, idle: float = IDLE) -> int:
         """Take the rebuilt tables to these rows of ``partition_offset``, in this transaction; returns the records.
 
         ``idle`` is how many seconds the brokers may say nothing.
@@ -91,12 +91,12 @@ class CatchUp:
         except BaseException:
             self.close()  # whatever they have read, the tables stand where the ledger of the run says
             raise
-        tx.advance(self._driver.run.id, ends)
+        tx.advance(ends)
         for target in self.targets:
             remember_columns(tx.connection, self._staging.table(target), self._written(tx, target))
         return read
 
-    def part(self, tx: Tx, offsets: Sequence[Row[Any]], most: int) -> Mapping[Key, int]:
+    def part(self, tx: Step, offsets: Sequence[Row[Any]], most: int) -> Mapping[Key, int]:
         """One round of the groups with handlers, of ``most`` records at most, in this transaction; where it ends.
 
         What lies before E0 comes first: it is read from the log range by range, and its dead letters are on record.
@@ -121,16 +121,16 @@ class CatchUp:
                 self.close()
                 raise
             ends |= {(group, at): end for at, end in reach.items()}
-        tx.advance(self._driver.run.id, ends)
+        tx.advance(ends)
         return ends
 
     def _before(
-        self, tx: Tx, group: str, mine: Mapping[Partition, StagedPosition], ends: Mapping[Partition, int]
+        self, tx: Step, group: str, mine: Mapping[Partition, StagedPosition], ends: Mapping[Partition, int]
     ) -> None:
         """Ranges before E0, one partition after the other."""
         pipeline = self._pipelines[group]
         parts = Parts(tx.connection, pipeline, held=self._held(tx, group))
-        reader = chained(self._kafka, self._driver.run.archive, self._driver.engine)
+        reader = chained(self._kafka, tx.run.archive, self._driver.engine)
         for at, end in sorted(ends.items()):
             range_ = Range(at, mine[at].topic_id, mine[at].next_offset, end)
             left_out = left_out_of(tx.connection, self._staging, group, range_)
@@ -142,34 +142,34 @@ class CatchUp:
         )
         self._shadows[group].check(tx)
 
-    def _written(self, tx: Tx, target: Target) -> tuple[str, ...] | None:
+    def _written(self, tx: Step, target: Target) -> tuple[str, ...] | None:
         """The columns that are the pipelines', as far as anybody knows."""
         if target.by_handler:
-            is_compared = self._driver.run.strategy != "swap"
+            is_compared = tx.run.strategy != "swap"
             return owned_columns(tx.connection, self._staging, target) if is_compared else None
         sinks = (s for pipeline in self._sinks.values() for t, s in pipeline if t == target)
         return next((sink.written for sink in sinks), None)
 
-    def _positions(self, tx: Tx, offsets: Sequence[Row[Any]]) -> dict[Key, StagedPosition]:
+    def _positions(self, tx: Step, offsets: Sequence[Row[Any]]) -> dict[Key, StagedPosition]:
         """How far the rebuilt tables are; raises where these offsets are none that they could be taken to."""
-        positions = {(at.group, at.partition): at for at in tx.positions(self._driver.run.id)}
+        positions = {(at.group, at.partition): at for at in tx.positions()}
         positions |= self._added(tx, positions, offsets)
         require_unmoved(positions, offsets, {name: one.pipeline.topics for name, one in self._sources.items()})
         return positions
 
     def _added(
-        self, tx: Tx, known: Mapping[Key, StagedPosition], offsets: Sequence[Row[Any]]
+        self, tx: Step, known: Mapping[Key, StagedPosition], offsets: Sequence[Row[Any]]
     ) -> dict[Key, StagedPosition]:
         """Partitions that the groups have got since: their rebuild begins where they began."""
         new = [row for row in offsets if key_of(row) not in known]
         if not new:
             return {}
-        add_positions(tx, self._driver, new)
-        now = tx.positions(self._driver.run.id)
+        add_positions(tx, new)
+        now = tx.positions()
         return {(at.group, at.partition): at for at in now if (at.group, at.partition) not in known}
 
     def _group(
-        self, tx: Tx, group: str, mine: Mapping[Partition, StagedPosition], ends: Mapping[Partition, int], idle: float
+        self, tx: Step, group: str, mine: Mapping[Partition, StagedPosition], ends: Mapping[Partition, int], idle: float
     ) -> int:
         pipeline = self._pipelines[group]
         ids = {at.topic: p.topic_id for at, p in mine.items()}
@@ -189,7 +189,7 @@ class CatchUp:
             self._shadows[group].check(tx)
         return parts.outcome.applied + len(parts.outcome.dead_letters)
 
-    def _held(self, tx: Tx, group: str) -> dict[tuple[str, bytes], int]:
+    def _held(self, tx: Step, group: str) -> dict[tuple[str, bytes], int]:
         """The keys of the run's own dead letters, where the pipeline holds later records of them, with offsets."""
         if not self._pipelines[group].keep_key_order:
             return {}
@@ -216,7 +216,7 @@ class CatchUp:
         self._followers[group] = follower = Follower(self._kafka, ids, wanted)
         return follower
 
-    def _replayed(self, tx: Tx, group: str, ids: Mapping[str, UUID]) -> list[RawRecord]:
+    def _replayed(self, tx: Step, group: str, ids: Mapping[str, UUID]) -> list[RawRecord]:
         """Records that were dead letters when they were passed, and have been replayed since: they have rows now.
 
         They come before the round's own records: a replay is applied at the position of its moment, and where keys
@@ -253,9 +253,9 @@ class CatchUp:
             )
         return records
 
-    def _seen(self, tx: Tx, group: str) -> Callable[[Sequence[DecodedRecord]], None] | None:
+    def _seen(self, tx: Step, group: str) -> Callable[[Sequence[DecodedRecord]], None] | None:
         """Once there is a difference: keep which keys were touched since."""
-        if self._driver.run.state != "compared":
+        if tx.run.state != "compared":
             return None
 
         def seen(part: Sequence[DecodedRecord]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import os
 import socket
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,14 +13,15 @@ from typing import Any
 from uuid import UUID
 
 from psycopg.sql import SQL, Identifier
-from sqlalchemy import Engine, Row, text
+from sqlalchemy import Connection, Engine, Row, text
 from sqlalchemy.exc import DBAPIError
 
 from seekpoint.errors import ReloadOver, ReloadRefused
 from seekpoint.jobs.run import statements as sql
-from seekpoint.jobs.run.pause import let_go
+from seekpoint.ledger.group_connection import GroupConnection
+from seekpoint.ledger.move import set_paused
 from seekpoint.ledger.schema_connection import SchemaConnection
-from seekpoint.ledger.sql.worker import APPLICATION, CONFIGURE
+from seekpoint.ledger.sql.worker import APPLICATION, CONFIGURE, READ_GROUP
 from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.connection import HandlerConnection
 from seekpoint.postgres.sqlstates import SERIALIZATION_FAILURE, sqlstate
@@ -115,7 +116,7 @@ class Tx(SchemaConnection):
     def __init__(self, connection: HandlerConnection, schema: str) -> None:
         super().__init__(connection, schema)
 
-    def positions(self, run: UUID) -> list[StagedPosition]:
+    def positions_of(self, run: UUID) -> list[StagedPosition]:
         """The rebuild's positions, in the order of locks."""
         return [
             StagedPosition(
@@ -152,12 +153,28 @@ class Tx(SchemaConnection):
             ],
         )
 
-    def advance(self, run: UUID, ends: Mapping[tuple[str, Partition], int]) -> None:
+
+class Step(Tx):
+    """The transaction of one step of a run. ``run`` is its row as the step has found it."""
+
+    def __init__(self, tx: Tx, run: Run) -> None:
+        super().__init__(tx.connection, tx.schema)
+        self.run = run
+
+    def positions(self) -> list[StagedPosition]:
+        """The rebuild's positions, in the order of locks."""
+        return self.positions_of(self.run.id)
+
+    def offsets(self) -> Sequence[Row[Any]]:
+        """The rows of ``partition_offset`` of the run's groups."""
+        return self.execute(sql.OFFSETS, groups=list(self.run.groups)).all()
+
+    def advance(self, ends: Mapping[tuple[str, Partition], int]) -> None:
         """Move the rebuild's positions, in the transaction that adds its rows."""
         ordered = sorted(ends)
         self.execute(
             sql.ADVANCE_STAGED,
-            its_run=run,
+            its_run=self.run.id,
             moving_consumer_group=[group for group, _ in ordered],
             moving_topic=[at.topic for _, at in ordered],
             moving_partition=[at.number for _, at in ordered],
@@ -195,6 +212,32 @@ def _drop(connection: HandlerConnection) -> None:
         return
 
 
+# -- what a batch holds of its group: the pause that keeps workers away, and its name as the owner -----------------
+
+PAUSER = "batch "  # and the run's id: who paused the group, as its row says
+
+
+def pauser(run: UUID) -> str:
+    """Who paused the group, as its row says: by this it is known which pause a batch takes back."""
+    return f"{PAUSER}{run}"
+
+
+def let_go(connection: Connection, schema: str, run: UUID, groups: Sequence[str], reason: str) -> None:
+    """Give the groups back, in the transaction that ends a batch: workers claim, and go on where it ended.
+
+    A pause by anybody else stays. Of a run that is no batch there is nothing to give back.
+    """
+    for group in sorted(groups):
+        scope = GroupConnection(connection, schema, group)
+        row = scope.execute(READ_GROUP).one_or_none()
+        if row is not None and row.paused and row.paused_by == pauser(run):
+            set_paused(scope, False, actor=pauser(run), reason=reason)
+        scope.execute(sql.DISOWN, its_run=run)
+
+
+# -- the driver ---------------------------------------------------------------------------------------------------
+
+
 class Driver:
     """One driver's right to take a run's next step: it ends when another one takes the run.
 
@@ -208,7 +251,7 @@ class Driver:
         self.epoch = run.driver_epoch
 
     @contextmanager
-    def step(self, *states: str, isolation: str = "READ COMMITTED") -> Iterator[Tx]:
+    def step(self, *states: str, isolation: str = "READ COMMITTED") -> Iterator[Step]:
         """One step, in one transaction that holds the run's row: allowed in these states, and to the newest driver.
 
         Raises ReloadOver where the run has ended, or another driver took it; then nothing is written. Raises
@@ -218,7 +261,7 @@ class Driver:
         with transaction(self.engine, self.schema, lock_wait=wait, isolation=isolation) as tx:
             self._admit(self._lock(tx), states)
             if (why := self._lost(tx)) is None:
-                yield tx
+                yield Step(tx, self.run)
                 self.run = run_of(tx.execute(sql.GET_RUN, its_run=self.run.id).one())
         if why is not None:
             refused = ReloadRefused([why])

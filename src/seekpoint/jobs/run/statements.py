@@ -20,6 +20,7 @@ from sqlalchemy import (
     insert,
     literal,
     literal_column,
+    null,
     select,
     true,
     update,
@@ -170,6 +171,13 @@ EXTEND_STAGED = (
         _at.partition == _moving.c.partition,
     )
     .values(end_offset=_moving.c.to_offset)
+)
+
+# A batch claims under its run's id. An owner that is left behind would pass for a worker that is alive.
+DISOWN = (
+    update(partition_offset)
+    .where(partition_offset.c.consumer_group == GROUP, partition_offset.c.owner == bindparam("its_run", type_=Uuid))
+    .values(owner=null())
 )
 
 # -- what is left out ------------------------------------------------------------------------------------------

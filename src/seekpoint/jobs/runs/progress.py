@@ -64,7 +64,7 @@ def progress_of(engine: Engine, schema: str, id: UUID) -> RunProgress:  # noqa: 
     """Where a run stands. Raises ConfigError where there is none of that id."""
     run = Runs(engine, schema).get(id)
     with transaction(engine, schema, isolation="REPEATABLE READ") as tx:
-        positions = tx.positions(id)
+        positions = tx.positions_of(id)
         offsets = {
             (row.consumer_group, Partition(row.topic, row.partition)): row.next_offset
             for row in tx.execute(sql.OFFSETS, groups=list(run.groups))

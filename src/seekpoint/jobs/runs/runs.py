@@ -13,12 +13,12 @@ from sqlalchemy.exc import DBAPIError
 
 from seekpoint.errors import ConfigError, ReloadOver
 from seekpoint.jobs.run import statements as sql
-from seekpoint.jobs.run.pause import let_go
 from seekpoint.jobs.run.run import (
     Driver,
     Run,
     StagedPosition,
     Tx,
+    let_go,
     run_of,
     this_driver,
     told,
@@ -52,7 +52,7 @@ class Runs:
     def positions(self, id: UUID) -> Sequence[StagedPosition]:  # noqa: A002
         """How far a run's rebuild is, partition by partition."""
         with self._begin() as tx:
-            return tx.positions(id)
+            return tx.positions_of(id)
 
     def take_over(self, id: UUID, driver: str | None = None) -> Driver:  # noqa: A002
         """Drive this run from now on: the driver before fails at its next step. Waits for the step in hand.

@@ -59,7 +59,7 @@ def compute(
     require_this_python(spark)
     with driver.step("staged") as tx:
         found = targets(tx.connection, given)
-        positions = tx.positions(driver.run.id)
+        positions = tx.positions()
         wanted = resolve_frames(tx.connection, given, found, frames)
     for n, source in enumerate(given):
         mine = [at for at in positions if at.group == source.group]
@@ -206,4 +206,4 @@ def _take_over(driver: Driver, made: Mapping[Target, _Made], mine: Sequence[Stag
                     table=name(*path),
                 )
                 run(tx.connection, "DROP TABLE {table}", table=name(*path))
-        tx.advance(driver.run.id, {(at.group, at.partition): at.end_offset for at in mine})
+        tx.advance({(at.group, at.partition): at.end_offset for at in mine})

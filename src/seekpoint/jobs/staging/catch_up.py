@@ -9,7 +9,7 @@ from sqlalchemy import Row, and_, literal, select
 
 from seekpoint.errors import ReloadRefused
 from seekpoint.jobs.run import statements as sql
-from seekpoint.jobs.run.run import SERIALIZABLE_ENOUGH, Driver, StagedPosition, Tx, position_of
+from seekpoint.jobs.run.run import SERIALIZABLE_ENOUGH, Driver, StagedPosition, Step, Tx, position_of
 from seekpoint.jobs.staging.stage import leave_out
 from seekpoint.jobs.tables.staging_schema import Staging
 from seekpoint.jobs.tables.targets import Source
@@ -81,7 +81,7 @@ def extend(driver: Driver, sources: Sequence[Source], kafka: Mapping[str, Any], 
     """
     groups = [source.group for source in sources if not source.has_handler]  # handlers are run in rounds
     with driver.step("staging", isolation=SERIALIZABLE_ENOUGH) as tx:
-        positions = {(at.group, at.partition): at for at in tx.positions(driver.run.id) if at.group in groups}
+        positions = {(at.group, at.partition): at for at in tx.positions() if at.group in groups}
         offsets = tx.execute(sql.OFFSETS, groups=groups).all()
     moved: int = sum(row.next_offset - _end(positions, row) for row in offsets)
     if moved <= large:
@@ -89,17 +89,17 @@ def extend(driver: Driver, sources: Sequence[Source], kafka: Mapping[str, Any], 
     require_unmoved(positions, offsets, {source.group: source.pipeline.topics for source in sources})
     _require_readable(kafka, offsets)  # behind the offsets: the stable end only grows
     with driver.step("staging", isolation=SERIALIZABLE_ENOUGH) as tx:  # what is replayed, and what is left out: at once
-        staging = Staging(driver.run.staging_schema)
+        staging = Staging(tx.run.staging_schema)
         if _has_replayed(tx, staging, offsets):
             return 0
         for group in groups:
             spans = {key_of(row)[1]: (row.topic_id, _end(positions, row), row.next_offset) for row in offsets
                      if row.consumer_group == group}  # fmt: skip
             leave_out(tx, staging, group, spans)
-        add_positions(tx, driver, [row for row in offsets if key_of(row) not in positions])
+        add_positions(tx, [row for row in offsets if key_of(row) not in positions])
         tx.execute(
             sql.EXTEND_STAGED,
-            its_run=driver.run.id,
+            its_run=tx.run.id,
             moving_consumer_group=[row.consumer_group for row in offsets],
             moving_topic=[row.topic for row in offsets],
             moving_partition=[row.partition for row in offsets],
@@ -124,7 +124,7 @@ def distance(positions: Mapping[Key, StagedPosition], offsets: Sequence[Row[Any]
     return sum(max(each, 0) for each in ahead)
 
 
-def add_positions(tx: Tx, driver: Driver, rows: Sequence[Row[Any]]) -> None:
+def add_positions(tx: Step, rows: Sequence[Row[Any]]) -> None:
     """Partitions that the groups have got since: their rebuild begins where they began.
 
     Raises ReloadRefused where one was moved by hand already: what it has passed since is on record with no run.
@@ -137,7 +137,7 @@ def add_positions(tx: Tx, driver: Driver, rows: Sequence[Row[Any]]) -> None:
         ]
         raise ReloadRefused([*reasons, "abort this run and open another one"])
     if rows:
-        tx.add_positions(driver.run.id, [position_of(row, end=row.first_offset) for row in rows])
+        tx.add_positions(tx.run.id, [position_of(row, end=row.first_offset) for row in rows])
 
 
 def _end(positions: Mapping[Key, StagedPosition], row: Row[Any]) -> int:

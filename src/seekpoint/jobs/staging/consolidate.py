@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Row, text
 
 from seekpoint.errors import ConfigError, ReloadRefused
 from seekpoint.jobs.run import statements as sql
-from seekpoint.jobs.run.run import Driver, StagedPosition, Tx
+from seekpoint.jobs.run.run import Driver, StagedPosition, Step, Tx
 from seekpoint.jobs.staging.constraint_rejects import Rejects, refused
 from seekpoint.jobs.staging.stage import Task
 from seekpoint.jobs.tables.constraints import check_references, references
@@ -59,17 +59,17 @@ class Coverage:
     missing: tuple[Task, ...]
 
 
-def coverage(tx: Tx, driver: Driver, width: int = RANGE, *, without: Collection[str] = ()) -> Coverage:
+def coverage(tx: Step, width: int = RANGE, *, without: Collection[str] = ()) -> Coverage:
     """One attempt for each offset of ``[first, E0)``, and tasks of this width for the offsets that have none.
 
     Of attempts that overlap (of another width, of a task that was late) those count that leave the fewest offsets
     without any. Groups ``without`` tasks are left to the driver's own rounds.
     """
-    found = tx.execute(sql.STAGED, its_run=driver.run.id)
+    found = tx.execute(sql.STAGED, its_run=tx.run.id)
     staged = {key: list(rows) for key, rows in groupby(found, lambda r: (r.consumer_group, r.topic, r.partition))}
     chosen: list[Row[object]] = []
     missing: list[Task] = []
-    for at in tx.positions(driver.run.id):
+    for at in tx.positions():
         if at.group in without:
             continue
         cursor = at.first_offset
@@ -116,15 +116,15 @@ def consolidate(driver: Driver, sources: Sequence[Source]) -> None:
     Raises ReloadRefused where an attempt's table has not the rows that it reported, or a range is missing.
     """
     with driver.step("staging") as tx:
-        staging = Staging(driver.run.staging_schema)
+        staging = Staging(tx.run.staging_schema)
         handled = {source.group for source in sources if source.has_handler}
-        done = coverage(tx, driver, without=handled)
+        done = coverage(tx, without=handled)
         if done.missing:
             raise ReloadRefused([f"{done.missing[0].range} was not staged: stage it, then go on"])
         check_dead_letters(tx, staging, done)
         groups = [source.group for source in sources]
         staged = _Staged(tx.connection, staging, done.chosen, groups)
-        replaces = driver.run.strategy in REPLACING
+        replaces = tx.run.strategy in REPLACING
         for target in targets(tx.connection, sources):
             if target.handled_as:
                 make_copy(tx.connection, staging, target, Sequences.CONTINUED if replaces else Sequences.OWN)
@@ -136,9 +136,9 @@ def consolidate(driver: Driver, sources: Sequence[Source]) -> None:
             staged.check_counts(target)
             staged.check_keys(target)
             staged.fill(target)
-        ends = {(at.group, at.partition): at.end_offset for at in tx.positions(driver.run.id)
+        ends = {(at.group, at.partition): at.end_offset for at in tx.positions()
                 if at.group not in handled}  # fmt: skip
-        tx.advance(driver.run.id, ends)
+        tx.advance(ends)
         driver.transition(tx, "staged")
 
 
@@ -381,20 +381,20 @@ def index(driver: Driver, sources: Sequence[Source], kafka: Mapping[str, object]
     """
     check_topics(kafka, driver)
     with driver.step("staged") as tx:
-        staging = Staging(driver.run.staging_schema)
+        staging = Staging(tx.run.staging_schema)
         found = targets(tx.connection, sources)
         handled = {source.group for source in sources if source.has_handler}
         groups = [source.group for source in sources]
-        staged = _Staged(tx.connection, staging, coverage(tx, driver, without=handled).chosen, groups)
-        rejects = Rejects(driver, sources, kafka)
-        while bad := _refused(tx, driver, staging, found, staged):
+        staged = _Staged(tx.connection, staging, coverage(tx, without=handled).chosen, groups)
+        rejects = Rejects(driver.engine, sources, kafka)
+        while bad := _refused(tx, staging, found, staged):
             rejects.put(tx, staging, bad)
             staged.remove(sources, bad)
             for target in (one for one in found if not one.handled_as):
                 run(tx.connection, "TRUNCATE {table}", table=name(*staging.table(target)))
                 staged.fill(target)
         for target in found:
-            if driver.run.strategy not in REPLACING:
+            if tx.run.strategy not in REPLACING:
                 its = references(tx.connection, staging, target, found)
                 check_references(tx.connection, staging, target, its)
             run(tx.connection, "ANALYZE {table}", table=name(*staging.table(target)))
@@ -402,13 +402,13 @@ def index(driver: Driver, sources: Sequence[Source], kafka: Mapping[str, object]
 
 
 def _refused(
-    tx: Tx, driver: Driver, staging: Staging, found: Sequence[Target], staged: _Staged
+    tx: Step, staging: Staging, found: Sequence[Target], staged: _Staged
 ) -> dict[tuple[tuple[str, Partition], int], psycopg.Error]:
     """The records whose rows are refused, of all tables; none: the tables have their indexes."""
     bad: dict[tuple[tuple[str, Partition], int], psycopg.Error] = {}
     savepoint = tx.connection.begin_nested()
     for target in (one for one in found if not one.handled_as):  # a copy was made with all of them
-        replaces = driver.run.strategy in REPLACING
+        replaces = tx.run.strategy in REPLACING
         make = partial(_all_indexes, tx.connection, staging, target) if replaces else None
         refused_ = refused(tx, staging, target, found, placed=partial(staged.placed, target), make=make)
         bad |= {(staged.places[place], at): error for (place, at), error in refused_.items()}
@@ -445,7 +445,7 @@ def _all_indexes(connection: Connection, staging: Staging, target: Target) -> No
 def check_topics(kafka: Mapping[str, object], driver: Driver) -> None:
     """The topics still are those that the run was opened on. Raises ReloadRefused, KafkaUnavailable."""
     with driver.step("staging", "staged", "indexed", "catching_up", "compared") as tx:
-        wanted = {at.partition: at.topic_id for at in tx.positions(driver.run.id)}
+        wanted = {at.partition: at.topic_id for at in tx.positions()}
     now = topic_ids(kafka, sorted({at.topic for at in wanted}))
     strange = sorted({at.topic for at, topic_id in wanted.items() if now[at.topic] != topic_id})
     if strange:

@@ -9,10 +9,11 @@ from uuid import UUID
 
 import psycopg
 from psycopg import sql as ident
+from sqlalchemy import Engine
 
 from seekpoint.errors import ReloadRefused
 from seekpoint.jobs.export import chained
-from seekpoint.jobs.run.run import Driver, StagedPosition, Tx
+from seekpoint.jobs.run.run import StagedPosition, Step, Tx
 from seekpoint.jobs.staging.savepoints import dead_letter_of
 from seekpoint.jobs.staging.stage import keep_dead_letters, left_out_of
 from seekpoint.jobs.tables.constraints import ForeignKey, breaks, references, uniques
@@ -143,12 +144,12 @@ def _repeated(
 class Rejects:
     """Sets records aside after their ranges were staged, as the pipeline's policy says."""
 
-    def __init__(self, driver: Driver, sources: Sequence[Source], kafka: Mapping[str, object]) -> None:
-        self._driver, self._kafka = driver, kafka
+    def __init__(self, engine: Engine, sources: Sequence[Source], kafka: Mapping[str, object]) -> None:
+        self._engine, self._kafka = engine, kafka
         self._pipelines = {source.group: source.pipeline for source in sources}
         self._dead_letters: set[tuple[Place, int]] = set()
 
-    def put(self, tx: Tx, staging: Staging, bad: Mapping[tuple[Place, int], psycopg.Error]) -> None:
+    def put(self, tx: Step, staging: Staging, bad: Mapping[tuple[Place, int], psycopg.Error]) -> None:
         """Keep them as the run's dead letters. Raises ReloadRefused where the policy stops, and for too many.
 
         Also where keys are held, and a later record of such a key was staged: a worker would have held that one.
@@ -161,11 +162,11 @@ class Rejects:
                 f"{offset}: {error}; correct the pipeline or the table, and start another run"
             )
             raise ReloadRefused([why])
-        positions = {(at.group, at.partition): at for at in tx.positions(self._driver.run.id)}
+        positions = {(at.group, at.partition): at for at in tx.positions()}
         for place in sorted({place for place, _ in bad}, key=str):
             position, pipeline = positions[place], self._pipelines[place[0]]
             offsets = sorted(offset for its, offset in bad if its == place)
-            raws = [self._read(position.partition, position.topic_id, offset) for offset in offsets]
+            raws = [self._read(tx, position.partition, position.topic_id, offset) for offset in offsets]
             newest = self._newest(tx, staging, position, raws) if pipeline.keep_key_order else {}
             for raw in raws:
                 failed = Failed(bad[place, raw.offset], Cause.DATABASE, [raw])
@@ -173,7 +174,7 @@ class Rejects:
                 keep_dead_letters(tx, staging, pipeline, [aside], {raw.topic: position.topic_id})
 
     def _newest(
-        self, tx: Tx, staging: Staging, at: StagedPosition, raws: Sequence[RawRecord]
+        self, tx: Step, staging: Staging, at: StagedPosition, raws: Sequence[RawRecord]
     ) -> dict[bytes | None, int]:
         """The offset of the newest record of each of these records' keys that was staged and not set aside."""
         keys = {raw.key for raw in raws if raw.key is not None}
@@ -181,7 +182,7 @@ class Rejects:
         if not keys or rest.start >= rest.end:
             return {}
         left_out = left_out_of(tx.connection, staging, at.group, rest)
-        reader: Any = chained(self._kafka, self._driver.run.archive, self._driver.engine)
+        reader: Any = chained(self._kafka, tx.run.archive, self._engine)
         place = (at.group, at.partition)
         return {
             record.key: record.offset
@@ -190,8 +191,8 @@ class Rejects:
             if record.key in keys and not left_out(record) and (place, record.offset) not in self._dead_letters
         }
 
-    def _read(self, at: Partition, topic_id: UUID, offset: int) -> RawRecord:
-        reader: Any = chained(self._kafka, self._driver.run.archive, self._driver.engine)
+    def _read(self, tx: Step, at: Partition, topic_id: UUID, offset: int) -> RawRecord:
+        reader: Any = chained(self._kafka, tx.run.archive, self._engine)
         found = [record for piece in reader.read(Range(at, topic_id, offset, offset + 1)) for record in piece.records]
         if not found:
             raise ReloadRefused([f"{at} offset {offset}: its row is refused by the live table, and the record is gone"])

@@ -67,7 +67,7 @@ class Stager(Protocol):
 def begin_staging(driver: Driver, sources: Sequence[Source]) -> None:
     """Make the run's schema, with the records that are to be left out: its first step."""
     with driver.step("opened") as tx:
-        staging = Staging(driver.run.staging_schema)
+        staging = Staging(tx.run.staging_schema)
         run(tx.connection, "CREATE SCHEMA {schema}", schema=name(staging.schema))
         if staging.schema.startswith(UNLOGGED):
             check = name(staging.schema, CRASH_CHECK)
@@ -79,7 +79,7 @@ def begin_staging(driver: Driver, sources: Sequence[Source]) -> None:
         if any(source.has_handler for source in sources):
             hush(tx.connection, staging.schema)
         remember_writes(tx, staging.schema, sources)
-        ends = {(at.group, at.partition): at for at in tx.positions(driver.run.id)}
+        ends = {(at.group, at.partition): at for at in tx.positions()}
         for source in sources:
             mine = {at.partition: (at.topic_id, at.first_offset, at.end_offset) for at in ends.values()
                     if at.group == source.group}  # fmt: skip

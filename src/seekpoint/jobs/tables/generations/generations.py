@@ -25,7 +25,7 @@ from seekpoint.jobs.tables.staging_schema import fitted, name, run
 from seekpoint.jobs.tables.targets import TABLE, Path, resolve
 from seekpoint.ledger.sql.admin import ALONE, LOCK_GROUP, RECORD_ACTION
 from seekpoint.ledger.tables import DEFAULT_SCHEMA, generation
-from seekpoint.postgres.backoff import retried
+from seekpoint.postgres.backoff import TRIES, retried
 from seekpoint.postgres.engine import postgres_engine
 from seekpoint.sinks.catalog import quoted
 from seekpoint.sinks.target_table import COLUMN
@@ -142,7 +142,7 @@ class Generations:
                 tx.execute(ALONE, name=f"seekpoint reload {self.schema}")  # no reload is opened meanwhile; none is open
                 step(tx)
 
-        retried(alone)
+        retried(alone, tries=TRIES)
 
 
 def _told(tx: Tx, row: Any) -> Generation:

@@ -253,7 +253,7 @@ def test_a_letter_whose_key_is_held_and_that_came_meanwhile_keeps_the_batch_out(
     def parked_again(_: Run) -> None:
         shop.execute("UPDATE {schema}.dead_letter SET state = 'dead_lettered'")
 
-    with pytest.raises(BatchRefused, match="has 1 open dead letters, and records of their keys are held"):
+    with pytest.raises(BatchRefused, match="has 1 open dead letters, and records of their keys are blocked"):
         batch(shop, pipeline=options, stager=Pausing(shop, parked_again, **options)).run()
     assert offsets(shop)[f"{shop.topic}/0"] == 6
     assert paused(shop) is None

@@ -77,7 +77,9 @@ def test_a_table_with_rows_is_adopted_and_reloaded(shop: Shop) -> None:
     assert (adopted.number, adopted.others, adopted.run) == (1, (), None)
     assert adopted.current == f"{shop.schema}.orders_g1"
     assert adopt(shop) == adopted
-    assert shop.execute("SELECT reason FROM {schema}.admin_action WHERE action = 'adopt'") == [(adopted.table,)]
+    assert shop.execute("SELECT reason FROM {schema}.admin_action WHERE action = 'enable generations'") == [
+        (adopted.table,)
+    ]
     reload = shop.reload()
     outcome = reload.run(reload.open(strategy="generation"))
     assert shop.rows() == doubled(FIRST)

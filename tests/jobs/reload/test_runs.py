@@ -314,7 +314,9 @@ def test_a_step_out_of_turn_is_refused(shop: Shop) -> None:
     settled(shop)
     reload = shop.reload()
     driver = reload.open()
-    with pytest.raises(ReloadOver, match="is opened, and this step follows staged or indexed or following or diffed"):
+    with pytest.raises(
+        ReloadOver, match="is opened, and this step follows staged or indexed or catching_up or compared"
+    ):
         CatchUp(driver, reload.sources, reload.kafka)
     with pytest.raises(ReloadOver, match="is opened: it takes no more ranges"), driver.step("opened") as tx:
         stage_range(

@@ -151,27 +151,15 @@ LOCK_OFFSETS = (
 )
 POSITIONS = select(reload_position).where(_at.run == _ID).order_by(_at.consumer_group, _at.topic, _at.partition)
 _moving = unnest("moving", consumer_group=Text, topic=Text, partition=Integer, to_offset=BigInteger)
-ADVANCE_STAGED = (
-    update(reload_position)
-    .where(
-        _at.run == _ID,
-        _at.consumer_group == _moving.c.consumer_group,
-        _at.topic == _moving.c.topic,
-        _at.partition == _moving.c.partition,
-    )
-    .values(next_offset=_moving.c.to_offset)
+_move = update(reload_position).where(
+    _at.run == _ID,
+    _at.consumer_group == _moving.c.consumer_group,
+    _at.topic == _moving.c.topic,
+    _at.partition == _moving.c.partition,
 )
+ADVANCE_STAGED = _move.values(next_offset=_moving.c.to_offset)
 # E0, of a run that stages still.
-EXTEND_STAGED = (
-    update(reload_position)
-    .where(
-        _at.run == _ID,
-        _at.consumer_group == _moving.c.consumer_group,
-        _at.topic == _moving.c.topic,
-        _at.partition == _moving.c.partition,
-    )
-    .values(end_offset=_moving.c.to_offset)
-)
+EXTEND_STAGED = _move.values(end_offset=_moving.c.to_offset)
 
 # A batch claims under its run's id. An owner that is left behind would pass for a worker that is alive.
 DISOWN = (

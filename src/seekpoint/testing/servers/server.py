@@ -6,7 +6,6 @@ import abc
 import shutil
 import tempfile
 import time
-from types import TracebackType
 from typing import Protocol, Self
 
 from seekpoint.testing.servers.process import ServerFailed, at_exit
@@ -148,7 +147,5 @@ class Server(abc.ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

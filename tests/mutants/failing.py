@@ -16,7 +16,7 @@ FAILING = (
         "a mistake of the program blamed on a record without another one applied",
         (
             Edit(
-                "worker/apply_parts.py",
+                "worker/apply.py",
                 "        if is_proven:\n            return failed.cause\n",
                 "        if True:\n            return failed.cause\n",
             ),
@@ -99,8 +99,8 @@ FAILING = (
         (
             Edit(
                 "worker/unit_of_work.py",
-                "batch.outcome.block_keys(self._dead_letters.open_keys(tx, [e.claim.partition for e in expected]))\n",
-                "batch.outcome.block_keys({})\n",
+                "        return held, self._dead_letters.open_keys(tx, [e.claim.partition for e in expected])\n",
+                "        return held, {}\n",
             ),
         ),
         ("tests/postgres/test_replay_order.py",),
@@ -237,9 +237,9 @@ FAILING = (
         "isolation without savepoints",
         (
             Edit(
-                "worker/apply_parts.py",
-                "            self._tx.savepoints.undo()\n            return self.failure(part, failed)",
-                "            return self.failure(part, failed)",
+                "worker/apply.py",
+                "            self._tx.savepoints.undo()\n            return self._failure(failed, part)",
+                "            return self._failure(failed, part)",
             ),
         ),
         (f"{MATRIX}[CHECK-execute-dead_letter]",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,73 +12,82 @@ from seekpoint.worker.bisect import CALM, FEW_STRIDES, LEAST, SHARE, Found, Part
 
 
 class Part:
-    """Records of which some fail; ``applied`` are the ranges that did not."""
+    """Records of which some fail; ``applied`` are those that did not, in order."""
 
-    def __init__(self, bad: set[int], *, most: int = 10**9) -> None:
-        self.bad, self.most = bad, most
+    def __init__(self, bad: Collection[int], *, most: int = 10**9) -> None:
+        self.bad, self.most = frozenset(bad), most
         self.runs = 0
-        self.applied: list[tuple[int, int]] = []
+        self.applied: list[int] = []
 
-    def run(self, low: int, high: int) -> PartFailure[str] | None:
+    def run(self, part: Sequence[int]) -> PartFailure[str] | None:
         self.runs += 1
-        if self.bad & set(range(low, high)):
+        if self.bad & set(part):
             return PartFailure("bad")
-        if high - low > self.most:
+        if len(part) > self.most:
             return PartFailure("too long", is_timeout=True)
-        self.applied.append((low, high))
+        self.applied += part
         return None
 
 
-def found_in(part: Part, n: int) -> Found[str]:
-    failure = part.run(0, n)
-    assert failure is not None
-    return bisect(n, part.run, failure)
-
-
-@given(n=st.integers(1, 200), bad=st.sets(st.integers(0, 199), min_size=1))
-def test_the_first_that_fails_is_found_and_all_before_it_are_applied_once(n: int, bad: set[int]) -> None:
-    bad = {at % n for at in bad}
-    part, first = Part(bad), min(at % n for at in bad)
-    found = found_in(part, n)
-    assert found.indexes == (first,)
-    applied = sorted(at for low, high in part.applied for at in range(low, high))
-    assert applied == [at for at in range(found.resume_at) if at != first]
-    assert found.resume_at > first
-    assert not {*range(first + 1, found.resume_at)} & bad
+@given(n=st.integers(1, 200), bad=st.sets(st.integers(0, 199)))
+def test_those_that_fail_are_found_in_order_and_all_others_are_applied_once(n: int, bad: set[int]) -> None:
+    bad = {at for at in bad if at < n}
+    part = Part(bad)
+    found: list[Found[str]] = []
+    for one in bisect(n, part.run):
+        assert part.applied == [at for at in range(one.indexes[0]) if at not in bad], "those in front of it, first"
+        found.append(one)
+    assert [one.indexes for one in found] == [(at,) for at in sorted(bad)]
+    assert part.applied == [at for at in range(n) if at not in bad]
 
 
 @given(st.integers(1, 10_000), st.data())
 def test_one_costs_about_log2_runs(n: int, data: st.DataObject) -> None:
     part = Part({data.draw(st.integers(0, n - 1))})
-    found_in(part, n)
-    assert part.runs <= math.log2(n) + 3
+    assert len(list(bisect(n, part.run))) == 1
+    assert part.runs <= math.log2(n) + 3 + FEW_STRIDES
 
 
 def test_named_records_need_no_search() -> None:
-    part = Part(set())
-    found = bisect(9, part.run, PartFailure("named", named=(7, 2)))
-    assert (part.runs, found.indexes, found.resume_at) == (0, (7, 2), 0)
+    left = {2, 7}
+
+    def run(part: Sequence[int]) -> PartFailure[str] | None:
+        return PartFailure("named", named=(7, 2)) if left & set(part) else None
+
+    def admitted(part: range, again: bool) -> Sequence[int]:
+        return [n for n in part if not again or n not in (2, 7)]
+
+    (found,) = bisect(9, run, admitted=admitted)
+    assert (found.indexes, found.resume_at) == ((7, 2), 0)
+
+
+def test_what_is_known_of_all_is_not_run_again() -> None:
+    part = Part({3})
+    assert [found.indexes for found in bisect(4, part.run, known=PartFailure("bad"))] == [(3,)]
+    assert part.runs == 3, "0 to 1, 2, 3"
 
 
 def test_a_part_that_fails_only_as_a_whole_is_applied_and_its_size_is_known() -> None:
-    part = Part(set(), most=3)
-    found = found_in(part, 16)
-    assert (found.indexes, found.too_many) == ((), 4)
-    assert part.applied[0] == (0, 2)
-    assert found.resume_at == sum(high - low for low, high in part.applied)
+    part, strides = Part(set(), most=3), Strides()
+    found = list(bisect(16, part.run, strides))
+    assert (found[0].indexes, found[0].too_many) == ((), 4)
+    assert part.applied == [*range(16)]
+    assert strides.expects_failures
 
 
 def test_a_wait_for_a_lock_says_nothing_of_the_size() -> None:
-    def run(low: int, high: int) -> PartFailure[str] | None:
-        return PartFailure("lock", is_timeout=True, waited=True) if high - low > 1 else None
+    def run(part: Sequence[int]) -> PartFailure[str] | None:
+        return PartFailure("lock", is_timeout=True, waited=True) if len(part) > 1 else None
 
-    assert bisect(8, run, PartFailure("too long", is_timeout=True)).too_many is None
+    assert {found.too_many for found in bisect(8, run)} == {None}
 
 
 def test_an_error_that_is_found_alone_is_that_records_own() -> None:
-    failures = {(0, 1): PartFailure("its own")}
-    found = bisect(2, lambda low, high: failures.get((low, high)), PartFailure("the part's"))
-    assert (found.indexes, found.error) == ((0,), "its own")
+    def run(part: Sequence[int]) -> PartFailure[str] | None:
+        return PartFailure("the part's") if len(part) > 1 else PartFailure("its own") if part[0] == 1 else None
+
+    found = list(bisect(2, run))
+    assert [(one.indexes, one.error) for one in found] == [((1,), "its own")]
 
 
 def test_strides_follow_the_distance_between_failures_and_are_forgotten_after_a_calm() -> None:

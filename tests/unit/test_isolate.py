@@ -20,8 +20,7 @@ from seekpoint.ledger import Claim
 from seekpoint.pipeline.policy import Limits, Retry
 from seekpoint.records import Cause, RawRecord, State
 from seekpoint.testing import raw
-from seekpoint.worker.apply import TRIES, Mode
-from seekpoint.worker.apply_parts import apply_parts
+from seekpoint.worker.apply import TRIES, Mode, apply
 from seekpoint.worker.assignment.chunk import Chunk, Read
 from seekpoint.worker.bisect import LEAST, Strides
 from seekpoint.worker.open_batch import Buffer, OpenBatch
@@ -34,6 +33,7 @@ class Tx:
         self.rows: list[str] = []
         self.kept = 0
         self.error: BaseException | None = None
+        self.last: Any = None
         self.savepoints = self.deferred = self
 
     def begin(self) -> None:
@@ -94,7 +94,7 @@ def isolated(handle: Handle, records: Sequence[RawRecord], **options: Any) -> tu
 def in_parts(strides: Strides, pipeline: Pipeline, batch: OpenBatch, tx: Tx | None = None) -> int:
     """Apply a batch after its last try as a whole."""
     mode = Mode(attempt=TRIES + 1, is_bisecting=True)
-    return apply_parts(tx or Tx(), pipeline, batch, mode, strides)  # type: ignore[arg-type]
+    return apply(tx or Tx(), pipeline, batch, mode, strides).applied  # type: ignore[arg-type]
 
 
 @given(

@@ -49,11 +49,10 @@ def test_partitions_of_another_topic_are_dropped(attempt: Mode) -> None:
 
 
 def test_a_record_that_is_named_is_known_and_one_that_is_not_is_searched_for() -> None:
-    named = failed(pg.CheckViolation("no"), named=[raw(b"")])
-    recovery = recovery_for(named, FIRST)
+    error, bad = pg.CheckViolation("no"), raw(b"")
+    recovery = recovery_for(failed(error, named=[bad]), FIRST)
     assert isinstance(recovery, Isolate)
-    assert (recovery.failed, recovery.known, recovery.checks_deferred) == (named, None, False)
-    assert isinstance(recovery.event, events.Bisecting)
+    assert recovery == Isolate(events.Bisecting(error=error), [(bad, error, Cause.DATABASE)])
     any_of_them = failed(pg.CheckViolation("no"))
     recovery = recovery_for(any_of_them, LAST)
     assert isinstance(recovery, Isolate)
@@ -79,7 +78,7 @@ def test_a_mistake_of_the_program_is_searched_for() -> None:
     mistake = failed(pg.UndefinedTable("no"))
     recovery = recovery_for(mistake, FIRST)
     assert isinstance(recovery, Isolate)
-    assert (recovery.failed, recovery.known) == (None, mistake)
+    assert (recovery.named, recovery.known) == ((), mistake)
 
 
 def test_brokers_that_do_not_answer_are_asked_again_and_then_given_up() -> None:

@@ -17,10 +17,12 @@ from sqlalchemy import Connection, text
 from typing_extensions import TypeVar
 
 from seekpoint.codecs import Bytes, Codec, key_decoder, plain_decoder, value_decoder
-from seekpoint.errors import ConfigError
+from seekpoint.errors import CodecUnavailable, ConfigError
 from seekpoint.pipeline.policy import DeadLetterLimits, OnPoison, Retry, StartAt
-from seekpoint.pipeline.sink import CheckedSink, Handler, K, Sink, V, ValueSink
+from seekpoint.pipeline.sink import CheckedSink, Handler, K, Row, Sink, V, ValueSink
 from seekpoint.records import LazyRecords, RawRecord, Record
+
+ENDS = (KeyboardInterrupt, SystemExit, GeneratorExit)  # all else is a record's: a panic of Rust's, a cancelled task
 
 T = TypeVar("T")
 
@@ -218,6 +220,19 @@ class Pipeline(Generic[V, K]):
                 return list(map(plain, values))
         decoders = self._values
         return [decoders[one.topic](one) for one in raw]
+
+    def rows_at_once(self, raw: Sequence[RawRecord]) -> list[Row] | None:
+        """A row for each record of a chunk, from the values alone; None where each record must be decoded by itself."""
+        sink = self.by_value
+        if sink is None:
+            return None
+        try:
+            values = self.values(raw)
+            return sink.value_rows(values)
+        except (CodecUnavailable, ConfigError, *ENDS):
+            raise
+        except BaseException:  # noqa: BLE001 -- found again, with its record, one by one
+            return None
 
     def check_tables(self, tx: Connection) -> None:
         """Ask whether the sinks' tables take their rows. Raises ConfigError where a table, column or right is missing.

@@ -1,16 +1,20 @@
 """One batch through sinks and handler, inside the transaction that advances its offsets.
 
-Two roads. With exactly one sink and no handler, rows stream into the open COPY: a chunk is decoded while the
-server works on the one before. Anything else closes the batch first; sinks write in declared order, then the
-handler runs. A record that cannot be decoded or shaped into a row never reaches the server: its verdict is
-given at once. What fails later is :class:`Failed`; the next attempt isolates it.
+There are two ways. With exactly one sink and no handler, rows stream into the open COPY: a chunk is decoded while the
+server works on the one before. Anything else closes the batch first; sinks write in declared order, then the handler
+runs. A record that cannot be decoded or shaped into a row never reaches the server: the failure policy decides at once.
+What fails later is :class:`Failed`.
+
+Where records fail, the batch is applied in parts, under savepoints, and those that fail are found by bisection. A
+mistake of the program, and an error that may pass, are one record's only where another record was applied: else they
+are no record's, and end the attempt. Where none has been applied yet, some are tried alone, and undone.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import repeat
@@ -18,27 +22,34 @@ from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 import psycopg
-from sqlalchemy import Result
+from sqlalchemy import Result as StatementResult
+from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
 from seekpoint.errors import CodecUnavailable, ConfigError, HandlerMisuse, Poison
 from seekpoint.pipeline.batch import Batch
-from seekpoint.pipeline.pipeline import Pipeline, shown_handler
+from seekpoint.pipeline.pipeline import ENDS, Pipeline, shown_handler
 from seekpoint.pipeline.sink import Handler, Row, RowRefused, Sink
 from seekpoint.postgres.connection import HandlerConnection
-from seekpoint.postgres.sqlstates import Fault, fault_of, is_database_error, sqlstate
+from seekpoint.postgres.deferred import Last
+from seekpoint.postgres.sqlstates import Fault, fault_of, is_database_error, may_be_one_records, sqlstate
 from seekpoint.records import AnyRecord, Cause, Partition, RawRecord, Span, add_note, one_line
+from seekpoint.worker.bisect import PartFailure, Strides, bisect
 from seekpoint.worker.failure_policy import fail
-from seekpoint.worker.open_batch import OpenBatch
+from seekpoint.worker.open_batch import OpenBatch, Result
 
 Rows = tuple[Row, ...]
 E = TypeVar("E", bound=BaseException)
 
+CHECK_DEFERRED = text("SET CONSTRAINTS ALL IMMEDIATE")
+ONE_TOO_LONG = (
+    "one record alone takes longer than a statement may: raise statement_timeout for this worker's role or URL, or "
+    "look for what its statement waits for"
+)
+PROBES = {Fault.PROGRAM: 32, Fault.TRANSIENT: 3}  # records tried for one that is applied; a wait costs a timeout each
 TRIES = 3  # of one batch, at once; then it is given back, and the loop waits
 QUERY_CANCELED = "57014"  # statement_timeout, mostly
 _ROW = re.compile(r"\(\d+,\d+\)")  # a row's place, as the server writes it in any language
-
-ENDS = (KeyboardInterrupt, SystemExit, GeneratorExit)  # all else is a record's: a panic of Rust's, a cancelled task
 
 
 class DecodedRecord(NamedTuple):
@@ -47,6 +58,10 @@ class DecodedRecord(NamedTuple):
     raw: RawRecord
     record: AnyRecord
     rows: Sequence[Rows]
+
+
+# The raw records of a chunk, their rows where they were made at once, and else each record, decoded.
+DecodedChunk = tuple[Sequence[RawRecord], list[Row] | None, Sequence[DecodedRecord]]
 
 
 class Failed(Exception):  # noqa: N818 -- control: the batch is run again, by parts
@@ -115,27 +130,66 @@ def driver_error(error: BaseException) -> BaseException:
     return error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
 
 
-def apply(tx: HandlerConnection, pipeline: Pipeline, batch: OpenBatch) -> int:
-    """Write the batch as a whole; returns how many records were applied.
+def apply(tx: HandlerConnection, pipeline: Pipeline, batch: OpenBatch, mode: Mode, strides: Strides) -> Result:
+    """Write the batch as a whole, or in parts where records fail.
 
     Raises Failed where a record may be at fault; misuse, and a lost connection, as they are.
     """
+    if pipeline.handle is not None or len(pipeline.sinks) == 1:
+        tx.deferred.last = Last.SINK if pipeline.handle is None else Last.HANDLER
+    chunks = _decoded(pipeline, batch.chunks(), batch)
+    if mode.is_bisecting:
+        return Result.of(batch, _apply_parts(tx, pipeline, _records(chunks), batch, mode, strides=strides))
+    return Result.of(batch, _apply_whole(tx, pipeline, chunks, batch))
+
+
+def _apply_whole(tx: HandlerConnection, pipeline: Pipeline, chunks: Iterable[DecodedChunk], batch: OpenBatch) -> int:
+    """Write the batch as a whole; returns how many records were applied."""
     if pipeline.handle is None and len(pipeline.sinks) == 1:
-        return _stream(tx, pipeline, pipeline.sinks[0], batch)
-    made = decoded_records(pipeline, batch)
+        return _stream(tx, pipeline, pipeline.sinks[0], chunks, batch)
+    made = _records(chunks)
     write(tx, pipeline, made, batch.spans)
     return len(made)
 
 
-def decoded_records(pipeline: Pipeline, batch: OpenBatch) -> list[DecodedRecord]:
+def _apply_parts(
+    tx: HandlerConnection,
+    pipeline: Pipeline,
+    records: Sequence[DecodedRecord],
+    batch: OpenBatch,
+    mode: Mode,
+    *,
+    strides: Strides,
+) -> int:
+    """Write what can be written, and decide about what cannot; returns how many records were applied.
+
+    Raises misuse, and database errors that are no record's fault, as they are; where ``mode.is_patient``, Failed at an
+    error that may pass: the whole transaction is to be tried again first.
+    """
+    parts, failed = _Parts(tx, pipeline, records, batch, mode), mode.failed
+    if failed is not None and failed.is_deferred and len(records) == 1:
+        failed = None  # alone, and with each statement awaited, it may fail otherwise
+    known = None if failed is None else PartFailure(failed, (), failed.is_timeout, failed.waited)
+    for found in bisect(len(records), parts.run, strides, parts.admitted, known):
+        parts.decide([records[n].raw for n in found.indexes], found.error)
+    return parts.applied
+
+
+def _decoded(pipeline: Pipeline, chunks: Iterable[Sequence[RawRecord]], batch: OpenBatch) -> Iterator[DecodedChunk]:
+    """Each chunk, decoded: its rows at once, where values alone make them; else its records, one by one."""
+    for raw in chunks:
+        each = _decode_each(pipeline, raw, batch, batch.admitted)  # begins where its records are asked for
+        rows = None if batch.buffer.unreadable else pipeline.rows_at_once(raw)
+        yield raw, rows, [] if rows is not None else [*each]
+
+
+def _records(chunks: Iterable[DecodedChunk]) -> list[DecodedRecord]:
     """Every record of the batch that is to be applied, which closes it."""
     made: list[DecodedRecord] = []
-    for raw in batch.chunks():
-        rows = None if batch.buffer.unreadable else rows_at_once(pipeline, raw)
-        if rows is None:
-            made += _decode_each(pipeline, raw, batch)
-        else:
+    for raw, rows, records in chunks:
+        if rows is not None:
             made += [DecodedRecord(one, one, ((row,),)) for one, row in zip(raw, rows, strict=True)]
+        made += records
     return made
 
 
@@ -160,25 +214,25 @@ def part_spans(part: Sequence[DecodedRecord]) -> list[Span]:
     return [Span(Partition(*at), start, ends[at]) for at, start in starts.items()]
 
 
-def _stream(tx: HandlerConnection, pipeline: Pipeline, sink: Sink, batch: OpenBatch) -> int:
+def _stream(
+    tx: HandlerConnection, pipeline: Pipeline, sink: Sink, chunks: Iterable[DecodedChunk], batch: OpenBatch
+) -> int:
     applied = 0
     with _blaming(sink, 0, _written(pipeline, batch)), sink.open(tx) as writer:
-        for raw in batch.chunks():
-            rows = None if batch.buffer.unreadable else rows_at_once(pipeline, raw)
+        for raw, rows, records in chunks:
             if rows is not None:
                 writer.write(rows)
                 applied += len(raw)
                 continue
-            made = _decode_each(pipeline, raw, batch)
-            writer.write([row for one in made for row in one.rows[0]])
-            applied += len(made)
+            writer.write([row for one in records for row in one.rows[0]])
+            applied += len(records)
     return applied
 
 
 def _written(pipeline: Pipeline, batch: OpenBatch) -> Iterator[RawRecord]:
     """The record of each row that was streamed, made again: nothing of it was kept. Begins when it is asked."""
     for raw in batch.buffer.replay():
-        for one in _decode_each(pipeline, raw, batch):
+        for one in _decode_each(pipeline, raw, batch, batch.admitted):
             yield from repeat(one.raw, len(one.rows[0]))
 
 
@@ -193,21 +247,6 @@ def _blaming(sink: Sink, number: int, written: Iterable[RawRecord]) -> Iterator[
         if (fault := fault_of(error)) is None:
             raise
         raise Failed(_of(sink, error), Cause.DATABASE, fault=fault, sink=number) from error
-
-
-def rows_at_once(pipeline: Pipeline, raw: Sequence[RawRecord]) -> list[Row] | None:
-    """A row for each record of a chunk, from the values alone; None where the records must be looked at one by one."""
-    sink = pipeline.by_value
-    if sink is None:
-        return None
-    try:
-        return sink.value_rows(pipeline.values(raw))
-    except (CodecUnavailable, ConfigError):
-        raise
-    except ENDS:
-        raise
-    except BaseException:  # noqa: BLE001 -- found again, with its record, one by one
-        return None
 
 
 def decode_record(pipeline: Pipeline, raw: RawRecord, unreadable: Exception | None = None) -> DecodedRecord:
@@ -225,23 +264,26 @@ def decode_record(pipeline: Pipeline, raw: RawRecord, unreadable: Exception | No
     except (CodecUnavailable, ConfigError, *ENDS):
         raise
     except BaseException as error:
-        raise Failed(error, cause, [raw]) from error
+        raise Failed(error, cause) from error
     return DecodedRecord(raw, record, rows)
 
 
-def _decode_each(pipeline: Pipeline, raw: Sequence[RawRecord], batch: OpenBatch) -> list[DecodedRecord]:
-    """Each record that is to be applied, with its rows for each sink; on one that has none, the verdict is given."""
-    made: list[DecodedRecord] = []
+def _decode_each(
+    pipeline: Pipeline,
+    raw: Sequence[RawRecord],
+    batch: OpenBatch,
+    admitted: Callable[[Sequence[RawRecord]], Iterable[RawRecord]],
+) -> Iterator[DecodedRecord]:
+    """Each record with its rows for each sink; for one that has none, the failure policy decides."""
     unreadable = batch.buffer.unreadable
-    for one in raw:
-        if batch.outcome.is_filtering and not batch.admits(one):  # a record of this chunk may have failed just now
-            continue
+    for one in admitted(raw):
         unread = unreadable.get((Partition(one.topic, one.partition), one.offset)) if unreadable else None
         try:
-            made.append(decode_record(pipeline, one, unread))
+            decoded = decode_record(pipeline, one, unread)
         except Failed as failed:
             fail(pipeline, batch.outcome, one, failed.error, failed.cause)
-    return made
+        else:
+            yield decoded
 
 
 def _refused(sink: Sink, number: int, written: Iterable[RawRecord], refused: RowRefused) -> Exception:
@@ -289,7 +331,7 @@ def _handle(tx: HandlerConnection, handle: Handler, made: Sequence[DecodedRecord
 
 def _require_nothing(who: str, returned: object) -> None:
     """Raise HandlerMisuse for anything but None or the result of a statement."""
-    if returned is not None and not isinstance(returned, Result):
+    if returned is not None and not isinstance(returned, StatementResult):
         _close(returned)
         raise HandlerMisuse(
             f"{who} returned {_an(type(returned).__name__)}, which is never run, read or awaited: do the work "
@@ -352,3 +394,122 @@ def _named(poison: Poison, made: Sequence[DecodedRecord]) -> list[RawRecord]:
     if not (named := [one.raw for one in made if one.raw.id in names]):
         raise HandlerMisuse(f"{poison!r} names no record of this batch: name those that the batch gave you") from poison
     return named
+
+
+class _Parts:
+    """One batch's parts: ``applied`` counts the records that were written."""
+
+    def __init__(
+        self,
+        tx: HandlerConnection,
+        pipeline: Pipeline,
+        records: Sequence[DecodedRecord],
+        batch: OpenBatch,
+        mode: Mode,
+    ) -> None:
+        self._tx, self._pipeline, self._records, self._batch, self._mode = tx, pipeline, records, batch, mode
+        self.applied = 0
+        self._proven: set[int | None] = set()  # sinks that wrote a row of an applied record; None: one was applied
+        tx.savepoints.begin()
+
+    def admitted(self, part: range, again: bool) -> Sequence[int]:
+        """The records of a part that are to be applied; one that was not run yet has others only where stops are."""
+        if again or self._batch.outcome.looks_ahead:
+            return [n for n in part if self._batch.admits(self._records[n].raw)]
+        return part
+
+    def run(self, part: Sequence[int]) -> PartFailure[Failed] | None:
+        """Apply the records of these indexes, all or none."""
+        records = [self._records[n] for n in part]
+        try:
+            self._write(records)
+        except Failed as failed:
+            if self._mode.is_patient and failed.fault is Fault.TRANSIENT and not failed.is_timeout:
+                raise
+            self._tx.savepoints.undo()
+            return self._failure(failed, part)
+        self.applied += len(records)
+        self._tx.savepoints.keep()
+        self._prove(records)
+        return None
+
+    def _failure(self, failed: Failed, part: Sequence[int]) -> PartFailure[Failed]:
+        """What the error says of the part in which it came."""
+        at = {self._records[n].raw.id: n for n in part} if failed.named else {}
+        return PartFailure(failed, tuple(at[raw.id] for raw in failed.named), failed.is_timeout, failed.waited)
+
+    def _write(self, part: Sequence[DecodedRecord]) -> None:
+        write(self._tx, self._pipeline, part, part_spans(part) if self._pipeline.handle is not None else ())
+        if self._mode.checks_deferred:
+            self._check_deferred()
+
+    def _prove(self, part: Sequence[DecodedRecord]) -> None:
+        if len(self._proven) <= len(self._pipeline.sinks):
+            self._proven.add(None)
+            self._proven.update(n for n in range(len(self._pipeline.sinks)) if any(one.rows[n] for one in part))
+
+    def _cause(self, raws: Sequence[RawRecord], failed: Failed) -> Cause:
+        """Whose fault it is that these were refused; raises the error where it is no record's."""
+        if failed.fault is Fault.DATA:
+            return failed.cause
+        if failed.is_timeout:
+            for error in {failed.error, driver_error(failed.error)}:
+                add_note(error, ONE_TOO_LONG)
+        others = () if self._sink(failed) in self._proven else self._others(raws, failed)
+        is_proven = self._sink(failed) in self._proven or any(self._could_apply(one) for one in others)
+        if failed.fault is Fault.TRANSIENT:
+            # Tried alone, it has no others to compare with: an outage of the whole server is no attempt of its.
+            is_again = not others and self._batch.is_transient and may_be_one_records(sqlstate(failed.error))
+            if is_proven or is_again:
+                return Cause.TRANSIENT
+            raise failed.error
+        if is_proven:
+            return failed.cause
+        if others:
+            raise failed.error
+        return Cause.PROGRAM  # it came alone: the record, or the program
+
+    def _sink(self, failed: Failed) -> int | None:
+        """Which sink must have written another record; None: whatever was applied counts."""
+        return failed.sink if failed.fault is Fault.PROGRAM else None
+
+    def _others(self, raws: Sequence[RawRecord], failed: Failed) -> list[DecodedRecord]:
+        """Some of the other records that would take the same way, from all over the batch."""
+        failing, sink, outcome = {raw.id for raw in raws}, self._sink(failed), self._batch.outcome
+        others = [
+            one
+            for one in self._records
+            if one.raw.id not in failing and (sink is None or one.rows[sink]) and not outcome.excludes(one.raw)
+        ]
+        return others[:: 1 + len(others) // PROBES[failed.fault]]
+
+    def _could_apply(self, one: DecodedRecord) -> bool:
+        """Whether this record is applied when it is tried alone; nothing of it remains."""
+        try:
+            self._write([one])
+        except Failed:
+            is_applied = False
+        else:
+            is_applied = True
+        self._tx.savepoints.undo()
+        return is_applied
+
+    def decide(self, raws: Sequence[RawRecord], failed: Failed) -> None:
+        """Take these records, which failed, out of the batch, as the pipeline's policy says."""
+        if not raws:
+            return
+        cause = self._cause(raws, failed)
+        for raw in raws:
+            fail(self._pipeline, self._batch.outcome, raw, failed.error_of(raw), cause)
+
+    def _check_deferred(self) -> None:
+        """Ask now what would be asked at COMMIT; and take the question back, as later parts may wait for it."""
+        probe = self._tx.begin_nested()
+        try:
+            self._tx.execute(CHECK_DEFERRED)
+        except Exception as error:
+            if (fault := fault_of(error)) is None:
+                raise
+            raise Failed(error, Cause.DATABASE, fault=fault) from error
+        finally:
+            probe.rollback()

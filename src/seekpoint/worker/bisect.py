@@ -7,7 +7,7 @@ a share of the distance at which they come, so that the cost grows with their nu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 FEW = 2  # failures in one batch, from which on their distance is known
@@ -20,7 +20,7 @@ E = TypeVar("E")
 
 
 class PartFailure(NamedTuple, Generic[E]):
-    """Why a part failed. ``named``: which of its records did, where the error says so, as indexes into the whole part.
+    """Why a part failed. ``named``: which of the records did, where the error says so.
 
     ``is_timeout``: a statement took longer than it may; ``waited``: for a lock, which says nothing of its size.
     """
@@ -32,7 +32,7 @@ class PartFailure(NamedTuple, Generic[E]):
 
 
 class Found(NamedTuple, Generic[E]):
-    """What failed in a part. ``indexes``: the records that failed; none where the part fails only as a whole.
+    """What failed. ``indexes``: the records that failed; none where a part fails only as a whole.
 
     What lies in front of ``resume_at`` is applied or failed; the search resumes there. ``too_many``: so many records
     took longer than a statement may, and none of them alone does.
@@ -44,31 +44,8 @@ class Found(NamedTuple, Generic[E]):
     too_many: int | None = None
 
 
-def bisect(n: int, run: Callable[[int, int], PartFailure[E] | None], failure: PartFailure[E]) -> Found[E]:
-    """Find the record that fails in a part of ``n``, which has failed as a whole with ``failure``.
-
-    ``run(start, end)`` applies these records, all or none, and returns why they failed, or None. Everything in front of
-    the record that is found was applied.
-    """
-    low, high, is_known = 0, n, True  # [low, high) fails, if that is known; what is below is applied
-    too_many = high if failure.is_timeout and not failure.waited else None
-    while not failure.named and high - low > 1:
-        middle = (low + high) // 2
-        below = run(low, middle)
-        if below is None:
-            low, is_known = middle, False
-            continue
-        high, failure, is_known = middle, below, True
-        if failure.is_timeout:
-            too_many = None if failure.waited else high - low
-    if not is_known and not failure.named:  # alone, it may succeed: not every error is one record's fault
-        alone = run(low, high)
-        if alone is None:
-            return Found((), high, failure.error, too_many)
-        failure = alone
-    if failure.named:
-        return Found(failure.named, low, failure.error)
-    return Found((low,), high, failure.error)
+Run = Callable[[Sequence[int]], PartFailure[E] | None]
+Admitted = Callable[[range, bool], Sequence[int]]
 
 
 class StatementSize:
@@ -148,3 +125,63 @@ class Strides:
         self._clean = self._total - 1 - self._last if self._found else self._clean + self._total
         if self._stride is not None and self._clean > CALM * SHARE * self._stride:
             self._stride = None
+
+
+def _all(part: range, _again: bool) -> Sequence[int]:
+    return part
+
+
+def bisect(
+    n: int,
+    run: Run[E],
+    strides: Strides | None = None,
+    admitted: Admitted = _all,
+    known: PartFailure[E] | None = None,
+) -> Iterator[Found[E]]:
+    """Apply ``n`` records but for those that fail; yields each failure, and resumes after it.
+
+    ``run`` applies the records of these indexes, all or none, and returns why they failed, or None. ``admitted`` leaves
+    out those of a part that are not to be applied; its second argument says whether the part was run before. ``known``
+    is the failure of all of them together, if that is known.
+    """
+    strides = strides or Strides()
+    strides.begin(n)
+    start = ended = 0
+    while start < n:
+        end = strides.part_end(start)
+        part = admitted(range(start, end), start < ended)
+        failure = known if known is not None and len(part) == n else run(part) if part else None
+        known = None
+        if failure is None:
+            start = end
+            strides.applied(len(part))
+            continue
+        found = _narrow(part, end, run, failure)
+        yield found
+        start, ended = found.resume_at, end
+        strides.failed(found.indexes, start, found.too_many)
+    strides.end()
+
+
+def _narrow(part: Sequence[int], end: int, run: Run[E], failure: PartFailure[E]) -> Found[E]:
+    """Find the record that fails in a part, which ends at ``end``; everything in front of it was applied."""
+    low, high, is_known = 0, len(part), True  # part[low:high] fails, if that is known; what is below is applied
+    too_many = high if failure.is_timeout and not failure.waited else None
+    while not failure.named and high - low > 1:
+        middle = (low + high) // 2
+        below = run(part[low:middle])
+        if below is None:
+            low, is_known = middle, False
+            continue
+        high, failure, is_known = middle, below, True
+        if failure.is_timeout:
+            too_many = None if failure.waited else high - low
+    after = part[high] if high < len(part) else end
+    if not is_known and not failure.named:  # alone, it may succeed: not every error is one record's fault
+        alone = run(part[low:high])
+        if alone is None:
+            return Found((), after, failure.error, too_many)
+        failure = alone
+    if failure.named:
+        return Found(failure.named, part[low], failure.error)
+    return Found((part[low],), after, failure.error)

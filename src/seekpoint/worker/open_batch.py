@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
+from typing import Self
 
 from seekpoint.errors import PartitionStopped
 from seekpoint.kafka.identity import Answer
@@ -30,6 +31,7 @@ CHUNK = 500  # records per draw: small chunks stay in the processor's cache
 Draw = Callable[[], Chunk[RawRecord] | None]
 Ask = Callable[[set[str]], Answer]
 Place = tuple[Partition, int]  # a record's partition and offset
+DeadKeys = Mapping[tuple[Partition, bytes], int]  # the offset of the first open dead letter of each key
 
 
 def _nothing() -> None:
@@ -163,7 +165,7 @@ class Outcome:
             at = partition, record.key
             self._keys[at] = min(record.offset, self._keys.get(at, record.offset))
 
-    def block_keys(self, found: Mapping[tuple[Partition, bytes], int]) -> None:
+    def block_keys(self, found: DeadKeys) -> None:
         """With ``keep_key_order``: the first open dead letter of each key, as found when the transaction began."""
         self._keys = dict(found)
         for at, dead_letter in list(self._dead_letters.items()):
@@ -265,6 +267,12 @@ class OpenBatch:
     is_transient: bool = False
     suspects: SuspectRange | None = None
 
+    def blocking(self, keys: DeadKeys | None) -> Self:
+        """This batch, with the records blocked that come after an open dead letter of their key."""
+        if keys is not None:
+            self.outcome.block_keys(keys)
+        return self
+
     def chunks(self) -> Iterator[Sequence[RawRecord]]:
         """The records that are to be applied, chunk by chunk, as they are drawn."""
         for records in self.buffer.chunks():
@@ -273,6 +281,12 @@ class OpenBatch:
     def admits(self, record: RawRecord) -> bool:
         """Whether the record is to be applied; one that is blocked by its key becomes a dead letter."""
         return self.outcome.admits(record, self.buffer.unreadable)
+
+    def admitted(self, records: Iterable[RawRecord]) -> Iterator[RawRecord]:
+        """Those that are to be applied, each asked for when it comes: one in front of it may have failed just now."""
+        for record in records:
+            if not self.outcome.is_filtering or self.admits(record):
+                yield record
 
     def drop(self, partitions: set[Partition]) -> None:
         """Leave out everything of these partitions."""

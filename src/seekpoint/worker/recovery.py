@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from seekpoint import events
 from seekpoint.errors import Fenced, KafkaUnavailable, PartitionStopped
 from seekpoint.postgres.sqlstates import Fault, connection_lost, fault_of, is_transient, sqlstate
 from seekpoint.postgres.transaction_errors import CommitRefused, DeferredFailure, raised_by
-from seekpoint.records import Partition
+from seekpoint.records import Cause, Partition, RawRecord
 from seekpoint.worker.apply import TRIES, Failed, Mode, as_deferred
 
 STALE_PLAN = "0A000"  # "cached plan must not change result type": a fresh connection makes the plan again
@@ -36,14 +36,14 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class Isolate:
-    """Apply the batch in parts, to find the records that fail; those that ``failed`` names are known.
+    """Apply the batch in parts, to find the records that fail; those that are ``named`` are known, each with its error.
 
     ``known``: the whole batch fails with this error, and need not be tried again. ``checks_deferred``: a deferred
     constraint has refused COMMIT.
     """
 
     event: Trouble
-    failed: Failed | None = None
+    named: Sequence[tuple[RawRecord, BaseException, Cause]] = ()
     known: Failed | None = None
     checks_deferred: bool = False
 
@@ -116,7 +116,8 @@ def _of_failed(failed: Failed, *, is_last: bool) -> Recovery:
     Those that may pass are tried as a whole first.
     """
     if failed.fault is Fault.DATA:
-        return Isolate(events.Bisecting(error=failed.error), failed=failed, known=_known(failed))
+        named = [(raw, failed.error_of(raw), failed.cause) for raw in failed.named]
+        return Isolate(events.Bisecting(error=failed.error), named, _known(failed))
     error = failed.error if isinstance(failed.error, Exception) else failed
     if failed.is_timeout:
         return Shrink(events.DatabaseTrouble(error=error), failed)

@@ -22,22 +22,21 @@ from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.sink import TellingSink
 from seekpoint.postgres.connection import HandlerConnection
 from seekpoint.postgres.connection_socket import Wire
-from seekpoint.postgres.deferred import Last
 from seekpoint.postgres.session import Session
 from seekpoint.postgres.sqlstates import connection_lost, sqlstate
 from seekpoint.postgres.transaction_errors import CommitUnanswered, raised_by
 from seekpoint.postgres.user_code_time import Stopwatch
-from seekpoint.records import Cause, Partition, RawRecord, add_note, notes, users_line
-from seekpoint.worker.apply import Failed, Mode, apply
-from seekpoint.worker.apply_parts import apply_parts
+from seekpoint.records import Cause, Partition, RawRecord, Span, add_note, notes, users_line
+from seekpoint.worker.apply import Mode, apply
 from seekpoint.worker.bisect import Strides
 from seekpoint.worker.dead_letter_limits import DeadLetterLimitCheck
 from seekpoint.worker.failure_policy import fail
-from seekpoint.worker.open_batch import OpenBatch, Result
+from seekpoint.worker.open_batch import DeadKeys, OpenBatch, Result
 from seekpoint.worker.recovery import (
     DropPartitions,
     GiveUp,
     Isolate,
+    Recovery,
     Retry,
     Shrink,
     TopicIdMismatch,
@@ -127,10 +126,10 @@ class Committer:
             except Exception as error:  # noqa: BLE001 -- raised where it is not recovered from
                 if (mode := self._recover(error, batch, mode)) is None:
                     raised = raised_by(error)
-                    _note(raised, batch)
+                    _note(raised, batch.spans)
                     raise raised from raised.__cause__
             except SystemExit as error:  # Python ends the process without a word about where it came from
-                _note(error, batch)
+                _note(error, batch.spans)
                 at = users_line(error) or "code of a handler, row= or codec"
                 logger.error(
                     "%r was raised (at %s) and ends the worker, %s. To stop a worker, call Worker.stop(); for a record "
@@ -149,8 +148,10 @@ class Committer:
         began = monotonic()
         self._announce(events.BatchOpened(attempt=mode.attempt))
         with self._session.transaction() as tx:
-            held = self._hold(tx, batch)
-            result = self._apply(tx, batch, mode)
+            held, dead_keys = self._hold(tx, batch.buffer.starts)
+            with self._stopwatch.running():
+                result = apply(tx, self._pipeline, batch.blocking(dead_keys), mode, self._strides)
+            self._announce(events.Applied(records=result.applied))
             counts = self._limits.check(result, result.applied)
             self._insert_dead_letters(tx, result)
             moved = self._ledger.advance(tx, result.moves, held) if result.moves else []
@@ -169,26 +170,14 @@ class Committer:
         self._announce_dead_letters(result)
         self._end_at_stops(result)
 
-    def _hold(self, tx: HandlerConnection, batch: OpenBatch) -> str:
-        """Hold every active partition; with key order, block the keys of open dead letters."""
-        expected = self._holder.expected(batch.buffer.starts)
+    def _hold(self, tx: HandlerConnection, starts: Mapping[Partition, int]) -> tuple[str, DeadKeys | None]:
+        """Hold every active partition; with key order, also find the keys that dead letters block."""
+        expected = self._holder.expected(starts)
         held = self._ledger.hold(tx, expected)
         self._announce(events.Held(partitions=len(expected)))
-        if self._pipeline.keep_key_order:
-            batch.outcome.block_keys(self._dead_letters.open_keys(tx, [e.claim.partition for e in expected]))
-        return held
-
-    def _apply(self, tx: HandlerConnection, batch: OpenBatch, mode: Mode) -> Result:
-        pipeline = self._pipeline
-        if pipeline.handle is not None or len(pipeline.sinks) == 1:
-            tx.deferred.last = Last.SINK if pipeline.handle is None else Last.HANDLER
-        with self._stopwatch.running():
-            if mode.is_bisecting:
-                applied = apply_parts(tx, pipeline, batch, mode, self._strides)
-            else:
-                applied = apply(tx, pipeline, batch)
-        self._announce(events.Applied(records=applied))
-        return Result.of(batch, applied)
+        if not self._pipeline.keep_key_order:
+            return held, None
+        return held, self._dead_letters.open_keys(tx, [e.claim.partition for e in expected])
 
     def _recover(self, error: Exception, batch: OpenBatch, mode: Mode) -> Mode | None:
         """Do what the error asks for; returns how to try again, None if another attempt would not help."""
@@ -197,45 +186,45 @@ class Committer:
             add_note(raised, TOO_LONG)
         if isinstance(error, CommitUnanswered):
             self._announce(events.CommitUnknown(error=raised))
-        recovery = GiveUp() if self._session.wire.is_cut else recovery_for(error, mode)
+        if self._session.wire.is_cut:
+            return None
+        return self._apply_recovery(recovery_for(error, mode), batch, mode)
+
+    def _apply_recovery(self, recovery: Recovery, batch: OpenBatch, mode: Mode) -> Mode | None:
         again = replace(mode, attempt=mode.attempt + 1, failed=None)
         match recovery:
             case GiveUp():
                 return None
-            case Retry():
-                self._announce(recovery.event)
-                if recovery.ask_topic_ids:
-                    batch.buffer.ask_again()
-                if recovery.reconcile:  # waits for the end of that transaction, and no longer than it may
-                    batch.drop(self._holder.reconcile(batch.buffer.starts))
             case Isolate():
                 self._announce(recovery.event)
-                self._fail_named(recovery.failed, batch)
+                for raw, failure, cause in recovery.named:
+                    fail(self._pipeline, batch.outcome, raw, failure, cause)
                 checks = mode.checks_deferred or recovery.checks_deferred
                 again = replace(again, is_bisecting=True, checks_deferred=checks, failed=recovery.known)
             case Shrink():
                 self._announce(recovery.event)
                 again = replace(again, is_bisecting=True, failed=recovery.known)
             case DropPartitions():
-                dropped = self._refused(recovery, batch)
-                batch.drop(dropped)
-                return None if recovery.gives_up and not dropped else again
+                if not self._drop(recovery, batch):
+                    return None
+            case Retry():
+                self._announce(recovery.event)
+                if recovery.ask_topic_ids:
+                    batch.buffer.ask_again()
+                if recovery.reconcile:  # waits for the end of that transaction, and no longer than it may
+                    batch.drop(self._holder.reconcile(batch.buffer.starts))
         return again
 
-    def _fail_named(self, failed: Failed | None, batch: OpenBatch) -> None:
-        """Take the records out of the batch of which it is known that they failed."""
-        if failed is None:
-            return
-        for raw in failed.named:
-            fail(self._pipeline, batch.outcome, raw, failed.error_of(raw), failed.cause)
-
-    def _refused(self, drop: DropPartitions, batch: OpenBatch) -> set[Partition]:
-        """The partitions to leave out; they are read again from the stored position, where they are read at all."""
-        if drop.mismatches is not None:
+    def _drop(self, drop: DropPartitions, batch: OpenBatch) -> bool:
+        """Leave partitions out, to be read again from the stored position; False where another attempt is in vain."""
+        if drop.mismatches is None:
+            self._announce(events.Refused(reason=drop.reason))
+            dropped = self._holder.reconcile(batch.buffer.starts)
+        else:
             self._holder.stop_or_reclaim(drop.mismatches)
-            return set(drop.mismatches)
-        self._announce(events.Refused(reason=drop.reason))
-        return self._holder.reconcile(batch.buffer.starts)
+            dropped = set(drop.mismatches)
+        batch.drop(dropped)
+        return bool(dropped) or not drop.gives_up
 
     def _insert_dead_letters(self, tx: HandlerConnection, result: Result) -> None:
         """What is passed without being applied becomes a row, in this transaction (I1, I4)."""
@@ -325,8 +314,8 @@ class Committer:
             self._holder.schedule_retry(stop, rest, result.position(partition))
 
 
-def _note(error: BaseException, batch: OpenBatch) -> None:
-    note = f"while applying {', '.join(map(str, batch.spans)) or 'an empty batch'}"
+def _note(error: BaseException, spans: Sequence[Span]) -> None:
+    note = f"while applying {', '.join(map(str, spans)) or 'an empty batch'}"
     if not isinstance(error, HandlerMisuse) and not connection_lost(error):  # else it may have been, all or in part
         note += "; nothing of this batch was written, and it is read again from there"
     add_note(error, note)

@@ -14,7 +14,7 @@ from seekpoint.pipeline.sink import Row
 from seekpoint.postgres.connection import HandlerConnection
 from seekpoint.postgres.sqlstates import Fault
 from seekpoint.records import BLOCKED_BY_KEY, AnyRecord, Failure, NewDeadLetter, RawRecord, State
-from seekpoint.worker.apply import DecodedRecord, Failed, decode_record, part_spans, rows_at_once, write
+from seekpoint.worker.apply import DecodedRecord, Failed, decode_record, part_spans, write
 
 PART = 5_000  # records under one savepoint: enough that it costs nothing, few enough to be halved quickly
 
@@ -128,7 +128,7 @@ class Parts:
 
     def _at_once(self, raw: Sequence[RawRecord]) -> Sequence[Row] | None:
         """A row for each, from the values alone; None where each record must be looked at."""
-        if (rows := rows_at_once(self._pipeline, raw)) is None:
+        if (rows := self._pipeline.rows_at_once(raw)) is None:
             return None
         sink: object = self._pipeline.by_value  # aimed at the staging: it knows places, too
         return sink.placed(rows, raw) if isinstance(sink, Placing) else rows

@@ -284,7 +284,7 @@ def test_too_many_dead_letters_end_the_worker_with_nothing_of_the_batch_written(
     run.seen.wait_for(events.WorkerStopped)
     with pytest.raises(TooManyDeadLetters, match=said) as caught:
         run.stop()
-    assert "Mend the handler" in str(caught.value)
+    assert "Fix the handler" in str(caught.value)
     assert not run.health().live
     ends = [span.end for e in run.seen.all(events.Committed) for span in e.spans]
     position = ends[-1] if ends else 0

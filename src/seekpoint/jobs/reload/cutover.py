@@ -136,16 +136,14 @@ def _attempt(driver: Driver, rounds: CatchUp, began: list[float], budget: Budget
         offsets = tx.offsets()
         records = rounds.apply(tx, offsets, idle=min(IDLE, budget.left))
         keys = 0
-        if driver.run.strategy == "merge":
-            assert driver.run.diff_xid is not None
-            terms = Terms(bounds=plan.bounds, budget=budget, live=plan.live)
-            keys = merge(tx, staging, rounds.targets, driver.run.diff_xid, terms)
-        for target in rounds.targets if driver.run.strategy != "merge" else ():
+        if tx.run.strategy == "merge":
+            keys = merge(tx, staging, rounds.targets, Terms(bounds=plan.bounds, budget=budget, live=plan.live))
+        for target in rounds.targets if tx.run.strategy != "merge" else ():
             budget.bound(tx.connection)
-            if driver.run.strategy == "swap":
+            if tx.run.strategy == "swap":
                 swap(tx, staging, target)
             else:
-                make_current(tx, staging, target, driver.run.id)
+                make_current(tx, staging, target)
         budget.bound(tx.connection)
         take_over_dead_letters(tx, staging)
         _raise(tx)

@@ -15,7 +15,7 @@ from seekpoint.errors import CutOverRefused, ReloadRefused
 from seekpoint.jobs.reload.compare import DIFFERENT_KEY, compared, differing, distinct, same_key
 from seekpoint.jobs.reload.cutover_limits import ROW_WAIT, Bounds, Budget
 from seekpoint.jobs.reload.merge_check import Kept
-from seekpoint.jobs.run.run import Driver, Tx
+from seekpoint.jobs.run.run import Driver, Step, Tx
 from seekpoint.jobs.tables.constraints import foreign_keys
 from seekpoint.jobs.tables.side_effects import of_inheritance, referencing
 from seekpoint.jobs.tables.staging_schema import KIND, Staging, name, names, remembered_columns, rows, run, unlogged
@@ -89,7 +89,7 @@ class Terms:
     live: Mapping[Path, int]
 
 
-def merge(tx: Tx, staging: Staging, found: Sequence[Target], diff_xid: str, terms: Terms) -> int:
+def merge(tx: Step, staging: Staging, found: Sequence[Target], terms: Terms) -> int:
     """Take the live tables to the rebuilt ones, at the keys where they may differ; returns how many those are.
 
     Where one of them refers to another by a foreign key, rows are added before what refers to them, and deleted after.
@@ -105,7 +105,7 @@ def merge(tx: Tx, staging: Staging, found: Sequence[Target], diff_xid: str, term
     work = []
     for target in ordered:
         bound()
-        prepared = _prepared(tx, staging, target, diff_xid, bound)
+        prepared = _prepared(tx, staging, target, bound)
         _require_allowed(tx, staging, target, prepared, terms)
         work.append((target, *prepared))
     bound()
@@ -254,7 +254,7 @@ def _parents_first(connection: Connection, found: Sequence[Target]) -> tuple[lis
 Prepared = tuple[dict[str, ident.Composable], tuple[str, ...], int, bool]
 
 
-def _prepared(tx: Tx, staging: Staging, target: Target, diff_xid: str, bound: Callable[[], None]) -> Prepared:
+def _prepared(tx: Step, staging: Staging, target: Target, bound: Callable[[], None]) -> Prepared:
     """The names in a table's statements, its columns, how many keys are looked at, and whether one by one.
 
     Those are the prepared ones, those that the rounds since have touched, and those of live rows that were written
@@ -262,6 +262,7 @@ def _prepared(tx: Tx, staging: Staging, target: Target, diff_xid: str, bound: Ca
     table is read and counted (0.15 s per million rows).
     """
     connection, columns = tx.connection, compared(tx, staging, target)
+    assert tx.run.diff_xid is not None
     parts = {
         "live": name(*target.path),
         "built": name(*staging.table(target)),
@@ -282,7 +283,7 @@ def _prepared(tx: Tx, staging: Staging, target: Target, diff_xid: str, bound: Ca
         "is_late": ident.SQL(
             "(age(live.xmin) <= age({}::xid8::xid) AND NOT EXISTS "
             "(SELECT FROM {} AS seen WHERE seen.xid = live.xmin::text::bigint))"
-        ).format(ident.Literal(diff_xid), name(*staging.seen(target))),
+        ).format(ident.Literal(tx.run.diff_xid), name(*staging.seen(target))),
     }
     run(
         connection, "CREATE {unlogged} TABLE IF NOT EXISTS {seen} (xid bigint)", **parts

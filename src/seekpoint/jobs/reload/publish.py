@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from uuid import UUID
 
 from psycopg import sql as ident
 from sqlalchemy import Connection, text
 
 from seekpoint.errors import ReloadRefused
-from seekpoint.jobs.run.run import Driver, Tx
+from seekpoint.jobs.run.run import Driver, Step, Tx
 from seekpoint.jobs.tables.copies import tag_indexes
 from seekpoint.jobs.tables.create_like import draw_from_live
 from seekpoint.jobs.tables.dependencies import DDL_WAIT, ties, without_generations
@@ -37,10 +36,10 @@ def attach(driver: Driver, targets: Sequence[Target]) -> None:
             leaves.attach(tx, staging, target)
 
 
-def make_current(tx: Tx, staging: Staging, target: Target, run_id: UUID) -> None:
+def make_current(tx: Step, staging: Staging, target: Target) -> None:
     """Turn the pointer to the rebuilt table: one row, whatever the size, and no lock that readers hold."""
     _require_likeness(tx.connection, staging, target)
-    leaves.point(tx, staging, target, run_id)
+    leaves.point(tx, staging, target, tx.run.id)
 
 
 def _require_likeness(connection: Connection, staging: Staging, target: Target) -> None:

@@ -11,11 +11,12 @@ from sqlalchemy import URL, Engine
 
 from seekpoint.jobs.run.run import Tx
 from seekpoint.jobs.staging.savepoints import Parts
+from seekpoint.jobs.tables.compose import name, rows, run
 from seekpoint.jobs.tables.copies import make_copy, owned_columns
 from seekpoint.jobs.tables.create_like import Sequences, make_like
 from seekpoint.jobs.tables.frames import Frame, resolve_frames
 from seekpoint.jobs.tables.redirect import Redirect
-from seekpoint.jobs.tables.staging_schema import Staging, name, rows, run
+from seekpoint.jobs.tables.staging_schema import Staging
 from seekpoint.jobs.tables.targets import Source, Target, aimed, aimed_pipeline, sources, targets
 from seekpoint.kafka.ranges import Piece
 from seekpoint.ledger.tables import DEFAULT_SCHEMA

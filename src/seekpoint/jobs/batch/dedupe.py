@@ -15,18 +15,14 @@ from psycopg import sql as ident
 from seekpoint.errors import BatchRefused, TooManyDeadLetters
 from seekpoint.jobs.run.run import Driver, Tx
 from seekpoint.jobs.staging.consolidate import Coverage, check_dead_letters, coverage, newest_first
+from seekpoint.jobs.tables.compose import Composable, name, names, rows, run
 from seekpoint.jobs.tables.staging_schema import (
     LINE,
     OFFSET,
     PLACE,
-    Composable,
     Staging,
-    name,
-    names,
     remember_columns,
     remembered_columns,
-    rows,
-    run,
     unlogged,
 )
 from seekpoint.jobs.tables.targets import Path

@@ -14,7 +14,8 @@ from seekpoint.jobs.batch.open import Claims, require_no_held_keys
 from seekpoint.jobs.reload.cutover import take_over_dead_letters, took_effect
 from seekpoint.jobs.run.run import Driver, Step, Tx, let_go, pauser
 from seekpoint.jobs.staging.consolidate import coverage
-from seekpoint.jobs.tables.staging_schema import Staging, name, names, remembered_columns, rows, run
+from seekpoint.jobs.tables.compose import name, names, rows, run
+from seekpoint.jobs.tables.staging_schema import Staging, remembered_columns
 from seekpoint.jobs.tables.targets import Path, Source, aimed, targets
 from seekpoint.ledger.advance import Expected, Move, Settings, advance, hold
 from seekpoint.ledger.group_connection import GroupConnection

@@ -12,18 +12,9 @@ from sqlalchemy import Connection
 from seekpoint.jobs.reload.rounds import CatchUp
 from seekpoint.jobs.run import statements as sql
 from seekpoint.jobs.run.run import SERIALIZABLE_ENOUGH, Driver, Tx
+from seekpoint.jobs.tables.compose import Composable, name, names, rows, run
 from seekpoint.jobs.tables.copies import watch
-from seekpoint.jobs.tables.staging_schema import (
-    KIND,
-    Composable,
-    Staging,
-    name,
-    names,
-    remembered_columns,
-    rows,
-    run,
-    unlogged,
-)
+from seekpoint.jobs.tables.staging_schema import KIND, Staging, remembered_columns, unlogged
 from seekpoint.jobs.tables.targets import Target
 
 SAMPLES = 20  # rows of each kind that are shown

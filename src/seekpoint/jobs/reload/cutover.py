@@ -18,7 +18,8 @@ from seekpoint.jobs.reload.publish import attach, make_current, swap
 from seekpoint.jobs.reload.rounds import CatchUp
 from seekpoint.jobs.run import statements as sql
 from seekpoint.jobs.run.run import Driver, Run, Step, Tx, run_of, told, transaction
-from seekpoint.jobs.tables.staging_schema import Staging, name, run
+from seekpoint.jobs.tables.compose import name, run
+from seekpoint.jobs.tables.staging_schema import Staging
 from seekpoint.jobs.tables.targets import Path
 from seekpoint.ledger.sql.admin import LOCK_GROUP, RECORD_ACTION, REDRAW
 from seekpoint.ledger.tables import dead_letter

@@ -9,7 +9,7 @@ from psycopg import sql as ident
 from sqlalchemy import Connection
 
 from seekpoint.errors import ConfigError
-from seekpoint.jobs.tables.staging_schema import rows
+from seekpoint.jobs.tables.compose import rows
 
 MAX_WAIT = 2.0  # seconds
 MAX_DELETES = 0.1  # of the live table's rows

@@ -14,8 +14,9 @@ from seekpoint.jobs.reload.compare import Difference, compared, same_key
 from seekpoint.jobs.reload.cutover_limits import Bounds
 from seekpoint.jobs.reload.merge import lost, of_deletes, reaches
 from seekpoint.jobs.run.run import Driver, Tx
+from seekpoint.jobs.tables.compose import name, names, rows, run
 from seekpoint.jobs.tables.dependencies import MERGE, ties, without_generations
-from seekpoint.jobs.tables.staging_schema import Staging, name, names, rows, run, unlogged
+from seekpoint.jobs.tables.staging_schema import Staging, unlogged
 from seekpoint.jobs.tables.targets import Target
 
 SAMPLE = 20_000  # rows that are written once for the rate

@@ -11,8 +11,9 @@ from sqlalchemy import ColumnElement, Row, delete
 from seekpoint.jobs.reload.rounds import CatchUp
 from seekpoint.jobs.run.run import Driver, StagedPosition
 from seekpoint.jobs.staging.catch_up import Shrinking, key_of
+from seekpoint.jobs.tables.compose import name, run
 from seekpoint.jobs.tables.constraints import breaks, check_references, references
-from seekpoint.jobs.tables.staging_schema import Staging, name, run
+from seekpoint.jobs.tables.staging_schema import Staging
 from seekpoint.jobs.tables.targets import REPLACING, Source, Target
 from seekpoint.postgres.backoff import retried
 from seekpoint.postgres.sqlstates import is_conflict

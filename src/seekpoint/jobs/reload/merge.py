@@ -16,9 +16,10 @@ from seekpoint.jobs.reload.compare import DIFFERENT_KEY, compared, differing, di
 from seekpoint.jobs.reload.cutover_limits import ROW_WAIT, Bounds, Budget
 from seekpoint.jobs.reload.merge_check import Kept
 from seekpoint.jobs.run.run import Driver, Step, Tx
+from seekpoint.jobs.tables.compose import name, names, rows, run
 from seekpoint.jobs.tables.constraints import foreign_keys
 from seekpoint.jobs.tables.side_effects import of_inheritance, referencing
-from seekpoint.jobs.tables.staging_schema import KIND, Staging, name, names, remembered_columns, rows, run, unlogged
+from seekpoint.jobs.tables.staging_schema import KIND, Staging, remembered_columns, unlogged
 from seekpoint.jobs.tables.targets import Path, Target
 from seekpoint.postgres.sqlstates import is_transient
 from seekpoint.sinks.catalog import quoted

@@ -9,7 +9,8 @@ from sqlalchemy import Connection, text
 
 from seekpoint.errors import ReloadRefused
 from seekpoint.jobs.reload.compare import same_key
-from seekpoint.jobs.tables.staging_schema import Staging, name, rows, run, unlogged
+from seekpoint.jobs.tables.compose import name, rows, run
+from seekpoint.jobs.tables.staging_schema import Staging, unlogged
 from seekpoint.jobs.tables.targets import Path, Target
 from seekpoint.sinks.catalog import quoted
 

@@ -15,9 +15,10 @@ from seekpoint.jobs.run.run import Driver, StagedPosition, Step
 from seekpoint.jobs.staging.catch_up import Key, add_positions, key_of, require_unmoved
 from seekpoint.jobs.staging.savepoints import Parts, all_of
 from seekpoint.jobs.staging.stage import keep_dead_letters, leave_out, left_out_of
+from seekpoint.jobs.tables.compose import name, rows
 from seekpoint.jobs.tables.copies import owned_columns
 from seekpoint.jobs.tables.redirect import Redirect
-from seekpoint.jobs.tables.staging_schema import Staging, name, remember_columns, remembered_columns, rows
+from seekpoint.jobs.tables.staging_schema import Staging, remember_columns, remembered_columns
 from seekpoint.jobs.tables.targets import Source, Target, aimed, aimed_pipeline, targets
 from seekpoint.kafka.ranges import IDLE, Follower, Piece, Range
 from seekpoint.ledger.dead_letters.dead_letter import dead_letter_of

@@ -17,24 +17,12 @@ from seekpoint.jobs.run import statements as sql
 from seekpoint.jobs.run.run import Driver, StagedPosition, Step, Tx
 from seekpoint.jobs.staging.constraint_rejects import Rejects, refused
 from seekpoint.jobs.staging.stage import Task
+from seekpoint.jobs.tables.compose import Composable, name, names, rows, run
 from seekpoint.jobs.tables.constraints import check_references, references
 from seekpoint.jobs.tables.copies import make_copy
 from seekpoint.jobs.tables.create_like import Sequences, make_like
 from seekpoint.jobs.tables.generations import tables as leaves
-from seekpoint.jobs.tables.staging_schema import (
-    KEY,
-    LINE,
-    OFFSET,
-    PLACE,
-    Composable,
-    Staging,
-    name,
-    names,
-    remember_columns,
-    remembered_columns,
-    rows,
-    run,
-)
+from seekpoint.jobs.tables.staging_schema import KEY, LINE, OFFSET, PLACE, Staging, remember_columns, remembered_columns
 from seekpoint.jobs.tables.targets import REPLACING, Feed, Path, Source, Target, targets
 from seekpoint.kafka.ranges import Range, topic_ids
 from seekpoint.ledger.tables import dead_letter

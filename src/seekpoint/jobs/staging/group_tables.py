@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from psycopg import sql as ident
 
 from seekpoint.jobs.run.run import Tx
-from seekpoint.jobs.tables.staging_schema import is_there, name, rows, run, unlogged
+from seekpoint.jobs.tables.compose import name, rows, run
+from seekpoint.jobs.tables.staging_schema import is_there, unlogged
 from seekpoint.jobs.tables.targets import Source, targets
 
 _TABLE = "writes"

@@ -23,7 +23,8 @@ from seekpoint.errors import (
 )
 from seekpoint.jobs.run import statements as sql
 from seekpoint.jobs.run.run import Tx, transaction
-from seekpoint.jobs.tables.staging_schema import is_there, name, rows, run, unlogged
+from seekpoint.jobs.tables.compose import name, rows, run
+from seekpoint.jobs.tables.staging_schema import is_there, unlogged
 from seekpoint.records import Partition
 
 #: No other attempt would get over these. Whether one ends the run, too, the driver says (``job.ENDS``): a file that is

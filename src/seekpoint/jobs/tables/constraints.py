@@ -10,7 +10,8 @@ from psycopg import sql as ident
 from sqlalchemy import Connection, Row, text
 
 from seekpoint.errors import ReloadRefused
-from seekpoint.jobs.tables.staging_schema import Composable, Staging, name, rows, run
+from seekpoint.jobs.tables.compose import Composable, name, rows, run
+from seekpoint.jobs.tables.staging_schema import Staging
 from seekpoint.jobs.tables.targets import Path, Target
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.sinks.base import TableSink

@@ -6,8 +6,9 @@ from psycopg import sql as ident
 from sqlalchemy import Connection, text
 
 from seekpoint.errors import ReloadRefused
+from seekpoint.jobs.tables.compose import name, run
 from seekpoint.jobs.tables.create_like import LIKE, Sequences, make_like
-from seekpoint.jobs.tables.staging_schema import Staging, name, run
+from seekpoint.jobs.tables.staging_schema import Staging
 from seekpoint.jobs.tables.targets import Target
 from seekpoint.sinks.catalog import quoted
 

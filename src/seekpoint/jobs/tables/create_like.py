@@ -9,7 +9,8 @@ from typing import Any
 from psycopg import sql as ident
 from sqlalchemy import Connection, Row, text
 
-from seekpoint.jobs.tables.staging_schema import Composable, Staging, name, rows, run, unlogged
+from seekpoint.jobs.tables.compose import Composable, name, rows, run
+from seekpoint.jobs.tables.staging_schema import Staging, unlogged
 from seekpoint.jobs.tables.targets import Path, Target
 from seekpoint.sinks.catalog import quoted
 

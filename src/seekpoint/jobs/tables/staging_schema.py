@@ -4,47 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
 from zlib import crc32
 
 from psycopg import sql as ident
 from sqlalchemy import BigInteger, Column, Connection, Integer, MetaData, PrimaryKeyConstraint, Table, Text, text
 
+from seekpoint.jobs.tables.compose import name, run
 from seekpoint.jobs.tables.targets import Path, Target
 from seekpoint.ledger.tables import dead_letter
 from seekpoint.sinks.catalog import quoted
-from seekpoint.sinks.copy import driver_of
 
 OFFSET, LINE = "seekpoint offset", "seekpoint line"  # a raw table's own columns: which of a key's rows is the newest
 PLACE = "seekpoint place"  # which partition a row is from, as a number
 KIND = "seekpoint kind"  # of a difference
 KEY = "seekpoint key"  # of a raw table, where each record's key must be one row's key: a digest of the record's
-Composable = ident.Composable
-
-
-def name(*parts: str) -> ident.Identifier:
-    """A name, quoted."""
-    return ident.Identifier(*parts)
-
-
-def names(columns: Sequence[str], alias: str = "") -> ident.Composed:
-    """Columns, quoted, separated by commas."""
-    return ident.SQL(", ").join(name(alias, column) if alias else name(column) for column in columns)
 
 
 def unlogged(schema: str) -> ident.SQL:
     """The word after CREATE for the tables of this schema."""
     return ident.SQL("UNLOGGED" if schema.startswith(UNLOGGED) else "")
-
-
-def run(connection: Connection, statement: str, **parts: Composable) -> int:
-    """Execute a statement with these parts in its braces; returns how many rows it touched."""
-    return driver_of(connection).execute(ident.SQL(statement).format(**parts)).rowcount
-
-
-def rows(connection: Connection, statement: str, **parts: Composable) -> list[tuple[Any, ...]]:
-    """The rows that a query answers."""
-    return driver_of(connection).execute(ident.SQL(statement).format(**parts)).fetchall()
 
 
 LONGEST = 63  # bytes of a name, and room for an index's behind it

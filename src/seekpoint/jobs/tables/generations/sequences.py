@@ -9,8 +9,8 @@ from typing import Any
 from psycopg import sql as ident
 from sqlalchemy import Connection, Row, text
 
+from seekpoint.jobs.tables.compose import name, rows, run
 from seekpoint.jobs.tables.generations.tables import grants
-from seekpoint.jobs.tables.staging_schema import name, rows, run
 from seekpoint.jobs.tables.targets import Path
 from seekpoint.sinks.catalog import quoted
 

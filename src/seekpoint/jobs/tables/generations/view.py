@@ -6,7 +6,7 @@ from psycopg import sql as ident
 from sqlalchemy import text
 
 from seekpoint.jobs.run.run import Tx
-from seekpoint.jobs.tables.staging_schema import name, names, run
+from seekpoint.jobs.tables.compose import name, names, run
 from seekpoint.jobs.tables.targets import Path
 from seekpoint.ledger.tables import generation
 from seekpoint.sinks.catalog import quoted

@@ -48,7 +48,7 @@ def starts(scene: Scene, name: str, **what: Any) -> Callable[[], WorkerProcess]:
     """A member without a group: nobody waits for a dead one's session."""
     given = {"handle": "deadly", "on_poison": "dead_letter", "retry": {"crashes": 2}, **what}
     partitions = given.pop("partitions", 1)
-    return lambda: scene.member(name, partitions=[(name, n) for n in range(partitions)], **given)
+    return lambda: scene.worker_process(name, partitions=[(name, n) for n in range(partitions)], **given)
 
 
 def at_end(scene: Scene, stored: list[tuple[int, int]], name: str) -> Callable[[], bool]:
@@ -101,7 +101,9 @@ def test_a_killer_in_a_group_of_two(scene: Scene) -> None:
     stored += scene.produce(name, ["ok"] * 20, partition=2)
 
     def start() -> WorkerProcess:
-        return scene.member(name, handle="deadly", on_poison="dead_letter", retry={"crashes": 2}, kafka=COOPERATIVE)
+        return scene.worker_process(
+            name, handle="deadly", on_poison="dead_letter", retry={"crashes": 2}, kafka=COOPERATIVE
+        )
 
     members = [start(), start()]
     there, died = at_end(scene, stored, name), 0
@@ -144,7 +146,7 @@ def test_suspected_records_that_are_innocent_are_applied_once_and_suspicion_ends
     name = scene.topic()
     stored = scene.produce(name, 20)
     for _ in range(2):  # killed in the middle of a batch, for no fault of a record
-        member = scene.member(name, partitions=[(name, 0)], stop_at=("Applied", 1))
+        member = scene.worker_process(name, partitions=[(name, 0)], stop_at=("Applied", 1))
         member.wait_until_stopped()
         member.kill()
     run = scene.worker(name, partitions=[(name, 0)], limits=Limits(batch_records=10))
@@ -248,7 +250,7 @@ def test_neither_a_suspected_partition_nor_a_busy_one_starves_the_other(scene: S
     name = scene.topic(2)
     stored = scene.produce(name, 400, partition=0)
     for _ in range(2):
-        member = scene.member(name, partitions=[(name, 0)], stop_at=("Applied", 1))
+        member = scene.worker_process(name, partitions=[(name, 0)], stop_at=("Applied", 1))
         member.wait_until_stopped()
         member.kill()
     busy = scene.produce(name, 30_000, partition=1)
@@ -271,7 +273,7 @@ def test_neither_a_suspected_partition_nor_a_busy_one_starves_the_other(scene: S
 def kill_twice(scene: Scene, name: str) -> None:
     """Two owners that die in the middle of their first batch, for no fault of a record."""
     for _ in range(2):
-        member = scene.member(name, partitions=[(name, 0)], stop_at=("Applied", 1))
+        member = scene.worker_process(name, partitions=[(name, 0)], stop_at=("Applied", 1))
         member.wait_until_stopped()
         member.kill()
 
@@ -330,7 +332,7 @@ def test_kills_within_a_suspect_range_neither_redraw_nor_extend_it(scene: Scene)
         ("CrashSuspected", 1), ("SuspectPartAttempt", 1), ("SingleRecordAttempt", 4), ("Committed", 9),
         ("SuspectsLeft", 12), ("Applied", 3),
     ]:  # fmt: skip
-        member = scene.member(name, partitions=[(name, 0)], stop_at=stop_at, limits={"batch_records": 2000})
+        member = scene.worker_process(name, partitions=[(name, 0)], stop_at=stop_at, limits={"batch_records": 2000})
         member.wait_until_stopped()
         member.kill()
         members.append(member)
@@ -360,7 +362,7 @@ def test_a_claim_that_is_refused_takes_the_careful_mode_from_no_other_partition(
     stored = scene.produce(name, 400) + scene.produce(name, 400, partition=1)
     for number in range(2):
         for _ in range(2):
-            member = scene.member(name, partitions=[(name, number)], stop_at=("Applied", 1))
+            member = scene.worker_process(name, partitions=[(name, number)], stop_at=("Applied", 1))
             member.wait_until_stopped()
             member.kill()
 
@@ -388,7 +390,7 @@ def test_a_part_that_has_seen_a_crash_goes_record_by_record_also_after_a_refusal
     stored = scene.produce(name, 3000)
     kill_twice(scene, name)
     limits = {"batch_records": 2000}
-    member = scene.member(name, partitions=[(name, 0)], stop_at=("SuspectPartAttempt", 1), limits=limits)
+    member = scene.worker_process(name, partitions=[(name, 0)], stop_at=("SuspectPartAttempt", 1), limits=limits)
     member.wait_until_stopped()
     member.kill()
     gate = Gate(events.SingleRecordAttempt, lambda e: e.offset == 10)

@@ -124,7 +124,7 @@ def test_one_partitions_wait_does_not_hold_anothers_records(scene: Scene) -> Non
 def test_what_waits_costs_no_processor_time_and_survives_a_restart(scene: Scene) -> None:
     name = scene.topic()
     handler = Ledgered(scene)
-    member = scene.member(name, delay=6, kafka=PROTOCOLS["cooperative"])
+    member = scene.worker_process(name, delay=6, kafka=PROTOCOLS["cooperative"])
     member.wait_for("Activated")
     now = time.time()
     stored = produce(scene, name, *[now] * 300)

@@ -142,7 +142,7 @@ def test_kills_of_a_worker_that_has_stopped_in_front_of_a_record_are_not_its_rec
     retry = {"crashes": 2, "attempts": 99, "wait_initial": 0.05}
 
     def start() -> WorkerProcess:
-        return scene.member(name, partitions=[(name, 0)], handle="deadly", on_poison="dead_letter", retry=retry)
+        return scene.worker_process(name, partitions=[(name, 0)], handle="deadly", on_poison="dead_letter", retry=retry)
 
     for _ in range(3):
         member = start()

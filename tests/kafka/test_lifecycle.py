@@ -58,7 +58,7 @@ def test_the_repr_of_a_worker_hides_the_password() -> None:
 def test_a_signal_drains_the_batch_in_hand_and_gives_the_partitions_back(scene: Scene, number: int) -> None:
     name = scene.topic(2)
     stored = scene.produce(name, 100, partition=0) + scene.produce(name, 100, partition=1)
-    member = scene.member(name, stop_at=("Applied", 1))
+    member = scene.worker_process(name, stop_at=("Applied", 1))
     member.wait_until_stopped()  # inside its transaction
     member.signal(number)
     member.thaw()
@@ -73,7 +73,7 @@ def test_a_signal_drains_the_batch_in_hand_and_gives_the_partitions_back(scene: 
 def test_a_second_signal_throws_the_open_transaction_away(scene: Scene) -> None:
     name = scene.topic()
     stored = scene.produce(name, 100)
-    member = scene.member(name, handle="blocks")
+    member = scene.worker_process(name, handle="blocks")
     member.wait_for("handler entered")
     member.signal(signal.SIGTERM)
     member.wait_for("signal seen")

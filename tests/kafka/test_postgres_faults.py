@@ -282,7 +282,7 @@ def test_a_third_signal_ends_a_worker_whose_database_never_answers(
     scene = scene_on(postgres=own_postgres)
     name = scene.topic()
     stored = scene.produce(name, 10)
-    member = scene.member(name, kafka=PROTOCOLS["eager"], stop_at=("Held", 2))
+    member = scene.worker_process(name, kafka=PROTOCOLS["eager"], stop_at=("Held", 2))
     member.wait_for("Committed")
     stored += scene.produce(name, 10)
     member.wait_until_stopped()  # inside its transaction

@@ -58,7 +58,7 @@ def test_members_that_join_and_leave_hand_their_partitions_over(scene: Scene, pr
 def test_the_partitions_of_a_killed_member_are_taken_over(scene: Scene, protocol: Protocol) -> None:
     name = scene.topic(PARTITIONS)
     with scene.stream(name, PARTITIONS) as stream:
-        doomed = scene.member(name, kafka=protocol)
+        doomed = scene.worker_process(name, kafka=protocol)
         doomed.wait_for("Committed", count=3)
         heir = scene.worker(name, kafka=protocol)
         heir.placed()
@@ -75,7 +75,7 @@ def test_a_member_frozen_past_its_session_is_fenced_when_it_wakes(scene: Scene, 
     name = scene.topic(PARTITIONS)
     with scene.stream(name, PARTITIONS) as stream:
         # It stops itself with records read and nothing sent: on waking it goes straight to hold.
-        frozen = scene.member(name, kafka=protocol, stop_at=("BatchOpened", 10))
+        frozen = scene.worker_process(name, kafka=protocol, stop_at=("BatchOpened", 10))
         frozen.wait_until_stopped()
         heir = scene.worker(name, kafka=protocol)
         heir.seen.wait_for(events.Committed, writes_all)
@@ -93,7 +93,7 @@ def test_a_member_frozen_inside_its_transaction_holds_its_successor_up_only_so_l
     name = scene.topic(2)
     with scene.stream(name, 2) as stream:
         limits = {"transaction_age": 4.0, "claim_wait": 0.3}
-        frozen = scene.member(name, kafka=protocol, stop_at=("Applied", 5), limits=limits)
+        frozen = scene.worker_process(name, kafka=protocol, stop_at=("Applied", 5), limits=limits)
         frozen.wait_until_stopped()
         heir = scene.worker(name, kafka=protocol, limits=Limits(transaction_age=4.0, claim_wait=0.3))
         heir.placed(2)

@@ -126,7 +126,9 @@ def test_a_wait_survives_the_death_of_its_process(scene: Scene) -> None:
     name = scene.topic()
     stored = scene.produce(name, ["ok", "fail 1", "ok"])
     wait: dict[str, Any] = {"attempts": 3, "wait_initial": 12.0, "jitter": 0}
-    member = scene.member(name, handle="deadly", retry=wait, on_poison="dead_letter", kafka=PROTOCOLS["cooperative"])
+    member = scene.worker_process(
+        name, handle="deadly", retry=wait, on_poison="dead_letter", kafka=PROTOCOLS["cooperative"]
+    )
     failed = float(member.wait_for("RetryScheduled")["at"])  # one clock for all processes
     member.kill()
     deadly = Deadly(scene.book)

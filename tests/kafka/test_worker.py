@@ -90,7 +90,7 @@ def test_the_handler_gets_whole_batches_in_the_order_of_the_log(scene: Scene) ->
 def test_a_slow_database_bounds_memory_instead_of_filling_it(scene: Scene) -> None:
     name = scene.topic()
     scene.produce(name, ["x" * 1_000] * 60_000)  # 60 MB
-    member = scene.member(
+    member = scene.worker_process(
         name,
         handle="slow",
         limits={"batch_records": 500, "batch_bytes": 500_000},

@@ -45,8 +45,8 @@ def short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def new_member() -> Iterator[Callable[..., WorkerProcess]]:
-    """``new_member(**what)`` starts a worker's process; it is ended after the test."""
+def new_worker_process() -> Iterator[Callable[..., WorkerProcess]]:
+    """``new_worker_process(**what)`` starts a worker's process; it is ended after the test."""
     members: list[WorkerProcess] = []
 
     def start(**what: Any) -> WorkerProcess:
@@ -72,7 +72,7 @@ def scene_on(request: pytest.FixtureRequest, seekpoint_schema: str, group: str) 
         "schema": seekpoint_schema,
         "group": group,
         "run_worker": request.getfixturevalue("run_worker"),
-        "new_member": request.getfixturevalue("new_member"),
+        "new_worker_process": request.getfixturevalue("new_worker_process"),
         "make_topic": request.getfixturevalue("topic"),
         "produce": request.getfixturevalue("produce"),
     }

@@ -57,15 +57,15 @@ class Scene:
         make_topic: Callable[..., str],
         produce: Callable[..., list[tuple[int, int]]],
         run_worker: Callable[..., Run],
-        new_member: Callable[..., WorkerProcess],
+        new_worker_process: Callable[..., WorkerProcess],
         shared: bool,
     ) -> None:
         self.engine, self.schema, self.broker, self.group = engine, schema, broker, group
-        self._make_topic, self._produce, self._run_worker, self._new_member = (
+        self._make_topic, self._produce, self._run_worker, self._new_worker_process = (
             make_topic,
             produce,
             run_worker,
-            new_member,
+            new_worker_process,
         )
         self._bootstrap = None if shared else broker  # topics on the shared broker are deleted after the test
         self.book = Book(engine, schema).create()
@@ -107,11 +107,11 @@ class Scene:
         given = {"engine": self.engine, "schema": self.schema, **options}
         return self._run_worker(pipeline, kafka={"bootstrap.servers": self.broker, **kafka}, **given)
 
-    def member(self, topic: str, *, kafka: Mapping[str, Any] = QUICK, **what: Any) -> WorkerProcess:
+    def worker_process(self, topic: str, *, kafka: Mapping[str, Any] = QUICK, **what: Any) -> WorkerProcess:
         """A worker in a process of its own, until the test ends."""
         servers = {"bootstrap.servers": self.broker, **kafka}
         given = {"dsn": self.dsn, "schema": self.schema, "group": self.group, "topic": topic}
-        return self._new_member(**{**given, "kafka": servers, **what})
+        return self._new_worker_process(**{**given, "kafka": servers, **what})
 
     def positions(self) -> dict[Partition, int]:
         """What the ledger has."""

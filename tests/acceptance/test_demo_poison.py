@@ -142,13 +142,13 @@ TAMPERED = {
         "error: 1 rows are not what was sent",
     ),
     "an applied record's letter is open": (
-        f"{A_LETTER} state = 'parked' WHERE sqlstate = '23514'",
+        f"{A_LETTER} state = 'dead_lettered' WHERE sqlstate = '23514'",
         f"{A_LETTER} state = 'replayed' WHERE sqlstate = '23514'",
         "error: 1 records are there twice",
     ),
     "an undecodable record's letter is closed": (
         f"{A_LETTER} state = 'discarded' WHERE error LIKE 'DecodeError%'",
-        f"{A_LETTER} state = 'parked' WHERE state = 'discarded'",
+        f"{A_LETTER} state = 'dead_lettered' WHERE state = 'discarded'",
         "error: 1 records are lost",
     ),
     "a parked value is another": (

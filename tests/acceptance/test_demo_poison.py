@@ -219,12 +219,12 @@ def test_whatever_is_not_as_it_was_sent_fails_the_demo(tmp_path: Path, monkeypat
 
 
 def without(parked: str) -> Callable[[Path], None]:
-    """A copy of the package in which a line of ``commit.py`` is gone."""
+    """A copy of the package in which a line of the unit of work is missing."""
 
     def break_it(home: Path) -> None:
         for part in ("src", "migrations"):
             shutil.copytree(ROOT / part, home / part, ignore=shutil.ignore_patterns("__pycache__"))
-        file = home / "src" / "seekpoint" / "commit.py"
+        file = home / "src" / "seekpoint" / "worker" / "unit_of_work.py"
         source = file.read_text(encoding="utf-8")
         assert source.count(parked) == 1, "the line that is to be broken has changed: name the new one"
         file.write_text(source.replace(parked, "pass"), encoding="utf-8")
@@ -235,7 +235,7 @@ def without(parked: str) -> Callable[[Path], None]:
 @pytest.mark.usefixtures("seekpoint_dsn", "seekpoint_broker")
 @pytest.mark.timeout(280)
 def test_a_worker_that_parks_nothing_fails_the_demo(tmp_path: Path) -> None:
-    without("self._dead_letters.park(tx, asides, topic_ids, self._pipeline.version)")(tmp_path)
+    without("self._dead_letters.insert(tx, dead_letters, topic_ids, self._pipeline.version)")(tmp_path)
     done = subprocess.run(
         COMMAND,
         cwd=tmp_path,

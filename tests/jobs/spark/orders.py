@@ -34,9 +34,9 @@ BEHIND_COMMIT = (
     PLAIN
     + ONCE
     + """
-from seekpoint.spark import tasks
+from seekpoint.jobs.spark import staging_source
 
-stage_range = tasks.stage_range
+stage_range = staging_source.stage_range
 
 def deadly(*args, **named):
     staged = stage_range(*args, **named)
@@ -44,7 +44,7 @@ def deadly(*args, **named):
         once()
     return staged
 
-tasks.stage_range = deadly
+staging_source.stage_range = deadly
 """
 )
 

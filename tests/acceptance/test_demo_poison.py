@@ -162,8 +162,8 @@ TAMPERED = {
         "error: 1 records are lost",
     ),
     "a killer was not parked as one": (
-        f"{A_LETTER} cause = 'handler' WHERE cause = 'killed'",
-        f"{A_LETTER} cause = 'killed' WHERE error LIKE 'Killer%'",
+        f"{A_LETTER} cause = 'handler' WHERE cause = 'crashed'",
+        f"{A_LETTER} cause = 'crashed' WHERE error LIKE 'CrashingRecord%'",
         "error: 0 of 2 killers were parked",
     ),
     "a letter tells another error": (

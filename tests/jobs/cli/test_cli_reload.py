@@ -299,7 +299,7 @@ def test_abort_ends_a_run_once(terminal: Terminal, shop: Shop) -> None:
     again = terminal.run("reload", "abort", run, "--reason", "again", *terminal.ledger, exits=1)
     assert f"reload {run} is aborted: wrong code" in again.stderr
     said = terminal.run("reload", "status", run, *terminal.ledger).stdout
-    assert "begin anew: seekpoint reload run MODULE:NAME" in said
+    assert "begin again: seekpoint reload run MODULE:NAME" in said
     assert "error     wrong code" in said
 
 

@@ -120,6 +120,10 @@ class ChildProcess:
                 self.reported(values)
                 self.changed.notify_all()
         self._process.wait()
+        self._process.stdout.close()
+        if self._process.stdin is not None:
+            with suppress(BrokenPipeError):  # the rest of an order that it has not read
+                self._process.stdin.close()
         self._set_ended()
 
     def _set_ended(self) -> None:
@@ -130,8 +134,10 @@ class ChildProcess:
             self.changed.notify_all()
 
     def _read_errors(self) -> None:
-        for line in self._process.stderr or ():
-            self._errors.append(line)
+        if self._process.stderr is not None:
+            with self._process.stderr as stderr:
+                for line in stderr:
+                    self._errors.append(line)
 
     def reported(self, report: Report) -> None:
         """Called with each report; keeps it."""
@@ -278,15 +284,10 @@ class ChildProcess:
         for reader in self._readers:
             reader.join(2)  # processes that it has started may keep its pipes open
         self._set_ended()
-        if not any(reader.is_alive() for reader in self._readers):
-            for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
-                if stream is not None:
-                    with suppress(BrokenPipeError):  # the rest of an order that it has not read
-                        stream.close()
         return code
 
     def close(self) -> None:
-        """Kill it where it runs, and close its pipes."""
+        """Kill it where it runs; its pipes are closed at its end."""
         self.kill()
 
 

@@ -30,6 +30,10 @@ class ServerFailed(ConfigError):  # noqa: N818 -- named after what happened, lik
     """A throwaway server could not be started or does not answer; the message shows its log and the remedy."""
 
 
+class PackageMissing(ServerFailed):
+    """A server needs a package that is not installed; another try does not help."""
+
+
 class _Keeper:
     """The other process (see :mod:`.reaper`): one for this process, started when first needed."""
 
@@ -242,7 +246,7 @@ def _process_trees() -> type[ProcessTree]:
     try:
         from seekpoint.testing.servers.process_tree import ProcessTree  # noqa: PLC0415 -- psutil, of an extra
     except ModuleNotFoundError as error:
-        raise ServerFailed(f"a throwaway server needs psutil: {install('dev')} ({error})") from error
+        raise PackageMissing(f"a throwaway server needs psutil: {install('dev')} ({error})") from error
     return ProcessTree
 
 

@@ -75,7 +75,7 @@ def test_one_that_is_not_first_is_refused_with_the_one_to_replay_first(depot: He
     depot.bad.clear()
     with pytest.raises(Fenced) as refused:
         depot.redrive().replay(ids[4])
-    said = f"dead letter {ids[4]} (orders/0 offset 4) comes behind {ids[0]} (offset 0), and records of one key"
+    said = f"dead letter {ids[4]} (orders/0 offset 4) comes after {ids[0]} (offset 0), and records of one key"
     assert refused.value.reason.startswith(said)
     assert refused.value.reason.endswith(f"replay or discard {ids[0]} first")
     assert [p.refusal for p in depot.redrive().plan([ids[4]])] == [refused.value.reason]
@@ -94,7 +94,7 @@ def test_one_that_fails_again_keeps_those_behind_it_back(depot: Held) -> None:
     assert depot.states() == {0: "replayed", 1: "dead_lettered", 2: "blocked", 3: "blocked", 4: "blocked"}
     summary = depot.redrive().replay_all()
     assert (summary.replayed, offsets(summary.failed), offsets(summary.refused)) == (2, [2], [4])
-    assert f"comes behind {ids[2]} (offset 2)" in (summary.refused[0].refusal or "")
+    assert f"comes after {ids[2]} (offset 2)" in (summary.refused[0].refusal or "")
     assert depot.of_key(b"k") == [(0, 0)]
     assert depot.of_key(b"l") == [(0, 1), (0, 3)]
     depot.bad.clear()
@@ -135,7 +135,7 @@ def test_held_letters_keep_their_order_when_keys_are_held_no_more(depot: Held) -
     """I4: the pipeline was changed; what was held under it before is still in order."""
     ids = parked(depot)
     depot.bad.clear()
-    with pytest.raises(Fenced, match=f"comes behind {ids[0]}"):
+    with pytest.raises(Fenced, match=f"comes after {ids[0]}"):
         depot.redrive(keep_key_order=False).replay(ids[2])
     summary = depot.redrive(keep_key_order=False).replay_all()
     assert (summary.replayed, summary.is_complete) == (5, True)

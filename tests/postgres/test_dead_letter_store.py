@@ -399,7 +399,7 @@ def test_a_page_begins_behind_a_letter_that_was_deleted_meanwhile(shelf: Shelves
     ("condition", "said"),
     [
         ({"error": "a\0"}, r"written out: 'a\\x00'"),
-        ({"topic": "\udc80"}, "no letter has this"),
+        ({"topic": "\udc80"}, "no dead letter has this"),
         (
             {"topic": "t", "partition": 2**31},
             "partition=2147483648: no dead letter has this, the largest is 2147483647",

@@ -28,6 +28,7 @@ from sqlalchemy import Engine, create_engine, text
 from seekpoint.pipeline.sink import RowRefused
 from seekpoint.postgres.deferred import Last
 from seekpoint.postgres.session import Session
+from seekpoint.postgres.transaction_errors import TransactionFailed
 from seekpoint.records import AnyRecord
 from seekpoint.sinks import Append, Upsert
 from seekpoint.sinks.arrow import AppendArrow
@@ -419,6 +420,8 @@ def by_few(ground: Ground, path: tuple[str, str], columns: Sequence[str], rows: 
             with Append(path, columns=columns).open(tx) as writer:
                 writer.write(rows)
             tx.deferred.catch_up()
+    except TransactionFailed as failed:
+        raise failed.error from None
     finally:
         session.close(broken=True)
 

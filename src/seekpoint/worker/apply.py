@@ -32,7 +32,14 @@ from seekpoint.pipeline.pipeline import ENDS, Pipeline, shown_handler
 from seekpoint.pipeline.sink import Handler, Row, RowRefused, Sink
 from seekpoint.postgres.connection import HandlerConnection
 from seekpoint.postgres.deferred import Last
-from seekpoint.postgres.sqlstates import Fault, fault_of, is_database_error, may_be_one_records, sqlstate
+from seekpoint.postgres.sqlstates import (
+    QUERY_CANCELED,
+    Fault,
+    fault_of,
+    is_database_error,
+    may_be_one_records,
+    sqlstate,
+)
 from seekpoint.records import AnyRecord, Cause, Partition, RawRecord, Span, add_note, one_line
 from seekpoint.worker.bisect import PartFailure, Strides, bisect
 from seekpoint.worker.failure_policy import fail
@@ -48,7 +55,6 @@ ONE_TOO_LONG = (
 )
 PROBES = {Fault.PROGRAM: 32, Fault.TRANSIENT: 3}  # records tried for one that is applied; a wait costs a timeout each
 TRIES = 3  # of one batch, at once; then it is given back, and the loop waits
-QUERY_CANCELED = "57014"  # statement_timeout, mostly
 _ROW = re.compile(r"\(\d+,\d+\)")  # a row's place, as the server writes it in any language
 
 
@@ -96,7 +102,7 @@ class Failed(Exception):  # noqa: N818 -- control: the batch is run again, by pa
     @property
     def is_timeout(self) -> bool:
         """Whether the server cancelled a statement, mostly for the time that it took."""
-        return sqlstate(self.error) == QUERY_CANCELED
+        return sqlstate(self.error) == QUERY_CANCELED  # statement_timeout, mostly
 
     @property
     def waited(self) -> bool:

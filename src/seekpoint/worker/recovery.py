@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from seekpoint import events
 from seekpoint.errors import Fenced, KafkaUnavailable, PartitionStopped
-from seekpoint.postgres.sqlstates import Fault, connection_lost, fault_of, is_transient, sqlstate
+from seekpoint.postgres.sqlstates import FEATURE_NOT_SUPPORTED, Fault, connection_lost, fault_of, is_transient, sqlstate
 from seekpoint.postgres.transaction_errors import CommitRefused, DeferredFailure, raised_by
 from seekpoint.records import Cause, Partition, RawRecord
 from seekpoint.worker.apply import TRIES, Failed, Mode, as_deferred
 
-STALE_PLAN = "0A000"  # "cached plan must not change result type": a fresh connection makes the plan again
+STALE_PLAN = FEATURE_NOT_SUPPORTED  # "cached plan must not change result type": a fresh connection makes the plan again
 
 Trouble = events.DatabaseTrouble | events.KafkaTrouble | events.Bisecting
 

@@ -23,7 +23,7 @@ from seekpoint.pipeline.sink import TellingSink
 from seekpoint.postgres.connection import HandlerConnection
 from seekpoint.postgres.connection_socket import Wire
 from seekpoint.postgres.session import Session
-from seekpoint.postgres.sqlstates import connection_lost, sqlstate
+from seekpoint.postgres.sqlstates import TRANSACTION_TIMEOUT, connection_lost, sqlstate
 from seekpoint.postgres.transaction_errors import CommitUnanswered, raised_by
 from seekpoint.postgres.user_code_time import Stopwatch
 from seekpoint.records import Cause, Partition, RawRecord, Span, add_note, notes, users_line
@@ -45,7 +45,6 @@ from seekpoint.worker.recovery import (
 
 logger = logging.getLogger("seekpoint.worker.unit_of_work")
 
-TRANSACTION_TIMEOUT = "25P04"
 TOO_LONG = (
     "the transaction took longer than it may: lower Limits(batch_records=...), or raise Limits(transaction_age=...)"
 )

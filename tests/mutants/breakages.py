@@ -482,8 +482,8 @@ BREAKAGES = (
     Breakage(
         "a note under a stranger's claim",
         (
-            Edit(_STATEMENTS, "        offset.token == _noted.c.token,  # I2\n", ""),
-            Edit(_STATEMENTS, "        offset.token == _notable.c.token,\n", ""),
+            Edit(_STATEMENTS, "            offset.token == given.c.token,  # I2\n", ""),
+            Edit(_STATEMENTS, "        offset.token == ordered.c.token,\n", ""),
         ),
         (f"{ATTEMPTS}::test_a_zombies_note_is_refused",),
     ),

@@ -155,12 +155,12 @@ FAILING = (
         (
             Edit(
                 "ledger/sql/worker.py",
-                "        offset.token == _ranged.c.token,  # I2\n",
+                "            offset.token == given.c.token,  # I2\n",
                 "",
             ),
             Edit(
                 "ledger/sql/worker.py",
-                "        offset.token == _range.c.token,\n",
+                "        offset.token == ordered.c.token,\n",
                 "",
             ),
         ),

@@ -38,7 +38,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.sql.elements import BindParameter, ColumnElement
-from sqlalchemy.sql.selectable import CTE, LateralFromClause, TableValuedAlias
+from sqlalchemy.sql.selectable import CTE, LateralFromClause, Select, TableValuedAlias
 
 from seekpoint.ledger.tables import consumer_group, partition_offset
 
@@ -226,6 +226,43 @@ ADVANCE = select(
     ).label("moved")
 )
 
+
+def _owned(given: Any, name: str) -> Any:
+    """The row of each given partition, locked; none where the claim is another's."""
+    return (
+        select(literal_column("1").label("one"))
+        .where(
+            offset.consumer_group == GROUP,
+            offset.topic == given.c.topic,
+            offset.partition == given.c.partition,
+            offset.token == given.c.token,  # I2
+        )
+        .with_for_update(key_share=True)
+        .lateral(name)
+    )
+
+
+def _is_row_of(ordered: Any) -> tuple[ColumnElement[bool], ...]:
+    """The row that was locked for this one, still under its claim."""
+    return (
+        offset.consumer_group == ordered.c.consumer_group,
+        offset.topic == ordered.c.topic,
+        offset.partition == ordered.c.partition,
+        offset.token == ordered.c.token,
+    )
+
+
+def _all_or_refused(changed: CTE, why: str, label: str) -> Select[Any]:
+    """How many rows were changed; refused with ``why`` where they are not as many as ``expected``."""
+    rows = select(func.count().label("n")).select_from(changed).cte("rows")
+    return select(
+        case(
+            (rows.c.n == bindparam("expected", type_=Integer), rows.c.n),
+            else_=_refuse(why, rows.c.n),
+        ).label(label)
+    )
+
+
 # An attempt at the record in front of the position. One that is about to begin has no error yet; what the one
 # before it left behind (error, time of the retry) stays until its own outcome is known. Token alone: the position
 # may have been advanced in this very transaction. The rows are locked in order first.
@@ -241,28 +278,12 @@ _noted = unnest(
     allowed=Integer,
     policy=Text,
 )
-_tried = (
-    select(literal_column("1").label("one"))
-    .where(
-        offset.consumer_group == GROUP,
-        offset.topic == _noted.c.topic,
-        offset.partition == _noted.c.partition,
-        offset.token == _noted.c.token,  # I2
-    )
-    .with_for_update(key_share=True)
-    .lateral("tried")
-)
-_notable = _to_update("ordered", _noted, _tried)
+_notable = _to_update("ordered", _noted, _owned(_noted, "tried"))
 _again = offset.attempt_offset == _notable.c.offset
 _begins = _notable.c.error.is_(None)
 _written = (
     update(partition_offset)
-    .where(
-        offset.consumer_group == _notable.c.consumer_group,
-        offset.topic == _notable.c.topic,
-        offset.partition == _notable.c.partition,
-        offset.token == _notable.c.token,
-    )
+    .where(*_is_row_of(_notable))
     .values(
         attempt_offset=_notable.c.offset,
         attempts=_notable.c.number,
@@ -279,36 +300,14 @@ _written = (
     .returning(literal_column("1").label("one"))
     .cte("written")
 )
-_notes = select(func.count().label("n")).select_from(_written).cte("rows")
-RECORD_ATTEMPTS = select(
-    case(
-        (_notes.c.n == bindparam("expected", type_=Integer), _notes.c.n),
-        else_=_refuse("the claim is not the expected one; attempts noted: ", _notes.c.n),
-    ).label("noted")
-)
+RECORD_ATTEMPTS = _all_or_refused(_written, "the claim is not the expected one; attempts noted: ", "noted")
 
 # A suspect range, its end stored once; and the part of it that is about to be tried, if any. No end: it is over.
 _ranged = unnest("suspected", topic=Text, partition=Integer, token=Uuid, end_offset=BigInteger, part_end=BigInteger)
-_own = (
-    select(literal_column("1").label("one"))
-    .where(
-        offset.consumer_group == GROUP,
-        offset.topic == _ranged.c.topic,
-        offset.partition == _ranged.c.partition,
-        offset.token == _ranged.c.token,  # I2
-    )
-    .with_for_update(key_share=True)
-    .lateral("own")
-)
-_range = _to_update("ordered", _ranged, _own)
+_range = _to_update("ordered", _ranged, _owned(_ranged, "own"))
 _watched = (
     update(partition_offset)
-    .where(
-        offset.consumer_group == _range.c.consumer_group,
-        offset.topic == _range.c.topic,
-        offset.partition == _range.c.partition,
-        offset.token == _range.c.token,
-    )
+    .where(*_is_row_of(_range))
     .values(
         suspect_end=case(
             (and_(_range.c.end_offset.is_not(None), offset.suspect_end > offset.next_offset), offset.suspect_end),
@@ -321,13 +320,7 @@ _watched = (
     .returning(literal_column("1").label("one"))
     .cte("watched")
 )
-_ranges = select(func.count().label("n")).select_from(_watched).cte("rows")
-RECORD_SUSPECTS = select(
-    case(
-        (_ranges.c.n == bindparam("expected", type_=Integer), _ranges.c.n),
-        else_=_refuse("the claim is not the expected one; ranges noted: ", _ranges.c.n),
-    ).label("suspected")
-)
+RECORD_SUSPECTS = _all_or_refused(_watched, "the claim is not the expected one; ranges noted: ", "suspected")
 
 # -- claim, look, release ---------------------------------------------------------------------------------
 

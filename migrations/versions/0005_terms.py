@@ -1,5 +1,7 @@
 """Columns, states and actions are called by the terms of the glossary: token, reset, dead-lettered, blocked, crashed.
 
+The manifest of exports gets a checksum of each file; files that it has already have none.
+
 Stop the workers and jobs, migrate, start. Not additive: a worker of the version before ends at its next statement,
 which names a column that is no longer there, and writes nothing. Refused while a run of a reload or batch is open:
 the tables in its staging schema have the names of the version that opened it. Downgrading is the same in reverse.
@@ -52,6 +54,8 @@ def upgrade() -> None:
         for table, column, kind, _, comment in _COMMENTS:
             op.alter_column(table, column, existing_type=kind(), comment=comment, schema=schema)
         _without_conditions(schema, "admin_action_move_idx")
+        sha256 = sa.Column("sha256", sa.Text, comment="of the file's bytes, in hexadecimal digits")
+        op.add_column("export_manifest", sha256, schema=schema)
         _rename(schema, "dead_letter", "state", _STATES)
         _rename(schema, "dead_letter", "cause", _CAUSES)
         _rename(schema, "admin_action", "action", _ACTIONS)
@@ -70,6 +74,7 @@ def downgrade() -> None:
         _rename(schema, "admin_action", "action", _reverse(_ACTIONS))
         _rename(schema, "dead_letter", "cause", _reverse(_CAUSES))
         _rename(schema, "dead_letter", "state", _reverse(_STATES))
+        op.drop_column("export_manifest", "sha256", schema=schema)
         _conditions(
             schema,
             letter_states="'parked', 'held'",

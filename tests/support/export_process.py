@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import create_engine
 
-from seekpoint.jobs.export import Archive, Export, delta, files, manifest
+from seekpoint.jobs.export import Archive, Export, Written, delta, files, manifest
 from seekpoint.jobs.export import writer as writing
 from seekpoint.kafka.ranges import Piece
 from support.archive import Vault
@@ -30,7 +30,7 @@ class Exporter(JobProcess):
 def stand_in_a_file() -> None:
     written = files.write
 
-    def cut(storage: Any, file: str, range_: Any, pieces: Iterable[Piece]) -> tuple[int, int]:
+    def cut(storage: Any, file: str, range_: Any, pieces: Iterable[Piece]) -> Written:
         def some() -> Iterator[Piece]:
             for piece in pieces:
                 yield piece

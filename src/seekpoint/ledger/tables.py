@@ -341,6 +341,7 @@ export_manifest = Table(
     Column("run", Uuid, nullable=False, comment="of the export that wrote it"),
     Column("actor", Text, nullable=False),
     _now("written_at"),
+    Column("sha256", Text, comment="of the file's bytes, in hexadecimal digits"),
     PrimaryKeyConstraint("archive", "topic", "topic_id", "partition", "from_offset"),
     CheckConstraint("to_offset > from_offset", name="range"),
 )

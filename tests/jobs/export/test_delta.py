@@ -137,7 +137,9 @@ def test_somebody_who_commits_late_is_refused_by_the_table(vault: Vault) -> None
     from seekpoint.jobs.export import Written
     from seekpoint.kafka.ranges import Range
 
-    written = Written(Range(again.partition, again.topic_id, again.start, again.end), again.file, 1, again.bytes)
+    written = Written(
+        Range(again.partition, again.topic_id, again.start, again.end), again.file, 1, again.bytes, again.sha256
+    )
     with pytest.raises(CommitFailedError):
         late.add(written)
     assert table(vault, name) == sorted([*whole(), (0, 60, b"60")])

@@ -34,6 +34,7 @@ class DeltaLog:
             raise needs_extra("Delta needs deltalake", "delta", error) from error
         # The options are pyarrow's; deltalake has its own, from the environment.
         uri = below(storage.root, topic)
+        self._storage = storage
         self._uri, self._topic = uri if storage.is_local else uri.partition("?")[0], topic
         self._table: Any = deltalake.DeltaTable.create(self._uri, SCHEMA, mode="ignore", name=topic)
 
@@ -66,7 +67,7 @@ class DeltaLog:
         for written in sorted(self._of(range_), key=lambda one: one.range.start):
             its = written.range
             if its.start > position:  # no file is written for what has no records
-                yield Written(replace(its, start=position, end=its.start), "", 0, 0)
+                yield Written(replace(its, start=position, end=its.start), "", 0, 0, None)
             yield written
             position = its.end
         is_last = not chain or chain[-1].end <= range_.start
@@ -86,7 +87,7 @@ class DeltaLog:
             its = found[0]
             same = (its.partition, its.topic_id) == (range_.partition, range_.topic_id)
             if same and its.start < range_.end and its.end > range_.start:
-                yield Written(its, file, action["num_records"], action["size_bytes"])
+                yield Written(its, file, action["num_records"], action["size_bytes"], self._storage.sha256(file))
 
 
 def _application(partition: Partition, topic_id: UUID) -> str:

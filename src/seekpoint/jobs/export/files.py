@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from seekpoint.errors import ArchiveDamaged
-from seekpoint.jobs.export.manifest import Entry
-from seekpoint.jobs.export.storage import Storage
+from seekpoint.jobs.export.manifest import Entry, Written
+from seekpoint.jobs.export.storage import HashingStream, Storage
 from seekpoint.kafka.client import Unreadable
 from seekpoint.kafka.ranges import CHUNK, Piece, Range
 from seekpoint.records import Partition, RawRecord, Record
@@ -40,18 +40,19 @@ SCHEMA = pa.schema(
 )
 
 
-def write(storage: Storage, file: str, range_: Range, pieces: Iterable[Piece]) -> tuple[int, int]:
-    """Write the pieces to a new file; returns records and bytes, (0, 0) and no file where there are no records.
+def write(storage: Storage, file: str, range_: Range, pieces: Iterable[Piece]) -> Written:
+    """Write the pieces to a new file; where there are no records, there is none.
 
     An error leaves no file, unless the process ends with it.
     """
     groups = _row_groups(pieces)
     first = next(groups, None)
     if first is None:
-        return 0, 0
+        return Written(range_, "", 0, 0, None)
     try:
         with storage.create(file) as stream:
-            records = _write(stream, range_, first, groups)
+            hashing = HashingStream(stream)
+            records = _write(hashing, range_, first, groups)
     except BaseException:
         storage.remove(file)
         raise
@@ -59,7 +60,7 @@ def write(storage: Storage, file: str, range_: Range, pieces: Iterable[Piece]) -
     size = storage.size(file)
     if size is None:
         raise FileNotFoundError(f"{storage.path(file)} was written, and is not there")
-    return records, size
+    return Written(range_, file, records, size, hashing.sha256)
 
 
 def _write(stream: Any, range_: Range, first: pa.RecordBatch, others: Iterable[pa.RecordBatch]) -> int:
@@ -142,6 +143,11 @@ def read(storage: Storage, entry: Entry, start: int, end: int) -> Iterator[Piece
         raise damaged(storage, entry, "it is not there: bring it back from a copy of the archive")
     if size != entry.bytes:
         raise damaged(storage, entry, f"it has {size} bytes, and {entry.bytes} were written: it was cut, or replaced")
+    with _telling(storage, entry):
+        # Before pyarrow parses it: checksums of pages leave out headers and footer, where a flipped bit makes other
+        # records of the same pages, or ends the process.
+        if entry.sha256 is not None and storage.sha256(entry.file) != entry.sha256:
+            raise damaged(storage, entry, "its SHA-256 is not that of what was written: bring it back from a copy")
     with _telling(storage, entry), storage.fs.open_input_file(storage.path(entry.file)) as stream:
         file = pq.ParquetFile(stream, pre_buffer=False, page_checksum_verification=True)
         _require_its_own(storage, entry, file)

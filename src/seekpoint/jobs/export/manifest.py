@@ -23,19 +23,24 @@ LOCK_WAIT = "30s"
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """One range as it was written, before it is in the manifest. ``file`` is empty where the range has no records."""
+    """One range as it was written, before it is in the manifest.
+
+    ``file`` is empty where the range has no records, and ``sha256`` (of the file's bytes, as hexadecimal digits) None.
+    """
 
     range: Range
     file: str
     records: int
     bytes: int
+    sha256: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One row of ``export_manifest``: the range ``[start, end)`` of a partition, and the file that has its records.
 
-    ``file`` is named below the archive's root, and empty where the range has no records.
+    ``file`` is named below the archive's root, and empty where the range has no records. ``sha256`` is that of the
+    file's bytes, as ``sha256sum`` prints it; None without a file, and for files written before revision 0005.
     """
 
     partition: Partition
@@ -50,6 +55,7 @@ class Entry:
     run: UUID
     actor: str
     written_at: datetime
+    sha256: str | None
 
     def __str__(self) -> str:
         return f"{self.partition} [{self.start}, {self.end})"
@@ -111,6 +117,7 @@ class Tx(SchemaConnection):
                 "to_offset": one.range.end,
                 "records": one.records,
                 "bytes": one.bytes,
+                "sha256": one.sha256,
                 "file": one.file,
             }
             for one in written
@@ -163,4 +170,5 @@ def _entry(row: Row[Any]) -> Entry:
         row.run,
         row.actor,
         row.written_at,
+        row.sha256,
     )

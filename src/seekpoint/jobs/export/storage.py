@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Iterator
@@ -76,6 +77,27 @@ def below(root: str, name: str) -> str:
     return f"{path.rstrip('/')}/{name}{mark}{options}"
 
 
+class HashingStream:
+    """A stream for pyarrow to write to, which keeps the SHA-256 of what went through it to another."""
+
+    closed = False  # it does not close the other one
+
+    def __init__(self, stream: Any) -> None:
+        self._stream, self._hash = stream, hashlib.sha256()
+
+    def write(self, data: bytes) -> int:
+        self._hash.update(data)
+        return int(self._stream.write(data))
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    @property
+    def sha256(self) -> str:
+        """Of all that was written, as hexadecimal digits."""
+        return self._hash.hexdigest()
+
+
 class Storage:
     """The files below one root. Paths are relative to it, with slashes; errors of the storage are OSErrors."""
 
@@ -104,6 +126,11 @@ class Storage:
         """Its bytes; None where there is none."""
         found = self.fs.get_file_info(self.path(file))
         return int(found.size) if found.type == self._fs.FileType.File else None
+
+    def sha256(self, file: str) -> str:
+        """Of its bytes, all of which are read."""
+        with self.fs.open_input_stream(self.path(file)) as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
 
     def create(self, file: str) -> Any:
         """A stream for a new file, whose folders are made."""

@@ -38,5 +38,4 @@ def write_range(kafka: Mapping[str, Any], storage: Storage, run: UUID, range_: R
     Raises what ``kafka.ranges.read_range`` raises, and then leaves no file.
     """
     file = file_name(range_, run, uuid4())
-    records, size = write(storage, file, range_, read_range(kafka, range_))
-    return Written(range_, file if records else "", records, size)
+    return write(storage, file, range_, read_range(kafka, range_))

@@ -94,4 +94,4 @@ class SparkWriter:
             raise
         if said := next((row.ending for row in rows if row.ending), None):
             raise error_of(said)
-        return [Written(range_of(json.loads(row.range)), row.file, row.records, row.bytes) for row in rows]
+        return [Written(range_of(json.loads(row.range)), row.file, row.records, row.bytes, row.sha256) for row in rows]

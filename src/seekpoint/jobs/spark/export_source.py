@@ -22,6 +22,7 @@ MESSAGE = StructType(
         StructField("file", StringType(), nullable=False),
         StructField("records", LongType(), nullable=False),
         StructField("bytes", LongType(), nullable=False),
+        StructField("sha256", StringType()),
         StructField("ending", StringType()),  # of the export: an error would be tried again by Spark, as it was
     ]
 )
@@ -68,6 +69,6 @@ class ExportReader(DataSourceReader):
         try:
             written = write_range(resolved(plan["kafka"]), Storage(plan["root"]), UUID(plan["run"]), partition.range)
         except ENDS as error:
-            yield carried, "", 0, 0, error_as_text(error)
+            yield carried, "", 0, 0, None, error_as_text(error)
         else:
-            yield carried, written.file, written.records, written.bytes, None
+            yield carried, written.file, written.records, written.bytes, written.sha256, None

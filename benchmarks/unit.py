@@ -70,11 +70,8 @@ class Hands:
     def topic_id_mismatches(self, *_: object) -> Mapping[Partition, PartitionStopped]:
         return {}
 
-    def stop_or_reclaim(self, strange: Mapping[Partition, PartitionStopped | None]) -> None:
-        raise AssertionError(strange)
-
-    def stop(self, partition: Partition, stop: PartitionStopped) -> None:
-        raise AssertionError(partition) from stop
+    def stop_or_reclaim(self, stops: Mapping[Partition, PartitionStopped | None]) -> None:
+        raise AssertionError(stops)
 
     def schedule_retry(self, stop: RetryLater, records: Sequence[RawRecord], position: int) -> None:
         raise AssertionError(len(records), position) from stop

@@ -537,11 +537,12 @@ BREAKAGES = (
         (
             Edit(
                 "worker/assignment/claiming.py",
-                "        for partition, before in self._partitions.activate(claims).items():\n",
+                "        self._partitions.activate(claims)\n",
                 "        cached = {p: CACHE.setdefault(p, c.next_offset) for p, c in claims.items()}\n"
                 "        claims = {p: replace(c, next_offset=cached[p]) for p, c in claims.items()}\n"
-                "        for partition, before in self._partitions.activate(claims).items():\n",
+                "        self._partitions.activate(claims)\n",
             ),
+            Edit("worker/assignment/claiming.py", "import dataclass\n", "import dataclass, replace\n"),
             Edit(
                 "worker/assignment/claiming.py",
                 "class Claiming:\n",

@@ -425,7 +425,7 @@ def test_new_keys_go_by_copy_and_the_first_conflict_falls_back(ground: Ground) -
     assert sink.strategies.current is WriteStrategy.COPY
 
 
-def test_the_road_is_told_when_it_changes(ground: Ground, group: str) -> None:
+def test_an_event_reports_another_write_strategy(ground: Ground, group: str) -> None:
     sink = upsert(ground, "id int PRIMARY KEY, note text")
     seen: list[events.WriteStrategyChanged] = []
 

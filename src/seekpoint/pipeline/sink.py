@@ -9,7 +9,6 @@ from typing import Any, Protocol, runtime_checkable
 from sqlalchemy import Connection
 from typing_extensions import TypeVar
 
-from seekpoint.events import Event
 from seekpoint.pipeline.batch import Batch
 from seekpoint.records import Record
 
@@ -65,14 +64,6 @@ class CheckedSink(Sink[V_contra, K_contra], Protocol[V_contra, K_contra]):
 
         ``kinds`` are the types that the codecs of the sink's topics decode into, as far as they say so.
         """
-
-
-@runtime_checkable
-class TellingSink(Sink[V_contra, K_contra], Protocol[V_contra, K_contra]):
-    """A sink that has something to say now and then."""
-
-    def news(self) -> Iterable[Event]:
-        """What is new since it was asked last. It is asked after COMMIT."""
 
 
 class RowRefused(Exception):  # noqa: N818 -- passes a database error on, with the place where it belongs

@@ -243,11 +243,8 @@ class _Hands:
     ) -> Mapping[Partition, PartitionStopped | None]:
         return {}
 
-    def stop_or_reclaim(self, strange: Mapping[Partition, PartitionStopped | None]) -> None:
-        """Never called: no topic is strange here."""
-
-    def stop(self, partition: Partition, stop: PartitionStopped) -> None:
-        self.stopped[partition] = stop
+    def stop_or_reclaim(self, stops: Mapping[Partition, PartitionStopped | None]) -> None:
+        self.stopped.update((partition, stop) for partition, stop in stops.items() if stop is not None)
 
     def schedule_retry(self, stop: RetryLater, _records: Sequence[RawRecord], _position: int) -> None:
         self.waiting.append(stop)

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Self
 
-from seekpoint.errors import PartitionStopped
+from seekpoint.errors import HandlerMisuse, PartitionStopped
 from seekpoint.kafka.identity import Answer
 from seekpoint.ledger import Move
 from seekpoint.pipeline.policy import Limits
+from seekpoint.postgres.sqlstates import connection_lost
 from seekpoint.records import (
     BLOCKED_BY_KEY,
     AnyRecord,
@@ -22,6 +23,7 @@ from seekpoint.records import (
     RawRecord,
     Span,
     State,
+    add_note,
 )
 from seekpoint.worker.assignment.backlog import SuspectRange
 from seekpoint.worker.assignment.chunk import Chunk, Read, chain
@@ -297,6 +299,13 @@ class OpenBatch:
     def spans(self) -> tuple[Span, ...]:
         """The ranges of offsets that the batch covers, as far as it was read."""
         return spans_of(moves(self.buffer, self.outcome))
+
+    def note(self, error: BaseException) -> None:
+        """Add to the error which batch it ended, and whether anything of it may have been written."""
+        note = f"while applying {', '.join(map(str, self.spans)) or 'an empty batch'}"
+        if not isinstance(error, HandlerMisuse) and not connection_lost(error):  # else it may have been, all or in part
+            note += "; nothing of this batch was written, and it is read again from there"
+        add_note(error, note)
 
 
 def spans_of(found: Sequence[Move]) -> tuple[Span, ...]:

@@ -12,21 +12,21 @@ from time import monotonic
 from typing import Protocol
 
 from seekpoint import events
-from seekpoint.errors import HandlerMisuse, PartitionStopped, PoisonStop, RetryLater
+from seekpoint.errors import PartitionStopped, PoisonStop, RetryLater
 from seekpoint.events import Announcer
 from seekpoint.kafka.identity import Answer
 from seekpoint.ledger import Attempt, Claim, Expected, Ledger, SuspectNote
 from seekpoint.ledger.claim import TRANSIENT
 from seekpoint.ledger.dead_letters import DeadLetters
 from seekpoint.pipeline.pipeline import Pipeline
-from seekpoint.pipeline.sink import TellingSink
 from seekpoint.postgres.connection import HandlerConnection
 from seekpoint.postgres.connection_socket import Wire
 from seekpoint.postgres.session import Session
-from seekpoint.postgres.sqlstates import TRANSACTION_TIMEOUT, connection_lost, sqlstate
+from seekpoint.postgres.sqlstates import TRANSACTION_TIMEOUT, sqlstate
 from seekpoint.postgres.transaction_errors import CommitUnanswered, raised_by
 from seekpoint.postgres.user_code_time import Stopwatch
-from seekpoint.records import Cause, Partition, RawRecord, Span, add_note, notes, users_line
+from seekpoint.records import Cause, Partition, RawRecord, add_note, notes, users_line
+from seekpoint.sinks.upsert.upsert import Upsert
 from seekpoint.worker.apply import Mode, apply
 from seekpoint.worker.bisect import Strides
 from seekpoint.worker.dead_letter_limits import DeadLetterLimitCheck
@@ -67,11 +67,8 @@ class Holder(Protocol):
     ) -> Mapping[Partition, PartitionStopped | None]:
         """Those whose topic is not the one that was claimed; None where its id is unknown at this moment."""
 
-    def stop_or_reclaim(self, strange: Mapping[Partition, PartitionStopped | None]) -> None:
+    def stop_or_reclaim(self, stops: Mapping[Partition, PartitionStopped | None]) -> None:
         """Stop reading these; those without a stop, until their topic's id is answered again."""
-
-    def stop(self, partition: Partition, stop: PartitionStopped) -> None:
-        """Stop reading one partition."""
 
     def schedule_retry(self, stop: RetryLater, records: Sequence[RawRecord], position: int) -> None:
         """Keep what was read of one partition until its first record, which failed, is due again."""
@@ -101,7 +98,7 @@ class Committer:
         self._dead_letters = DeadLetters(ledger)
         self._strides = Strides()
         self._limits = DeadLetterLimitCheck(pipeline.dead_letter_limits)
-        self._telling = [sink for sink in pipeline.sinks if isinstance(sink, TellingSink)]
+        self._upserts = [sink for sink in pipeline.sinks if isinstance(sink, Upsert)]
 
     def close(self) -> None:
         """Give the connection back."""
@@ -125,10 +122,10 @@ class Committer:
             except Exception as error:  # noqa: BLE001 -- raised where it is not recovered from
                 if (mode := self._recover(error, batch, mode)) is None:
                     raised = raised_by(error)
-                    _note(raised, batch.spans)
+                    batch.note(raised)
                     raise raised from raised.__cause__
             except SystemExit as error:  # Python ends the process without a word about where it came from
-                _note(error, batch.spans)
+                batch.note(error)
                 at = users_line(error) or "code of a handler, row= or codec"
                 logger.error(
                     "%r was raised (at %s) and ends the worker, %s. To stop a worker, call Worker.stop(); for a record "
@@ -163,9 +160,9 @@ class Committer:
         self._limits.count(counts)
         self._announce(events.Committed(spans=result.spans, records=result.applied, seconds=monotonic() - began))
         self._announce_handlers(tx, result, mode)
-        for sink in self._telling:
-            for event in sink.news():
-                self._announce(event)
+        for sink in self._upserts:
+            if (changed := sink.strategy_changed()) is not None:
+                self._announce(changed)
         self._announce_dead_letters(result)
         self._end_at_stops(result)
 
@@ -294,9 +291,10 @@ class Committer:
             )
 
     def _end_at_stops(self, result: Result) -> None:
+        if stops := {p: stop for p, stop in result.stops.items() if not isinstance(stop, RetryLater)}:
+            self._holder.stop_or_reclaim(stops)
         for partition, stop in result.stops.items():
             if not isinstance(stop, RetryLater):
-                self._holder.stop(partition, stop)
                 continue
             self._announce(
                 events.RetryScheduled(
@@ -311,10 +309,3 @@ class Committer:
             )
             rest = list(result.batch.buffer.records_of(partition, stop.offset))
             self._holder.schedule_retry(stop, rest, result.position(partition))
-
-
-def _note(error: BaseException, spans: Sequence[Span]) -> None:
-    note = f"while applying {', '.join(map(str, spans)) or 'an empty batch'}"
-    if not isinstance(error, HandlerMisuse) and not connection_lost(error):  # else it may have been, all or in part
-        note += "; nothing of this batch was written, and it is read again from there"
-    add_note(error, note)

@@ -12,7 +12,7 @@ import msgspec
 from sqlalchemy import Connection
 
 from seekpoint.errors import ConfigError, Poison
-from seekpoint.events import Event, WriteStrategyChanged
+from seekpoint.events import WriteStrategyChanged
 from seekpoint.pipeline.sink import K_contra, Row, V_contra, Writer
 from seekpoint.records import AnyRecord, Record
 from seekpoint.sinks.base import TableSink, origins
@@ -82,7 +82,7 @@ class Upsert(TableSink[V_contra, K_contra]):
         self.compacted = compacted
         self._tombstone, self._tombstone_key = tombstone, tombstone_key
         self.strategies = WriteStrategies()
-        self._told: WriteStrategy | None = None
+        self._announced: WriteStrategy | None = None
         self._known: Known | None = None
         self._needed: tuple[tuple[str, int], ...] = ()
         super().__init__(
@@ -155,20 +155,13 @@ class Upsert(TableSink[V_contra, K_contra]):
         target = dataclasses.replace(self.target, columns=self.expected(kinds))
         return check_upsert(tx, target, deletes=self._tombstone is not None)
 
-    def news(self) -> Iterable[Event]:
-        """The road of large transactions, where it is another one than when it was told last."""
-        road = self.strategies.current
-        if road is self._told or road is None or self.strategies.last is None:
-            return ()
-        self._told = road
-        return (
-            WriteStrategyChanged(
-                sink=repr(self),
-                strategy=road.value,
-                rows=self.strategies.last.rows,
-                conflicts=self.strategies.conflicts,
-            ),
-        )
+    def strategy_changed(self) -> WriteStrategyChanged | None:
+        """After COMMIT: whether large transactions are written in another way than when this was asked last."""
+        current, last, conflicts = self.strategies.current, self.strategies.last, self.strategies.conflicts
+        if current is self._announced or current is None or last is None:
+            return None
+        self._announced = current
+        return WriteStrategyChanged(sink=repr(self), strategy=current.value, rows=last.rows, conflicts=conflicts)
 
     def _know(self, columns: tuple[str, ...]) -> None:
         super()._know(columns)

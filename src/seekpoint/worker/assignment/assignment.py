@@ -134,11 +134,11 @@ class Assignment:
 
     def stop(self, partition: Partition, stop: PartitionStopped) -> None:
         """Stop reading one partition until its offset is reset or it is assigned again; the others are read on."""
-        self._worker.stop(partition, stop)
+        self._worker.stop_or_reclaim({partition: stop})
 
-    def stop_or_reclaim(self, mismatches: Mapping[Partition, PartitionStopped | None]) -> None:
+    def stop_or_reclaim(self, stops: Mapping[Partition, PartitionStopped | None]) -> None:
         """Stop these partitions; those without a stop are claimed again when the brokers know their topics again."""
-        self._worker.stop_or_reclaim(mismatches)
+        self._worker.stop_or_reclaim(stops)
 
     def suspend(self) -> None:
         """The database or the brokers are away: read nothing, stay in the group, claim everything again later."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from seekpoint import events
-from seekpoint.errors import GroupPaused, PartitionStopped
+from seekpoint.errors import GroupPaused
 from seekpoint.events import Announcer
 from seekpoint.kafka.identity import NO_ID, Identity
 from seekpoint.kafka.offset_loss import unknown
@@ -92,18 +92,12 @@ class Claiming:
         self._paused = None
         if claimed.stalled:
             self._announce(events.Stalled(partitions=claimed.stalled, terminated=claimed.terminated))
-            later = now + self._ledger.limits.idle_check
-            for partition in claimed.stalled:
-                self._partitions.claim_later(
-                    partition, replace(self._partitions.claiming[partition], stalled=True, not_before=later)
-                )
+            self._partitions.postpone(claimed.stalled, now + self._ledger.limits.idle_check, is_stalled=True)
         self._await_topics([p for p in claimed.refused if ids[p.topic] == NO_ID], now)
-        self._stop_all({p: stop for p, stop in claimed.refused.items() if ids[p.topic] != NO_ID})
+        for partition, stop in claimed.refused.items():
+            if ids[partition.topic] != NO_ID:
+                self._partitions.stop(partition, stop)
         self.activate({p: claimed.granted[p] for p in wanted if p in claimed.granted})
-
-    def _stop_all(self, stops: Mapping[Partition, PartitionStopped]) -> None:
-        for partition, stop in stops.items():
-            self._partitions.stop(partition, stop)
 
     # -- topics that the brokers do not know ----------------------------------------------------------
 
@@ -126,28 +120,27 @@ class Claiming:
         }
         stopped = [p for p in partitions if p.topic in lasting]
         rows = self._ledger.positions_of(stopped, locked=False) if stopped else {}
-        for partition in partitions:
-            if partition not in stopped:
-                later = now + self._ledger.limits.idle_check
-                self._partitions.claim_later(partition, replace(self._partitions.claiming[partition], not_before=later))
-                continue
+        for partition in stopped:
             row = rows.get(partition)
             stop = unknown(partition, 0 if row is None else row.next_offset)
             stop.token = None if row is None else row.token
             self._partitions.stop(partition, stop)
+        waiting = [p for p in partitions if p.topic not in lasting]
+        self._partitions.postpone(waiting, now + self._ledger.limits.idle_check)
         for topic in {p.topic for p in stopped}:
             del self._unknown[topic]
 
     def activate(self, claims: Mapping[Partition, Claim]) -> None:
         """Put the client where the ledger stands (I6)."""
-        for partition in claims:
+        for partition, claim in claims.items():
             self._unknown.pop(partition.topic, None)
-        suspects = self._scheduler.suspects(claims.values())
-        for partition, before in self._partitions.activate(claims).items():
-            known, claim = before.known, claims[partition]
-            # A move by hand in between would have raised the epoch by one more than our own claim did.
+            before = self._partitions.claiming.get(partition)
+            known = None if before is None else before.known
+            # An offset that was reset in between would have raised the epoch by one more than our own claim did.
             if known is not None and claim.next_offset < known.next_offset and claim.epoch <= known.epoch + 1:
                 self.rolled_back(partition, known.next_offset, claim.next_offset)
+        suspects = self._scheduler.suspects(claims.values())
+        self._partitions.activate(claims)
         self._scheduler.begin(claims.values(), suspects)
 
     def resynced(self, partition: Partition, expected: int, found: int, cause: str) -> None:

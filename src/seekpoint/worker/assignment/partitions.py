@@ -185,20 +185,19 @@ class AssignedPartitions:
         others = [at.claim for at in self.stopped.values()] + [at.known for at in self.claiming.values()]
         return [at.claim for at in self.active.values()] + [c for c in others if c is not None] + self._unreleased
 
-    def activate(self, claims: Mapping[Partition, Claim]) -> dict[Partition, ClaimingPartition]:
-        """Read these from where their claims stand; returns what was known of them while they waited."""
+    def activate(self, claims: Mapping[Partition, Claim]) -> None:
+        """Read these from their claims' offsets."""
         if not claims:
-            return {}
+            return
         self._client.assign({p: (c.next_offset, c.leader_epoch) for p, c in claims.items()}, self._positions())
         now = monotonic()
-        before = {p: self.claiming.pop(p, ClaimingPartition()) for p in claims}
         for partition, claim in claims.items():
+            self.claiming.pop(partition, None)
             self.stopped.pop(partition, None)
             self.backlogged.pop(partition, None)
             self.out_of_range.discard(partition)
             self.active[partition] = ActivePartition(claim, claim.next_offset, quiet_since=now)
             self._announce(events.Activated(partition=partition, offset=claim.next_offset, epoch=claim.epoch))
-        return before
 
     def continue_reading(self) -> None:
         """Behind a rebalance: what stays ours is read on from its cursor."""
@@ -221,6 +220,12 @@ class AssignedPartitions:
         """Claim it later, unless Kafka took it away: then claiming it again would only disturb its new owner."""
         if partition not in self.revoked:
             self.claiming[partition] = waiting
+
+    def postpone(self, partitions: Iterable[Partition], until: float, *, is_stalled: bool = False) -> None:
+        """Claim these not before ``until``; ``is_stalled``: another transaction holds their rows."""
+        for partition in partitions:
+            before = self.claiming[partition]
+            self.claim_later(partition, ClaimingPartition(until, before.stalled or is_stalled, before.known))
 
     def stop(self, partition: Partition, stop: PartitionStopped) -> None:
         """Stop reading one partition until its row is moved or it is assigned anew; the others go on.

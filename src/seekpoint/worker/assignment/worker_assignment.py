@@ -216,16 +216,12 @@ class WorkerAssignment:
         """After a refusal: ask the ledger what is true; returns the partitions whose batch must be dropped."""
         return self._reconciler.reconcile(starts)
 
-    def stop(self, partition: Partition, stop: PartitionStopped) -> None:
-        """Stop reading one partition until its offset is reset or it is assigned again; the others are read on."""
-        self._partitions.stop(partition, stop)
-
     def topic_id_mismatches(
         self, answer: Answer, partitions: Iterable[Partition]
     ) -> Mapping[Partition, PartitionStopped | None]:
         """Those whose topic is not the one that was claimed; None where its id is unknown at this moment."""
         return self._topic_ids.mismatches(answer, partitions)
 
-    def stop_or_reclaim(self, mismatches: Mapping[Partition, PartitionStopped | None]) -> None:
+    def stop_or_reclaim(self, stops: Mapping[Partition, PartitionStopped | None]) -> None:
         """Stop these partitions; those without a stop are claimed again when the brokers know their topics again."""
-        self._topic_ids.stop_or_reclaim(mismatches)
+        self._topic_ids.stop_or_reclaim(stops)

@@ -746,7 +746,7 @@ BREAKAGES = (
     ),
     Breakage(
         "another writer's rows that came since the comparison are deleted in any number",
-        (Edit("jobs/reload/merge.py", "        _require_allowed(tx, staging, target, prepared, terms)\n", ""),),
+        (Edit("jobs/reload/merge.py", "        _require_allowed(tables, by_key, plan)\n", ""),),
         (f"{BOUNDS}::test_rows_of_another_writer_since_the_comparison_are_counted_under_the_lock",),
     ),
     Breakage(
@@ -779,8 +779,8 @@ BREAKAGES = (
         (
             Edit(
                 "jobs/reload/merge.py",
-                "FILTER (WHERE {kind} IN ({compared_kinds}, 'extra')) ",
-                "FILTER (WHERE {kind} IN ({compared_kinds})) ",
+                "FILTER (WHERE {kind} IN ('different', {different_key}, 'extra')) ",
+                "FILTER (WHERE {kind} IN ('different', {different_key})) ",
             ),
         ),
         (f"{MERGE}::test_a_row_that_was_extra_does_not_hide_one_that_is_gone",),

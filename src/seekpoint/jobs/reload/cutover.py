@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from time import monotonic
 
 import psycopg
@@ -11,16 +11,15 @@ from psycopg import sql as ident
 from sqlalchemy.exc import DBAPIError
 
 from seekpoint.errors import CutOverRefused, KafkaUnavailable, RangeStuck, ReloadOver, ReloadRefused
-from seekpoint.jobs.reload.cutover_limits import Bounds, Budget, OverBudget
+from seekpoint.jobs.reload.cutover_limits import Budget, OverBudget, Plan
 from seekpoint.jobs.reload.forecast import allow_wait, others
-from seekpoint.jobs.reload.merge import Terms, merge
+from seekpoint.jobs.reload.merge import merge
 from seekpoint.jobs.reload.publish import attach, make_current, swap
 from seekpoint.jobs.reload.rounds import CatchUp
 from seekpoint.jobs.run import statements as sql
 from seekpoint.jobs.run.run import Driver, Run, Step, Tx, run_of, told, transaction
 from seekpoint.jobs.tables.compose import name, run
 from seekpoint.jobs.tables.staging_schema import Staging
-from seekpoint.jobs.tables.targets import Path
 from seekpoint.ledger.sql.admin import LOCK_GROUP, RECORD_ACTION, REDRAW
 from seekpoint.ledger.tables import dead_letter
 from seekpoint.postgres.backoff import TRIES, longer_pause, pause, retried
@@ -42,15 +41,6 @@ class CutOver:
     records: int
     keys: int
     tries: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What a cut-over goes by. ``live``: the rows of each table, as counted; ``predicted``: the wait, in seconds."""
-
-    bounds: Bounds = field(default_factory=Bounds)
-    live: Mapping[Path, int] = field(default_factory=dict)
-    predicted: float | None = None
 
 
 def cut_over(
@@ -138,7 +128,7 @@ def _attempt(driver: Driver, rounds: CatchUp, began: list[float], budget: Budget
         records = rounds.apply(tx, offsets, idle=min(IDLE, budget.left))
         keys = 0
         if tx.run.strategy == "merge":
-            keys = merge(tx, staging, rounds.targets, Terms(bounds=plan.bounds, budget=budget, live=plan.live))
+            keys = merge(tx, rounds.targets, plan, budget)
         for target in rounds.targets if tx.run.strategy != "merge" else ():
             budget.bound(tx.connection)
             if tx.run.strategy == "swap":

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from time import monotonic
 
-from psycopg import sql as ident
 from sqlalchemy import Connection
 
 from seekpoint.errors import ConfigError
-from seekpoint.jobs.tables.compose import rows
+from seekpoint.jobs.tables.compose import run
+from seekpoint.jobs.tables.targets import Path
 
 MAX_WAIT = 2.0  # seconds
 MAX_DELETES = 0.1  # of the live table's rows
@@ -30,6 +31,15 @@ class Bounds:
             raise ConfigError(f"max_wait is how many seconds workers may wait, more than 0, and not {self.max_wait!r}")
         if not 0 <= self.max_deletes <= 1:
             raise ConfigError(f"max_deletes is a share of the live rows, from 0 to 1, and not {self.max_deletes!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a cut-over goes by. ``live``: the rows of each table, as counted; ``predicted``: the wait, in seconds."""
+
+    bounds: Bounds = field(default_factory=Bounds)
+    live: Mapping[Path, int] = field(default_factory=dict)
+    predicted: float | None = None
 
 
 class OverBudget(Exception):  # noqa: N818 -- inside the package; people get CutOverRefused
@@ -62,10 +72,8 @@ class Budget:
     def bound(self, connection: Connection, *, lock_wait: float | None = None) -> None:
         """The next statements take no longer than what is left, and wait for each lock at most ``lock_wait``."""
         left = self.left
-        rows(
-            connection,
-            "SELECT set_config('statement_timeout', {left}, true), set_config('lock_timeout', {lock}, true)",
-            left=ident.Literal(f"{max(1, round(left * 1000))}ms"),
-            # Without a limit of its own a wait ends with its statement: which of two equal ones is reported is chance.
-            lock=ident.Literal("0" if lock_wait is None or lock_wait >= left else f"{round(lock_wait * 1000)}ms"),
-        )
+        # Without a limit of its own a wait ends with its statement: which of two equal ones is reported is chance.
+        lock = 0 if lock_wait is None or lock_wait >= left else lock_wait
+        times = {"left": f"{max(1, round(left * 1000))}ms", "lock": f"{round(lock * 1000)}ms"}
+        both = "SELECT set_config('statement_timeout', {left}, true), set_config('lock_timeout', {lock}, true)"
+        run(connection, both, **times)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from graphlib import CycleError, TopologicalSorter
 
 import psycopg
@@ -12,85 +11,68 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from seekpoint.errors import CutOverRefused, ReloadRefused
-from seekpoint.jobs.reload.compare import DIFFERENT_KEY, compared, differing, distinct, same_key
-from seekpoint.jobs.reload.cutover_limits import ROW_WAIT, Bounds, Budget
+from seekpoint.jobs.reload.compare import DIFFERENT_KEY, differing, distinct
+from seekpoint.jobs.reload.cutover_limits import ROW_WAIT, Bounds, Budget, Plan
 from seekpoint.jobs.reload.merge_check import Kept
-from seekpoint.jobs.run.run import Driver, Step, Tx
-from seekpoint.jobs.tables.compose import name, names, rows, run
+from seekpoint.jobs.run.run import Driver, Step
+from seekpoint.jobs.tables.compose import Part, composed, names, regclass, run
 from seekpoint.jobs.tables.constraints import foreign_keys
 from seekpoint.jobs.tables.side_effects import of_inheritance, referencing
-from seekpoint.jobs.tables.staging_schema import KIND, Staging, remembered_columns, unlogged
-from seekpoint.jobs.tables.targets import Path, Target
+from seekpoint.jobs.tables.staging_schema import Staging, TargetTables, same_key
+from seekpoint.jobs.tables.targets import Target
 from seekpoint.postgres.sqlstates import is_transient
-from seekpoint.sinks.catalog import quoted
 
 FEW = 5  # a difference of less than a fifth of the table is looked up key by key
 WARM = 16  # pages of a difference, about a thousand keys: what is looked up and locked at once
 
 
 def warm(driver: Driver, found: Sequence[Target], told: Callable[[int, int], object]) -> None:
-    """Have the pages in memory, and logged, that the cut-over is going to change, while nobody waits for it.
+    """Have the pages in memory, and logged, that the cut-over is going to change, before workers wait for it.
 
-    A row lock writes to its page as an update does: the first one behind a checkpoint logs the page as a whole
-    (``full_page_writes``), and whoever comes next does not. Of the four modes this is the weakest, on about a
-    thousand rows at a time: for those milliseconds only who deletes such a row, sets a column of a unique index or
-    takes it ``FOR UPDATE`` waits. What others hold so is left out. ``told`` hears how many keys are done, of how many.
+    A row lock writes to its page as an update does: the first one after a checkpoint logs the page as a whole
+    (``full_page_writes``), later ones do not. Of the four modes this is the weakest, on about a thousand rows at a
+    time: for those milliseconds only a transaction waits that deletes such a row, sets a column of a unique index or
+    takes it ``FOR UPDATE``. What others hold so is left out. ``told`` is called with the keys done, and how many there
+    are.
 
     What cannot be had now (the lock of a table, the database) is left: the cut-over does without, and tries again.
     """
     try:
-        _warm(driver, found, told)
+        for target in found:
+            _warm(driver, target, told)
     except (DBAPIError, psycopg.Error) as error:
         if not is_transient(error):
             raise
 
 
-def _warm(driver: Driver, found: Sequence[Target], told: Callable[[int, int], object]) -> None:
-    for target in found:
-        for part in _parts(driver, target, told):
-            with driver.step("compared") as tx:
-                _plan_by_key(tx.connection, True)
-                for locked in ("", "FOR KEY SHARE OF live SKIP LOCKED"):  # read first: no row waits for a disk, locked
-                    rows(
-                        tx.connection,
-                        "WITH warm AS MATERIALIZED (SELECT live.tableoid FROM {diff} AS diff JOIN {live} AS live "
-                        "ON {same} WHERE {part} {locked}) SELECT count(*) FROM warm",
-                        diff=name(*Staging(tx.run.staging_schema).diff(target)),
-                        live=name(*target.path),
-                        same=same_key(target, "live", "diff"),
-                        part=part,
-                        locked=ident.SQL(locked),
-                    )
-
-
-def _parts(driver: Driver, target: Target, told: Callable[[int, int], object]) -> Iterator[ident.Composed]:
-    """The difference, some pages at a time; nothing where it is so large that many of its rows share a page."""
+def _warm(driver: Driver, target: Target, told: Callable[[int, int], object]) -> None:
+    """Some pages of the difference at a time; nothing where it is so large that many of its rows share a page."""
     with driver.step("compared") as tx:
         staging = Staging(tx.run.staging_schema)
-        keys, by_key = _counted(tx.connection, name(*staging.diff(target)), quoted(*staging.table(target)))
-        [(pages,)] = rows(
-            tx.connection,
-            "SELECT pg_relation_size({diff}::regclass) / current_setting('block_size')::int",
-            diff=ident.Literal(quoted(*staging.diff(target))),
+        tables = TargetTables(tx.connection, staging, target)
+        keys, by_key = _counted(tables)
+        pages = tables.value(
+            "SELECT pg_relation_size({its}) / current_setting('block_size')::int",
+            its=regclass((staging.schema, f"diff_{target.staged}")),
         )
     if not (by_key and pages):
         return
     for page in range(0, pages, WARM):
         told(keys * page // pages, keys)
-        yield ident.SQL("diff.ctid >= {}::tid AND diff.ctid < {}::tid").format(f"({page},0)", f"({page + WARM},0)")
+        with driver.step("compared") as tx:
+            _plan_by_key(tx.connection, True)
+            for locked in ("", "FOR KEY SHARE OF live SKIP LOCKED"):  # read first: no row waits for a disk, locked
+                TargetTables(tx.connection, staging, target).rows(
+                    "WITH warm AS MATERIALIZED (SELECT live.tableoid FROM {diff} AS diff JOIN {live} AS live ON {same} "
+                    "WHERE diff.ctid >= {first}::tid AND diff.ctid < {end}::tid {locked}) SELECT count(*) FROM warm",
+                    locked=ident.SQL(locked),
+                    first=f"({page},0)",
+                    end=f"({page + WARM},0)",
+                )
     told(keys, keys)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """What a merge may do, and in which time. ``live``: the rows of each table, as they were counted before."""
-
-    bounds: Bounds
-    budget: Budget
-    live: Mapping[Path, int]
-
-
-def merge(tx: Step, staging: Staging, found: Sequence[Target], terms: Terms) -> int:
+def merge(tx: Step, found: Sequence[Target], plan: Plan, budget: Budget) -> int:
     """Take the live tables to the rebuilt ones, at the keys where they may differ; returns how many those are.
 
     Where one of them refers to another by a foreign key, rows are added before what refers to them, and deleted after.
@@ -98,7 +80,7 @@ def merge(tx: Step, staging: Staging, found: Sequence[Target], terms: Terms) -> 
     """
 
     def bound() -> None:
-        terms.budget.bound(tx.connection, lock_wait=ROW_WAIT)
+        budget.bound(tx.connection, lock_wait=ROW_WAIT)
 
     bound()
     run(tx.connection, "SET CONSTRAINTS ALL DEFERRED")  # rows that exchange values break them only on the way
@@ -106,26 +88,27 @@ def merge(tx: Step, staging: Staging, found: Sequence[Target], terms: Terms) -> 
     work = []
     for target in ordered:
         bound()
-        prepared = _prepared(tx, staging, target, bound)
-        _require_allowed(tx, staging, target, prepared, terms)
-        work.append((target, *prepared))
+        tables = TargetTables(tx.connection, Staging(tx.run.staging_schema), target)
+        keys, by_key = _prepared(tx, tables, bound)
+        _require_allowed(tables, by_key, plan)
+        work.append((tables, keys, by_key))
     bound()
-    kept = [Kept(tx.connection, staging, target, columns) for target, _, columns, _, _ in work]
-    children = [one for one in reversed(work) if one[0] not in referenced]
-    parents = [one for one in reversed(work) if one[0] in referenced]
+    kept = [Kept(tables) for tables, _, _ in work]
+    children = [one for one in reversed(work) if one[0].target not in referenced]
+    parents = [one for one in reversed(work) if one[0].target in referenced]
     for some, statements in ((children, (_DELETE,)), (work, (_UPDATE, _UPDATE_KEY, _INSERT)), (parents, (_DELETE,))):
-        for target, parts, columns, _, by_key in some:
+        for tables, _, by_key in some:
             if by_key:  # else the planner reads both tables from end to end, under the lock
                 _plan_by_key(tx.connection, True)
             try:
-                _rewrite(tx.connection, target, columns, parts, statements, bound=bound)
+                _rewrite(tables, statements, bound=bound)
             except psycopg.errors.UniqueViolation as error:
-                raise CutOverRefused([_exchanged(target, error)]) from error
+                raise CutOverRefused([_exchanged(tables.target, error)]) from error
             _plan_by_key(tx.connection, False)
     for each in kept:
         bound()
         each.require()
-    return sum(keys for _, _, _, keys, _ in work)
+    return sum(keys for _, keys, _ in work)
 
 
 def _exchanged(target: Target, error: psycopg.Error) -> str:
@@ -163,74 +146,60 @@ def of_deletes(target: Target, deletes: int, live: int, bounds: Bounds) -> list[
     return [reason]
 
 
-def reaches(
-    connection: Connection, staging: Staging, target: Target, bounds: Bounds, *, deletes: int, touched: bool = False
-) -> list[str]:
+def reaches(tables: TargetTables, bounds: Bounds, *, deletes: int, touched: bool = False) -> list[str]:
     """Why changes of this table are not made, for what they do to other tables."""
-    reasons = [] if bounds.allow_inheritance else of_inheritance(connection, target)
+    target = tables.target
+    reasons = [] if bounds.allow_inheritance else of_inheritance(tables.connection, target)
     if bounds.allow_cascades:
         return reasons
     remedy = "allow it by --allow-cascades (Reload(…, allow_cascades=True))"
-    for key in referencing(connection, target):
+    for key in referencing(tables.connection, target):
         if key.on_delete and deletes:
             reasons.append(f"{target.name}: {deletes} rows would be deleted, and {key}: {remedy}")
-        if key.on_update and (changed := _changed(connection, staging, target, key.columns, touched=touched)):
+        if key.on_update and (changed := _changed(tables, key.columns, touched=touched)):
             reasons.append(f"{target.name}: {changed} rows would get other values, and {key}: {remedy}")
     return reasons
 
 
-def _changed(connection: Connection, staging: Staging, target: Target, columns: Sequence[str], *, touched: bool) -> int:
+def _changed(tables: TargetTables, columns: Sequence[str], *, touched: bool) -> int:
     """How many live rows would get other values in these columns."""
-    written = remembered_columns(connection, staging.table(target)) or target.all_columns
-    if not (wanted := [one for one in differing(target, columns) if one in written]):
+    if not (wanted := [one for one in differing(tables.target, columns) if one in tables.columns]):
         return 0
-    kinds = ("different", DIFFERENT_KEY, *(["touched"] if touched else []))
-    [(count,)] = rows(
-        connection,
-        "SELECT count(*) FROM {diff} AS diff JOIN {live} AS live ON {same} JOIN {built} AS built ON {as_built} "
-        "WHERE diff.{kind} IN ({kinds}) AND {distinct}",
-        diff=name(*staging.diff(target)),
-        live=name(*target.path),
-        built=name(*staging.table(target)),
-        same=same_key(target, "live", "diff"),
-        as_built=same_key(target, "built", "diff"),
-        kind=name(KIND),
-        kinds=ident.SQL(", ").join(map(ident.Literal, kinds)),
-        distinct=distinct(wanted, "live", "built"),
+    return int(
+        tables.value(
+            "SELECT count(*) FROM {diff} AS diff JOIN {live} AS live USING ({key}) JOIN {built} AS built USING ({key}) "
+            "WHERE diff.{kind} IN ('different', {different_key}, {touched_kind}) AND {distinct}",
+            different_key=DIFFERENT_KEY,
+            touched_kind="touched" if touched else None,
+            distinct=distinct(wanted, "live", "built"),
+        )
     )
-    return int(count)
 
 
-def _require_allowed(tx: Tx, staging: Staging, target: Target, prepared: Prepared, terms: Terms) -> None:
-    """The same once more under the lock, with what was written since."""
-    parts, _, _, by_key = prepared
-    _plan_by_key(tx.connection, by_key)
-    [(deletes,)] = rows(
-        tx.connection,
-        "SELECT (SELECT count(*) FROM {diff} WHERE {kind} = 'extra') + (SELECT count(*) FROM {diff} AS diff "
-        "JOIN {live} AS live ON {same} WHERE {kind} = 'touched' AND NOT EXISTS "
-        "(SELECT FROM {built} AS built WHERE {match}))",
-        **parts,
-        match=same_key(target, "built", "diff"),
+def _require_allowed(tables: TargetTables, by_key: bool, plan: Plan) -> None:
+    """The bounds are checked once more under the lock, with what was written since."""
+    target = tables.target
+    _plan_by_key(tables.connection, by_key)
+    written = composed(
+        "FROM {diff} AS diff JOIN {live} AS live ON {same} WHERE {kind} = 'touched' "
+        "AND NOT EXISTS (SELECT FROM {built} AS built WHERE {as_built})",
+        **tables.parts,
     )
-    if target.is_compacted and (unexplained := _unexplained(tx, parts)):
-        raise ReloadRefused([lost(target, unexplained)])
-    _plan_by_key(tx.connection, False)
-    reasons = of_deletes(target, deletes, terms.live.get(target.path, 0), terms.bounds)
-    if reasons := reasons + reaches(tx.connection, staging, target, terms.bounds, deletes=deletes, touched=True):
+    deletes = tables.value(
+        "SELECT (SELECT count(*) FROM {diff} WHERE {kind} = 'extra') + (SELECT count(*) {written})", written=written
+    )
+    if target.is_compacted:
+        unexplained = tables.value(  # by the records since: none of them has deleted the row
+            "SELECT count(*) {written} AND NOT EXISTS (SELECT FROM {touched} AS touched WHERE {as_touched})",
+            written=written,
+            as_touched=same_key(target, "touched", "diff"),
+        )
+        if unexplained:
+            raise ReloadRefused([lost(target, unexplained)])
+    _plan_by_key(tables.connection, False)
+    reasons = of_deletes(target, deletes, plan.live.get(target.path, 0), plan.bounds)
+    if reasons := reasons + reaches(tables, plan.bounds, deletes=deletes, touched=True):
         raise CutOverRefused(reasons)
-
-
-def _unexplained(tx: Tx, parts: dict[str, ident.Composable]) -> int:
-    """Live rows that are in no rebuilt table, and that no record since has deleted there."""
-    [(count,)] = rows(
-        tx.connection,
-        "SELECT count(*) FROM {diff} AS diff JOIN {live} AS live ON {same} WHERE {kind} = 'touched' "
-        "AND NOT EXISTS (SELECT FROM {built} AS built WHERE {as_built}) "
-        "AND NOT EXISTS (SELECT FROM {touched} AS touched WHERE {as_touched})",
-        **parts,
-    )
-    return int(count)
 
 
 # -- in which order ------------------------------------------------------------------------------------------------
@@ -252,101 +221,64 @@ def _parents_first(connection: Connection, found: Sequence[Target]) -> tuple[lis
         return list(found), referenced  # only constraints that wait for COMMIT can take that
 
 
-Prepared = tuple[dict[str, ident.Composable], tuple[str, ...], int, bool]
-
-
-def _prepared(tx: Step, staging: Staging, target: Target, bound: Callable[[], None]) -> Prepared:
-    """The names in a table's statements, its columns, how many keys are looked at, and whether one by one.
+def _prepared(tx: Step, tables: TargetTables, bound: Callable[[], None]) -> tuple[int, bool]:
+    """Add to the prepared keys what changed since; returns how many keys are looked at, and whether one by one.
 
     Those are the prepared ones, those that the rounds since have touched, and those of live rows that were written
     since by anybody: an older handler may have written keys that the newer one never touches. For these the whole
     table is read and counted (0.15 s per million rows).
     """
-    connection, columns = tx.connection, compared(tx, staging, target)
     assert tx.run.diff_xid is not None
-    parts = {
-        "live": name(*target.path),
-        "built": name(*staging.table(target)),
-        "diff": name(*staging.diff(target)),
-        "touched": name(*staging.touched(target)),
-        "unlogged": unlogged(staging.schema),
-        "late": name(staging.schema, f"late_{target.staged}"),
-        "key": names(target.key),
-        "columns": names(columns),
-        "same": same_key(target, "live", "diff"),
-        "as_live": same_key(target, "live", "built"),
-        "as_built": same_key(target, "built", "diff"),
-        "as_touched": same_key(target, "touched", "diff"),
-        "kind": name(KIND),
-        "compared_kinds": ident.SQL(", ").join(map(ident.Literal, ("different", DIFFERENT_KEY))),
-        "seen": name(*staging.seen(target)),
-        # Written since the comparison's snapshot, as a whole: not what was only written since its oldest transaction.
-        "is_late": ident.SQL(
-            "(age(live.xmin) <= age({}::xid8::xid) AND NOT EXISTS "
-            "(SELECT FROM {} AS seen WHERE seen.xid = live.xmin::text::bigint))"
-        ).format(ident.Literal(tx.run.diff_xid), name(*staging.seen(target))),
-    }
-    run(
-        connection, "CREATE {unlogged} TABLE IF NOT EXISTS {seen} (xid bigint)", **parts
-    )  # a run that an older version compared
-    _add_written(connection, parts)
+    # Written since the comparison's snapshot, as a whole: not what was only written since its oldest transaction.
+    is_late = (
+        "(age(live.xmin) <= age({oldest}::xid8::xid) AND NOT EXISTS "
+        "(SELECT FROM {seen} AS seen WHERE seen.xid = live.xmin::text::bigint))"
+    )
+    tables.parts["is_late"] = composed(is_late, **tables.parts, oldest=tx.run.diff_xid)
+    tables.run("CREATE {unlogged} TABLE {late} AS SELECT {key} FROM {live} AS live WHERE {is_late}")
+    tables.run(
+        "INSERT INTO {diff} ({key}, {kind}) SELECT {key}, 'touched' FROM {touched} UNION SELECT {key}, 'touched' "
+        "FROM {late} ON CONFLICT ({key}) DO UPDATE SET {kind} = excluded.{kind}"
+    )
     bound()
-    table = quoted(*staging.table(target))
-    _plan_by_key(connection, _counted(connection, parts["diff"], table)[1])
-    _add_deleted(connection, parts)
-    _plan_by_key(connection, False)
+    _plan_by_key(tx.connection, _counted(tables)[1])
+    _add_deleted(tables)
+    _plan_by_key(tx.connection, False)
     bound()
-    keys, by_key = _counted(connection, parts["diff"], table)
-    return parts, columns, keys, by_key
+    return _counted(tables)
 
 
-def _counted(connection: Connection, diff: ident.Composable, table: str) -> tuple[int, bool]:
+def _counted(tables: TargetTables) -> tuple[int, bool]:
     """How many keys there are, and whether so few that each is looked up by itself."""
-    [(keys, total)] = rows(
-        connection,
+    [(keys, total)] = tables.rows(
         "SELECT (SELECT count(*) FROM {diff}), "
-        "(SELECT greatest(c.reltuples, 0)::bigint FROM pg_class c WHERE c.oid = {table}::regclass)",
-        diff=diff,
-        table=ident.Literal(table),
+        "(SELECT greatest(c.reltuples, 0)::bigint FROM pg_class c WHERE c.oid = {its})",
+        its=regclass(tables.built),
     )
     return int(keys), keys * FEW < total
 
 
-def _add_written(connection: Connection, parts: dict[str, ident.Composable]) -> None:
-    """The keys that the rounds since the diff have touched, and those of live rows that were written since."""
-    run(connection, "CREATE {unlogged} TABLE {late} AS SELECT {key} FROM {live} AS live WHERE {is_late}", **parts)
-    run(
-        connection,
-        "INSERT INTO {diff} ({key}, {kind}) SELECT {key}, 'touched' FROM {touched} UNION SELECT {key}, 'touched' "
-        "FROM {late} ON CONFLICT ({key}) DO UPDATE SET {kind} = excluded.{kind}",
-        **parts,
-    )
+def _add_deleted(tables: TargetTables) -> None:
+    """The keys of live rows that were deleted since, by any session: no trace of them is left in the table.
 
-
-def _add_deleted(connection: Connection, parts: dict[str, ident.Composable]) -> None:
-    """The keys of live rows that were deleted since, by whoever: nothing is left there that would tell of them.
-
-    Only live rows that are as they were when the tables were compared are counted: one that came since, behind our look
+    Only live rows that are as they were when the tables were compared are counted: one that came since, after our look
     or under a NULL, would hide one that is gone. Each of them was compared: it is rebuilt, too, or known by its kind.
     So there can be no more of them than of rebuilt ones, and equal numbers are equal keys. Only touched keys are looked
     up.
     """
-    [(live, built)] = rows(
-        connection,
+    [(live, built)] = tables.rows(
         "SELECT (SELECT count(*) FROM {live} AS live WHERE NOT {is_late}) "
-        "- count(*) FILTER (WHERE {kind} IN ({compared_kinds}, 'extra')) "
+        "- count(*) FILTER (WHERE {kind} IN ('different', {different_key}, 'extra')) "
         "- (SELECT count(*) FROM {diff} JOIN {live} AS live USING ({key}) WHERE {kind} = 'touched' AND NOT {is_late}), "
-        "(SELECT count(*) FROM {built}) - count(*) FILTER (WHERE {kind} IN ({compared_kinds}, 'missing')) "
+        "(SELECT count(*) FROM {built}) - count(*) FILTER (WHERE {kind} IN ('different', {different_key}, 'missing')) "
         "- (SELECT count(*) FROM {diff} JOIN {built} USING ({key}) WHERE {kind} = 'touched') FROM {diff}",
-        **parts,
+        different_key=DIFFERENT_KEY,
     )
     if live != built:
-        run(
-            connection,
+        tables.run(
             "INSERT INTO {diff} ({key}, {kind}) SELECT {key}, 'touched' FROM {built} AS built "
             "WHERE NOT EXISTS (SELECT FROM {live} AS live WHERE {as_live}) "
-            "ON CONFLICT ({key}) DO UPDATE SET {kind} = excluded.{kind}",
-            **parts,
+            "ON CONFLICT ({key}) DO UPDATE SET {kind} = excluded.{kind}"
         )
 
 
@@ -362,43 +294,33 @@ _INSERT = (
 )
 
 
-def _rewrite(
-    connection: Connection,
-    target: Target,
-    columns: Sequence[str],
-    parts: dict[str, ident.Composable],
-    statements: Sequence[str],
-    *,
-    bound: Callable[[], None],
-) -> None:
+def _rewrite(tables: TargetTables, statements: Sequence[str], *, bound: Callable[[], None]) -> None:
     """Delete, change or add: what was prepared as it stands in the diff, what was touched as it is now."""
-    nothing = ident.SQL("")
-    optional = ("joined", "unless_built", "if_distinct", "if_other_key", "unless_live")
+    target, columns, others = tables.target, tables.columns, tables.others
     kinds = {"extra": "extra", "different": "different", "different_key": DIFFERENT_KEY, "missing": "missing"}
-    prepared = dict.fromkeys(optional, nothing) | {each: ident.Literal(kind) for each, kind in kinds.items()}
-    others = [column for column in columns if column not in target.key]
-    touched = dict.fromkeys(kinds, ident.Literal("touched")) | {
-        "joined": ident.SQL("JOIN {built} AS built USING ({key})").format(**parts),
-        "unless_built": ident.SQL("AND NOT EXISTS (SELECT FROM {built} AS built WHERE {match})").format(
-            **parts, match=same_key(target, "built", "diff")
-        ),
-        "if_distinct": ident.SQL("AND {}").format(distinct(others, "live", "built")),
-        "if_other_key": ident.SQL("AND {}").format(distinct(target.inexact_key, "live", "built")),
-        "unless_live": ident.SQL("AND NOT EXISTS (SELECT FROM {live} AS live WHERE {same})").format(**parts),
+    optional = {
+        "joined": "JOIN {built} AS built USING ({key})",
+        "unless_built": "AND NOT EXISTS (SELECT FROM {built} AS built WHERE {as_built})",
+        "if_distinct": "AND {other_values}",
+        "if_other_key": "AND {other_key}",
+        "unless_live": "AND NOT EXISTS (SELECT FROM {live} AS live WHERE {same})",
     }
+    known = tables.parts | {
+        "other_values": distinct(others, "live", "built"),
+        "other_key": distinct(target.inexact_key, "live", "built"),
+    }
+    prepared: dict[str, Part] = {**kinds, **dict.fromkeys(optional, ident.SQL(""))}
+    touched = dict.fromkeys(kinds, "touched") | {each: composed(given, **known) for each, given in optional.items()}
     # A key is set where its bytes differ, and in no other row: triggers and column rights go by what is named in SET.
     changing = {_UPDATE: others, _UPDATE_KEY: [*target.inexact_key, *others] if target.inexact_key else []}
     for statement in (one for one in statements if changing.get(one, columns)):
         for source, given in (("diff", prepared), ("built", touched)):
-            changes = (
-                ident.SQL("{0} = {1}.{0}").format(name(one), name(source)) for one in changing.get(statement, columns)
-            )
+            changes = (composed("{a} = {b}", a=(one,), b=(source, one)) for one in changing.get(statement, columns))
             bound()
-            run(
-                connection,
+            tables.run(
                 statement,
-                **parts,
                 **given,
+                columns=names(columns),
                 values=names(columns, source),
                 changes=ident.SQL(", ").join(changes),
             )
@@ -406,4 +328,4 @@ def _rewrite(
 
 def _plan_by_key(connection: Connection, given: bool) -> None:
     for setting in ("enable_hashjoin", "enable_mergejoin"):
-        run(connection, f"SET LOCAL {setting} = {{value}}", value=ident.SQL("off" if given else "on"))
+        run(connection, f"SET LOCAL {setting} = {'off' if given else 'on'}")

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from psycopg import sql as ident
 from sqlalchemy import Connection, text
 
 from seekpoint.errors import ReloadRefused
-from seekpoint.jobs.reload.compare import same_key
-from seekpoint.jobs.tables.compose import name, rows, run
-from seekpoint.jobs.tables.staging_schema import Staging, unlogged
-from seekpoint.jobs.tables.targets import Path, Target
+from seekpoint.jobs.tables.compose import Composable, composed, names
+from seekpoint.jobs.tables.staging_schema import TargetTables
+from seekpoint.jobs.tables.targets import Path
 from seekpoint.sinks.catalog import quoted
 
 # Of the table and its partitions: what may leave a row as it was.
@@ -46,51 +42,39 @@ def hides_rows(connection: Connection, table: Path) -> bool:
 
 
 class Kept:
-    """Looks whether one table's merge took effect, where something on the table may prevent it."""
+    """Checks whether one table's merge took effect, where something on the table may prevent it."""
 
-    def __init__(self, connection: Connection, staging: Staging, target: Target, columns: Sequence[str]) -> None:
-        self._connection, self._target = connection, target
-        self._hooks = list(connection.execute(_HOOKS, {"name": quoted(*target.path)}).scalars())
-        self._parts = {
-            "unlogged": unlogged(staging.schema),
-            "before": name(staging.schema, f"before_{target.staged}"),
-            "diff": name(*staging.diff(target)),
-            "live": name(*target.path),
-            "built": name(*staging.table(target)),
-            "key": ident.SQL(", ").join(name("diff", one) for one in target.key),
-            "live_image": _image("live", columns),
-            "built_image": _image("built", columns),
-        } | {f"as_{side}": same_key(target, side, "diff") for side in ("live", "built", "before")}
+    def __init__(self, tables: TargetTables) -> None:
+        self._tables = tables
+        self._hooks = list(tables.connection.execute(_HOOKS, {"name": quoted(*tables.target.path)}).scalars())
         if self._hooks:
-            run(
-                connection,
+            tables.run(
                 "CREATE {unlogged} TABLE {before} AS SELECT {key}, {live_image} AS image FROM {diff} AS diff "
-                "JOIN {live} AS live ON {as_live}",
-                **self._parts,
+                "JOIN {live} AS live USING ({key})",
+                live_image=self._image("live"),
             )
 
     def require(self) -> None:
         """After the merge: every key has the row that it should have. Raises ReloadRefused with the counts."""
         if not self._hooks:
             return
-        [(added, deleted, changed)] = rows(
-            self._connection,
+        [(added, deleted, changed)] = self._tables.rows(
             "SELECT count(*) FILTER (WHERE live.tableoid IS NULL AND built.tableoid IS NOT NULL), "
             "count(*) FILTER (WHERE live.tableoid IS NOT NULL AND built.tableoid IS NULL), "
             "count(*) FILTER (WHERE {live_image} = before.image AND {built_image} <> before.image "
             "AND live.tableoid IS NOT NULL AND built.tableoid IS NOT NULL) "
-            "FROM {diff} AS diff LEFT JOIN {live} AS live ON {as_live} LEFT JOIN {built} AS built ON {as_built} "
-            "LEFT JOIN {before} AS before ON {as_before}",
-            **self._parts,
+            "FROM {diff} AS diff LEFT JOIN {live} AS live USING ({key}) LEFT JOIN {built} AS built USING ({key}) "
+            "LEFT JOIN {before} AS before USING ({key})",
+            live_image=self._image("live"),
+            built_image=self._image("built"),
         )
         if added or deleted or changed:
             why = (
-                f"{self._target.name}: {added} rows were not added, {changed} not changed and {deleted} not deleted, "
-                f"though the merge wrote them: {', '.join(self._hooks)} kept them as they were. Nothing was changed; "
-                "let it pass what this role writes (or disable it for the cut-over), and start another run"
+                f"{self._tables.target.name}: {added} rows were not added, {changed} not changed and {deleted} not "
+                f"deleted, though the merge wrote them: {', '.join(self._hooks)} kept them as they were. Nothing was "
+                "changed; let it pass what this role writes (or disable it for the cut-over), and start another run"
             )
             raise ReloadRefused([why])
 
-
-def _image(side: str, columns: Sequence[str]) -> ident.Composed:
-    return ident.SQL("ROW({})::text").format(ident.SQL(", ").join(name(side, one) for one in columns))
+    def _image(self, side: str) -> Composable:
+        return composed("ROW({columns})::text", columns=names(self._tables.columns, side))

@@ -13,8 +13,8 @@ from sqlalchemy import URL, Engine
 from seekpoint.errors import ConfigError, RangeLost, ReloadRefused, TopicRecreated, WroteLiveTable
 from seekpoint.jobs.export import Archive
 from seekpoint.jobs.reload.compare import Report, prepare, recall
-from seekpoint.jobs.reload.cutover import CutOver, Plan, cut_over
-from seekpoint.jobs.reload.cutover_limits import MAX_DELETES, MAX_WAIT, Bounds
+from seekpoint.jobs.reload.cutover import CutOver, cut_over
+from seekpoint.jobs.reload.cutover_limits import MAX_DELETES, MAX_WAIT, Bounds, Plan
 from seekpoint.jobs.reload.forecast import forecast, require_allowed, require_no_extra
 from seekpoint.jobs.reload.handlers import MOST, rebuild
 from seekpoint.jobs.reload.merge import warm

@@ -261,9 +261,9 @@ class CatchUp:
 
         def seen(part: Sequence[DecodedRecord]) -> None:
             for number, target, sink in self._keys[group]:
-                keys = list(_keys(part, number, target, sink))
-                with open_copy(tx.connection, self._staging.touched(target), partial(tuple, target.key)) as copy:
-                    copy.write(keys)
+                touched = (self._staging.schema, f"touched_{target.staged}")
+                with open_copy(tx.connection, touched, partial(tuple, target.key)) as copy:
+                    copy.write(_keys(part, number, target, sink))
 
         return seen
 

@@ -7,13 +7,13 @@ import os
 import socket
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 from psycopg.sql import SQL, Identifier
-from sqlalchemy import Connection, Engine, Row, text
+from sqlalchemy import Connection, Engine, Row, Update, text
 from sqlalchemy.exc import DBAPIError
 
 from seekpoint.errors import ReloadOver, ReloadRefused
@@ -22,6 +22,7 @@ from seekpoint.ledger.group_connection import GroupConnection
 from seekpoint.ledger.move import set_paused
 from seekpoint.ledger.schema_connection import SchemaConnection
 from seekpoint.ledger.sql.worker import APPLICATION, CONFIGURE, READ_GROUP
+from seekpoint.ledger.tables import reload_position
 from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.connection import HandlerConnection
 from seekpoint.postgres.sqlstates import SERIALIZATION_FAILURE, sqlstate
@@ -97,10 +98,14 @@ def position_of(row: Row[Any], *, end: int) -> StagedPosition:
     return StagedPosition(row.consumer_group, at, row.topic_id, first, end, first, row.epoch, row.resets)
 
 
+def values_of(row: Row[Any]) -> dict[str, Any]:
+    """A row's values by the names of its columns, arrays as tuples."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in row._asdict().items()}
+
+
 def run_of(row: Row[Any]) -> Run:
     """A row of ``reload_run`` as a value."""
-    values: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in row._asdict().items()}
-    return Run(**values)
+    return Run(**values_of(row))
 
 
 def this_driver() -> str:
@@ -113,44 +118,27 @@ class Tx(SchemaConnection):
 
     connection: HandlerConnection
 
-    def __init__(self, connection: HandlerConnection, schema: str) -> None:
-        super().__init__(connection, schema)
-
     def positions_of(self, run: UUID) -> list[StagedPosition]:
         """The rebuild's positions, in the order of locks."""
-        return [
-            StagedPosition(
-                row.consumer_group,
-                Partition(row.topic, row.partition),
-                row.topic_id,
-                row.first_offset,
-                row.end_offset,
-                row.next_offset,
-                row.epoch,
-                row.resets,
-            )
-            for row in self.execute(sql.POSITIONS, its_run=run)
-        ]
+        rows = (tuple(row) for row in self.execute(sql.POSITIONS, its_run=run))
+        return [StagedPosition(row[1], Partition(*row[2:4]), *row[4:]) for row in rows]
 
     def add_positions(self, run: UUID, positions: Iterable[StagedPosition]) -> None:
-        """Put on record where the rebuild of these partitions begins, ends for now, and stands."""
+        """Put on record where the rebuild of these partitions begins, where it ends for now, and how far it is."""
+        columns = reload_position.columns.keys()
+        given = [(run, at.group, at.partition.topic, at.partition.number, *astuple(at)[2:]) for at in positions]
+        self.execute(sql.INSERT_POSITIONS, [dict(zip(columns, values, strict=True)) for values in given])
+
+    def move_positions(self, statement: Update, run: UUID, ends: Mapping[tuple[str, Partition], int]) -> None:
+        """Set an offset of these positions, next or last as the statement says."""
+        ordered = sorted(ends)
         self.execute(
-            sql.INSERT_POSITIONS,
-            [
-                {
-                    "run": run,
-                    "consumer_group": at.group,
-                    "topic": at.partition.topic,
-                    "partition": at.partition.number,
-                    "topic_id": at.topic_id,
-                    "first_offset": at.first_offset,
-                    "end_offset": at.end_offset,
-                    "next_offset": at.next_offset,
-                    "epoch": at.epoch,
-                    "resets": at.resets,
-                }
-                for at in positions
-            ],
+            statement,
+            its_run=run,
+            moving_consumer_group=[group for group, _ in ordered],
+            moving_topic=[at.topic for _, at in ordered],
+            moving_partition=[at.number for _, at in ordered],
+            moving_to_offset=[ends[each] for each in ordered],
         )
 
 
@@ -171,15 +159,7 @@ class Step(Tx):
 
     def advance(self, ends: Mapping[tuple[str, Partition], int]) -> None:
         """Move the rebuild's positions, in the transaction that adds its rows."""
-        ordered = sorted(ends)
-        self.execute(
-            sql.ADVANCE_STAGED,
-            its_run=self.run.id,
-            moving_consumer_group=[group for group, _ in ordered],
-            moving_topic=[at.topic for _, at in ordered],
-            moving_partition=[at.number for _, at in ordered],
-            moving_to_offset=[ends[each] for each in ordered],
-        )
+        self.move_positions(sql.ADVANCE_STAGED, self.run.id, ends)
 
 
 @contextmanager

@@ -97,14 +97,7 @@ def extend(driver: Driver, sources: Sequence[Source], kafka: Mapping[str, Any], 
                      if row.consumer_group == group}  # fmt: skip
             leave_out(tx, staging, group, spans)
         add_positions(tx, [row for row in offsets if key_of(row) not in positions])
-        tx.execute(
-            sql.EXTEND_STAGED,
-            its_run=tx.run.id,
-            moving_consumer_group=[row.consumer_group for row in offsets],
-            moving_topic=[row.topic for row in offsets],
-            moving_partition=[row.partition for row in offsets],
-            moving_to_offset=[row.next_offset for row in offsets],
-        )
+        tx.move_positions(sql.EXTEND_STAGED, tx.run.id, {key_of(row): row.next_offset for row in offsets})
     return moved
 
 

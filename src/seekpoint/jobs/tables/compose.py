@@ -1,4 +1,4 @@
-"""Statements with names and parts put into their braces, run on the driver's own connection."""
+"""SQL whose braces are filled with names, values and other SQL, run on the driver's own connection."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any
 from psycopg import sql as ident
 from sqlalchemy import Connection
 
+from seekpoint.sinks.catalog import quoted
 from seekpoint.sinks.copy import driver_of
 
 Composable = ident.Composable
+Part = Composable | tuple[str, ...] | str | int | float | None  # SQL; a tuple is a name; all else is a value
 
 
 def name(*parts: str) -> ident.Identifier:
@@ -23,11 +25,47 @@ def names(columns: Sequence[str], alias: str = "") -> ident.Composed:
     return ident.SQL(", ").join(name(alias, column) if alias else name(column) for column in columns)
 
 
-def run(connection: Connection, statement: str, **parts: Composable) -> int:
+def regclass(path: tuple[str, ...]) -> ident.Composed:
+    """The table, sequence or view of this name, as a value of its own type."""
+    return composed("{path}::regclass", path=quoted(*path))
+
+
+def composed(statement: str, **parts: Part) -> ident.Composed:
+    """SQL with these parts in its braces: a tuple is a name, what is neither that nor SQL is a value."""
+    return ident.SQL(statement).format(**{key: _sql(part) for key, part in parts.items()})
+
+
+def _sql(part: Part) -> Composable:
+    if isinstance(part, tuple):
+        return ident.Identifier(*part)
+    return part if isinstance(part, Composable) else ident.Literal(part)
+
+
+def run(connection: Connection, statement: str, **parts: Part) -> int:
     """Execute a statement with these parts in its braces; returns how many rows it touched."""
-    return driver_of(connection).execute(ident.SQL(statement).format(**parts)).rowcount
+    return driver_of(connection).execute(composed(statement, **parts)).rowcount
 
 
-def rows(connection: Connection, statement: str, **parts: Composable) -> list[tuple[Any, ...]]:
+def rows(connection: Connection, statement: str, **parts: Part) -> list[tuple[Any, ...]]:
     """The rows that a query answers."""
-    return driver_of(connection).execute(ident.SQL(statement).format(**parts)).fetchall()
+    return driver_of(connection).execute(composed(statement, **parts)).fetchall()
+
+
+class Statements:
+    """Statements on one connection that have some parts in common."""
+
+    def __init__(self, connection: Connection, **parts: Part) -> None:
+        self.connection, self.parts = connection, parts
+
+    def run(self, statement: str, **more: Part) -> int:
+        """Execute a statement; returns how many rows it touched."""
+        return run(self.connection, statement, **self.parts | more)
+
+    def rows(self, statement: str, **more: Part) -> list[tuple[Any, ...]]:
+        """The rows that a query answers."""
+        return rows(self.connection, statement, **self.parts | more)
+
+    def value(self, statement: str, **more: Part) -> Any:
+        """The first column of a query's only row."""
+        [(value, *_)] = self.rows(statement, **more)
+        return value

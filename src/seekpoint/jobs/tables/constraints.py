@@ -10,8 +10,9 @@ from psycopg import sql as ident
 from sqlalchemy import Connection, Row, text
 
 from seekpoint.errors import ReloadRefused
-from seekpoint.jobs.tables.compose import Composable, name, rows, run
-from seekpoint.jobs.tables.staging_schema import Staging
+from seekpoint.jobs.run.run import values_of
+from seekpoint.jobs.tables.compose import Composable, composed, rows
+from seekpoint.jobs.tables.staging_schema import Staging, TargetTables
 from seekpoint.jobs.tables.targets import Path, Target
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.sinks.base import TableSink
@@ -27,7 +28,8 @@ _FOREIGN_KEYS = text(
         SELECT t.name, CAST(to_regclass(t.name) AS oid) FROM unnest(CAST(:names AS text[])) AS t (name)
         UNION SELECT own.name, i.inhrelid FROM pg_inherits i JOIN own ON i.inhparent = own.oid
     )
-    SELECT f.conname AS name, format('%I.%I', cn.nspname, c.relname) AS child, n.nspname AS schema, p.relname AS table,
+    SELECT f.conname AS name, format('%I.%I', cn.nspname, c.relname) AS child,
+           CAST(ARRAY[n.nspname, p.relname] AS text[]) AS parent,
            ARRAY(SELECT CAST(a.attname AS text) FROM unnest(f.conkey) WITH ORDINALITY k (num, n)
                  JOIN pg_attribute a ON a.attrelid = f.conrelid AND a.attnum = k.num ORDER BY k.n) AS columns,
            ARRAY(SELECT CAST(a.attname AS text) FROM unnest(f.confkey) WITH ORDINALITY k (num, n)
@@ -91,14 +93,13 @@ class ForeignKey:
 
     def is_broken(self, alias: str) -> Composable:
         """Whether a row refers to one that is not there."""
-        named = ident.SQL(" AND ").join(ident.SQL("{} IS NOT NULL").format(name(alias, one)) for one in self.columns)
+        named = ident.SQL(" AND ").join(composed("{column} IS NOT NULL", column=(alias, one)) for one in self.columns)
         same = ident.SQL(" AND ").join(
-            ident.SQL("{} = {}").format(name("parent", theirs), name(alias, ours))
+            composed("{theirs} = {ours}", theirs=("parent", theirs), ours=(alias, ours))
             for theirs, ours in zip(self.parent_columns, self.columns, strict=True)
         )
-        return ident.SQL("({} AND NOT EXISTS (SELECT FROM {} AS parent WHERE {}))").format(
-            named, name(*self.parent), same
-        )
+        missing = "({named} AND NOT EXISTS (SELECT FROM {parent} AS parent WHERE {same}))"
+        return composed(missing, named=named, parent=self.parent, same=same)
 
 
 def foreign_keys(connection: Connection, found: Sequence[Target]) -> list[ForeignKey]:
@@ -106,17 +107,9 @@ def foreign_keys(connection: Connection, found: Sequence[Target]) -> list[Foreig
     known = {quoted(*target.path): target for target in found}
     return [
         ForeignKey(
-            name=row.name,
-            child=row.child,
-            columns=tuple(row.columns),
-            parent=(row.schema, row.table),
-            parent_columns=tuple(row.parent_columns),
-            on_delete=_ACTIONS.get(row.on_delete),
-            on_update=_ACTIONS.get(row.on_update),
-            of=known.get(row.of),
-            to=known.get(row.to),
-            is_whole=row.is_whole,
-            is_checked=row.is_checked,
+            **values_of(row)
+            | {"on_delete": _ACTIONS.get(row.on_delete), "on_update": _ACTIONS.get(row.on_update)}
+            | {"of": known.get(row.of), "to": known.get(row.to)}
         )
         for row in connection.execute(_FOREIGN_KEYS, {"names": list(known)})
     ]
@@ -167,12 +160,8 @@ def _may_repeat(connection: Connection, target: Target, pipeline: Pipeline) -> b
 
 def breaks(connection: Connection, table: Path, reference: ForeignKey) -> int:
     """How many rows of the table refer to one that is not there."""
-    [(count,)] = rows(
-        connection,
-        "SELECT count(*) FROM {table} AS child WHERE {broken}",
-        table=name(*table),
-        broken=reference.is_broken("child"),
-    )
+    broken = reference.is_broken("child")
+    [(count,)] = rows(connection, "SELECT count(*) FROM {table} AS child WHERE {broken}", table=table, broken=broken)
     return int(count)
 
 
@@ -183,27 +172,14 @@ def check_references(connection: Connection, staging: Staging, target: Target, i
     """
     if not its:
         return
-    function = name(staging.schema, f"references_{target.staged}")
     checks = ident.SQL(" ").join(
-        ident.SQL(
-            "IF {broken} THEN RAISE foreign_key_violation USING MESSAGE = {said}, CONSTRAINT = {named}; END IF;"
-        ).format(
+        composed(
+            "IF {broken} THEN RAISE foreign_key_violation USING MESSAGE = {said}, CONSTRAINT = {named}; END IF;",
             broken=one.is_broken("new"),
-            said=ident.Literal(one.violation),
-            named=ident.Literal(one.name),
+            said=one.violation,
+            named=one.name,
         )
         for one in its
     )
-    run(
-        connection,
-        "CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql AS {body}",
-        function=function,
-        body=ident.Literal(ident.SQL("BEGIN {} RETURN NULL; END").format(checks).as_string()),
-    )
-    run(
-        connection,
-        "CREATE OR REPLACE TRIGGER seekpoint_references AFTER INSERT OR UPDATE ON {table} FOR EACH ROW "
-        "EXECUTE FUNCTION {function}()",
-        table=name(*staging.table(target)),
-        function=function,
-    )
+    tables = TargetTables(connection, staging, target)
+    tables.add_trigger("references", "AFTER INSERT OR UPDATE ON {built} FOR EACH ROW", checks)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from psycopg import sql as ident
 from sqlalchemy import Connection, text
 
 from seekpoint.errors import ReloadRefused
-from seekpoint.jobs.tables.compose import name, run
+from seekpoint.jobs.tables.compose import composed, names, run
 from seekpoint.jobs.tables.create_like import LIKE, Sequences, make_like
-from seekpoint.jobs.tables.staging_schema import Staging
+from seekpoint.jobs.tables.staging_schema import Staging, TargetTables
 from seekpoint.jobs.tables.targets import Target
 from seekpoint.sinks.catalog import quoted
 
@@ -50,7 +49,7 @@ def make_copy(connection: Connection, staging: Staging, target: Target, numbers:
 
 
 def _rename(connection: Connection, staging: Staging, old: str, new: str) -> None:
-    run(connection, "ALTER INDEX {old} RENAME TO {new}", old=name(staging.schema, old), new=name(new))
+    run(connection, "ALTER INDEX {old} RENAME TO {new}", old=(staging.schema, old), new=(new,))
 
 
 def tag_indexes(connection: Connection, staging: Staging, target: Target, live: list[str]) -> None:
@@ -75,50 +74,16 @@ def owned_columns(connection: Connection, staging: Staging, target: Target) -> t
     return tuple(column for column in target.all_columns if column not in drawn)
 
 
-def watch(connection: Connection, staging: Staging, target: Target) -> None:
-    """From now on, keep which keys of the copy are written: nobody else knows what a handler's statements touch."""
-    old, new = (ident.SQL(", ").join(ident.SQL("{}.{}").format(ident.SQL(side), name(one)) for one in target.key)
-                for side in ("OLD", "NEW"))  # fmt: skip
-    function = name(staging.schema, f"touched_{target.staged}")
-    run(
-        connection,
-        "CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql AS {body}",
-        function=function,
-        body=ident.Literal(
-            ident.SQL(
-                "BEGIN IF TG_OP <> 'INSERT' THEN INSERT INTO {touched} VALUES ({old}); END IF; "
-                "IF TG_OP <> 'DELETE' THEN INSERT INTO {touched} VALUES ({new}); END IF; RETURN NULL; END"
-            )
-            .format(touched=name(*staging.touched(target)), old=old, new=new)
-            .as_string()
-        ),
+def watch(tables: TargetTables) -> None:
+    """From now on, keep which keys of the copy are written: only the database knows what a handler's SQL touches."""
+    old, new = (names(tables.target.key, side) for side in ("old", "new"))
+    body = composed(
+        "IF TG_OP = 'TRUNCATE' THEN INSERT INTO {touched} SELECT {key} FROM {built}; RETURN NULL; END IF; "
+        "IF TG_OP <> 'INSERT' THEN INSERT INTO {touched} VALUES ({old}); END IF; "
+        "IF TG_OP <> 'DELETE' THEN INSERT INTO {touched} VALUES ({new}); END IF;",
+        **tables.parts,
+        old=old,
+        new=new,
     )
-    run(
-        connection,
-        "CREATE OR REPLACE FUNCTION {all}() RETURNS trigger LANGUAGE plpgsql AS {body}",
-        all=name(staging.schema, f"emptied_{target.staged}"),
-        body=ident.Literal(
-            ident.SQL("BEGIN INSERT INTO {touched} SELECT {key} FROM {table}; RETURN NULL; END")
-            .format(
-                touched=name(*staging.touched(target)),
-                key=ident.SQL(", ").join(map(name, target.key)),
-                table=name(*staging.table(target)),
-            )
-            .as_string()
-        ),
-    )
-    table = name(*staging.table(target))
-    run(
-        connection,
-        "CREATE OR REPLACE TRIGGER seekpoint_touched AFTER INSERT OR UPDATE OR DELETE ON {table} FOR EACH ROW "
-        "EXECUTE FUNCTION {function}()",
-        table=table,
-        function=function,
-    )
-    run(
-        connection,
-        "CREATE OR REPLACE TRIGGER seekpoint_emptied BEFORE TRUNCATE ON {table} FOR EACH STATEMENT "
-        "EXECUTE FUNCTION {all}()",
-        table=table,
-        all=name(staging.schema, f"emptied_{target.staged}"),
-    )
+    tables.add_trigger("touched", "AFTER INSERT OR UPDATE OR DELETE ON {built} FOR EACH ROW", body)
+    tables.add_trigger("emptied", "BEFORE TRUNCATE ON {built} FOR EACH STATEMENT", body)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
 from zlib import crc32
 
 from psycopg import sql as ident
-from sqlalchemy import BigInteger, Column, Connection, Integer, MetaData, PrimaryKeyConstraint, Table, Text, text
+from sqlalchemy import BigInteger, Column, Connection, Integer, MetaData, Table, Text, text
 
-from seekpoint.jobs.tables.compose import name, run
+from seekpoint.jobs.tables.compose import Composable, Statements, composed, names, run
 from seekpoint.jobs.tables.targets import Path, Target
 from seekpoint.ledger.tables import dead_letter
 from seekpoint.sinks.catalog import quoted
@@ -48,29 +50,16 @@ class Staging:
     def __init__(self, schema: str) -> None:
         self.schema = schema
         metadata = MetaData(schema=schema)
-        prefixes = ["UNLOGGED"] if schema.startswith(UNLOGGED) else []
-        key = ("consumer_group", "topic", "partition")
-        self.left_out = Table(
-            "left_out",
-            metadata,
-            Column("consumer_group", Text),
-            Column("topic", Text),
-            Column("partition", Integer),
-            Column("record_offset", BigInteger),
-            PrimaryKeyConstraint(*key, "record_offset"),
-            prefixes=prefixes,
-        )
+
+        def table(called: str, *offsets: str, is_unique: bool) -> Table:
+            types: dict[str, Any] = {"consumer_group": Text, "topic": Text, "partition": Integer}
+            types |= dict.fromkeys(offsets, BigInteger)
+            columns: list[Column[Any]] = [Column(each, type_, primary_key=is_unique) for each, type_ in types.items()]
+            return Table(called, metadata, *columns, prefixes=["UNLOGGED"] if schema.startswith(UNLOGGED) else [])
+
+        self.left_out = table("left_out", "record_offset", is_unique=True)
+        self.lost = table("lost", "from_offset", "to_offset", is_unique=False)
         self.dead_letters = dead_letter.to_metadata(metadata, schema=schema)
-        self.lost = Table(
-            "lost",
-            metadata,
-            Column("consumer_group", Text),
-            Column("topic", Text),
-            Column("partition", Integer),
-            Column("from_offset", BigInteger),
-            Column("to_offset", BigInteger),
-            prefixes=prefixes,
-        )
 
     @property
     def is_generation(self) -> bool:
@@ -96,18 +85,6 @@ class Staging:
         """Begins the names of the rebuilt table's sequences."""
         return self.table(target)[1] if self.is_generation else target.staged
 
-    def diff(self, target: Target) -> Path:
-        """The keys by which it differs from the live one, or may by now."""
-        return self.schema, f"diff_{target.staged}"
-
-    def touched(self, target: Target) -> Path:
-        """The keys that were written since the difference was taken."""
-        return self.schema, f"touched_{target.staged}"
-
-    def seen(self, target: Target) -> Path:
-        """The transactions whose rows the comparison has seen, as far as others were open beside them."""
-        return self.schema, f"seen_{target.staged}"
-
     def attempt_rows(self, attempt: str, number: int) -> Path:
         """The rows of one attempt at one range, of one sink."""
         return self.schema, f"{attempt}_{number}"
@@ -117,16 +94,64 @@ class Staging:
         return self.schema, f"{attempt}_{number}_gone"
 
 
+class TargetTables(Statements):
+    """Statements on a target's live table, its rebuilt one, and what a comparison of the two keeps beside them.
+
+    ``diff`` has the keys of rows that differ or may differ by now, ``touched`` those that were written since, ``seen``
+    the transactions whose rows the comparison has seen, as far as others were open at the same time.
+    """
+
+    def __init__(self, connection: Connection, staging: Staging, target: Target) -> None:
+        self.staging, self.target, self.built = staging, target, staging.table(target)
+        kept = ("diff", "touched", "seen", "late", "before", "rate")
+        super().__init__(
+            connection,
+            live=target.path,
+            built=self.built,
+            unlogged=unlogged(staging.schema),
+            key=names(target.key),
+            kind=(KIND,),
+            same=same_key(target, "live", "diff"),
+            as_live=same_key(target, "live", "built"),
+            as_built=same_key(target, "built", "diff"),
+            **{each: (staging.schema, f"{each}_{target.staged}") for each in kept},
+        )
+
+    @cached_property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that the pipelines own."""
+        return remembered_columns(self.connection, self.built) or self.target.all_columns
+
+    @property
+    def others(self) -> list[str]:
+        """The columns that the pipelines own beside the key."""
+        return [column for column in self.columns if column not in self.target.key]
+
+    def add_trigger(self, called: str, events: str, body: Composable) -> None:
+        """Run this PL/pgSQL after each of these events of the rebuilt table."""
+        function = (self.staging.schema, f"{called}_{self.target.staged}")
+        self.run(
+            "CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql AS {body}",
+            function=function,
+            body=composed("BEGIN {body} RETURN NULL; END", body=body).as_string(),
+        )
+        self.run(
+            f"CREATE OR REPLACE TRIGGER {{trigger}} {events} EXECUTE FUNCTION {{function}}()",
+            trigger=(f"seekpoint_{called}",),
+            function=function,
+        )
+
+
+def same_key(target: Target, left: str, right: str) -> Composable:
+    """Whether two rows have one key."""
+    return ident.SQL(" AND ").join(composed("{a} = {b}", a=(left, one), b=(right, one)) for one in target.key)
+
+
 def remember_columns(connection: Connection, path: Path, columns: Sequence[str] | None) -> None:
     """Keep which columns of a table were written: sinks learn that from the first row, and other processes read on."""
     # Not for nothing: in a cut-over it would wait for whoever analyzes the table.
     if columns is not None and remembered_columns(connection, path) != tuple(columns):
-        run(
-            connection,
-            "COMMENT ON TABLE {table} IS {columns}",
-            table=name(*path),
-            columns=ident.Literal(json.dumps(list(columns))),
-        )
+        run(connection, "COMMENT ON TABLE {table} IS {columns}", table=path, columns=json.dumps(list(columns)))
 
 
 _COMMENT = text("SELECT obj_description(to_regclass(:name), 'pg_class')")

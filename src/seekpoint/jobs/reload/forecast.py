@@ -44,7 +44,7 @@ def forecast(driver: Driver, found: Sequence[Target], differences: Sequence[Diff
             tables = TargetTables(tx.connection, staging, target)
             if difference.changes >= FEW:
                 seconds += difference.changes * _rate(tables, min(difference.changes, SAMPLE))
-            # What was written and deleted since is looked for in the live table, twice, and in the rebuilt one.
+            # The merge searches the live table twice and the rebuilt one once for what was written and deleted since.
             for path in (target.path, target.path, tables.built):
                 seconds += _timed(tables, "SELECT count(*) FROM {path}", path=path)[0]
     return Forecast(sum(difference.changes for difference in differences), seconds)

@@ -146,13 +146,13 @@ def test_explain_tells_the_roads_of_a_pipeline(seekpoint_engine: Engine, place: 
     with seekpoint_engine.begin() as tx:
         tx.execute(text(f'CREATE TABLE "{place.schema}".other (v text)'))
     kept, every = json.loads(seekpoint(*looked).stdout)["sinks"]
-    assert kept["roads"]["copy"].startswith("more rows, while")
-    assert every["roads"] == {"copy": "always: COPY into the table"}
+    assert kept["strategies"]["copy"].startswith("more rows, while")
+    assert every["strategies"] == {"copy": "always: COPY into the table"}
     with seekpoint_engine.begin() as tx:
         tx.execute(text(f'ALTER TABLE "{place.schema}".kept RENAME TO base'))
         tx.execute(text(f'CREATE VIEW "{place.schema}".kept AS TABLE "{place.schema}".base'))
     kept, _ = json.loads(seekpoint(*looked).stdout)["sinks"]
-    assert kept["roads"]["copy"] == "never: the table has row security, or is a view"
+    assert kept["strategies"]["copy"] == "never: the table has row security, or is a view"
 
 
 # -- what is wrong with the command ----------------------------------------------------------------------

@@ -21,7 +21,7 @@ from psycopg.types.json import Jsonb
 from sqlalchemy import Connection, Engine
 
 from seekpoint import Append, Batch, Bytes, Json, Pipeline
-from seekpoint.cli.explain import _told
+from seekpoint.cli.explain import describe
 from seekpoint.codecs.arrow import Arrow
 from seekpoint.errors import ConfigError, Poison
 from seekpoint.jobs.tables.targets import sources
@@ -507,8 +507,10 @@ def test_a_declaration_that_cannot_be_meant_is_refused(make: Callable[[], Any], 
 def test_it_is_explained_and_not_reloaded() -> None:
     """A reload keeps a place in the log for each row, and a table has one for all of its own."""
     pipeline = Pipeline("g", topics=TOPIC, value=Arrow(), sinks=[AppendArrow("t")])
-    told = _told(pipeline, None)["sinks"]
-    assert told == [{"sink": "AppendArrow('t')", "tables": ["t"], "roads": {"copy": "always: COPY into the table"}}]
+    told = describe(pipeline, None)["sinks"]
+    assert told == [
+        {"sink": "AppendArrow('t')", "tables": ["t"], "strategies": {"copy": "always: COPY into the table"}}
+    ]
     with pytest.raises(ConfigError, match=r"AppendArrow\('t'\) cannot be aimed at another table"):
         sources([pipeline])
 

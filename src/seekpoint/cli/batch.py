@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Annotated, Any
@@ -14,11 +13,10 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from seekpoint.cli import spark_session
 from seekpoint.cli.dead_letter_options import Actor
-from seekpoint.cli.dead_letter_tables import plain
-from seekpoint.cli.errors import explained
 from seekpoint.cli.job_options import terminable
-from seekpoint.cli.option_groups import ServerOptions, SparkOptions, grouped
+from seekpoint.cli.option_groups import ServerOptions, SparkOptions, command
 from seekpoint.cli.options import AsJson
+from seekpoint.cli.output import answer
 from seekpoint.cli.progress import Shown
 from seekpoint.cli.run_tables import left_open
 from seekpoint.errors import SeekpointError
@@ -26,7 +24,7 @@ from seekpoint.jobs.batch import BatchDone, BatchJob
 from seekpoint.jobs.run.run import this_driver
 
 
-@grouped
+@command
 def batch(
     context: typer.Context,
     target: Annotated[
@@ -49,19 +47,17 @@ def batch(
     and the group paused, and says how to go on. Exits with 1 if the batch was refused or failed: nothing is written.
     """
     with (
-        explained(),
         servers.job(context, target) as of,
         terminable(),
         Shown(as_json=as_json) as progress,
         ExitStack() as stack,
     ):
         more: dict[str, Any] = {"limits": of.limits, "actor": actor, "progress": progress}
-        found = spark_session.stager(stack, of, tasks, progress.say)
-        more |= {"stager": found["stager"]} if found else {}
+        more |= spark_session.stager(stack, of, tasks, progress.say)
         made = BatchJob(of.names[0], of.engine, of.kafka, schema=of.schema, **more)
         with _left_open(made):
             done = made.run(reason=reason, pause=pause) if resume is None else made.take_over(resume, pause=pause)
-        _tell(done, made.source.group, as_json=as_json)
+        _print(done, made.source.group, as_json=as_json)
 
 
 @contextmanager
@@ -84,15 +80,13 @@ _UNKNOWN = (
 )
 
 
-def _tell(done: BatchDone, group: str, *, as_json: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps(done.as_dict(), indent=2))
-        return
-    if done.is_empty:
-        typer.echo(plain(f"{group}: nothing is new"))
-    else:
-        rows = ", ".join(f"{count:,} rows for {name}" for name, count in done.rows.items())
-        letters = f", {done.dead_letters:,} dead letters" if done.dead_letters else ""
-        typer.echo(plain(f"{group}: {done.records:,} records applied: {rows or 'no rows'}{letters}"))
-    for at, offset in done.offsets.items():
-        typer.echo(plain(f"{at} stands at offset {offset}"))
+def _print(done: BatchDone, group: str, *, as_json: bool) -> None:
+    rows = ", ".join(f"{count:,} rows for {name}" for name, count in done.rows.items()) or "no rows"
+    dead_letters = f", {done.dead_letters:,} dead letters" if done.dead_letters else ""
+    applied = f"{done.records:,} records applied: {rows}{dead_letters}"
+    answer(
+        done.as_dict(),
+        f"{group}: {'nothing is new' if done.is_empty else applied}",
+        *(f"{at} is at offset {offset}" for at, offset in done.offsets.items()),
+        as_json=as_json,
+    )

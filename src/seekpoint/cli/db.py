@@ -6,7 +6,6 @@ the command was wrong. A password is never printed.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +16,9 @@ from alembic.util import CommandError, rev_id
 
 from seekpoint import schema as ledger_schema
 from seekpoint.cli.errors import explained
+from seekpoint.cli.option_groups import command
 from seekpoint.cli.options import AsJson, DatabaseUrl, Schema, one_off_engine
+from seekpoint.cli.output import answer
 from seekpoint.errors import ConfigError
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 
@@ -31,17 +32,19 @@ Since = Annotated[str, typer.Option(help="Revision to start from: what is there 
 
 
 @app.command()
+@command
 def upgrade(database_url: DatabaseUrl, schema: Schema = DEFAULT_SCHEMA, as_json: AsJson = False) -> None:
     """Build the ledger's tables, or bring them up to this library's revision."""
-    with explained(), one_off_engine(database_url).begin() as connection:
+    with one_off_engine(database_url).begin() as connection:
         before = ledger_schema.current(connection, schema)
         ledger_schema.upgrade(connection, schema=schema)
         after = ledger_schema.current(connection, schema)
-    told = f"{schema}: already at {after}" if before == after else f"{schema}: {before or 'nothing'} → {after}"
-    _tell({"schema": schema, "before": before, "after": after}, told, as_json=as_json)
+    changed = f"{schema}: already at {after}" if before == after else f"{schema}: {before or 'nothing'} → {after}"
+    answer({"schema": schema, "before": before, "after": after}, changed, as_json=as_json)
 
 
 @app.command()
+@command
 def downgrade(
     database_url: DatabaseUrl,
     *,
@@ -53,32 +56,34 @@ def downgrade(
     as_json: AsJson = False,
 ) -> None:
     """Take the ledger's tables back to a revision; refused where offsets, open dead letters or lost ranges would go."""
-    with explained(), one_off_engine(database_url).begin() as connection:
+    with one_off_engine(database_url).begin() as connection:
         before = ledger_schema.current(connection, schema)
         ledger_schema.downgrade(connection, to=to, schema=schema, drop=drop or ())
         after = ledger_schema.current(connection, schema)
-    told = f"{schema}: {before or 'nothing'} → {after or 'nothing'}"
-    _tell({"schema": schema, "before": before, "after": after}, told, as_json=as_json)
+    changed = f"{schema}: {before or 'nothing'} → {after or 'nothing'}"
+    answer({"schema": schema, "before": before, "after": after}, changed, as_json=as_json)
 
 
 @app.command()
+@command
 def sql(schema: Schema = DEFAULT_SCHEMA, since: Since = ledger_schema.BASE) -> None:
     """Print what `upgrade` would run, as plain SQL in one transaction; needs no database."""
-    with explained():
-        typer.echo(ledger_schema.sql(schema=schema, since=since), nl=False)
+    typer.echo(ledger_schema.sql(schema=schema, since=since), nl=False)
 
 
 @app.command()
+@command
 def check(database_url: DatabaseUrl, schema: Schema = DEFAULT_SCHEMA, as_json: AsJson = False) -> None:
     """Exit with 0 if the ledger's tables are at this library's revision, and with 1 if not."""
     report: dict[str, Any] = {"schema": schema, "library": ledger_schema.HEAD, "database": None, "ok": False}
     with explained(report if as_json else None), one_off_engine(database_url).connect() as connection:
         report["database"] = ledger_schema.current(connection, schema)
         ledger_schema.check(connection, schema)
-    _tell({**report, "ok": True}, f"{schema}: at {ledger_schema.HEAD}, as this library needs it", as_json=as_json)
+    answer({**report, "ok": True}, f"{schema}: at {ledger_schema.HEAD}, as this library needs it", as_json=as_json)
 
 
 @app.command()
+@command
 def revision(
     *,
     config: Annotated[Path, typer.Option("--config", "-c", help="Your alembic.ini.")] = Path("alembic.ini"),
@@ -89,9 +94,8 @@ def revision(
     as_json: AsJson = False,
 ) -> None:
     """Write a revision into your own Alembic tree that builds the ledger; your `alembic upgrade head` runs it."""
-    with explained():
-        path = _write_revision(config, message, head, schema, since)
-    _tell({"path": str(path), "schema": schema, "to": ledger_schema.HEAD}, f"wrote {path}", as_json=as_json)
+    path = _write_revision(config, message, head, schema, since)
+    answer({"path": str(path), "schema": schema, "to": ledger_schema.HEAD}, f"wrote {path}", as_json=as_json)
 
 
 def _write_revision(config: Path, message: str, head: str, schema: str, since: str) -> Path:
@@ -116,7 +120,3 @@ def _write_revision(config: Path, message: str, head: str, schema: str, since: s
     if written is None:
         raise ConfigError(f"Alembic wrote no revision into {scripts.dir}: look at its script.py.mako")
     return Path(written.path)
-
-
-def _tell(report: dict[str, Any], sentence: str, *, as_json: bool) -> None:
-    typer.echo(json.dumps(report, indent=2) if as_json else sentence)

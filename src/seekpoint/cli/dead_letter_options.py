@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
-from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -17,19 +16,7 @@ from seekpoint.ledger.dead_letters.dead_letter import OPEN
 from seekpoint.ledger.tables import LARGEST_BIGINT, LARGEST_INTEGER
 from seekpoint.records import Cause, State
 
-
-class StateChoice(StrEnum):
-    """What ``--state`` takes."""
-
-    OPEN = "open"
-    ALL = "all"
-    DEAD_LETTERED = "dead_lettered"
-    BLOCKED = "blocked"
-    SKIPPED = "skipped"
-    REPLAYED = "replayed"
-    DISCARDED = "discarded"
-    SUPERSEDED = "superseded"
-
+STATES = ("open", "all", *State)  # what `--state` takes
 
 Ids = Annotated[
     list[int] | None, typer.Argument(metavar="ID...", help="Dead letters, by their ids.", min=1, max=LARGEST_BIGINT)
@@ -86,25 +73,32 @@ class Filters:
         return self.where()
 
 
+def _state(text: str) -> str:
+    if text not in STATES:
+        raise typer.BadParameter(f"{text!r} is not one of {', '.join(STATES)}.")
+    return text
+
+
 @dataclass(frozen=True, kw_only=True)
 class StateFilters(Filters):
     """Filters for commands that also show closed dead letters."""
 
     state: Annotated[
-        list[StateChoice] | None,
+        list[str] | None,
         typer.Option(
-            "--state", help="Only in this state; repeat it. Default: open, which is dead_lettered and blocked."
+            "--state",
+            parser=_state,
+            metavar=f"[{'|'.join(STATES)}]",
+            help="Only in this state; repeat it. Default: open, which is dead_lettered and blocked.",
         ),
     ] = None
 
 
-def _states(given: Sequence[StateChoice]) -> tuple[State, ...]:
-    if not given:
-        return OPEN
-    states: set[State] = set()
-    for one in given:
-        states |= set(OPEN if one is StateChoice.OPEN else State if one is StateChoice.ALL else [State(one.value)])
-    return tuple(sorted(states))
+def _states(given: Sequence[str]) -> tuple[State, ...]:
+    if "all" in given:
+        return tuple(sorted(State))
+    named = {State(one) for one in given if one != "open"}
+    return tuple(sorted(named.union(OPEN if "open" in given or not given else ())))
 
 
 def ago(text: str, option: str) -> timedelta:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO
@@ -17,17 +16,9 @@ import msgspec
 import psycopg
 import typer
 
-from seekpoint.cli.dead_letter_tables import print_whole, table
-from seekpoint.cli.errors import explained
-from seekpoint.cli.options import (
-    AsJson,
-    Kafka,
-    KafkaConfig,
-    OptionalDatabaseUrl,
-    kafka_settings,
-    one_off_engine,
-    without,
-)
+from seekpoint.cli.option_groups import KafkaOptions, command
+from seekpoint.cli.options import AsJson, OptionalDatabaseUrl, kafka_settings, names_brokers, one_off_engine
+from seekpoint.cli.output import answer, numbered, print_table
 from seekpoint.errors import ConfigError, KafkaUnavailable
 from seekpoint.testing.servers import lines, running_pair
 from seekpoint.testing.servers.running_pair import RunningPair
@@ -45,69 +36,71 @@ TopicName = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's nam
 
 
 @app.callback()
+@command
 def dev(context: typer.Context) -> None:
     if context.invoked_subcommand is not None:
         return
-    with explained():
-        # The extra `dev` may be missing: then only this command is.
-        from seekpoint.testing.servers.pair import start_pair  # noqa: PLC0415
-        from seekpoint.testing.servers.process import Folder  # noqa: PLC0415
+    # The extra `dev` may be missing: then only this command is.
+    from seekpoint.testing.servers.pair import start_pair  # noqa: PLC0415
+    from seekpoint.testing.servers.process import Folder  # noqa: PLC0415
 
-        stopped = threading.Event()
-        signal.signal(signal.SIGTERM, lambda *_: stopped.set())
-        with start_pair(own=True) as pair:
-            folder = Folder(running_pair.FOLDER)
-            try:
-                signal.signal(signal.SIGINT, lambda *_: stopped.set())
-                running = running_pair.announce(folder.path, pair.postgres.url, pair.kafka.bootstrap)
-                typer.echo(
-                    f"{pair.describe()}\n\n"
-                    f"  Postgres  {pair.postgres.url}\n"
-                    f"  Kafka     {pair.kafka.bootstrap}\n\n"
-                    f"{_exports(running)}\n\n"
-                    'In other terminals, `eval "$(seekpoint dev env)"` sets both variables.\n'
-                    "Ctrl-C removes both servers, with all their data."
-                )
-                while not stopped.wait(1.0):
-                    for server in (pair.postgres, pair.kafka):
-                        if not server.running:
-                            raise server.failure(f"{server.describe()} has ended by itself")
-            finally:
-                folder.close()
+    stopped = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+    with start_pair(own=True) as pair:
+        folder = Folder(running_pair.FOLDER)
+        try:
+            signal.signal(signal.SIGINT, lambda *_: stopped.set())
+            running = running_pair.announce(folder.path, pair.postgres.url, pair.kafka.bootstrap)
+            typer.echo(
+                f"{pair.describe()}\n\n"
+                f"  Postgres  {pair.postgres.url}\n"
+                f"  Kafka     {pair.kafka.bootstrap}\n\n"
+                f"{_exports(running)}\n\n"
+                'In other terminals, `eval "$(seekpoint dev env)"` sets both variables.\n'
+                "Ctrl-C removes both servers, with all their data."
+            )
+            while not stopped.wait(1.0):
+                for server in (pair.postgres, pair.kafka):
+                    if not server.running:
+                        raise server.failure(f"{server.describe()} has ended by itself")
+        finally:
+            folder.close()
 
 
 @app.command()
+@command
 def env() -> None:
     """Print the two lines that name the running pair to this shell: eval "$(seekpoint dev env)"."""
-    with explained():
-        pair = running_pair.find()
-        if pair is None:
-            raise ConfigError(f"`seekpoint dev` does not run: {_START}")
-        typer.echo(_exports(pair))
+    pair = running_pair.find()
+    if pair is None:
+        raise ConfigError(f"`seekpoint dev` does not run: {_START}")
+    typer.echo(_exports(pair))
 
 
 @app.command(no_args_is_help=True)
+@command
 def topic(
     name: TopicName,
     *,
     partitions: Annotated[int, typer.Option(help="How many partitions it has.", min=1)] = 1,
-    kafka: Kafka = None,
-    kafka_config: KafkaConfig = None,
+    brokers: KafkaOptions,
     as_json: AsJson = False,
 ) -> None:
     """Create a topic at the running pair, or at the brokers that are named.
 
     Exits with 2 if the topic exists, with 1 if no broker answers.
     """
-    with explained(), _brokers_named():
-        where = create_topic(_brokers(kafka, kafka_config), name, partitions)
-        if as_json:
-            typer.echo(json.dumps({"topic": name, "partitions": partitions, "brokers": where}, indent=2))
-        else:
-            typer.echo(f"{name}: {_count(partitions, 'partition')} at {where}")
+    with _brokers_named():
+        where = create_topic(_settings(brokers), name, partitions)
+    answer(
+        {"topic": name, "partitions": partitions, "brokers": where},
+        f"{name}: {numbered(partitions, 'partition')} at {where}",
+        as_json=as_json,
+    )
 
 
 @app.command(no_args_is_help=True)
+@command
 def produce(
     name: TopicName,
     file: Annotated[str, typer.Argument(help="Lines to read; - is stdin.")] = "-",
@@ -121,8 +114,7 @@ def produce(
             "--json-lines", help='Each line is a JSON object: {"key": …, "value": …, "headers": {"name": "text"}}.'
         ),
     ] = False,
-    kafka: Kafka = None,
-    kafka_config: KafkaConfig = None,
+    brokers: KafkaOptions,
     as_json: AsJson = False,
 ) -> None:
     """Append a record to a topic for each line of a file or of stdin: the line is the value, and there is no key.
@@ -130,12 +122,12 @@ def produce(
     Empty lines are left out. Ends at the first line that cannot be read, and names it; the records of the lines before
     it are stored then. Prints how many records each partition received, and the offset of the last one.
     """
-    with explained(), _brokers_named():
+    with _brokers_named():
         if json_lines and key_separator is not None:
             raise ConfigError("--json-lines and --key-separator exclude each other: an object has its key in `key`")
         if key_separator == "":
             raise ConfigError("--key-separator takes at least one character, for example --key-separator :")
-        settings = _brokers(kafka, kafka_config)
+        settings = _settings(brokers)
         with _opened(file) as stream:
             source = "stdin" if file == "-" else file
             records = (
@@ -145,6 +137,7 @@ def produce(
 
 
 @app.command(no_args_is_help=True)
+@command
 def sql(
     statements: Annotated[str, typer.Argument(metavar="SQL", help="One or more statements, with ; between them.")],
     *,
@@ -155,21 +148,20 @@ def sql(
 
     For a look at a table where psql is not installed.
     """
-    with explained():
-        pair = None if database_url else running_pair.find()
-        url = database_url or (pair and pair.database_url)
-        if not url:
-            raise ConfigError(
-                "no database is named and `seekpoint dev` does not run: "
-                f"{_START}, or give --database-url or SEEKPOINT_DATABASE_URL"
-            )
-        with one_off_engine(url).begin() as tx:
-            driver: Any = tx.connection.driver_connection  # SQLAlchemy would read : and % as the start of a parameter
-            cursor = driver.execute(statements)
-            while True:
-                _print_rows(cursor, as_json=as_json)
-                if not cursor.nextset():
-                    break
+    pair = None if database_url else running_pair.find()
+    url = database_url or (pair and pair.database_url)
+    if not url:
+        raise ConfigError(
+            "no database is named and `seekpoint dev` does not run: "
+            f"{_START}, or give --database-url or SEEKPOINT_DATABASE_URL"
+        )
+    with one_off_engine(url).begin() as tx:
+        driver: Any = tx.connection.driver_connection  # SQLAlchemy would read : and % as the start of a parameter
+        cursor = driver.execute(statements)
+        while True:
+            _print_rows(cursor, as_json=as_json)
+            if not cursor.nextset():
+                break
 
 
 # -- which servers ---------------------------------------------------------------------------------------
@@ -182,13 +174,13 @@ def _exports(pair: RunningPair) -> str:
     )
 
 
-def _brokers(kafka: list[str] | None, kafka_config: Path | None) -> dict[str, str]:
+def _settings(brokers: KafkaOptions) -> dict[str, str]:
     """The brokers that the command or the environment names, else those of the running pair. Raises ConfigError."""
-    settings = kafka_settings(kafka, kafka_config)
-    if without(settings) is None:
+    settings = brokers.settings()
+    if names_brokers(settings):
         return settings
-    if kafka_config is None and (pair := running_pair.find()) is not None:
-        return kafka_settings(kafka, Path(pair.kafka_config))
+    if brokers.kafka_config is None and (pair := running_pair.find()) is not None:
+        return kafka_settings(brokers.kafka, Path(pair.kafka_config))
     raise ConfigError(
         f"no brokers are named and `seekpoint dev` does not run: {_START}, or give "
         "--kafka bootstrap.servers=host:9092, or a properties file with --kafka-config or SEEKPOINT_KAFKA_CONFIG"
@@ -219,36 +211,30 @@ def _opened(file: str) -> Iterator[BinaryIO]:
             typer.echo("one record a line; Ctrl-D ends", err=True)
         yield sys.stdin.buffer
         return
-    with ExitStack() as opened:
-        try:
-            stream = opened.enter_context(Path(file).open("rb"))
-        except OSError as error:
-            raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
+    try:
+        stream = Path(file).open("rb")  # noqa: SIM115 -- what the caller raises is no error of the file
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
+    with stream:
         yield stream
 
 
 def _print_produced(produced: Produced, *, as_json: bool) -> None:
-    partitions = sorted(produced.counts)
-    if as_json:
-        each = {str(n): {"records": produced.counts[n], "last_offset": produced.last_offsets[n]} for n in partitions}
-        found = {
+    each = {n: {"records": count, "last_offset": produced.last_offsets[n]} for n, count in produced.counts.items()}
+    answer(
+        {
             "topic": produced.topic,
             "brokers": produced.bootstrap,
             "records": produced.records,
-            "partitions": each,
-        }
-        typer.echo(json.dumps(found, indent=2))
-        return
-    typer.echo(f"{produced.topic}: {_count(produced.records, 'record')} to {produced.bootstrap}")
-    for n in partitions:
-        typer.echo(
-            f"  {produced.topic}/{n}: {_count(produced.counts[n], 'record')}, the last at offset "
-            f"{produced.last_offsets[n]}"
-        )
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+            "partitions": dict(sorted(each.items())),
+        },
+        f"{produced.topic}: {numbered(produced.records, 'record')} to {produced.bootstrap}",
+        *(
+            f"  {produced.topic}/{n}: {numbered(one['records'], 'record')}, the last at offset {one['last_offset']}"
+            for n, one in sorted(each.items())
+        ),
+        as_json=as_json,
+    )
 
 
 def _print_rows(cursor: psycopg.Cursor[tuple[Any, ...]], *, as_json: bool) -> None:
@@ -264,4 +250,4 @@ def _print_rows(cursor: psycopg.Cursor[tuple[Any, ...]], *, as_json: bool) -> No
     numeric = {
         name for n, name in enumerate(names) if all(isinstance(row[n], int | float | Decimal | None) for row in rows)
     }
-    print_whole(table(None, names, rows, numeric=numeric))
+    print_table(None, names, rows, numeric=numeric)

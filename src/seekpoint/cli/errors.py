@@ -67,9 +67,14 @@ def masked(text: str) -> str:
     return _ASSIGNED.sub(r"\1***", _IN_URL.sub(r"\1***\2", text))
 
 
-def tame(text: str) -> str:
-    """The text with everything but line ends and tabs written out that a terminal would obey: it may quote a record."""
-    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+def plain(text: str, *, keep: str = "") -> str:
+    """The text with every character written out that a terminal would obey, except those to keep."""
+    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
+
+
+def _shown(text: str) -> str:
+    """The text as it may be printed: without passwords, and it may quote a record."""
+    return plain(masked(text), keep="\n\t")
 
 
 # -- messages ---------------------------------------------------------------------------------------------
@@ -94,20 +99,19 @@ def explained(report: Mapping[str, Any] | None = None) -> Iterator[None]:
     except (typer.Exit, typer.Abort, typer.BadParameter):
         raise
     except KeyboardInterrupt as aborted:
-        typer.echo(masked(f"aborted: {aborted}" if str(aborted) else "aborted"), err=True)
+        typer.echo(_shown(f"aborted: {aborted}" if str(aborted) else "aborted"), err=True)
         raise typer.Exit(ABORTED) from None
     except Exception as error:  # noqa: BLE001 -- whatever it is, the user gets a message and not our innards
         if _was_interrupted(error):
-            said = ": ".join(["aborted", *notes(error)])
-            typer.echo(tame(masked(said)), err=True)
+            typer.echo(_shown(": ".join(["aborted", *notes(error)])), err=True)
             raise typer.Exit(ABORTED) from None
         if with_traceback.get():
-            typer.echo(tame(masked("".join(traceback.format_exception(error)))), err=True)
-        message = masked(message_of(error))
+            typer.echo(_shown("".join(traceback.format_exception(error))), err=True)
+        message = message_of(error)
         if report is None:
-            typer.echo(f"error: {tame(message)}", err=True)
+            typer.echo(f"error: {_shown(message)}", err=True)
         else:
-            typer.echo(json.dumps({**report, "message": message}, indent=2))
+            typer.echo(json.dumps({**report, "message": masked(message)}, indent=2))
         raise typer.Exit(exit_code(error)) from None
 
 
@@ -165,9 +169,9 @@ def _unconnected(lines: list[str]) -> str:
     """A connection that was refused carries no SQLSTATE: only the server's words tell why."""
     said = " ".join(lines)
     if "authentication failed" in said or "no password supplied" in said:
-        return _REMEDIES["28P01"]
+        return _REMEDIES[INVALID_PASSWORD]
     if re.search(r'database "[^"]*" does not exist', said):
-        return _REMEDIES["3D000"]
+        return _REMEDIES[INVALID_CATALOG_NAME]
     return _NO_CONNECTION
 
 

@@ -1,15 +1,15 @@
-"""``seekpoint explain``: what a pipeline does with its records, and by which roads they reach their tables."""
+"""``seekpoint explain``: what a pipeline does with its records, and by which strategies sinks write them."""
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 import typer
 from sqlalchemy import Engine
 
-from seekpoint.cli.errors import explained
+from seekpoint.cli.option_groups import command
 from seekpoint.cli.options import AsJson, OptionalDatabaseUrl, one_off_engine
+from seekpoint.cli.output import answer
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.sink import Sink
 from seekpoint.sinks import Append, Upsert
@@ -21,33 +21,34 @@ APPENDS = {
     "copy": {"copy": "always: COPY into the table"},
     "insert": {"insert": "always: row security is active for this role, and the server refuses COPY"},
 }
-LEARNED = "a worker learns between copy and temp_table: its observers hear it (WriteStrategyChanged)"
+LEARNED = "a worker learns between copy and temp_table, and reports it to its observers (WriteStrategyChanged)"
 UNSEEN = "no database is named (--database-url or SEEKPOINT_DATABASE_URL): the tables were not looked at"
 
 
+@command
 def explain(
     target: Annotated[str, typer.Argument(metavar="MODULE:NAME", help="A Pipeline, a Worker, or a function.")],
     *,
     database_url: OptionalDatabaseUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Explain what a pipeline does: topics, sinks, handler, and by which roads an Upsert reaches its table.
+    """Explain what a pipeline does: topics, sinks, handler, and by which strategies an Upsert writes its rows.
 
     With a database the tables are looked at, too, in a transaction that is rolled back: is the unique index there,
     can COPY go into the table itself.
     """
-    with explained():
-        pipeline = load_pipeline(target, from_here=True)
-        told = _told(pipeline, one_off_engine(database_url) if database_url else None)
-        if database_url:
-            with one_off_engine(database_url).connect() as look:
-                pipeline.check_writes(look)
-        typer.echo(json.dumps(told, indent=2) if as_json else "\n".join(_lines(told)))
-        if not database_url and pipeline.tables:
-            typer.echo(UNSEEN, err=True)
+    pipeline = load_pipeline(target, from_here=True)
+    found = describe(pipeline, one_off_engine(database_url) if database_url else None)
+    if database_url:
+        with one_off_engine(database_url).connect() as look:
+            pipeline.check_writes(look)
+    answer(found, *_lines(found), as_json=as_json)
+    if not database_url and pipeline.tables:
+        typer.echo(UNSEEN, err=True)
 
 
-def _told(pipeline: Pipeline, engine: Engine | None) -> dict[str, Any]:
+def describe(pipeline: Pipeline, engine: Engine | None) -> dict[str, Any]:
+    """What the command prints, for machines; with an engine the tables are looked at, too."""
     handle = pipeline.handle
     return {
         "group": pipeline.group,
@@ -62,12 +63,12 @@ def _told(pipeline: Pipeline, engine: Engine | None) -> dict[str, Any]:
 def _sink(pipeline: Pipeline, sink: Sink, engine: Engine | None) -> dict[str, Any]:
     told: dict[str, Any] = {"sink": repr(sink), "tables": list(sink.tables)}
     if isinstance(sink, Append | AppendArrow):
-        told["roads"] = APPENDS["copy" if engine is None else _check(pipeline, sink, engine)]
+        told["strategies"] = APPENDS["copy" if engine is None else _check(pipeline, sink, engine)]
     if isinstance(sink, Upsert):
         direct = engine is None or _check(pipeline, sink, engine).direct
         told["key"] = list(sink.key)
         told["newest"] = _newest(sink)
-        told["roads"] = {road.value: when for road, when in described(direct=direct).items()}
+        told["strategies"] = {strategy.value: when for strategy, when in described(direct=direct).items()}
         told["learned"] = LEARNED
     return told
 
@@ -92,7 +93,7 @@ def _lines(told: dict[str, Any]) -> list[str]:
         lines.append(sink["sink"])
         if "key" in sink:
             lines.append(f"  one row for each {', '.join(sink['key'])}: {sink['newest']}")
-        lines += [f"  {road:<7} {when}" for road, when in sink.get("roads", {}).items()]
+        lines += [f"  {strategy:<7} {when}" for strategy, when in sink.get("strategies", {}).items()]
         if "learned" in sink:
             lines.append(f"  {sink['learned']}")
     if told["handler"] is not None:

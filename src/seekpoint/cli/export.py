@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from enum import StrEnum
-from typing import Annotated, Any
+from dataclasses import asdict
+from typing import Annotated, Any, Literal
 
 import typer
 
 from seekpoint.cli import spark_session
 from seekpoint.cli.dead_letter_options import Actor
-from seekpoint.cli.dead_letter_tables import plain
-from seekpoint.cli.errors import explained
 from seekpoint.cli.job_options import Job, terminable
-from seekpoint.cli.option_groups import ServerOptions, SparkOptions, grouped
+from seekpoint.cli.option_groups import ServerOptions, SparkOptions, command
 from seekpoint.cli.options import AsJson
+from seekpoint.cli.output import answer, numbered
 from seekpoint.cli.progress import Shown
 from seekpoint.errors import ConfigError
 from seekpoint.jobs.export import Archive, Export, Exported
@@ -24,14 +22,7 @@ from seekpoint.jobs.export.export import RANGE
 from seekpoint.worker.target import load_pipeline
 
 
-class Format(StrEnum):
-    """What ``--format`` takes."""
-
-    PARQUET = "parquet"
-    DELTA = "delta"
-
-
-@grouped
+@command
 def export(
     context: typer.Context,
     target: Annotated[
@@ -43,7 +34,9 @@ def export(
     ],
     group: Annotated[str | None, typer.Option(help="The group, where no pipeline is named.")] = None,
     topic: Annotated[list[str] | None, typer.Option(help="Only of this topic; repeat it.")] = None,
-    format: Annotated[Format, typer.Option(help="Files alone, or a Delta table for each topic.")] = Format.PARQUET,  # noqa: A002
+    format: Annotated[  # noqa: A002
+        Literal["parquet", "delta"], typer.Option(help="Files alone, or a Delta table for each topic.")
+    ] = "parquet",
     range_records: Annotated[int, typer.Option(help="Offsets of one file, at most.", min=1)] = RANGE,
     skip_lost: Annotated[
         bool, typer.Option("--skip-lost", help="Go on where retention was faster: the archive has a gap then.")
@@ -61,26 +54,19 @@ def export(
     Raw, as the log has them, up to the stored offsets. Run it as often as you like, also twice at once; whatever ends
     it, the next one goes on behind what was committed.
     """
-    with explained():
-        with (
-            _job(context, target, group, on) as (of, name),
-            terminable(),
-            Shown(as_json=as_json) as progress,
-            ExitStack() as stack,
-        ):
-            archive = Archive(to, of.engine, schema=of.schema)
-            more: dict[str, Any] = {"range_records": range_records, "skip_lost": skip_lost, "actor": actor}
-            more |= spark_session.writer(stack, of, tasks, progress.say)
-            job_ = Export(
-                *(of.engine, of.kafka, archive, name, topic),
-                schema=of.schema,
-                format=format.value,
-                progress=progress,
-                **more,
-            )
-            done = job_.run()
-            swept = list(archive.sweep()) if sweep else []
-        _tell(done, archive, name, swept, as_json=as_json)
+    with (
+        _job(context, target, group, on) as (of, name),
+        terminable(),
+        Shown(as_json=as_json) as progress,
+        ExitStack() as stack,
+    ):
+        archive = Archive(to, of.engine, schema=of.schema)
+        more: dict[str, Any] = {"range_records": range_records, "skip_lost": skip_lost, "actor": actor}
+        more |= spark_session.writer(stack, of, tasks, progress.say)
+        servers = of.engine, of.kafka
+        done = Export(*servers, archive, name, topic, schema=of.schema, format=format, progress=progress, **more).run()
+        swept = list(archive.sweep()) if sweep else []
+    _print(done, archive, name, swept, as_json=as_json)
 
 
 @contextmanager
@@ -92,24 +78,13 @@ def _job(context: typer.Context, target: str | None, group: str | None, on: Serv
         yield of, group or load_pipeline(of.names[0], from_here=True).group
 
 
-def _tell(done: Exported, archive: Archive, group: str, swept: list[str], *, as_json: bool) -> None:
+def _print(done: Exported, archive: Archive, group: str, swept: list[str], *, as_json: bool) -> None:
     offsets = {str(at): offset for at, offset in done.offsets.items()}
-    if as_json:
-        report = {
-            "run": str(done.run),
-            "archive": archive.root,
-            "group": group,
-            "files": done.files,
-            "records": done.records,
-            "bytes": done.bytes,
-            "offsets": offsets,
-            "swept": swept,
-        }
-        typer.echo(json.dumps(report, indent=2))
-        return
-    files = f"{done.files} file{'' if done.files == 1 else 's'}"
-    typer.echo(plain(f"{group}: {done.records:,} records in {files}, {done.bytes:,} bytes, added to {archive.root}"))
-    for at, offset in offsets.items():
-        typer.echo(plain(f"{at} is there up to offset {offset}"))
-    if swept:
-        typer.echo(f"{len(swept)} files that no export had committed are removed")
+    added = f"{done.records:,} records in {numbered(done.files, 'file')}, {done.bytes:,} bytes"
+    answer(
+        {**asdict(done), "archive": archive.root, "group": group, "offsets": offsets, "swept": swept},
+        f"{group}: {added}, added to {archive.root}",
+        *(f"{at} is there up to offset {offset}" for at, offset in offsets.items()),
+        *([f"{len(swept)} files that no export had committed are removed"] if swept else []),
+        as_json=as_json,
+    )

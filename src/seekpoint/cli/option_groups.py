@@ -1,4 +1,4 @@
-"""Options that several commands take together, each group as one parameter: a dataclass whose fields are options."""
+"""How a function becomes a command, and options that several commands take: dataclasses whose fields are options."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from typing import Any, TypeVar, get_type_hints
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 from sqlalchemy import URL, Engine
 
+from seekpoint import schema as ledger_schema
+from seekpoint.cli.errors import explained
 from seekpoint.cli.job_options import Frames, Job, Processes, Spark, SparkConf, job_of_workers, refuse_extras
 from seekpoint.cli.options import (
     AsJson,
     DatabaseUrl,
-    Kafka,
-    KafkaConfig,
     OptionalDatabaseUrl,
     Schema,
-    checked_engine,
     database,
     kafka_settings,
-    without,
+    one_off_engine,
+    require_brokers,
 )
 from seekpoint.errors import ConfigError
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
@@ -34,18 +35,19 @@ from seekpoint.worker.worker import Worker
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-def grouped(command: Command) -> Command:
-    """The command as Typer needs it: in the place of each parameter that is a dataclass, its fields as options."""
-    hints = get_type_hints(command, include_extras=True)
+def command(function: Command) -> Command:
+    """The function as Typer needs it: errors are explained, and a dataclass's fields stand as options in its place."""
+    hints = get_type_hints(function, include_extras=True)
     groups = {name: kind for name, kind in hints.items() if inspect.isclass(kind) and is_dataclass(kind)}
     parameters: list[inspect.Parameter] = []
-    for name, parameter in inspect.signature(command).parameters.items():
+    for name, parameter in inspect.signature(function).parameters.items():
         parameters += _options_of(groups[name]) if name in groups else [parameter.replace(annotation=hints[name])]
 
-    @functools.wraps(command)
+    @functools.wraps(function)
     def run(**given: Any) -> Any:
         made = {name: kind(**{one.name: given.pop(one.name) for one in fields(kind)}) for name, kind in groups.items()}
-        return command(**given, **made)
+        with explained():
+            return function(**given, **made)
 
     typed: Any = run
     typed.__signature__ = inspect.Signature(parameters)
@@ -75,7 +77,10 @@ class DatabaseOptions:
 
     def engine(self) -> Engine:
         """An engine on a ledger at this library's revision. Raises SchemaMismatch."""
-        return checked_engine(self.database_url, self.schema)
+        engine = one_off_engine(self.database_url)
+        with engine.connect() as connection:
+            ledger_schema.check(connection, self.schema)
+        return engine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,12 +91,32 @@ class LedgerOptions(DatabaseOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerOptions:
+class KafkaOptions:
+    """Which brokers."""
+
+    kafka: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--kafka", metavar="KEY=VALUE", help="A key of librdkafka's configuration; repeat it. Wins over the file."
+        ),
+    ] = None
+    kafka_config: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="SEEKPOINT_KAFKA_CONFIG", metavar="FILE", help="A properties file with librdkafka's configuration."
+        ),
+    ] = None
+
+    def settings(self) -> dict[str, str]:
+        """librdkafka's configuration. Raises ConfigError where it cannot be read."""
+        return kafka_settings(self.kafka, self.kafka_config)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions(KafkaOptions):
     """Which database and brokers, for commands whose target may be a Worker that brings both."""
 
     database_url: OptionalDatabaseUrl = None
-    kafka: Kafka = None
-    kafka_config: KafkaConfig = None
     schema: Schema = DEFAULT_SCHEMA
 
     @contextmanager
@@ -117,9 +142,8 @@ class ServerOptions:
         """The database's URL and librdkafka's configuration. Raises ConfigError where one is not named."""
         if not self.database_url:
             raise ConfigError("no database is named: give --database-url, or set SEEKPOINT_DATABASE_URL")
-        url, settings = database(self.database_url), kafka_settings(self.kafka, self.kafka_config)
-        if (problem := without(settings)) is not None:
-            raise ConfigError(problem)
+        url, settings = database(self.database_url), self.settings()
+        require_brokers(settings)
         return url, settings
 
 

@@ -10,34 +10,16 @@ import typer
 from sqlalchemy import URL, Engine, create_engine
 from sqlalchemy.pool import NullPool
 
-from seekpoint import schema as ledger_schema
 from seekpoint.cli.errors import keep_secret
 from seekpoint.errors import ConfigError
 from seekpoint.postgres.connection_checks import watch
 from seekpoint.postgres.engine import read_url
 
-DatabaseUrl = Annotated[
-    str,
-    typer.Option(envvar="SEEKPOINT_DATABASE_URL", help="postgresql://user:password@host:5432/database"),
-]
-OptionalDatabaseUrl = Annotated[
-    str | None,
-    typer.Option(envvar="SEEKPOINT_DATABASE_URL", help="postgresql://user:password@host:5432/database"),
-]
+_DATABASE_URL = typer.Option(envvar="SEEKPOINT_DATABASE_URL", help="postgresql://user:password@host:5432/database")
+DatabaseUrl = Annotated[str, _DATABASE_URL]
+OptionalDatabaseUrl = Annotated[str | None, _DATABASE_URL]
 Schema = Annotated[str, typer.Option(help="Postgres schema of the ledger.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Kafka = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--kafka", metavar="KEY=VALUE", help="A key of librdkafka's configuration; repeat it. Wins over the file."
-    ),
-]
-KafkaConfig = Annotated[
-    Path | None,
-    typer.Option(
-        envvar="SEEKPOINT_KAFKA_CONFIG", metavar="FILE", help="A properties file with librdkafka's configuration."
-    ),
-]
 
 
 def database(text: str) -> URL:
@@ -52,14 +34,6 @@ def database(text: str) -> URL:
 def one_off_engine(text: str) -> Engine:
     """An engine that keeps no connection open, for commands that look once and end."""
     return watch(create_engine(database(text), poolclass=NullPool))
-
-
-def checked_engine(text: str, schema: str) -> Engine:
-    """The same, for a database whose ledger is at this library's revision. Raises SchemaMismatch."""
-    engine = one_off_engine(text)
-    with engine.connect() as connection:
-        ledger_schema.check(connection, schema)
-    return engine
 
 
 def kafka_settings(pairs: Iterable[str] | None, file: Path | None) -> dict[str, str]:
@@ -92,11 +66,15 @@ def _properties(file: Path) -> Mapping[str, str]:
     return found
 
 
-def without(settings: Mapping[str, Any]) -> str | None:
-    """What to say where no brokers are named; None where they are."""
-    if settings.get("bootstrap.servers") or settings.get("metadata.broker.list"):
-        return None
-    return (
-        "no brokers are named: give --kafka bootstrap.servers=host:9092, or a properties file with --kafka-config or "
-        "SEEKPOINT_KAFKA_CONFIG"
-    )
+def names_brokers(settings: Mapping[str, Any]) -> bool:
+    """Whether this configuration of librdkafka says where the brokers are."""
+    return bool(settings.get("bootstrap.servers") or settings.get("metadata.broker.list"))
+
+
+def require_brokers(settings: Mapping[str, Any]) -> None:
+    """Raise ConfigError where no brokers are named."""
+    if not names_brokers(settings):
+        raise ConfigError(
+            "no brokers are named: give --kafka bootstrap.servers=host:9092, or a properties file with --kafka-config "
+            "or SEEKPOINT_KAFKA_CONFIG"
+        )

@@ -1,4 +1,4 @@
-"""``seekpoint reload``: tables built anew from the log and put in place of the live ones, while workers go on.
+"""``seekpoint reload``: tables rebuilt from the log and put in place of the live ones, while workers continue.
 
 Exit codes: 0 where the rebuilt rows are live, or what was asked for is done; 1 where a run was refused or failed; 2
 where the command, its configuration or the pipeline is wrong; 130 where Ctrl-C or SIGTERM left a run open.
@@ -6,12 +6,10 @@ where the command, its configuration or the pipeline is wrong; 130 where Ctrl-C 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 import typer
@@ -19,11 +17,11 @@ import typer
 from seekpoint.cli import generations, spark_session
 from seekpoint.cli import run_tables as shown
 from seekpoint.cli.dead_letter_options import Actor, ago
-from seekpoint.cli.dead_letter_tables import print_whole
-from seekpoint.cli.errors import FAILED, explained
+from seekpoint.cli.errors import FAILED
 from seekpoint.cli.job_options import ArchiveRoot, Job, Targets, frames_of, terminable
-from seekpoint.cli.option_groups import LedgerOptions, ReadOptions, ServerOptions, grouped
-from seekpoint.cli.options import AsJson, Kafka, KafkaConfig
+from seekpoint.cli.option_groups import KafkaOptions, LedgerOptions, ReadOptions, ServerOptions, command
+from seekpoint.cli.options import AsJson
+from seekpoint.cli.output import answer
 from seekpoint.cli.progress import Shown
 from seekpoint.errors import ConfigError, ReloadOver
 from seekpoint.jobs.reload import CutOver, Driver, Reload, Report, Run, Runs
@@ -70,24 +68,19 @@ class CutOverOptions(ReadOptions):
         }
 
 
-class Strategy(StrEnum):
-    """What ``--strategy`` takes."""
-
-    MERGE = "merge"
-    SWAP = "swap"
-    GENERATION = "generation"
+Strategy = Literal["merge", "swap", "generation"]
 
 
 # -- runs --------------------------------------------------------------------------------------------------
 
 
 @app.command(no_args_is_help=True)
-@grouped
+@command
 def run(
     context: typer.Context,
     targets: Targets,
     *,
-    strategy: Annotated[Strategy, typer.Option(help="How the rebuilt rows become the live ones.")] = Strategy.MERGE,
+    strategy: Annotated[Strategy, typer.Option(help="How the rebuilt rows become the live ones.")] = "merge",
     reason: Reason = "reload",
     resume: Annotated[
         UUID | None, typer.Option(metavar="ID", help="Go on with this run, from where it stands.")
@@ -104,7 +97,6 @@ def run(
     nothing live was touched.
     """
     with (
-        explained(),
         servers.job(context, *targets) as of,
         _driven(of, cut_over, archive, as_json=as_json, actor=actor) as drive,
     ):
@@ -112,7 +104,7 @@ def run(
 
 
 @app.command("resume")
-@grouped
+@command
 def resume_(
     context: typer.Context,
     id: Annotated[  # noqa: A002
@@ -121,27 +113,23 @@ def resume_(
     *,
     ledger: LedgerOptions,
     cut_over: CutOverOptions,
-    kafka: Kafka = None,
-    kafka_config: KafkaConfig = None,
+    brokers: KafkaOptions,
 ) -> None:
     """Continue an open run from where it is, with the pipelines that it was opened with; workers continue.
 
     So a cut-over that was refused is tried again with other bounds. Exits with 1 if it is refused or fails again.
     """
-    with explained():
-        run = _open_run(Runs(ledger.engine(), ledger.schema), id)
-        servers = ServerOptions(
-            database_url=ledger.database_url, kafka=kafka, kafka_config=kafka_config, schema=ledger.schema
-        )
-        with (
-            servers.job(context, *run.pipelines) as of,
-            _driven(of, cut_over, None, as_json=ledger.as_json) as drive,
-        ):
-            drive(lambda reload: _opened(reload, run.id, Strategy.MERGE, ""))
+    run = _open_run(Runs(ledger.engine(), ledger.schema), id)
+    servers = ServerOptions(database_url=ledger.database_url, schema=ledger.schema, **vars(brokers))
+    with (
+        servers.job(context, *run.pipelines) as of,
+        _driven(of, cut_over, None, as_json=ledger.as_json) as drive,
+    ):
+        drive(lambda reload: _opened(reload, run.id, "merge", ""))
 
 
 @app.command()
-@grouped
+@command
 def status(
     id: Annotated[UUID | None, typer.Argument(metavar="[ID]", help="One run; without it, all of them.")] = None,  # noqa: A002
     *,
@@ -152,32 +140,27 @@ def status(
 
     Reads the database alone: no brokers are asked, workers and drivers are not disturbed.
     """
-    with explained():
-        engine = ledger.engine()
-        if id is not None:
-            at = progress_of(engine, ledger.schema, id)
-            if ledger.as_json:
-                typer.echo(json.dumps(shown.progress_as_dict(at), indent=2))
-                return
-            for line in shown.shown(at):
-                typer.echo(line)
-            print_whole(shown.places(at))
-            for line in shown.choices(at):
-                typer.echo(line)
-            return
-        found = Runs(engine, ledger.schema).list()
+    engine = ledger.engine()
+    if id is not None:
+        at = progress_of(engine, ledger.schema, id)
         if ledger.as_json:
-            typer.echo(json.dumps([shown.as_dict(one) for one in found[:limit]], indent=2))
-        elif found:
-            print_whole(shown.listed(found[:limit]))
+            answer(shown.progress_as_dict(at), as_json=True)
         else:
-            typer.echo("no runs are on record")
-        if len(found) > limit:
-            typer.echo(f"these are the newest {limit} of {len(found)}; --limit shows more", err=True)
+            answer(None, *shown.shown(at), as_json=False)
+            shown.print_places(at)
+            answer(None, *shown.choices(at), as_json=False)
+        return
+    found = Runs(engine, ledger.schema).list()
+    if found and not ledger.as_json:
+        shown.print_list(found[:limit])
+    else:
+        answer([shown.as_dict(one) for one in found[:limit]], "no runs are on record", as_json=ledger.as_json)
+    if len(found) > limit:
+        typer.echo(f"these are the newest {limit} of {len(found)}; --limit shows more", err=True)
 
 
 @app.command()
-@grouped
+@command
 def abort(
     id: RunId,  # noqa: A002
     *,
@@ -188,19 +171,16 @@ def abort(
 
     Waits for the step in hand. Exits with 1 if the run is over already.
     """
-    with explained():
-        if not reason.strip():
-            raise ConfigError("a run is given up for a reason: say which with --reason")
-        ended = Runs(ledger.engine(), ledger.schema).abort(id, reason)
-        if ledger.as_json:
-            typer.echo(json.dumps(shown.as_dict(ended), indent=2))
-        else:
-            typer.echo(f"{id}: {shown.state(ended)}")
-            _hint(ended)
+    if not reason.strip():
+        raise ConfigError("a run is given up for a reason: say which with --reason")
+    ended = Runs(ledger.engine(), ledger.schema).abort(id, reason)
+    answer(shown.as_dict(ended), f"{id}: {shown.state(ended)}", as_json=ledger.as_json)
+    if not ledger.as_json:
+        _hint(ended)
 
 
 @app.command()
-@grouped
+@command
 def sweep(
     *,
     ledger: LedgerOptions,
@@ -212,22 +192,17 @@ def sweep(
 
     Exits with 1 if something is in use still: it is left for the next time.
     """
-    with explained():
-        runs = Runs(ledger.engine(), ledger.schema)
-        swept = runs.sweep(ago(gone_after, "--gone-after"))
-        left = [one for one in runs.list() if not one.is_open and not one.swept]
-        if ledger.as_json:
-            report = {"swept": [str(one) for one in swept], "left": [shown.as_dict(one) for one in left]}
-            typer.echo(json.dumps(report, indent=2))
-        else:
-            for one in swept:
-                typer.echo(f"{one}: nothing is left of it")
-            if not swept and not left:
-                typer.echo("there is nothing to sweep")
-        for run in left:
-            typer.echo(f"{run.id}: schema {run.staging_schema} is in use still, or holds what others made", err=True)
-        if left:
-            raise typer.Exit(FAILED)
+    runs = Runs(ledger.engine(), ledger.schema)
+    swept = runs.sweep(ago(gone_after, "--gone-after"))
+    left = [one for one in runs.list() if not one.is_open and not one.swept]
+    lines = [f"{one}: nothing is left of it" for one in swept]
+    if not swept and not left:
+        lines = ["there is nothing to sweep"]
+    answer({"swept": swept, "left": [shown.as_dict(one) for one in left]}, *lines, as_json=ledger.as_json)
+    for run in left:
+        typer.echo(f"{run.id}: schema {run.staging_schema} is in use still, or holds what others made", err=True)
+    if left:
+        raise typer.Exit(FAILED)
 
 
 # -- inside ------------------------------------------------------------------------------------------------
@@ -282,7 +257,7 @@ def _driven(
                 progress.say(sentence)
             with left_open(driver):
                 outcome = reload.run(driver)
-            _tell(reload.runs.get(driver.run.id), outcome, reports, driver.notes, as_json=as_json)
+            _print(reload.runs.get(driver.run.id), outcome, reports, driver.notes, as_json=as_json)
 
         yield drive
 
@@ -307,7 +282,7 @@ def _open_run(runs: Runs, id: UUID | None) -> Run:  # noqa: A002
 
 def _opened(reload: Reload, resume: UUID | None, strategy: Strategy, reason: str) -> Driver:
     if resume is None:
-        return reload.open(strategy=strategy.value, reason=reason)
+        return reload.open(strategy=strategy, reason=reason)
     if (found := reload.runs.get(resume)).strategy in {"batch", "verify"}:
         others = f"go on with it by `{shown.resume(found)}`" if found.strategy == "batch" else "run verify again"
         raise ConfigError(f"{resume} is a {found.strategy}, and no reload: {others}")
@@ -343,24 +318,30 @@ def _left(run: Run) -> str:
     return shown.left_open(run) if run.is_open else f"{run.id} is {run.state}"
 
 
-def _tell(run: Run, outcome: CutOver, reports: Sequence[Report], notes: Sequence[str], *, as_json: bool) -> None:
-    if as_json:
-        told = {
+def _print(run: Run, outcome: CutOver, reports: Sequence[Report], notes: Sequence[str], *, as_json: bool) -> None:
+    versions = ", ".join(f"{g} at version {v}" for g, v in zip(run.groups, run.version_to, strict=True))
+    under = f"{outcome.records} records, {outcome.keys} keys" if outcome.records >= 0 else "COMMIT had no answer"
+    tries = "" if outcome.tries == 1 else f", at try {outcome.tries}"
+    answer(
+        shown.as_dict(run)
+        | {
             "lock_seconds": round(outcome.lock_seconds, 4),
             "records": outcome.records,
             "keys": outcome.keys,
             "tries": outcome.tries,
             "warnings": [*stays(run), *notes],
-            "compared": [shown.difference(one) for report in reports for one in report.tables],
-        }
-        typer.echo(json.dumps(shown.as_dict(run) | told, indent=2))
-        return
-    versions = ", ".join(f"{g} at version {v}" for g, v in zip(run.groups, run.version_to, strict=True))
-    typer.echo(f"{', '.join(run.tables)}: cut over; {versions}")
-    under = f"{outcome.records} records, {outcome.keys} keys" if outcome.records >= 0 else "COMMIT had no answer"
-    tries = "" if outcome.tries == 1 else f", at try {outcome.tries}"
-    typer.echo(f"workers waited {outcome.lock_seconds:.3f} s ({under} under the lock{tries})")
-    _hint(run)
+            "compared": [
+                {name: getattr(one, name) for name in ("table", "equal", "missing", "extra", "different")}
+                for report in reports
+                for one in report.tables
+            ],
+        },
+        f"{', '.join(run.tables)}: cut over; {versions}",
+        f"workers waited {outcome.lock_seconds:.3f} s ({under} under the lock{tries})",
+        as_json=as_json,
+    )
+    if not as_json:
+        _hint(run)
 
 
 def _hint(run: Run) -> None:

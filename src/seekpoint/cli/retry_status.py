@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Self
 
-from seekpoint.cli.dead_letter_tables import plain
-from seekpoint.cli.errors import masked
+from seekpoint.cli.errors import masked, plain
 from seekpoint.ledger import Position
 from seekpoint.ledger.claim import DELAYED, TRANSIENT
 from seekpoint.records import Partition
@@ -57,8 +56,7 @@ class RetryStatus:
     def as_dict(self) -> dict[str, Any]:
         """For machines."""
         return {name: getattr(self, name) for name in self.__slots__ if name != "partition"} | {
-            "retry_at": None if self.retry_at is None else self.retry_at.isoformat(),
-            "stopped": self.has_stopped,
+            "stopped": self.has_stopped
         }
 
     def sentence(self, now: datetime | None = None) -> str:

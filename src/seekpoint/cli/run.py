@@ -15,10 +15,10 @@ from typing import Annotated
 import typer
 
 from seekpoint import events
-from seekpoint.cli.dead_letter_tables import numbered
-from seekpoint.cli.errors import FAILED, explained, masked
+from seekpoint.cli.errors import FAILED, masked
 from seekpoint.cli.job_options import refuse_extras
-from seekpoint.cli.option_groups import ServerOptions, grouped
+from seekpoint.cli.option_groups import ServerOptions, command
+from seekpoint.cli.output import numbered
 from seekpoint.pipeline.policy import Limits
 from seekpoint.worker.target import load
 from seekpoint.worker.worker import Worker
@@ -40,7 +40,7 @@ StartWait = Annotated[
 ]
 
 
-@grouped
+@command
 def run(
     context: typer.Context,
     target: Target,
@@ -54,33 +54,28 @@ def run(
     Modules are looked for in the current directory first. Events go to stderr, unless the module itself has
     set up logging.
     """
-    with explained():
-        made = load(target, from_here=True)
-        _set_up_logging()
-        if isinstance(made, Worker):
-            refuse_extras(context, target)
-            worker = made
-        else:
-            url, settings = servers.named()
-            worker = Worker(
-                made,
-                engine=url,
-                kafka=settings,
-                schema=servers.schema,
-                limits=Limits(start_wait=start_wait),
-                accept_declaration=accept_declaration,
-            )
-        with _first_signal_told(worker):
-            worker.run()
-        health = worker.health()
-        logger.info(
-            "drained: %s in %s", numbered(health.records, "record"), numbered(health.transactions, "transaction")
+    made = load(target, from_here=True)
+    _set_up_logging()
+    if isinstance(made, Worker):
+        refuse_extras(context, target)
+        worker = made
+    else:
+        url, settings = servers.named()
+        worker = Worker(
+            made,
+            engine=url,
+            kafka=settings,
+            schema=servers.schema,
+            limits=Limits(start_wait=start_wait),
+            accept_declaration=accept_declaration,
         )
-        if stopped := sorted(health.stopped):
-            typer.echo(
-                f"error: {numbered(len(stopped), 'partition')} stopped: {', '.join(map(str, stopped))}", err=True
-            )
-            raise typer.Exit(FAILED)
+    with _first_signal_told(worker):
+        worker.run()
+    health = worker.health()
+    logger.info("drained: %s in %s", numbered(health.records, "record"), numbered(health.transactions, "transaction"))
+    if stopped := sorted(health.stopped):
+        typer.echo(f"error: {numbered(len(stopped), 'partition')} stopped: {', '.join(map(str, stopped))}", err=True)
+        raise typer.Exit(FAILED)
 
 
 @contextmanager

@@ -7,39 +7,38 @@ from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
-from rich.table import Table
-
-from seekpoint.cli.dead_letter_tables import moment, numbered, plain, table
-from seekpoint.cli.errors import masked
+from seekpoint.cli.errors import masked, plain
+from seekpoint.cli.output import cut, field, moment, numbered, print_table
 from seekpoint.cli.progress import lasting
-from seekpoint.jobs.reload import Difference, Report, Run
+from seekpoint.jobs.reload import Report, Run
 from seekpoint.jobs.runs.progress import PartitionProgress, RunProgress
 
 QUIET = timedelta(minutes=2)  # a driver that says nothing for so long, and is in no step, is looked for
+_OF_A_RUN = (
+    *("id", "strategy", "state", "is_verified", "is_open", "swept", "groups", "pipelines", "tables", "version_from"),
+    *("version_to", "driver", "driver_epoch", "opened_at", "actor", "reason"),
+)
 _PLACES = ("group", "topic", "partition", "first", "next", "end", "live", "left")
 _NUMERIC = frozenset({"partition", "first", "next", "end", "live", "left"})
 
 
-def listed(runs: Sequence[Run]) -> Table:
+def print_list(runs: Sequence[Run]) -> None:
     """Runs, one per line."""
-    return table(
-        "runs",
-        ("id", "strategy", "state", "tables", "groups", "opened at", "heard of", "error"),
+    columns = ("id", "strategy", "state", "tables", "groups", "opened at", "heard of", "error")
+    rows = (
         (
-            (
-                *(run.id, run.strategy, state(run), ", ".join(run.tables), ", ".join(run.groups)),
-                *(moment(run.opened_at), moment(run.changed_at), shortened(None if run.is_verified else run.error)),
-            )
-            for run in runs
-        ),
-        numeric=(),
+            run.id,
+            run.strategy,
+            state(run),
+            ", ".join(run.tables),
+            ", ".join(run.groups),
+            moment(run.opened_at),
+            moment(run.changed_at),
+            cut(None if run.is_verified else run.error),
+        )
+        for run in runs
     )
-
-
-def shortened(error: str | None) -> str:
-    """The first line of an error, without passwords."""
-    said = masked(error or "").replace("\n", " ")
-    return said if len(said) <= 80 else f"{said[:79]}…"
+    print_table("runs", columns, rows, numeric=())
 
 
 def state(run: Run) -> str:
@@ -50,31 +49,10 @@ def state(run: Run) -> str:
 
 def as_dict(run: Run) -> dict[str, Any]:
     """One run for programs."""
-    return {
-        "id": str(run.id),
-        "strategy": run.strategy,
-        "state": run.state,
-        "is_verified": run.is_verified,
-        "is_open": run.is_open,
-        "swept": run.swept,
-        "groups": list(run.groups),
-        "pipelines": list(run.pipelines),
-        "tables": list(run.tables),
-        "version_from": list(run.version_from),
-        "version_to": list(run.version_to),
-        "driver": run.driver,
-        "driver_epoch": run.driver_epoch,
-        "opened_at": run.opened_at.isoformat(),
-        "heard_of_at": run.changed_at.isoformat(),
-        "actor": run.actor,
-        "reason": run.reason,
+    return {name: getattr(run, name) for name in _OF_A_RUN} | {
+        "heard_of_at": run.changed_at,
         "error": None if run.error is None else masked(run.error),
     }
-
-
-def difference(found: Difference) -> dict[str, Any]:
-    """The counts of one table's comparison for programs."""
-    return {name: getattr(found, name) for name in ("table", "equal", "missing", "extra", "different")}
 
 
 def differences(report: Report) -> Iterator[str]:
@@ -114,22 +92,22 @@ def shown(at: RunProgress) -> Iterator[str]:
     """One run, line by line."""
     run = at.run
     yield f"{run.strategy if run.strategy in {'batch', 'verify'} else 'reload'} {run.id}: {state(run)}"
-    yield _field("strategy", run.strategy)
-    yield _field("tables", ", ".join(run.tables))
+    yield field("strategy", run.strategy)
+    yield field("tables", ", ".join(run.tables))
     for group, name, old, new in zip(run.groups, run.pipelines, run.version_from, run.version_to, strict=True):
         versions = f"version {old}" if old == new else f"version {old} → {new}"
-        yield _field("group", f"{group}, {versions}{f', {name}' if name else ''}")
-    yield _field("opened", f"{moment(run.opened_at)} by {run.actor}: {run.reason}")
-    yield _field("driver", f"{run.driver} (epoch {run.driver_epoch}), {_heard(at)}")
+        yield field("group", f"{group}, {versions}{f', {name}' if name else ''}")
+    yield field("opened", f"{moment(run.opened_at)} by {run.actor}: {run.reason}")
+    yield field("driver", f"{run.driver} (epoch {run.driver_epoch}), {_heard(at)}")
     if at.left is not None:
-        yield _field("left", f"{numbered(at.left, 'offset')} in {numbered(len(at.places), 'partition')}")
+        yield field("left", f"{numbered(at.left, 'offset')} in {numbered(len(at.places), 'partition')}")
     if run.error and not run.is_verified:
-        yield _field("error", masked(run.error))
+        yield field("error", masked(run.error))
 
 
-def places(at: RunProgress) -> Table:
+def print_places(at: RunProgress) -> None:
     """Its partitions."""
-    return table("", _PLACES, (_row(place, at) for place in at.places), numeric=_NUMERIC)
+    print_table("", _PLACES, (_row(place, at) for place in at.places), numeric=_NUMERIC)
 
 
 def _row(place: PartitionProgress, at: RunProgress) -> Sequence[object]:
@@ -155,17 +133,17 @@ def choices(at: RunProgress) -> Iterator[str]:
 
 def begin(run: Run) -> str:
     """The command that opens one like it."""
-    names = " ".join(shlex.quote(name or "MODULE:NAME") for name in run.pipelines)
-    if run.strategy == "batch":
-        return f"seekpoint batch {names}"
-    strategy = "" if run.strategy == "merge" else f" --strategy {run.strategy}"
-    return f"seekpoint reload run {names}{strategy}"
+    return _command(run) + ("" if run.strategy in {"batch", "merge"} else f" --strategy {run.strategy}")
 
 
 def resume(run: Run) -> str:
     """The command that goes on with it."""
+    return f"{_command(run)} --resume {run.id}"
+
+
+def _command(run: Run) -> str:
     names = " ".join(shlex.quote(name or "MODULE:NAME") for name in run.pipelines)
-    return f"seekpoint {'batch' if run.strategy == 'batch' else 'reload run'} {names} --resume {run.id}"
+    return f"seekpoint {'batch' if run.strategy == 'batch' else 'reload run'} {names}"
 
 
 def abort(run: Run) -> str:
@@ -190,7 +168,3 @@ def _heard(at: RunProgress) -> str:
 
 def _is_quiet(at: RunProgress) -> bool:
     return at.silent > QUIET and not at.in_step
-
-
-def _field(name: str, said: str) -> str:
-    return f"  {name:<9} {plain(said)}"

@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
-from rich.text import Text
 from sqlalchemy import Engine, select
 
-from seekpoint.cli.dead_letter_tables import plain, print_whole
-from seekpoint.cli.errors import FAILED, explained, masked
-from seekpoint.cli.options import (
-    AsJson,
-    DatabaseUrl,
-    Kafka,
-    KafkaConfig,
-    Schema,
-    kafka_settings,
-    one_off_engine,
-    without,
-)
+from seekpoint.cli.errors import FAILED, masked, plain
+from seekpoint.cli.option_groups import KafkaOptions, LedgerOptions, command
+from seekpoint.cli.options import require_brokers
+from seekpoint.cli.output import answer, moment, print_table
 from seekpoint.cli.retry_status import RetryStatus
-from seekpoint.errors import ConfigError, KafkaUnavailable, StandbyRequired
+from seekpoint.errors import KafkaUnavailable, StandbyRequired
 from seekpoint.kafka.identity import Identity
 from seekpoint.kafka.watermarks import Watermarks
 from seekpoint.ledger import Ledger, Position, Stop
 from seekpoint.ledger.dead_letters import DeadLetters
-from seekpoint.ledger.revision import check
-from seekpoint.ledger.tables import DEFAULT_SCHEMA, consumer_group, in_schema
+from seekpoint.ledger.tables import consumer_group, in_schema
 from seekpoint.records import Partition
 
 KAFKA_TIMEOUT = 10.0  # seconds
@@ -64,22 +52,15 @@ class Line:
 
     def as_dict(self) -> dict[str, Any]:
         """The line for machines."""
-        at, waits, stop, run = self.committed_at, self.retry, self.stop, self.reload
+        retry, stop, run = self.retry, self.stop, self.reload
         return {name: getattr(self, name) for name in self.__slots__} | {
-            "committed_at": None if at is None else at.isoformat(),
-            "retry": None if waits is None else waits.as_dict(),
+            "retry": None if retry is None else retry.as_dict(),
             "stop": None
             if stop is None
-            else {
-                "kind": stop.kind,
-                "offset": stop.offset,
-                "message": plain(masked(stop.message)),
-                "choices": [plain(masked(choice)) for choice in stop.choices],
-                "at": stop.at.isoformat(),
-            },
+            else asdict(stop) | {"message": _plain(stop.message), "choices": list(map(_plain, stop.choices))},
             "reload": None
             if run is None
-            else {"run": str(run.run), "state": run.state, "version": run.version, "driver": run.driver},
+            else {"run": run.run, "state": run.state, "version": run.version, "driver": run.driver},
         }
 
     @property
@@ -88,10 +69,9 @@ class Line:
         where, found = Partition(self.topic, self.partition), []
         if self.stop is not None:
             at = self.stop
-            choices = "".join(f"\n  - {plain(masked(choice))}" for choice in at.choices)
-            message = plain(masked(at.message))
+            choices = "".join(f"\n  - {_plain(choice)}" for choice in at.choices)
             since = f"{at.at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
-            found.append(f"{where} stopped at offset {at.offset} on {since} ({at.kind}): {message}{choices}")
+            found.append(f"{where} stopped at offset {at.offset} on {since} ({at.kind}): {_plain(at.message)}{choices}")
         elif self.retry is not None and self.retry.has_stopped:
             found.append(self.retry.sentence())
         if self.end is not None and self.next > self.end:
@@ -102,14 +82,12 @@ class Line:
         return found
 
 
+@command
 def status(
     group: Annotated[str, typer.Argument(help="The group's name, as the pipeline declares it.")],
     *,
-    database_url: DatabaseUrl,
-    kafka: Kafka = None,
-    kafka_config: KafkaConfig = None,
-    schema: Schema = DEFAULT_SCHEMA,
-    as_json: AsJson = False,
+    ledger: LedgerOptions,
+    brokers: KafkaOptions,
 ) -> None:
     """Show where a group stands: next offset, end of the log, lag, open dead letters, epoch, owner of each partition.
 
@@ -119,36 +97,33 @@ def status(
     end and lag are empty. Reads only; workers are not disturbed. Exits with 1 where a partition is stopped, or is past
     the end of its log, where no broker answers, and where a topic is gone or was created again.
     """
-    with explained():
-        engine = one_off_engine(database_url)
-        settings = kafka_settings(kafka, kafka_config)
-        if settings and (problem := without(settings)) is not None:
-            raise ConfigError(problem)
-        known_group(engine, group, schema)
-        ledger = Ledger(engine, group, schema=schema)
-        positions, dead, runs = ledger.read(), DeadLetters(ledger).count_open(), ledger.open_reloads()
-        ends, doubts = _ends_or_doubt(positions, settings) if settings else ({}, [])
-        pause = _pause(engine, group, schema)
-        run = runs[0] if runs else None  # two of one group cannot be open: they write the same tables
-        lines = [_line(at, ends.get(at.partition), dead.get(at.partition, 0), run) for at in positions]
-        if as_json:
-            typer.echo(json.dumps([line.as_dict() | {"paused": pause} for line in lines], indent=2))
-        else:
-            print_whole(_table(group, lines))
-            if pause is not None:
-                typer.echo(
-                    plain(f"{group} is paused by {pause['by'] or 'unknown'}: {pause['reason'] or 'no reason given'}")
-                )
-            _tell(lines)
-            if run is not None:
-                typer.echo(plain(str(run)))
-        for doubt in doubts:
-            typer.echo(f"warning: {doubt}", err=True)
-        if doubts or any(line.problems for line in lines):
-            raise typer.Exit(FAILED)
+    engine, settings = ledger.engine(), brokers.settings()
+    if settings:
+        require_brokers(settings)
+    known_group(engine, group, ledger.schema)
+    stored = Ledger(engine, group, schema=ledger.schema)
+    positions, dead, runs = stored.read(), DeadLetters(stored).count_open(), stored.open_reloads()
+    ends, doubts = _ends_or_doubt(positions, settings) if settings else ({}, [])
+    pause = _pause(engine, group, ledger.schema)
+    run = runs[0] if runs else None  # two of one group cannot be open: they write the same tables
+    lines = [_line(at, ends.get(at.partition), dead.get(at.partition, 0), run) for at in positions]
+    if ledger.as_json:
+        answer([line.as_dict() | {"paused": pause} for line in lines], as_json=True)
+    else:
+        _print_table(group, lines)
+        if pause is not None:
+            paused = f"{group} is paused by {pause['by'] or 'unknown'}: {pause['reason'] or 'no reason given'}"
+            typer.echo(plain(paused))
+        _print_problems(lines)
+        if run is not None:
+            typer.echo(plain(str(run)))
+    for doubt in doubts:
+        typer.echo(f"warning: {doubt}", err=True)
+    if doubts or any(line.problems for line in lines):
+        raise typer.Exit(FAILED)
 
 
-def _tell(lines: Sequence[Line]) -> None:
+def _print_problems(lines: Sequence[Line]) -> None:
     """What partitions wait for, and what is wrong with them."""
     for line in lines:
         if line.retry is not None and not line.retry.has_stopped:
@@ -165,7 +140,7 @@ def _tell(lines: Sequence[Line]) -> None:
 def _ends_or_doubt(
     positions: Sequence[Position], settings: Mapping[str, Any]
 ) -> tuple[dict[Partition, int], list[str]]:
-    """The same as :func:`_ends`, and a doubt instead of an error where no broker answers: the ledger is shown."""
+    """As :func:`_ends`, with a doubt instead of an error where no broker answers: the ledger is shown all the same."""
     try:
         return _ends(positions, settings)
     except KafkaUnavailable as error:
@@ -184,7 +159,6 @@ def _pause(engine: Engine, group: str, schema: str) -> dict[str, str | None] | N
 def known_group(engine: Engine, group: str, schema: str) -> None:
     """Pass if the ledger knows the group; else say which ones it knows, and exit."""
     with engine.connect() as connection:
-        check(connection, schema)
         names = connection.scalars(select(consumer_group.c.name).execution_options(**in_schema(schema))).all()
     if group not in names:
         known = f"it knows {', '.join(sorted(names))}" if names else "no worker has claimed anything yet"
@@ -227,14 +201,18 @@ def _line(at: Position, end: int | None, dead: int, run: StandbyRequired | None)
     )
 
 
-def _table(group: str, lines: Sequence[Line]) -> Table:
-    table = Table(title=Text(plain(group)), title_justify="left", box=None, padding=(0, 2, 0, 0))
+def _print_table(group: str, lines: Sequence[Line]) -> None:
     numeric = ("partition", "next", "end", "lag", "dead letters", "epoch")
-    for name in ("topic", *numeric, "owner", "committed at"):
-        table.add_column(name, justify="right" if name in numeric else "left")
-    for line in lines:
-        numbers = (line.partition, line.next, line.end, line.lag, line.dead_letters, line.epoch)
-        shown = ["" if number is None else str(number) for number in numbers]
-        at = "" if line.committed_at is None else line.committed_at.isoformat(" ", "seconds")
-        table.add_row(line.topic, *shown, (line.owner or "")[:8], at)
-    return table
+    rows = (
+        (
+            *(line.topic, line.partition, line.next, line.end, line.lag, line.dead_letters, line.epoch),
+            (line.owner or "")[:8],
+            moment(line.committed_at),
+        )
+        for line in lines
+    )
+    print_table(group, ("topic", *numeric, "owner", "committed at"), rows, numeric=numeric)
+
+
+def _plain(text: str) -> str:
+    return plain(masked(text))

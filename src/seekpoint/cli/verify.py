@@ -8,11 +8,11 @@ from typing import Any
 
 import typer
 
-from seekpoint.cli.dead_letter_tables import plain, print_whole, table
-from seekpoint.cli.errors import FAILED, explained
+from seekpoint.cli.errors import FAILED, plain
 from seekpoint.cli.job_options import ArchiveRoot, Targets, terminable
-from seekpoint.cli.option_groups import ReadOptions, ServerOptions, grouped
+from seekpoint.cli.option_groups import ReadOptions, ServerOptions, command
 from seekpoint.cli.options import AsJson
+from seekpoint.cli.output import answer, print_table
 from seekpoint.cli.progress import Shown
 from seekpoint.cli.reload import reload_of
 from seekpoint.jobs.reload import Difference, Report, Sample
@@ -21,7 +21,7 @@ SHOWN = 5  # rows of each kind
 _COUNTS = ("equal", "missing", "extra", "different")
 
 
-@grouped
+@command
 def verify(
     context: typer.Context,
     targets: Targets,
@@ -36,25 +36,24 @@ def verify(
     Shows how many rows are equal, missing, extra and different, and some of them. Nothing live is touched or locked.
     Exits with 1 if one row differs.
     """
-    with explained():
-        with (
-            servers.job(context, *targets) as of,
-            terminable(),
-            Shown(as_json=as_json) as progress,
-            reload_of(of, progress, read, archive) as reload,
-        ):
-            report = reload.verify()
-        if as_json:
-            typer.echo(json.dumps(report.as_dict(), indent=2, default=str))
-        else:
-            _print(report)
-        if not report.is_empty:
-            raise typer.Exit(FAILED)
+    with (
+        servers.job(context, *targets) as of,
+        terminable(),
+        Shown(as_json=as_json) as progress,
+        reload_of(of, progress, read, archive) as reload,
+    ):
+        report = reload.verify()
+    if as_json:
+        answer(report.as_dict(), as_json=True)
+    else:
+        _print(report)
+    if not report.is_empty:
+        raise typer.Exit(FAILED)
 
 
 def _print(report: Report) -> None:
     rows = [(one.table, *(f"{getattr(one, name):,}" for name in _COUNTS)) for one in report.tables]
-    print_whole(table("", ("table", *_COUNTS), rows, numeric=_COUNTS))
+    print_table("", ("table", *_COUNTS), rows, numeric=_COUNTS)
     for one in report.tables:
         for kind in _COUNTS[1:]:
             _print_some(one, kind)

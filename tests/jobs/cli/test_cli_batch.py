@@ -26,7 +26,7 @@ def test_a_batch_applies_what_is_new(terminal: Terminal, shop: Shop) -> None:
     result = terminal.job("batch", name="old")
     assert f"{shop.group}: 121 records applied: " in result.stdout
     assert f"rows for {shop.schema}.orders" in result.stdout
-    assert f"{shop.topic}/0 stands at offset 121" in result.stdout
+    assert f"{shop.topic}/0 is at offset 121" in result.stdout
     assert "staging: 121 records" in result.stderr
     assert shop.rows() == doubled(FIRST, by=1)
     again = terminal.job("batch", name="old")

@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import Connection, create_engine, text
 
 from seekpoint import Append, Limits, Text, Upsert, events
-from seekpoint.cli.explain import _told
+from seekpoint.cli.explain import describe
 from seekpoint.errors import ConfigError, ReloadRefused
 from seekpoint.jobs.batch import BatchJob
 from seekpoint.jobs.reload import Driver, Generation, Generations, Reload
@@ -748,8 +748,8 @@ def test_explain_looks_behind_the_view(shop: Shop) -> None:
         ("upsert", "COPY into the table, behind a savepoint"),
         ("append", "always: COPY into the table"),
     ):
-        (sink,) = _told(shop.pipeline(kind=kind), shop.engine)["sinks"]
-        assert any(road in said for said in sink["roads"].values())
+        (sink,) = describe(shop.pipeline(kind=kind), shop.engine)["sinks"]
+        assert any(road in said for said in sink["strategies"].values())
 
 
 # -- whoever else writes ---------------------------------------------------------------------------------------

@@ -1,0 +1,70 @@
+"""What commands print: tables, JSON, and text in which nothing is left that a terminal would obey."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Sequence
+from datetime import datetime
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from seekpoint.cli.errors import masked, plain
+
+CELL = 100  # characters of an error in a table
+
+
+def answer(report: Any, *lines: str, as_json: bool) -> None:
+    """Print the report as JSON, or else the lines."""
+    if as_json:
+        typer.echo(json.dumps(report, indent=2, default=_for_json))
+    else:
+        for line in lines:
+            typer.echo(plain(line, keep="\t"))
+
+
+def _for_json(value: Any) -> str:
+    return value.isoformat() if isinstance(value, datetime) else str(value)
+
+
+def print_table(
+    title: str | None, columns: Sequence[str], rows: Iterable[Sequence[object]], *, numeric: Collection[str]
+) -> None:
+    """Print rows whose cells are shown as they are: no markup, no control characters; numbers to the right.
+
+    As wide as it is: in a pipe or a narrow terminal, offsets and ids must not be cut.
+    """
+    heading = None if title is None else Text(plain(title))
+    made = Table(title=heading, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for name in columns:
+        made.add_column(name, justify="right" if name in numeric else "left")
+    for row in rows:
+        made.add_row(*(Text("" if cell is None else plain(str(cell))) for cell in row))
+    console = Console()
+    whole = console.measure(made, options=console.options.update(max_width=100_000)).maximum
+    console.width = max(console.width, whole)
+    console.print(made)
+
+
+def moment(at: datetime | None) -> str:
+    """A time, to the second; empty where there is none."""
+    return "" if at is None else at.isoformat(" ", "seconds")
+
+
+def field(name: str, said: str) -> str:
+    """A line of a description: a name, and what is said of it."""
+    return f"  {name:<9} {plain(said)}"
+
+
+def cut(error: str | None) -> str:
+    """The beginning of an error, without passwords."""
+    said = masked(error or "").replace("\n", " ")
+    return said if len(said) <= CELL else f"{said[: CELL - 1]}…"
+
+
+def numbered(count: int, noun: str) -> str:
+    """``1 record``, ``2,000 records``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -22,7 +22,7 @@ APPENDS = {
     "insert": {"insert": "always: row security is active for this role, and the server refuses COPY"},
 }
 LEARNED = "a worker learns between copy and temp_table, and reports it to its observers (WriteStrategyChanged)"
-UNSEEN = "no database is named (--database-url or SEEKPOINT_DATABASE_URL): the tables were not looked at"
+UNSEEN = "no database is named (--database-url or SEEKPOINT_DATABASE_URL): the tables were not checked"
 
 
 @command
@@ -34,7 +34,7 @@ def explain(
 ) -> None:
     """Explain what a pipeline does: topics, sinks, handler, and by which strategies an Upsert writes its rows.
 
-    With a database the tables are looked at, too, in a transaction that is rolled back: is the unique index there,
+    With a database the tables are checked, too, in a transaction that is rolled back: is the unique index there,
     can COPY go into the table itself.
     """
     pipeline = load_pipeline(target, from_here=True)
@@ -48,7 +48,7 @@ def explain(
 
 
 def describe(pipeline: Pipeline, engine: Engine | None) -> dict[str, Any]:
-    """What the command prints, for machines; with an engine the tables are looked at, too."""
+    """What the command prints, for machines; with an engine its tables are checked, too."""
     handle = pipeline.handle
     return {
         "group": pipeline.group,

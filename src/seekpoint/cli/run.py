@@ -51,7 +51,7 @@ def run(
 ) -> None:
     """Run a worker until SIGTERM or Ctrl-C, finishing the batch in hand; a second signal aborts.
 
-    Modules are looked for in the current directory first. Events go to stderr, unless the module itself has
+    Modules are imported from the current directory first. Events go to stderr, unless the module itself has
     set up logging.
     """
     made = load(target, from_here=True)

@@ -13,7 +13,7 @@ from seekpoint.cli.progress import lasting
 from seekpoint.jobs.reload import Report, Run
 from seekpoint.jobs.runs.progress import PartitionProgress, RunProgress
 
-QUIET = timedelta(minutes=2)  # a driver that says nothing for so long, and is in no step, is looked for
+QUIET = timedelta(minutes=2)  # a driver that says nothing for so long, and is in no step, may be gone
 _OF_A_RUN = (
     *("id", "strategy", "state", "is_verified", "is_open", "swept", "groups", "pipelines", "tables", "version_from"),
     *("version_to", "driver", "driver_epoch", "opened_at", "actor", "reason"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from seekpoint import events
 from seekpoint.errors import Fenced, KafkaUnavailable, PartitionStopped
@@ -25,8 +25,7 @@ class TopicIdMismatch(Exception):  # noqa: N818 -- control: rolls the transactio
         self.mismatches = mismatches
 
 
-@dataclass(frozen=True, slots=True)
-class Retry:
+class Retry(NamedTuple):
     """Run the same transaction again. ``reconcile``: ask the ledger first, for COMMIT may have taken effect."""
 
     event: Trouble
@@ -34,8 +33,7 @@ class Retry:
     ask_topic_ids: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Isolate:
+class Isolate(NamedTuple):
     """Apply the batch in parts, to find the records that fail; those that are ``named`` are known, each with its error.
 
     ``known``: the whole batch fails with this error, and need not be tried again. ``checks_deferred``: a deferred
@@ -48,16 +46,14 @@ class Isolate:
     checks_deferred: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Shrink:
+class Shrink(NamedTuple):
     """Apply the batch in parts: a statement took too long, and would take as long again."""
 
     event: Trouble
     known: Failed
 
 
-@dataclass(frozen=True, slots=True)
-class DropPartitions:
+class DropPartitions(NamedTuple):
     """Leave partitions out and run the others again: those of ``mismatches``, or those that the ledger refuses.
 
     ``gives_up``: give up where the ledger refuses none, as it was refused again and again without a reason.
@@ -68,8 +64,7 @@ class DropPartitions:
     gives_up: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class GiveUp:
+class GiveUp(NamedTuple):
     """Raise the error: another attempt at once would not help."""
 
 

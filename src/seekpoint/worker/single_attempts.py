@@ -52,14 +52,16 @@ class SingleAttempts:
 
         One that has crashed as many processes as it may is dead-lettered or stops, and no handler sees it.
         """
-        at, tries = (single.partition, single.record.offset), single.tries
+        record, tries = single.tried.record, single.tried.tries
+        at = single.claim.partition, record.offset
+        is_transient = single.tried.attempt is not None and single.tried.attempt.then == TRANSIENT
         # A failure is this record's, and is not searched for by a second call.
-        batch = self._batch(single.chunk, Outcome({at: tries}), is_single=True, is_transient=single.is_transient)
+        batch = self._batch(single.chunk, Outcome({at: tries}), is_single=True, is_transient=is_transient)
         if single.is_at_crash_limit:
-            fail(self._pipeline, batch.outcome, single.record, CrashingRecord(single.crashes), Cause.CRASHED)
+            fail(self._pipeline, batch.outcome, record, CrashingRecord(single.tried.crashes), Cause.CRASHED)
         else:
             pipeline = self._pipeline
-            then = TRANSIENT if single.is_transient else pipeline.on_poison.value
+            then = TRANSIENT if is_transient else pipeline.on_poison.value
             attempt = Attempt(at[1], tries + 1, allowed=pipeline.retry.attempts, then=then)
             if not self._is_recorded(lambda: self._ledger.record_attempts_alone([(single.claim, attempt)])):
                 return
@@ -68,19 +70,20 @@ class SingleAttempts:
         if not batch.buffer.reads:
             return
         self._assignment.scheduler.note_left(at[0], is_found=single.is_at_crash_limit)
-        if tries and not batch.outcome.excludes(single.record):
+        if tries and not batch.outcome.excludes(record):
             self._announce(events.RetrySucceeded(partition=at[0], offset=at[1], attempt=tries + 1))
 
-    def attempt_part(self, part: SuspectPart) -> None:
+    def attempt_part(self, due: SuspectPart) -> None:
         """A part of a suspect range; that it is tried is recorded before, as it may end this process."""
-        batch = self._batch(part.chunk, Outcome(), suspects=part.suspects)
-        note = SuspectNote(part.claim, part.suspects.end, part.end)
+        part, partition = due.part, due.claim.partition
+        batch = self._batch(due.chunk, Outcome(), suspects=due.suspects)
+        note = SuspectNote(due.claim, due.suspects.end, part.end)
         if not part.is_noted and not self._is_recorded(lambda: self._ledger.record_suspects_alone([note])):
             return
-        self._announce(events.SuspectPartAttempt(partition=part.partition, start=part.start, end=part.end))
-        self._commit(batch, part.claim)
+        self._announce(events.SuspectPartAttempt(partition=partition, start=part.start, end=part.end))
+        self._commit(batch, due.claim)
         if batch.buffer.reads:
-            self._assignment.scheduler.note_left(part.partition)
+            self._assignment.scheduler.note_left(partition)
 
     def _batch(self, chunk: Chunk[RawRecord], outcome: Outcome, **known: Any) -> OpenBatch:
         """A batch of this chunk and no more."""

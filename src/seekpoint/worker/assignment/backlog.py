@@ -84,15 +84,21 @@ class SuspectRange:
 
 
 class Try(NamedTuple):
-    """A record to be tried alone, ``tries`` times tried before; ``attempt`` is what was on record of it, if anything.
-
-    It is tried under suspicion alone where nothing is on record.
-    """
+    """A record for a single-record attempt; ``attempt`` is what was recorded of it, None for a suspect alone."""
 
     record: RawRecord
     start: int
-    tries: int
     attempt: Attempt | None
+
+    @property
+    def tries(self) -> int:
+        """How often it was tried before."""
+        return 0 if self.attempt is None else self.attempt.number
+
+    @property
+    def crashes(self) -> int:
+        """How many of the tries ended with their process."""
+        return 0 if self.attempt is None else self.attempt.crashes
 
 
 class Part(NamedTuple):
@@ -231,7 +237,7 @@ class Backlog:
         record = self._pop()
         if attempt is not None:  # else suspected, perhaps in front of the one on record
             self._attempt = None
-        return Try(record, start, 0 if attempt is None else attempt.number, attempt)
+        return Try(record, start, attempt)
 
     def give_part(self, most: int, at: Moment) -> Part | None:
         """The next part of a suspect range, as far as it is here and due; None where the head is in none."""

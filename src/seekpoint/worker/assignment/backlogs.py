@@ -7,17 +7,15 @@ from dataclasses import dataclass, replace
 
 from seekpoint import events
 from seekpoint.errors import Fenced, RetryLater
-from seekpoint.events import Announcer
-from seekpoint.kafka.client import Client
-from seekpoint.kafka.watermarks import Watermarks
-from seekpoint.ledger import Attempt, Claim, Ledger, SuspectNote
+from seekpoint.ledger import Attempt, Claim, SuspectNote
 from seekpoint.ledger.claim import DELAYED, TRANSIENT
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import Retry
 from seekpoint.records import Cause, Failure, Partition, RawRecord
-from seekpoint.worker.assignment.backlog import Backlog, Moment, SuspectRange, Try
+from seekpoint.worker.assignment.backlog import Backlog, Moment, Part, SuspectRange, Try
 from seekpoint.worker.assignment.chunk import Chunk, Read
-from seekpoint.worker.assignment.partitions import ActivePartition, AssignedPartitions
+from seekpoint.worker.assignment.partitions import ActivePartition
+from seekpoint.worker.assignment.resources import Resources
 
 # The least that one partition's backlog may hold, however many partitions share the limits of a batch.
 LEAST_RECORDS = 1000
@@ -28,62 +26,31 @@ EARLY = "its timestamp lies in the future: the delay is counted from when it was
 
 @dataclass(frozen=True, slots=True)
 class SingleAttempt:
-    """A record to be tried in a transaction of its own, ``tries`` times tried before.
-
-    ``deaths`` of the tries ended with their process. ``is_convicted``: it killed so many that it is not tried again.
-    ``is_transient``: the tries before ended with a transient error, of this record alone.
-    """
+    """A record to be tried in a transaction of its own; not again where it ``is_at_crash_limit``."""
 
     chunk: Chunk[RawRecord]
     claim: Claim
-    record: RawRecord
-    tries: int
-    crashes: int
+    tried: Try
     is_at_crash_limit: bool
-    is_transient: bool
-
-    @property
-    def partition(self) -> Partition:
-        """Topic and partition of the record."""
-        return self.claim.partition
 
 
 @dataclass(frozen=True, slots=True)
 class SuspectPart:
-    """Records of a suspect range, to be tried in a transaction of their own; it is on record before.
-
-    ``end`` is the offset after the part; ``is_noted``: it is on record already.
-    """
+    """Records of a suspect range, to be tried in a transaction of their own; it is recorded before."""
 
     chunk: Chunk[RawRecord]
     claim: Claim
     suspects: SuspectRange
-    start: int
-    end: int
-    is_noted: bool
-
-    @property
-    def partition(self) -> Partition:
-        """Topic and partition of the records."""
-        return self.claim.partition
+    part: Part
 
 
 class Scheduler:
     """The backlogs of one assignment. Partitions that have one take turns; those that have none are not touched."""
 
-    def __init__(
-        self,
-        partitions: AssignedPartitions,
-        client: Client,
-        ledger: Ledger,
-        watermarks: Watermarks,
-        announce: Announcer,
-        *,
-        pipeline: Pipeline | None,
-    ) -> None:
-        self._partitions, self._client, self._ledger, self._watermarks = partitions, client, ledger, watermarks
-        self._announce, self._limits = announce, ledger.limits
-        self._retry = None if pipeline is None else pipeline.retry  # None: whoever owns the loop decides all this
+    def __init__(self, resources: Resources, pipeline: Pipeline | None) -> None:
+        self._partitions, self._client, self._ledger, _, self._watermarks, self._announce = resources
+        self._limits = self._ledger.limits
+        self._retry = None if pipeline is None else pipeline.retry  # None: the loop's owner decides all this
         self._then = "" if pipeline is None else pipeline.on_poison.value
         self._delay = None if pipeline is None or pipeline.delay is None else pipeline.delay.total_seconds()
 
@@ -204,13 +171,12 @@ class Scheduler:
             if len(given) >= most:
                 break
             start = placed.position
-            if not (records := backlog.give(most - len(given), at)):
-                continue
-            last = records[-1]
-            reads[partition] = Read(placed.claim, start, last.offset + 1, last.leader_epoch, last.timestamp_ms)
-            unreadable += _unreadable(placed, records)
-            given += records
-            self._partitions.rotate(partition)
+            if records := backlog.give(most - len(given), at):
+                chunk = _chunk(placed, start, records)
+                given += records
+                reads |= chunk.reads
+                unreadable += chunk.unreadable
+                self._partitions.rotate(partition)
         return Chunk(given, reads, unreadable)
 
     def next_careful(self) -> SingleAttempt | SuspectPart | None:
@@ -219,14 +185,15 @@ class Scheduler:
         for partition, placed, backlog in self._open():
             if (tried := backlog.give_single(at)) is not None:
                 self._partitions.rotate(partition)
-                return self._single(placed, tried)
+                # An error beside the crashes is what was decided since: the worker was started again after it.
+                is_decided = tried.attempt is not None and tried.attempt.error is not None
+                at_limit = not is_decided and self._retry is not None and tried.crashes >= self._retry.crashes
+                return SingleAttempt(_chunk(placed, tried.start, [tried.record]), placed.claim, tried, at_limit)
             if (part := backlog.give_part(self._limits.batch_records, at)) is not None:
                 self._partitions.rotate(partition)
                 assert backlog.suspects is not None
-                last = part.records[-1]
-                read = Read(placed.claim, part.start, last.offset + 1, last.leader_epoch, last.timestamp_ms)
-                chunk = Chunk(part.records, {partition: read}, _unreadable(placed, part.records))
-                return SuspectPart(chunk, placed.claim, backlog.suspects, part.start, part.end, part.is_noted)
+                chunk = _chunk(placed, part.start, part.records)
+                return SuspectPart(chunk, placed.claim, backlog.suspects, part)
         return None
 
     def note_left(self, partition: Partition, *, is_found: bool = False) -> None:
@@ -239,17 +206,6 @@ class Scheduler:
         if not left:
             backlog.suspects = None
         self._announce(events.SuspectsLeft(partition=partition, left=left))
-
-    def _single(self, placed: ActivePartition, tried: Try) -> SingleAttempt:
-        record, attempt = tried.record, tried.attempt
-        read = Read(placed.claim, tried.start, record.offset + 1, record.leader_epoch, record.timestamp_ms)
-        chunk = Chunk([record], {placed.claim.partition: read}, _unreadable(placed, [record]))
-        deaths = 0 if attempt is None else attempt.crashes
-        # An error beside the deaths is a verdict that was spoken since: somebody has started the worker again.
-        is_mended = attempt is not None and attempt.error is not None
-        is_convicted = not is_mended and self._retry is not None and deaths >= self._retry.crashes
-        is_transient = attempt is not None and attempt.then == TRANSIENT
-        return SingleAttempt(chunk, placed.claim, record, tried.tries, deaths, is_convicted, is_transient)
 
     # -- tended ---------------------------------------------------------------------------------------
 
@@ -306,6 +262,9 @@ class Scheduler:
         return frozenset(partition for partition, _, backlog in self._open() if backlog.wait(at))
 
 
-def _unreadable(placed: ActivePartition, records: Sequence[RawRecord]) -> list[tuple[RawRecord, Exception]]:
-    known = placed.unreadable
-    return [(r, known[r.offset]) for r in records if r.offset in known] if known else []
+def _chunk(placed: ActivePartition, start: int, records: Sequence[RawRecord]) -> Chunk[RawRecord]:
+    """These records, which were read from ``start`` on."""
+    last, known = records[-1], placed.unreadable
+    read = Read(placed.claim, start, last.offset + 1, last.leader_epoch, last.timestamp_ms)
+    unreadable = [(r, known[r.offset]) for r in records if r.offset in known] if known else []
+    return Chunk(records, {placed.claim.partition: read}, unreadable)

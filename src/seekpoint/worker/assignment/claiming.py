@@ -7,15 +7,13 @@ from dataclasses import dataclass
 
 from seekpoint import events
 from seekpoint.errors import GroupPaused
-from seekpoint.events import Announcer
-from seekpoint.kafka.identity import NO_ID, Identity
+from seekpoint.kafka.identity import NO_ID
 from seekpoint.kafka.offset_loss import unknown
-from seekpoint.kafka.watermarks import Watermarks
-from seekpoint.ledger import Claim, Ledger
+from seekpoint.ledger import Claim
 from seekpoint.pipeline.policy import StartAt
 from seekpoint.records import Partition
 from seekpoint.worker.assignment.backlogs import Scheduler
-from seekpoint.worker.assignment.partitions import AssignedPartitions
+from seekpoint.worker.assignment.resources import Resources
 
 # A broker that has lost the controller answers from old metadata until it is fenced, after 9 s by default
 # (broker.session.timeout.ms); one that has just started, for less. A topic that is unknown for longer is gone.
@@ -35,19 +33,9 @@ class _Unknown:
 class Claiming:
     """Claims what waits, for one assignment."""
 
-    def __init__(
-        self,
-        partitions: AssignedPartitions,
-        ledger: Ledger,
-        identity: Identity,
-        watermarks: Watermarks,
-        announce: Announcer,
-        *,
-        start: StartAt,
-        scheduler: Scheduler,
-    ) -> None:
-        self._partitions, self._ledger, self._identity, self._watermarks = partitions, ledger, identity, watermarks
-        self._announce, self._start, self._scheduler = announce, start, scheduler
+    def __init__(self, resources: Resources, start: StartAt, scheduler: Scheduler) -> None:
+        self._partitions, _, self._ledger, self._identity, self._watermarks, self._announce = resources
+        self._start, self._scheduler = start, scheduler
         self._to_release: list[Claim] = []
         self._paused: str | None = None
         self._claim_at = 0.0

@@ -6,14 +6,13 @@ from collections.abc import Collection, Mapping, Sequence
 
 from seekpoint import events
 from seekpoint.errors import Fenced, KafkaUnavailable
-from seekpoint.events import Announcer
-from seekpoint.kafka.identity import NO_ID, Answer, Identity
+from seekpoint.kafka.identity import NO_ID, Answer
 from seekpoint.kafka.offset_loss import classify as classify_loss
-from seekpoint.kafka.watermarks import Watermarks
-from seekpoint.ledger import Ledger, Move, Position
+from seekpoint.ledger import Move, Position
 from seekpoint.records import Partition
-from seekpoint.worker.assignment.partitions import AssignedPartitions, ClaimingPartition
+from seekpoint.worker.assignment.partitions import ClaimingPartition
 from seekpoint.worker.assignment.reconcile import Reconciler
+from seekpoint.worker.assignment.resources import Resources
 from seekpoint.worker.assignment.topic_ids import TopicIds
 
 
@@ -21,19 +20,10 @@ class IdleChecks:
     """The checks of one consumer's partitions, run every ``Limits.idle_check`` seconds."""
 
     def __init__(
-        self,
-        partitions: AssignedPartitions,
-        ledger: Ledger,
-        identity: Identity,
-        watermarks: Watermarks,
-        announce: Announcer,
-        *,
-        topics: Collection[str],
-        topic_ids: TopicIds,
-        reconciler: Reconciler,
+        self, resources: Resources, topics: Collection[str], topic_ids: TopicIds, reconciler: Reconciler
     ) -> None:
-        self._partitions, self._ledger, self._identity, self._watermarks = partitions, ledger, identity, watermarks
-        self._announce, self._topics, self._topic_ids, self._reconciler = announce, topics, topic_ids, reconciler
+        self._partitions, _, self._ledger, self._identity, self._watermarks, self._announce = resources
+        self._topics, self._topic_ids, self._reconciler = topics, topic_ids, reconciler
         self._next = 0.0  # when they run next, by the monotonic clock
 
     def run_soon(self) -> None:

@@ -13,12 +13,12 @@ from time import monotonic
 
 from seekpoint import events
 from seekpoint.errors import Fenced
-from seekpoint.events import Announcer
-from seekpoint.ledger import Claim, Ledger, Position
+from seekpoint.ledger import Claim, Position
 from seekpoint.postgres.backoff import Backoff
 from seekpoint.records import Partition
 from seekpoint.worker.assignment.claiming import Claiming
-from seekpoint.worker.assignment.partitions import ActivePartition, AssignedPartitions, ClaimingPartition
+from seekpoint.worker.assignment.partitions import ActivePartition, ClaimingPartition
+from seekpoint.worker.assignment.resources import Resources
 
 
 class Standing(Enum):
@@ -45,17 +45,9 @@ def classify(row: Position | None, active: ActivePartition, start: int | None) -
 class Reconciler:
     """Brings the partitions of one consumer in line with the ledger. ``has_group``: Kafka assigns the partitions."""
 
-    def __init__(
-        self,
-        partitions: AssignedPartitions,
-        claiming: Claiming,
-        ledger: Ledger,
-        announce: Announcer,
-        *,
-        has_group: bool,
-    ) -> None:
-        self._partitions, self._claiming, self._ledger, self._announce = partitions, claiming, ledger, announce
-        self._has_group = has_group
+    def __init__(self, resources: Resources, claiming: Claiming, *, has_group: bool) -> None:
+        self._partitions, self._ledger, self._announce = resources.partitions, resources.ledger, resources.announce
+        self._claiming, self._has_group = claiming, has_group
         self._chance = random.Random()  # noqa: S311 -- jitter
         self.reset_backoff()
 

@@ -28,6 +28,7 @@ from seekpoint.worker.assignment.claiming import Claiming
 from seekpoint.worker.assignment.idle_checks import IdleChecks
 from seekpoint.worker.assignment.partitions import ActivePartition, AssignedPartitions, ClaimingPartition
 from seekpoint.worker.assignment.reconcile import Reconciler
+from seekpoint.worker.assignment.resources import Resources
 from seekpoint.worker.assignment.topic_ids import TopicIds
 
 
@@ -57,23 +58,13 @@ class WorkerAssignment:
         self.client = Client(consumer, kafka)
         self.identity = Identity(kafka, ledger.limits.kafka_timeout)
         self._watermarks = Watermarks(self.identity, committed=kafka.get("isolation.level") != "read_uncommitted")
-        self._partitions = owned = AssignedPartitions(self.client, announce)
-        self.scheduler = Scheduler(owned, self.client, ledger, self._watermarks, announce, pipeline=pipeline)
-        self._claiming = Claiming(
-            owned, ledger, self.identity, self._watermarks, announce, start=start, scheduler=self.scheduler
-        )
-        self._topic_ids = TopicIds(owned, self._claiming)
-        self._reconciler = Reconciler(owned, self._claiming, ledger, announce, has_group=self._fixed is None)
-        self._checks = IdleChecks(
-            owned,
-            ledger,
-            self.identity,
-            self._watermarks,
-            announce,
-            topics=self._topics,
-            topic_ids=self._topic_ids,
-            reconciler=self._reconciler,
-        )
+        self._partitions = AssignedPartitions(self.client, announce)
+        resources = Resources(self._partitions, self.client, ledger, self.identity, self._watermarks, announce)
+        self.scheduler = Scheduler(resources, pipeline)
+        self._claiming = Claiming(resources, start, self.scheduler)
+        self._topic_ids = TopicIds(self._partitions, self._claiming)
+        self._reconciler = Reconciler(resources, self._claiming, has_group=self._fixed is None)
+        self._checks = IdleChecks(resources, self._topics, self._topic_ids, self._reconciler)
 
     @property
     def active(self) -> Mapping[Partition, ActivePartition]:

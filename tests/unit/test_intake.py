@@ -68,7 +68,7 @@ def offsets(chunks: Iterable[Iterable[RawRecord]]) -> list[tuple[str, int]]:
 
 def left(batch: OpenBatch) -> list[tuple[str, int]]:
     """What was read so far and is to be applied."""
-    return offsets(batch.outcome.admit(records, batch.buffer.unreadable) for records in batch.buffer.replay())
+    return offsets([r for r in records if batch.admits(r)] for records in batch.buffer.replay())
 
 
 def stop(partition: Partition, offset: int) -> PoisonStop:

@@ -99,10 +99,14 @@ def _is_defined(sqlstate: str) -> bool:
     return True
 
 
+def driver_error(error: BaseException) -> Any:
+    """The driver's error, where SQLAlchemy has wrapped it; else the error itself."""
+    return error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+
+
 def sqlstate(error: BaseException) -> str | None:
     """The SQLSTATE of a database error, None for a lost connection or another kind of error."""
-    inner: Any = error.orig if isinstance(error, DBAPIError) else error
-    code = getattr(inner, "sqlstate", None)
+    code = getattr(driver_error(error), "sqlstate", None)
     return code if isinstance(code, str) else None
 
 
@@ -110,7 +114,7 @@ def is_transient(error: BaseException) -> bool:
     """Whether a database error may pass: the same may succeed when it is tried again."""
     if _pool_is_busy(error):
         return True
-    inner = error.orig if isinstance(error, DBAPIError) else error
+    inner = driver_error(error)
     if not isinstance(inner, psycopg.Error):
         return False
     code = sqlstate(error)
@@ -126,7 +130,7 @@ def is_conflict(error: BaseException) -> bool:
 
 def is_database_error(error: BaseException) -> bool:
     """Whether our database, its driver or SQLAlchemy's use of it raised this; a handler may use other drivers, too."""
-    return isinstance(error.orig if isinstance(error, DBAPIError) else error, psycopg.Error)
+    return isinstance(driver_error(error), psycopg.Error)
 
 
 def is_data_error(error: BaseException) -> bool:
@@ -135,8 +139,7 @@ def is_data_error(error: BaseException) -> bool:
     Without an SQLSTATE it never reached the server: then it is the driver that cannot write a value (a NUL character,
     a dict where the statement has a plain parameter).
     """
-    inner = error.orig if isinstance(error, DBAPIError) else error
-    code = sqlstate(error)
+    inner, code = driver_error(error), sqlstate(error)
     if code is None:
         unwritable = isinstance(inner, psycopg.ProgrammingError) and str(inner).startswith("cannot adapt type")
         return isinstance(inner, psycopg.DataError) or unwritable

@@ -24,6 +24,7 @@ from seekpoint.postgres.sqlstates import (
     UNDEFINED_COLUMN,
     UNDEFINED_TABLE,
     WRONG_OBJECT_TYPE,
+    driver_error,
 )
 from seekpoint.sinks.catalog import quoted
 from seekpoint.sinks.copy import driver_of
@@ -73,7 +74,7 @@ def explained(sink: str) -> Iterator[None]:
     try:
         yield
     except (psycopg.Error, DBAPIError) as error:
-        cause: Any = error.orig if isinstance(error, DBAPIError) else error
+        cause = driver_error(error)
         if (remedy := _REMEDIES.get(cause.sqlstate or "")) is None:
             raise
         said = [cause.diag.message_primary, *getattr(cause, "__notes__", ())]

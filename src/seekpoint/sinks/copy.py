@@ -70,8 +70,22 @@ class _QuietWriter(LibpqWriter):
             super().finish(exc)
 
 
-def begin_copy(cursor: psycopg.Cursor[Any], statement: sql.Composed) -> AbstractContextManager[psycopg.Copy]:
-    """The cursor's COPY."""
+def begin_copy(
+    cursor: psycopg.Cursor[Any],
+    path: Sequence[str],
+    columns: Sequence[str],
+    *,
+    by_insert: bool,
+    encoding: str | None = None,
+) -> AbstractContextManager[psycopg.Copy]:
+    """COPY into these columns, or INSERT of the same text; ``encoding`` is the text's, by default the session's."""
+    if by_insert:
+        return psycopg.Copy(cursor, writer=Inserts(cursor, path, columns, encoding))
+    statement = sql.SQL("COPY {} ({}) FROM STDIN{}").format(
+        sql.Identifier(*path),
+        sql.SQL(", ").join(map(sql.Identifier, columns)),
+        sql.SQL(f" (ENCODING '{encoding}')" if encoding else ""),
+    )
     return cursor.copy(statement, writer=_QuietWriter(cursor))
 
 
@@ -164,14 +178,8 @@ class _Copy:
             self._depths = types_now(self._driver, self._path).json
         self._cursor = self._stack.enter_context(writing_cursor(self._driver))
         self._json = JsonValues(self._cursor, columns, self._depths)
-        if self._by_insert:
-            inserts = Inserts(self._cursor, self._path, columns)
-            self._copy = self._stack.enter_context(psycopg.Copy(self._cursor, writer=inserts))
-            return self._copy
-        statement = sql.SQL("COPY {} ({}) FROM STDIN").format(
-            sql.Identifier(*self._path), sql.SQL(", ").join(map(sql.Identifier, columns))
-        )
-        self._copy = self._stack.enter_context(begin_copy(self._cursor, statement))
+        copy = begin_copy(self._cursor, self._path, columns, by_insert=self._by_insert)
+        self._copy = self._stack.enter_context(copy)
         return self._copy
 
 

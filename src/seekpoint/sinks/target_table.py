@@ -19,6 +19,8 @@ from seekpoint.postgres.sqlstates import (
     OBJECT_NOT_IN_PREREQUISITE_STATE,
     UNDEFINED_TABLE,
     WRONG_OBJECT_TYPE,
+    driver_error,
+    sqlstate,
 )
 from seekpoint.sinks.catalog import quoted
 from seekpoint.sinks.copy import driver_of
@@ -108,8 +110,8 @@ def target_path(tx: Connection, path: Sequence[str]) -> Iterator[tuple[str, ...]
     try:
         yield where or name
     except (psycopg.Error, DBAPIError) as error:
-        cause: Any = error.orig if isinstance(error, DBAPIError) else error
-        if getattr(cause, "sqlstate", None) not in _MOVED or not (was_known or may_be_new):
+        cause = driver_error(error)
+        if sqlstate(error) not in _MOVED or not (was_known or may_be_new):
             raise
         _forget(tx, name)
         refused.add(found)

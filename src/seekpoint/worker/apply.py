@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import repeat
@@ -24,7 +24,6 @@ from typing import NamedTuple, TypeVar
 import psycopg
 from sqlalchemy import Result as StatementResult
 from sqlalchemy import text
-from sqlalchemy.exc import DBAPIError
 
 from seekpoint.errors import CodecUnavailable, ConfigError, HandlerMisuse, Poison
 from seekpoint.pipeline.batch import Batch
@@ -35,6 +34,7 @@ from seekpoint.postgres.deferred import Last
 from seekpoint.postgres.sqlstates import (
     QUERY_CANCELED,
     Fault,
+    driver_error,
     fault_of,
     is_database_error,
     may_be_one_records,
@@ -131,11 +131,6 @@ class Mode:
         return self.attempt <= TRIES
 
 
-def driver_error(error: BaseException) -> BaseException:
-    """The driver's error, where SQLAlchemy has wrapped it."""
-    return error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
-
-
 def apply(tx: HandlerConnection, pipeline: Pipeline, batch: OpenBatch, mode: Mode, strides: Strides) -> Result:
     """Write the batch as a whole, or in parts where records fail.
 
@@ -184,7 +179,7 @@ def _apply_parts(
 def _decoded(pipeline: Pipeline, chunks: Iterable[Sequence[RawRecord]], batch: OpenBatch) -> Iterator[DecodedChunk]:
     """Each chunk, decoded: its rows at once, where values alone make them; else its records, one by one."""
     for raw in chunks:
-        each = _decode_each(pipeline, raw, batch, batch.admitted)  # begins where its records are asked for
+        each = _decode_each(pipeline, raw, batch)  # begins where its records are asked for
         rows = None if batch.buffer.unreadable else pipeline.rows_at_once(raw)
         yield raw, rows, [] if rows is not None else [*each]
 
@@ -238,7 +233,7 @@ def _stream(
 def _written(pipeline: Pipeline, batch: OpenBatch) -> Iterator[RawRecord]:
     """The record of each row that was streamed, made again: nothing of it was kept. Begins when it is asked."""
     for raw in batch.buffer.replay():
-        for one in _decode_each(pipeline, raw, batch, batch.admitted):
+        for one in _decode_each(pipeline, raw, batch):
             yield from repeat(one.raw, len(one.rows[0]))
 
 
@@ -274,15 +269,10 @@ def decode_record(pipeline: Pipeline, raw: RawRecord, unreadable: Exception | No
     return DecodedRecord(raw, record, rows)
 
 
-def _decode_each(
-    pipeline: Pipeline,
-    raw: Sequence[RawRecord],
-    batch: OpenBatch,
-    admitted: Callable[[Sequence[RawRecord]], Iterable[RawRecord]],
-) -> Iterator[DecodedRecord]:
+def _decode_each(pipeline: Pipeline, raw: Sequence[RawRecord], batch: OpenBatch) -> Iterator[DecodedRecord]:
     """Each record with its rows for each sink; for one that has none, the failure policy decides."""
     unreadable = batch.buffer.unreadable
-    for one in admitted(raw):
+    for one in batch.admitted(raw):
         unread = unreadable.get((Partition(one.topic, one.partition), one.offset)) if unreadable else None
         try:
             decoded = decode_record(pipeline, one, unread)
@@ -304,8 +294,7 @@ def _refused(sink: Sink, number: int, written: Iterable[RawRecord], refused: Row
 
 def _of(sink: Sink, error: Exception) -> Exception:
     """The error, with a note that names the sink's tables: not every message of the database does."""
-    told = error.orig if isinstance(error, DBAPIError) and isinstance(error.orig, Exception) else error
-    add_note(told, f"in a row for {', '.join(sink.tables)}")
+    add_note(driver_error(error), f"in a row for {', '.join(sink.tables)}")
     return error
 
 
@@ -338,18 +327,13 @@ def _handle(tx: HandlerConnection, handle: Handler, made: Sequence[DecodedRecord
 def _require_nothing(who: str, returned: object) -> None:
     """Raise HandlerMisuse for anything but None or the result of a statement."""
     if returned is not None and not isinstance(returned, StatementResult):
-        _close(returned)
+        if inspect.iscoroutine(returned) or inspect.isgenerator(returned):
+            returned.close()  # else Python reports that it was never awaited, far from here
         raise HandlerMisuse(
             f"{who} returned {_an(type(returned).__name__)}, which is never run, read or awaited: do the work "
             "inside the handler, and return None. (Loop over a map, a filter or a generator; call a partial; ask a "
             "Future for its result(); run a coroutine with asyncio.run)"
         )
-
-
-def _close(returned: object) -> None:
-    """What was never begun says so when it is thrown away, far from here."""
-    if inspect.iscoroutine(returned) or inspect.isgenerator(returned):
-        returned.close()
 
 
 def _an(name: str) -> str:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from time import monotonic
-from typing import TypeVar
+from typing import Any
 
 from seekpoint import events
 from seekpoint.errors import PartitionStopped
 from seekpoint.postgres.user_code_time import Stopwatch
 from seekpoint.records import Partition
-
-V = TypeVar("V")
 
 STALE_AFTER = 60.0  # seconds without progress while records wait or something is in trouble
 MARGIN = 0.1  # of Limits.transaction_age: by then the server has ended the transaction, and a handler has noticed
@@ -91,28 +89,18 @@ class HealthBoard:
                     self._draining = True
                 case events.BatchOpened():
                     self._in_hand = True
-                case events.Committed() | events.Refused() | events.PartitionStopped():
-                    self._in_hand = False
-                case events.DatabaseTrouble() | events.CodecTrouble():
+                case (
+                    events.Committed()
+                    | events.Refused()
+                    | events.PartitionStopped()
+                    | events.DatabaseTrouble()
+                    | events.CodecTrouble()
+                ):
                     self._in_hand = False
             if not (self._in_hand or h.trouble is not None or _has_work(h)):
                 self._due_since = None
             elif self._due_since is None or isinstance(event, events.Committed):
                 self._due_since = event.at
-
-    def _revoked(self, h: Health, *gone: Partition) -> Health:
-        """Without the partitions that are another's now."""
-        # Leaving decides nothing: what is stopped stays so, and is reported at the end.
-        stopped = dict(h.stopped) if self._draining else _without(h.stopped, *gone)
-        return replace(
-            h,
-            positions=_without(h.positions, *gone),
-            stopped=stopped,
-            lag=_without(h.lag, *gone),
-            lag_unknown=h.lag_unknown - {*gone},
-            retrying=_without(h.retrying, *gone),
-            suspects=_without(h.suspects, *gone),
-        )
 
     def _fold(self, h: Health, event: events.Event) -> Health:  # noqa: PLR0911, PLR0912, C901 -- one case per event
         match event:
@@ -130,16 +118,16 @@ class HealthBoard:
             case events.WorkerStopped():
                 return replace(h, live=False, ready=False, standby=None, error=event.error)
             case events.Activated():
-                h = replace(h, suspects=_without(h.suspects, event.partition))
-                stopped, retrying = _without(h.stopped, event.partition), _without(h.retrying, event.partition)
-                return replace(
-                    h, positions={**h.positions, event.partition: event.offset}, stopped=stopped, retrying=retrying
-                )
+                h = _without(h, {event.partition}, "suspects", "stopped", "retrying")
+                return replace(h, positions={**h.positions, event.partition: event.offset})
             case events.Revoked() | events.Released():
-                return self._revoked(h, *event.partitions)
+                gone = set(event.partitions)
+                h = _without(h, gone, "positions", "lag", "retrying", "suspects")
+                h = replace(h, lag_unknown=h.lag_unknown - gone)
+                return h if self._draining else _without(h, gone, "stopped")  # leaving decides nothing
             case events.PartitionStopped():
-                retrying = _without(h.retrying, event.partition)
-                return replace(h, stopped={**h.stopped, event.partition: event.error}, retrying=retrying)
+                h = _without(h, {event.partition}, "retrying")
+                return replace(h, stopped={**h.stopped, event.partition: event.error})
             case events.SuspectsLeft():
                 known = {**h.suspects, event.partition: event.left}
                 return replace(h, suspects={p: left for p, left in known.items() if left})
@@ -147,11 +135,11 @@ class HealthBoard:
                 return replace(h, retrying={**h.retrying, event.partition: event})
             case events.Committed():
                 moved = {span.partition: span.end for span in event.spans}
-                passed = [p for p, at in h.retrying.items() if moved.get(p, 0) > at.offset]
+                if passed := {p for p, at in h.retrying.items() if moved.get(p, 0) > at.offset}:
+                    h = _without(h, passed, "retrying")
                 return replace(
                     h,
                     positions={**h.positions, **moved},
-                    retrying=_without(h.retrying, *passed) if passed else h.retrying,
                     records=h.records + event.records,
                     transactions=h.transactions + 1,
                     last_commit=event.at,
@@ -171,8 +159,10 @@ class HealthBoard:
                 return h
 
 
-def _without(known: Mapping[Partition, V], *gone: Partition) -> dict[Partition, V]:
-    return {partition: value for partition, value in known.items() if partition not in gone}
+def _without(h: Health, gone: Collection[Partition], *names: str) -> Health:
+    """The state without these partitions in the mappings of these names."""
+    kept: dict[str, Any] = {n: {p: one for p, one in getattr(h, n).items() if p not in gone} for n in names}
+    return replace(h, **kept)
 
 
 def _has_work(h: Health) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Self
 
 from seekpoint.errors import HandlerMisuse, PartitionStopped
 from seekpoint.kafka.identity import Answer
@@ -176,10 +175,6 @@ class Outcome:
             else:
                 self.add_dead_letter(dead_letter)
 
-    def admit(self, records: Sequence[RawRecord], unreadable: Mapping[Place, Exception]) -> Sequence[RawRecord]:
-        """The records that are to be applied; those that are blocked by their key become dead letters."""
-        return [r for r in records if self.admits(r, unreadable)] if self.is_filtering else records
-
     def admits(self, record: RawRecord, unreadable: Mapping[Place, Exception]) -> bool:
         """Whether the record is to be applied; one that is blocked by its key becomes a dead letter."""
         if not self.excludes(record):
@@ -242,17 +237,15 @@ def moves(buffer: Buffer, outcome: Outcome) -> list[Move]:
 def move_of(partition: Partition, buffer: Buffer, outcome: Outcome) -> Move:
     """What the batch asks of the ledger for one partition; its ``to_offset`` may be where it began."""
     read, stop = buffer.reads[partition], outcome.stops.get(partition)
-    return read.move() if stop is None else _move_to_stop(partition, read, stop.offset, buffer)
-
-
-def _move_to_stop(partition: Partition, read: Read, end: int, buffer: Buffer) -> Move:
+    if stop is None:
+        return read.move()
     last = None
-    for r in buffer.records_of(partition):
-        if r.offset < end:
-            last = r
+    for record in buffer.records_of(partition):
+        if record.offset < stop.offset:
+            last = record
     if last is None:
         return Read(read.claim, read.start, read.start).move()
-    return Read(read.claim, read.start, end, last.leader_epoch, last.timestamp_ms).move()
+    return Read(read.claim, read.start, stop.offset, last.leader_epoch, last.timestamp_ms).move()
 
 
 @dataclass(slots=True)
@@ -269,16 +262,10 @@ class OpenBatch:
     is_transient: bool = False
     suspects: SuspectRange | None = None
 
-    def blocking(self, keys: DeadKeys | None) -> Self:
-        """This batch, with the records blocked that come after an open dead letter of their key."""
-        if keys is not None:
-            self.outcome.block_keys(keys)
-        return self
-
     def chunks(self) -> Iterator[Sequence[RawRecord]]:
         """The records that are to be applied, chunk by chunk, as they are drawn."""
         for records in self.buffer.chunks():
-            yield self.outcome.admit(records, self.buffer.unreadable)
+            yield [r for r in records if self.admits(r)] if self.outcome.is_filtering else records
 
     def admits(self, record: RawRecord) -> bool:
         """Whether the record is to be applied; one that is blocked by its key becomes a dead letter."""

@@ -7,7 +7,6 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import psycopg
-from psycopg import sql
 from sqlalchemy import Connection
 
 from seekpoint.codecs.arrow_protocol import Whole
@@ -17,7 +16,6 @@ from seekpoint.sinks.arrow.text import is_json, joined, lines
 from seekpoint.sinks.arrow.values import column_of
 from seekpoint.sinks.column_types import types_now
 from seekpoint.sinks.copy import Texts, Unwritable, begin_copy, driver_of, refused, writing_cursor
-from seekpoint.sinks.insert import Inserts
 from seekpoint.sinks.target_table import recalled
 
 AT_ONCE = 2000  # rows of Python's values that are turned into columns at a time
@@ -114,14 +112,9 @@ class Copies:
         types = types_now(self._driver, self._path)
         self._bases, self._depths = types.bases, {**dict.fromkeys(self._json, 0), **types.json}
         self._cursor = self._stack.enter_context(writing_cursor(self._driver))
-        if recalled(self._tx, self._path).is_secured:
-            inserts = Inserts(self._cursor, self._path, columns, "utf-8")
-            self._copy = self._stack.enter_context(psycopg.Copy(self._cursor, writer=inserts))
-            return self._copy
-        statement = sql.SQL("COPY {} ({}) FROM STDIN (ENCODING 'UTF8')").format(
-            sql.Identifier(*self._path), sql.SQL(", ").join(map(sql.Identifier, columns))
-        )
-        self._copy = self._stack.enter_context(begin_copy(self._cursor, statement))
+        by_insert = recalled(self._tx, self._path).is_secured
+        copy = begin_copy(self._cursor, self._path, columns, by_insert=by_insert, encoding="UTF8")
+        self._copy = self._stack.enter_context(copy)
         return self._copy
 
     def taken(self, line: int) -> int | None:

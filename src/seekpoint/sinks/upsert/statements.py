@@ -18,7 +18,7 @@ class Statements:
     """For rows given as arrays of text (``unnest``) and for rows in the stage."""
 
     def __init__(self, target: Target, layout: Layout) -> None:
-        self._target, self._layout = target, layout
+        self.target, self.layout = target, layout
         self._table = _name(*target.path)
         self._stage = _name("pg_temp", stage_name(target))
 
@@ -28,13 +28,13 @@ class Statements:
 
         A table that was altered meanwhile takes no rows then, and the caller asks for its layout again.
         """
-        return [list(self._layout.types), quoted(*self._target.path), list(self._layout.numbers)]
+        return [list(self.layout.types), quoted(*self.target.path), list(self.layout.numbers)]
 
     @cached_property
     def insert(self) -> sql.Composed:
         """Rows as one array per column, behind them the gate."""
-        assert self._target.columns is not None
-        columns = self._target.columns
+        assert self.target.columns is not None
+        columns = self.target.columns
         return sql.SQL("{} SELECT {} FROM {} WHERE {} {}").format(
             self._into, self._cast(columns), _given(columns), _GATE, self._conflict
         )
@@ -42,7 +42,7 @@ class Statements:
     @cached_property
     def delete(self) -> sql.Composed:
         """Tombstones as one array per column of ``Target.deletes``, behind them the gate."""
-        gone = self._target.deletes
+        gone = self.target.deletes
         return sql.SQL("DELETE FROM {} AS {} USING (SELECT {} FROM {}) AS {} WHERE {} AND {}").format(
             self._table, _STORED, self._cast(gone), _given(gone), _NEW, self._matched, _GATE
         )
@@ -50,8 +50,8 @@ class Statements:
     @cached_property
     def merge(self) -> sql.Composed:
         """From the stage, the newest row of each key, sorted by key: two writers of the same keys wait in one order."""
-        assert self._target.columns is not None
-        names = _list(map(_name, self._target.columns))
+        assert self.target.columns is not None
+        names = _list(map(_name, self.target.columns))
         return sql.SQL("{} SELECT {} FROM {} WHERE NOT {} {}").format(
             self._into, names, self._newest, _name(DELETED), self._conflict
         )
@@ -67,17 +67,17 @@ class Statements:
 
     @cached_property
     def _into(self) -> sql.Composed:
-        assert self._target.columns is not None
-        overriding = " OVERRIDING SYSTEM VALUE" if self._layout.overriding else ""
+        assert self.target.columns is not None
+        overriding = " OVERRIDING SYSTEM VALUE" if self.layout.overriding else ""
         return sql.SQL("INSERT INTO {} AS {} ({}){}").format(
-            self._table, _STORED, _list(map(_name, self._target.columns)), sql.SQL(overriding)
+            self._table, _STORED, _list(map(_name, self.target.columns)), sql.SQL(overriding)
         )
 
     @cached_property
     def _conflict(self) -> Composable:
-        target = self._target
+        target = self.target
         key = _list(map(_name, target.key))
-        known = self._layout.columns
+        known = self.layout.columns
         changing = [name for name in target.columns or () if name not in target.key or known[name].has_spellings]
         if not changing:
             return sql.SQL("ON CONFLICT ({}) DO NOTHING").format(key)
@@ -89,39 +89,39 @@ class Statements:
 
     @cached_property
     def _matched(self) -> Composable:
-        known = self._layout.columns
+        known = self.layout.columns
         equal = [
             sql.SQL("{}.{} {} {}.{}").format(_STORED, name, _as_sql(known[one].equal), _NEW, name)
-            for one, name in zip(self._target.key, map(_name, self._target.key), strict=True)
+            for one, name in zip(self.target.key, map(_name, self.target.key), strict=True)
         ]
         guard = self._newer(_NEW)
         return sql.SQL(" AND ").join(equal if guard is None else [*equal, guard])
 
     def _newer(self, new: Composable) -> sql.Composed | None:
         """Whether the new row is not older than the stored one; one without an order is older than any."""
-        column = self._target.order_by or self._target.offset
+        column = self.target.order_by or self.target.offset
         if column is None:
             return None
         name = _name(column)
-        not_less = _as_sql(self._layout.columns[column].not_less)
+        not_less = _as_sql(self.layout.columns[column].not_less)
         newer = sql.SQL("{0}.{2} IS NULL OR {1}.{2} {3} {0}.{2}").format(_STORED, new, name, not_less)
         elsewhere = [
             sql.SQL(" OR {0}.{2} IS DISTINCT FROM {1}.{2}").format(_STORED, new, _name(name))
-            for name in self._target.origin
+            for name in self.target.origin
         ]
         return sql.SQL("({}{})").format(newer, sql.Composed(elsewhere))
 
     @cached_property
     def _newest(self) -> sql.Composed:
-        key = _list(map(_name, self._target.key))
-        order = sql.SQL("{} DESC, ").format(_name(self._target.order_by)) if self._target.order_by else sql.SQL("")
+        key = _list(map(_name, self.target.key))
+        order = sql.SQL("{} DESC, ").format(_name(self.target.order_by)) if self.target.order_by else sql.SQL("")
         return sql.SQL("(SELECT DISTINCT ON ({0}) * FROM {1} ORDER BY {0}, {2}{3} DESC) AS {4}").format(
             key, self._stage, order, _name(LINE), _NEW
         )
 
     def _cast(self, columns: Sequence[str]) -> sql.Composed:
         """The text as the column's type, without its modifier: only an assignment says that a text is too long."""
-        known = self._layout.columns
+        known = self.layout.columns
         return _list(
             sql.SQL("CAST({0} AS {1}) AS {0}").format(_name(name), _as_sql(known[name].type)) for name in columns
         )

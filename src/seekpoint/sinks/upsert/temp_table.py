@@ -9,9 +9,9 @@ from psycopg import sql
 from sqlalchemy import Connection
 
 from seekpoint.pipeline.sink import Row, RowRefused
-from seekpoint.sinks.catalog import DELETED, LINE, Layout, Stage, build
+from seekpoint.sinks.catalog import DELETED, LINE, Stage, build
 from seekpoint.sinks.copy import open_copy
-from seekpoint.sinks.dedupe import Deleted, Offsets, Target
+from seekpoint.sinks.dedupe import Deleted, Offsets
 from seekpoint.sinks.upsert.statements import Statements
 
 _BEHIND = 1 << 62  # lines that are told come behind those that the stage counted itself
@@ -26,9 +26,8 @@ class TempTable:
     they have other columns.
     """
 
-    def __init__(
-        self, tx: Connection, target: Target, layout: Layout, stage: Stage, *, statements: Statements, execute: Execute
-    ) -> None:
+    def __init__(self, tx: Connection, statements: Statements, stage: Stage, execute: Execute) -> None:
+        target, layout = statements.target, statements.layout
         self._tx, self._target, self._statements, self._execute = tx, target, statements, execute
         self._columns, self._depths = target.columns or target.deletes, layout.json
         self._path = ("pg_temp", stage.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -11,8 +12,8 @@ from psycopg import sql
 from sqlalchemy import Connection
 
 from seekpoint.pipeline.sink import Row, RowRefused
-from seekpoint.postgres.sqlstates import Fault, fault_of_error
-from seekpoint.sinks.catalog import Layout, Stage, survey
+from seekpoint.postgres.sqlstates import CARDINALITY_VIOLATION, Fault, fault_of_error
+from seekpoint.sinks.catalog import Stage, survey
 from seekpoint.sinks.copy import Texts, Unwritable, driver_of, writing_cursor
 from seekpoint.sinks.dedupe import Deleted, Target, dedupe
 from seekpoint.sinks.upsert.direct_copy import DirectCopy
@@ -21,29 +22,11 @@ from seekpoint.sinks.upsert.strategy import WriteStrategies, WriteStrategy, Wrot
 from seekpoint.sinks.upsert.temp_table import TempTable
 
 
+@dataclass(slots=True)
 class Known:
-    """A table's layout and statements, kept from one transaction to the next."""
+    """A table's statements, kept from one transaction to the next; they notice it where the table was altered."""
 
-    def __init__(self) -> None:
-        self._target: Target | None = None
-        self._layout: Layout | None = None
-        self._statements: Statements | None = None
-
-    def recall(self, target: Target) -> tuple[Layout, Statements] | None:
-        """What was learned last; the statements themselves notice if it is no longer true."""
-        if self._layout is None or self._statements is None or self._target != target:
-            return None
-        return self._layout, self._statements
-
-    def learn(self, target: Target, layout: Layout) -> Statements:
-        """Take over what the server said."""
-        if self._statements is None or (self._target, self._layout) != (target, layout):
-            self._target, self._layout, self._statements = target, layout, Statements(target, layout)
-        return self._statements
-
-    def forget(self) -> None:
-        """Ask the server again next time."""
-        self._layout = None
+    statements: Statements | None = None
 
 
 class _Altered(Exception):  # noqa: N818 -- control: nothing was written, the rows are run again
@@ -104,23 +87,24 @@ class UpsertWriter:
 
     def _begin(self) -> DirectCopy | TempTable:
         self._target = self._target_now()
-        layout, statements = self._ask()
+        statements = self._ask()
+        layout = statements.layout
         if self._strategies.choose(self._rows, deduped=True, direct=layout.direct) is WriteStrategy.COPY:
             return DirectCopy(self._tx, self._target.path, self._columns(), layout.json)
-        return self._staged(layout, statements)
+        return self._staged(statements)
 
     def _turn_back(self, direct: DirectCopy) -> TempTable:
         """From the table to the stage, with all that was written."""
         self._strategies.met_a_conflict()
         self._fell_back = True
-        self._way = staged = self._staged(*self._ask())
+        self._way = staged = self._staged(self._ask())
         for rows in direct.kept:
             staged.write(rows)
         return staged
 
-    def _staged(self, layout: Layout, statements: Statements) -> TempTable:
+    def _staged(self, statements: Statements) -> TempTable:
         assert self._stage is not None
-        return TempTable(self._tx, self._target, layout, self._stage, statements=statements, execute=self._execute)
+        return TempTable(self._tx, statements, self._stage, self._execute)
 
     def _finish(self) -> None:
         way = self._way
@@ -150,9 +134,13 @@ class UpsertWriter:
             )
         )
 
-    def _ask(self) -> tuple[Layout, Statements]:
+    def _ask(self) -> Statements:
+        """The statements for the table as it is now."""
         layout, self._stage = survey(self._tx, self._target)
-        return layout, self._known.learn(self._target, layout)
+        known = self._known.statements
+        if known is None or (known.target, known.layout) != (self._target, layout):
+            known = self._known.statements = Statements(self._target, layout)
+        return known
 
     # -- few rows, in one statement ---------------------------------------------------------------------------
 
@@ -165,21 +153,22 @@ class UpsertWriter:
 
     def _dedupe_few(self) -> None:
         rows = self._few
-        layout, statements = self._known.recall(self._target) or self._ask()
-        folded = dedupe(self._target, rows, layout.columns)
-        only_gone = not folded.rows and folded.is_deduped
-        in_one = folded.is_deduped and layout.casts
+        statements = self._known.statements
+        if statements is None or statements.target != self._target:
+            statements = self._ask()
+        deduped = dedupe(self._target, rows, statements.layout.columns)
+        only_deletes = not deduped.rows and deduped.is_deduped
+        in_one = deduped.is_deduped and statements.layout.casts
         if (
-            not only_gone
+            not only_deletes
             and self._strategies.choose(len(rows), deduped=in_one, direct=False) is WriteStrategy.TEMP_TABLE
         ):
-            self._way = staged = self._staged(*self._ask())
+            self._way = staged = self._staged(self._ask())
             staged.write(rows)
             self._wrote(WriteStrategy.TEMP_TABLE, *staged.finish())
             return
-        self._depths = layout.json
-        deletes = self._unnest("delete", statements, folded.deletes, folded.delete_lines) if folded.deletes else 0
-        upserts = self._unnest("insert", statements, folded.rows, folded.lines) if folded.rows else 0
+        deletes = self._unnest("delete", statements, deduped.deletes, deduped.delete_lines) if deduped.deletes else 0
+        upserts = self._unnest("insert", statements, deduped.rows, deduped.lines) if deduped.rows else 0
         self._wrote(WriteStrategy.UNNEST, upserts, deletes)
 
     def _columns(self) -> tuple[str, ...]:
@@ -188,7 +177,8 @@ class UpsertWriter:
 
     def _unnest(self, which: str, statements: Statements, rows: Sequence[Row], lines: Sequence[int]) -> int:
         with writing_cursor(self._driver) as cursor:
-            texts = Texts(cursor, self._columns() if which == "insert" else self._target.deletes, self._depths)
+            columns = self._columns() if which == "insert" else self._target.deletes
+            texts = Texts(cursor, columns, statements.layout.json)
             made = []
             for line, row in zip(lines, rows, strict=True):
                 try:
@@ -197,7 +187,7 @@ class UpsertWriter:
                     raise RowRefused(line, error) from error
         arrays = [list(column) for column in zip(*made, strict=True)]
         touched = self._execute(getattr(statements, which), [*arrays, *statements.gate])
-        if touched == 0 and self._stage is None and self._ask()[1] is not statements:
+        if touched == 0 and self._stage is None and self._ask() is not statements:
             raise _Altered
         return touched
 
@@ -208,7 +198,7 @@ class UpsertWriter:
             return self._driver.execute(statement, parameters).rowcount
         except psycopg.Error as error:
             code = error.diag.sqlstate or error.sqlstate
-            if code == "21000":  # cardinality_violation
+            if code == CARDINALITY_VIOLATION:
                 error.add_note(
                     f"{self._target.name}: two rows of one transaction ended at the same key, though they came with "
                     "different ones: a trigger changes the key. Make it in row= as it is to be stored"
@@ -219,6 +209,6 @@ class UpsertWriter:
 
     def _unknown(self, cause: Exception) -> RowRefused:
         """A row is refused, and the server does not say which."""
-        self._known.forget()
+        self._known.statements = None  # asks the server again next time
         self._strategies.was_refused()
         return RowRefused(1 if self._rows == 1 else None, cause)

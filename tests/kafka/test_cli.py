@@ -10,10 +10,11 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import dedent
 from time import monotonic
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -32,6 +33,52 @@ COMMAND = [sys.executable, "-m", "seekpoint.cli.main"]
 HEADER = "from seekpoint import Append, Json, Limits, Pipeline, Text, Worker\n"
 
 
+class Process:
+    """The command as a process of its own; its stderr is read as it comes."""
+
+    def __init__(self, *arguments: str, env: dict[str, str] | None = None) -> None:
+        self._process = Forked("support.cli_process", {"words": arguments}, env=env)
+        self._news, self._said = threading.Condition(), {"out": "", "err": ""}
+        self._readers = [
+            threading.Thread(target=self._read, args=(name, stream), daemon=True)
+            for name, stream in (("out", self._process.stdout), ("err", self._process.stderr))
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def _read(self, name: str, stream: object) -> None:
+        for line in stream:  # type: ignore[attr-defined]
+            with self._news:
+                self._said[name] += line
+                self._news.notify_all()
+        stream.close()  # type: ignore[attr-defined]
+
+    def wait_for(self, what: str, name: str = "err", seconds: float = 40.0) -> None:
+        deadline = monotonic() + seconds
+        with self._news:
+            while what not in self._said[name]:
+                assert self._process.poll() is None, f"ended before it said {what!r}:\n{self.said}"
+                assert self._news.wait(max(0.0, deadline - monotonic())), f"never said {what!r}:\n{self.said}"
+
+    def signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def end(self, seconds: float = 40.0) -> int:
+        code = self._process.wait(seconds)
+        for reader in self._readers:
+            reader.join(10)
+        return code
+
+    @property
+    def said(self) -> str:
+        return self._said["out"] + self._said["err"]
+
+    def close(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+            self.end()
+
+
 @dataclass
 class Place:
     """A folder with the user's modules, a database with the ledger, a topic: where the command is called."""
@@ -42,6 +89,32 @@ class Place:
     schema: str
     topic: str
     group: str
+    engine: Engine
+    fill: Callable[..., object]
+    started: list[Process] = field(default_factory=list)
+
+    def produce(self, values: list[str | bytes], **options: Any) -> None:
+        self.fill(self.topic, values, **options)
+
+    def start(self, *arguments: str, env: dict[str, str] | None = None) -> Process:
+        """The command as a process; it ends with the test."""
+        self.started.append(Process(*arguments, env=env))
+        return self.started[-1]
+
+    def status(self, *more: str, brokers: bool = True) -> Result:
+        kafka = ["--kafka", f"bootstrap.servers={self.broker}"] if brokers else []
+        return seekpoint("status", self.group, "--database-url", self.url, "--schema", self.schema, *kafka, *more)
+
+    def sql(self, *statements: str) -> None:
+        """Run these, with the schema's name for {schema}."""
+        with self.engine.begin() as tx:
+            for statement in statements:
+                tx.execute(text(statement.format(schema=f'"{self.schema}"')))
+
+    def lines(self) -> list[str]:
+        """What the worker has written."""
+        with self.engine.connect() as connection:
+            return list(connection.execute(text(f'SELECT line FROM "{self.schema}".lines ORDER BY 1')).scalars())
 
     def module(self, *lines: str, given: str = "") -> str:
         """Write a module; ``lines`` may use {topic}, {group}, {schema}, {broker} and {url}. Returns its name."""
@@ -68,6 +141,7 @@ def place(  # noqa: PLR0917 -- fixtures
     seekpoint_dsn: str,
     seekpoint_broker: str,
     topic: Callable[..., str],
+    produce: Callable[..., object],
     group: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -76,8 +150,11 @@ def place(  # noqa: PLR0917 -- fixtures
     for name in ("SEEKPOINT_DATABASE_URL", "SEEKPOINT_KAFKA_CONFIG", "SEEKPOINT_TRACEBACK"):
         monkeypatch.delenv(name, raising=False)
     before = list(sys.path)
-    yield Place(tmp_path, seekpoint_dsn, seekpoint_broker, seekpoint_schema, topic(), group)
+    made = Place(tmp_path, seekpoint_dsn, seekpoint_broker, seekpoint_schema, topic(), group, seekpoint_engine, produce)
+    yield made
     sys.path[:] = before
+    for process in made.started:
+        process.close()
 
 
 def seekpoint(*arguments: str, env: dict[str, str] | None = None) -> Result:
@@ -94,16 +171,9 @@ pipe = Pipeline("{group}", topics="{topic}", value=Text(), sinks=[sink], strict=
 
 
 @pytest.fixture
-def lines(seekpoint_engine: Engine, place: Place) -> str:
+def lines(place: Place) -> None:
     """A table for the records."""
-    with seekpoint_engine.begin() as tx:
-        tx.execute(text(f'CREATE TABLE "{place.schema}".lines (line text)'))
-    return f'"{place.schema}".lines'
-
-
-def rows(engine: Engine, table: str) -> list[str]:
-    with engine.connect() as connection:
-        return list(connection.execute(text(f"SELECT line FROM {table} ORDER BY 1")).scalars())
+    place.sql("CREATE TABLE {schema}.lines (line text)")
 
 
 # -- explain ---------------------------------------------------------------------------------------------
@@ -116,7 +186,7 @@ pipe = Pipeline("{group}", topics="{topic}", value=Text(), sinks=[keep, Append("
 """
 
 
-def test_explain_tells_the_roads_of_a_pipeline(seekpoint_engine: Engine, place: Place) -> None:
+def test_explain_tells_the_roads_of_a_pipeline(place: Place) -> None:
     module = place.module("from seekpoint import Upsert", *UPSERTED.splitlines())
     said = seekpoint("explain", f"{module}:pipe").stdout
     assert f"{place.group} reads {place.topic}; a poison record: stop" in said
@@ -128,29 +198,23 @@ def test_explain_tells_the_roads_of_a_pipeline(seekpoint_engine: Engine, place: 
     missing = seekpoint(*looked)
     assert missing.exit_code == 1
     assert "does not exist" in missing.stderr
-    with seekpoint_engine.begin() as tx:
-        tx.execute(text(f'CREATE TABLE "{place.schema}".kept (id int, at int)'))
+    place.sql("CREATE TABLE {schema}.kept (id int, at int)")
     unindexed = seekpoint(*looked)
     assert unindexed.exit_code == 2
     assert "no unique index on exactly" in unindexed.stderr
-    with seekpoint_engine.begin() as tx:
-        tx.execute(text(f'ALTER TABLE "{place.schema}".kept ADD PRIMARY KEY (id)'))
+    place.sql("ALTER TABLE {schema}.kept ADD PRIMARY KEY (id)")
     unmade = seekpoint(*looked)
     assert unmade.exit_code == 1
     assert '.all" does not exist; create the table' in unmade.stderr
-    with seekpoint_engine.begin() as tx:
-        tx.execute(text(f'CREATE TABLE "{place.schema}".all (v text)'))
+    place.sql("CREATE TABLE {schema}.all (v text)")
     unwritten = seekpoint(*looked)
     assert unwritten.exit_code == 2
     assert f"relation '{place.schema}.other' does not exist; create the table" in unwritten.stderr
-    with seekpoint_engine.begin() as tx:
-        tx.execute(text(f'CREATE TABLE "{place.schema}".other (v text)'))
+    place.sql("CREATE TABLE {schema}.other (v text)")
     kept, every = json.loads(seekpoint(*looked).stdout)["sinks"]
     assert kept["strategies"]["copy"].startswith("more rows, while")
     assert every["strategies"] == {"copy": "always: COPY into the table"}
-    with seekpoint_engine.begin() as tx:
-        tx.execute(text(f'ALTER TABLE "{place.schema}".kept RENAME TO base'))
-        tx.execute(text(f'CREATE VIEW "{place.schema}".kept AS TABLE "{place.schema}".base'))
+    place.sql("ALTER TABLE {schema}.kept RENAME TO base", "CREATE VIEW {schema}.kept AS TABLE {schema}.base")
     kept, _ = json.loads(seekpoint(*looked).stdout)["sinks"]
     assert kept["strategies"]["copy"] == "never: the table has row security, or is a view"
 
@@ -249,7 +313,7 @@ def test_a_worker_brings_its_own_servers(place: Place) -> None:
         ("group.id=other", "remove 'group.id': 'other' from the Kafka configuration; the group is the pipeline's"),
     ],
 )
-def test_a_kafka_key_that_cannot_be(place: Place, lines: str, setting: str, said: str) -> None:
+def test_a_kafka_key_that_cannot_be(place: Place, lines: None, setting: str, said: str) -> None:
     result = place.run(place.module(TO_TABLE), "pipe", "--kafka", setting)
     assert (result.exit_code, result.stdout) == (2, "")
     assert f"error: {said}" in result.stderr
@@ -291,7 +355,7 @@ def test_an_async_engine_is_refused(place: Place) -> None:
 # -- what is wrong with the servers ----------------------------------------------------------------------
 
 
-def test_an_unknown_topic(place: Place, lines: str) -> None:
+def test_an_unknown_topic(place: Place, lines: None) -> None:
     module = place.module(TO_TABLE.replace("{topic}", "no-such-topic"))
     result = place.run(module)
     assert result.exit_code == 2
@@ -301,7 +365,7 @@ def test_an_unknown_topic(place: Place, lines: str) -> None:
     )
 
 
-def test_brokers_that_do_not_answer(place: Place, lines: str) -> None:
+def test_brokers_that_do_not_answer(place: Place, lines: None) -> None:
     module = place.module(
         TO_TABLE,
         "def worker():",
@@ -318,7 +382,7 @@ def test_brokers_that_do_not_answer(place: Place, lines: str) -> None:
     assert "check that the brokers run, bootstrap.servers and the security settings" in result.stderr
 
 
-def test_a_database_that_cannot_be_reached(place: Place, lines: str) -> None:
+def test_a_database_that_cannot_be_reached(place: Place, lines: None) -> None:
     url, module = make_url(place.url), place.module(TO_TABLE)
     role = f"role_{uuid4().hex}"
     for changed, said in (
@@ -342,8 +406,8 @@ def test_a_missing_schema(place: Place) -> None:
     assert "run `seekpoint db upgrade --schema elsewhere`" in result.stderr
 
 
-def test_a_missing_table(place: Place, produce: Callable[..., object]) -> None:
-    produce(place.topic, ["one"])
+def test_a_missing_table(place: Place) -> None:
+    place.produce(["one"])
     result = place.run(place.module(TO_TABLE))
     assert result.exit_code == 1
     assert (
@@ -371,8 +435,8 @@ def writer(seekpoint_engine: Engine, place: Place) -> Iterator[str]:
         tx.execute(text(f"DROP ROLE {role}"))
 
 
-def test_no_right_on_the_table(place: Place, lines: str, writer: str, produce: Callable[..., object]) -> None:
-    produce(place.topic, ["one"])
+def test_no_right_on_the_table(place: Place, lines: None, writer: str) -> None:
+    place.produce(["one"])
     result = place.run(place.module(TO_TABLE), url=writer)
     assert result.exit_code == 1
     assert ".lines'): permission denied for table lines; grant the right to the role of the database's URL" in (
@@ -384,19 +448,17 @@ def test_no_right_on_the_table(place: Place, lines: str, writer: str, produce: C
 # -- what is wrong with a record -------------------------------------------------------------------------
 
 
-def test_a_record_that_cannot_be_decoded_ends_a_strict_worker(
-    place: Place, lines: str, seekpoint_engine: Engine, produce: Callable[..., object]
-) -> None:
-    produce(place.topic, ["one", "two", b"\xff", "four"])
+def test_a_record_that_cannot_be_decoded_ends_a_strict_worker(place: Place, lines: None) -> None:
+    place.produce(["one", "two", b"\xff", "four"])
     result = place.run(place.module(TO_TABLE))
     assert result.exit_code == 1
     assert f"error: {place.topic}/0 stopped at offset 2: it cannot be decoded: UnicodeDecodeError" in result.stderr
     assert "Choices:\n  - fix the codec, row= or handler, and start the worker again\n  - skip it: " in result.stderr
-    assert rows(seekpoint_engine, lines) == ["one", "two"], "what came before it is committed"
+    assert place.lines() == ["one", "two"], "what came before it is committed"
 
 
-def test_a_handler_that_raises_names_its_line(place: Place, produce: Callable[..., object]) -> None:
-    produce(place.topic, ["one"])
+def test_a_handler_that_raises_names_its_line(place: Place) -> None:
+    place.produce(["one"])
     module = place.module(
         """\
         def post(tx, batch):
@@ -412,8 +474,8 @@ def test_a_handler_that_raises_names_its_line(place: Place, produce: Callable[..
     assert f"division by zero (at {module}.py:3 in post) (tried 2 times)" in result.stderr
 
 
-def test_a_mistake_of_the_program_names_its_line(place: Place, produce: Callable[..., object]) -> None:
-    produce(place.topic, ["one"])
+def test_a_mistake_of_the_program_names_its_line(place: Place) -> None:
+    place.produce(["one"])
     module = place.module(
         """\
         from seekpoint.errors import ConfigError
@@ -433,65 +495,6 @@ def test_a_mistake_of_the_program_names_its_line(place: Place, produce: Callable
 # -- as a process ----------------------------------------------------------------------------------------
 
 
-class Process:
-    """The command as a process of its own; its stderr is read as it comes."""
-
-    def __init__(self, *arguments: str, env: dict[str, str] | None = None) -> None:
-        self._process = Forked("support.cli_process", {"words": arguments}, env=env)
-        self._news, self._said = threading.Condition(), {"out": "", "err": ""}
-        self._readers = [
-            threading.Thread(target=self._read, args=(name, stream), daemon=True)
-            for name, stream in (("out", self._process.stdout), ("err", self._process.stderr))
-        ]
-        for reader in self._readers:
-            reader.start()
-
-    def _read(self, name: str, stream: object) -> None:
-        for line in stream:  # type: ignore[attr-defined]
-            with self._news:
-                self._said[name] += line
-                self._news.notify_all()
-        stream.close()  # type: ignore[attr-defined]
-
-    def wait_for(self, what: str, name: str = "err", seconds: float = 40.0) -> None:
-        deadline = monotonic() + seconds
-        with self._news:
-            while what not in self._said[name]:
-                assert self._process.poll() is None, f"ended before it said {what!r}:\n{self.said}"
-                assert self._news.wait(max(0.0, deadline - monotonic())), f"never said {what!r}:\n{self.said}"
-
-    def signal(self, number: signal.Signals) -> None:
-        self._process.send_signal(number)
-
-    def end(self, seconds: float = 40.0) -> int:
-        code = self._process.wait(seconds)
-        for reader in self._readers:
-            reader.join(10)
-        return code
-
-    @property
-    def said(self) -> str:
-        return self._said["out"] + self._said["err"]
-
-    def close(self) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
-            self.end()
-
-
-@pytest.fixture
-def start(place: Place) -> Iterator[Callable[..., Process]]:
-    started: list[Process] = []
-
-    def run(*arguments: str, env: dict[str, str] | None = None) -> Process:
-        started.append(Process(*arguments, env=env))
-        return started[-1]
-
-    yield run
-    for process in started:
-        process.close()
-
-
 SLOW = """\
     import pathlib, sys, threading
 
@@ -507,25 +510,18 @@ SLOW = """\
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_drains(  # noqa: PLR0917 -- fixtures
-    place: Place,
-    lines: str,
-    seekpoint_engine: Engine,
-    start: Callable[..., Process],
-    produce: Callable[..., object],
-    how: signal.Signals,
-) -> None:
-    produce(place.topic, ["one", "two"])
+def test_a_signal_drains(place: Place, lines: None, how: signal.Signals) -> None:
+    place.produce(["one", "two"])
     config = place.folder / "kafka.properties"
     config.write_text(f"# mine\n\nbootstrap.servers = {place.broker}\nclient.id=me\n")
     env = {"SEEKPOINT_DATABASE_URL": place.url, "SEEKPOINT_KAFKA_CONFIG": str(config)}
-    process = start("run", f"{place.module(SLOW)}:pipe", "--schema", place.schema, env=env)
+    process = place.start("run", f"{place.module(SLOW)}:pipe", "--schema", place.schema, env=env)
     process.wait_for("in hand", "out")
     process.signal(how)
     (place.folder / "go").touch()
     assert process.end() == 0, process.said
-    assert rows(seekpoint_engine, lines) == ["one", "two"], "the batch in hand was finished"
-    [position] = Ledger(seekpoint_engine, place.group, schema=place.schema).read()
+    assert place.lines() == ["one", "two"], "the batch in hand was finished"
+    [position] = Ledger(place.engine, place.group, schema=place.schema).read()
     assert (position.next_offset, position.owner) == (2, None), "the claim was given back"
     assert f"INFO    seekpoint.events {place.group}: Activated: " in process.said
     assert "INFO    seekpoint.cli drained: 2 records in 1 transaction" in process.said
@@ -538,11 +534,9 @@ threading.Timer(3.0, os.kill, (os.getpid(), signal.SIGINT)).start()  # the wait 
 """
 
 
-def test_ctrl_c_ends_the_wait_for_the_first_answer(
-    place: Place, lines: str, start: Callable[..., Process], produce: Callable[..., object]
-) -> None:
+def test_ctrl_c_ends_the_wait_for_the_first_answer(place: Place, lines: None) -> None:
     module = place.module("import signal, threading", TO_TABLE, given=ALARM)
-    process = start("run", f"{module}:pipe", *place.options(broker="127.0.0.1:1"))
+    process = place.start("run", f"{module}:pipe", *place.options(broker="127.0.0.1:1"))
     assert process.end() == 130, process.said
     assert "aborted: before the worker had started" in process.said
     assert f"INFO    seekpoint.events {place.group}: WorkerStopped: aborted" in process.said
@@ -550,15 +544,9 @@ def test_ctrl_c_ends_the_wait_for_the_first_answer(
     assert "batch in hand" not in process.said
 
 
-def test_a_second_signal_aborts(
-    place: Place,
-    lines: str,
-    seekpoint_engine: Engine,
-    start: Callable[..., Process],
-    produce: Callable[..., object],
-) -> None:
-    produce(place.topic, ["one"])
-    process = start("run", f"{place.module(SLOW)}:pipe", *place.options())
+def test_a_second_signal_aborts(place: Place, lines: None) -> None:
+    place.produce(["one"])
+    process = place.start("run", f"{place.module(SLOW)}:pipe", *place.options())
     process.wait_for("in hand", "out")
     process.signal(signal.SIGINT)
     process.signal(signal.SIGTERM)
@@ -566,20 +554,14 @@ def test_a_second_signal_aborts(
     assert "aborted: second SIG" in process.said
     assert "WorkerStopped: aborted" in process.said
     assert "Traceback" not in process.said
-    assert rows(seekpoint_engine, lines) == []
+    assert place.lines() == []
 
 
-def test_a_stopped_partition_is_told_and_the_others_go_on(
-    place: Place,
-    lines: str,
-    topic: Callable[..., str],
-    start: Callable[..., Process],
-    produce: Callable[..., object],
-) -> None:
+def test_a_stopped_partition_is_told_and_the_others_go_on(place: Place, lines: None, topic: Callable[..., str]) -> None:
     place.topic = topic(2)
-    produce(place.topic, [b"\xff"], partition=0)
-    produce(place.topic, ["fine"], partition=1)
-    process = start("run", f"{place.module(TO_TABLE.replace(', strict=True', ''))}:pipe", *place.options())
+    place.produce([b"\xff"], partition=0)
+    place.produce(["fine"], partition=1)
+    process = place.start("run", f"{place.module(TO_TABLE.replace(', strict=True', ''))}:pipe", *place.options())
     stopped = f"PartitionStopped: {place.topic}/0 stopped at offset 0: it cannot be decoded:"
     process.wait_for(f"ERROR   seekpoint.events {place.group}: {stopped}")
     process.wait_for("Choices:\n  - fix the codec")
@@ -589,10 +571,8 @@ def test_a_stopped_partition_is_told_and_the_others_go_on(
     assert f"error: 1 partition stopped: {place.topic}/0\n" in process.said
 
 
-def test_a_record_that_fails_is_told_with_its_line_its_try_and_what_follows(
-    place: Place, start: Callable[..., Process], produce: Callable[..., object]
-) -> None:
-    produce(place.topic, ["one"])
+def test_a_record_that_fails_is_told_with_its_line_its_try_and_what_follows(place: Place) -> None:
+    place.produce(["one"])
     module = place.module(
         """\
         def post(tx, batch):
@@ -602,7 +582,7 @@ def test_a_record_that_fails_is_told_with_its_line_its_try_and_what_follows(
         pipe = Pipeline("{group}", topics="{topic}", value=Text(), handle=post, retry=retry, on_poison="skip")
         """
     )
-    process = start("run", f"{module}:pipe", *place.options())
+    process = place.start("run", f"{module}:pipe", *place.options())
     failed = f"{place.topic}/0 at offset 0: %sZeroDivisionError: division by zero (at {module}.py:3 in post)"
     process.wait_for("Bisecting: a batch failed, and runs again in parts: ZeroDivisionError: division by zero")
     process.wait_for(f"RetryScheduled: {failed % ''}; tried 1 of 2 times, again in 0.0 s; then skip")
@@ -611,10 +591,8 @@ def test_a_record_that_fails_is_told_with_its_line_its_try_and_what_follows(
     assert process.end() == 0, process.said
 
 
-def test_dev_lends_a_pair_until_ctrl_c(
-    place: Place, start: Callable[..., Process], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    process = start("dev", env={"TMPDIR": str(place.folder)})
+def test_dev_lends_a_pair_until_ctrl_c(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = place.start("dev", env={"TMPDIR": str(place.folder)})
     monkeypatch.setattr(tempfile, "tempdir", str(place.folder))
     process.wait_for("Ctrl-C removes both", "out", seconds=90)
     exports = dict(
@@ -658,21 +636,19 @@ def test_without_another_extra_only_its_commands_are_missing(missing: str, comma
 
 
 @pytest.fixture
-def applied(place: Place, lines: str, run_worker: Callable[..., Run], produce: Callable[..., object]) -> Place:
+def applied(place: Place, lines: None, run_worker: Callable[..., Run], produce: Callable[..., object]) -> Place:
     """A group that has applied three records and left; a fourth has come since."""
-    produce(place.topic, ["one", "two", "three"])
+    place.produce(["one", "two", "three"])
     sink = Append((place.schema, "lines"), columns=["line"], row=lambda r: (r.value,))
     worker = run_worker(Pipeline(place.group, topics=place.topic, value=Text(), sinks=[sink]))
     worker.reached(place.topic, 3)
     worker.stop()
-    produce(place.topic, ["four"])
+    place.produce(["four"])
     return place
 
 
 def test_status(applied: Place) -> None:
-    where = ["--database-url", applied.url, "--schema", applied.schema]
-    brokers = ["--kafka", f"bootstrap.servers={applied.broker}"]
-    alone = seekpoint("status", applied.group, *where, "--json")
+    alone = applied.status("--json", brokers=False)
     assert alone.exit_code == 0
     [line] = json.loads(alone.stdout)
     assert line.pop("committed_at").startswith("20")
@@ -691,9 +667,9 @@ def test_status(applied: Place) -> None:
         "reload": None,
         "paused": None,
     }
-    [line] = json.loads(seekpoint("status", applied.group, *where, *brokers, "--json").stdout)
+    [line] = json.loads(applied.status("--json").stdout)
     assert (line["next"], line["end"], line["lag"]) == (3, 4, 1)
-    shown = seekpoint("status", applied.group, *where, *brokers)
+    shown = applied.status()
     assert shown.exit_code == 0
     assert shown.stdout.splitlines()[1].split()[:7] == ["topic", "partition", "next", "end", "lag", "dead", "letters"]
     assert shown.stdout.splitlines()[2].split()[:7] == [applied.topic, "0", "3", "4", "1", "0", "1"]
@@ -715,24 +691,21 @@ def test_status_of_what_is_not_there(applied: Place) -> None:
     assert "no brokers are named" in wrong_key.stderr
 
 
-def test_status_shows_a_stored_offset_past_the_end_of_the_log(applied: Place, seekpoint_engine: Engine) -> None:
+def test_status_shows_a_stored_offset_past_the_end_of_the_log(applied: Place) -> None:
     """That is no lag of 0: nothing of what is produced next would be read."""
-    ledger = Ledger(seekpoint_engine, applied.group, schema=applied.schema)
+    ledger = Ledger(applied.engine, applied.group, schema=applied.schema)
     ledger.reset_offset(applied.topic, 0, 50, log=None, reason="a slip")
-    where = [*("--database-url", applied.url), *("--schema", applied.schema)]
-    brokers = ["--kafka", f"bootstrap.servers={applied.broker}"]
-    asked = seekpoint("status", applied.group, *where, *brokers, "--json")
+    asked = applied.status("--json")
     [line] = json.loads(asked.stdout)
     assert (asked.exit_code, line["next"], line["end"], line["lag"]) == (1, 50, 4, None)
-    shown = seekpoint("status", applied.group, *where, *brokers)
+    shown = applied.status()
     assert shown.exit_code == 1
     assert f"{applied.topic}/0: the stored offset 50 is past the end of the log (4)" in shown.stdout
 
 
 def test_status_shows_the_ledger_when_no_broker_answers(applied: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status, "KAFKA_TIMEOUT", 0.5)
-    where = [*("--database-url", applied.url), *("--schema", applied.schema)]
-    result = seekpoint("status", applied.group, *where, "--kafka", "bootstrap.servers=127.0.0.1:1", "--json")
+    result = applied.status("--kafka", "bootstrap.servers=127.0.0.1:1", "--json", brokers=False)
     assert result.exit_code == 1
     [line] = json.loads(result.stdout)
     assert (line["next"], line["end"], line["lag"]) == (3, None, None)
@@ -740,13 +713,10 @@ def test_status_shows_the_ledger_when_no_broker_answers(applied: Place, monkeypa
     assert "end and lag are not known" in result.stderr
 
 
-def test_status_does_not_compare_with_another_topic_of_that_name(
-    applied: Place, seekpoint_engine: Engine, topic: Callable[..., str]
-) -> None:
-    ledger = Ledger(seekpoint_engine, applied.group, schema=applied.schema)
+def test_status_does_not_compare_with_another_topic_of_that_name(applied: Place, topic: Callable[..., str]) -> None:
+    ledger = Ledger(applied.engine, applied.group, schema=applied.schema)
     ledger.reset_offset(applied.topic, 0, 3, log=None, reason="test", topic_id=uuid4())
-    where = [*("--database-url", applied.url), *("--schema", applied.schema)]
-    result = seekpoint("status", applied.group, *where, "--kafka", f"bootstrap.servers={applied.broker}", "--json")
+    result = applied.status("--json")
     assert result.exit_code == 1
     [line] = json.loads(result.stdout)
     assert (line["next"], line["end"], line["lag"]) == (3, None, None)

@@ -6,12 +6,12 @@ import gc
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from kafka.test_odd_records import produce_by_hand
@@ -27,33 +27,10 @@ from seekpoint.kafka.ranges import (
     stable_ends,
     topic_ids,
 )
-
-Produce = Callable[..., list[tuple[int, int]]]
-Make = Callable[..., str]
+from support.log_changes import LARGE, delete, in_transactions, trim
 
 # A client that has next to nothing in store: the log changes under it while it reads.
 SMALL_FETCHES = {"queued.min.messages": 1, "fetch.message.max.bytes": 60_000}
-LARGE = "x" * 50_000
-
-
-@pytest.fixture
-def kafka(seekpoint_broker: str) -> dict[str, Any]:
-    return {"bootstrap.servers": seekpoint_broker, "topic.metadata.refresh.interval.ms": 500}
-
-
-@pytest.fixture
-def admin(seekpoint_broker: str) -> AdminClient:
-    return AdminClient({"bootstrap.servers": seekpoint_broker, "log_level": 0})
-
-
-def id_of(kafka: Mapping[str, Any], name: str) -> UUID:
-    found = topic_ids(kafka, [name])[name]
-    assert found is not None
-    return found
-
-
-def range_of(kafka: Mapping[str, Any], name: str, start: int, end: int, number: int = 0) -> Range:
-    return Range(Partition(name, number), id_of(kafka, name), start, end)
 
 
 def offsets(pieces: Iterable[Piece]) -> list[int]:
@@ -66,57 +43,66 @@ def drain(pieces: Iterable[Piece], seen: list[int]) -> None:
         seen += offsets([piece])
 
 
-def in_transactions(
-    broker: str, name: str, *batches: tuple[int, bool | None], partition: int = 0
-) -> Callable[[], None]:
-    """Append each batch in a transaction of its own: committed, aborted, or (None) left open; returns what ends it."""
-    producer = Producer({"bootstrap.servers": broker, "transactional.id": f"{name}-{uuid4()}", "log_level": 0})
-    producer.init_transactions(30)
-    for records, outcome in batches:
-        producer.begin_transaction()
-        for n in range(records):
-            producer.produce(name, str(n), partition=partition)
-        producer.flush(20)
-        if outcome is not None:
-            (producer.commit_transaction if outcome else producer.abort_transaction)(30)
-    return lambda: producer.abort_transaction(30)
+@dataclass(frozen=True)
+class Log:
+    """A broker, and how its topics are filled, read and changed."""
+
+    broker: str
+    topic: Callable[..., str]
+    produce: Callable[..., list[tuple[int, int]]]
+    admin: AdminClient
+
+    @property
+    def kafka(self) -> dict[str, Any]:
+        return {"bootstrap.servers": self.broker, "topic.metadata.refresh.interval.ms": 500}
+
+    def filled(self, records: int, partitions: int = 1) -> str:
+        """A new topic with so many records in each partition."""
+        name = self.topic(partitions)
+        for n in range(partitions):
+            self.produce(name, map(str, range(records)), partition=n)
+        return name
+
+    def id_of(self, name: str) -> UUID:
+        found = topic_ids(self.kafka, [name])[name]
+        assert found is not None
+        return found
+
+    def range(self, name: str, start: int, end: int, number: int = 0) -> Range:
+        return Range(Partition(name, number), self.id_of(name), start, end)
+
+    def read(self, name: str, start: int, end: int, **options: Any) -> list[int]:
+        """The offsets of a range."""
+        return offsets(read_range(self.kafka, self.range(name, start, end), **options))
+
+    def follow(self, name: str, positions: Mapping[int, int]) -> Follower:
+        at = {Partition(name, n): position for n, position in positions.items()}
+        return Follower(self.kafka, {name: self.id_of(name)}, at)
 
 
-def trim(admin: AdminClient, name: str, to: int) -> None:
-    """What retention does: ``to`` is the first offset that is left."""
-    at = TopicPartition(name, 0, to)
-    admin.delete_records([at])[at].result(20)
-
-
-def delete(kafka: Mapping[str, Any], admin: AdminClient, name: str) -> None:
-    admin.delete_topics([name])[name].result(20)
-    deadline, pause = monotonic() + 20, threading.Event()
-    while topic_ids(kafka, [name])[name] is not None:
-        assert monotonic() < deadline, f"{name} is still there"
-        pause.wait(0.02)
+@pytest.fixture
+def log(seekpoint_broker: str, topic: Callable[..., str], produce: Callable[..., list[tuple[int, int]]]) -> Log:
+    return Log(seekpoint_broker, topic, produce, AdminClient({"bootstrap.servers": seekpoint_broker, "log_level": 0}))
 
 
 # -- what a range holds ---------------------------------------------------------------------------------------------
 
 
-def test_a_range_is_half_open_and_in_order(kafka: Mapping[str, Any], topic: Make, produce: Produce) -> None:
-    name = topic(2)
-    produce(name, map(str, range(1200)), partition=1)
-    pieces = list(read_range(kafka, range_of(kafka, name, 100, 1100, 1)))
+def test_a_range_is_half_open_and_in_order(log: Log) -> None:
+    name = log.topic(2)
+    log.produce(name, map(str, range(1200)), partition=1)
+    pieces = list(read_range(log.kafka, log.range(name, 100, 1100, 1)))
     assert offsets(pieces) == list(range(100, 1100))
     assert [record.value for piece in pieces for record in piece] == [str(n).encode() for n in range(100, 1100)]
     assert max(map(len, pieces)) <= 500
     assert {(record.topic, record.partition) for piece in pieces for record in piece} == {(name, 1)}
 
 
-def test_a_range_ends_where_it_ends_even_if_the_log_goes_on_or_stops_there(
-    kafka: Mapping[str, Any], topic: Make, produce: Produce
-) -> None:
-    name = topic()
-    produce(name, map(str, range(20)))
-    assert offsets(read_range(kafka, range_of(kafka, name, 0, 7))) == list(range(7))
-    assert offsets(read_range(kafka, range_of(kafka, name, 13, 20))) == list(range(13, 20))
-    assert offsets(read_range(kafka, range_of(kafka, name, 19, 20), chunk=1)) == [19]
+def test_a_range_ends_where_it_ends_even_if_the_log_goes_on_or_stops_there(log: Log) -> None:
+    name = log.filled(20)
+    assert log.read(name, 0, 7) == list(range(7))
+    assert log.read(name, 13, 20) == list(range(13, 20))
+    assert log.read(name, 19, 20, chunk=1) == [19]
 
 
 def test_an_empty_range_asks_nobody() -> None:
@@ -132,23 +118,20 @@ def test_a_range_that_is_none_is_refused(start: int, end: int) -> None:
         Range(Partition("t", 0), uuid4(), start, end)
 
 
-def test_two_ranges_of_a_partition_can_be_read_at_once(kafka: Mapping[str, Any], topic: Make, produce: Produce) -> None:
-    name = topic()
-    produce(name, map(str, range(3000)))
-    halves = [range_of(kafka, name, 0, 1500), range_of(kafka, name, 1500, 3000)]
+def test_two_ranges_of_a_partition_can_be_read_at_once(log: Log) -> None:
+    name = log.filled(3000)
+    halves = [log.range(name, 0, 1500), log.range(name, 1500, 3000)]
     with ThreadPoolExecutor(2) as pool:
-        first, second = pool.map(lambda half: offsets(read_range(kafka, half)), halves)
+        first, second = pool.map(lambda half: offsets(read_range(log.kafka, half)), halves)
     assert first + second == list(range(3000))
 
 
-def test_a_record_with_a_header_that_has_no_name_is_read_and_set_aside(
-    kafka: Mapping[str, Any], seekpoint_broker: str, topic: Make, produce: Produce
-) -> None:
-    name = topic()
-    produce(name, ["a"])
-    produce_by_hand(seekpoint_broker, name, b"{}", b"\xff\xfe", 1_785_587_400_000)
-    produce(name, ["b"])
-    pieces = list(read_range(kafka, range_of(kafka, name, 0, 3)))
+def test_a_record_with_a_header_that_has_no_name_is_read_and_set_aside(log: Log) -> None:
+    name = log.topic()
+    log.produce(name, ["a"])
+    produce_by_hand(log.broker, name, b"{}", b"\xff\xfe", 1_785_587_400_000)
+    log.produce(name, ["b"])
+    pieces = list(read_range(log.kafka, log.range(name, 0, 3)))
     assert offsets(pieces) == [0, 1, 2]
     aside = [pair for piece in pieces for pair in piece.unreadable]
     assert [record.offset for record, _ in aside] == [1]
@@ -158,35 +141,31 @@ def test_a_record_with_a_header_that_has_no_name_is_read_and_set_aside(
 # -- holes ----------------------------------------------------------------------------------------------------------
 
 
-def test_aborted_records_are_seen_only_by_who_asks_for_them(
-    kafka: Mapping[str, Any], seekpoint_broker: str, topic: Make
-) -> None:
-    name = topic()
-    in_transactions(seekpoint_broker, name, (3, True), (3, False), (3, True))  # markers at 3, 7 and 11
-    assert stable_ends(kafka, [Partition(name, 0)]) == {Partition(name, 0): 12}
-    whole = range_of(kafka, name, 0, 12)
-    assert offsets(read_range(kafka, whole)) == [0, 1, 2, 8, 9, 10]
-    everything = {**kafka, "isolation.level": "read_uncommitted"}
+def test_aborted_records_are_seen_only_by_who_asks_for_them(log: Log) -> None:
+    name = log.topic()
+    in_transactions(log.broker, name, (3, True), (3, False), (3, True))  # markers at 3, 7 and 11
+    assert stable_ends(log.kafka, [Partition(name, 0)]) == {Partition(name, 0): 12}
+    whole = log.range(name, 0, 12)
+    assert offsets(read_range(log.kafka, whole)) == [0, 1, 2, 8, 9, 10]
+    everything = {**log.kafka, "isolation.level": "read_uncommitted"}
     assert offsets(read_range(everything, whole)) == [0, 1, 2, 4, 5, 6, 8, 9, 10]
 
 
-def test_a_range_without_a_record_ends_at_once(
-    kafka: Mapping[str, Any], seekpoint_broker: str, topic: Make, produce: Produce
-) -> None:
+def test_a_range_without_a_record_ends_at_once(log: Log) -> None:
     """Wholly aborted, a marker alone, the markers at the end of the log: no count could tell when it is over."""
-    name = topic()
-    in_transactions(seekpoint_broker, name, (3, True), (3, False))
+    name = log.topic()
+    in_transactions(log.broker, name, (3, True), (3, False))
     began = monotonic()
     for start, end in [(4, 8), (4, 7), (5, 6), (3, 4), (7, 8)]:
-        assert offsets(read_range(kafka, range_of(kafka, name, start, end))) == [], (start, end)
-    produce(name, ["more"])  # the same with a record behind it
+        assert log.read(name, start, end) == [], (start, end)
+    log.produce(name, ["more"])  # the same with a record behind it
     for start, end in [(4, 8), (4, 7), (5, 6), (3, 4), (7, 8)]:
-        assert offsets(read_range(kafka, range_of(kafka, name, start, end))) == [], (start, end)
+        assert log.read(name, start, end) == [], (start, end)
     assert monotonic() - began < 30
 
 
-def test_compaction_leaves_holes_across_both_ends(kafka: Mapping[str, Any], topic: Make, produce: Produce) -> None:
-    name = topic(
+def test_compaction_leaves_holes_across_both_ends(log: Log) -> None:
+    name = log.topic(
         config={
             "cleanup.policy": "compact",
             "min.cleanable.dirty.ratio": "0.001",
@@ -195,70 +174,58 @@ def test_compaction_leaves_holes_across_both_ends(kafka: Mapping[str, Any], topi
             "delete.retention.ms": "100",
         }
     )
-    produce(name, [("same", str(n)) for n in range(1000)])
-    whole, deadline, pause, end = range_of(kafka, name, 0, 1000), monotonic() + 90, threading.Event(), 1000
-    while len(offsets(read_range(kafka, whole))) > 1:
+    log.produce(name, [("same", str(n)) for n in range(1000)])
+    whole, deadline, pause, end = log.range(name, 0, 1000), monotonic() + 90, threading.Event(), 1000
+    while len(offsets(read_range(log.kafka, whole))) > 1:
         assert monotonic() < deadline, "the broker did not compact"
-        end = produce(name, [("same", "again")])[0][1] + 1  # a segment rolls only when something is appended
+        end = log.produce(name, [("same", "again")])[0][1] + 1  # a segment rolls only when something is appended
         pause.wait(0.3)
     for start, stop in [(10, 500), (0, 100), (0, 1), (500, 900)]:
-        assert offsets(read_range(kafka, range_of(kafka, name, start, stop))) == []
-    assert offsets(read_range(kafka, range_of(kafka, name, 0, end)))[-1] == end - 1
+        assert log.read(name, start, stop) == []
+    assert log.read(name, 0, end)[-1] == end - 1
 
 
 # -- ends that cannot be reached ------------------------------------------------------------------------------------
 
 
-def test_an_open_transaction_ends_what_can_be_planned_and_a_range_behind_it_is_said_to_be_stuck(
-    kafka: Mapping[str, Any], seekpoint_broker: str, topic: Make, produce: Produce
-) -> None:
-    name = topic()
-    produce(name, map(str, range(5)))
-    end_it = in_transactions(seekpoint_broker, name, (3, None))
+def test_an_open_transaction_ends_what_can_be_planned_and_a_range_behind_it_is_said_to_be_stuck(log: Log) -> None:
+    name = log.filled(5)
+    end_it = in_transactions(log.broker, name, (3, None))
     at = Partition(name, 0)
-    assert stable_ends(kafka, [at]) == {at: 5}
-    assert stable_ends({**kafka, "isolation.level": "read_uncommitted"}, [at]) == {at: 8}
-    assert offsets(read_range(kafka, range_of(kafka, name, 0, 5))) == list(range(5))
+    assert stable_ends(log.kafka, [at]) == {at: 5}
+    assert stable_ends({**log.kafka, "isolation.level": "read_uncommitted"}, [at]) == {at: 8}
+    assert log.read(name, 0, 5) == list(range(5))
     seen: list[int] = []
     began = monotonic()
     with pytest.raises(RangeStuck, match="a transaction that is still open ends what can be read at 5") as stuck:
-        drain(read_range(kafka, range_of(kafka, name, 0, 8), idle=5), seen)
+        drain(read_range(log.kafka, log.range(name, 0, 8), idle=5), seen)
     assert monotonic() - began < 25
     assert seen == list(range(5))
     assert (stuck.value.partition, stuck.value.offset, stuck.value.end) == (at, 5, 8)
     end_it()
-    assert offsets(read_range(kafka, range_of(kafka, name, 0, 9))) == list(range(5))
+    assert log.read(name, 0, 9) == list(range(5))
 
 
-def test_an_end_behind_the_log_is_given_up_soon_whatever_the_patience(
-    kafka: Mapping[str, Any], topic: Make, produce: Produce
-) -> None:
-    name = topic()
-    produce(name, map(str, range(5)))
+def test_an_end_behind_the_log_is_given_up_soon_whatever_the_patience(log: Log) -> None:
+    name = log.filled(5)
     began = monotonic()
     with pytest.raises(RangeStuck, match="the log ends at 5: it was truncated"):
-        list(read_range(kafka, range_of(kafka, name, 0, 8), idle=300))
+        list(read_range(log.kafka, log.range(name, 0, 8), idle=300))
     assert monotonic() - began < 60
 
 
-def test_an_end_that_is_reached_while_it_is_waited_for_is_no_error(
-    kafka: Mapping[str, Any], topic: Make, produce: Produce
-) -> None:
-    name = topic()
-    produce(name, map(str, range(5)))
-    reading = read_range(kafka, range_of(kafka, name, 0, 8))
+def test_an_end_that_is_reached_while_it_is_waited_for_is_no_error(log: Log) -> None:
+    name = log.filled(5)
+    reading = read_range(log.kafka, log.range(name, 0, 8))
     seen = offsets([next(reading)])
-    produce(name, map(str, range(3)))
+    log.produce(name, map(str, range(3)))
     assert seen + offsets(reading) == list(range(8))
 
 
-def test_whoever_is_slow_with_a_piece_is_not_taken_for_a_quiet_broker(
-    kafka: Mapping[str, Any], topic: Make, produce: Produce
-) -> None:
-    name = topic()
-    produce(name, map(str, range(10)))
+def test_whoever_is_slow_with_a_piece_is_not_taken_for_a_quiet_broker(log: Log) -> None:
+    name = log.filled(10)
     seen = []
-    for piece in read_range(kafka, range_of(kafka, name, 0, 10), chunk=5, idle=2):
+    for piece in read_range(log.kafka, log.range(name, 0, 10), chunk=5, idle=2):
         seen += offsets([piece])
         threading.Event().wait(2.2)
     assert seen == list(range(10))
@@ -274,114 +241,90 @@ def test_brokers_that_are_away_are_said_to_be(monkeypatch: pytest.MonkeyPatch) -
 # -- logs that change -----------------------------------------------------------------------------------------------
 
 
-def test_retention_before_the_start_is_a_loss(
-    kafka: Mapping[str, Any], admin: AdminClient, topic: Make, produce: Produce
-) -> None:
-    name = topic()
-    produce(name, map(str, range(50)))
-    trim(admin, name, 30)
-    assert log_starts(kafka, [Partition(name, 0)]) == {Partition(name, 0): 30}
+def test_retention_before_the_start_is_a_loss(log: Log) -> None:
+    name = log.filled(50)
+    trim(log.admin, name, 30)
+    assert log_starts(log.kafka, [Partition(name, 0)]) == {Partition(name, 0): 30}
     with pytest.raises(RangeLost, match="the first offset left is 30") as lost:
-        list(read_range(kafka, range_of(kafka, name, 10, 50)))
+        list(read_range(log.kafka, log.range(name, 10, 50)))
     assert (lost.value.partition, lost.value.offset) == (Partition(name, 0), 10)
     with pytest.raises(RangeLost, match=r"past the end of the log \(50\)"):
-        list(read_range(kafka, range_of(kafka, name, 60, 70)))
+        list(read_range(log.kafka, log.range(name, 60, 70)))
 
 
-def test_retention_that_passes_in_mid_read_is_a_loss_and_no_gap(
-    kafka: Mapping[str, Any], admin: AdminClient, topic: Make, produce: Produce
-) -> None:
-    name = topic()
-    produce(name, [LARGE] * 200)
-    reading = read_range({**kafka, **SMALL_FETCHES}, range_of(kafka, name, 0, 200), chunk=1)
+def test_retention_that_passes_in_mid_read_is_a_loss_and_no_gap(log: Log) -> None:
+    name = log.topic()
+    log.produce(name, [LARGE] * 200)
+    reading = read_range({**log.kafka, **SMALL_FETCHES}, log.range(name, 0, 200), chunk=1)
     seen = offsets([next(reading)])
-    trim(admin, name, 180)
+    trim(log.admin, name, 180)
     with pytest.raises(RangeLost, match="the first offset left is 180") as lost:
         drain(reading, seen)
     assert seen == list(range(len(seen)))
     assert lost.value.offset == len(seen) < 180
 
 
-def recreate(
-    kafka: Mapping[str, Any], admin: AdminClient, topic: Make, produce: Produce, records: int
-) -> tuple[Iterator[Piece], list[int]]:
+def recreate(log: Log, records: int) -> tuple[Iterator[Piece], list[int]]:
     """A range of 200 records, of which some are read when the topic is replaced by one of so many records."""
-    name = topic()
-    produce(name, [LARGE] * 200)
-    reading = read_range({**kafka, **SMALL_FETCHES}, range_of(kafka, name, 0, 200), chunk=1)
+    name = log.topic()
+    log.produce(name, [LARGE] * 200)
+    reading = read_range({**log.kafka, **SMALL_FETCHES}, log.range(name, 0, 200), chunk=1)
     seen = offsets([next(reading)])
-    delete(kafka, admin, name)
-    topic(name=name)
-    produce(name, [LARGE] * records)
+    delete(log.kafka, log.admin, name)
+    log.topic(name=name)
+    log.produce(name, [LARGE] * records)
     return reading, seen
 
 
-def test_a_topic_that_is_recreated_shorter_is_told_by_its_id(
-    kafka: Mapping[str, Any], admin: AdminClient, topic: Make, produce: Produce
-) -> None:
-    reading, seen = recreate(kafka, admin, topic, produce, 1)
+def test_a_topic_that_is_recreated_shorter_is_told_by_its_id(log: Log) -> None:
+    reading, seen = recreate(log, 1)
     with pytest.raises(TopicRecreated, match="deleted and created again"):
         drain(reading, seen)
     assert len(seen) < 200
 
 
-def test_a_topic_that_is_recreated_longer_is_read_on_and_told_at_the_end(
-    kafka: Mapping[str, Any], admin: AdminClient, topic: Make, produce: Produce
-) -> None:
+def test_a_topic_that_is_recreated_longer_is_read_on_and_told_at_the_end(log: Log) -> None:
     """The client itself sees nothing: the iteration is not allowed to end well."""
-    reading, seen = recreate(kafka, admin, topic, produce, 250)
+    reading, seen = recreate(log, 250)
     with pytest.raises(TopicRecreated, match="Nothing that was read in this run of it counts"):
         drain(reading, seen)
     assert seen == list(range(200)), "this is what the id is for: nothing else looks wrong"
 
 
-def test_another_topic_of_that_name_is_refused_before_a_record_is_handed_out(
-    kafka: Mapping[str, Any], topic: Make, produce: Produce
-) -> None:
-    name = topic()
-    produce(name, map(str, range(5)))
-    reading = read_range(kafka, Range(Partition(name, 0), uuid4(), 0, 5))
+def test_another_topic_of_that_name_is_refused_before_a_record_is_handed_out(log: Log) -> None:
+    name = log.filled(5)
+    reading = read_range(log.kafka, Range(Partition(name, 0), uuid4(), 0, 5))
     with pytest.raises(TopicRecreated):
         next(reading)
 
 
-def test_a_topic_that_is_gone_is_a_loss(
-    kafka: Mapping[str, Any], admin: AdminClient, topic: Make, produce: Produce
-) -> None:
-    name = topic()
-    produce(name, map(str, range(5)))
-    beyond = range_of(kafka, name, 0, 8)
-    reading = read_range(kafka, beyond, chunk=2, idle=5)
+def test_a_topic_that_is_gone_is_a_loss(log: Log) -> None:
+    name = log.filled(5)
+    beyond = log.range(name, 0, 8)
+    reading = read_range(log.kafka, beyond, chunk=2, idle=5)
     next(reading)
-    delete(kafka, admin, name)
+    delete(log.kafka, log.admin, name)
     with pytest.raises(RangeLost, match="does not exist any more"):
         list(reading)
     with pytest.raises(RangeLost, match="does not exist any more"):
-        list(read_range(kafka, beyond))
+        list(read_range(log.kafka, beyond))
 
 
 # -- the same configuration as a worker's ----------------------------------------------------------------------------
 
 
-def test_what_a_worker_refuses_is_refused_and_a_group_is_left_out(
-    kafka: Mapping[str, Any], topic: Make, produce: Produce
-) -> None:
-    name = topic()
-    produce(name, map(str, range(5)))
-    whole = range_of(kafka, name, 0, 5)
+def test_what_a_worker_refuses_is_refused_and_a_group_is_left_out(log: Log) -> None:
+    name = log.filled(5)
+    whole = log.range(name, 0, 5)
     with pytest.raises(ConfigError, match=r"auto\.offset\.reset"):
-        list(read_range({**kafka, "auto.offset.reset": "earliest"}, whole))
-    member = {**kafka, "group.id": "orders", "group.protocol": "consumer", "group.instance.id": "orders-1"}
+        list(read_range({**log.kafka, "auto.offset.reset": "earliest"}, whole))
+    member = {**log.kafka, "group.id": "orders", "group.protocol": "consumer", "group.instance.id": "orders-1"}
     assert offsets(read_range(member, whole)) == list(range(5))
-    classic = {**kafka, "partition.assignment.strategy": "cooperative-sticky"}
+    classic = {**log.kafka, "partition.assignment.strategy": "cooperative-sticky"}
     assert offsets(read_range(classic, whole)) == list(range(5))
 
 
 # -- following ------------------------------------------------------------------------------------------------------
-
-
-def follow(kafka: Mapping[str, Any], name: str, positions: Mapping[int, int]) -> Follower:
-    return Follower(kafka, {name: id_of(kafka, name)}, {Partition(name, n): at for n, at in positions.items()})
 
 
 def by_partition(pieces: Iterable[Piece]) -> dict[int, list[int]]:
@@ -392,45 +335,39 @@ def by_partition(pieces: Iterable[Piece]) -> dict[int, list[int]]:
     return found
 
 
-def test_a_follower_reads_to_each_end_and_goes_on_from_there(
-    kafka: Mapping[str, Any], topic: Make, produce: Produce
-) -> None:
-    name = topic(3)
+def test_a_follower_reads_to_each_end_and_goes_on_from_there(log: Log) -> None:
+    name = log.filled(100, 3)
     first, second, third = (Partition(name, n) for n in range(3))
-    for n in range(3):
-        produce(name, map(str, range(100)), partition=n)
-    with follow(kafka, name, {0: 10, 1: 0, 2: 100}) as follower:
+    with log.follow(name, {0: 10, 1: 0, 2: 100}) as follower:
         assert by_partition(follower.read_to({first: 50, second: 0, third: 100})) == {0: list(range(10, 50))}
         assert follower.positions == {first: 50, second: 0, third: 100}
         found = by_partition(follower.read_to({first: 60, second: 100}))
         assert found == {0: list(range(50, 60)), 1: list(range(100))}
-        produce(name, ["late"], partition=2)
+        log.produce(name, ["late"], partition=2)
         assert by_partition(follower.read_to({third: 101, first: 60})) == {2: [100]}
         assert by_partition(follower.read_to({first: 100, second: 50})) == {0: list(range(60, 100))}
         assert follower.positions == {first: 100, second: 100, third: 101}
 
 
-def test_a_small_difference_is_read_in_milliseconds(kafka: Mapping[str, Any], topic: Make, produce: Produce) -> None:
-    name = topic(2)
+def test_a_small_difference_is_read_in_milliseconds(log: Log) -> None:
+    name = log.topic(2)
     partitions = [Partition(name, n) for n in range(2)]
-    with follow(kafka, name, {0: 0, 1: 0}) as follower:
+    with log.follow(name, {0: 0, 1: 0}) as follower:
         took = []
         for n in range(1, 6):
-            produce(name, ["a"], partition=0)
-            produce(name, ["b"], partition=1)
+            log.produce(name, ["a"], partition=0)
+            log.produce(name, ["b"], partition=1)
             began = monotonic()
             assert by_partition(follower.read_to(dict.fromkeys(partitions, n))) == {0: [n - 1], 1: [n - 1]}
             took.append(monotonic() - began)
         assert min(took) < 0.25, took  # the broker would wait for more for twice as long
 
 
-def test_a_follower_goes_back_to_what_is_stored(kafka: Mapping[str, Any], topic: Make, produce: Produce) -> None:
+def test_a_follower_goes_back_to_what_is_stored(log: Log) -> None:
     """A cut-over that is rolled back takes staging back with it: what was read must come again, all of it."""
-    name = topic(2)
+    name = log.filled(3000, 2)
     first, second = (Partition(name, n) for n in range(2))
-    for n in range(2):
-        produce(name, map(str, range(3000)), partition=n)
-    with follow(kafka, name, {0: 0, 1: 0}) as follower:
+    with log.follow(name, {0: 0, 1: 0}) as follower:
         for back in (700, 0, 1234):
             assert by_partition(follower.read_to({first: 2000, second: 2500})) != {}
             follower.reassign({first: back, second: back // 2})
@@ -444,15 +381,11 @@ def test_a_follower_goes_back_to_what_is_stored(kafka: Mapping[str, Any], topic:
         assert by_partition(follower.read_to({first: 3000, second: 3000})) == {0: list(range(2990, 3000))}
 
 
-def test_what_lies_behind_an_end_is_kept_within_bounds_and_comes_later(
-    kafka: Mapping[str, Any], topic: Make, produce: Produce
-) -> None:
-    name = topic(2)
-    first, second = (Partition(name, n) for n in range(2))
+def test_what_lies_behind_an_end_is_kept_within_bounds_and_comes_later(log: Log) -> None:
     many = KEPT * 3
-    produce(name, map(str, range(many)), partition=0)
-    produce(name, map(str, range(many)), partition=1)
-    with follow(kafka, name, {0: 0, 1: 0}) as follower:
+    name = log.filled(many, 2)
+    first, second = (Partition(name, n) for n in range(2))
+    with log.follow(name, {0: 0, 1: 0}) as follower:
         found = by_partition(follower.read_to({first: 10, second: many}))
         assert found == {0: list(range(10)), 1: list(range(many))}
         assert len(follower._kept[first]) <= KEPT + 500
@@ -460,70 +393,62 @@ def test_what_lies_behind_an_end_is_kept_within_bounds_and_comes_later(
         assert not follower._kept[first]
 
 
-def test_a_follower_passes_aborted_records_and_markers(
-    kafka: Mapping[str, Any], seekpoint_broker: str, topic: Make
-) -> None:
-    name = topic()
+def test_a_follower_passes_aborted_records_and_markers(log: Log) -> None:
+    name = log.topic()
     at = Partition(name, 0)
-    with follow(kafka, name, {0: 0}) as follower:
-        in_transactions(seekpoint_broker, name, (3, True))
+    with log.follow(name, {0: 0}) as follower:
+        in_transactions(log.broker, name, (3, True))
         assert by_partition(follower.read_to({at: 4})) == {0: [0, 1, 2]}
-        in_transactions(seekpoint_broker, name, (3, False))
+        in_transactions(log.broker, name, (3, False))
         assert by_partition(follower.read_to({at: 7})) == {}
         assert by_partition(follower.read_to({at: 8})) == {}
-        end_it = in_transactions(seekpoint_broker, name, (2, None))
+        end_it = in_transactions(log.broker, name, (2, None))
         with pytest.raises(RangeStuck, match="still open"):
             list(follower.read_to({at: 10}, idle=0.5))
         end_it()
 
 
-def test_a_follower_hears_of_losses_and_of_another_topic(
-    kafka: Mapping[str, Any], admin: AdminClient, topic: Make, produce: Produce
-) -> None:
-    name = topic()
+def test_a_follower_hears_of_losses_and_of_another_topic(log: Log) -> None:
+    name = log.filled(20)
     at = Partition(name, 0)
-    produce(name, map(str, range(20)))
-    with follow(kafka, name, {0: 20}) as follower:
+    with log.follow(name, {0: 20}) as follower:
         follower.check()
-        trim(admin, name, 15)
+        trim(log.admin, name, 15)
         follower.reassign({at: 5})
         with pytest.raises(RangeLost, match="the first offset left is 15"):
             list(follower.read_to({at: 20}))
         follower.reassign({at: 15})
         assert by_partition(follower.read_to({at: 20})) == {0: list(range(15, 20))}
-        delete(kafka, admin, name)
-        topic(name=name)
+        delete(log.kafka, log.admin, name)
+        log.topic(name=name)
         with pytest.raises(TopicRecreated):
             follower.check()
-        produce(name, map(str, range(40)))
+        log.produce(name, map(str, range(40)))
         follower.reassign({at: 20})
         with pytest.raises(TopicRecreated):
             list(follower.read_to({at: 30}))
 
 
-def test_a_follower_refuses_what_it_does_not_follow(kafka: Mapping[str, Any], topic: Make) -> None:
-    name = topic()
-    with follow(kafka, name, {0: 0}) as follower:
+def test_a_follower_refuses_what_it_does_not_follow(log: Log) -> None:
+    name = log.topic()
+    with log.follow(name, {0: 0}) as follower:
         with pytest.raises(ConfigError, match="not followed: orders/3"):
             list(follower.read_to({Partition("orders", 3): 5}))
         with pytest.raises(ConfigError, match="the ids of the topics orders are missing"):
             follower.reassign({Partition("orders", 3): 5})
 
 
-def test_what_was_asked_leaves_no_client_to_the_garbage_collector(
-    kafka: Mapping[str, Any], topic: Make, produce: Produce
-) -> None:
+def test_what_was_asked_leaves_no_client_to_the_garbage_collector(log: Log) -> None:
     """The collector may come by on a client's own thread, and a client that is ended from there ends the process."""
-    name = topic()
-    produce(name, map(str, range(5)))
-    whole = range_of(kafka, name, 0, 5)
+    name = log.filled(5)
+    whole = log.range(name, 0, 5)
     gc.collect()
     gc.disable()
     try:
         before = sum(isinstance(each, AdminClient) for each in gc.get_objects())
-        assert offsets(read_range(kafka, whole)) == list(range(5))
-        assert stable_ends(kafka, [whole.partition]) == {whole.partition: 5}
-        with follow(kafka, name, {0: 0}) as follower:
+        assert offsets(read_range(log.kafka, whole)) == list(range(5))
+        assert stable_ends(log.kafka, [whole.partition]) == {whole.partition: 5}
+        with log.follow(name, {0: 0}) as follower:
             assert by_partition(follower.read_to({whole.partition: 5})) == {0: list(range(5))}
         del follower
         assert sum(isinstance(each, AdminClient) for each in gc.get_objects()) == before

@@ -54,9 +54,9 @@ FAILING = (
         (
             Edit(
                 "worker/failure_policy.py",
-                "            outcome.add_dead_letter(NewDeadLetter(raw, failure, State.DEAD_LETTERED))\n",
-                "            outcome.add_dead_letter(NewDeadLetter(raw, failure, State.DEAD_LETTERED))\n"
-                "            outcome.stop_at(poison_stop(raw, failure))\n",
+                "        outcome.add_dead_letter(NewDeadLetter(raw, failure, state))\n",
+                "        outcome.add_dead_letter(NewDeadLetter(raw, failure, state))\n"
+                "        outcome.stop_at(poison_stop(raw, failure))\n",
             ),
         ),
         (f"{MATRIX}[CHECK-streamed Append-dead_letter]",),
@@ -249,8 +249,8 @@ FAILING = (
         (
             Edit(
                 "worker/failure_policy.py",
-                "            outcome.stop_at(later)\n",
-                "            outcome.stop_at(later)\n            outcome.stops[partition].offset += 1\n",
+                "        outcome.stop_at(later)\n",
+                "        outcome.stop_at(later)\n        outcome.stops[partition].offset += 1\n",
             ),
         ),
         ("tests/kafka/test_retry_waits.py", f"{PROPERTY}[8]"),

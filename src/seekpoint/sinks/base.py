@@ -77,15 +77,9 @@ class TableSink(Generic[V_contra, K_contra]):
         kind = next(iter(kinds), None)
         if self.written is not None or self._row is not None or self._rows is not None:
             return self.written
-        if any(other is not kind for other in kinds):
+        if not isinstance(kind, type) or any(other is not kind for other in kinds):
             return None
-        if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-            fields = kind.__struct_fields__
-        elif isinstance(kind, type) and dataclasses.is_dataclass(kind):
-            fields = tuple(field.name for field in dataclasses.fields(kind))
-        else:
-            return None
-        return (*fields, *self.provenance.values())
+        return None if (fields := _fields(kind)) is None else (*fields, *self.provenance.values())
 
     def takes(self, topic: str) -> bool:
         """Whether records of this topic go to the table."""
@@ -150,10 +144,8 @@ class TableSink(Generic[V_contra, K_contra]):
 
     def _shape_of(self, kind: type, made: Any) -> Callable[[Any], Row]:
         """How a value of this kind becomes a tuple; worked out once per type."""
-        if issubclass(kind, msgspec.Struct):
-            return self._by_attribute(kind, kind.__struct_fields__)
-        if dataclasses.is_dataclass(kind):
-            return self._by_attribute(kind, tuple(f.name for f in dataclasses.fields(kind)))
+        if (fields := _fields(kind)) is not None:
+            return self._by_attribute(kind, fields)
         if made is None:
             raise Poison(f"{self!r}: a null value has no row; say with row= what it becomes")
         if self.columns is None:
@@ -204,6 +196,13 @@ class TableSink(Generic[V_contra, K_contra]):
             return tuple(made)
 
         return shape
+
+
+def _fields(kind: type) -> tuple[str, ...] | None:
+    """The names of a Struct's or a dataclass's fields; None for any other type."""
+    if issubclass(kind, msgspec.Struct):
+        return kind.__struct_fields__
+    return tuple(f.name for f in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else None
 
 
 def origins(me: str, given: Mapping[str, str] | Sequence[str] | None) -> dict[str, str]:

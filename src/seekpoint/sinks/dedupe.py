@@ -95,8 +95,8 @@ def dedupe(target: Target, rows: Sequence[Row], known: Mapping[str, Column]) -> 
     if len(rows) > 1 and not _agree(target, rows, keys, known):
         return Deduped(False, rows, range(1, len(rows) + 1))
     newest = dict(zip(keys, range(len(rows)), strict=True)) if len(rows) > 1 else {0: 0}
-    if len(newest) < len(rows) and (target.order_by or target.offset):
-        newest = _by_order(target, rows, keys) if target.order_by else _by_offset(target, rows, keys)
+    if len(newest) < len(rows) and (column := target.order_by or target.offset):
+        newest = _newest(target, rows, keys, column)
     places = [newest[key] for key in sorted(newest)]
     kept = [place for place in places if type(rows[place]) is not Deleted]
     gone = [] if len(kept) == len(places) else [place for place in places if type(rows[place]) is Deleted]
@@ -163,24 +163,15 @@ class Offsets:
         self._last.update(found)
 
 
-def _by_order(target: Target, rows: Sequence[Row], keys: Sequence[Any]) -> dict[Any, int]:
-    assert target.order_by is not None
-    order, newest = _values(target, rows, target.order_by), dict[Any, int]()
+def _newest(target: Target, rows: Sequence[Row], keys: Sequence[Any], column: str) -> dict[Any, int]:
+    """The place of each key's row with the highest value in the column. Raises ConfigError where an offset falls."""
+    values, newest = _values(target, rows, column), dict[Any, int]()
     for place, key in enumerate(keys):
         before = newest.get(key)
-        if before is None or order[place] >= order[before]:
+        if before is None or values[place] >= values[before]:
             newest[key] = place
-    return newest
-
-
-def _by_offset(target: Target, rows: Sequence[Row], keys: Sequence[Any]) -> dict[Any, int]:
-    assert target.offset is not None
-    offsets, newest = _values(target, rows, target.offset), dict[Any, int]()
-    for place, key in enumerate(keys):
-        before = newest.get(key)
-        if before is not None and offsets[before] > offsets[place]:
-            raise _elsewhere(target, key, offsets[place], offsets[before])
-        newest[key] = place
+        elif target.order_by is None:
+            raise _elsewhere(target, key, values[place], values[before])
     return newest
 
 

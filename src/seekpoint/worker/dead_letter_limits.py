@@ -30,7 +30,8 @@ class DeadLetterLimitCheck:
     def __init__(self, limits: DeadLetterLimits) -> None:
         self._limits = limits
         self._consecutive = ConsecutiveFailures({})
-        self._ratio = FailureRatio(limits.window)
+        self._batches: deque[tuple[int, int]] = deque()  # passed and failed, of as many as have ``window`` records
+        self._passed = self._failed = 0
 
     def check(self, batch: Result, applied: int) -> BatchCounts:
         """What the batch adds, not counted yet. Raises TooManyDeadLetters: then nothing of it may be committed."""
@@ -40,14 +41,20 @@ class DeadLetterLimitCheck:
         if most is not None and (last := self._consecutive.exceeds(most, batch, failed)) is not None:
             raise _too_many(last, f"more than {most} records in a row failed", "consecutive")
         counts = BatchCounts(self._consecutive.after(batch, failed), passed, len(dead_letters))
-        if dead_letters and ratio is not None and (share := self._ratio.exceeds(ratio, counts)) is not None:
-            raise _too_many(dead_letters[-1], f"{share}, the limit is {ratio:.0%}", "ratio")
+        passed, failures = self._passed + counts.passed, self._failed + counts.failed
+        if dead_letters and ratio is not None and passed >= self._limits.window and failures > ratio * passed:
+            share = f"{failures} of the last {passed} records failed, the limit is {ratio:.0%}"
+            raise _too_many(dead_letters[-1], share, "ratio")
         return counts
 
     def count(self, counts: BatchCounts) -> None:
         """Count a batch that was committed."""
         self._consecutive = counts.consecutive
-        self._ratio.count(counts)
+        self._batches.append((counts.passed, counts.failed))
+        self._passed, self._failed = self._passed + counts.passed, self._failed + counts.failed
+        while self._passed - self._batches[0][0] >= self._limits.window:
+            passed, failed = self._batches.popleft()
+            self._passed, self._failed = self._passed - passed, self._failed - failed
 
 
 class ConsecutiveFailures:
@@ -85,30 +92,6 @@ class ConsecutiveFailures:
         for at, count in added.items():
             rows[at] = rows.get(at, 0) + count
         return ConsecutiveFailures(rows)
-
-
-class FailureRatio:
-    """How many of the last records failed: of as many batches as have ``window`` records together."""
-
-    def __init__(self, window: int) -> None:
-        self._window = window
-        self._batches: deque[tuple[int, int]] = deque()  # of each batch: passed, failed
-        self._passed = self._failed = 0
-
-    def exceeds(self, ratio: float, counts: BatchCounts) -> str | None:
-        """What to say where more than this ratio fails with the batch, or None."""
-        passed, failed = self._passed + counts.passed, self._failed + counts.failed
-        if passed < self._window or failed <= ratio * passed:
-            return None
-        return f"{failed} of the last {passed} records failed"
-
-    def count(self, counts: BatchCounts) -> None:
-        """Count a batch that was committed."""
-        self._batches.append((counts.passed, counts.failed))
-        self._passed, self._failed = self._passed + counts.passed, self._failed + counts.failed
-        while self._passed - self._batches[0][0] >= self._window:
-            passed, failed = self._batches.popleft()
-            self._passed, self._failed = self._passed - passed, self._failed - failed
 
 
 def _by_offset(dead_letters: Sequence[NewDeadLetter]) -> dict[Partition, dict[int, NewDeadLetter]]:

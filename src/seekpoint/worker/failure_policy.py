@@ -35,24 +35,16 @@ def fail(pipeline: Pipeline, outcome: Outcome, raw: RawRecord, error: BaseExcept
     """
     partition = Partition(raw.topic, raw.partition)
     tried = outcome.tries.get((partition, raw.offset), 0)
-    if isinstance(error, CrashingRecord):
-        failure = Failure.of(error, cause, attempts=tried)
+    failure = Failure.of(error, cause, attempts=tried + (cause is not Cause.CRASHED))  # a crash was counted before
+    if is_worth_another_try(pipeline.retry, error, failure.attempts, cause):
+        later = _later(pipeline.retry, partition, raw.offset, failure)
+        later.__cause__ = error
+        outcome.stop_at(later)
+    elif cause in NEVER_PASSED or pipeline.on_poison is OnPoison.STOP:
+        outcome.stop_at(poison_stop(raw, failure))
     else:
-        failure = Failure.of(error, cause, attempts=tried + 1)
-        if is_worth_another_try(pipeline.retry, error, failure.attempts, cause):
-            later = _later(pipeline.retry, partition, raw.offset, failure)
-            later.__cause__ = error
-            outcome.stop_at(later)
-            return
-    match pipeline.on_poison:
-        case _ if cause in NEVER_PASSED:
-            outcome.stop_at(poison_stop(raw, failure))
-        case OnPoison.STOP:
-            outcome.stop_at(poison_stop(raw, failure))
-        case OnPoison.DEAD_LETTER:
-            outcome.add_dead_letter(NewDeadLetter(raw, failure, State.DEAD_LETTERED))
-        case OnPoison.SKIP:
-            outcome.add_dead_letter(NewDeadLetter(raw, failure, State.SKIPPED))
+        state = State.SKIPPED if pipeline.on_poison is OnPoison.SKIP else State.DEAD_LETTERED
+        outcome.add_dead_letter(NewDeadLetter(raw, failure, state))
 
 
 def is_worth_another_try(retry: Retry, error: BaseException, attempts: int, cause: Cause = Cause.HANDLER) -> bool:

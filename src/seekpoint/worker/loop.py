@@ -150,10 +150,7 @@ class Loop:
                 self._work()
                 self._announce(events.Draining())
                 return
-            except (
-                StandbyRequired,
-                DeclarationDiffers,
-            ) as error:
+            except (StandbyRequired, DeclarationDiffers) as error:
                 met = error
             finally:
                 self._close()
@@ -239,7 +236,7 @@ class Loop:
             self._announce(events.DatabaseTrouble(error=error))
 
     def _open(self) -> None:
-        consumer = make_consumer(self._config, error_cb=self._on_client_error())
+        consumer = make_consumer(self._config, error_cb=self._on_client_error)
         self._held = WorkerAssignment(
             consumer,
             self._ledger,
@@ -281,16 +278,12 @@ class Loop:
             # The claims stay until somebody claims over them: nothing is lost but a count.
             self._announce(events.DatabaseTrouble(error=error))
 
-    def _on_client_error(self) -> Callable[[Any], None]:
+    def _on_client_error(self, error: Any) -> None:
         """Brokers that are away are reported dozens of times a second: once in a while, and at the first, is enough."""
-
-        def on_error(error: Any) -> None:
-            now = monotonic()
-            if now - self._said.get(error.code(), -REPEAT) >= REPEAT:
-                self._said[error.code()] = now
-                self._announce(events.KafkaTrouble(error=error.str()))
-
-        return on_error
+        now = monotonic()
+        if now - self._said.get(error.code(), -REPEAT) >= REPEAT:
+            self._said[error.code()] = now
+            self._announce(events.KafkaTrouble(error=error.str()))
 
     # -- the loop -------------------------------------------------------------------------------------
 
@@ -300,8 +293,7 @@ class Loop:
                 self._step()
             except KafkaException as error:
                 raise_if_fatal(error.args[0])
-                text = error.args[0].str()
-                self._back_off(events.KafkaTrouble(error=text))
+                self._back_off(events.KafkaTrouble(error=error.args[0].str()))
             except KafkaUnavailable as error:
                 self._back_off(events.KafkaTrouble(error=str(error)))
             except CodecUnavailable as error:

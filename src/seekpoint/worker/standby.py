@@ -6,7 +6,7 @@ The group's workers continue undisturbed.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from random import Random
 from typing import TypeAlias
 
@@ -37,12 +37,12 @@ class Standby:
         told, wait = None, 0.0
         if known is not None:
             told, wait = self._announce_change(None, known), self._ledger.limits.idle_check
-        waits, in_trouble = self._backoff(), False
+        waits, in_trouble = Backoff().waits(self._chance), False
         while True:
             if self._stopping.wait(wait):
                 return False
             try:
-                found = self._check()
+                found = self._ledger.standby() or self._ledger.differs(self._topics)
                 became = (
                     self._ledger.outcome_of(told.run) if found is None and isinstance(told, StandbyRequired) else None
                 )
@@ -54,16 +54,10 @@ class Standby:
                 continue
             if in_trouble:
                 self._announce(events.Recovered())
-                waits, in_trouble = self._backoff(), False
+                waits, in_trouble = Backoff().waits(self._chance), False
             if (told := self._announce_change(told, found, became)) is None:
                 return True
             wait = self._ledger.limits.idle_check
-
-    def _check(self) -> Reason | None:
-        return self._ledger.standby() or self._ledger.differs(self._topics)
-
-    def _backoff(self) -> Iterator[float]:
-        return Backoff().waits(self._chance)
 
     def _announce_change(
         self, told: Reason | None, found: Reason | None, became: tuple[str, str | None] | None = None

@@ -23,13 +23,7 @@ def load(target: str, *, from_here: bool = False) -> Pipeline | Worker:
     A command is given a name by the person who stands in a directory; a task finds what its process's path has.
     Raises ConfigError where there is nothing of the kind, and whatever the module itself raises.
     """
-    module_name, _, name = target.partition(":")
-    if not module_name or not name:
-        raise ConfigError(f"{target!r} is not module:name, e.g. billing.ingest:orders")
-    if module_name.endswith(".py"):
-        module = ".".join(Path(module_name).with_suffix("").parts)
-        raise ConfigError(f"{target!r} names a file: write {module}:{name}")
-    found = _attribute(_import(module_name, from_here=from_here), name)
+    found = _find(target, "module:name, e.g. billing.ingest:orders", from_here=from_here)
     if isinstance(found, Pipeline | Worker):
         return found
     if inspect.isclass(found) or not callable(found):
@@ -54,13 +48,20 @@ def load_pipeline(target: str, *, from_here: bool = False) -> Pipeline:
 
 def load_function(target: str, *, from_here: bool = False) -> Callable[..., Any]:
     """The function that ``module:name`` is. Raises ConfigError where it is none."""
-    module_name, _, name = target.partition(":")
-    if not module_name or not name:
-        raise ConfigError(f"{target!r} is not module:function, e.g. billing.frames:totals")
-    found = _attribute(_import(module_name, from_here=from_here), name)
+    found = _find(target, "module:function, e.g. billing.frames:totals", from_here=from_here)
     if not callable(found) or inspect.isclass(found):
         raise ConfigError(f"{target} is {_kind(found)}; expected a function")
     return found  # type: ignore[no-any-return]
+
+
+def _find(target: str, expected: str, *, from_here: bool) -> Any:
+    module_name, _, name = target.partition(":")
+    if not module_name or not name:
+        raise ConfigError(f"{target!r} is not {expected}")
+    if module_name.endswith(".py"):
+        module = ".".join(Path(module_name).with_suffix("").parts)
+        raise ConfigError(f"{target!r} names a file: write {module}:{name}")
+    return _attribute(_import(module_name, from_here=from_here), name)
 
 
 def _import(name: str, *, from_here: bool) -> ModuleType:

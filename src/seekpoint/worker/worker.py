@@ -282,7 +282,7 @@ class Running:
         """The worker's state now."""
         return self.worker.health()
 
-    def _enter(self) -> Self:
+    def __enter__(self) -> Self:
         self._thread.start()
         if not self._wait:
             return self
@@ -293,26 +293,20 @@ class Running:
             raise self._error
         return self
 
-    def _leave(self, failing: bool) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.worker.stop(self._grace)
         self._ended.wait()
         if not isinstance(self._error, StopTimeout):
             self._thread.join()
-        if self._error is not None and not failing:
+        if self._error is not None and error is None:
             raise self._error
 
-    def __enter__(self) -> Self:
-        return self._enter()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._leave(failing=error is not None)
-
     async def __aenter__(self) -> Self:
-        return await asyncio.to_thread(self._enter)
+        return await asyncio.to_thread(self.__enter__)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await asyncio.to_thread(self._leave, error is not None)
+        await asyncio.to_thread(self.__exit__, kind, error, trace)

@@ -10,11 +10,11 @@ import pytest
 from confluent_kafka.admin import AdminClient
 from sqlalchemy import text
 
-from kafka.test_ranges import delete, in_transactions, trim
 from seekpoint import Append, DeadLetterLimits, Json, Pipeline, Text, Upsert
 from seekpoint.errors import BatchRefused, RangeLost, TooManyDeadLetters, TopicRecreated
 from seekpoint.ledger.dead_letters import DeadLetters
 from support.batch_process import batch, offsets, paused
+from support.log_changes import delete, in_transactions, trim
 from support.reload_orders import Order, OrderKey, Shop, gone, of
 
 TABLES = """

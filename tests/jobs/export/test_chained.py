@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from kafka.test_ranges import LARGE
 from seekpoint.errors import RangeLost, TopicRecreated
 from seekpoint.jobs.export import ChainedReader
 from seekpoint.kafka.ranges import read_range
 from support.archive import Vault, records
+from support.log_changes import LARGE
 
 
 @pytest.fixture

@@ -9,13 +9,13 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 
-from kafka.test_ranges import in_transactions
 from seekpoint.errors import ConfigError
 from seekpoint.jobs.export.delta import DeltaLog
 from seekpoint.jobs.export.manifest import Tx
 from seekpoint.jobs.export.storage import Storage
 from support.archive import Vault
 from support.export_process import Exporter
+from support.log_changes import in_transactions
 
 
 def settled(vault: Vault, count: int = 60) -> str:

@@ -9,12 +9,12 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from kafka.test_odd_records import produce_by_hand
-from kafka.test_ranges import delete, in_transactions
 from seekpoint import Ledger, Partition
 from seekpoint.errors import ConfigError, RangeLost, RangeStuck, TopicRecreated
 from seekpoint.jobs.export import Archive, Exported, files
 from seekpoint.jobs.export import export as job
 from support.archive import Vault, records
+from support.log_changes import delete, in_transactions
 
 
 def test_what_the_group_has_applied_is_in_the_archive_and_no_more(vault: Vault) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import random
 
-from kafka.test_ranges import in_transactions
 from seekpoint.records import RawRecord
 from support.archive import Vault, records
+from support.log_changes import in_transactions
 
 
 def test_archive_and_log_are_one_log(vault: Vault) -> None:

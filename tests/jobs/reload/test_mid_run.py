@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from kafka.test_ranges import delete, trim
 from seekpoint.errors import HandlerOutdated, RangeLost, ReloadRefused, TopicRecreated
 from seekpoint.jobs.reload import Driver, Reload, cutover
 from seekpoint.jobs.reload import reload as job
@@ -20,6 +19,7 @@ from seekpoint.jobs.reload.rounds import CatchUp
 from seekpoint.kafka.ranges import IDLE
 from seekpoint.testing.servers.kafka import KafkaServer
 from support.before_cutover import FIRST, diffed, settled, widen, work_up_to
+from support.log_changes import delete, trim
 from support.reload_orders import Shop, doubled, of
 
 LATER = [of(n, 7, n) for n in range(300, 320)]

@@ -17,13 +17,13 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from sqlalchemy import Engine, text
 
 from kafka.test_odd_records import produce_by_hand
-from kafka.test_ranges import in_transactions, trim
 from seekpoint import Append, Bytes, Ledger, Partition, Pipeline
 from seekpoint.errors import ConfigError, RangeLost, RangeStuck
 from seekpoint.jobs.spark.source import ARROW, SCHEMA
 from seekpoint.kafka.ranges import Range
 from seekpoint.spark import Env, read, stored_ranges
 from support.events import Run
+from support.log_changes import in_transactions, trim
 
 Produce = Callable[..., list[tuple[int, int]]]
 Make = Callable[..., str]

@@ -16,7 +16,6 @@ from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 
 from jobs.spark.orders import BEHIND_COMMIT, DATABASE, DEPLOYED, IN_A_ROW, expected
-from kafka.test_ranges import trim
 from seekpoint.errors import ConfigError, RangeLost, ReloadOver, ReloadRefused, TopicRecreated
 from seekpoint.jobs.reload import Driver, Reload, Stager
 from seekpoint.jobs.spark.task_errors import TaskEnded, ending_of
@@ -24,6 +23,7 @@ from seekpoint.jobs.staging.consolidate import coverage
 from seekpoint.jobs.staging.stage import Task, begin_staging
 from seekpoint.records import Partition
 from seekpoint.spark import REDACTED, Env, SparkStager
+from support.log_changes import trim
 from support.reload_orders import PLAIN, Shop, of
 
 

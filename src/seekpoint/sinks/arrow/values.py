@@ -82,25 +82,17 @@ def _times(values: Sequence[Any]) -> Written:
     return None if any(value is not None and value.tzinfo is not None for value in values) else pa.array(values)
 
 
-def _bools(values: Sequence[Any]) -> Written:
-    return pa.array([None if value is None else "t" if value else "f" for value in values], TEXT)
-
-
-def _bytes(values: Sequence[Any]) -> Written:
-    return pa.array(values, pa.large_binary())
-
-
 _MAKERS: Mapping[type, Callable[[Sequence[Any]], Written]] = MappingProxyType(
     {
         int: lambda values: pa.array(values, pa.int64()),
         float: lambda values: pa.array(values, pa.float64()),
         str: _strings,
-        bool: _bools,
+        bool: _named(lambda value: "t" if value else "f"),
         Decimal: _decimals,
         datetime: _instants,
         date: lambda values: pa.array(values, pa.date32()),
         time: _times,
-        bytes: _bytes,
+        bytes: lambda values: pa.array(values, pa.large_binary()),
         UUID: _named(lambda value: value.hex),
     }
 )

@@ -41,14 +41,13 @@ def check_topic(dead_letter: DeadLetter, pipeline: Pipeline) -> None:
     if dead_letter.topic not in pipeline.codecs:
         raise ConfigError(
             f"dead letter {dead_letter.id} is of topic {dead_letter.topic!r}, which {pipeline!r} does not read: "
-            f"replay it with "
-            "a pipeline that does, or narrow the choice with topic="
+            "replay it with a pipeline that does, or narrow the choice with topic="
         )
 
 
 def refused(dead_letter: DeadLetter, position: Position | None) -> Fenced | None:
     """Why a letter is not to be replayed, as far as it and its partition's position tell."""
-    name = f"dead letter {dead_letter.id} ({dead_letter.at} offset {dead_letter.offset})"
+    name = _name(dead_letter)
     if not dead_letter.is_open:
         return closed(dead_letter)
     if position is not None and position.topic_id != dead_letter.topic_id:
@@ -62,8 +61,7 @@ def refused(dead_letter: DeadLetter, position: Position | None) -> Fenced | None
     if dead_letter.cause is Cause.DECODE and dead_letter.error.startswith(f"{Unreadable.__name__}: "):
         return Fenced(
             f"{name} is not whole: {dead_letter.error.partition(': ')[2]}, and are not kept. Produce the record again "
-            f"with "
-            "other headers, and discard this one"
+            "with other headers, and discard this one"
         )
     return None
 
@@ -72,15 +70,18 @@ def behind(dead_letter: DeadLetter, first: DeadLetter | None) -> Fenced:
     """The refusal of a letter that is not the first of its key."""
     other = "an earlier one of its key" if first is None else f"{first.id} (offset {first.offset})"
     return Fenced(
-        f"dead letter {dead_letter.id} ({dead_letter.at} offset {dead_letter.offset}) comes after {other}, and "
-        f"records of one key "
-        f"are applied in order: replay or discard {'that one' if first is None else first.id} first"
+        f"{_name(dead_letter)} comes after {other}, and records of one key are applied in order: replay or discard "
+        f"{'that one' if first is None else first.id} first"
     )
+
+
+def _name(dead_letter: DeadLetter) -> str:
+    return f"dead letter {dead_letter.id} ({dead_letter.at} offset {dead_letter.offset})"
 
 
 def closed(dead_letter: DeadLetter) -> Fenced:
     """The refusal to do anything with a letter that is not open, with who closed it, when and why."""
-    name = f"dead letter {dead_letter.id} ({dead_letter.at} offset {dead_letter.offset})"
+    name = _name(dead_letter)
     if dead_letter.state is State.SKIPPED:
         return Fenced(
             f"{name} was skipped, and its value is not kept: to apply the record, move the partition back to "

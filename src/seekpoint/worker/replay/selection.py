@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 
 from seekpoint.errors import ConfigError
@@ -71,19 +71,7 @@ def _pages(dead_letters: DeadLetters, where: Where, limit: int | None) -> Iterat
     left = limit
     while left is None or left > 0:
         most = PAGE if left is None else min(PAGE, left)
-        page = dead_letters.list(
-            topic=where.topic,
-            partition=where.partition,
-            states=where.states,
-            cause=where.cause,
-            from_offset=where.from_offset,
-            to_offset=where.to_offset,
-            error=where.error,
-            since=where.since,
-            limit=most,
-            after=after,
-            with_values=False,
-        )
+        page = dead_letters.list(**asdict(where), limit=most, after=after, with_values=False)
         yield from page
         if len(page) < most:
             return

@@ -1,0 +1,47 @@
+"""What changes a topic's log: transactions, retention, and its end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from time import monotonic
+from typing import Any
+from uuid import uuid4
+
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from seekpoint.kafka.ranges import topic_ids
+
+LARGE = "x" * 50_000  # a value: few of them are one answer of a broker
+
+
+def in_transactions(
+    broker: str, name: str, *batches: tuple[int, bool | None], partition: int = 0
+) -> Callable[[], None]:
+    """Append each batch in a transaction of its own: committed, aborted, or (None) left open; returns what ends it."""
+    producer = Producer({"bootstrap.servers": broker, "transactional.id": f"{name}-{uuid4()}", "log_level": 0})
+    producer.init_transactions(30)
+    for records, outcome in batches:
+        producer.begin_transaction()
+        for n in range(records):
+            producer.produce(name, str(n), partition=partition)
+        producer.flush(20)
+        if outcome is not None:
+            (producer.commit_transaction if outcome else producer.abort_transaction)(30)
+    return lambda: producer.abort_transaction(30)
+
+
+def trim(admin: AdminClient, name: str, to: int) -> None:
+    """What retention does: ``to`` is the first offset that is left."""
+    at = TopicPartition(name, 0, to)
+    admin.delete_records([at])[at].result(20)
+
+
+def delete(kafka: Mapping[str, Any], admin: AdminClient, name: str) -> None:
+    """Delete the topic, and wait until the brokers no longer know it."""
+    admin.delete_topics([name])[name].result(20)
+    deadline, pause = monotonic() + 20, threading.Event()
+    while topic_ids(kafka, [name])[name] is not None:
+        assert monotonic() < deadline, f"{name} is still there"
+        pause.wait(0.02)

@@ -7,7 +7,7 @@ BIN := .venv/bin
 UV := VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv
 READY := .venv/ready
 SPARK := .venv/spark
-DEMO := PYTHONPATH=$(CURDIR)/examples $(BIN)/python -m demo
+DEMO := $(BIN)/python -m demo
 DOCS := .venv/docs
 SITE := build/site
 
@@ -49,7 +49,7 @@ $(DOCS): $(READY) requirements-docs.lock
 demo: $(READY)  ## real flights, real servers, real crashes: nothing lost, nothing twice
 	$(DEMO) demo $(ARGS)
 
-demo-poison: $(READY)  ## the same flights, one in 1,000 broken: parked, replayed with a mended handler, none lost
+demo-poison: $(READY)  ## the same flights, one in 1,000 broken: dead-lettered, replayed with a fixed handler, none lost
 	$(DEMO) demo-poison $(ARGS)
 
 demo-reload: $(SPARK)  ## the same flights, the table rebuilt three times under load: no read torn, nobody stopped
@@ -59,6 +59,7 @@ test: check  ## the whole suite, on a real Kafka and a real Postgres
 	SEEKPOINT_REQUIRE_SERVERS=1 $(BIN)/pytest -n auto --maxprocesses 4 --dist loadgroup $(ARGS)
 
 check: $(SPARK) $(DOCS)  ## style, types, layers, and migrations that equal the metadata
+	! git grep -nE '^(<<<<<<<|>>>>>>>)' # left by a merge
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy

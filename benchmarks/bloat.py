@@ -58,16 +58,18 @@ class Churn:
     def run(self, commits: int) -> list[Sample]:
         """So many commits; what the table looks like now and then, with the cost of the last ones."""
         samples, size = [], max(1, commits // SAMPLES)
-        with self._engine.connect().execution_options(isolation_level="AUTOCOMMIT") as tx:
+        with self._engine.connect() as connection:
             for _ in range(SAMPLES):
-                seconds = [self._advance(tx) for _ in range(size)]
-                samples.append(self._look(tx, seconds))
+                seconds = [self._advance(connection) for _ in range(size)]
+                with connection.begin():
+                    samples.append(self._look(connection, seconds))
         return samples
 
-    def _advance(self, tx: Connection) -> float:
+    def _advance(self, connection: Connection) -> float:
         claims = [self._held[p] for p in islice(self._turns, self._moved)]
         began = perf_counter()
-        moved = self._ledger.advance(tx, [Move(c, c.next_offset, c.next_offset + 1) for c in claims])
+        with connection.begin():
+            moved = self._ledger.advance(connection, [Move(c, c.next_offset, c.next_offset + 1) for c in claims])
         took = perf_counter() - began
         self._held |= {c.partition: c for c in moved}
         self.commits += 1

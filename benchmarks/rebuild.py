@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from time import monotonic
 
 from sqlalchemy import Engine, create_engine, text
 
 from peers import kinds
 from peers.kinds import Kind
 from seekpoint import Append, Json, Ledger, Pipeline, schema
-from seekpoint.jobs.reload import Run, Staged, Stager, Task
 from seekpoint.kafka.ranges import topic_ids
 from seekpoint.records import Partition
 from setting import BROKERS, TABLE, URL
@@ -61,18 +59,3 @@ def apply_all(engine: Engine, kind: Kind) -> None:
             ),
             [{"group": own.group, "partition": at.number, "end": end} for at, end in ends.items()],
         )
-
-
-class Timed:
-    """A stager, and how long it took."""
-
-    def __init__(self, stager: Stager) -> None:
-        self._stager, self.seconds, self.rows = stager, 0.0, 0
-
-    def stage(self, run: Run, tasks: Sequence[Task]) -> Iterable[Staged]:
-        """As the one that it times, from the order to the last range that is committed."""
-        began = monotonic()
-        for staged in self._stager.stage(run, tasks):
-            self.rows += sum(staged.rows)
-            yield staged
-        self.seconds += monotonic() - began

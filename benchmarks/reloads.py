@@ -18,8 +18,9 @@ import psycopg
 from sqlalchemy import Engine
 
 import rebuild
+from demo.reload.show import Timed
 from peers import kinds
-from rebuild import KAFKA, Timed
+from rebuild import KAFKA
 from seekpoint.jobs.reload import Generations, LocalStager, Reload
 from seekpoint.jobs.reload.rounds import CatchUp
 from seekpoint.ledger.tables import DEFAULT_SCHEMA

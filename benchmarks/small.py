@@ -23,6 +23,7 @@ import statistics
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -31,6 +32,7 @@ from sqlalchemy import Connection, Engine, create_engine, text
 
 from seekpoint import Append, Batch, Json, Ledger, Pipeline
 from seekpoint.ledger import Expected, Move
+from seekpoint.postgres.connection import HandlerConnection
 from seekpoint.records import Partition
 from setting import DSN, URL, cpu
 from subject import COLUMNS, KIND, fresh_table
@@ -58,15 +60,20 @@ def handling(group: str, *, on: bool) -> Pipeline:
     return Pipeline(group, topics=KIND.name, value=Json(KIND.record), handle=handle, synchronous_commit=on)
 
 
-class _Driver:
+class _Driver(HandlerConnection):
     """As much of a worker's connection as the ledger's two statements need; ``awaits`` each, or sends it only."""
 
-    def __init__(self, driver: psycopg.Connection[Any], engine: Engine, awaits: bool) -> None:
-        self.connection, self.dialect = driver, engine.dialect
-        self._awaits = awaits
+    def __init__(
+        self, driver: psycopg.Connection[Any], engine: Engine, *, awaits: bool
+    ) -> None:  # no session of its own
+        self._sends, self.dialect, self._awaits = driver, engine.dialect, awaits
+
+    @property
+    def connection(self) -> Any:
+        return SimpleNamespace(driver_connection=None)  # whose AUTOCOMMIT is checked: here BEGIN is a statement
 
     def fast_path(self, statement: str, parameters: Mapping[str, Any]) -> Any:
-        cursor = self.connection.execute(statement, parameters)
+        cursor = self._sends.execute(statement, parameters)
         return cursor.fetchone() if self._awaits else ("", "")
 
 

@@ -21,9 +21,10 @@ from typing import Any
 from sqlalchemy import Engine, make_url, text
 
 import rebuild
+from demo.reload.show import Timed
 from peers import jars, kinds
 from peers.spark import TYPES
-from rebuild import KAFKA, Timed
+from rebuild import KAFKA
 from seekpoint.jobs.reload import LocalStager, Reload, Stager
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.spark import Env, SparkStager, read

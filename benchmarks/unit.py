@@ -21,11 +21,11 @@ import psycopg
 from sqlalchemy import Connection, create_engine
 
 from seekpoint import Ledger, Limits, Pipeline, schema
-from seekpoint.errors import PartitionStopped, RetryLater
 from seekpoint.events import Announcer
 from seekpoint.kafka.identity import Answer
 from seekpoint.ledger import Claim, Expected, Move
 from seekpoint.records import Partition, RawRecord
+from seekpoint.testing.kit import FixedClaims
 from seekpoint.worker.assignment import Chunk
 from seekpoint.worker.assignment.chunk import Read
 from seekpoint.worker.open_batch import Buffer, OpenBatch
@@ -52,31 +52,6 @@ class Silent(Ledger):
         return [replace(m.claim, next_offset=m.to_offset) for m in moves]
 
 
-class Hands:
-    """Holds the one partition, in the place of a consumer's assignment; anything but success is an error."""
-
-    def __init__(self, claim: Claim) -> None:
-        self.claim = claim
-
-    def expected(self, starts: Mapping[Partition, int]) -> list[Expected]:  # noqa: ARG002
-        return [Expected(self.claim, self.claim.next_offset)]
-
-    def accept(self, moved: Iterable[Claim]) -> None:
-        (self.claim,) = moved
-
-    def reconcile(self, starts: Mapping[Partition, int]) -> set[Partition]:
-        raise AssertionError(starts)
-
-    def topic_id_mismatches(self, *_: object) -> Mapping[Partition, PartitionStopped]:
-        return {}
-
-    def stop_or_reclaim(self, stops: Mapping[Partition, PartitionStopped | None]) -> None:
-        raise AssertionError(stops)
-
-    def schedule_retry(self, stop: RetryLater, records: Sequence[RawRecord], position: int) -> None:
-        raise AssertionError(len(records), position) from stop
-
-
 class Unit:
     """Commits ``size`` records at each call. ``make`` makes the pipeline of a group's name."""
 
@@ -89,13 +64,13 @@ class Unit:
         ledger = kind(engine, pipeline.group, synchronous_commit=pipeline.synchronous_commit)
         at, topic_id = Partition(KIND.name, 0), uuid4()
         claimed = ledger.claim([at], {KIND.name: topic_id}, cluster_id="benchmark", start=lambda _: {at: 0})
-        self._hands, self._at, self._size = Hands(claimed.granted[at]), at, size
-        self._committer = Committer(ledger, pipeline, self._hands, Announcer(()))
+        self._held, self._at, self._size = FixedClaims(ledger, claimed.granted), at, size
+        self._committer = Committer(ledger, pipeline, self._held, Announcer(()))
         self._limits = Limits()
         self.ledger = ledger
 
     def __call__(self) -> None:
-        claim = self._hands.claim
+        claim = self._held.claims[self._at]
         start, end = claim.next_offset, claim.next_offset + self._size
         records = [
             RawRecord(KIND.name, 0, n, 1_700_000_000_000, None, VALUES[n % len(VALUES)], (), 1)
@@ -103,6 +78,7 @@ class Unit:
         ]
         chunk = Chunk(records, {self._at: Read(claim, start, end, 1, 1_700_000_000_000)})
         self._committer.commit(OpenBatch(Buffer(chunk, lambda: None, lambda _: Answer({}, 0), self._limits)))
+        assert self._held.claims[self._at].next_offset == end, "the records were not committed"
 
     def close(self) -> None:
         """Give the connection back."""

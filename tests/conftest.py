@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import signal
 import threading
@@ -10,7 +9,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -38,14 +36,8 @@ settings.register_profile(
 settings.load_profile("unhurried")
 
 
-TESTS = Path(__file__).parent
-
-
 def pytest_configure() -> None:
-    """Processes that tests start find what is imported here, and are stopped by SIGINT, which a shell may ignore."""
-    given = os.environ.get("PYTHONPATH")
-    folders = [str(TESTS), str(TESTS.parent / "examples"), *([given] if given else [])]
-    os.environ["PYTHONPATH"] = os.pathsep.join(folders)
+    """Processes that tests start are stopped by SIGINT, which a shell may ignore."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

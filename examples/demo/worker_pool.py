@@ -131,6 +131,12 @@ class WorkerPool:
             name, self._order, self._changed, log, program=self.program, heard=self._heard
         )
 
+    def start_two(self) -> None:
+        """Start workers A and B, and wait until they share the partitions."""
+        self.start("A")
+        self.start("B")
+        self.wait("both workers to share the partitions", lambda: self.settled)
+
     def stop(self) -> list[int]:
         """SIGTERM all, and wait until they are gone; returns their exit codes."""
         for worker in self._workers.values():

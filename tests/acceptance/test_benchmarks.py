@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,8 @@ RECORDS = "5000"
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(ROOT / "benchmarks" / "run.py"), "--quick", "--records", RECORDS, *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=250)
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # as `make bench` starts it
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=250)
 
 
 def report_of(folder: Path) -> dict[str, Any]:

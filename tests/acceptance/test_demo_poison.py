@@ -28,7 +28,8 @@ from demo.poison import show
 from demo.poison.handling import Notice, mended
 from demo.poison.kinds import ID, KILLERS, KINDS, break_some, choose, tail
 from demo.poison.report import Report
-from demo.poison.show import SMALLEST, Stage
+from demo.poison.show import Stage
+from demo.servers import SMALLEST
 from seekpoint.codecs import Json
 from seekpoint.errors import ConfigError
 from seekpoint.records import Record
@@ -239,7 +240,7 @@ def test_a_worker_that_parks_nothing_fails_the_demo(tmp_path: Path) -> None:
     done = subprocess.run(
         COMMAND,
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": f"{tmp_path / 'src'}:{ROOT / 'examples'}"},
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "src")},
         capture_output=True,
         text=True,
         check=False,

@@ -21,8 +21,9 @@ from demo.flights import read_flights
 from demo.reload.handling import VERSIONS, table
 from demo.reload.judge import compare
 from demo.reload.reader import POLL, complaint
-from demo.reload.show import RELOADS, SMALLEST, Stage
+from demo.reload.show import RELOADS, Stage
 from demo.report import Comparison
+from demo.servers import SMALLEST
 from seekpoint.jobs.reload import cutover
 from seekpoint.testing.servers.pair import start_pair
 from seekpoint.testing.servers.process import Folder

@@ -27,7 +27,7 @@ from seekpoint import Partition, Worker, events
 from seekpoint.testing import process, raw
 from support.kafka_postgres import QUICK, Scene
 
-TESTS, EXAMPLES = Path(__file__).parents[1], Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 sys.path.append(str(EXAMPLES))  # as `seekpoint run payments.call:payouts` finds it in that folder
 call, outbox, relay, provider = (
     importlib.import_module(f"payments.{name}") for name in ("call", "outbox", "relay", "provider")
@@ -114,7 +114,7 @@ def start(url: str) -> Iterator[Start]:
     started: list[subprocess.Popen[bytes]] = []
 
     def begin(*arguments: str, **environment: str) -> subprocess.Popen[bytes]:
-        env = {**os.environ, "PYTHONPATH": f"{TESTS}:{EXAMPLES}", "DATABASE_URL": url, **environment}
+        env = {**os.environ, "DATABASE_URL": url, **environment}
         started.append(subprocess.Popen([sys.executable, *arguments], env=env))
         return started[-1]
 

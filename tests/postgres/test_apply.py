@@ -541,7 +541,7 @@ def process_in_chunks(ground: Ground, pipeline: Pipeline, records: Sequence[RawR
             reads[at] = Read(claims[at], before, one.offset + 1)
             cursors[at] = one.offset + 1
         chunks.append(Chunk(records[start:end], reads))
-    seen, hands = kit._Seen(), kit._Hands(ledger, dict(claims))
+    seen, hands = kit._Seen(), kit.FixedClaims(ledger, dict(claims))
     committer = Committer(ledger, pipeline, hands, Announcer([seen]))
     batch = OpenBatch(Buffer(chunks.pop(0), lambda: chunks.pop(0) if chunks else None, kit._known, Limits()))
     try:

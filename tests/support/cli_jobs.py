@@ -85,11 +85,10 @@ class Terminal:
     def process(self, *words: str, name: str = "mended", **env: str) -> subprocess.Popen[str]:
         """The same as a job, in a process of its own."""
         command, options = _split(words)
-        path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
         return subprocess.Popen(
             [*COMMAND, *command, f"{self.module}:{name}", *options, *self.servers],
             cwd=self.folder,
-            env={**os.environ, "PYTHONPATH": path, **env},
+            env={**os.environ, **env},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

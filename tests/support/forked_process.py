@@ -49,15 +49,11 @@ class _Forker:
 
     def _begin(self) -> socket.socket:
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        tests = str(Path(__file__).parents[1])
-        # What is in PYTHONPATH already is kept: the mutants' broken package comes before the installed one.
-        path = os.pathsep.join([tests, *filter(None, [os.environ.get("PYTHONPATH")])])
         with its:
             process = subprocess.Popen(
                 [sys.executable, "-W", "error", __file__, str(its.fileno())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[its.fileno()],
-                env={**os.environ, "PYTHONPATH": path},
             )
 
         def end() -> None:

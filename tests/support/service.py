@@ -49,7 +49,7 @@ class Service:
         claims = ledger.claim(
             [at], {TOPIC: kit.topic_id(TOPIC)}, cluster_id=kit.CLUSTER, start=lambda _: {at: 0}
         ).granted
-        hands = kit._Hands(ledger, dict(claims))
+        hands = kit.FixedClaims(ledger, dict(claims))
         committer = Committer(ledger, pipeline, hands, Announcer([self.seen.append]))
         offset = claims[at].next_offset
         try:

@@ -1,14 +1,14 @@
-"""The whole performance: servers, a clean run and a poisoned one, killers, a redrive, comparison, report."""
+"""The demonstration: servers, a clean run and one with broken records, a replay, comparison, report."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
 
 from rich.console import Console
-from sqlalchemy import Engine, create_engine, func, select
+from sqlalchemy import Engine, func, select
 
 from demo.bar import bar
 from demo.flights import PARTITIONS, RECORDS, Flight, read_flights
@@ -17,17 +17,15 @@ from demo.poison.judge import Verdict, judge
 from demo.poison.kinds import ID, KILLERS, Sent, break_some, choose, tail
 from demo.poison.report import Report
 from demo.poison.worker_pool import SupervisedPool
+from demo.servers import servers
 from demo.wire import Wire, create_topic
 from demo.worker_pool import DemoFailed
 from seekpoint import schema
 from seekpoint.admin import DeadLetterReplay
-from seekpoint.errors import ConfigError
 from seekpoint.records import Cause
-from seekpoint.testing.servers.pair import Pair, start_pair
-from seekpoint.testing.servers.process import Folder
+from seekpoint.testing.servers.pair import Pair
 
 SEED = 2013
-SMALLEST = 5_000  # records: fewer would leave too few sound ones beside the broken
 PATIENCE = 150.0  # seconds for one run: the killers' part takes a session timeout for each death
 
 # Small batches leave fewer records to be tried alone beside a killer; a short session is missed sooner.
@@ -43,20 +41,10 @@ def perform(records: int = RECORDS, *, seed: int = SEED, console: Console) -> Re
     Raises ConfigError for a missing data set or a number of records that cannot be, ServerFailed where a server
     cannot be started, and DemoFailed where a step cannot be brought about.
     """
-    if not SMALLEST <= records <= RECORDS:
-        raise ConfigError(f"the demo takes {SMALLEST:,} to {RECORDS:,} records, not {records:,}")
-    next(read_flights(1))  # a missing data set is said before servers are started
-    with console.status("starting Postgres and Kafka"):
-        pair = start_pair(own=True, progress=console.print)
-    with pair, closing(Folder("demo")) as folder:
-        console.print(pair.describe(), highlight=False)
-        engine = create_engine(pair.postgres.url)
-        try:
-            stage = Stage(pair, engine, list(read_flights(records)), seed=seed, folder=folder.path, console=console)
-            stage.play()
-            return stage.report()
-        finally:
-            engine.dispose()
+    with servers(records, console) as (pair, engine, folder):
+        stage = Stage(pair, engine, list(read_flights(records)), seed=seed, folder=folder, console=console)
+        stage.play()
+        return stage.report()
 
 
 class Stage:
@@ -166,9 +154,7 @@ class Stage:
         logs.mkdir()
         with bar(self._console, what, total) as (update, tell), SupervisedPool(order, PARTITIONS, logs, tell) as pool:
             pool.on_progress = update
-            pool.start("A")
-            pool.start("B")
-            pool.wait("both workers to share the partitions", lambda: pool.settled)
+            pool.start_two()
             yield pool, tell
 
 

@@ -1,4 +1,4 @@
-"""The whole performance: servers, flights, workers, a reader, and a reload by each strategy; then the report."""
+"""The demonstration: servers, flights, workers, a reader, and a reload by each strategy; then the report."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import Engine
 
 from demo.bar import bar
 from demo.faults import is_open, open_transaction
@@ -25,20 +25,19 @@ from demo.reload.load import Load
 from demo.reload.reader import Reader
 from demo.reload.report import Reloaded, Report
 from demo.reload.worker_pool import VersionedPool
+from demo.servers import servers
 from demo.wire import create_topic
 from demo.worker_pool import DemoFailed
 from seekpoint import schema
-from seekpoint.errors import ConfigError, needs_extra
+from seekpoint.errors import needs_extra
 from seekpoint.jobs.reload import CutOver, Driver, Generations, LocalStager, Reload, Run, Staged, Stager, Task
 from seekpoint.jobs.reload.rounds import CatchUp
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
-from seekpoint.testing.servers.pair import Pair, start_pair
-from seekpoint.testing.servers.process import Folder
+from seekpoint.testing.servers.pair import Pair
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-SMALLEST = 5_000  # records: fewer are rebuilt before anybody has looked
 RATE = 1_000  # records a second while it goes on
 PATIENCE = 60.0  # seconds for whatever a reload waits for
 DATABASE = "SEEKPOINT_DEMO_DATABASE"  # the variable that tells Spark's tasks where the database is
@@ -60,23 +59,14 @@ def perform(records: int = RECORDS, *, spark: str | None = None, console: Consol
     missing data set, a missing Spark or a number of records that cannot be, ServerFailed where a server cannot be
     started, and DemoFailed where a step cannot be brought about.
     """
-    if not SMALLEST <= records <= RECORDS:
-        raise ConfigError(f"the demo takes {SMALLEST:,} to {RECORDS:,} records, not {records:,}")
-    year = list(read_flights(records))  # a missing data set is said before servers are started
-    with console.status("starting Postgres and Kafka"):
-        pair = start_pair(own=True, progress=console.print)
     with ExitStack() as stack:
-        stack.enter_context(pair)
-        folder = stack.enter_context(closing(Folder("demo")))
-        console.print(pair.describe(), highlight=False)
+        pair, engine, folder = stack.enter_context(servers(records, console))
         session = None
         if spark is not None:
             with console.status(f"starting Spark, {spark}"):
                 session = stack.enter_context(_spark(spark, pair.postgres.url))
             console.print(f"Spark {session.version}, {spark}", highlight=False)
-        engine = create_engine(pair.postgres.url)
-        stack.callback(engine.dispose)
-        stage = Stage(pair, engine, year, spark=session, folder=folder.path, console=console)
+        stage = Stage(pair, engine, list(read_flights(records)), spark=session, folder=folder, console=console)
         with stage.open():
             stage.play()
         return stage.report()

@@ -175,15 +175,15 @@ def _commit(
 ) -> Processed:
     if not len(chunk):
         return Processed()
-    seen, hands = _Seen(), _Hands(ledger, dict(claims))
-    committer = Committer(ledger, pipeline, hands, Announcer((seen, *observe)))
+    seen, held = _Seen(), FixedClaims(ledger, claims)
+    committer = Committer(ledger, pipeline, held, Announcer((seen, *observe)))
     try:
         committer.commit(OpenBatch(Buffer(chunk, lambda: None, _known, Limits())))
     finally:
         committer.close()
-    for stop in hands.waiting:
+    for stop in held.waiting:
         raise stop.__cause__ or stop
-    return Processed(seen.spans, seen.records, hands.stopped, tuple(seen.dead_letters))
+    return Processed(seen.spans, seen.records, held.stopped, tuple(seen.dead_letters))
 
 
 def _chunk(records: Sequence[RawRecord], claims: Mapping[Partition, Claim]) -> Chunk[RawRecord]:
@@ -201,7 +201,7 @@ def _chunk(records: Sequence[RawRecord], claims: Mapping[Partition, Claim]) -> C
 
 
 def _known(_topics: set[str]) -> Answer:
-    """No broker is asked: the topics are who they are."""
+    """No broker is asked: the topics are the ones that were claimed."""
     return Answer({}, 0)
 
 
@@ -220,23 +220,23 @@ class _Seen:
             self.dead_letters.append(event)
 
 
-class _Hands:
-    """Holds the claims of one batch, in the place of a consumer's assignment."""
+class FixedClaims:
+    """Holds these claims in the place of a consumer's assignment."""
 
-    def __init__(self, ledger: Ledger, claims: dict[Partition, Claim]) -> None:
-        self._ledger, self._claims = ledger, claims
+    def __init__(self, ledger: Ledger, claims: Mapping[Partition, Claim]) -> None:
+        self._ledger, self.claims = ledger, dict(claims)
         self.stopped: dict[Partition, PartitionStopped] = {}
         self.waiting: list[RetryLater] = []
 
     def expected(self, starts: Mapping[Partition, int]) -> list[Expected]:
-        return [Expected(self._claims[p], at) for p, at in starts.items()]
+        return [Expected(self.claims[p], at) for p, at in starts.items()]
 
     def accept(self, moved: Iterable[Claim]) -> None:
-        self._claims.update((claim.partition, claim) for claim in moved)
+        self.claims.update((claim.partition, claim) for claim in moved)
 
     def reconcile(self, starts: Mapping[Partition, int]) -> set[Partition]:
         rows = self._ledger.positions_of(starts)
-        return {p for p, at in starts.items() if rows[p].token != self._claims[p].token or rows[p].next_offset != at}
+        return {p for p, at in starts.items() if rows[p].token != self.claims[p].token or rows[p].next_offset != at}
 
     def topic_id_mismatches(
         self, _answer: Answer, _partitions: Iterable[Partition]

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -18,7 +17,6 @@ from seekpoint.jobs.reload import Reload
 from seekpoint.testing.processes import ChildProcess, obey, receive, report, start_python
 from seekpoint.worker.target import load_pipeline
 
-TESTS = Path(__file__).parents[2]
 OUTDATED = 3  # the exit code of a worker that is too old
 REPORTED = (events.Started, events.Activated, events.OnStandby, events.StandbyEnded, events.Refused)
 DATABASE = "RELOAD_CHAOS_DATABASE"  # the environment variable with the database's address
@@ -26,8 +24,7 @@ DATABASE = "RELOAD_CHAOS_DATABASE"  # the environment variable with the database
 
 def start(order: Mapping[str, Any], env: Mapping[str, str]) -> ChildProcess:
     """``worker`` or ``driver``, as the order's ``kind`` says, in a process with these variables."""
-    path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return ChildProcess(start_python("-m", "chaos.reload.reload_process", env={**env, "PYTHONPATH": path}), order)
+    return ChildProcess(start_python("-m", "chaos.reload.reload_process", env=env), order)
 
 
 def worker(what: Mapping[str, Any]) -> None:

@@ -17,8 +17,6 @@ from seekpoint.testing.servers.process import ServerFailed
 from seekpoint.testing.servers.spark import start_spark
 from support.reload_orders import Shop, of
 
-TESTS = Path(__file__).parents[2]
-
 
 @pytest.fixture(scope="session")
 def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -29,7 +27,7 @@ def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def surroundings(seekpoint_dsn: str, modules: Path) -> Iterator[None]:
     """What Spark's workers inherit: where modules are, and the database's address under a name of its own."""
-    path = os.pathsep.join([str(TESTS), str(modules), *filter(None, [os.environ.get("PYTHONPATH")])])
+    path = os.pathsep.join([str(modules), *filter(None, [os.environ.get("PYTHONPATH")])])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", path)
         patch.setenv(DATABASE.name, seekpoint_dsn)

@@ -19,7 +19,7 @@ SEED ?= $(shell date +%s)
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/make \1	\2/p' $(MAKEFILE_LIST)
 
-setup: $(SPARK)  ## build .venv (every other target does it when it is due)
+setup: $(READY)  ## build .venv (every other target does it when it is due)
 
 # uv comes first, by the hash that the lock has for it; it then installs the rest. pyspark, which comes as a source
 # alone, is built by the locked setuptools, and the project itself by the locked hatchling: no build fetches anything

@@ -359,7 +359,10 @@ class HandlerWroteNothing(Event):
     records: int
 
     def _said(self) -> str:
-        return f"the handler wrote no row for {self.records} records, which are passed: {_listed(_plain(self.spans))}"
+        return (
+            f"the handler wrote no row for {self.records} records, which are passed: {_listed(_plain(self.spans))}; if "
+            "that is not meant: is a session flushed, is it the connection that the handler was given?"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -85,8 +85,8 @@ _REMEDIES = {
     INSUFFICIENT_PRIVILEGE: (
         "grant the right to the role of --database-url ('Rights' in docs/reference/schema.md), or take another"
     ),
-    UNDEFINED_TABLE: "create the table, or correct its name in the pipeline",
-    UNDEFINED_COLUMN: "add the column to the table, or take it out of the row",
+    UNDEFINED_TABLE: "create the table, or correct its name",
+    UNDEFINED_COLUMN: "add the column to the table, or correct its name",
 }
 _NO_CONNECTION = "check that the server runs, and --database-url or SEEKPOINT_DATABASE_URL"
 

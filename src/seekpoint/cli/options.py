@@ -54,7 +54,10 @@ def _properties(file: Path) -> Mapping[str, str]:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise ConfigError(f"the Kafka configuration {file} cannot be read: {why}") from None
+        restarted = (
+            '; if `seekpoint dev` was restarted: eval "$(seekpoint dev env)"' if "seekpoint-dev-" in str(file) else ""
+        )
+        raise ConfigError(f"the Kafka configuration {file} cannot be read: {why}{restarted}") from None
     found: dict[str, str] = {}
     for number, line in enumerate(map(str.strip, lines), 1):
         if not line or line[0] in "#!":

@@ -174,7 +174,10 @@ class HandlerConnection(Connection):
             self.deferred.catch_up()
         status = driver.info.transaction_status if isinstance(driver, psycopg.Connection) else None
         if has_ended or status == TransactionStatus.IDLE:
-            raise HandlerMisuse(f"{self._who} ended the transaction it was lent; what it wrote before may be half done")
+            raise HandlerMisuse(
+                f"{self._who} ended the transaction it was lent; what it wrote before may be half done: remove COMMIT "
+                "and ROLLBACK from its code and its SQL, and compare its tables with these records"
+            )
         if isinstance(driver, psycopg.Connection) and (
             status == TransactionStatus.ACTIVE or driver.info.pipeline_status != PipelineStatus.OFF
         ):

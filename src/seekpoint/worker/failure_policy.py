@@ -97,6 +97,8 @@ _WHAT = {
     "is this record's",
 }
 _REMEDY = {
+    Cause.DATABASE: "change the column or constraint that the error names, or fix row= or the handler, and start the "
+    "worker again",
     Cause.TRANSIENT: "remove what the error names (a lock, a limit, a trigger), and start the worker again",
     Cause.PROGRAM: "correct what the error names, and start the worker again",
 }

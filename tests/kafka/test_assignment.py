@@ -47,8 +47,7 @@ def test_i6_positions_come_from_the_ledger_whatever_was_committed_to_kafka(scene
 
 def test_a_restart_goes_on_where_the_ledger_was_moved_to(scene: Scene, way: Way) -> None:
     """I6: nothing is remembered elsewhere."""
-    name = scene.topic()
-    stored = scene.produce(name, 20)
+    name, stored = scene.log(20)
     run = scene.worker(name, **way(name, 1))
     run.reached(name, 20)
     run.stop()
@@ -60,8 +59,7 @@ def test_a_restart_goes_on_where_the_ledger_was_moved_to(scene: Scene, way: Way)
 
 
 def test_without_a_group_the_newest_claim_wins_and_the_older_worker_ends(scene: Scene) -> None:
-    name = scene.topic()
-    stored = scene.produce(name, 10)
+    name, stored = scene.log(10)
     older = scene.worker(name, partitions=[(name, 0)])
     older.reached(name, 10)
     newer = scene.worker(name, partitions=[(name, 0)])
@@ -164,8 +162,7 @@ def test_a_fixed_list_that_names_a_partition_the_topic_does_not_have_is_refused(
 
 
 def test_a_pause_that_outlives_a_placement_is_ended_by_the_next(scene: Scene, protocol: Protocol) -> None:
-    name = scene.topic()
-    stored = scene.produce(name, 10)
+    name, stored = scene.log(10)
     config = consumer_config({"bootstrap.servers": scene.broker, **protocol}, group=scene.group)
     consumer = Consumer(config)
     with Assignment(consumer, scene.ledger, [name], kafka=config) as held:

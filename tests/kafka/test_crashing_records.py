@@ -19,18 +19,6 @@ Protocol = Mapping[str, Any]
 COOPERATIVE = PROTOCOLS["cooperative"]
 
 
-def letters(scene: Scene) -> list[tuple[int, int, str, str]]:
-    """Partition, offset, state and cause of each dead letter."""
-    with scene.engine.connect() as connection:
-        rows = connection.execute(
-            text(
-                "SELECT partition, record_offset, state, cause "
-                f'FROM "{scene.schema}".dead_letter ORDER BY partition, record_offset'
-            )
-        )
-        return [tuple(row) for row in rows]
-
-
 def restart_until(scene: Scene, start: Callable[[], WorkerProcess], there: Callable[[], bool], most: int) -> list[int]:
     """Start a worker again whenever it has died; the exit codes of those that did."""
     codes: list[int] = []
@@ -41,7 +29,9 @@ def restart_until(scene: Scene, start: Callable[[], WorkerProcess], there: Calla
             member.close()
             return codes
         codes.append(member.ended())
-        assert len(codes) <= most, f"it died again and again: {codes}, {letters(scene)}, {scene.ledger.read()}"
+        assert len(codes) <= most, (
+            f"it died again and again: {codes}, {scene.dead_letters('state', 'cause')}, {scene.ledger.read()}"
+        )
 
 
 def starts(scene: Scene, name: str, **what: Any) -> Callable[[], WorkerProcess]:
@@ -58,19 +48,17 @@ def at_end(scene: Scene, stored: list[tuple[int, int]], name: str) -> Callable[[
 
 @pytest.mark.parametrize(("how", "code"), [("exit", 3), ("sigkill", -9), ("segfault", -11)])
 def test_a_record_that_kills_is_parked_and_the_others_are_applied_once(scene: Scene, how: str, code: int) -> None:
-    name = scene.topic()
-    stored = scene.produce(name, ["ok"] * 30 + [how] + ["ok"] * 30)
+    name, stored = scene.log(["ok"] * 30 + [how] + ["ok"] * 30)
     deaths = restart_until(scene, starts(scene, name), at_end(scene, stored, name), 4)
     assert deaths == [code] * 4, "two until it was suspected, and two alone"
-    assert letters(scene) == [(0, 30, "dead_lettered", "crashed")]
+    assert scene.dead_letters("state", "cause") == [(0, 30, "dead_lettered", "crashed")]
     scene.book.assert_holds(name, stored[:30] + stored[31:])
 
 
 def test_a_killer_at_the_head_and_one_next_to_it(scene: Scene) -> None:
-    name = scene.topic()
-    stored = scene.produce(name, ["exit", "exit", "ok", "ok", "exit", "ok"])
+    name, stored = scene.log(["exit", "exit", "ok", "ok", "exit", "ok"])
     deaths = restart_until(scene, starts(scene, name), at_end(scene, stored, name), 12)
-    assert letters(scene) == [(0, at, "dead_lettered", "crashed") for at in (0, 1, 4)]
+    assert scene.dead_letters("state", "cause") == [(0, at, "dead_lettered", "crashed") for at in (0, 1, 4)]
     assert len(deaths) == 3 * (2 + 2), "each time two until the partition is suspected: one that is found ends that"
     scene.book.assert_holds(name, [stored[2], stored[3], stored[5]])
 
@@ -87,7 +75,7 @@ def test_an_idle_partition_and_a_busy_one_beside_a_killer_lose_nothing(scene: Sc
         return members[-1]
 
     restart_until(scene, begin, at_end(scene, stored, name), 4)
-    assert letters(scene) == [(0, 5, "dead_lettered", "crashed")]
+    assert scene.dead_letters("state", "cause") == [(0, 5, "dead_lettered", "crashed")]
     scene.book.assert_holds(name, [at for at in stored if at != (0, 5)])
     suspected = {event["partition"] for member in members for event in member.all("CrashSuspected")}
     assert 2 not in suspected, "nothing was there to kill anybody"
@@ -112,10 +100,10 @@ def test_a_killer_in_a_group_of_two(scene: Scene) -> None:
         for at, member in enumerate(members):
             if not member.is_alive:
                 died += 1
-                assert died <= 8, f"{letters(scene)}, {scene.ledger.read()}"
+                assert died <= 8, f"{scene.dead_letters('state', 'cause')}, {scene.ledger.read()}"
                 member.ended()
                 members[at] = start()
-    assert letters(scene) == [(2, killer[0][1], "dead_lettered", "crashed")]
+    assert scene.dead_letters("state", "cause") == [(2, killer[0][1], "dead_lettered", "crashed")]
     scene.book.assert_holds(name, stored)
 
 
@@ -143,8 +131,7 @@ def test_under_stop_the_partition_stops_in_front_of_the_killer_and_the_worker_li
 
 
 def test_suspected_records_that_are_innocent_are_applied_once_and_suspicion_ends(scene: Scene) -> None:
-    name = scene.topic()
-    stored = scene.produce(name, 20)
+    name, stored = scene.log(20)
     for _ in range(2):  # killed in the middle of a batch, for no fault of a record
         member = scene.worker_process(name, partitions=[(name, 0)], stop_at=("Applied", 1))
         member.wait_until_stopped()
@@ -158,7 +145,7 @@ def test_suspected_records_that_are_innocent_are_applied_once_and_suspicion_ends
     run.stop()
     assert [e.offset for e in run.seen.all(events.SingleRecordAttempt)] == list(range(10))
     scene.book.assert_holds(name, stored)
-    assert not letters(scene)
+    assert not scene.dead_letters("state", "cause")
 
 
 # -- what is no death ---------------------------------------------------------------------------------------
@@ -176,8 +163,7 @@ def wait_for_a_try(scene: Scene, name: str, gate: Gate) -> Any:
 
 
 def test_a_stop_in_the_middle_of_a_try_is_no_death(scene: Scene) -> None:
-    name = scene.topic()
-    stored = scene.produce(name, ["ok", "fail 1", "ok"])
+    name, stored = scene.log(["ok", "fail 1", "ok"])
     gate = Gate(events.SingleRecordAttempt)
     run = wait_for_a_try(scene, name, gate)
     run.worker.stop()
@@ -189,12 +175,11 @@ def test_a_stop_in_the_middle_of_a_try_is_no_death(scene: Scene) -> None:
     scene.wait_until_caught_up(name, stored)
     again.stop()
     scene.book.assert_holds(name, stored)
-    assert not letters(scene)
+    assert not scene.dead_letters("state", "cause")
 
 
 def test_a_trouble_of_the_database_in_the_middle_of_a_try_is_no_death(scene: Scene) -> None:
-    name = scene.topic()
-    stored = scene.produce(name, ["ok", "fail 1", "ok"])
+    name, stored = scene.log(["ok", "fail 1", "ok"])
     tried = Gate(events.SingleRecordAttempt)
     run = wait_for_a_try(scene, name, tried)
     ours = text(
@@ -207,12 +192,11 @@ def test_a_trouble_of_the_database_in_the_middle_of_a_try_is_no_death(scene: Sce
     run.reached(name, 3)
     run.stop()
     scene.book.assert_holds(name, stored)
-    assert not letters(scene)
+    assert not scene.dead_letters("state", "cause")
 
 
 def test_a_worker_that_backs_off_was_not_killed_though_another_takes_over_meanwhile(scene: Scene) -> None:
-    name = scene.topic()
-    stored = scene.produce(name, 3)
+    name, stored = scene.log(3)
     tries: list[list[int]] = []
 
     def handle(tx: Connection, batch: Batch[str, Any]) -> None:
@@ -229,13 +213,12 @@ def test_a_worker_that_backs_off_was_not_killed_though_another_takes_over_meanwh
         successor.seen.wait_for(events.Activated)
         run.stop()
         successor.stop()
-    assert not letters(scene), f"tried {len(tries)} times of 99 and convicted"
+    assert not scene.dead_letters("state", "cause"), f"tried {len(tries)} times of 99 and convicted"
     assert scene.positions() == {Partition(name, 0): stored[1][1]}
 
 
 def test_a_move_in_the_middle_of_a_try_is_obeyed(scene: Scene) -> None:
-    name = scene.topic()
-    stored = scene.produce(name, ["ok", "fail 1", "ok"])
+    name, stored = scene.log(["ok", "fail 1", "ok"])
     gate = Gate(events.RetryScheduled)
     run = wait_for_a_try(scene, name, gate)
     scene.ledger.reset_offset(name, 0, 2, log=None, reason="not this one", lost="poison")
@@ -243,7 +226,7 @@ def test_a_move_in_the_middle_of_a_try_is_obeyed(scene: Scene) -> None:
     run.reached(name, 3)
     run.stop()
     scene.book.assert_holds(name, [stored[0], stored[2]])
-    assert not letters(scene)
+    assert not scene.dead_letters("state", "cause")
 
 
 def test_neither_a_suspected_partition_nor_a_busy_one_starves_the_other(scene: Scene) -> None:
@@ -280,8 +263,7 @@ def kill_twice(scene: Scene, name: str) -> None:
 
 def test_two_kills_at_the_start_cost_a_hundred_transactions(scene: Scene) -> None:
     """Counted, not timed: a range of 1,000 is tried in parts of 10, and what comes after it in whole batches."""
-    name = scene.topic()
-    stored = scene.produce(name, 6000)
+    name, stored = scene.log(6000)
     kill_twice(scene, name)
     run = scene.worker(name, partitions=[(name, 0)], limits=Limits(batch_records=1000))
     scene.wait_until_caught_up(name, stored)
@@ -296,13 +278,12 @@ def test_two_kills_at_the_start_cost_a_hundred_transactions(scene: Scene) -> Non
     assert left == sorted(left, reverse=True)
     assert len(run.seen.all(events.Committed)) <= len(parts) + 20
     scene.book.assert_holds(name, stored)
-    assert not letters(scene)
+    assert not scene.dead_letters("state", "cause")
 
 
 def test_one_crashing_record_costs_five_deaths_and_at_most_two_hundred_transactions(scene: Scene) -> None:
     """Two until it is suspected, one in its part, two alone; what comes after it goes in whole batches again."""
-    name = scene.topic()
-    stored = scene.produce(name, ["ok"] * 2555 + ["exit"] + ["ok"] * 2444)
+    name, stored = scene.log(["ok"] * 2555 + ["exit"] + ["ok"] * 2444)
     members: list[WorkerProcess] = []
     start = starts(scene, name, limits={"batch_records": 2000})
 
@@ -312,7 +293,7 @@ def test_one_crashing_record_costs_five_deaths_and_at_most_two_hundred_transacti
 
     deaths = restart_until(scene, begin, at_end(scene, stored, name), 5)
     assert deaths == [3] * 5
-    assert letters(scene) == [(0, 2555, "dead_lettered", "crashed")]
+    assert scene.dead_letters("state", "cause") == [(0, 2555, "dead_lettered", "crashed")]
     parts = sum(len(member.all("SuspectPartAttempt")) for member in members)
     alone = sum(len(member.all("SingleRecordAttempt")) for member in members)
     assert parts + alone <= 200, (parts, alone)
@@ -324,8 +305,7 @@ def test_one_crashing_record_costs_five_deaths_and_at_most_two_hundred_transacti
 
 def test_kills_within_a_suspect_range_neither_redraw_nor_extend_it(scene: Scene) -> None:
     """Killed in a part, before one, between two, at a record alone: each continues where the one before it was."""
-    name = scene.topic()
-    stored = scene.produce(name, 3000)
+    name, stored = scene.log(3000)
     kill_twice(scene, name)
     members = []
     for stop_at in [
@@ -351,7 +331,7 @@ def test_kills_within_a_suspect_range_neither_redraw_nor_extend_it(scene: Scene)
     assert parts <= 115
     assert alone <= 5 * 21
     scene.book.assert_holds(name, stored)
-    assert not letters(scene)
+    assert not scene.dead_letters("state", "cause")
 
 
 def test_a_claim_that_is_refused_takes_the_careful_mode_from_no_other_partition(
@@ -386,8 +366,7 @@ def test_a_claim_that_is_refused_takes_the_careful_mode_from_no_other_partition(
 
 def test_a_part_that_has_seen_a_crash_goes_record_by_record_also_after_a_refusal_in_its_middle(scene: Scene) -> None:
     """The database is set back by a failover while a record is tried: the rest is not tried in large parts."""
-    name = scene.topic()
-    stored = scene.produce(name, 3000)
+    name, stored = scene.log(3000)
     kill_twice(scene, name)
     limits = {"batch_records": 2000}
     member = scene.worker_process(name, partitions=[(name, 0)], stop_at=("SuspectPartAttempt", 1), limits=limits)
@@ -396,12 +375,11 @@ def test_a_part_that_has_seen_a_crash_goes_record_by_record_also_after_a_refusal
     gate = Gate(events.SingleRecordAttempt, lambda e: e.offset == 10)
     run = scene.worker(name, partitions=[(name, 0)], limits=Limits(**limits), observe=[gate])
     gate.wait()
-    with scene.engine.begin() as tx:  # to what was committed with offset 4
-        tx.exec_driver_sql(f'DELETE FROM "{scene.schema}".book WHERE topic = \'{name}\' AND "offset" >= 5')
-        tx.exec_driver_sql(
-            f'UPDATE "{scene.schema}".partition_offset SET next_offset = 5, attempt_offset = NULL, attempts = 0, '
-            f"attempt_running = false, attempt_error = NULL WHERE topic = '{name}'"
-        )
+    scene.sql(
+        f'DELETE FROM "{scene.schema}".book WHERE topic = \'{name}\' AND "offset" >= 5',
+        f'UPDATE "{scene.schema}".partition_offset SET next_offset = 5, attempt_offset = NULL, attempts = 0, '
+        f"attempt_running = false, attempt_error = NULL WHERE topic = '{name}'",
+    )
     gate.open()
     scene.wait_until_caught_up(name, stored)
     run.stop()

@@ -22,43 +22,31 @@ from support.worker_process import WorkerProcess
 SOON = Retry(attempts=3, wait_initial=0.05, jitter=0)
 
 
-def letters(scene: Scene) -> list[tuple[Any, ...]]:
-    """Partition, offset and SQLSTATE of each dead letter."""
-    query = f'SELECT partition, record_offset, sqlstate FROM "{scene.schema}".dead_letter ORDER BY 1, 2'
-    with scene.engine.connect() as tx:
-        return [tuple(row) for row in tx.execute(text(query))]
-
-
 def refuse(scene: Scene, sqlstate: str, value: str = "bad") -> None:
     """From now on a trigger raises this at each row with this value."""
     raised = f"RAISE EXCEPTION 'not this one' USING ERRCODE = '{sqlstate}'"
     if sqlstate == "42883":
         raised = "PERFORM no_such_function(1)"
-    with scene.engine.begin() as tx:
-        tx.exec_driver_sql(
-            f'CREATE FUNCTION "{scene.schema}".refuse() RETURNS trigger LANGUAGE plpgsql AS '
-            f"$$ BEGIN IF NEW.value = '{value}' THEN {raised}; END IF; RETURN NEW; END $$"
-        )
-        tx.exec_driver_sql(
-            f'CREATE TRIGGER refuse BEFORE INSERT ON "{scene.schema}".book FOR EACH ROW '
-            f'EXECUTE FUNCTION "{scene.schema}".refuse()'
-        )
+    scene.sql(
+        f'CREATE FUNCTION "{scene.schema}".refuse() RETURNS trigger LANGUAGE plpgsql AS '
+        f"$$ BEGIN IF NEW.value = '{value}' THEN {raised}; END IF; RETURN NEW; END $$",
+        f'CREATE TRIGGER refuse BEFORE INSERT ON "{scene.schema}".book FOR EACH ROW '
+        f'EXECUTE FUNCTION "{scene.schema}".refuse()',
+    )
 
 
 def raise_always(scene: Scene, sqlstate: str | None) -> None:
     """From now on the trigger of ``refuse`` raises this at each row; None: it raises nothing."""
     raised = "" if sqlstate is None else f"RAISE EXCEPTION 'not now' USING ERRCODE = '{sqlstate}';"
-    with scene.engine.begin() as tx:
-        tx.exec_driver_sql(
-            f'CREATE OR REPLACE FUNCTION "{scene.schema}".refuse() RETURNS trigger LANGUAGE plpgsql AS '
-            f"$$ BEGIN {raised} RETURN NEW; END $$"
-        )
+    scene.sql(
+        f'CREATE OR REPLACE FUNCTION "{scene.schema}".refuse() RETURNS trigger LANGUAGE plpgsql AS '
+        f"$$ BEGIN {raised} RETURN NEW; END $$"
+    )
 
 
 def accept(scene: Scene) -> None:
     """The trigger is gone."""
-    with scene.engine.begin() as tx:
-        tx.exec_driver_sql(f'DROP FUNCTION "{scene.schema}".refuse CASCADE')
+    scene.sql(f'DROP FUNCTION "{scene.schema}".refuse CASCADE')
 
 
 def made(scene: Scene, name: str, way: str, **options: Any) -> Pipeline:
@@ -74,37 +62,38 @@ def fixed(name: str, partitions: int, **options: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("sqlstate", ["OV404", "42883", "42501"])
 def test_one_record_of_many_is_a_dead_letter(scene: Scene, sqlstate: str, way: str) -> None:
     refuse(scene, sqlstate)
-    name = scene.topic()
-    stored = scene.produce(name, [*map(str, range(150)), "bad", *map(str, range(149))])
+    name, stored = scene.log([*map(str, range(150)), "bad", *map(str, range(149))])
     run = scene.worker(made(scene, name, way), **fixed(name, 1))
     run.reached(name, 300)
     run.stop()
-    assert letters(scene) == [(0, 150, sqlstate)]
+    assert scene.dead_letters("sqlstate") == [(0, 150, sqlstate)]
     scene.book.assert_holds(name, [at for at in stored if at != (0, 150)])
 
 
 @pytest.mark.parametrize("way", ["sink", "handler"])
 def test_a_mistake_that_every_record_meets_ends_the_worker_and_moves_nothing(scene: Scene, way: str) -> None:
     refuse(scene, "42883")
-    name = scene.topic()
-    scene.produce(name, ["bad"] * 300)
+    name, _ = scene.log(["bad"] * 300)
     run = scene.worker(made(scene, name, way), **fixed(name, 1))
     run.seen.wait_for(events.WorkerStopped)
     with pytest.raises(Exception, match="no_such_function"):
         run.stop()
-    assert (letters(scene), scene.book.written(name), scene.positions()) == ([], [], {Partition(name, 0): 0})
+    assert (scene.dead_letters("sqlstate"), scene.book.written(name), scene.positions()) == (
+        [],
+        [],
+        {Partition(name, 0): 0},
+    )
 
 
 @pytest.mark.parametrize("way", ["sink", "handler"])
 def test_many_bad_records_before_a_good_one_are_each_judged(scene: Scene, way: str) -> None:
     """None has been applied when the first one fails: others of the batch are tried, and undone."""
     refuse(scene, "42883")
-    name = scene.topic()
-    stored = scene.produce(name, ["bad"] * 20 + ["good"] * 20)
+    name, stored = scene.log(["bad"] * 20 + ["good"] * 20)
     run = scene.worker(made(scene, name, way), **fixed(name, 1))
     run.reached(name, 40)
     run.stop()
-    assert letters(scene) == [(0, n, "42883") for n in range(20)]
+    assert scene.dead_letters("sqlstate") == [(0, n, "42883") for n in range(20)]
     scene.book.assert_holds(name, stored[20:])
 
 
@@ -123,13 +112,13 @@ def test_a_batch_of_one_proves_nothing_and_stops_its_partition_alone(scene: Scen
     run.reached(name, 5, 1)
     assert run.health().live
     run.stop()
-    assert letters(scene) == []
+    assert scene.dead_letters("sqlstate") == []
 
     stored = scene.produce(name, 3)  # together with these, it is shown to be the record
     again = scene.worker(made(scene, name, way), **fixed(name, 2))
     again.reached(name, 4)
     again.stop()
-    assert letters(scene) == [(0, 0, "42883")]
+    assert scene.dead_letters("sqlstate") == [(0, 0, "42883")]
     scene.book.assert_holds(name, [*others, *stored])
 
 
@@ -149,18 +138,18 @@ def test_kills_of_a_worker_that_has_stopped_in_front_of_a_record_are_not_its_rec
         member.wait_for("PartitionStopped")
         member.kill()
         row = scene.ledger.read()[0]
-        assert (row.attempt_running, row.attempt_crashes, letters(scene)) == (False, 0, [])
+        assert (row.attempt_running, row.attempt_crashes, scene.dead_letters("sqlstate")) == (False, 0, [])
     last = start()  # suspected by now, and tried alone
     assert "mistake of the program" in last.wait_for("PartitionStopped")["error"]
     last.signal(signal.SIGTERM)
     assert last.ended() == 0
-    assert letters(scene) == []
+    assert scene.dead_letters("sqlstate") == []
 
     stored = scene.produce(name, ["ok"] * 3)
     again = scene.worker(made(scene, name, "handler"), **fixed(name, 1))
     again.reached(name, 4)
     again.stop()
-    assert letters(scene) == [(0, 0, "42883")]
+    assert scene.dead_letters("sqlstate") == [(0, 0, "42883")]
     scene.book.assert_holds(name, stored)
 
 
@@ -183,7 +172,7 @@ def test_a_transient_error_of_one_record_is_an_attempt_and_the_last_one_stops(
     others += scene.produce(name, 5, partition=1)
     run.reached(name, 55, 1)
     run.stop()
-    assert letters(scene) == []
+    assert scene.dead_letters("sqlstate") == []
     scene.book.assert_holds(name, [*stored[:30], *others])
 
     accept(scene)
@@ -197,8 +186,7 @@ def test_a_transient_error_of_one_record_is_an_attempt_and_the_last_one_stops(
 def test_an_outage_of_the_server_is_no_attempt_of_a_record_that_is_tried_alone(scene: Scene, outage: str) -> None:
     """Its partition is quiet, so nothing else shows that all records would be refused: it waits, and does not stop."""
     refuse(scene, "40001")
-    name = scene.topic()
-    stored = scene.produce(name, ["good", "bad"])
+    name, stored = scene.log(["good", "bad"])
     slow = Retry(attempts=3, wait_initial=0.5, jitter=0)
     run = scene.worker(made(scene, name, "handler", retry=slow), **fixed(name, 1))
     run.seen.wait_for(events.RetryScheduled)
@@ -216,8 +204,7 @@ def test_an_outage_of_the_server_is_no_attempt_of_a_record_that_is_tried_alone(s
 def test_a_transient_error_of_one_record_waits_over_a_restart(scene: Scene) -> None:
     """The attempts are on record, and the record is tried alone: nothing else shows any more that it is its own."""
     refuse(scene, "40001")
-    name = scene.topic()
-    scene.produce(name, ["good", "bad"])
+    name, _ = scene.log(["good", "bad"])
     slow = Retry(attempts=3, wait_initial=0.5, multiplier=1, jitter=0)
     run = scene.worker(made(scene, name, "handler", retry=slow), **fixed(name, 1))
     run.seen.wait_for(events.RetryScheduled)
@@ -228,15 +215,16 @@ def test_a_transient_error_of_one_record_waits_over_a_restart(scene: Scene) -> N
     assert (stop.offset, stop.failure.attempts) == (1, 3)
     assert [e.then for e in again.seen.all(events.RetryScheduled)] == ["stop", "stop"]
     again.stop()
-    assert letters(scene) == []
+    assert scene.dead_letters("sqlstate") == []
 
 
 def test_a_wait_for_one_rows_lock_is_its_records_alone_and_makes_no_part_smaller(scene: Scene) -> None:
     """Another session holds the row for a while: its partition waits, the other one continues."""
     name, size = scene.topic(2), 64
-    with scene.engine.begin() as tx:
-        tx.exec_driver_sql(f'CREATE TABLE "{scene.schema}".account (id text PRIMARY KEY, n int)')
-        tx.exec_driver_sql(f'INSERT INTO "{scene.schema}".account SELECT generate_series(0, {size}), 0')
+    scene.sql(
+        f'CREATE TABLE "{scene.schema}".account (id text PRIMARY KEY, n int)',
+        f'INSERT INTO "{scene.schema}".account SELECT generate_series(0, {size}), 0',
+    )
     sizes: Counter[int] = Counter()
 
     def handle(tx: Any, batch: Any) -> None:
@@ -267,4 +255,4 @@ def test_a_wait_for_one_rows_lock_is_its_records_alone_and_makes_no_part_smaller
     engine.dispose()
     assert sum(sizes.values()) <= 16, f"no part is as small as one record: {sizes}"
     scene.book.assert_holds(name, stored)
-    assert letters(scene) == []
+    assert scene.dead_letters("sqlstate") == []

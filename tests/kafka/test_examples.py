@@ -85,8 +85,7 @@ def in_schema(scene: Scene) -> Iterator[Callable[[str], Engine]]:
 @pytest.fixture
 def words(scene: Scene) -> Callable[[], dict[str, int]]:
     """The table of the example, made; call it for what it holds."""
-    with scene.engine.begin() as tx:
-        tx.execute(text(f'CREATE TABLE "{scene.schema}".words (word text PRIMARY KEY, seen bigint NOT NULL)'))
+    scene.sql(f'CREATE TABLE "{scene.schema}".words (word text PRIMARY KEY, seen bigint NOT NULL)')
 
     def read() -> dict[str, int]:
         with scene.engine.connect() as connection:
@@ -160,8 +159,7 @@ def test_an_own_loop_stops_in_front_of_a_recreated_topic_and_goes_on_when_it_is_
 @pytest.fixture
 def orders(scene: Scene) -> Pipeline:
     """The pipeline of the example, on a topic and a table of the test's own."""
-    with scene.engine.begin() as tx:
-        tx.execute(text(f'CREATE TABLE "{scene.schema}".orders (id bigint, item text)'))
+    scene.sql(f'CREATE TABLE "{scene.schema}".orders (id bigint, item text)')
     value, sinks = Json(fastapi_service.Order), [Append((scene.schema, "orders"))]
     return Pipeline(scene.group, topics=scene.topic(2), value=value, sinks=sinks)
 
@@ -204,8 +202,7 @@ def test_a_service_whose_worker_has_died_says_so(scene: Scene, orders: Pipeline,
     async def visit() -> None:
         web = httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://service")
         async with app.router.lifespan_context(app), web:
-            with scene.engine.begin() as tx:
-                tx.execute(text(f'DROP TABLE "{scene.schema}".partition_offset CASCADE'))
+            scene.sql(f'DROP TABLE "{scene.schema}".partition_offset CASCADE')
             await asyncio.to_thread(scene.produce, topic, ['{"id": 1, "item": "tea"}'])
             async with asyncio.timeout(20):
                 while (live := await web.get("/health/live")).status_code == 200:

@@ -36,8 +36,7 @@ def elsewhere() -> Iterator[ThreadPoolExecutor]:
 
 def test_a_worker_frozen_with_a_batch_in_hand_is_refused(scene: Scene) -> None:
     """I2: it wakes up behind a new claim: nothing of its batch is written, and it reads on from the ledger."""
-    name = scene.topic()
-    stored = scene.produce(name, 10)
+    name, stored = scene.log(10)
     gate = Gate(events.BatchOpened)
     run = scene.worker(name, observe=[gate])
     gate.wait()
@@ -57,8 +56,7 @@ def test_a_worker_frozen_with_a_batch_in_hand_is_refused(scene: Scene) -> None:
 
 def test_a_rewind_under_a_running_worker(scene: Scene, elsewhere: ThreadPoolExecutor) -> None:
     """I5: it waits for the batch in hand; it fences the worker, which reads on from there and applies that again."""
-    name = scene.topic()
-    stored = scene.produce(name, 10)
+    name, stored = scene.log(10)
     gate = Gate(events.Applied)
     run = scene.worker(name, observe=[gate])
     gate.wait()
@@ -108,8 +106,7 @@ def test_a_rewind_under_an_idle_worker(scene: Scene) -> None:
 
 def test_a_skip_under_a_running_worker(scene: Scene) -> None:
     """I5, I4: what is skipped is not applied, whatever the worker had read of it already."""
-    name = scene.topic()
-    stored = scene.produce(name, 10)
+    name, stored = scene.log(10)
     gate = Gate(events.BatchOpened)
     run = scene.worker(name, observe=[gate])
     gate.wait()
@@ -124,8 +121,7 @@ def test_a_skip_under_a_running_worker(scene: Scene) -> None:
 
 def test_a_newer_handler_stands_the_older_worker_down(scene: Scene) -> None:
     """I5: a claim by version 2 fences version 1 in the middle of its batch, and ends it."""
-    name = scene.topic()
-    scene.produce(name, 10)
+    name, _ = scene.log(10)
     gate = Gate(events.BatchOpened)
     run = scene.worker(name, observe=[gate])
     gate.wait()
@@ -146,8 +142,7 @@ def test_one_of_two_partitions_in_a_batch_is_refused(scene: Scene) -> None:
     With positions taken from the last commit instead of the reader's cursor this loses records: the shortest such
     history that the model finds has eight steps, and this is it.
     """
-    name = scene.topic(2)
-    stored = scene.produce(name, 5) + scene.produce(name, 5, partition=1)
+    name, stored = scene.log(5, 2)
     with Bench(scene, name) as bench:
         batch = bench.batch(10)
         assert {p.number for p in batch.buffer.reads} == {0, 1}
@@ -169,8 +164,7 @@ def test_one_of_two_partitions_in_a_batch_is_refused(scene: Scene) -> None:
 
 def test_a_dropped_chunk_is_a_refusal_and_not_a_gap(scene: Scene) -> None:
     """I3: a chunk was read and never applied: the next is refused, and reading begins again behind the last commit."""
-    name = scene.topic()
-    stored = scene.produce(name, 10)
+    name, stored = scene.log(10)
     with Bench(scene, name) as bench:
         bench.batch(4)  # read, and dropped by some mistake: the cursor moved over it
         bench.commit(bench.batch(6))
@@ -183,8 +177,7 @@ def test_a_dropped_chunk_is_a_refusal_and_not_a_gap(scene: Scene) -> None:
 
 def test_every_partition_of_a_batch_is_refused(scene: Scene) -> None:
     """I2, I3: nothing is left of the batch: no empty transaction is committed, nothing is written."""
-    name = scene.topic(2)
-    stored = scene.produce(name, 5) + scene.produce(name, 5, partition=1)
+    name, stored = scene.log(5, 2)
     with Bench(scene, name) as bench:
         batch = bench.batch(10)
         seize(scene, rival(scene), name, 0, 1)
@@ -237,8 +230,7 @@ def test_two_workers_start_a_new_topic_at_latest_at_once(scene: Scene, monkeypat
 
 def test_a_partition_is_placed_anew_while_it_is_read(scene: Scene, protocol: Mapping[str, Any]) -> None:
     """I3, I6: the client may still be ending the old placement when the new one seeks: it is waited for."""
-    name = scene.topic()
-    scene.produce(name, 100)
+    name, _ = scene.log(100)
     config = consumer_config({"bootstrap.servers": scene.broker, **protocol}, group=scene.group)
     client, assigned, at = Client(make_consumer(config), config), threading.Event(), Partition(name, 0)
     client.subscribe([name], lambda _: assigned.set(), lambda *_: None)

@@ -26,13 +26,6 @@ Handler = Callable[[Connection, Batch[Any, Any]], Any]
 TWICE = Retry(attempts=2, wait_initial=0.05, jitter=0)
 
 
-def letters(scene: Scene) -> list[tuple[Any, ...]]:
-    """Partition, offset and cause of each dead letter."""
-    query = f'SELECT partition, record_offset, cause FROM "{scene.schema}".dead_letter ORDER BY 1, 2'
-    with scene.engine.connect() as tx:
-        return [tuple(row) for row in tx.execute(text(query))]
-
-
 def fixed(name: str, partitions: int = 1, **options: Any) -> dict[str, Any]:
     """Without a group: nobody waits for a rebalance."""
     return {"partitions": [(name, n) for n in range(partitions)], "kafka": QUICK, **options}
@@ -64,14 +57,15 @@ def test_errors_that_pass_use_up_no_attempts(scene: Scene, sqlstate: str) -> Non
     assert len(run.seen.all(events.DatabaseTrouble)) >= 3
     assert not run.seen.all(events.RetryScheduled)
     scene.book.assert_holds(name, stored)
-    assert letters(scene) == []
+    assert scene.dead_letters("cause") == []
 
 
 def test_a_real_deadlock_with_another_writer_is_run_again(scene: Scene) -> None:
     name = scene.topic()
-    with scene.engine.begin() as tx:
-        tx.exec_driver_sql(f'CREATE TABLE "{scene.schema}".account (id int PRIMARY KEY, n int)')
-        tx.exec_driver_sql(f'INSERT INTO "{scene.schema}".account VALUES (1, 0), (2, 0)')
+    scene.sql(
+        f'CREATE TABLE "{scene.schema}".account (id int PRIMARY KEY, n int)',
+        f'INSERT INTO "{scene.schema}".account VALUES (1, 0), (2, 0)',
+    )
     update = text(f'UPDATE "{scene.schema}".account SET n = n + 1 WHERE id = :id')
     has_first = threading.Event()
 
@@ -136,13 +130,12 @@ def test_what_takes_too_long_is_written_in_smaller_parts_from_then_on(scene: Sce
     assert not run.seen.all(events.DatabaseTrouble, since=mark), "what was learned is kept"
     assert 5 < max(sizes) <= 30
     scene.book.assert_holds(name, stored)
-    assert letters(scene) == []
+    assert scene.dead_letters("cause") == []
 
 
 def test_one_record_that_takes_too_long_alone_is_no_dead_letter_but_told_with_the_remedy(scene: Scene) -> None:
     """It may wait for a lock: it is tried again and again, in front of everything behind it."""
-    name = scene.topic()
-    scene.produce(name, 4)
+    name, _ = scene.log(4)
     handle, _ = sleepy(scene, 60, 20)
     run = scene.worker(scene.pipeline(name, handle=handle, retry=TWICE, on_poison="dead_letter"), **fixed(name))
     trouble = run.seen.wait_for(events.DatabaseTrouble, lambda e: e.wait > 0)
@@ -152,13 +145,12 @@ def test_one_record_that_takes_too_long_alone_is_no_dead_letter_but_told_with_th
     run.stop()
     assert scene.positions() == {Partition(name, 0): 0}
     assert scene.book.written(name) == []
-    assert letters(scene) == []
+    assert scene.dead_letters("cause") == []
 
 
 def test_a_transaction_that_takes_too_long_is_told_with_the_remedy(scene: Scene) -> None:
     """The server ends its session (from version 17 on); smaller parts of it would not be faster."""
-    name = scene.topic()
-    scene.produce(name, 3)
+    name, _ = scene.log(3)
 
     def handle(tx: Connection, batch: Batch[str, Any]) -> None:
         tx.exec_driver_sql("SELECT pg_sleep(2)")
@@ -174,15 +166,12 @@ def test_a_transaction_that_takes_too_long_is_told_with_the_remedy(scene: Scene)
 def test_a_streamed_copy_that_takes_too_long_is_written_in_parts(scene: Scene) -> None:
     """``statement_timeout`` counts all the time that a COPY is open: a trigger makes its rows slow here."""
     name = scene.topic()
-    with scene.engine.begin() as tx:
-        tx.exec_driver_sql(
-            f'CREATE FUNCTION "{scene.schema}".slow() RETURNS trigger LANGUAGE plpgsql AS '
-            "$$ BEGIN PERFORM pg_sleep(0.005); RETURN NEW; END $$"
-        )
-        tx.exec_driver_sql(
-            f'CREATE TRIGGER slow BEFORE INSERT ON "{scene.schema}".book FOR EACH ROW '
-            f'EXECUTE FUNCTION "{scene.schema}".slow()'
-        )
+    scene.sql(
+        f'CREATE FUNCTION "{scene.schema}".slow() RETURNS trigger LANGUAGE plpgsql AS '
+        "$$ BEGIN PERFORM pg_sleep(0.005); RETURN NEW; END $$",
+        f'CREATE TRIGGER slow BEFORE INSERT ON "{scene.schema}".book FOR EACH ROW '
+        f'EXECUTE FUNCTION "{scene.schema}".slow()',
+    )
     engine = create_engine(scene.dsn, connect_args={"options": "-c statement_timeout=150"})
     stored = scene.produce(name, 100)
     run = scene.worker(name, engine=engine, **fixed(name))
@@ -199,9 +188,7 @@ def test_a_streamed_copy_that_takes_too_long_is_written_in_parts(scene: Scene) -
 def test_a_plan_that_a_changed_table_made_stale_is_made_anew(scene: Scene) -> None:
     """The driver prepares a statement that comes often; a column of another type makes the server refuse it once."""
     name = scene.topic()
-    with scene.engine.begin() as tx:
-        tx.exec_driver_sql(f'CREATE TABLE "{scene.schema}".rate (n int)')
-        tx.exec_driver_sql(f'INSERT INTO "{scene.schema}".rate VALUES (7)')
+    scene.sql(f'CREATE TABLE "{scene.schema}".rate (n int)', f'INSERT INTO "{scene.schema}".rate VALUES (7)')
     seen: list[Any] = []
 
     def handle(tx: Connection, batch: Batch[str, Any]) -> None:
@@ -213,8 +200,7 @@ def test_a_plan_that_a_changed_table_made_stale_is_made_anew(scene: Scene) -> No
     for n in range(8):  # psycopg prepares a statement the fifth time
         stored += scene.produce(name, 1)
         run.reached(name, n + 1)
-    with scene.engine.begin() as tx:
-        tx.exec_driver_sql(f'ALTER TABLE "{scene.schema}".rate ALTER n TYPE text')
+    scene.sql(f'ALTER TABLE "{scene.schema}".rate ALTER n TYPE text')
     stored += scene.produce(name, 1)
     run.reached(name, 9)
     run.stop()
@@ -276,8 +262,7 @@ def refusing(scene: Scene, is_bad: Callable[[str], bool]) -> Handler:
 def test_too_many_dead_letters_end_the_worker_with_nothing_of_the_batch_written(
     scene: Scene, limits: DeadLetterLimits, is_bad: Callable[[str], bool], said: str, on_poison: str
 ) -> None:
-    name = scene.topic()
-    scene.produce(name, 60)
+    name, _ = scene.log(60)
     options: dict[str, Any] = {"on_poison": on_poison, "dead_letter_limits": limits}
     pipeline = scene.pipeline(name, handle=refusing(scene, is_bad), **options)
     run = scene.worker(pipeline, **fixed(name, limits=Limits(batch_records=60)))
@@ -290,12 +275,12 @@ def test_too_many_dead_letters_end_the_worker_with_nothing_of_the_batch_written(
     position = ends[-1] if ends else 0
     assert scene.positions() == {Partition(name, 0): position}, "a committed batch, or none"
     assert scene.book.written(name) == [(0, n) for n in range(position) if not is_bad(str(n))]
-    assert [offset for _, offset, _ in letters(scene)] == [n for n in range(position) if is_bad(str(n))]
+    assert [offset for _, offset, _ in scene.dead_letters("cause")] == [n for n in range(position) if is_bad(str(n))]
 
     mended = scene.worker(scene.pipeline(name, handle=scene.book.enter, **options), **fixed(name))
     mended.reached(name, 60)
     mended.stop()
-    assert len(scene.book.written(name)) + len(letters(scene)) == 60, "none is lost"
+    assert len(scene.book.written(name)) + len(scene.dead_letters("cause")) == 60, "none is lost"
 
 
 def test_the_command_exits_with_an_error_that_names_the_limit(scene: Scene, tmp_path: Path) -> None:
@@ -321,7 +306,7 @@ def test_the_command_exits_with_an_error_that_names_the_limit(scene: Scene, tmp_
     assert "raise DeadLetterLimits(consecutive=...)" in done.stderr
     assert "Traceback" not in done.stderr
     assert scene.positions() == {Partition(name, 0): 0}
-    assert letters(scene) == []
+    assert scene.dead_letters("cause") == []
 
 
 # -- together with the offset ------------------------------------------------------------------------------------
@@ -334,11 +319,15 @@ def test_i1_a_dead_letter_becomes_visible_with_the_offset_that_passes_it(scene: 
     pipeline = scene.pipeline(name, handle=refusing(scene, "bad".__eq__), on_poison="dead_letter")
     run = scene.worker(pipeline, observe=[gate], **fixed(name))
     gate.wait()
-    assert (letters(scene), scene.book.written(name), scene.positions()) == ([], [], {Partition(name, 0): 0})
+    assert (scene.dead_letters("cause"), scene.book.written(name), scene.positions()) == (
+        [],
+        [],
+        {Partition(name, 0): 0},
+    )
     gate.open()
     run.reached(name, 3)
     run.stop()
-    assert letters(scene) == [(0, 1, "poison")]
+    assert scene.dead_letters("cause") == [(0, 1, "poison")]
     scene.book.assert_holds(name, [(0, 0), (0, 2)])
     assert scene.positions() == {Partition(name, 0): 3}
 
@@ -356,7 +345,7 @@ def test_i4_what_was_set_aside_of_a_partition_that_is_refused_goes_with_it(scene
     scene.wait_until_caught_up(name, stored)
     run.stop()
     assert run.seen.all(events.Refused)
-    assert letters(scene) == [(1, 1, "poison")]
+    assert scene.dead_letters("cause") == [(1, 1, "poison")]
     scene.book.assert_holds(name, [(0, 5), (0, 6), (0, 7), (1, 0), (1, 2)])
 
 
@@ -379,7 +368,7 @@ def test_what_is_left_of_a_batch_is_not_blamed_for_what_was_refused(scene: Scene
     run.reached(name, 1, 1)
     run.stop()
     assert run.seen.all(events.Refused)
-    assert not letters(scene)
+    assert not scene.dead_letters("cause")
     scene.book.assert_holds(name, [(1, 0)])
 
 
@@ -406,4 +395,4 @@ def test_an_attempt_that_was_not_committed_counts_for_no_limit(scene: Scene) -> 
     run.reached(name, 3)
     run.stop()
     assert run.seen.all(events.CommitUnknown)
-    assert [offset for _, offset, _ in letters(scene)] == [0, 1, 2]
+    assert [offset for _, offset, _ in scene.dead_letters("cause")] == [0, 1, 2]

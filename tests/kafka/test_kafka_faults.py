@@ -61,8 +61,7 @@ def trim(scene: Scene, name: str, to: int) -> None:
 
 def test_i4_retention_past_the_stored_offset_stops_the_partition_until_it_is_decided(scene: Scene) -> None:
     """I4: nothing jumps by itself: the partition stops, and the other goes on."""
-    name = scene.topic(2)
-    stored = scene.produce(name, 10, partition=0) + scene.produce(name, 10, partition=1)
+    name, stored = scene.log(10, 2)
     run = scene.worker(name)
     scene.wait_until_caught_up(name, stored)
     run.stop()
@@ -89,8 +88,7 @@ def test_i4_retention_past_the_stored_offset_stops_the_partition_until_it_is_dec
 
 def test_i4_retention_that_overtakes_a_running_reader_stops_it_where_it_stands(scene: Scene) -> None:
     """I4: also in mid-reading, and the error names the first offset left."""
-    name = scene.topic()
-    stored = scene.produce(name, LARGE * 100)
+    name, stored = scene.log(LARGE * 100)
     gate = Gate(events.Applied)
     run = scene.worker(name, observe=[gate], kafka=SMALL_FETCHES, limits=Limits(batch_records=1))
     gate.wait()
@@ -108,8 +106,7 @@ def test_i4_retention_that_overtakes_a_running_reader_stops_it_where_it_stands(s
 
 
 def test_a_position_behind_the_end_of_the_log_stops_the_partition(scene: Scene) -> None:
-    name = scene.topic()
-    stored = scene.produce(name, 10)
+    name, stored = scene.log(10)
     run = scene.worker(name)
     run.reached(name, 10)
     scene.ledger.reset_offset(name, 0, 1000, log=None, reason="a slip of the hand", actor="ada")
@@ -190,8 +187,7 @@ def decide_for(scene: Scene, run: Run, name: str, stop: PartitionStopped) -> Non
 
 def test_i4_a_topic_recreated_under_an_idle_worker_is_not_read_on(scene: Scene, way: Way) -> None:
     """I4: nothing comes that would be refused: the idle look notices the new id."""
-    name = scene.topic()
-    stored = scene.produce(name, ["old"] * 10)
+    name, stored = scene.log(["old"] * 10)
     run = scene.worker(name, **way(name, 1))
     run.reached(name, 10)
     new = recreate(scene, name, 50)
@@ -207,8 +203,7 @@ def test_i4_a_topic_recreated_under_an_idle_worker_is_not_read_on(scene: Scene, 
 
 def test_i4_a_topic_recreated_while_the_worker_is_down_is_not_read_on(scene: Scene, protocol: Protocol) -> None:
     """I4: the claim compares the topic's id with the stored one."""
-    name = scene.topic()
-    stored = scene.produce(name, ["old"] * 10)
+    name, stored = scene.log(["old"] * 10)
     run = scene.worker(name, kafka=protocol)
     run.reached(name, 10)
     run.stop()
@@ -244,8 +239,7 @@ def test_i4_a_topic_recreated_while_a_batch_is_applied_rolls_it_back(scene: Scen
 
 
 def test_adopting_a_recreated_topic_goes_on_at_the_offset_that_was_chosen(scene: Scene) -> None:
-    name = scene.topic()
-    stored = scene.produce(name, ["old"] * 10)
+    name, stored = scene.log(["old"] * 10)
     run = scene.worker(name)
     run.reached(name, 10)
     run.stop()
@@ -275,8 +269,7 @@ def test_a_deleted_topic_stops_its_partitions_and_the_others_go_on(scene: Scene,
 def test_a_topic_that_comes_back_after_its_deletion_was_seen_is_told_from_the_old_one(
     scene: Scene, impatient: None
 ) -> None:
-    name = scene.topic()
-    stored = scene.produce(name, ["old"] * 10)
+    name, stored = scene.log(["old"] * 10)
     run = scene.worker(name, partitions=[(name, 0)])  # nobody assigns it anew
     run.reached(name, 10)
     scene.admin.delete_topics([name])[name].result(20)
@@ -373,8 +366,7 @@ def test_i4_nothing_of_a_topic_that_was_deleted_after_the_last_read_commits(scen
 def test_a_stop_by_an_unknown_topic_is_over_when_the_stored_id_is_answered_again(
     scene: Scene, lagging: set[str], impatient: None
 ) -> None:
-    name = scene.topic()
-    stored = scene.produce(name, 5)
+    name, stored = scene.log(5)
     run = scene.worker(name, limits=Limits(idle_check=0.1))
     run.reached(name, 5)
     lagging.add(name)
@@ -451,8 +443,7 @@ def test_a_frozen_broker_is_waited_for(scene_on: SceneOn, own_kafka: KafkaServer
 
 def test_a_worker_drains_while_the_broker_is_away(scene_on: SceneOn, own_kafka: KafkaServer) -> None:
     scene = scene_on(kafka=own_kafka)
-    name = scene.topic()
-    stored = scene.produce(name, 5)
+    name, stored = scene.log(5)
     run = scene.worker(name, limits=Limits(kafka_timeout=1.0))
     run.reached(name, 5)
     own_kafka.kill()

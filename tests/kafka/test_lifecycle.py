@@ -56,8 +56,7 @@ def test_the_repr_of_a_worker_hides_the_password() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_drains_the_batch_in_hand_and_gives_the_partitions_back(scene: Scene, number: int) -> None:
-    name = scene.topic(2)
-    stored = scene.produce(name, 100, partition=0) + scene.produce(name, 100, partition=1)
+    name, stored = scene.log(100, 2)
     member = scene.worker_process(name, stop_at=("Applied", 1))
     member.wait_until_stopped()  # inside its transaction
     member.signal(number)
@@ -71,8 +70,7 @@ def test_a_signal_drains_the_batch_in_hand_and_gives_the_partitions_back(scene: 
 
 
 def test_a_second_signal_throws_the_open_transaction_away(scene: Scene) -> None:
-    name = scene.topic()
-    stored = scene.produce(name, 100)
+    name, stored = scene.log(100)
     member = scene.worker_process(name, handle="blocks")
     member.wait_for("handler entered")
     member.signal(signal.SIGTERM)
@@ -438,8 +436,7 @@ def test_a_start_that_is_given_up_raises_at_once(scene: Scene) -> None:
 
 
 def test_a_handler_that_never_returns_is_a_crash_to_the_next_owner(scene: Scene, endless: Endless) -> None:
-    name = scene.topic()
-    scene.produce(name, 10)
+    name, _ = scene.log(10)
     gate = Gate(events.Activated)
     deaths: list[BaseException] = []
     worker = make(scene, scene.pipeline(name, handle=endless))
@@ -464,8 +461,7 @@ def test_i2_a_worker_that_was_given_up_releases_no_claim_when_its_handler_return
     scene: Scene, endless: Endless
 ) -> None:
     """To the next owner it is a crash, however late the handler comes back."""
-    name = scene.topic()
-    scene.produce(name, 10)
+    name, _ = scene.log(10)
     with pytest.raises(StopTimeout), make(scene, scene.pipeline(name, handle=endless)).running(grace=0.1):
         assert endless.entered.wait(30)
     endless.released.set()

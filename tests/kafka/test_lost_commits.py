@@ -48,8 +48,7 @@ def goes_on(scene: Scene, run: Run, name: str, stored: list[tuple[int, int]]) ->
 
 def test_a_commit_that_took_effect_and_was_not_answered(scene: Scene, proxy: PostgresProxy) -> None:
     """I1, I3: the ledger is ahead of the reader: the batch is dropped, not written again."""
-    name = scene.topic()
-    stored = scene.produce(name, 10)
+    name, stored = scene.log(10)
     run = commit_through(scene, proxy, name, "after_commit")
     found = run.seen.wait_for(events.Resynced)
     assert (found.expected, found.cause) == (0, "reply lost")
@@ -60,8 +59,7 @@ def test_a_commit_that_took_effect_and_was_not_answered(scene: Scene, proxy: Pos
 
 def test_a_commit_that_never_arrived(scene: Scene, proxy: PostgresProxy) -> None:
     """I1, I3: the ledger stands where reading began: the same records are tried again, by the same code."""
-    name = scene.topic()
-    stored = scene.produce(name, 10)
+    name, stored = scene.log(10)
     run = commit_through(scene, proxy, name, "before_commit")
     run.seen.wait_for(events.CommitUnknown)
     again = run.seen.wait_for(events.BatchOpened, lambda e: e.attempt > 1)
@@ -80,8 +78,7 @@ def in_doubt(engine: Engine, schema: str) -> int:
 
 def test_a_commit_that_arrives_while_the_worker_asks(scene: Scene, proxy: PostgresProxy) -> None:
     """I1, I3: in doubt: the question waits under the row's lock until the COMMIT has taken effect."""
-    name = scene.topic()
-    stored = scene.produce(name, 10)
+    name, stored = scene.log(10)
     run = commit_through(scene, proxy, name, "after_commit_delayed", limits=Limits(claim_wait=20.0))
     run.seen.wait_for(events.CommitUnknown)
     wait_until_blocked(scene.engine, by=in_doubt(scene.engine, scene.schema))
@@ -93,8 +90,7 @@ def test_a_commit_that_arrives_while_the_worker_asks(scene: Scene, proxy: Postgr
 
 def test_a_commit_that_is_in_doubt_for_longer_than_anybody_waits(scene: Scene, proxy: PostgresProxy) -> None:
     """I1, I3: the worker backs off, its claim is stalled, and it goes on by itself when the doubt has ended."""
-    name = scene.topic()
-    stored = scene.produce(name, 10)
+    name, stored = scene.log(10)
     run = commit_through(scene, proxy, name, "after_commit_delayed", limits=Limits(claim_wait=0.2, idle_check=0.1))
     run.seen.wait_for(events.Stalled)
     assert run.health().ready is False
@@ -105,8 +101,7 @@ def test_a_commit_that_is_in_doubt_for_longer_than_anybody_waits(scene: Scene, p
 
 def test_a_transaction_in_doubt_that_the_server_rolls_back(scene: Scene, proxy: PostgresProxy) -> None:
     """I1, I3: while the worker asks, the server finds that nobody is there: the records are applied again."""
-    name = scene.topic()
-    stored = scene.produce(name, 10)
+    name, stored = scene.log(10)
     run = commit_through(scene, proxy, name, "after_commit_delayed", limits=Limits(claim_wait=20.0))
     run.seen.wait_for(events.CommitUnknown)
     pid = in_doubt(scene.engine, scene.schema)
@@ -128,8 +123,7 @@ def test_the_connection_is_cut_before_each_statement(
     scene: Scene, proxy: PostgresProxy, statement: str, records: int
 ) -> None:
     """I1: whatever the last statement was that arrived, rows and offset are there together or not at all."""
-    name = scene.topic()
-    stored = scene.produce(name, records)
+    name, stored = scene.log(records)
     gate = Gate(events.BatchOpened)
     run = scene.worker(name, engine=proxy.dsn, observe=[gate])
     gate.wait()

@@ -161,8 +161,7 @@ def test_a_call_that_was_made_before_a_kill_is_made_again_and_paid_once(
     scene: Scene, engine: Engine, bank: Provider, work: Start
 ) -> None:
     """SIGKILL between call and COMMIT: the same key twice at the provider, one effect, one receipt, one offset."""
-    name = scene.topic()
-    scene.produce(name, ORDERS)
+    name, _ = scene.log(ORDERS)
     bank.hold(2)
     first = work("call", name, provider=bank.url)
     bank.heard(2)  # both are paid; the handler waits for the second answer, in its open transaction
@@ -225,8 +224,7 @@ def test_what_the_provider_refuses_for_good_is_poison(scene: Scene, engine: Engi
 
 def test_what_was_rolled_back_is_never_sent(scene: Scene, engine: Engine, bank: Provider, work: Start) -> None:
     """SIGKILL when the outbox is written and not committed: nothing is sent; then everything, with its own key."""
-    name = scene.topic()
-    scene.produce(name, ORDERS)
+    name, _ = scene.log(ORDERS)
     first = work("outbox", name, stop_at="Applied")
     wait_until_stopped(first)
     with httpx.Client(base_url=bank.url) as http:
@@ -246,8 +244,7 @@ def test_a_relay_that_is_killed_around_a_call_makes_it_again_with_its_key(
     scene: Scene, engine: Engine, bank: Provider, work: Start, start: Start
 ) -> None:
     """SIGKILL between the provider's answer and the mark: sent twice, paid once; a rewind sends nothing anew."""
-    name = scene.topic()
-    scene.produce(name, ORDERS)
+    name, _ = scene.log(ORDERS)
     work("outbox", name)
     scene.wait_for_position(name, 3)
     bank.hold(2)

@@ -58,8 +58,7 @@ def wait_until_ready(run: Run, timeout: float = 30) -> None:
 
 @pytest.mark.parametrize("step", [events.Held, events.Applied, events.Advanced])
 def test_a_backend_terminated_in_mid_batch_is_replaced(scene: Scene, step: type[events.Event]) -> None:
-    name = scene.topic()
-    stored = scene.produce(name, 1_000)
+    name, stored = scene.log(1_000)
     gate = Gate(step)
     run = scene.worker(name, observe=[gate], limits=Limits(batch_records=300))
     gate.wait()
@@ -93,8 +92,7 @@ def transactions_of(scene: Scene) -> list[int]:
 def test_a_connection_cut_at_a_statement_costs_one_more_try(
     scene: Scene, proxy: PostgresProxy, through: Engine, statement: str, handler: bool
 ) -> None:
-    name = scene.topic()
-    stored = scene.produce(name, 1_000)
+    name, stored = scene.log(1_000)
     pipeline = scene.pipeline(name, handle=scene.book.enter) if handler else scene.pipeline(name)
     gate = Gate(events.BatchOpened)
     run = scene.worker(pipeline, engine=through, observe=[gate])
@@ -111,8 +109,7 @@ def test_a_connection_cut_at_a_statement_costs_one_more_try(
 
 @pytest.mark.parametrize("before", [0, 100], ids=["first batch", "later"])
 def test_a_pool_that_the_host_keeps_busy_is_waited_for(scene: Scene, before: int) -> None:
-    name = scene.topic()
-    stored = scene.produce(name, before)
+    name, stored = scene.log(before)
     engine = create_engine(scene.dsn, pool_size=3, max_overflow=0, pool_timeout=0.05)
     run = scene.worker(name, engine=engine, limits=Limits(idle_check=0.05))
     run.placed()
@@ -138,8 +135,7 @@ def test_a_pool_that_the_host_keeps_busy_is_waited_for(scene: Scene, before: int
 
 
 def test_a_connection_cut_in_mid_copy_writes_nothing_of_it(scene: Scene, proxy: PostgresProxy, through: Engine) -> None:
-    name = scene.topic()
-    stored = scene.produce(name, ["x" * 1_000] * 5_000)
+    name, stored = scene.log(["x" * 1_000] * 5_000)
     # COPY is open, and rows of an earlier chunk are on their way.
     gate = Gate((events.Held, events.ChunkRead, events.Applied), where=second_draw())
     run = scene.worker(name, engine=through, observe=[gate])
@@ -171,8 +167,7 @@ def second_draw() -> Callable[[Any], bool]:
 def test_an_unanswered_commit_is_looked_up_in_the_ledger(
     scene: Scene, proxy: PostgresProxy, through: Engine, when: When
 ) -> None:
-    name = scene.topic(2)
-    stored = scene.produce(name, 500, partition=0) + scene.produce(name, 500, partition=1)
+    name, stored = scene.log(500, 2)
     gate = Gate(events.BatchOpened)
     run = scene.worker(name, engine=through, observe=[gate], limits=Limits(batch_records=400))
     gate.wait()
@@ -219,8 +214,7 @@ def test_a_database_that_refuses_connections_is_waited_for_with_announced_waits(
 
 
 def test_a_worker_drains_while_the_database_is_away(scene: Scene, proxy: PostgresProxy, through: Engine) -> None:
-    name = scene.topic()
-    stored = scene.produce(name, 10)
+    name, stored = scene.log(10)
     run = scene.worker(name, engine=through)
     run.reached(name, 10)
     proxy.refuse()
@@ -280,8 +274,7 @@ def test_a_third_signal_ends_a_worker_whose_database_never_answers(
     scene_on: SceneOn, own_postgres: PostgresServer
 ) -> None:
     scene = scene_on(postgres=own_postgres)
-    name = scene.topic()
-    stored = scene.produce(name, 10)
+    name, stored = scene.log(10)
     member = scene.worker_process(name, kafka=PROTOCOLS["eager"], stop_at=("Held", 2))
     member.wait_for("Committed")
     stored += scene.produce(name, 10)
@@ -315,9 +308,7 @@ def test_i1_without_synchronous_commit_a_crash_takes_rows_and_offsets_together(
     run.placed(2)
     stored = scene.produce(name, 100, partition=0)
     run.reached(name, 100, 0)
-    with scene.engine.begin() as tx:  # this one is durable, and so is everything before it
-        tx.execute(text("CREATE TABLE public.flushed ()"))
-        tx.execute(text("SELECT pg_reload_conf()"))  # the writer syncs now, and then not before 10 s have gone by
+    scene.sql("CREATE TABLE public.flushed ()", "SELECT pg_reload_conf()")
     stored += scene.produce(name, 50, partition=1)  # only this partition moves after the flush
     run.reached(name, 50, 1)
     before = scene.book.written(name)
@@ -352,9 +343,10 @@ def test_i3_a_rolled_back_partition_is_read_again_while_the_other_goes_on(
     run = scene.worker(name, observe=[gate])
     stored += scene.produce(name, 50, partition=0)
     gate.wait()
-    with scene.engine.begin() as tx:  # what a failover that lost its tail looks like: rows and offset go back together
-        tx.execute(text(f'UPDATE "{scene.schema}".partition_offset SET next_offset = 20 WHERE partition = 1'))
-        tx.execute(text(f'DELETE FROM "{scene.schema}".book WHERE partition = 1 AND "offset" >= 20'))
+    scene.sql(
+        f'UPDATE "{scene.schema}".partition_offset SET next_offset = 20 WHERE partition = 1',
+        f'DELETE FROM "{scene.schema}".book WHERE partition = 1 AND "offset" >= 20',
+    )
     stored += scene.produce(name, 50, partition=1)
     gate.open()
     scene.wait_until_caught_up(name, stored)

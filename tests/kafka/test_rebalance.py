@@ -134,8 +134,7 @@ IMPATIENT = {"max.poll.interval.ms": 3500}
 
 
 def test_a_handler_longer_than_the_poll_interval_keeps_its_partitions(scene: Scene, protocol: Protocol) -> None:
-    name = scene.topic()
-    stored = scene.produce(name, 3)
+    name, stored = scene.log(3)
     gate = Gate(events.Applied)
     run = scene.worker(name, kafka={**protocol, **IMPATIENT}, observe=[gate])
     gate.wait()
@@ -152,8 +151,7 @@ def test_a_handler_longer_than_the_poll_interval_keeps_its_partitions(scene: Sce
 def test_a_handler_past_the_keepers_deadline_loses_its_partitions_and_is_refused(
     scene: Scene, protocol: Protocol
 ) -> None:
-    name = scene.topic()
-    stored = scene.produce(name, 3)
+    name, stored = scene.log(3)
     gate = Gate(events.BatchOpened)  # before hold: there is no transaction yet that the server could end
     limits = Limits(transaction_age=2.0, claim_wait=0.3)
     run = scene.worker(name, kafka={**protocol, **IMPATIENT}, observe=[gate], limits=limits)

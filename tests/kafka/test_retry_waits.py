@@ -26,18 +26,6 @@ def pipeline(
     return scene.pipeline(name, handle=deadly, retry=retry, on_poison=on_poison, **options)
 
 
-def letters(scene: Scene) -> list[tuple[int, int, str, str, int]]:
-    """Partition, offset, state, cause and attempts of each dead letter."""
-    with scene.engine.connect() as connection:
-        rows = connection.execute(
-            text(
-                "SELECT partition, record_offset, state, cause, attempts "
-                f'FROM "{scene.schema}".dead_letter ORDER BY partition, record_offset'
-            )
-        )
-        return [tuple(row) for row in rows]
-
-
 def test_the_schedule_is_kept_and_told_and_the_others_go_on(scene: Scene) -> None:
     name, deadly = scene.topic(2), Deadly(scene.book)
     values = ["ok"] * 5 + ["fail 3"] + ["ok"] * 5
@@ -71,7 +59,7 @@ def test_the_schedule_is_kept_and_told_and_the_others_go_on(scene: Scene) -> Non
     assert not run.health().retrying
     assert [(e.offset, e.attempt) for e in run.seen.all(events.RetrySucceeded)] == [(5, 4)]
     scene.book.assert_holds(name, stored)
-    assert not letters(scene)
+    assert not scene.dead_letters("state", "cause", "attempts")
 
 
 def test_after_the_last_attempt_it_is_poison(scene: Scene) -> None:
@@ -81,13 +69,14 @@ def test_after_the_last_attempt_it_is_poison(scene: Scene) -> None:
     run.reached(name, 6)
     run.stop()
     scene.book.assert_holds(name, [stored[0], stored[2], stored[5]])
-    assert letters(scene) == [(0, at, "dead_lettered", "handler", 3) for at in (1, 3, 4)]
+    assert scene.dead_letters("state", "cause", "attempts") == [
+        (0, at, "dead_lettered", "handler", 3) for at in (1, 3, 4)
+    ]
     assert not run.seen.all(events.RetrySucceeded)
 
 
 def test_under_stop_the_partition_stops_in_front_of_it_and_a_new_worker_tries_once_more(scene: Scene) -> None:
-    name = scene.topic()
-    stored = scene.produce(name, ["ok", "fail 2", "ok"])
+    name, stored = scene.log(["ok", "fail 2", "ok"])
     retry = Retry(attempts=2, wait_initial=0.1)
     run = scene.worker(pipeline(scene, name, Deadly(scene.book), retry, "stop"))
     stop = run.seen.wait_for(events.PartitionStopped).error
@@ -105,8 +94,7 @@ def test_under_stop_the_partition_stops_in_front_of_it_and_a_new_worker_tries_on
 
 def test_a_wait_is_no_longer_than_its_schedule_though_the_databases_clock_was_set_back(scene: Scene) -> None:
     """What is on record is a time of the database: an hour is put on it here, as if its clock had lost one."""
-    name = scene.topic()
-    stored = scene.produce(name, ["ok", "fail 1", "ok"])
+    name, stored = scene.log(["ok", "fail 1", "ok"])
     retry = Retry(attempts=3, wait_initial=2.0, jitter=0)
     run = scene.worker(pipeline(scene, name, Deadly(scene.book), retry, "stop"))
     run.seen.wait_for(events.RetryScheduled)
@@ -123,8 +111,7 @@ def test_a_wait_is_no_longer_than_its_schedule_though_the_databases_clock_was_se
 
 
 def test_a_wait_survives_the_death_of_its_process(scene: Scene) -> None:
-    name = scene.topic()
-    stored = scene.produce(name, ["ok", "fail 1", "ok"])
+    name, stored = scene.log(["ok", "fail 1", "ok"])
     wait: dict[str, Any] = {"attempts": 3, "wait_initial": 12.0, "jitter": 0}
     member = scene.worker_process(
         name, handle="deadly", retry=wait, on_poison="dead_letter", kafka=PROTOCOLS["cooperative"]
@@ -170,8 +157,7 @@ def test_a_wait_survives_a_rebalance(scene: Scene, protocol: Protocol) -> None:
 
 
 def test_nobody_waits_for_a_retry_when_the_worker_is_to_stop(scene: Scene) -> None:
-    name = scene.topic()
-    stored = scene.produce(name, ["ok", "fail", "ok"])
+    name, stored = scene.log(["ok", "fail", "ok"])
     run = scene.worker(pipeline(scene, name, Deadly(scene.book), Retry(wait_initial=60)))
     run.seen.wait_for(events.RetryScheduled)
     began = time.monotonic()
@@ -210,4 +196,4 @@ def test_many_partitions_that_fail_at_once_each_keep_their_own_schedule(scene: S
         numbers = [(e.offset, e.attempt) for e in run.seen.all(events.SingleRecordAttempt) if e.partition == partition]
         assert numbers == sorted(numbers)
         assert all(a[0] < b[0] or a[1] + 1 == b[1] for a, b in pairwise(numbers))
-    assert not letters(scene)
+    assert not scene.dead_letters("state", "cause", "attempts")

@@ -45,8 +45,7 @@ def stored(scene: Scene, run: Run, name: str) -> Any:
 
 
 def test_a_poison_record_stops_with_its_lag_and_its_choices(scene: Scene) -> None:
-    name = scene.topic()
-    scene.produce(name, 10)
+    name, _ = scene.log(10)
     run = scene.worker(refusing(scene, name), limits=LOOKS)
     stop = run.seen.wait_for(events.PartitionStopped).error
     at = stored(scene, run, name)
@@ -125,8 +124,7 @@ def test_a_position_past_the_log_is_no_lag_of_zero(scene: Scene) -> None:
 
 
 def test_a_claim_that_is_refused_leaves_its_stop(scene: Scene) -> None:
-    name = scene.topic()
-    scene.produce(name, 5)
+    name, _ = scene.log(5)
     run = scene.worker(name)
     run.reached(name, 5)
     run.stop()
@@ -140,8 +138,7 @@ def test_a_claim_that_is_refused_leaves_its_stop(scene: Scene) -> None:
 
 
 def test_a_strict_worker_stores_its_stop_before_it_ends(scene: Scene) -> None:
-    name = scene.topic()
-    scene.produce(name, 5)
+    name, _ = scene.log(5)
     pipeline = refusing(scene, name)
     strict = Pipeline(scene.group, topics=name, value=Text(), handle=pipeline.handle, strict=True)
     run = scene.worker(strict, limits=LOOKS)

@@ -343,8 +343,7 @@ def test_a_group_without_a_worker_so_far_is_not_applied_yet(seekpoint_engine: En
 
 def test_a_wait_that_began_before_the_first_claim_sees_what_it_brings(scene: Scene) -> None:
     """Also for a partition that was added since."""
-    name = scene.topic()
-    scene.produce(name, 5)
+    name, _ = scene.log(5)
     with ThreadPoolExecutor(2) as elsewhere:
         first = elsewhere.submit(scene.ledger.wait_until_applied, name, 0, 4, 30)
         added = elsewhere.submit(scene.ledger.wait_until_applied, name, 1, 2, 30)

@@ -48,8 +48,7 @@ def test_many_records_are_written_in_big_batches(scene: Scene) -> None:
 @pytest.mark.parametrize("most", [120, 700])
 @pytest.mark.parametrize("handler", [False, True], ids=["streamed", "whole"])
 def test_limits_bound_the_records_of_a_transaction(scene: Scene, handler: bool, most: int) -> None:
-    name = scene.topic()
-    stored = scene.produce(name, 4_000)
+    name, stored = scene.log(4_000)
     pipeline = scene.pipeline(name, handle=scene.book.enter) if handler else scene.pipeline(name)
     run = scene.worker(pipeline, limits=Limits(batch_records=most))
     run.reached(name, 4_000)
@@ -59,8 +58,7 @@ def test_limits_bound_the_records_of_a_transaction(scene: Scene, handler: bool, 
 
 
 def test_limits_bound_the_bytes_of_a_transaction(scene: Scene) -> None:
-    name = scene.topic()
-    stored = scene.produce(name, ["x" * 10_000] * 3_000)
+    name, stored = scene.log(["x" * 10_000] * 3_000)
     run = scene.worker(name, limits=Limits(batch_bytes=1_000_000))
     run.reached(name, 3_000)
     run.stop()
@@ -159,8 +157,7 @@ def test_i3_a_log_that_ends_in_an_aborted_transaction_is_passed(scene: Scene) ->
 
 
 def test_records_behind_an_open_transaction_wait_for_its_end(scene: Scene) -> None:
-    name = scene.topic()
-    stored = scene.produce(name, 3)
+    name, stored = scene.log(3)
     with transactional(scene, name) as write:
         write(["open"], commit=None)  # 3
         scene.produce(name, 2)  # 4, 5: cannot be read before it is decided
@@ -223,8 +220,7 @@ def log(scene: Scene, name: str) -> list[tuple[int, int]]:
 
 
 def test_i5_a_move_under_an_idle_worker_is_obeyed(scene: Scene) -> None:
-    name = scene.topic()
-    stored = scene.produce(name, 10)
+    name, stored = scene.log(10)
     run = scene.worker(name)
     run.reached(name, 10)
     scene.ledger.reset_offset(name, 0, 4, log=None, reason="again")
@@ -235,8 +231,7 @@ def test_i5_a_move_under_an_idle_worker_is_obeyed(scene: Scene) -> None:
 
 
 def test_i5_a_move_while_a_batch_is_applied_waits_for_it(scene: Scene) -> None:
-    name = scene.topic()
-    stored = scene.produce(name, 10)
+    name, stored = scene.log(10)
     gate = Gate(events.Applied)
     run = scene.worker(name, observe=[gate])
     gate.wait()
@@ -254,8 +249,7 @@ def test_i5_a_move_while_a_batch_is_applied_waits_for_it(scene: Scene) -> None:
 
 def test_i5_a_move_before_hold_refuses_the_batch_in_hand(scene: Scene) -> None:
     """I5: the move draws a token, so what was read before it is not written."""
-    name = scene.topic()
-    stored = scene.produce(name, 10)
+    name, stored = scene.log(10)
     gate = Gate(events.BatchOpened)
     run = scene.worker(name, observe=[gate])
     gate.wait()
@@ -268,8 +262,7 @@ def test_i5_a_move_before_hold_refuses_the_batch_in_hand(scene: Scene) -> None:
 
 
 def test_a_paused_group_waits_and_goes_on_healthy_when_it_is_resumed(scene: Scene) -> None:
-    name = scene.topic()
-    stored = scene.produce(name, 10)
+    name, stored = scene.log(10)
     run = scene.worker(name)
     run.reached(name, 10)
     scene.ledger.pause(reason="maintenance", actor="ann")

@@ -7,7 +7,7 @@ test may break.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import monotonic
 from typing import Any
 from uuid import UUID
@@ -20,7 +20,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
     ConfigResource,
     ResourceType,
 )
-from sqlalchemy import Engine
+from sqlalchemy import Engine, Row
 
 from seekpoint import Ledger, Partition, Pipeline
 from support.events import SECONDS, Run
@@ -93,6 +93,11 @@ class Scene:
         many = map(str, range(values)) if isinstance(values, int) else values
         return self._produce(topic, many, partition=partition, bootstrap=self.broker)
 
+    def log(self, values: int | Sequence[Any], partitions: int = 1) -> tuple[str, list[tuple[int, int]]]:
+        """A new topic with these values, or so many records, in each partition."""
+        name = self.topic(partitions)
+        return name, [at for n in range(partitions) for at in self.produce(name, values, partition=n)]
+
     def stream(self, topic: str, partitions: int, rate: float = 500) -> Stream:
         """Produce steadily, for the length of a ``with`` block."""
         return Stream(self.broker, topic, partitions, rate)
@@ -112,6 +117,17 @@ class Scene:
         servers = {"bootstrap.servers": self.broker, **kafka}
         given = {"dsn": self.dsn, "schema": self.schema, "group": self.group, "topic": topic}
         return self._new_worker_process(**{**given, "kafka": servers, **what})
+
+    def sql(self, *statements: str) -> Sequence[Row[Any]]:
+        """Run these in one transaction, with the schema's name for ``{schema}``; returns the rows of the last."""
+        with self.engine.begin() as tx:
+            done = [tx.exec_driver_sql(each.replace("{schema}", f'"{self.schema}"')) for each in statements]
+            return done[-1].all() if done[-1].returns_rows else []
+
+    def dead_letters(self, *columns: str) -> list[tuple[Any, ...]]:
+        """Partition, offset and these columns of each dead letter."""
+        names = ", ".join(("partition", "record_offset", *columns))
+        return [tuple(row) for row in self.sql(f"SELECT {names} FROM {{schema}}.dead_letter ORDER BY 1, 2")]
 
     def positions(self) -> dict[Partition, int]:
         """What the ledger has."""

@@ -11,7 +11,7 @@ from seekpoint.kafka.config import consumer_config, make_consumer
 from seekpoint.ledger import Ledger
 from seekpoint.ledger.tables import admin_action, in_schema
 from seekpoint.pipeline.policy import Limits
-from seekpoint.worker.assignment import Chunk, WorkerAssignment
+from seekpoint.worker.assignment import Chunk, Resources, WorkerAssignment
 from seekpoint.worker.open_batch import Buffer, OpenBatch
 from seekpoint.worker.unit_of_work import Committer
 from support.events import Recorder
@@ -48,15 +48,8 @@ class Bench:
         pipeline = scene.pipeline(topic)
         ledger = rival(scene)
         config = consumer_config({"bootstrap.servers": scene.broker, **QUICK}, group=scene.group)
-        self.held = WorkerAssignment(
-            make_consumer(config),
-            ledger,
-            [topic],
-            kafka=config,
-            start=pipeline.start,
-            partitions=None,
-            announce=self._announce,
-        )
+        resources = Resources.of(make_consumer(config), config, ledger, self._announce)
+        self.held = WorkerAssignment(resources, [topic], pipeline.start, None)
         self._committer = Committer(ledger, pipeline, self.held, self._announce)
 
     def __enter__(self) -> Self:

@@ -34,7 +34,7 @@ from seekpoint.postgres.backoff import Backoff
 from seekpoint.postgres.sqlstates import is_transient
 from seekpoint.postgres.user_code_time import Stopwatch
 from seekpoint.records import RawRecord, one_line, running_line
-from seekpoint.worker.assignment import Chunk, Standby, WorkerAssignment
+from seekpoint.worker.assignment import Chunk, Resources, Standby, WorkerAssignment
 from seekpoint.worker.heartbeat import Heartbeat
 from seekpoint.worker.open_batch import CHUNK, Buffer, OpenBatch
 from seekpoint.worker.single_attempts import SingleAttempts
@@ -237,22 +237,15 @@ class Loop:
 
     def _open(self) -> None:
         consumer = make_consumer(self._config, error_cb=self._on_client_error)
-        self._held = WorkerAssignment(
-            consumer,
-            self._ledger,
-            self._pipeline.topics,
-            kafka=self._config,
-            start=self._pipeline.start,
-            partitions=self._partitions,
-            announce=self._announce,
-            pipeline=self._pipeline,
-        )
+        pipeline = self._pipeline
+        resources = Resources.of(consumer, self._config, self._ledger, self._announce)
+        self._held = WorkerAssignment(resources, pipeline.topics, pipeline.start, self._partitions, pipeline)
         max_poll = int(self._config.get("max.poll.interval.ms", 300_000)) / 1000
         self._heartbeat = Heartbeat(self._held.client, max_poll, self._limits.transaction_age, self._announce)
-        self._committer = Committer(self._ledger, self._pipeline, self._held, self._announce, stopwatch=self._stopwatch)
+        self._committer = Committer(self._ledger, pipeline, self._held, self._announce, stopwatch=self._stopwatch)
         self._source = Source(self._held, self._announce)
         self._singles = SingleAttempts(
-            self._pipeline,
+            pipeline,
             self._ledger,
             self._held,
             self._committer,

@@ -3,7 +3,18 @@
 from seekpoint.worker.assignment.assignment import Assignment
 from seekpoint.worker.assignment.backlogs import Scheduler, SingleAttempt, SuspectPart
 from seekpoint.worker.assignment.chunk import Chunk, Read
+from seekpoint.worker.assignment.resources import Resources
 from seekpoint.worker.assignment.worker_assignment import WorkerAssignment
 from seekpoint.worker.standby import Standby
 
-__all__ = ["Assignment", "Chunk", "Read", "Scheduler", "SingleAttempt", "Standby", "SuspectPart", "WorkerAssignment"]
+__all__ = [
+    "Assignment",
+    "Chunk",
+    "Read",
+    "Resources",
+    "Scheduler",
+    "SingleAttempt",
+    "Standby",
+    "SuspectPart",
+    "WorkerAssignment",
+]

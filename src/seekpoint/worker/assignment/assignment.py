@@ -18,6 +18,7 @@ from seekpoint.postgres.sqlstates import is_transient
 from seekpoint.records import Partition
 from seekpoint.worker.assignment.chunk import Chunk, chain
 from seekpoint.worker.assignment.partitions import ActivePartition
+from seekpoint.worker.assignment.resources import Resources
 from seekpoint.worker.assignment.worker_assignment import WorkerAssignment
 
 
@@ -42,9 +43,8 @@ class Assignment:
         announce: Announcer | None = None,
     ) -> None:
         self._ledger, self._announce = ledger, announce or Announcer()
-        self._worker = WorkerAssignment(
-            consumer, ledger, topics, kafka=kafka, start=start, partitions=partitions, announce=self._announce
-        )
+        resources = Resources.of(consumer, kafka, ledger, self._announce)
+        self._worker = WorkerAssignment(resources, topics, start, partitions)
 
     def __enter__(self) -> Self:
         self._worker.join()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Self
 
 from seekpoint.events import Announcer
 from seekpoint.kafka.client import Client
@@ -21,3 +22,10 @@ class Resources(NamedTuple):
     identity: Identity
     watermarks: Watermarks
     announce: Announcer
+
+    @classmethod
+    def of(cls, consumer: Any, kafka: Mapping[str, Any], ledger: Ledger, announce: Announcer) -> Self:
+        """Those of a consumer with this configuration."""
+        client, identity = Client(consumer, kafka), Identity(kafka, ledger.limits.kafka_timeout)
+        watermarks = Watermarks(identity, committed=kafka.get("isolation.level") != "read_uncommitted")
+        return cls(AssignedPartitions(client, announce), client, ledger, identity, watermarks, announce)

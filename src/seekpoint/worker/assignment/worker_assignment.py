@@ -9,15 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from time import monotonic
-from typing import Any
 
 from seekpoint import events
 from seekpoint.errors import Fenced, KafkaUnavailable, PartitionStopped, RetryLater, TopicRecreated, TopicUnknown
-from seekpoint.events import Announcer
-from seekpoint.kafka.client import Client, Message
-from seekpoint.kafka.identity import Answer, Identity
-from seekpoint.kafka.watermarks import Watermarks
-from seekpoint.ledger import Claim, Expected, Ledger
+from seekpoint.kafka.client import Message
+from seekpoint.kafka.identity import Answer
+from seekpoint.ledger import Claim, Expected
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import StartAt
 from seekpoint.postgres.sqlstates import is_transient
@@ -26,7 +23,7 @@ from seekpoint.worker.assignment.backlogs import Scheduler
 from seekpoint.worker.assignment.chunk import Chunk
 from seekpoint.worker.assignment.claiming import Claiming
 from seekpoint.worker.assignment.idle_checks import IdleChecks
-from seekpoint.worker.assignment.partitions import ActivePartition, AssignedPartitions, ClaimingPartition
+from seekpoint.worker.assignment.partitions import ActivePartition, ClaimingPartition
 from seekpoint.worker.assignment.reconcile import Reconciler
 from seekpoint.worker.assignment.resources import Resources
 from seekpoint.worker.assignment.topic_ids import TopicIds
@@ -42,24 +39,15 @@ class WorkerAssignment:
 
     def __init__(
         self,
-        consumer: Any,
-        ledger: Ledger,
+        resources: Resources,
         topics: Collection[str],
-        *,
-        kafka: Mapping[str, Any],
         start: StartAt,
         partitions: Iterable[tuple[str, int]] | None,
-        announce: Announcer,
         pipeline: Pipeline | None = None,
     ) -> None:
-        self._ledger, self._announce = ledger, announce
+        self._partitions, self.client, self._ledger, self.identity, self._watermarks, self._announce = resources
         self._topics = (topics,) if isinstance(topics, str) else tuple(topics)
         self._fixed = None if partitions is None else [Partition(*p) for p in partitions]
-        self.client = Client(consumer, kafka)
-        self.identity = Identity(kafka, ledger.limits.kafka_timeout)
-        self._watermarks = Watermarks(self.identity, committed=kafka.get("isolation.level") != "read_uncommitted")
-        self._partitions = AssignedPartitions(self.client, announce)
-        resources = Resources(self._partitions, self.client, ledger, self.identity, self._watermarks, announce)
         self.scheduler = Scheduler(resources, pipeline)
         self._claiming = Claiming(resources, start, self.scheduler)
         self._topic_ids = TopicIds(self._partitions, self._claiming)

@@ -26,16 +26,7 @@ from seekpoint.testing.servers.pair import start_pair
 from seekpoint.testing.servers.postgres import DSN_VARIABLE, PostgresServer, start_postgres, url_of
 from seekpoint.testing.servers.process import ServerFailed, free_port
 from support.proxy import Proxy
-
-
-def eventually(condition: Callable[[], bool], *, seconds: float = 30) -> bool:
-    """Whether ``condition`` comes true in time; for what no event announces."""
-    deadline, pause = time.monotonic() + seconds, threading.Event()
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        pause.wait(0.02)
-    return True
+from support.waiting import until
 
 
 def gone(pid: int) -> bool:
@@ -336,8 +327,8 @@ def test_servers_and_folders_go_when_their_owner_is_killed(start: str) -> None:
     process.kill()
     process.wait()
     # Soon: a server that merely lost its folder would give up after some time, too.
-    assert eventually(lambda: all(map(gone, pids + backends)), seconds=3)
-    assert eventually(lambda: not any(folder.exists() for folder in folders))
+    until(lambda: all(map(gone, pids + backends)), "the end of every process", 3)
+    until(lambda: not any(folder.exists() for folder in folders), "the folders removed")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="folders are found through /proc")

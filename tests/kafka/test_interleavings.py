@@ -21,8 +21,9 @@ from seekpoint.ledger import Ledger
 from seekpoint.pipeline.policy import Limits
 from support.events import Gate, Run
 from support.kafka_postgres import Scene
-from support.ledger_desk import scalar, until
+from support.ledger_desk import scalar
 from support.manual_worker import Bench, actions, rival, seize
+from support.waiting import until
 
 
 @pytest.fixture
@@ -112,6 +113,7 @@ def test_a_skip_under_a_running_worker(scene: Scene) -> None:
     gate.wait()
     scene.ledger.reset_offset(name, 0, 7, log=None, reason="known to be bad", lost="skipped")
     gate.open()
+    run.seen.wait_for(events.Refused)
     run.reached(name, 10)
     run.stop()
     scene.book.assert_holds(name, stored[7:])

@@ -402,7 +402,7 @@ def test_a_broker_that_is_killed_and_comes_back_costs_nothing_but_time(
         mark = run.seen.mark()
         run.seen.wait_for(events.Committed, count=5, since=mark)
     scene.wait_until_caught_up(name, stream.stored)
-    scene.wait(lambda: run.health().ready and run.health().trouble is None)
+    run.ready()
     run.stop()
     scene.book.assert_holds(name, stream.stored)
 
@@ -418,7 +418,7 @@ def test_a_quiet_worker_is_healthy_again_when_its_broker_is_back(scene_on: Scene
     assert not run.seen.all(events.Recovered), "nothing is over while no broker has answered"
     own_kafka.start()
     run.seen.wait_for(events.Recovered)
-    scene.wait(lambda: run.health().ready and run.health().trouble is None)
+    run.ready()
     stored = scene.produce(name, 5)
     run.reached(name, 5)
     run.stop()

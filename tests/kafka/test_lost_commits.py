@@ -12,8 +12,9 @@ from seekpoint import Partition, events
 from seekpoint.pipeline.policy import Limits
 from support.events import Gate, Run
 from support.kafka_postgres import Scene
-from support.ledger_desk import scalar, until, wait_until_blocked
+from support.ledger_desk import scalar, wait_until_blocked
 from support.proxy import PostgresProxy
+from support.waiting import until
 
 pytestmark = pytest.mark.usefixtures("short_backoff")
 

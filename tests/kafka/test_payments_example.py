@@ -15,7 +15,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import httpx
@@ -26,6 +25,8 @@ from sqlalchemy import Engine, create_engine, text
 from seekpoint import Partition, Worker, events
 from seekpoint.testing import process, raw
 from support.kafka_postgres import QUICK, Scene
+from support.ledger_desk import wait_until_blocked
+from support.waiting import until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 sys.path.append(str(EXAMPLES))  # as `seekpoint run payments.call:payouts` finds it in that folder
@@ -318,11 +319,7 @@ def test_two_calls_of_one_key_at_once_have_one_effect(engine: Engine) -> None:
         answers.append(provider.accept(tx, "k", ORDERS[0].encode()))
         mine = tx.execute(text("SELECT pg_backend_pid()")).scalar_one()
         thread.start()
-        deadline, pause = monotonic() + SECONDS, threading.Event()
-        blocked = f"SELECT count(*) FROM pg_stat_activity WHERE {mine} = ANY(pg_blocking_pids(pid))"
-        while rows(engine, blocked) == [(0,)]:
-            assert monotonic() < deadline
-            pause.wait(0.01)
+        wait_until_blocked(engine, mine)
     thread.join(SECONDS)
     assert answers[0] == answers[1]
     assert paid(engine) == PAID[:1]
@@ -332,11 +329,7 @@ def test_two_calls_of_one_key_at_once_have_one_effect(engine: Engine) -> None:
 
 
 def wait_until_stopped(one: subprocess.Popen[bytes]) -> None:
-    deadline, pause, seen = monotonic() + SECONDS, threading.Event(), psutil.Process(one.pid)
-    while seen.status() != psutil.STATUS_STOPPED:
-        assert monotonic() < deadline
-        assert one.poll() is None
-        pause.wait(0.01)
+    until(lambda: psutil.Process(one.pid).status() == psutil.STATUS_STOPPED, "a process that has stopped itself")
 
 
 def main(*, way: str, url: str, schema: str, group: str, topic: str, kafka: dict[str, str], **what: str) -> None:

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import threading
 from collections.abc import Callable, Iterator, Mapping
-from time import monotonic
 from typing import Any
 
 import pytest
@@ -20,7 +18,7 @@ from seekpoint import Limits, Partition, Worker, events
 from seekpoint.errors import SchemaMismatch
 from seekpoint.testing.processes import NotReached
 from seekpoint.testing.servers.postgres import PostgresServer
-from support.events import Gate, Run
+from support.events import Gate
 from support.kafka_postgres import PROTOCOLS, QUICK, Scene, Way
 from support.proxy import PostgresProxy, When
 
@@ -45,14 +43,6 @@ def through(proxy: PostgresProxy) -> Iterator[Engine]:
     engine.dispose()
 
 
-def wait_until_ready(run: Run, timeout: float = 30) -> None:
-    """Until health() has nothing to complain about."""
-    deadline, pause = monotonic() + timeout, threading.Event()
-    while not run.health().ready or run.health().trouble is not None:
-        assert monotonic() < deadline, f"not ready within {timeout} s: {run.health()}"
-        pause.wait(0.05)
-
-
 # -- the connection ------------------------------------------------------------------------------------------------
 
 
@@ -68,7 +58,7 @@ def test_a_backend_terminated_in_mid_batch_is_replaced(scene: Scene, step: type[
     gate.open()
     run.seen.wait_for(events.DatabaseTrouble)
     run.reached(name, 1_000)
-    wait_until_ready(run)
+    run.ready()
     run.stop()
     scene.book.assert_holds(name, stored)
 
@@ -128,7 +118,7 @@ def test_a_pool_that_the_host_keeps_busy_is_waited_for(scene: Scene, before: int
         assert run.health().live
         assert run.health().trouble is not None
     run.reached(name, before + 100)
-    wait_until_ready(run)
+    run.ready()
     run.stop()
     engine.dispose()
     scene.book.assert_holds(name, stored)
@@ -207,7 +197,7 @@ def test_a_database_that_refuses_connections_is_waited_for_with_announced_waits(
     proxy.accept()
     run.seen.wait_for(events.Recovered)
     scene.wait_until_caught_up(name, stored)
-    wait_until_ready(run)
+    run.ready()
     run.stop()
     heir.stop()
     scene.book.assert_holds(name, stored)
@@ -247,7 +237,7 @@ def test_a_postgres_killed_and_restarted_costs_nothing_but_time(
         run.seen.wait_for(events.Recovered)
         run.seen.wait_for(events.Committed, count=3, since=mark)
     scene.wait_until_caught_up(name, stream.stored)
-    wait_until_ready(run)
+    run.ready()
     run.stop()
     scene.book.assert_holds(name, stream.stored)
 

@@ -13,8 +13,9 @@ from seekpoint import Batch, Limits, Pipeline, Text, events
 from seekpoint.cli.app import app
 from seekpoint.errors import OffsetLost, Poison, TopicRecreated
 from seekpoint.records import Partition
-from support.events import SECONDS, Run
+from support.events import Run
 from support.kafka_postgres import Scene
+from support.waiting import SECONDS
 
 LOOKS = Limits(idle_check=0.1, lag_check=0.1)
 

@@ -12,7 +12,6 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from sqlalchemy import Connection
 
 from seekpoint import Batch, Limits, Partition, events
-from support.events import Gate, Run
 from support.kafka_postgres import QUICK, Scene
 
 # -- batches ------------------------------------------------------------------------------------------------
@@ -216,49 +215,7 @@ def log(scene: Scene, name: str) -> list[tuple[int, int]]:
         consumer.close()
 
 
-# -- moves under a running worker -------------------------------------------------------------------------------
-
-
-def test_i5_a_move_under_an_idle_worker_is_obeyed(scene: Scene) -> None:
-    name, stored = scene.log(10)
-    run = scene.worker(name)
-    run.reached(name, 10)
-    scene.ledger.reset_offset(name, 0, 4, log=None, reason="again")
-    run.seen.wait_for(events.Activated, lambda e: e.offset == 4)
-    run.seen.wait_for(events.Committed, lambda e: e.spans[0].start == 4)
-    run.stop()
-    assert scene.book.written(name) == [*stored, *stored[4:]]
-
-
-def test_i5_a_move_while_a_batch_is_applied_waits_for_it(scene: Scene) -> None:
-    name, stored = scene.log(10)
-    gate = Gate(events.Applied)
-    run = scene.worker(name, observe=[gate])
-    gate.wait()
-    moved = threading.Thread(
-        target=scene.ledger.reset_offset, args=(name, 0, 4), kwargs={"log": None, "reason": "again"}
-    )
-    moved.start()
-    gate.open()
-    moved.join(20)
-    run.seen.wait_for(events.Activated, lambda e: e.offset == 4)
-    run.seen.wait_for(events.Committed, lambda e: e.spans[0].start == 4)
-    run.stop()
-    assert scene.book.written(name) == [*stored, *stored[4:]]
-
-
-def test_i5_a_move_before_hold_refuses_the_batch_in_hand(scene: Scene) -> None:
-    """I5: the move draws a token, so what was read before it is not written."""
-    name, stored = scene.log(10)
-    gate = Gate(events.BatchOpened)
-    run = scene.worker(name, observe=[gate])
-    gate.wait()
-    scene.ledger.reset_offset(name, 0, 6, log=None, reason="skip")
-    gate.open()
-    run.seen.wait_for(events.Refused)
-    run.reached(name, 10)
-    run.stop()
-    scene.book.assert_holds(name, stored[6:])
+# -- a pause under a running worker -----------------------------------------------------------------------------
 
 
 def test_a_paused_group_waits_and_goes_on_healthy_when_it_is_resumed(scene: Scene) -> None:
@@ -275,7 +232,7 @@ def test_a_paused_group_waits_and_goes_on_healthy_when_it_is_resumed(scene: Scen
     scene.ledger.resume()
     run.seen.wait_for(events.Activated, since=mark)
     run.reached(name, 15)
-    wait_until_ready(run)
+    run.ready()
     run.stop()
     scene.book.assert_holds(name, stored)
 
@@ -287,15 +244,5 @@ def test_a_paused_group_without_records_is_healthy_again_when_it_is_resumed(scen
     scene.ledger.pause(reason="maintenance", actor="ann")
     run.seen.wait_for(events.Paused)
     scene.ledger.resume()
-    wait_until_ready(run)
+    run.ready()
     run.stop()
-
-
-def wait_until_ready(run: Run, timeout: float = 20) -> None:
-    """Until health() has nothing to complain about."""
-    pause = threading.Event()
-    for _ in range(int(timeout / 0.05)):
-        if run.health().ready and run.health().trouble is None:
-            return
-        pause.wait(0.05)
-    raise AssertionError(f"not ready within {timeout} s: {run.health()}")

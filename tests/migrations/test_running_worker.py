@@ -21,8 +21,8 @@ from sqlalchemy import Engine, text
 from seekpoint import Ledger, Partition, schema
 from support.events import Run
 from support.kafka_postgres import QUICK
-from support.ledger_desk import until
 from support.recorded_rows import Book, Stream, ends
+from support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 EARLIER, ITS_HEAD = "9fa531c", "0003"  # the last commit before the revisions that are tried here, and its own revision

@@ -18,7 +18,7 @@ from seekpoint.records import Cause, RawRecord, State
 from seekpoint.testing import raw
 from support.dead_letter_group import TOPIC, Depot, Halt
 from support.events import Run
-from support.ledger_desk import until
+from support.waiting import until
 
 
 class Held(Depot):

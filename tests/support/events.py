@@ -21,8 +21,7 @@ from seekpoint.events import Activated, Committed, Event, Observer, WorkerStoppe
 from seekpoint.records import Partition
 from seekpoint.worker.health import Health
 from seekpoint.worker.worker import Running, Worker
-
-SECONDS = 30.0  # a deadline for what takes milliseconds, or a rebalance or a backoff at most
+from support.waiting import SECONDS, until
 
 E = TypeVar("E", bound=Event)
 Wanted = Callable[[Any], bool]
@@ -164,6 +163,10 @@ class Run:
     def health(self) -> Health:
         """The worker's state now."""
         return self.worker.health()
+
+    def ready(self) -> None:
+        """Wait until its state shows no trouble."""
+        until(lambda: self.health().ready and self.health().trouble is None, "a worker that is ready")
 
     def placed(self, count: int = 1) -> None:
         """Wait until this many partitions are read."""

@@ -23,8 +23,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs d
 from sqlalchemy import Engine, Row
 
 from seekpoint import Ledger, Partition, Pipeline
-from support.events import SECONDS, Run
+from support.events import Run
 from support.recorded_rows import Book, Stored, Stream, ends
+from support.waiting import SECONDS
 from support.worker_process import WorkerProcess
 
 SESSION_MS = 3000

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from time import monotonic
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -14,8 +12,8 @@ from sqlalchemy import BigInteger, Column, Connection, Engine, Integer, MetaData
 from seekpoint.ledger import Claim, Claimed, Expected, Ledger, Move
 from seekpoint.ledger.tables import DEFAULT_SCHEMA, in_schema, partition_offset
 from seekpoint.records import Partition
+from support.waiting import until
 
-SECONDS = 30.0
 CLUSTER = "cluster-1"
 
 
@@ -121,15 +119,6 @@ def scalar(engine: Engine, query: str, **values: Any) -> Any:
 def backend(tx: Connection) -> int:
     """The process at the server's end."""
     return int(tx.execute(text("SELECT pg_backend_pid()")).scalar_one())
-
-
-def until(condition: Callable[[], Any], what: str, timeout: float = SECONDS) -> Any:
-    """Wait for what nobody tells; returns what the condition answered."""
-    pause, deadline = threading.Event(), monotonic() + timeout
-    while not (answer := condition()):
-        assert monotonic() < deadline, f"not within {timeout} s: {what}"
-        pause.wait(0.01)
-    return answer
 
 
 def wait_until_blocked(engine: Engine, by: int) -> int:

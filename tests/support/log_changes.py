@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
-from time import monotonic
 from typing import Any
 from uuid import uuid4
 
@@ -12,6 +10,7 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from seekpoint.kafka.ranges import topic_ids
+from support.waiting import until
 
 LARGE = "x" * 50_000  # a value: few of them are one answer of a broker
 
@@ -41,7 +40,4 @@ def trim(admin: AdminClient, name: str, to: int) -> None:
 def delete(kafka: Mapping[str, Any], admin: AdminClient, name: str) -> None:
     """Delete the topic, and wait until the brokers no longer know it."""
     admin.delete_topics([name])[name].result(20)
-    deadline, pause = monotonic() + 20, threading.Event()
-    while topic_ids(kafka, [name])[name] is not None:
-        assert monotonic() < deadline, f"{name} is still there"
-        pause.wait(0.02)
+    until(lambda: topic_ids(kafka, [name])[name] is None, f"the end of {name}")

@@ -16,7 +16,8 @@ from seekpoint.worker.open_batch import Buffer, OpenBatch
 from seekpoint.worker.unit_of_work import Committer
 from support.events import Recorder
 from support.kafka_postgres import QUICK, Scene
-from support.ledger_desk import scalar, until
+from support.ledger_desk import scalar
+from support.waiting import until
 
 
 def actions(scene: Scene) -> list[Any]:

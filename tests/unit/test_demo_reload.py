@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from demo.cli import app
-from demo.flights import RECORDS, read_flights
+from demo.flights import read_flights
 from demo.reload import show
 from demo.reload.handling import VERSIONS, Priced, make_pipeline, name_of, table
 from demo.reload.judge import expected
@@ -124,14 +124,6 @@ def test_the_whole_has_the_names_of_each_reload(tmp_path: Path, monkeypatch: pyt
     assert all(set(NAMED) < set(one) for one in whole["reloads"])
     assert whole["reloads"][0]["lock_seconds"] == 0.0123
     assert "Nobody saw two versions" in told(report([reloaded()]), tmp_path, monkeypatch).stdout
-
-
-@pytest.mark.parametrize("records", ["0", "10", str(RECORDS + 1)])
-def test_a_number_of_records_that_cannot_be(records: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(app, ["demo-reload", "--records", records])
-    assert result.exit_code == 2
-    assert "error: the demo takes 5,000 to 336,776 records, not " in result.stderr
 
 
 def test_spark_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,10 +102,13 @@ def test_a_good_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "4 with SIGKILL, 4 of them inside an open transaction" in CliRunner().invoke(app, ["demo"]).stdout
 
 
+@pytest.mark.parametrize("command", ["demo", "demo-reload"])
 @pytest.mark.parametrize("records", ["0", "10", str(RECORDS + 1)])
-def test_a_number_of_records_that_cannot_be(records: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_number_of_records_that_cannot_be(
+    command: str, records: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(app, ["demo", "--records", records])
+    result = CliRunner().invoke(app, [command, "--records", records])
     assert result.exit_code == 2
     assert "error: the demo takes 5,000 to 336,776 records, not " in result.stderr
 

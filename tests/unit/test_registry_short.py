@@ -60,6 +60,12 @@ def chance(request: pytest.FixtureRequest) -> random.Random:
     return random.Random(seed)
 
 
+def serialized(serialize: Callable[..., bytes | None], value: Any, subject: SerializationContext = VALUE) -> bytes:
+    data = serialize(value, subject)
+    assert data is not None
+    return data
+
+
 def shortened(codec: Any) -> bool:
     """Whether the last frames of the codec are decoded the short way."""
     frames = codec._made[1]
@@ -230,8 +236,7 @@ def test_the_readers_schema_is_resolved_the_short_way_too(client: SchemaRegistry
     codec: Any = Avro(registry=lambda: client, schema=new)
     for n in range(4):
         value = {"id": n, "gone": "x", "items": [{"sku": "s"}] * n, "state": "AB"[n % 2], "maybe": n}
-        data = serialize(value, VALUE)
-        assert data is not None
+        data = serialized(serialize, value)
         assert codec.decode(raw(data, topic="t")) == long_way(client, data, new)
     assert shortened(codec)
     assert codec.decode(raw(data, topic="t")) == {
@@ -242,8 +247,7 @@ def test_the_readers_schema_is_resolved_the_short_way_too(client: SchemaRegistry
 def test_defaults_are_not_shared_between_records(client: SchemaRegistryClient) -> None:
     """Who changes one record's list must not change the next one's more than the long way would."""
     serialize = AvroSerializer(client, '{"type": "record", "name": "R", "fields": [{"name": "id", "type": "int"}]}')
-    data = serialize({"id": 1}, VALUE)
-    assert data is not None
+    data = serialized(serialize, {"id": 1})
     codec: Any = Avro(registry=lambda: client)
     made = [codec.decode(raw(data, topic="t")) for _ in range(3)]
     made[1]["id"] = 5
@@ -257,9 +261,7 @@ def test_a_readers_schema_that_nothing_resolves_to_fails_as_before(client: Schem
 
     serialize = AvroSerializer(client, small("string"))
     codec: Any = Avro(registry=lambda: client, schema=small("int"))
-    fits, other = serialize({"id": None}, VALUE), serialize({"id": "x"}, VALUE)
-    assert fits is not None
-    assert other is not None
+    fits, other = serialized(serialize, {"id": None}), serialized(serialize, {"id": "x"})
     assert codec.decode(raw(fits, topic="t")) == {"id": None}
     assert shortened(codec)
     for _ in range(2):
@@ -269,8 +271,7 @@ def test_a_readers_schema_that_nothing_resolves_to_fails_as_before(client: Schem
 def test_bytes_alone_go_the_long_way(client: SchemaRegistryClient) -> None:
     codec: Any = Avro(registry=lambda: client)
     for value in (b"\x02abc", b"\x08\x00"):
-        data = AvroSerializer(client, '"bytes"')(value, VALUE)
-        assert data is not None
+        data = serialized(AvroSerializer(client, '"bytes"'), value)
         assert codec.decode(raw(data, topic="t")) == value
     assert not shortened(codec)
 
@@ -293,8 +294,7 @@ def test_schemas_that_refer_to_others_go_the_long_way(client: SchemaRegistryClie
     )
     serialize, codec = AvroSerializer(client, whole), Avro(registry=lambda: client)
     for n in range(3):
-        data = serialize({"a": {}, "n": n}, VALUE)
-        assert data is not None
+        data = serialized(serialize, {"a": {}, "n": n})
         assert codec.decode(raw(data, topic="t")) == {"a": {}, "n": n}
     assert not shortened(codec)
 
@@ -304,16 +304,13 @@ def test_schemas_with_rules_and_options_that_ask_more_go_the_long_way(client: Sc
     rule = Rule("r", "", RuleKind.CONDITION, RuleMode.READ, "NOTHING", [], None, None, None, None, True)
     ruled = Schema(text, "AVRO", [], Metadata(None, MetadataProperties({}), None), RuleSet([], [rule]))
     client.register_schema("ruled-value", ruled)
-    data = AvroSerializer(client, ruled, conf={"auto.register.schemas": False})(
-        {"n": 1}, SerializationContext("ruled", MessageField.VALUE)
-    )
-    assert data is not None
+    serialize = AvroSerializer(client, ruled, conf={"auto.register.schemas": False})
+    data = serialized(serialize, {"n": 1}, SerializationContext("ruled", MessageField.VALUE))
     codec: Any = Avro(registry=lambda: client)
     for _ in range(2):
         assert codec.decode(raw(data, topic="ruled")) == {"n": 1}
     assert not shortened(codec)
-    plainly = AvroSerializer(client, text)({"n": 1}, VALUE)
-    assert plainly is not None
+    plainly = serialized(AvroSerializer(client, text), {"n": 1})
     latest: Any = Avro(registry=lambda: client, options={"use.latest.version": True})
     for _ in range(2):
         assert latest.decode(raw(plainly, topic="t")) == {"n": 1}
@@ -385,8 +382,7 @@ def test_protobuf_is_what_confluent_makes_of_it(client: SchemaRegistryClient, ch
     codecs: list[Any] = [Protobuf(SHOP["Order"], registry=known), Protobuf(SHOP["Order"], registry=None)]
     typed: Any = Protobuf(SHOP["Order"], registry=known, type=dict)
     for _ in range(100):
-        data = serialize(orders(chance), VALUE)
-        assert data is not None
+        data = serialized(serialize, orders(chance))
         expected = long(data, VALUE)
         for codec in codecs:
             found = codec.decode(raw(data, topic="t"))
@@ -413,8 +409,7 @@ def test_a_message_within_a_message_and_one_that_holds_itself(client: SchemaRegi
     pool.Add(file)
     made = message_factory.GetMessageClass(pool.FindMessageTypeByName("tree.Outer.Node"))
     message = made(id=1, below=[made(id=2, below=[made(id=3)])])
-    data = ProtobufSerializer(made, client, {"use.deprecated.format": False})(message, VALUE)
-    assert data is not None
+    data = serialized(ProtobufSerializer(made, client, {"use.deprecated.format": False}), message)
     assert protobuf_frame(data) == 8, "two steps: message 1 of the file, message 1 within it"
     codec: Any = Protobuf(made, registry=lambda: client, type=dict)
     for _ in range(3):
@@ -426,12 +421,10 @@ def test_a_message_within_a_message_and_one_that_holds_itself(client: SchemaRegi
 
 def test_another_message_of_the_same_schema_is_not_taken_for_the_known_one(client: SchemaRegistryClient) -> None:
     """Their frames differ in the message's path alone."""
-    order = ProtobufSerializer(SHOP["Order"], client, {"use.deprecated.format": False})(SHOP["Order"](id=5), VALUE)
-    payment = ProtobufSerializer(SHOP["Payment"], client, {"use.deprecated.format": False})(
-        SHOP["Payment"](id=5), VALUE
+    order, payment = (
+        serialized(ProtobufSerializer(SHOP[name], client, {"use.deprecated.format": False}), SHOP[name](id=5))
+        for name in ("Order", "Payment")
     )
-    assert order is not None
-    assert payment is not None
     assert order[:5] == payment[:5], "one file, one id"
     codec = Protobuf(SHOP["Order"], registry=lambda: client)
     for _ in range(2):

@@ -12,7 +12,8 @@ from seekpoint.errors import Fenced
 from seekpoint.ledger import Attempt
 from seekpoint.pipeline.policy import Limits
 from seekpoint.records import Partition
-from support.ledger_desk import CLUSTER, Desk, backend, scalar, until, wait_until_blocked
+from support.ledger_desk import CLUSTER, Desk, backend, scalar, wait_until_blocked
+from support.waiting import until
 
 Desks = Callable[..., Desk]
 PATIENT = Limits(claim_wait=20.0)

@@ -9,7 +9,8 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from seekpoint.pipeline.policy import Limits
-from support.ledger_desk import Desk, backend, scalar, until
+from support.ledger_desk import Desk, backend, scalar
+from support.waiting import until
 
 Desks = Callable[..., Desk]
 QUICK = Limits(claim_wait=0.2)

@@ -20,7 +20,7 @@ FIND_COORDINATOR, GROUP_AUTHORIZATION_FAILED = 10, 30
 def test_a_missing_right_is_told_as_such() -> None:
     """It comes as a message without topic and offset: nothing may be asked of that before its error."""
     at = Partition("orders", 0)
-    with MockCluster(1) as cluster:
+    with MockCluster() as cluster:
         cluster.create_topic(at.topic)
         cluster.push_request_errors(FIND_COORDINATOR, [GROUP_AUTHORIZATION_FAILED] * 50)
         kafka = {"bootstrap.servers": cluster.bootstrap, "log_level": 0}

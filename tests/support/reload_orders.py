@@ -144,6 +144,12 @@ class Shop:
     def worker(self, limits: Limits | None = None, **options: Any) -> Run:
         return self.run_worker(self.pipeline(**options), limits=limits or Limits())
 
+    def work(self, upto: int, **options: Any) -> None:
+        """Have a worker apply partition 0 up to this offset, and stop."""
+        worker = self.worker(**options)
+        worker.reached(self.topic, upto)
+        worker.stop()
+
     def reload(self, pipelines: Sequence[Pipeline] = (), **options: Any) -> Reload:
         """A reload that nothing but its subject refuses: bounds are wide where a test does not give them."""
         version = options.pop("version", 2)

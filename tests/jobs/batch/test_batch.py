@@ -67,9 +67,7 @@ def test_nothing_new_touches_nothing(shop: Shop) -> None:
 
 def test_a_worker_and_batches_take_turns(shop: Shop) -> None:
     shop.produce(shop.topic, FIRST, partition=0)
-    worker = shop.worker()
-    worker.reached(shop.topic, len(FIRST))
-    worker.stop()
+    shop.work(len(FIRST))
     shop.produce(shop.topic, LATER, partition=0)
     done = batch(shop).run()
     assert done.records == len(LATER)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -15,7 +15,7 @@ from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.exc import OperationalError
 from typer.testing import CliRunner
 
-from seekpoint import Append, Json, Limits, Partition, Pipeline, schema
+from seekpoint import Append, Json, Limits, Partition, Pipeline
 from seekpoint.cli.app import app
 from seekpoint.errors import BatchRefused, ConfigError, ReloadOver
 from seekpoint.jobs.batch import batch as job
@@ -30,7 +30,7 @@ from seekpoint.ledger import Ledger
 from seekpoint.testing.servers.postgres import PostgresServer
 from support.batch_process import Batcher, batch, offsets, paused
 from support.proxy import PostgresProxy
-from support.reload_orders import Order, Shop, doubled, gone, of
+from support.reload_orders import Order, Shop, doubled, gone, of, shop_on
 
 FIRST = [of(n % 40, n, n) for n in range(120)] + [gone(3)]
 LATER = [of(n % 50, n, n) for n in range(200, 230)]
@@ -104,6 +104,18 @@ def test_a_batch_that_nobody_drives_is_found_and_swept(shop: Shop) -> None:
     assert batch(shop).run().records == len(FIRST)
 
 
+def at_cut_over(monkeypatch: pytest.MonkeyPatch, then: Callable[[UUID, Tx], None]) -> None:
+    """Do something in the last transaction of the batches to come, after its last statement."""
+
+    class Hooked(Driver):
+        def transition(self, tx: Tx, state: str) -> None:
+            super().transition(tx, state)
+            if state == "cut_over":
+                then(self.run.id, tx)
+
+    monkeypatch.setattr(job, "Driver", Hooked)
+
+
 class Pausing:
     """A stager that does something before it hands out what was staged."""
 
@@ -123,9 +135,7 @@ def test_a_group_that_was_resumed_and_went_on_keeps_the_batch_out(shop: Shop) ->
 
     def meanwhile(run: Run) -> None:
         shop.ledger().resume(reason="impatience")
-        worker = shop.worker()
-        worker.reached(shop.topic, len(FIRST))
-        worker.stop()
+        shop.work(len(FIRST))
 
     one = batch(shop, stager=Pausing(shop, meanwhile))
     with pytest.raises(BatchRefused, match="nothing of it is written"):
@@ -243,9 +253,7 @@ def test_a_letter_whose_key_is_held_and_that_came_meanwhile_keeps_the_batch_out(
     """A letter that is opened anew after the batch has looked: records of its key wait behind it, with workers."""
     options: dict[str, Any] = {"on_poison": "dead_letter", "keep_key_order": True}
     shop.produce(shop.topic, [(of(1)[0], "{"), *FIRST[5:10]], partition=0)
-    worker = shop.worker(**options)
-    worker.reached(shop.topic, 6)
-    worker.stop()
+    shop.work(6, **options)
     (letter,) = shop.redrive(**options).list()
     shop.redrive(**options).discard(letter.id, reason="a test")
     shop.produce(shop.topic, FIRST[10:20], partition=0)
@@ -343,29 +351,40 @@ def test_a_task_that_outlives_its_batch_leaves_nothing(shop: Shop) -> None:
     assert shop.schemas() == []
 
 
+@pytest.fixture
+def proxy(seekpoint_dsn: str) -> Iterator[PostgresProxy]:
+    with PostgresProxy.in_front_of(seekpoint_dsn) as made:
+        yield made
+
+
+@pytest.fixture
+def proxied(proxy: PostgresProxy) -> Iterator[Engine]:
+    """Through the proxy."""
+    engine = create_engine(proxy.dsn, pool_pre_ping=True)
+    yield engine
+    engine.dispose()
+
+
 @pytest.mark.parametrize("when", ["before_commit", "after_commit", "after_commit_delayed"])
-def test_a_commit_without_an_answer(shop: Shop, seekpoint_dsn: str, when: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_without_an_answer(
+    shop: Shop, proxy: PostgresProxy, proxied: Engine, when: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """I1: looked up in the run's own row; what was rolled back is tried again."""
     shop.produce(shop.topic, FIRST, partition=0)
-    with PostgresProxy.in_front_of(seekpoint_dsn) as proxy:
-        engine = create_engine(proxy.dsn, pool_pre_ping=True)
 
-        def deliver() -> None:
-            assert proxy.fired.wait(60)  # there is nothing to deliver before
-            proxy.deliver(60)
+    def deliver() -> None:
+        assert proxy.fired.wait(60)  # there is nothing to deliver before
+        proxy.deliver(60)
 
-        class Armed(Driver):
-            def transition(self, tx: Tx, state: str) -> None:
-                super().transition(tx, state)
-                if state == "cut_over" and not proxy.fired.is_set():
-                    proxy.arm(when)
-                    if when == "after_commit_delayed":
-                        threading.Timer(1.0, deliver).start()
+    def arm(*_: object) -> None:
+        if not proxy.fired.is_set():
+            proxy.arm(when)
+            if when == "after_commit_delayed":
+                threading.Timer(1.0, deliver).start()
 
-        monkeypatch.setattr(job, "Driver", Armed)
-        done = batch(shop, engine=engine).run()
-        assert proxy.fired.is_set()
-        engine.dispose()
+    at_cut_over(monkeypatch, arm)
+    done = batch(shop, engine=proxied).run()
+    assert proxy.fired.is_set()
     assert done.records == len(FIRST)
     assert shop.rows() == doubled(FIRST, by=1)
     assert offsets(shop)[f"{shop.topic}/0"] == len(FIRST)
@@ -375,25 +394,22 @@ def test_a_commit_without_an_answer(shop: Shop, seekpoint_dsn: str, when: Any, m
 
 @pytest.mark.parametrize("when", ["before_commit", "after_commit"])
 def test_an_opening_without_an_answer_names_its_run(
-    shop: Shop, seekpoint_dsn: str, when: Any, monkeypatch: pytest.MonkeyPatch
+    shop: Shop, proxy: PostgresProxy, proxied: Engine, when: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The group may be paused for a run that nobody drives: whoever reads the error knows which."""
     shop.produce(shop.topic, FIRST, partition=0)
     asked: list[UUID] = []
-    with PostgresProxy.in_front_of(seekpoint_dsn) as proxy:
-        engine = create_engine(proxy.dsn, pool_pre_ping=True)
 
-        def armed(tx: Tx, source: Any, brokers: Any, run: UUID, **options: Any) -> Any:
-            claims = open_batch(tx, source, brokers, run, **options)
-            asked.append(run)
-            proxy.arm(when)
-            return claims
+    def armed(tx: Tx, source: Any, brokers: Any, run: UUID, **options: Any) -> Any:
+        claims = open_batch(tx, source, brokers, run, **options)
+        asked.append(run)
+        proxy.arm(when)
+        return claims
 
-        monkeypatch.setattr(job, "open_batch", armed)
-        with pytest.raises(OperationalError) as caught:
-            batch(shop, engine=engine).run()
-        assert proxy.fired.wait(60)
-        engine.dispose()
+    monkeypatch.setattr(job, "open_batch", armed)
+    with pytest.raises(OperationalError) as caught:
+        batch(shop, engine=proxied).run()
+    assert proxy.fired.wait(60)
     (run,) = asked
     (note,) = caught.value.__notes__
     assert f"nobody knows whether batch {run} was opened" in note
@@ -409,20 +425,17 @@ def test_an_opening_without_an_answer_names_its_run(
 
 
 def test_a_batch_that_is_applied_says_so_though_the_database_is_gone_then(
-    shop: Shop, seekpoint_dsn: str, monkeypatch: pytest.MonkeyPatch
+    shop: Shop, proxy: PostgresProxy, proxied: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shop.produce(shop.topic, FIRST, partition=0)
-    with PostgresProxy.in_front_of(seekpoint_dsn) as proxy:
-        engine = create_engine(proxy.dsn, pool_pre_ping=True)
 
-        def armed(*given: Any) -> Any:
-            proxy.arm("before_commit")
-            return totals(*given)
+    def armed(*given: Any) -> Any:
+        proxy.arm("before_commit")
+        return totals(*given)
 
-        monkeypatch.setattr(job, "totals", armed)
-        with pytest.raises(OperationalError) as caught:
-            batch(shop, engine=engine).run()
-        engine.dispose()
+    monkeypatch.setattr(job, "totals", armed)
+    with pytest.raises(OperationalError) as caught:
+        batch(shop, engine=proxied).run()
     (run,) = batch(shop).runs.list()
     assert run.state == "cut_over"
     (note,) = caught.value.__notes__
@@ -432,61 +445,36 @@ def test_a_batch_that_is_applied_says_so_though_the_database_is_gone_then(
     assert shop.schemas() == []
 
 
-def shop_of_its_own(request: pytest.FixtureRequest, server: PostgresServer) -> tuple[Shop, Engine]:
-    get = request.getfixturevalue
-    engine = create_engine(server.url, pool_pre_ping=True)
-    schema.upgrade(engine, schema=get("seekpoint_schema"))
-    made = Shop(
-        engine,
-        get("seekpoint_broker"),
-        get("seekpoint_schema"),
-        get("group"),
-        get("topic")(2),
-        lambda pipeline, **options: get("run_worker")(pipeline, engine=engine, **options),
-        get("produce"),
-    )
-    made.make_tables()
-    return made, engine
-
-
 def test_a_database_that_crashes_at_the_commit(
     request: pytest.FixtureRequest, own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shop, engine = shop_of_its_own(request, own_postgres)
+    shop = shop_on(request, own_postgres)
     shop.produce(shop.topic, FIRST, partition=0)
-    crashed: list[str] = []
+    crashed: list[bool] = []
 
-    class Crashing(Driver):
-        def transition(self, tx: Tx, state: str) -> None:
-            super().transition(tx, state)
-            if state == "cut_over" and not crashed:
-                crashed.append(state)
-                own_postgres.kill()
-                own_postgres.start()
+    def crash(*_: object) -> None:
+        if not crashed:
+            crashed.append(True)
+            own_postgres.kill()
+            own_postgres.start()
 
-    monkeypatch.setattr(job, "Driver", Crashing)
+    at_cut_over(monkeypatch, crash)
     assert batch(shop).run().records == len(FIRST)
     assert crashed
     assert shop.rows() == doubled(FIRST, by=1)
     assert paused(shop) is None
-    engine.dispose()
+    shop.engine.dispose()
 
 
 def test_a_database_that_is_away_leaves_the_batch_open_and_says_how_to_go_on(
     request: pytest.FixtureRequest, own_postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shop, engine = shop_of_its_own(request, own_postgres)
+    shop = shop_on(request, own_postgres)
     shop.produce(shop.topic, FIRST, partition=0)
     monkeypatch.setattr("seekpoint.postgres.backoff.sleep", lambda seconds: None)
 
-    class Crashing(Driver):
-        def transition(self, tx: Tx, state: str) -> None:
-            super().transition(tx, state)
-            if state == "cut_over":
-                own_postgres.kill()
-
     with monkeypatch.context() as patched:
-        patched.setattr(job, "Driver", Crashing)
+        at_cut_over(patched, lambda *_: own_postgres.kill())
         with pytest.raises(OperationalError) as caught:
             batch(shop).run()
     own_postgres.start()
@@ -496,7 +484,7 @@ def test_a_database_that_is_away_leaves_the_batch_open_and_says_how_to_go_on(
     assert shop.rows() == []
     assert batch(shop).take_over(run.id).records == len(FIRST)
     assert shop.rows() == doubled(FIRST, by=1)
-    engine.dispose()
+    shop.engine.dispose()
 
 
 def test_nothing_live_is_locked_while_ranges_are_staged(shop: Shop) -> None:
@@ -522,25 +510,17 @@ def test_the_last_transaction_is_not_ended_as_abandoned(shop: Shop, monkeypatch:
     limits = Limits(transaction_age=1.0, claim_wait=0.2)
     told: list[Any] = []
 
-    class Slow(Driver):
-        def transition(self, tx: Tx, state: str) -> None:
-            super().transition(tx, state)
-            if state == "cut_over":
-                tx.connection.execute(text("SELECT pg_sleep(2.5)"))
-                rival = Ledger(shop.engine, shop.group, schema=shop.schema, limits=limits)
-                try:
-                    told.append(
-                        rival.claim(
-                            [at.partition for at in tx.positions_of(self.run.id)],
-                            {shop.topic: tx.positions_of(self.run.id)[0].topic_id},
-                            cluster_id="whose",
-                            start=lambda topic: {},
-                        )
-                    )
-                except Exception as error:  # noqa: BLE001 -- looked at below
-                    told.append(error)
+    def slowly(run: UUID, tx: Tx) -> None:
+        tx.connection.execute(text("SELECT pg_sleep(2.5)"))
+        positions = tx.positions_of(run)
+        rival = Ledger(shop.engine, shop.group, schema=shop.schema, limits=limits)
+        ids = {shop.topic: positions[0].topic_id}
+        try:
+            told.append(rival.claim([at.partition for at in positions], ids, cluster_id="whose", start=lambda _: {}))
+        except Exception as error:  # noqa: BLE001 -- looked at below
+            told.append(error)
 
-    monkeypatch.setattr(job, "Driver", Slow)
+    at_cut_over(monkeypatch, slowly)
     assert batch(shop, limits=limits).run().records == len(FIRST)
     assert told
     assert getattr(told[0], "ended", ()) == ()
@@ -549,9 +529,7 @@ def test_the_last_transaction_is_not_ended_as_abandoned(shop: Shop, monkeypatch:
 
 def test_a_reload_and_a_batch_do_not_take_each_others_runs(shop: Shop) -> None:
     shop.produce(shop.topic, FIRST, partition=0)
-    worker = shop.worker()
-    worker.reached(shop.topic, len(FIRST))
-    worker.stop()
+    shop.work(len(FIRST))
     shop.produce(shop.topic, LATER, partition=0)
     reload = shop.reload()
     opened: list[Driver] = []

@@ -214,9 +214,7 @@ def test_keys_that_are_held_are_for_workers(shop: Shop) -> None:
     """Behind a dead letter its key's records wait: a batch does not overtake them."""
     options: dict[str, Any] = {"version": 2, "on_poison": "dead_letter"}  # an Upsert that does not know what is newer
     shop.produce(shop.topic, [of(1, 1), of(2, 2_000)], partition=0)
-    worker = shop.worker(**options)
-    worker.reached(shop.topic, 2)
-    worker.stop()
+    shop.work(2, **options)
     shop.produce(shop.topic, [of(2, 5)], partition=0)
     with pytest.raises(BatchRefused, match=r"1 open dead letters.*replay or discard"):
         batch(shop, pipeline=options).run()
@@ -237,9 +235,7 @@ def test_what_only_the_live_table_refuses(shop: Shop) -> None:
         batch(shop, pipeline={"kind": "append", "on_poison": "dead_letter"}).run()
     assert shop.rows("entries") == []
     assert paused(shop) is None
-    worker = shop.worker(kind="append", on_poison="dead_letter")
-    worker.reached(shop.topic, 3)
-    worker.stop()
+    shop.work(3, kind="append", on_poison="dead_letter")
     assert [row[0] for row in shop.rows("entries")] == [1, 2]
 
 

@@ -141,7 +141,7 @@ def test_a_record_that_ends_the_run_is_told_as_it_was_raised(shop: Shop, named: 
     driver = reload.open()
     with pytest.raises(ReloadRefused, match="offset 200: row: ValueError: too much") as refused:
         reload.stage(driver)
-    assert "Mend the pipeline" in refused.value.reasons[0]
+    assert "Fix the pipeline" in refused.value.reasons[0]
     assert reload.runs.get(driver.run.id).state == "failed"
     assert not children()
 

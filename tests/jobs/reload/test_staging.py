@@ -76,7 +76,7 @@ def test_only_what_is_missing_is_staged_again(shop: Shop) -> None:
     reload, driver = begun(shop)
     first, second, third = tasks(driver)
     staged = stage(reload, driver, second)
-    assert (staged.start, staged.end, staged.records, staged.rows, staged.dead_letters) == (40, 80, 40, (40,), 0)
+    assert (staged.start, staged.end, staged.records, staged.rows, staged.dead_letters) == (40, 80, 40, [40], 0)
     assert tasks(driver) == (first, third)
     assert [(t.range.start, t.range.end) for t in tasks(driver, 1000)] == [(0, 40), (80, 103)]
     with pytest.raises(ReloadRefused, match=r"\[0, 40\) was not staged"):
@@ -364,7 +364,7 @@ def test_what_the_new_code_cannot_apply_goes_to_the_run(shop: Shop, on_poison: s
 
 def test_a_record_that_would_stop_a_worker_ends_the_run(shop: Shop) -> None:
     reload, driver = begun(shop, [of(1, 1), of(2, 1001), of(3, 3)])
-    with pytest.raises(ReloadRefused, match=r"offset 1: row: ValueError: too much .*and on_poison is 'stop'. Mend the"):
+    with pytest.raises(ReloadRefused, match=r"offset 1: row: ValueError: too much .*and on_poison is 'stop'. Fix the"):
         reload.stage(driver)
     failed = reload.runs.get(driver.run.id)
     assert failed.state == "failed"

@@ -31,10 +31,11 @@ from seekpoint.jobs.reload import LocalStager, Stager
 from seekpoint.jobs.run import statements as sql
 from seekpoint.jobs.run.run import Driver, Progress, Run, Step, run_of, this_driver, transaction
 from seekpoint.jobs.runs.runs import Runs
-from seekpoint.jobs.staging.consolidate import RANGE, check_topics, coverage, require_width
+from seekpoint.jobs.staging.consolidate import RANGE, check_topics, require_width, stage_missing
 from seekpoint.jobs.staging.stage import begin_staging
 from seekpoint.jobs.tables.targets import sources, targets
 from seekpoint.ledger import Ledger
+from seekpoint.ledger.positions import Position
 from seekpoint.ledger.revision import check
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.pipeline.pipeline import Pipeline
@@ -162,9 +163,11 @@ class BatchJob:
                 begin_staging(driver, [self.source])
             for _ in range(ROUNDS):
                 if driver.run.state == "staging":
-                    self._stage(driver)
+                    # Tasks import the pipeline by the name that it has here: the driver before may not have named it.
+                    named = replace(driver.run, pipelines=(self.source.name,))
+                    stage_missing(driver, self._stager, self._range_records, self._progress, run=named)
                     check_topics(self.kafka, driver)
-                    fold(driver, self.pipeline)
+                    fold(driver, self.source)
             if driver.run.state == "staging":
                 raise BatchRefused(
                     ["ranges are missing whenever they are staged: leave it to one driver, run another one"]
@@ -182,67 +185,43 @@ class BatchJob:
             raise
         return done
 
-    def _stage(self, driver: Driver) -> None:
-        with driver.step("staging") as tx:
-            left = coverage(tx, self._range_records).missing
-            total = sum(at.end_offset - at.first_offset for at in tx.positions())
-        done = total - sum(task.range.records_at_most for task in left)
-        self._progress("staging", done, total)
-        # Tasks import the pipeline by the name that it has here: the driver before may not have named it.
-        named = replace(driver.run, pipelines=(self.source.name,))
-        for staged in self._stager.stage(named, left):
-            done += staged.end - staged.start
-            self._progress("staging", done, total)
-            driver.heartbeat()
-
     def _nothing_new(self, brokers: Brokers) -> BatchDone | None:
         """Asked without any lock: a group that has read everything is left alone. Raises SchemaMismatch."""
         with transaction(self.engine, self.schema) as tx:
             check(tx.connection, self.schema)
-        at = {
-            position.partition: position
-            for position in Ledger(self.engine, self.source.group, schema=self.schema).read()
-        }
-        ends = brokers.ends()
-        for partition, end in ends.items():
-            known = at.get(partition)
-            if known is None or known.topic_id != brokers.ids[partition.topic] or known.next_offset != end:
-                return None
-        return self._done_nothing()
+        stored = {at.partition: (at.topic_id, at.next_offset) for at in self._positions()}
+        ends = {at: (brokers.ids[at.topic], end) for at, end in brokers.ends().items()}
+        return self._done_nothing() if ends.items() <= stored.items() else None
+
+    def _positions(self) -> list[Position]:
+        return Ledger(self.engine, self.source.group, schema=self.schema).read()
 
     def _done_nothing(self) -> BatchDone:
-        positions = Ledger(self.engine, self.source.group, schema=self.schema).read()
-        offsets = {str(at.partition): at.next_offset for at in positions}
-        return BatchDone(None, 0, {}, offsets, 0)
+        return BatchDone(None, 0, {}, {str(at.partition): at.next_offset for at in self._positions()}, 0)
 
     def _require_its_code(self, run: Run) -> None:
         if run.strategy != "batch":
             raise ConfigError(f"{run.id} is a reload: `Reload.take_over`, or `seekpoint reload run --resume {run.id}`")
-        if run.groups != (self.source.group,) or run.version_to != (self.pipeline.version,):
-            raise ConfigError(
-                f"batch {run.id} is of group {run.groups[0]!r} with handler version {run.version_to[0]}, and this "
-                f"pipeline is version {self.pipeline.version} of {self.source.group!r}: take it with its own code, or "
-                f"abort it"
-            )
         topics = {at.partition.topic for at in self.runs.positions(run.id)}
-        if strange := sorted(topics - set(self.pipeline.topics)):
-            raise ConfigError(
-                f"batch {run.id} reads {', '.join(strange)}, and this pipeline does not: take it with its own code, or "
-                "abort it"
-            )
         with transaction(self.engine, self.schema) as tx:
             written = tuple(target.name for target in targets(tx.connection, [self.source]))
-        if written != run.tables:
-            raise ConfigError(
-                f"batch {run.id} writes {', '.join(run.tables)}, and these sinks write {', '.join(written)}: take it "
-                "with its own code, or abort it"
+        if run.groups != (self.source.group,) or run.version_to != (self.pipeline.version,):
+            what = (
+                f"is of group {run.groups[0]!r} with handler version {run.version_to[0]}, and this pipeline is version "
+                f"{self.pipeline.version} of {self.source.group!r}"
             )
+        elif strange := sorted(topics - set(self.pipeline.topics)):
+            what = f"reads {', '.join(strange)}, and this pipeline does not"
+        elif written != run.tables:
+            what = f"writes {', '.join(run.tables)}, and these sinks write {', '.join(written)}"
+        else:
+            return
+        raise ConfigError(f"batch {run.id} {what}: take it with its own code, or abort it")
 
     def _how_to_go_on(self, run: UUID) -> str:
         return (
-            f"go on with it (`take_over`, `seekpoint batch {self.source.name or 'MODULE:NAME'} --resume {run}`), or "
-            f"end it "
-            f"(`seekpoint reload abort {run} --reason WHY`)"
+            f"resume it (`take_over`, `seekpoint batch {self.source.name or 'MODULE:NAME'} --resume {run}`), or "
+            f"end it (`seekpoint reload abort {run} --reason WHY`)"
         )
 
     @contextmanager
@@ -250,20 +229,19 @@ class BatchJob:
         """What no driver could get over ends the run, gives the group back, and nothing is written."""
         try:
             yield
-        except ENDS as error:
-            driver.fail(error)
-            raise
         except Exception as error:
-            refused = _refusal(error)
-            if refused is None:
+            ends = error if isinstance(error, ENDS) else _refusal(error)
+            if ends is None:
                 if not isinstance(error, ReloadOver | ConfigError):
                     error.add_note(
                         f"batch {driver.run.id} is open still, and group {self.source.group!r} paused for it: "
                         f"{self._how_to_go_on(driver.run.id)}"
                     )
                 raise
-            driver.fail(refused)
-            raise refused from error
+            driver.fail(ends)
+            if ends is error:
+                raise
+            raise ends from error
 
 
 def _refusal(error: Exception) -> BatchRefused | None:

@@ -44,7 +44,7 @@ def occupy(
     scope.execute(INSERT_GROUP, version=pipeline.version)
     group = scope.execute(LOCK_GROUP).one()
     _keep_workers_away(scope, group, source, run, pause=pause)
-    declared = _declared(tx, pipeline)
+    declared = Declaration.of(pipeline.tables_by_topic(schema_translation(tx.connection.engine)))
     claimant = Claimant(pipeline.group, run, pipeline.version, brokers.cluster_id, brokers.ids, declared)
     scope.execute(sql.SET_PAUSED, to_paused=False)
     if needs_preparing(scope, claimant):
@@ -57,18 +57,14 @@ def occupy(
     return granted
 
 
-def _declared(tx: Tx, pipeline: Pipeline) -> Declaration:
-    return Declaration.of(pipeline.tables_by_topic(schema_translation(tx.connection.engine)))
-
-
 def _keep_workers_away(scope: GroupConnection, group: Row[Any], source: Source, run: UUID, *, pause: bool) -> None:
     if group.paused:
         by = group.paused_by or ""
         if by != pauser(run) and by.startswith(PAUSER):
             other, named = by.removeprefix(PAUSER), source.name or "MODULE:NAME"
             why = (
-                f"{by} is at work on group {group.name!r}: wait for its end; where its driver is gone, go "
-                f"on with it (`take(id)`, `seekpoint batch {named} --resume {other}`) or end it "
+                f"{by} is at work on group {group.name!r}: wait for its end; where its driver is gone, resume it "
+                f"(`take_over(id)`, `seekpoint batch {named} --resume {other}`) or end it "
                 f"(`seekpoint reload abort {other} --reason WHY`)"
             )
             raise BatchRefused([why])
@@ -99,8 +95,7 @@ def require_no_held_keys(scope: GroupConnection, pipeline: Pipeline, ids: Mappin
     if held:
         why = (
             f"group {pipeline.group!r} has {held} open dead letters, and records of their keys are blocked behind "
-            f"them, "
-            "which only workers do: replay or discard them first (`seekpoint dead-letters`)"
+            "them, which only workers do: replay or discard them first (`seekpoint dead-letters`)"
         )
         raise BatchRefused([why])
 
@@ -134,15 +129,11 @@ def open_batch(tx: Tx, source: Source, brokers: Brokers, run: UUID, *, pause: bo
         "reason": storable(reason),
     }
     tx.execute(runs.INSERT_RUN, [row])
-    tx.add_positions(
-        run,
-        [
-            StagedPosition(
-                source.group, at, one.topic_id, one.next_offset, ends[at], one.next_offset, one.epoch, resets=0
-            )
-            for at, one in claims.items()
-        ],
-    )
+    positions = []
+    for at, one in claims.items():
+        begin = one.next_offset
+        positions.append(StagedPosition(source.group, at, one.topic_id, begin, ends[at], begin, one.epoch, resets=0))
+    tx.add_positions(run, positions)
     return claims
 
 

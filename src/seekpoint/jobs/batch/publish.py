@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import psycopg
 from sqlalchemy.exc import DBAPIError
 
 from seekpoint.jobs.batch import statements as sql
-from seekpoint.jobs.batch.dedupe import Part, columns_of, folded_path, parts_of, target_of
+from seekpoint.jobs.batch.dedupe import by_sink, folded_path
 from seekpoint.jobs.batch.open import Claims, require_no_held_keys
 from seekpoint.jobs.reload.cutover import take_over_dead_letters, took_effect
 from seekpoint.jobs.run.run import Driver, Step, Tx, let_go, pauser
 from seekpoint.jobs.staging.consolidate import coverage
-from seekpoint.jobs.tables.compose import name, names, rows, run
+from seekpoint.jobs.staging.staged_rows import StagedRows
+from seekpoint.jobs.tables.compose import name, rows
 from seekpoint.jobs.tables.staging_schema import Staging, remembered_columns
-from seekpoint.jobs.tables.targets import Path, Source, aimed, targets
+from seekpoint.jobs.tables.targets import Path, Source, aimed
+from seekpoint.jobs.tables.targets import Target as TargetTable
 from seekpoint.ledger.advance import Expected, Move, Settings, advance, hold
 from seekpoint.ledger.group_connection import GroupConnection
 from seekpoint.ledger.move import record_action
@@ -82,29 +85,12 @@ def _attempt(driver: Driver, source: Source, claims: Claims) -> None:
 
 def _write(tx: Step, staging: Staging, source: Source) -> None:
     """Sink by sink in their order, as a worker's transaction would."""
-    done = coverage(tx)
-    live = {feed.number: target.path for target in targets(tx.connection, [source]) for feed in target.feeds}
-    for number, sink in enumerate(source.pipeline.sinks):
-        if isinstance(sink, Upsert):
-            path = folded_path(staging, number)
-            aim = aimed(sink, live[number])
-            assert isinstance(aim, Upsert)
-            _merge(tx, path, target_of(aim, remembered_columns(tx.connection, path)))
+    staged = StagedRows(tx.connection, staging, [source], coverage(tx).chosen)
+    for target in by_sink(tx, source):
+        if target.dedupes:
+            _merge(tx, folded_path(staging, target), target)
         else:
-            parts = parts_of(tx, staging, number, done)
-            _append(tx, live[number], columns_of(sink, parts), parts)
-
-
-def _append(tx: Tx, live: Path, columns: tuple[str, ...] | None, parts: Sequence[Part]) -> None:
-    for part in parts:
-        if columns is not None and part.columns is not None:
-            run(
-                tx.connection,
-                "INSERT INTO {live} ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} FROM {raw}",
-                live=name(*live),
-                columns=names(columns),
-                raw=name(*part.attempt_rows),
-            )
+            staged.insert(target, target.path)
 
 
 class _FromFolded(Statements):
@@ -115,10 +101,12 @@ class _FromFolded(Statements):
         self._stage = name(*folded)
 
 
-def _merge(tx: Tx, folded: Path, target: Target) -> None:
+def _merge(tx: Tx, folded: Path, into: TargetTable) -> None:
     """Tombstones first, then rows, under the sink's own guards."""
-    found = rows(tx.connection, "SELECT {d}, count(*) FROM {t} GROUP BY 1", d=name(DELETED), t=name(*folded))
-    counts = dict(found)
+    aim = aimed(into.feeds[0].sink, into.path)
+    assert isinstance(aim, Upsert)
+    target = replace(aim.target, columns=remembered_columns(tx.connection, folded))
+    counts = dict(rows(tx.connection, "SELECT {d}, count(*) FROM {t} GROUP BY 1", d=name(DELETED), t=folded))
     layout, _ = survey(tx.connection, target)
     statements = _FromFolded(target, layout, folded)
     if counts.get(True):
@@ -128,16 +116,14 @@ def _merge(tx: Tx, folded: Path, target: Target) -> None:
 
 
 def totals(tx: Step, source: Source) -> Mapping[str, Any]:
-    """What the batch did: records, rows by table, dead letters and the offsets behind it; of what is on record."""
-    done = coverage(tx)
+    """What the batch did, of what is on record: records, rows by table, dead letters and the offsets after it."""
+    chosen = coverage(tx).chosen
     written: dict[str, int] = dict.fromkeys(tx.run.tables, 0)
-    names_ = {feed.number: target.name for target in targets(tx.connection, [source]) for feed in target.feeds}
-    for row in done.chosen:
-        for number, count in enumerate(row.row_counts):
-            written[names_[number]] = written.get(names_[number], 0) + count
+    for target in by_sink(tx, source):
+        written[target.name] += sum(one.rows[target.feeds[0].number] for one in chosen)
     return {
-        "records": sum(row.records + row.dead_letters for row in done.chosen),
+        "records": sum(one.records + one.dead_letters for one in chosen),
         "rows": written,
         "offsets": {str(at.partition): at.end_offset for at in tx.positions()},
-        "dead_letters": sum(row.dead_letters for row in done.chosen),
+        "dead_letters": sum(one.dead_letters for one in chosen),
     }

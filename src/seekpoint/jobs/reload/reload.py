@@ -24,7 +24,7 @@ from seekpoint.jobs.run.run import SERIALIZABLE_ENOUGH, VERIFIED, Driver, Progre
 from seekpoint.jobs.runs.runs import Runs
 from seekpoint.jobs.runs.sweep import drop_attempts
 from seekpoint.jobs.staging.catch_up import LARGE, Shrinking, distance, extend
-from seekpoint.jobs.staging.consolidate import RANGE, check_topics, consolidate, coverage, index, require_width
+from seekpoint.jobs.staging.consolidate import RANGE, check_topics, consolidate, index, require_width, stage_missing
 from seekpoint.jobs.staging.group_tables import writes_other_tables
 from seekpoint.jobs.staging.local import LocalStager
 from seekpoint.jobs.staging.stage import Stager, begin_staging
@@ -278,17 +278,8 @@ class Reload:
             self._stager.compute(driver, self.sources, self.frames)
 
     def _stage_ranges(self, driver: Driver) -> None:
-        with driver.step("staging") as tx:
-            handled = {source.group for source in self.sources if source.has_handler}
-            left = coverage(tx, self._range_records, without=handled).missing
-            total = sum(at.end_offset - at.first_offset for at in tx.positions()
-                        if at.group not in handled)  # fmt: skip
-        done = total - sum(task.range.records_at_most for task in left)
-        self._progress("staging", done, total)
-        for staged in self._stager.stage(driver.run, left):
-            done += staged.end - staged.start
-            self._progress("staging", done, total)
-            driver.heartbeat()
+        handled = {source.group for source in self.sources if source.has_handler}
+        stage_missing(driver, self._stager, self._range_records, self._progress, without=handled)
 
     def _stage_what_came_meanwhile(self, driver: Driver) -> None:
         """By tasks, as long as it is much: the rounds are one process."""

@@ -86,17 +86,17 @@ class AttemptSink:
     @contextmanager
     def open(self, tx: Connection) -> Iterator[Writer]:
         """Rows go into the open COPY as they come; tombstones wait for its end."""
-        gone = _Gone()
+        split = _Split()
         try:
-            with open_copy(tx, self._raw, self._columns) as copy:
-                yield _Split(copy, gone) if self._dedupes else copy
+            with open_copy(tx, self._raw, self._columns) as split.copy:
+                yield split if self._dedupes else split.copy
         except RowRefused as refused:
-            raise RowRefused(gone.line(refused.line), refused.cause) from refused
+            raise RowRefused(split.line(refused.line), refused.cause) from refused
         try:
             with open_copy(tx, self._gone, self._columns_gone) as copy:
-                copy.write(gone.rows)
+                copy.write(split.gone)
         except RowRefused as refused:
-            raise RowRefused(refused.line and gone.lines[refused.line - 1], refused.cause) from refused
+            raise RowRefused(refused.line and split.lines[refused.line - 1], refused.cause) from refused
 
     def _columns(self) -> tuple[str, ...]:
         written = self.columns
@@ -111,52 +111,46 @@ class AttemptSink:
         return (KEY,) if self._keys else ()
 
 
-class _Gone:
-    """Tombstones among rows, with the places (from 1) at which they came."""
+class _Split:
+    """Writes rows to ``copy``, and keeps tombstones with the places (from 1) at which they came among the rows."""
+
+    copy: Writer
 
     def __init__(self) -> None:
-        self.rows: list[Row] = []
+        self.gone: list[Row] = []
         self.lines: list[int] = []
-
-    def line(self, number: int | None) -> int | None:
-        """The place of the n-th of the others."""
-        if number is not None:
-            for gone in self.lines:
-                number += gone <= number
-        return number
-
-
-class _Split:
-    """Passes rows on, and keeps tombstones."""
-
-    def __init__(self, copy: Writer, gone: _Gone) -> None:
-        self._copy, self._gone, self._passed = copy, gone, 0
+        self._passed = 0
 
     def write(self, rows: Sequence[Row]) -> None:
         if Deleted in set(map(type, rows)):
             for line, row in enumerate(rows, self._passed + 1):
                 if type(row) is Deleted:
-                    self._gone.rows.append(row)
-                    self._gone.lines.append(line)
-            self._passed += len(rows)
-            rows = [row for row in rows if type(row) is not Deleted]
+                    self.gone.append(row)
+                    self.lines.append(line)
+            self.copy.write([row for row in rows if type(row) is not Deleted])
         else:
-            self._passed += len(rows)
-        self._copy.write(rows)
+            self.copy.write(rows)
+        self._passed += len(rows)
+
+    def line(self, number: int | None) -> int | None:
+        """The place of the n-th row that is no tombstone."""
+        if number is not None:
+            for line in self.lines:
+                number += line <= number
+        return number
 
 
 def attempt_sinks(
     connection: Connection, staging: Staging, attempt: str, pipeline: Pipeline, found: Sequence[Target]
 ) -> list[AttemptSink]:
     """The pipeline's sinks, each aimed at a table of this attempt, which is made; ``found`` are its own tables."""
-    live: dict[int, Target] = {feed.number: target for target in found for feed in target.feeds}
+    live = {feed.number: target for target in found for feed in target.feeds}
     sinks = []
     is_refusing = may_be_refused(connection, pipeline, found)
     for number, sink in enumerate(pipeline.sinks):
         raw, gone = staging.attempt_rows(attempt, number), staging.attempt_deletes(attempt, number)
         places = is_refusing or isinstance(sink, Upsert)
-        keys = isinstance(sink, Upsert) and sink.compacted
-        _make_raw(connection, live[number], raw, places=places, keys=keys)
+        _make_raw(connection, live[number], raw, places=places, keys=isinstance(sink, Upsert) and sink.compacted)
         if isinstance(sink, Upsert):
             _make_gone(connection, live[number], sink, gone)
         sinks.append(AttemptSink(aimed(sink, raw), raw, gone, places=places))  # type: ignore[arg-type]
@@ -173,16 +167,15 @@ def _make_raw(connection: Connection, target: Target, raw: Path, *, places: bool
 
 def _make_gone(connection: Connection, target: Target, sink: Upsert, gone: Path) -> None:
     """An Upsert's tombstones: their columns, without NOT NULL."""
-    columns = [column for column in sink.target.deletes if column in target.all_columns]
     run(
         connection,
         "CREATE {unlogged} TABLE {gone} AS SELECT {columns}, 0::bigint AS {offset}, 0 AS {line}{key} FROM {live} "
         "WITH NO DATA",
         key=ident.SQL(", ''::text AS {}").format(name(KEY)) if sink.compacted else ident.SQL(""),
         unlogged=unlogged(gone[0]),
-        gone=name(*gone),
-        columns=names(columns),
+        gone=gone,
+        columns=names([column for column in sink.target.deletes if column in target.all_columns]),
         offset=name(OFFSET),
         line=name(LINE),
-        live=name(*target.path),
+        live=target.path,
     )

@@ -1,4 +1,4 @@
-"""E0 moves on: what the groups went ahead while ranges were staged is staged by tasks as well, while it is much."""
+"""Later snapshot offsets: what groups have applied while ranges were staged is staged by tasks too, if it is much."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ def require_unmoved(
 
 
 def extend(driver: Driver, sources: Sequence[Source], kafka: Mapping[str, Any], large: int = LARGE) -> int:
-    """Where the groups are more than ``large`` records beyond E0, move it to where they stand; by how much it moved.
+    """Move the snapshot offsets to the groups' offsets where those are over ``large`` records ahead; by how much.
 
     What opens a run is asked of the added ranges, too: the topics' ids, that nobody moved a position by hand, that the
     records can be read; and dead letters in them are left out. Partitions that a group has got since come in. Where a
-    record that was left out has been replayed meanwhile, E0 stays: what came behind it is for the rounds, which apply
-    it first. Raises ReloadRefused, KafkaUnavailable, and ReloadOver.
+    record that was left out has been replayed meanwhile, they stay: what came after them is for the catch-up passes,
+    which apply it first. Raises ReloadRefused, KafkaUnavailable, and ReloadOver.
     """
     groups = [source.group for source in sources if not source.has_handler]  # handlers are run in rounds
     with driver.step("staging", isolation=SERIALIZABLE_ENOUGH) as tx:

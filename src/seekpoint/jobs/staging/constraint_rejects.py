@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
-from uuid import UUID
 
 import psycopg
 from psycopg import sql as ident
@@ -16,10 +14,10 @@ from seekpoint.jobs.export import chained
 from seekpoint.jobs.run.run import StagedPosition, Step, Tx
 from seekpoint.jobs.staging.savepoints import dead_letter_of
 from seekpoint.jobs.staging.stage import keep_dead_letters, left_out_of
-from seekpoint.jobs.tables.compose import Composable, name, names, rows, run
+from seekpoint.jobs.tables.compose import Composable, Statements, name, names, rows, run
 from seekpoint.jobs.tables.constraints import ForeignKey, breaks, references, uniques
 from seekpoint.jobs.tables.staging_schema import LINE, OFFSET, PLACE, Staging, unlogged
-from seekpoint.jobs.tables.targets import Source, Target
+from seekpoint.jobs.tables.targets import Path, Source, Target
 from seekpoint.kafka.ranges import Range
 from seekpoint.records import Cause, Partition, RawRecord
 from seekpoint.worker.apply import Failed
@@ -44,26 +42,22 @@ def refused(
     ``placed`` is a query of the rows that count, each with its place in the log. ``make`` makes the rebuilt table's
     indexes; by default the unique ones are made.
     """
-    its = [one for one in references(tx.connection, staging, target, found)
-           if breaks(tx.connection, staging.table(target), one)]  # fmt: skip
-    others = uniques(tx.connection, target)
-    repeats = not _made(tx, make or partial(_index, tx, staging, target, others))
+    table = staging.table(target)
+    its = [one for one in references(tx.connection, staging, target, found) if breaks(tx.connection, table, one)]
+    keys = [ident.SQL("({})").format(names(target.key))] if target.key else []
+    unique = [*keys, *uniques(tx.connection, target)]
+    repeats = not _made(tx, make or partial(_index, tx, table, target, unique))
     if not its and not repeats:
         return {}
     known = (staging.schema, f"placed_{target.staged}")
-    run(
-        tx.connection,
-        "CREATE {unlogged} TABLE {known} AS {placed}",
-        unlogged=unlogged(staging.schema),
-        known=name(*known),
-        placed=placed(),
-    )
+    create = "CREATE {unlogged} TABLE {known} AS {placed}"
+    run(tx.connection, create, unlogged=unlogged(staging.schema), known=known, placed=placed())
     bad: dict[_Key, psycopg.Error] = {}
     for one in its:
         bad |= _dangling(tx, known, one)
     if repeats:
-        bad |= _repeated(tx, staging, target, known, others)
-    run(tx.connection, "DROP TABLE {known}", known=name(*known))
+        bad |= _repeated(tx, target, known, unique)
+    run(tx.connection, "DROP TABLE {known}", known=known)
     return bad
 
 
@@ -79,54 +73,42 @@ def _made(tx: Tx, make: Callable[[], None]) -> bool:
     return True
 
 
-def _index(tx: Tx, staging: Staging, target: Target, others: Sequence[Composable]) -> None:
-    key = [ident.SQL("({})").format(names(target.key))] if target.key else []
-    for n, rest in enumerate([*key, *others]):
-        run(
-            tx.connection,
-            "CREATE UNIQUE INDEX {name} ON {table} {rest}",
-            name=name(f"{target.staged}_{'key' if key and not n else f'u{n}'}"),
-            table=name(*staging.table(target)),
-            rest=rest,
-        )
+def _index(tx: Tx, table: Path, target: Target, unique: Sequence[Composable]) -> None:
+    for n, rest in enumerate(unique):
+        index = name(f"{target.staged}_{'key' if target.key and not n else f'u{n}'}")
+        run(tx.connection, "CREATE UNIQUE INDEX {name} ON {table} {rest}", name=index, table=table, rest=rest)
 
 
-def _dangling(tx: Tx, known: tuple[str, str], one: ForeignKey) -> dict[_Key, psycopg.Error]:
+def _dangling(tx: Tx, known: Path, one: ForeignKey) -> dict[_Key, psycopg.Error]:
     found = rows(
         tx.connection,
         "SELECT DISTINCT child.{place}, child.{at} FROM {known} AS child WHERE {broken} LIMIT {most}",
         place=name(PLACE),
         at=name(OFFSET),
-        known=name(*known),
+        known=known,
         broken=one.is_broken("child"),
-        most=ident.Literal(MOST + 1),
+        most=MOST + 1,
     )
     return {(place, at): psycopg.errors.ForeignKeyViolation(one.violation) for place, at in found}
 
 
-def _repeated(
-    tx: Tx, staging: Staging, target: Target, known: tuple[str, str], others: Sequence[Composable]
-) -> dict[_Key, psycopg.Error]:
+def _repeated(tx: Tx, target: Target, known: Path, unique: Sequence[Composable]) -> dict[_Key, psycopg.Error]:
     """What Postgres itself takes for the same: into a table with these indexes, in the order of the log."""
-    parts = {
-        "unlogged": unlogged(staging.schema),
-        "sieve": name(staging.schema, f"sieve_{target.staged}"),
-        "known": name(*known),
-        "place": ident.SQL(", ").join(map(name, (PLACE, OFFSET, LINE))),
-        "ordered": ident.SQL(", ").join(map(name, (OFFSET, PLACE, LINE))),
-    }
-    run(tx.connection, "CREATE {unlogged} TABLE {sieve} AS TABLE {known} WITH NO DATA", **parts)
-    keyed = [ident.SQL("({})").format(names(target.key))] if target.key else []
-    for rest in [*keyed, *others]:
-        run(tx.connection, "CREATE UNIQUE INDEX ON {sieve} {rest}", rest=rest, **parts)
-    run(tx.connection, "INSERT INTO {sieve} SELECT * FROM {known} ORDER BY {ordered} ON CONFLICT DO NOTHING", **parts)
-    found = rows(
+    its = Statements(
         tx.connection,
-        "SELECT {place} FROM {known} EXCEPT SELECT {place} FROM {sieve} LIMIT {most}",
-        most=ident.Literal(MOST + 1),
-        **parts,
+        unlogged=unlogged(known[0]),
+        sieve=(known[0], f"sieve_{target.staged}"),
+        known=known,
+        place=names((PLACE, OFFSET, LINE)),
+        ordered=names((OFFSET, PLACE, LINE)),
+        most=MOST + 1,
     )
-    run(tx.connection, "DROP TABLE {sieve}", **parts)
+    its.run("CREATE {unlogged} TABLE {sieve} AS TABLE {known} WITH NO DATA")
+    for rest in unique:
+        its.run("CREATE UNIQUE INDEX ON {sieve} {rest}", rest=rest)
+    its.run("INSERT INTO {sieve} SELECT * FROM {known} ORDER BY {ordered} ON CONFLICT DO NOTHING")
+    found = its.rows("SELECT {place} FROM {known} EXCEPT SELECT {place} FROM {sieve} LIMIT {most}")
+    its.run("DROP TABLE {sieve}")
     said = f'duplicate key value violates a unique index of "{target.name}": an earlier record has a row with that key'
     return {(place, at): psycopg.errors.UniqueViolation(said) for place, at, _ in found}
 
@@ -156,7 +138,7 @@ class Rejects:
         for place in sorted({place for place, _ in bad}, key=str):
             position, pipeline = positions[place], self._pipelines[place[0]]
             offsets = sorted(offset for its, offset in bad if its == place)
-            raws = [self._read(tx, position.partition, position.topic_id, offset) for offset in offsets]
+            raws = [self._read_one(tx, position, offset) for offset in offsets]
             newest = self._newest(tx, staging, position, raws) if pipeline.keep_key_order else {}
             for raw in raws:
                 failed = Failed(bad[place, raw.offset], Cause.DATABASE, [raw])
@@ -172,18 +154,19 @@ class Rejects:
         if not keys or rest.start >= rest.end:
             return {}
         left_out = left_out_of(tx.connection, staging, at.group, rest)
-        reader: Any = chained(self._kafka, tx.run.archive, self._engine)
         place = (at.group, at.partition)
         return {
             record.key: record.offset
-            for piece in reader.read(rest)
-            for record in piece.records
+            for record in self._read(tx, rest)
             if record.key in keys and not left_out(record) and (place, record.offset) not in self._dead_letters
         }
 
-    def _read(self, tx: Step, at: Partition, topic_id: UUID, offset: int) -> RawRecord:
-        reader: Any = chained(self._kafka, tx.run.archive, self._engine)
-        found = [record for piece in reader.read(Range(at, topic_id, offset, offset + 1)) for record in piece.records]
-        if not found:
-            raise ReloadRefused([f"{at} offset {offset}: its row is refused by the live table, and the record is gone"])
-        return found[0]  # type: ignore[no-any-return]
+    def _read(self, tx: Step, range_: Range) -> Iterator[RawRecord]:
+        reader = chained(self._kafka, tx.run.archive, self._engine)
+        return (record for piece in reader.read(range_) for record in piece)
+
+    def _read_one(self, tx: Step, at: StagedPosition, offset: int) -> RawRecord:
+        for record in self._read(tx, Range(at.partition, at.topic_id, offset, offset + 1)):
+            return record
+        why = f"{at.partition} offset {offset}: its row is refused by the live table, and the record is gone"
+        raise ReloadRefused([why])

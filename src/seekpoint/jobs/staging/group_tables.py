@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from psycopg import sql as ident
-
 from seekpoint.jobs.run.run import Tx
-from seekpoint.jobs.tables.compose import name, rows, run
+from seekpoint.jobs.tables.compose import rows, run
 from seekpoint.jobs.tables.staging_schema import is_there, unlogged
 from seekpoint.jobs.tables.targets import Source, targets
 
@@ -16,7 +14,7 @@ _TABLE = "writes"
 
 def remember_writes(tx: Tx, staging_schema: str, sources: Sequence[Source]) -> None:
     """Keep what the driver's code writes, group by group."""
-    table = name(staging_schema, _TABLE)
+    table = (staging_schema, _TABLE)
     run(
         tx.connection,
         "CREATE {unlogged} TABLE {table} (consumer_group text, table_name text, "
@@ -25,27 +23,18 @@ def remember_writes(tx: Tx, staging_schema: str, sources: Sequence[Source]) -> N
         table=table,
     )
     for source in sources:
-        for written in sorted(target.name for target in targets(tx.connection, [source])):
-            run(
-                tx.connection,
-                "INSERT INTO {table} VALUES ({group}, {written})",
-                table=table,
-                group=ident.Literal(source.group),
-                written=ident.Literal(written),
-            )
+        written = sorted(target.name for target in targets(tx.connection, [source]))
+        statement = "INSERT INTO {table} SELECT {group}, unnest({written}::text[])"
+        run(tx.connection, statement, table=table, group=source.group, written=written)
 
 
 def writes_of(tx: Tx, staging_schema: str, group: str) -> set[str] | None:
     """What this group writes in the run; None where that is not kept: the run has not begun."""
-    if not is_there(tx.connection, (staging_schema, _TABLE)):
+    table = (staging_schema, _TABLE)
+    if not is_there(tx.connection, table):
         return None
-    found = rows(
-        tx.connection,
-        "SELECT table_name FROM {table} WHERE consumer_group = {group}",
-        table=name(staging_schema, _TABLE),
-        group=ident.Literal(group),
-    )
-    return {row[0] for row in found}
+    statement = "SELECT table_name FROM {table} WHERE consumer_group = {group}"
+    return {row[0] for row in rows(tx.connection, statement, table=table, group=group)}
 
 
 def writes_other_tables(tx: Tx, staging_schema: str, source: Source) -> bool:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
 
 from seekpoint.errors import ReloadRefused
+from seekpoint.jobs.staging.attempt_tables import AttemptSink
 from seekpoint.kafka.ranges import Piece
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import OnPoison
@@ -19,22 +19,6 @@ from seekpoint.worker.apply import DecodedRecord, Failed, decode_record, part_sp
 PART = 5_000  # records under one savepoint: enough that it costs nothing, few enough to be halved quickly
 
 LeftOut = Callable[[RawRecord], bool]
-
-
-@runtime_checkable
-class Placing(Protocol):
-    """A sink whose rows have their place in the log."""
-
-    def placed(self, rows: Sequence[Row], raw: Sequence[RawRecord]) -> Sequence[Row]:
-        """The rows, each of the record at the same place, with what the record adds."""
-
-
-@runtime_checkable
-class Keying(Protocol):
-    """A sink whose rows may have their record's key."""
-
-    def keyed(self, rows: Sequence[Row], raw: RawRecord) -> Sequence[Row]:
-        """The record's rows, with its key where that is wanted. Raises ReloadRefused for a record that has none."""
 
 
 def nothing_left_out(_: RawRecord) -> bool:
@@ -114,24 +98,17 @@ class Parts:
         return wanted, rows
 
     def _keyed(self, made: DecodedRecord) -> DecodedRecord:
-        """The same, with the record's key in the rows of sinks that want it."""
-        sinks: Sequence[object] = self._pipeline.sinks
-        if not any(isinstance(sink, Keying) for sink in sinks):
-            return made
+        """The record with its key in the rows of sinks that need it."""
         its = [
-            tuple(sink.keyed(rows, made.raw)) if isinstance(sink, Keying) and taken else rows
-            for sink, rows, taken in zip(
-                sinks, made.rows, (each.takes(made.raw.topic) for each in self._pipeline.sinks), strict=True
-            )
+            tuple(sink.keyed(rows, made.raw)) if isinstance(sink, AttemptSink) and sink.takes(made.raw.topic) else rows
+            for sink, rows in zip(self._pipeline.sinks, made.rows, strict=True)
         ]
         return made._replace(rows=its)
 
     def _at_once(self, raw: Sequence[RawRecord]) -> Sequence[Row] | None:
         """A row for each, from the values alone; None where each record must be looked at."""
-        if (rows := self._pipeline.rows_at_once(raw)) is None:
-            return None
-        sink: object = self._pipeline.by_value  # aimed at the staging: it knows places, too
-        return sink.placed(rows, raw) if isinstance(sink, Placing) else rows
+        rows, sink = self._pipeline.rows_at_once(raw), self._pipeline.by_value
+        return sink.placed(rows, raw) if rows is not None and isinstance(sink, AttemptSink) else rows
 
     def flush(self) -> Outcome:
         """Write what is waiting."""
@@ -210,7 +187,7 @@ def dead_letter_of(pipeline: Pipeline, raw: RawRecord, failed: Failed, *, is_new
             raw, failure, State.SKIPPED if pipeline.on_poison is OnPoison.SKIP else State.DEAD_LETTERED
         )
     reason = (
-        f"{raw.topic}/{raw.partition} offset {raw.offset}: {failure.cause.value}: {failure.summary}; {why}. Mend the "
+        f"{raw.topic}/{raw.partition} offset {raw.offset}: {failure.cause.value}: {failure.summary}; {why}. Fix the "
         "pipeline, or keep such records aside (on_poison='dead_letter'), and start another run"
     )
     raise ReloadRefused([reason]) from failed.error

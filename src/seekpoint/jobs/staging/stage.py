@@ -22,14 +22,14 @@ from seekpoint.jobs.staging.attempt_tables import attempt_sinks
 from seekpoint.jobs.staging.group_tables import remember_writes, writes_of
 from seekpoint.jobs.staging.savepoints import LeftOut, Outcome, Parts, all_of, nothing_left_out
 from seekpoint.jobs.staging.task_errors import make_endings
-from seekpoint.jobs.tables.compose import name, run
+from seekpoint.jobs.tables.compose import run
 from seekpoint.jobs.tables.redirect import hush
 from seekpoint.jobs.tables.staging_schema import UNLOGGED, Staging, remember_columns, unlogged
 from seekpoint.jobs.tables.targets import Source, aimed_pipeline, targets
 from seekpoint.kafka.ranges import Piece, Range
 from seekpoint.ledger.dead_letters import dead_letter as letters
 from seekpoint.ledger.dead_letters.statements import INSERT_DEAD_LETTERS
-from seekpoint.ledger.tables import LARGEST_BIGINT, dead_letter, in_schema
+from seekpoint.ledger.tables import LARGEST_BIGINT, dead_letter, in_schema, reload_staged
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.sink import RowRefused
 from seekpoint.postgres.sqlstates import is_data_error
@@ -54,8 +54,20 @@ class Staged:
     start: int
     end: int
     records: int
-    rows: tuple[int, ...]
+    rows: Sequence[int]
     dead_letters: int
+
+    @property
+    def place(self) -> tuple[str, Partition]:
+        """Whose offsets of which partition they are."""
+        return self.group, self.partition
+
+
+def all_staged(tx: Tx, run_id: UUID) -> Iterator[Staged]:
+    """What attempts have committed for the run, partition by partition in the order of their first offsets."""
+    for row in tx.execute(sql.STAGED, its_run=run_id):
+        _, attempt, group, topic, number, *rest, _ = tuple(row)
+        yield Staged(attempt, group, Partition(topic, number), *rest)
 
 
 class Stager(Protocol):
@@ -69,13 +81,13 @@ def begin_staging(driver: Driver, sources: Sequence[Source]) -> None:
     """Make the run's schema, with the records that are to be left out: its first step."""
     with driver.step("opened") as tx:
         staging = Staging(tx.run.staging_schema)
-        run(tx.connection, "CREATE SCHEMA {schema}", schema=name(staging.schema))
+        run(tx.connection, "CREATE SCHEMA {schema}", schema=(staging.schema,))
         if staging.schema.startswith(UNLOGGED):
-            check = name(staging.schema, CRASH_CHECK)
+            check = (staging.schema, CRASH_CHECK)
             run(tx.connection, "CREATE UNLOGGED TABLE {check} AS SELECT true AS is_there", check=check)
         staging.left_out.create(tx.connection)
         staging.lost.create(tx.connection)
-        _make_letters(tx, staging)
+        _make_dead_letters(tx, staging)
         make_endings(tx, staging.schema)
         if any(source.has_handler for source in sources):
             hush(tx.connection, staging.schema)
@@ -91,21 +103,15 @@ def begin_staging(driver: Driver, sources: Sequence[Source]) -> None:
         driver.transition(tx, "staging")
 
 
-def _make_letters(tx: Tx, staging: Staging) -> None:
-    """The run's own dead letters, in the shape of the ledger's: they are the ledger's only at the cut-over."""
-    letters_ = name(staging.schema, dead_letter.name)
+def _make_dead_letters(tx: Tx, staging: Staging) -> None:
+    """The run's own dead letters, in the shape of the ledger's, which get them at the cut-over."""
     run(
         tx.connection,
-        "CREATE {unlogged} TABLE {table} (LIKE {live} INCLUDING DEFAULTS INCLUDING IDENTITY INCLUDING CONSTRAINTS)",
+        "CREATE {unlogged} TABLE {table} (LIKE {live} INCLUDING DEFAULTS INCLUDING IDENTITY INCLUDING CONSTRAINTS, "
+        "CONSTRAINT dead_letter_record_key UNIQUE (consumer_group, topic_id, partition, record_offset))",
         unlogged=unlogged(staging.schema),
-        table=letters_,
-        live=name(tx.schema, dead_letter.name),
-    )
-    run(
-        tx.connection,
-        "ALTER TABLE {table} ADD CONSTRAINT {key} UNIQUE (consumer_group, topic_id, partition, record_offset)",
-        table=letters_,
-        key=name("dead_letter_record_key"),
+        table=(staging.schema, dead_letter.name),
+        live=(tx.schema, dead_letter.name),
     )
 
 
@@ -124,10 +130,7 @@ def leave_out(
         within_to_offset=[ranges[at][2] for at in ordered],
     ).all()
     if found:
-        columns = ("consumer_group", "topic", "partition", "record_offset")
-        tx.connection.execute(
-            insert(staging.left_out), [dict(zip(columns, (group, *row), strict=True)) for row in found]
-        )
+        tx.connection.execute(insert(staging.left_out), [row._asdict() | {"consumer_group": group} for row in found])
     return {(row.topic, row.partition, row.record_offset) for row in found}
 
 
@@ -163,94 +166,69 @@ def stage_range(
     Raises ReloadOver where the run does not stage (any more), ReloadRefused for a record that ends it, and what reading
     the range raises.
     """
-    work = _Work(engine, kafka, run_id, pipeline, range_)
+
+    def attempt(write: Callable[[Parts, Iterable[Piece], LeftOut], Outcome]) -> Staged:
+        with transaction(engine, schema) as tx:
+            return _attempt(tx, kafka, run_id, pipeline, range_, write=write)
+
     if len(pipeline.sinks) == 1:
         try:
-            with transaction(engine, schema) as tx:
-                return work.stage(tx, Parts.stream)
+            return attempt(Parts.stream)
         except RowRefused:
-            pass  # told by the parts, which find it again
+            pass  # written again in parts, which find the record
         except Exception as error:
             if not is_data_error(error):
                 raise
-    with transaction(engine, schema) as tx:
-        return work.stage(tx, all_of)
+    return attempt(all_of)
 
 
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """One attempt at one range."""
-
-    engine: Engine
-    kafka: Mapping[str, Any]
-    run_id: UUID
-    pipeline: Pipeline
-    range: Range
-
-    def stage(self, tx: Tx, write: Callable[[Parts, Iterable[Piece], LeftOut], Outcome]) -> Staged:
-        """All that the transaction does."""
-        now = tx.execute(sql.GET_RUN, its_run=self.run_id).one_or_none()
-        if now is None or now.state != "staging":
-            what = "gone" if now is None else now.state
-            raise ReloadOver(f"reload {self.run_id} is {what}: it takes no more ranges")
-        found = targets(tx.connection, [Source("", self.pipeline)])
-        tables = {target.name for target in found}
-        _require_the_runs(run_of(now), self.pipeline, tables, writes_of(tx, now.staging_schema, self.pipeline.group))
-        attempt, at = f"r{self.range.partition.number}_{uuid4().hex[:16]}", self.range.partition
-        staging = Staging(now.staging_schema)
-        sinks = attempt_sinks(tx.connection, staging, attempt, self.pipeline, found)
-        left_out = left_out_of(tx.connection, staging, self.pipeline.group, self.range)
-        parts = Parts(tx.connection, aimed_pipeline(self.pipeline, sinks))
-        outcome = write(parts, chained(self.kafka, now.archive, self.engine).read(self.range), left_out)
-        keep_dead_letters(tx, staging, self.pipeline, outcome.dead_letters, {at.topic: self.range.topic_id})
-        for number, sink in enumerate(sinks):
-            remember_columns(tx.connection, staging.attempt_rows(attempt, number), sink.columns)
-        ends = self.range.start, self.range.end
-        staged = Staged(
-            attempt, self.pipeline.group, at, *ends, outcome.applied, tuple(outcome.rows), len(outcome.dead_letters)
-        )
-        _record(tx, self.run_id, staged)
-        if tx.execute(sql.GUARD, its_run=self.run_id).one_or_none() is None:
-            raise ReloadOver(
-                f"reload {self.run_id} went on without this range while it was staged: nothing of it is kept"
-            )
-        return staged
+def _attempt(
+    tx: Tx,
+    kafka: Mapping[str, Any],
+    run_id: UUID,
+    pipeline: Pipeline,
+    range_: Range,
+    *,
+    write: Callable[[Parts, Iterable[Piece], LeftOut], Outcome],
+) -> Staged:
+    """All that the transaction does."""
+    now = tx.execute(sql.GET_RUN, its_run=run_id).one_or_none()
+    if now is None or now.state != "staging":
+        what = "gone" if now is None else now.state
+        raise ReloadOver(f"reload {run_id} is {what}: it takes no more ranges")
+    found = targets(tx.connection, [Source("", pipeline)])
+    staging = Staging(now.staging_schema)
+    _require_the_runs(tx, run_of(now), pipeline, {target.name for target in found})
+    attempt = f"r{range_.partition.number}_{uuid4().hex[:16]}"
+    sinks = attempt_sinks(tx.connection, staging, attempt, pipeline, found)
+    left_out = left_out_of(tx.connection, staging, pipeline.group, range_)
+    parts = Parts(tx.connection, aimed_pipeline(pipeline, sinks))
+    outcome = write(parts, chained(kafka, now.archive, tx.connection.engine).read(range_), left_out)
+    keep_dead_letters(tx, staging, pipeline, outcome.dead_letters, {range_.partition.topic: range_.topic_id})
+    for number, sink in enumerate(sinks):
+        remember_columns(tx.connection, staging.attempt_rows(attempt, number), sink.columns)
+    counts = range_.start, range_.end, outcome.applied, outcome.rows, len(outcome.dead_letters)
+    values = (run_id, attempt, pipeline.group, *range_.partition, *counts)
+    tx.execute(sql.INSERT_STAGED, [dict(zip(reload_staged.columns.keys(), values, strict=False))])
+    if tx.execute(sql.GUARD, its_run=run_id).one_or_none() is None:
+        raise ReloadOver(f"reload {run_id} went on without this range while it was staged: nothing of it is kept")
+    return Staged(attempt, pipeline.group, range_.partition, *counts)
 
 
-def _require_the_runs(its: Run, pipeline: Pipeline, tables: set[str], theirs: set[str] | None) -> None:
-    """Refuse code that is not the run's; the run itself can go on, with the right one."""
+def _require_the_runs(tx: Tx, its: Run, pipeline: Pipeline, tables: set[str]) -> None:
+    """Refuse code that is not the run's; the run itself can be resumed with the right one."""
     wanted = dict(zip(its.groups, its.version_to, strict=True)).get(pipeline.group)
     if wanted != pipeline.version:
         raise ConfigError(
             f"reload {its.id} rebuilds group {pipeline.group!r} with handler version {wanted}, and the code of this "
             f"process is version {pipeline.version}: bring it to the same, then go on"
         )
-    theirs = set(its.tables) if theirs is None else theirs
+    theirs = writes_of(tx, its.staging_schema, pipeline.group) or set(its.tables)
     if tables != theirs:
         raise ConfigError(
             f"reload {its.id} is of {', '.join(sorted(theirs))}, and the sinks of this process write "
             f"{', '.join(sorted(tables))}: bring its code to the driver's, then go on"
         )
-
-
-def _record(tx: Tx, run_id: UUID, staged: Staged) -> None:
-    tx.execute(
-        sql.INSERT_STAGED,
-        [
-            {
-                "run": run_id,
-                "table_name": staged.attempt,
-                "consumer_group": staged.group,
-                "topic": staged.partition.topic,
-                "partition": staged.partition.number,
-                "from_offset": staged.start,
-                "to_offset": staged.end,
-                "records": staged.records,
-                "row_counts": list(staged.rows),
-                "dead_letters": staged.dead_letters,
-            }
-        ],
-    )
 
 
 def keep_dead_letters(

@@ -12,7 +12,9 @@ from seekpoint.sinks.catalog import quoted
 from seekpoint.sinks.copy import driver_of
 
 Composable = ident.Composable
-Part = Composable | tuple[str, ...] | str | int | float | None  # SQL; a tuple is a name; all else is a value
+Part = (
+    Composable | tuple[str, ...] | str | int | float | list[int] | list[str] | None
+)  # SQL; a tuple is a name; all else is a value
 
 
 def name(*parts: str) -> ident.Identifier:

@@ -39,7 +39,8 @@ Errors of the database and of Kafka pass through unwrapped.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 from uuid import UUID
 
@@ -65,6 +66,15 @@ def needs_extra(what: str, extra: str, error: BaseException | None = None) -> Co
     """
     why = "" if error is None else f" ({error})"
     return ConfigError(f"{what}: {install(extra)}{why}")
+
+
+@contextmanager
+def required(what: str, extra: str) -> Iterator[None]:
+    """Around an import of an optional dependency. Raises :func:`needs_extra` where it is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise needs_extra(what, extra, error) from error
 
 
 def install(extra: str) -> str:

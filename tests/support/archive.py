@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,12 +42,24 @@ class Vault:
         return {"bootstrap.servers": self.brokers, "topic.metadata.refresh.interval.ms": 500}
 
     @property
+    def ledger(self) -> Ledger:
+        return Ledger(self.engine, self.group, schema=self.schema)
+
+    @property
     def archive(self) -> Archive:
         return Archive(self.folder / "archive", self.engine, schema=self.schema)
 
     @property
     def chained(self) -> ChainedReader:
         return ChainedReader(self.kafka, self.archive)
+
+    def filled(self, values: int | Sequence[Any], applied: int | None = None) -> str:
+        """A topic of one partition with these values (or "0", "1", ...), the first of which the group has applied."""
+        name = self.topic()
+        sent = list(map(str, range(values))) if isinstance(values, int) else values
+        self.produce(name, sent)
+        self.stand(name, {0: len(sent) if applied is None else applied})
+        return name
 
     def stand(self, topic: str, ends: Mapping[int, int], *, first: int = 0, group: str = "") -> None:
         """The group has applied these partitions from ``first`` up to here, as far as the ledger can tell."""
@@ -82,9 +94,13 @@ class Vault:
         """What the archive has."""
         return records(self.archive.read_range(self.range(topic, start, end, number)))
 
+    @property
+    def admin(self) -> AdminClient:
+        return AdminClient({"bootstrap.servers": self.brokers, "log_level": 0})
+
     def trim(self, topic: str, to: int, number: int = 0) -> None:
         """What retention does: ``to`` is the first offset that is left."""
-        admin, at = AdminClient({"bootstrap.servers": self.brokers, "log_level": 0}), TopicPartition(topic, number, to)
+        admin, at = self.admin, TopicPartition(topic, number, to)
         admin.delete_records([at])[at].result(20)
 
     def spans(self, topic: str, number: int = 0) -> list[tuple[int, int, int]]:

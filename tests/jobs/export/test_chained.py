@@ -14,9 +14,7 @@ from support.log_changes import LARGE
 @pytest.fixture
 def name(vault: Vault) -> str:
     """100 records, of which 80 are in the archive."""
-    name = vault.topic()
-    vault.produce(name, map(str, range(100)))
-    vault.stand(name, {0: 80})
+    name = vault.filled(100, 80)
     vault.export(range_records=30).run()
     return name
 
@@ -41,9 +39,7 @@ def test_what_neither_has_is_said(vault: Vault, name: str) -> None:
 
 def test_retention_passes_while_it_is_read(vault: Vault) -> None:
     """What was not handed out yet comes from the archive, and nothing twice."""
-    name = vault.topic()
-    vault.produce(name, [LARGE] * 200)
-    vault.stand(name, {0: 200})
+    name = vault.filled([LARGE] * 200)
     vault.export().run()
     reader = vault.chained
     reader._kafka = {**vault.kafka, "queued.min.messages": 1, "fetch.message.max.bytes": 60_000}

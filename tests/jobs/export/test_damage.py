@@ -25,9 +25,7 @@ from support.archive import Vault
 @pytest.fixture
 def name(vault: Vault) -> str:
     """A topic of 60 records, in three files."""
-    name = vault.topic()
-    vault.produce(name, [f"{n}" * 100 for n in range(60)])
-    vault.stand(name, {0: 60})
+    name = vault.filled([f"{n}" * 100 for n in range(60)])
     vault.export(range_records=20).run()
     return name
 
@@ -69,21 +67,8 @@ def test_any_flipped_bit(tmp_path: Path) -> None:
     storage, range_ = Storage(str(tmp_path)), Range(Partition("orders", 0), uuid4(), 20, 40)
     records = [Record("orders", 0, n, n, b"key", b"%d" % n * 9, (("name", b"value"),), 0) for n in range(20, 40)]
     written = write(storage, "orders.parquet", range_, [Piece(records, [])])
-    entry = Entry(
-        range_.partition,
-        range_.topic_id,
-        20,
-        40,
-        written.records,
-        written.bytes,
-        written.file,
-        "parquet",
-        "a group",
-        uuid4(),
-        "a test",
-        datetime.now(UTC),
-        written.sha256,
-    )
+    made = written.file, written.sha256, "parquet", "a group", uuid4(), "a test", datetime.now(UTC)
+    entry = Entry(range_.partition, range_.topic_id, 20, 40, written.records, written.bytes, *made)
     assert [record for piece in read(storage, entry, 20, 40) for record in piece] == records
     file = tmp_path / "orders.parquet"
     content = file.read_bytes()

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from confluent_kafka.admin import AdminClient
 
 from kafka.test_odd_records import produce_by_hand
 from seekpoint import Ledger, Partition
@@ -35,9 +34,7 @@ def test_what_the_group_has_applied_is_in_the_archive_and_no_more(vault: Vault) 
 
 def test_a_range_may_begin_with_the_last_record_of_a_row_group(vault: Vault, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "ROWS", 10)
-    name = vault.topic(1)
-    vault.produce(name, map(str, range(30)))
-    vault.stand(name, {0: 30})
+    name = vault.filled(30)
     vault.export().run()
     assert pq.ParquetFile(vault.archive.files()[0]).num_row_groups == 3
     for start, end in ((9, 30), (9, 10), (19, 20), (10, 20), (0, 10)):
@@ -45,9 +42,7 @@ def test_a_range_may_begin_with_the_last_record_of_a_row_group(vault: Vault, mon
 
 
 def test_the_next_export_goes_on_where_the_manifest_ends(vault: Vault) -> None:
-    name = vault.topic()
-    vault.produce(name, map(str, range(50)))
-    vault.stand(name, {0: 20})
+    name = vault.filled(50, 20)
     vault.export().run()
     nothing = vault.export().run()
     assert (nothing.files, nothing.records, nothing.bytes) == (0, 0, 0)
@@ -59,9 +54,7 @@ def test_the_next_export_goes_on_where_the_manifest_ends(vault: Vault) -> None:
 
 def test_two_spellings_are_one_archive(vault: Vault, tmp_path: Path) -> None:
     """A link to the root, and a path with dots; the manifest has the name that it was first given."""
-    name = vault.topic()
-    vault.produce(name, map(str, range(50)))
-    vault.stand(name, {0: 20})
+    name = vault.filled(50, 20)
     vault.export().run()
     link = tmp_path / "link"
     link.symlink_to(vault.archive.root)
@@ -139,9 +132,7 @@ def test_large_values_make_small_row_groups(vault: Vault, monkeypatch: pytest.Mo
 
 def test_a_rewound_group_takes_nothing_out_of_the_archive(vault: Vault) -> None:
     """It is the log's content, whoever has applied it how often."""
-    name = vault.topic()
-    vault.produce(name, map(str, range(50)))
-    vault.stand(name, {0: 40})
+    name = vault.filled(50, 40)
     vault.export().run()
     vault.stand(name, {0: 10})
     done = vault.export().run()
@@ -167,12 +158,10 @@ def test_two_groups_share_one_archive(vault: Vault) -> None:
 
 
 def test_a_recreated_topic_has_a_chain_of_its_own(vault: Vault) -> None:
-    name = vault.topic()
-    vault.produce(name, ["old"] * 10)
-    vault.stand(name, {0: 10})
+    name = vault.filled(["old"] * 10)
     vault.export().run()
     was = vault.range(name, 0, 10)
-    delete(vault.kafka, AdminClient({"bootstrap.servers": vault.brokers, "log_level": 0}), name)
+    delete(vault.kafka, vault.admin, name)
     vault.topic(name=name)
     vault.produce(name, ["new"] * 4)
     vault.execute("UPDATE {schema}.partition_offset SET next_offset = 12")
@@ -187,12 +176,10 @@ def test_a_recreated_topic_has_a_chain_of_its_own(vault: Vault) -> None:
 
 
 def test_a_topic_that_is_gone_is_said_at_once(vault: Vault) -> None:
-    name = vault.topic()
-    vault.produce(name, ["old"] * 10)
-    vault.stand(name, {0: 10})
+    name = vault.filled(["old"] * 10)
     vault.export().run()
     was = vault.range(name, 0, 10)
-    delete(vault.kafka, AdminClient({"bootstrap.servers": vault.brokers, "log_level": 0}), name)
+    delete(vault.kafka, vault.admin, name)
     assert vault.export().run().files == 0, "nothing is asked where nothing is left"
     vault.execute("UPDATE {schema}.partition_offset SET next_offset = 12")
     with pytest.raises(RangeLost, match="does not exist any more"):
@@ -214,9 +201,7 @@ def test_a_partition_that_is_added_begins_where_the_group_began(vault: Vault) ->
 
 
 def test_what_retention_took_before_any_export_is_said(vault: Vault) -> None:
-    name = vault.topic()
-    vault.produce(name, map(str, range(50)))
-    vault.stand(name, {0: 20})
+    name = vault.filled(50, 20)
     vault.export().run()
     vault.stand(name, {0: 50})
     vault.trim(name, 30)
@@ -248,18 +233,14 @@ def test_topics_can_be_named(vault: Vault) -> None:
 
 
 def test_progress_is_told_in_records(vault: Vault) -> None:
-    name = vault.topic()
-    vault.produce(name, map(str, range(25)))
-    vault.stand(name, {0: 25})
+    vault.filled(25)
     told: list[tuple[str, int, int]] = []
     vault.export(range_records=10, progress=lambda *said: told.append(said)).run()
     assert told == [("exporting", 10, 25), ("exporting", 20, 25), ("exporting", 25, 25)]
 
 
 def test_an_archive_is_text_for_others(vault: Vault) -> None:
-    name = vault.topic()
-    vault.produce(name, ["x"] * 5)
-    vault.stand(name, {0: 5})
+    name = vault.filled(["x"] * 5)
     vault.export().run()
     spec = vault.archive.spec()
     other = Archive.of(spec, vault.engine.url)
@@ -274,9 +255,7 @@ def test_an_archive_is_text_for_others(vault: Vault) -> None:
 
 def test_positions_are_those_of_one_moment(vault: Vault, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers go on; the export ends nevertheless, where they stood."""
-    name = vault.topic()
-    vault.produce(name, map(str, range(40)))
-    vault.stand(name, {0: 20})
+    name = vault.filled(40, 20)
     read = Ledger.read
 
     def and_on(self: Ledger) -> object:

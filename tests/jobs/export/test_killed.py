@@ -28,13 +28,6 @@ from support.proxy import PostgresProxy
 NOW = timedelta(0)
 
 
-def settled(vault: Vault, count: int = 60) -> str:
-    name = vault.topic()
-    vault.produce(name, map(str, range(count)))
-    vault.stand(name, {0: count})
-    return name
-
-
 def assert_whole(vault: Vault, name: str, count: int = 60) -> None:
     """No overlap, no gap, every record once."""
     spans = vault.spans(name)
@@ -45,7 +38,7 @@ def assert_whole(vault: Vault, name: str, count: int = 60) -> None:
 
 @pytest.mark.parametrize("at", PLACES)
 def test_the_next_export_goes_on_behind_the_last_row(vault: Vault, at: str) -> None:
-    name = settled(vault)
+    name = vault.filled(60)
     Exporter(vault, at, range_records=25).kill_where_it_waits()
     committed = 1 if at == "second file" else 0
     assert len(vault.spans(name)) == committed
@@ -76,7 +69,7 @@ class Together(LocalWriter):
 @pytest.mark.parametrize("format_", ["parquet", "delta"])
 def test_exports_at_once_make_one_chain(vault: Vault, format_: str) -> None:
     """They plan the same ranges in different widths; what the other was faster with is planned anew."""
-    name = settled(vault)
+    name = vault.filled(60)
     barrier = threading.Barrier(3)
     errors: list[Exception] = []
 
@@ -98,7 +91,7 @@ def test_exports_at_once_make_one_chain(vault: Vault, format_: str) -> None:
 
 
 def test_files_that_come_in_another_order_are_committed_in_the_logs(vault: Vault) -> None:
-    name = settled(vault)
+    name = vault.filled(60)
     seen: list[list[tuple[int, int, int]]] = []
 
     class Backwards(LocalWriter):
@@ -113,7 +106,7 @@ def test_files_that_come_in_another_order_are_committed_in_the_logs(vault: Vault
 
 
 def test_a_sweep_leaves_what_may_still_be_committed_and_what_is_others(vault: Vault) -> None:
-    name = settled(vault)
+    name = vault.filled(60)
     Exporter(vault, "a file").kill_where_it_waits()
     (stray,) = vault.strays()
     (run,) = vault.runs()
@@ -133,7 +126,7 @@ def test_a_sweep_leaves_what_may_still_be_committed_and_what_is_others(vault: Va
 
 def test_a_sweep_leaves_the_files_of_another_database_of_that_name(vault: Vault, own_postgres: PostgresServer) -> None:
     """Two servers may call database and schema alike, and share a root: what either wrote is no stray of the other."""
-    name = settled(vault)
+    name = vault.filled(60)
     engine = create_engine(own_postgres.url)
     schema.upgrade(engine, schema=vault.schema)
     theirs = replace(vault, engine=engine)
@@ -153,9 +146,7 @@ def test_a_sweep_leaves_the_files_of_another_database_of_that_name(vault: Vault,
 
 
 def test_a_sweep_under_another_name_of_the_root_leaves_what_counts(vault: Vault) -> None:
-    name = vault.topic(1)
-    vault.produce(name, ["a", "b", "c"])
-    vault.stand(name, {0: 3})
+    name = vault.filled(["a", "b", "c"], 3)
     vault.export().run()
     root, link = vault.folder / "archive", vault.folder / "link"
     link.symlink_to(root)
@@ -168,7 +159,7 @@ def test_a_sweep_under_another_name_of_the_root_leaves_what_counts(vault: Vault)
 
 
 def test_a_file_that_was_removed_before_its_commit_is_not_in_the_manifest(vault: Vault) -> None:
-    name = settled(vault)
+    name = vault.filled(60)
 
     class Unlucky(LocalWriter):
         def write(self, root: str, run: UUID, ranges: Sequence[Range]) -> Iterator[Written]:
@@ -185,7 +176,7 @@ def test_a_file_that_was_removed_before_its_commit_is_not_in_the_manifest(vault:
 
 @pytest.mark.parametrize("when", ["before_commit", "after_commit"])
 def test_a_commit_without_an_answer_is_found_out_by_the_next_run(vault: Vault, seekpoint_dsn: str, when: Any) -> None:
-    name = settled(vault)
+    name = vault.filled(60)
     with PostgresProxy.in_front_of(seekpoint_dsn) as proxy:
         engine = create_engine(proxy.dsn, pool_pre_ping=True)
         arm_behind_the_insert(engine, proxy, when)
@@ -208,9 +199,7 @@ def arm_behind_the_insert(engine: Engine, proxy: PostgresProxy, when: Any) -> No
 
 
 def test_an_error_in_the_middle_leaves_no_file(vault: Vault, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = vault.topic()
-    vault.produce(name, ["x" * 50_000] * 400)
-    vault.stand(name, {0: 400})
+    name = vault.filled(["x" * 50_000] * 400)
     plan = Export._plan
 
     def and_cut(self: Export, stands: Any) -> list[Range]:

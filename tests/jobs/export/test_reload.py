@@ -41,9 +41,7 @@ def trim(shop: Shop, to: int) -> None:
 
 def work(shop: Shop, records: list[Any], upto: int) -> None:
     shop.produce(shop.topic, records, partition=0)
-    worker = shop.worker()
-    worker.reached(shop.topic, upto)
-    worker.stop()
+    shop.work(upto)
 
 
 @pytest.mark.parametrize("strategy", ["merge", "swap"])
@@ -140,9 +138,7 @@ def test_a_failing_record_of_the_archive_is_told_like_one_of_the_log(shop: Shop,
     shop.produce(shop.topic, [of(1, 1)], partition=0)
     produce_by_hand(shop.brokers, shop.topic, b"bad", b"\xff\xfe", 1_785_587_400_123)
     shop.produce(shop.topic, [of(2, 1500), of(3, 3)], partition=0, headers=[("a", None), ("a", b"1")])
-    worker = shop.worker(**options)
-    worker.reached(shop.topic, 4)
-    worker.stop()
+    shop.work(4, **options)
     shop.execute("UPDATE {schema}.dead_letter SET state = 'superseded'")
     export(shop, archive)
     trim(shop, 3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -13,7 +14,7 @@ from uuid import UUID
 from sqlalchemy import URL, Engine
 
 from seekpoint.errors import ConfigError, RangeLost
-from seekpoint.jobs.export.manifest import Entry, holes, transaction
+from seekpoint.jobs.export.manifest import Entry, Tx, holes, transaction
 from seekpoint.jobs.export.storage import Storage, below, named, place
 from seekpoint.kafka.ranges import Piece, Range
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
@@ -62,7 +63,7 @@ class Archive:
 
     def entries(self, topic: str | None = None) -> Sequence[Entry]:
         """The manifest: every range that the archive has (of one topic), in order."""
-        with transaction(self.engine, self.schema, self.name) as tx:
+        with manifest_of(self) as tx:
             return [entry for entry in tx.all() if topic in {None, entry.partition.topic}]
 
     def files(self, topic: str | None = None, topic_id: UUID | None = None) -> Sequence[str]:
@@ -72,7 +73,7 @@ class Archive:
 
     def require_known(self) -> None:
         """Raise ConfigError, naming the archives that there are, where no export wrote to this root: a typing error."""
-        with transaction(self.engine, self.schema, self.name) as tx:
+        with manifest_of(self) as tx:
             known = tx.roots()
         if self.name not in known:
             others = f"it knows {', '.join(known)}" if known else "nothing was exported yet (`seekpoint export`)"
@@ -83,7 +84,7 @@ class Archive:
 
     def gaps(self, range_: Range) -> Sequence[tuple[int, int]]:
         """What of the range the archive does not have; empty where it has all of it. Looks at the manifest alone."""
-        with transaction(self.engine, self.schema, self.name) as tx:
+        with manifest_of(self) as tx:
             return holes(tx.within(range_), range_.start, range_.end)
 
     def read_range(self, range_: Range) -> Iterator[Piece]:
@@ -96,7 +97,7 @@ class Archive:
             return
         from seekpoint.jobs.export.files import read  # noqa: PLC0415 -- pyarrow, which naming an archive does without
 
-        with transaction(self.engine, self.schema, self.name) as tx:
+        with manifest_of(self) as tx:
             entries = tx.within(range_)
         if missing := holes(entries, range_.start, range_.end):
             start, end = missing[0]
@@ -119,7 +120,7 @@ class Archive:
         from seekpoint.jobs.export.files import range_of  # noqa: PLC0415
 
         since = datetime.now(UTC) - older_than
-        with transaction(self.engine, self.schema, self.name) as tx:
+        with manifest_of(self) as tx:
             known, runs = tx.known(), tx.runs()
         found = []
         for file, written in self.storage.files():
@@ -133,12 +134,17 @@ class Archive:
         """Remove the :meth:`strays`; returns which. An export whose file goes while it writes says so, and fails."""
         removed = []
         for file in self.strays(older_than):
-            with transaction(self.engine, self.schema, self.name) as tx:
+            with manifest_of(self) as tx:
                 tx.alone(file.partition("/")[0])
                 if not tx.has(file):  # committed since they were listed
                     self.storage.remove(file)
                     removed.append(file)
         return removed
+
+
+def manifest_of(archive: Archive) -> AbstractContextManager[Tx]:
+    """A transaction on the archive's manifest."""
+    return transaction(archive.engine, archive.schema, archive.name)
 
 
 def up_to(range_: Range, offset: int) -> tuple[Range, Range]:
@@ -147,4 +153,4 @@ def up_to(range_: Range, offset: int) -> tuple[Range, Range]:
     return replace(range_, end=at), replace(range_, start=at)
 
 
-__all__ = ["Archive", "up_to"]
+__all__ = ["Archive", "manifest_of", "up_to"]

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import getpass
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
 from sqlalchemy import URL, Engine
 
 from seekpoint.errors import ConfigError, RangeLost
-from seekpoint.jobs.export.archive import Archive
-from seekpoint.jobs.export.manifest import Entry, Tx, Written, holes, transaction
+from seekpoint.jobs.export.applied import applied
+from seekpoint.jobs.export.archive import Archive, manifest_of
+from seekpoint.jobs.export.manifest import Entry, Tx, Written, holes
 from seekpoint.kafka.range_checks import RangeChecks
 from seekpoint.kafka.range_plan import check
 from seekpoint.kafka.ranges import Range
@@ -39,14 +40,6 @@ class Exported:
     records: int
     bytes: int
     offsets: Mapping[Partition, int]
-
-
-@dataclass(slots=True)
-class _Sum:
-    files: int = 0
-    records: int = 0
-    bytes: int = 0
-    offsets: dict[Partition, int] = field(default_factory=dict)
 
 
 class Export:
@@ -84,9 +77,8 @@ class Export:
             raise ConfigError(f"range_records is the number of offsets of a file, at least 1, and not {range_records}")
         self.engine, self.kafka, self.archive = postgres_engine(engine), dict(kafka), archive
         self.group, self.format, self.schema = group, format, schema or archive.schema
-        self._topics = {topics} if isinstance(topics, str) else None if topics is None else set(topics)
-        self._range_records, self._skip_lost, self._writer = range_records, skip_lost, writer
-        self._actor, self._progress = actor or getpass.getuser(), progress or (lambda *_: None)
+        self._topics, self._range_records, self._skip_lost, self._writer = topics, range_records, skip_lost, writer
+        self._actor, self._progress = storable(actor or getpass.getuser()), progress or (lambda *_: None)
         self._run, self._noted = uuid4(), False
 
     def run(self) -> Exported:
@@ -95,64 +87,47 @@ class Export:
         Raises ConfigError for a group or a topic that the ledger does not have; RangeLost where the log no longer has
         what is to be written, RangeStuck, TopicRecreated and KafkaUnavailable.
         """
-        writer = self._writer or self._local()
-        stands = self._positions()
-        done = _Sum()
-        while ranges := self._plan(stands):
+        positions = applied(Ledger(self.engine, self.group, schema=self.schema), self._topics)
+        added: list[Written] = []
+        while ranges := self._plan(positions):
             self._note()
             total, passed = sum(one.records_at_most for one in ranges), 0
-            for written in self._in_order(writer.write(self.archive.root, self._run, ranges), ranges):
-                if self._commit(written):
-                    done.files += bool(written.file)
-                    done.records += written.records
-                    done.bytes += written.bytes
-                    passed += written.range.records_at_most
-                    self._progress("exporting", passed, total)
-                else:  # another export was faster: look again at what is left
-                    self._discard(written)
+            for written in self._in_order(self._write(ranges), ranges):
+                if not self._commit(written):  # another export was faster: plan again what is left
+                    if written.file:
+                        self.archive.storage.remove(written.file)
                     break
-        for at in stands:
-            if chain := self._chain(at):
-                done.offsets[at.partition] = max(entry.end for entry in chain)
-        return Exported(self._run, done.files, done.records, done.bytes, done.offsets)
+                added.append(written)
+                passed += written.range.records_at_most
+                self._progress("exporting", passed, total)
+        ends = {at.partition: max(entry.end for entry in chain) for at in positions if (chain := self._chain(at))}
+        files = sum(bool(one.file) for one in added)
+        return Exported(self._run, files, sum(one.records for one in added), sum(one.bytes for one in added), ends)
+
+    def _write(self, ranges: Sequence[Range]) -> Iterable[Written]:
+        if self._writer is None:
+            from seekpoint.jobs.export.writer import LocalWriter  # noqa: PLC0415 -- pyarrow
+
+            self._writer = LocalWriter(self.kafka)
+        return self._writer.write(self.archive.root, self._run, ranges)
 
     def _note(self) -> None:
-        """Before the first file: by this a sweep knows whose files they are, should nobody commit them."""
-        if self._noted:
-            return
-        with transaction(self.archive.engine, self.archive.schema, self.archive.name) as tx:
-            tx.note(self._run, group=self.group, actor=storable(self._actor))
-        self._noted = True
-
-    def _local(self) -> Writer:
-        from seekpoint.jobs.export.writer import LocalWriter  # noqa: PLC0415 -- pyarrow
-
-        return LocalWriter(self.kafka)
-
-    def _positions(self) -> list[Position]:
-        found = Ledger(self.engine, self.group, schema=self.schema).read()
-        if not found:
-            raise ConfigError(
-                f"the ledger in schema {self.schema!r} has no offsets of group {self.group!r}: correct the name or the "
-                "schema, or start a worker once"
-            )
-        known = {at.partition.topic for at in found}
-        if self._topics is not None and (strange := sorted(self._topics - known)):
-            raise ConfigError(
-                f"group {self.group!r} has no offsets of {', '.join(strange)}; it reads {', '.join(sorted(known))}"
-            )
-        return [at for at in found if self._topics is None or at.partition.topic in self._topics]
+        """Before the first file: by this a sweep knows whose files they are, should they never be committed."""
+        if not self._noted:
+            with manifest_of(self.archive) as tx:
+                tx.note(self._run, group=self.group, actor=self._actor)
+            self._noted = True
 
     def _chain(self, at: Position) -> list[Entry]:
-        with transaction(self.archive.engine, self.archive.schema, self.archive.name) as tx:
+        with manifest_of(self.archive) as tx:
             return tx.chain(at.partition, at.topic_id)
 
-    def _plan(self, stands: Sequence[Position]) -> list[Range]:
+    def _plan(self, positions: Sequence[Position]) -> list[Range]:
         """What is left to be written, cut to the width of a file; partition by partition, in order."""
-        chains = {at.partition: self._chain(at) for at in stands}
-        for at in stands:
+        chains = {at.partition: self._chain(at) for at in positions}
+        for at in positions:
             self._require_its_format(at, chains[at.partition])
-        behind = [at for at in stands if _left(at, chains[at.partition])]
+        behind = [at for at in positions if _left(at, chains[at.partition])]
         starts = self._log_starts(behind)
         ranges = [range_ for at in behind for range_ in self._of(at, chains[at.partition], starts[at.partition])]
         check(self.kafka, ranges)
@@ -204,7 +179,7 @@ class Export:
 
     def _commit(self, written: Written) -> bool:
         """Add it to the manifest; False where another export has some of it there already."""
-        with transaction(self.archive.engine, self.archive.schema, self.archive.name) as tx:
+        with manifest_of(self.archive) as tx:
             tx.alone(written.range.partition.topic)
             if tx.within(written.range):
                 return False
@@ -234,11 +209,7 @@ class Export:
         return True
 
     def _add(self, tx: Tx, written: Sequence[Written]) -> None:
-        tx.add(written, format=self.format, group=self.group, run=self._run, actor=storable(self._actor))
-
-    def _discard(self, written: Written) -> None:
-        if written.file:
-            self.archive.storage.remove(written.file)
+        tx.add(written, format=self.format, group=self.group, run=self._run, actor=self._actor)
 
 
 def _left(at: Position, chain: Sequence[Entry]) -> list[tuple[int, int]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from uuid import UUID
@@ -13,15 +13,13 @@ import pyarrow.parquet as pq
 
 from seekpoint.errors import ArchiveDamaged
 from seekpoint.jobs.export.manifest import Entry, Written
+from seekpoint.jobs.export.record_batches import record_batches
 from seekpoint.jobs.export.storage import HashingStream, Storage
 from seekpoint.kafka.client import Unreadable
 from seekpoint.kafka.ranges import CHUNK, Piece, Range
 from seekpoint.records import Partition, RawRecord, Record
 
 ROWS = 50_000  # of a row group
-BYTES = 32 * 2**20  # of keys, values and headers, after which a row group ends earlier: it is held in memory
-_NO_TIME = -1  # what some producers write for it
-_LAST_TIME = 9_223_372_036_854_775  # milliseconds: what microseconds in 64 bits hold
 
 SCHEMA = pa.schema(
     [
@@ -45,7 +43,7 @@ def write(storage: Storage, file: str, range_: Range, pieces: Iterable[Piece]) -
 
     An error leaves no file, unless the process ends with it.
     """
-    groups = _row_groups(pieces)
+    groups = record_batches(pieces, SCHEMA, ROWS)
     first = next(groups, None)
     if first is None:
         return Written(range_, "", 0, 0, None)
@@ -91,50 +89,6 @@ def _marks(range_: Range) -> dict[str, str]:
     }
 
 
-def _row_groups(pieces: Iterable[Piece]) -> Iterator[pa.RecordBatch]:
-    records: list[RawRecord] = []
-    unreadable: set[int] = set()
-    size = 0
-    for piece in pieces:
-        broken = {record.offset for record, _ in piece.unreadable}
-        for record in piece:
-            records.append(record)
-            size += _size(record)
-            if len(records) >= ROWS or size >= BYTES:
-                yield _batch(records, unreadable | broken)
-                records, unreadable, size = [], set(), 0
-        unreadable |= broken
-    if records:
-        yield _batch(records, unreadable)
-
-
-def _size(record: RawRecord) -> int:
-    headers = sum(len(key) + len(value or b"") for key, value in record.headers)
-    return len(record.key or b"") + len(record.value or b"") + headers
-
-
-def _batch(records: Sequence[RawRecord], unreadable: set[int]) -> pa.RecordBatch:
-    columns: list[list[Any]] = [
-        [record.topic for record in records],
-        [record.partition for record in records],
-        [record.offset for record in records],
-        [_microseconds(record.timestamp_ms) for record in records],
-        [record.timestamp_ms for record in records],
-        [record.leader_epoch for record in records],
-        [record.key for record in records],
-        [record.value for record in records],
-        [None if record.offset in unreadable else record.headers for record in records],
-    ]
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
-
-
-def _microseconds(milliseconds: int | None) -> int | None:
-    if milliseconds is None or milliseconds == _NO_TIME or not -_LAST_TIME <= milliseconds <= _LAST_TIME:
-        return None
-    return milliseconds * 1000
-
-
 def read(storage: Storage, entry: Entry, start: int, end: int) -> Iterator[Piece]:
     """The records of ``[start, end)`` that the entry's file has. Raises ArchiveDamaged, before the first or later."""
     with _telling(storage, entry):
@@ -178,17 +132,13 @@ def _require_its_own(storage: Storage, entry: Entry, file: pq.ParquetFile) -> No
     marks = _marks(Range(entry.partition, entry.topic_id, entry.start, entry.end))
     if said != marks:
         theirs = ", ".join(f"{key.partition('.')[2]} {said.get(key)}" for key in marks if said.get(key) != marks[key])
-        raise damaged(
-            storage,
-            entry,
-            f"it is another file's content ({theirs}; topic id {entry.topic_id} was written): bring the right one back",
+        why = (
+            f"it is another file's content ({theirs}; topic id {entry.topic_id} was written): bring the right one back"
         )
-    if file.metadata.num_rows != entry.records:
-        raise damaged(
-            storage,
-            entry,
-            f"it has {file.metadata.num_rows} records, and {entry.records} were written: bring the right one back",
-        )
+        raise damaged(storage, entry, why)
+    if (found := file.metadata.num_rows) != entry.records:
+        why = f"it has {found} records, and {entry.records} were written: bring the right one back"
+        raise damaged(storage, entry, why)
     if not file.schema_arrow.equals(SCHEMA):
         raise damaged(storage, entry, "its columns are not those of an export: bring the right one back")
 

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Connection, Engine, Row
+from sqlalchemy import Connection, Engine, Select
 
 from seekpoint.jobs.export import statements as sql
 from seekpoint.kafka.ranges import Range
@@ -50,12 +50,12 @@ class Entry:
     records: int
     bytes: int
     file: str
+    sha256: str | None
     format: str
     group: str
     run: UUID
     actor: str
     written_at: datetime
-    sha256: str | None
 
     def __str__(self) -> str:
         return f"{self.partition} [{self.start}, {self.end})"
@@ -74,16 +74,20 @@ class Tx(SchemaConnection):
 
     def within(self, range_: Range) -> list[Entry]:
         """The entries that have something of the range, in order."""
-        partition = self._of(range_.partition, range_.topic_id)
-        return [_entry(row) for row in self.execute(sql.WITHIN, **partition, start=range_.start, end=range_.end)]
+        of = self._of(range_.partition, range_.topic_id)
+        return self._entries(sql.WITHIN, **of, start=range_.start, end=range_.end)
 
     def chain(self, partition: Partition, topic_id: UUID) -> list[Entry]:
         """All that the archive has of a partition, in order."""
-        return [_entry(row) for row in self.execute(sql.CHAIN, **self._of(partition, topic_id))]
+        return self._entries(sql.CHAIN, **self._of(partition, topic_id))
 
     def all(self) -> list[Entry]:
         """Every entry of the archive."""
-        return [_entry(row) for row in self.execute(sql.ALL, its_archive=self._archive)]
+        return self._entries(sql.ALL, its_archive=self._archive)
+
+    def _entries(self, statement: Select[Any], **values: Any) -> list[Entry]:
+        found = map(tuple, self.execute(statement, **values))
+        return [Entry(Partition(topic, number), *rest) for topic, number, *rest in found]
 
     def has(self, file: str) -> bool:
         """Whether the manifest names this file, in whatever archive: the root may have another name there."""
@@ -107,22 +111,13 @@ class Tx(SchemaConnection):
 
     def add(self, written: Sequence[Written], *, format: str, group: str, run: UUID, actor: str) -> None:  # noqa: A002
         """The commit of these ranges, once the transaction is."""
-        made_by = {"archive": self._archive, "format": format, "consumer_group": group, "run": run, "actor": actor}
-        rows = [
-            {
-                "topic": one.range.partition.topic,
-                "topic_id": one.range.topic_id,
-                "partition": one.range.partition.number,
-                "from_offset": one.range.start,
-                "to_offset": one.range.end,
-                "records": one.records,
-                "bytes": one.bytes,
-                "sha256": one.sha256,
-                "file": one.file,
-            }
-            for one in written
-        ]
-        self.execute(sql.INSERT, [row | made_by for row in rows])
+        by = {"archive": self._archive, "format": format, "consumer_group": group, "run": run, "actor": actor}
+        rows = []
+        for one in written:
+            its = one.range
+            values = (*its.partition, its.topic_id, its.start, its.end, one.records, one.bytes, one.file, one.sha256)
+            rows.append(dict(zip(sql.WRITTEN, values, strict=True)) | by)
+        self.execute(sql.INSERT, rows)
 
     def _of(self, partition: Partition, topic_id: UUID) -> dict[str, Any]:
         return {
@@ -154,21 +149,3 @@ def holes(entries: Sequence[Entry], start: int, end: int) -> list[tuple[int, int
             found.append((start, entry.start))
         start = max(start, entry.end)
     return [*found, (start, end)] if start < end else found
-
-
-def _entry(row: Row[Any]) -> Entry:
-    return Entry(
-        Partition(row.topic, row.partition),
-        row.topic_id,
-        row.from_offset,
-        row.to_offset,
-        row.records,
-        row.bytes,
-        row.file,
-        row.format,
-        row.consumer_group,
-        row.run,
-        row.actor,
-        row.written_at,
-        row.sha256,
-    )

@@ -17,12 +17,13 @@ _of_partition = and_(
 _START, _END = bindparam("start", type_=BigInteger), bindparam("end", type_=BigInteger)
 _within = and_(_of_partition, _entry.from_offset < _END, _entry.to_offset > _START)
 
-WITHIN = select(export_manifest).where(_within).order_by(_entry.from_offset)
-CHAIN = select(export_manifest).where(_of_partition).order_by(_entry.from_offset)
-ALL = (
-    select(export_manifest)
-    .where(_entry.archive == _ARCHIVE)
-    .order_by(_entry.topic, _entry.topic_id, _entry.partition, _entry.from_offset)
+WRITTEN = ("topic", "partition", "topic_id", "from_offset", "to_offset", "records", "bytes", "file", "sha256")
+_entries = select(*(_entry[name] for name in (*WRITTEN, "format", "consumer_group", "run", "actor", "written_at")))
+
+WITHIN = _entries.where(_within).order_by(_entry.from_offset)
+CHAIN = _entries.where(_of_partition).order_by(_entry.from_offset)
+ALL = _entries.where(_entry.archive == _ARCHIVE).order_by(
+    _entry.topic, _entry.topic_id, _entry.partition, _entry.from_offset
 )
 # Of whatever archive: a root may have several names (a link, a bucket's options), and no two files have one.
 KNOWN = select(_entry.file).where(_entry.file != literal_column("''"))

@@ -1,4 +1,4 @@
-"""A whole reload or batch by a Spark session in a process of its own: one process has one session at a time."""
+"""Whole reloads and batches by a Spark session in a process of its own: one process has one session at a time."""
 
 from __future__ import annotations
 
@@ -12,23 +12,22 @@ from seekpoint.jobs.reload import Reload
 from seekpoint.spark import SparkStager
 from seekpoint.testing.servers.spark import start_spark
 
-ORDER: dict[str, Any] = json.loads(os.environ.get("ORDER", "{}"))
 
-
-def main() -> None:
-    """Reload ``ORDER["pipeline"]`` on ``ORDER["master"]``, or apply what is new by a batch; says what came of it."""
-    kafka, schema = {"bootstrap.servers": ORDER["brokers"]}, ORDER["schema"]
-    with start_spark(ORDER["master"], ORDER["config"]) as spark:
-        stager = SparkStager(spark, kafka, database=DATABASE, schema=schema, smallest=1, **ORDER.get("stager", {}))
+def main(order: dict[str, Any]) -> None:
+    """Run the jobs of ``order`` one after the other on its master; print the type of each outcome."""
+    kafka, schema = {"bootstrap.servers": order["brokers"]}, order["schema"]
+    with start_spark(order["master"], order["config"]) as spark:
+        stager = SparkStager(spark, kafka, database=DATABASE, schema=schema, smallest=1, **order["stager"])
         common: dict[str, Any] = {"schema": schema, "stager": stager, "range_records": 40}
-        outcome: object
-        if ORDER.get("job") == "batch":
-            outcome = BatchJob(ORDER["pipeline"], DATABASE.value(), kafka, **common).run()
-        else:
-            reload = Reload([ORDER["pipeline"]], DATABASE.value(), kafka, **common)
-            outcome = reload.run(reload.open())
-    print(json.dumps({"outcome": type(outcome).__name__}))
+        for job, pipeline in order["jobs"]:
+            outcome: object
+            if job == "batch":
+                outcome = BatchJob(pipeline, DATABASE.value(), kafka, **common).run()
+            else:
+                reload = Reload([pipeline], DATABASE.value(), kafka, **common)
+                outcome = reload.run(reload.open())
+            print(type(outcome).__name__, flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    main(json.loads(os.environ["ORDER"]))

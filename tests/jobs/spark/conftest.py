@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 from jobs.spark.orders import DATABASE
 from seekpoint.testing.servers.process import ServerFailed
 from seekpoint.testing.servers.spark import start_spark
+from support.archive import Vault
 from support.reload_orders import Shop, of
 
 
@@ -74,18 +75,33 @@ def shop(request: pytest.FixtureRequest) -> Shop:
 
 
 @pytest.fixture
-def named(shop: Shop, module: Callable[[str], str], tmp_path: Path) -> Callable[[str], str]:
-    """``named(source)`` has 100 records in each of two partitions applied, and returns the pipeline's name."""
+def vault(request: pytest.FixtureRequest) -> Vault:
+    return Vault.on_shared_servers(request.getfixturevalue)
+
+
+@pytest.fixture
+def unread(shop: Shop, module: Callable[[str], str], tmp_path: Path) -> Callable[[str], str]:
+    """``unread(source)`` puts 100 records in each of two partitions, and returns the pipeline's name."""
 
     def make(source: str) -> str:
         for partition in (0, 1):
             shop.produce(shop.topic, [of(n + partition * 1000, n, n) for n in range(100)], partition=partition)
+        marker = str(tmp_path / "marker")
+        return f"{module(source.format(group=shop.group, topic=shop.topic, schema=shop.schema, marker=marker))}:orders"
+
+    return make
+
+
+@pytest.fixture
+def named(shop: Shop, unread: Callable[[str], str]) -> Callable[[str], str]:
+    """``named(source)`` has those records applied, too."""
+
+    def make(source: str) -> str:
+        name = unread(source)
         worker = shop.worker()
         for partition in (0, 1):
             worker.reached(shop.topic, 100, partition)
         worker.stop()
-        marker = str(tmp_path / "marker")
-        written = source.format(group=shop.group, topic=shop.topic, schema=shop.schema, marker=marker)
-        return f"{module(written)}:orders"
+        return name
 
     return make

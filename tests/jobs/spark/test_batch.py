@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,26 +10,11 @@ from uuid import UUID
 import pytest
 from pyspark.sql import SparkSession
 
-from jobs.spark.orders import BEHIND_COMMIT, DATABASE, FOR_EVER, IN_A_ROW, expected
-from jobs.spark.test_clusters import JOB, SPECULATION
+from jobs.spark.orders import BEHIND_COMMIT, DATABASE, IN_A_ROW, expected
 from seekpoint.errors import BatchRefused, ConfigError
 from seekpoint.spark import batch as spark_batch
-from seekpoint.testing.servers.spark import start_cluster
 from support.batch_process import Batcher, batch, offsets, paused
 from support.reload_orders import PLAIN, Shop, of
-
-
-@pytest.fixture
-def named(shop: Shop, module: Callable[[str], str], tmp_path: Path) -> Callable[[str], str]:
-    """``named(source)`` puts 100 records in each of two partitions, which nobody has read, and returns the pipeline."""
-
-    def make(source: str) -> str:
-        for partition in (0, 1):
-            shop.produce(shop.topic, [of(n + partition * 1000, n, n) for n in range(100)], partition=partition)
-        marker = str(tmp_path / "marker")
-        return f"{module(source.format(group=shop.group, topic=shop.topic, schema=shop.schema, marker=marker))}:orders"
-
-    return make
 
 
 def run(shop: Shop, spark: SparkSession, name: str, **options: Any) -> Any:
@@ -42,8 +23,8 @@ def run(shop: Shop, spark: SparkSession, name: str, **options: Any) -> Any:
     )
 
 
-def test_what_is_new_is_applied_by_tasks(shop: Shop, spark: SparkSession, named: Callable[[str], str]) -> None:
-    name = named(PLAIN)
+def test_what_is_new_is_applied_by_tasks(shop: Shop, spark: SparkSession, unread: Callable[[str], str]) -> None:
+    name = unread(PLAIN)
     told: list[tuple[str, int, int]] = []
     done = run(shop, spark, name, reason="nightly", progress=lambda *step: told.append(step))
     assert (done.records, done.rows, done.dead_letters) == (200, {f"{shop.schema}.orders": 200}, 0)
@@ -56,18 +37,18 @@ def test_what_is_new_is_applied_by_tasks(shop: Shop, spark: SparkSession, named:
 
 @pytest.mark.parametrize("source", [IN_A_ROW, BEHIND_COMMIT], ids=["in mid-transaction", "behind its commit"])
 def test_a_task_whose_process_is_killed_is_run_again(
-    shop: Shop, spark: SparkSession, named: Callable[[str], str], tmp_path: Path, source: str
+    shop: Shop, spark: SparkSession, unread: Callable[[str], str], tmp_path: Path, source: str
 ) -> None:
-    done = run(shop, spark, named(source))
+    done = run(shop, spark, unread(source))
     assert (tmp_path / "marker").exists(), "nobody was killed"
     assert done.records == 200
     assert shop.rows() == expected()
 
 
 def test_a_record_that_ends_it_is_named_as_a_task_found_it(
-    shop: Shop, spark: SparkSession, named: Callable[[str], str]
+    shop: Shop, spark: SparkSession, unread: Callable[[str], str]
 ) -> None:
-    name = named(PLAIN)
+    name = unread(PLAIN)
     shop.produce(shop.topic, [of(1, 5_000)], partition=1)
     with pytest.raises(BatchRefused, match=f"{shop.topic}/1 offset 100: row: ValueError: too much"):
         run(shop, spark, name)
@@ -76,9 +57,9 @@ def test_a_record_that_ends_it_is_named_as_a_task_found_it(
 
 
 def test_a_batch_whose_driver_was_killed_is_resumed_by_spark(
-    shop: Shop, spark: SparkSession, named: Callable[[str], str]
+    shop: Shop, spark: SparkSession, unread: Callable[[str], str]
 ) -> None:
-    name = named(PLAIN)
+    name = unread(PLAIN)
     batcher = Batcher(shop, at="staging", version=2)
     try:
         assert batcher.wait_for("standing")
@@ -90,35 +71,7 @@ def test_a_batch_whose_driver_was_killed_is_resumed_by_spark(
     assert shop.rows() == expected()
 
 
-def test_a_pipeline_is_named(shop: Shop, spark: SparkSession) -> None:
+def test_a_pipeline_is_unread(shop: Shop, spark: SparkSession) -> None:
     pipeline: Any = shop.pipeline()
     with pytest.raises(ConfigError, match="module:name"):
         run(shop, spark, pipeline)
-
-
-@pytest.mark.usefixtures("surroundings")
-def test_a_task_that_hangs_is_overtaken_by_its_copy(shop: Shop, named: Callable[[str], str], tmp_path: Path) -> None:
-    """Speculation, on two machines: two attempts at one range at the same time, and its rows once."""
-    name = named(FOR_EVER)
-    with start_cluster() as master:
-        order = {
-            "job": "batch",
-            "pipeline": name,
-            "master": master,
-            "config": SPECULATION,
-            "brokers": shop.brokers,
-            "schema": shop.schema,
-        }
-        job = subprocess.run(
-            [sys.executable, str(JOB)],
-            env={**os.environ, "ORDER": json.dumps(order)},
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-        )
-    assert job.returncode == 0, job.stderr
-    assert json.loads(job.stdout.splitlines()[-1]) == {"outcome": "BatchDone"}
-    assert (tmp_path / "marker").exists(), "nothing hung"
-    assert shop.rows() == expected()
-    assert offsets(shop) == {f"{shop.topic}/0": 100, f"{shop.topic}/1": 100}

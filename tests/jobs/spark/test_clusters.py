@@ -8,9 +8,11 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import psutil
 import pytest
@@ -18,48 +20,49 @@ import pytest
 from jobs.spark.orders import BEHIND_COMMIT, FOR_EVER, expected
 from seekpoint.jobs.reload import Reload
 from seekpoint.testing.servers.spark import start_cluster
-from support.reload_orders import Shop
+from support.batch_process import offsets
+from support.reload_orders import Shop, of
 
 JOB = Path(__file__).parent / "cluster.py"
 
 
+@contextmanager
 def started(
-    shop: Shop, name: str, master: str, config: Mapping[str, str] | None = None, **stager: float
-) -> subprocess.Popen[str]:
-    """A reload on this master, in a process of its own."""
+    shop: Shop, name: str, master: str, config: Mapping[str, str] | None = None, jobs: Sequence[str] = (), **stager: Any
+) -> Iterator[subprocess.Popen[str]]:
+    """A reload (or these jobs) on this master, in a process of its own, which ends with the block."""
     order = {
-        "pipeline": name,
+        "jobs": [(job, name) for job in jobs or ["reload"]],
         "master": master,
         "config": dict(config or {}),
         "brokers": shop.brokers,
         "schema": shop.schema,
         "stager": stager,
     }
-    return subprocess.Popen(
-        [sys.executable, str(JOB)],
-        env={**os.environ, "ORDER": json.dumps(order)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def run(shop: Shop, name: str, master: str, config: Mapping[str, str] | None = None) -> None:
-    """The same, to its end."""
-    with started(shop, name, master, config) as job:
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, str(JOB)], env={**os.environ, "ORDER": json.dumps(order)}, **pipes) as job:
         try:
-            output, errors = job.communicate(timeout=240)
+            yield job
         finally:
             job.kill()
-    assert job.returncode == 0, errors
-    assert json.loads(output.splitlines()[-1]) == {"outcome": "CutOver"}
+
+
+def resumed(shop: Shop, name: str) -> None:
+    """Take over the one run, which is staging still, without Spark."""
+    reload = Reload([name], shop.engine, {"bootstrap.servers": shop.brokers}, schema=shop.schema, range_records=40)
+    (run,) = reload.runs.list()
+    assert run.state == "staging"
+    reload.run(reload.take_over(run.id))
+    assert shop.rows() == expected()
 
 
 @pytest.mark.usefixtures("surroundings")
 def test_executors_of_their_own_with_one_that_is_killed_behind_its_commit(
     shop: Shop, named: Callable[[str], str], tmp_path: Path
 ) -> None:
-    run(shop, named(BEHIND_COMMIT), "local-cluster[2,1,1024]")
+    with started(shop, named(BEHIND_COMMIT), "local-cluster[2,1,1024]") as job:
+        output, errors = job.communicate(timeout=240)
+    assert (job.returncode, output) == (0, "CutOver\n"), errors
     assert (tmp_path / "marker").exists(), "nobody was killed"
     assert shop.rows() == expected()
     attempts = shop.execute("SELECT count(*) FROM {schema}.reload_staged")
@@ -77,15 +80,19 @@ SPECULATION = {
 
 
 @pytest.mark.usefixtures("surroundings")
-def test_a_task_that_hangs_is_overtaken_by_its_copy_on_another_machine(
+def test_tasks_that_hang_are_overtaken_by_their_copies_on_another_machine(
     shop: Shop, named: Callable[[str], str], tmp_path: Path
 ) -> None:
-    """Speculation: two attempts at one range at the same time; the one that is left behind leaves nothing."""
+    """Speculation, in a reload and in a batch: two attempts at one range at the same time, and its rows once."""
     name = named(FOR_EVER)
-    with start_cluster() as master:
-        run(shop, name, master, SPECULATION)
-    assert (tmp_path / "marker").exists(), "nothing hung"
-    assert shop.rows() == expected()
+    for partition in (0, 1):
+        shop.produce(shop.topic, [of(n + partition * 1000, n, n) for n in range(100, 200)], partition=partition)
+    with start_cluster() as master, started(shop, name, master, SPECULATION, ["reload", "batch"]) as job:
+        output, errors = job.communicate(timeout=240)
+    assert (job.returncode, output.split()) == (0, ["CutOver", "BatchDone"]), errors
+    assert {file.name for file in tmp_path.glob("marker*")} == {"marker99", "marker199"}, "something did not hang"
+    assert shop.rows() == expected(200)
+    assert offsets(shop) == {f"{shop.topic}/0": 200, f"{shop.topic}/1": 200}
 
 
 @pytest.mark.usefixtures("surroundings")
@@ -95,17 +102,13 @@ def test_a_driver_that_is_killed_takes_its_tasks_along_and_another_goes_on(
     """The run is on record: whoever takes it stages what is missing, here without Spark."""
     name = named(FOR_EVER)
     with started(shop, name, "local[2,4]") as job:
-        wait_until((tmp_path / "marker").exists, "no task came as far as that")
+        wait_until((tmp_path / "marker99").exists, "no task came as far as that")
         family = psutil.Process(job.pid).children(recursive=True)
         assert len(family) > 1, "a JVM, and Python workers"
         job.kill()
     _, alive = psutil.wait_procs(family, timeout=60)
     assert not alive
-    reload = Reload([name], shop.engine, {"bootstrap.servers": shop.brokers}, schema=shop.schema, range_records=40)
-    (run_,) = reload.runs.list()
-    assert run_.state == "staging"
-    reload.run(reload.take_over(run_.id))
-    assert shop.rows() == expected()
+    resumed(shop, name)
 
 
 @pytest.mark.usefixtures("surroundings")
@@ -114,20 +117,15 @@ def test_a_cluster_that_dies_while_ranges_are_staged_is_heard_of(
 ) -> None:
     """Spark waits for executors in silence, for ever; the run is open still, and continues without Spark."""
     name = named(FOR_EVER)
-    with start_cluster() as master:
-        job = started(shop, name, master, SPECULATION | {"spark.speculation": "false"}, patience=2.0)
-        wait_until((tmp_path / "marker").exists, "no task came as far as that")
-    with job:
-        try:
+    without_copies = SPECULATION | {"spark.speculation": "false"}
+    with ExitStack() as cluster:
+        master = cluster.enter_context(start_cluster())
+        with started(shop, name, master, without_copies, patience=2.0) as job:
+            wait_until((tmp_path / "marker99").exists, "no task came as far as that")
+            cluster.close()
             _, errors = job.communicate(timeout=120)
-        finally:
-            job.kill()
     assert re.search(r"ConnectionError: Spark's master spark://\S+ has given no executor for 2 s", errors), errors
-    reload = Reload([name], shop.engine, {"bootstrap.servers": shop.brokers}, schema=shop.schema, range_records=40)
-    (run_,) = reload.runs.list()
-    assert run_.state == "staging"
-    reload.run(reload.take_over(run_.id))
-    assert shop.rows() == expected()
+    resumed(shop, name)
 
 
 LOGGED = """

@@ -18,11 +18,6 @@ from support.archive import Vault
 from support.reload_orders import Shop, doubled, of
 
 
-@pytest.fixture
-def vault(request: pytest.FixtureRequest) -> Vault:
-    return Vault.on_shared_servers(request.getfixturevalue)
-
-
 def run(vault: Vault, spark: SparkSession, progress: Progress | None = None, **options: Any) -> Any:
     return export(spark, vault.kafka, vault.archive, vault.group, progress=progress, **options)
 
@@ -48,9 +43,7 @@ def test_tasks_write_what_one_process_would(spark: SparkSession, vault: Vault) -
 def test_what_ends_an_export_comes_as_it_was_raised(
     spark: SparkSession, vault: Vault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name = vault.topic()
-    vault.produce(name, map(str, range(100)))
-    vault.stand(name, {0: 100})
+    name = vault.filled(100)
     plan = Export._plan
 
     def and_cut(self: Export, stands: Any) -> Any:
@@ -69,9 +62,7 @@ def test_a_reloads_tasks_chain_the_archive_with_the_log(
 ) -> None:
     records = [of(n % 40, n, n) for n in range(120)]
     shop.produce(shop.topic, records, partition=0)
-    worker = shop.worker()
-    worker.reached(shop.topic, 120)
-    worker.stop()
+    shop.work(120)
     archive = vault.archive
     Export(shop.engine, vault.kafka, archive, shop.group, range_records=50).run()
     vault.trim(shop.topic, 100)

@@ -1,12 +1,11 @@
-"""DataFrames in the place of a handler: everything before E0 by Spark, the rest by the handler, and both agree."""
+"""DataFrames in the place of a handler: Spark computes up to the snapshot offsets, the handler the rest; both agree."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pyarrow as pa
 import pytest
@@ -20,7 +19,7 @@ from seekpoint import Retry
 from seekpoint.errors import ConfigError, ReloadRefused
 from seekpoint.jobs.export import Archive
 from seekpoint.jobs.reload import Reload
-from seekpoint.jobs.spark.frames import write_part
+from seekpoint.jobs.spark.frames import Part
 from seekpoint.spark import SparkStager
 from seekpoint.testing import assert_reload_agrees, raw
 from support.handler_reload import Books, booked, by_core
@@ -89,7 +88,9 @@ def applied(books: Books, records: list[Any] = RECORDS, **options: Any) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["merge", "swap"])
-def test_frames_up_to_e0_and_the_handler_behind_it(books: Books, spark: SparkSession, strategy: str) -> None:
+def test_frames_up_to_the_snapshot_offsets_and_the_handler_after_them(
+    books: Books, spark: SparkSession, strategy: str
+) -> None:
     if strategy == "swap":
         books.shop.execute("ALTER TABLE {schema}.bookings DROP CONSTRAINT bookings_pkey, DROP COLUMN number")
     applied(books)
@@ -191,6 +192,18 @@ def test_a_driver_that_ends_between_two_frames_is_followed_by_one_that_computes_
     assert books.shop.schemas() == []
 
 
+ONE_ROW = pa.RecordBatch.from_pydict({"account": [1], "total": [1], "records": [1]})
+
+
+def written(books: Books, run: UUID, staging: str, batches: Sequence[pa.RecordBatch] = (ONE_ROW,)) -> list[int]:
+    """How many rows of the totals a task reports as written."""
+    schema = books.shop.schema
+    part = Part({"url": {"$env": DATABASE.name}}, schema, run, (staging, "t1"), (schema, "totals"))
+    [reported] = part.write(batches)
+    rows: list[int] = reported.to_pydict()["rows"]
+    return rows
+
+
 def test_a_worker_that_is_killed_and_a_copy_that_commits_too_do_no_harm(
     books: Books, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -214,17 +227,7 @@ def test_a_worker_that_is_killed_and_a_copy_that_commits_too_do_no_harm(
 
     def twice(frame: DataFrame) -> DataFrame:
         run = job.reload.runs.list()[0]
-        plan = {
-            "database": {"url": {"$env": DATABASE.name}},
-            "schema": books.shop.schema,
-            "run": str(run.id),
-            "staging": run.staging_schema,
-            "like": [books.shop.schema, "totals"],
-            "table": "t1",
-        }
-        rows = pa.RecordBatch.from_pydict({"account": [1], "total": [1], "records": [1]})
-        [told] = write_part(json.dumps(plan), [rows])  # what no answer tells of
-        assert told.to_pydict()["rows"] == [1]
+        assert written(books, run.id, run.staging_schema) == [1], "committed, and no answer reports it"
         return sums(frame)
 
     job.reload.frames[job.name("bookings")] = lambda frame: plain(frame).withColumn(
@@ -240,18 +243,9 @@ def test_a_worker_that_is_killed_and_a_copy_that_commits_too_do_no_harm(
 def test_what_a_run_that_went_on_is_given_is_not_kept(books: Books, spark: SparkSession) -> None:
     from seekpoint.jobs.spark.task_errors import TaskEnded
 
-    plan = {
-        "database": {"url": {"$env": DATABASE.name}},
-        "schema": books.shop.schema,
-        "run": str(uuid4()),
-        "staging": "nowhere",
-        "like": [books.shop.schema, "totals"],
-        "table": "t1",
-    }
-    rows = pa.RecordBatch.from_pydict({"account": [1], "total": [1], "records": [1]})
     with pytest.raises(TaskEnded, match="went on without this part of a frame"):
-        list(write_part(json.dumps(plan), [rows]))
-    assert next(iter(write_part(json.dumps(plan), []))).to_pydict()["rows"] == [0], "nothing to write is no transaction"
+        written(books, uuid4(), "nowhere")
+    assert written(books, uuid4(), "nowhere", []) == [0], "nothing to write is no transaction"
 
 
 def test_rows_that_the_table_refuses_end_the_run(books: Books, spark: SparkSession) -> None:

@@ -138,7 +138,7 @@ def test_a_record_that_ends_the_run_is_told_as_it_was_raised(job: Callable[..., 
     driver = made.reload.open()
     with pytest.raises(ReloadRefused, match="offset 100: row: ValueError: too much") as refused:
         made.reload.stage(driver)
-    assert "Mend the pipeline" in refused.value.reasons[0]
+    assert "Fix the pipeline" in refused.value.reasons[0]
     assert made.reload.runs.get(driver.run.id).state == "failed"
 
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from seekpoint.errors import needs_extra
+from seekpoint.errors import required
 from seekpoint.jobs.export import Archive, Export, Exported, Written
 from seekpoint.jobs.export.export import RANGE, Progress
 from seekpoint.jobs.spark.read import context_of, require_this_python
 from seekpoint.jobs.spark.settings import carried_range, portable, range_of, require_no_secret, resolved
 from seekpoint.jobs.spark.task_errors import ending_of
-from seekpoint.jobs.staging.task_errors import error_of
 from seekpoint.kafka.ranges import Range
 
 if TYPE_CHECKING:
@@ -74,24 +72,13 @@ class SparkWriter:
             yield from self._write(root, run, ranges[begin : begin + wave])
 
     def _write(self, root: str, run: UUID, ranges: Sequence[Range]) -> list[Written]:
-        try:
+        with required("Spark needs pyspark", "spark"):
             from seekpoint.jobs.spark.export_source import ExportSource  # noqa: PLC0415 -- pyspark
-        except ModuleNotFoundError as error:
-            raise needs_extra("Spark needs pyspark", "spark", error) from error
-        plan = {
-            "kafka": self._carried,
-            "root": root,
-            "run": str(run),
-            "ranges": [carried_range(one) for one in ranges],
-        }
-        self._spark.dataSource.register(ExportSource)
-        frame = self._spark.read.format(ExportSource.name()).option("plan", json.dumps(plan)).load()
+            from seekpoint.jobs.spark.task_source import messages_of  # noqa: PLC0415
+        tasks = [[carried_range(one)] for one in ranges]
+        frame = ExportSource.frame(self._spark, {"kafka": self._carried, "root": root, "run": str(run), "tasks": tasks})
         try:
             rows = frame.collect()
         except Exception as error:
-            if (ending := ending_of(error)) is not None:
-                raise ending from error
-            raise
-        if said := next((row.ending for row in rows if row.ending), None):
-            raise error_of(said)
-        return [Written(range_of(json.loads(row.range)), row.file, row.records, row.bytes, row.sha256) for row in rows]
+            raise ending_of(error) or error from error
+        return [Written(range_of(carried), *written) for carried, *written in messages_of(rows)]

@@ -1,16 +1,14 @@
-"""What a handler would make of the records up to E0, computed by Spark instead: a DataFrame for each of its tables.
+"""What a handler would make of the records up to the snapshot offsets, computed by Spark: a DataFrame for each table.
 
-For aggregates: Spark adds up in parallel what a handler adds up record by record. The handler goes on from there, so
-both must say the same; :func:`seekpoint.testing.assert_reload_agrees` looks whether they do.
+For aggregates: Spark adds up in parallel what a handler adds up record by record. The handler continues from there, so
+both must compute the same; :func:`seekpoint.testing.assert_reload_agrees` checks that.
 """
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
@@ -24,11 +22,11 @@ from seekpoint.jobs.run.run import Driver, StagedPosition, Tx, transaction
 from seekpoint.jobs.spark.read import frame_of, require_this_python
 from seekpoint.jobs.spark.settings import Env, portable, resolved
 from seekpoint.jobs.spark.task_errors import ENDS, TaskEnded, ending_of
-from seekpoint.jobs.tables.compose import name, names, rows, run
+from seekpoint.jobs.tables.compose import Statements, names
 from seekpoint.jobs.tables.create_like import Sequences, make_like
 from seekpoint.jobs.tables.frames import Frame, resolve_frames
 from seekpoint.jobs.tables.staging_schema import Staging
-from seekpoint.jobs.tables.targets import Source, Target, targets
+from seekpoint.jobs.tables.targets import Path, Source, Target, targets
 from seekpoint.kafka.range_plan import check
 from seekpoint.kafka.ranges import Range
 from seekpoint.postgres.engine import postgres_engine
@@ -39,7 +37,7 @@ from seekpoint.sinks.arrow import copy_into
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-WRITTEN = "attempt string, rows bigint"  # what a task tells: its table, and how many rows it has
+WRITTEN = "attempt string, rows bigint"  # what a task reports: its table, and how many rows it has
 
 
 def compute(
@@ -51,11 +49,12 @@ def compute(
     kafka: Mapping[str, Any],
     database: Env | str,
 ) -> None:
-    """Fill the copies of a handler's tables with what ``frames`` make of ``[first, E0)``, and put its position to E0.
+    """Fill the copies of a handler's tables from ``frames``, and move its position to the snapshot offsets.
 
     For each group whose tables have frames, as long as nothing of it is rebuilt; one transaction of the driver takes
-    over what the tasks wrote, whoever repeated or speculated on them. ``kafka`` is portable, ``database`` the URL for
-    the tasks, or its name. Raises ConfigError, ReloadRefused, ReloadOver, what reading raises, and Spark's own error.
+    over what the tasks wrote, also where tasks were repeated or speculated on. ``kafka`` is portable, ``database`` the
+    URL for the tasks, or its name. Raises ConfigError, ReloadRefused, ReloadOver, what reading raises, and
+    Spark's own error.
     """
     require_this_python(spark)
     with driver.step("staged") as tx:
@@ -66,7 +65,7 @@ def compute(
         mine = [at for at in positions if at.group == source.group]
         tables = {target: frame for of, target, frame in wanted if of == n}
         if not tables or any(at.next_offset > at.first_offset for at in mine):
-            continue  # it has none, or is behind E0 already
+            continue  # it has none, or frames have filled its tables already
         if any(at.end_offset > at.first_offset for at in mine):
             work = _Work(driver, spark, dict(kafka), database)
             made = {target: work.write(target, frame(work.records(mine))) for target, frame in tables.items()}
@@ -82,129 +81,108 @@ class _Work:
         self._url = portable({"url": database})
 
     def records(self, mine: Sequence[StagedPosition]) -> DataFrame:
-        """The group's records up to E0, without those that have no rows."""
+        """The group's records up to the snapshot offsets, without those that have no rows."""
         ranges = [Range(at.partition, at.topic_id, at.first_offset, at.end_offset) for at in mine]
         spec = self._driver.run.archive
         if spec is None:
             check(resolved(self._kafka), ranges)
         archive = None if spec is None else {**self._url, "spec": spec}
         frame = frame_of(self._spark, self._kafka, ranges, archive=archive)
-        out, lost = self._staging.left_out.c, self._staging.lost.c
+        out, lost = self._staging.left_out.c, self._staging.lost
         group = mine[0].group
         with self._driver.step("staged") as tx:
-            left_out = tx.connection.execute(
-                select(out.topic, out.partition, out.record_offset).where(out.consumer_group == group)
-            ).all()
-            gaps = tx.connection.execute(
-                select(lost.topic, lost.partition, lost.from_offset, lost.to_offset).where(lost.consumer_group == group)
-            ).all()
+            records = select(out.topic, out.partition, out.record_offset).where(out.consumer_group == group)
+            left_out = [tuple(row) for row in tx.connection.execute(records)]
+            gaps = tx.connection.execute(select(lost).where(lost.c.consumer_group == group)).all()
         for gap in gaps:
             is_in = (F.col("topic") == gap.topic) & (F.col("partition") == gap.partition)
             is_in &= F.col("offset").between(gap.from_offset, gap.to_offset - 1)
             frame = frame.where(~is_in)
         if left_out:
-            letters = self._spark.createDataFrame(
-                list(map(tuple, left_out)), "topic string, partition int, offset bigint"
-            )
+            letters = self._spark.createDataFrame(left_out, "topic string, partition int, offset bigint")
             frame = frame.join(F.broadcast(letters), ["topic", "partition", "offset"], "left_anti")
         return frame
 
-    def write(self, target: Target, frame: DataFrame) -> _Made:
-        """Have the tasks write the rows, each into a table of its own; what they tell of them."""
+    def write(self, target: Target, frame: DataFrame) -> tuple[Sequence[str], dict[str, int]]:
+        """Have the tasks write the rows, each into a table of its own; the columns, and how many rows each has."""
         if strange := sorted(set(frame.columns) - set(target.all_columns)):
             raise ConfigError(
                 f"the frame of {target.name} has columns that the table has not: {', '.join(strange)}; it has "
                 f"{', '.join(target.all_columns)}"
             )
-        plan = json.dumps(
-            {
-                "database": self._url,
-                "schema": self._driver.schema,
-                "run": str(self._driver.run.id),
-                "staging": self._staging.schema,
-                "like": list(target.path),
-                "table": target.staged,
-            }
-        )
+        run, staging = self._driver.run.id, (self._staging.schema, target.staged)
+        part = Part(self._url, self._driver.schema, run, staging, target.path)
         try:
-            told = _in_arrow(frame, partial(write_part, plan)).collect()
+            written = _in_arrow(frame, part.write).collect()
         except Exception as error:
             raise ending_of(error) or error from error
-        return _Made(tuple(frame.columns), {row.attempt: row.rows for row in told if row.rows})
+        return frame.columns, {row.attempt: row.rows for row in written if row.rows}
 
 
 def _in_arrow(frame: DataFrame, write: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]) -> DataFrame:
-    """Spark's own way to hand columns to Python, which asks for pandas and uses none of it here."""
+    """Spark passes columns to Python so; it requires pandas, and does not use it here."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of a pandas that is newer than Spark
         try:
             return frame.mapInArrow(write, WRITTEN)
-        except ImportError as error:
+        except ImportError as error:  # its pandas is missing, or older than it takes
             raise needs_extra("frames need pyspark", "spark", error) from error
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
-    """The columns of a frame, and the rows of each table that a task has committed."""
+class Part:
+    """What a task needs to write a part of a frame for the table ``live``; ``staging``: schema and name."""
 
-    columns: tuple[str, ...]
-    attempts: Mapping[str, int]
+    database: Mapping[str, Any]  # portable
+    schema: str
+    run: UUID
+    staging: Path
+    live: Path
 
+    def write(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """One attempt at the part, in a task: its rows in a table of its own, in one transaction."""
+        schema, table = self.staging
+        path, rows_ = (schema, f"frame_{table}_{uuid4().hex[:16]}"), 0
+        engine = postgres_engine(resolved(self.database)["url"])
+        try:
+            with transaction(engine, self.schema) as tx:
+                for batch in batches:
+                    if not rows_ and batch.num_rows:
+                        self._require_wanted(tx)
+                        make_like(tx.connection, path, self.live, Sequences.IGNORED, prefix=path[1])
+                    if batch.num_rows:
+                        rows_ += copy_into(tx.connection, path, batch)
+                if rows_:
+                    self._require_wanted(tx)
+        except ENDS as error:
+            raise TaskEnded(error) from error
+        except Exception as error:
+            if not (isinstance(error, Poison) or is_data_error(error)):
+                raise
+            why = f"a row of the frame of {'.'.join(self.live)} cannot be written: {one_line(error)}"
+            raise TaskEnded(ReloadRefused([why])) from error
+        finally:
+            engine.dispose()
+        yield pa.RecordBatch.from_pydict({"attempt": [path[1]], "rows": [rows_]})
 
-def write_part(plan: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """One attempt at one part of a frame, in a task: its rows in a table of its own, in one transaction."""
-    its = json.loads(plan)
-    attempt, rows_ = f"frame_{its['table']}_{uuid4().hex[:16]}", 0
-    engine = postgres_engine(resolved(its["database"])["url"])
-    try:
-        with transaction(engine, its["schema"]) as tx:
-            path = (its["staging"], attempt)
-            for batch in batches:
-                if not rows_ and batch.num_rows:
-                    _begin(tx, path, tuple(its["like"]), UUID(its["run"]))
-                if batch.num_rows:
-                    rows_ += copy_into(tx.connection, path, batch)
-            if rows_:
-                _require_wanted(tx, UUID(its["run"]))
-    except ENDS as error:
-        raise TaskEnded(error) from error
-    except Exception as error:
-        if not (isinstance(error, Poison) or is_data_error(error)):
-            raise
-        refused = ReloadRefused([f"a row of the frame of {'.'.join(its['like'])} cannot be written: {one_line(error)}"])
-        raise TaskEnded(refused) from error
-    finally:
-        engine.dispose()
-    yield pa.RecordBatch.from_pydict({"attempt": [attempt], "rows": [rows_]})
-
-
-def _begin(tx: Tx, path: tuple[str, str], live: tuple[str, str], run_id: UUID) -> None:
-    _require_wanted(tx, run_id)
-    make_like(tx.connection, path, live, Sequences.IGNORED, prefix=path[1])
-
-
-def _require_wanted(tx: Tx, run_id: UUID) -> None:
-    """First and last in each transaction of a task: a run that went on takes nothing more."""
-    if tx.execute(sql.GUARD_FRAMES, its_run=run_id).one_or_none() is None:
-        raise ReloadOver(f"reload {run_id} went on without this part of a frame: nothing of it is kept")
+    def _require_wanted(self, tx: Tx) -> None:
+        """First and last in each transaction of a task: a run that is further on takes nothing more."""
+        if tx.execute(sql.GUARD_FRAMES, its_run=self.run).one_or_none() is None:
+            raise ReloadOver(f"reload {self.run} went on without this part of a frame: nothing of it is kept")
 
 
-def _take_over(driver: Driver, made: Mapping[Target, _Made], mine: Sequence[StagedPosition]) -> None:
+def _take_over(
+    driver: Driver, made: Mapping[Target, tuple[Sequence[str], dict[str, int]]], mine: Sequence[StagedPosition]
+) -> None:
     """The rows of the attempts that Spark names into the copies, with the position: one transaction."""
     staging = Staging(driver.run.staging_schema)
     with driver.step("staged") as tx:
-        for target, its in made.items():
-            for attempt, expected in sorted(its.attempts.items()):
+        for target, (columns, attempts) in made.items():
+            for attempt, expected in sorted(attempts.items()):
                 path = (staging.schema, attempt)
-                counted = rows(tx.connection, "SELECT count(*) FROM {table}", table=name(*path))[0][0]
-                if counted != expected:
+                its = Statements(tx.connection, copy=staging.table(target), columns=names(columns), table=path)
+                if (counted := its.value("SELECT count(*) FROM {table}")) != expected:
                     raise ReloadRefused([f"{'.'.join(path)} has {counted} rows, and its task reported {expected}"])
-                run(
-                    tx.connection,
-                    "INSERT INTO {copy} ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} FROM {table}",
-                    copy=name(*staging.table(target)),
-                    columns=names(its.columns),
-                    table=name(*path),
-                )
-                run(tx.connection, "DROP TABLE {table}", table=name(*path))
+                its.run("INSERT INTO {copy} ({columns}) OVERRIDING SYSTEM VALUE SELECT {columns} FROM {table}")
+                its.run("DROP TABLE {table}")
         tx.advance({(at.group, at.partition): at.end_offset for at in mine})

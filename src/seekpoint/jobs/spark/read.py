@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -12,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import URL, Engine
 
-from seekpoint.errors import ConfigError, needs_extra
+from seekpoint.errors import ConfigError, required
+from seekpoint.jobs.export.applied import applied
 from seekpoint.jobs.spark.settings import carried_range, portable, require_no_secret, resolved
 from seekpoint.kafka.range_plan import SMALLEST, check, split
 from seekpoint.kafka.ranges import Range
@@ -70,13 +70,9 @@ def frame_of(
     ``archive``: the archive's spec and the ledger's ``url``, portable as well, where the log has lost some of it.
     """
     tasks = [[carried_range(range_) for range_ in task] for task in split(ranges, smallest=smallest)]
-    try:
+    with required("Spark needs pyspark", "spark"):
         from seekpoint.jobs.spark.source import Source  # noqa: PLC0415 -- pyspark, which planning does without
-    except ModuleNotFoundError as error:
-        raise needs_extra("Spark needs pyspark", "spark", error) from error
-    spark.dataSource.register(Source)
-    plan = json.dumps({"kafka": carried, "tasks": tasks, "archive": archive})
-    return spark.read.format(Source.name()).option("plan", plan).load()
+    return Source.frame(spark, {"kafka": carried, "tasks": tasks, "archive": archive})
 
 
 def stored_ranges(
@@ -94,19 +90,7 @@ def stored_ranges(
     own = ledger if isinstance(ledger, Ledger) else Ledger(ledger, group)
     if own.group != group:
         own = Ledger(own.engine, group, schema=own.schema)
-    positions = own.read()
-    if not positions:
-        raise ConfigError(
-            f"the ledger has no offsets of group {group!r}: correct its name, or start a worker once; ledger tables "
-            "in another schema are named by Ledger(engine, group, schema=...)"
-        )
-    known = {at.partition.topic for at in positions}
-    wanted = known if topics is None else {topics} if isinstance(topics, str) else set(topics)
-    if strange := sorted(wanted - known):
-        raise ConfigError(
-            f"group {group!r} has no offsets of {', '.join(strange)}; it reads {', '.join(sorted(known))}"
-        )
-    mine = [at for at in positions if at.partition.topic in wanted]
+    mine = applied(own, topics)
     starts, ends = (_offsets(given, {at.partition for at in mine}, group) for given in (start, end))
     return [
         Range(

@@ -6,9 +6,8 @@ over. Attempts that are repeated, speculated on or late do no harm: each has tab
 
 from __future__ import annotations
 
-import json
 import threading
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from time import monotonic
@@ -18,20 +17,18 @@ from uuid import uuid4
 from sqlalchemy import Engine, make_url
 from sqlalchemy.exc import ArgumentError
 
-from seekpoint.errors import ConfigError, SeekpointError, needs_extra
-from seekpoint.jobs.run import statements as sql
+from seekpoint.errors import ConfigError, SeekpointError, required
 from seekpoint.jobs.run.run import Driver, Run, transaction
 from seekpoint.jobs.spark.read import context_of, require_this_python
 from seekpoint.jobs.spark.settings import Env, carried_range, portable, require_no_secret
 from seekpoint.jobs.spark.task_errors import ending_of
-from seekpoint.jobs.staging.stage import Staged, Task
-from seekpoint.jobs.staging.task_errors import endings, error_of
+from seekpoint.jobs.staging.stage import Staged, Task, all_staged
+from seekpoint.jobs.staging.task_errors import endings
 from seekpoint.jobs.tables.frames import Frame
 from seekpoint.jobs.tables.targets import Source
 from seekpoint.kafka.range_plan import MOST_TASKS, SMALLEST
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.postgres.engine import postgres_engine
-from seekpoint.records import Partition
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,7 +37,7 @@ NO_EXECUTOR = 120.0  # seconds that a cluster may give no executor
 LOOK = 1.0  # seconds between two looks at what has been staged
 PATIENCE = 30.0  # seconds for a job to be cancelled; one that is not is left to Spark
 
-_Place = tuple[str, Partition, int]
+_Place = tuple[str, str, int, int]  # a range's group, topic, partition and first offset
 
 
 class SparkStager:
@@ -98,85 +95,62 @@ class SparkStager:
             engine.dispose()
 
     def _stage(self, engine: Engine, run: Run, tasks: Sequence[Task]) -> Iterator[Staged]:
-        heard = set(self._endings(engine, run))
-        before = {staged.attempt for staged in self._staged(engine, run)}
-        awaited = {_place(task.group, task.range.partition, task.range.start) for task in tasks}
+        before, heard = self._look(engine, run)
+        awaited = {(task.group, *task.range.partition, task.range.start) for task in tasks}
         job = _Job(self._spark, self._plan(run, tasks))
-        lonely = _Lonely(self._spark, self._patience)
+        executors = _Executors(self._spark, self._patience)
         try:
             while True:
                 is_over = job.wait(LOOK)
-                for staged in self._staged(engine, run):
-                    place = _place(staged.group, staged.partition, staged.start)
-                    if staged.attempt not in before and place in awaited:
+                committed, errors = self._look(engine, run)
+                for attempt, staged in committed.items():
+                    place = (staged.group, *staged.partition, staged.start)
+                    if attempt not in before and place in awaited:
                         awaited.discard(place)
                         yield staged
-                for ending in self._endings(engine, run, but=heard).values():
-                    raise ending
+                if errors := {number: error for number, error in errors.items() if number not in heard}:
+                    raise next(iter(errors.values()))
                 if is_over:
                     break
-                lonely.look()
+                executors.check()
         finally:
             job.end()
-        if missing := sorted(awaited & job.told()):
+        if missing := sorted(awaited & job.reported()):
             raise LookupError(f"tasks said that they staged {missing[0]}, and the database has no record of it")
 
-    def _endings(self, engine: Engine, run: Run, but: Collection[int] = ()) -> dict[int, SeekpointError]:
+    def _look(self, engine: Engine, run: Run) -> tuple[dict[str, Staged], dict[int, SeekpointError]]:
+        """What the run's tasks have committed, by attempt, and what ended some of them, by number."""
         with transaction(engine, self._schema) as tx:
-            return endings(tx, run.staging_schema, but)
+            return {one.attempt: one for one in all_staged(tx, run.id)}, endings(tx, run.staging_schema)
 
-    def _staged(self, engine: Engine, run: Run) -> list[Staged]:
-        with transaction(engine, self._schema) as tx:
-            return [
-                Staged(
-                    row.table_name,
-                    row.consumer_group,
-                    Partition(row.topic, row.partition),
-                    row.from_offset,
-                    row.to_offset,
-                    row.records,
-                    tuple(row.row_counts),
-                    row.dead_letters,
-                )
-                for row in tx.execute(sql.STAGED, its_run=run.id)
-            ]
-
-    def _plan(self, run: Run, tasks: Sequence[Task]) -> str:
+    def _plan(self, run: Run, tasks: Sequence[Task]) -> dict[str, Any]:
         names = dict(zip(run.groups, run.pipelines, strict=True))
         if nameless := sorted({task.group for task in tasks if not names.get(task.group)}):
             raise ConfigError(
                 f"tasks cannot import the pipeline of group {nameless[0]!r}, which was given as an object: name it in "
                 "Reload([...]) as 'module:name'"
             )
-        return json.dumps(
-            {
-                "kafka": self._kafka,
-                "database": portable({"url": self._database}),
-                "schema": self._schema,
-                "run": str(run.id),
-                "pipelines": names,
-                "here": str(Path.cwd()),
-                "tasks": [
-                    [[task.group, carried_range(task.range)] for task in packed]
-                    for packed in _packed(tasks, self._smallest)
-                ],
-            }
-        )
+        packs = _packed(tasks, self._smallest)
+        return {
+            "kafka": self._kafka,
+            "database": portable({"url": self._database}),
+            "schema": self._schema,
+            "run": str(run.id),
+            "pipelines": names,
+            "here": str(Path.cwd()),
+            "tasks": [[(task.group, carried_range(task.range)) for task in pack] for pack in packs],
+        }
 
 
 class _Job:
     """One Spark job on a thread of its own, so that the caller can look about meanwhile."""
 
-    def __init__(self, spark: SparkSession, plan: str) -> None:
-        try:
+    def __init__(self, spark: SparkSession, plan: dict[str, Any]) -> None:
+        with required("Spark needs pyspark", "spark"):
             from seekpoint.jobs.spark.staging_source import StagingSource  # noqa: PLC0415 -- pyspark
-        except ModuleNotFoundError as error:
-            raise needs_extra("Spark needs pyspark", "spark", error) from error
-
-        spark.dataSource.register(StagingSource)
         self._spark, self._tag = spark, f"seekpoint-{uuid4().hex}"
         self._answer: Future[list[Any]] = Future()
-        self._frame = spark.read.format(StagingSource.name()).option("plan", plan).load()
+        self._frame = StagingSource.frame(spark, plan)
         self._thread = threading.Thread(target=self._run, name="seekpoint-spark", daemon=True)
         self._over, self._cancelled = threading.Event(), False
         self._thread.start()
@@ -211,11 +185,11 @@ class _Job:
             raise ending_of(error) or error
         return True
 
-    def told(self) -> set[_Place]:
-        """What the tasks say they staged. Raises what one of them says ends the run."""
-        if said := next((row.ending for row in self._answer.result() if row.ending), None):
-            raise error_of(said)
-        return {_place(row.group, Partition(row.topic, row.partition), row.start) for row in self._answer.result()}
+    def reported(self) -> set[_Place]:
+        """What the tasks report as staged. Raises what one of them reports as the run's end."""
+        from seekpoint.jobs.spark.task_source import messages_of  # noqa: PLC0415 -- pyspark
+
+        return {tuple(place) for place in messages_of(self._answer.result())}
 
     def end(self) -> None:
         """Cancel it, unless it is over; a task in mid-transaction is killed, and leaves nothing."""
@@ -226,8 +200,8 @@ class _Job:
             self._over.wait(0.2)
 
 
-class _Lonely:
-    """Looks whether the cluster gives executors: without any, Spark waits in silence, for ever."""
+class _Executors:
+    """Checks whether the cluster gives executors: without any, Spark waits in silence, without an end."""
 
     def __init__(self, spark: SparkSession, patience: float) -> None:
         context = context_of(spark)
@@ -235,9 +209,9 @@ class _Lonely:
         self._context = None if context is None or str(context.master).startswith("local[") else context
         self._patience, self._since = patience, monotonic()
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Raise ConnectionError where there has been none for too long."""
-        if self._context is None or self._executors() > 0:
+        if self._context is None or self._count() > 0:
             self._since = monotonic()
         elif monotonic() - self._since > self._patience:
             raise ConnectionError(
@@ -246,13 +220,9 @@ class _Lonely:
                 "Spark (more patience: SparkStager(patience=...))"
             )
 
-    def _executors(self) -> int:
+    def _count(self) -> int:
         java: Any = self._context and self._context._jsc  # noqa: SLF001 -- PySpark passes none of it on
         return int(java.sc().getExecutorMemoryStatus().size()) - 1  # the driver is among them
-
-
-def _place(group: str, partition: Partition, start: int) -> _Place:
-    return group, partition, start
 
 
 def _packed(tasks: Sequence[Task], smallest: int) -> list[list[Task]]:

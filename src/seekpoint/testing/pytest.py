@@ -18,7 +18,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from multiprocessing.connection import Client, Connection, Listener
 from typing import Any
 
@@ -42,40 +42,36 @@ class _Servers:
     def __init__(self, progress: Callable[[str], None]) -> None:
         self._pool = ThreadPoolExecutor(max_workers=2)
         self._lock = threading.Lock()
-        self._progress = progress
-        self._postgres: Future[PostgresServer] | None = None
-        self._kafka: Future[KafkaServer] | None = None
+        self._starts: dict[str, Callable[[], PostgresServer | KafkaServer]] = {
+            "postgres": start_postgres,
+            "kafka": partial(start_kafka, progress=progress),
+        }
+        self._started: dict[str, Future[PostgresServer | KafkaServer]] = {}
         self._listener: Listener | None = None
 
-    def start(self) -> None:
-        """Start whatever has not been started, both at once, without waiting."""
+    def start(self, kind: str) -> Future[PostgresServer | KafkaServer]:
+        """Start the server where it has not been started, without waiting."""
         with self._lock:
-            self._postgres = self._postgres or self._pool.submit(start_postgres)
-            self._kafka = self._kafka or self._pool.submit(start_kafka, progress=self._progress)
+            if kind not in self._started:
+                self._started[kind] = self._pool.submit(self._starts[kind])
+            return self._started[kind]
 
-    def postgres(self) -> PostgresServer:
-        with self._lock:
-            self._postgres = self._postgres or self._pool.submit(start_postgres)
-        return self._postgres.result()
-
-    def kafka(self) -> KafkaServer:
-        with self._lock:
-            self._kafka = self._kafka or self._pool.submit(start_kafka, progress=self._progress)
-        return self._kafka.result()
+    def start_both(self) -> None:
+        """Start both at once, and wait. Raises ServerFailed."""
+        for future in [self.start(kind) for kind in self._starts]:
+            future.result()
 
     def describe(self) -> str:
         """The servers that run, and for the others what would be started."""
-        with self._lock:
-            running = (self._postgres, self._kafka)
-        known = (postgres.origin(), kafka.origin())
         return ", ".join(
-            f"{would} on first use" if future is None else future.result().describe()
-            for future, would in zip(running, known, strict=True)
+            self._started[kind].result().describe() if kind in self._started else f"{would} on first use"
+            for kind, would in (("postgres", postgres.origin()), ("kafka", kafka.origin()))
         )
 
     def address_of(self, kind: str) -> str:
         """``postgres``: its URL; ``kafka``: its ``bootstrap.servers``."""
-        return self.postgres().url if kind == "postgres" else self.kafka().bootstrap
+        server = self.start(kind).result()
+        return server.url if isinstance(server, PostgresServer) else server.bootstrap
 
     def serve(self) -> tuple[str, int, str]:
         """Host, port and key at which workers ask for addresses (see :class:`_Elsewhere`)."""
@@ -104,14 +100,14 @@ class _Servers:
     def close(self) -> None:
         if self._listener is not None:
             self._listener.close()
-        for future in (self._postgres, self._kafka):
-            if future is not None and future.exception() is None:
+        for future in self._started.values():
+            if future.exception() is None:
                 future.result().close()
         self._pool.shutdown()
 
 
 class _Elsewhere:
-    """The same, seen from a worker of pytest-xdist: the servers belong to the controller."""
+    """The servers as a worker of pytest-xdist sees them: they belong to the controller."""
 
     def __init__(self, host: str, port: int, key: str) -> None:
         self._address, self._key = (host, port), key.encode()
@@ -156,9 +152,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         and isinstance(servers, _Servers)
         and not session.config.option.collectonly
     ):
-        servers.start()
         try:
-            servers.describe()
+            servers.start_both()
         except ServerFailed as error:
             pytest.exit(f"{REQUIRE_VARIABLE}=1, and a server could not be started.\n{error}", returncode=1)
 

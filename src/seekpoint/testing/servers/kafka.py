@@ -17,7 +17,7 @@ from seekpoint.testing.servers.container import Container, docker_answers
 from seekpoint.testing.servers.jars import KAFKA_VERSION, classpath, to_stderr
 from seekpoint.testing.servers.java import find_java
 from seekpoint.testing.servers.process import Child, Folder, ServerFailed, free_port
-from seekpoint.testing.servers.server import ROOM, Given, Handle, Server
+from seekpoint.testing.servers.server import ROOM, Handle, Server
 
 BROKERS_VARIABLE = "SEEKPOINT_TEST_BROKERS"
 IMAGE = f"apache/kafka:{KAFKA_VERSION}"
@@ -63,8 +63,10 @@ class KafkaServer(Server):
     that shall stay behind the proxy: they learn no other one from the broker's metadata.
     """
 
+    variable = BROKERS_VARIABLE
+
     def __init__(
-        self, handle: Handle, bootstrap: str, origin: str, remedy: str, *, proxied: tuple[int, int] | None = None
+        self, handle: Handle | None, bootstrap: str, origin: str, remedy: str, *, proxied: tuple[int, int] | None = None
     ) -> None:
         super().__init__(handle, remedy)
         self.bootstrap = bootstrap
@@ -126,8 +128,7 @@ def start_kafka(
     brokers = brokers or os.environ.get(BROKERS_VARIABLE)
     if brokers and not (own or proxied or properties):
         remedy = f"start that broker, or unset {BROKERS_VARIABLE}"
-        server = KafkaServer(Given(BROKERS_VARIABLE), brokers, f"Kafka at {brokers} (given)", remedy)
-        server.patience = 2.0
+        server = KafkaServer(None, brokers, f"Kafka at {brokers} (given)", remedy)
     elif docker_answers():
         server = _contained(proxied, properties or {})
     else:

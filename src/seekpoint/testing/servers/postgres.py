@@ -18,7 +18,7 @@ from sqlalchemy import URL, make_url
 
 from seekpoint.testing.servers.container import Container, docker_answers
 from seekpoint.testing.servers.process import Child, Folder, ServerFailed, as_user, free_port, reachable_by_all
-from seekpoint.testing.servers.server import ROOM, Given, Handle, Server, space_left
+from seekpoint.testing.servers.server import ROOM, Handle, Server, space_left
 
 DSN_VARIABLE = "SEEKPOINT_TEST_DSN"
 _YOURS = f"tests (not `seekpoint dev` and `demo`) also take {DSN_VARIABLE}, a server that you run yourself"
@@ -35,7 +35,9 @@ class PostgresServer(Server):
     print them only to the person who asked for a throwaway server.
     """
 
-    def __init__(self, handle: Handle, url: URL, origin: str, remedy: str) -> None:
+    variable = DSN_VARIABLE
+
+    def __init__(self, handle: Handle | None, url: URL, origin: str, remedy: str) -> None:
         super().__init__(handle, remedy)
         self.url = url.render_as_string(hide_password=False)
         self.dsn = url.set(drivername="postgresql").render_as_string(hide_password=False)
@@ -67,10 +69,7 @@ def start_postgres(
     """
     dsn = dsn or os.environ.get(DSN_VARIABLE)
     if dsn and not own and not settings:
-        server = PostgresServer(
-            Given(DSN_VARIABLE), url_of(dsn), "given", f"start that server, or unset {DSN_VARIABLE}"
-        )
-        server.patience = 2.0
+        server = PostgresServer(None, url_of(dsn), "given", f"start that server, or unset {DSN_VARIABLE}")
     elif docker_answers():
         server = _contained({**SETTINGS, **(settings or {})})
     else:

@@ -1,4 +1,4 @@
-"""What every throwaway server can do, whoever runs it: a child process, a container, or somebody else."""
+"""What every throwaway server can do: one in a child process, one in a container, or one that was given."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def space_left() -> str:
 
 
 class Handle(Protocol):
-    """Power over one server: :class:`seekpoint.testing.servers.process.Child`, a container, or :class:`Given`."""
+    """Starts and ends one server: :class:`seekpoint.testing.servers.process.Child`, or a container."""
 
     @property
     def pid(self) -> int: ...
@@ -40,45 +40,6 @@ class Handle(Protocol):
     def log_tail(self) -> str: ...
 
 
-class Given:
-    """A server that somebody else runs: to be used, never to be stopped."""
-
-    def __init__(self, variable: str) -> None:
-        self._variable = variable
-
-    running = True
-
-    @property
-    def pid(self) -> int:
-        raise self._not_ours()
-
-    def start(self) -> None:
-        """Nothing to start."""
-
-    def close(self) -> None:
-        """Nothing of ours to remove."""
-
-    def stop(self) -> None:
-        raise self._not_ours()
-
-    def kill(self) -> None:
-        raise self._not_ours()
-
-    def freeze(self) -> None:
-        raise self._not_ours()
-
-    def thaw(self) -> None:
-        raise self._not_ours()
-
-    def log_tail(self) -> str:
-        return f"(its log is elsewhere; check {self._variable}, or unset it to have a server started)"
-
-    def _not_ours(self) -> ServerFailed:
-        return ServerFailed(
-            f"this server was given by {self._variable} and is not ours to break: start one with own=True"
-        )
-
-
 class Server(abc.ABC):
     """A running server, removed at the end of the ``with`` block or of the process.
 
@@ -86,10 +47,13 @@ class Server(abc.ABC):
     ``start`` brings it back with the same data at the same ports, and returns when it serves again.
     """
 
-    #: Seconds until a start that has not succeeded is an error.
+    #: Seconds until a start that has not succeeded is an error; a server that was given has 2 at most.
     patience = 60.0
 
-    def __init__(self, handle: Handle, remedy: str) -> None:
+    variable: str
+    """The environment variable that gives a server to use instead of one that is started."""
+
+    def __init__(self, handle: Handle | None, remedy: str) -> None:
         self._handle, self._remedy = handle, remedy
         at_exit(self.close)
 
@@ -102,47 +66,61 @@ class Server(abc.ABC):
         """Why the server cannot be used yet; None when it can."""
 
     @property
+    def _ours(self) -> Handle:
+        if self._handle is None:
+            raise ServerFailed(
+                f"this server was given by {self.variable} and is not ours to break: start one with own=True"
+            )
+        return self._handle
+
+    @property
     def pid(self) -> int:
         """The server's process id on this machine (of the container's first process, where it is one)."""
-        return self._handle.pid
+        return self._ours.pid
 
     @property
     def running(self) -> bool:
-        return self._handle.running
+        return self._handle is None or self._handle.running
 
     def start(self) -> None:
         """Start it, or start it again, and wait until it serves. Raises :class:`ServerFailed`."""
-        self._handle.start()
-        deadline = time.monotonic() + self.patience
+        if self._handle is not None:
+            self._handle.start()
+        deadline = time.monotonic() + (self.patience if self._handle is not None else min(self.patience, 2.0))
         while (problem := self._not_ready()) is not None:
-            if not self._handle.running or time.monotonic() > deadline:
+            if not self.running or time.monotonic() > deadline:
                 raise self.failure(problem)
             time.sleep(0.02)
 
     def failure(self, problem: str) -> ServerFailed:
         """Remove the server; returns the error that says why, with the end of its log and the remedy."""
-        log, space = self._handle.log_tail(), space_left()
+        log = f"(its log is elsewhere; check {self.variable}, or unset it to have a server started)"
+        if self._handle is not None:
+            log = self._handle.log_tail()
+        space = space_left()
         self.close()
         return ServerFailed(f"{problem}\nThe last lines of its log:\n{log}{space}\nRemedy: {self._remedy}")
 
     def stop(self) -> None:
         """End it in order; data and ports are kept for :meth:`start`."""
-        self._handle.stop()
+        self._ours.stop()
 
     def kill(self) -> None:
         """SIGKILL, as in a crash; data and ports are kept for :meth:`start`."""
-        self._handle.kill()
+        self._ours.kill()
 
     def freeze(self) -> None:
-        """Stop it in its tracks: it accepts connections and never answers, until :meth:`thaw`."""
-        self._handle.freeze()
+        """SIGSTOP: it accepts connections and does not answer, until :meth:`thaw`."""
+        self._ours.freeze()
 
     def thaw(self) -> None:
-        self._handle.thaw()
+        """SIGCONT, after :meth:`freeze`."""
+        self._ours.thaw()
 
     def close(self) -> None:
         """Remove it with its data. Calling it twice is harmless."""
-        self._handle.close()
+        if self._handle is not None:
+            self._handle.close()
 
     def __enter__(self) -> Self:
         return self

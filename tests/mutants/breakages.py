@@ -57,13 +57,13 @@ class Breakage(NamedTuple):
 _STATEMENTS = "ledger/sql/worker.py"
 _ADMINISTRATION = "ledger/sql/admin.py"
 _TOKEN = (
-    Edit(_STATEMENTS, "        offset.token == _held.c.token,  # I2: only the holder of the current claim\n", ""),
+    Edit(_STATEMENTS, "    offset.token == HELD.c.token,  # I2: only the holder of the current claim\n", ""),
     Edit(_STATEMENTS, "        offset.token == _moving.c.token,  # I2\n", ""),
 )
 _POSITION = (
     Edit(
         _STATEMENTS,
-        "        offset.next_offset == _held.c.from_offset,  # I3: only from the exact position that was read\n",
+        "    offset.next_offset == HELD.c.from_offset,  # I3: only from the exact position that was read\n",
         "",
     ),
     Edit(_STATEMENTS, "        offset.next_offset == _moving.c.from_offset,  # I3\n", ""),
@@ -220,7 +220,7 @@ BREAKAGES = (
                 '        "token": _claim.excluded.token,\n',
                 '        "token": func.lpad(func.to_hex(offset.epoch + 1), 32, "0").cast(Uuid),\n',
             ),
-            Edit(_ADMINISTRATION, '        token=bindparam("to_token", type_=Uuid),\n', f"        claim={_COUNTER},\n"),
+            Edit(_ADMINISTRATION, '        token=bindparam("to_token", type_=Uuid),\n', f"        token={_COUNTER},\n"),
         ),
         ("tests/postgres/ledger/test_failover.py",),
     ),
@@ -359,7 +359,7 @@ BREAKAGES = (
             Edit(
                 _ADMINISTRATION,
                 '        token=bindparam("to_token", type_=Uuid),\n',
-                '        claim=func.coalesce(offset.token, bindparam("to_token", type_=Uuid)),\n',
+                '        token=func.coalesce(offset.token, bindparam("to_token", type_=Uuid)),\n',
             ),
         ),
         (f"{MOVE}::test_a_move_fences_the_owner",),
@@ -427,12 +427,8 @@ BREAKAGES = (
     Breakage(
         "release of a stranger's claim",
         (
-            Edit(
-                _STATEMENTS,
-                "        _is_ours(_released.c.token),  # I2: a stranger's claim is not ours to release\n",
-                "",
-            ),
-            Edit(_STATEMENTS, "        _is_ours(_mine.c.token),\n", ""),
+            Edit(_STATEMENTS, ", _is_ours(RELEASED.c.token))", ")"),
+            Edit(_STATEMENTS, ", _is_ours(_mine.c.token))", ")"),
         ),
         (f"{CLAIM}::test_a_strangers_claim_is_not_released",),
     ),
@@ -480,8 +476,8 @@ BREAKAGES = (
     Breakage(
         "a note under a stranger's claim",
         (
-            Edit(_STATEMENTS, "            offset.token == given.c.token,  # I2\n", ""),
-            Edit(_STATEMENTS, "        offset.token == ordered.c.token,\n", ""),
+            Edit(_STATEMENTS, ", offset.token == NOTED.c.token)", ")"),
+            Edit(_STATEMENTS, ", offset.token == _notable.c.token)", ")"),
         ),
         (f"{ATTEMPTS}::test_a_zombies_note_is_refused",),
     ),

@@ -153,16 +153,8 @@ FAILING = (
     Breakage(
         "suspect range noted without the claim",
         (
-            Edit(
-                "ledger/sql/worker.py",
-                "            offset.token == given.c.token,  # I2\n",
-                "",
-            ),
-            Edit(
-                "ledger/sql/worker.py",
-                "        offset.token == ordered.c.token,\n",
-                "",
-            ),
+            Edit("ledger/sql/worker.py", ", offset.token == SUSPECTED.c.token)", ")"),
+            Edit("ledger/sql/worker.py", ", offset.token == _range.c.token)", ")"),
         ),
         ("tests/postgres/ledger/test_attempts.py::test_i2_a_suspect_range_is_noted_under_the_claim_alone",),
     ),

@@ -57,10 +57,7 @@ def hold(tx: GroupConnection, expected: Sequence[Expected], settings: Settings) 
     ordered = sorted(expected, key=lambda e: e.claim.partition)
     parameters: dict[str, Any] = {
         "expected": len(ordered),
-        "held_topic": [e.claim.partition.topic for e in ordered],
-        "held_partition": [e.claim.partition.number for e in ordered],
-        "held_token": [e.claim.token for e in ordered],
-        "held_from_offset": [e.from_offset for e in ordered],
+        **sql.arrays(sql.HELD, [(*e.claim.partition, e.claim.token, e.from_offset) for e in ordered]),
         "application_name": settings.application_name,
         "synchronous_commit": "on" if settings.synchronous_commit else "off",
         "idle_in_transaction_session_timeout": f"{round(settings.transaction_age * 1000)}ms",
@@ -81,21 +78,10 @@ def advance(tx: GroupConnection, moves: Iterable[Move], transaction: str | None 
     are not the expected ones.
     """
     ordered = sorted(moves, key=lambda m: m.claim.partition)
-    fenced(
-        tx,
-        sql.ADVANCE,
-        {
-            "expected": len(ordered),
-            "transaction": transaction,
-            "moving_topic": [m.claim.partition.topic for m in ordered],
-            "moving_partition": [m.claim.partition.number for m in ordered],
-            "moving_token": [m.claim.token for m in ordered],
-            "moving_from_offset": [m.from_offset for m in ordered],
-            "moving_to_offset": [m.to_offset for m in ordered],
-            "moving_leader_epoch": [m.leader_epoch for m in ordered],
-            "moving_record_time": [m.record_time for m in ordered],
-        },
-    )
+    rows = [
+        (*m.claim.partition, m.claim.token, m.from_offset, m.to_offset, m.leader_epoch, m.record_time) for m in ordered
+    ]
+    fenced(tx, sql.ADVANCE, {"expected": len(rows), "transaction": transaction, **sql.arrays(sql.MOVING, rows)})
     return [
         replace(
             m.claim,

@@ -17,22 +17,13 @@ LONGEST = 10 * 365 * 24 * 3600.0  # seconds: far enough, and a time that Postgre
 def record_attempts(tx: GroupConnection, noted: Iterable[tuple[Claim, Attempt]]) -> list[Claim]:
     """Write the attempts; see :meth:`seekpoint.Ledger.record_attempts`."""
     ordered = sorted(noted, key=lambda pair: pair[0].partition)
-    fenced(
-        tx,
-        sql.RECORD_ATTEMPTS,
-        {
-            "expected": len(ordered),
-            "noted_topic": [claim.partition.topic for claim, _ in ordered],
-            "noted_partition": [claim.partition.number for claim, _ in ordered],
-            "noted_token": [claim.token for claim, _ in ordered],
-            "noted_offset": [attempt.offset for _, attempt in ordered],
-            "noted_number": [attempt.number for _, attempt in ordered],
-            "noted_error": [None if a.error is None else storable(a.error[:SAID]) for _, a in ordered],
-            "noted_wait": [None if a.wait is None else min(a.wait, LONGEST) for _, a in ordered],
-            "noted_allowed": [attempt.allowed for _, attempt in ordered],
-            "noted_policy": [attempt.then for _, attempt in ordered],
-        },
-    )
+    rows = []
+    for claim, attempt in ordered:
+        error = None if attempt.error is None else storable(attempt.error[:SAID])
+        wait = None if attempt.wait is None else min(attempt.wait, LONGEST)
+        what = (attempt.offset, attempt.number, error, wait, attempt.allowed, attempt.then)
+        rows.append((*claim.partition, claim.token, *what))
+    fenced(tx, sql.RECORD_ATTEMPTS, {"expected": len(rows), **sql.arrays(sql.NOTED, rows)})
     return [replace(claim, attempt=attempt) for claim, attempt in ordered]
 
 
@@ -51,15 +42,5 @@ class SuspectNote:
 def record_suspects(tx: GroupConnection, noted: Iterable[SuspectNote]) -> None:
     """Write the ranges; see :meth:`seekpoint.Ledger.record_suspects`."""
     ordered = sorted(noted, key=lambda one: one.claim.partition)
-    fenced(
-        tx,
-        sql.RECORD_SUSPECTS,
-        {
-            "expected": len(ordered),
-            "suspected_topic": [one.claim.partition.topic for one in ordered],
-            "suspected_partition": [one.claim.partition.number for one in ordered],
-            "suspected_token": [one.claim.token for one in ordered],
-            "suspected_end_offset": [one.end for one in ordered],
-            "suspected_part_end": [one.part_end for one in ordered],
-        },
-    )
+    rows = [(*one.claim.partition, one.claim.token, one.end, one.part_end) for one in ordered]
+    fenced(tx, sql.RECORD_SUSPECTS, {"expected": len(rows), **sql.arrays(sql.SUSPECTED, rows)})

@@ -127,16 +127,10 @@ def prepare(tx: GroupConnection, claimant: Claimant, start: StartOffsets) -> Non
     tables = sorted({*group.tables, *claimant.declaration.tables})
     tx.execute(administration.UPDATE_GROUP, to_version=claimant.version, cluster=claimant.cluster_id, tables=tables)
     new = unknown_topics(tx, claimant.topic_ids)
-    rows = sorted((p, claimant.topic_ids[topic], offset) for topic in new for p, offset in start(topic).items())
+    first = {p: offset for topic in new for p, offset in start(topic).items()}
+    rows = [(*p, claimant.topic_ids[p.topic], first[p], uuid4()) for p in sorted(first)]
     if rows:
-        tx.execute(
-            administration.INSERT_ROWS,
-            new_topic=[p.topic for p, _, _ in rows],
-            new_partition=[p.number for p, _, _ in rows],
-            new_topic_id=[topic_id for _, topic_id, _ in rows],
-            new_start=[offset for _, _, offset in rows],
-            new_token=[uuid4() for _ in rows],
-        )
+        tx.execute(administration.INSERT_ROWS, **sql.arrays(administration.NEW, rows))
 
 
 def _declare(tx: GroupConnection, claimant: Claimant) -> None:
@@ -206,47 +200,23 @@ def claim(tx: GroupConnection, claimant: Claimant, wanted: Sequence[Partition]) 
     group = tx.execute(sql.SHARE_GROUP).one()
     admit(group, claimant)
     require(tx.group, claimant.declaration, claimant.version, claimant.compare(tx))
-    ordered = sorted(wanted)
-    rows = tx.execute(
-        sql.CLAIM,
-        owner=claimant.owner,
-        wanted_topic=[p.topic for p in ordered],
-        wanted_partition=[p.number for p in ordered],
-        wanted_topic_id=[claimant.topic_ids[p.topic] for p in ordered],
-        wanted_token=[uuid4() for _ in ordered],  # I5: a new token at every claim, unique across failovers
-    )
-    return {claim.partition: claim for claim in map(_granted, rows)}
+    # I5: a new token at every claim, unique across failovers
+    rows = [(*p, claimant.topic_ids[p.topic], uuid4()) for p in sorted(wanted)]
+    granted = tx.execute(sql.CLAIM, owner=claimant.owner, **sql.arrays(sql.WANTED, rows))
+    return {claim.partition: claim for claim in map(_granted, granted)}
 
 
-def _granted(row: Row[Any]) -> Claim:
-    attempt = None
-    if row.attempt_offset is not None:
-        attempt = Attempt(
-            row.attempt_offset,
-            row.attempts,
-            row.attempt_error,
-            row.wait,
-            row.attempts_allowed,
-            row.attempt_policy,
-            row.attempt_crashes,
-        )
-    return Claim(
-        Partition(row.topic, row.partition),
-        row.token,
-        row.epoch,
-        row.next_offset,
-        row.leader_epoch,
-        row.topic_id,
-        row.unreleased_claims,
-        attempt,
-        row.suspect_end,
-        row.suspect_part_end,
-    )
+def _granted(row: Any) -> Claim:
+    """A row of ``CLAIM``: partition, the fields of a Claim, the fields of an Attempt."""
+    topic, partition, token, epoch, position, leader_epoch, topic_id, unreleased, suspect_end, part_end, *tried = row
+    attempt = None if row.attempt_offset is None else Attempt(*tried)
+    at = Partition(topic, partition)
+    return Claim(at, token, epoch, position, leader_epoch, topic_id, unreleased, attempt, suspect_end, part_end)
 
 
 def refused(tx: GroupConnection, claimant: Claimant, left: Sequence[Partition]) -> dict[Partition, TopicRecreated]:
     """Why these were not granted: their rows belong to another topic id."""
-    rows = tx.execute(sql.POSITIONS, asked_topic=[p.topic for p in left], asked_partition=[p.number for p in left])
+    rows = tx.execute(sql.POSITIONS, **sql.arrays(sql.ASKED, left))
     stops = {}
     for row in rows:
         partition = Partition(row.topic, row.partition)
@@ -282,10 +252,6 @@ def end_abandoned(tx: GroupConnection, stalled: Sequence[Partition], older_than:
 
     Returns their backend pids. Needs no superuser: the sessions belong to the same role.
     """
-    pids = tx.execute(
-        administration.ABANDONED,
-        asked_topic=[p.topic for p in stalled],
-        asked_partition=[p.number for p in stalled],
-        age=timedelta(seconds=older_than),
-    ).scalars()
-    return tuple(pid for pid in list(pids) if tx.execute(administration.TERMINATE, pid=pid).scalar_one())
+    age = timedelta(seconds=older_than)
+    pids = tx.execute(administration.ABANDONED, age=age, **sql.arrays(sql.ASKED, stalled)).scalars().all()
+    return tuple(pid for pid in pids if tx.execute(administration.TERMINATE, pid=pid).scalar_one())

@@ -220,13 +220,8 @@ class Ledger:
         """
         ordered = sorted(claims, key=lambda c: c.partition)
         with self.begin() as tx:
-            tx.execute(
-                sql.RELEASE,
-                owner=self.owner,
-                released_topic=[c.partition.topic for c in ordered],
-                released_partition=[c.partition.number for c in ordered],
-                released_token=[c.token for c in ordered],
-            )
+            rows = [(*c.partition, c.token) for c in ordered]
+            tx.execute(sql.RELEASE, owner=self.owner, **sql.arrays(sql.RELEASED, rows))
 
     def stop(self, stops: Iterable[PartitionStopped]) -> set[Partition]:
         """Store why partitions are stopped, with the choices; a later claim, move or commit clears it.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -65,46 +65,26 @@ class Position:
     stop: Stop | None = None
 
 
+_KEPT = {each.name for each in fields(Position)} - {"partition", "stop"}
+
+
 def position(row: Row[Any]) -> Position:
     """A row of ``partition_offset`` as a value."""
-    return Position(
-        Partition(row.topic, row.partition),
-        row.topic_id,
-        row.first_offset,
-        row.next_offset,
-        row.leader_epoch,
-        row.token,
-        row.epoch,
-        row.owner,
-        row.claimed_at,
-        row.committed_at,
-        row.record_time,
-        row.unreleased_claims,
-        row.attempt_offset if row.attempts else None,  # at 0, its only attempt was given up and taken back
-        row.attempts,
-        row.attempts_allowed,
-        row.attempt_crashes,
-        row.attempt_running,
-        row.attempt_error,
-        row.retry_at,
-        row.attempt_policy,
-        row.suspect_end if row.suspect_end is not None and row.suspect_end > row.next_offset else None,
-        row.suspect_part_end,
-        row.suspect_running,
-        None
-        if row.stop_kind is None
-        else Stop(row.stop_kind, row.stop_offset, row.stop_message, tuple(row.stop_choices), row.stopped_at),
-    )
+    kept = {name: value for name, value in row._asdict().items() if name in _KEPT}
+    if not row.attempts:  # its only attempt was given up and taken back
+        kept["attempt_offset"] = None
+    if row.suspect_end is not None and row.suspect_end <= row.next_offset:
+        kept["suspect_end"] = None
+    if row.stop_kind is not None:
+        choices = tuple(row.stop_choices)
+        kept["stop"] = Stop(row.stop_kind, row.stop_offset, row.stop_message, choices, row.stopped_at)
+    return Position(Partition(row.topic, row.partition), **kept)
 
 
 def positions_of(tx: GroupConnection, partitions: Iterable[Partition], *, locked: bool) -> dict[Partition, Position]:
     """The rows of these partitions. ``locked`` waits for transactions in flight: the answer is the settled one."""
-    asked = sorted(partitions)
-    rows = tx.execute(
-        sql.POSITIONS_LOCKED if locked else sql.POSITIONS,
-        asked_topic=[p.topic for p in asked],
-        asked_partition=[p.number for p in asked],
-    )
+    asked = sql.arrays(sql.ASKED, sorted(partitions))
+    rows = tx.execute(sql.POSITIONS_LOCKED if locked else sql.POSITIONS, **asked)
     return {at.partition: at for at in map(position, rows)}
 
 

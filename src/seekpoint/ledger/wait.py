@@ -10,7 +10,7 @@ from time import monotonic, sleep
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import BigInteger, Integer, Row, Text, and_, bindparam, func, literal, literal_column, select, true
+from sqlalchemy import BigInteger, Row, Text, and_, bindparam, func, literal, literal_column, select, true
 
 from seekpoint.errors import ConfigError, NotApplied
 from seekpoint.ledger.claim import DELAYED
@@ -33,11 +33,7 @@ SHORTEST, LONGEST, SHARE = 0.005, 0.1, 0.25
 
 _offset, _group, _action, _dead_letter = partition_offset.c, consumer_group.c, admin_action.c, dead_letter.c
 _asked = bindparam("asked_offset", type_=BigInteger)
-_row = (
-    _offset.consumer_group == sql.GROUP,
-    _offset.topic == bindparam("topic", type_=Text),
-    _offset.partition == bindparam("partition", type_=Integer),
-)
+_row = sql.is_at(_offset)
 PASSED_YET = select(_offset.next_offset, _offset.topic_id).where(*_row)
 
 # The last move that went over the offset, in either direction: forwards, nobody has read the record since;

@@ -28,7 +28,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.sql.elements import ColumnElement
 
-from seekpoint.ledger.sql.worker import GROUP, array, unnest
+from seekpoint.ledger.sql.worker import ASKED, GROUP, array, is_row_of
 from seekpoint.ledger.tables import IS_OPEN, dead_letter, partition_offset
 
 _time = DateTime(timezone=True)
@@ -61,27 +61,22 @@ INSERT_DEAD_LETTERS = _insert.on_conflict_do_update(
 # key to key along dead_letter_key_idx, one descent each: of a key that holds back 300,000 records, one is read. Each
 # step asks for the next entry of the index, whosever it is, and then whether it is of this partition: with the
 # partition among the conditions, a planner without statistics would find all of its letters first, and sort them.
-_asked = unnest("asked", topic=Text, partition=Integer)
 _today = (
     select(_offset.topic_id)
-    .where(
-        _offset.consumer_group == GROUP,
-        _offset.topic == _asked.c.topic,
-        _offset.partition == _asked.c.partition,
-    )
+    .where(*is_row_of(ASKED))
     .limit(literal_column("1"))  # keeps it a lookup per row
     .lateral("today")
 )
 _step = (
     select(
-        _asked.c.topic,
-        _asked.c.partition,
+        ASKED.c.topic,
+        ASKED.c.partition,
         _today.c.topic_id,
         cast(null(), LargeBinary).label("key"),
         cast(literal_column("''"), LargeBinary).label("hash"),  # before all hashes
         cast(null(), BigInteger).label("first"),
     )
-    .select_from(_asked.join(_today, true()))
+    .select_from(ASKED.join(_today, true()))
     .cte("step", recursive=True)
 )
 _place = (_dead_letter.consumer_group, _dead_letter.topic_id, _dead_letter.partition, func.sha256(_dead_letter.key))

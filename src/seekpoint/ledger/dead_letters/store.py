@@ -15,7 +15,7 @@ from seekpoint.ledger.dead_letters import statements as sql
 from seekpoint.ledger.dead_letters.dead_letter import DeadLetter, dead_letter_of, explained, row, values
 from seekpoint.ledger.move import record_action
 from seekpoint.ledger.sql.admin import LOCK_ROW
-from seekpoint.ledger.sql.worker import SHARE_GROUP
+from seekpoint.ledger.sql.worker import ASKED, SHARE_GROUP, arrays
 from seekpoint.ledger.tables import LARGEST_BIGINT, LARGEST_INTEGER
 from seekpoint.records import Cause, Failure, NewDeadLetter, Partition, State, storable
 
@@ -57,10 +57,8 @@ class DeadLetters:
 
         Null keys are none, and letters of a topic that was recreated since hold nothing back.
         """
-        asked = sorted(partitions)
-        rows = self.ledger.group_connection(tx).execute(
-            sql.OPEN_KEYS, asked_topic=[p.topic for p in asked], asked_partition=[p.number for p in asked]
-        )
+        asked = arrays(ASKED, sorted(partitions))
+        rows = self.ledger.group_connection(tx).execute(sql.OPEN_KEYS, **asked)
         return {(Partition(r.topic, r.partition), bytes(r.key)): r.first for r in rows}
 
     # -- for people -----------------------------------------------------------------------------------

@@ -28,7 +28,21 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql
 
-from seekpoint.ledger.sql.worker import APPLICATION, GROUP, NO_ATTEMPT, NO_STOP, NO_SUSPECTS, READ_GROUP, array, unnest
+from seekpoint.ledger.sql.worker import (
+    APPLICATION,
+    ASKED,
+    FIRST_COLUMNS,
+    GROUP,
+    NO_ATTEMPT,
+    NO_STOP,
+    NO_SUSPECTS,
+    READ_GROUP,
+    array,
+    first_rows,
+    is_at,
+    is_row_of,
+    unnest,
+)
 from seekpoint.ledger.tables import (
     IS_RESET,
     PUBLISHING,
@@ -92,20 +106,8 @@ OUTCOME_OF_RUN = select(_run.state, _run.error).where(_run.id == bindparam("its_
 
 # -- topics that nobody has read yet ---------------------------------------------------------------------------
 
-_new = unnest("new", topic=Text, partition=Integer, topic_id=Uuid, start=BigInteger, token=Uuid)
-INSERT_ROWS = insert(partition_offset).from_select(
-    ["consumer_group", "topic", "partition", "topic_id", "first_offset", "next_offset", "token", "epoch"],
-    select(
-        GROUP,
-        _new.c.topic,
-        _new.c.partition,
-        _new.c.topic_id,
-        _new.c.start,
-        _new.c.start,
-        _new.c.token,
-        literal(0),
-    ).order_by(_new.c.topic, _new.c.partition),
-)
+NEW = unnest("new", topic=Text, partition=Integer, topic_id=Uuid, start=BigInteger, token=Uuid)
+INSERT_ROWS = insert(partition_offset).from_select(FIRST_COLUMNS, first_rows(NEW, NEW.c.start, 0))
 
 # -- the tables that records of a topic are written to ---------------------------------------------------------
 
@@ -153,17 +155,16 @@ _activity = table(
     column("application_name", Text),
     column("xact_start", DateTime(timezone=True)),
 ).alias("activity")
-_asked = unnest("asked", topic=Text, partition=Integer)
 _blocked = partition_offset.alias("blocked")
 ABANDONED = (
     select(_activity.c.pid)
-    .select_from(_asked)
+    .select_from(ASKED)
     .join(
         _blocked,
         and_(
             _blocked.c.consumer_group == GROUP,
-            _blocked.c.topic == _asked.c.topic,
-            _blocked.c.partition == _asked.c.partition,
+            _blocked.c.topic == ASKED.c.topic,
+            _blocked.c.partition == ASKED.c.partition,
         ),
     )
     .join(_activity, _activity.c.backend_xid == literal_column("blocked.xmax"))
@@ -178,23 +179,11 @@ TERMINATE = select(func.pg_terminate_backend(bindparam("pid", type_=Integer)))
 # -- read and move ----------------------------------------------------------------------------------------
 
 READ = select(partition_offset).where(offset.consumer_group == GROUP).order_by(offset.topic, offset.partition)
-LOCK_ROW = (
-    select(partition_offset)
-    .where(
-        offset.consumer_group == GROUP,
-        offset.topic == bindparam("topic", type_=Text),
-        offset.partition == bindparam("partition", type_=Integer),
-    )
-    .with_for_update(key_share=True)
-)
+LOCK_ROW = select(partition_offset).where(*is_at(offset)).with_for_update(key_share=True)
 # Keeps the owner: whose partition it is has not changed, only where it stands (I5).
 RESET_OFFSET = (
     update(partition_offset)
-    .where(
-        offset.consumer_group == GROUP,
-        offset.topic == bindparam("at_topic", type_=Text),
-        offset.partition == bindparam("at_partition", type_=Integer),
-    )
+    .where(*is_at(offset, "at_"))
     .values(
         next_offset=bindparam("to_offset", type_=BigInteger),
         topic_id=bindparam("to_topic_id", type_=Uuid),
@@ -235,24 +224,11 @@ _all = (
     .with_for_update(key_share=True)
     .cte("ordered")
 )
-REDRAW = (
-    update(partition_offset)
-    .where(
-        offset.consumer_group == GROUP,
-        offset.topic == _all.c.topic,
-        offset.partition == _all.c.partition,
-    )
-    .values(token=func.gen_random_uuid(), epoch=offset.epoch + 1)
-)
+REDRAW = update(partition_offset).where(*is_row_of(_all)).values(token=func.gen_random_uuid(), epoch=offset.epoch + 1)
 RECORD_ACTION = insert(admin_action)
 LAST_RESET = (
     select(admin_action.c.to_offset, admin_action.c.actor, admin_action.c.reason, admin_action.c.at)
-    .where(
-        admin_action.c.consumer_group == GROUP,
-        admin_action.c.topic == bindparam("at_topic", type_=Text),
-        admin_action.c.partition == bindparam("at_partition", type_=Integer),
-        IS_RESET,
-    )
+    .where(*is_at(admin_action.c, "at_"), IS_RESET)
     .order_by(admin_action.c.id.desc())
     .limit(literal_column("1"))
 )

@@ -8,7 +8,7 @@ always locked in the order (topic, partition): callers sort the arrays, and the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from psycopg.sql import Literal
@@ -69,6 +69,38 @@ def unnest(alias: str, **columns: Any) -> TableValuedAlias:
     return func.unnest(*arrays).table_valued(*named).render_derived(name=alias)
 
 
+def arrays(given: TableValuedAlias, rows: Sequence[Sequence[Any]]) -> dict[str, list[Any]]:
+    """The parameters of an :func:`unnest`: rows of values, in the order of its columns, as one array a column."""
+    return {f"{given.name}_{each.name}": [row[n] for row in rows] for n, each in enumerate(given.c)}
+
+
+def is_row_of(given: TableValuedAlias | CTE) -> tuple[ColumnElement[bool], ...]:
+    """The partition's row, by its primary key: of this group, unless the given rows name theirs."""
+    return (
+        offset.consumer_group == given.c.get("consumer_group", GROUP),
+        offset.topic == given.c.topic,
+        offset.partition == given.c.partition,
+    )
+
+
+def is_at(columns: Any, prefix: str = "") -> tuple[ColumnElement[bool], ...]:
+    """The rows of one partition, whose topic and number are parameters of this prefix."""
+    return (
+        columns.consumer_group == GROUP,
+        columns.topic == bindparam(f"{prefix}topic", type_=Text),
+        columns.partition == bindparam(f"{prefix}partition", type_=Integer),
+    )
+
+
+def lock_each(name: str, given: TableValuedAlias, *conditions: ColumnElement[bool]) -> LateralFromClause:
+    """The row of each given partition, locked, where the conditions are met.
+
+    A lateral lock per row keeps the plan a loop over the primary key whatever the statistics say.
+    """
+    row: Select[Any] = select(literal_column("1").label("one")).where(*is_row_of(given), *conditions)
+    return row.with_for_update(key_share=True).lateral(name)
+
+
 def _to_update(name: str, rows: TableValuedAlias, locked: LateralFromClause | None = None) -> CTE:
     """The rows, those that could be locked where a lock is asked for, each with the group's name: to join an UPDATE.
 
@@ -119,19 +151,12 @@ def _refuse(problem: str, count: ColumnElement[int]) -> ColumnElement[int]:
 
 # -- one transaction of a worker (I1, I2, I3) ------------------------------------------------------------
 
-_held = unnest("held", topic=Text, partition=Integer, token=Uuid, from_offset=BigInteger)
-_locked = (
-    select(literal_column("1").label("one"))
-    .select_from(partition_offset)
-    .where(
-        offset.consumer_group == GROUP,
-        offset.topic == _held.c.topic,
-        offset.partition == _held.c.partition,
-        offset.token == _held.c.token,  # I2: only the holder of the current claim
-        offset.next_offset == _held.c.from_offset,  # I3: only from the exact position that was read
-    )
-    .with_for_update(key_share=True)
-    .lateral("locked")
+HELD = unnest("held", topic=Text, partition=Integer, token=Uuid, from_offset=BigInteger)
+_locked = lock_each(
+    "locked",
+    HELD,
+    offset.token == HELD.c.token,  # I2: only the holder of the current claim
+    offset.next_offset == HELD.c.from_offset,  # I3: only from the exact position that was read
 )
 
 
@@ -140,12 +165,11 @@ def _set_local(name: str) -> ColumnElement[Any]:
 
 
 def _hold(*settings: str) -> Any:
-    """Lock the rows of all placed partitions where claim and position are as expected, or raise.
+    """Lock the rows of all active partitions where claim and position are as expected, or raise.
 
-    A lateral lock per row keeps the plan a loop over the primary key whatever the statistics say. The
-    transaction's settings ride along, to save a round trip. Answers the transaction's id.
+    The transaction's settings are sent along, to save a round trip. Returns the transaction's id.
     """
-    rows = select(func.count().label("n")).select_from(_held.join(_locked, true())).cte("rows")
+    rows = select(func.count().label("n")).select_from(HELD.join(_locked, true())).cte("rows")
     return select(
         case(
             (rows.c.n == bindparam("expected", type_=Integer), rows.c.n),
@@ -161,19 +185,17 @@ HOLD = _hold(*_SETTINGS)
 # transaction_timeout came with Postgres 17; older servers would refuse the name.
 HOLD_17 = _hold(*_SETTINGS, "transaction_timeout")
 
-_moving = _to_update(
+MOVING = unnest(
     "moving",
-    unnest(
-        "moving",
-        topic=Text,
-        partition=Integer,
-        token=Uuid,
-        from_offset=BigInteger,
-        to_offset=BigInteger,
-        leader_epoch=Integer,
-        record_time=DateTime(timezone=True),
-    ),
+    topic=Text,
+    partition=Integer,
+    token=Uuid,
+    from_offset=BigInteger,
+    to_offset=BigInteger,
+    leader_epoch=Integer,
+    record_time=DateTime(timezone=True),
 )
+_moving = _to_update("moving", MOVING)
 # Tried alone, or a part of a suspect range: what was applied says nothing of the records after it. The next owner has
 # to be careful, too, up to the end of the range.
 _is_careful = and_(
@@ -183,9 +205,7 @@ _is_careful = and_(
 _moved = (
     update(partition_offset)
     .where(
-        offset.consumer_group == _moving.c.consumer_group,
-        offset.topic == _moving.c.topic,
-        offset.partition == _moving.c.partition,
+        *is_row_of(_moving),
         offset.token == _moving.c.token,  # I2
         offset.next_offset == _moving.c.from_offset,  # I3
     )
@@ -227,31 +247,6 @@ ADVANCE = select(
 )
 
 
-def _owned(given: Any, name: str) -> Any:
-    """The row of each given partition, locked; none where the claim is another's."""
-    return (
-        select(literal_column("1").label("one"))
-        .where(
-            offset.consumer_group == GROUP,
-            offset.topic == given.c.topic,
-            offset.partition == given.c.partition,
-            offset.token == given.c.token,  # I2
-        )
-        .with_for_update(key_share=True)
-        .lateral(name)
-    )
-
-
-def _is_row_of(ordered: Any) -> tuple[ColumnElement[bool], ...]:
-    """The row that was locked for this one, still under its claim."""
-    return (
-        offset.consumer_group == ordered.c.consumer_group,
-        offset.topic == ordered.c.topic,
-        offset.partition == ordered.c.partition,
-        offset.token == ordered.c.token,
-    )
-
-
 def _all_or_refused(changed: CTE, why: str, label: str) -> Select[Any]:
     """How many rows were changed; refused with ``why`` where they are not as many as ``expected``."""
     rows = select(func.count().label("n")).select_from(changed).cte("rows")
@@ -266,7 +261,7 @@ def _all_or_refused(changed: CTE, why: str, label: str) -> Select[Any]:
 # An attempt at the record in front of the position. One that is about to begin has no error yet; what the one
 # before it left behind (error, time of the retry) stays until its own outcome is known. Token alone: the position
 # may have been advanced in this very transaction. The rows are locked in order first.
-_noted = unnest(
+NOTED = unnest(
     "noted",
     topic=Text,
     partition=Integer,
@@ -278,12 +273,12 @@ _noted = unnest(
     allowed=Integer,
     policy=Text,
 )
-_notable = _to_update("ordered", _noted, _owned(_noted, "tried"))
+_notable = _to_update("ordered", NOTED, lock_each("tried", NOTED, offset.token == NOTED.c.token))  # I2
 _again = offset.attempt_offset == _notable.c.offset
 _begins = _notable.c.error.is_(None)
 _written = (
     update(partition_offset)
-    .where(*_is_row_of(_notable))
+    .where(*is_row_of(_notable), offset.token == _notable.c.token)
     .values(
         attempt_offset=_notable.c.offset,
         attempts=_notable.c.number,
@@ -303,11 +298,11 @@ _written = (
 RECORD_ATTEMPTS = _all_or_refused(_written, "the claim is not the expected one; attempts noted: ", "noted")
 
 # A suspect range, its end stored once; and the part of it that is about to be tried, if any. No end: it is over.
-_ranged = unnest("suspected", topic=Text, partition=Integer, token=Uuid, end_offset=BigInteger, part_end=BigInteger)
-_range = _to_update("ordered", _ranged, _owned(_ranged, "own"))
+SUSPECTED = unnest("suspected", topic=Text, partition=Integer, token=Uuid, end_offset=BigInteger, part_end=BigInteger)
+_range = _to_update("ordered", SUSPECTED, lock_each("own", SUSPECTED, offset.token == SUSPECTED.c.token))  # I2
 _watched = (
     update(partition_offset)
-    .where(*_is_row_of(_range))
+    .where(*is_row_of(_range), offset.token == _range.c.token)
     .values(
         suspect_end=case(
             (and_(_range.c.end_offset.is_not(None), offset.suspect_end > offset.next_offset), offset.suspect_end),
@@ -344,32 +339,20 @@ _first_row = (
 )
 KNOWN_TOPICS = select(_first_row.c.topic).select_from(_named.join(_first_row, literal(True)))
 
-_wanted = unnest("wanted", topic=Text, partition=Integer, topic_id=Uuid, token=Uuid)
+FIRST_COLUMNS = ["consumer_group", "topic", "partition", "topic_id", "first_offset", "next_offset", "token", "epoch"]
+
+
+def first_rows(given: TableValuedAlias, start: ColumnElement[int], epoch: int) -> Select[Any]:
+    """Values of ``FIRST_COLUMNS`` for partitions that have no row yet, in the order in which rows are locked."""
+    place, token = (given.c.topic, given.c.partition), given.c.token
+    return select(GROUP, *place, given.c.topic_id, start, start, token, literal(epoch, BigInteger)).order_by(*place)
+
+
+WANTED = unnest("wanted", topic=Text, partition=Integer, topic_id=Uuid, token=Uuid)
 _claim = postgresql.insert(partition_offset).from_select(
-    [
-        "consumer_group",
-        "topic",
-        "partition",
-        "topic_id",
-        "first_offset",
-        "next_offset",
-        "token",
-        "epoch",
-        "owner",
-        "claimed_at",
-    ],
-    select(
-        GROUP,
-        _wanted.c.topic,
-        _wanted.c.partition,
-        _wanted.c.topic_id,
-        literal(0, BigInteger),  # a row that is missing beside others is an added partition: from its beginning
-        literal(0, BigInteger),
-        _wanted.c.token,
-        literal(1, BigInteger),
-        bindparam("owner", type_=Uuid),
-        func.clock_timestamp(),
-    ).order_by(_wanted.c.topic, _wanted.c.partition),
+    [*FIRST_COLUMNS, "owner", "claimed_at"],
+    # A row that is missing beside others is an added partition: from its beginning.
+    first_rows(WANTED, literal(0, BigInteger), 1).add_columns(bindparam("owner", type_=Uuid), func.clock_timestamp()),
 )
 _seconds_until_retry = func.greatest(
     func.extract("epoch", offset.retry_at - func.clock_timestamp()).cast(Double), literal_column("0")
@@ -401,24 +384,25 @@ CLAIM = _claim.on_conflict_do_update(
 ).returning(
     offset.topic,
     offset.partition,
-    offset.topic_id,
+    # As Claim has them, ...
     offset.token,
     offset.epoch,
     offset.next_offset,
     offset.leader_epoch,
+    offset.topic_id,
     offset.unreleased_claims,
-    # At or past the position: compaction may have taken the records between the two.
+    case((offset.suspect_end > offset.next_offset, offset.suspect_end)).label("suspect_end"),
+    case((offset.suspect_part_end > offset.next_offset, offset.suspect_part_end)).label("suspect_part_end"),
+    # ... and Attempt. At or past the position: compaction may have taken the records between the two.
     case((and_(offset.attempts > 0, offset.attempt_offset >= offset.next_offset), offset.attempt_offset)).label(
         "attempt_offset"
     ),
     offset.attempts,
-    offset.attempt_crashes,
     offset.attempt_error,
     case((offset.retry_at.is_not(None), _seconds_until_retry)).label("wait"),  # greatest() would overlook the NULL
     offset.attempts_allowed,
     offset.attempt_policy,
-    case((offset.suspect_end > offset.next_offset, offset.suspect_end)).label("suspect_end"),
-    case((offset.suspect_part_end > offset.next_offset, offset.suspect_part_end)).label("suspect_part_end"),
+    offset.attempt_crashes,
 )
 
 # A stop, and what can be decided. The claim or move that the worker stopped under must be the row's (I2): another one
@@ -427,9 +411,7 @@ _stop_kind, _stop_offset = bindparam("kind", type_=Text), bindparam("at_offset",
 STOP = (
     update(partition_offset)
     .where(
-        offset.consumer_group == GROUP,
-        offset.topic == bindparam("at_topic", type_=Text),
-        offset.partition == bindparam("at_partition", type_=Integer),
+        *is_at(offset, "at_"),
         offset.token == bindparam("its_token", type_=Uuid),
     )
     .values(
@@ -444,17 +426,13 @@ STOP = (
     )
 )
 
-_asked = unnest("asked", topic=Text, partition=Integer)
-_row = select(partition_offset).where(
-    offset.consumer_group == GROUP,
-    offset.topic == _asked.c.topic,
-    offset.partition == _asked.c.partition,
-)
+ASKED = unnest("asked", topic=Text, partition=Integer)
+_row = select(partition_offset).where(*is_row_of(ASKED))
 _glanced = _row.limit(literal_column("1")).lateral("o")  # the limit keeps it a lookup per row
 _awaited = _row.with_for_update(read=True).lateral("o")
-POSITIONS = select(_glanced).select_from(_asked.join(_glanced, literal(True)))
+POSITIONS = select(_glanced).select_from(ASKED.join(_glanced, literal(True)))
 # The same under the row's lock: waits for a transaction in flight, so the answer is the settled one.
-POSITIONS_LOCKED = select(_awaited).select_from(_asked.join(_awaited, literal(True)))
+POSITIONS_LOCKED = select(_awaited).select_from(ASKED.join(_awaited, literal(True)))
 
 
 # Ours by its token; or by its owner, where a move drew another token and kept the owner (I5). An owner is drawn for
@@ -463,28 +441,13 @@ def _is_ours(token: ColumnElement[Any]) -> ColumnElement[bool]:
     return or_(offset.token == token, offset.owner == bindparam("owner", type_=Uuid))
 
 
-_released = unnest("released", topic=Text, partition=Integer, token=Uuid)
-_let_go = (
-    select(literal_column("1").label("one"))
-    .where(
-        offset.consumer_group == GROUP,
-        offset.topic == _released.c.topic,
-        offset.partition == _released.c.partition,
-        _is_ours(_released.c.token),  # I2: a stranger's claim is not ours to release
-    )
-    .with_for_update(key_share=True)
-    .lateral("mine")
-)
+RELEASED = unnest("released", topic=Text, partition=Integer, token=Uuid)
+_let_go = lock_each("mine", RELEASED, _is_ours(RELEASED.c.token))  # I2: another's claim is not ours to release
 # The successor claims the same rows at the same time: they are locked in order first, then written.
-_mine = _to_update("ordered", _released, _let_go)
+_mine = _to_update("ordered", RELEASED, _let_go)
 RELEASE = (
     update(partition_offset)
-    .where(
-        offset.consumer_group == _mine.c.consumer_group,
-        offset.topic == _mine.c.topic,
-        offset.partition == _mine.c.partition,
-        _is_ours(_mine.c.token),
-    )
+    .where(*is_row_of(_mine), _is_ours(_mine.c.token))
     .values(
         owner=null(),
         # An attempt that has not ended was given up: its record did not kill this process.

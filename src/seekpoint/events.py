@@ -30,15 +30,21 @@ class Event:
 
     level: ClassVar[int] = logging.DEBUG
     log_pause: ClassVar[float] = 0.0  # seconds that lie between two log lines of this kind, at the least
+    text: ClassVar[str] = ""  # what happened, with fields in braces ({again}: in ``wait`` seconds); "": all fields
     at: float = field(default_factory=monotonic, repr=False, compare=False)
 
     def __str__(self) -> str:
-        said = self._said()
-        return f"{type(self).__name__}: {said}" if said else type(self).__name__
+        message = self._message()
+        return f"{type(self).__name__}: {message}" if message else type(self).__name__
 
-    def _said(self) -> str:
-        """What happened, for people; without the event's name."""
-        return ", ".join(f"{name} {value}" for name, value in self.as_fields().items())
+    def _message(self) -> str:
+        """What happened, without the event's name."""
+        values = self.as_fields()
+        if not self.text:
+            return ", ".join(f"{name} {value}" for name, value in values.items())
+        shown = {name: _listed(v) if isinstance(v, list) else v for name, v in values.items()}
+        wait = values.get("wait")
+        return self.text.format(**shown, again=f"; again in {wait:.1f} s" if wait else "")
 
     def as_fields(self) -> dict[str, Any]:
         """Its fields as plain values (texts, numbers, lists, dicts), for logs and other systems."""
@@ -58,7 +64,7 @@ def _plain(value: Any) -> Any:  # noqa: PLR0911 -- one case per kind
         case Failure():
             return value.summary
         case BaseException():
-            return _told(value)
+            return _one_line(value)
         case Mapping():
             return {str(_plain(key)): _plain(each) for key, each in value.items()}
         case tuple() | list():
@@ -68,7 +74,7 @@ def _plain(value: Any) -> Any:  # noqa: PLR0911 -- one case per kind
     return repr(value)
 
 
-def _told(error: BaseException) -> str:
+def _one_line(error: BaseException) -> str:
     """In one line; an error of the database without the statement that SQLAlchemy adds."""
     original = getattr(error, "orig", None)
     return one_line(original if isinstance(original, BaseException) else error)
@@ -76,10 +82,6 @@ def _told(error: BaseException) -> str:
 
 def _listed(values: Iterable[object]) -> str:
     return ", ".join(map(str, values))
-
-
-def _again(wait: float) -> str:
-    return f"; again in {wait:.1f} s" if wait else ""
 
 
 # -- lifecycle ------------------------------------------------------------------------------------------
@@ -103,7 +105,7 @@ class StartDelayed(Event):
     reason: str
     limit: float | None
 
-    def _said(self) -> str:
+    def _message(self) -> str:
         limit = "without limit" if self.limit is None else f"{self.limit:g} s at most"
         return f"{self.reason}; waiting for it, {limit}"
 
@@ -113,11 +115,9 @@ class Started(Event):
     """The worker runs: brokers and database answered, the schema fits."""
 
     level = logging.INFO
+    text = "group {group}, owner {owner:.8}"
     group: str
     owner: str
-
-    def _said(self) -> str:
-        return f"group {self.group}, owner {self.owner[:8]}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,11 +129,9 @@ class PoolerDetected(Event):
     """
 
     level = logging.INFO
+    text = "the database answers through a connection pooler: nothing is prepared, no temporary table is kept"
     announced: int
     answering: int
-
-    def _said(self) -> str:
-        return "the database answers through a connection pooler: nothing is prepared, no temporary table is kept"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,12 +142,10 @@ class OnStandby(Event):
     """
 
     level = logging.INFO
+    text = "{reason}"
     run: UUID
     state: str
     reason: str
-
-    def _said(self) -> str:
-        return self.reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +160,7 @@ class StandbyEnded(Event):
     state: str
     error: str | None
 
-    def _said(self) -> str:
+    def _message(self) -> str:
         return f"reload {self.run} is {self.state}" + ("" if self.error is None else f": {self.error}")
 
 
@@ -176,13 +172,11 @@ class DeclarationRefused(Event):
     """
 
     level = logging.WARNING
+    text = "the worker waits outside the group: {reason}"
     topic: str
     stored: tuple[str, ...]
     declared: tuple[str, ...]
     reason: str
-
-    def _said(self) -> str:
-        return f"the worker waits outside the group: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,9 +184,7 @@ class Draining(Event):
     """A stop was asked for; the batch in hand is finished first."""
 
     level = logging.INFO
-
-    def _said(self) -> str:
-        return "the batch in hand is finished first"
+    text = "the batch in hand is finished first"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,10 +194,10 @@ class WorkerStopped(Event):
     level = logging.INFO
     error: BaseException | None = None
 
-    def _said(self) -> str:
+    def _message(self) -> str:
         if self.is_aborted:
             return "aborted"
-        return "" if self.error is None else f"by an error: {_told(self.error)}"
+        return "" if self.error is None else f"by an error: {_one_line(self.error)}"
 
     @property
     def is_aborted(self) -> bool:
@@ -221,10 +213,8 @@ class Assigned(Event):
     """Kafka assigned partitions; nothing is read before they are claimed and placed."""
 
     level = logging.INFO
+    text = "{partitions}"
     partitions: tuple[Partition, ...]
-
-    def _said(self) -> str:
-        return _listed(self.partitions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,12 +222,10 @@ class Activated(Event):
     """Claimed in the ledger and placed at the stored offset: reading begins there."""
 
     level = logging.INFO
+    text = "{partition} at offset {offset}, epoch {epoch}"
     partition: Partition
     offset: int
     epoch: int
-
-    def _said(self) -> str:
-        return f"{self.partition} at offset {self.offset}, epoch {self.epoch}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,7 +236,7 @@ class Revoked(Event):
     partitions: tuple[Partition, ...]
     lost: bool
 
-    def _said(self) -> str:
+    def _message(self) -> str:
         return _listed(self.partitions) + ("; another member may have them already" if self.lost else "")
 
 
@@ -267,7 +255,7 @@ class Stalled(Event):
     partitions: tuple[Partition, ...]
     terminated: tuple[int, ...] = ()
 
-    def _said(self) -> str:
+    def _message(self) -> str:
         return f"{_listed(self.partitions)}: another transaction holds their rows" + (
             f"; ended backends {_listed(self.terminated)}" if self.terminated else ""
         )
@@ -281,7 +269,7 @@ class PartitionStopped(Event):
     partition: Partition
     error: errors.PartitionStopped
 
-    def _said(self) -> str:
+    def _message(self) -> str:
         return str(self.error)
 
 
@@ -290,10 +278,8 @@ class Paused(Event):
     """The group is paused by an operator; its partitions wait."""
 
     level = logging.WARNING
+    text = "{reason}"
     reason: str
-
-    def _said(self) -> str:
-        return self.reason
 
 
 # -- one transaction ------------------------------------------------------------------------------------
@@ -354,15 +340,13 @@ class HandlerWroteNothing(Event):
 
     level = logging.WARNING
     log_pause = 60.0
+    text = (
+        "the handler wrote no row for {records} records, which are passed: {spans}; if that is not meant: is a session "
+        "flushed, is it the connection that the handler was given?"
+    )
     group: str
     spans: tuple[Span, ...]
     records: int
-
-    def _said(self) -> str:
-        return (
-            f"the handler wrote no row for {self.records} records, which are passed: {_listed(_plain(self.spans))}; if "
-            "that is not meant: is a session flushed, is it the connection that the handler was given?"
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -374,11 +358,9 @@ class SessionReplaced(Event):
 
     level = logging.WARNING
     log_pause = 60.0
+    text = "the handler changed its session ({changed}): the connection was closed after COMMIT"
     group: str
     changed: tuple[str, ...]
-
-    def _said(self) -> str:
-        return f"the handler changed its session ({_listed(self.changed)}): the connection was closed after COMMIT"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -417,6 +399,10 @@ class RetryScheduled(Event):
     """
 
     level = logging.WARNING
+    text = (
+        "{partition} at offset {offset}: {failure}; tried {attempt} of {attempts} times, again in {wait:.1f} s; "
+        "then {then}"
+    )
     partition: Partition
     offset: int
     attempt: int
@@ -425,25 +411,16 @@ class RetryScheduled(Event):
     failure: Failure
     then: str
 
-    def _said(self) -> str:
-        return (
-            f"{self.partition} at offset {self.offset}: {self.failure.summary}; tried {self.attempt} of "
-            f"{self.attempts} "
-            f"times, again in {self.wait:.1f} s; then {self.then}"
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetrySucceeded(Event):
     """A record that had failed was applied at its ``attempt``-th try; its partition goes on."""
 
     level = logging.INFO
+    text = "{partition} at offset {offset} was applied at its try {attempt}"
     partition: Partition
     offset: int
     attempt: int
-
-    def _said(self) -> str:
-        return f"{self.partition} at offset {self.offset} was applied at its try {self.attempt}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -451,10 +428,8 @@ class Bisecting(Event):
     """A batch failed: its records are run again, by parts, until those that fail stand alone."""
 
     level = logging.INFO
+    text = "a batch failed, and runs again in parts: {error}"
     error: BaseException
-
-    def _said(self) -> str:
-        return f"a batch failed, and runs again in parts: {_told(self.error)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -462,13 +437,11 @@ class DeadLettered(Event):
     """A record was passed without being applied: it is a dead letter, committed with its batch (I4)."""
 
     level = logging.WARNING
+    text = "{partition} at offset {offset}: {state}, {failure}"
     partition: Partition
     offset: int
     state: State
     failure: Failure
-
-    def _said(self) -> str:
-        return f"{self.partition} at offset {self.offset}: {self.state}, {self.failure.summary}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -485,15 +458,12 @@ class CrashSuspected(Event):
     """Owners of this partition died without progress: its next records, up to ``until``, are tried in small parts."""
 
     level = logging.WARNING
+    text = (
+        "{partition}: {crashes} owners died without progress; records before offset {until} are applied in small parts"
+    )
     partition: Partition
     crashes: int
     until: int
-
-    def _said(self) -> str:
-        return (
-            f"{self.partition}: {self.crashes} owners died without progress; records before offset {self.until} are "
-            "applied in small parts"
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -518,10 +488,8 @@ class Refused(Event):
     """The fence refused the batch: nothing was written."""
 
     level = logging.WARNING
+    text = "{reason}"
     reason: str
-
-    def _said(self) -> str:
-        return self.reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -529,10 +497,8 @@ class ClaimLost(Event):
     """The claim is somebody else's now."""
 
     level = logging.WARNING
+    text = "{partition}: another process has the claim now, or the offset was reset"
     partition: Partition
-
-    def _said(self) -> str:
-        return f"{self.partition}: the claim is another's now, or the partition was moved"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -544,13 +510,11 @@ class Resynced(Event):
     """
 
     level = logging.WARNING
+    text = "{partition}: expected offset {expected}, found {found} ({cause})"
     partition: Partition
     expected: int
     found: int
     cause: str
-
-    def _said(self) -> str:
-        return f"{self.partition}: expected offset {self.expected}, found {self.found} ({self.cause})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -558,10 +522,8 @@ class CommitUnknown(Event):
     """COMMIT was sent and no answer came; the ledger will be asked."""
 
     level = logging.WARNING
+    text = "COMMIT was not answered, the ledger will be asked: {error}"
     error: Exception
-
-    def _said(self) -> str:
-        return f"COMMIT was not answered, the ledger will be asked: {_told(self.error)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -569,11 +531,9 @@ class DatabaseTrouble(Event):
     """The database failed in a way that may pass; the next try is in ``wait`` seconds."""
 
     level = logging.WARNING
+    text = "{error}{again}"
     error: Exception
     wait: float = 0.0
-
-    def _said(self) -> str:
-        return _told(self.error) + _again(self.wait)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -588,11 +548,9 @@ class KafkaTrouble(Event):
     """Trouble with the brokers; the client reconnects by itself. ``wait`` seconds until we ask again."""
 
     level = logging.WARNING
+    text = "{error}{again}"
     error: str
     wait: float = 0.0
-
-    def _said(self) -> str:
-        return self.error + _again(self.wait)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -600,11 +558,9 @@ class CodecTrouble(Event):
     """What a codec needs does not answer (a schema registry); the same question is put again in ``wait`` seconds."""
 
     level = logging.WARNING
+    text = "{error}{again}"
     error: str
     wait: float = 0.0
-
-    def _said(self) -> str:
-        return self.error + _again(self.wait)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

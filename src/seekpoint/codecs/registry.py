@@ -10,7 +10,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, Generic, Literal, TypeVar, overload
+from typing import Any, Generic, Literal, NotRequired, TypedDict, TypeVar, Unpack, overload
 
 import msgspec
 
@@ -37,6 +37,25 @@ Decode = Callable[[bytes, RawRecord, str], Any]  # from the wire format, its rec
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 OURS = ("schema.id.deserializer",)
 SHORTEST = {0: 5, 1: 17}  # bytes of a schema's id and of its GUID, by the first of them
+
+
+class _OfAvro(TypedDict):
+    """Options that do not change what an Avro codec decodes to."""
+
+    registry: Registry
+    schema: NotRequired[str | None]
+    options: NotRequired[Mapping[str, Any]]
+
+
+class _OfType(TypedDict):
+    """Options that do not change what a Protobuf codec decodes to."""
+
+    registry: Registry | None
+    options: NotRequired[Mapping[str, Any]]
+
+
+class _OfMessage(_OfType):
+    type: NotRequired[None]
 
 
 class _Registered(ABC, Generic[V_co]):
@@ -140,34 +159,12 @@ class Avro(_Registered[V_co]):
 
     @overload
     def __init__(
-        self: Avro[T],
-        type: type[T],
-        *,
-        registry: Registry,
-        schema: str | None = None,
-        tombstones: Literal[False] = False,
-        options: Mapping[str, Any] = NOTHING,
+        self: Avro[T], type: type[T], *, tombstones: Literal[False] = False, **more: Unpack[_OfAvro]
     ) -> None: ...
     @overload
-    def __init__(
-        self: Avro[T | None],
-        type: type[T],
-        *,
-        registry: Registry,
-        schema: str | None = None,
-        tombstones: bool,
-        options: Mapping[str, Any] = NOTHING,
-    ) -> None: ...
+    def __init__(self: Avro[T | None], type: type[T], *, tombstones: bool, **more: Unpack[_OfAvro]) -> None: ...
     @overload
-    def __init__(
-        self: Avro[Any],
-        type: None = None,
-        *,
-        registry: Registry,
-        schema: str | None = None,
-        tombstones: bool = False,
-        options: Mapping[str, Any] = NOTHING,
-    ) -> None: ...
+    def __init__(self: Avro[Any], type: None = None, *, tombstones: bool = False, **more: Unpack[_OfAvro]) -> None: ...
     def __init__(
         self,
         type: Any = None,  # noqa: A002
@@ -213,43 +210,19 @@ class Protobuf(_Registered[V_co]):
 
     @overload
     def __init__(
-        self: Protobuf[T],
-        message: type[T],
-        *,
-        registry: Registry | None,
-        type: None = None,
-        tombstones: Literal[False] = False,
-        options: Mapping[str, Any] = NOTHING,
+        self: Protobuf[T], message: type[T], *, tombstones: Literal[False] = False, **more: Unpack[_OfMessage]
     ) -> None: ...
     @overload
     def __init__(
-        self: Protobuf[T | None],
-        message: type[T],
-        *,
-        registry: Registry | None,
-        type: None = None,
-        tombstones: bool,
-        options: Mapping[str, Any] = NOTHING,
+        self: Protobuf[T | None], message: type[T], *, tombstones: bool, **more: Unpack[_OfMessage]
     ) -> None: ...
     @overload
     def __init__(
-        self: Protobuf[T],
-        message: Any,
-        *,
-        registry: Registry | None,
-        type: type[T],
-        tombstones: Literal[False] = False,
-        options: Mapping[str, Any] = NOTHING,
+        self: Protobuf[T], message: Any, *, type: type[T], tombstones: Literal[False] = False, **more: Unpack[_OfType]
     ) -> None: ...
     @overload
     def __init__(
-        self: Protobuf[T | None],
-        message: Any,
-        *,
-        registry: Registry | None,
-        type: type[T],
-        tombstones: bool,
-        options: Mapping[str, Any] = NOTHING,
+        self: Protobuf[T | None], message: Any, *, type: type[T], tombstones: bool, **more: Unpack[_OfType]
     ) -> None: ...
     def __init__(
         self,

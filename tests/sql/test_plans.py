@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -10,15 +9,13 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from sqlalchemy import Connection, Engine, Row, create_engine, text
-from sqlalchemy.dialects.postgresql import psycopg
-from sqlalchemy.schema import DropSchema
+from sqlalchemy import Connection, Engine, Row, text
 
-from seekpoint import schema
 from seekpoint.ledger import Expected, Ledger, Move
 from seekpoint.ledger.dead_letters import statements as deadletters
 from seekpoint.ledger.sql import worker as statements
 from seekpoint.records import Partition
+from support.plans import Plan, filled_ledger, flush_counts, plan_of, prepared_plan, scans, sequential_scans
 
 ROWS = 10_000
 COUNTS = (6, 1_000)
@@ -37,6 +34,8 @@ NAMES = (
 )
 STATEMENTS = {**vars(statements), "OPEN_KEYS": deadletters.OPEN_KEYS}
 FILL = """
+    INSERT INTO {schema}.consumer_group (name) SELECT 'other ' || n FROM generate_series(0, 8) n;
+    INSERT INTO {schema}.consumer_group (name, cluster_id) VALUES ('g', 'c');
     INSERT INTO {schema}.partition_offset
       (consumer_group, topic, partition, topic_id, first_offset, next_offset, token, epoch)
     SELECT CASE WHEN n < :ours THEN 'g' ELSE 'other ' || n % 9 END, 't', n, gen_random_uuid(), 0, 0,
@@ -60,20 +59,9 @@ class Crowd:
 def crowd(request: pytest.FixtureRequest, seekpoint_dsn: str) -> Iterator[Crowd]:
     """Rows in random order, with the planner's statistics or none, and no autovacuum to change that."""
     ours, analyzed = request.param
-    name = f"plans_{secrets.token_hex(6)}"
-    engine = create_engine(seekpoint_dsn)
-    schema.upgrade(engine, schema=name)
-    with engine.begin() as tx:
-        tx.execute(text(f"ALTER TABLE {name}.partition_offset SET (autovacuum_enabled = off)"))
-        tx.execute(text(f"INSERT INTO {name}.consumer_group (name) SELECT 'other ' || n FROM generate_series(0, 8) n"))
-        tx.execute(text(f"INSERT INTO {name}.consumer_group (name, cluster_id) VALUES ('g', 'c')"))
-        tx.execute(text(FILL.format(schema=name)), {"ours": ours, "rows": ROWS})
-        if analyzed:
-            tx.execute(text(f"ANALYZE {name}.partition_offset"))
-    yield Crowd(engine, name)
-    with engine.begin() as tx:
-        tx.execute(DropSchema(name, cascade=True))
-    engine.dispose()
+    how = filled_ledger(seekpoint_dsn, ("partition_offset",), FILL, analyzed, ours=ours, rows=ROWS)
+    with how as (engine, name):
+        yield Crowd(engine, name)
 
 
 def ours(tx: Connection, crowd: Crowd, count: int) -> list[Row[Any]]:
@@ -122,21 +110,11 @@ def parameters(rows: list[Row[Any]]) -> Mapping[str, Any]:
     }
 
 
-def plan_nodes(plan: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    yield plan
-    for inner in plan.get("Plans", []):
-        yield from plan_nodes(inner)
-
-
-def scans(plan: Mapping[str, Any]) -> list[str]:
-    """How the plan finds rows of the ledger."""
-    found = [node for node in plan_nodes(plan["Plan"]) if node.get("Relation Name") == "partition_offset"]
-    return [node["Node Type"] for node in found if node["Node Type"] != "ModifyTable"]
-
-
-def by_key_alone(found: list[str], name: str) -> bool:
+def assert_by_key_alone(plan: Plan, name: str) -> None:
+    found = [node["Node Type"] for node in scans(plan, "partition_offset")]
     # CLAIM finds its row through ON CONFLICT's own index lookup, which is no node of the plan.
-    return (found == []) if name == "CLAIM" else set(found) <= {"Index Scan", "Index Only Scan"} and found != []
+    assert set(found) <= {"Index Scan", "Index Only Scan"}, plan
+    assert (found == []) == (name == "CLAIM"), plan
 
 
 def skip_unless_known(name: str, engine: Engine) -> None:
@@ -152,35 +130,17 @@ def test_rows_are_found_by_the_primary_key(crowd: Crowd, name: str, count: int) 
     """I2, I3: the fence costs a lookup per partition, for 6 of 10,000 rows and for 1,000 of them."""
     skip_unless_known(name, crowd.engine)
     with crowd.engine.connect() as tx:
-        compiled = STATEMENTS[name].compile(dialect=tx.dialect)
-        given = compiled.construct_params(
-            {k: v for k, v in parameters(ours(tx, crowd, count)).items() if k in compiled.binds}
-        )
-        query = str(compiled).replace("seekpoint.", f"{crowd.schema}.")
-        plan = tx.exec_driver_sql(f"EXPLAIN (ANALYZE, FORMAT JSON) {query}", given).scalar_one()[0]
+        plan = plan_of(tx, crowd.schema, STATEMENTS[name], parameters(ours(tx, crowd, count)))
         tx.rollback()
-    assert by_key_alone(scans(plan), name), plan
+    assert_by_key_alone(plan, name)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_prepared_statement_is_planned_the_same(crowd: Crowd, name: str) -> None:
     """I2, I3: psycopg prepares what is repeated; the plan that no longer sees the values is by the key as well."""
     skip_unless_known(name, crowd.engine)
-    dialect = psycopg.dialect(paramstyle="numeric_dollar")  # type: ignore[no-untyped-call]
-    query = str(STATEMENTS[name].compile(dialect=dialect)).replace("seekpoint.", f"{crowd.schema}.")
     with crowd.engine.connect() as tx:
-        if (tx.dialect.server_version_info or (0,)) < (16,):
-            pytest.skip("EXPLAIN (GENERIC_PLAN) came with Postgres 16")
-        plan = tx.exec_driver_sql(f"EXPLAIN (GENERIC_PLAN, FORMAT JSON) {query}").scalar_one()[0]
-    assert by_key_alone(scans(plan), name), plan
-
-
-def sequential_scans(engine: Engine, name: str) -> int:
-    query = "SELECT seq_scan FROM pg_stat_user_tables WHERE schemaname = :s AND relname = 'partition_offset'"
-    with engine.connect() as tx:
-        tx.execute(text("SELECT pg_stat_force_next_flush()"))
-        tx.commit()
-        return int(tx.execute(text(query), {"s": name}).scalar_one())
+        assert_by_key_alone(prepared_plan(tx, crowd.schema, STATEMENTS[name]), name)
 
 
 def test_a_thousand_partitions_are_worked_without_reading_the_table(crowd: Crowd) -> None:
@@ -196,7 +156,7 @@ def test_a_thousand_partitions_are_worked_without_reading_the_table(crowd: Crowd
         )
         tx.commit()
     partitions = [Partition("t", row.partition) for row in rows]
-    before = sequential_scans(crowd.engine, crowd.schema)
+    before = sequential_scans(crowd.engine, crowd.schema, "partition_offset")
     granted = ledger.claim(partitions, {"t": topic_id}, cluster_id="c", start=lambda _: {}).granted
     claims = [granted[p] for p in partitions]
     with crowd.engine.connect() as connection:
@@ -205,9 +165,8 @@ def test_a_thousand_partitions_are_worked_without_reading_the_table(crowd: Crowd
                 transaction = ledger.hold(connection, [Expected(c, c.next_offset) for c in claims])
                 moves = [Move(c, c.next_offset, c.next_offset + 1) for c in claims]
                 claims = ledger.advance(connection, moves, transaction)
-        connection.execute(text("SELECT pg_stat_force_next_flush()"))
-        connection.commit()
+        flush_counts(connection)
     assert len(ledger.positions_of(partitions)) == len(ledger.positions_of(partitions, locked=False)) == 1_000
     ledger.release(claims)
-    assert sequential_scans(crowd.engine, crowd.schema) == before
+    assert sequential_scans(crowd.engine, crowd.schema, "partition_offset") == before
     assert {p.owner for p in ledger.positions_of(partitions).values()} == {None}

@@ -1,0 +1,89 @@
+"""How the server plans a statement of the ledger, over a schema filled for it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy.dialects.postgresql import psycopg
+from sqlalchemy.schema import DropSchema
+
+from seekpoint import schema
+
+Plan = Mapping[str, Any]
+
+
+@contextmanager
+def filled_ledger(
+    dsn: str, tables: tuple[str, ...], fill: str, analyzed: bool, **given: Any
+) -> Iterator[tuple[Engine, str]]:
+    """A ledger's schema with rows of ``fill``, analyzed once or never: autovacuum does not change that."""
+    engine, name = create_engine(dsn), f"plans_{secrets.token_hex(6)}"
+    schema.upgrade(engine, schema=name)
+    with engine.begin() as tx:
+        for table in tables:
+            tx.execute(text(f"ALTER TABLE {name}.{table} SET (autovacuum_enabled = off)"))
+        for statement in fill.format(schema=name).split(";"):
+            tx.execute(text(statement), given)
+        if analyzed:
+            tx.execute(text(f"ANALYZE {', '.join(f'{name}.{table}' for table in tables)}"))
+    yield engine, name
+    with engine.begin() as tx:
+        tx.execute(DropSchema(name, cascade=True))
+    engine.dispose()
+
+
+def plan_of(
+    tx: Connection, ledger: str, statement: Any, given: Mapping[str, Any], *, how: str = "ANALYZE, FORMAT JSON"
+) -> Plan:
+    """The plan with these values, of those given that the statement asks for; what it writes is rolled back."""
+    compiled = statement.compile(dialect=tx.dialect)
+    bound = compiled.construct_params({name: value for name, value in given.items() if name in compiled.binds})
+    query = str(compiled).replace("seekpoint.", f"{ledger}.")
+    plan: Plan = tx.exec_driver_sql(f"EXPLAIN ({how}) {query}", bound).scalar_one()[0]["Plan"]
+    return plan
+
+
+def prepared_plan(tx: Connection, ledger: str, statement: Any) -> Plan:
+    """The plan without values: psycopg prepares what is repeated."""
+    if (tx.dialect.server_version_info or (0,)) < (16,):
+        pytest.skip("EXPLAIN (GENERIC_PLAN) came with Postgres 16")
+    dialect = psycopg.dialect(paramstyle="numeric_dollar")  # type: ignore[no-untyped-call]
+    query = str(statement.compile(dialect=dialect)).replace("seekpoint.", f"{ledger}.")
+    plan: Plan = tx.exec_driver_sql(f"EXPLAIN (GENERIC_PLAN, FORMAT JSON) {query}").scalar_one()[0]["Plan"]
+    return plan
+
+
+def scans(plan: Plan, table: str) -> Iterator[Plan]:
+    """The nodes that read a table."""
+    if plan.get("Relation Name") == table and plan["Node Type"] != "ModifyTable":
+        yield plan
+    for inner in plan.get("Plans", []):
+        yield from scans(inner, table)
+
+
+def rows_read(plan: Plan, table: str) -> int:
+    """Rows of a table that were read, those that did not fit counted."""
+    found = list(scans(plan, table))
+    assert found, plan
+    return sum(
+        round((node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"]) for node in found
+    )
+
+
+def flush_counts(tx: Connection) -> None:
+    """Report what this session has counted so far."""
+    tx.execute(text("SELECT pg_stat_force_next_flush()"))
+    tx.commit()
+
+
+def sequential_scans(engine: Engine, ledger: str, table: str) -> int:
+    """How often the server read the whole table, as it counts."""
+    query = "SELECT seq_scan FROM pg_stat_user_tables WHERE schemaname = :schema AND relname = :table"
+    with engine.connect() as tx:
+        flush_counts(tx)
+        return int(tx.execute(text(query), {"schema": ledger, "table": table}).scalar_one())

@@ -227,21 +227,18 @@ class BatchJob:
     @contextmanager
     def _ending(self, driver: Driver) -> Iterator[None]:
         """What no driver could get over ends the run, gives the group back, and nothing is written."""
-        try:
+
+        def refusal(error: Exception) -> BatchRefused | None:
+            refused = _refusal(error)
+            if refused is None and not isinstance(error, ReloadOver | ConfigError):
+                error.add_note(
+                    f"batch {driver.run.id} is open still, and group {self.source.group!r} paused for it: "
+                    f"{self._how_to_go_on(driver.run.id)}"
+                )
+            return refused
+
+        with driver.ending(ENDS, refusal):
             yield
-        except Exception as error:
-            ends = error if isinstance(error, ENDS) else _refusal(error)
-            if ends is None:
-                if not isinstance(error, ReloadOver | ConfigError):
-                    error.add_note(
-                        f"batch {driver.run.id} is open still, and group {self.source.group!r} paused for it: "
-                        f"{self._how_to_go_on(driver.run.id)}"
-                    )
-                raise
-            driver.fail(ends)
-            if ends is error:
-                raise
-            raise ends from error
 
 
 def _refusal(error: Exception) -> BatchRefused | None:

@@ -13,7 +13,7 @@ from seekpoint.jobs.batch import statements as sql
 from seekpoint.jobs.batch.offsets import Brokers
 from seekpoint.jobs.run import statements as runs
 from seekpoint.jobs.run.run import PAUSER, StagedPosition, Tx, let_go, pauser, this_driver
-from seekpoint.jobs.tables.publications import prefix_of
+from seekpoint.jobs.tables.dependencies import prefix_of
 from seekpoint.jobs.tables.targets import Source, targets
 from seekpoint.ledger import Claim
 from seekpoint.ledger.claim import Claimant, claim, needs_preparing, prepare, refused

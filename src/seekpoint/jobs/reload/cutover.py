@@ -18,9 +18,11 @@ from seekpoint.jobs.reload.publish import attach, make_current, swap
 from seekpoint.jobs.reload.rounds import CatchUp
 from seekpoint.jobs.run import statements as sql
 from seekpoint.jobs.run.run import Driver, Run, Step, Tx, run_of, told, transaction
-from seekpoint.jobs.tables.compose import name, run
+from seekpoint.jobs.tables.compose import composed, names, run
 from seekpoint.jobs.tables.staging_schema import Staging
-from seekpoint.ledger.sql.admin import LOCK_GROUP, RECORD_ACTION, REDRAW
+from seekpoint.ledger.group_connection import GroupConnection
+from seekpoint.ledger.move import record_action
+from seekpoint.ledger.sql.admin import LOCK_GROUP, REDRAW
 from seekpoint.ledger.tables import dead_letter
 from seekpoint.postgres.backoff import TRIES, longer_pause, pause, retried
 from seekpoint.postgres.sqlstates import LOCK_NOT_AVAILABLE, QUERY_CANCELED, connection_lost, is_transient, sqlstate
@@ -59,13 +61,12 @@ def cut_over(
     plan = plan or Plan()
     waits: list[float] = []
     for attempt in range(1, tries + 1):
-        began: list[float] = []
         budget = Budget(plan.bounds.max_wait)
         try:
             catch_up()
             if driver.run.strategy == "generation":
                 attach(driver, rounds.targets)
-            records, keys = _attempt(driver, rounds, began, budget, plan)
+            records, keys = _attempt(driver, rounds, budget, plan)
         except (DBAPIError, psycopg.Error, RangeStuck, KafkaUnavailable, OverBudget) as error:
             used = budget.used
             if connection_lost(error) and took_effect(driver):
@@ -83,7 +84,7 @@ def cut_over(
             else:
                 pause(attempt)
                 continue
-        return CutOver(monotonic() - began[0], records, keys, attempt)
+        return CutOver(monotonic() - budget.locked_at, records, keys, attempt)
     raise AssertionError("the last try returns or raises")
 
 
@@ -113,7 +114,7 @@ def _too_long(driver: Driver, rounds: CatchUp, waits: list[float], plan: Plan, *
     return CutOverRefused([reason], predicted=plan.predicted, waits=waits)
 
 
-def _attempt(driver: Driver, rounds: CatchUp, began: list[float], budget: Budget, plan: Plan) -> tuple[int, int]:
+def _attempt(driver: Driver, rounds: CatchUp, budget: Budget, plan: Plan) -> tuple[int, int]:
     states = ("compared",) if driver.run.strategy == "merge" else ("catching_up",)
     with driver.step(*states) as tx:
         staging = Staging(tx.run.staging_schema)
@@ -122,7 +123,7 @@ def _attempt(driver: Driver, rounds: CatchUp, began: list[float], budget: Budget
         _lock_groups(tx)
         budget.bound(tx.connection)
         tx.execute(sql.LOCK_OFFSETS, groups=list(tx.run.groups)).all()
-        began.append(monotonic())
+        budget.locked_at = monotonic()
         budget.bound(tx.connection)
         offsets = tx.offsets()
         records = rounds.apply(tx, offsets, idle=min(IDLE, budget.left))
@@ -160,17 +161,8 @@ def _raise(tx: Step) -> None:
     for group, to in sorted(zip(tx.run.groups, tx.run.version_to, strict=True)):
         tx.execute(sql.RAISE_VERSION, group=group, to_version=to)
         tx.execute(REDRAW, group=group)
-        action = {
-            "consumer_group": group,
-            "action": "cut-over",
-            "topic": None,
-            "partition": None,
-            "from_offset": None,
-            "to_offset": None,
-            "actor": tx.run.actor,
-            "reason": f"reload {tx.run.id}: {tx.run.reason}",
-        }
-        tx.execute(RECORD_ACTION, [action])
+        group_tx = GroupConnection(tx.connection, tx.schema, group)
+        record_action(group_tx, "cut-over", actor=tx.run.actor, reason=f"reload {tx.run.id}: {tx.run.reason}")
 
 
 _OWN = {"id", "dead_lettered_at", "replays", "replayed_at", "replay_error", "replay_traceback"}
@@ -182,15 +174,15 @@ def take_over_dead_letters(tx: Tx, staging: Staging) -> None:
     given = [column.name for column in dead_letter.columns if column.name not in _OWN]
     anew = {"dead_lettered_at": "clock_timestamp()", "replays": "0"}
     anew |= dict.fromkeys(sorted(_OWN - {"id", *anew}), "NULL")
-    changes = [ident.SQL("{0} = excluded.{0}").format(name(column)) for column in given]
-    changes += [ident.SQL("{} = {}").format(name(column), ident.SQL(value)) for column, value in anew.items()]
+    changes = [composed("{a} = excluded.{a}", a=(column,)) for column in given]
+    changes += [composed("{a} = {value}", a=(column,), value=ident.SQL(value)) for column, value in anew.items()]
     run(
         tx.connection,
         "INSERT INTO {live} ({columns}) SELECT {columns} FROM {staged} ORDER BY topic, partition, record_offset "
         "ON CONFLICT ON CONSTRAINT dead_letter_record_key DO UPDATE SET {changes}",
-        live=name(tx.schema, dead_letter.name),
-        staged=name(staging.schema, dead_letter.name),
-        columns=ident.SQL(", ").join(map(name, given)),
+        live=(tx.schema, dead_letter.name),
+        staged=(staging.schema, dead_letter.name),
+        columns=names(given),
         changes=ident.SQL(", ").join(changes),
     )
 

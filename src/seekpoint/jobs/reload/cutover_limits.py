@@ -47,7 +47,12 @@ class OverBudget(Exception):  # noqa: N818 -- inside the package; people get Cut
 
 
 class Budget:
-    """The time of one try, which begins with its first lock; ``seconds`` is all of it."""
+    """The time of one try, which begins with its first lock; ``seconds`` is all of it.
+
+    ``locked_at`` is when it had the locks of all offsets, by the monotonic clock.
+    """
+
+    locked_at = 0.0
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds

@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, Row, delete
 from seekpoint.jobs.reload.rounds import CatchUp
 from seekpoint.jobs.run.run import Driver, StagedPosition
 from seekpoint.jobs.staging.catch_up import Shrinking, key_of
-from seekpoint.jobs.tables.compose import name, run
+from seekpoint.jobs.tables.compose import run
 from seekpoint.jobs.tables.constraints import breaks, check_references, references
 from seekpoint.jobs.tables.staging_schema import Staging
 from seekpoint.jobs.tables.targets import REPLACING, Source, Target
@@ -57,7 +57,7 @@ def _begins_again(driver: Driver, handled: Collection[str], found: Sequence[Targ
             return False
         for target in copies:
             check_references(tx.connection, staging, target, its[target])
-            run(tx.connection, "TRUNCATE {table}", table=name(*staging.table(target)))
+            run(tx.connection, "TRUNCATE {table}", table=staging.table(target))
         positions = [at for at in tx.positions() if at.group in handled]
         tx.advance({(at.group, at.partition): at.first_offset for at in positions})
         for at in positions:

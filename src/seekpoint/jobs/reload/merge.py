@@ -17,7 +17,7 @@ from seekpoint.jobs.reload.merge_check import Kept
 from seekpoint.jobs.run.run import Driver, Step
 from seekpoint.jobs.tables.compose import Part, composed, names, regclass, run
 from seekpoint.jobs.tables.constraints import foreign_keys
-from seekpoint.jobs.tables.side_effects import of_inheritance, referencing
+from seekpoint.jobs.tables.dependencies import of_inheritance, referencing
 from seekpoint.jobs.tables.staging_schema import Staging, TargetTables, same_key
 from seekpoint.jobs.tables.targets import Target
 from seekpoint.postgres.sqlstates import is_transient

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 from sqlalchemy import Engine, Row
 
@@ -15,9 +14,7 @@ from seekpoint.jobs.reload.merge_check import hides_rows
 from seekpoint.jobs.run import statements as sql
 from seekpoint.jobs.run.run import Driver, Tx, position_of, run_of, this_driver, transaction
 from seekpoint.jobs.staging.compaction import of_compaction
-from seekpoint.jobs.tables.dependencies import ties, without_generations
-from seekpoint.jobs.tables.publications import prefix_of, unidentified
-from seekpoint.jobs.tables.side_effects import notes, of_inheritance
+from seekpoint.jobs.tables.dependencies import notes, of_inheritance, prefix_of, ties, unidentified, without_generations
 from seekpoint.jobs.tables.staging_schema import GENERATION
 from seekpoint.jobs.tables.targets import COMPARED, Source, Target, resolve, targets
 from seekpoint.kafka.range_checks import require_known
@@ -29,41 +26,41 @@ from seekpoint.pipeline.policy import Limits
 from seekpoint.records import Partition, storable
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """What is to be opened."""
-
-    sources: Sequence[Source]
-    strategy: str
-    actor: str
-    reason: str
-    archive: Archive | None = None
-    allow_inheritance: bool = False
-
-
-def open_run(engine: Engine, schema: str, kafka: Mapping[str, Any], order: Order, limits: Limits) -> Driver:
+def open_run(
+    engine: Engine,
+    schema: str,
+    kafka: Mapping[str, Any],
+    limits: Limits,
+    sources: Sequence[Source],
+    *,
+    strategy: str,
+    actor: str,
+    reason: str,
+    archive: Archive | None = None,
+    allow_inheritance: bool = False,
+) -> Driver:
     """Record a new run at the groups' positions of this moment; nothing else is touched.
 
     Raises ReloadRefused with every reason why these tables cannot be reloaded as things stand, SchemaMismatch,
     KafkaUnavailable, and ConfigError for brokers' settings that no consumer takes and an archive that has nothing.
     """
     require_known(kafka)
-    groups = [source.group for source in order.sources]
+    groups = [source.group for source in sources]
     with transaction(engine, schema, isolation="REPEATABLE READ") as tx:
         check(tx.connection, schema)
-        found = targets(tx.connection, order.sources)
+        found = targets(tx.connection, sources)
         known = {row.name: row for row in tx.execute(sql.GROUPS)}
         offsets = tx.execute(sql.OFFSETS, groups=groups).all()
-        reasons = _of_groups(order.sources, known, offsets)
-        reasons += _of_tables(tx, found, groups, known, order.strategy)
-        if order.strategy == "merge" and not order.allow_inheritance:
+        reasons = _of_groups(sources, known, offsets)
+        reasons += _of_tables(tx, found, groups, known, strategy)
+        if strategy == "merge" and not allow_inheritance:
             reasons += [reason for target in found for reason in of_inheritance(tx.connection, target)]
         letters = _open_letters(tx, groups)
-    if order.archive is not None:
-        order.archive.require_known()
+    if archive is not None:
+        archive.require_known()
     # Behind E0: the stable end only grows, and must not be older than the positions that it bounds.
-    reasons += _of_logs(kafka, offsets, order.archive)
-    reasons += of_compaction(kafka, order.sources, offsets, letters, order.strategy)
+    reasons += _of_logs(kafka, offsets, archive)
+    reasons += of_compaction(kafka, sources, offsets, letters, strategy)
     if reasons:
         raise ReloadRefused(reasons)
     run = uuid4()
@@ -72,36 +69,32 @@ def open_run(engine: Engine, schema: str, kafka: Mapping[str, Any], order: Order
         tx.execute(ALONE, name=f"seekpoint reload {schema}")
         # A worker that would raise a version looks for this run under its group's lock: it finds it, or was before us.
         known = {row.name: row for row in tx.execute(sql.SHARE_GROUPS, groups=groups)}
-        reasons = [reason for source in order.sources for reason in _of_version(source, known.get(source.group))]
+        reasons = [reason for source in sources for reason in _of_version(source, known.get(source.group))]
         if reasons := reasons + _of_runs(tx, [target.name for target in found]):
             raise ReloadRefused(reasons)
-        tx.execute(sql.INSERT_RUN, [_row(tx, run, order, found, known)])
+        prefix = GENERATION if strategy == "generation" else "seekpoint_reload_"
+        row = {
+            "id": run,
+            "groups": groups,
+            "tables": [target.name for target in found],
+            "strategy": strategy,
+            "pipelines": [source.name for source in sources],
+            "version_from": [known[group].version for group in groups],
+            "version_to": [source.pipeline.version for source in sources],
+            "state": "opened",
+            "driver_epoch": 1,
+            "driver": storable(this_driver()),
+            # The other strategies publish their tables: those are logged.
+            "staging_schema": (prefix_of(tx.connection, prefix) if strategy in COMPARED else prefix) + run.hex[:12],
+            "actor": storable(actor),
+            "reason": storable(reason),
+            "archive": archive and archive.spec(),
+        }
+        tx.execute(sql.INSERT_RUN, [row])
         tx.add_positions(run, [position_of(row, end=row.next_offset) for row in offsets])
         driver = Driver(engine, schema, run_of(tx.execute(sql.GET_RUN, its_run=run).one()), limits)
-        driver.notes = tuple(notes(tx.connection, found)) if order.strategy == "merge" else ()
+        driver.notes = tuple(notes(tx.connection, found)) if strategy == "merge" else ()
         return driver
-
-
-def _row(tx: Tx, run: UUID, order: Order, found: Sequence[Target], known: Mapping[str, Row[Any]]) -> dict[str, Any]:
-    prefix = GENERATION if order.strategy == "generation" else "seekpoint_reload_"
-    if order.strategy in COMPARED:  # the others publish these tables: they are logged
-        prefix = prefix_of(tx.connection, prefix)
-    return {
-        "id": run,
-        "groups": [source.group for source in order.sources],
-        "tables": [target.name for target in found],
-        "strategy": order.strategy,
-        "pipelines": [source.name for source in order.sources],
-        "version_from": [known[source.group].version for source in order.sources],
-        "version_to": [source.pipeline.version for source in order.sources],
-        "state": "opened",
-        "driver_epoch": 1,
-        "driver": storable(this_driver()),
-        "staging_schema": prefix + run.hex[:12],
-        "actor": storable(order.actor),
-        "reason": storable(order.reason),
-        "archive": order.archive and order.archive.spec(),
-    }
 
 
 def _of_groups(given: Sequence[Source], known: Mapping[str, Row[Any]], offsets: Sequence[Row[Any]]) -> list[str]:
@@ -143,12 +136,9 @@ def _of_tables(
                 f"group {name!r} writes {', '.join(shared)}, too: name its pipeline in the same reload; or, if it "
                 "ended for good and none of its rows are there, set its `tables` in consumer_group to '{}'"
             )
-    if strategy == "swap":
-        reasons += [reason for target in found for reason in ties(tx.connection, target)]
-    if strategy == "generation":
-        reasons += [reason for target in found for reason in without_generations(tx.connection, target)]
-    if strategy == "merge":
-        reasons += [reason for target in found for reason in unidentified(tx.connection, target)]
+    obstacles = {"swap": ties, "generation": without_generations, "merge": unidentified}
+    if strategy in obstacles:
+        reasons += [reason for target in found for reason in obstacles[strategy](tx.connection, target)]
     reasons += [
         f"{target.name}: row security may hide rows from this role, which would not be compared: run it as a role that "
         "sees all of them (the table's owner, BYPASSRLS, or a policy FOR SELECT USING (true))"

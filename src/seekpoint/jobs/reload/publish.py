@@ -9,7 +9,7 @@ from sqlalchemy import Connection, text
 
 from seekpoint.errors import ReloadRefused
 from seekpoint.jobs.run.run import Driver, Step, Tx
-from seekpoint.jobs.tables.compose import name, run
+from seekpoint.jobs.tables.compose import run
 from seekpoint.jobs.tables.copies import tag_indexes
 from seekpoint.jobs.tables.create_like import draw_from_live
 from seekpoint.jobs.tables.dependencies import DDL_WAIT, ties, without_generations
@@ -52,8 +52,8 @@ def _require_likeness(connection: Connection, staging: Staging, target: Target) 
 def swap(tx: Tx, staging: Staging, target: Target) -> None:
     """Put the rebuilt table in the place of the live one, which goes to the staging schema, and is swept with it."""
     connection = tx.connection
-    run(connection, "SET LOCAL lock_timeout = {wait}", wait=ident.Literal(f"{DDL_WAIT}ms"))
-    run(connection, "LOCK TABLE {live} IN ACCESS EXCLUSIVE MODE", live=name(*target.path))
+    run(connection, "SET LOCAL lock_timeout = {wait}", wait=f"{DDL_WAIT}ms")
+    run(connection, "LOCK TABLE {live} IN ACCESS EXCLUSIVE MODE", live=target.path)
     if reasons := ties(connection, target):
         raise ReloadRefused(reasons)
     schema, table = target.path
@@ -62,26 +62,21 @@ def swap(tx: Tx, staging: Staging, target: Target) -> None:
     run(
         connection,
         "COMMENT ON TABLE {new} IS {said}",
-        new=name(*staging.table(target)),
-        said=ident.Literal(said) if said is not None else ident.SQL("NULL"),
+        new=staging.table(target),
+        said=said if said is not None else ident.SQL("NULL"),
     )
     if target.handled_as:
         live = connection.execute(_INDEXES, {"name": quoted(*target.path)})
         tag_indexes(connection, staging, target, [row.relname for row in live])
     draw_from_live(connection, staging, target)
     indexes = _unaltered(connection, staging, target)
-    run(connection, "ALTER TABLE {live} RENAME TO {old}", live=name(*target.path), old=name(old))
-    run(connection, "ALTER TABLE {old} SET SCHEMA {there}", old=name(schema, old), there=name(staging.schema))
+    run(connection, "ALTER TABLE {live} RENAME TO {old}", live=target.path, old=(old,))
+    run(connection, "ALTER TABLE {old} SET SCHEMA {there}", old=(schema, old), there=(staging.schema,))
     if target.built != table:
-        run(connection, "ALTER TABLE {new} RENAME TO {table}", new=name(*staging.table(target)), table=name(table))
-    run(connection, "ALTER TABLE {new} SET SCHEMA {here}", new=name(staging.schema, table), here=name(schema))
+        run(connection, "ALTER TABLE {new} RENAME TO {table}", new=staging.table(target), table=(table,))
+    run(connection, "ALTER TABLE {new} SET SCHEMA {here}", new=(staging.schema, table), here=(schema,))
     for n, index in enumerate(indexes):
-        run(
-            connection,
-            "ALTER INDEX {made} RENAME TO {index}",
-            made=name(schema, f"{target.staged}_i{n}"),
-            index=name(index),
-        )
+        run(connection, "ALTER INDEX {made} RENAME TO {index}", made=(schema, f"{target.staged}_i{n}"), index=(index,))
 
 
 def _unaltered(connection: Connection, staging: Staging, target: Target) -> list[str]:

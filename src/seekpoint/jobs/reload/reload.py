@@ -18,7 +18,7 @@ from seekpoint.jobs.reload.cutover_limits import MAX_DELETES, MAX_WAIT, Bounds, 
 from seekpoint.jobs.reload.forecast import forecast, require_allowed, require_no_extra
 from seekpoint.jobs.reload.handlers import MOST, rebuild
 from seekpoint.jobs.reload.merge import warm
-from seekpoint.jobs.reload.open import Order, open_run
+from seekpoint.jobs.reload.open import open_run
 from seekpoint.jobs.reload.rounds import CatchUp
 from seekpoint.jobs.run.run import SERIALIZABLE_ENOUGH, VERIFIED, Driver, Progress, Run, transaction
 from seekpoint.jobs.runs.runs import Runs
@@ -28,8 +28,8 @@ from seekpoint.jobs.staging.consolidate import RANGE, check_topics, consolidate,
 from seekpoint.jobs.staging.group_tables import writes_other_tables
 from seekpoint.jobs.staging.local import LocalStager
 from seekpoint.jobs.staging.stage import Stager, begin_staging
+from seekpoint.jobs.tables.dependencies import notes
 from seekpoint.jobs.tables.frames import Frame, FrameStager, resolve_frames
-from seekpoint.jobs.tables.side_effects import notes
 from seekpoint.jobs.tables.targets import Source, sources, targets
 from seekpoint.kafka.range_checks import require_known
 from seekpoint.ledger.tables import DEFAULT_SCHEMA, PUBLISHING
@@ -120,15 +120,18 @@ class Reload:
         if self.frames:
             with transaction(self.engine, self.schema) as tx:
                 resolve_frames(tx.connection, self.sources, targets(tx.connection, self.sources), self.frames)
-        order = Order(
-            sources=self.sources,
+        return open_run(
+            self.engine,
+            self.schema,
+            self.kafka,
+            self.limits,
+            self.sources,
             strategy=strategy,
             actor=self.actor,
             reason=reason,
             archive=self.archive,
             allow_inheritance=self.bounds.allow_inheritance,
         )
-        return open_run(self.engine, self.schema, self.kafka, order, self.limits)
 
     def take_over(self, run: UUID) -> Driver:
         """Drive an open run from where it stands; its driver before, if it is alive, fails at its next step.
@@ -314,17 +317,15 @@ class Reload:
         Raises ConfigError for a driver that is not this code's (``Runs.take_over`` asks nobody); the run goes on then.
         """
         self._require_its_versions(driver.run)
-        try:
+        with driver.ending(ENDS, _refusal):
             yield
-        except ENDS as error:
-            driver.fail(error)
-            raise
-        except Exception as error:
-            if not is_data_error(error):
-                raise  # the database or the brokers are away: whoever takes the run goes on
-            refused = ReloadRefused([f"the database refuses the rebuilt rows: {one_line(error)}"])
-            driver.fail(refused)
-            raise refused from error
+
+
+def _refusal(error: Exception) -> ReloadRefused | None:
+    """As which end of the run an error counts; None where the database or the brokers are away: the run stays open."""
+    return (
+        ReloadRefused([f"the database refuses the rebuilt rows: {one_line(error)}"]) if is_data_error(error) else None
+    )
 
 
 def _require_publishing(driver: Driver) -> None:

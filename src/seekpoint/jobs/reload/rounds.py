@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any, Self
 from uuid import UUID
 
-from psycopg import sql as ident
 from sqlalchemy import Row, and_, delete, select
 
 from seekpoint.jobs.export import chained
@@ -15,7 +14,7 @@ from seekpoint.jobs.run.run import Driver, StagedPosition, Step
 from seekpoint.jobs.staging.catch_up import Key, add_positions, key_of, require_unmoved
 from seekpoint.jobs.staging.savepoints import Parts, all_of
 from seekpoint.jobs.staging.stage import keep_dead_letters, leave_out, left_out_of
-from seekpoint.jobs.tables.compose import name, rows
+from seekpoint.jobs.tables.compose import rows
 from seekpoint.jobs.tables.copies import owned_columns
 from seekpoint.jobs.tables.redirect import Redirect
 from seekpoint.jobs.tables.staging_schema import Staging, remember_columns, remembered_columns
@@ -198,8 +197,8 @@ class CatchUp:
             tx.connection,
             "SELECT topic, key, min(record_offset) FROM {letters} WHERE consumer_group = {group} AND key IS NOT NULL "
             "GROUP BY topic, key",
-            letters=name(self._staging.schema, dead_letter.name),
-            group=ident.Literal(group),
+            letters=(self._staging.schema, dead_letter.name),
+            group=group,
         )
         return {(topic, bytes(key)): offset for topic, key, offset in found}
 

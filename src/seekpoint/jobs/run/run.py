@@ -297,6 +297,25 @@ class Driver:
         with self.step(*_OPEN):
             pass
 
+    @contextmanager
+    def ending(
+        self, ends: tuple[type[Exception], ...], refusal: Callable[[Exception], Exception | None]
+    ) -> Iterator[None]:
+        """End the run, with the reason on record, by an error that no other driver could get over.
+
+        That is one of ``ends``, or what ``refusal`` makes of another one, which is raised in its place.
+        """
+        try:
+            yield
+        except ends as error:
+            self.fail(error)
+            raise
+        except Exception as error:
+            if (refused := refusal(error)) is None:
+                raise
+            self.fail(refused)
+            raise refused from error
+
     def fail(self, error: BaseException) -> None:
         """End the run, if it is this driver's still; what is staged is swept later."""
         said = storable(f"{type(error).__name__}: {error}")

@@ -9,8 +9,8 @@ from typing import Any
 from psycopg import sql as ident
 from sqlalchemy import Connection, Row, text
 
-from seekpoint.jobs.tables.compose import Composable, name, rows, run
-from seekpoint.jobs.tables.staging_schema import Staging, unlogged
+from seekpoint.jobs.tables.compose import Composable, Part, composed, name, regclass, rows, run
+from seekpoint.jobs.tables.staging_schema import Staging, is_there, unlogged
 from seekpoint.jobs.tables.targets import Path, Target
 from seekpoint.sinks.catalog import quoted
 
@@ -70,12 +70,12 @@ def make_like(
         connection,
         "CREATE {unlogged} TABLE {table} ({like}{also})",
         unlogged=unlogged(path[0]),
-        table=name(*path),
+        table=path,
         like=ident.SQL(like).format(name(*live)),
         also=ident.SQL("") if also is None else ident.SQL(", ") + also,
     )
     for n, row in enumerate(_defaults(connection, live)):
-        column = {"table": name(*path), "column": name(row.column)}
+        column: dict[str, Part] = {"table": path, "column": (row.column,)}
         if _is_drawn(row):
             sequence = (path[0], f"{prefix}_s{n}")
             _make_sequence(connection, sequence, row.sequences[0], numbers, column)
@@ -86,12 +86,7 @@ def make_like(
             run(connection, "ALTER TABLE {table} ALTER {column} DROP NOT NULL", **column)
     if numbers is Sequences.IGNORED:
         for identity in connection.execute(_IDENTITIES, {"name": quoted(*path)}).scalars().all():
-            run(
-                connection,
-                "ALTER TABLE {table} ALTER {column} SET CYCLE",
-                table=name(*path),
-                column=name(identity),
-            )
+            run(connection, "ALTER TABLE {table} ALTER {column} SET CYCLE", table=path, column=(identity,))
 
 
 def draw_from_live(connection: Connection, staging: Staging, target: Target) -> None:
@@ -99,24 +94,16 @@ def draw_from_live(connection: Connection, staging: Staging, target: Target) -> 
     built = staging.table(target)
     for n, row in enumerate(_defaults(connection, target.path)):
         own = (built[0], f"{staging.sequences(target)}_s{n}")
-        if not _is_drawn(row) or not rows(
-            connection, "SELECT 1 WHERE to_regclass({own}) IS NOT NULL", own=ident.Literal(quoted(*own))
-        ):
-            continue
-        _continue(connection, own, row.sequences[0])
-        set_default(connection, built, row.column, row.expression)
-        run(connection, "DROP SEQUENCE {own}", own=name(*own))
+        if _is_drawn(row) and is_there(connection, own):
+            _continue(connection, own, row.sequences[0])
+            set_default(connection, built, row.column, row.expression)
+            run(connection, "DROP SEQUENCE {own}", own=own)
 
 
 def set_default(connection: Connection, path: Path, column: str, expression: str) -> None:
     """Give a column this default, as the catalog prints it."""
-    run(
-        connection,
-        "ALTER TABLE {table} ALTER {column} SET DEFAULT {expression}",
-        table=name(*path),
-        column=name(column),
-        expression=ident.SQL(expression),
-    )
+    given = "ALTER TABLE {table} ALTER {column} SET DEFAULT {expression}"
+    run(connection, given, table=path, column=(column,), expression=ident.SQL(expression))
 
 
 def _defaults(connection: Connection, table: Path) -> Sequence[Row[Any]]:
@@ -125,60 +112,69 @@ def _defaults(connection: Connection, table: Path) -> Sequence[Row[Any]]:
 
 def _is_drawn(row: Row[Any]) -> bool:
     """Whether the default draws from one sequence, which can be replaced by another."""
-    return not row.calls and len(row.sequences) == 1 and _call(row.sequences[0]) in row.expression
+    return not row.calls and len(row.sequences) == 1 and next_of(row.sequences[0]) in row.expression
 
 
-def _call(sequence: str) -> str:
+def next_of(sequence: str) -> str:
+    """The default that draws from a sequence, as the catalog prints it."""
     return "nextval({}::regclass)".format("'" + sequence.replace("'", "''") + "'")
 
 
 def _drawing_from(row: Row[Any], sequence: Path) -> str:
-    return str(row.expression).replace(_call(row.sequences[0]), _call(quoted(*sequence)))
+    return str(row.expression).replace(next_of(row.sequences[0]), next_of(quoted(*sequence)))
 
 
 def _make_sequence(
-    connection: Connection, path: Path, live: str, numbers: Sequences, owner: Mapping[str, Composable]
+    connection: Connection, path: Path, live: str, numbers: Sequences, owner: Mapping[str, Part]
 ) -> None:
     its = connection.execute(_SEQUENCE, {"sequence": live}).one()
     start = its.seqstart
     if numbers is Sequences.CONTINUED:
-        last, called = _position(connection, live)
+        last, called = position(connection, ident.SQL(live))
         start = last + its.seqincrement if called else last
     if not its.seqmin <= start <= its.seqmax:  # the live one is used up: it may begin again, or is refused by itself
         start = its.seqstart
     run(
         connection,
-        "CREATE SEQUENCE {path} AS {type} START {start} INCREMENT {step} MINVALUE {least} MAXVALUE {most} "
-        "CACHE {cache} {cycle} OWNED BY {table}.{column}",
-        path=name(*path),
+        "CREATE SEQUENCE {path} AS {type} {options} OWNED BY {table}.{column}",
+        path=path,
         type=ident.SQL(its.type),
-        start=ident.Literal(start),
-        step=ident.Literal(its.seqincrement),
-        least=ident.Literal(its.seqmin),
-        most=ident.Literal(its.seqmax),
-        cache=ident.Literal(its.seqcache),
-        cycle=ident.SQL("CYCLE" if numbers is Sequences.IGNORED else "NO CYCLE"),
+        options=options(its, start, cycle=numbers is Sequences.IGNORED),
         **owner,
     )
 
 
-def _position(connection: Connection, sequence: str) -> tuple[int, bool]:
-    [(last, called)] = rows(connection, "SELECT last_value, is_called FROM {it}", it=ident.SQL(sequence))
+def options(row: Row[Any], start: int, *, cycle: bool) -> Composable:
+    """The options of CREATE SEQUENCE for one like the sequence of this row of pg_sequence."""
+    return composed(
+        "START {start} INCREMENT {step} MINVALUE {least} MAXVALUE {most} CACHE {cache} {cycle}",
+        start=start,
+        step=row.seqincrement,
+        least=row.seqmin,
+        most=row.seqmax,
+        cache=row.seqcache,
+        cycle=ident.SQL("CYCLE" if cycle else "NO CYCLE"),
+    )
+
+
+def position(connection: Connection, sequence: Part) -> tuple[int, bool]:
+    """The last number of a sequence, and whether it was drawn."""
+    [(last, called)] = rows(connection, "SELECT last_value, is_called FROM {it}", it=sequence)
     return last, called
+
+
+def set_position(connection: Connection, sequence: Path, last: int, called: bool) -> None:
+    """Let a sequence continue after this number, or from it where it was not drawn."""
+    run(connection, "SELECT setval({it}, {last}, {called})", it=regclass(sequence), last=last, called=called)
 
 
 def _continue(connection: Connection, own: Path, live: str) -> None:
     """Take the live sequence past the numbers that were drawn from the run's own."""
-    last, called = _position(connection, quoted(*own))
+    last, called = position(connection, own)
     step = connection.execute(_SEQUENCE, {"sequence": live}).one().seqincrement
-    if not called or (_position(connection, live)[0] - last) * step >= 0:
+    if not called or (position(connection, ident.SQL(live))[0] - last) * step >= 0:
         return
     # No session draws from it until COMMIT: else a number that was drawn meanwhile would be given out again.
-    run(connection, "ALTER SEQUENCE {live} INCREMENT {step}", live=ident.SQL(live), step=ident.Literal(step))
-    if (_position(connection, live)[0] - last) * step < 0:
-        run(
-            connection,
-            "SELECT setval({live}::regclass, {last})",
-            live=ident.Literal(live),
-            last=ident.Literal(last),
-        )
+    run(connection, "ALTER SEQUENCE {live} INCREMENT {step}", live=ident.SQL(live), step=step)
+    if (position(connection, ident.SQL(live))[0] - last) * step < 0:
+        run(connection, "SELECT setval({live}::regclass, {last})", live=live, last=last)

@@ -1,9 +1,13 @@
-"""What depends on a table itself, and not on its name: why a swap or a new generation is refused."""
+"""What depends on live tables (views, foreign keys, publications, children), and which strategies it rules out."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from sqlalchemy import Connection, text
 
+from seekpoint.jobs.tables.constraints import ForeignKey, foreign_keys
+from seekpoint.jobs.tables.staging_schema import UNLOGGED
 from seekpoint.jobs.tables.targets import Path, Target
 from seekpoint.sinks.catalog import quoted
 
@@ -85,13 +89,92 @@ def without_generations(connection: Connection, target: Target) -> list[str]:
         others = "'merge'" if target.view is not None else "'merge' or 'swap'"
         return [f"{target.name} is written by a handler, and its copy is no generation: use strategy {others}"]
     if target.view is None:
-        reason = (
-            f"{target.name} is not kept in generations: run `seekpoint reload enable-generations {target.name}`, or "
-            f"call "
-            f"Generations(engine).enable({target.name!r}), once" + (f"; or {MERGE}" if target.key else "")
-        )
-        return [reason]
+        enable = f"run `seekpoint reload enable-generations {target.name}`, or call Generations(engine).enable"
+        other = f"; or {MERGE}" if target.key else ""
+        return [f"{target.name} is not kept in generations: {enable}({target.name!r}), once{other}"]
     return [
         f"{'.'.join(target.path)}, which counts, has {what}, and a new generation would not: drop it, or use 'merge'"
         for what in hanging(connection, target.path)
     ]
+
+
+# -- what a merge reaches beside the table itself ------------------------------------------------------------------
+
+_INHERITING = text(
+    """
+    SELECT format('%I.%I', n.nspname, c.relname) AS child
+    FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE i.inhparent = to_regclass(:name) AND NOT c.relispartition ORDER BY 1
+    """
+)
+
+
+def referencing(connection: Connection, target: Target) -> list[ForeignKey]:
+    """The foreign keys by which a change of this table changes or deletes rows of others."""
+    keys = foreign_keys(connection, [target])
+    return [key for key in keys if key.to and key.is_whole and (key.on_delete or key.on_update)]
+
+
+def inheriting(connection: Connection, target: Target) -> list[str]:
+    """The tables that inherit from this one: their rows are found in it, compared with it, and deleted from it."""
+    return list(connection.execute(_INHERITING, {"name": quoted(*target.path)}).scalars())
+
+
+def of_inheritance(connection: Connection, target: Target) -> list[str]:
+    """Why a merge of the table is refused, unless it may change and delete rows of inheriting tables."""
+    if not (children := inheriting(connection, target)):
+        return []
+    why = f"{target.name}: {', '.join(children)} inherit from it, and a merge would delete rows there, too"
+    return [f"{why}: allow it by --allow-inheritance (Reload(…, allow_inheritance=True))"]
+
+
+def notes(connection: Connection, found: Sequence[Target]) -> Iterator[str]:
+    """What a merge of these tables may reach, for people."""
+    for target in found:
+        for key in referencing(connection, target):
+            yield f"{target.name}: {key}"
+        for child in inheriting(connection, target):
+            yield f"{target.name}: {child} inherits from it, and its rows are compared and changed, too"
+
+
+# -- publications --------------------------------------------------------------------------------------------------
+
+_FOR_ALL = text("SELECT EXISTS (SELECT FROM pg_publication WHERE puballtables)")
+# Of the table and its partitions, those that are published with updates or deletes, and have no replica identity.
+_UNIDENTIFIED = text(
+    """
+    WITH own (oid) AS (SELECT to_regclass(:name) UNION SELECT relid FROM pg_partition_tree(to_regclass(:name))),
+    above (oid, own) AS (SELECT oid, oid FROM own
+                         UNION SELECT a.relid, own.oid FROM own, pg_partition_ancestors(own.oid) a)
+    SELECT string_agg(DISTINCT CAST(p.pubname AS text), ', ') AS publications
+    FROM own JOIN pg_class c USING (oid) JOIN above ON above.own = own.oid JOIN pg_class o ON o.oid = above.oid
+    JOIN pg_publication p ON p.pubupdate OR p.pubdelete
+    WHERE c.relkind = 'r' AND c.relpersistence = 'p'
+          AND (p.puballtables
+               OR EXISTS (SELECT FROM pg_publication_rel r WHERE r.prpubid = p.oid AND r.prrelid = o.oid)
+               OR EXISTS (SELECT FROM pg_publication_namespace n
+                          WHERE n.pnpubid = p.oid AND n.pnnspid = o.relnamespace))
+          AND CASE c.relreplident
+                WHEN 'f' THEN false
+                WHEN 'd' THEN NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary)
+                WHEN 'i' THEN NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisreplident)
+                ELSE true END
+    """
+)
+
+
+def prefix_of(connection: Connection, otherwise: str) -> str:
+    """How the name of a new run's schema begins: with :data:`UNLOGGED` where a publication has all tables."""
+    return UNLOGGED if connection.execute(_FOR_ALL).scalar() else otherwise
+
+
+def unidentified(connection: Connection, target: Target) -> list[str]:
+    """Why a merge could not change the live table's rows: it is published, and its rows have no identity."""
+    publications = connection.execute(_UNIDENTIFIED, {"name": quoted(*target.path)}).scalar()
+    if publications is None:
+        return []
+    why = (
+        f"{target.name} is published ({publications}) and has no replica identity, so Postgres refuses to change or "
+        "delete its rows: give it a primary key, or ALTER TABLE ... REPLICA IDENTITY USING INDEX (or FULL)"
+    )
+    return [why]

@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 
 from seekpoint.errors import HandlerMisuse, WroteLiveTable
 from seekpoint.jobs.run.run import Tx
-from seekpoint.jobs.tables.compose import name, run
+from seekpoint.jobs.tables.compose import run
 from seekpoint.jobs.tables.targets import Path, Target
 from seekpoint.ledger.tables import metadata
 from seekpoint.pipeline.batch import Batch
@@ -50,7 +50,7 @@ def hush(connection: Connection, staging: str) -> None:
     run(
         connection,
         "CREATE FUNCTION {it}(text, text) RETURNS void LANGUAGE sql AS 'SELECT'",
-        it=name(staging, "pg_notify"),
+        it=(staging, "pg_notify"),
     )
 
 

@@ -17,14 +17,16 @@ from sqlalchemy.exc import DBAPIError
 from seekpoint.errors import ConfigError, ReloadRefused
 from seekpoint.jobs.run import statements as sql
 from seekpoint.jobs.run.run import Tx, transaction
-from seekpoint.jobs.tables.compose import name, run
+from seekpoint.jobs.tables.compose import Part, run
 from seekpoint.jobs.tables.dependencies import DDL_WAIT, hanging
 from seekpoint.jobs.tables.generations import sequences as numbers
 from seekpoint.jobs.tables.generations import tables as leaves
 from seekpoint.jobs.tables.generations import view
 from seekpoint.jobs.tables.staging_schema import fitted
 from seekpoint.jobs.tables.targets import TABLE, Path, resolve
-from seekpoint.ledger.sql.admin import ALONE, LOCK_GROUP, RECORD_ACTION
+from seekpoint.ledger.group_connection import GroupConnection
+from seekpoint.ledger.move import record_action
+from seekpoint.ledger.sql.admin import ALONE, LOCK_GROUP
 from seekpoint.ledger.tables import DEFAULT_SCHEMA, generation
 from seekpoint.postgres.backoff import TRIES, retried
 from seekpoint.postgres.engine import postgres_engine
@@ -32,7 +34,6 @@ from seekpoint.sinks.catalog import quoted
 from seekpoint.sinks.target_table import COLUMN
 
 FIRST = 1
-_OF_NO_PARTITION = ("topic", "partition", "from_offset", "to_offset")
 OTHER_OWNER = "another owner"
 READERS_WAIT = 30.0  # seconds that giving up waits for readers of an earlier generation
 
@@ -96,7 +97,7 @@ class Generations:
             raise
         made = self._get(path)
         with transaction(self.engine, self.schema) as tx:  # nobody else does, of a partitioned table
-            run(tx.connection, "ANALYZE {parent}", parent=name(*_names(path)[0]))
+            run(tx.connection, "ANALYZE {parent}", parent=_names(path)[0])
         return made
 
     def disable(self, table: str | tuple[str, str]) -> None:
@@ -122,8 +123,8 @@ class Generations:
         """Do it, and say to each group that writes the table who did."""
         step(tx, path)
         for group in _groups(tx, path):
-            row = {"consumer_group": group, "action": action, "actor": self.actor, "reason": ".".join(path)}
-            tx.execute(RECORD_ACTION, [row | dict.fromkeys(_OF_NO_PARTITION)])
+            group_tx = GroupConnection(tx.connection, tx.schema, group)
+            record_action(group_tx, action, actor=self.actor, reason=".".join(path))
 
     def _resolved(self, table: str | tuple[str, str]) -> Path:
         named = tuple(table.split(".")) if isinstance(table, str) else tuple(table)
@@ -180,7 +181,7 @@ def _hold(tx: Tx, path: Path) -> None:
     for group in groups:
         tx.execute(LOCK_GROUP, group=group).all()
     tx.execute(sql.LOCK_OFFSETS, groups=groups).all()
-    run(tx.connection, "SET LOCAL lock_timeout = {wait}", wait=ident.Literal(f"{DDL_WAIT}ms"))
+    run(tx.connection, "SET LOCAL lock_timeout = {wait}", wait=f"{DDL_WAIT}ms")
 
 
 # -- why not -------------------------------------------------------------------------------------------------------
@@ -253,21 +254,20 @@ def _names(path: Path) -> tuple[Path, Path]:
 # -- there ---------------------------------------------------------------------------------------------------------
 
 
-def _marked(path: Path) -> dict[str, ident.Composable]:
-    return {"table": name(*path), "column": name(COLUMN), "number": ident.Literal(FIRST)}
+def _marked(path: Path) -> dict[str, Part]:
+    return {"table": path, "column": (COLUMN,), "number": FIRST}
 
 
 def _mark(tx: Tx, path: Path) -> None:
     """A constant for the rows that are there, at no cost; that it holds for them is looked up later."""
     _require(_reasons(tx, path))
     _hold(tx, path)
-    parts = _marked(path)
     run(
         tx.connection,
         "ALTER TABLE {table} ADD COLUMN IF NOT EXISTS {column} bigint NOT NULL DEFAULT {number}, "
         "DROP CONSTRAINT IF EXISTS {column}, "
         "ADD CONSTRAINT {column} CHECK ({column} = {number}::bigint) NOT VALID",
-        **parts,
+        **_marked(path),
     )
 
 
@@ -281,25 +281,19 @@ def _enable(tx: Tx, path: Path) -> None:
     """The table becomes a partition, and a view takes its name: at once, for everybody."""
     connection = tx.connection
     _hold(tx, path)
-    run(connection, "LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE", table=name(*path))
+    run(connection, "LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE", table=path)
     _require(_reasons(tx, path))
     parent, leaf = _names(path)
-    run(connection, "ALTER TABLE {table} RENAME TO {leaf}", table=name(*path), leaf=name(leaf[1]))
+    run(connection, "ALTER TABLE {table} RENAME TO {leaf}", table=path, leaf=(leaf[1],))
     kept = numbers.loosen(connection, leaf)
     run(
         connection,
         "CREATE TABLE {parent} (LIKE {leaf} INCLUDING GENERATED) PARTITION BY LIST ({column})",
-        parent=name(*parent),
-        leaf=name(*leaf),
-        column=name(COLUMN),
+        parent=parent,
+        leaf=leaf,
+        column=(COLUMN,),
     )
-    run(
-        connection,
-        "ALTER TABLE {parent} ATTACH PARTITION {leaf} FOR VALUES IN ({number})",
-        parent=name(*parent),
-        leaf=name(*leaf),
-        number=ident.Literal(FIRST),
-    )
+    leaves.attach_partition(tx, parent, leaf, FIRST)
     numbers.own(connection, kept, parent)
     view.make(tx, path, parent, FIRST)
     leaves.grant_alike(connection, leaf, path)
@@ -326,8 +320,8 @@ def _tell_alike(connection: Connection, given: Path, to: Path) -> None:
             connection,
             "COMMENT ON {what} {name} IS {said}",
             what=ident.SQL(what),
-            name=name(*to) if row.column is None else name(*to, row.column),
-            said=ident.Literal(row.said),
+            name=to if row.column is None else (*to, row.column),
+            said=row.said,
         )
 
 
@@ -352,18 +346,18 @@ def _disable(tx: Tx, path: Path) -> None:
     parent, leaf = (path[0], row.parent), (path[0], row.current)
     _hold(tx, path)
     leaves.grant_alike(connection, path, leaf)
-    run(connection, "COMMENT ON TABLE {leaf} IS NULL", leaf=name(*leaf))  # a reload notes there what it writes
+    run(connection, "COMMENT ON TABLE {leaf} IS NULL", leaf=leaf)  # a reload notes there what it writes
     _tell_alike(connection, path, leaf)
     try:  # before what is behind it, as readers lock them: or each of us would have what the other waits for
-        run(connection, "DROP VIEW {view}", view=name(*path))
+        run(connection, "DROP VIEW {view}", view=path)
     except psycopg.errors.DependentObjectsStillExist as error:
         raise ReloadRefused([f"{'.'.join(path)}: {error.diag.message_detail}: drop that first"]) from error
-    run(connection, "LOCK TABLE {parent} IN ACCESS EXCLUSIVE MODE", parent=name(*parent))
+    run(connection, "LOCK TABLE {parent} IN ACCESS EXCLUSIVE MODE", parent=parent)
     kept = numbers.kept(connection, parent)
-    run(connection, "ALTER TABLE {parent} DETACH PARTITION {leaf}", parent=name(*parent), leaf=name(*leaf))
+    run(connection, "ALTER TABLE {parent} DETACH PARTITION {leaf}", parent=parent, leaf=leaf)
     numbers.own(connection, kept, leaf)
-    run(connection, "ALTER TABLE {leaf} DROP COLUMN {column}", leaf=name(*leaf), column=name(COLUMN))
-    run(connection, "DROP TABLE {parent}", parent=name(*parent))
-    run(connection, "ALTER TABLE {leaf} RENAME TO {table}", leaf=name(*leaf), table=name(path[1]))
+    run(connection, "ALTER TABLE {leaf} DROP COLUMN {column}", leaf=leaf, column=(COLUMN,))
+    run(connection, "DROP TABLE {parent}", parent=parent)
+    run(connection, "ALTER TABLE {leaf} RENAME TO {table}", leaf=leaf, table=(path[1],))
     numbers.tighten(connection, kept, path)
     tx.execute(sql.DELETE_GENERATION, of_schema=path[0], of_table=path[1])

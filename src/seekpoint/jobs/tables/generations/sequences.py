@@ -9,7 +9,8 @@ from typing import Any
 from psycopg import sql as ident
 from sqlalchemy import Connection, Row, text
 
-from seekpoint.jobs.tables.compose import name, rows, run
+from seekpoint.jobs.tables.compose import Part, name, run
+from seekpoint.jobs.tables.create_like import next_of, options, position, set_default, set_position
 from seekpoint.jobs.tables.generations.tables import grants
 from seekpoint.jobs.tables.targets import Path
 from seekpoint.sinks.catalog import quoted
@@ -63,8 +64,8 @@ def own(connection: Connection, columns: Sequence[Numbered], table: Path) -> Non
         run(
             connection,
             "ALTER SEQUENCE {sequence} OWNED BY {column}",
-            sequence=name(*one.sequence),
-            column=name(*table, one.column),
+            sequence=one.sequence,
+            column=(*table, one.column),
         )
 
 
@@ -73,20 +74,20 @@ def tighten(connection: Connection, columns: Sequence[Numbered], table: Path) ->
     for one in columns:
         if one.identity is None:
             continue
-        last, called = rows(connection, "SELECT last_value, is_called FROM {it}", it=name(*one.sequence))[0]
-        parts = {"table": name(*table), "column": name(one.column)}
+        last, called = position(connection, one.sequence)
+        parts: dict[str, Part] = {"table": table, "column": (one.column,)}
         run(connection, "ALTER TABLE {table} ALTER {column} DROP DEFAULT", **parts)
         (row,) = [each for each in _sequences(connection, table) if each.column == one.column]
-        run(connection, "DROP SEQUENCE {sequence}", sequence=name(*one.sequence))
+        run(connection, "DROP SEQUENCE {sequence}", sequence=one.sequence)
         run(
             connection,
             "ALTER TABLE {table} ALTER {column} ADD GENERATED {how} AS IDENTITY (SEQUENCE NAME {sequence} {options})",
             **parts,
             how=ident.SQL(_IDENTITY[one.identity]),
-            sequence=name(*one.sequence),
-            options=_options(row),
+            sequence=one.sequence,
+            options=options(row, row.seqstart, cycle=row.seqcycle),
         )
-        _set(connection, one.sequence, last, called)
+        set_position(connection, one.sequence, last, called)
 
 
 def _sequences(connection: Connection, table: Path) -> Sequence[Row[Any]]:
@@ -99,30 +100,20 @@ def _is_noted(row: Row[Any]) -> bool:
 
 def _loosen(connection: Connection, table: Path, row: Row[Any]) -> None:
     sequence: Path = (row.schema, row.name)
-    ((last, called),) = rows(connection, "SELECT last_value, is_called FROM {it}", it=name(*sequence))
-    parts = {"table": name(*table), "column": name(row.column), "sequence": name(*sequence)}
+    last, called = position(connection, sequence)
+    parts: dict[str, Part] = {"table": table, "column": (row.column,), "sequence": sequence}
     run(connection, "ALTER TABLE {table} ALTER {column} DROP IDENTITY", **parts)
     run(
         connection,
         "CREATE SEQUENCE {sequence} AS {type} {options} OWNED BY {owner}",
         **parts,
         type=ident.SQL(row.type),
-        options=_options(row),
-        owner=name(*table, row.column),
+        options=options(row, row.seqstart, cycle=row.seqcycle),
+        owner=(*table, row.column),
     )
-    _set(connection, sequence, last, called)
-    run(
-        connection,
-        "ALTER TABLE {table} ALTER {column} SET DEFAULT nextval({named}::regclass)",
-        **parts,
-        named=ident.Literal(quoted(*sequence)),
-    )
-    run(
-        connection,
-        "COMMENT ON SEQUENCE {sequence} IS {note}",
-        **parts,
-        note=ident.Literal(_NOTE + row.identity),
-    )
+    set_position(connection, sequence, last, called)
+    set_default(connection, table, row.column, next_of(quoted(*sequence)))
+    run(connection, "COMMENT ON SEQUENCE {sequence} IS {note}", **parts, note=_NOTE + row.identity)
     # An identity asks nobody for a right on its sequence; a default does.
     for grant in grants(connection, table):
         if grant.what == "INSERT":
@@ -132,20 +123,3 @@ def _loosen(connection: Connection, table: Path, row: Row[Any]) -> None:
                 **parts,
                 role=ident.SQL("PUBLIC") if grant.is_public else name(grant.role),
             )
-
-
-def _options(row: Row[Any]) -> ident.Composed:
-    return ident.SQL("START {} INCREMENT {} MINVALUE {} MAXVALUE {} CACHE {} {}").format(
-        *map(ident.Literal, (row.seqstart, row.seqincrement, row.seqmin, row.seqmax, row.seqcache)),
-        ident.SQL("CYCLE" if row.seqcycle else "NO CYCLE"),
-    )
-
-
-def _set(connection: Connection, sequence: Path, last: int, called: bool) -> None:
-    run(
-        connection,
-        "SELECT setval({named}::regclass, {last}, {called})",
-        named=ident.Literal(quoted(*sequence)),
-        last=ident.Literal(last),
-        called=ident.Literal(called),
-    )

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Row, text
 from seekpoint.errors import ReloadRefused
 from seekpoint.jobs.run import statements as sql
 from seekpoint.jobs.run.run import Run, Tx
-from seekpoint.jobs.tables.compose import name, run
+from seekpoint.jobs.tables.compose import Part, name, run
 from seekpoint.jobs.tables.staging_schema import Staging
 from seekpoint.jobs.tables.targets import Path, Target
 from seekpoint.sinks.catalog import quoted
@@ -45,7 +45,7 @@ def partitions(tx: Tx, parent: Path) -> Mapping[str, int]:
 
 def number(tx: Tx, table: Path, generation: int) -> None:
     """Say which generation a table is: what is written to it need not, and attaching it reads nothing."""
-    parts = {"table": name(*table), "column": name(COLUMN), "number": ident.Literal(generation)}
+    parts: dict[str, Part] = {"table": table, "column": (COLUMN,), "number": generation}
     run(tx.connection, "ALTER TABLE {table} ALTER {column} SET DEFAULT {number}::bigint", **parts)
     run(tx.connection, "ALTER TABLE {table} DROP CONSTRAINT IF EXISTS {column}", **parts)
     run(tx.connection, "ALTER TABLE {table} ADD CONSTRAINT {column} CHECK ({column} = {number}::bigint)", **parts)
@@ -61,13 +61,7 @@ def make(tx: Tx, staging: Staging, target: Target) -> None:
     number(tx, built, max([now.number, *taken.values()]) + 1)
     for option in tx.connection.execute(_OPTIONS, {"name": quoted(*target.path)}).scalars():
         key, _, value = option.partition("=")
-        run(
-            tx.connection,
-            "ALTER TABLE {table} SET ({key} = {value})",
-            table=name(*built),
-            key=name(key),
-            value=ident.Literal(value),
-        )
+        run(tx.connection, "ALTER TABLE {table} SET ({key} = {value})", table=built, key=(key,), value=value)
 
 
 _OPTIONS = text("SELECT unnest(reloptions) FROM pg_class WHERE oid = to_regclass(:name)")
@@ -95,14 +89,14 @@ def attach(tx: Tx, staging: Staging, target: Target) -> None:
     parent = (target.view[0], now.parent)
     if built[1] in partitions(tx, parent):
         return
-    run(
-        tx.connection,
-        "ALTER TABLE {parent} ATTACH PARTITION {table} FOR VALUES IN ({number})",
-        parent=name(*parent),
-        table=name(*built),
-        number=ident.Literal(number_of(tx, built)),
-    )
+    attach_partition(tx, parent, built, number_of(tx, built))
     grant_alike(tx.connection, target.path, built)
+
+
+def attach_partition(tx: Tx, parent: Path, table: Path, generation: int) -> None:
+    """Make a table the partition of a generation's number."""
+    attach = "ALTER TABLE {parent} ATTACH PARTITION {table} FOR VALUES IN ({number})"
+    run(tx.connection, attach, parent=parent, table=table, number=generation)
 
 
 _GRANTS = text(
@@ -128,7 +122,7 @@ def grant_alike(connection: Connection, given: Path, to: Path) -> None:
             connection,
             "GRANT {what} ON {table} TO {role} {option}",
             what=ident.SQL(row.what),
-            table=name(*to),
+            table=to,
             role=ident.SQL("PUBLIC") if row.is_public else name(row.role),
             option=ident.SQL("WITH GRANT OPTION" if row.is_grantable else ""),
         )
@@ -137,15 +131,9 @@ def grant_alike(connection: Connection, given: Path, to: Path) -> None:
 def point(tx: Tx, staging: Staging, target: Target, run_id: UUID) -> None:
     """From this transaction's COMMIT on, this is the generation that counts."""
     assert target.view is not None
-    built = staging.table(target)
-    tx.execute(
-        sql.POINT,
-        of_schema=target.view[0],
-        of_table=target.view[1],
-        to_number=number_of(tx, built),
-        to_current=built[1],
-        by_run=run_id,
-    )
+    (schema, view), built = target.view, staging.table(target)
+    to = {"to_number": number_of(tx, built), "to_current": built[1], "by_run": run_id}
+    tx.execute(sql.POINT, of_schema=schema, of_table=view, **to)
 
 
 # -- those that nobody needs -------------------------------------------------------------------------------------
@@ -171,8 +159,7 @@ def left_behind(tx: Tx, ended: Run) -> tuple[Sequence[Path], bool]:
     if not staging.is_generation:
         return [], True
     if ended.state != "cut_over":
-        found = tx.connection.execute(_BUILT, {"ending": staging.ending, "column": COLUMN}).all()
-        return [(row[0], row[1]) for row in found], True
+        return list(tx.connection.execute(_BUILT, {"ending": staging.ending, "column": COLUMN}).tuples()), True
     old: list[Path] = []
     turned = ""
     for row in tx.execute(sql.GENERATIONS_OF_RUN, by_run=ended.id):  # all turned by one transaction

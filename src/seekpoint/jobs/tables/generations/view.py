@@ -6,7 +6,7 @@ from psycopg import sql as ident
 from sqlalchemy import text
 
 from seekpoint.jobs.run.run import Tx
-from seekpoint.jobs.tables.compose import name, names, run
+from seekpoint.jobs.tables.compose import names, run
 from seekpoint.jobs.tables.targets import Path
 from seekpoint.ledger.tables import generation
 from seekpoint.sinks.catalog import quoted
@@ -46,7 +46,7 @@ def make(tx: Tx, path: Path, parent: Path, first: int) -> None:
     constant of that plan: such a statement fails with 40001, and finds the rows in another transaction.
     """
     for body in _PLANNED:
-        run(tx.connection, body, schema=name(tx.schema))
+        run(tx.connection, body, schema=(tx.schema,))
     columns = tx.connection.execute(_COLUMNS, {"name": quoted(*parent), "column": COLUMN}).scalars().all()
     run(
         tx.connection,
@@ -55,14 +55,14 @@ def make(tx: Tx, path: Path, parent: Path, first: int) -> None:
         "{schema}.generation_planned({of_parent}) THEN counting.number ELSE {schema}.generation_turned() END "
         "FROM {pointers} AS counting "
         "WHERE counting.table_schema = {of_schema} AND counting.table_name = {of_table}), {first})",
-        view=name(*path),
+        view=path,
         columns=names(columns, "generations"),
-        parent=name(*parent),
-        column=name(COLUMN),
-        schema=name(tx.schema),
+        parent=parent,
+        column=(COLUMN,),
+        schema=(tx.schema,),
         of_parent=ident.SQL("{}::regclass").format(ident.Literal(quoted(*parent))),
-        pointers=name(tx.schema, generation.name),
-        first=ident.Literal(first),
-        of_schema=ident.Literal(path[0]),
-        of_table=ident.Literal(path[1]),
+        pointers=(tx.schema, generation.name),
+        first=first,
+        of_schema=path[0],
+        of_table=path[1],
     )

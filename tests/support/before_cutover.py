@@ -11,7 +11,7 @@ from typing import Any
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 
-from seekpoint.jobs.reload import Driver, Reload
+from seekpoint.jobs.reload import CutOver, Driver, Reload
 from seekpoint.jobs.reload.rounds import CatchUp
 from support.reload_orders import Shop, gone, of
 
@@ -19,9 +19,9 @@ FIRST = [of(n % 40, n, n) for n in range(120)] + [gone(3), gone(7), of(7, 5)]
 
 
 def settled(shop: Shop, records: list[Any] = FIRST, **options: Any) -> None:
-    """The records are in the table, and nobody works."""
-    shop.produce(shop.topic, records, partition=0)
-    work_up_to(shop, len(records), **options)
+    """The records are in the table, and the worker that applied them has stopped."""
+    *_, (_, last) = shop.produce(shop.topic, records, partition=0)
+    work_up_to(shop, last + 1, **options)
 
 
 def work_up_to(shop: Shop, offset: int, **options: Any) -> None:
@@ -46,11 +46,19 @@ def widen(shop: Shop, partitions: int) -> None:
 
 
 @contextmanager
-def diffed(reload: Reload, driver: Driver) -> Iterator[CatchUp]:
-    """The run just before its cut-over."""
+def diffed(
+    reload: Reload, *, driver: Driver | None = None, strategy: str = "merge"
+) -> Iterator[tuple[Reload, Driver, CatchUp]]:
+    """A run just before its cut-over: a new one, or the driver's."""
+    driver = driver or reload.open(strategy=strategy)
     reload.stage(driver)
     with CatchUp(driver, reload.sources, reload.kafka) as rounds:
         reload.catch_up(driver, rounds)
         if driver.run.strategy == "merge":
             reload.compare(driver, rounds)
-        yield rounds
+        yield reload, driver, rounds
+
+
+def reloaded(reload: Reload, **options: Any) -> CutOver:
+    """Run a reload from its opening to its end."""
+    return reload.run(reload.open(**options))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from seekpoint.errors import ReloadRefused
-from support.before_cutover import FIRST, diffed, settled
+from support.before_cutover import FIRST, diffed
 from support.reload_orders import Shop, doubled
 
 ALTERED = [
@@ -27,21 +27,18 @@ ALTERED = [
 
 
 @pytest.mark.parametrize("altered", ALTERED)
-def test_a_swap_does_not_undo_what_was_altered_in_mid_run(shop: Shop, altered: str) -> None:
+def test_a_swap_does_not_undo_what_was_altered_in_mid_run(full: Shop, altered: str) -> None:
     """A migration that went in since the rebuilt table was made like the live one would be lost with it."""
-    settled(shop)
-    reload = shop.reload()
-    driver = reload.open(strategy="swap")
-    with diffed(reload, driver) as rounds:
+    with diffed(full.reload(), strategy="swap") as (reload, driver, rounds):
         for statement in altered.split("; "):
-            shop.execute(statement)
-        with pytest.raises(ReloadRefused, match=rf"{shop.schema}\.orders was altered since it was rebuilt: abort"):
+            full.execute(statement)
+        with pytest.raises(ReloadRefused, match=rf"{full.schema}\.orders was altered since it was rebuilt: abort"):
             reload.cut_over(driver, rounds)
     assert reload.runs.get(driver.run.id).state == "failed"
-    assert shop.rows() == doubled(FIRST, by=1)
-    assert shop.execute("SELECT version FROM {schema}.consumer_group") == [(1,)]
+    assert full.rows() == doubled(FIRST, by=1)
+    assert full.execute("SELECT version FROM {schema}.consumer_group") == [(1,)]
     reload.run(reload.open(strategy="swap"))
-    assert shop.rows() == doubled(FIRST)
+    assert full.rows() == doubled(FIRST)
 
 
 @pytest.mark.parametrize(
@@ -53,26 +50,20 @@ def test_a_swap_does_not_undo_what_was_altered_in_mid_run(shop: Shop, altered: s
         "DROP INDEX {schema}.orders_amount_idx",
     ],
 )
-def test_a_merge_goes_on_whatever_was_altered_beside_its_columns(shop: Shop, altered: str) -> None:
-    settled(shop)
-    reload = shop.reload()
-    driver = reload.open()
-    with diffed(reload, driver) as rounds:
-        shop.execute(altered)
+def test_a_merge_goes_on_whatever_was_altered_beside_its_columns(full: Shop, altered: str) -> None:
+    with diffed(full.reload()) as (reload, driver, rounds):
+        full.execute(altered)
         reload.cut_over(driver, rounds)
-    assert shop.rows() == doubled(FIRST)
+    assert full.rows() == doubled(FIRST)
 
 
-def test_an_index_that_was_renamed_in_mid_run_keeps_its_new_name(shop: Shop) -> None:
-    settled(shop)
-    shop.execute("CREATE INDEX orders_b ON {schema}.orders (at)")
-    reload = shop.reload()
-    driver = reload.open(strategy="swap")
-    with diffed(reload, driver) as rounds:
-        shop.execute("ALTER INDEX {schema}.orders_amount_idx RENAME TO orders_a")
+def test_an_index_that_was_renamed_in_mid_run_keeps_its_new_name(full: Shop) -> None:
+    full.execute("CREATE INDEX orders_b ON {schema}.orders (at)")
+    with diffed(full.reload(), strategy="swap") as (reload, driver, rounds):
+        full.execute("ALTER INDEX {schema}.orders_amount_idx RENAME TO orders_a")
         reload.cut_over(driver, rounds)
     described = "SELECT indexname, substring(indexdef FROM '[(].*') FROM pg_indexes WHERE schemaname = :schema_ "
-    assert shop.execute(described + "AND tablename = 'orders' ORDER BY 1", schema_=shop.schema) == [
+    assert full.execute(described + "AND tablename = 'orders' ORDER BY 1", schema_=full.schema) == [
         ("orders_a", "(amount)"),
         ("orders_b", "(at)"),
         ("orders_pkey", "(id)"),
@@ -88,15 +79,12 @@ def test_an_index_that_was_renamed_in_mid_run_keeps_its_new_name(shop: Shop) -> 
         ("GRANT SELECT (amount) ON {schema}.orders TO PUBLIC", "grants of columns"),
     ],
 )
-def test_what_came_to_hang_on_the_table_in_mid_run_forbids_the_swap(shop: Shop, hangs: str, named: str) -> None:
+def test_what_came_to_hang_on_the_table_in_mid_run_forbids_the_swap(full: Shop, hangs: str, named: str) -> None:
     """Looked at once more under the table's lock: behind it, it would hang on what is swept."""
-    settled(shop)
-    reload = shop.reload()
-    driver = reload.open(strategy="swap")
-    with diffed(reload, driver) as rounds:
-        shop.execute(hangs)
+    with diffed(full.reload(), strategy="swap") as (reload, driver, rounds):
+        full.execute(hangs)
         with pytest.raises(ReloadRefused, match=rf"cannot be swapped, for it has {named}.*: use strategy 'merge'"):
             reload.cut_over(driver, rounds)
     assert reload.runs.get(driver.run.id).state == "failed"
     reload.run(reload.open())
-    assert shop.rows() == doubled(FIRST)
+    assert full.rows() == doubled(FIRST)

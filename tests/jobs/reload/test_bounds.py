@@ -14,7 +14,7 @@ from seekpoint.jobs.reload import Reload, Report, cutover
 from seekpoint.jobs.reload import cutover_limits as bounds
 from seekpoint.jobs.reload.forecast import UNSAMPLED
 from seekpoint.jobs.reload.rounds import CatchUp
-from support.before_cutover import FIRST, diffed, settled, work_up_to
+from support.before_cutover import FIRST, diffed, settled
 from support.reload_orders import Shop, doubled, of, pipeline
 from support.reload_process import Reloader
 
@@ -42,12 +42,11 @@ def resumed(shop: Shop, driver: Any, **options: Any) -> None:
 # -- deletes -------------------------------------------------------------------------------------------------------
 
 
-def test_more_deletes_than_allowed_are_refused_before_the_lock(shop: Shop) -> None:
+def test_more_deletes_than_allowed_are_refused_before_the_lock(full: Shop) -> None:
     """The comparison is reported first; nothing live is touched, and the run continues when it is allowed."""
-    settled(shop, RECORDS)
-    extra(shop, range(100, 110))
+    extra(full, range(100, 110))
     told: list[Report] = []
-    reload = with_bounds(shop, compared=told.append)
+    reload = with_bounds(full, compared=told.append)
     driver = reload.open()
     with pytest.raises(
         CutOverRefused, match=r"10 of 50 live rows \(20%\) .* more than 10%.* --max-deletes 0.2"
@@ -56,31 +55,28 @@ def test_more_deletes_than_allowed_are_refused_before_the_lock(shop: Shop) -> No
     assert found.value.waits == (), "no lock was taken"
     (table,) = told[0].tables
     assert (table.missing, table.extra, table.different) == (0, 10, 40)
-    assert len(shop.rows()) == 50
-    assert [row for row in shop.rows() if row[0] < 100] == doubled(RECORDS, by=1)
-    resumed(shop, driver, max_deletes=0.2)
-    assert shop.rows() == doubled(RECORDS)
+    assert len(full.rows()) == 50
+    assert [row for row in full.rows() if row[0] < 100] == doubled(RECORDS, by=1)
+    resumed(full, driver, max_deletes=0.2)
+    assert full.rows() == doubled(RECORDS)
 
 
-def test_rows_of_another_writer_since_the_comparison_are_counted_under_the_lock(shop: Shop) -> None:
-    settled(shop, RECORDS)
-    reload = with_bounds(shop)
-    driver = reload.open()
-    with diffed(reload, driver) as rounds:
-        extra(shop, range(100, 110))
+def test_rows_of_another_writer_since_the_comparison_are_counted_under_the_lock(full: Shop) -> None:
+    reload = with_bounds(full)
+    with diffed(reload) as (_, driver, rounds):
+        extra(full, range(100, 110))
         with pytest.raises(CutOverRefused, match=r"10 of 40 live rows"):
             reload.cut_over(driver, rounds)
-    assert len(shop.rows()) == 50
-    resumed(shop, driver, max_deletes=0.3)
-    assert shop.rows() == doubled(RECORDS)
+    assert len(full.rows()) == 50
+    resumed(full, driver, max_deletes=0.3)
+    assert full.rows() == doubled(RECORDS)
 
 
-def test_few_deletes_are_no_matter(shop: Shop) -> None:
-    settled(shop, RECORDS)
-    extra(shop, [100, 101])
-    reload = with_bounds(shop)
+def test_few_deletes_are_no_matter(full: Shop) -> None:
+    extra(full, [100, 101])
+    reload = with_bounds(full)
     reload.run(reload.open())
-    assert shop.rows() == doubled(RECORDS)
+    assert full.rows() == doubled(RECORDS)
 
 
 # -- other tables --------------------------------------------------------------------------------------------------
@@ -143,8 +139,7 @@ def test_a_delete_since_the_comparison_that_others_refer_to_is_refused(shop: Sho
     shop.execute(CHILDREN % "ON DELETE CASCADE")
     settled(shop, RECORDS)
     reload = with_bounds(shop)
-    driver = reload.open()
-    with diffed(reload, driver) as rounds:
+    with diffed(reload) as (_, driver, rounds):
         extra(shop, [100])
         shop.execute("INSERT INTO {schema}.items VALUES (1, 100)")
         with pytest.raises(CutOverRefused, match=r"1 rows would be deleted, and .*ON DELETE CASCADE"):
@@ -169,12 +164,10 @@ def test_a_change_that_others_refer_to_with_an_action_is_refused(shop: Shop, is_
     settled(shop, records)
     shop.execute("INSERT INTO {schema}.prices VALUES (15)")
     reload = with_bounds(shop)
-    driver = reload.open()
-    with diffed(reload, driver) as rounds:
+    with diffed(reload) as (_, driver, rounds):
         if is_late:
             records += [of(7, 15)]
-            shop.produce(shop.topic, records[-1:], partition=0)
-            work_up_to(shop, len(records))
+            settled(shop, records[-1:])
         with pytest.raises(CutOverRefused, match=r"40 rows would get other values, and .*ON UPDATE CASCADE"):
             reload.cut_over(driver, rounds)
     assert shop.execute("SELECT amount FROM {schema}.prices") == [(15,)]
@@ -183,28 +176,26 @@ def test_a_change_that_others_refer_to_with_an_action_is_refused(shop: Shop, is_
     assert shop.rows() == doubled(records)
 
 
-def test_a_table_from_which_others_inherit_is_refused(shop: Shop) -> None:
+def test_a_table_from_which_others_inherit_is_refused(full: Shop) -> None:
     """At the opening, and again before the lock: a table may be made to inherit meanwhile."""
-    settled(shop, RECORDS)
     child = "CREATE TABLE {schema}.archived () INHERITS ({schema}.orders)"
-    reload = with_bounds(shop)
-    driver = reload.open()
-    with diffed(reload, driver) as rounds:
-        shop.execute(child)
-        shop.execute("INSERT INTO {schema}.archived (id, amount, at) VALUES (1000, 1, 1)")
+    reload = with_bounds(full)
+    with diffed(reload) as (_, driver, rounds):
+        full.execute(child)
+        full.execute("INSERT INTO {schema}.archived (id, amount, at) VALUES (1000, 1, 1)")
         with pytest.raises(CutOverRefused, match=r"archived inherit from it, and a merge would delete rows there"):
             reload.cut_over(driver, rounds)
     reload.runs.abort(driver.run.id, "tested")
     with pytest.raises(ReloadRefused, match=r"archived inherit from it.* --allow-inheritance"):
         reload.open()
-    assert shop.execute("SELECT count(*) FROM {schema}.archived") == [(1,)]
-    reload = with_bounds(shop, allow_inheritance=True)
+    assert full.execute("SELECT count(*) FROM {schema}.archived") == [(1,)]
+    reload = with_bounds(full, allow_inheritance=True)
     driver = reload.open()
     assert driver.notes == (
-        f"{shop.schema}.orders: {shop.schema}.archived inherits from it, and its rows are compared and changed, too",
+        f"{full.schema}.orders: {full.schema}.archived inherits from it, and its rows are compared and changed, too",
     )
     reload.run(driver)
-    assert shop.rows() == doubled(RECORDS)
+    assert full.rows() == doubled(RECORDS)
 
 
 # -- the wait ------------------------------------------------------------------------------------------------------
@@ -253,60 +244,59 @@ def test_a_wait_is_predicted_for_rows_that_need_the_live_tables_defaults(shop: S
 
 
 @pytest.mark.parametrize("strategy", ["merge", "swap"])
-def test_the_wait_for_the_workers_counts(shop: Shop, monkeypatch: pytest.MonkeyPatch, strategy: str) -> None:
+def test_the_wait_for_the_workers_counts(full: Shop, monkeypatch: pytest.MonkeyPatch, strategy: str) -> None:
     """A worker has a batch in hand: each try is rolled back at the bound, and the run stays open after five."""
-    settled(shop, RECORDS)
-    reload = with_bounds(shop, max_wait=0.4)
-    driver = reload.open(strategy=strategy)
-    with diffed(reload, driver) as rounds, shop.engine.connect() as worker, pauses(monkeypatch) as made:
-        worker.execute(text(f"SELECT FROM {shop.schema}.partition_offset FOR UPDATE"))
+    reload = with_bounds(full, max_wait=0.4)
+    with (
+        diffed(reload, strategy=strategy) as (_, driver, rounds),
+        full.engine.connect() as worker,
+        pauses(monkeypatch) as made,
+    ):
+        worker.execute(text(f"SELECT FROM {full.schema}.partition_offset FOR UPDATE"))
         with pytest.raises(CutOverRefused, match=r"5 tries were rolled back after 0\.\d s") as found:
             reload.cut_over(driver, rounds)
         assert made == [1, 2, 3, 4]
     assert all(0.3 < wait < 2 for wait in found.value.waits), found.value.waits
-    assert shop.rows() == doubled(RECORDS, by=1)
-    reload = with_bounds(shop, max_wait=60.0)
+    assert full.rows() == doubled(RECORDS, by=1)
+    reload = with_bounds(full, max_wait=60.0)
     reload.run(reload.take_over(driver.run.id))
-    assert shop.rows() == doubled(RECORDS)
+    assert full.rows() == doubled(RECORDS)
 
 
 @pytest.mark.parametrize("deferred", [False, True])
 def test_a_statement_takes_no_longer_than_what_is_left(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch, deferred: bool
+    full: Shop, monkeypatch: pytest.MonkeyPatch, deferred: bool
 ) -> None:
     """Also where COMMIT runs it. What comes meanwhile is caught up with between the tries."""
-    settled(shop, RECORDS)
-    shop.execute(
+    full.execute(
         "CREATE FUNCTION {schema}.slow() RETURNS trigger LANGUAGE plpgsql AS "
         "$$ BEGIN PERFORM pg_sleep(30); RETURN NULL; END $$"
     )
     kind = "CONSTRAINT TRIGGER slow AFTER UPDATE ON {schema}.orders DEFERRABLE INITIALLY DEFERRED" if deferred else (
         "TRIGGER slow AFTER UPDATE ON {schema}.orders"
     )  # fmt: skip
-    shop.execute(f"CREATE {kind} FOR EACH ROW EXECUTE FUNCTION {{schema}}.slow()")
-    reload = with_bounds(shop, max_wait=0.5)
+    full.execute(f"CREATE {kind} FOR EACH ROW EXECUTE FUNCTION {{schema}}.slow()")
+    reload = with_bounds(full, max_wait=0.5)
     driver = reload.open()
 
     def let_go(attempt: int) -> None:
         if attempt == 2:
-            shop.execute("DROP TRIGGER slow ON {schema}.orders")
-            shop.produce(shop.topic, [of(50, 5)], partition=0)
-            work_up_to(shop, len(RECORDS) + 1)
+            full.execute("DROP TRIGGER slow ON {schema}.orders")
+            settled(full, [of(50, 5)])
             monkeypatch.setattr(cutover, "Budget", lambda _: budget(60.0))
 
     budget = bounds.Budget
     monkeypatch.setattr(cutover, "longer_pause", let_go)
-    with diffed(reload, driver) as rounds:
+    with diffed(reload, driver=driver) as (_, _, rounds):
         outcome = reload.cut_over(driver, rounds)
     assert outcome.tries == 3
-    assert shop.rows() == doubled([*RECORDS, of(50, 5)])
+    assert full.rows() == doubled([*RECORDS, of(50, 5)])
 
 
 def test_brokers_may_say_nothing_for_no_longer_than_workers_may_wait(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
+    full: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settled(shop, RECORDS)
-    reload = with_bounds(shop, max_wait=2.0)
+    reload = with_bounds(full, max_wait=2.0)
     driver = reload.open()
     idles: list[float] = []
     apply = CatchUp.apply
@@ -315,30 +305,28 @@ def test_brokers_may_say_nothing_for_no_longer_than_workers_may_wait(
         idles.append(given["idle"])
         return apply(self, tx, offsets, **given)
 
-    with diffed(reload, driver) as rounds:
+    with diffed(reload, driver=driver) as (_, _, rounds):
         monkeypatch.setattr(CatchUp, "apply", asked)
         monkeypatch.setattr(reload, "catch_up", lambda *_: 0)
         reload.cut_over(driver, rounds)
     assert idles
     assert max(idles) < 2.0
-    assert shop.rows() == doubled(RECORDS)
+    assert full.rows() == doubled(RECORDS)
 
 
 def test_a_row_that_another_session_has_locked_is_waited_for_shortly(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
+    full: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However long workers may wait: they do not wait for others."""
-    settled(shop, RECORDS)
-    reload = with_bounds(shop, max_wait=60.0)
-    driver = reload.open()
-    with diffed(reload, driver) as rounds, shop.engine.connect() as other, pauses(monkeypatch):
-        other.execute(text(f"UPDATE {shop.schema}.orders SET note = 'mine' WHERE id = 7"))
+    reload = with_bounds(full, max_wait=60.0)
+    with diffed(reload) as (_, driver, rounds), full.engine.connect() as other, pauses(monkeypatch):
+        other.execute(text(f"UPDATE {full.schema}.orders SET note = 'mine' WHERE id = 7"))
         with pytest.raises(CutOverRefused, match=r"another session holds the lock of a row") as found:
             reload.cut_over(driver, rounds)
     assert len(found.value.waits) == 5
     assert max(found.value.waits) < 10
-    resumed(shop, driver, max_wait=60.0)
-    assert shop.rows() == doubled(RECORDS)
+    resumed(full, driver, max_wait=60.0)
+    assert full.rows() == doubled(RECORDS)
 
 
 def test_no_bound_is_refused_at_once(shop: Shop) -> None:
@@ -371,28 +359,25 @@ def test_an_old_transaction_in_another_database_holds_nothing_up(shop: Shop) -> 
     records = [of(n, 1 if n < 30 else 0) for n in range(1_000)]  # twice nothing is the same
     with another_database(shop):
         settled(shop, records)
-        reload = shop.reload()
-        driver = reload.open()
-        with diffed(reload, driver) as rounds:
+        with diffed(shop.reload()) as (reload, driver, rounds):
             outcome = reload.cut_over(driver, rounds)
     assert outcome.keys == 30
     assert shop.rows() == doubled(records)
 
 
-def test_a_row_of_a_subtransaction_that_was_open_is_found(shop: Shop) -> None:
+def test_a_row_of_a_subtransaction_that_was_open_is_found(full: Shop) -> None:
     """It is in no snapshot's list, and younger transactions have ended by then: its row was not there, and is later."""
-    settled(shop, RECORDS)
-    reload = shop.reload()
+    reload = full.reload()
     driver = reload.open()
-    with shop.engine.connect() as other:
+    with full.engine.connect() as other:
         other.execute(text("SELECT pg_current_xact_id()"))
         with other.begin_nested():
-            other.execute(text(f"INSERT INTO {shop.schema}.orders (id, amount, at) VALUES (5000, 1, 1)"))
-        shop.execute("UPDATE {schema}.orders SET note = 'younger' WHERE id = 3")
-        with diffed(reload, driver) as rounds:
+            other.execute(text(f"INSERT INTO {full.schema}.orders (id, amount, at) VALUES (5000, 1, 1)"))
+        full.execute("UPDATE {schema}.orders SET note = 'younger' WHERE id = 3")
+        with diffed(reload, driver=driver) as (_, _, rounds):
             other.commit()
             reload.cut_over(driver, rounds)
-    assert shop.rows() == doubled(RECORDS)
+    assert full.rows() == doubled(RECORDS)
 
 
 # -- rows that exchange a unique value -----------------------------------------------------------------------------
@@ -450,8 +435,7 @@ def test_a_driver_that_is_killed_leaves_nothing_torn(shop: Shop, at: str) -> Non
             reloader.kill()
     assert shop.rows() == doubled(FIRST, by=1), "nothing was published"
     later = [of(n % 50, n, n) for n in range(200, 230)]
-    shop.produce(shop.topic, later, partition=0)
-    work_up_to(shop, len(FIRST) + len(later))
+    settled(shop, later)
     resumed(shop, driver, max_deletes=1.0, max_wait=60.0)
     assert shop.rows() == doubled(FIRST + later)
     assert shop.schemas() == []

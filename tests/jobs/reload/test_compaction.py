@@ -17,7 +17,7 @@ from seekpoint.jobs.reload.compare import prepare
 from seekpoint.jobs.reload.rounds import CatchUp
 from seekpoint.jobs.staging import compaction
 from seekpoint.kafka.topic_config import _answer
-from support.before_cutover import diffed, work_up_to
+from support.before_cutover import diffed
 from support.reload_orders import Shop, doubled, gone, of
 
 FIRST = [of(n % 10, n, n) for n in range(30)]
@@ -158,7 +158,7 @@ def test_rows_whose_records_are_gone_are_not_deleted(shop: Shop, topic: Callable
         ):
             reload.run(driver)
     else:
-        with diffed(reload, driver) as rounds:
+        with diffed(reload, driver=driver) as (_, _, rounds):
             lost()
             with pytest.raises(ReloadRefused, match=r"2 live rows are not in the rebuilt table"):
                 reload.cut_over(driver, rounds)
@@ -188,10 +188,8 @@ def test_a_run_that_is_killed_before_the_refusal_is_refused_when_it_is_resumed(
 def test_a_tombstone_since_the_comparison_deletes_its_row(shop: Shop, topic: Callable[..., str]) -> None:
     shop = filled(shop, topic, FIRST)
     reload = of_compacted(shop)
-    driver = reload.open()
-    with diffed(reload, driver) as rounds:
-        shop.produce(shop.topic, [gone(3)], partition=0)
-        work_up_to(shop, len(FIRST) + 1)
+    with diffed(reload) as (_, driver, rounds):
+        settled(shop, [gone(3)])
         shop.execute("INSERT INTO {schema}.orders (id, amount, at) VALUES (3, 1, 0)")  # by another writer, too late
         reload.cut_over(driver, rounds)
     assert shop.rows() == doubled([*FIRST, gone(3)])

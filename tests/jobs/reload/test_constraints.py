@@ -10,6 +10,7 @@ from sqlalchemy import Connection, text
 
 from seekpoint.errors import ReloadRefused
 from seekpoint.jobs.reload.rounds import CatchUp
+from support.before_cutover import reloaded
 from support.handler_reload import Books, Handle
 from support.reload_orders import Shop, doubled, gone, of
 
@@ -24,10 +25,7 @@ UNIQUE = "ALTER TABLE {schema}.%s ADD CONSTRAINT one_each UNIQUE (at)"
 
 
 def settled(shop: Shop, records: list[tuple[str, str | None]], **options: Any) -> None:
-    shop.produce(shop.topic, records, partition=0)
-    worker = shop.worker(**options)
-    worker.reached(shop.topic, len(records))
-    worker.stop()
+    settled(shop, records, **options)
 
 
 def letters(shop: Shop) -> list[tuple[Any, ...]]:
@@ -50,8 +48,7 @@ def test_a_row_that_a_second_unique_index_refuses(shop: Shop, kind: str, strateg
     settled(shop, records, kind=kind)
     shop.execute(f"DELETE FROM {{schema}}.{COUNT[kind]} WHERE id IN (100, 101)")
     shop.execute(UNIQUE % COUNT[kind])
-    reload = shop.reload(pipeline={"kind": kind, "on_poison": "dead_letter"})
-    reload.run(reload.open(strategy=strategy))
+    reloaded(shop.reload(pipeline={"kind": kind, "on_poison": "dead_letter"}), strategy=strategy)
     assert shop.rows(COUNT[kind], "id, amount, at") == doubled([*RECORDS, of(102, 7, 999)])
     assert [(row[0], row[2]) for row in letters(shop)] == [(30, "23505"), (31, "23505")]
 
@@ -92,8 +89,7 @@ def test_the_row_before_it_counts_where_the_newest_is_refused(shop: Shop) -> Non
     settled(shop, records)
     shop.execute("UPDATE {schema}.orders SET at = 2; DELETE FROM {schema}.orders WHERE id = 3")
     shop.execute(REFERS % "orders")
-    reload = shop.reload(pipeline={"on_poison": "dead_letter"})
-    reload.run(reload.open())
+    reloaded(shop.reload(pipeline={"on_poison": "dead_letter"}))
     assert shop.rows() == [(1, 2, 2)]
     assert [row[0] for row in letters(shop)] == [1, 4]
 
@@ -177,8 +173,7 @@ def test_a_handlers_record_that_refers_to_none(shop: Shop) -> None:
     books.applied([of(4, 5, 401), of(5, 5, 6)], lambda _: make(2), version=2)
     shop.execute("DELETE FROM {schema}.totals WHERE account = 4")
     shop.execute(refers)
-    again = books.reload(make(3), version=3, pipeline=options)
-    again.run(again.open())
+    reloaded(books.reload(make(3), version=3, pipeline=options))
     assert shop.rows("totals", "account, total, records") == [(1, 15, 2), (3, 15, 4), (5, 15, 6)]
     assert [row[0] for row in letters(shop)] == [1, 4], "as it is now, the second record could not be applied"
     books.engine.dispose()
@@ -193,8 +188,7 @@ def test_the_policy_says_what_becomes_of_it(shop: Shop) -> None:
     place = re.escape(f"{shop.topic}/0 offset 30: database: UniqueViolation")
     with pytest.raises(ReloadRefused, match=f"{place}.*and on_poison is 'stop'"):
         reload.run(reload.open())
-    skipping = shop.reload(pipeline={"on_poison": "skip"})
-    skipping.run(skipping.open())
+    reloaded(shop.reload(pipeline={"on_poison": "skip"}))
     assert shop.rows() == doubled(RECORDS)
     assert letters(shop) == []
 

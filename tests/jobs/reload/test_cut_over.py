@@ -18,7 +18,7 @@ from seekpoint.jobs.reload.cutover import took_effect
 from seekpoint.jobs.reload.rounds import CatchUp
 from seekpoint.jobs.tables.dependencies import DDL_WAIT
 from seekpoint.postgres.sqlstates import connection_lost
-from support.before_cutover import FIRST, diffed, settled, work_up_to
+from support.before_cutover import FIRST, diffed, reloaded, settled, work_up_to
 from support.proxy import PostgresProxy
 from support.reload_orders import Shop, doubled, gone, of, pipeline
 
@@ -28,19 +28,17 @@ def tokens(shop: Shop) -> dict[Partition, tuple[UUID, int, int]]:
 
 
 @pytest.mark.parametrize("strategy", ["merge", "swap"])
-def test_offsets_stay_and_every_token_is_drawn_anew(shop: Shop, strategy: str) -> None:
+def test_offsets_stay_and_every_token_is_drawn_anew(full: Shop, strategy: str) -> None:
     """I5: to a running worker, a cut-over is a move like any other."""
-    settled(shop)
-    before = tokens(shop)
-    reload = shop.reload(actor="alice")
-    reload.run(reload.open(strategy=strategy, reason="prices"))
-    after = tokens(shop)
+    before = tokens(full)
+    reloaded(full.reload(actor="alice"), strategy=strategy, reason="prices")
+    after = tokens(full)
     assert {p: (epoch, at) for p, (_, epoch, at) in after.items()} == {
         p: (epoch + 1, at) for p, (_, epoch, at) in before.items()
     }
     assert all(after[p][0] != before[p][0] for p in before)
-    assert shop.execute("SELECT version FROM {schema}.consumer_group") == [(2,)]
-    (action,) = shop.execute("SELECT action, actor, reason FROM {schema}.admin_action ORDER BY id DESC LIMIT 1")
+    assert full.execute("SELECT version FROM {schema}.consumer_group") == [(2,)]
+    (action,) = full.execute("SELECT action, actor, reason FROM {schema}.admin_action ORDER BY id DESC LIMIT 1")
     assert action[:2] == ("cut-over", "alice")
     assert action[2].endswith(": prices")
 
@@ -78,8 +76,7 @@ def test_nobody_ever_reads_two_versions(shop: Shop, strategy: str) -> None:
     for thread in threads:
         thread.start()
     try:
-        reload = shop.reload()
-        outcome = reload.run(reload.open(strategy=strategy))
+        outcome = reloaded(shop.reload(), strategy=strategy)
         new = shop.worker(version=2)
         new.placed()
         new.seen.wait_for(events.Committed, count=5)
@@ -108,41 +105,35 @@ def let_go(holder: Connection, monkeypatch: pytest.MonkeyPatch, *, after: int) -
     monkeypatch.setattr(cutover, "longer_pause", between)
 
 
-def test_a_rolled_back_cut_over_loses_no_delta(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rolled_back_cut_over_loses_no_delta(full: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rebuild reads on from its own stored position, whatever its consumer had read."""
-    settled(shop)
-    reload = shop.reload(limits=Limits(transaction_age=1.0))
+    reload = full.reload(limits=Limits(transaction_age=1.0))
     driver = reload.open()
     later = [of(n % 60, n, 1) for n in range(50)]
-    with diffed(reload, driver) as rounds:
-        shop.produce(shop.topic, later, partition=0)
-        work_up_to(shop, len(FIRST) + len(later))
-        with shop.engine.connect() as blocker:
-            blocker.execute(text(f"SELECT FROM {shop.schema}.orders WHERE id = 1 FOR UPDATE"))
+    with diffed(reload, driver=driver) as (_, _, rounds):
+        settled(full, later)
+        with full.engine.connect() as blocker:
+            blocker.execute(text(f"SELECT FROM {full.schema}.orders WHERE id = 1 FOR UPDATE"))
             let_go(blocker, monkeypatch, after=1)
             outcome = reload.cut_over(driver, rounds)
     assert outcome.tries > 1
-    assert shop.rows() == doubled(FIRST + later)
+    assert full.rows() == doubled(FIRST + later)
 
 
-def test_a_swap_waits_for_long_readers_in_short_steps(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    settled(shop)
-    reload = shop.reload()
-    driver = reload.open(strategy="swap")
-    with diffed(reload, driver) as rounds, shop.engine.connect() as reader:
-        reader.execute(text(f"SELECT FROM {shop.schema}.orders LIMIT 1"))
+def test_a_swap_waits_for_long_readers_in_short_steps(full: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    with diffed(full.reload(), strategy="swap") as (reload, driver, rounds), full.engine.connect() as reader:
+        reader.execute(text(f"SELECT FROM {full.schema}.orders LIMIT 1"))
         let_go(reader, monkeypatch, after=2)
         began = monotonic()
         outcome = reload.cut_over(driver, rounds)
         assert 2 * DDL_WAIT / 1000 <= monotonic() - began < Limits().transaction_age, "less than one wait of a merge"
     assert outcome.tries > 2
-    assert shop.rows() == doubled(FIRST)
+    assert full.rows() == doubled(FIRST)
 
 
 @pytest.mark.parametrize("strategy", ["merge", "swap"])
-def test_a_swapped_table_is_the_table(shop: Shop, strategy: str) -> None:
+def test_a_swapped_table_is_the_table(full: Shop, strategy: str) -> None:
     """Keys, indexes, defaults and checks are there, and a worker upserts into it."""
-    settled(shop)
     described = (
         "SELECT indexname, replace(indexdef, :schema_, '') FROM pg_indexes "
         "WHERE schemaname = :schema_ AND tablename = 'orders' "
@@ -151,95 +142,74 @@ def test_a_swapped_table_is_the_table(shop: Shop, strategy: str) -> None:
         "UNION ALL SELECT 'told', obj_description(to_regclass(:schema_ || '.orders'), 'pg_class') "
         "UNION ALL SELECT 'column', col_description(to_regclass(:schema_ || '.orders'), 2) ORDER BY 1, 2"
     )
-    shop.execute("COMMENT ON TABLE {schema}.orders IS 'of the shop'")
-    shop.execute("COMMENT ON COLUMN {schema}.orders.amount IS 'in cents'")
-    before = shop.execute(described, schema_=shop.schema)
-    reload = shop.reload()
-    reload.run(reload.open(strategy=strategy))
-    assert shop.execute(described, schema_=shop.schema) == before
+    full.execute("COMMENT ON TABLE {schema}.orders IS 'of the shop'")
+    full.execute("COMMENT ON COLUMN {schema}.orders.amount IS 'in cents'")
+    before = full.execute(described, schema_=full.schema)
+    reloaded(full.reload(), strategy=strategy)
+    assert full.execute(described, schema_=full.schema) == before
     more = [of(2, 9), of(77, 1), gone(4)]
-    shop.produce(shop.topic, more, partition=0)
-    work_up_to(shop, len(FIRST) + len(more), version=2)
-    assert shop.rows() == doubled(FIRST + more)
-    assert shop.execute("SELECT DISTINCT note FROM {schema}.orders") == [("none",)]
+    settled(full, more, version=2)
+    assert full.rows() == doubled(FIRST + more)
+    assert full.execute("SELECT DISTINCT note FROM {schema}.orders") == [("none",)]
 
 
-def test_columns_that_are_not_ours_stay(shop: Shop) -> None:
-    settled(shop)
-    shop.execute("UPDATE {schema}.orders SET note = 'kept' WHERE id < 10")
-    reload = shop.reload()
-    reload.run(reload.open())
-    assert shop.rows() == doubled(FIRST)
-    assert shop.execute("SELECT count(*) FROM {schema}.orders WHERE note = 'kept'") == [(9,)]
+def test_columns_that_are_not_ours_stay(full: Shop) -> None:
+    full.execute("UPDATE {schema}.orders SET note = 'kept' WHERE id < 10")
+    reloaded(full.reload())
+    assert full.rows() == doubled(FIRST)
+    assert full.execute("SELECT count(*) FROM {schema}.orders WHERE note = 'kept'") == [(9,)]
 
 
-def test_a_move_in_mid_run_ends_it(shop: Shop) -> None:
+def test_a_move_in_mid_run_ends_it(full: Shop) -> None:
     """What was applied twice, or passed, is not what the log says up to the position."""
-    settled(shop)
-    reload = shop.reload()
-    driver = reload.open()
-    with diffed(reload, driver) as rounds:
-        shop.ledger().reset_offset(shop.topic, 0, 50, log=None, reason="again")
-        work_up_to(shop, len(FIRST))
+    with diffed(full.reload()) as (reload, driver, rounds):
+        full.ledger().reset_offset(full.topic, 0, 50, log=None, reason="again")
+        work_up_to(full, len(FIRST))
         with pytest.raises(ReloadRefused, match=r"was moved since the run was opened: .*\n.*abort this run and open"):
             reload.cut_over(driver, rounds)
     assert reload.runs.get(driver.run.id).state == "failed"
-    assert shop.execute("SELECT version FROM {schema}.consumer_group") == [(1,)]
-    assert shop.rows() == doubled(FIRST, by=1)
+    assert full.execute("SELECT version FROM {schema}.consumer_group") == [(1,)]
+    assert full.rows() == doubled(FIRST, by=1)
     reload.run(reload.open())
-    assert shop.rows() == doubled(FIRST)
+    assert full.rows() == doubled(FIRST)
 
 
-def test_a_pause_and_a_claim_are_no_moves(shop: Shop) -> None:
-    settled(shop)
-    reload = shop.reload()
-    driver = reload.open()
-    with diffed(reload, driver) as rounds:
-        shop.ledger().pause(reason="a test")
-        shop.ledger().resume()
+def test_a_pause_and_a_claim_are_no_moves(full: Shop) -> None:
+    with diffed(full.reload()) as (reload, driver, rounds):
+        full.ledger().pause(reason="a test")
+        full.ledger().resume()
         more = [of(1, 1)]
-        shop.produce(shop.topic, more, partition=0)
-        work_up_to(shop, len(FIRST) + 1)
+        settled(full, more)
         reload.cut_over(driver, rounds)
-    assert shop.rows() == doubled(FIRST + more)
+    assert full.rows() == doubled(FIRST + more)
 
 
-def test_a_handler_that_was_deployed_before_the_run_is_caught_up_with(shop: Shop) -> None:
+def test_a_handler_that_was_deployed_before_the_run_is_caught_up_with(full: Shop) -> None:
     """Version 2 has taken over without a reload: some rows are of it, the others are not."""
-    settled(shop)
     early, late = [of(n, n) for n in range(30, 60)], [of(n, n) for n in range(50, 80)]
-    shop.produce(shop.topic, early, partition=0)
-    work_up_to(shop, len(FIRST) + len(early), version=2)
-    reload = shop.reload()
-    driver = reload.open()
-    with diffed(reload, driver) as rounds:
-        shop.produce(shop.topic, late, partition=0)
-        work_up_to(shop, len(FIRST) + len(early) + len(late), version=2)
+    settled(full, early, version=2)
+    with diffed(full.reload()) as (reload, driver, rounds):
+        settled(full, late, version=2)
         reload.cut_over(driver, rounds)
-    assert shop.rows() == doubled(FIRST + early + late)
+    assert full.rows() == doubled(FIRST + early + late)
 
 
-def test_a_driver_with_other_code_takes_no_step(shop: Shop) -> None:
+def test_a_driver_with_other_code_takes_no_step(full: Shop) -> None:
     """Whoever took the run, and by which door: rows of version 3 are not published as those of version 2."""
-    settled(shop)
-    reload = shop.reload()
+    reload = full.reload()
     driver = reload.open()
     reload.stage(driver)
-    other = shop.reload(version=3)
+    other = full.reload(version=3)
     with pytest.raises(ConfigError, match="was opened with other versions of these pipelines"):
         other.run(other.runs.take_over(driver.run.id))
-    assert shop.rows() == doubled(FIRST, by=1)
+    assert full.rows() == doubled(FIRST, by=1)
     reload.run(reload.take_over(driver.run.id))
-    assert shop.rows() == doubled(FIRST)
+    assert full.rows() == doubled(FIRST)
 
 
-def test_a_newer_handler_than_the_runs_ends_it(shop: Shop) -> None:
-    settled(shop)
-    reload = shop.reload()
-    driver = reload.open()
-    with diffed(reload, driver) as rounds:
-        shop.produce(shop.topic, [of(1, 1)], partition=0)
-        work_up_to(shop, len(FIRST) + 1, version=3)
+def test_a_newer_handler_than_the_runs_ends_it(full: Shop) -> None:
+    with diffed(full.reload()) as (reload, driver, rounds):
+        settled(full, [of(1, 1)], version=3)
         with pytest.raises(ReloadRefused, match="was raised to handler version 3 meanwhile, and this run is for 2"):
             reload.cut_over(driver, rounds)
 
@@ -263,9 +233,7 @@ def test_keys_that_only_the_old_code_touched_are_found(shop: Shop) -> None:
     shop.produce(shop.topic, records, partition=0)
     old = shop.run_worker(shifted(1))
     old.reached(shop.topic, 20)
-    reload = shop.reload([shifted(2)])
-    driver = reload.open()
-    with diffed(reload, driver) as rounds:
+    with diffed(shop.reload([shifted(2)])) as (reload, driver, rounds):
         shop.produce(shop.topic, [of(500, 1), of(3, 8)], partition=0)
         old.reached(shop.topic, 22)
         old.stop()
@@ -286,44 +254,39 @@ def test_rows_that_only_the_old_code_deleted_are_back(shop: Shop, by: int) -> No
     values: dict[str, Any] = {"key": ["id"], "columns": ["id", "amount", "at"]}
     table = (shop.schema, "orders")
     mended.sinks = (Keeping(table, row=lambda r: {"id": r.value.id, "amount": by * r.value.amount, "at": 0}, **values),)
-    reload = shop.reload([mended])
-    driver = reload.open()
-    with diffed(reload, driver) as rounds:
-        shop.produce(shop.topic, [gone(3), gone(4), of(4, 6), gone(5), of(7, 8)], partition=0)
-        work_up_to(shop, 25)
+    with diffed(shop.reload([mended])) as (reload, driver, rounds):
+        settled(shop, [gone(3), gone(4), of(4, 6), gone(5), of(7, 8)])
         reload.cut_over(driver, rounds)
     assert shop.rows() == [(n, by * {4: 6, 7: 8}.get(n, n), 0) for n in range(20)]
 
 
-def test_a_key_that_was_written_before_the_difference_and_committed_behind_it_is_found(shop: Shop) -> None:
+def test_a_key_that_was_written_before_the_difference_and_committed_behind_it_is_found(full: Shop) -> None:
     """By a transaction that was under way while tables were compared, and is older than others that had ended."""
-    settled(shop)
-    reload = shop.reload()
+    reload = full.reload()
     driver = reload.open()
     reload.stage(driver)
-    with CatchUp(driver, reload.sources, reload.kafka) as rounds, shop.engine.connect() as under_way:
+    with CatchUp(driver, reload.sources, reload.kafka) as rounds, full.engine.connect() as under_way:
         reload.catch_up(driver, rounds)
-        under_way.execute(text(f"INSERT INTO {shop.schema}.orders (id, amount, at) VALUES (4000, 1, 1)"))
-        shop.execute("UPDATE {schema}.orders SET note = 'younger' WHERE id = 1")
+        under_way.execute(text(f"INSERT INTO {full.schema}.orders (id, amount, at) VALUES (4000, 1, 1)"))
+        full.execute("UPDATE {schema}.orders SET note = 'younger' WHERE id = 1")
         assert reload.compare(driver, rounds).tables[0].extra == 0
         under_way.commit()
         reload.cut_over(driver, rounds)
-    assert shop.rows() == doubled(FIRST)
+    assert full.rows() == doubled(FIRST)
 
 
-def test_a_partition_that_was_added_meanwhile_is_in(shop: Shop) -> None:
-    settled(shop)
-    reload = shop.reload()
+def test_a_partition_that_was_added_meanwhile_is_in(full: Shop) -> None:
+    reload = full.reload()
     driver = reload.open()
-    shop.execute("DELETE FROM {schema}.reload_position WHERE partition = 1")  # as if it had not been there at E0
+    full.execute("DELETE FROM {schema}.reload_position WHERE partition = 1")  # as if it had not been there at E0
     elsewhere = [of(n, n) for n in range(700, 720)]
-    with diffed(reload, driver) as rounds:
-        shop.produce(shop.topic, elsewhere, partition=1)
-        worker = shop.worker()
-        worker.reached(shop.topic, len(elsewhere), partition=1)
+    with diffed(reload, driver=driver) as (_, _, rounds):
+        full.produce(full.topic, elsewhere, partition=1)
+        worker = full.worker()
+        worker.reached(full.topic, len(elsewhere), partition=1)
         worker.stop()
         reload.cut_over(driver, rounds)
-    assert shop.rows() == doubled(FIRST + elsewhere)
+    assert full.rows() == doubled(FIRST + elsewhere)
 
 
 def test_two_groups_that_write_one_table_are_reloaded_together(shop: Shop) -> None:
@@ -348,8 +311,7 @@ def test_two_groups_that_write_one_table_are_reloaded_together(shop: Shop) -> No
     assert len(shop.rows()) == 60
     with pytest.raises(ReloadRefused, match="too: name its pipeline in the same reload"):
         shop.reload([half(names[0], 2)]).open()
-    reload = shop.reload([half(group, 2) for group in names])
-    reload.run(reload.open())
+    reloaded(shop.reload([half(group, 2) for group in names]))
     assert shop.rows() == [(n, 2 * n, 0) for n in [*range(30), *range(100, 130)]]
     assert shop.execute("SELECT version FROM {schema}.consumer_group") == [(2,), (2,)]
 
@@ -359,9 +321,7 @@ def test_a_letter_that_is_replayed_in_mid_run_is_in(shop: Shop) -> None:
     options: dict[str, Any] = {"on_poison": "dead_letter", "kind": "append", "key": Text()}
     shop.execute("ALTER TABLE {schema}.entries ADD CHECK (amount NOT IN (8, 9))")
     settled(shop, [of(1, 1), of(2, 8), of(3, 9)], **options)
-    reload = shop.reload(pipeline=options)
-    driver = reload.open()
-    with diffed(reload, driver) as rounds:
+    with diffed(shop.reload(pipeline=options)) as (reload, driver, rounds):
         shop.execute("ALTER TABLE {schema}.entries DROP CONSTRAINT entries_amount_check")
         redrive = shop.redrive(**options)
         parked = {letter.offset: letter.id for letter in redrive.list()}
@@ -385,9 +345,7 @@ def test_a_letter_of_an_earlier_topic_is_not_taken_for_one_of_today(shop: Shop) 
         f"convert_to('{{{{\"id\": 5, \"amount\": 5}}}}', 'UTF8') "
         "FROM {schema}.dead_letter"
     )
-    reload = shop.reload(pipeline=options)
-    driver = reload.open()
-    with diffed(reload, driver) as rounds:
+    with diffed(shop.reload(pipeline=options)) as (reload, driver, rounds):
         shop.execute("ALTER TABLE {schema}.entries DROP CONSTRAINT entries_amount_check")
         (parked,) = (one.id for one in shop.redrive(**options).list() if one.is_open)
         assert shop.redrive(**options).replay(parked).is_applied
@@ -399,11 +357,8 @@ def test_letters_parked_in_mid_run_stay_out(shop: Shop) -> None:
     options: dict[str, Any] = {"on_poison": "dead_letter", "kind": "append", "key": Text()}
     settled(shop, [of(1, 1)], **options)
     shop.execute("ALTER TABLE {schema}.entries ADD CHECK (amount <> 8)")
-    reload = shop.reload(pipeline=options)
-    driver = reload.open()
-    with diffed(reload, driver) as rounds:
-        shop.produce(shop.topic, [of(2, 8), of(3, 3)], partition=0)
-        work_up_to(shop, 3, **options)
+    with diffed(shop.reload(pipeline=options)) as (reload, driver, rounds):
+        settled(shop, [of(2, 8), of(3, 3)], **options)
         reload.cut_over(driver, rounds)
     assert shop.rows("entries", "id, amount, topic_offset") == [(1, 2, 0), (3, 6, 2)]
     assert shop.execute("SELECT record_offset, state FROM {schema}.dead_letter") == [(1, "dead_lettered")]
@@ -413,11 +368,8 @@ def test_what_the_new_code_cannot_apply_is_parked_by_the_cut_over(shop: Shop) ->
     """I4: its row is gone and its letter is there, together."""
     options: dict[str, Any] = {"on_poison": "dead_letter", "kind": "append", "key": Text()}
     settled(shop, [of(1, 1), of(2, 1500), of(3, 3)], **options)
-    reload = shop.reload(pipeline=options)
-    driver = reload.open()
-    with diffed(reload, driver) as rounds:
-        shop.produce(shop.topic, [of(4, 1600), of(5, 5)], partition=0)
-        work_up_to(shop, 5, **options)
+    with diffed(shop.reload(pipeline=options)) as (reload, driver, rounds):
+        settled(shop, [of(4, 1600), of(5, 5)], **options)
         assert shop.execute("SELECT count(*) FROM {schema}.dead_letter") == [(0,)]
         reload.cut_over(driver, rounds)
     assert shop.rows("entries", "id, amount, topic_offset") == [(1, 2, 0), (3, 6, 2), (5, 10, 4)]
@@ -435,8 +387,7 @@ def test_a_replayed_record_that_the_new_code_refuses_is_an_open_letter_again(sho
     settled(shop, [of(1, 1), of(2, 1500)], **options)
     shop.execute("ALTER TABLE {schema}.entries DROP CONSTRAINT entries_amount_check")
     assert shop.redrive(**options).replay_all().replayed == 1
-    reload = shop.reload(pipeline=options)
-    reload.run(reload.open())
+    reloaded(shop.reload(pipeline=options))
     assert shop.rows("entries", "id, amount, topic_offset") == [(1, 2, 0)]
     told = "state, version, replays, replayed_at, closed_at, closed_by, closed_reason"
     assert shop.execute(f"SELECT {told} FROM {{schema}}.dead_letter") == [
@@ -449,16 +400,12 @@ def test_held_keys_are_replayed_in_order(shop: Shop) -> None:
     options: dict[str, Any] = {"on_poison": "dead_letter"}
     shop.execute("ALTER TABLE {schema}.orders ADD CHECK (amount <> 77)")
     settled(shop, [of(1, 1), of(2, 77)], **options)
-    shop.produce(shop.topic, [of(2, 5)], partition=0)
-    work_up_to(shop, 3, **options)
-    reload = shop.reload(pipeline=options)
-    driver = reload.open()
-    with diffed(reload, driver) as rounds:
+    settled(shop, [of(2, 5)], **options)
+    with diffed(shop.reload(pipeline=options)) as (reload, driver, rounds):
         shop.execute("ALTER TABLE {schema}.orders DROP CONSTRAINT orders_amount_check1")
         redrive = shop.redrive(**options)
         assert redrive.replay_all().replayed == 2
-        shop.produce(shop.topic, [of(2, 9), of(1, 4)], partition=0)
-        work_up_to(shop, 5, **options)
+        settled(shop, [of(2, 9), of(1, 4)], **options)
         reload.cut_over(driver, rounds)
     assert shop.rows() == [(1, 8, 0), (2, 18, 0)]
     assert shop.execute("SELECT DISTINCT state FROM {schema}.dead_letter") == [("replayed",)]
@@ -481,15 +428,13 @@ def deliver(proxy: PostgresProxy) -> None:
     ],
 )
 def test_a_commit_without_an_answer_is_looked_up(
-    shop: Shop, seekpoint_dsn: str, when: Any, away: bool, monkeypatch: pytest.MonkeyPatch
+    full: Shop, seekpoint_dsn: str, when: Any, away: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run's row is the marker: published once, whatever became of the reply, and though nobody answers a while."""
-    settled(shop)
     with PostgresProxy.in_front_of(seekpoint_dsn) as proxy:
         engine = create_engine(proxy.dsn, pool_pre_ping=True)
-        reload = replace(shop, engine=engine).reload()
-        driver = reload.open()
-        with diffed(reload, driver) as rounds:
+        reload = replace(full, engine=engine).reload()
+        with diffed(reload) as (_, driver, rounds):
             turn = driver.transition
 
             def turned(tx: Any, state: str) -> None:
@@ -514,13 +459,12 @@ def test_a_commit_without_an_answer_is_looked_up(
         assert proxy.fired.is_set()
         assert outcome.tries == (2 if when == "before_commit" else 1)
         engine.dispose()
-    assert shop.rows() == doubled(FIRST)
-    assert shop.execute("SELECT count(*) FROM {schema}.admin_action WHERE action = 'cut-over'") == [(1,)]
+    assert full.rows() == doubled(FIRST)
+    assert full.execute("SELECT count(*) FROM {schema}.admin_action WHERE action = 'cut-over'") == [(1,)]
 
 
-def test_what_became_of_a_commit_is_told_to_the_newest_driver_alone(shop: Shop) -> None:
-    settled(shop)
-    reload = shop.reload()
+def test_what_became_of_a_commit_is_told_to_the_newest_driver_alone(full: Shop) -> None:
+    reload = full.reload()
     driver = reload.open()
     other = reload.take_over(driver.run.id)
     with pytest.raises(ReloadOver, match="was taken over by"):

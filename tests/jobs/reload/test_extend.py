@@ -13,7 +13,7 @@ from seekpoint.jobs.staging.local import LocalStager
 from support.before_cutover import widen
 from support.reload_orders import Shop, doubled, of
 
-FIRST = [of(n % 30, n, n) for n in range(80)]
+RECORDS = [of(n % 30, n, n) for n in range(80)]
 Steps = list[tuple[str, int, int]]
 
 
@@ -40,9 +40,9 @@ def grown(shop: Shop, worker: Any, records: list[Any], end: int, partition: int 
 
 
 def test_large_deltas_are_staged_by_tasks_until_they_are_small(shop: Shop) -> None:
-    shop.produce(shop.topic, FIRST, partition=0)
+    shop.produce(shop.topic, RECORDS, partition=0)
     worker = shop.worker()
-    worker.reached(shop.topic, len(FIRST))
+    worker.reached(shop.topic, len(RECORDS))
     told: Steps = []
     reload = shop.reload(range_records=50, large=20, progress=lambda *step: told.append(step))
     second, third, fourth = ([of(n % 40, n, n) for n in range(a, b)] for a, b in ((80, 190), (190, 230), (230, 245)))
@@ -59,7 +59,7 @@ def test_large_deltas_are_staged_by_tasks_until_they_are_small(shop: Shop) -> No
     assert [at.end_offset for at in reload.runs.positions(driver.run.id)] == [230, 0]
     reload.run(driver)
     worker.stop()
-    assert shop.rows() == doubled(FIRST + second + third + fourth)
+    assert shop.rows() == doubled(RECORDS + second + third + fourth)
     assert [step for step in told if step[0] == "staging"] == [
         ("staging", 0, 80), ("staging", 50, 80), ("staging", 80, 80),
         ("staging", 80, 190), ("staging", 130, 190), ("staging", 180, 190), ("staging", 190, 190),
@@ -71,19 +71,19 @@ def test_large_deltas_are_staged_by_tasks_until_they_are_small(shop: Shop) -> No
 
 
 def test_dead_letters_of_the_added_ranges_are_left_out(shop: Shop) -> None:
-    shop.produce(shop.topic, FIRST, partition=0)
+    shop.produce(shop.topic, RECORDS, partition=0)
     worker = shop.worker(on_poison="dead_letter")
-    worker.reached(shop.topic, len(FIRST))
+    worker.reached(shop.topic, len(RECORDS))
     reload = shop.reload(large=20, pipeline={"on_poison": "dead_letter"})
     later = [of(n, 7, n) for n in range(40)] + [of(500, 9_999)]
-    reload._stager = Meanwhile(reload, grown(shop, worker, later, len(FIRST) + 41))
+    reload._stager = Meanwhile(reload, grown(shop, worker, later, len(RECORDS) + 41))
     driver = reload.open()
     reload.stage(driver)
     left_out = shop.execute(f"SELECT record_offset FROM {driver.run.staging_schema}.left_out ORDER BY 1")
-    assert left_out == [(len(FIRST) + 40,)]
+    assert left_out == [(len(RECORDS) + 40,)]
     reload.run(driver)
     worker.stop()
-    assert shop.rows() == doubled(FIRST + later[:-1])
+    assert shop.rows() == doubled(RECORDS + later[:-1])
 
 
 def test_a_letter_that_is_replayed_while_ranges_are_staged_comes_before_what_followed_it(shop: Shop) -> None:
@@ -108,43 +108,35 @@ def test_a_letter_that_is_replayed_while_ranges_are_staged_comes_before_what_fol
     assert shop.rows() == doubled(first + later)
 
 
-def test_partitions_that_come_while_ranges_are_staged_are_staged_too(shop: Shop) -> None:
-    shop.produce(shop.topic, FIRST, partition=0)
-    worker = shop.worker()
-    worker.reached(shop.topic, len(FIRST))
-    worker.stop()
+def test_partitions_that_come_while_ranges_are_staged_are_staged_too(full: Shop) -> None:
     later = [of(n, 9, n) for n in range(100, 150)]
 
     def wider() -> None:
-        widen(shop, 3)
-        shop.produce(shop.topic, later, partition=2)
-        again = shop.worker()
-        again.reached(shop.topic, len(later), 2)
+        widen(full, 3)
+        full.produce(full.topic, later, partition=2)
+        again = full.worker()
+        again.reached(full.topic, len(later), 2)
         again.stop()
 
-    reload = shop.reload(large=20)
+    reload = full.reload(large=20)
     stager = reload._stager = Meanwhile(reload, wider)
     driver = reload.open()
     reload.stage(driver)
     assert stager.plans == [[(0, 0, 80)], [(2, 0, 50)]]
     reload.run(driver)
-    assert shop.rows() == doubled(FIRST + later)
+    assert full.rows() == doubled(RECORDS + later)
 
 
-def test_a_position_that_was_moved_while_ranges_were_staged_ends_the_run(shop: Shop) -> None:
-    shop.produce(shop.topic, FIRST, partition=0)
-    worker = shop.worker()
-    worker.reached(shop.topic, len(FIRST))
-    worker.stop()
+def test_a_position_that_was_moved_while_ranges_were_staged_ends_the_run(full: Shop) -> None:
 
     def rewound() -> None:
-        shop.ledger().reset_offset(shop.topic, 0, 10, log=None, reason="a test")
-        shop.produce(shop.topic, FIRST, partition=0)
-        again = shop.worker()
-        again.reached(shop.topic, 2 * len(FIRST))
+        full.ledger().reset_offset(full.topic, 0, 10, log=None, reason="a test")
+        full.produce(full.topic, RECORDS, partition=0)
+        again = full.worker()
+        again.reached(full.topic, 2 * len(RECORDS))
         again.stop()
 
-    reload = shop.reload(large=20)
+    reload = full.reload(large=20)
     reload._stager = Meanwhile(reload, rewound)
     driver = reload.open()
     with pytest.raises(ReloadRefused, match="was moved since the run was opened"):
@@ -154,12 +146,12 @@ def test_a_position_that_was_moved_while_ranges_were_staged_ends_the_run(shop: S
 
 def test_deltas_that_do_not_shrink_end_the_run(shop: Shop) -> None:
     """Workers that are faster than the tasks: staged for ever, nothing would be published."""
-    shop.produce(shop.topic, FIRST, partition=0)
+    shop.produce(shop.topic, RECORDS, partition=0)
     worker = shop.worker()
-    worker.reached(shop.topic, len(FIRST))
+    worker.reached(shop.topic, len(RECORDS))
     reload = shop.reload(large=5)
     more = [of(n, 1, n) for n in range(10)]
-    happens = [grown(shop, worker, more, len(FIRST) + 10 * (n + 1)) for n in range(20)]
+    happens = [grown(shop, worker, more, len(RECORDS) + 10 * (n + 1)) for n in range(20)]
     stager = reload._stager = Meanwhile(reload, *happens)
     driver = reload.open()
     with pytest.raises(ReloadRefused, match=r"faster than the rebuild follows: 10 records in the last round, and 10"):
@@ -169,12 +161,8 @@ def test_deltas_that_do_not_shrink_end_the_run(shop: Shop) -> None:
     assert reload.runs.get(driver.run.id).state == "failed"
 
 
-def test_staging_that_is_taken_up_again_tells_what_was_done_before(shop: Shop) -> None:
-    shop.produce(shop.topic, FIRST, partition=0)
-    worker = shop.worker()
-    worker.reached(shop.topic, len(FIRST))
-    worker.stop()
-    first = shop.reload(range_records=30)
+def test_staging_that_is_taken_up_again_tells_what_was_done_before(full: Shop) -> None:
+    first = full.reload(range_records=30)
 
     class Stopped(LocalStager):
         def stage(self, run: Run, tasks: Any) -> Any:
@@ -186,7 +174,7 @@ def test_staging_that_is_taken_up_again_tells_what_was_done_before(shop: Shop) -
     with pytest.raises(KeyboardInterrupt):
         first.stage(driver)
     told: Steps = []
-    other = shop.reload(range_records=30, progress=lambda *step: told.append(step))
+    other = full.reload(range_records=30, progress=lambda *step: told.append(step))
     other.run(other.take_over(driver.run.id))
     assert told[:3] == [("staging", 30, 80), ("staging", 60, 80), ("staging", 80, 80)]
-    assert shop.rows() == doubled(FIRST)
+    assert full.rows() == doubled(RECORDS)

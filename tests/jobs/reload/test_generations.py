@@ -22,7 +22,7 @@ from seekpoint.jobs.run.run import transaction
 from seekpoint.jobs.tables.generations import generations as adopting
 from seekpoint.jobs.tables.generations import tables as leaves
 from seekpoint.sinks.copy import driver_of
-from support.before_cutover import FIRST, diffed, settled, work_up_to
+from support.before_cutover import FIRST, diffed, reloaded, settled
 from support.ledger_desk import backend
 from support.proxy import PostgresProxy
 from support.reload_orders import Shop, doubled, gone, of
@@ -38,6 +38,13 @@ def generations(shop: Shop) -> Generations:
 
 def adopt(shop: Shop, table: str = "orders") -> Generation:
     return generations(shop).enable((shop.schema, table))
+
+
+@pytest.fixture
+def enabled(full: Shop) -> Shop:
+    """Its table is kept in generations."""
+    adopt(full)
+    return full
 
 
 def tables(shop: Shop, like: str = "orders%") -> list[str]:
@@ -69,37 +76,33 @@ def reading(shop: Shop, isolation: Any, *statements: str) -> Iterator[Connection
         yield connection
 
 
-def test_a_table_with_rows_is_adopted_and_reloaded(shop: Shop) -> None:
-    settled(shop)
-    before = shop.rows()
-    adopted = adopt(shop)
-    assert shop.rows() == before
+def test_a_table_with_rows_is_adopted_and_reloaded(full: Shop) -> None:
+    before = full.rows()
+    adopted = adopt(full)
+    assert full.rows() == before
     assert (adopted.number, adopted.others, adopted.run) == (1, (), None)
-    assert adopted.current == f"{shop.schema}.orders_g1"
-    assert adopt(shop) == adopted
-    assert shop.execute("SELECT reason FROM {schema}.admin_action WHERE action = 'enable generations'") == [
+    assert adopted.current == f"{full.schema}.orders_g1"
+    assert adopt(full) == adopted
+    assert full.execute("SELECT reason FROM {schema}.admin_action WHERE action = 'enable generations'") == [
         (adopted.table,)
     ]
-    reload = shop.reload()
+    reload = full.reload()
     outcome = reload.run(reload.open(strategy="generation"))
-    assert shop.rows() == doubled(FIRST)
+    assert full.rows() == doubled(FIRST)
     assert (outcome.tries, outcome.keys) == (1, 0)
     sweep(reload)
-    (now,) = generations(shop).list()
+    (now,) = generations(full).list()
     assert (now.number, now.others) == (2, ())
     (run,) = reload.runs.list()
     assert (now.run, run.state, run.swept) == (run.id, "cut_over", True)
-    assert run.tables == (f"{shop.schema}.orders",)
-    assert tables(shop) == sorted(["orders", "orders_generations", now.current.split(".")[1]])
-    shop.produce(shop.topic, MORE, partition=0)
-    work_up_to(shop, len(FIRST) + len(MORE), version=2)
-    assert shop.rows() == doubled(FIRST + MORE)
-    assert not shop.schemas()
-    again = shop.reload(version=3)
-    again.run(again.open(strategy="generation"))
-    shop.produce(shop.topic, [of(5, 7)], partition=0)
-    work_up_to(shop, len(FIRST) + len(MORE) + 1, version=3)
-    assert shop.rows() == doubled([*FIRST, *MORE, of(5, 7)], by=3)
+    assert run.tables == (f"{full.schema}.orders",)
+    assert tables(full) == sorted(["orders", "orders_generations", now.current.split(".")[1]])
+    settled(full, MORE, version=2)
+    assert full.rows() == doubled(FIRST + MORE)
+    assert not full.schemas()
+    reloaded(full.reload(version=3), strategy="generation")
+    settled(full, [of(5, 7)], version=3)
+    assert full.rows() == doubled([*FIRST, *MORE, of(5, 7)], by=3)
 
 
 def test_an_empty_table_is_adopted(shop: Shop) -> None:
@@ -140,71 +143,65 @@ def test_workers_go_on_while_a_table_is_adopted_and_given_up(shop: Shop, kind: s
     assert sorted(row[0] for row in shop.rows(table)) == list(range(made))
 
 
-def test_a_worker_that_was_idle_learns_of_it_at_its_next_transaction(shop: Shop) -> None:
-    settled(shop)
-    worker = shop.worker()
-    shop.produce(shop.topic, [of(1, 1)], partition=0)
-    worker.reached(shop.topic, len(FIRST) + 1)
-    adopt(shop)
+def test_a_worker_that_was_idle_learns_of_it_at_its_next_transaction(full: Shop) -> None:
+    worker = full.worker()
+    full.produce(full.topic, [of(1, 1)], partition=0)
+    worker.reached(full.topic, len(FIRST) + 1)
+    adopt(full)
     for n, records in enumerate(([of(1, 2)], [of(1, 3)]), start=2):
-        shop.produce(shop.topic, records, partition=0)
-        worker.reached(shop.topic, len(FIRST) + n)
+        full.produce(full.topic, records, partition=0)
+        worker.reached(full.topic, len(FIRST) + n)
     assert len(worker.seen.all(events.DatabaseTrouble)) <= 1
     worker.stop()
-    assert (1, 3, 0) in shop.rows()
+    assert (1, 3, 0) in full.rows()
 
 
 # -- readers ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("first", ["SELECT count(*) FROM {schema}.orders", "SELECT count(*) FROM {schema}.entries"])
-def test_an_older_snapshot_reads_the_older_generation(shop: Shop, first: str) -> None:
+def test_an_older_snapshot_reads_the_older_generation(enabled: Shop, first: str) -> None:
     """To its end, also where it had not touched the table yet: only then the older one is dropped."""
-    settled(shop)
-    adopt(shop)
-    reload = shop.reload()
-    before = shop.rows()
-    with reading(shop, "REPEATABLE READ", first) as reader:
+    reload = enabled.reload()
+    before = enabled.rows()
+    with reading(enabled, "REPEATABLE READ", first) as reader:
         reload.run(reload.open(strategy="generation"))
-        assert shop.rows() == doubled(FIRST)
-        read = f"SELECT id, amount, at FROM {shop.schema}.orders ORDER BY 1"
+        assert enabled.rows() == doubled(FIRST)
+        read = f"SELECT id, amount, at FROM {enabled.schema}.orders ORDER BY 1"
         assert [tuple(row) for row in reader.execute(text(read))] == before
         assert reload.runs.sweep() == []
-        assert "orders_g1" in tables(shop)
+        assert "orders_g1" in tables(enabled)
     sweep(reload)
-    assert len(tables(shop)) == 3
+    assert len(tables(enabled)) == 3
 
 
-def test_a_snapshot_from_before_the_adoption_reads_what_was_there(shop: Shop) -> None:
+def test_a_snapshot_from_before_the_adoption_reads_what_was_there(full: Shop) -> None:
     """The view is there for it, too, and the pointer is not: an empty table would be one that never was."""
-    settled(shop)
-    before = shop.rows()
-    with reading(shop, "REPEATABLE READ", "SELECT count(*) FROM {schema}.entries") as reader:
-        adopt(shop)
-        read = text(f"SELECT id, amount, at FROM {shop.schema}.orders ORDER BY 1")
+    before = full.rows()
+    with reading(full, "REPEATABLE READ", "SELECT count(*) FROM {schema}.entries") as reader:
+        adopt(full)
+        read = text(f"SELECT id, amount, at FROM {full.schema}.orders ORDER BY 1")
         assert [tuple(row) for row in reader.execute(read)] == before
-        reload = shop.reload()
+        reload = full.reload()
         reload.run(reload.open(strategy="generation"))
-        assert shop.rows() == doubled(FIRST)
+        assert full.rows() == doubled(FIRST)
         assert [tuple(row) for row in reader.execute(read)] == before
     sweep(reload)
-    assert len(tables(shop)) == 3
+    assert len(tables(full)) == 3
 
 
 @pytest.mark.parametrize("how", ["text", "prepared", "function"])
-def test_a_transaction_that_reads_by_an_older_plan_finds_rows_or_is_told(shop: Shop, how: str) -> None:
+def test_a_transaction_that_reads_by_an_older_plan_finds_rows_or_is_told(enabled: Shop, how: str) -> None:
     """In READ COMMITTED, with locks from before ATTACH: Postgres does not tell it of the table. Never nothing."""
-    settled(shop)
-    adopt(shop)
-    read = f"SELECT count(*), sum(amount) FROM {shop.schema}.orders"
+    read = f"SELECT count(*), sum(amount) FROM {enabled.schema}.orders"
     if how == "function":
-        declared = f"{shop.schema}.both(OUT a bigint, OUT b numeric) LANGUAGE plpgsql"
-        shop.execute(f"CREATE FUNCTION {declared} AS 'BEGIN {read.replace('FROM', 'INTO a, b FROM')}; END'")
-        read = f"SELECT * FROM {shop.schema}.both()"
-    reload = shop.reload()
+        declared = f"{enabled.schema}.both(OUT a bigint, OUT b numeric) LANGUAGE plpgsql"
+        enabled.execute(f"CREATE FUNCTION {declared} AS 'BEGIN {read.replace('FROM', 'INTO a, b FROM')}; END'")
+        read = f"SELECT * FROM {enabled.schema}.both()"
+    reload = enabled.reload()
     driver = reload.open(strategy="generation")
-    url = shop.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
-    with diffed(reload, driver) as rounds, psycopg.connect(url) as reader:
+    url = enabled.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    with diffed(reload, driver=driver) as (_, _, rounds), psycopg.connect(url) as reader:
         for _ in range(12):  # the plan is kept from the sixth on
             reader.execute(read, prepare=how == "prepared")
         reload.cut_over(driver, rounds)
@@ -216,51 +213,46 @@ def test_a_transaction_that_reads_by_an_older_plan_finds_rows_or_is_told(shop: S
         assert reader.execute(read, prepare=how == "prepared").fetchone() == after
 
 
-def test_long_readers_are_in_nobodys_way(shop: Shop) -> None:
+def test_long_readers_are_in_nobodys_way(enabled: Shop) -> None:
     """With locks on the view and on every table behind it; the cut-over waits for none of them."""
-    settled(shop)
-    adopt(shop)
-    reload = shop.reload()
-    with reading(shop, "READ COMMITTED", "SELECT * FROM {schema}.orders") as reader:
+    reload = enabled.reload()
+    with reading(enabled, "READ COMMITTED", "SELECT * FROM {schema}.orders") as reader:
         outcome = reload.run(reload.open(strategy="generation"))
         assert (outcome.tries, outcome.lock_seconds < 30) == (1, True)
-        assert shop.rows() == doubled(FIRST)
-        assert "orders_g1" in tables(shop)
-        reader.execute(text(f"SELECT FROM {shop.schema}.orders"))  # its own next statement reads the new one
-        shop.produce(shop.topic, MORE, partition=0)
-        work_up_to(shop, len(FIRST) + len(MORE), version=2)
+        assert enabled.rows() == doubled(FIRST)
+        assert "orders_g1" in tables(enabled)
+        reader.execute(text(f"SELECT FROM {enabled.schema}.orders"))  # its own next statement reads the new one
+        settled(enabled, MORE, version=2)
         assert reload.runs.sweep() == []
     sweep(reload)
-    assert len(tables(shop)) == 3
-    assert shop.rows() == doubled(FIRST + MORE)
+    assert len(tables(enabled)) == 3
+    assert enabled.rows() == doubled(FIRST + MORE)
 
 
-def test_a_reader_that_stays_while_tables_are_attached_reads_one(shop: Shop) -> None:
+def test_a_reader_that_stays_while_tables_are_attached_reads_one(enabled: Shop) -> None:
     """Two tables are behind the view, and one is read; with an index, by the index."""
-    settled(shop)
-    adopt(shop)
-    reload = shop.reload()
+    reload = enabled.reload()
     driver = reload.open(strategy="generation")
     with ExitStack() as stack:
-        stack.enter_context(_attached(shop, reload, driver))
-        (now,) = generations(shop).list()
+        stack.enter_context(_attached(enabled, reload, driver))
+        (now,) = generations(enabled).list()
         assert len(now.others) == 1
-        assert shop.rows() == doubled(FIRST, by=1)
-        with reading(shop, "READ COMMITTED", "SELECT set_config('enable_seqscan', 'off', true)") as reader:
-            explain = f"EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF) SELECT * FROM {shop.schema}.orders WHERE id = 5"
+        assert enabled.rows() == doubled(FIRST, by=1)
+        with reading(enabled, "READ COMMITTED", "SELECT set_config('enable_seqscan', 'off', true)") as reader:
+            explain = f"EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF) SELECT * FROM {enabled.schema}.orders WHERE id = 5"
             read = [row[0] for row in reader.execute(text(explain)) if "on orders_g" in row[0]]
     assert len(read) == 2
     assert sum("never executed" in line for line in read) == 1
     assert all("Index Scan" in line for line in read)
     reload.runs.abort(driver.run.id, "a test")
-    plan = shop.execute("EXPLAIN (COSTS OFF) SELECT * FROM {schema}.orders")
+    plan = enabled.execute("EXPLAIN (COSTS OFF) SELECT * FROM {schema}.orders")
     assert not any("Append" in row[0] or "Join" in row[0] or "Nested" in row[0] for row in plan)
 
 
 @contextmanager
 def _attached(shop: Shop, reload: Any, driver: Driver) -> Iterator[Any]:
     """A run that fails behind ATTACH, in the cut-over itself."""
-    with diffed(reload, driver) as rounds:
+    with diffed(reload, driver=driver) as (_, _, rounds):
         turn = driver.transition
 
         def fails(*_: Any) -> None:
@@ -294,44 +286,38 @@ def test_snapshots_that_may_not_be_seen_are_waited_for(shop: Shop, roles: tuple[
 
 
 @pytest.mark.parametrize("attached", [False, True])
-def test_an_aborted_run_leaves_nothing_behind(shop: Shop, attached: bool) -> None:
-    settled(shop)
-    adopt(shop)
-    reload = shop.reload()
+def test_an_aborted_run_leaves_nothing_behind(enabled: Shop, attached: bool) -> None:
+    reload = enabled.reload()
     driver = reload.open(strategy="generation")
-    with _attached(shop, reload, driver) if attached else diffed(reload, driver):
-        assert len(tables(shop)) == 4
+    with _attached(enabled, reload, driver) if attached else diffed(reload, driver=driver):
+        assert len(tables(enabled)) == 4
     reload.runs.abort(driver.run.id, "a test")
-    assert tables(shop) == ["orders", "orders_g1", "orders_generations"]
-    assert not shop.schemas()
-    assert shop.rows() == doubled(FIRST, by=1)
+    assert tables(enabled) == ["orders", "orders_g1", "orders_generations"]
+    assert not enabled.schemas()
+    assert enabled.rows() == doubled(FIRST, by=1)
     reload.run(reload.open(strategy="generation"))
-    assert shop.rows() == doubled(FIRST)
+    assert enabled.rows() == doubled(FIRST)
 
 
-def test_a_rolled_back_cut_over_is_tried_again(shop: Shop) -> None:
-    settled(shop)
-    adopt(shop)
-    reload = shop.reload()
+def test_a_rolled_back_cut_over_is_tried_again(enabled: Shop) -> None:
+    reload = enabled.reload()
     driver = reload.open(strategy="generation")
-    with _attached(shop, reload, driver) as rounds:
-        shop.produce(shop.topic, MORE, partition=0)
-        work_up_to(shop, len(FIRST) + len(MORE))
+    with _attached(enabled, reload, driver) as rounds:
+        settled(enabled, MORE)
         reload.cut_over(driver, rounds)
-    assert shop.rows() == doubled(FIRST + MORE)
+    assert enabled.rows() == doubled(FIRST + MORE)
     sweep(reload)
-    assert len(tables(shop)) == 3
+    assert len(tables(enabled)) == 3
 
 
 @pytest.mark.parametrize("when", ["before_commit", "after_commit"])
-def test_a_commit_without_an_answer(shop: Shop, seekpoint_dsn: str, when: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    settled(shop)
-    adopt(shop)
+def test_a_commit_without_an_answer(
+    enabled: Shop, seekpoint_dsn: str, when: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with PostgresProxy.in_front_of(seekpoint_dsn) as proxy:
         engine = create_engine(proxy.dsn, pool_pre_ping=True)
-        reload = replace(shop, engine=engine).reload()
-        driver = reload.open(strategy="generation")
-        with diffed(reload, driver) as rounds:
+        reload = replace(enabled, engine=engine).reload()
+        with diffed(reload, strategy="generation") as (_, driver, rounds):
             turn = driver.transition
 
             def turned(tx: Any, state: str) -> None:
@@ -344,23 +330,21 @@ def test_a_commit_without_an_answer(shop: Shop, seekpoint_dsn: str, when: Any, m
         assert proxy.fired.is_set()
         assert outcome.tries == (2 if when == "before_commit" else 1)
         engine.dispose()
-    assert shop.rows() == doubled(FIRST)
-    assert generations(shop).list()[0].number == 2
+    assert enabled.rows() == doubled(FIRST)
+    assert generations(enabled).list()[0].number == 2
 
 
-def test_a_killed_driver_behind_attach(shop: Shop) -> None:
-    settled(shop)
-    adopt(shop)
-    reload = shop.reload()
+def test_a_killed_driver_behind_attach(enabled: Shop) -> None:
+    reload = enabled.reload()
     run = reload.open(strategy="generation").run.id
-    reloader = Reloader(shop, run, width=500, at="turn cut_over")
+    reloader = Reloader(enabled, run, width=500, at="turn cut_over")
     assert reloader.wait_for("standing")
     reloader.kill()
-    assert shop.rows() == doubled(FIRST, by=1)
+    assert enabled.rows() == doubled(FIRST, by=1)
     reload.run(reload.take_over(run))
-    assert shop.rows() == doubled(FIRST)
+    assert enabled.rows() == doubled(FIRST)
     sweep(reload)
-    assert len(tables(shop)) == 3
+    assert len(tables(enabled)) == 3
 
 
 @pytest.mark.parametrize(
@@ -373,53 +357,45 @@ def test_a_killed_driver_behind_attach(shop: Shop) -> None:
         ("CREATE VIEW {schema}.told AS SELECT id FROM {schema}.orders", False),
     ],
 )
-def test_what_was_altered_in_mid_run(shop: Shop, altered: str, refused: bool) -> None:
-    settled(shop)
-    adopt(shop)
-    reload = shop.reload()
-    driver = reload.open(strategy="generation")
-    with diffed(reload, driver) as rounds:
-        shop.execute(altered)
+def test_what_was_altered_in_mid_run(enabled: Shop, altered: str, refused: bool) -> None:
+    with diffed(enabled.reload(), strategy="generation") as (reload, driver, rounds):
+        enabled.execute(altered)
         if refused:
             with pytest.raises(ReloadRefused, match=r"was altered since|and a new generation would not"):
                 reload.cut_over(driver, rounds)
         else:
             reload.cut_over(driver, rounds)
-    assert shop.rows() == doubled(FIRST, by=1 if refused else 2)
+    assert enabled.rows() == doubled(FIRST, by=1 if refused else 2)
     if refused:
         assert reload.runs.get(driver.run.id).state == "failed"
         sweep(reload)
-        assert len(tables(shop)) == 3
+        assert len(tables(enabled)) == 3
     elif "VIEW" in altered:
-        assert shop.execute("SELECT count(*) FROM {schema}.told") == [(len(doubled(FIRST)),)]
+        assert enabled.execute("SELECT count(*) FROM {schema}.told") == [(len(doubled(FIRST)),)]
 
 
 # -- other strategies ------------------------------------------------------------------------------------------
 
 
-def test_merge_and_verify_know_generations(shop: Shop) -> None:
-    settled(shop)
-    adopt(shop)
-    same, mended = shop.reload(version=1), shop.reload()
+def test_merge_and_verify_know_generations(enabled: Shop) -> None:
+    same, mended = enabled.reload(version=1), enabled.reload()
     assert same.verify().is_empty
     report = mended.verify()
-    assert report.tables[0].table == f"{shop.schema}.orders"
+    assert report.tables[0].table == f"{enabled.schema}.orders"
     assert report.tables[0].different > 0
     mended.run(mended.open())
-    assert shop.rows() == doubled(FIRST)
+    assert enabled.rows() == doubled(FIRST)
     with pytest.raises(ReloadRefused, match="is kept in generations, and cannot be swapped: use strategy 'generation'"):
         mended.open(strategy="swap")
-    shop.produce(shop.topic, MORE, partition=0)
-    work_up_to(shop, len(FIRST) + len(MORE), version=2)
-    assert shop.rows() == doubled(FIRST + MORE)
+    settled(enabled, MORE, version=2)
+    assert enabled.rows() == doubled(FIRST + MORE)
 
 
-def test_a_table_that_is_not_adopted_is_refused(shop: Shop) -> None:
-    settled(shop)
+def test_a_table_that_is_not_adopted_is_refused(full: Shop) -> None:
     with pytest.raises(
-        ReloadRefused, match=rf"run `seekpoint reload enable-generations {shop.schema}.orders`, or call Generations"
+        ReloadRefused, match=rf"run `seekpoint reload enable-generations {full.schema}.orders`, or call Generations"
     ):
-        shop.reload().open(strategy="generation")
+        full.reload().open(strategy="generation")
 
 
 # -- what hangs on a table -------------------------------------------------------------------------------------
@@ -445,14 +421,13 @@ def test_a_table_that_is_not_adopted_is_refused(shop: Shop) -> None:
         ("GRANT INSERT ON {schema}.orders TO PUBLIC", "role PUBLIC may write .*GRANT SELECT ON .*generation"),
     ],
 )
-def test_what_cannot_be_adopted_is_refused(shop: Shop, made: str, told: str) -> None:
-    settled(shop)
+def test_what_cannot_be_adopted_is_refused(full: Shop, made: str, told: str) -> None:
     for statement in made.split("; "):
-        shop.execute(statement)
+        full.execute(statement)
     with pytest.raises(ReloadRefused, match=told):
-        adopt(shop)
-    assert not generations(shop).list()
-    assert shop.execute("SELECT relkind::text FROM pg_class WHERE oid = '{schema}.orders'::regclass") == [("r",)]
+        adopt(full)
+    assert not generations(full).list()
+    assert full.execute("SELECT relkind::text FROM pg_class WHERE oid = '{schema}.orders'::regclass") == [("r",)]
 
 
 def test_names_of_no_table_are_refused(shop: Shop) -> None:
@@ -465,42 +440,39 @@ def test_names_of_no_table_are_refused(shop: Shop) -> None:
         adopt(shop, "v")
 
 
-def test_nothing_is_adopted_while_a_reload_is_open(shop: Shop) -> None:
-    settled(shop)
-    reload = shop.reload()
+def test_nothing_is_adopted_while_a_reload_is_open(full: Shop) -> None:
+    reload = full.reload()
     run = reload.open().run
     with pytest.raises(ReloadRefused, match=f"reload {run.id} is opened: bring it to its end"):
-        adopt(shop)
+        adopt(full)
     reload.runs.abort(run.id, "a test")
-    adopt(shop)
+    adopt(full)
     run = reload.open(strategy="generation").run
     with pytest.raises(ReloadRefused, match=f"reload {run.id} is opened: bring it to its end"):
-        generations(shop).disable((shop.schema, "orders"))
+        generations(full).disable((full.schema, "orders"))
 
 
-def test_a_lock_that_cannot_be_had_leaves_the_table_as_it_was(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    settled(shop)
+def test_a_lock_that_cannot_be_had_leaves_the_table_as_it_was(full: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seekpoint.jobs.tables.generations.generations.TRIES", 2)
     with (
-        reading(shop, "READ COMMITTED", "SELECT * FROM {schema}.orders"),
+        reading(full, "READ COMMITTED", "SELECT * FROM {schema}.orders"),
         pytest.raises(psycopg.errors.LockNotAvailable),
     ):
-        adopt(shop)
-    assert shop.rows() == doubled(FIRST, by=1)
-    assert tables(shop) == ["orders"]
-    adopt(shop)
+        adopt(full)
+    assert full.rows() == doubled(FIRST, by=1)
+    assert tables(full) == ["orders"]
+    adopt(full)
 
 
-def test_an_adoption_that_was_cut_short_is_taken_up(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_adoption_that_was_cut_short_is_taken_up(full: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its process died behind the first step: the column is there."""
-    settled(shop)
     with monkeypatch.context() as patch:
         patch.setattr("seekpoint.jobs.tables.generations.generations._enable", lambda *_: 1 / 0)
         patch.setattr("seekpoint.jobs.tables.generations.generations._unmark", lambda *_: None)
         with pytest.raises(ZeroDivisionError):
-            adopt(shop)
-    adopt(shop)
-    assert shop.rows() == doubled(FIRST, by=1)
+            adopt(full)
+    adopt(full)
+    assert full.rows() == doubled(FIRST, by=1)
 
 
 def test_rows_are_not_written_into_the_view(shop: Shop) -> None:
@@ -519,10 +491,8 @@ def test_numbers_go_on_from_one_generation_to_the_next(shop: Shop) -> None:
     records = [of(n, n) for n in range(1, 40)]
     settled(shop, records, kind="append")
     adopt(shop, "entries")
-    reload = shop.reload(pipeline={"kind": "append"})
-    reload.run(reload.open(strategy="generation"))
-    shop.produce(shop.topic, [of(100, 1)], partition=0)
-    work_up_to(shop, len(records) + 1, version=2, kind="append")
+    reloaded(shop.reload(pipeline={"kind": "append"}), strategy="generation")
+    settled(shop, [of(100, 1)], version=2, kind="append")
     numbers = [row[0] for row in shop.execute("SELECT number FROM {schema}.entries ORDER BY 1")]
     assert len(set(numbers)) == len(records) + 1
     assert min(numbers) > len(records)
@@ -542,8 +512,7 @@ def test_columns_that_the_database_fills(shop: Shop) -> None:
     shop.execute("COMMENT ON COLUMN {schema}.orders.amount IS 'in cents'")
     settled(shop)
     adopt(shop)
-    reload = shop.reload()
-    reload.run(reload.open(strategy="generation"))
+    reloaded(shop.reload(), strategy="generation")
     assert shop.rows() == doubled(FIRST)
     query = "SELECT count(*), count(DISTINCT count), bool_and(twice = 2 * amount), min(note) FROM {schema}.orders"
     expected = len(doubled(FIRST))
@@ -581,8 +550,7 @@ def test_rights_go_from_one_generation_to_the_next(shop: Shop, roles: tuple[str,
         adopt(shop, "entries")
     shop.execute(f"GRANT SELECT ON {{schema}}.generation TO {writer}")
     adopt(shop, "entries")
-    reload = shop.reload(pipeline={"kind": "append"})
-    reload.run(reload.open(strategy="generation"))
+    reloaded(shop.reload(pipeline={"kind": "append"}), strategy="generation")
     with shop.engine.connect() as connection:
         connection.execute(text(f"SET ROLE {reader}"))
         assert connection.execute(text(f"SELECT count(*) FROM {shop.schema}.entries")).scalar() == 40
@@ -626,8 +594,7 @@ def test_odd_names(shop: Shop, table: str) -> None:
     worker.stop()
     adopted = adopt(shop, table)
     assert adopted.table == f"{shop.schema}.{table}"
-    reload = shop.reload([pipeline(2)])
-    reload.run(reload.open(strategy="generation"))
+    reloaded(shop.reload([pipeline(2)]), strategy="generation")
     assert read() == [(n, 2 * n) for n in range(150)]
     worker = shop.run_worker(pipeline(2))
     shop.produce(shop.topic, [of(3, 100)], partition=0)
@@ -661,45 +628,39 @@ def test_a_table_that_was_given_up_is_a_plain_one(shop: Shop) -> None:
     assert tables(shop) == ["orders"]
     assert not generations(shop).list()
     assert shop.rows() == doubled(FIRST)
-    shop.produce(shop.topic, MORE, partition=0)
-    work_up_to(shop, len(FIRST) + len(MORE), version=2)
+    settled(shop, MORE, version=2)
     assert shop.rows() == doubled(FIRST + MORE)
-    merging = shop.reload(version=3)
-    merging.run(merging.open())
+    reloaded(shop.reload(version=3))
     assert shop.rows() == doubled(FIRST + MORE, by=3)
     adopt(shop)
 
 
 def test_whoever_reads_an_earlier_generation_is_waited_for_and_told(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
+    enabled: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settled(shop)
-    adopt(shop)
-    reload = shop.reload()
-    total = text(f"SELECT sum(amount) FROM {shop.schema}.orders")
-    with reading(shop, "REPEATABLE READ", "SELECT FROM {schema}.orders") as reader:
+    reload = enabled.reload()
+    total = text(f"SELECT sum(amount) FROM {enabled.schema}.orders")
+    with reading(enabled, "REPEATABLE READ", "SELECT FROM {schema}.orders") as reader:
         reload.run(reload.open(strategy="generation"))
         said = rf"after 0.2 s: wait for the sessions of pid .*\b{backend(reader)}\b"
         with monkeypatch.context() as hurried:
             hurried.setattr(adopting, "READERS_WAIT", 0.2)
             with pytest.raises(ReloadRefused, match=said):
-                generations(shop).disable((shop.schema, "orders"))
+                generations(enabled).disable((enabled.schema, "orders"))
         assert reader.execute(total).scalar() == sum(amount for _, amount, _ in doubled(FIRST, by=1))
-    generations(shop).disable((shop.schema, "orders"))
-    assert shop.rows() == doubled(FIRST)
+    generations(enabled).disable((enabled.schema, "orders"))
+    assert enabled.rows() == doubled(FIRST)
 
 
-def test_a_reader_that_goes_on_to_a_newer_snapshot_is_waited_for_no_longer(shop: Shop) -> None:
+def test_a_reader_that_goes_on_to_a_newer_snapshot_is_waited_for_no_longer(enabled: Shop) -> None:
     """Its transaction stays open; only the cursor held the older snapshot."""
-    settled(shop)
-    adopt(shop)
-    reload = shop.reload()
-    with shop.engine.connect() as reader:
-        reader.execute(text(f"DECLARE older CURSOR FOR SELECT * FROM {shop.schema}.orders"))
+    reload = enabled.reload()
+    with enabled.engine.connect() as reader:
+        reader.execute(text(f"DECLARE older CURSOR FOR SELECT * FROM {enabled.schema}.orders"))
         reload.run(reload.open(strategy="generation"))
-        (turned,) = shop.execute("SELECT CAST(xmin AS text) FROM {schema}.generation")[0]
+        (turned,) = enabled.execute("SELECT CAST(xmin AS text) FROM {schema}.generation")[0]
         pid = backend(reader)
-        with transaction(shop.engine, shop.schema) as tx:
+        with transaction(enabled.engine, enabled.schema) as tx:
             assert pid in leaves.still_reading(tx, turned, 0)
             reader.execute(text("CLOSE older"))
             assert pid not in leaves.still_reading(tx, turned, 5)
@@ -763,8 +724,7 @@ def test_a_batch_writes_the_generation_that_counts(shop: Shop, kind: str) -> Non
     kafka = {"bootstrap.servers": shop.brokers}
     for version, at in ((1, 30), (2, 45)):
         if version > 1:
-            reload = shop.reload(pipeline={"kind": kind})
-            reload.run(reload.open(strategy="generation"))
+            reloaded(shop.reload(pipeline={"kind": kind}), strategy="generation")
         shop.produce(shop.topic, records[at : at + 15], partition=0)
         done = BatchJob(shop.pipeline(kind=kind, version=version), shop.engine, kafka, schema=shop.schema).run()
         assert done.records == 15
@@ -777,8 +737,7 @@ def test_a_letter_is_replayed_into_the_generation_that_counts(shop: Shop) -> Non
     shop.execute("ALTER TABLE {schema}.entries ADD CONSTRAINT few CHECK (amount NOT IN (8, 16))")
     settled(shop, [of(1, 1), of(2, 8)], **options)
     adopt(shop, "entries")
-    reload = shop.reload(pipeline=options)
-    reload.run(reload.open(strategy="generation"))
+    reloaded(shop.reload(pipeline=options), strategy="generation")
     current = generations(shop).list()[0].current
     shop.execute(f"ALTER TABLE {current} DROP CONSTRAINT few")
     redrive = shop.redrive(version=2, **options)
@@ -787,17 +746,14 @@ def test_a_letter_is_replayed_into_the_generation_that_counts(shop: Shop) -> Non
     assert shop.rows("entries", "id, amount, topic_offset") == [(1, 2, 0), (2, 16, 1)]
 
 
-def test_a_column_that_is_added_between_two_reloads(shop: Shop) -> None:
+def test_a_column_that_is_added_between_two_reloads(enabled: Shop) -> None:
     """To the partitioned table, and then to the view."""
-    settled(shop)
-    adopt(shop)
-    shop.execute("ALTER TABLE {schema}.orders_generations ADD told text DEFAULT 'new'")
-    (found,) = shop.execute("SELECT pg_get_viewdef('{schema}.orders'::regclass)")[0]
-    with shop.engine.begin() as tx:
+    enabled.execute("ALTER TABLE {schema}.orders_generations ADD told text DEFAULT 'new'")
+    (found,) = enabled.execute("SELECT pg_get_viewdef('{schema}.orders'::regclass)")[0]
+    with enabled.engine.begin() as tx:
         changed = found.replace("generations.note\n", "generations.note,\n    generations.told\n")
         assert changed != found
-        driver_of(tx).execute(f"CREATE OR REPLACE VIEW {shop.schema}.orders AS {changed}")
-    reload = shop.reload()
-    reload.run(reload.open(strategy="generation"))
-    assert shop.rows() == doubled(FIRST)
-    assert shop.execute("SELECT DISTINCT told FROM {schema}.orders") == [("new",)]
+        driver_of(tx).execute(f"CREATE OR REPLACE VIEW {enabled.schema}.orders AS {changed}")
+    reloaded(enabled.reload(), strategy="generation")
+    assert enabled.rows() == doubled(FIRST)
+    assert enabled.execute("SELECT DISTINCT told FROM {schema}.orders") == [("new",)]

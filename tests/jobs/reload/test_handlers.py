@@ -12,6 +12,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from seekpoint.errors import ConfigError, ReloadRefused, WroteLiveTable
 from seekpoint.jobs.reload.cutover import cut_over
 from seekpoint.jobs.reload.rounds import CatchUp
+from support.before_cutover import reloaded
 from support.handler_reload import Books, Handle, booked, by_core, by_hand, tables
 from support.reload_orders import Shop, of
 
@@ -126,8 +127,7 @@ def test_verify_says_where_the_live_tables_differ(books: Books) -> None:
 def test_what_a_handler_only_reads_is_the_live_table(books: Books) -> None:
     books.applied(RECORDS, lambda version: by_core(books.shop.schema, version))
     books.shop.execute("UPDATE {schema}.rates SET factor = 10")
-    reload = books.reload(by_core(books.shop.schema, 2))
-    reload.run(reload.open())
+    reloaded(books.reload(by_core(books.shop.schema, 2)))
     assert books.rows() == booked(RECORDS, by=20)
 
 
@@ -219,16 +219,14 @@ def test_temporary_tables_are_the_handlers_own(books: Books) -> None:
         return handle
 
     books.applied(RECORDS, make)
-    reload = books.reload(make(2))
-    reload.run(reload.open())
+    reloaded(books.reload(make(2)))
     assert books.rows() == booked(RECORDS, by=2)
 
 
 def test_records_that_the_new_handler_refuses_become_dead_letters(books: Books) -> None:
     records = [*RECORDS, of(3, 2_000), of(4, 3_000), of(5, 1)]
     books.applied(records, lambda version: by_core(None, version), on_poison="dead_letter")
-    reload = books.reload(by_core(None, 2), pipeline={"on_poison": "dead_letter"})
-    reload.run(reload.open())
+    reloaded(books.reload(by_core(None, 2), pipeline={"on_poison": "dead_letter"}))
     rows, _ = books.rows()
     assert [row[0] for row in rows] == [n for n in range(63) if n not in {60, 61}]
     assert books.shop.execute("SELECT record_offset, cause FROM {schema}.dead_letter ORDER BY 1") == [
@@ -241,8 +239,7 @@ def test_what_the_database_refuses_is_found_among_many(books: Books) -> None:
     """Nobody names the record: it is found by halves."""
     records = [*RECORDS[:30], of(3, 2_600), *RECORDS[30:]]
     books.applied(records, lambda version: by_hand("", version), on_poison="dead_letter")
-    reload = books.reload(by_hand("", 2), pipeline={"on_poison": "dead_letter"})
-    reload.run(reload.open())
+    reloaded(books.reload(by_hand("", 2), pipeline={"on_poison": "dead_letter"}))
     assert [row[0] for row in books.rows()[0]] == [n for n in range(61) if n != 30]
     assert books.shop.execute("SELECT record_offset, cause FROM {schema}.dead_letter") == [(30, "database")]
 
@@ -293,8 +290,7 @@ def test_rows_that_refer_to_one_another_are_merged_in_their_order(books: Books) 
         return handle
 
     books.applied(RECORDS, make)
-    reload = books.reload(make(2))
-    reload.run(reload.open())
+    reloaded(books.reload(make(2)))
     rows, sums = books.rows()
     assert {row[1] for row in rows} == {account for account, _, _ in sums} == {200 + n for n in range(7)}
 
@@ -335,7 +331,6 @@ def test_an_error_that_comes_late_is_found_at_its_own_record(books: Books, pipel
     records = [*RECORDS[:20], of(1, 2_600), *RECORDS[20:40], of(2, 2_700), *RECORDS[40:]]
     options = {"on_poison": "dead_letter", "pipeline_mode": pipeline_mode}
     books.applied(records, make, **options)
-    reload = books.reload(make(2), pipeline=options)
-    reload.run(reload.open())
+    reloaded(books.reload(make(2), pipeline=options))
     assert books.rows()[0] == [row for row in booked(records, by=2)[0] if row[2] < 5_000]
     assert books.shop.execute("SELECT record_offset FROM {schema}.dead_letter ORDER BY 1") == [(20,), (41,)]

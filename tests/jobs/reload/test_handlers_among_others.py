@@ -14,6 +14,7 @@ from seekpoint.errors import HandlerMisuse
 from seekpoint.jobs.staging.stage import stage_range
 from seekpoint.kafka.ranges import Range
 from seekpoint.records import Partition
+from support.before_cutover import reloaded, settled
 from support.handler_reload import Books, Handle, booked, by_core
 from support.reload_orders import Shop, doubled, of
 
@@ -106,8 +107,7 @@ def test_a_row_that_others_write_may_be_locked(books: Books) -> None:
     writer = threading.Thread(target=write)
     writer.start()
     try:
-        reload = books.reload(make(2))
-        reload.run(reload.open())
+        reloaded(books.reload(make(2)))
     finally:
         over.set()
         writer.join()
@@ -118,10 +118,7 @@ def test_a_row_that_others_write_may_be_locked(books: Books) -> None:
 def test_a_late_attempt_of_another_width_is_none_that_counts(shop: Shop, late: tuple[int, int]) -> None:
     """The driver before had cut its ranges otherwise, and a task of it commits after all others."""
     records = [of(n, n, n) for n in range(120)]
-    shop.produce(shop.topic, records, partition=0)
-    worker = shop.worker()
-    worker.reached(shop.topic, len(records))
-    worker.stop()
+    settled(shop, records)
     done: list[object] = []
 
     def commit_late(what: str, at: int, total: int) -> None:

@@ -133,8 +133,7 @@ def test_a_merge_sets_keys_whose_bytes_differ(shop: Shop, columns: Columns, is_l
         shop.execute(f"UPDATE {{schema}}.by_{name} SET note = 'kept'")
     before = [as_text(shop, f"by_{name}", [name, "note"]) for name in keys]
     reload = reload_of(shop, pipeline(2))
-    driver = reload.open()
-    with diffed(reload, driver) as rounds:
+    with diffed(reload) as (_, driver, rounds):
         if is_late:
             shop.produce(shop.topic, [("7", json.dumps({"id": 7}))], partition=0)
             worked(shop, pipeline(1), RECORDS + 1)

@@ -10,16 +10,10 @@ from sqlalchemy import create_engine, text
 
 from seekpoint.errors import ReloadRefused
 from seekpoint.jobs.reload import Reload
+from support.before_cutover import reloaded
 from support.reload_orders import Shop, doubled, of
 
 RECORDS = [of(n, n, n) for n in range(1, 31)]
-
-
-def settled(shop: Shop) -> None:
-    shop.produce(shop.topic, RECORDS, partition=0)
-    worker = shop.worker()
-    worker.reached(shop.topic, len(RECORDS))
-    worker.stop()
 
 
 def trigger(event: str, body: str) -> str:
@@ -51,25 +45,22 @@ def trigger(event: str, body: str) -> str:
         ),
     ],
 )
-def test_a_trigger_that_keeps_the_old_row_is_seen(shop: Shop, hook: str, before: str, counts: str) -> None:
-    settled(shop)
-    shop.execute(before)
-    shop.execute(hook)
-    live = shop.rows()
-    reload = shop.reload()
+def test_a_trigger_that_keeps_the_old_row_is_seen(full: Shop, hook: str, before: str, counts: str) -> None:
+    full.execute(before)
+    full.execute(hook)
+    live = full.rows()
+    reload = full.reload()
     driver = reload.open()
     with pytest.raises(ReloadRefused, match=rf"{counts}, though the merge wrote them: (trigger|rule) keep"):
         reload.run(driver)
-    assert shop.rows() == live, "nothing was changed"
+    assert full.rows() == live, "nothing was changed"
     assert reload.runs.get(driver.run.id).state == "failed"
 
 
-def test_a_trigger_that_changes_what_is_written_is_none_of_these(shop: Shop) -> None:
-    settled(shop)
-    shop.execute(trigger("INSERT OR UPDATE", "NEW.note = upper(NEW.note); NEW.at = NEW.at + 1; RETURN NEW"))
-    reload = shop.reload()
-    reload.run(reload.open())
-    assert shop.rows() == [(id_, amount, at + 1) for id_, amount, at in doubled(RECORDS)]
+def test_a_trigger_that_changes_what_is_written_is_none_of_these(full: Shop) -> None:
+    full.execute(trigger("INSERT OR UPDATE", "NEW.note = upper(NEW.note); NEW.at = NEW.at + 1; RETURN NEW"))
+    reloaded(full.reload())
+    assert full.rows() == [(id_, amount, at + 1) for id_, amount, at in doubled(RECORDS)]
 
 
 @pytest.fixture
@@ -95,31 +86,29 @@ def as_role(shop: Shop) -> Iterator[Callable[..., Reload]]:
     shop.execute(f"DROP ROLE {role}")
 
 
-def test_row_security_that_hides_rows_is_refused_at_the_opening(shop: Shop, as_role: Callable[..., Any]) -> None:
-    settled(shop)
-    shop.execute(
+def test_row_security_that_hides_rows_is_refused_at_the_opening(full: Shop, as_role: Callable[..., Any]) -> None:
+    full.execute(
         "ALTER TABLE {schema}.orders ENABLE ROW LEVEL SECURITY; "
         "CREATE POLICY part ON {schema}.orders USING (id < 10) WITH CHECK (true)"
     )
     for begin in (as_role(2).open, as_role(1).verify):
         with pytest.raises(ReloadRefused, match="row security may hide rows from this role"):
             begin()
-    assert shop.reload(version=1).verify().is_empty, "its owner sees all rows"
+    assert full.reload(version=1).verify().is_empty, "its owner sees all rows"
 
 
-def test_row_security_that_keeps_the_old_row_is_seen(shop: Shop, as_role: Callable[..., Any]) -> None:
-    settled(shop)
-    shop.execute(
+def test_row_security_that_keeps_the_old_row_is_seen(full: Shop, as_role: Callable[..., Any]) -> None:
+    full.execute(
         "ALTER TABLE {schema}.orders ENABLE ROW LEVEL SECURITY; "
         "CREATE POLICY sees ON {schema}.orders FOR SELECT USING (true); "
         "CREATE POLICY may ON {schema}.orders FOR UPDATE USING (id < 10)"
     )
     reload = as_role(2)
-    live = shop.rows()
+    live = full.rows()
     with pytest.raises(ReloadRefused, match=r"21 not changed and 0 not deleted.*: row security kept"):
         reload.run(reload.open())
-    assert shop.rows() == live
-    shop.execute("ALTER POLICY may ON {schema}.orders USING (true)")
+    assert full.rows() == live
+    full.execute("ALTER POLICY may ON {schema}.orders USING (true)")
     assert as_role(1).verify().is_empty
     reload.run(reload.open())
-    assert shop.rows() == doubled(RECORDS)
+    assert full.rows() == doubled(RECORDS)

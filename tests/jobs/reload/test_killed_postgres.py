@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from seekpoint.testing.servers.postgres import PostgresServer
+from support.before_cutover import settled
 from support.reload_orders import doubled, gone, of, shop_on
 
 RECORDS = [of(n % 40, n, n) for n in range(120)] + [gone(3)]
@@ -19,10 +20,7 @@ def test_a_crash_of_the_database(
 ) -> None:
     """Between two steps the same driver goes on; in a step it ends, but for the cut-over, which is tried again."""
     shop = shop_on(request, own_postgres)
-    shop.produce(shop.topic, RECORDS, partition=0)
-    worker = shop.worker()
-    worker.reached(shop.topic, len(RECORDS))
-    worker.stop()
+    settled(shop, RECORDS)
     crashed: list[str] = []
 
     def crash(at: str) -> None:

@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import text
 
 from seekpoint.jobs.staging.stage import begin_staging
+from support.before_cutover import reloaded, settled
 from support.handler_reload import Books, by_core
 from support.reload_orders import Shop, doubled, of
 
@@ -27,13 +28,6 @@ def books(shop: Shop) -> Iterator[Books]:
     made.engine.dispose()
 
 
-def settled(shop: Shop) -> None:
-    shop.produce(shop.topic, RECORDS, partition=0)
-    worker = shop.worker()
-    worker.reached(shop.topic, len(RECORDS))
-    worker.stop()
-
-
 def drawn(shop: Shop, *sequences: str) -> list[object]:
     return [shop.execute(f"SELECT last_value, is_called FROM {{schema}}.{one}") for one in sequences]
 
@@ -41,7 +35,7 @@ def drawn(shop: Shop, *sequences: str) -> list[object]:
 def test_a_verify_draws_no_number_of_the_live_table(shop: Shop) -> None:
     """A worker would find its sequence used up."""
     shop.execute(NUMBERED)
-    settled(shop)
+    settled(shop, RECORDS)
     shop.execute("SELECT setval('{schema}.orders_n_seq', 32767)")
     before = drawn(shop, "orders_n_seq", "counted")
     for _ in range(2):
@@ -51,10 +45,9 @@ def test_a_verify_draws_no_number_of_the_live_table(shop: Shop) -> None:
 
 def test_a_merge_draws_the_numbers_of_the_rows_that_it_adds(shop: Shop) -> None:
     shop.execute(NUMBERED)
-    settled(shop)
+    settled(shop, RECORDS)
     shop.execute("DELETE FROM {schema}.orders WHERE id <= 3")
-    reload = shop.reload()
-    reload.run(reload.open())
+    reloaded(shop.reload())
     assert shop.rows() == doubled(RECORDS)
     assert shop.execute("SELECT max(n), count(DISTINCT n), count(DISTINCT label) FROM {schema}.orders") == [
         (43, 40, 40)
@@ -63,7 +56,7 @@ def test_a_merge_draws_the_numbers_of_the_rows_that_it_adds(shop: Shop) -> None:
 
 def test_what_a_run_left_keeps_no_live_table(shop: Shop) -> None:
     shop.execute(NUMBERED)
-    settled(shop)
+    settled(shop, RECORDS)
     reload = shop.reload()
     driver = reload.open()
     begin_staging(driver, reload.sources)
@@ -94,7 +87,7 @@ def test_a_swapped_table_draws_on_from_the_live_sequence(shop: Shop, books: Book
         f"ALTER TABLE {{schema}}.{table} ADD n bigint UNIQUE DEFAULT nextval('{{schema}}.counted')"
     )
     if way == "sinks":
-        settled(shop)
+        settled(shop, RECORDS)
         reload = shop.reload()
     else:
         shop.execute("ALTER TABLE {schema}.bookings DROP CONSTRAINT bookings_pkey, DROP COLUMN number")
@@ -121,7 +114,7 @@ def test_a_new_generation_draws_nothing_before_it_is_attached(shop: Shop) -> Non
     from seekpoint.jobs.reload import Generations
 
     shop.execute("ALTER TABLE {schema}.orders ADD n serial UNIQUE")
-    settled(shop)
+    settled(shop, RECORDS)
     Generations(shop.engine, schema=shop.schema).enable((shop.schema, "orders"))
     before = drawn(shop, "orders_n_seq")
     reload = shop.reload()

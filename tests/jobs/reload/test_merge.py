@@ -9,7 +9,7 @@ from sqlalchemy import text
 
 from seekpoint import Limits
 from seekpoint.jobs.reload import merge
-from support.before_cutover import diffed, settled
+from support.before_cutover import diffed, reloaded, settled
 from support.reload_orders import Shop, doubled, of
 
 MANY, CHANGED = 2_000, 300
@@ -27,9 +27,7 @@ def test_rows_that_differ_are_locked_once_and_let_go(shop: Shop, monkeypatch: py
     settled(shop, RECORDS)
     steps: list[tuple[int, int]] = []
     told: list[tuple[str, int, int]] = []
-    reload = shop.reload(progress=lambda *step: told.append(step))
-    driver = reload.open()
-    with diffed(reload, driver) as rounds:
+    with diffed(shop.reload(progress=lambda *step: told.append(step))) as (reload, driver, rounds):
         before = locked_once(shop)
         with shop.engine.connect() as other:
             other.execute(text(f"UPDATE {shop.schema}.orders SET note = 'mine' WHERE id = 7"))
@@ -48,9 +46,7 @@ def test_rows_that_differ_are_locked_once_and_let_go(shop: Shop, monkeypatch: py
 
 def test_a_large_difference_is_not_gone_through_before_the_lock(shop: Shop) -> None:
     settled(shop, RECORDS[: 2 * CHANGED])
-    reload = shop.reload()
-    driver = reload.open()
-    with diffed(reload, driver) as rounds:
+    with diffed(shop.reload()) as (_, driver, rounds):
         before = locked_once(shop)
         merge.warm(driver, rounds.targets, lambda *_: pytest.fail("there is nothing to do"))
         assert locked_once(shop) == before
@@ -59,9 +55,7 @@ def test_a_large_difference_is_not_gone_through_before_the_lock(shop: Shop) -> N
 def test_a_table_that_somebody_has_locked_is_left_to_the_cut_over(shop: Shop) -> None:
     """Which tries again and again; making it short must not end it."""
     settled(shop, RECORDS)
-    reload = shop.reload(limits=Limits(transaction_age=1.0))
-    driver = reload.open()
-    with diffed(reload, driver) as rounds:
+    with diffed(shop.reload(limits=Limits(transaction_age=1.0))) as (reload, driver, rounds):
         before = locked_once(shop)
         with shop.engine.connect() as blocker:
             blocker.execute(text(f"LOCK TABLE {shop.schema}.orders IN EXCLUSIVE MODE"))
@@ -94,8 +88,7 @@ def test_a_row_that_referred_to_a_deleted_one_of_its_table_stays(shop: Shop, chi
     shop.execute(
         f"ALTER TABLE {{schema}}.{child} ADD FOREIGN KEY (at) REFERENCES {{schema}}.{parent} ON DELETE CASCADE"
     )
-    reload = shop.reload(allow_cascades=True)
-    reload.run(reload.open())
+    reloaded(shop.reload(allow_cascades=True))
     assert shop.rows() == doubled(records)
 
 
@@ -108,9 +101,7 @@ def test_a_key_that_becomes_null_does_not_hide_the_row_that_is_gone(shop: Shop, 
     shop.execute("CREATE UNIQUE INDEX ON {schema}.orders (id) NULLS NOT DISTINCT")
     records = [of(n, amount) for n in range(40)]
     settled(shop, records)
-    reload = shop.reload()
-    driver = reload.open()
-    with diffed(reload, driver) as rounds:
+    with diffed(shop.reload()) as (reload, driver, rounds):
         shop.execute("UPDATE {schema}.orders SET id = NULL WHERE id = 7")
         reload.cut_over(driver, rounds)
     assert [row for row in shop.rows() if row[0] is not None] == doubled(records)
@@ -120,9 +111,7 @@ def test_a_row_that_was_extra_does_not_hide_one_that_is_gone(shop: Shop) -> None
     records = [of(n, 0) for n in range(40)]
     settled(shop, records)
     shop.execute("INSERT INTO {schema}.orders (id, amount, at) VALUES (100, 1, 0)")
-    reload = shop.reload()
-    driver = reload.open()
-    with diffed(reload, driver) as rounds:
+    with diffed(shop.reload()) as (reload, driver, rounds):
         shop.execute("DELETE FROM {schema}.orders WHERE id = 7")
         reload.cut_over(driver, rounds)
     assert shop.rows() == doubled(records)
@@ -142,7 +131,7 @@ def test_a_row_that_comes_behind_the_look_does_not_hide_one_that_is_gone(
         shop.execute("INSERT INTO {schema}.orders (id, amount, at) VALUES (9999, 9, 9)")
         add_deleted(*given)
 
-    with diffed(reload, driver) as rounds:
+    with diffed(reload, driver=driver) as (_, _, rounds):
         shop.execute("DELETE FROM {schema}.orders WHERE id = 7")
         monkeypatch.setattr(merge, "_add_deleted", late)
         reload.cut_over(driver, rounds)

@@ -35,68 +35,58 @@ def failed(reload: Reload, driver: Driver) -> str:
     return run.error or ""
 
 
-def test_retention_that_passes_the_staged_position_ends_the_run(shop: Shop) -> None:
-    settled(shop)
-    reload = shop.reload(range_records=50)
+def test_retention_that_passes_the_staged_position_ends_the_run(full: Shop) -> None:
+    reload = full.reload(range_records=50)
     driver = reload.open()
-    trim(admin_of(shop), shop.topic, 60)
+    trim(admin_of(full), full.topic, 60)
     with pytest.raises(RangeLost, match="retention has passed it: the first offset left is 60") as lost:
         reload.stage(driver)
-    assert (lost.value.partition.topic, lost.value.offset) == (shop.topic, 0)
+    assert (lost.value.partition.topic, lost.value.offset) == (full.topic, 0)
     assert "retention has passed it" in failed(reload, driver)
-    assert shop.rows() == doubled(FIRST, by=1)
+    assert full.rows() == doubled(FIRST, by=1)
 
 
-def test_retention_that_passes_only_what_is_staged_does_no_harm(shop: Shop) -> None:
-    settled(shop)
-    reload = shop.reload()
+def test_retention_that_passes_only_what_is_staged_does_no_harm(full: Shop) -> None:
+    reload = full.reload()
     driver = reload.open()
     reload.stage(driver)
-    trim(admin_of(shop), shop.topic, len(FIRST))
-    shop.produce(shop.topic, LATER, partition=0)
-    work_up_to(shop, len(FIRST) + len(LATER))
+    trim(admin_of(full), full.topic, len(FIRST))
+    settled(full, LATER)
     reload.run(driver)
-    assert shop.rows() == doubled(FIRST + LATER)
+    assert full.rows() == doubled(FIRST + LATER)
 
 
-def test_retention_that_passes_a_round_ends_the_run(shop: Shop) -> None:
-    settled(shop)
-    reload = shop.reload()
-    driver = reload.open()
-    with diffed(reload, driver) as rounds:
-        shop.produce(shop.topic, LATER, partition=0)
-        work_up_to(shop, len(FIRST) + len(LATER))
-        trim(admin_of(shop), shop.topic, len(FIRST) + 5)
+def test_retention_that_passes_a_round_ends_the_run(full: Shop) -> None:
+    with diffed(full.reload()) as (reload, driver, rounds):
+        settled(full, LATER)
+        trim(admin_of(full), full.topic, len(FIRST) + 5)
         with pytest.raises(RangeLost, match=f"the first offset left is {len(FIRST) + 5}"):
             reload.cut_over(driver, rounds)
     assert "retention has passed it" in failed(reload, driver)
-    assert shop.rows() == doubled(FIRST + LATER, by=1)
+    assert full.rows() == doubled(FIRST + LATER, by=1)
 
 
 @pytest.mark.parametrize("at", ["opened", "staged", "compared"])
-def test_a_topic_that_is_created_anew_ends_the_run(shop: Shop, topic: Callable[..., str], at: str) -> None:
+def test_a_topic_that_is_created_anew_ends_the_run(full: Shop, topic: Callable[..., str], at: str) -> None:
     """Under the same name, with other records at the same offsets."""
-    settled(shop)
-    reload = shop.reload()
+    reload = full.reload()
     driver = reload.open()
     if at == "staged":
         reload.stage(driver)
 
     def anew() -> None:
-        delete({"bootstrap.servers": shop.brokers}, admin_of(shop), shop.topic)
-        topic(2, name=shop.topic)
-        shop.produce(shop.topic, [of(n, 9) for n in range(200)], partition=0)
+        delete({"bootstrap.servers": full.brokers}, admin_of(full), full.topic)
+        topic(2, name=full.topic)
+        full.produce(full.topic, [of(n, 9) for n in range(200)], partition=0)
 
     if at == "compared":
-        with diffed(reload, driver) as rounds:
-            shop.produce(shop.topic, LATER, partition=0)
-            work_up_to(shop, len(FIRST) + len(LATER))
+        with diffed(reload, driver=driver) as (_, _, rounds):
+            settled(full, LATER)
             anew()
             with pytest.raises(TopicRecreated, match="was deleted and created again"):
                 reload.cut_over(driver, rounds)
     elif at == "staged":
-        shop.produce(shop.topic, LATER, partition=0)
-        work_up_to(shop, len(FIRST) + len(LATER))
+        settled(full, LATER)
         anew()
         with pytest.raises(TopicRecreated, match="was deleted and created again"):
             reload.run(driver)
@@ -105,68 +95,62 @@ def test_a_topic_that_is_created_anew_ends_the_run(shop: Shop, topic: Callable[.
         with pytest.raises(TopicRecreated, match="was deleted and created again"):
             reload.run(driver)
     assert "was deleted and created again" in failed(reload, driver)
-    assert {row[1] for row in shop.rows() if row[0] < 40} <= set(range(120)), "nothing of it is in the table"
+    assert {row[1] for row in full.rows() if row[0] < 40} <= set(range(120)), "nothing of it is in the table"
 
 
-def test_a_partition_that_is_added_and_moved_in_mid_run_ends_it(shop: Shop) -> None:
+def test_a_partition_that_is_added_and_moved_in_mid_run_ends_it(full: Shop) -> None:
     """What was given up there has no rows, and the run does not know of it."""
-    settled(shop)
-    reload = shop.reload()
+    reload = full.reload()
     driver = reload.open()
-    widen(shop, 3)
-    shop.produce(shop.topic, [of(n) for n in range(800, 840)], partition=2)
-    worker = shop.worker()
-    worker.reached(shop.topic, 40, partition=2)
+    widen(full, 3)
+    full.produce(full.topic, [of(n) for n in range(800, 840)], partition=2)
+    worker = full.worker()
+    worker.reached(full.topic, 40, partition=2)
     worker.stop()
-    shop.ledger().reset_offset(shop.topic, 2, 45, log=None, reason="a test", lost="a test gave them up")
+    full.ledger().reset_offset(full.topic, 2, 45, log=None, reason="a test", lost="a test gave them up")
     with pytest.raises(ReloadRefused, match="has got it since the run was opened, and its position was moved by hand"):
         reload.run(driver)
     assert "moved by hand" in failed(reload, driver)
 
 
-def test_partitions_that_are_added_in_mid_run_are_in(shop: Shop) -> None:
-    settled(shop)
-    reload = shop.reload()
-    driver = reload.open()
-    with diffed(reload, driver) as rounds:
-        widen(shop, 4)
-        shop.produce(shop.topic, LATER, partition=3)
-        worker = shop.worker()
-        worker.reached(shop.topic, len(LATER), 3)
+def test_partitions_that_are_added_in_mid_run_are_in(full: Shop) -> None:
+    with diffed(full.reload()) as (reload, driver, rounds):
+        widen(full, 4)
+        full.produce(full.topic, LATER, partition=3)
+        worker = full.worker()
+        worker.reached(full.topic, len(LATER), 3)
         worker.stop()
         reload.cut_over(driver, rounds)
-    assert shop.rows() == doubled(FIRST + LATER)
+    assert full.rows() == doubled(FIRST + LATER)
     assert [at.partition.number for at in reload.runs.positions(driver.run.id)] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("at", ["opened", "staged"])
-def test_a_rewind_in_mid_run_ends_it(shop: Shop, at: str) -> None:
-    settled(shop)
-    reload = shop.reload()
+def test_a_rewind_in_mid_run_ends_it(full: Shop, at: str) -> None:
+    reload = full.reload()
     driver = reload.open()
     if at == "staged":
         reload.stage(driver)
-    shop.ledger().reset_offset(shop.topic, 0, 50, log=None, reason="again")
-    work_up_to(shop, len(FIRST))
+    full.ledger().reset_offset(full.topic, 0, 50, log=None, reason="again")
+    work_up_to(full, len(FIRST))
     with pytest.raises(ReloadRefused, match="was moved since the run was opened"):
         reload.run(driver)
     assert "was moved since the run was opened" in failed(reload, driver)
 
 
-def test_rounds_that_do_not_shrink_end_the_run(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    settled(shop)
-    worker = shop.worker()
+def test_rounds_that_do_not_shrink_end_the_run(full: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = full.worker()
     end = len(FIRST)
 
     def faster(what: str, done: int, total: int) -> None:
         nonlocal end
         if what == "catching_up" and done == total:
             end += len(LATER)
-            shop.produce(shop.topic, LATER, partition=0)
-            worker.reached(shop.topic, end)
+            full.produce(full.topic, LATER, partition=0)
+            worker.reached(full.topic, end)
 
     monkeypatch.setattr(job, "SMALL", 5)
-    reload = shop.reload(progress=faster)
+    reload = full.reload(progress=faster)
     driver = reload.open()
     reload.stage(driver)
     faster("catching_up", 0, 0)
@@ -177,7 +161,7 @@ def test_rounds_that_do_not_shrink_end_the_run(shop: Shop, monkeypatch: pytest.M
     assert "20 records in the last round, and 10 in a row did not shrink" in str(refused.value)
     assert (end - began) == 11 * len(LATER)
     assert "faster than the rebuild follows" in failed(reload, driver)
-    assert shop.rows() == doubled(FIRST + LATER, by=1)
+    assert full.rows() == doubled(FIRST + LATER, by=1)
 
 
 def test_brokers_that_are_away_under_the_lock_are_waited_for_briefly(
@@ -231,7 +215,7 @@ def test_brokers_that_are_away_under_the_lock_are_waited_for_briefly(
         return read
 
     monkeypatch.setattr(CatchUp, "apply", away)
-    with diffed(reload, driver) as rounds:
+    with diffed(reload, driver=driver) as (_, _, rounds):
         monkeypatch.setattr(reload, "catch_up", behind)
         outcome = reload.cut_over(driver, rounds)
     thaw.cancel()

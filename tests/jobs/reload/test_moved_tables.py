@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Engine, NullPool, QueuePool, create_engine, t
 from seekpoint import Append, Upsert
 from seekpoint.jobs.reload import Generations
 from seekpoint.sinks.dedupe import Deleted
-from support.before_cutover import FIRST, settled
+from support.before_cutover import FIRST
 from support.reload_orders import Shop, doubled
 
 COLUMNS = ["id", "amount", "at", "topic_offset"]
@@ -170,35 +170,33 @@ def moving(shop: Shop, behind: Connection) -> Iterator[Future[None]]:
 
 @pytest.mark.parametrize("moves", [1, 2])
 def test_workers_are_waited_for_before_anything_that_readers_want(
-    shop: Shop, moves: int, monkeypatch: pytest.MonkeyPatch
+    full: Shop, moves: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However long a batch is: one try is enough, and readers go on meanwhile."""
-    settled(shop)
     if moves == 2:
-        move(shop, "orders")
+        move(full, "orders")
     monkeypatch.setattr("seekpoint.jobs.tables.generations.generations.TRIES", 1)
     where = "orders" if moves == 1 else "orders_g1"
-    with shop.engine.connect() as worker:
-        worker.execute(text(f"SELECT FROM {shop.schema}.partition_offset FOR NO KEY UPDATE"))
-        worker.execute(text(f"DELETE FROM {shop.schema}.{where} WHERE id < 0"))
-        with moving(shop, worker) as moved:
+    with full.engine.connect() as worker:
+        worker.execute(text(f"SELECT FROM {full.schema}.partition_offset FOR NO KEY UPDATE"))
+        worker.execute(text(f"DELETE FROM {full.schema}.{where} WHERE id < 0"))
+        with moving(full, worker) as moved:
             assert not threading.Event().wait(0.6)  # twice as long as it waits for a table
-            shop.execute("SELECT count(*) FROM {schema}.orders")
+            full.execute("SELECT count(*) FROM {schema}.orders")
             assert not moved.done()
         moved.result(30)
-    assert shop.rows() == doubled(FIRST, by=1)
+    assert full.rows() == doubled(FIRST, by=1)
 
 
-def test_a_table_is_given_up_in_the_order_in_which_readers_lock_it(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_is_given_up_in_the_order_in_which_readers_lock_it(full: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """First the view and then what is behind it: or a busy reader and we would each have what the other wants."""
-    settled(shop)
-    move(shop, "orders")
+    move(full, "orders")
     monkeypatch.setattr("seekpoint.jobs.tables.generations.generations.TRIES", 1)
     monkeypatch.setattr("seekpoint.jobs.tables.generations.generations.DDL_WAIT", 30_000)
-    with shop.engine.connect() as reader:
+    with full.engine.connect() as reader:
         # Parsed, and not planned: it has the view's lock, and not yet the tables' behind it.
-        reader.execute(text(f"CREATE TEMPORARY VIEW parsed AS SELECT * FROM {shop.schema}.orders"))
-        with moving(shop, reader) as moved:
-            assert reader.execute(text(f"SELECT count(*) FROM {shop.schema}.orders")).scalar() == len(doubled(FIRST))
+        reader.execute(text(f"CREATE TEMPORARY VIEW parsed AS SELECT * FROM {full.schema}.orders"))
+        with moving(full, reader) as moved:
+            assert reader.execute(text(f"SELECT count(*) FROM {full.schema}.orders")).scalar() == len(doubled(FIRST))
         moved.result(30)
-    assert shop.rows() == doubled(FIRST, by=1)
+    assert full.rows() == doubled(FIRST, by=1)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from seekpoint.errors import ConfigError, ReloadRefused
+from support.before_cutover import reloaded, settled
 from support.handler_reload import Books, booked, by_core
 from support.reload_orders import Shop, doubled, gone, of
 
@@ -31,15 +31,8 @@ def parted(shop: Shop) -> Shop:
     return shop
 
 
-def settled(shop: Shop, **options: Any) -> None:
-    shop.produce(shop.topic, RECORDS, partition=0)
-    worker = shop.worker(**options)
-    worker.reached(shop.topic, len(RECORDS))
-    worker.stop()
-
-
 def test_a_partitioned_table_is_verified_and_merged(parted: Shop) -> None:
-    settled(parted)
+    settled(parted, RECORDS)
     assert parted.reload(version=1).verify().is_empty
     parted.execute("DELETE FROM {schema}.orders WHERE id IN (5, 25)")
     parted.execute("INSERT INTO {schema}.orders VALUES (-1, 1, 1), (1000, 1, 1)")
@@ -58,14 +51,13 @@ def test_a_partitioned_table_of_every_record(parted: Shop) -> None:
     worker = parted.worker(kind="append")
     worker.reached(parted.topic, 30)
     worker.stop()
-    reload = parted.reload(pipeline={"kind": "append"})
-    reload.run(reload.open())
+    reloaded(parted.reload(pipeline={"kind": "append"}))
     assert parted.rows("entries", "id, amount, at") == [(n, 2 * n, 0) for n in range(30)]
 
 
 @pytest.mark.parametrize("strategy", ["swap", "generation"])
 def test_other_strategies_say_at_the_opening_that_it_is_partitioned(parted: Shop, strategy: str) -> None:
-    settled(parted)
+    settled(parted, RECORDS)
     with pytest.raises(ReloadRefused, match=r"has partitions: use strategy 'merge'|is not kept in generations"):
         parted.reload().open(strategy=strategy)
 
@@ -73,7 +65,7 @@ def test_other_strategies_say_at_the_opening_that_it_is_partitioned(parted: Shop
 def test_the_table_that_holds_generations_is_no_target(shop: Shop) -> None:
     from seekpoint.jobs.reload import Generations
 
-    settled(shop)
+    settled(shop, RECORDS)
     Generations(shop.engine, schema=shop.schema).enable((shop.schema, "orders"))
     reload = shop.reload()
     reload.sources[0].pipeline.sinks[0].path = (shop.schema, "orders_generations")  # type: ignore[attr-defined]
@@ -96,6 +88,5 @@ def books(shop: Shop) -> Iterator[Books]:
 def test_a_handler_rebuilds_a_partitioned_table(books: Books) -> None:
     records = [of(n % 7, n) for n in range(60)]
     books.applied(records, lambda version: by_core(None, version))
-    reload = books.reload(by_core(None, 2))
-    reload.run(reload.open())
+    reloaded(books.reload(by_core(None, 2)))
     assert books.rows() == booked(records, by=2)

@@ -19,6 +19,7 @@ from seekpoint.errors import ConfigError, RangeLost, ReloadRefused
 from seekpoint.jobs.reload import Reload
 from seekpoint.jobs.staging.task_errors import error_as_text, error_of
 from seekpoint.records import Partition
+from support.before_cutover import settled
 from support.reload_orders import PLAIN, Shop, doubled, of
 
 FIRST = [of(n % 40, n, n) for n in range(200)]
@@ -60,10 +61,7 @@ def named(shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callab
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def make(source: str) -> str:
-        shop.produce(shop.topic, FIRST, partition=0)
-        worker = shop.worker()
-        worker.reached(shop.topic, len(FIRST))
-        worker.stop()
+        settled(shop, FIRST)
         module, marker = f"made_{secrets.token_hex(6)}", str(tmp_path / "marker")
         (tmp_path / f"{module}.py").write_text(
             source.format(group=shop.group, topic=shop.topic, schema=shop.schema, marker=marker)

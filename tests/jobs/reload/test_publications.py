@@ -17,6 +17,7 @@ from seekpoint.jobs.reload import open as opening
 from seekpoint.jobs.staging.compaction import of_compaction
 from seekpoint.testing.servers.postgres import PostgresServer
 from support.batch_process import batch
+from support.before_cutover import reloaded, settled
 from support.handler_reload import Books, booked, by_core
 from support.reload_orders import Shop, doubled, gone, of, shop_on
 
@@ -49,13 +50,6 @@ def published(shop: Shop) -> Shop:
     return shop
 
 
-def settled(shop: Shop, **options: Any) -> None:
-    shop.produce(shop.topic, RECORDS[: 30 if options else None], partition=0)
-    worker = shop.worker(**options)
-    worker.reached(shop.topic, 30 if options else len(RECORDS))
-    worker.stop()
-
-
 def spoil(shop: Shop) -> None:
     shop.execute("DELETE FROM {schema}.orders WHERE id IN (5, 6)")
     shop.execute("INSERT INTO {schema}.orders (id, amount, at) VALUES (1000, 1, 1)")
@@ -63,7 +57,7 @@ def spoil(shop: Shop) -> None:
 
 def test_verify_and_merge(published: Shop) -> None:
     """Rounds after the staging, and after the comparison, change and delete rows of the run's own tables."""
-    settled(published)
+    settled(published, RECORDS)
     spoil(published)
     (table,) = published.reload(version=1).verify().tables
     assert (table.missing, table.extra, table.different) == (2, 1, 0)
@@ -82,9 +76,8 @@ def test_verify_and_merge(published: Shop) -> None:
 
 
 def test_a_table_of_every_record(published: Shop) -> None:
-    settled(published, kind="append")
-    reload = published.reload(pipeline={"kind": "append"})
-    reload.run(reload.open())
+    settled(published, RECORDS[:30], kind="append")
+    reloaded(published.reload(pipeline={"kind": "append"}))
     assert published.rows("entries", "id, amount, at") == doubled(RECORDS[:30])
 
 
@@ -92,8 +85,7 @@ def test_a_handler(published: Shop) -> None:
     books = Books.of(published)
     records = [of(n % 7, n) for n in range(60)]
     books.applied(records, lambda version: by_core(None, version))
-    reload = books.reload(by_core(None, 2))
-    reload.run(reload.open())
+    reloaded(books.reload(by_core(None, 2)))
     assert books.rows() == booked(records, by=2)
     books.engine.dispose()
 
@@ -109,7 +101,7 @@ def test_a_batch_and_an_export(published: Shop, tmp_path: Path) -> None:
 
 
 def test_strategies_that_subscribers_would_not_see_are_refused_at_the_opening(published: Shop) -> None:
-    settled(published)
+    settled(published, RECORDS)
     with pytest.raises(ReloadRefused, match="cannot be swapped, for it has publication everything: use strategy"):
         published.reload().open(strategy="swap")
     with pytest.raises(ReloadRefused, match="has publication everything"):
@@ -124,20 +116,19 @@ def test_strategies_that_subscribers_would_not_see_are_refused_at_the_opening(pu
 def test_rows_without_an_identity_are_found_at_the_opening(published: Shop) -> None:
     published.execute("ALTER TABLE {schema}.orders DROP CONSTRAINT orders_pkey, ADD UNIQUE (id), ALTER id SET NOT NULL")
     published.execute("ALTER TABLE {schema}.orders REPLICA IDENTITY FULL")
-    settled(published)
+    settled(published, RECORDS)
     published.execute("ALTER TABLE {schema}.orders REPLICA IDENTITY DEFAULT")
     assert published.reload(version=1).verify().is_empty
     with pytest.raises(ReloadRefused, match=r"is published .everything. and has no replica identity"):
         published.reload().open()
     published.execute("ALTER TABLE {schema}.orders REPLICA IDENTITY USING INDEX orders_id_key")
-    reload = published.reload()
-    reload.run(reload.open())
+    reloaded(published.reload())
     assert published.rows() == doubled(RECORDS)
 
 
 def test_what_a_swap_publishes_is_logged(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where a publication is created between an opening's checks and its row, and dropped afterwards."""
-    settled(shop)
+    settled(shop, RECORDS)
 
     def late(*given: Any) -> list[str]:
         shop.execute(PUBLISH)
@@ -154,7 +145,7 @@ def test_what_a_swap_publishes_is_logged(shop: Shop, monkeypatch: pytest.MonkeyP
 
 
 def test_a_publication_that_is_created_while_a_run_is_open_ends_it(shop: Shop) -> None:
-    settled(shop)
+    settled(shop, RECORDS)
     reload = shop.reload()
     driver = reload.open()
     reload.stage(driver)
@@ -162,8 +153,7 @@ def test_a_publication_that_is_created_while_a_run_is_open_ends_it(shop: Shop) -
     with pytest.raises(ReloadRefused, match="publication everything FOR ALL TABLES was created since"):
         reload.run(driver)
     assert reload.runs.get(driver.run.id).state == "failed"
-    again = shop.reload()
-    again.run(again.open())
+    reloaded(shop.reload())
     assert shop.rows() == doubled(RECORDS)
 
 
@@ -174,7 +164,7 @@ def test_a_crash_that_empties_what_was_staged_ends_the_run(
     """Tables that no publication has are not logged: an empty one must not pass for what the log says."""
     shop = shop_on(request, own_postgres)
     shop.execute(PUBLISH)
-    settled(shop)
+    settled(shop, RECORDS)
     before = shop.rows()
     reload = shop.reload()
     driver = reload.open()
@@ -189,7 +179,6 @@ def test_a_crash_that_empties_what_was_staged_ends_the_run(
     with pytest.raises(ReloadRefused, match="Postgres has crashed since the run was opened"):
         reload.run(driver)
     assert shop.rows() == before
-    again = shop.reload()
-    again.run(again.open())
+    reloaded(shop.reload())
     assert shop.rows() == doubled(RECORDS)
     shop.engine.dispose()

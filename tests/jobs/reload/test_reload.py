@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from seekpoint import Append, Json, Pipeline, Upsert
+from support.before_cutover import reloaded
 from support.reload_orders import Order, Shop, doubled, gone, of
 
 
@@ -101,6 +102,5 @@ def test_rows_that_are_made_of_values_alone_keep_their_order(shop: Shop, strateg
     old.reached(shop.topic, 60)
     old.stop()
     shop.execute("UPDATE {schema}.orders SET amount = 0 WHERE id < 5")
-    reload = shop.reload([plain(2)], range_records=25)
-    reload.run(reload.open(strategy=strategy))
+    reloaded(shop.reload([plain(2)], range_records=25), strategy=strategy)
     assert shop.rows() == doubled(records, by=1)

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable
 from datetime import timedelta
 from time import monotonic
-from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -21,17 +20,10 @@ from seekpoint.jobs.reload import Reload, Runs, stage_range
 from seekpoint.jobs.reload.rounds import CatchUp
 from seekpoint.jobs.staging.consolidate import coverage
 from seekpoint.jobs.tables.dependencies import hanging
+from support.before_cutover import reloaded, settled
 from support.reload_orders import Order, Shop, doubled, of, pipeline
 
-FIRST = [of(n % 10, n, n) for n in range(30)]
-
-
-def settled(shop: Shop, **options: Any) -> None:
-    """The records are in the table, and nobody works."""
-    shop.produce(shop.topic, FIRST, partition=0)
-    worker = shop.worker(**options)
-    worker.reached(shop.topic, len(FIRST))
-    worker.stop()
+RECORDS = [of(n % 10, n, n) for n in range(30)]
 
 
 def test_a_group_that_nobody_ran_cannot_be_reloaded(shop: Shop) -> None:
@@ -40,27 +32,25 @@ def test_a_group_that_nobody_ran_cannot_be_reloaded(shop: Shop) -> None:
 
 
 def test_an_older_pipeline_cannot_reload(shop: Shop) -> None:
-    settled(shop, version=2)
+    settled(shop, RECORDS, version=2)
     with pytest.raises(ReloadRefused, match=r"is at handler version 2, and this pipeline is version 1: reload with"):
         shop.reload(version=1).open()
 
 
-def test_a_table_of_two_groups_is_reloaded_with_both_or_not_at_all(shop: Shop) -> None:
-    settled(shop)
-    other = pipeline(f"{shop.group}-b", shop.topic, shop.schema)
-    Ledger(shop.engine, other.group, schema=shop.schema, tables=other.tables)
-    shop.execute(
+def test_a_table_of_two_groups_is_reloaded_with_both_or_not_at_all(full: Shop) -> None:
+    other = pipeline(f"{full.group}-b", full.topic, full.schema)
+    Ledger(full.engine, other.group, schema=full.schema, tables=other.tables)
+    full.execute(
         "INSERT INTO {schema}.consumer_group (name, tables) VALUES (:name, ARRAY[:table])",
         name=other.group,
-        table=f"{shop.schema}.orders",
+        table=f"{full.schema}.orders",
     )
     with pytest.raises(ReloadRefused, match=rf"group '{other.group}' writes .*orders, too: name its pipeline"):
-        shop.reload().open()
+        full.reload().open()
 
 
-def test_one_open_run_per_table(shop: Shop) -> None:
-    settled(shop)
-    reload = shop.reload()
+def test_one_open_run_per_table(full: Shop) -> None:
+    reload = full.reload()
     first = reload.open(reason="the first")
     with pytest.raises(ReloadRefused, match=rf"reload {first.run.id} is opened, opened by .*: resume or abort it"):
         reload.open()
@@ -70,38 +60,34 @@ def test_one_open_run_per_table(shop: Shop) -> None:
         reload.open()
 
 
-def test_a_log_that_lost_its_beginning_is_refused(shop: Shop) -> None:
-    settled(shop)
-    admin, end = AdminClient({"bootstrap.servers": shop.brokers}), TopicPartition(shop.topic, 0, 7)
+def test_a_log_that_lost_its_beginning_is_refused(full: Shop) -> None:
+    admin, end = AdminClient({"bootstrap.servers": full.brokers}), TopicPartition(full.topic, 0, 7)
     admin.delete_records([end])[end].result(20)
     with pytest.raises(ReloadRefused, match="began at offset 0, and the log begins at 7 now: what retention took"):
-        shop.reload().open()
+        full.reload().open()
 
 
-def test_a_recreated_topic_is_refused(shop: Shop, topic: Callable[..., str]) -> None:
-    settled(shop)
-    shop.execute("UPDATE {schema}.partition_offset SET topic_id = :other", other=uuid4())
+def test_a_recreated_topic_is_refused(full: Shop, topic: Callable[..., str]) -> None:
+    full.execute("UPDATE {schema}.partition_offset SET topic_id = :other", other=uuid4())
     with pytest.raises(ReloadRefused, match=r"the offsets belong to topic id .*, the brokers answer"):
-        shop.reload().open()
+        full.reload().open()
 
 
-def test_positions_beyond_what_can_be_read_are_refused(shop: Shop) -> None:
-    settled(shop)
-    shop.ledger().reset_offset(shop.topic, 0, 1000, log=None, reason="a test")
+def test_positions_beyond_what_can_be_read_are_refused(full: Shop) -> None:
+    full.ledger().reset_offset(full.topic, 0, 1000, log=None, reason="a test")
     with pytest.raises(ReloadRefused, match="stands at 1000, and what can be read ends at 30"):
-        shop.reload().open()
+        full.reload().open()
 
 
-def test_a_topic_that_the_pipeline_reads_no_more_is_refused(shop: Shop, topic: Callable[..., str]) -> None:
-    settled(shop)
-    elsewhere = pipeline(shop.group, topic(1), shop.schema, version=2)
-    with pytest.raises(ReloadRefused, match=rf"has applied records of {shop.topic}, which this pipeline does not read"):
-        shop.reload([elsewhere]).open()
+def test_a_topic_that_the_pipeline_reads_no_more_is_refused(full: Shop, topic: Callable[..., str]) -> None:
+    elsewhere = pipeline(full.group, topic(1), full.schema, version=2)
+    with pytest.raises(ReloadRefused, match=rf"has applied records of {full.topic}, which this pipeline does not read"):
+        full.reload([elsewhere]).open()
 
 
 def test_a_table_without_a_key_cannot_be_merged(shop: Shop) -> None:
     shop.execute("ALTER TABLE {schema}.entries DROP CONSTRAINT entries_pkey")
-    settled(shop, kind="append")
+    settled(shop, RECORDS, kind="append")
     with pytest.raises(ReloadRefused, match="has no unique key among the columns that are written"):
         shop.reload(pipeline={"kind": "append"}).open()
 
@@ -141,47 +127,43 @@ def test_a_table_without_a_key_cannot_be_merged(shop: Shop) -> None:
         ("GRANT SELECT (amount) ON {schema}.orders TO PUBLIC", "grants of columns"),
     ],
 )
-def test_what_hangs_on_a_table_forbids_the_swap(shop: Shop, hangs: str, named: str) -> None:
-    settled(shop)
-    shop.execute(hangs)
+def test_what_hangs_on_a_table_forbids_the_swap(full: Shop, hangs: str, named: str) -> None:
+    full.execute(hangs)
     with pytest.raises(ReloadRefused, match=rf"cannot be swapped, for it has {named}.*: use strategy 'merge'"):
-        shop.reload().open(strategy="swap")
-    shop.reload().open(strategy="merge")
+        full.reload().open(strategy="swap")
+    full.reload().open(strategy="merge")
 
 
 @pytest.mark.parametrize("what", ["TABLE {schema}.orders", "TABLES IN SCHEMA {schema}"])
-def test_a_published_table_is_not_swapped(shop: Shop, what: str) -> None:
+def test_a_published_table_is_not_swapped(full: Shop, what: str) -> None:
     """By its own name, or as one of its schema: whoever subscribed would get the rebuilt rows as nothing at all."""
-    settled(shop)
-    name = f"{shop.schema}_news"  # publications are the whole database's
-    shop.execute(f"CREATE PUBLICATION {name} FOR {what}")
+    name = f"{full.schema}_news"  # publications are the whole database's
+    full.execute(f"CREATE PUBLICATION {name} FOR {what}")
     try:
         with pytest.raises(ReloadRefused, match=f"cannot be swapped, for it has publication {name}: use strategy"):
-            shop.reload().open(strategy="swap")
+            full.reload().open(strategy="swap")
     finally:
-        shop.execute(f"DROP PUBLICATION {name}")
-    shop.reload().open(strategy="swap")
+        full.execute(f"DROP PUBLICATION {name}")
+    full.reload().open(strategy="swap")
 
 
-def test_a_publication_that_is_dropped_meanwhile_is_nobodys_error(shop: Shop) -> None:
+def test_a_publication_that_is_dropped_meanwhile_is_nobodys_error(full: Shop) -> None:
     """The statement's snapshot has it still, and the catalogs no more."""
-    settled(shop)
-    name = f"{shop.schema}_gone"
-    shop.execute(f"CREATE PUBLICATION {name}")
-    with shop.engine.connect().execution_options(isolation_level="REPEATABLE READ") as connection:
+    name = f"{full.schema}_gone"
+    full.execute(f"CREATE PUBLICATION {name}")
+    with full.engine.connect().execution_options(isolation_level="REPEATABLE READ") as connection:
         connection.execute(text("SELECT"))
-        shop.execute(f"DROP PUBLICATION {name}")
-        assert hanging(connection, (shop.schema, "orders")) == []
+        full.execute(f"DROP PUBLICATION {name}")
+        assert hanging(connection, (full.schema, "orders")) == []
 
 
 def test_what_others_hang_on_other_tables_does_not_forbid_a_swap(shop: Shop) -> None:
     shop.execute("CREATE FUNCTION {schema}.f({schema}.entries) RETURNS integer LANGUAGE sql AS 'SELECT 1'")
     shop.execute("GRANT SELECT (amount) ON {schema}.entries TO PUBLIC")
     shop.execute("CREATE TABLE {schema}.kept (was {schema}.entries)")
-    settled(shop)
-    reload = shop.reload()
-    reload.run(reload.open(strategy="swap"))
-    assert shop.rows() == doubled(FIRST)
+    settled(shop, RECORDS)
+    reloaded(shop.reload(), strategy="swap")
+    assert shop.rows() == doubled(RECORDS)
 
 
 def test_pipelines_that_cannot_be_reloaded(shop: Shop) -> None:
@@ -193,27 +175,25 @@ def test_pipelines_that_cannot_be_reloaded(shop: Shop) -> None:
         astray.open()
 
 
-def test_a_newer_driver_ends_the_older_one(shop: Shop) -> None:
-    settled(shop)
-    reload = shop.reload()
+def test_a_newer_driver_ends_the_older_one(full: Shop) -> None:
+    reload = full.reload()
     older = reload.open()
-    newer = shop.reload().take_over(older.run.id)
+    newer = full.reload().take_over(older.run.id)
     assert (older.epoch, newer.epoch) == (1, 2)
     with pytest.raises(ReloadOver, match=rf"{older.run.id} was taken over by .* \(driver epoch 2, this one has 1\)"):
         reload.stage(older)
     assert reload.runs.get(older.run.id).state == "opened", "a driver that is none any more fails nothing"
     reload.run(newer)
-    assert shop.rows() == doubled(FIRST)
+    assert full.rows() == doubled(RECORDS)
     with pytest.raises(ReloadOver, match="is cut over: open another one"):
         reload.take_over(older.run.id)
 
 
-def test_an_older_driver_does_not_fail_the_newer_ones_run(shop: Shop) -> None:
+def test_an_older_driver_does_not_fail_the_newer_ones_run(full: Shop) -> None:
     """Its error may come late, from a step that another one has taken over."""
-    settled(shop)
-    reload = shop.reload()
+    reload = full.reload()
     older = reload.open()
-    newer = shop.reload().take_over(older.run.id)
+    newer = full.reload().take_over(older.run.id)
     older.fail(RuntimeError("late"))
     run = reload.runs.get(older.run.id)
     assert (run.state, run.error, run.driver_epoch) == ("opened", None, 2)
@@ -222,17 +202,16 @@ def test_an_older_driver_does_not_fail_the_newer_ones_run(shop: Shop) -> None:
     assert (run.state, run.error) == ("failed", "RuntimeError: its own")
 
 
-def test_an_aborted_run_leaves_nothing_and_changes_nothing(shop: Shop) -> None:
-    settled(shop)
-    before, positions = shop.rows(), [p.next_offset for p in shop.ledger().read()]
-    reload = shop.reload()
+def test_an_aborted_run_leaves_nothing_and_changes_nothing(full: Shop) -> None:
+    before, positions = full.rows(), [p.next_offset for p in full.ledger().read()]
+    reload = full.reload()
     driver = reload.open()
     reload.stage(driver)
-    assert shop.schemas() == [driver.run.staging_schema]
+    assert full.schemas() == [driver.run.staging_schema]
     aborted = reload.runs.abort(driver.run.id, "changed our mind")
     assert (aborted.state, aborted.error, aborted.swept) == ("aborted", "changed our mind", True)
-    assert shop.schemas() == []
-    assert (shop.rows(), [p.next_offset for p in shop.ledger().read()]) == (before, positions)
+    assert full.schemas() == []
+    assert (full.rows(), [p.next_offset for p in full.ledger().read()]) == (before, positions)
     with pytest.raises(ReloadOver, match="aborted: changed our mind"):
         driver.heartbeat()
     with pytest.raises(ReloadOver, match="aborted: changed our mind"):
@@ -241,46 +220,43 @@ def test_an_aborted_run_leaves_nothing_and_changes_nothing(shop: Shop) -> None:
         reload.runs.abort(uuid4(), "never was")
 
 
-def test_runs_whose_driver_is_gone_are_swept(shop: Shop) -> None:
-    settled(shop)
-    reload = shop.reload()
+def test_runs_whose_driver_is_gone_are_swept(full: Shop) -> None:
+    reload = full.reload()
     driver = reload.open()
     reload.stage(driver)
     assert reload.runs.sweep() == [], "its driver was heard of a moment ago"
-    shop.execute("UPDATE {schema}.reload_run SET changed_at = changed_at - interval '2 days'")
+    full.execute("UPDATE {schema}.reload_run SET changed_at = changed_at - interval '2 days'")
     assert reload.runs.sweep(timedelta(days=1)) == [driver.run.id]
     gone = reload.runs.get(driver.run.id)
     assert gone.state == "failed"
     assert "its driver is gone: nothing was heard of it since" in (gone.error or "")
-    assert shop.schemas() == []
+    assert full.schemas() == []
     with pytest.raises(ReloadOver, match="failed: its driver is gone"):
         driver.heartbeat()
 
 
-def test_a_run_that_is_in_a_step_is_not_waited_for_by_a_sweep(shop: Shop) -> None:
+def test_a_run_that_is_in_a_step_is_not_waited_for_by_a_sweep(full: Shop) -> None:
     """It is not gone, however long ago it said so last; and the others are not to wait for it."""
-    settled(shop)
-    reload = shop.reload()
+    reload = full.reload()
     driver = reload.open()
     reload.stage(driver)
-    shop.execute("UPDATE {schema}.reload_run SET changed_at = changed_at - interval '2 days'")
-    with shop.engine.begin() as step:
-        step.exec_driver_sql(f"SELECT * FROM {shop.schema}.reload_run FOR UPDATE")
+    full.execute("UPDATE {schema}.reload_run SET changed_at = changed_at - interval '2 days'")
+    with full.engine.begin() as step:
+        step.exec_driver_sql(f"SELECT * FROM {full.schema}.reload_run FOR UPDATE")
         assert reload.runs.sweep(timedelta(days=1)) == []
     assert reload.runs.get(driver.run.id).is_open
     assert reload.runs.sweep(timedelta(days=1)) == [driver.run.id]
 
 
-def test_what_is_in_use_is_swept_later(shop: Shop) -> None:
-    settled(shop)
-    reload = shop.reload()
+def test_what_is_in_use_is_swept_later(full: Shop) -> None:
+    reload = full.reload()
     driver = reload.open()
     reload.stage(driver)
-    with shop.engine.begin() as reader:
+    with full.engine.begin() as reader:
         reader.exec_driver_sql(f"LOCK TABLE {driver.run.staging_schema}.t0 IN ACCESS SHARE MODE")
         assert not reload.runs.abort(driver.run.id, "a test").swept
     assert reload.runs.sweep() == [driver.run.id]
-    assert shop.schemas() == []
+    assert full.schemas() == []
 
 
 @pytest.mark.parametrize(
@@ -290,29 +266,27 @@ def test_what_is_in_use_is_swept_later(shop: Shop) -> None:
         ("VIEW {schema}.f AS SELECT * FROM {old}", "VIEW {schema}.f"),
     ],
 )
-def test_what_others_made_of_a_swapped_table_is_not_swept_with_it(shop: Shop, hangs: str, gone: str) -> None:
+def test_what_others_made_of_a_swapped_table_is_not_swept_with_it(full: Shop, hangs: str, gone: str) -> None:
     """A statement that looked the table up before the swap may hang something on it behind: it is not ours to drop."""
-    settled(shop)
-    reload = shop.reload()
+    reload = full.reload()
     driver = reload.open(strategy="swap")
     reload.stage(driver)
     with CatchUp(driver, reload.sources, reload.kafka) as rounds:
         reload.catch_up(driver, rounds)
         reload.cut_over(driver, rounds)
     there = driver.run.staging_schema
-    shop.execute("CREATE " + hangs.replace("{old}", f"{there}.old_t0"))
+    full.execute("CREATE " + hangs.replace("{old}", f"{there}.old_t0"))
     assert not reload.runs.drop(driver.run.id)
     assert reload.runs.sweep() == []
-    assert shop.execute(f"SELECT tablename FROM pg_tables WHERE schemaname = '{there}'") == [("old_t0",)]
-    shop.execute(f"DROP {gone}")  # which is there still
+    assert full.execute(f"SELECT tablename FROM pg_tables WHERE schemaname = '{there}'") == [("old_t0",)]
+    full.execute(f"DROP {gone}")  # which is there still
     assert reload.runs.sweep() == [driver.run.id]
-    assert shop.schemas() == []
-    assert shop.rows() == doubled(FIRST)
+    assert full.schemas() == []
+    assert full.rows() == doubled(RECORDS)
 
 
-def test_a_step_out_of_turn_is_refused(shop: Shop) -> None:
-    settled(shop)
-    reload = shop.reload()
+def test_a_step_out_of_turn_is_refused(full: Shop) -> None:
+    reload = full.reload()
     driver = reload.open()
     with pytest.raises(
         ReloadOver, match="is opened, and this step follows staged or indexed or catching_up or compared"
@@ -320,8 +294,8 @@ def test_a_step_out_of_turn_is_refused(shop: Shop) -> None:
         CatchUp(driver, reload.sources, reload.kafka)
     with pytest.raises(ReloadOver, match="is opened: it takes no more ranges"), driver.step("opened") as tx:
         stage_range(
-            shop.engine,
-            shop.schema,
+            full.engine,
+            full.schema,
             reload.kafka,
             driver.run.id,
             pipeline=reload.sources[0].pipeline,
@@ -329,32 +303,29 @@ def test_a_step_out_of_turn_is_refused(shop: Shop) -> None:
         )
 
 
-def test_another_version_does_not_take_a_run(shop: Shop) -> None:
-    settled(shop)
-    driver = shop.reload(version=2).open()
+def test_another_version_does_not_take_a_run(full: Shop) -> None:
+    driver = full.reload(version=2).open()
     with pytest.raises(ConfigError, match="was opened with other versions of these pipelines"):
-        shop.reload(version=3).take_over(driver.run.id)
+        full.reload(version=3).take_over(driver.run.id)
 
 
-def test_other_code_does_not_take_a_run_and_leaves_its_driver_alone(shop: Shop) -> None:
+def test_other_code_does_not_take_a_run_and_leaves_its_driver_alone(full: Shop) -> None:
     """Sinks that write other tables would publish nothing where the run's tables are to be published."""
-    settled(shop)
-    reload = shop.reload()
+    reload = full.reload()
     driver = reload.open()
-    for other in (shop.reload(version=1), shop.reload(version=3), shop.reload(pipeline={"kind": "append"})):
+    for other in (full.reload(version=1), full.reload(version=3), full.reload(pipeline={"kind": "append"})):
         with pytest.raises(ConfigError, match=f"reload {driver.run.id} (is of|was opened with)") as refused:
             other.take_over(driver.run.id)
     assert str(refused.value).startswith(
-        f"reload {driver.run.id} is of {shop.schema}.orders, and these sinks write {shop.schema}.entries: take it with"
+        f"reload {driver.run.id} is of {full.schema}.orders, and these sinks write {full.schema}.entries: take it with"
     )
     assert reload.runs.get(driver.run.id).driver_epoch == 1
     reload.run(driver)
-    assert shop.rows() == doubled(FIRST)
+    assert full.rows() == doubled(RECORDS)
 
 
-def test_how_far_a_run_is_can_be_read(shop: Shop) -> None:
-    settled(shop)
-    reload = shop.reload()
+def test_how_far_a_run_is_can_be_read(full: Shop) -> None:
+    reload = full.reload()
     driver = reload.open(reason="prices were wrong")
     (zero, one) = reload.runs.positions(driver.run.id)
     assert (zero.first_offset, zero.end_offset, zero.next_offset) == (0, 30, 0)
@@ -365,19 +336,18 @@ def test_how_far_a_run_is_can_be_read(shop: Shop) -> None:
     assert (run.state, run.reason, run.version_from, run.version_to) == ("indexed", "prices were wrong", (1,), (2,))
 
 
-def test_runs_are_found_by_a_url_and_a_wrong_one_is_told(shop: Shop) -> None:
-    settled(shop)
-    driver = shop.reload().open()
-    url = shop.engine.url.render_as_string(hide_password=False)
-    assert [run.id for run in Runs(url, shop.schema).list()] == [driver.run.id]
-    assert Runs(shop.engine.url, shop.schema).take_over(driver.run.id).epoch == 2
+def test_runs_are_found_by_a_url_and_a_wrong_one_is_told(full: Shop) -> None:
+    driver = full.reload().open()
+    url = full.engine.url.render_as_string(hide_password=False)
+    assert [run.id for run in Runs(url, full.schema).list()] == [driver.run.id]
+    assert Runs(full.engine.url, full.schema).take_over(driver.run.id).epoch == 2
     for wrong in ("localhost:5432", "postgresql://me:p@ss@host/x", "mysql://localhost/x"):
         with pytest.raises(ConfigError, match="postgresql"):
             Runs(wrong)
         with pytest.raises(ConfigError, match="postgresql"):
-            Reload([shop.pipeline()], wrong, {"bootstrap.servers": shop.brokers})
+            Reload([full.pipeline()], wrong, {"bootstrap.servers": full.brokers})
     nowhere = "postgresql://me@127.0.0.1:1/shop"
-    reload = Reload([shop.pipeline(version=2)], nowhere, {"bootstrap.servers": shop.brokers})
+    reload = Reload([full.pipeline(version=2)], nowhere, {"bootstrap.servers": full.brokers})
     for call in (reload.open, reload.runs.list):
         with pytest.raises(OperationalError, match=r"127\.0\.0\.1.*port 1.*refused"):
             call()
@@ -387,15 +357,14 @@ def test_runs_are_found_by_a_url_and_a_wrong_one_is_told(shop: Shop) -> None:
             look()
 
 
-def test_a_round_that_waited_for_an_abort_says_so(shop: Shop) -> None:
+def test_a_round_that_waited_for_an_abort_says_so(full: Shop) -> None:
     """Its snapshot is from before the abort: the answer is the run's, not a serialization failure."""
-    settled(shop)
-    reload = shop.reload()
+    reload = full.reload()
     driver = reload.open()
     reload.stage(driver)
-    with CatchUp(driver, reload.sources, reload.kafka) as rounds, shop.engine.connect() as aborting:
-        aborting.execute(text(f"UPDATE {shop.schema}.reload_run SET state = 'aborted', error = 'a test'"))
-        waiting = threading.Thread(target=release_when_blocked, args=(shop, aborting))
+    with CatchUp(driver, reload.sources, reload.kafka) as rounds, full.engine.connect() as aborting:
+        aborting.execute(text(f"UPDATE {full.schema}.reload_run SET state = 'aborted', error = 'a test'"))
+        waiting = threading.Thread(target=release_when_blocked, args=(full, aborting))
         waiting.start()
         with pytest.raises(ReloadOver, match="aborted: a test"):
             reload.catch_up(driver, rounds)

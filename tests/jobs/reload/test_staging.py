@@ -17,6 +17,7 @@ from seekpoint.jobs.staging.local import LocalStager
 from seekpoint.jobs.staging.stage import Task, begin_staging
 from seekpoint.jobs.tables.targets import sources
 from seekpoint.records import State
+from support.before_cutover import reloaded, settled
 from support.ledger_desk import backend, wait_until_blocked
 from support.reload_orders import Order, OrderKey, Shop, doubled, gone, of, pipeline
 
@@ -25,10 +26,7 @@ RECORDS = [of(n % 30, n, n) for n in range(100)] + [gone(4), of(5, 7), gone(6)]
 
 def begun(shop: Shop, records: list[Any] = RECORDS, **options: Any) -> tuple[Reload, Driver]:
     """A run in the state ``staging``, at the end of these records."""
-    shop.produce(shop.topic, records, partition=0)
-    worker = shop.worker(**options)
-    worker.reached(shop.topic, len(records))
-    worker.stop()
+    settled(shop, records, **options)
     return opened(shop, **options)
 
 
@@ -178,8 +176,7 @@ def test_of_two_groups_each_task_writes_its_own_tables(shop: Shop) -> None:
         worker = shop.run_worker(each)
         worker.reached(shop.topic, 30)
         worker.stop()
-    reload = shop.reload(both(2))
-    reload.run(reload.open())
+    reloaded(shop.reload(both(2)))
     assert shop.rows() == doubled(records)
     assert shop.rows("entries", "topic_offset, id, amount") == [(n, n, 2 * n) for n in range(30)]
 
@@ -289,10 +286,7 @@ def test_dead_letters_stay_out_until_they_are_replayed(shop: Shop) -> None:
     options: dict[str, Any] = {"on_poison": "dead_letter", "kind": "append", "key": Text()}
     shop.execute("ALTER TABLE {schema}.entries ADD CHECK (amount < 4000)")
     records = [*BROKEN, of(6, 7000), of(7, 7)]
-    shop.produce(shop.topic, records, partition=0)
-    worker = shop.worker(**options)
-    worker.reached(shop.topic, len(records))
-    worker.stop()
+    settled(shop, records, **options)
     redrive = shop.redrive(**options)
     parked = {letter.offset: letter.id for letter in redrive.list()}
     assert sorted(parked) == [1, 3, 5]
@@ -312,25 +306,16 @@ def test_dead_letters_stay_out_until_they_are_replayed(shop: Shop) -> None:
 
 
 def test_what_was_given_up_stays_out(shop: Shop) -> None:
-    shop.produce(shop.topic, [of(n, n) for n in range(5)], partition=0)
-    worker = shop.worker()
-    worker.reached(shop.topic, 5)
-    worker.stop()
+    settled(shop, [of(n, n) for n in range(5)])
     shop.ledger().reset_offset(shop.topic, 0, 8, log=None, reason="a test", lost="a test gave them up")
-    shop.produce(shop.topic, [of(n, n) for n in range(5, 12)], partition=0)
-    worker = shop.worker()
-    worker.reached(shop.topic, 12)
-    worker.stop()
+    settled(shop, [of(n, n) for n in range(5, 12)])
     reload, driver = opened(shop)
     reload.stage(driver)
     assert [row[0] for row in staged_rows(shop, driver)] == [0, 1, 2, 3, 4, 8, 9, 10, 11]
 
 
 def test_what_was_given_up_and_read_after_all_is_in(shop: Shop) -> None:
-    shop.produce(shop.topic, [of(n, n) for n in range(10)], partition=0)
-    worker = shop.worker()
-    worker.reached(shop.topic, 10)
-    worker.stop()
+    settled(shop, [of(n, n) for n in range(10)])
     ledger = shop.ledger()
     ledger.reset_offset(shop.topic, 0, 2, log=None, reason="back")
     ledger.reset_offset(shop.topic, 0, 8, log=None, reason="a test", lost="a test gave them up")
@@ -374,10 +359,7 @@ def test_a_record_that_would_stop_a_worker_ends_the_run(shop: Shop) -> None:
 def test_rebuilt_rows_that_the_table_would_not_take_end_the_run(shop: Shop) -> None:
     """The live table's other unique keys hold for the rebuilt one that takes its place."""
     shop.execute("CREATE UNIQUE INDEX ON {schema}.orders (least(amount, 10))")
-    shop.produce(shop.topic, [of(1, 6), of(2, 9)], partition=0)
-    worker = shop.worker()
-    worker.reached(shop.topic, 2)
-    worker.stop()
+    settled(shop, [of(1, 6), of(2, 9)])
     reload = shop.reload()
     driver = reload.open(strategy="swap")
     with pytest.raises(

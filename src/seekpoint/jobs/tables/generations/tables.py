@@ -159,7 +159,8 @@ def left_behind(tx: Tx, ended: Run) -> tuple[Sequence[Path], bool]:
     if not staging.is_generation:
         return [], True
     if ended.state != "cut_over":
-        return list(tx.connection.execute(_BUILT, {"ending": staging.ending, "column": COLUMN}).tuples()), True
+        found = tx.connection.execute(_BUILT, {"ending": staging.ending, "column": COLUMN})
+        return [(schema, table) for schema, table in found], True
     old: list[Path] = []
     turned = ""
     for row in tx.execute(sql.GENERATIONS_OF_RUN, by_run=ended.id):  # all turned by one transaction

@@ -17,15 +17,15 @@ from seekpoint.jobs.reload.compare import prepare
 from seekpoint.jobs.reload.rounds import CatchUp
 from seekpoint.jobs.staging import compaction
 from seekpoint.kafka.topic_config import _answer
-from support.before_cutover import diffed
+from support.before_cutover import diffed, settled
 from support.reload_orders import Shop, doubled, gone, of
 
 FIRST = [of(n % 10, n, n) for n in range(30)]
 
 
 @pytest.fixture
-def settled(shop: Shop, topic: Callable[..., str]) -> Callable[[str, str], Shop]:
-    """``settled(kind, policy)``: the records are in the table, from a topic with this policy."""
+def applied(shop: Shop, topic: Callable[..., str]) -> Callable[[str, str], Shop]:
+    """``applied(kind, policy)``: the records are in the table, from a topic with this policy."""
 
     def settle(kind: str, policy: str) -> Shop:
         made = replace(shop, topic=topic(2, config={"cleanup.policy": policy}))
@@ -40,9 +40,9 @@ def settled(shop: Shop, topic: Callable[..., str]) -> Callable[[str, str], Shop]
 
 @pytest.mark.parametrize("policy", ["compact", "compact,delete"])
 def test_a_table_of_every_record_is_not_rebuilt_from_a_compacted_topic(
-    settled: Callable[..., Shop], policy: str
+    applied: Callable[..., Shop], policy: str
 ) -> None:
-    shop = settled("append", policy)
+    shop = applied("append", policy)
     reload = shop.reload(pipeline={"kind": "append"})
     for opened in (reload.open, lambda: reload.open(strategy="swap"), reload.verify):
         with pytest.raises(
@@ -52,9 +52,9 @@ def test_a_table_of_every_record_is_not_rebuilt_from_a_compacted_topic(
     assert reload.runs.list() == []
 
 
-def test_a_table_of_the_newest_is_rebuilt_from_a_compacted_topic(settled: Callable[..., Shop]) -> None:
+def test_a_table_of_the_newest_is_rebuilt_from_a_compacted_topic(applied: Callable[..., Shop]) -> None:
     """Where it is said that the record's key is the row's; else its older records may be other rows."""
-    shop = settled("upsert", "compact")
+    shop = applied("upsert", "compact")
     said = rf"topic '{shop.topic}' is compacted .*orders.* may need every record .*compacted=True"
     for opened in (shop.reload().open, shop.reload().verify):
         with pytest.raises(ReloadRefused, match=said):
@@ -203,10 +203,10 @@ def test_what_compacted_takes_is_refused_in_the_declaration() -> None:
 
 
 def test_a_table_of_every_record_is_rebuilt_from_any_other(
-    settled: Callable[..., Shop], monkeypatch: pytest.MonkeyPatch
+    applied: Callable[..., Shop], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Unless nobody may ask: then it is not known, and told so."""
-    shop = settled("append", "delete")
+    shop = applied("append", "delete")
     reload = shop.reload(pipeline={"kind": "append"})
     with monkeypatch.context() as patch:
         patch.setattr(compaction, "compacted", lambda _, topics: dict.fromkeys(topics))

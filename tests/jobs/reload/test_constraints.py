@@ -10,7 +10,7 @@ from sqlalchemy import Connection, text
 
 from seekpoint.errors import ReloadRefused
 from seekpoint.jobs.reload.rounds import CatchUp
-from support.before_cutover import reloaded
+from support.before_cutover import reloaded, settled
 from support.handler_reload import Books, Handle
 from support.reload_orders import Shop, doubled, gone, of
 
@@ -22,10 +22,6 @@ INSERT INTO {schema}.customers SELECT generate_series(0, 200, 2);
 # Amounts of version 2 are even; version 1 knows none of these constraints.
 REFERS = "ALTER TABLE {schema}.%s ADD CONSTRAINT of_customer FOREIGN KEY (at) REFERENCES {schema}.customers"
 UNIQUE = "ALTER TABLE {schema}.%s ADD CONSTRAINT one_each UNIQUE (at)"
-
-
-def settled(shop: Shop, records: list[tuple[str, str | None]], **options: Any) -> None:
-    settled(shop, records, **options)
 
 
 def letters(shop: Shop) -> list[tuple[Any, ...]]:

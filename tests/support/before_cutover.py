@@ -25,9 +25,7 @@ def settled(shop: Shop, records: list[Any] = FIRST, **options: Any) -> None:
 
 
 def work_up_to(shop: Shop, offset: int, **options: Any) -> None:
-    worker = shop.worker(**options)
-    worker.reached(shop.topic, offset)
-    worker.stop()
+    shop.apply(shop.pipeline(**options), offset)
 
 
 def widen(shop: Shop, partitions: int) -> None:

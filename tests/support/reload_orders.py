@@ -122,15 +122,12 @@ class Shop:
     @classmethod
     def on_shared_servers(cls, get: Callable[[str], Any]) -> Shop:
         """A group of its own with tables beside the ledger's, and a topic of two partitions; ``get`` gives fixtures."""
-        made = cls(
-            get("seekpoint_engine"),
-            get("seekpoint_broker"),
-            get("seekpoint_schema"),
-            get("group"),
-            get("topic")(2),
-            get("run_worker"),
-            get("produce"),
-        )
+        return cls._made(get, get("seekpoint_engine"), get("run_worker"))
+
+    @classmethod
+    def _made(cls, get: Callable[[str], Any], engine: Engine, run_worker: Callable[..., Run]) -> Shop:
+        names = (get("seekpoint_broker"), get("seekpoint_schema"), get("group"), get("topic")(2))
+        made = cls(engine, *names, run_worker, get("produce"))
         made.make_tables()
         return made
 
@@ -146,8 +143,12 @@ class Shop:
 
     def work(self, upto: int, **options: Any) -> None:
         """Have a worker apply partition 0 up to this offset, and stop."""
-        worker = self.worker(**options)
-        worker.reached(self.topic, upto)
+        self.apply(self.pipeline(**options), upto)
+
+    def apply(self, pipeline: Pipeline, offset: int, **options: Any) -> None:
+        """Run a worker until it has applied partition 0 up to this offset."""
+        worker = self.run_worker(pipeline, **options)
+        worker.reached(self.topic, offset)
         worker.stop()
 
     def reload(self, pipelines: Sequence[Pipeline] = (), **options: Any) -> Reload:
@@ -178,14 +179,14 @@ class Shop:
             found = tx.execute(text(statement.format(schema=self.schema)), values)
             return [tuple(row) for row in found] if found.returns_rows else []
 
+    def version(self) -> int:
+        """The group's handler version."""
+        return int(self.execute("SELECT version FROM {schema}.consumer_group")[0][0])
+
     def schemas(self) -> list[str]:
         """The staging schemas of this ledger's runs that are there."""
-        return [
-            row[0]
-            for row in self.execute(
-                "SELECT staging_schema FROM {schema}.reload_run WHERE to_regnamespace(staging_schema) IS NOT NULL"
-            )
-        ]
+        there = "SELECT staging_schema FROM {schema}.reload_run WHERE to_regnamespace(staging_schema) IS NOT NULL"
+        return [row[0] for row in self.execute(there)]
 
 
 def doubled(records: Sequence[tuple[str, str | None]], by: int = 2) -> list[tuple[int, int, int]]:
@@ -210,14 +211,4 @@ def shop_on(request: pytest.FixtureRequest, postgres: PostgresServer) -> Shop:
     def run_worker(pipeline: Any, **options: Any) -> Any:
         return get("run_worker")(pipeline, engine=engine, **options)
 
-    shop = Shop(
-        engine,
-        get("seekpoint_broker"),
-        get("seekpoint_schema"),
-        get("group"),
-        get("topic")(2),
-        run_worker,
-        get("produce"),
-    )
-    shop.make_tables()
-    return shop
+    return Shop._made(get, engine, run_worker)

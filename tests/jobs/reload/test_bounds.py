@@ -14,7 +14,7 @@ from seekpoint.jobs.reload import Reload, Report, cutover
 from seekpoint.jobs.reload import cutover_limits as bounds
 from seekpoint.jobs.reload.forecast import UNSAMPLED
 from seekpoint.jobs.reload.rounds import CatchUp
-from support.before_cutover import FIRST, diffed, settled
+from support.before_cutover import FIRST, diffed, reloaded, settled
 from support.reload_orders import Shop, doubled, of, pipeline
 from support.reload_process import Reloader
 
@@ -74,8 +74,7 @@ def test_rows_of_another_writer_since_the_comparison_are_counted_under_the_lock(
 
 def test_few_deletes_are_no_matter(full: Shop) -> None:
     extra(full, [100, 101])
-    reload = with_bounds(full)
-    reload.run(reload.open())
+    reloaded(with_bounds(full))
     assert full.rows() == doubled(RECORDS)
 
 
@@ -151,8 +150,7 @@ def test_a_merge_that_deletes_nothing_needs_no_leave(shop: Shop) -> None:
     shop.execute(CHILDREN % "ON DELETE CASCADE ON UPDATE CASCADE")
     settled(shop, RECORDS)
     shop.execute("INSERT INTO {schema}.items VALUES (1, 7)")
-    reload = with_bounds(shop)
-    reload.run(reload.open())
+    reloaded(with_bounds(shop))
     assert shop.execute("SELECT id, order_id FROM {schema}.items") == [(1, 7)]
 
 
@@ -401,9 +399,7 @@ def test_rows_that_exchange_a_unique_value(shop: Shop, deferrable: bool) -> None
     how = " DEFERRABLE" if deferrable else ""
     shop.execute(f"ALTER TABLE {{schema}}.orders ADD CONSTRAINT one_at UNIQUE (at){how}")
     shop.produce(shop.topic, RECORDS, partition=0)
-    worker = shop.run_worker(exchanging(shop, 1))
-    worker.reached(shop.topic, len(RECORDS))
-    worker.stop()
+    shop.apply(exchanging(shop, 1), len(RECORDS))
     reload = shop.reload([exchanging(shop, 2)])
     driver = reload.open()
     if not deferrable:
@@ -444,16 +440,14 @@ def test_a_driver_that_is_killed_leaves_nothing_torn(shop: Shop, at: str) -> Non
 def test_a_refused_run_is_brought_to_its_end_after_a_kill(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Refused by the prediction, then by five tries, then its driver dies in a try; rounds continue between."""
     settled(shop, FIRST)
-    reload = with_bounds(shop, max_wait=0.3)
-    driver = reload.open()
-    reload.stage(driver)
-    with CatchUp(driver, reload.sources, reload.kafka) as rounds:
-        reload.catch_up(driver, rounds)
-        reload.compare(driver, rounds)
-        with shop.engine.connect() as worker, pauses(monkeypatch):
-            worker.execute(text(f"SELECT FROM {shop.schema}.partition_offset FOR UPDATE"))
-            with pytest.raises(CutOverRefused):
-                reload.cut_over(driver, rounds)
+    with (
+        diffed(with_bounds(shop, max_wait=0.3)) as (reload, driver, rounds),
+        shop.engine.connect() as worker,
+        pauses(monkeypatch),
+    ):
+        worker.execute(text(f"SELECT FROM {shop.schema}.partition_offset FOR UPDATE"))
+        with pytest.raises(CutOverRefused):
+            reload.cut_over(driver, rounds)
     reloader = Reloader(shop, driver.run.id, at="turn cut_over", width=50)
     try:
         assert reloader.wait_for("standing")

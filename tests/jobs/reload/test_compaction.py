@@ -17,7 +17,7 @@ from seekpoint.jobs.reload.compare import prepare
 from seekpoint.jobs.reload.rounds import CatchUp
 from seekpoint.jobs.staging import compaction
 from seekpoint.kafka.topic_config import _answer
-from support.before_cutover import diffed, settled
+from support.before_cutover import diffed, reloaded, settled
 from support.reload_orders import Shop, doubled, gone, of
 
 FIRST = [of(n % 10, n, n) for n in range(30)]
@@ -120,9 +120,8 @@ def test_a_record_without_a_row_is_refused(shop: Shop, topic: Callable[..., str]
     shop = filled(shop, topic, [*FIRST, of(3, 9)])
     made = shop.pipeline(version=2, sink={"compacted": True})
     vars(made.sinks[0])["_row"] = row
-    reload = shop.reload([made])
     with pytest.raises(ReloadRefused, match=rf"{shop.topic}/0 offset 9 makes no row"):
-        reload.run(reload.open())
+        reloaded(shop.reload([made]))
 
 
 def test_open_dead_letters_and_other_strategies_are_refused(shop: Shop, topic: Callable[..., str]) -> None:

@@ -194,6 +194,5 @@ def test_many_of_them_are_a_mistake(shop: Shop, monkeypatch: pytest.MonkeyPatch)
     shop.execute(CUSTOMERS + "TRUNCATE {schema}.customers CASCADE")
     settled(shop, RECORDS)
     shop.execute((REFERS % "orders") + " NOT VALID")
-    reload = shop.reload(pipeline={"on_poison": "dead_letter"})
     with pytest.raises(ReloadRefused, match="more than 10 records make rows that a constraint of the live table"):
-        reload.run(reload.open())
+        reloaded(shop.reload(pipeline={"on_poison": "dead_letter"}))

@@ -589,9 +589,7 @@ def test_odd_names(shop: Shop, table: str) -> None:
             return list(driver_of(connection).execute(where).fetchall())
 
     shop.produce(shop.topic, [of(n, n) for n in range(150)], partition=0)
-    worker = shop.run_worker(pipeline(1))
-    worker.reached(shop.topic, 150)
-    worker.stop()
+    shop.apply(pipeline(1), 150)
     adopted = adopt(shop, table)
     assert adopted.table == f"{shop.schema}.{table}"
     reloaded(shop.reload([pipeline(2)]), strategy="generation")

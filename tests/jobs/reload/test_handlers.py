@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,19 +11,11 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from seekpoint.errors import ConfigError, ReloadRefused, WroteLiveTable
 from seekpoint.jobs.reload.cutover import cut_over
-from seekpoint.jobs.reload.rounds import CatchUp
-from support.before_cutover import reloaded
+from support.before_cutover import diffed, reloaded
 from support.handler_reload import Books, Handle, booked, by_core, by_hand, tables
-from support.reload_orders import Shop, of
+from support.reload_orders import of
 
 RECORDS = [of(n % 7, n) for n in range(60)]
-
-
-@pytest.fixture
-def books(shop: Shop) -> Iterator[Books]:
-    made = Books.of(shop)
-    yield made
-    made.engine.dispose()
 
 
 def by_orm(schema: str | None, version: int) -> Handle:
@@ -170,9 +162,8 @@ def test_live_tables_are_kept_from_a_handler(books: Books, statement: str, told:
     books.applied(RECORDS, lambda version: by_core(None, version))
     before = books.rows()
     handle = only_totals(statement.format(schema=books.shop.schema).replace("; SELECT 1", ""))
-    reload = books.reload(handle)
     with pytest.raises(WroteLiveTable, match=told):
-        reload.run(reload.open())
+        reloaded(books.reload(handle))
     assert books.rows() == before
     assert books.shop.execute("SELECT factor FROM {schema}.rates") == [(1,)]
 
@@ -187,12 +178,7 @@ def test_live_tables_are_kept_from_a_handler_behind_e0(books: Books, when: str) 
             tx.execute(text("UPDATE rates SET factor = 10"))
 
     books.applied(RECORDS, lambda version: by_core(None, version))
-    reload = books.reload(handle)
-    driver = reload.open()
-    reload.stage(driver)
-    with CatchUp(driver, reload.sources, reload.kafka) as rounds:
-        reload.catch_up(driver, rounds)
-        reload.compare(driver, rounds)
+    with diffed(books.reload(handle)) as (reload, driver, rounds):
         books.applied([of(1, 1)], lambda version: by_core(None, version))
         steps: dict[str, Callable[[], Any]] = {
             "in a round": lambda: reload.catch_up(driver, rounds),
@@ -246,18 +232,16 @@ def test_what_the_database_refuses_is_found_among_many(books: Books) -> None:
 
 def test_under_stop_the_first_one_ends_the_run(books: Books) -> None:
     books.applied([*RECORDS, of(3, 2_000)], lambda version: by_core(None, version))
-    reload = books.reload(by_core(None, 2))
     with pytest.raises(ReloadRefused, match=r"offset 60: poison: Poison: too much.*on_poison is 'stop'"):
-        reload.run(reload.open())
+        reloaded(books.reload(by_core(None, 2)))
     assert books.shop.execute("SELECT count(*) FROM {schema}.bookings") == [(61,)]
 
 
 def test_a_key_of_drawn_numbers_is_refused(books: Books) -> None:
     books.shop.execute("ALTER TABLE {schema}.bookings DROP CONSTRAINT once_each")
     books.applied(RECORDS, lambda version: by_core(None, version))
-    reload = books.reload(by_core(None, 2))
     with pytest.raises(ReloadRefused, match=r"its key number has numbers that the database draws \(number\)"):
-        reload.run(reload.open())
+        reloaded(books.reload(by_core(None, 2)))
 
 
 def test_a_handler_says_what_it_writes(books: Books) -> None:

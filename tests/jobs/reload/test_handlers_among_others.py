@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import psycopg
@@ -19,13 +18,6 @@ from support.handler_reload import Books, Handle, booked, by_core
 from support.reload_orders import Shop, doubled, of
 
 RECORDS = [of(n % 7, n) for n in range(60)]
-
-
-@pytest.fixture
-def books(shop: Shop) -> Iterator[Books]:
-    made = Books.of(shop)
-    yield made
-    made.engine.dispose()
 
 
 def test_live_listeners_hear_nothing_of_a_rebuild(books: Books) -> None:
@@ -79,9 +71,8 @@ def test_a_notification_by_the_drivers_cursor_is_refused(books: Books) -> None:
         return handle
 
     books.applied(RECORDS, make)
-    reload = books.reload(make(2))
     with pytest.raises(HandlerMisuse, match=r"sent NOTIFY by psycopg's own cursor, .*: send it by tx.execute"):
-        reload.run(reload.open())
+        reloaded(books.reload(make(2)))
     assert books.rows() == booked(RECORDS)
 
 

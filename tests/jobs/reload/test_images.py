@@ -74,9 +74,7 @@ def filled(shop: Shop, pipeline: Pipeline) -> None:
 
 
 def worked(shop: Shop, pipeline: Pipeline, offset: int) -> None:
-    worker = shop.run_worker(pipeline)
-    worker.reached(shop.topic, offset)
-    worker.stop()
+    shop.apply(pipeline, offset)
 
 
 def reload_of(shop: Shop, pipeline: Pipeline) -> Reload:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from sqlalchemy import text
 
@@ -19,13 +17,6 @@ CREATE FUNCTION {schema}.next_number() RETURNS bigint LANGUAGE sql AS $$SELECT n
 ALTER TABLE {schema}.orders ADD n smallserial, ADD label text NOT NULL DEFAULT 'n-' || nextval('{schema}.counted'),
     ADD called bigint NOT NULL DEFAULT {schema}.next_number();
 """
-
-
-@pytest.fixture
-def books(shop: Shop) -> Iterator[Books]:
-    made = Books.of(shop)
-    yield made
-    made.engine.dispose()
 
 
 def drawn(shop: Shop, *sequences: str) -> list[object]:

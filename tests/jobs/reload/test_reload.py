@@ -74,9 +74,7 @@ def test_columns_that_a_sink_learns_from_its_rows_are_known_to_whoever_goes_on(s
 
     records = [of(n % 20, n, n) for n in range(60)]
     shop.produce(shop.topic, records, partition=0)
-    old = shop.run_worker(learning(1))
-    old.reached(shop.topic, 60)
-    old.stop()
+    shop.apply(learning(1), 60)
     first = shop.reload([learning(2)])
     driver = first.open()
     first.stage(driver)
@@ -98,9 +96,7 @@ def test_rows_that_are_made_of_values_alone_keep_their_order(shop: Shop, strateg
 
     records = [of(n % 20, n, n) for n in range(60)]
     shop.produce(shop.topic, records, partition=0)
-    old = shop.run_worker(plain(1))
-    old.reached(shop.topic, 60)
-    old.stop()
+    shop.apply(plain(1), 60)
     shop.execute("UPDATE {schema}.orders SET amount = 0 WHERE id < 5")
     reloaded(shop.reload([plain(2)], range_records=25), strategy=strategy)
     assert shop.rows() == doubled(records, by=1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,19 +10,13 @@ from sqlalchemy import Connection
 from seekpoint import Append, Batch, Json, Pipeline
 from seekpoint.jobs.reload.handlers import MOST, _next_size
 from seekpoint.jobs.reload.rounds import CatchUp
+from support.before_cutover import diffed
 from support.handler_reload import Books, Handle, booked, by_core
 from support.reload_orders import Order, OrderKey, Shop, of
 from support.reload_process import Reloader
 
 FIRST = [of(n % 9, n) for n in range(120)]
 LATER = [of(n % 11, n) for n in range(40)]
-
-
-@pytest.fixture
-def books(shop: Shop) -> Iterator[Books]:
-    made = Books.of(shop)
-    yield made
-    made.engine.dispose()
 
 
 def core(books: Books, version: int = 2) -> Handle:
@@ -146,9 +139,7 @@ def test_sinks_and_a_handler_of_one_pipeline(books: Books) -> None:
 
     books.shop.execute("ALTER TABLE {schema}.entries ADD note text")
     books.shop.produce(books.shop.topic, FIRST, partition=0)
-    worker = books.shop.run_worker(make(1), engine=books.engine)
-    worker.reached(books.shop.topic, len(FIRST))
-    worker.stop()
+    books.shop.apply(make(1), len(FIRST), engine=books.engine)
     books.shop.execute("UPDATE {schema}.entries SET note = 'of others'")
     from seekpoint.jobs.reload import Reload
 
@@ -204,12 +195,7 @@ def test_deletions_behind_the_difference_reach_the_live_table(books: Books) -> N
         return handle
 
     books.applied(FIRST, make)
-    reload = books.reload(make(2))
-    driver = reload.open()
-    reload.stage(driver)
-    with CatchUp(driver, reload.sources, reload.kafka) as rounds:
-        reload.catch_up(driver, rounds)
-        reload.compare(driver, rounds)
+    with diffed(books.reload(make(2))) as (reload, driver, rounds):
         books.applied([of(3, 1, 1)], make)
         assert reload.catch_up(driver, rounds) == 1
         assert books.shop.execute(

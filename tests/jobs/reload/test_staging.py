@@ -173,9 +173,7 @@ def test_of_two_groups_each_task_writes_its_own_tables(shop: Shop) -> None:
         return [pipeline(group, shop.topic, shop.schema, version=version, **kind) for group, kind in kinds.items()]
 
     for each in both(1):
-        worker = shop.run_worker(each)
-        worker.reached(shop.topic, 30)
-        worker.stop()
+        shop.apply(each, 30)
     reloaded(shop.reload(both(2)))
     assert shop.rows() == doubled(records)
     assert shop.rows("entries", "topic_offset, id, amount") == [(n, n, 2 * n) for n in range(30)]
@@ -197,9 +195,7 @@ def test_of_two_groups_a_task_that_writes_fewer_tables_than_its_own_stages_nothi
         )
 
     for each in (pipeline(f"{shop.group}-a", shop.topic, shop.schema, sink={"tombstone": None}), both(1)):
-        worker = shop.run_worker(each)
-        worker.reached(shop.topic, 30)
-        worker.stop()
+        shop.apply(each, 30)
     reload = shop.reload([only, both(2)])
     driver = reload.open()
     begin_staging(driver, reload.sources)
@@ -246,9 +242,7 @@ def test_a_record_that_fails_in_one_attempt_alone_is_no_row_and_dead_letter_at_o
         )
 
     shop.produce(shop.topic, [of(n, n) for n in range(20)], partition=0)
-    worker = shop.run_worker(made(1))
-    worker.reached(shop.topic, 20)
-    worker.stop()
+    shop.apply(made(1), 20)
     reload = shop.reload([made(2)])
     driver = reload.open()
     begin_staging(driver, reload.sources)

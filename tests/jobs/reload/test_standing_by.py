@@ -7,19 +7,19 @@ from time import monotonic
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine
 from typer.testing import CliRunner
 
-from seekpoint import Limits, events, schema
+from seekpoint import Limits, events
 from seekpoint.cli.app import app
 from seekpoint.errors import HandlerOutdated
 from seekpoint.jobs.reload import Driver
 from seekpoint.ledger import Ledger
 from seekpoint.testing.servers.postgres import PostgresServer
+from support.before_cutover import settled
 from support.events import Run
 from support.producer_thread import Feed, applied
 from support.recorded_rows import Book
-from support.reload_orders import Shop, doubled, of
+from support.reload_orders import Shop, doubled, of, shop_on
 from support.worker_process import WorkerProcess
 
 QUICK = Limits(batch_records=50, idle_check=0.1)
@@ -36,8 +36,12 @@ def ends_outdated(worker: Run) -> None:
         worker.stop()
 
 
-def version_of(shop: Shop) -> int:
-    return int(shop.execute("SELECT version FROM {schema}.consumer_group")[0][0])
+def working(shop: Shop) -> Run:
+    """A worker of version 1, after its first record."""
+    shop.produce(shop.topic, [of(1)], partition=0)
+    older = shop.worker(QUICK)
+    older.reached(shop.topic, 1)
+    return older
 
 
 def opened(shop: Shop, **options: Any) -> Driver:
@@ -59,7 +63,7 @@ def test_the_new_version_waits_for_its_run_and_takes_over(shop: Shop, strategy: 
 
         older.seen.wait_for(events.Committed, since=older.seen.mark(), count=10)
         assert undisturbed(older)
-        assert version_of(shop) == 1
+        assert shop.version() == 1
         assert not newer.seen.all(events.Started)
 
         reload = shop.reload()
@@ -76,7 +80,7 @@ def test_the_new_version_waits_for_its_run_and_takes_over(shop: Shop, strategy: 
     applied(shop, feed, newer)
     newer.stop()
     assert shop.rows() == doubled(feed.all)
-    assert version_of(shop) == 2
+    assert shop.version() == 2
 
 
 @pytest.mark.parametrize("way", ["aborted", "failed"])
@@ -104,9 +108,7 @@ def test_a_run_that_comes_to_nothing_lets_the_new_version_take_over_as_without_o
 
 
 def test_another_run_behind_the_first_is_waited_for_too(shop: Shop) -> None:
-    shop.produce(shop.topic, [of(1)], partition=0)
-    older = shop.worker(QUICK)
-    older.reached(shop.topic, 1)
+    older = working(shop)
     runs = [opened(shop)]
 
     def another(told: events.Event) -> None:
@@ -128,9 +130,7 @@ def test_another_run_behind_the_first_is_waited_for_too(shop: Shop) -> None:
 
 @pytest.mark.parametrize("strategy", ["verify", "batch"])
 def test_nobody_stands_by_for_what_publishes_nothing(shop: Shop, strategy: str) -> None:
-    shop.produce(shop.topic, [of(1)], partition=0)
-    older = shop.worker(QUICK)
-    older.reached(shop.topic, 1)
+    older = working(shop)
     driver = opened(shop)
     shop.execute("UPDATE {schema}.reload_run SET strategy = :strategy", strategy=strategy)
     assert shop.reload().runs.get(driver.run.id).is_open
@@ -143,21 +143,16 @@ def test_nobody_stands_by_for_what_publishes_nothing(shop: Shop, strategy: str) 
 @pytest.mark.parametrize("version", [1, 3])
 def test_only_the_version_that_is_built_stands_by(shop: Shop, version: int) -> None:
     """The old one may be restarted at any time. A third one takes over, and the run is told so at its cut-over."""
-    shop.produce(shop.topic, [of(1)], partition=0)
-    older = shop.worker(QUICK)
-    older.reached(shop.topic, 1)
-    older.stop()
+    settled(shop, [of(1)])
     opened(shop)
     other = shop.worker(QUICK, version=version)
     other.seen.wait_for(events.Activated)
     assert not other.seen.all(events.OnStandby)
-    assert version_of(shop) == version
+    assert shop.version() == version
 
 
 def test_status_tells_of_it(shop: Shop) -> None:
-    shop.produce(shop.topic, [of(1)], partition=0)
-    older = shop.worker(QUICK)
-    older.reached(shop.topic, 1)
+    working(shop)
     url = shop.engine.url.render_as_string(hide_password=False)
     command = ["status", shop.group, "--database-url", url, "--schema", shop.schema]
 
@@ -180,18 +175,14 @@ def test_status_tells_of_it(shop: Shop) -> None:
 
 
 def test_a_group_of_others_is_not_held_back(shop: Shop) -> None:
-    shop.produce(shop.topic, [of(1)], partition=0)
-    older = shop.worker(QUICK)
-    older.reached(shop.topic, 1)
+    working(shop)
     opened(shop)
     assert Ledger(shop.engine, "somebody else", schema=shop.schema, version=2).standby() is None
     assert Ledger(shop.engine, shop.group, schema=shop.schema, version=2).standby() is not None
 
 
 def test_stop_is_prompt_while_standing_by(shop: Shop) -> None:
-    shop.produce(shop.topic, [of(1)], partition=0)
-    older = shop.worker(QUICK)
-    older.reached(shop.topic, 1)
+    older = working(shop)
     opened(shop)
     newer = shop.worker(Limits(idle_check=60.0), version=2)
     newer.seen.wait_for(events.OnStandby)
@@ -203,13 +194,11 @@ def test_stop_is_prompt_while_standing_by(shop: Shop) -> None:
     health = newer.health()
     assert (health.live, health.standby, health.error) == (False, None, None)
     assert undisturbed(older)
-    assert version_of(shop) == 1
+    assert shop.version() == 1
 
 
 def test_a_process_that_stands_by_ends_at_the_first_signal_and_may_be_killed(shop: Shop) -> None:
-    shop.produce(shop.topic, [of(1)], partition=0)
-    older = shop.worker(QUICK)
-    older.reached(shop.topic, 1)
+    older = working(shop)
     opened(shop)
     Book(shop.engine, shop.schema).create()  # what the member writes
     what = {
@@ -232,26 +221,14 @@ def test_a_process_that_stands_by_ends_at_the_first_signal_and_may_be_killed(sho
         finally:
             member.close()
     assert undisturbed(older)
-    assert version_of(shop) == 1
+    assert shop.version() == 1
 
 
 def test_postgres_goes_away_and_comes_back_while_it_stands_by(
     request: pytest.FixtureRequest, own_postgres: PostgresServer
 ) -> None:
-    get = request.getfixturevalue
-    engine = create_engine(own_postgres.url, pool_pre_ping=True)
-    schema.upgrade(engine, schema=get("seekpoint_schema"))
-
-    def run(pipeline: Any, **options: Any) -> Run:
-        return get("run_worker")(pipeline, engine=engine, **options)  # type: ignore[no-any-return]
-
-    given = [get(name) for name in ("seekpoint_broker", "seekpoint_schema", "group")]
-    broker, tables, group = given
-    shop = Shop(engine, broker, tables, group, get("topic")(2), run, get("produce"))
-    shop.make_tables()
-    shop.produce(shop.topic, [of(1)], partition=0)
-    older = shop.worker(QUICK)
-    older.reached(shop.topic, 1)
+    shop = shop_on(request, own_postgres)
+    older = working(shop)
     driver = opened(shop)
     newer = shop.worker(QUICK, version=2)
     newer.seen.wait_for(events.OnStandby)
@@ -277,7 +254,7 @@ def test_postgres_goes_away_and_comes_back_while_it_stands_by(
     newer.reached(shop.topic, 3)
     newer.stop()
     assert shop.rows() == [(1, 2, 0), (2, 2, 0), (3, 2, 0)]
-    engine.dispose()
+    shop.engine.dispose()
 
 
 def test_a_worker_that_looked_too_early_leaves_the_group_and_stands_by(shop: Shop) -> None:
@@ -295,7 +272,7 @@ def test_a_worker_that_looked_too_early_leaves_the_group_and_stands_by(shop: Sho
         stood = newer.seen.wait_for(events.OnStandby)
         assert stood.run == runs[0].run.id
         assert not newer.seen.all(events.Activated)
-        assert version_of(shop) == 1
+        assert shop.version() == 1
         older.seen.wait_for(events.Committed, since=older.seen.mark(), count=5)
         shop.reload().run(runs[0])
         newer.seen.wait_for(events.StandbyEnded)

@@ -16,13 +16,10 @@ from seekpoint import Assignment, Limits, Partition, consumer_config
 from seekpoint.errors import ReloadRefused, StandbyRequired
 from seekpoint.jobs.reload import Driver
 from seekpoint.ledger import Ledger
+from support.before_cutover import settled
 from support.reload_orders import Shop, of
 
 QUICK = Limits(idle_check=0.1)
-
-
-def version_of(shop: Shop) -> int:
-    return int(shop.execute("SELECT version FROM {schema}.consumer_group")[0][0])
 
 
 def opened(shop: Shop) -> Driver:
@@ -57,10 +54,7 @@ def claim(shop: Shop, version: int = 2) -> Any:
 @pytest.fixture
 def quiet(shop: Shop) -> Shop:
     """A group at version 1 without workers."""
-    shop.produce(shop.topic, [of(1)], partition=0)
-    older = shop.worker(QUICK)
-    older.reached(shop.topic, 1)
-    older.stop()
+    settled(shop, [of(1)])
     return shop
 
 
@@ -72,7 +66,7 @@ def test_a_claim_of_the_version_that_is_built_is_refused_with_the_remedy(quiet: 
     assert (error.group, error.version, error.run, error.state) == (quiet.group, 2, driver.run.id, "opened")
     assert f"--resume {driver.run.id}" in str(error)
     assert "abort" in str(error)
-    assert version_of(quiet) == 1
+    assert quiet.version() == 1
     assert quiet.ledger().read()[0].epoch == 1  # no token was drawn
 
 
@@ -85,7 +79,7 @@ def test_a_run_that_is_opened_between_look_and_claim_is_found_under_the_groups_l
         claim(quiet)
     assert done
     assert met.value.run == runs[0].run.id
-    assert version_of(quiet) == 1
+    assert quiet.version() == 1
 
 
 def test_a_claim_waits_for_a_run_that_is_being_opened(quiet: Shop) -> None:
@@ -111,7 +105,7 @@ def test_a_claim_waits_for_a_run_that_is_being_opened(quiet: Shop) -> None:
     assert done
     assert isinstance(outcome[0], StandbyRequired)
     assert outcome[0].run == driver.run.id
-    assert version_of(quiet) == 1
+    assert quiet.version() == 1
 
 
 def test_a_run_waits_for_a_claim_that_raises_the_version(quiet: Shop) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from time import monotonic
 
 import psycopg
@@ -27,16 +26,11 @@ LARGER = 1.5  # times as long as in the sample, which is small and in memory, ta
 UNSAMPLED = 20e-6
 
 
-@dataclass(frozen=True, slots=True)
-class Forecast:
-    """What a merge is going to do: the rows that it changes, and the seconds for which workers wait, as predicted."""
+def forecast(driver: Driver, found: Sequence[Target], differences: Sequence[Difference]) -> float:
+    """Predict for how many seconds workers wait for a merge, from the changes and from rates that are measured now.
 
-    changes: int
-    seconds: float
-
-
-def forecast(driver: Driver, found: Sequence[Target], differences: Sequence[Difference]) -> Forecast:
-    """Predict a merge from the counted changes and rates that are measured now; no lock is taken on anything live."""
+    No lock is taken on anything live.
+    """
     seconds = 0.0
     with driver.step("compared") as tx:
         staging = Staging(tx.run.staging_schema)
@@ -47,7 +41,7 @@ def forecast(driver: Driver, found: Sequence[Target], differences: Sequence[Diff
             # The merge searches the live table twice and the rebuilt one once for what was written and deleted since.
             for path in (target.path, target.path, tables.built):
                 seconds += _timed(tables, "SELECT count(*) FROM {path}", path=path)[0]
-    return Forecast(sum(difference.changes for difference in differences), seconds)
+    return seconds
 
 
 def _rate(tables: TargetTables, sample: int) -> float:
@@ -99,7 +93,7 @@ def require_no_extra(found: Sequence[Target], differences: Sequence[Difference])
 
 
 def require_allowed(
-    driver: Driver, found: Sequence[Target], differences: Sequence[Difference], predicted: Forecast, bounds: Bounds
+    driver: Driver, found: Sequence[Target], differences: Sequence[Difference], predicted: float, bounds: Bounds
 ) -> None:
     """Refuse a merge that would wait, delete or reach more than is allowed. Raises CutOverRefused with each reason."""
     reasons = []
@@ -108,14 +102,14 @@ def require_allowed(
         for target, difference in zip(found, differences, strict=True):
             reasons += of_deletes(target, difference.extra, difference.live, bounds)
             reasons += reaches(TargetTables(tx.connection, staging, target), bounds, deletes=difference.extra)
-        if predicted.seconds > bounds.max_wait:
-            how = others(tx, found)
+        if predicted > bounds.max_wait:
+            changes, how = sum(difference.changes for difference in differences), others(tx, found)
             reasons.append(
-                f"workers would wait about {predicted.seconds:.1f} s for {predicted.changes} changed rows, and at most "
-                f"{bounds.max_wait:g} s are allowed: {allow_wait(driver, predicted.seconds)}; {how}"
+                f"workers would wait about {predicted:.1f} s for {changes} changed rows, and at most "
+                f"{bounds.max_wait:g} s are allowed: {allow_wait(driver, predicted)}; {how}"
             )
     if reasons:
-        raise CutOverRefused(reasons, predicted=predicted.seconds)
+        raise CutOverRefused(reasons, predicted=predicted)
 
 
 def allow_wait(driver: Driver, seconds: float) -> str:

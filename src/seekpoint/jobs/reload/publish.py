@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from psycopg import sql as ident
 from sqlalchemy import Connection, text
 
 from seekpoint.errors import ReloadRefused
@@ -17,11 +16,6 @@ from seekpoint.jobs.tables.generations import tables as leaves
 from seekpoint.jobs.tables.staging_schema import Staging, comment
 from seekpoint.jobs.tables.targets import Target
 from seekpoint.sinks.catalog import quoted
-
-# -- swap --------------------------------------------------------------------------------------------------------
-
-
-# -- generation --------------------------------------------------------------------------------------------------
 
 
 def attach(driver: Driver, targets: Sequence[Target]) -> None:
@@ -58,13 +52,8 @@ def swap(tx: Tx, staging: Staging, target: Target) -> None:
         raise ReloadRefused(reasons)
     schema, table = target.path
     old = f"old_{target.staged}"
-    said = comment(connection, target.path)
-    run(
-        connection,
-        "COMMENT ON TABLE {new} IS {said}",
-        new=staging.table(target),
-        said=said if said is not None else ident.SQL("NULL"),
-    )
+    new = staging.table(target)
+    run(connection, "COMMENT ON TABLE {new} IS {said}", new=new, said=comment(connection, target.path))
     if target.handled_as:
         live = connection.execute(_INDEXES, {"name": quoted(*target.path)})
         tag_indexes(connection, staging, target, [row.relname for row in live])
@@ -73,7 +62,7 @@ def swap(tx: Tx, staging: Staging, target: Target) -> None:
     run(connection, "ALTER TABLE {live} RENAME TO {old}", live=target.path, old=(old,))
     run(connection, "ALTER TABLE {old} SET SCHEMA {there}", old=(schema, old), there=(staging.schema,))
     if target.built != table:
-        run(connection, "ALTER TABLE {new} RENAME TO {table}", new=staging.table(target), table=(table,))
+        run(connection, "ALTER TABLE {new} RENAME TO {table}", new=new, table=(table,))
     run(connection, "ALTER TABLE {new} SET SCHEMA {here}", new=(staging.schema, table), here=(schema,))
     for n, index in enumerate(indexes):
         run(connection, "ALTER INDEX {made} RENAME TO {index}", made=(schema, f"{target.staged}_i{n}"), index=(index,))

@@ -240,7 +240,7 @@ class Reload:
         return Plan(
             bounds=self.bounds,
             live={target.path: one.live for target, one in zip(rounds.targets, found, strict=True)},
-            predicted=predicted.seconds,
+            predicted=predicted,
         )
 
     def run(self, driver: Driver) -> CutOver:

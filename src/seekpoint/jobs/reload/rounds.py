@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Self
 from uuid import UUID
 
-from sqlalchemy import Row, and_, delete, select
+from sqlalchemy import Row, delete
 
 from seekpoint.jobs.export import chained
 from seekpoint.jobs.run.run import Driver, StagedPosition, Step
@@ -153,20 +153,13 @@ class CatchUp:
     def _positions(self, tx: Step, offsets: Sequence[Row[Any]]) -> dict[Key, StagedPosition]:
         """How far the rebuilt tables are; raises where these offsets are none that they could be taken to."""
         positions = {(at.group, at.partition): at for at in tx.positions()}
-        positions |= self._added(tx, positions, offsets)
+        if new := [
+            row for row in offsets if key_of(row) not in positions
+        ]:  # the groups have got these partitions since
+            add_positions(tx, new)
+            positions = {(at.group, at.partition): at for at in tx.positions()}
         require_unmoved(positions, offsets, {name: one.pipeline.topics for name, one in self._sources.items()})
         return positions
-
-    def _added(
-        self, tx: Step, known: Mapping[Key, StagedPosition], offsets: Sequence[Row[Any]]
-    ) -> dict[Key, StagedPosition]:
-        """Partitions that the groups have got since: their rebuild begins where they began."""
-        new = [row for row in offsets if key_of(row) not in known]
-        if not new:
-            return {}
-        add_positions(tx, new)
-        now = tx.positions()
-        return {(at.group, at.partition): at for at in now if (at.group, at.partition) not in known}
 
     def _group(
         self, tx: Step, group: str, mine: Mapping[Partition, StagedPosition], ends: Mapping[Partition, int], idle: float
@@ -174,8 +167,7 @@ class CatchUp:
         pipeline = self._pipelines[group]
         ids = {at.topic: p.topic_id for at, p in mine.items()}
         parts = Parts(tx.connection, pipeline, self._seen(tx, group), held=self._held(tx, group))
-        replayed = self._replayed(tx, group, ids)
-        for record in replayed:
+        for record in self._replayed(tx, group, ids):
             parts.take(Piece([record]))
         parts.flush()
         behind = {at: end for at, end in ends.items() if end > mine[at].next_offset}
@@ -223,35 +215,15 @@ class CatchUp:
         are held nothing of its key was applied between.
         """
         out, live = self._staging.left_out, dead_letter.c
-        found = tx.execute(
-            select(live.id)
-            .join_from(
-                dead_letter,
-                out,
-                and_(
-                    live.consumer_group == out.c.consumer_group,
-                    live.topic == out.c.topic,
-                    live.partition == out.c.partition,
-                    live.record_offset == out.c.record_offset,
-                ),
-            )
-            .where(live.consumer_group == group, live.state == State.REPLAYED.value)
-            .where(live.topic_id.in_(ids.values()))  # not those of an earlier life of the topic, at the same offsets
-            .order_by(live.topic, live.partition, live.record_offset)
-        ).scalars()
-        records = []
-        for id_ in list(found):
-            one = dead_letter_of(tx.execute(GET_DEAD_LETTER, group=group, id=id_).one())
-            records.append(one.record)
-            tx.connection.execute(
-                delete(out).where(
-                    out.c.consumer_group == group,
-                    out.c.topic == one.topic,
-                    out.c.partition == one.partition,
-                    out.c.record_offset == one.offset,
-                )
-            )
-        return records
+        is_same = [live[each] == out.c[each] for each in ("consumer_group", "topic", "partition", "record_offset")]
+        is_replayed = [
+            live.consumer_group == group,
+            live.state == State.REPLAYED.value,
+            live.topic_id.in_(ids.values()),  # not those of an earlier topic of the name, at the same offsets
+        ]
+        found = tx.execute(delete(out).where(*is_same, *is_replayed).returning(live.id)).scalars().all()
+        records = [dead_letter_of(tx.execute(GET_DEAD_LETTER, group=group, id=id_).one()).record for id_ in found]
+        return sorted(records, key=lambda record: (record.topic, record.partition, record.offset))
 
     def _seen(self, tx: Step, group: str) -> Callable[[Sequence[DecodedRecord]], None] | None:
         """Once there is a difference: keep which keys were touched since."""

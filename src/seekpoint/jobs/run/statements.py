@@ -114,14 +114,15 @@ GONE = (
 )
 UNSWEPT = select(reload_run).where(~_run.swept, ~_is_open).order_by(_run.opened_at)
 
+
+def _guard(state: str) -> Select[Any]:
+    return select(literal_column("1")).where(_run.id == _ID, _run.state == state).with_for_update(read=True)
+
+
 # The last statement of every transaction that stages: a run that is over takes no more rows.
-GUARD: Select[Any] = (
-    select(literal_column("1")).where(_run.id == _ID, _run.state == "staging").with_for_update(read=True)
-)
-# The same for what frames write: they stand in for the driver's own rounds, behind the ranges.
-GUARD_FRAMES: Select[Any] = (
-    select(literal_column("1")).where(_run.id == _ID, _run.state == "staged").with_for_update(read=True)
-)
+GUARD = _guard("staging")
+# For what frames write: they stand in for the driver's own rounds, after the ranges.
+GUARD_FRAMES = _guard("staged")
 
 # -- positions -----------------------------------------------------------------------------------------------
 
@@ -136,19 +137,15 @@ _resets = (
     )
     .scalar_subquery()
 )
-OFFSETS = (
-    select(partition_offset, _resets.label("resets"))
-    .where(_offset.consumer_group == func.any(_groups))
-    .order_by(_offset.consumer_group, _offset.topic, _offset.partition)
-)
-# The locks of the cut-over, in this order, like all who lock several; the groups' rows are locked before. What the
-# rows are then is asked by another statement: this one's sub-selects would see what was before the wait.
-LOCK_OFFSETS = (
+_offsets = (
     select(partition_offset)
     .where(_offset.consumer_group == func.any(_groups))
     .order_by(_offset.consumer_group, _offset.topic, _offset.partition)
-    .with_for_update(key_share=True)
 )
+OFFSETS = _offsets.add_columns(_resets.label("resets"))
+# The locks of the cut-over, in this order, like all transactions that lock several; the groups' rows are locked before.
+# What the rows are then is read by another statement: this one's sub-selects would see what was before the wait.
+LOCK_OFFSETS = _offsets.with_for_update(key_share=True)
 POSITIONS = select(reload_position).where(_at.run == _ID).order_by(_at.consumer_group, _at.topic, _at.partition)
 _moving = unnest("moving", consumer_group=Text, topic=Text, partition=Integer, to_offset=BigInteger)
 _move = update(reload_position).where(

@@ -9,6 +9,7 @@ from sqlalchemy.exc import DBAPIError
 
 from seekpoint.jobs.run import statements as sql
 from seekpoint.jobs.run.run import Run, transaction
+from seekpoint.jobs.tables.compose import composed
 from seekpoint.jobs.tables.generations.tables import left_behind, parents_of
 from seekpoint.postgres.sqlstates import DEPENDENT_OBJECTS_STILL_EXIST, UNDEFINED_TABLE, is_transient, sqlstate
 from seekpoint.sinks.copy import driver_of
@@ -18,11 +19,11 @@ _TABLES = text(
     "SELECT c.relname FROM pg_class c WHERE c.relnamespace = to_regnamespace(quote_ident(:schema)) "
     "AND c.relkind IN ('r', 'p') ORDER BY c.relname"
 )
-
 _FUNCTIONS = text(
     "SELECT CAST(CAST(p.oid AS regprocedure) AS text) FROM pg_proc p "
     "WHERE p.pronamespace = to_regnamespace(quote_ident(:schema)) ORDER BY p.proname"
 )
+_DROP_TABLE = "DROP TABLE IF EXISTS {table}"
 
 
 def sweep(engine: Engine, schema: str, run: Run) -> bool:
@@ -36,23 +37,20 @@ def sweep(engine: Engine, schema: str, run: Run) -> bool:
         generations, may_go = left_behind(tx, run)
         tables = tx.connection.execute(_TABLES, {"schema": run.staging_schema}).scalars().all()
         functions = tx.connection.execute(_FUNCTIONS, {"schema": run.staging_schema}).scalars().all()
-    commands = [
-        ident.SQL("DROP TABLE IF EXISTS {}").format(ident.Identifier(run.staging_schema, table)) for table in tables
-    ]
-    commands += [ident.SQL("DROP FUNCTION IF EXISTS {}").format(ident.SQL(function)) for function in functions]
+    commands = [composed(_DROP_TABLE, table=(run.staging_schema, table)) for table in tables]
+    commands += [composed("DROP FUNCTION IF EXISTS {it}", it=ident.SQL(function)) for function in functions]
     if may_go:
-        # Readers hold a lock on each partition: whoever comes behind us waits as long as we do.
-        commands += [ident.SQL("DROP TABLE IF EXISTS {}").format(ident.Identifier(*path)) for path in generations]
-    commands.append(ident.SQL("DROP SCHEMA IF EXISTS {}").format(ident.Identifier(run.staging_schema)))
-    if not all([_run(engine, schema, command) for command in commands]):  # noqa: C419 -- each is tried
-        return False
-    if not may_go:  # somebody reads in a snapshot from before the cut-over
+        # Readers hold a lock on each partition: sessions that ask for one after us wait as long as we do.
+        commands += [composed(_DROP_TABLE, table=path) for path in generations]
+    commands.append(composed("DROP SCHEMA IF EXISTS {schema}", schema=(run.staging_schema,)))
+    # Without ``may_go`` a session reads in a snapshot from before the cut-over.
+    if not all([_run(engine, schema, command) for command in commands]) or not may_go:  # noqa: C419 -- each is tried
         return False
     with transaction(engine, schema) as tx:
         tx.execute(sql.SWEPT, its_run=run.id)
         parents = parents_of(tx, run)
     for parent in parents:  # nobody else does, of a partitioned table; the planner joins by what it finds there
-        _run(engine, schema, ident.SQL("ANALYZE {}").format(ident.Identifier(*parent)))
+        _run(engine, schema, composed("ANALYZE {parent}", parent=parent))
     return True
 
 
@@ -63,11 +61,7 @@ def drop_attempts(engine: Engine, schema: str, run: Run) -> None:
         tables = tx.connection.execute(_TABLES, {"schema": run.staging_schema}).scalars().all()
     for table in tables:
         if table.startswith(tuple(f"{attempt}_" for attempt in attempts)):
-            _run(
-                engine,
-                schema,
-                ident.SQL("DROP TABLE IF EXISTS {}").format(ident.Identifier(run.staging_schema, table)),
-            )
+            _run(engine, schema, composed(_DROP_TABLE, table=(run.staging_schema, table)))
 
 
 def _run(engine: Engine, schema: str, command: ident.Composed) -> bool:

@@ -61,8 +61,7 @@ class Column:
     name: str
     is_exact: bool
     is_generated: bool
-    is_identity: bool
-    is_numbered: bool = False
+    is_numbered: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,12 +158,12 @@ _HAS_COLUMN = text(
 )
 _COLUMNS = text(
     """
-    SELECT a.attname AS name, a.attgenerated <> '' AS generated, a.attidentity <> '' AS identity,
-           a.attidentity <> '' OR coalesce(pg_get_expr(d.adbin, d.adrelid) LIKE 'nextval(%', false) AS numbered,
+    SELECT a.attname AS name,
            t.typtype IN ('b', 'e') AND (t.typtype = 'e' OR t.typnamespace = CAST('pg_catalog' AS regnamespace))
            AND (t.typtype = 'e' OR t.typname IN ('bool', 'int2', 'int4', 'int8', 'oid', 'uuid', 'date', 'time',
                 'timestamp', 'timestamptz', 'bytea', 'text', 'varchar'))
-           AND coalesce(c.collisdeterministic, true) AS exact
+           AND coalesce(c.collisdeterministic, true) AS is_exact, a.attgenerated <> '' AS is_generated,
+           a.attidentity <> '' OR coalesce(pg_get_expr(d.adbin, d.adrelid) LIKE 'nextval(%', false) AS is_numbered
     FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
     LEFT JOIN pg_collation c ON c.oid = a.attcollation
     LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum AND a.attgenerated = ''
@@ -211,14 +210,18 @@ def targets(connection: Connection, given: Sequence[Source]) -> tuple[Target, ..
             handled[path] = path
             by_handler.add(path)
     _require_own_names(connection, handled.values())
-    found = []
-    for n, path in enumerate(sorted(feeds)):
-        view = path if path in live else None
-        at = live.get(path, path)
-        as_ = handled.get(path)
-        one = _target(connection, f"t{n}", at, feeds[path], handled_as=as_, by_handler=path in by_handler, view=view)
-        found.append(one)
-    return tuple(found)
+    return tuple(
+        _target(
+            connection,
+            f"t{n}",
+            live.get(path, path),
+            feeds[path],
+            handled_as=handled.get(path),
+            by_handler=path in by_handler,
+            view=path if path in live else None,
+        )
+        for n, path in enumerate(sorted(feeds))
+    )
 
 
 def _plain(connection: Connection, who: str, named: Sequence[str], live: dict[Path, Path] | None = None) -> Path:
@@ -270,16 +273,13 @@ def _target(
     path: Path,
     feeds: Sequence[Feed],
     *,
-    handled_as: Path | None = None,
-    by_handler: bool = False,
-    view: Path | None = None,
+    handled_as: Path | None,
+    by_handler: bool,
+    view: Path | None,
 ) -> Target:
     name = {"name": quoted(*path)}
-    columns = [
-        Column(r.name, r.exact, r.generated, r.identity, r.numbered)
-        for r in connection.execute(_COLUMNS, name)
-        if view is None or r.name != COLUMN
-    ]
+    found = (Column(*row) for row in connection.execute(_COLUMNS, name))
+    columns = [column for column in found if view is None or column.name != COLUMN]
     kinds = {(type(f.sink), getattr(f.sink, "key", None), getattr(f.sink, "order_by", None)) for f in feeds}
     if len(kinds) > 1:
         raise ConfigError(

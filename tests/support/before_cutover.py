@@ -7,21 +7,35 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from time import monotonic
 from typing import Any
+from uuid import UUID
 
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 
 from seekpoint.jobs.reload import CutOver, Driver, Reload
 from seekpoint.jobs.reload.rounds import CatchUp
+from support.events import Run
 from support.reload_orders import Shop, gone, of
 
 FIRST = [of(n % 40, n, n) for n in range(120)] + [gone(3), gone(7), of(7, 5)]
 
 
-def settled(shop: Shop, records: list[Any] = FIRST, **options: Any) -> None:
+def applied_by(worker: Run, shop: Shop, records: list[Any], partition: int = 0) -> None:
+    """The worker has applied these records, too."""
+    worker.reached(shop.topic, shop.put(records, partition), partition)
+
+
+def working(shop: Shop, records: list[Any], partition: int = 0, **options: Any) -> Run:
+    """A worker that has applied these records, and continues."""
+    end = shop.put(records, partition)
+    worker = shop.worker(**options)
+    worker.reached(shop.topic, end, partition)
+    return worker
+
+
+def settled(shop: Shop, records: list[Any] = FIRST, partition: int = 0, **options: Any) -> None:
     """The records are in the table, and the worker that applied them has stopped."""
-    *_, (_, last) = shop.produce(shop.topic, records, partition=0)
-    work_up_to(shop, last + 1, **options)
+    working(shop, records, partition, **options).stop()
 
 
 def work_up_to(shop: Shop, offset: int, **options: Any) -> None:
@@ -55,6 +69,18 @@ def diffed(
         if driver.run.strategy == "merge":
             reload.compare(driver, rounds)
         yield reload, driver, rounds
+
+
+def staged(reload: Reload, **options: Any) -> tuple[Reload, Driver]:
+    """A new run up to the end of its staging."""
+    driver = reload.open(**options)
+    reload.stage(driver)
+    return reload, driver
+
+
+def resume(reload: Reload, run: UUID) -> CutOver:
+    """Take a run over, and to its end."""
+    return reload.run(reload.take_over(run))
 
 
 def reloaded(reload: Reload, **options: Any) -> CutOver:

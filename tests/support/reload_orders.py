@@ -145,6 +145,10 @@ class Shop:
         """Have a worker apply partition 0 up to this offset, and stop."""
         self.apply(self.pipeline(**options), upto)
 
+    def put(self, records: Sequence[tuple[str, str | None]], partition: int = 0) -> int:
+        """Produce these records; returns the offset after the last one."""
+        return self.produce(self.topic, records, partition=partition)[-1][1] + 1
+
     def apply(self, pipeline: Pipeline, offset: int, **options: Any) -> None:
         """Run a worker until it has applied partition 0 up to this offset."""
         worker = self.run_worker(pipeline, **options)

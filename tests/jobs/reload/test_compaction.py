@@ -17,7 +17,7 @@ from seekpoint.jobs.reload.compare import prepare
 from seekpoint.jobs.reload.rounds import CatchUp
 from seekpoint.jobs.staging import compaction
 from seekpoint.kafka.topic_config import _answer
-from support.before_cutover import diffed, reloaded, settled
+from support.before_cutover import diffed, reloaded, settled, staged
 from support.reload_orders import Shop, doubled, gone, of
 
 FIRST = [of(n % 10, n, n) for n in range(30)]
@@ -29,10 +29,7 @@ def applied(shop: Shop, topic: Callable[..., str]) -> Callable[[str, str], Shop]
 
     def settle(kind: str, policy: str) -> Shop:
         made = replace(shop, topic=topic(2, config={"cleanup.policy": policy}))
-        made.produce(made.topic, FIRST, partition=0)
-        worker = made.worker(kind=kind)
-        worker.reached(made.topic, len(FIRST))
-        worker.stop()
+        settled(made, FIRST, kind=kind)
         return made
 
     return settle
@@ -80,10 +77,7 @@ def test_tombstones_belong_to_their_keys(shop: Shop, topic: Callable[..., str]) 
 def filled(shop: Shop, topic: Callable[..., str], records: list[Any]) -> Shop:
     """A compacted topic with these records, which are in the table."""
     made = replace(shop, topic=topic(2, config={"cleanup.policy": "compact"}))
-    made.produce(made.topic, records, partition=0)
-    worker = made.worker()
-    worker.reached(made.topic, len(records))
-    worker.stop()
+    settled(made, records)
     return made
 
 
@@ -172,9 +166,7 @@ def test_a_run_that_is_killed_before_the_refusal_is_refused_when_it_is_resumed(
     """The comparison is committed, and the process ends before its result is looked at."""
     shop = filled(shop, topic, FIRST)
     shop.execute("INSERT INTO {schema}.orders (id, amount, at) VALUES (100, 1, 0), (101, 1, 0)")
-    reload = of_compacted(shop)
-    driver = reload.open()
-    reload.stage(driver)
+    reload, driver = staged(of_compacted(shop))
     with CatchUp(driver, reload.sources, reload.kafka) as rounds:
         reload.catch_up(driver, rounds)
         prepare(driver, rounds)

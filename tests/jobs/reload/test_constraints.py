@@ -10,7 +10,7 @@ from sqlalchemy import Connection, text
 
 from seekpoint.errors import ReloadRefused
 from seekpoint.jobs.reload.rounds import CatchUp
-from support.before_cutover import reloaded, settled
+from support.before_cutover import applied_by, reloaded, settled, staged, working
 from support.handler_reload import Books, Handle
 from support.reload_orders import Shop, doubled, gone, of
 
@@ -60,13 +60,10 @@ def test_a_row_that_refers_to_none(shop: Shop, kind: str) -> None:
     report = shop.reload(version=1, pipeline={"kind": kind, "on_poison": "dead_letter"}).verify()
     assert report.is_empty
     assert report.dead_letters == 2
-    reload = shop.reload(pipeline={"kind": kind, "on_poison": "dead_letter"})
-    driver = reload.open()
-    reload.stage(driver)
+    reload, driver = staged(shop.reload(pipeline={"kind": kind, "on_poison": "dead_letter"}))
     shop.execute(f"ALTER TABLE {{schema}}.{COUNT[kind]} DROP CONSTRAINT of_customer")
     worker = shop.worker(kind=kind)
-    shop.produce(shop.topic, [of(60, 1, 305), of(61, 1, 4)], partition=0)
-    worker.reached(shop.topic, 24)
+    applied_by(worker, shop, [of(60, 1, 305), of(61, 1, 4)])
     worker.stop()
     shop.execute(f"DELETE FROM {{schema}}.{COUNT[kind]} WHERE id = 60")
     shop.execute(REFERS % COUNT[kind])
@@ -96,17 +93,12 @@ def test_a_key_is_held_behind_it(shop: Shop) -> None:
     settled(shop, [of(1, 1, 2), of(1, 2, 3), of(2, 1, 4)])
     shop.execute("UPDATE {schema}.orders SET at = 2 WHERE id = 1")
     shop.execute(REFERS % "orders")
-    reload = shop.reload(pipeline={"on_poison": "dead_letter"})
-    driver = reload.open()
-    reload.stage(driver)
+    reload, driver = staged(shop.reload(pipeline={"on_poison": "dead_letter"}))
     shop.execute("ALTER TABLE {schema}.orders DROP CONSTRAINT of_customer")
-    shop.produce(shop.topic, [of(1, 3, 6), of(3, 1, 8), of(2, 1, 3), of(4, 1, 8)], partition=0)
-    worker = shop.worker()
-    worker.reached(shop.topic, 7)
+    worker = working(shop, [of(1, 3, 6), of(3, 1, 8), of(2, 1, 3), of(4, 1, 8)])
     with CatchUp(driver, reload.sources, reload.kafka) as rounds:
         reload.catch_up(driver, rounds)
-    shop.produce(shop.topic, [of(2, 1, 8)], partition=0)
-    worker.reached(shop.topic, 8)
+    applied_by(worker, shop, [of(2, 1, 8)])
     worker.stop()
     reload.run(driver)
     assert shop.rows() == [(1, 2, 2), (2, 2, 4), (3, 2, 8), (4, 2, 8)]

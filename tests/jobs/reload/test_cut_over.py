@@ -18,7 +18,7 @@ from seekpoint.jobs.reload.cutover import took_effect
 from seekpoint.jobs.reload.rounds import CatchUp
 from seekpoint.jobs.tables.dependencies import DDL_WAIT
 from seekpoint.postgres.sqlstates import connection_lost
-from support.before_cutover import FIRST, diffed, reloaded, settled, work_up_to
+from support.before_cutover import FIRST, applied_by, diffed, reloaded, settled, staged, work_up_to
 from support.proxy import PostgresProxy
 from support.reload_orders import Shop, doubled, gone, of, pipeline
 
@@ -196,9 +196,7 @@ def test_a_handler_that_was_deployed_before_the_run_is_caught_up_with(full: Shop
 
 def test_a_driver_with_other_code_takes_no_step(full: Shop) -> None:
     """Whoever took the run, and by which door: rows of version 3 are not published as those of version 2."""
-    reload = full.reload()
-    driver = reload.open()
-    reload.stage(driver)
+    reload, driver = staged(full.reload())
     other = full.reload(version=3)
     with pytest.raises(ConfigError, match="was opened with other versions of these pipelines"):
         other.run(other.runs.take_over(driver.run.id))
@@ -234,8 +232,7 @@ def test_keys_that_only_the_old_code_touched_are_found(shop: Shop) -> None:
     old = shop.run_worker(shifted(1))
     old.reached(shop.topic, 20)
     with diffed(shop.reload([shifted(2)])) as (reload, driver, rounds):
-        shop.produce(shop.topic, [of(500, 1), of(3, 8)], partition=0)
-        old.reached(shop.topic, 22)
+        applied_by(old, shop, [of(500, 1), of(3, 8)])
         old.stop()
         reload.cut_over(driver, rounds)
     assert shop.rows() == sorted([(n + 1000, 8 if n == 3 else n, 0) for n in range(20)] + [(1500, 1, 0)])
@@ -262,9 +259,7 @@ def test_rows_that_only_the_old_code_deleted_are_back(shop: Shop, by: int) -> No
 
 def test_a_key_that_was_written_before_the_difference_and_committed_behind_it_is_found(full: Shop) -> None:
     """By a transaction that was under way while tables were compared, and is older than others that had ended."""
-    reload = full.reload()
-    driver = reload.open()
-    reload.stage(driver)
+    reload, driver = staged(full.reload())
     with CatchUp(driver, reload.sources, reload.kafka) as rounds, full.engine.connect() as under_way:
         reload.catch_up(driver, rounds)
         under_way.execute(text(f"INSERT INTO {full.schema}.orders (id, amount, at) VALUES (4000, 1, 1)"))
@@ -281,10 +276,7 @@ def test_a_partition_that_was_added_meanwhile_is_in(full: Shop) -> None:
     full.execute("DELETE FROM {schema}.reload_position WHERE partition = 1")  # as if it had not been there at E0
     elsewhere = [of(n, n) for n in range(700, 720)]
     with diffed(reload, driver=driver) as (_, _, rounds):
-        full.produce(full.topic, elsewhere, partition=1)
-        worker = full.worker()
-        worker.reached(full.topic, len(elsewhere), partition=1)
-        worker.stop()
+        settled(full, elsewhere, partition=1)
         reload.cut_over(driver, rounds)
     assert full.rows() == doubled(FIRST + elsewhere)
 

@@ -10,7 +10,7 @@ import pytest
 from seekpoint.errors import ReloadRefused
 from seekpoint.jobs.reload import Reload, Run
 from seekpoint.jobs.staging.local import LocalStager
-from support.before_cutover import widen
+from support.before_cutover import applied_by, resume, settled, widen, working
 from support.reload_orders import Shop, doubled, of
 
 RECORDS = [of(n % 30, n, n) for n in range(80)]
@@ -31,24 +31,16 @@ class Meanwhile(LocalStager):
         yield from super().stage(run, tasks)
 
 
-def grown(shop: Shop, worker: Any, records: list[Any], end: int, partition: int = 0) -> Callable[[], None]:
-    def grow() -> None:
-        shop.produce(shop.topic, records, partition=partition)
-        worker.reached(shop.topic, end, partition)
-
-    return grow
+def grown(shop: Shop, worker: Any, records: list[Any]) -> Callable[[], None]:
+    return lambda: applied_by(worker, shop, records)
 
 
 def test_large_deltas_are_staged_by_tasks_until_they_are_small(shop: Shop) -> None:
-    shop.produce(shop.topic, RECORDS, partition=0)
-    worker = shop.worker()
-    worker.reached(shop.topic, len(RECORDS))
+    worker = working(shop, RECORDS)
     told: Steps = []
     reload = shop.reload(range_records=50, large=20, progress=lambda *step: told.append(step))
     second, third, fourth = ([of(n % 40, n, n) for n in range(a, b)] for a, b in ((80, 190), (190, 230), (230, 245)))
-    stager = reload._stager = Meanwhile(
-        reload, grown(shop, worker, second, 190), grown(shop, worker, third, 230), grown(shop, worker, fourth, 245)
-    )
+    stager = reload._stager = Meanwhile(reload, *(grown(shop, worker, records) for records in (second, third, fourth)))
     driver = reload.open()
     reload.stage(driver)
     assert stager.plans == [
@@ -71,12 +63,10 @@ def test_large_deltas_are_staged_by_tasks_until_they_are_small(shop: Shop) -> No
 
 
 def test_dead_letters_of_the_added_ranges_are_left_out(shop: Shop) -> None:
-    shop.produce(shop.topic, RECORDS, partition=0)
-    worker = shop.worker(on_poison="dead_letter")
-    worker.reached(shop.topic, len(RECORDS))
+    worker = working(shop, RECORDS, on_poison="dead_letter")
     reload = shop.reload(large=20, pipeline={"on_poison": "dead_letter"})
     later = [of(n, 7, n) for n in range(40)] + [of(500, 9_999)]
-    reload._stager = Meanwhile(reload, grown(shop, worker, later, len(RECORDS) + 41))
+    reload._stager = Meanwhile(reload, grown(shop, worker, later))
     driver = reload.open()
     reload.stage(driver)
     left_out = shop.execute(f"SELECT record_offset FROM {driver.run.staging_schema}.left_out ORDER BY 1")
@@ -91,15 +81,12 @@ def test_a_letter_that_is_replayed_while_ranges_are_staged_comes_before_what_fol
     options: dict[str, Any] = {"on_poison": "dead_letter"}
     shop.execute("ALTER TABLE {schema}.orders ADD CHECK (amount <> 77)")
     first, later = [of(1), of(2, 77), of(3)], [*(of(n) for n in range(10, 30)), of(2, 5)]
-    shop.produce(shop.topic, first, partition=0)
-    worker = shop.worker(**options)
-    worker.reached(shop.topic, len(first))
+    worker = working(shop, first, **options)
 
     def replay() -> None:
         shop.execute("ALTER TABLE {schema}.orders DROP CONSTRAINT orders_amount_check1")
         assert shop.redrive(**options).replay_all().replayed == 1
-        shop.produce(shop.topic, later, partition=0)
-        worker.reached(shop.topic, len(first + later))
+        applied_by(worker, shop, later)
         worker.stop()
 
     reload = shop.reload(large=2, pipeline=options)
@@ -113,10 +100,7 @@ def test_partitions_that_come_while_ranges_are_staged_are_staged_too(full: Shop)
 
     def wider() -> None:
         widen(full, 3)
-        full.produce(full.topic, later, partition=2)
-        again = full.worker()
-        again.reached(full.topic, len(later), 2)
-        again.stop()
+        settled(full, later, partition=2)
 
     reload = full.reload(large=20)
     stager = reload._stager = Meanwhile(reload, wider)
@@ -131,10 +115,7 @@ def test_a_position_that_was_moved_while_ranges_were_staged_ends_the_run(full: S
 
     def rewound() -> None:
         full.ledger().reset_offset(full.topic, 0, 10, log=None, reason="a test")
-        full.produce(full.topic, RECORDS, partition=0)
-        again = full.worker()
-        again.reached(full.topic, 2 * len(RECORDS))
-        again.stop()
+        settled(full, RECORDS)
 
     reload = full.reload(large=20)
     reload._stager = Meanwhile(reload, rewound)
@@ -146,12 +127,10 @@ def test_a_position_that_was_moved_while_ranges_were_staged_ends_the_run(full: S
 
 def test_deltas_that_do_not_shrink_end_the_run(shop: Shop) -> None:
     """Workers that are faster than the tasks: staged for ever, nothing would be published."""
-    shop.produce(shop.topic, RECORDS, partition=0)
-    worker = shop.worker()
-    worker.reached(shop.topic, len(RECORDS))
+    worker = working(shop, RECORDS)
     reload = shop.reload(large=5)
     more = [of(n, 1, n) for n in range(10)]
-    happens = [grown(shop, worker, more, len(RECORDS) + 10 * (n + 1)) for n in range(20)]
+    happens = [grown(shop, worker, more)] * 20
     stager = reload._stager = Meanwhile(reload, *happens)
     driver = reload.open()
     with pytest.raises(ReloadRefused, match=r"faster than the rebuild follows: 10 records in the last round, and 10"):
@@ -174,7 +153,6 @@ def test_staging_that_is_taken_up_again_tells_what_was_done_before(full: Shop) -
     with pytest.raises(KeyboardInterrupt):
         first.stage(driver)
     told: Steps = []
-    other = full.reload(range_records=30, progress=lambda *step: told.append(step))
-    other.run(other.take_over(driver.run.id))
+    resume(full.reload(range_records=30, progress=lambda *step: told.append(step)), driver.run.id)
     assert told[:3] == [("staging", 30, 80), ("staging", 60, 80), ("staging", 80, 80)]
     assert full.rows() == doubled(RECORDS)

@@ -22,7 +22,7 @@ from seekpoint.jobs.run.run import transaction
 from seekpoint.jobs.tables.generations import generations as adopting
 from seekpoint.jobs.tables.generations import tables as leaves
 from seekpoint.sinks.copy import driver_of
-from support.before_cutover import FIRST, diffed, reloaded, settled
+from support.before_cutover import FIRST, applied_by, diffed, reloaded, settled
 from support.ledger_desk import backend
 from support.proxy import PostgresProxy
 from support.reload_orders import Shop, doubled, gone, of
@@ -145,12 +145,10 @@ def test_workers_go_on_while_a_table_is_adopted_and_given_up(shop: Shop, kind: s
 
 def test_a_worker_that_was_idle_learns_of_it_at_its_next_transaction(full: Shop) -> None:
     worker = full.worker()
-    full.produce(full.topic, [of(1, 1)], partition=0)
-    worker.reached(full.topic, len(FIRST) + 1)
+    applied_by(worker, full, [of(1, 1)])
     adopt(full)
-    for n, records in enumerate(([of(1, 2)], [of(1, 3)]), start=2):
-        full.produce(full.topic, records, partition=0)
-        worker.reached(full.topic, len(FIRST) + n)
+    for records in ([of(1, 2)], [of(1, 3)]):
+        applied_by(worker, full, records)
     assert len(worker.seen.all(events.DatabaseTrouble)) <= 1
     worker.stop()
     assert (1, 3, 0) in full.rows()
@@ -595,8 +593,7 @@ def test_odd_names(shop: Shop, table: str) -> None:
     reloaded(shop.reload([pipeline(2)]), strategy="generation")
     assert read() == [(n, 2 * n) for n in range(150)]
     worker = shop.run_worker(pipeline(2))
-    shop.produce(shop.topic, [of(3, 100)], partition=0)
-    worker.reached(shop.topic, 151)
+    applied_by(worker, shop, [of(3, 100)])
     worker.stop()
     assert read()[3] == (3, 200)
     generations(shop).disable((shop.schema, table))

@@ -6,6 +6,7 @@ from uuid import UUID
 
 import pytest
 
+from support.before_cutover import applied_by, working
 from support.reload_orders import Shop, doubled, gone, of
 from support.reload_process import Reloader
 
@@ -36,15 +37,12 @@ def kill_at(shop: Shop, run: UUID, at: str) -> None:
 
 @pytest.mark.parametrize("at", PLACES)
 def test_another_driver_goes_on(shop: Shop, at: str) -> None:
-    shop.produce(shop.topic, FIRST, partition=0)
-    old = shop.worker()
-    old.reached(shop.topic, len(FIRST))
+    old = working(shop, FIRST)
     reload = shop.reload()
     run = reload.open().run.id
     kill_at(shop, run, at)
     assert shop.rows() == doubled(FIRST, by=1), "nothing was published"
-    shop.produce(shop.topic, LATER, partition=0)
-    old.reached(shop.topic, len(FIRST) + len(LATER))
+    applied_by(old, shop, LATER)
     old.stop()
     reload.run(reload.take_over(run))
     assert shop.rows() == doubled(FIRST + LATER)
@@ -52,14 +50,11 @@ def test_another_driver_goes_on(shop: Shop, at: str) -> None:
 
 
 def test_a_dead_drivers_run_can_be_aborted(shop: Shop) -> None:
-    shop.produce(shop.topic, FIRST, partition=0)
-    worker = shop.worker()
-    worker.reached(shop.topic, len(FIRST))
+    worker = working(shop, FIRST)
     reload = shop.reload()
     run = reload.open().run.id
     kill_at(shop, run, "turn cut_over")
     assert reload.runs.abort(run, "its driver is dead").swept
-    shop.produce(shop.topic, LATER, partition=0)
-    worker.reached(shop.topic, len(FIRST) + len(LATER))
+    applied_by(worker, shop, LATER)
     worker.stop()
     assert shop.rows() == doubled(FIRST + LATER, by=1)

@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import text
 
 from seekpoint.jobs.staging.stage import begin_staging
-from support.before_cutover import reloaded, settled
+from support.before_cutover import reloaded, settled, staged, working
 from support.handler_reload import Books, by_core
 from support.reload_orders import Shop, doubled, of
 
@@ -108,13 +108,9 @@ def test_a_new_generation_draws_nothing_before_it_is_attached(shop: Shop) -> Non
     settled(shop, RECORDS)
     Generations(shop.engine, schema=shop.schema).enable((shop.schema, "orders"))
     before = drawn(shop, "orders_n_seq")
-    reload = shop.reload()
-    driver = reload.open(strategy="generation")
-    reload.stage(driver)
+    reload, driver = staged(shop.reload(), strategy="generation")
     assert drawn(shop, "orders_n_seq") == before
     reload.run(driver)
     more = [of(n, 1, 1) for n in range(100, 140)]
-    shop.produce(shop.topic, more, partition=0)
-    worker = shop.worker(version=2)
-    worker.reached(shop.topic, len(RECORDS) + len(more))
+    working(shop, more, version=2)
     assert shop.execute("SELECT count(*), count(DISTINCT n), min(n) FROM {schema}.orders") == [(80, 80, 41)]

@@ -18,7 +18,7 @@ from seekpoint.jobs.reload import reload as job
 from seekpoint.jobs.reload.rounds import CatchUp
 from seekpoint.kafka.ranges import IDLE
 from seekpoint.testing.servers.kafka import KafkaServer
-from support.before_cutover import FIRST, diffed, settled, widen, work_up_to
+from support.before_cutover import FIRST, applied_by, diffed, settled, staged, widen, work_up_to
 from support.log_changes import delete, trim
 from support.reload_orders import Shop, doubled, of
 
@@ -47,9 +47,7 @@ def test_retention_that_passes_the_staged_position_ends_the_run(full: Shop) -> N
 
 
 def test_retention_that_passes_only_what_is_staged_does_no_harm(full: Shop) -> None:
-    reload = full.reload()
-    driver = reload.open()
-    reload.stage(driver)
+    reload, driver = staged(full.reload())
     trim(admin_of(full), full.topic, len(FIRST))
     settled(full, LATER)
     reload.run(driver)
@@ -103,10 +101,7 @@ def test_a_partition_that_is_added_and_moved_in_mid_run_ends_it(full: Shop) -> N
     reload = full.reload()
     driver = reload.open()
     widen(full, 3)
-    full.produce(full.topic, [of(n) for n in range(800, 840)], partition=2)
-    worker = full.worker()
-    worker.reached(full.topic, 40, partition=2)
-    worker.stop()
+    settled(full, [of(n) for n in range(800, 840)], partition=2)
     full.ledger().reset_offset(full.topic, 2, 45, log=None, reason="a test", lost="a test gave them up")
     with pytest.raises(ReloadRefused, match="has got it since the run was opened, and its position was moved by hand"):
         reload.run(driver)
@@ -116,10 +111,7 @@ def test_a_partition_that_is_added_and_moved_in_mid_run_ends_it(full: Shop) -> N
 def test_partitions_that_are_added_in_mid_run_are_in(full: Shop) -> None:
     with diffed(full.reload()) as (reload, driver, rounds):
         widen(full, 4)
-        full.produce(full.topic, LATER, partition=3)
-        worker = full.worker()
-        worker.reached(full.topic, len(LATER), 3)
-        worker.stop()
+        settled(full, LATER, partition=3)
         reload.cut_over(driver, rounds)
     assert full.rows() == doubled(FIRST + LATER)
     assert [at.partition.number for at in reload.runs.positions(driver.run.id)] == [0, 1, 2, 3]
@@ -146,13 +138,10 @@ def test_rounds_that_do_not_shrink_end_the_run(full: Shop, monkeypatch: pytest.M
         nonlocal end
         if what == "catching_up" and done == total:
             end += len(LATER)
-            full.produce(full.topic, LATER, partition=0)
-            worker.reached(full.topic, end)
+            applied_by(worker, full, LATER)
 
     monkeypatch.setattr(job, "SMALL", 5)
-    reload = full.reload(progress=faster)
-    driver = reload.open()
-    reload.stage(driver)
+    reload, driver = staged(full.reload(progress=faster))
     faster("catching_up", 0, 0)
     began = end
     with CatchUp(driver, reload.sources, reload.kafka) as rounds, pytest.raises(ReloadRefused) as refused:
@@ -210,8 +199,7 @@ def test_brokers_that_are_away_under_the_lock_are_waited_for_briefly(
         """Behind the last round, before the locks: something is left to be read under them."""
         read = catch_up(driver, rounds)
         if not held:
-            there.produce(there.topic, LATER, partition=0)
-            worker.reached(there.topic, len(FIRST) + len(LATER))
+            applied_by(worker, there, LATER)
         return read
 
     monkeypatch.setattr(CatchUp, "apply", away)
@@ -224,8 +212,7 @@ def test_brokers_that_are_away_under_the_lock_are_waited_for_briefly(
     assert held[0] < IDLE, "not as long as a round may wait for them"
     assert there.rows() == doubled(FIRST + LATER)
     newer = there.worker(version=2)
-    there.produce(there.topic, LATER, partition=1)
-    newer.reached(there.topic, len(LATER), 1)
+    applied_by(newer, there, LATER, partition=1)
     newer.stop()
     with pytest.raises(HandlerOutdated):
         worker.stop()

@@ -47,10 +47,7 @@ def test_a_partitioned_table_is_verified_and_merged(parted: Shop) -> None:
 
 
 def test_a_partitioned_table_of_every_record(parted: Shop) -> None:
-    parted.produce(parted.topic, [of(n, n) for n in range(30)], partition=0)
-    worker = parted.worker(kind="append")
-    worker.reached(parted.topic, 30)
-    worker.stop()
+    settled(parted, [of(n, n) for n in range(30)], kind="append")
     reloaded(parted.reload(pipeline={"kind": "append"}))
     assert parted.rows("entries", "id, amount, at") == [(n, 2 * n, 0) for n in range(30)]
 

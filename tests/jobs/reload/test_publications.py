@@ -17,7 +17,7 @@ from seekpoint.jobs.reload import open as opening
 from seekpoint.jobs.staging.compaction import of_compaction
 from seekpoint.testing.servers.postgres import PostgresServer
 from support.batch_process import batch
-from support.before_cutover import reloaded, settled
+from support.before_cutover import reloaded, settled, staged
 from support.handler_reload import Books, booked, by_core
 from support.reload_orders import Shop, doubled, gone, of, shop_on
 
@@ -61,15 +61,10 @@ def test_verify_and_merge(published: Shop) -> None:
     spoil(published)
     (table,) = published.reload(version=1).verify().tables
     assert (table.missing, table.extra, table.different) == (2, 1, 0)
-    reload = published.reload(range_records=20)
-    driver = reload.open()
-    reload.stage(driver)
+    reload, driver = staged(published.reload(range_records=20))
     assert published.execute(TAKEN) == [], "nothing of the run is published"
     more = [of(7, 9, 9), gone(8), of(200, 1, 1)]
-    published.produce(published.topic, more, partition=0)
-    worker = published.worker()
-    worker.reached(published.topic, len(RECORDS) + len(more))
-    worker.stop()
+    settled(published, more)
     reload.run(driver)
     assert published.rows() == doubled([*RECORDS, *more])
     assert published.reload().verify().is_empty
@@ -146,9 +141,7 @@ def test_what_a_swap_publishes_is_logged(shop: Shop, monkeypatch: pytest.MonkeyP
 
 def test_a_publication_that_is_created_while_a_run_is_open_ends_it(shop: Shop) -> None:
     settled(shop, RECORDS)
-    reload = shop.reload()
-    driver = reload.open()
-    reload.stage(driver)
+    reload, driver = staged(shop.reload())
     shop.execute(PUBLISH)
     with pytest.raises(ReloadRefused, match="publication everything FOR ALL TABLES was created since"):
         reload.run(driver)

@@ -7,24 +7,19 @@ from typing import Any
 import pytest
 
 from seekpoint import Append, Json, Pipeline, Upsert
-from support.before_cutover import reloaded
+from support.before_cutover import applied_by, reloaded, resume, staged, working
 from support.reload_orders import Order, Shop, doubled, gone, of
 
 
 @pytest.mark.parametrize("strategy", ["merge", "swap"])
 def test_a_mended_transform_takes_over_at_the_stored_offsets(shop: Shop, strategy: str) -> None:
     first = [of(n % 40, n, n) for n in range(120)] + [gone(3), gone(7), of(7, 5)]
-    shop.produce(shop.topic, first, partition=0)
-    old = shop.worker()
-    old.reached(shop.topic, len(first))
+    old = working(shop, first)
     assert shop.rows() == doubled(first, by=1)
 
-    reload = shop.reload(range_records=50)
-    driver = reload.open(strategy=strategy)
-    reload.stage(driver)
+    reload, driver = staged(shop.reload(range_records=50), strategy=strategy)
     later = [of(n % 50, n, n) for n in range(200, 260)] + [gone(11)]
-    shop.produce(shop.topic, later, partition=0)
-    old.reached(shop.topic, len(first) + len(later))
+    applied_by(old, shop, later)
     old.stop()
     outcome = reload.run(driver)
 
@@ -49,12 +44,9 @@ def test_one_group_that_writes_two_tables_is_one_cut_over(shop: Shop) -> None:
     shop.produce(shop.topic, records, partition=0)
     old = shop.run_worker(both(1))
     old.reached(shop.topic, 60)
-    reload = shop.reload([both(2)], range_records=25)
-    driver = reload.open()
-    reload.stage(driver)
+    reload, driver = staged(shop.reload([both(2)], range_records=25))
     more = [of(n % 20, n, n) for n in range(60, 70)]
-    shop.produce(shop.topic, more, partition=0)
-    old.reached(shop.topic, 70)
+    applied_by(old, shop, more)
     old.stop()
     reload.run(driver)
     assert shop.rows() == doubled(records + more)
@@ -75,11 +67,8 @@ def test_columns_that_a_sink_learns_from_its_rows_are_known_to_whoever_goes_on(s
     records = [of(n % 20, n, n) for n in range(60)]
     shop.produce(shop.topic, records, partition=0)
     shop.apply(learning(1), 60)
-    first = shop.reload([learning(2)])
-    driver = first.open()
-    first.stage(driver)
-    other = shop.reload([learning(2)])
-    other.run(other.take_over(driver.run.id))
+    _, driver = staged(shop.reload([learning(2)]))
+    resume(shop.reload([learning(2)]), driver.run.id)
     assert shop.rows() == doubled(records)
     assert shop.execute("SELECT DISTINCT note FROM {schema}.orders") == [("none",)]
 

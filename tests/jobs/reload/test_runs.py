@@ -20,7 +20,7 @@ from seekpoint.jobs.reload import Reload, Runs, stage_range
 from seekpoint.jobs.reload.rounds import CatchUp
 from seekpoint.jobs.staging.consolidate import coverage
 from seekpoint.jobs.tables.dependencies import hanging
-from support.before_cutover import reloaded, settled
+from support.before_cutover import reloaded, settled, staged
 from support.reload_orders import Order, Shop, doubled, of, pipeline
 
 RECORDS = [of(n % 10, n, n) for n in range(30)]
@@ -204,9 +204,7 @@ def test_an_older_driver_does_not_fail_the_newer_ones_run(full: Shop) -> None:
 
 def test_an_aborted_run_leaves_nothing_and_changes_nothing(full: Shop) -> None:
     before, positions = full.rows(), [p.next_offset for p in full.ledger().read()]
-    reload = full.reload()
-    driver = reload.open()
-    reload.stage(driver)
+    reload, driver = staged(full.reload())
     assert full.schemas() == [driver.run.staging_schema]
     aborted = reload.runs.abort(driver.run.id, "changed our mind")
     assert (aborted.state, aborted.error, aborted.swept) == ("aborted", "changed our mind", True)
@@ -221,9 +219,7 @@ def test_an_aborted_run_leaves_nothing_and_changes_nothing(full: Shop) -> None:
 
 
 def test_runs_whose_driver_is_gone_are_swept(full: Shop) -> None:
-    reload = full.reload()
-    driver = reload.open()
-    reload.stage(driver)
+    reload, driver = staged(full.reload())
     assert reload.runs.sweep() == [], "its driver was heard of a moment ago"
     full.execute("UPDATE {schema}.reload_run SET changed_at = changed_at - interval '2 days'")
     assert reload.runs.sweep(timedelta(days=1)) == [driver.run.id]
@@ -237,9 +233,7 @@ def test_runs_whose_driver_is_gone_are_swept(full: Shop) -> None:
 
 def test_a_run_that_is_in_a_step_is_not_waited_for_by_a_sweep(full: Shop) -> None:
     """It is not gone, however long ago it said so last; and the others are not to wait for it."""
-    reload = full.reload()
-    driver = reload.open()
-    reload.stage(driver)
+    reload, driver = staged(full.reload())
     full.execute("UPDATE {schema}.reload_run SET changed_at = changed_at - interval '2 days'")
     with full.engine.begin() as step:
         step.exec_driver_sql(f"SELECT * FROM {full.schema}.reload_run FOR UPDATE")
@@ -249,9 +243,7 @@ def test_a_run_that_is_in_a_step_is_not_waited_for_by_a_sweep(full: Shop) -> Non
 
 
 def test_what_is_in_use_is_swept_later(full: Shop) -> None:
-    reload = full.reload()
-    driver = reload.open()
-    reload.stage(driver)
+    reload, driver = staged(full.reload())
     with full.engine.begin() as reader:
         reader.exec_driver_sql(f"LOCK TABLE {driver.run.staging_schema}.t0 IN ACCESS SHARE MODE")
         assert not reload.runs.abort(driver.run.id, "a test").swept
@@ -268,9 +260,7 @@ def test_what_is_in_use_is_swept_later(full: Shop) -> None:
 )
 def test_what_others_made_of_a_swapped_table_is_not_swept_with_it(full: Shop, hangs: str, gone: str) -> None:
     """A statement that looked the table up before the swap may hang something on it behind: it is not ours to drop."""
-    reload = full.reload()
-    driver = reload.open(strategy="swap")
-    reload.stage(driver)
+    reload, driver = staged(full.reload(), strategy="swap")
     with CatchUp(driver, reload.sources, reload.kafka) as rounds:
         reload.catch_up(driver, rounds)
         reload.cut_over(driver, rounds)
@@ -359,9 +349,7 @@ def test_runs_are_found_by_a_url_and_a_wrong_one_is_told(full: Shop) -> None:
 
 def test_a_round_that_waited_for_an_abort_says_so(full: Shop) -> None:
     """Its snapshot is from before the abort: the answer is the run's, not a serialization failure."""
-    reload = full.reload()
-    driver = reload.open()
-    reload.stage(driver)
+    reload, driver = staged(full.reload())
     with CatchUp(driver, reload.sources, reload.kafka) as rounds, full.engine.connect() as aborting:
         aborting.execute(text(f"UPDATE {full.schema}.reload_run SET state = 'aborted', error = 'a test'"))
         waiting = threading.Thread(target=release_when_blocked, args=(full, aborting))

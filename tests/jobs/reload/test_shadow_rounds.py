@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 from seekpoint import Append, Batch, Json, Pipeline
 from seekpoint.jobs.reload.handlers import MOST, _next_size
 from seekpoint.jobs.reload.rounds import CatchUp
-from support.before_cutover import diffed
+from support.before_cutover import diffed, staged
 from support.handler_reload import Books, Handle, booked, by_core
 from support.reload_orders import Order, OrderKey, Shop, of
 from support.reload_process import Reloader
@@ -63,9 +63,7 @@ def test_live_workers_go_on_and_are_followed(books: Books) -> None:
     books.shop.produce(books.shop.topic, FIRST, partition=0)
     worker = books.worker(core(books, 1))
     worker.reached(books.shop.topic, len(FIRST))
-    reload = books.reload(core(books), range_records=50)
-    driver = reload.open()
-    reload.stage(driver)
+    reload, driver = staged(books.reload(core(books), range_records=50))
     books.shop.produce(books.shop.topic, LATER, partition=0)
     worker.reached(books.shop.topic, len(FIRST + LATER))
     with CatchUp(driver, reload.sources, reload.kafka) as rounds:

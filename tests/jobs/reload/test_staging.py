@@ -17,7 +17,7 @@ from seekpoint.jobs.staging.local import LocalStager
 from seekpoint.jobs.staging.stage import Task, begin_staging
 from seekpoint.jobs.tables.targets import sources
 from seekpoint.records import State
-from support.before_cutover import reloaded, settled
+from support.before_cutover import reloaded, resume, settled
 from support.ledger_desk import backend, wait_until_blocked
 from support.reload_orders import Order, OrderKey, Shop, doubled, gone, of, pipeline
 
@@ -155,8 +155,7 @@ def test_a_task_of_other_code_stages_nothing_and_the_run_goes_on(shop: Shop, oth
         reload.stage(driver)
     assert shop.execute("SELECT count(*) FROM {schema}.reload_staged") == [(0,)]
     assert reload.runs.get(driver.run.id).state == "staging"
-    right = shop.reload()
-    right.run(right.take_over(driver.run.id))
+    resume(shop.reload(), driver.run.id)
     assert shop.rows() == doubled(RECORDS)
 
 
@@ -209,8 +208,7 @@ def test_of_two_groups_a_task_that_writes_fewer_tables_than_its_own_stages_nothi
     if fewer == "entries":  # with the other group, all of the run's tables are written
         with pytest.raises(ConfigError, match=f"of its tables, group '{shop.group}-b' writes others with this code"):
             shop.reload([only, less]).take_over(driver.run.id)
-    again = shop.reload([only, both(2)])
-    again.run(again.take_over(driver.run.id))
+    resume(shop.reload([only, both(2)]), driver.run.id)
     assert shop.rows() == [(n, 2 * n, 0) for n in range(30)]
 
 

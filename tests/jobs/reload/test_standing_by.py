@@ -15,7 +15,7 @@ from seekpoint.errors import HandlerOutdated
 from seekpoint.jobs.reload import Driver
 from seekpoint.ledger import Ledger
 from seekpoint.testing.servers.postgres import PostgresServer
-from support.before_cutover import settled
+from support.before_cutover import applied_by, settled, working
 from support.events import Run
 from support.producer_thread import Feed, applied
 from support.recorded_rows import Book
@@ -34,14 +34,6 @@ def ends_outdated(worker: Run) -> None:
     worker.seen.wait_for(events.WorkerStopped)
     with pytest.raises(HandlerOutdated):
         worker.stop()
-
-
-def working(shop: Shop) -> Run:
-    """A worker of version 1, after its first record."""
-    shop.produce(shop.topic, [of(1)], partition=0)
-    older = shop.worker(QUICK)
-    older.reached(shop.topic, 1)
-    return older
 
 
 def opened(shop: Shop, **options: Any) -> Driver:
@@ -108,7 +100,7 @@ def test_a_run_that_comes_to_nothing_lets_the_new_version_take_over_as_without_o
 
 
 def test_another_run_behind_the_first_is_waited_for_too(shop: Shop) -> None:
-    older = working(shop)
+    older = working(shop, [of(1)], limits=QUICK)
     runs = [opened(shop)]
 
     def another(told: events.Event) -> None:
@@ -130,7 +122,7 @@ def test_another_run_behind_the_first_is_waited_for_too(shop: Shop) -> None:
 
 @pytest.mark.parametrize("strategy", ["verify", "batch"])
 def test_nobody_stands_by_for_what_publishes_nothing(shop: Shop, strategy: str) -> None:
-    older = working(shop)
+    older = working(shop, [of(1)], limits=QUICK)
     driver = opened(shop)
     shop.execute("UPDATE {schema}.reload_run SET strategy = :strategy", strategy=strategy)
     assert shop.reload().runs.get(driver.run.id).is_open
@@ -152,7 +144,7 @@ def test_only_the_version_that_is_built_stands_by(shop: Shop, version: int) -> N
 
 
 def test_status_tells_of_it(shop: Shop) -> None:
-    working(shop)
+    working(shop, [of(1)], limits=QUICK)
     url = shop.engine.url.render_as_string(hide_password=False)
     command = ["status", shop.group, "--database-url", url, "--schema", shop.schema]
 
@@ -175,14 +167,14 @@ def test_status_tells_of_it(shop: Shop) -> None:
 
 
 def test_a_group_of_others_is_not_held_back(shop: Shop) -> None:
-    working(shop)
+    working(shop, [of(1)], limits=QUICK)
     opened(shop)
     assert Ledger(shop.engine, "somebody else", schema=shop.schema, version=2).standby() is None
     assert Ledger(shop.engine, shop.group, schema=shop.schema, version=2).standby() is not None
 
 
 def test_stop_is_prompt_while_standing_by(shop: Shop) -> None:
-    older = working(shop)
+    older = working(shop, [of(1)], limits=QUICK)
     opened(shop)
     newer = shop.worker(Limits(idle_check=60.0), version=2)
     newer.seen.wait_for(events.OnStandby)
@@ -198,7 +190,7 @@ def test_stop_is_prompt_while_standing_by(shop: Shop) -> None:
 
 
 def test_a_process_that_stands_by_ends_at_the_first_signal_and_may_be_killed(shop: Shop) -> None:
-    older = working(shop)
+    older = working(shop, [of(1)], limits=QUICK)
     opened(shop)
     Book(shop.engine, shop.schema).create()  # what the member writes
     what = {
@@ -228,7 +220,7 @@ def test_postgres_goes_away_and_comes_back_while_it_stands_by(
     request: pytest.FixtureRequest, own_postgres: PostgresServer
 ) -> None:
     shop = shop_on(request, own_postgres)
-    older = working(shop)
+    older = working(shop, [of(1)], limits=QUICK)
     driver = opened(shop)
     newer = shop.worker(QUICK, version=2)
     newer.seen.wait_for(events.OnStandby)
@@ -250,8 +242,7 @@ def test_postgres_goes_away_and_comes_back_while_it_stands_by(
     shop.reload().run(shop.reload().take_over(driver.run.id))
     newer.seen.wait_for(events.Activated, count=2)
     ends_outdated(older)
-    shop.produce(shop.topic, [of(3)], partition=0)
-    newer.reached(shop.topic, 3)
+    applied_by(newer, shop, [of(3)])
     newer.stop()
     assert shop.rows() == [(1, 2, 0), (2, 2, 0), (3, 2, 0)]
     shop.engine.dispose()

@@ -8,31 +8,27 @@ from typing import Any
 import pytest
 
 from seekpoint.errors import ReloadRefused
+from support.before_cutover import applied_by, working
 from support.reload_orders import Shop, doubled, gone, of
 
 FIRST = [of(n % 40, n, n) for n in range(120)] + [gone(3)]
 
 
 def test_a_table_that_is_what_the_log_says(shop: Shop) -> None:
-    shop.produce(shop.topic, FIRST, partition=0)
-    worker = shop.worker()
-    worker.reached(shop.topic, len(FIRST))
+    worker = working(shop, FIRST)
     report = shop.reload(version=1).verify()
     assert report.is_empty
     (table,) = report.tables
     assert (table.table, table.equal, table.samples) == (f"{shop.schema}.orders", 39, ())
     assert report.offsets == {f"{shop.group} {shop.topic}/0": 121, f"{shop.group} {shop.topic}/1": 0}
     more = [of(1, 2)]
-    shop.produce(shop.topic, more, partition=0)
-    worker.reached(shop.topic, len(FIRST) + 1)
+    applied_by(worker, shop, more)
     assert shop.rows() == doubled(FIRST + more, by=1)
     assert shop.schemas() == []
 
 
 def test_what_differs_is_named(shop: Shop) -> None:
-    shop.produce(shop.topic, FIRST, partition=0)
-    worker = shop.worker()
-    worker.reached(shop.topic, len(FIRST))
+    working(shop, FIRST)
     shop.execute("DELETE FROM {schema}.orders WHERE id IN (5, 6)")
     shop.execute("UPDATE {schema}.orders SET amount = 1 WHERE id = 8")
     shop.execute("INSERT INTO {schema}.orders (id, amount, at) VALUES (1000, 1, 1)")
@@ -58,9 +54,7 @@ def test_what_differs_is_named(shop: Shop) -> None:
 def test_rows_of_types_without_equality_are_compared(shop: Shop) -> None:
     """json has no equality: what was stored is compared as it is written."""
     shop.execute("ALTER TABLE {schema}.entries ADD told json")
-    shop.produce(shop.topic, [of(n, n) for n in range(10)], partition=0)
-    worker = shop.worker(kind="append")
-    worker.reached(shop.topic, 10)
+    working(shop, [of(n, n) for n in range(10)], kind="append")
     assert shop.reload(version=1, pipeline={"kind": "append"}).verify().is_empty
 
 

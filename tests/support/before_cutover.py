@@ -71,9 +71,14 @@ def diffed(
         yield reload, driver, rounds
 
 
+def started(reload: Reload, **options: Any) -> tuple[Reload, Driver]:
+    """The reload, with a new run that has done nothing so far."""
+    return reload, reload.open(**options)
+
+
 def staged(reload: Reload, **options: Any) -> tuple[Reload, Driver]:
     """A new run up to the end of its staging."""
-    driver = reload.open(**options)
+    reload, driver = started(reload, **options)
     reload.stage(driver)
     return reload, driver
 

@@ -14,7 +14,7 @@ from seekpoint.jobs.reload import Reload, Report, cutover
 from seekpoint.jobs.reload import cutover_limits as bounds
 from seekpoint.jobs.reload.forecast import UNSAMPLED
 from seekpoint.jobs.reload.rounds import CatchUp
-from support.before_cutover import FIRST, diffed, reloaded, settled
+from support.before_cutover import FIRST, diffed, reloaded, settled, started
 from support.reload_orders import Shop, doubled, of, pipeline
 from support.reload_process import Reloader
 
@@ -46,8 +46,7 @@ def test_more_deletes_than_allowed_are_refused_before_the_lock(full: Shop) -> No
     """The comparison is reported first; nothing live is touched, and the run continues when it is allowed."""
     extra(full, range(100, 110))
     told: list[Report] = []
-    reload = with_bounds(full, compared=told.append)
-    driver = reload.open()
+    reload, driver = started(with_bounds(full, compared=told.append))
     with pytest.raises(
         CutOverRefused, match=r"10 of 50 live rows \(20%\) .* more than 10%.* --max-deletes 0.2"
     ) as found:
@@ -87,8 +86,7 @@ def test_a_delete_that_others_refer_to_with_an_action_is_refused(shop: Shop, act
     settled(shop, RECORDS)
     extra(shop, [100])
     shop.execute("INSERT INTO {schema}.items VALUES (1, 100), (2, 7)")
-    reload = with_bounds(shop)
-    driver = reload.open()
+    reload, driver = started(with_bounds(shop))
     said = f"{shop.schema}.items refers to it by items_order_id_fkey (ON DELETE {action})"
     assert driver.notes == (f"{shop.schema}.orders: {said}",)
     with pytest.raises(CutOverRefused) as found:
@@ -121,8 +119,7 @@ def test_a_key_that_refers_to_a_part_of_the_table_is_refused(shop: Shop, tables:
     settled(shop, RECORDS)
     shop.execute("INSERT INTO {schema}.orders_highest (id, amount, at) VALUES (100, 1, 0)")
     shop.execute("INSERT INTO {schema}.items VALUES (1, 100)")
-    reload = with_bounds(shop, allow_inheritance=True)
-    driver = reload.open()
+    reload, driver = started(with_bounds(shop, allow_inheritance=True))
     said = f"{shop.schema}.items refers to it by items_order_id_fkey (ON DELETE CASCADE)"
     assert f"{shop.schema}.orders: {said}" in driver.notes
     with pytest.raises(CutOverRefused) as found:
@@ -187,8 +184,7 @@ def test_a_table_from_which_others_inherit_is_refused(full: Shop) -> None:
     with pytest.raises(ReloadRefused, match=r"archived inherit from it.* --allow-inheritance"):
         reload.open()
     assert full.execute("SELECT count(*) FROM {schema}.archived") == [(1,)]
-    reload = with_bounds(full, allow_inheritance=True)
-    driver = reload.open()
+    reload, driver = started(with_bounds(full, allow_inheritance=True))
     assert driver.notes == (
         f"{full.schema}.orders: {full.schema}.archived inherits from it, and its rows are compared and changed, too",
     )
@@ -210,8 +206,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 def test_a_wait_that_is_predicted_to_be_too_long_is_refused_before_the_lock(shop: Shop) -> None:
     records = [of(n, 1) for n in range(3_000)]
     settled(shop, records)
-    reload = with_bounds(shop, max_wait=0.001)
-    driver = reload.open()
+    reload, driver = started(with_bounds(shop, max_wait=0.001))
     with pytest.raises(CutOverRefused, match=r"workers would wait about .* for 3000 changed rows") as found:
         reload.run(driver)
     assert found.value.predicted is not None
@@ -231,8 +226,7 @@ def test_a_wait_is_predicted_for_rows_that_need_the_live_tables_defaults(shop: S
     shop.execute("CREATE FUNCTION {schema}.code() RETURNS text LANGUAGE sql AS $$ SELECT 'x' $$")
     shop.execute("ALTER TABLE {schema}.orders ADD code text NOT NULL DEFAULT {schema}.code()")
     settled(shop, records)
-    reload = with_bounds(shop, max_wait=0.001)
-    driver = reload.open()
+    reload, driver = started(with_bounds(shop, max_wait=0.001))
     with pytest.raises(CutOverRefused, match=r"workers would wait about .* for 150 changed rows") as found:
         reload.run(driver)
     assert found.value.predicted is not None
@@ -274,8 +268,7 @@ def test_a_statement_takes_no_longer_than_what_is_left(
         "TRIGGER slow AFTER UPDATE ON {schema}.orders"
     )  # fmt: skip
     full.execute(f"CREATE {kind} FOR EACH ROW EXECUTE FUNCTION {{schema}}.slow()")
-    reload = with_bounds(full, max_wait=0.5)
-    driver = reload.open()
+    reload, driver = started(with_bounds(full, max_wait=0.5))
 
     def let_go(attempt: int) -> None:
         if attempt == 2:
@@ -294,8 +287,7 @@ def test_a_statement_takes_no_longer_than_what_is_left(
 def test_brokers_may_say_nothing_for_no_longer_than_workers_may_wait(
     full: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reload = with_bounds(full, max_wait=2.0)
-    driver = reload.open()
+    reload, driver = started(with_bounds(full, max_wait=2.0))
     idles: list[float] = []
     apply = CatchUp.apply
 
@@ -365,8 +357,7 @@ def test_an_old_transaction_in_another_database_holds_nothing_up(shop: Shop) -> 
 
 def test_a_row_of_a_subtransaction_that_was_open_is_found(full: Shop) -> None:
     """It is in no snapshot's list, and younger transactions have ended by then: its row was not there, and is later."""
-    reload = full.reload()
-    driver = reload.open()
+    reload, driver = started(full.reload())
     with full.engine.connect() as other:
         other.execute(text("SELECT pg_current_xact_id()"))
         with other.begin_nested():
@@ -400,8 +391,7 @@ def test_rows_that_exchange_a_unique_value(shop: Shop, deferrable: bool) -> None
     shop.execute(f"ALTER TABLE {{schema}}.orders ADD CONSTRAINT one_at UNIQUE (at){how}")
     shop.produce(shop.topic, RECORDS, partition=0)
     shop.apply(exchanging(shop, 1), len(RECORDS))
-    reload = shop.reload([exchanging(shop, 2)])
-    driver = reload.open()
+    reload, driver = started(shop.reload([exchanging(shop, 2)]))
     if not deferrable:
         with pytest.raises(CutOverRefused, match=r"one_at .*strategies 'swap' and 'generation' can .*DEFERRABLE"):
             reload.run(driver)
@@ -419,8 +409,7 @@ def test_rows_that_exchange_a_unique_value(shop: Shop, deferrable: bool) -> None
 def test_a_driver_that_is_killed_leaves_nothing_torn(shop: Shop, at: str) -> None:
     """Before the refusals, in a try with everything written, between two tries: another one continues."""
     settled(shop, FIRST)
-    reload = with_bounds(shop, max_deletes=1.0)
-    driver = reload.open()
+    driver = with_bounds(shop, max_deletes=1.0).open()
     with shop.engine.connect() as worker:
         if at == "after a long try":
             worker.execute(text(f"SELECT FROM {shop.schema}.partition_offset FOR SHARE"))

@@ -17,7 +17,7 @@ from seekpoint.jobs.reload.compare import prepare
 from seekpoint.jobs.reload.rounds import CatchUp
 from seekpoint.jobs.staging import compaction
 from seekpoint.kafka.topic_config import _answer
-from support.before_cutover import diffed, reloaded, settled, staged
+from support.before_cutover import diffed, reloaded, settled, staged, started
 from support.reload_orders import Shop, doubled, gone, of
 
 FIRST = [of(n % 10, n, n) for n in range(30)]
@@ -94,8 +94,7 @@ def test_a_key_that_is_not_one_rows_is_refused(
     """Two offsets are named, also where the records are staged by different tasks."""
     shop = filled(shop, topic, [*FIRST, second])
     before = shop.rows()
-    reload = of_compacted(shop, range_records=11)
-    driver = reload.open()
+    reload, driver = started(of_compacted(shop, range_records=11))
     with pytest.raises(
         ReloadRefused, match=rf"records at {shop.topic}/0 offset 7 and at {shop.topic}/0 offset 30 {said}"
     ):
@@ -142,8 +141,7 @@ def test_rows_whose_records_are_gone_are_not_deleted(shop: Shop, topic: Callable
     def lost() -> None:
         shop.execute("INSERT INTO {schema}.orders (id, amount, at) VALUES (100, 1, 0), (101, 1, 0)")
 
-    reload = of_compacted(shop)
-    driver = reload.open()
+    reload, driver = started(of_compacted(shop))
     if not is_late:
         lost()
         with pytest.raises(

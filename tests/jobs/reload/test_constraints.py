@@ -10,7 +10,7 @@ from sqlalchemy import Connection, text
 
 from seekpoint.errors import ReloadRefused
 from seekpoint.jobs.reload.rounds import CatchUp
-from support.before_cutover import applied_by, reloaded, settled, staged, working
+from support.before_cutover import applied_by, reloaded, settled, staged, started, working
 from support.handler_reload import Books, Handle
 from support.reload_orders import Shop, doubled, gone, of
 
@@ -117,8 +117,7 @@ def test_a_staged_record_behind_one_of_its_key_that_is_refused(shop: Shop, kind:
     settled(shop, [(of(9)[0], of(n, n, n + 1)[1]) for n in (1, 2, 3)], kind=kind)
     shop.execute(f"DELETE FROM {{schema}}.{COUNT[kind]} WHERE id > 1")
     shop.execute(REFERS % COUNT[kind])
-    reload = shop.reload(pipeline={"kind": kind, "on_poison": "dead_letter"})
-    driver = reload.open()
+    reload, driver = started(shop.reload(pipeline={"kind": kind, "on_poison": "dead_letter"}))
     if kind == "append":
         reload.run(driver)
         assert shop.rows("entries", "id, amount, at") == [(1, 2, 2), (3, 6, 4)]

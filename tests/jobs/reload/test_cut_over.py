@@ -18,7 +18,7 @@ from seekpoint.jobs.reload.cutover import took_effect
 from seekpoint.jobs.reload.rounds import CatchUp
 from seekpoint.jobs.tables.dependencies import DDL_WAIT
 from seekpoint.postgres.sqlstates import connection_lost
-from support.before_cutover import FIRST, applied_by, diffed, reloaded, settled, staged, work_up_to
+from support.before_cutover import FIRST, applied_by, diffed, reloaded, settled, staged, started, work_up_to
 from support.proxy import PostgresProxy
 from support.reload_orders import Shop, doubled, gone, of, pipeline
 
@@ -107,8 +107,7 @@ def let_go(holder: Connection, monkeypatch: pytest.MonkeyPatch, *, after: int) -
 
 def test_a_rolled_back_cut_over_loses_no_delta(full: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rebuild reads on from its own stored position, whatever its consumer had read."""
-    reload = full.reload(limits=Limits(transaction_age=1.0))
-    driver = reload.open()
+    reload, driver = started(full.reload(limits=Limits(transaction_age=1.0)))
     later = [of(n % 60, n, 1) for n in range(50)]
     with diffed(reload, driver=driver) as (_, _, rounds):
         settled(full, later)
@@ -271,8 +270,7 @@ def test_a_key_that_was_written_before_the_difference_and_committed_behind_it_is
 
 
 def test_a_partition_that_was_added_meanwhile_is_in(full: Shop) -> None:
-    reload = full.reload()
-    driver = reload.open()
+    reload, driver = started(full.reload())
     full.execute("DELETE FROM {schema}.reload_position WHERE partition = 1")  # as if it had not been there at E0
     elsewhere = [of(n, n) for n in range(700, 720)]
     with diffed(reload, driver=driver) as (_, _, rounds):
@@ -456,8 +454,7 @@ def test_a_commit_without_an_answer_is_looked_up(
 
 
 def test_what_became_of_a_commit_is_told_to_the_newest_driver_alone(full: Shop) -> None:
-    reload = full.reload()
-    driver = reload.open()
+    reload, driver = started(full.reload())
     other = reload.take_over(driver.run.id)
     with pytest.raises(ReloadOver, match="was taken over by"):
         took_effect(driver)

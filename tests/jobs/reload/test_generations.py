@@ -22,7 +22,7 @@ from seekpoint.jobs.run.run import transaction
 from seekpoint.jobs.tables.generations import generations as adopting
 from seekpoint.jobs.tables.generations import tables as leaves
 from seekpoint.sinks.copy import driver_of
-from support.before_cutover import FIRST, applied_by, diffed, reloaded, settled
+from support.before_cutover import FIRST, applied_by, diffed, reloaded, settled, started
 from support.ledger_desk import backend
 from support.proxy import PostgresProxy
 from support.reload_orders import Shop, doubled, gone, of
@@ -196,8 +196,7 @@ def test_a_transaction_that_reads_by_an_older_plan_finds_rows_or_is_told(enabled
         declared = f"{enabled.schema}.both(OUT a bigint, OUT b numeric) LANGUAGE plpgsql"
         enabled.execute(f"CREATE FUNCTION {declared} AS 'BEGIN {read.replace('FROM', 'INTO a, b FROM')}; END'")
         read = f"SELECT * FROM {enabled.schema}.both()"
-    reload = enabled.reload()
-    driver = reload.open(strategy="generation")
+    reload, driver = started(enabled.reload(), strategy="generation")
     url = enabled.engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
     with diffed(reload, driver=driver) as (_, _, rounds), psycopg.connect(url) as reader:
         for _ in range(12):  # the plan is kept from the sixth on
@@ -229,8 +228,7 @@ def test_long_readers_are_in_nobodys_way(enabled: Shop) -> None:
 
 def test_a_reader_that_stays_while_tables_are_attached_reads_one(enabled: Shop) -> None:
     """Two tables are behind the view, and one is read; with an index, by the index."""
-    reload = enabled.reload()
-    driver = reload.open(strategy="generation")
+    reload, driver = started(enabled.reload(), strategy="generation")
     with ExitStack() as stack:
         stack.enter_context(_attached(enabled, reload, driver))
         (now,) = generations(enabled).list()
@@ -285,8 +283,7 @@ def test_snapshots_that_may_not_be_seen_are_waited_for(shop: Shop, roles: tuple[
 
 @pytest.mark.parametrize("attached", [False, True])
 def test_an_aborted_run_leaves_nothing_behind(enabled: Shop, attached: bool) -> None:
-    reload = enabled.reload()
-    driver = reload.open(strategy="generation")
+    reload, driver = started(enabled.reload(), strategy="generation")
     with _attached(enabled, reload, driver) if attached else diffed(reload, driver=driver):
         assert len(tables(enabled)) == 4
     reload.runs.abort(driver.run.id, "a test")
@@ -298,8 +295,7 @@ def test_an_aborted_run_leaves_nothing_behind(enabled: Shop, attached: bool) -> 
 
 
 def test_a_rolled_back_cut_over_is_tried_again(enabled: Shop) -> None:
-    reload = enabled.reload()
-    driver = reload.open(strategy="generation")
+    reload, driver = started(enabled.reload(), strategy="generation")
     with _attached(enabled, reload, driver) as rounds:
         settled(enabled, MORE)
         reload.cut_over(driver, rounds)

@@ -11,7 +11,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from seekpoint.errors import ConfigError, ReloadRefused, WroteLiveTable
 from seekpoint.jobs.reload.cutover import cut_over
-from support.before_cutover import diffed, reloaded
+from support.before_cutover import diffed, reloaded, started
 from support.handler_reload import Books, Handle, booked, by_core, by_hand, tables
 from support.reload_orders import of
 
@@ -129,8 +129,7 @@ def live(books: Books, version: int = 2) -> Handle:
 
 def test_a_schema_in_the_statement_reaches_the_live_table_and_is_refused(books: Books) -> None:
     books.applied(RECORDS, lambda version: live(books, version))
-    reload = books.reload(live(books))
-    driver = reload.open()
+    reload, driver = started(books.reload(live(books)))
     with pytest.raises(WroteLiveTable, match="leave the schema out of the statement") as refused:
         reload.run(driver)
     assert (refused.value.group, refused.value.table) == (books.shop.group, f"{books.shop.schema}.bookings")

@@ -13,7 +13,7 @@ from seekpoint.errors import HandlerMisuse
 from seekpoint.jobs.staging.stage import stage_range
 from seekpoint.kafka.ranges import Range
 from seekpoint.records import Partition
-from support.before_cutover import reloaded, settled
+from support.before_cutover import reloaded, settled, started
 from support.handler_reload import Books, Handle, booked, by_core
 from support.reload_orders import Shop, doubled, of
 
@@ -122,8 +122,7 @@ def test_a_late_attempt_of_another_width_is_none_that_counts(shop: Shop, late: t
                     stage_range(shop.engine, shop.schema, kafka, driver.run.id, pipeline=source.pipeline, range_=range_)
                 )
 
-    reload = shop.reload(range_records=40, progress=commit_late)
-    driver = reload.open()
+    reload, driver = started(shop.reload(range_records=40, progress=commit_late))
     reload.run(driver)
     assert len(done) == 3
     assert shop.rows() == doubled(records)

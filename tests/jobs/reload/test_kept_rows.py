@@ -10,7 +10,7 @@ from sqlalchemy import create_engine, text
 
 from seekpoint.errors import ReloadRefused
 from seekpoint.jobs.reload import Reload
-from support.before_cutover import reloaded
+from support.before_cutover import reloaded, started
 from support.reload_orders import Shop, doubled, of
 
 RECORDS = [of(n, n, n) for n in range(1, 31)]
@@ -49,8 +49,7 @@ def test_a_trigger_that_keeps_the_old_row_is_seen(full: Shop, hook: str, before:
     full.execute(before)
     full.execute(hook)
     live = full.rows()
-    reload = full.reload()
-    driver = reload.open()
+    reload, driver = started(full.reload())
     with pytest.raises(ReloadRefused, match=rf"{counts}, though the merge wrote them: (trigger|rule) keep"):
         reload.run(driver)
     assert full.rows() == live, "nothing was changed"

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from seekpoint.testing.servers.postgres import PostgresServer
-from support.before_cutover import settled
+from support.before_cutover import settled, started
 from support.reload_orders import doubled, gone, of, shop_on
 
 RECORDS = [of(n % 40, n, n) for n in range(120)] + [gone(3)]
@@ -29,8 +29,7 @@ def test_a_crash_of_the_database(
             own_postgres.kill()
             own_postgres.start()
 
-    reload = shop.reload(range_records=50, progress=lambda what, *_: crash(what))
-    driver = reload.open()
+    reload, driver = started(shop.reload(range_records=50, progress=lambda what, *_: crash(what)))
     turn = driver.transition
 
     def turned(tx: Any, state: str) -> None:

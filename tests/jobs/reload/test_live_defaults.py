@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import text
 
 from seekpoint.jobs.staging.stage import begin_staging
-from support.before_cutover import reloaded, settled, staged, working
+from support.before_cutover import reloaded, settled, staged, started, working
 from support.handler_reload import Books, by_core
 from support.reload_orders import Shop, doubled, of
 
@@ -48,8 +48,7 @@ def test_a_merge_draws_the_numbers_of_the_rows_that_it_adds(shop: Shop) -> None:
 def test_what_a_run_left_keeps_no_live_table(shop: Shop) -> None:
     shop.execute(NUMBERED)
     settled(shop, RECORDS)
-    reload = shop.reload()
-    driver = reload.open()
+    reload, driver = started(shop.reload())
     begin_staging(driver, reload.sources)
     reload._stage_ranges(driver)  # between two steps, as a killed driver leaves it
     with shop.engine.connect() as connection:  # rolled back

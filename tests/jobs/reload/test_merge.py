@@ -9,7 +9,7 @@ from sqlalchemy import text
 
 from seekpoint import Limits
 from seekpoint.jobs.reload import merge
-from support.before_cutover import diffed, reloaded, settled
+from support.before_cutover import diffed, reloaded, settled, started
 from support.reload_orders import Shop, doubled, of
 
 MANY, CHANGED = 2_000, 300
@@ -123,8 +123,7 @@ def test_a_row_that_comes_behind_the_look_does_not_hide_one_that_is_gone(
 ) -> None:
     records = [of(n, amount) for n in range(40)]
     settled(shop, records)
-    reload = shop.reload()
-    driver = reload.open()
+    reload, driver = started(shop.reload())
     add_deleted = merge._add_deleted
 
     def late(*given: Any) -> None:

@@ -18,7 +18,7 @@ from seekpoint.jobs.reload import reload as job
 from seekpoint.jobs.reload.rounds import CatchUp
 from seekpoint.kafka.ranges import IDLE
 from seekpoint.testing.servers.kafka import KafkaServer
-from support.before_cutover import FIRST, applied_by, diffed, settled, staged, widen, work_up_to
+from support.before_cutover import FIRST, applied_by, diffed, settled, staged, started, widen, work_up_to
 from support.log_changes import delete, trim
 from support.reload_orders import Shop, doubled, of
 
@@ -36,8 +36,7 @@ def failed(reload: Reload, driver: Driver) -> str:
 
 
 def test_retention_that_passes_the_staged_position_ends_the_run(full: Shop) -> None:
-    reload = full.reload(range_records=50)
-    driver = reload.open()
+    reload, driver = started(full.reload(range_records=50))
     trim(admin_of(full), full.topic, 60)
     with pytest.raises(RangeLost, match="retention has passed it: the first offset left is 60") as lost:
         reload.stage(driver)
@@ -67,8 +66,7 @@ def test_retention_that_passes_a_round_ends_the_run(full: Shop) -> None:
 @pytest.mark.parametrize("at", ["opened", "staged", "compared"])
 def test_a_topic_that_is_created_anew_ends_the_run(full: Shop, topic: Callable[..., str], at: str) -> None:
     """Under the same name, with other records at the same offsets."""
-    reload = full.reload()
-    driver = reload.open()
+    reload, driver = started(full.reload())
     if at == "staged":
         reload.stage(driver)
 
@@ -98,8 +96,7 @@ def test_a_topic_that_is_created_anew_ends_the_run(full: Shop, topic: Callable[.
 
 def test_a_partition_that_is_added_and_moved_in_mid_run_ends_it(full: Shop) -> None:
     """What was given up there has no rows, and the run does not know of it."""
-    reload = full.reload()
-    driver = reload.open()
+    reload, driver = started(full.reload())
     widen(full, 3)
     settled(full, [of(n) for n in range(800, 840)], partition=2)
     full.ledger().reset_offset(full.topic, 2, 45, log=None, reason="a test", lost="a test gave them up")
@@ -119,8 +116,7 @@ def test_partitions_that_are_added_in_mid_run_are_in(full: Shop) -> None:
 
 @pytest.mark.parametrize("at", ["opened", "staged"])
 def test_a_rewind_in_mid_run_ends_it(full: Shop, at: str) -> None:
-    reload = full.reload()
-    driver = reload.open()
+    reload, driver = started(full.reload())
     if at == "staged":
         reload.stage(driver)
     full.ledger().reset_offset(full.topic, 0, 50, log=None, reason="again")
@@ -174,8 +170,7 @@ def test_brokers_that_are_away_under_the_lock_are_waited_for_briefly(
     )
     settled(there)
     worker = there.worker()
-    reload = there.reload()
-    driver = reload.open()
+    reload, driver = started(there.reload())
     held: list[float] = []
     thaw = threading.Timer(2 * IDLE, own_kafka.thaw)  # should the test fail
     apply = CatchUp.apply

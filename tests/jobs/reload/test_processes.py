@@ -19,7 +19,7 @@ from seekpoint.errors import ConfigError, RangeLost, ReloadRefused
 from seekpoint.jobs.reload import Reload
 from seekpoint.jobs.staging.task_errors import error_as_text, error_of
 from seekpoint.records import Partition
-from support.before_cutover import settled
+from support.before_cutover import settled, started
 from support.reload_orders import PLAIN, Shop, doubled, of
 
 FIRST = [of(n % 40, n, n) for n in range(200)]
@@ -175,8 +175,7 @@ def test_what_cannot_be_sent_is_refused(shop: Shop, named: Callable[[str], str])
         shop.reload(processes=2, stager=shop.reload()._stager)
     with pytest.raises(ConfigError, match="at least 1, and not 0"):
         shop.reload(range_records=0)
-    nameless = shop.reload(processes=2)
-    driver = nameless.open()
+    nameless, driver = started(shop.reload(processes=2))
     with pytest.raises(ConfigError, match=f"cannot import the pipeline of group '{shop.group}'.* as 'module:name'"):
         nameless.stage(driver)
     calling = reload_of(shop, name)

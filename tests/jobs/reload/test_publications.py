@@ -17,7 +17,7 @@ from seekpoint.jobs.reload import open as opening
 from seekpoint.jobs.staging.compaction import of_compaction
 from seekpoint.testing.servers.postgres import PostgresServer
 from support.batch_process import batch
-from support.before_cutover import reloaded, settled, staged
+from support.before_cutover import reloaded, settled, staged, started
 from support.handler_reload import Books, booked, by_core
 from support.reload_orders import Shop, doubled, gone, of, shop_on
 
@@ -130,8 +130,7 @@ def test_what_a_swap_publishes_is_logged(shop: Shop, monkeypatch: pytest.MonkeyP
         return of_compaction(*given)
 
     monkeypatch.setattr(opening, "of_compaction", late)
-    reload = shop.reload()
-    driver = reload.open(strategy="swap")
+    reload, driver = started(shop.reload(), strategy="swap")
     shop.execute("DROP PUBLICATION everything")
     reload.run(driver)
     logged = "SELECT CAST(relpersistence AS text) FROM pg_class WHERE oid = to_regclass('{schema}.orders')"
@@ -159,8 +158,7 @@ def test_a_crash_that_empties_what_was_staged_ends_the_run(
     shop.execute(PUBLISH)
     settled(shop, RECORDS)
     before = shop.rows()
-    reload = shop.reload()
-    driver = reload.open()
+    reload, driver = started(shop.reload())
     if stage:
         reload.stage(driver)
     else:

@@ -20,7 +20,7 @@ from seekpoint.jobs.reload import Reload, Runs, stage_range
 from seekpoint.jobs.reload.rounds import CatchUp
 from seekpoint.jobs.staging.consolidate import coverage
 from seekpoint.jobs.tables.dependencies import hanging
-from support.before_cutover import reloaded, settled, staged
+from support.before_cutover import reloaded, settled, staged, started
 from support.reload_orders import Order, Shop, doubled, of, pipeline
 
 RECORDS = [of(n % 10, n, n) for n in range(30)]
@@ -276,8 +276,7 @@ def test_what_others_made_of_a_swapped_table_is_not_swept_with_it(full: Shop, ha
 
 
 def test_a_step_out_of_turn_is_refused(full: Shop) -> None:
-    reload = full.reload()
-    driver = reload.open()
+    reload, driver = started(full.reload())
     with pytest.raises(
         ReloadOver, match="is opened, and this step follows staged or indexed or catching_up or compared"
     ):
@@ -301,8 +300,7 @@ def test_another_version_does_not_take_a_run(full: Shop) -> None:
 
 def test_other_code_does_not_take_a_run_and_leaves_its_driver_alone(full: Shop) -> None:
     """Sinks that write other tables would publish nothing where the run's tables are to be published."""
-    reload = full.reload()
-    driver = reload.open()
+    reload, driver = started(full.reload())
     for other in (full.reload(version=1), full.reload(version=3), full.reload(pipeline={"kind": "append"})):
         with pytest.raises(ConfigError, match=f"reload {driver.run.id} (is of|was opened with)") as refused:
             other.take_over(driver.run.id)
@@ -315,8 +313,7 @@ def test_other_code_does_not_take_a_run_and_leaves_its_driver_alone(full: Shop) 
 
 
 def test_how_far_a_run_is_can_be_read(full: Shop) -> None:
-    reload = full.reload()
-    driver = reload.open(reason="prices were wrong")
+    reload, driver = started(full.reload(), reason="prices were wrong")
     (zero, one) = reload.runs.positions(driver.run.id)
     assert (zero.first_offset, zero.end_offset, zero.next_offset) == (0, 30, 0)
     assert (one.end_offset, one.next_offset) == (0, 0)

@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 from seekpoint import Append, Batch, Json, Pipeline
 from seekpoint.jobs.reload.handlers import MOST, _next_size
 from seekpoint.jobs.reload.rounds import CatchUp
-from support.before_cutover import diffed, staged
+from support.before_cutover import diffed, staged, started
 from support.handler_reload import Books, Handle, booked, by_core
 from support.reload_orders import Order, OrderKey, Shop, of
 from support.reload_process import Reloader
@@ -50,8 +50,7 @@ def test_rounds_are_bounded_and_end_at_e0_first(books: Books) -> None:
     def handle(tx: Connection, batch: Any) -> None:
         sizes.append([record.offset for record in batch])
 
-    reload = books.reload(handle, range_records=50)
-    driver = reload.open()
+    reload, driver = started(books.reload(handle, range_records=50))
     books.applied(FIRST, lambda version: core(books, version))
     reload.stage(driver)
     assert [(size[0], size[-1]) for size in sizes] == [(0, 49), (50, 99), (100, 119), (120, 169), (170, 219)]
@@ -93,8 +92,7 @@ def test_dead_letters_have_no_rows_and_replayed_ones_have_theirs(books: Books) -
 
     options = {"on_poison": "dead_letter", "retry": Retry(attempts=1)}
     books.applied(FIRST, lambda version: make(True, version), **options)
-    reload = books.reload(make(False, 2), range_records=50, pipeline=options)
-    driver = reload.open()
+    reload, driver = started(books.reload(make(False, 2), range_records=50, pipeline=options))
     from seekpoint.admin import DeadLetterReplay
 
     ids = dict(books.shop.execute("SELECT record_offset, id FROM {schema}.dead_letter"))

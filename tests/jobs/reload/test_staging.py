@@ -17,7 +17,7 @@ from seekpoint.jobs.staging.local import LocalStager
 from seekpoint.jobs.staging.stage import Task, begin_staging
 from seekpoint.jobs.tables.targets import sources
 from seekpoint.records import State
-from support.before_cutover import reloaded, resume, settled
+from support.before_cutover import reloaded, resume, settled, started
 from support.ledger_desk import backend, wait_until_blocked
 from support.reload_orders import Order, OrderKey, Shop, doubled, gone, of, pipeline
 
@@ -31,8 +31,7 @@ def begun(shop: Shop, records: list[Any] = RECORDS, **options: Any) -> tuple[Rel
 
 
 def opened(shop: Shop, **options: Any) -> tuple[Reload, Driver]:
-    reload = shop.reload(pipeline=options)
-    driver = reload.open()
+    reload, driver = started(shop.reload(pipeline=options))
     begin_staging(driver, reload.sources)
     return reload, driver
 
@@ -195,8 +194,7 @@ def test_of_two_groups_a_task_that_writes_fewer_tables_than_its_own_stages_nothi
 
     for each in (pipeline(f"{shop.group}-a", shop.topic, shop.schema, sink={"tombstone": None}), both(1)):
         shop.apply(each, 30)
-    reload = shop.reload([only, both(2)])
-    driver = reload.open()
+    reload, driver = started(shop.reload([only, both(2)]))
     begin_staging(driver, reload.sources)
     less = both(2)
     less.sinks = tuple(sink for sink in less.sinks if fewer in repr(sink))
@@ -241,8 +239,7 @@ def test_a_record_that_fails_in_one_attempt_alone_is_no_row_and_dead_letter_at_o
 
     shop.produce(shop.topic, [of(n, n) for n in range(20)], partition=0)
     shop.apply(made(1), 20)
-    reload = shop.reload([made(2)])
-    driver = reload.open()
+    reload, driver = started(shop.reload([made(2)]))
     begin_staging(driver, reload.sources)
     (task,) = tasks(driver)
     for number, fails[0] in (("f", True), ("0", False)):
@@ -352,8 +349,7 @@ def test_rebuilt_rows_that_the_table_would_not_take_end_the_run(shop: Shop) -> N
     """The live table's other unique keys hold for the rebuilt one that takes its place."""
     shop.execute("CREATE UNIQUE INDEX ON {schema}.orders (least(amount, 10))")
     settled(shop, [of(1, 6), of(2, 9)])
-    reload = shop.reload()
-    driver = reload.open(strategy="swap")
+    reload, driver = started(shop.reload(), strategy="swap")
     with pytest.raises(
         ReloadRefused, match=r"offset 1: database: UniqueViolation: duplicate key value violates a unique index"
     ):

@@ -6,13 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import Engine, Row
+from sqlalchemy import Row
 
 from seekpoint.errors import ReloadRefused
 from seekpoint.jobs.export import Archive
 from seekpoint.jobs.reload.merge_check import hides_rows
 from seekpoint.jobs.run import statements as sql
 from seekpoint.jobs.run.run import Driver, Tx, position_of, run_of, this_driver, transaction
+from seekpoint.jobs.runs.runs import Runs
+from seekpoint.jobs.staging.catch_up import beyond
 from seekpoint.jobs.staging.compaction import of_compaction
 from seekpoint.jobs.tables.dependencies import notes, of_inheritance, prefix_of, ties, unidentified, without_generations
 from seekpoint.jobs.tables.staging_schema import GENERATION
@@ -22,15 +24,12 @@ from seekpoint.kafka.ranges import Range, log_starts, stable_ends, topic_ids
 from seekpoint.ledger.dead_letters.statements import COUNT_OPEN
 from seekpoint.ledger.revision import check
 from seekpoint.ledger.sql.admin import ALONE
-from seekpoint.pipeline.policy import Limits
 from seekpoint.records import Partition, storable
 
 
 def open_run(
-    engine: Engine,
-    schema: str,
+    runs: Runs,
     kafka: Mapping[str, Any],
-    limits: Limits,
     sources: Sequence[Source],
     *,
     strategy: str,
@@ -46,8 +45,8 @@ def open_run(
     """
     require_known(kafka)
     groups = [source.group for source in sources]
-    with transaction(engine, schema, isolation="REPEATABLE READ") as tx:
-        check(tx.connection, schema)
+    with transaction(runs.engine, runs.schema, isolation="REPEATABLE READ") as tx:
+        check(tx.connection, runs.schema)
         found = targets(tx.connection, sources)
         known = {row.name: row for row in tx.execute(sql.GROUPS)}
         offsets = tx.execute(sql.OFFSETS, groups=groups).all()
@@ -64,9 +63,9 @@ def open_run(
     if reasons:
         raise ReloadRefused(reasons)
     run = uuid4()
-    with transaction(engine, schema) as tx:
+    with transaction(runs.engine, runs.schema) as tx:
         # One opening at a time: two runs of one table must see each other.
-        tx.execute(ALONE, name=f"seekpoint reload {schema}")
+        tx.execute(ALONE, name=f"seekpoint reload {runs.schema}")
         # A worker that would raise a version looks for this run under its group's lock: it finds it, or was before us.
         known = {row.name: row for row in tx.execute(sql.SHARE_GROUPS, groups=groups)}
         reasons = [reason for source in sources for reason in _of_version(source, known.get(source.group))]
@@ -92,7 +91,7 @@ def open_run(
         }
         tx.execute(sql.INSERT_RUN, [row])
         tx.add_positions(run, [position_of(row, end=row.next_offset) for row in offsets])
-        driver = Driver(engine, schema, run_of(tx.execute(sql.GET_RUN, its_run=run).one()), limits)
+        driver = Driver(runs.engine, runs.schema, run_of(tx.execute(sql.GET_RUN, its_run=run).one()), runs.limits)
         driver.notes = tuple(notes(tx.connection, found)) if strategy == "merge" else ()
         return driver
 
@@ -165,30 +164,20 @@ def _open_letters(tx: Tx, groups: Sequence[str]) -> dict[tuple[str, str], int]:
 
 def _of_logs(kafka: Mapping[str, Any], offsets: Sequence[Row[Any]], archive: Archive | None) -> list[str]:
     ids = topic_ids(kafka, sorted({row.topic for row in offsets}))
-    reasons = []
-    there = []
-    for row in offsets:
-        at = Partition(row.topic, row.partition)
-        if ids[row.topic] != row.topic_id:
-            reasons.append(
-                f"{at}: the offsets belong to topic id {row.topic_id}, the brokers answer {ids[row.topic]}: decide for "
-                "the recreated topic first (`seekpoint status` names the choices)"
-            )
-        else:
-            there.append(at)
-    starts, ends = log_starts(kafka, sorted(set(there))), stable_ends(kafka, sorted(set(there)))
-    for row in offsets:
-        at = Partition(row.topic, row.partition)
-        if at not in starts:
-            continue
-        if starts[at] > row.first_offset and row.next_offset > row.first_offset:
-            reasons += _of_retention(row, starts[at], archive)
-        if row.next_offset > ends[at]:
-            reasons.append(
-                f"{at}: group {row.consumer_group!r} stands at {row.next_offset}, and what can be read ends at "
-                f"{ends[at]}: a transaction is open in front of it, or these are other brokers"
-            )
-    return reasons
+    reasons = [
+        f"{Partition(row.topic, row.partition)}: the offsets belong to topic id {row.topic_id}, the brokers answer "
+        f"{ids[row.topic]}: decide for the recreated topic first (`seekpoint status` names the choices)"
+        for row in offsets
+        if ids[row.topic] != row.topic_id
+    ]
+    there = [row for row in offsets if ids[row.topic] == row.topic_id]
+    partitions = sorted({Partition(row.topic, row.partition) for row in there})
+    starts, ends = log_starts(kafka, partitions), stable_ends(kafka, partitions)
+    for row in there:
+        start = starts[Partition(row.topic, row.partition)]
+        if start > row.first_offset and row.next_offset > row.first_offset:
+            reasons += _of_retention(row, start, archive)
+    return reasons + beyond(there, ends)
 
 
 def _of_retention(row: Row[Any], log_start: int, archive: Archive | None) -> list[str]:

@@ -121,10 +121,8 @@ class Reload:
             with transaction(self.engine, self.schema) as tx:
                 resolve_frames(tx.connection, self.sources, targets(tx.connection, self.sources), self.frames)
         return open_run(
-            self.engine,
-            self.schema,
+            self.runs,
             self.kafka,
-            self.limits,
             self.sources,
             strategy=strategy,
             actor=self.actor,

@@ -67,12 +67,12 @@ ALL_RUNS = select(reload_run).order_by(_run.opened_at.desc(), _run.id)
 GET_RUN = select(reload_run).where(_run.id == _ID)
 # A lost reply: waits for the transaction that may still be on its way.
 SETTLED_RUN = GET_RUN.with_for_update(read=True)
+_update = update(reload_run).where(_run.id == _ID)
 # The first statement of each step. It writes the row, so it holds its lock until the step has ended, and says at the
 # same time that the driver is alive.
-STEP = update(reload_run).where(_run.id == _ID).values(changed_at=func.clock_timestamp()).returning(reload_run)
+STEP = _update.values(changed_at=func.clock_timestamp()).returning(reload_run)
 TAKE_OVER = (
-    update(reload_run)
-    .where(_run.id == _ID, _is_open)
+    _update.where(_is_open)
     .values(
         driver_epoch=_run.driver_epoch + 1,
         driver=bindparam("driver_name", type_=Text),
@@ -80,15 +80,10 @@ TAKE_OVER = (
     )
     .returning(reload_run)
 )
-TRANSITION = update(reload_run).where(_run.id == _ID).values(state=bindparam("to_state", type_=Text))
-DIFFED = (
-    update(reload_run)
-    .where(_run.id == _ID)
-    .values(state="compared", diff_xid=func.pg_snapshot_xmin(func.pg_current_snapshot()).cast(Text))
-)
+TRANSITION = _update.values(state=bindparam("to_state", type_=Text))
+DIFFED = _update.values(state="compared", diff_xid=func.pg_snapshot_xmin(func.pg_current_snapshot()).cast(Text))
 CLOSE = (
-    update(reload_run)
-    .where(_run.id == _ID, _is_open)
+    _update.where(_is_open)
     .values(
         state=bindparam("to_state", type_=Text),
         error=bindparam("its_error", type_=Text),
@@ -96,7 +91,7 @@ CLOSE = (
     )
     .returning(_run.id, _run.groups)
 )
-SWEPT = update(reload_run).where(_run.id == _ID).values(swept=true())
+SWEPT = _update.values(swept=true())
 # A run that is locked is in a step: its driver is not gone.
 _unheard = (
     select(_run.id)

@@ -143,11 +143,15 @@ def _require_readable(kafka: Mapping[str, Any], offsets: Sequence[Row[Any]]) -> 
     if strange := sorted({row.topic for row in offsets if known[row.topic] != row.topic_id}):
         raise ReloadRefused([f"topic {topic!r} was deleted or created again: end this run" for topic in strange])
     ends = stable_ends(kafka, sorted({key_of(row)[1] for row in offsets}))
-    if beyond := [row for row in offsets if row.next_offset > ends[key_of(row)[1]]]:
-        raise ReloadRefused(
-            [
-                f"{key_of(row)[1]}: group {row.consumer_group!r} stands at {row.next_offset}, and what can be read "
-                f"ends at {ends[key_of(row)[1]]}: a transaction is open in front of it, or these are other brokers"
-                for row in beyond
-            ]
-        )
+    if reasons := beyond(offsets, ends):
+        raise ReloadRefused(reasons)
+
+
+def beyond(offsets: Sequence[Row[Any]], ends: Mapping[Partition, int]) -> list[str]:
+    """Why these offsets cannot be rebuilt: the readable log ends before them."""
+    return [
+        f"{at}: group {group!r} stands at {row.next_offset}, and what can be read ends at {ends[at]}: a transaction is "
+        "open in front of it, or these are other brokers"
+        for row, (group, at) in ((row, key_of(row)) for row in offsets)
+        if row.next_offset > ends[at]
+    ]

@@ -125,21 +125,20 @@ def _checked(connection: Connection, target: Target) -> list[ForeignKey]:
     return [key for key in foreign_keys(connection, [target]) if key.is_whole and key.is_checked]
 
 
-def uniques(connection: Connection, target: Target) -> list[Composable]:
+def uniques(connection: Connection, target: Target) -> Sequence[Composable]:
     """What follows the table's name in the definition of each unique index but the one of its key."""
-    return [_rest(target, row) for row in _others(connection, target)]
+    found = []
+    for row in _others(connection, target):
+        _, using, rest = row.definition.partition(" USING ")
+        if not using:
+            raise ReloadRefused([f"{target.name}: unique index {row.name} is not understood: {row.definition}"])
+        found.append(ident.SQL(f"USING {rest}"))
+    return found
 
 
 def _others(connection: Connection, target: Target) -> list[Row[Any]]:
     found = connection.execute(_UNIQUE, {"name": quoted(*target.path)}).all()
     return [row for row in found if not (row.is_plain and set(row.columns) == set(target.key))]
-
-
-def _rest(target: Target, row: Row[Any]) -> Composable:
-    _, using, rest = row.definition.partition(" USING ")
-    if not using:
-        raise ReloadRefused([f"{target.name}: unique index {row.name} is not understood: {row.definition}"])
-    return ident.SQL(f"USING {rest}")
 
 
 def may_be_refused(connection: Connection, pipeline: Pipeline, found: Sequence[Target]) -> bool:

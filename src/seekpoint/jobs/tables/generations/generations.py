@@ -148,16 +148,10 @@ class Generations:
 
 
 def _told(tx: Tx, row: Any) -> Generation:
-    others = leaves.partitions(tx, (row.table_schema, row.parent))
-    return Generation(
-        f"{row.table_schema}.{row.table_name}",
-        f"{row.table_schema}.{row.current}",
-        f"{row.table_schema}.{row.parent}",
-        row.number,
-        row.run,
-        row.changed_at,
-        tuple(f"{row.table_schema}.{one}" for one in others if one != row.current),
-    )
+    others = [one for one in leaves.partitions(tx, (row.table_schema, row.parent)) if one != row.current]
+    names = (row.table_name, row.current, row.parent, *others)
+    table, current, parent, *rest = (f"{row.table_schema}.{name}" for name in names)
+    return Generation(table, current, parent, row.number, row.run, row.changed_at, tuple(rest))
 
 
 def _require(reasons: Sequence[str]) -> None:

@@ -38,10 +38,6 @@ def settled(shop: Shop, records: list[Any] = FIRST, partition: int = 0, **option
     working(shop, records, partition, **options).stop()
 
 
-def work_up_to(shop: Shop, offset: int, **options: Any) -> None:
-    shop.apply(shop.pipeline(**options), offset)
-
-
 def widen(shop: Shop, partitions: int) -> None:
     """The shop's topic has so many partitions, each with a leader."""
     admin = AdminClient({"bootstrap.servers": shop.brokers, "log_level": 0})

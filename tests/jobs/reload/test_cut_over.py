@@ -18,7 +18,7 @@ from seekpoint.jobs.reload.cutover import took_effect
 from seekpoint.jobs.reload.rounds import CatchUp
 from seekpoint.jobs.tables.dependencies import DDL_WAIT
 from seekpoint.postgres.sqlstates import connection_lost
-from support.before_cutover import FIRST, applied_by, diffed, reloaded, settled, staged, started, work_up_to
+from support.before_cutover import FIRST, applied_by, diffed, reloaded, settled, staged, started
 from support.proxy import PostgresProxy
 from support.reload_orders import Shop, doubled, gone, of, pipeline
 
@@ -163,7 +163,7 @@ def test_a_move_in_mid_run_ends_it(full: Shop) -> None:
     """What was applied twice, or passed, is not what the log says up to the position."""
     with diffed(full.reload()) as (reload, driver, rounds):
         full.ledger().reset_offset(full.topic, 0, 50, log=None, reason="again")
-        work_up_to(full, len(FIRST))
+        full.work(len(FIRST))
         with pytest.raises(ReloadRefused, match=r"was moved since the run was opened: .*\n.*abort this run and open"):
             reload.cut_over(driver, rounds)
     assert reload.runs.get(driver.run.id).state == "failed"

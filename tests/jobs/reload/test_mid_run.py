@@ -18,7 +18,7 @@ from seekpoint.jobs.reload import reload as job
 from seekpoint.jobs.reload.rounds import CatchUp
 from seekpoint.kafka.ranges import IDLE
 from seekpoint.testing.servers.kafka import KafkaServer
-from support.before_cutover import FIRST, applied_by, diffed, settled, staged, started, widen, work_up_to
+from support.before_cutover import FIRST, applied_by, diffed, settled, staged, started, widen
 from support.log_changes import delete, trim
 from support.reload_orders import Shop, doubled, of
 
@@ -120,7 +120,7 @@ def test_a_rewind_in_mid_run_ends_it(full: Shop, at: str) -> None:
     if at == "staged":
         reload.stage(driver)
     full.ledger().reset_offset(full.topic, 0, 50, log=None, reason="again")
-    work_up_to(full, len(FIRST))
+    full.work(len(FIRST))
     with pytest.raises(ReloadRefused, match="was moved since the run was opened"):
         reload.run(driver)
     assert "was moved since the run was opened" in failed(reload, driver)

@@ -18,6 +18,7 @@ PUBLIC_MODULES = [
     "seekpoint.jobs.reload",
     "seekpoint.ledger",
     "seekpoint.ledger.dead_letters",
+    "seekpoint.pipeline.sink",
     "seekpoint.records",
     "seekpoint.schema",
     "seekpoint.sinks.arrow",

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Self
 
 from confluent_kafka import cimpl
@@ -40,9 +39,7 @@ class MockCluster:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         _call("rd_kafka_destroy", None, self._handle)
 
     def create_topic(self, name: str) -> None:

@@ -26,24 +26,6 @@ Targets = Annotated[
         help="Pipelines, Workers, or functions that return one: all that write the tables.",
     ),
 ]
-Spark = Annotated[
-    str | None,
-    typer.Option(metavar="MASTER", help="Read the log in Spark's tasks: local[4], spark://host:7077. Default: here."),
-]
-SparkConf = Annotated[
-    list[str] | None, typer.Option("--spark-conf", metavar="KEY=VALUE", help="A setting of Spark's; repeat it.")
-]
-Processes = Annotated[
-    int, typer.Option(help="Read the log in so many processes of this machine. Default: in this one.", min=0)
-]
-Frames = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--frame",
-        metavar="TABLE=MODULE:FUNCTION",
-        help="Compute what a handler writes to this table by Spark, from a DataFrame; repeat it. Needs --spark.",
-    ),
-]
 ArchiveRoot = Annotated[
     str | None,
     typer.Option("--archive", metavar="URL", help="Exported records, for what the log has no more: a folder or a URL."),

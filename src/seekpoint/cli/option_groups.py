@@ -15,7 +15,7 @@ from sqlalchemy import URL, Engine
 
 from seekpoint import schema as ledger_schema
 from seekpoint.cli.errors import explained
-from seekpoint.cli.job_options import Frames, Job, Processes, Spark, SparkConf, job_of_workers, refuse_extras
+from seekpoint.cli.job_options import Job, job_of_workers, refuse_extras
 from seekpoint.cli.options import (
     AsJson,
     DatabaseUrl,
@@ -151,13 +151,27 @@ class ServerOptions(KafkaOptions):
 class SparkOptions:
     """Whether Spark's tasks read or write, and how they are set up."""
 
-    spark: Spark = None
-    spark_conf: SparkConf = None
+    spark: Annotated[
+        str | None,
+        typer.Option(metavar="MASTER", help="Use Spark's tasks: local[4], spark://host:7077. Default: this process."),
+    ] = None
+    spark_conf: Annotated[
+        list[str] | None, typer.Option("--spark-conf", metavar="KEY=VALUE", help="A setting of Spark's; repeat it.")
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions(SparkOptions):
     """Who reads the log for a reload: this process, others beside it, or Spark's tasks."""
 
-    processes: Processes = 0
-    frame: Frames = None
+    processes: Annotated[
+        int, typer.Option(help="Read the log in so many processes of this machine. Default: in this one.", min=0)
+    ] = 0
+    frame: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--frame",
+            metavar="TABLE=MODULE:FUNCTION",
+            help="Compute what a handler writes to this table by Spark, from a DataFrame; repeat it. Needs --spark.",
+        ),
+    ] = None

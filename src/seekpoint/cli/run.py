@@ -29,16 +29,6 @@ Target = Annotated[
     str, typer.Argument(metavar="MODULE:NAME", help="A Pipeline, a Worker, or a function that returns one.")
 ]
 
-AcceptDeclaration = Annotated[
-    bool, typer.Option("--accept-declaration", help="Replace the tables that the group writes, at the same version.")
-]
-StartWait = Annotated[
-    float | None,
-    typer.Option(
-        metavar="SECONDS", help="How long brokers and database may be away at the start.", show_default="no limit"
-    ),
-]
-
 
 @command
 def run(
@@ -46,8 +36,16 @@ def run(
     target: Target,
     *,
     servers: ServerOptions,
-    accept_declaration: AcceptDeclaration = False,
-    start_wait: StartWait = None,
+    accept_declaration: Annotated[
+        bool,
+        typer.Option("--accept-declaration", help="Replace the tables that the group writes, at the same version."),
+    ] = False,
+    start_wait: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS", help="How long brokers and database may be away at the start.", show_default="no limit"
+        ),
+    ] = None,
 ) -> None:
     """Run a worker until SIGTERM or Ctrl-C, finishing the batch in hand; a second signal aborts.
 

@@ -49,15 +49,15 @@ class Sink(Protocol[V_contra, K_contra]):
 
 @runtime_checkable
 class ValueSink(Sink[V_contra, K_contra], Protocol[V_contra, K_contra]):
-    """A sink that may make its rows from values alone: no record is made where none is looked at."""
+    """A sink that may make its rows from values alone: no record object is created for it."""
 
     def value_rows(self, values: Sequence[V_contra]) -> list[Row] | None:
-        """One row for each value, the same as :meth:`rows` makes; None if it needs whole records."""
+        """One row for each value, as ``rows`` makes it of the record; None if it needs whole records."""
 
 
 @runtime_checkable
 class CheckedSink(Sink[V_contra, K_contra], Protocol[V_contra, K_contra]):
-    """A sink whose table can be looked at before the first record."""
+    """A sink whose table can be checked before the first record."""
 
     def check(self, tx: Connection, kinds: Collection[Any]) -> object:
         """Raises ConfigError where the table, a column or a right is missing. Writes nothing.
@@ -69,8 +69,8 @@ class CheckedSink(Sink[V_contra, K_contra], Protocol[V_contra, K_contra]):
 class RowRefused(Exception):  # noqa: N818 -- passes a database error on, with the place where it belongs
     """The database refused one row: the ``line``-th (from 1) written since the sink was opened.
 
-    ``line`` is None where the database does not say which: foreign keys are checked behind the last row, and
-    it speaks its administrator's language.
+    ``line`` is None where the database does not say which: foreign keys are checked after the last row, and the
+    server's messages may be in another language.
     """
 
     def __init__(self, line: int | None, cause: Exception) -> None:

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from time import monotonic
-from types import TracebackType
 from typing import Any, Self
 
 import psutil
@@ -109,9 +108,7 @@ class ReloadChaos:
         self._pool = self._start_workers(self.version, "Activated")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     def _end_all(self) -> None:

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from seekpoint.errors import ConfigError, install
 from seekpoint.testing.servers import reaper as keeper
@@ -250,15 +250,7 @@ def _process_trees() -> type[ProcessTree]:
     return ProcessTree
 
 
-class Identity(TypedDict, total=False):
-    """Who a process runs as, in the words of ``subprocess``."""
-
-    user: int
-    group: int
-    extra_groups: list[int]
-
-
-def as_user(user: pwd.struct_passwd | None) -> Identity:
+def as_user(user: pwd.struct_passwd | None) -> dict[str, Any]:
     """The arguments of ``subprocess`` that give up root for ``user``; none when there is nobody to become."""
     if user is None:
         return {}

@@ -23,12 +23,12 @@ def restart_until(scene: Scene, start: Callable[[], WorkerProcess], there: Calla
     """Start a worker again whenever it has died; the exit codes of those that did."""
     codes: list[int] = []
     while True:
-        member = start()
-        scene.wait(lambda member=member: there() or not member.is_alive, 60)  # type: ignore[misc]
-        if member.is_alive:
-            member.close()
+        process = start()
+        scene.wait(lambda process=process: there() or not process.is_alive, 60)  # type: ignore[misc]
+        if process.is_alive:
+            process.close()
             return codes
-        codes.append(member.ended())
+        codes.append(process.ended())
         assert len(codes) <= most, (
             f"it died again and again: {codes}, {scene.dead_letters('state', 'cause')}, {scene.ledger.read()}"
         )
@@ -68,16 +68,16 @@ def test_an_idle_partition_and_a_busy_one_beside_a_killer_lose_nothing(scene: Sc
     stored = scene.produce(name, ["ok"] * 5 + ["exit"] + ["ok"] * 5, partition=0)
     stored += scene.produce(name, ["ok"] * 40, partition=1)
     start = starts(scene, name, partitions=3, limits={"lag_check": 0.2})
-    members: list[WorkerProcess] = []
+    processes: list[WorkerProcess] = []
 
     def begin() -> WorkerProcess:
-        members.append(start())
-        return members[-1]
+        processes.append(start())
+        return processes[-1]
 
     restart_until(scene, begin, at_end(scene, stored, name), 4)
     assert scene.dead_letters("state", "cause") == [(0, 5, "dead_lettered", "crashed")]
     scene.book.assert_holds(name, [at for at in stored if at != (0, 5)])
-    suspected = {event["partition"] for member in members for event in member.all("CrashSuspected")}
+    suspected = {event["partition"] for process in processes for event in process.all("CrashSuspected")}
     assert 2 not in suspected, "nothing was there to kill anybody"
 
 
@@ -93,16 +93,16 @@ def test_a_killer_in_a_group_of_two(scene: Scene) -> None:
             name, handle="deadly", on_poison="dead_letter", retry={"crashes": 2}, kafka=COOPERATIVE
         )
 
-    members = [start(), start()]
+    processes = [start(), start()]
     there, died = at_end(scene, stored, name), 0
     while not there():
-        scene.wait(lambda: there() or not all(m.is_alive for m in members), 60)
-        for at, member in enumerate(members):
-            if not member.is_alive:
+        scene.wait(lambda: there() or not all(m.is_alive for m in processes), 60)
+        for at, process in enumerate(processes):
+            if not process.is_alive:
                 died += 1
                 assert died <= 8, f"{scene.dead_letters('state', 'cause')}, {scene.ledger.read()}"
-                member.ended()
-                members[at] = start()
+                process.ended()
+                processes[at] = start()
     assert scene.dead_letters("state", "cause") == [(2, killer[0][1], "dead_lettered", "crashed")]
     scene.book.assert_holds(name, stored)
 
@@ -133,9 +133,7 @@ def test_under_stop_the_partition_stops_in_front_of_the_killer_and_the_worker_li
 def test_suspected_records_that_are_innocent_are_applied_once_and_suspicion_ends(scene: Scene) -> None:
     name, stored = scene.log(20)
     for _ in range(2):  # killed in the middle of a batch, for no fault of a record
-        member = scene.worker_process(name, partitions=[(name, 0)], stop_at=("Applied", 1))
-        member.wait_until_stopped()
-        member.kill()
+        scene.killed_process(name, partitions=[(name, 0)], stop_at=("Applied", 1))
     run = scene.worker(name, partitions=[(name, 0)], limits=Limits(batch_records=10))
     suspicious = run.seen.wait_for(events.CrashSuspected)
     assert (suspicious.partition, suspicious.crashes, suspicious.until) == (Partition(name, 0), 2, 10)
@@ -233,9 +231,7 @@ def test_neither_a_suspected_partition_nor_a_busy_one_starves_the_other(scene: S
     name = scene.topic(2)
     stored = scene.produce(name, 400, partition=0)
     for _ in range(2):
-        member = scene.worker_process(name, partitions=[(name, 0)], stop_at=("Applied", 1))
-        member.wait_until_stopped()
-        member.kill()
+        scene.killed_process(name, partitions=[(name, 0)], stop_at=("Applied", 1))
     busy = scene.produce(name, 30_000, partition=1)
     run = scene.worker(name, partitions=[(name, 0), (name, 1)], limits=Limits(batch_records=1000))
     scene.wait_until_caught_up(name, [*stored, *busy], 60)
@@ -256,9 +252,7 @@ def test_neither_a_suspected_partition_nor_a_busy_one_starves_the_other(scene: S
 def kill_twice(scene: Scene, name: str) -> None:
     """Two owners that die in the middle of their first batch, for no fault of a record."""
     for _ in range(2):
-        member = scene.worker_process(name, partitions=[(name, 0)], stop_at=("Applied", 1))
-        member.wait_until_stopped()
-        member.kill()
+        scene.killed_process(name, partitions=[(name, 0)], stop_at=("Applied", 1))
 
 
 def test_two_kills_at_the_start_cost_a_hundred_transactions(scene: Scene) -> None:
@@ -284,21 +278,21 @@ def test_two_kills_at_the_start_cost_a_hundred_transactions(scene: Scene) -> Non
 def test_one_crashing_record_costs_five_deaths_and_at_most_two_hundred_transactions(scene: Scene) -> None:
     """Two until it is suspected, one in its part, two alone; what comes after it goes in whole batches again."""
     name, stored = scene.log(["ok"] * 2555 + ["exit"] + ["ok"] * 2444)
-    members: list[WorkerProcess] = []
+    processes: list[WorkerProcess] = []
     start = starts(scene, name, limits={"batch_records": 2000})
 
     def begin() -> WorkerProcess:
-        members.append(start())
-        return members[-1]
+        processes.append(start())
+        return processes[-1]
 
     deaths = restart_until(scene, begin, at_end(scene, stored, name), 5)
     assert deaths == [3] * 5
     assert scene.dead_letters("state", "cause") == [(0, 2555, "dead_lettered", "crashed")]
-    parts = sum(len(member.all("SuspectPartAttempt")) for member in members)
-    alone = sum(len(member.all("SingleRecordAttempt")) for member in members)
+    parts = sum(len(process.all("SuspectPartAttempt")) for process in processes)
+    alone = sum(len(process.all("SingleRecordAttempt")) for process in processes)
     assert parts + alone <= 200, (parts, alone)
-    assert {e["until"] for member in members for e in member.all("CrashSuspected")} == {4000}, "drawn once"
-    assert members[-1].all("SuspectsLeft")[-1]["left"] == 0
+    assert {e["until"] for process in processes for e in process.all("CrashSuspected")} == {4000}, "drawn once"
+    assert processes[-1].all("SuspectsLeft")[-1]["left"] == 0
     assert scene.ledger.read()[0].suspect_end is None
     scene.book.assert_holds(name, [at for at in stored if at != (0, 2555)])
 
@@ -307,25 +301,23 @@ def test_kills_within_a_suspect_range_neither_redraw_nor_extend_it(scene: Scene)
     """Killed in a part, before one, between two, at a record alone: each continues where the one before it was."""
     name, stored = scene.log(3000)
     kill_twice(scene, name)
-    members = []
+    processes = []
     for stop_at in [
         ("CrashSuspected", 1), ("SuspectPartAttempt", 1), ("SingleRecordAttempt", 4), ("Committed", 9),
         ("SuspectsLeft", 12), ("Applied", 3),
     ]:  # fmt: skip
-        member = scene.worker_process(name, partitions=[(name, 0)], stop_at=stop_at, limits={"batch_records": 2000})
-        member.wait_until_stopped()
-        member.kill()
-        members.append(member)
+        process = scene.killed_process(name, partitions=[(name, 0)], stop_at=stop_at, limits={"batch_records": 2000})
+        processes.append(process)
     run = scene.worker(name, partitions=[(name, 0)], limits=Limits(batch_records=2000))
     scene.wait_until_caught_up(name, stored)
     run.stop()
-    assert {e["until"] for member in members for e in member.all("CrashSuspected")} == {2000}
+    assert {e["until"] for process in processes for e in process.all("CrashSuspected")} == {2000}
     assert run.seen.wait_for(events.CrashSuspected).until == 2000
-    assert members[2].all("SingleRecordAttempt"), "a part that has seen a crash goes record by record"
-    parts = sum(len(member.all("SuspectPartAttempt")) for member in members) + len(
+    assert processes[2].all("SingleRecordAttempt"), "a part that has seen a crash goes record by record"
+    parts = sum(len(process.all("SuspectPartAttempt")) for process in processes) + len(
         run.seen.all(events.SuspectPartAttempt)
     )
-    alone = sum(len(member.all("SingleRecordAttempt")) for member in members) + len(
+    alone = sum(len(process.all("SingleRecordAttempt")) for process in processes) + len(
         run.seen.all(events.SingleRecordAttempt)
     )
     assert parts <= 115
@@ -342,9 +334,7 @@ def test_a_claim_that_is_refused_takes_the_careful_mode_from_no_other_partition(
     stored = scene.produce(name, 400) + scene.produce(name, 400, partition=1)
     for number in range(2):
         for _ in range(2):
-            member = scene.worker_process(name, partitions=[(name, number)], stop_at=("Applied", 1))
-            member.wait_until_stopped()
-            member.kill()
+            scene.killed_process(name, partitions=[(name, number)], stop_at=("Applied", 1))
 
     def claim_and_move(self: Ledger, *args: Any, **options: Any) -> Any:
         claims.append(claimed := claim(self, *args, **options))
@@ -369,9 +359,7 @@ def test_a_part_that_has_seen_a_crash_goes_record_by_record_also_after_a_refusal
     name, stored = scene.log(3000)
     kill_twice(scene, name)
     limits = {"batch_records": 2000}
-    member = scene.worker_process(name, partitions=[(name, 0)], stop_at=("SuspectPartAttempt", 1), limits=limits)
-    member.wait_until_stopped()
-    member.kill()
+    scene.killed_process(name, partitions=[(name, 0)], stop_at=("SuspectPartAttempt", 1), limits=limits)
     gate = Gate(events.SingleRecordAttempt, lambda e: e.offset == 10)
     run = scene.worker(name, partitions=[(name, 0)], limits=Limits(**limits), observe=[gate])
     gate.wait()

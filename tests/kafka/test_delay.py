@@ -124,16 +124,16 @@ def test_one_partitions_wait_does_not_hold_anothers_records(scene: Scene) -> Non
 def test_what_waits_costs_no_processor_time_and_survives_a_restart(scene: Scene) -> None:
     name = scene.topic()
     handler = Ledgered(scene)
-    member = scene.worker_process(name, delay=6, kafka=PROTOCOLS["cooperative"])
-    member.wait_for("Activated")
+    process = scene.worker_process(name, delay=6, kafka=PROTOCOLS["cooperative"])
+    process.wait_for("Activated")
     now = time.time()
     stored = produce(scene, name, *[now] * 300)
-    member.wait_for("ChunkRead")
-    process = psutil.Process(member.pid)
-    spent = sum(process.cpu_times()[:2])
+    process.wait_for("ChunkRead")
+    seen = psutil.Process(process.pid)
+    spent = sum(seen.cpu_times()[:2])
     scene.wait(lambda: time.time() > now + 3)
-    assert sum(process.cpu_times()[:2]) - spent < 0.5, "it spins"
-    member.kill()
+    assert sum(seen.cpu_times()[:2]) - spent < 0.5, "it spins"
+    process.kill()
     run = scene.worker(delayed(scene, name, 6, handle=handler), kafka=PROTOCOLS["cooperative"])
     run.reached(name, 300)
     run.stop()

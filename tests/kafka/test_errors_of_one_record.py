@@ -134,9 +134,9 @@ def test_kills_of_a_worker_that_has_stopped_in_front_of_a_record_are_not_its_rec
         return scene.worker_process(name, partitions=[(name, 0)], handle="deadly", on_poison="dead_letter", retry=retry)
 
     for _ in range(3):
-        member = start()
-        member.wait_for("PartitionStopped")
-        member.kill()
+        process = start()
+        process.wait_for("PartitionStopped")
+        process.kill()
         row = scene.ledger.read()[0]
         assert (row.attempt_running, row.attempt_crashes, scene.dead_letters("sqlstate")) == (False, 0, [])
     last = start()  # suspected by now, and tried alone

@@ -57,12 +57,12 @@ def test_the_repr_of_a_worker_hides_the_password() -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_drains_the_batch_in_hand_and_gives_the_partitions_back(scene: Scene, number: int) -> None:
     name, stored = scene.log(100, 2)
-    member = scene.worker_process(name, stop_at=("Applied", 1))
-    member.wait_until_stopped()  # inside its transaction
-    member.signal(number)
-    member.thaw()
-    assert (member.ended(), member.errors) == (0, "")
-    assert member.all("Committed")
+    process = scene.worker_process(name, stop_at=("Applied", 1))
+    process.wait_until_stopped()  # inside its transaction
+    process.signal(number)
+    process.thaw()
+    assert (process.ended(), process.errors) == (0, "")
+    assert process.all("Committed")
     assert [row.owner for row in scene.ledger.read()] == [None, None]
     assert sum(row.unreleased_claims for row in scene.ledger.read()) == 0
     committed = {f"{topic}/{number}": at for (topic, number), at in scene.positions().items()}
@@ -71,14 +71,14 @@ def test_a_signal_drains_the_batch_in_hand_and_gives_the_partitions_back(scene: 
 
 def test_a_second_signal_throws_the_open_transaction_away(scene: Scene) -> None:
     name, stored = scene.log(100)
-    member = scene.worker_process(name, handle="blocks")
-    member.wait_for("handler entered")
-    member.signal(signal.SIGTERM)
-    member.wait_for("signal seen")
-    member.signal(signal.SIGTERM)
-    assert member.ended() != 0
-    assert "second SIGTERM: aborted" in member.errors
-    assert not member.all("Committed")
+    process = scene.worker_process(name, handle="blocks")
+    process.wait_for("handler entered")
+    process.signal(signal.SIGTERM)
+    process.wait_for("signal seen")
+    process.signal(signal.SIGTERM)
+    assert process.ended() != 0
+    assert "second SIGTERM: aborted" in process.errors
+    assert not process.all("Committed")
     assert scene.book.written(name) == []
     assert [row.owner for row in scene.ledger.read()] == [None]
     heir = scene.worker(name)

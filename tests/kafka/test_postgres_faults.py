@@ -265,17 +265,17 @@ def test_a_third_signal_ends_a_worker_whose_database_never_answers(
 ) -> None:
     scene = scene_on(postgres=own_postgres)
     name, stored = scene.log(10)
-    member = scene.worker_process(name, kafka=PROTOCOLS["eager"], stop_at=("Held", 2))
-    member.wait_for("Committed")
+    process = scene.worker_process(name, kafka=PROTOCOLS["eager"], stop_at=("Held", 2))
+    process.wait_for("Committed")
     stored += scene.produce(name, 10)
-    member.wait_until_stopped()  # inside its transaction
+    process.wait_until_stopped()  # inside its transaction
     own_postgres.freeze()
     for _ in range(3):
-        member.signal(signal.SIGTERM)
-        member.thaw()
+        process.signal(signal.SIGTERM)
+        process.thaw()
         with contextlib.suppress(NotReached):
-            member.ended(2)
-    assert member.ended() == -signal.SIGTERM
+            process.ended(2)
+    assert process.ended() == -signal.SIGTERM
     own_postgres.thaw()
     heir = scene.worker(name, kafka=PROTOCOLS["eager"], limits=Limits(claim_wait=0.5))
     scene.wait_until_caught_up(name, stored)

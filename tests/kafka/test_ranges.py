@@ -318,8 +318,8 @@ def test_what_a_worker_refuses_is_refused_and_a_group_is_left_out(log: Log) -> N
     whole = log.range(name, 0, 5)
     with pytest.raises(ConfigError, match=r"auto\.offset\.reset"):
         list(read_range({**log.kafka, "auto.offset.reset": "earliest"}, whole))
-    member = {**log.kafka, "group.id": "orders", "group.protocol": "consumer", "group.instance.id": "orders-1"}
-    assert offsets(read_range(member, whole)) == list(range(5))
+    in_a_group = {**log.kafka, "group.id": "orders", "group.protocol": "consumer", "group.instance.id": "orders-1"}
+    assert offsets(read_range(in_a_group, whole)) == list(range(5))
     classic = {**log.kafka, "partition.assignment.strategy": "cooperative-sticky"}
     assert offsets(read_range(classic, whole)) == list(range(5))
 

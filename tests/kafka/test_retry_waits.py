@@ -113,11 +113,11 @@ def test_a_wait_is_no_longer_than_its_schedule_though_the_databases_clock_was_se
 def test_a_wait_survives_the_death_of_its_process(scene: Scene) -> None:
     name, stored = scene.log(["ok", "fail 1", "ok"])
     wait: dict[str, Any] = {"attempts": 3, "wait_initial": 12.0, "jitter": 0}
-    member = scene.worker_process(
+    process = scene.worker_process(
         name, handle="deadly", retry=wait, on_poison="dead_letter", kafka=PROTOCOLS["cooperative"]
     )
-    failed = float(member.wait_for("RetryScheduled")["at"])  # one clock for all processes
-    member.kill()
+    failed = float(process.wait_for("RetryScheduled")["at"])  # one clock for all processes
+    process.kill()
     deadly = Deadly(scene.book)
     run = scene.worker(
         observe=[deadly.watch], of=pipeline(scene, name, deadly, Retry(**wait)), kafka=PROTOCOLS["cooperative"]

@@ -87,16 +87,16 @@ def test_the_handler_gets_whole_batches_in_the_order_of_the_log(scene: Scene) ->
 def test_a_slow_database_bounds_memory_instead_of_filling_it(scene: Scene) -> None:
     name = scene.topic()
     scene.produce(name, ["x" * 1_000] * 60_000)  # 60 MB
-    member = scene.worker_process(
+    process = scene.worker_process(
         name,
         handle="slow",
         limits={"batch_records": 500, "batch_bytes": 500_000},
         kafka={**QUICK, "queued.max.messages.kbytes": 2048, "fetch.message.max.bytes": 262_144},
     )
-    member.wait_for("Committed", count=2)
-    early = member.memory()
-    member.wait_for("Committed", count=14)
-    assert member.memory() - early < 20_000_000, "what is not yet written stays in Kafka"
+    process.wait_for("Committed", count=2)
+    early = process.memory()
+    process.wait_for("Committed", count=14)
+    assert process.memory() - early < 20_000_000, "what is not yet written stays in Kafka"
 
 
 # -- what is not in the log, or not yet ------------------------------------------------------------------------

@@ -22,7 +22,7 @@ INTERLEAVINGS = "tests/kafka/test_interleavings.py"
 KAFKA = "tests/kafka/test_kafka_faults.py"
 REBALANCE = "tests/kafka/test_rebalance.py"
 LOST = "tests/kafka/test_lost_commits.py"
-BATCH = "tests/unit/test_intake.py"
+BATCH = "tests/unit/test_open_batch.py"
 ERRORS = "tests/kafka/test_errors_of_one_record.py"
 DOWNGRADE = "tests/migrations/test_downgrade.py"
 LIFECYCLE = "tests/kafka/test_lifecycle.py"
@@ -384,7 +384,7 @@ BREAKAGES = (
                 "offset < active.cursor",
             ),
         ),
-        ("tests/unit/test_take.py",),
+        ("tests/unit/test_accept_messages.py",),
     ),
     Breakage(
         "a buffered run kept after a revocation",
@@ -395,12 +395,12 @@ BREAKAGES = (
                 "active.backlog is not None",
             ),
         ),
-        ("tests/unit/test_take.py",),
+        ("tests/unit/test_accept_messages.py",),
     ),
     Breakage(
         "a run is taken by its first offset",
         (Edit("worker/assignment/partitions.py", " or not all(map(lt, offsets, offsets[1:]))", ""),),
-        ("tests/unit/test_take.py",),
+        ("tests/unit/test_accept_messages.py",),
     ),
     Breakage(
         "last processed instead of next",

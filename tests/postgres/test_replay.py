@@ -199,7 +199,7 @@ def test_what_is_no_letter_of_the_group(depot: Depot) -> None:
     depot.process(orders(b"a"))
     with pytest.raises(ConfigError, match="group 'g' has no dead letter 4711"):
         depot.redrive().replay(4711)
-    with pytest.raises(ConfigError, match="Redrive needs a Pipeline, got str"):
+    with pytest.raises(ConfigError, match="DeadLetterReplay needs a Pipeline, got str"):
         DeadLetterReplay("g", depot.engine)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="give an aware time"):
         Where(since=__import__("datetime").datetime(2026, 1, 1))

@@ -1,4 +1,4 @@
-"""Redrive where keys are held: the order of a key's records, whoever replays, discards, fails or goes on parking."""
+"""Replay where keys are held: the order of a key's records, whoever replays, discards, fails or goes on parking."""
 
 from __future__ import annotations
 

@@ -47,14 +47,14 @@ def short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def new_worker_process() -> Iterator[Callable[..., WorkerProcess]]:
     """``new_worker_process(**what)`` starts a worker's process; it is ended after the test."""
-    members: list[WorkerProcess] = []
+    processes: list[WorkerProcess] = []
 
     def start(**what: Any) -> WorkerProcess:
-        members.append(WorkerProcess(**what))
-        return members[-1]
+        processes.append(WorkerProcess(**what))
+        return processes[-1]
 
     yield start
-    for one in members:
+    for one in processes:
         one.close()
 
 

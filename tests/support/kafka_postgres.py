@@ -130,6 +130,13 @@ class Scene:
         names = ", ".join(("partition", "record_offset", *columns))
         return [tuple(row) for row in self.sql(f"SELECT {names} FROM {{schema}}.dead_letter ORDER BY 1, 2")]
 
+    def killed_process(self, topic: str, **what: Any) -> WorkerProcess:
+        """A worker in a process of its own, killed where ``stop_at`` says."""
+        process = self.worker_process(topic, **what)
+        process.wait_until_stopped()
+        process.kill()
+        return process
+
     def positions(self) -> dict[Partition, int]:
         """What the ledger has."""
         return {row.partition: row.next_offset for row in self.ledger.read()}

@@ -82,14 +82,14 @@ def documented(module: str, name: str) -> Iterator[tuple[str, Any]]:
         return  # an alias of a type
     yield name, what
     if inspect.isclass(what):
-        for attribute, member in vars(what).items():
-            plain = isinstance(member, FunctionType | property | classmethod | staticmethod)
-            if plain and not attribute.startswith("_") and not _is_overload(member):
-                yield f"{name}.{attribute}", member
+        for attribute, process in vars(what).items():
+            plain = isinstance(process, FunctionType | property | classmethod | staticmethod)
+            if plain and not attribute.startswith("_") and not _is_overload(process):
+                yield f"{name}.{attribute}", process
 
 
-def _is_overload(member: Any) -> bool:
-    return getattr(member, "__name__", "") == "_overload_dummy"
+def _is_overload(process: Any) -> bool:
+    return getattr(process, "__name__", "") == "_overload_dummy"
 
 
 @pytest.mark.parametrize(("module", "name"), NAMES, ids=[f"{m}.{n}" for m, n in NAMES])

@@ -86,7 +86,7 @@ class TableSink(Generic[V_contra, K_contra]):
         return self._topics is None or topic in self._topics
 
     def rows(self, record: Record[V_contra, K_contra]) -> Iterable[Row]:
-        """The record's rows as tuples in the order of the columns; raises whatever ``row=`` raises."""
+        """Rows of one record as tuples in the order of the columns; raises whatever ``row=`` raises."""
         if self._rows is not None:
             made = [self._shape(one) for one in self._several(self._rows(record))]
         else:

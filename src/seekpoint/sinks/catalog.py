@@ -94,7 +94,7 @@ class Layout:
     columns: Mapping[str, Column]
     numbers: tuple[int, ...]
     types: tuple[str, ...]
-    overriding: bool  # a column is GENERATED ALWAYS AS IDENTITY: COPY takes its values, INSERT only if told to
+    overriding: bool  # a column is GENERATED ALWAYS AS IDENTITY: COPY takes its values, INSERT only by OVERRIDING
     direct: bool  # COPY goes into it, and a key that is there is a violation
     casts: bool  # a cast from text reads every value as COPY does
     json: Depths
@@ -108,7 +108,7 @@ class Stage:
     exists: bool
     fits: bool
     used: bool  # something was written to it in this transaction
-    pooled: bool  # the session is a pooler's, others will get it: leave nothing behind
+    pooled: bool  # the session is a pooler's, other clients will get it: leave nothing in it
 
 
 def survey(tx: Connection, target: Target) -> tuple[Layout, Stage]:
@@ -116,7 +116,7 @@ def survey(tx: Connection, target: Target) -> tuple[Layout, Stage]:
 
     It is asked in every large transaction: a table may be altered while a worker runs, and the session may be
     another one behind a pooler. An old stage would refuse what the table takes. The lock is the one that INSERT takes,
-    a little earlier: from here on nobody alters the table.
+    a little earlier: from here on no session alters the table.
     """
     columns = target.columns or target.deletes
     stage = stage_name(target)
@@ -198,7 +198,7 @@ def quoted(*names: str) -> str:
 
 
 def stage_name(target: Target) -> str:
-    """The same for the same table and columns, whoever asks."""
+    """The stage's name: of a table and columns it never changes."""
     return f"seekpoint_stage_{crc32(repr((target.path, target.columns)).encode()):08x}"
 
 

@@ -26,9 +26,9 @@ from seekpoint.sinks.json_values import JsonValues
 
 
 def _formatter() -> Callable[..., Any] | None:
-    """psycopg's own function behind ``write_row``, where it still does this: it may change, or move.
+    """psycopg's own function, which ``write_row`` calls, where it still does this: it may change, or move.
 
-    Nothing but speed is lost then; a call that fails would look like a fault of every row.
+    Only speed is lost then; a call that fails would look like a fault of every row.
     """
     text = bytearray()
     try:
@@ -162,7 +162,7 @@ class _Copy:
         self._line += len(rows)
 
     def _refuse(self, rows: Sequence[Row], left: int, error: Exception) -> NoReturn:
-        """The row that was taken last cannot be written; so many are behind it."""
+        """The row that was taken last cannot be written; so many come after it."""
         at = len(rows) - left
         try:
             Texts(self._cursor, self._columns() or (), self._depths or {}).of(rows[at - 1])

@@ -1,8 +1,8 @@
 """One row per key, the newest, before anything reaches the server. No I/O.
 
 Two keys are the same if the server says so, and Python's ``==`` is not always of its opinion: ``'A'`` and ``'a'``
-are one key in a citext column, 1 and 1.0 are two in a text column. Keys are folded here only where both agree for
-certain; else all rows are handed on, and the server folds them. Equal values of some types have several spellings
+are one key in a citext column, 1 and 1.0 are two in a text column. Rows are deduplicated here only where both agree for
+certain; else all rows are passed, and the server deduplicates them. Equal values of some types have several spellings
 (numeric 1 and 1.0): such a key column is written by every update, so that the newest row's spelling is stored.
 """
 
@@ -62,7 +62,7 @@ class Target:
 
     @property
     def deletes(self) -> tuple[str, ...]:
-        """The columns that a tombstone has: the key, and what tells whether it is newer."""
+        """The columns that a tombstone has: the key, and what says whether it is newer."""
         return (*self.key, *(one for one in (self.order_by, self.offset) if one), *self.origin)
 
     def index(self, *names: str) -> tuple[int, ...]:

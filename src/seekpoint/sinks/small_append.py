@@ -1,4 +1,4 @@
-"""A few rows, by one statement each, sent behind each other: COPY would take two round trips, these take none.
+"""A few rows, by one statement each, pipelined: COPY would take two round trips, these take none.
 
 Only the last rows of a transaction, and only where its next statement awaits them (see
 ``DeferredStatements.send_rows``). An error has no line then: the batch is run again, and comes here no more.
@@ -64,7 +64,7 @@ def _open(tx: Connection, path: Sequence[str], columns: Columns) -> AbstractCont
 
 
 def _left(tx: Connection, path: Sequence[str], columns: Columns, rows: Sequence[Row]) -> bool:
-    """Whether the rows were sent; those with a value that nobody can write are not: COPY tells which one."""
+    """Whether the rows were sent; those with a value that cannot be written are not: COPY names it."""
     names, types = tuple(columns() or ()), types_then(driver_of(tx), path)
     if not types.casts or not types.oids.keys() >= set(names):
         return False

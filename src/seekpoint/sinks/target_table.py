@@ -25,7 +25,7 @@ from seekpoint.postgres.sqlstates import (
 from seekpoint.sinks.catalog import quoted
 from seekpoint.sinks.copy import driver_of
 
-COLUMN = "seekpoint_generation"  # of the tables behind such a view: which generation they are
+COLUMN = "seekpoint_generation"  # of the tables of such a view: which generation they are
 
 # Plain is where INSERT and COPY do alike: no rule, no row security (COPY refuses it), and no view. A view over
 # generations is one that reads a ledger's pointer; which ledger's, the view alone knows.
@@ -42,8 +42,8 @@ SELECT c.relkind IN ('r', 'p') AND NOT c.relhasrules AND NOT row_security_active
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass(%s)
 """
 _CURRENT = sql.SQL("SELECT current FROM {}.generation WHERE table_schema = %s AND table_name = %s")
-# What a table says that was adopted, or given up, since this session looked: wrong object type, object not in
-# prerequisite state (a view that takes no rows), undefined table. And of one whose row security was enabled since:
+# Errors of a table whose generations were enabled or disabled since this session looked: wrong object type, object not
+# in prerequisite state (a view that takes no rows), undefined table. And of one whose row security was enabled since:
 # feature not supported (COPY).
 _MOVED = frozenset({WRONG_OBJECT_TYPE, OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_TABLE, FEATURE_NOT_SUPPORTED})
 
@@ -70,7 +70,7 @@ class Found:
 
 
 _known: WeakKeyDictionary[psycopg.Connection[Any], dict[tuple[str, ...], Found]] = WeakKeyDictionary()
-# What took no rows, by engine: found in the same state once more, it has not been moved, and is told as it is.
+# What took no rows, by engine: found in the same state once more, it has not been moved, and its error is raised.
 _refused: WeakKeyDictionary[Engine, set[Found]] = WeakKeyDictionary()
 
 
@@ -92,8 +92,8 @@ def recalled(tx: Connection, path: Sequence[str]) -> Found:
 def target_path(tx: Connection, path: Sequence[str]) -> Iterator[tuple[str, ...]]:
     """The table that rows for ``path`` are written to within the block.
 
-    Behind the locks on the offsets it stays that one: a cut-over takes them, too. Sessions that hold none, or whose
-    look is from before, may meet a table that was adopted, or given up, meanwhile, and takes no rows: then the block
+    After the locks on the offsets it stays that one: a cut-over takes them, too. Sessions that hold none, or whose
+    look is from before, may meet a table whose generations were enabled or disabled, and takes no rows: then the block
     ends with an error that passes, and the transaction is run again. What is found then in the same state was not
     moved: its error is raised as it is.
     """

@@ -7,7 +7,7 @@ What fails later is :class:`Failed`.
 
 Where records fail, the batch is applied in parts, under savepoints, and those that fail are found by bisection. A
 mistake of the program, and an error that may pass, are one record's only where another record was applied: else they
-are no record's, and end the attempt. Where none has been applied yet, some are tried alone, and undone.
+are no record's, and end the attempt. Where none has been applied yet, some are tried one by one, and undone.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _ROW = re.compile(r"\(\d+,\d+\)")  # a row's place, as the server writes it in a
 
 
 class DecodedRecord(NamedTuple):
-    """A record, decoded, with its rows for each sink. ``record`` is the raw one where nobody looks at it."""
+    """A record, decoded, with its rows for each sink. ``record`` is the raw one where no code reads it."""
 
     raw: RawRecord
     record: AnyRecord
@@ -304,7 +304,7 @@ def _handle(tx: HandlerConnection, handle: Handler, made: Sequence[DecodedRecord
         with tx.lent(who):
             returned: object = handle(tx, Batch([one.record for one in made], spans))  # type: ignore[func-returns-value]
             tx.check()
-            _require_nothing(who, returned)  # within the block: an exception ends what was sent ahead
+            _require_nothing(who, returned)  # within the block: an exception ends what was pipelined
     except (ConfigError, *ENDS):
         raise
     except BaseException as error:
@@ -367,9 +367,9 @@ def _poisoned(error: BaseException, poison: Sequence[Poison], made: Sequence[Dec
 
 
 def as_deferred(late: E, error: BaseException) -> E | Failed:
-    """What to raise where a statement that was sent ahead has failed, and ``error`` came out, which may be that one.
+    """What to raise where a pipelined statement has failed, and ``error`` came out, which may be that one.
 
-    A handler met the failure at another line, and may have taken it for that line's: whatever it raised is no verdict.
+    A handler met the failure at another line, and may have taken it for that line's: what it raised says nothing.
     """
     if (fault := fault_of(late)) is None:
         return late
@@ -448,7 +448,7 @@ class _Parts:
         others = () if self._sink(failed) in self._proven else self._others(raws, failed)
         is_proven = self._sink(failed) in self._proven or any(self._could_apply(one) for one in others)
         if failed.fault is Fault.TRANSIENT:
-            # Tried alone, it has no others to compare with: an outage of the whole server is no attempt of its.
+            # In a batch of its own it has no others to compare with: an outage of the whole server is no attempt of it.
             is_again = not others and self._batch.is_transient and may_be_one_records(sqlstate(failed.error))
             if is_proven or is_again:
                 return Cause.TRANSIENT
@@ -474,7 +474,7 @@ class _Parts:
         return others[:: 1 + len(others) // PROBES[failed.fault]]
 
     def _could_apply(self, one: DecodedRecord) -> bool:
-        """Whether this record is applied when it is tried alone; nothing of it remains."""
+        """Whether this record is applied by itself; nothing of it remains."""
         try:
             self._write([one])
         except Failed:

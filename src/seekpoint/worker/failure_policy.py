@@ -1,4 +1,4 @@
-"""What becomes of a record that failed: tried again, a dead letter, passed, or the end of its partition's road.
+"""What becomes of a record that failed: tried again, a dead letter, passed, or its partition stops.
 
 The policy in one place; isolation finds the records, the commit writes down what was decided here.
 """
@@ -20,7 +20,7 @@ _chance = random.Random()  # noqa: S311 -- jitter
 
 
 class CrashingRecord(Exception):  # noqa: N818 -- named after what the record did
-    """The record was handed on so often, and the process that tried it never came back."""
+    """The record was tried so often, and the process that tried it never came back."""
 
     def __init__(self, crashes: int) -> None:
         super().__init__(f"it was tried {crashes} times, and each time the process ended before it was done")
@@ -29,9 +29,9 @@ class CrashingRecord(Exception):  # noqa: N818 -- named after what the record di
 def fail(pipeline: Pipeline, outcome: Outcome, raw: RawRecord, error: BaseException, cause: Cause) -> None:
     """Take the record out of the batch, as the pipeline's policy says.
 
-    An exception of the handler that is worth another try cuts the partition in front of the record, and so does a
+    An exception of the handler that is worth another try stops the partition in front of the record, and so does a
     transient error of the database; so do poison under ``STOP``, and what may not be the record's fault. Otherwise
-    the record is set aside, and goes to the dead letters with the batch (I4).
+    the record becomes a dead letter with the batch (I4).
     """
     partition = Partition(raw.topic, raw.partition)
     tried = outcome.tries.get((partition, raw.offset), 0)

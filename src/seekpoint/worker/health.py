@@ -1,4 +1,4 @@
-"""Events folded into a snapshot that any thread may read."""
+"""Events, collected in a snapshot that any thread may read."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Health:
     server that is away, for a retry and outside the group do not count. ``stuck`` is that time in seconds, once it is
     too long, else None. ``ready``: it is in the group, and nothing is
     in trouble. ``stale``: no commit for a minute although it is in trouble, or records are waiting, or in hand
-    (a database that never answers shows itself in nothing else). ``lag`` counts records behind the last stable
+    (a database that never answers is seen in nothing else). ``lag`` counts records up to the last stable
     offset, by partition, as of the last sample, stopped ones too; ``lag_unknown`` has those whose lag is not known:
     the position is past the log's end, or the topic is another. ``trouble`` says what is wrong now, ``stopped`` which
     partitions wait for a decision, ``retrying`` which wait for the next try of a record that failed, and which one
     that is; ``delayed`` which wait until their next record is old enough; ``suspects`` how many offsets are left that
     may hold a record which crashes its process, and are applied in small parts. Records that wait as declared make
-    nobody stale. ``standby`` says why the worker waits outside the group: the reload to its version, or other tables.
+    no worker stale. ``standby`` says why the worker waits outside the group: a reload to its version, or its tables.
     """
 
     live: bool = False
@@ -81,7 +81,7 @@ class HealthBoard:
         return replace(health, stale=stale, live=False, ready=False, stuck=seconds)
 
     def __call__(self, event: events.Event) -> None:
-        """Fold one event in."""
+        """Take one event into account."""
         with self._lock:
             h = self._health = self._fold(self._health, event)
             match event:

@@ -1,4 +1,4 @@
-"""The loop: tend the assignment, read, commit, back off. The only file where records and partitions meet."""
+"""The loop: maintain the assignment, read, commit, back off. The only file where records and partitions meet."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from seekpoint.worker.unit_of_work import Committer
 POLL = 0.2  # seconds: how long a quiet loop waits for a record before it looks at anything else
 LEAVE = 3.0  # seconds for the client to leave the group, where the worker is given up
 UNKNOWN = (0.2, 0.4, 0.8)  # seconds between the questions for a topic that is unknown at the start
-REPEAT = 10.0  # seconds until the client's same error is told again
+REPEAT = 10.0  # seconds until the client's same error is announced again
 
 
 class Loop:
@@ -68,9 +68,9 @@ class Loop:
         self._partitions = partitions
         self._stopwatch = stopwatch or Stopwatch()
         self._in_trouble = False
-        self._said: dict[int, float] = {}  # the client's errors of this trouble: code -> when it was told
+        self._said: dict[int, float] = {}  # the client's errors of this trouble: code -> when it was announced
         self._lag_at = 0.0
-        self._took = 0.0  # seconds of the last batch: as long, records are tried alone before it is others' turn
+        self._took = 0.0  # seconds of the last batch: as long, single-record attempts may take before others are read
         self._chance = random.Random()  # noqa: S311 -- jitter
         self._waits = Backoff().waits(self._chance)
         self._ask_codec: Callable[[], object] | None = None  # what a codec got no answer to
@@ -88,7 +88,7 @@ class Loop:
     # -- start and end --------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Work until ``stopping`` is set, finishing the batch in hand. Raises what cannot be mended."""
+        """Work until ``stopping`` is set, finishing the batch in hand. Raises what another attempt would not fix."""
         error: BaseException | None = None
         self._thread = threading.get_ident()
         self._ledger.draw_owner()  # here, and not when the worker was made: a fork in between makes two of us
@@ -268,7 +268,7 @@ class Loop:
         except Exception as error:
             if not is_transient(error):
                 raise
-            # The claims stay until somebody claims over them: nothing is lost but a count.
+            # The claims stay until another worker claims: nothing is lost but a count.
             self._announce(events.DatabaseTrouble(error=error))
 
     def _on_client_error(self, error: Any) -> None:
@@ -345,7 +345,7 @@ class Loop:
     # -- trouble --------------------------------------------------------------------------------------
 
     def _back_off(self, trouble: events.KafkaTrouble | events.DatabaseTrouble | events.CodecTrouble) -> None:
-        """Read nothing and let rebalances run for a while; then claim again: the ledger says where to go on."""
+        """Read nothing and let rebalances run for a while; then claim again: the ledger says where to resume."""
         wait = next(self._waits)
         self._announce(replace(trouble, wait=wait))
         self._held.suspend()
@@ -354,7 +354,7 @@ class Loop:
             self._held.accept_messages(self._held.client.read(CHUNK, min(left, POLL)))
 
     def _watch(self, event: events.Event) -> None:
-        """Whoever announces a trouble, its end is announced here."""
+        """Note a trouble, so that its end is announced here."""
         if isinstance(event, events.KafkaTrouble | events.DatabaseTrouble | events.CodecTrouble | events.Paused):
             self._in_trouble = True
         elif isinstance(event, events.Recovered):

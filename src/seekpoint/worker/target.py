@@ -20,7 +20,7 @@ _EXPECTED = "a Pipeline, a Worker, or a function without arguments that returns 
 def load(target: str, *, from_here: bool = False) -> Pipeline | Worker:
     """Import ``module`` and return what ``name`` stands for; ``from_here`` looks in the current directory first.
 
-    A command is given a name by the person who stands in a directory; a task finds what its process's path has.
+    A command is given a name by a person in a directory; a task finds what its process's path has.
     Raises ConfigError where there is nothing of the kind, and whatever the module itself raises.
     """
     found = _find(target, "module:name, e.g. billing.ingest:orders", from_here=from_here)
@@ -41,7 +41,7 @@ def load(target: str, *, from_here: bool = False) -> Pipeline | Worker:
 
 
 def load_pipeline(target: str, *, from_here: bool = False) -> Pipeline:
-    """The same; of a Worker its pipeline, for whoever has a database and brokers from elsewhere."""
+    """Import a Pipeline, or a Worker's, for callers that have a database and brokers from elsewhere."""
     made = load(target, from_here=from_here)
     return made.pipeline if isinstance(made, Worker) else made
 

@@ -1,4 +1,4 @@
-"""One unit of work: hold, apply, park, advance, note attempts, COMMIT; and what to do when that fails.
+"""One unit of work: hold, apply, insert dead letters, advance, record attempts, COMMIT; and what to do when that fails.
 
 The only place where a worker commits rows (I1).
 """
@@ -51,10 +51,10 @@ TOO_LONG = (
 
 
 class Holder(Protocol):
-    """Who knows which partitions are placed: the assignment, or the test kit."""
+    """Knows which partitions are active: the assignment, or the test kit."""
 
     def expected(self, starts: Mapping[Partition, int]) -> list[Expected]:
-        """Every placed partition, each at its position; those of the batch at where its reading began."""
+        """Every active partition, each at its position; those of the batch at where its reading began."""
 
     def accept(self, moved: Iterable[Claim]) -> None:
         """Take the claims over, after COMMIT."""
@@ -255,7 +255,7 @@ class Committer:
             then = TRANSIENT if failure.cause is Cause.TRANSIENT else pipeline.on_poison.value
             attempt = Attempt(stop.offset, number, failure.summary, wait, pipeline.retry.attempts, then)
             notes.append((result.reads[partition].claim, attempt))
-            if failure.cause in {Cause.CRASHED, Cause.PROGRAM}:  # a suspect is tried alone, too
+            if failure.cause in {Cause.CRASHED, Cause.PROGRAM}:  # a suspect gets a single-record attempt, too
                 found.append(result.reads[partition].claim)
         if notes:
             self._ledger.record_attempts(tx, notes)

@@ -34,7 +34,7 @@ class Worker:
     ``engine`` is a URL or sync ``Engine`` on ``postgresql+psycopg``; ``kafka`` librdkafka's own configuration,
     passed through but for the keys that the promise hangs on. ``partitions=[(topic, number), ...]`` reads a
     fixed list without a group. ``observe`` gets every event, on the worker's thread (``MembershipRenewed`` on the
-    keeper's). Scale by more workers in more processes, not by threads.
+    heartbeat's). Scale by more workers in more processes, not by threads.
 
     A worker whose pipeline writes a topic's records to other tables than the group does, at the same version, waits
     outside the group (event ``DeclarationRefused``). With ``accept_declaration=True`` its tables replace the group's,
@@ -147,9 +147,9 @@ class Worker:
         """Work until SIGTERM or SIGINT, finishing the batch in hand; returns when drained.
 
         A second signal aborts: the open transaction is thrown away, and its records are read again by
-        whoever comes next. A third ends the process at once, also where a server never answers. Outside the
-        main thread no signal handler is installed. Raises what cannot be mended: ConfigError, SchemaMismatch,
-        HandlerOutdated, what the handler raises, and errors of the database and of Kafka as they are.
+        the next owner. A third ends the process at once, also where a server never answers. Outside the
+        main thread no signal handler is installed. Raises what another attempt would not fix: ConfigError,
+        SchemaMismatch, HandlerOutdated, what the handler raises, and errors of the database and of Kafka as they are.
         """
         if threading.current_thread() is not threading.main_thread():
             self._run()
@@ -189,7 +189,7 @@ class Worker:
         try:
             loop.run()
         finally:
-            if self._own_engine:  # made from a URL: its connections are nobody else's to close
+            if self._own_engine:  # made from a URL: no other code closes its connections
                 self._ledger.engine.dispose()
 
     def running(

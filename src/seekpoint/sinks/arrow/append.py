@@ -56,7 +56,7 @@ class AppendArrow(TableSink[V_contra, K_contra]):
             yield writer
 
     def rows(self, record: Record[V_contra, K_contra]) -> Iterable[Row]:
-        """The record's rows, a whole table as one; raises whatever ``row=`` raises."""
+        """Rows of one record, a whole table as one; raises whatever ``row=`` raises."""
         made = super().rows(record)
         if not self.provenance:
             return made

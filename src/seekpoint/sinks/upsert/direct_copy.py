@@ -1,4 +1,4 @@
-"""COPY into the table itself, chunk by chunk, behind a savepoint: right while every key is new."""
+"""COPY into the table itself, chunk by chunk, after a savepoint: right while every key is new."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CONFLICTS = frozenset({UNIQUE_VIOLATION, EXCLUSION_VIOLATION})
 class DirectCopy:
     """The server looks at each row while the next are decoded; it alone says whether a key is there already.
 
-    Two rows of one key are a conflict, too. What was written is ``kept`` until it is taken, for another road.
+    Two rows of one key are a conflict, too. What was written is ``kept`` until it is taken, for another write strategy.
     """
 
     def __init__(self, tx: Connection, path: Sequence[str], columns: Sequence[str], depths: Depths) -> None:
@@ -36,7 +36,7 @@ class DirectCopy:
     def close(self) -> bool:
         """Whether the server took all; if not, a key is there already, and nothing was written.
 
-        Raises RowRefused for what no other road would take either.
+        Raises RowRefused for what no other write strategy would take either.
         """
         try:
             self._stack.close()

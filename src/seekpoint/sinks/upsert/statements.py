@@ -32,7 +32,7 @@ class Statements:
 
     @cached_property
     def insert(self) -> sql.Composed:
-        """Rows as one array per column, behind them the gate."""
+        """Rows as one array per column, then the gate."""
         assert self.target.columns is not None
         columns = self.target.columns
         return sql.SQL("{} SELECT {} FROM {} WHERE {} {}").format(
@@ -41,7 +41,7 @@ class Statements:
 
     @cached_property
     def delete(self) -> sql.Composed:
-        """Tombstones as one array per column of ``Target.deletes``, behind them the gate."""
+        """Tombstones as one array per column of ``Target.deletes``, then the gate."""
         gone = self.target.deletes
         return sql.SQL("DELETE FROM {} AS {} USING (SELECT {} FROM {}) AS {} WHERE {} AND {}").format(
             self._table, _STORED, self._cast(gone), _given(gone), _NEW, self._matched, _GATE

@@ -1,4 +1,4 @@
-"""Which way an upsert's rows take to the table, by their number and by how the last ones fared. No I/O."""
+"""How an upsert's rows are written to the table, by their number and by how the last ones fared. No I/O."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class WriteStrategy(StrEnum):
 
     UNNEST = "unnest"  # all in one statement
     TEMP_TABLE = "temp_table"  # COPY into a temporary table, then INSERT .. ON CONFLICT from there
-    COPY = "copy"  # COPY into the table itself, behind a savepoint: right while every key is new
+    COPY = "copy"  # COPY into the table itself, after a savepoint: right while every key is new
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class Wrote:
 
     ``rows`` came in, tombstones among them; the table took ``upserts`` and lost ``deletes``. ``fell_back``: COPY into
     the table met a key that is there, or a tombstone came, and the rows were staged after all. ``pooled``: a connection
-    pooler stands between.
+    pooler is between.
     """
 
     strategy: WriteStrategy
@@ -36,7 +36,7 @@ class Wrote:
 
 
 def described(*, direct: bool) -> dict[WriteStrategy, str]:
-    """Which roads there are and when each is taken; ``direct``: COPY may go into the table itself."""
+    """The write strategies, and when each is used; ``direct``: COPY may go into the table itself."""
     return {
         WriteStrategy.UNNEST: f"fewer than {SMALL} rows in a transaction: one INSERT .. ON CONFLICT",
         WriteStrategy.COPY: "more rows, while all their keys are new: COPY into the table, behind a savepoint"
@@ -58,7 +58,7 @@ class WriteStrategies:
         self.used: Counter[WriteStrategy] = Counter()
         self.conflicts = 0  # tries of COPY into the table that met a key that is there
         self.last: Wrote | None = None
-        self.current: WriteStrategy | None = None  # the road of the last large transaction
+        self.current: WriteStrategy | None = None  # of the last large transaction
         self._pause = self._wait = 0
         self._named = False  # the last statement was refused without a line: stage the next, whose errors have one
 
@@ -67,9 +67,9 @@ class WriteStrategies:
         return rows < SMALL
 
     def choose(self, rows: int, *, deduped: bool, direct: bool) -> WriteStrategy:
-        """The road for so many rows.
+        """The write strategy for so many rows.
 
-        ``folded``: no two of them have the same key. ``direct``: the table takes COPY, and has the unique index.
+        ``deduped``: no two of them have the same key. ``direct``: the table takes COPY, and has the unique index.
         """
         if self.gathers(rows) and deduped and not self._named:
             return WriteStrategy.UNNEST
@@ -86,7 +86,7 @@ class WriteStrategies:
         self._pause = self._wait = min(LONGEST, max(1, self._pause * 2))
 
     def was_refused(self) -> None:
-        """A row was refused, and nobody knows which."""
+        """A row was refused, and the server did not say which."""
         self._named = True
 
     def wrote(self, what: Wrote) -> None:

@@ -14,15 +14,15 @@ from seekpoint.sinks.copy import open_copy
 from seekpoint.sinks.dedupe import Deleted, Offsets
 from seekpoint.sinks.upsert.statements import Statements
 
-_BEHIND = 1 << 62  # lines that are told come behind those that the stage counted itself
+_BEHIND = 1 << 62  # given lines come after those that the stage counted itself
 
 Execute = Callable[[sql.Composed], int]
 
 
 class TempTable:
-    """Rows reach the stage as they come, while the next are decoded; the server folds and sorts them by key.
+    """Rows reach the stage as they come, while the next are decoded; the server deduplicates and sorts them by key.
 
-    The stage numbers them. From the first tombstone on their lines are told, and the tombstones follow at the end:
+    The stage numbers them. From the first tombstone on their lines are given, and the tombstones follow at the end:
     they have other columns.
     """
 
@@ -33,7 +33,7 @@ class TempTable:
         self._path = ("pg_temp", stage.name)
         self._offsets = Offsets(target, layout.columns) if target.offset else None
         self._written = 0  # rows and tombstones
-        self._lines: list[int] | None = None  # of the rows behind the first tombstone
+        self._lines: list[int] | None = None  # of the rows after the first tombstone
         self._gone: list[Row] = []
         build(tx, target, stage)
         self._open(self._columns)
@@ -57,7 +57,7 @@ class TempTable:
             self._copy_in(self._told(rows, self._lines))
 
     def _told(self, rows: Sequence[Row], lines: list[int]) -> list[Row]:
-        """The rows with their lines; tombstones are put aside."""
+        """The rows with their lines; tombstones are kept for the end."""
         told: list[Row] = []
         for line, row in enumerate(rows, self._written + 1):
             if type(row) is Deleted:

@@ -37,7 +37,7 @@ class Upsert(TableSink[V_contra, K_contra]):
     ``tombstone="delete"``: a record whose value is None deletes its key's row, and ``row=`` is not asked. Its key
     are the record key's fields of the names in ``key``, or the record's key itself where that is one
     column, or what ``tombstone_key=`` makes of the record; with ``order_by`` that must have this column, too.
-    A deletion is not remembered: an older record that comes behind it makes the row again.
+    A deletion is not remembered: an older record that comes after it makes the row again.
     ``tombstone=None``: such records go to ``row=`` like any other.
 
     ``compacted=True`` says that a reload may rebuild the table from a compacted topic, which keeps the newest record of
@@ -114,7 +114,7 @@ class Upsert(TableSink[V_contra, K_contra]):
         )
 
     def rows(self, record: Record[V_contra | None, K_contra]) -> Iterable[Row]:
-        """The record's rows, or what its tombstone deletes; raises Poison where a key or order is null."""
+        """Rows of one record, or what its tombstone deletes; raises Poison where a key or order is null."""
         if record.value is None and self._tombstone is not None:
             return (self._gone(record),)
         given: Record[Any, K_contra] = record

@@ -1,4 +1,4 @@
-"""One opening of an upsert: its rows take one of three roads to the table, most of them while the next are decoded."""
+"""One opening of an upsert: rows are written by one of three strategies, most of them while the next are decoded."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class _TurnedBackError(Exception):
 class UpsertWriter:
     """Takes rows until the block is left, in a transaction that is open.
 
-    Few are gathered and go in one statement. With more, a road is chosen and they stream into it. Whatever is refused
-    is a RowRefused, with the row's place where that is known.
+    Few are gathered and go in one statement. With more, a write strategy is chosen and they stream into it. What is
+    refused is a RowRefused, with the row's place where that is known.
     """
 
     def __init__(self, tx: Connection, target: Callable[[], Target], known: Known, roads: WriteStrategies) -> None:

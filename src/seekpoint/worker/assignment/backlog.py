@@ -145,21 +145,21 @@ class Backlog:
         self._attempt, self._retry_at = attempt, at.steady + (attempt.wait or 0.0)
 
     def add(self, record: RawRecord, start: int, at: Moment) -> None:
-        """A record came from the client; ``start`` is where the reader stood before it."""
+        """A record came from the client; ``start`` is the reader's position before it."""
         if not self._queue:
             self.position = start
         self._queue.append((self._due(record, at), record))
         self.bytes += _size(record)
 
     def put_back(self, records: Sequence[RawRecord], position: int, attempt: Attempt, at: Moment) -> None:
-        """These were given and not applied, the first one failed: they are the next again, behind ``attempt.wait``."""
+        """These were given and not applied, the first one failed: they are the next again, after ``attempt.wait``."""
         self._queue.extendleft((_AT_ONCE, record) for record in reversed(records))
         self.bytes += sum(map(_size, records))
         self.position = position
         self.remember(attempt, at)
 
     def _due(self, record: RawRecord, at: Moment) -> float:
-        """Never later than ``delay`` after somebody has seen it first, whatever its timestamp says."""
+        """Never later than ``delay`` after a process has first seen it, whatever its timestamp says."""
         if self._delay is None or record.timestamp_ms is None:
             return _AT_ONCE
         age = max(0.0, at.wall - record.timestamp_ms / 1000)
@@ -212,7 +212,7 @@ class Backlog:
         return not self.is_single() and self._suspects_at(self._queue[0][1]) is None
 
     def give(self, most: int, at: Moment) -> list[RawRecord]:
-        """Up to ``most`` records from the head on that are due, and need not be tried alone."""
+        """Up to ``most`` records from the head on that are due, and need no single-record attempt."""
         given: list[RawRecord] = []
         self.expire()
         while self._queue and len(given) < most and self.wait(at) == 0 and self._is_free():
@@ -223,13 +223,13 @@ class Backlog:
         return given
 
     def _give_rest(self, given: list[RawRecord], most: int, steady: float) -> None:
-        """The same where nothing is to be tried alone: nothing is asked of each record but when it is due."""
+        """Give more where no record needs an attempt of its own: of each is asked only when it is due."""
         queue = self._queue
         while queue and len(given) < most and queue[0][0] <= steady:
             given.append(self._pop())
 
     def give_single(self, at: Moment) -> Try | None:
-        """The head, if it is due and to be tried alone."""
+        """The head, if it is due for a single-record attempt."""
         self.expire()
         if not self.is_single() or self.wait(at) != 0:
             return None
@@ -264,9 +264,9 @@ class Backlog:
     # -- what is put on record ----------------------------------------------------------------------------
 
     def due_by(self, at: Moment) -> DueBy | None:
-        """What must go on record of the head's timestamp, if it lies in the future; None if nothing, or if it is.
+        """What must be recorded of the head's timestamp, if it lies in the future; None if nothing, or if it is.
 
-        Its wait is counted from when it was seen first: without a note a restart would begin it anew.
+        Its wait is counted from when it was seen first: without a note a restart would begin it again.
         """
         if self._delay is None or not self._queue or self._attempt is not None:
             return None

@@ -1,4 +1,4 @@
-"""Whose turn it is: the backlogs of all placed partitions, made, bounded, and given to the worker when due."""
+"""The scheduler: the backlogs of all active partitions, made, bounded, and given to the worker when due."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Scheduler:
         return notes
 
     def begin(self, claims: Iterable[Claim], suspects: Mapping[Partition, SuspectRange]) -> None:
-        """These were placed: what of them will have to wait, waits from the first record on."""
+        """These are active now: what of them will have to wait, waits from the first record on."""
         if self._retry is None:
             return
         at = Moment.now()
@@ -162,7 +162,7 @@ class Scheduler:
         return min(most, min(waits, default=most))
 
     def due(self, most: int) -> Chunk[RawRecord]:
-        """Up to ``most`` records that have waited long enough, and are not to be tried alone."""
+        """Up to ``most`` records that have waited long enough, and need no single-record attempt."""
         given: list[RawRecord] = []
         reads: dict[Partition, Read] = {}
         unreadable: list[tuple[RawRecord, Exception]] = []

@@ -49,7 +49,7 @@ class Chunk(Sequence[T], Generic[T]):
         return iter(self.messages)
 
     def and_then(self, other: Chunk[T]) -> Chunk[T]:
-        """Both, one behind the other; where they share a partition, the second must begin where the first ends."""
+        """Both, one after the other; where they share a partition, the second must begin where the first ends."""
         return Chunk([*self, *other], chain((self, other)), [*self.unreadable, *other.unreadable])
 
     @overload

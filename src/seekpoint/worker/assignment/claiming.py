@@ -1,4 +1,4 @@
-"""From waiting to placed: claims asked for, granted, placed where the ledger stands, and given back (I2, I6)."""
+"""From claiming to active: claims asked for, granted, read from the ledger's position, and given back (I2, I6)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Claiming:
             self._to_release = []
 
     def claim(self, now: float) -> None:
-        """Claim and place what waits and may be claimed by now."""
+        """Claim and activate what may be claimed by now."""
         if now < self._claim_at:
             return
         due = [p for p, w in self._partitions.claiming.items() if w.not_before <= now]
@@ -119,7 +119,7 @@ class Claiming:
             del self._unknown[topic]
 
     def activate(self, claims: Mapping[Partition, Claim]) -> None:
-        """Put the client where the ledger stands (I6)."""
+        """Assign the client at the ledger's position (I6)."""
         for partition, claim in claims.items():
             self._unknown.pop(partition.topic, None)
             before = self._partitions.claiming.get(partition)

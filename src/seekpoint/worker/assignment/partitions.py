@@ -1,4 +1,4 @@
-"""Where each assigned partition stands: waiting for a claim, placed and read, or parked until somebody decides."""
+"""The state of each assigned partition: claiming, active, or stopped until an operator decides."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from seekpoint.worker.assignment.chunk import Chunk, Read
 class ActivePartition:
     """A partition that is read. ``cursor`` is the reader's own: it moves when a chunk is read, never on a commit.
 
-    Where records have to wait, they wait in ``backlog``: it belongs to this placement, and ends with it.
+    Where records have to wait, they wait in ``backlog``: it ends when the partition is no longer active.
     """
 
     claim: Claim
@@ -39,7 +39,7 @@ class ActivePartition:
 
     @property
     def position(self) -> int:
-        """Where the records that are given next begin: what the ledger stands at, unless a batch is in hand."""
+        """Where the records that are given next begin: the ledger's position, unless a batch is in hand."""
         return self.cursor if self.backlog is None or not len(self.backlog) else self.backlog.position
 
     @property
@@ -51,11 +51,11 @@ class ActivePartition:
 
     @property
     def has_trailing(self) -> bool:
-        """Whether nothing but control records lies between the position and the log's end."""
+        """Whether only control records lie between the position and the log's end."""
         return self.end is not None and self.end > self.cursor == self.position
 
     def passed(self, offset: int) -> None:
-        """The ledger stands at ``offset`` now: what was on record in front of it is gone."""
+        """The ledger's position is ``offset`` now: what was on record in front of it is gone."""
         self.unreadable = {at: error for at, error in self.unreadable.items() if at >= offset}
         if self.backlog is not None:
             self.backlog.noted = -1
@@ -66,13 +66,13 @@ class ClaimingPartition:
     """A partition that is ours by Kafka's word and not yet claimed. ``known`` is the claim we had of it before."""
 
     not_before: float = 0.0
-    stalled: bool = False  # somebody's transaction was in the way
+    stalled: bool = False  # another transaction held its row
     known: Claim | None = None
 
 
 @dataclass(slots=True)
 class StoppedPartition:
-    """A partition that is not read; ``claim`` is ours where it was placed before."""
+    """A partition that is not read; ``claim`` is ours where it was active before."""
 
     stop: PartitionStopped
     claim: Claim | None = None
@@ -100,7 +100,7 @@ class _Accepted:
         self.waits: list[tuple[ActivePartition, Message]] = []
 
     def keep(self, placed: ActivePartition, messages: Sequence[Message], last: int) -> None:
-        """These come next of their partition, the last one at this offset: the cursor moves behind it."""
+        """These come next of their partition, the last one at this offset: the cursor moves after it."""
         partition = placed.claim.partition
         read = self.reads.get(partition)
         if read is None:
@@ -135,7 +135,7 @@ class AssignedPartitions:
     """The state of every assigned partition, and the client kept in step with it. Does not know the ledger.
 
     ``gone`` are partitions that Kafka took away and that were not released yet; ``troubled`` those whose
-    position the broker refused; ``backlogged`` those of the placed ones that have a backlog, in the order of their
+    position the broker refused; ``backlogged`` those of the active ones that have a backlog, in the order of their
     turns.
     """
 
@@ -200,7 +200,7 @@ class AssignedPartitions:
             self._announce(events.Activated(partition=partition, offset=claim.next_offset, epoch=claim.epoch))
 
     def continue_reading(self) -> None:
-        """Behind a rebalance: what stays ours is read on from its cursor."""
+        """After a rebalance: what stays ours is read on from its cursor."""
         self._client.continue_reading(
             {p: (at.cursor, at.last_epoch) for p, at in self.active.items() if p not in self.revoked}
         )
@@ -228,9 +228,9 @@ class AssignedPartitions:
             self.claim_later(partition, ClaimingPartition(until, before.stalled or is_stalled, before.known))
 
     def stop(self, partition: Partition, stop: PartitionStopped) -> None:
-        """Stop reading one partition until its row is moved or it is assigned anew; the others go on.
+        """Stop reading one partition until its offset is reset or it is assigned again; the others are read on.
 
-        One that Kafka took away is nobody's to stop; if it was assigned anew at once, the new claim's reader will.
+        One that Kafka took away is not stopped here; if it was assigned again at once, the new claim's reader will.
         """
         if partition in self.revoked:
             return
@@ -256,7 +256,7 @@ class AssignedPartitions:
     # -- backlogs -------------------------------------------------------------------------------------
 
     def set_backlog(self, partition: Partition, backlog: Backlog | None) -> None:
-        """What is read of a placed partition waits in there from now on; None: it need not wait any more."""
+        """What is read of an active partition waits in there from now on; None: it need not wait any more."""
         placed = self.active[partition]
         placed.backlog = backlog
         if backlog is None:
@@ -271,7 +271,7 @@ class AssignedPartitions:
     # -- reading --------------------------------------------------------------------------------------
 
     def accept_messages(self, messages: Iterable[Message]) -> Chunk[Message]:
-        """Keep what belongs to a placed partition and was not read before; move the cursors over it (I3).
+        """Keep what belongs to an active partition and was not read before; move the cursors over it (I3).
 
         What has to wait goes into its partition's backlog instead.
         """
@@ -289,7 +289,7 @@ class AssignedPartitions:
         return Chunk(taken.kept, taken.reads)
 
     def _accept_run(self, taken: _Accepted, at: Any, run: list[Message]) -> bool:
-        """The same for records of one partition, without a look at each; False if one of them is not to be kept."""
+        """Keep records of one partition, without a look at each; False if one of them is not to be kept."""
         placed = self.active.get(at)
         if placed is None or placed.backlog is not None or at in self.revoked:
             return False
@@ -308,14 +308,14 @@ class AssignedPartitions:
             placed = self.active.get(at)
             offset: Any = message.offset()
             if placed is None or offset < placed.cursor or at in self.revoked:
-                continue  # read under an earlier placement
+                continue  # read before it was activated again
             if placed.backlog is not None:
                 taken.waits.append((placed, message))
                 continue
             taken.keep(placed, (message,), offset)
 
     def _store(self, waits: Sequence[tuple[ActivePartition, Message]]) -> None:
-        """Put these into their backlogs. The partitions stay quiet: somebody may move them while they wait."""
+        """Put these into their backlogs. The partitions stay quiet: they may be reset while they wait."""
         at, stored = Moment.now(), 0
         for placed, message in waits:
             record, error = kafka.readable(message)

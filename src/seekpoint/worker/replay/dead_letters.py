@@ -28,7 +28,7 @@ class DeadLetterAdmin:
     """The dead letters of one group. Each change is a transaction of its own, durable, with actor and reason.
 
     ``engine`` is a SQLAlchemy ``Engine`` or URL on ``postgresql+psycopg``; ``actor`` who does it (by default the
-    operating system's user). Making one does no I/O. A change waits for a batch in hand on the letter's partition,
+    operating system's user). Making one does no I/O. A change waits for a batch in hand on the dead letter's partition,
     at most ``Limits.transaction_age`` seconds.
     """
 
@@ -46,21 +46,21 @@ class DeadLetterAdmin:
         self._dead_letters = DeadLetters(self.ledger)
 
     def list(self, where: Where = Where(), *, limit: int | None = None) -> Iterator[DeadLetter]:  # noqa: B008
-        """Letters in the order of topic, partition and offset, without their values (``get`` has them)."""
+        """Dead letters in the order of topic, partition and offset, without their values (``get`` has them)."""
         return chosen_dead_letters(self._dead_letters, where, limit)
 
     def get(self, id: int) -> DeadLetter:  # noqa: A002 -- the column's name, which people type
-        """One letter, whole. Raises ConfigError where the group has none of that id."""
+        """One dead letter, whole. Raises ConfigError where the group has none of that id."""
         return self._dead_letters.get(id)
 
     def first_of_key(self, dead_letter: DeadLetter) -> DeadLetter | None:
-        """The first open letter of its key, without its value; None for a null key, or where none is open."""
+        """The first open dead letter of its key, without its value; None for a null key, or where none is open."""
         with self.ledger.begin() as tx:
             first = self._dead_letters.first_open_of_key(tx.connection, dead_letter)
         return None if first is None else open_at(self._dead_letters, dead_letter, first)
 
     def export(self, where: Where = Where()) -> Iterator[dict[str, Any]]:  # noqa: B008
-        """Letters as :func:`portable` dictionaries, whole, one in memory at a time."""
+        """Dead letters as :func:`portable` dictionaries, whole, one in memory at a time."""
         for dead_letter in self.list(where):
             yield portable(self.get(dead_letter.id), self.ledger.group)
 
@@ -74,10 +74,10 @@ class DeadLetterAdmin:
     def discard(
         self, chosen: Chosen, *, reason: str, progress: Callable[[Discarded], None] | None = None
     ) -> tuple[Discarded, ...]:
-        """Close open letters without applying their records; each stays, with actor and reason.
+        """Close open dead letters without applying their records; each stays, with actor and reason.
 
-        What was held behind a letter is the first of its key then, and can be replayed. One that is not open any more
-        is refused, and left as it is. Needs neither a pipeline nor a running group, and a pause does not hinder it.
+        What was blocked by a dead letter is then the first of its key, and can be replayed. One that is not open any
+        more is refused. Needs neither a pipeline nor a running group, and a pause does not hinder it.
         Raises ConfigError where no reason is given, and for an id that the group does not have.
         """
         if not reason.strip():
@@ -107,7 +107,7 @@ class DeadLetterAdmin:
 
 
 def open_at(dead_letters: DeadLetters, dead_letter: DeadLetter, offset: int) -> DeadLetter | None:
-    """The open letter at another offset of its partition, in the same life of the topic; without its value."""
+    """The open dead letter at another offset of its partition, in the same life of the topic; without its value."""
     found = dead_letters.list(
         topic=dead_letter.topic,
         partition=dead_letter.partition,

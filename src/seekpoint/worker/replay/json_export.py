@@ -17,7 +17,7 @@ _AS_THEY_ARE = (
 
 
 def portable(dead_letter: DeadLetter, group: str) -> dict[str, Any]:
-    """Every field of the letter. Bytes are ``{"base64": …}`` with ``"text"`` beside it where they are UTF-8.
+    """Every field of the dead letter. Bytes are ``{"base64": …}`` with ``"text"`` beside it where they are UTF-8.
 
     Headers are pairs of name and value, in order, duplicates kept; names are bytes too: not all of them are UTF-8.
     Times are ISO 8601.

@@ -1,4 +1,4 @@
-"""Errors of the database that may pass, for somebody who waits at a terminal: a few tries, then the error."""
+"""Errors of the database that may pass, for an operator who waits at a terminal: a few tries, then the error."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from seekpoint.records import Cause, State
 
 
 def keeps_order(pipeline: Pipeline, dead_letter: DeadLetter) -> bool:
-    """Whether records of its key come one after the other; those that were held go on so when no more are held."""
+    """Whether records of its key are applied in order; those that were blocked are, also when no more are blocked."""
     return dead_letter.key is not None and (pipeline.keep_key_order or dead_letter.state is State.BLOCKED)
 
 
@@ -32,12 +32,12 @@ def check_group(group: Row[Any], pipeline: Pipeline, *, while_paused: bool) -> N
             f"{pipeline.version}: start a worker of version {pipeline.version} first, which raises it for all; two "
             "versions must not write side by side"
         )
-    if group.paused and not while_paused:  # whoever paused it counts on its tables being left alone
+    if group.paused and not while_paused:  # the operator who paused it relies on its tables being left alone
         raise GroupPaused(pipeline.group, group.paused_reason, group.paused_by)
 
 
 def check_topic(dead_letter: DeadLetter, pipeline: Pipeline) -> None:
-    """Raise ConfigError where the pipeline has no codec for the letter."""
+    """Raise ConfigError where the pipeline has no codec for the dead letter."""
     if dead_letter.topic not in pipeline.codecs:
         raise ConfigError(
             f"dead letter {dead_letter.id} is of topic {dead_letter.topic!r}, which {pipeline!r} does not read: "
@@ -46,7 +46,7 @@ def check_topic(dead_letter: DeadLetter, pipeline: Pipeline) -> None:
 
 
 def refused(dead_letter: DeadLetter, position: Position | None) -> Fenced | None:
-    """Why a letter is not to be replayed, as far as it and its partition's position tell."""
+    """Why a dead letter is not to be replayed, as far as it and its partition's position say."""
     name = _name(dead_letter)
     if not dead_letter.is_open:
         return closed(dead_letter)
@@ -67,7 +67,7 @@ def refused(dead_letter: DeadLetter, position: Position | None) -> Fenced | None
 
 
 def behind(dead_letter: DeadLetter, first: DeadLetter | None) -> Fenced:
-    """The refusal of a letter that is not the first of its key."""
+    """The refusal of a dead letter that is not the first of its key."""
     other = "an earlier one of its key" if first is None else f"{first.id} (offset {first.offset})"
     return Fenced(
         f"{_name(dead_letter)} comes after {other}, and records of one key are applied in order: replay or discard "
@@ -80,7 +80,7 @@ def _name(dead_letter: DeadLetter) -> str:
 
 
 def closed(dead_letter: DeadLetter) -> Fenced:
-    """The refusal to do anything with a letter that is not open, with who closed it, when and why."""
+    """The refusal to do anything with a dead letter that is not open, with who closed it, when and why."""
     name = _name(dead_letter)
     if dead_letter.state is State.SKIPPED:
         return Fenced(

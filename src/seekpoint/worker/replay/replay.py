@@ -33,17 +33,17 @@ REASON = "replay"
 class DeadLetterReplay(DeadLetterAdmin):
     """The dead letters of a pipeline's group, and the pipeline to apply them with.
 
-    A letter is applied on the worker's own road, as a batch of one record, in one durable transaction that also closes
+    A dead letter is applied as a worker applies a batch of one record, in one durable transaction that also closes
     it, with actor and reason. Its partition's row is locked first: a worker's batch there, a rewind and another
     operator come before it or after it, and it is applied once. Where it fails again the transaction is rolled back,
-    and the letter stays open with the new error beside the old one.
+    and the dead letter stays open with the new error beside the old one.
 
-    Where keys are held, letters of one key are replayed in the order of their offsets, and the first one draws the
+    Where keys are held, dead letters of one key are replayed in the order of their offsets, and the first one draws the
     others along, one transaction each, until none is open or one fails. Where a running worker holds records of that
     key faster than they are replayed, that is never: pause the group meanwhile.
 
-    A paused group is left alone (GroupPaused) unless ``while_paused`` says that the pause is yours; letters of a topic
-    that was created anew since are always (Fenced).
+    A paused group is left alone (GroupPaused) unless ``while_paused`` says that the pause is yours; those of a topic
+    that was created again since are always (Fenced).
     The pipeline must be of the group's version: HandlerOutdated if it is older, ConfigError if it is newer.
     """
 
@@ -58,14 +58,14 @@ class DeadLetterReplay(DeadLetterAdmin):
         while_paused: bool = False,
     ) -> None:
         if not isinstance(pipeline, Pipeline):
-            raise ConfigError(f"Redrive needs a Pipeline, got {type(pipeline).__name__}")
+            raise ConfigError(f"DeadLetterReplay needs a Pipeline, got {type(pipeline).__name__}")
         super().__init__(engine, pipeline.group, schema=schema, actor=actor, limits=limits)
         self.pipeline, self.while_paused = pipeline, while_paused
 
     def plan(self, chosen: Chosen = Where()) -> tuple[Planned, ...]:  # noqa: B008 -- immutable
         """What a replay of these would do, without doing it, in the order in which it would be done.
 
-        Letters that the first of their key draws along are in it, too. Raises what the replay would raise for all.
+        Dead letters that the first of their key draws along are in it, too. Raises what the replay would raise for all.
         """
         with self.ledger.begin() as tx:
             group = tx.execute(READ_GROUP).one_or_none()
@@ -81,7 +81,7 @@ class DeadLetterReplay(DeadLetterAdmin):
         return tuple(sorted(self._in_order(planned), key=lambda one: rank(one.dead_letter)))
 
     def replay(self, id: int, *, reason: str = REASON, progress: Progress | None = None) -> Replayed:  # noqa: A002
-        """Replay one letter, and those that are held behind it (``followers``); ``failure`` says if it failed again.
+        """Replay one dead letter, and those blocked after it (``followers``); ``failure`` says if it failed again.
 
         Raises Fenced where it is not open any more (with who closed it, when and why), or where another one of its key
         comes first (with that one's id); ConfigError where the group has none of that id; and what is wrong with
@@ -106,7 +106,7 @@ class DeadLetterReplay(DeadLetterAdmin):
         """Replay these in the order of topic, partition and offset, one transaction each.
 
         One that fails again, or is refused, does not keep the others back, but for those of its key where keys are
-        held. Letters that are parked or held meanwhile are not taken up, but for those of a held key. ``progress`` is
+        held. Dead letters that come meanwhile are not replayed, but for those of a blocked key. ``progress`` is
         called after each with what became of it, how many are done, and how many there are.
 
         What ends the whole replay (see :class:`DeadLetterReplay`) is raised; what was applied before stays applied, and
@@ -138,7 +138,7 @@ class DeadLetterReplay(DeadLetterAdmin):
         progress: Progress | None,
         done: int = 0,
     ) -> Iterator[Replayed]:
-        """Replay these, the lowest offsets first, and what turns up behind them in keys that are held."""
+        """Replay these, the lowest offsets first, and what follows them in keys that are blocked."""
         work = [(*rank(dead_letter), dead_letter) for dead_letter in dead_letters]
         heapify(work)
         known = {(dead_letter.at, dead_letter.topic_id, dead_letter.offset) for *_, dead_letter in work}
@@ -175,7 +175,7 @@ class DeadLetterReplay(DeadLetterAdmin):
         return dead_letter.topic, dead_letter.partition, dead_letter.topic_id, dead_letter.key
 
     def _in_order(self, planned: Sequence[Planned]) -> Iterator[Planned]:
-        """Where keys are held: refuse what comes behind a letter that is not replayed; add what is drawn along."""
+        """Where keys are held: refuse what comes after a dead letter that is not replayed; add what is drawn along."""
         chosen = {one.dead_letter.id for one in planned}
         good = {one.dead_letter.id for one in planned if one.refusal is None}
         wanted = {self._key(one.dead_letter) for one in planned if one.dead_letter.id in good} - {None}

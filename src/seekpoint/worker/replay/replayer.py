@@ -38,7 +38,7 @@ class _Attempt:
 
 
 class Replayer:
-    """Puts letters of one group through one pipeline, one transaction each."""
+    """Puts dead letters of one group through one pipeline, one transaction each."""
 
     def __init__(
         self, pipeline: Pipeline, dead_letters: DeadLetters, session: Session, actor: str, *, while_paused: bool
@@ -49,7 +49,7 @@ class Replayer:
     def replay(self, id: int, reason: str) -> tuple[Replayed, int | None]:  # noqa: A002 -- the column's name
         """Apply it and close it, together (I1); where it fails again, it stays open with the new error.
 
-        Where keys are held and it was applied, also the offset of the next open letter of its key.
+        Where keys are held and it was applied, also the offset of the next open dead letter of its key.
 
         Raises Fenced where it is not to be replayed (any more); HandlerOutdated, GroupPaused, ConfigError; what the
         handler's misuse raises; and errors of the database that are not the record's.
@@ -139,7 +139,7 @@ class Replayer:
         """The new error beside the old one, in a transaction of its own: what the replay wrote is rolled back."""
         with self._ledger.begin() as tx:
             now = self._dead_letters.lock(tx.connection, dead_letter.id)
-            if not now.is_open:  # somebody was quicker between the two transactions
+            if not now.is_open:  # another session was quicker between the two transactions
                 raise closed(now)
             self._dead_letters.failed_again(tx.connection, now, failure)
 

@@ -10,9 +10,9 @@ from seekpoint.records import Failure
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A letter that is meant, without value and tracebacks; ``refusal`` says why it would be left as it is, or None.
+    """A dead letter that is meant, without value and tracebacks; ``refusal``: why it would be left as it is, or None.
 
-    ``behind`` is the id of the letter of its key that draws it along, where it was not chosen itself.
+    ``after`` is the id of the dead letter of its key that draws it along, where it was not chosen itself.
     """
 
     dead_letter: DeadLetter
@@ -22,9 +22,9 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What became of one letter: applied and closed; failed again (``failure``), or refused (``refusal``): still there.
+    """What became of a dead letter: applied and closed; or it failed again (``failure``) or was refused (``refusal``).
 
-    ``letter`` is as it was before, without value and tracebacks. ``followers`` are those of its key that came after it.
+    ``dead_letter`` is as it was before, without value and tracebacks. ``followers`` are those of its key after it.
     """
 
     dead_letter: DeadLetter
@@ -40,7 +40,7 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True)
 class Discarded:
-    """What became of one letter that was to be discarded; ``refusal`` is None where it was."""
+    """What became of a dead letter that was to be discarded; ``refusal`` is None where it was."""
 
     dead_letter: DeadLetter
     refusal: str | None = None

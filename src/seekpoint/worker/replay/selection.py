@@ -11,7 +11,7 @@ from seekpoint.ledger.dead_letters import DeadLetter, DeadLetters
 from seekpoint.ledger.dead_letters.dead_letter import OPEN
 from seekpoint.records import Cause, State
 
-PAGE = 500  # letters that are asked for at once, without their values
+PAGE = 500  # dead letters that are asked for at once, without their values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,8 +19,8 @@ class Where:
     """Dead letters that meet every condition given; by default all that are open.
 
     ``to_offset`` is the first one not meant; ``error`` a part of the error's text, in its own case; ``since`` the
-    earliest time of parking (aware). Raises ConfigError for a time without a zone, and for offsets or a partition
-    without their topic.
+    earliest time at which it became one (aware). Raises ConfigError for a time without a zone, and for offsets or a
+    partition without their topic.
     """
 
     topic: str | None = None
@@ -45,7 +45,7 @@ Chosen = Where | Iterable[int] | int
 
 
 def chosen_dead_letters(dead_letters: DeadLetters, chosen: Chosen, limit: int | None = None) -> Iterator[DeadLetter]:
-    """The letters that are meant, in the order of topic, partition and offset; their values are left out.
+    """The dead letters that are meant, in the order of topic, partition and offset; their values are left out.
 
     Raises ConfigError for an id that the group does not have.
     """
@@ -57,12 +57,12 @@ def chosen_dead_letters(dead_letters: DeadLetters, chosen: Chosen, limit: int | 
 
 
 def lean(dead_letter: DeadLetter) -> DeadLetter:
-    """The same without value and tracebacks: a hundred thousand of them fit in memory."""
+    """The dead letter without value and tracebacks: a hundred thousand of them fit in memory."""
     return replace(dead_letter, value=None, traceback=None, replay_traceback=None)
 
 
 def rank(dead_letter: DeadLetter) -> tuple[str, int, int, int]:
-    """Where a letter stands among others."""
+    """The order among others."""
     return dead_letter.topic, dead_letter.partition, dead_letter.offset, dead_letter.id
 
 

@@ -117,12 +117,12 @@ BREAKAGES = (
     ),
     Breakage(
         "what was not read of a recreated topic is no row",
-        (Edit("ledger/move.py", "    if adopted is not None:  #", "    if False:  #"),),
+        (Edit("ledger/admin_actions.py", "    if adopted is not None:  #", "    if False:  #"),),
         (f"{MOVE}::test_what_was_not_read_of_a_recreated_topic_is_a_row[0]",),
     ),
     Breakage(
         "what a truncation took is no row",
-        (Edit("ledger/move.py", "    if log is not None and log[1] < at:", "    if False:"),),
+        (Edit("ledger/admin_actions.py", "    if log is not None and log[1] < at:", "    if False:"),),
         (f"{MOVE}::test_what_a_truncation_took_is_a_row[3]",),
     ),
     Breakage(

@@ -162,7 +162,7 @@ FAILING = (
         "supersede left out of a move",
         (
             Edit(
-                "ledger/move.py",
+                "ledger/admin_actions.py",
                 '        to_offset=to,\n        actor=actor,\n        reason=f"moved',
                 '        to_offset=2**62,\n        actor=actor,\n        reason=f"moved',
             ),

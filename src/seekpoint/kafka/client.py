@@ -89,9 +89,9 @@ class Client:
     def _let_go(self, partitions: Collection[_TopicPartition]) -> None:
         if self._eager:
             self._consumer.unassign()
-            return
-        held = {(p.topic, p.partition) for p in self._consumer.assignment()}
-        self._consumer.incremental_unassign([p for p in partitions if (p.topic, p.partition) in held])
+        else:
+            assigned = self._assigned(_named(partitions))
+            self._consumer.incremental_unassign([_TopicPartition(*p) for p in assigned])
 
     # -- placement ------------------------------------------------------------------------------------
 
@@ -102,7 +102,7 @@ class Client:
         """
         with self._turn:
             self._paused.difference_update(fresh)
-            tps = [_TopicPartition(p.topic, p.number, offset) for p, (offset, _) in fresh.items()]
+            tps = [_at(p, offset) for p, (offset, _) in fresh.items()]
             if self._eager:
                 self._assign(tps, {p: at for p, at in others.items() if p not in fresh})
             else:
@@ -111,12 +111,12 @@ class Client:
             self._consumer.resume(tps)  # a pause outlives revocation and re-assignment
             for p, (offset, epoch) in fresh.items():
                 if epoch is not None:  # only seek lets the broker check the epoch, and so see a truncated log
-                    self._seek(_TopicPartition(p.topic, p.number, offset, leader_epoch=epoch))
+                    self._seek(_at(p, offset, epoch))
 
     def _assign(self, fresh: list[_TopicPartition], others: Mapping[Partition, int]) -> None:
         """The whole assignment anew; what was paused stays so."""
-        self._consumer.assign(fresh + [_TopicPartition(p.topic, p.number, at) for p, at in others.items()])
-        if paused := [_TopicPartition(p.topic, p.number) for p in others if p in self._paused]:
+        self._consumer.assign(fresh + [_at(p, offset) for p, offset in others.items()])
+        if paused := [_TopicPartition(*p) for p in others if p in self._paused]:
             self._consumer.pause(paused)
 
     def _seek(self, at: _TopicPartition) -> None:
@@ -144,24 +144,27 @@ class Client:
                 self._unassign(partitions)
 
     def _unassign(self, partitions: Collection[Partition]) -> None:
-        held = {(p.topic, p.partition) for p in self._consumer.assignment()}
-        if mine := [_TopicPartition(p.topic, p.number) for p in partitions if tuple(p) in held]:
-            self._consumer.incremental_unassign(mine)
+        if mine := self._assigned(partitions):
+            self._consumer.incremental_unassign([_TopicPartition(*p) for p in mine])
+
+    def _assigned(self, partitions: Collection[Partition]) -> list[Partition]:
+        """Those of these that the client has now."""
+        assigned = set(_named(self._consumer.assignment()))
+        return [p for p in partitions if p in assigned]
 
     def pause(self, partitions: Collection[Partition]) -> None:
         """Read nothing more of these until :meth:`resume`; what the client has buffered of them is thrown away."""
         with self._turn:
             self._paused.update(partitions)
-            self._consumer.pause([_TopicPartition(p.topic, p.number) for p in partitions])
+            self._consumer.pause([_TopicPartition(*p) for p in partitions])
 
     def resume(self, cursors: Mapping[Partition, tuple[int, int | None]]) -> None:
         """Read these on from (offset, leader epoch of the record before it)."""
         with self._turn:
             self._paused.difference_update(cursors)
-            self._consumer.resume([_TopicPartition(p.topic, p.number) for p in cursors])
-            for p, (offset, epoch) in cursors.items():  # without a seek it may take a second to begin
-                at = _TopicPartition(p.topic, p.number, offset)
-                self._seek(at if epoch is None else _TopicPartition(p.topic, p.number, offset, leader_epoch=epoch))
+            self._consumer.resume([_TopicPartition(*p) for p in cursors])
+            for p, cursor in cursors.items():  # without a seek it may take a second to begin
+                self._seek(_at(p, *cursor))
 
     def continue_reading(self, cursors: Mapping[Partition, tuple[int, int | None]]) -> None:
         """Behind a rebalance: read what stays with us on at once, from (offset, leader epoch of the record before it).
@@ -173,11 +176,9 @@ class Client:
             self.rebalanced = False
             if self._eager:  # assigned anew, all of it
                 return
-            held = {(p.topic, p.partition) for p in self._consumer.assignment()}
-            for p, (offset, epoch) in cursors.items():
-                if tuple(p) in held and p not in self._paused:
-                    at = _TopicPartition(p.topic, p.number, offset)
-                    self._seek(at if epoch is None else _TopicPartition(p.topic, p.number, offset, leader_epoch=epoch))
+            for p in self._assigned(cursors):
+                if p not in self._paused:
+                    self._seek(_at(p, *cursors[p]))
 
     # -- reading --------------------------------------------------------------------------------------
 
@@ -328,13 +329,17 @@ def _headers(messages: list[Any]) -> tuple[list[Any], dict[int, BaseException]]:
             return headers, failures
 
 
+def _at(partition: Partition, offset: int, leader_epoch: int | None = None) -> _TopicPartition:
+    if leader_epoch is None:
+        return _TopicPartition(*partition, offset)
+    return _TopicPartition(*partition, offset, leader_epoch=leader_epoch)
+
+
 def _named(partitions: Collection[_TopicPartition]) -> list[Partition]:
     return [Partition(p.topic, p.partition) for p in partitions]
 
 
-def _quiet(
-    callback: Callable[[Consumer, list[_TopicPartition]], None],
-) -> Callable[[Consumer, list[_TopicPartition]], None]:
+def _quiet(callback: _Callback) -> _Callback:
     """Never let an exception out of a callback: it would lose records and make close() hang."""
 
     def guarded(consumer: Consumer, partitions: list[_TopicPartition]) -> None:

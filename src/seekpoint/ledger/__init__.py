@@ -6,11 +6,10 @@ rows where token and position are exactly what the reader believes; *advance*, t
 same condition. Whoever moves a position without owning it draws a new token, and so fences the owner.
 """
 
-from seekpoint.ledger.advance import Expected, Move
-from seekpoint.ledger.attempts import SuspectNote
+from seekpoint.ledger.admin_actions import LastReset
+from seekpoint.ledger.advance import Expected, Move, SuspectNote
 from seekpoint.ledger.claim import Attempt, Claim, Claimed, StartOffsets
 from seekpoint.ledger.ledger import Ledger
-from seekpoint.ledger.move import LastReset
 from seekpoint.ledger.positions import Position, Stop
 from seekpoint.ledger.wait import Passed
 

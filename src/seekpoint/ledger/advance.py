@@ -40,6 +40,18 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
+class SuspectNote:
+    """A range that may hold a record that crashes its process, up to ``end``; None: it is over.
+
+    ``part_end`` is the end of the part that is about to be tried; None: none is.
+    """
+
+    claim: Claim
+    end: int | None
+    part_end: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """Settings of one transaction, sent along with hold; times in seconds."""
 

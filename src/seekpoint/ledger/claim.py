@@ -19,9 +19,9 @@ from seekpoint.errors import (
     StandbyRequired,
     TopicRecreated,
 )
+from seekpoint.ledger.admin_actions import record_action
 from seekpoint.ledger.declaration import Comparison, Declaration, compare, require, store
 from seekpoint.ledger.group_connection import GroupConnection
-from seekpoint.ledger.move import record_action
 from seekpoint.ledger.sql import admin as administration
 from seekpoint.ledger.sql import worker as sql
 from seekpoint.postgres.sqlstates import LOCK_NOT_AVAILABLE, sqlstate

@@ -13,26 +13,25 @@ from sqlalchemy import URL, Connection, Engine
 from sqlalchemy.exc import OperationalError
 
 from seekpoint.errors import ConfigError, DeclarationDiffers, PartitionStopped, StandbyRequired
+from seekpoint.ledger import admin_actions
 from seekpoint.ledger import advance as _advance
-from seekpoint.ledger import attempts as _note
 from seekpoint.ledger import claim as _claim
-from seekpoint.ledger import move as _move
-from seekpoint.ledger import positions as _read
 from seekpoint.ledger import wait as _wait
-from seekpoint.ledger.advance import Expected, Move, Settings
-from seekpoint.ledger.attempts import SuspectNote
+from seekpoint.ledger.admin_actions import LastReset
+from seekpoint.ledger.advance import Expected, Move, Settings, SuspectNote, fenced
 from seekpoint.ledger.claim import Attempt, Claim, Claimant, Claimed, StartOffsets
 from seekpoint.ledger.declaration import Declaration, compare, require
 from seekpoint.ledger.group_connection import GroupConnection
-from seekpoint.ledger.move import LastReset
-from seekpoint.ledger.positions import Position
+from seekpoint.ledger.positions import Position, position, positions_of
 from seekpoint.ledger.sql import admin as administration
 from seekpoint.ledger.sql import worker as sql
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.ledger.wait import Passed, Wanted
 from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.engine import postgres_engine
-from seekpoint.records import Partition, storable
+from seekpoint.records import SAID, Partition, storable
+
+_LONGEST_WAIT = 10 * 365 * 24 * 3600.0  # seconds: far enough, and a time that Postgres can hold
 
 
 class Ledger:
@@ -108,12 +107,21 @@ class Ledger:
         process, without a release between, its process died in it. Advances and moves clear what is on record; a
         release keeps it. Returns the claims as they stand after COMMIT; raises Fenced unless all of them are ours.
         """
-        return _note.record_attempts(self.group_connection(tx), noted)
+        ordered = sorted(noted, key=lambda pair: pair[0].partition)
+        rows = []
+        for claim, attempt in ordered:
+            error = None if attempt.error is None else storable(attempt.error[:SAID])
+            wait = None if attempt.wait is None else min(attempt.wait, _LONGEST_WAIT)
+            what = (attempt.offset, attempt.number, error, wait, attempt.allowed, attempt.then)
+            rows.append((*claim.partition, claim.token, *what))
+        parameters = {"expected": len(rows), **sql.arrays(sql.NOTED, rows)}
+        fenced(self.group_connection(tx), sql.RECORD_ATTEMPTS, parameters)
+        return [replace(claim, attempt=attempt) for claim, attempt in ordered]
 
     def record_attempts_alone(self, noted: Iterable[tuple[Claim, Attempt]]) -> list[Claim]:
         """The same in a durable transaction of its own: before a record is handed on that may end the process."""
         with self.begin() as tx:
-            return _note.record_attempts(tx, noted)
+            return self.record_attempts(tx.connection, noted)
 
     def record_suspects(self, tx: Connection, noted: Iterable[SuspectNote]) -> None:
         """Write which range may hold a record that crashes its process, and which part of it is tried next.
@@ -122,12 +130,15 @@ class Ledger:
         another process, without a release between, its process died in the part. Advances beyond the range, and moves,
         clear what is on record. Raises Fenced unless all claims are ours.
         """
-        _note.record_suspects(self.group_connection(tx), noted)
+        ordered = sorted(noted, key=lambda one: one.claim.partition)
+        rows = [(*one.claim.partition, one.claim.token, one.end, one.part_end) for one in ordered]
+        parameters = {"expected": len(rows), **sql.arrays(sql.SUSPECTED, rows)}
+        fenced(self.group_connection(tx), sql.RECORD_SUSPECTS, parameters)
 
     def record_suspects_alone(self, noted: Iterable[SuspectNote]) -> None:
         """The same in a durable transaction of its own: before the part is tried."""
         with self.begin() as tx:
-            _note.record_suspects(tx, noted)
+            self.record_suspects(tx.connection, noted)
 
     # -- ownership ------------------------------------------------------------------------------------
 
@@ -252,14 +263,14 @@ class Ledger:
     def positions_of(self, partitions: Iterable[Partition], *, locked: bool = True) -> dict[Partition, Position]:
         """Where these partitions stand. ``locked`` waits for a transaction in flight: ask so before deciding."""
         with self.begin() as tx:
-            return _read.positions_of(tx, partitions, locked=locked)
+            return positions_of(tx, partitions, locked=locked)
 
     # -- everybody else -------------------------------------------------------------------------------
 
     def read(self) -> list[Position]:
         """All positions of the group, as committed now."""
         with self.begin() as tx:
-            return _read.read(tx)
+            return [position(row) for row in tx.execute(administration.READ)]
 
     def wait_until_applied(
         self, topic: str, partition: int, offset: int, timeout: float = 10.0, *, topic_id: UUID | None = None
@@ -304,7 +315,7 @@ class Ledger:
         """
         actor = actor or getpass.getuser()
         with self.begin(lock_wait=self.limits.transaction_age) as tx:
-            return _move.reset_offset(
+            return admin_actions.reset_offset(
                 tx,
                 Partition(topic, partition),
                 to,
@@ -319,7 +330,7 @@ class Ledger:
     def last_reset(self, partition: Partition | tuple[str, int]) -> LastReset | None:
         """The last move of a partition by hand: where to, by whom, why and when; None where there was none."""
         with self.begin() as tx:
-            return _move.last_reset(tx, Partition(*partition))
+            return admin_actions.last_reset(tx, Partition(*partition))
 
     def pause(self, *, reason: str, actor: str | None = None) -> None:
         """Stop all workers of the group before their next commit; they wait, and keep their partitions.
@@ -327,17 +338,17 @@ class Ledger:
         Waits for the batches in hand, at most ``Limits.transaction_age`` seconds; claims of the group wait meanwhile.
         """
         with self.begin(lock_wait=self.limits.transaction_age) as tx:
-            _move.set_paused(tx, True, actor=actor or getpass.getuser(), reason=reason)
+            admin_actions.set_paused(tx, True, actor=actor or getpass.getuser(), reason=reason)
 
     def resume(self, *, reason: str = "resumed", actor: str | None = None) -> None:
         """Let the group's workers go on."""
         with self.begin(lock_wait=self.limits.transaction_age) as tx:
-            _move.set_paused(tx, False, actor=actor or getpass.getuser(), reason=reason)
+            admin_actions.set_paused(tx, False, actor=actor or getpass.getuser(), reason=reason)
 
     def record(self, action: str, partition: Partition, from_offset: int, to_offset: int, *, reason: str) -> None:
         """Write a change that this process found, not made (a failover that lost the tail) to ``admin_action``."""
         with self.begin() as tx:
-            _move.record_action(
+            admin_actions.record_action(
                 tx,
                 action,
                 actor=f"worker {self.owner}",

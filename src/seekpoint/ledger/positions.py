@@ -12,7 +12,6 @@ from sqlalchemy import Row
 
 from seekpoint.ledger.group_connection import GroupConnection
 from seekpoint.ledger.sql import worker as sql
-from seekpoint.ledger.sql.admin import READ
 from seekpoint.records import Partition
 
 
@@ -86,8 +85,3 @@ def positions_of(tx: GroupConnection, partitions: Iterable[Partition], *, locked
     asked = sql.arrays(sql.ASKED, sorted(partitions))
     rows = tx.execute(sql.POSITIONS_LOCKED if locked else sql.POSITIONS, **asked)
     return {at.partition: at for at in map(position, rows)}
-
-
-def read(tx: GroupConnection) -> list[Position]:
-    """All positions of the group, in the order of topic and partition."""
-    return [position(row) for row in tx.execute(READ)]

@@ -12,7 +12,7 @@ from chaos.worker.fault_context import EVERY, FaultContext, Injected
 from chaos.worker.schedule import WORKERS, Fault
 from chaos.worker.worker_pool import SESSION_MS
 from seekpoint import Ledger
-from seekpoint.ledger.move import reset_offset
+from seekpoint.ledger.admin_actions import reset_offset
 from seekpoint.records import Partition
 from seekpoint.testing.processes import NotReached
 

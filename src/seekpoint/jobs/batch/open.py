@@ -16,10 +16,10 @@ from seekpoint.jobs.run.run import PAUSER, StagedPosition, Tx, let_go, pauser, t
 from seekpoint.jobs.tables.dependencies import prefix_of
 from seekpoint.jobs.tables.targets import Source, targets
 from seekpoint.ledger import Claim
+from seekpoint.ledger.admin_actions import set_paused
 from seekpoint.ledger.claim import Claimant, claim, needs_preparing, prepare, refused
 from seekpoint.ledger.declaration import Declaration
 from seekpoint.ledger.group_connection import GroupConnection
-from seekpoint.ledger.move import set_paused
 from seekpoint.ledger.sql.admin import INSERT_GROUP, LOCK_GROUP
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.postgres.engine import schema_translation

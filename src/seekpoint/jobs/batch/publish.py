@@ -20,9 +20,9 @@ from seekpoint.jobs.tables.compose import name, rows
 from seekpoint.jobs.tables.staging_schema import Staging, remembered_columns
 from seekpoint.jobs.tables.targets import Path, Source, aimed
 from seekpoint.jobs.tables.targets import Target as TargetTable
+from seekpoint.ledger.admin_actions import record_action
 from seekpoint.ledger.advance import Expected, Move, Settings, advance, hold
 from seekpoint.ledger.group_connection import GroupConnection
-from seekpoint.ledger.move import record_action
 from seekpoint.ledger.sql.admin import LOCK_GROUP
 from seekpoint.postgres.backoff import TRIES, retried
 from seekpoint.postgres.sqlstates import connection_lost

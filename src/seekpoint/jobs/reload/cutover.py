@@ -20,8 +20,8 @@ from seekpoint.jobs.run import statements as sql
 from seekpoint.jobs.run.run import Driver, Run, Step, Tx, run_of, told, transaction
 from seekpoint.jobs.tables.compose import composed, names, run
 from seekpoint.jobs.tables.staging_schema import Staging
+from seekpoint.ledger.admin_actions import record_action
 from seekpoint.ledger.group_connection import GroupConnection
-from seekpoint.ledger.move import record_action
 from seekpoint.ledger.sql.admin import LOCK_GROUP, REDRAW
 from seekpoint.ledger.tables import dead_letter
 from seekpoint.postgres.backoff import TRIES, longer_pause, pause, retried

@@ -18,8 +18,8 @@ from sqlalchemy.exc import DBAPIError
 
 from seekpoint.errors import ReloadOver, ReloadRefused
 from seekpoint.jobs.run import statements as sql
+from seekpoint.ledger.admin_actions import set_paused
 from seekpoint.ledger.group_connection import GroupConnection
-from seekpoint.ledger.move import set_paused
 from seekpoint.ledger.schema_connection import SchemaConnection
 from seekpoint.ledger.sql.worker import APPLICATION, CONFIGURE, READ_GROUP
 from seekpoint.ledger.tables import reload_position

@@ -11,9 +11,9 @@ from sqlalchemy import Connection
 
 from seekpoint.errors import ConfigError, Fenced
 from seekpoint.ledger import Ledger
+from seekpoint.ledger.admin_actions import record_action
 from seekpoint.ledger.dead_letters import statements as sql
 from seekpoint.ledger.dead_letters.dead_letter import DeadLetter, dead_letter_of, explained, row, values
-from seekpoint.ledger.move import record_action
 from seekpoint.ledger.sql.admin import LOCK_ROW
 from seekpoint.ledger.sql.worker import ASKED, SHARE_GROUP, arrays
 from seekpoint.ledger.tables import LARGEST_BIGINT, LARGEST_INTEGER

@@ -24,8 +24,8 @@ from seekpoint.jobs.tables.generations import tables as leaves
 from seekpoint.jobs.tables.generations import view
 from seekpoint.jobs.tables.staging_schema import fitted
 from seekpoint.jobs.tables.targets import TABLE, Path, resolve
+from seekpoint.ledger.admin_actions import record_action
 from seekpoint.ledger.group_connection import GroupConnection
-from seekpoint.ledger.move import record_action
 from seekpoint.ledger.sql.admin import ALONE, LOCK_GROUP
 from seekpoint.ledger.tables import DEFAULT_SCHEMA, generation
 from seekpoint.postgres.backoff import TRIES, retried

@@ -6,7 +6,7 @@ What two connections alone can show is under ``ledger/``; here the worker's own 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -24,13 +24,6 @@ from support.kafka_postgres import Scene
 from support.ledger_desk import scalar
 from support.manual_worker import Bench, actions, rival, seize
 from support.waiting import until
-
-
-@pytest.fixture
-def elsewhere() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(2) as pool:
-        yield pool
-
 
 # -- zombies ------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.exc import OperationalError
 
 from seekpoint import Batch, Json, Limits, Partition, Pipeline, Poison, events
@@ -211,11 +211,6 @@ def test_a_plan_that_a_changed_table_made_stale_is_made_anew(scene: Scene) -> No
 
 
 # -- constraints that are fulfilled later ------------------------------------------------------------------------
-
-
-@pytest.fixture
-def ground(seekpoint_engine: Engine, seekpoint_schema: str) -> Ground:
-    return Ground(seekpoint_engine, seekpoint_schema)
 
 
 def test_what_the_first_sink_defers_the_second_fulfils_also_while_a_bad_record_is_searched_for(

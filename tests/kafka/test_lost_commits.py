@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,13 +16,6 @@ from support.proxy import PostgresProxy
 from support.waiting import until
 
 pytestmark = pytest.mark.usefixtures("short_backoff")
-
-
-@pytest.fixture
-def proxy(seekpoint_dsn: str) -> Iterator[PostgresProxy]:
-    """The wire that can be cut at one exact COMMIT."""
-    with PostgresProxy.in_front_of(seekpoint_dsn) as proxy:
-        yield proxy
 
 
 def commit_through(scene: Scene, proxy: PostgresProxy, name: str, when: Any, **options: Any) -> Run:

@@ -41,11 +41,6 @@ def seekpoint_dsn(request: pytest.FixtureRequest, seekpoint_dsn: str) -> Iterato
 
 
 @pytest.fixture
-def ground(seekpoint_engine: Engine, seekpoint_schema: str) -> Ground:
-    return Ground(seekpoint_engine, seekpoint_schema)
-
-
-@pytest.fixture
 def shop(request: pytest.FixtureRequest) -> Shop:
     return Shop.on_shared_servers(request.getfixturevalue)
 

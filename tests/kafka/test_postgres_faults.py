@@ -29,13 +29,6 @@ SceneOn = Callable[..., Scene]
 
 
 @pytest.fixture
-def proxy(seekpoint_dsn: str) -> Iterator[PostgresProxy]:
-    """A wire to the shared database that can be cut."""
-    with PostgresProxy.in_front_of(seekpoint_dsn) as between:
-        yield between
-
-
-@pytest.fixture
 def through(proxy: PostgresProxy) -> Iterator[Engine]:
     """An engine that goes through the proxy."""
     engine = create_engine(proxy.dsn, pool_pre_ping=True)

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from psycopg.types.json import Jsonb
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, text
 
 from seekpoint import Append, Batch, Bytes, Json, Pipeline, Text
 from seekpoint.codecs import Codec
@@ -24,11 +24,6 @@ from seekpoint.errors import ConfigError, PoisonStop
 from seekpoint.records import Partition, RawRecord, Record
 from seekpoint.testing import raw
 from support.sink_tables import TOPIC, Ground, orders, stopped_at
-
-
-@pytest.fixture
-def ground(seekpoint_engine: Engine, seekpoint_schema: str) -> Ground:
-    return Ground(seekpoint_engine, seekpoint_schema)
 
 
 class Order(msgspec.Struct):

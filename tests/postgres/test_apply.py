@@ -33,11 +33,6 @@ from support.sink_tables import TOPIC, Ground, orders, stopped_at
 Handler = Callable[[Connection, Batch[Any, Any]], Any]
 
 
-@pytest.fixture
-def ground(seekpoint_engine: Engine, seekpoint_schema: str) -> Ground:
-    return Ground(seekpoint_engine, seekpoint_schema)
-
-
 def numbers(*values: object, partition: int = 0, start: int = 0) -> list[RawRecord]:
     return orders(*(str(value).encode() for value in values), partition=partition, start=start)
 

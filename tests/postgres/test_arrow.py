@@ -18,7 +18,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 from psycopg.types.json import Jsonb
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection
 
 from seekpoint import Append, Batch, Bytes, Json, Pipeline
 from seekpoint.cli.explain import describe
@@ -32,11 +32,6 @@ from seekpoint.testing import raw
 from support.sink_tables import TOPIC, Ground, orders, stopped_at
 
 BERLIN = timezone(timedelta(hours=1))
-
-
-@pytest.fixture
-def ground(seekpoint_engine: Engine, seekpoint_schema: str) -> Ground:
-    return Ground(seekpoint_engine, seekpoint_schema)
 
 
 def ipc(table: Any, *, file: bool = False) -> bytes:

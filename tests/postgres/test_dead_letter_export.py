@@ -8,7 +8,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine
 
 from seekpoint import Bytes
 from seekpoint.admin import DeadLetterAdmin, Where
@@ -21,11 +20,6 @@ from support.dead_letter_group import EVERY, TOPIC, Depot, orders
 NO_LIMITS = DeadLetterLimits(consecutive=None, ratio=None)
 LARGE = bytes(range(256)) * 40_960  # 10 MiB
 NOT_UTF8 = b"\xff\xfe-name".decode("utf-8", "surrogateescape")
-
-
-@pytest.fixture
-def depot(seekpoint_engine: Engine, seekpoint_schema: str) -> Depot:
-    return Depot(seekpoint_engine, seekpoint_schema).create()
 
 
 def odd() -> list[RawRecord]:

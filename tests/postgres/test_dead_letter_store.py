@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
@@ -76,13 +76,6 @@ def shelf(seekpoint_engine: Engine, seekpoint_schema: str) -> Shelves:
         return made
 
     return make
-
-
-@pytest.fixture
-def elsewhere() -> Iterator[ThreadPoolExecutor]:
-    """Threads for what must wait while the test goes on."""
-    with ThreadPoolExecutor(4) as pool:
-        yield pool
 
 
 def aside(

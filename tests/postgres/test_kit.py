@@ -8,7 +8,7 @@ from time import monotonic
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy import Connection, create_engine, text
 
 from seekpoint import Append, Batch, Bytes, Json, Ledger, Pipeline, events
 from seekpoint.errors import ConfigError, Fenced, HandlerOutdated, SchemaMismatch
@@ -16,11 +16,6 @@ from seekpoint.events import Observer
 from seekpoint.records import Partition, RawRecord, Span
 from seekpoint.testing import Processed, batch, process, raw, record
 from support.sink_tables import TOPIC, Ground, orders
-
-
-@pytest.fixture
-def ground(seekpoint_engine: Engine, seekpoint_schema: str) -> Ground:
-    return Ground(seekpoint_engine, seekpoint_schema)
 
 
 @pytest.fixture

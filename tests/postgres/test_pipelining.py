@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -504,12 +504,6 @@ def test_a_deadlock_is_tried_again(counter: Counter, seekpoint_engine: Engine) -
     (trouble,) = [e for e in counter.seen if isinstance(e, events.DatabaseTrouble)]
     assert "deadlock detected" in str(trouble.error)
     assert [n for n, _ in counter.rows()] == [0, 1, 1000, 1001]
-
-
-@pytest.fixture
-def proxy(seekpoint_dsn: str) -> Iterator[PostgresProxy]:
-    with PostgresProxy.in_front_of(seekpoint_dsn) as proxy:
-        yield proxy
 
 
 @pytest.mark.parametrize("skip", [0, 3, 9])

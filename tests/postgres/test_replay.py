@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, text
 from sqlalchemy.exc import ProgrammingError
 
 from seekpoint import Append, Bytes, Json, Pipeline
@@ -17,18 +17,6 @@ from seekpoint.errors import ConfigError, Fenced, GroupPaused, HandlerMisuse, Ha
 from seekpoint.records import Cause, State
 from support.dead_letter_group import TOPIC, Depot, Halt, orders
 from support.ledger_desk import scalar, wait_until_blocked
-
-
-@pytest.fixture
-def depot(seekpoint_engine: Engine, seekpoint_schema: str) -> Depot:
-    return Depot(seekpoint_engine, seekpoint_schema).create()
-
-
-@pytest.fixture
-def elsewhere() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(2) as pool:
-        yield pool
-
 
 # -- one letter ---------------------------------------------------------------------------------------------
 

@@ -28,17 +28,6 @@ from support.proxy import PostgresProxy, When
 ROOT = Path(__file__).resolve().parents[1]
 
 
-@pytest.fixture
-def depot(seekpoint_engine: Engine, seekpoint_schema: str) -> Depot:
-    return Depot(seekpoint_engine, seekpoint_schema).create()
-
-
-@pytest.fixture
-def elsewhere() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(2) as pool:
-        yield pool
-
-
 # -- beside a worker ------------------------------------------------------------------------------------------
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import create_engine, text
 
 from seekpoint import Append, Json, Limits, Pipeline, Upsert, events
 from seekpoint.errors import ConfigError
@@ -24,11 +24,6 @@ CREATE TRIGGER t BEFORE INSERT OR UPDATE OR DELETE ON t EXECUTE FUNCTION refuse(
 class Order(msgspec.Struct):
     id: int
     v: str
-
-
-@pytest.fixture
-def ground(seekpoint_engine: Engine, seekpoint_schema: str) -> Ground:
-    return Ground(seekpoint_engine, seekpoint_schema)
 
 
 @pytest.fixture

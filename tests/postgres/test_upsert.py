@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from psycopg.types.json import Jsonb
-from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.exc import DBAPIError
 
 from seekpoint import Append, Bytes, DeadLetterLimits, Json, Pipeline, Text, events
@@ -34,11 +34,6 @@ from support.sink_tables import TOPIC, Ground, orders, stopped_at
 
 MANY = 2 * roads.SMALL
 PLAIN = "id int PRIMARY KEY, v text"
-
-
-@pytest.fixture
-def ground(seekpoint_engine: Engine, seekpoint_schema: str) -> Ground:
-    return Ground(seekpoint_engine, seekpoint_schema)
 
 
 @pytest.fixture(params=list(WriteStrategy))

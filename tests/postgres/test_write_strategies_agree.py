@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
 from seekpoint import Append, Json, Pipeline, Text
@@ -30,11 +30,6 @@ from seekpoint.worker.open_batch import Buffer
 from support.sink_tables import TOPIC, Ground
 
 WIDE = "new" * 50  # so that the driver sends its buffer, and the server looks at its own, before the COPY ends
-
-
-@pytest.fixture
-def ground(seekpoint_engine: Engine, seekpoint_schema: str) -> Ground:
-    return Ground(seekpoint_engine, seekpoint_schema)
 
 
 @pytest.fixture

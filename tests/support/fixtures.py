@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,11 @@ from seekpoint.postgres.backoff import Backoff
 from seekpoint.testing.servers.kafka import KafkaServer
 from seekpoint.testing.servers.postgres import PostgresServer
 from support.cli_jobs import FIRST, Terminal
+from support.dead_letter_group import Depot
 from support.kafka_postgres import PROTOCOLS, Scene, Way
+from support.proxy import PostgresProxy
 from support.reload_orders import Shop
+from support.sink_tables import Ground
 from support.worker_process import WorkerProcess
 
 
@@ -36,6 +40,32 @@ def way(request: pytest.FixtureRequest) -> Way:
         return {"kafka": PROTOCOLS[request.param]}
 
     return options
+
+
+@pytest.fixture
+def ground(seekpoint_engine: Engine, seekpoint_schema: str) -> Ground:
+    """Tables for sinks, in a schema of the test's own."""
+    return Ground(seekpoint_engine, seekpoint_schema)
+
+
+@pytest.fixture
+def depot(seekpoint_engine: Engine, seekpoint_schema: str) -> Depot:
+    """A group whose records become dead letters, with its table."""
+    return Depot(seekpoint_engine, seekpoint_schema).create()
+
+
+@pytest.fixture
+def proxy(seekpoint_dsn: str) -> Iterator[PostgresProxy]:
+    """A proxy in front of the shared database, whose connections can be cut."""
+    with PostgresProxy.in_front_of(seekpoint_dsn) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[ThreadPoolExecutor]:
+    """Threads for calls that must wait while the test continues."""
+    with ThreadPoolExecutor(4) as pool:
+        yield pool
 
 
 @pytest.fixture

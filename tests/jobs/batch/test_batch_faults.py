@@ -352,12 +352,6 @@ def test_a_task_that_outlives_its_batch_leaves_nothing(shop: Shop) -> None:
 
 
 @pytest.fixture
-def proxy(seekpoint_dsn: str) -> Iterator[PostgresProxy]:
-    with PostgresProxy.in_front_of(seekpoint_dsn) as made:
-        yield made
-
-
-@pytest.fixture
 def proxied(proxy: PostgresProxy) -> Iterator[Engine]:
     """Through the proxy."""
     engine = create_engine(proxy.dsn, pool_pre_ping=True)

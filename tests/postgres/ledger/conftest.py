@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -25,10 +24,3 @@ def desk(seekpoint_engine: Engine, seekpoint_schema: str) -> Callable[..., Desk]
         return Desk(Ledger(group=group, **given), topic_id=topic_id)
 
     return make
-
-
-@pytest.fixture
-def elsewhere() -> Iterator[ThreadPoolExecutor]:
-    """Threads for what must wait while the test goes on."""
-    with ThreadPoolExecutor(4) as pool:
-        yield pool

@@ -7,7 +7,8 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import pytest
 from sqlalchemy import Connection, Engine
@@ -175,27 +176,41 @@ def test_what_ends_a_replay_of_many_says_how_far_it_came(depot: Held) -> None:
 # -- beside a worker ------------------------------------------------------------------------------------------
 
 
-def test_a_redrive_takes_along_what_a_worker_goes_on_holding(  # noqa: PLR0917 -- fixtures
+class BesideAWorker(NamedTuple):
+    """A depot whose group has a running worker, and the topic that it reads."""
+
+    depot: Held
+    run: Run
+    send: Callable[..., list[tuple[int, int]]]
+    topic: str
+
+
+@pytest.fixture
+def beside(  # noqa: PLR0917 -- fixtures
     seekpoint_engine: Engine,
     seekpoint_schema: str,
     group: str,
     topic: Callable[..., str],
     produce: Callable[..., list[tuple[int, int]]],
     run_worker: Callable[..., Run],
-) -> None:
-    """I1, I4: until none of the key is open; then the worker applies what comes, and the order is the log's."""
+) -> BesideAWorker:
     name = topic()
     depot = Held(seekpoint_engine, seekpoint_schema, group, name)
     depot.create()
     depot.bad = {b"bad"}
-    run = run_worker(depot.pipeline())
-    produce(name, [(b"k", b"bad"), (b"k", b"1"), (b"x", b"2")], partition=0)
+    return BesideAWorker(depot, run_worker(depot.pipeline()), partial(produce, name, partition=0), name)
+
+
+def test_a_replay_includes_the_records_of_its_key_that_a_worker_still_blocks(beside: BesideAWorker) -> None:
+    """I1, I4: until none of the key is open; then the worker applies what comes, and the order is the log's."""
+    depot, run, send, name = beside
+    send([(b"k", b"bad"), (b"k", b"1"), (b"x", b"2")])
     run.reached(name, 3)
     sent = [3]
 
     def stream() -> None:
         for _ in range(60):  # not for ever: a key whose records come faster than they are replayed is never done
-            sent[0] += len(produce(name, [(b"k", b"more"), (b"x", b"other")], partition=0))
+            sent[0] += len(send([(b"k", b"more"), (b"x", b"other")]))
 
     depot.bad.clear()
     producer = threading.Thread(target=stream)
@@ -215,21 +230,10 @@ def test_a_redrive_takes_along_what_a_worker_goes_on_holding(  # noqa: PLR0917 -
     assert [offset for _, offset in depot.of_key(b"x")] == [2, *range(4, sent[0], 2)]
 
 
-def test_a_worker_that_holds_while_the_last_of_a_key_is_replayed(  # noqa: PLR0917 -- fixtures
-    seekpoint_engine: Engine,
-    seekpoint_schema: str,
-    group: str,
-    topic: Callable[..., str],
-    produce: Callable[..., list[tuple[int, int]]],
-    run_worker: Callable[..., Run],
-) -> None:
+def test_a_worker_that_holds_while_the_last_of_a_key_is_replayed(beside: BesideAWorker) -> None:
     """I4: its batch waits for the replay in hand, and then applies the record instead of holding it for ever."""
-    name = topic()
-    depot = Held(seekpoint_engine, seekpoint_schema, group, name)
-    depot.create()
-    depot.bad = {b"bad"}
-    run = run_worker(depot.pipeline())
-    produce(name, [(b"k", b"bad")], partition=0)
+    depot, run, send, name = beside
+    send([(b"k", b"bad")])
     run.reached(name, 1)
     depot.bad.clear()
     depot.on_record = halt = Halt()
@@ -237,7 +241,7 @@ def test_a_worker_that_holds_while_the_last_of_a_key_is_replayed(  # noqa: PLR09
     replay = threading.Thread(target=depot.redrive().replay, args=[head.id])
     replay.start()
     halt.wait()
-    produce(name, [(b"k", b"1")], partition=0)
+    send([(b"k", b"1")])
     halt.open()
     replay.join(30)
     run.reached(name, 2)

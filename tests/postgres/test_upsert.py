@@ -855,11 +855,19 @@ def cut(steps: Sequence[Any], at: list[int]) -> Iterator[Sequence[Any]]:
         start = end
 
 
+def last_record(expected: dict[int, int], key: int, what: str, v: int) -> None:
+    """The model of an Upsert whose records come in the order of their offsets."""
+    if what == "up":
+        expected[key] = v
+    else:
+        expected.pop(key, None)
+
+
 def same_as_a_dict(
     ground: Ground,
     sink: Upsert,
     made: Callable[[int, int, str, int, int], AnyRecord],
-    model: Callable[[dict[int, tuple[Any, ...]], tuple[int, int, str, int], int], None],
+    model: Callable[[dict[int, int], int, str, int], None],
 ) -> None:
     """Whatever the records, their partitions and the batches: the table is what the model says. Prints the seed."""
 
@@ -869,19 +877,18 @@ def same_as_a_dict(
     @given(STEPS, st.lists(st.integers(0, 40), max_size=6))
     def check(steps: list[tuple[int, int, str, int]], at: list[int]) -> None:
         ground.sql("TRUNCATE t")
-        expected: dict[int, tuple[Any, ...]] = {}
+        expected: dict[int, int] = {}
         offset = 0
         for batch in cut(steps, at):
             records = []
-            for step in batch:
-                partition, key, what, v = step
+            for partition, key, what, v in batch:
                 records.append(made(partition, key, what, v, offset))
-                model(expected, step, offset)
+                model(expected, key, what, v)
                 offset += 1
             with ground.engine.begin() as tx, sink.open(tx) as writer:
                 for one in records:
                     writer.write(list(sink.rows(one)))
-        assert ground.rows("id", "v") == sorted((key, v) for key, (v, *_) in expected.items())
+        assert ground.rows("id", "v") == sorted(expected.items())
 
     check()
 
@@ -892,14 +899,7 @@ def test_a_key_in_one_partition_ends_as_its_last_record_says(ground: Ground, roa
     def made(_: int, key: int, what: str, v: int, offset: int) -> AnyRecord:
         return kv(key, v, offset, key % 3) if what == "up" else gone(key, offset, key % 3)
 
-    def model(expected: dict[int, tuple[Any, ...]], step: tuple[int, int, str, int], _: int) -> None:
-        _, key, what, v = step
-        if what == "up":
-            expected[key] = (v,)
-        else:
-            expected.pop(key, None)
-
-    same_as_a_dict(ground, upsert(ground, "id int PRIMARY KEY, v int", columns=["id", "v"]), made, model)
+    same_as_a_dict(ground, upsert(ground, "id int PRIMARY KEY, v int", columns=["id", "v"]), made, last_record)
 
 
 def test_the_same_where_the_server_folds(ground: Ground) -> None:
@@ -909,14 +909,7 @@ def test_the_same_where_the_server_folds(ground: Ground) -> None:
         spelled = f"{key:03}" if offset % 2 else str(key)
         return record({"id": spelled, "v": v} if what == "up" else None, key=spelled, offset=offset)
 
-    def model(expected: dict[int, tuple[Any, ...]], step: tuple[int, int, str, int], _: int) -> None:
-        _, key, what, v = step
-        if what == "up":
-            expected[key] = (v,)
-        else:
-            expected.pop(key, None)
-
-    same_as_a_dict(ground, upsert(ground, "id int PRIMARY KEY, v int", columns=["id", "v"]), made, model)
+    same_as_a_dict(ground, upsert(ground, "id int PRIMARY KEY, v int", columns=["id", "v"]), made, last_record)
 
 
 def test_a_key_in_several_partitions_ends_at_its_highest_order(ground: Ground, road: WriteStrategy) -> None:
@@ -925,9 +918,8 @@ def test_a_key_in_several_partitions_ends_at_its_highest_order(ground: Ground, r
     def made(partition: int, key: int, _: str, v: int, offset: int) -> AnyRecord:
         return kv(key, v, offset, partition)
 
-    def model(expected: dict[int, tuple[Any, ...]], step: tuple[int, int, str, int], _: int) -> None:
-        key, v = step[1], step[3]
-        expected[key] = max(expected.get(key, (v,)), (v,))
+    def model(expected: dict[int, int], key: int, _: str, v: int) -> None:
+        expected[key] = max(expected.get(key, v), v)
 
     sink = upsert(ground, "id int PRIMARY KEY, v int", columns=["id", "v"], order_by="v")
     same_as_a_dict(ground, sink, made, model)

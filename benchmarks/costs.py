@@ -117,7 +117,7 @@ def main(engine: Engine) -> None:
         meter = Meter(connection)
         with meter("consume"):
             assert sum(map(len, consume())) == RECORDS
-        pieces = list(consume())  # read anew: to keep so many, as no task does, costs the collector more than all else
+        pieces = list(consume())  # read again: to keep so many, as no task does, costs the collector more than all else
         with meter("decode and rows"):
             chunks = rows_of(pieces)
         del pieces

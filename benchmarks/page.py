@@ -2,7 +2,7 @@
 
 python benchmarks/page.py bench-report.json
 
-What stands between ``<!-- bench:NAME -->`` and ``<!-- /bench -->`` is written anew, the prose around it is left alone;
+What stands between ``<!-- bench:NAME -->`` and ``<!-- /bench -->`` is written again, the prose around it is left alone;
 plots and a copy of the report go to ``docs/assets``. A test holds page, plots and that copy together.
 """
 
@@ -37,7 +37,7 @@ PLOTS: Mapping[str, tuple[str, str, Sequence[str]]] = {
 
 
 def render(report: Row, text: str) -> str:
-    """The page's text with its parts written anew; raises LookupError for a part that nobody knows."""
+    """The page's text with its parts written again; raises LookupError for a part that nobody knows."""
     parts: dict[str, Callable[[Row], str]] = {
         "setting": _setting,
         "goals": _goals,

@@ -1,4 +1,4 @@
-"""``python -m peers.locks [NAME]..``: resolves what the peers need anew, into ``locks/``.
+"""``python -m peers.locks [NAME]..``: resolves what the peers need again, into ``locks/``.
 
 An environment of Python is a ``.txt`` of pinned versions; a class path is a ``.jars`` of Maven coordinates with
 their SHA-256. Nothing runs that is not in them.

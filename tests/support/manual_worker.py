@@ -69,7 +69,7 @@ class Bench:
         def read() -> bool:
             self.held.maintain()
             now = {placed.claim.token for placed in self.held.active.values()}
-            if now != tokens:  # an eager placement assigns all anew: what was not taken yet is read again
+            if now != tokens:  # an eager placement assigns all again: what was not taken yet is read again
                 messages.clear()
                 tokens.clear()
                 tokens.update(now)

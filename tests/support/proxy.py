@@ -188,7 +188,7 @@ class Proxy:
 def _bound(port: int) -> socket.socket:
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # refuse() binds anew before it lets go
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # refuse() binds again before it lets go
     sock.bind((_HOST, port))
     return sock
 

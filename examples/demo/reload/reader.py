@@ -13,7 +13,7 @@ from sqlalchemy.exc import OperationalError
 from demo.reload.handling import GROUP, TABLE, VERSIONS
 from seekpoint.postgres.sqlstates import sqlstate
 
-STALE_PLAN = "40001"  # planned before a generation was attached that counts by now: to be asked anew
+STALE_PLAN = "40001"  # planned before a generation was attached that counts by now: to be asked again
 PAUSE = 0.01  # seconds between two polls; or as long as the last one took: it is not to be the load
 
 _PRICE = " ".join(f"WHEN {number} THEN {version.sql}" for number, version in VERSIONS.items())

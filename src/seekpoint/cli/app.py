@@ -32,7 +32,7 @@ app.add_typer(dev.app, name="dev")
 
 
 def _join_lines(commands: typer.Typer) -> None:
-    """Let the terminal break the lines of the help: those of a docstring would stand in it as they are in the code."""
+    """Let the terminal break the lines of the help: a docstring's own line ends would be kept in it."""
     for command in commands.registered_commands:
         if command.callback is not None and command.help is None:
             command.help = joined(inspect.getdoc(command.callback) or "")

@@ -33,9 +33,9 @@ def batch(
     *,
     reason: Annotated[str, typer.Option(help="Why, for the record.")] = "batch",
     pause: Annotated[
-        bool, typer.Option("--pause", help="Stop workers that are at it; they go on from the new offsets.")
+        bool, typer.Option("--pause", help="Stop workers of the group; they continue from the new offsets.")
     ] = False,
-    resume: Annotated[UUID | None, typer.Option(metavar="ID", help="Go on with this batch.")] = None,
+    resume: Annotated[UUID | None, typer.Option(metavar="ID", help="Resume this batch.")] = None,
     tasks: SparkOptions,
     servers: ServerOptions,
     actor: Actor = None,
@@ -44,7 +44,7 @@ def batch(
     """Apply what is new in a pipeline's topics as one job: rows, dead letters and offsets in one transaction.
 
     From the stored offsets to what can be read now; the group's workers wait meanwhile. Ctrl-C leaves the batch open
-    and the group paused, and says how to go on. Exits with 1 if the batch was refused or failed: nothing is written.
+    and the group paused, and says how to resume. Exits with 1 if the batch was refused or failed: nothing is written.
     """
     with (
         servers.job(context, target) as of,
@@ -62,7 +62,7 @@ def batch(
 
 @contextmanager
 def _left_open(made: BatchJob) -> Iterator[None]:
-    """Ctrl-C: say how to go on with the batch. Of errors the batch itself says it."""
+    """On Ctrl-C, say how to resume the batch. The batch adds that to its errors itself."""
     try:
         yield
     except KeyboardInterrupt:

@@ -99,7 +99,7 @@ def revision(
 
 
 def _write_revision(config: Path, message: str, head: str, schema: str, since: str) -> Path:
-    ledger_schema.sql(schema=schema, since=since)  # refuses a name or revision before it stands in a file
+    ledger_schema.sql(schema=schema, since=since)  # refuses a name or revision before it is in a file
     host = Config(config, toml_file=config.with_name("pyproject.toml"))
     try:
         scripts = ScriptDirectory.from_config(host)

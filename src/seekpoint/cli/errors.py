@@ -60,7 +60,7 @@ def keep_secret(url: URL | None = None, kafka: Mapping[str, Any] | None = None) 
 
 
 def masked(text: str) -> str:
-    """The text without passwords: of URLs, of ``password=…``, and those that were told to :func:`keep_secret`."""
+    """The text without passwords: of URLs, of ``password=…``, and those given to :func:`keep_secret`."""
     for secret in sorted(_secrets, key=len, reverse=True):
         if len(secret) > 2:
             text = text.replace(secret, "***")

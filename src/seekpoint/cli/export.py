@@ -39,7 +39,7 @@ def export(
     ] = "parquet",
     range_records: Annotated[int, typer.Option(help="Offsets of one file, at most.", min=1)] = RANGE,
     skip_lost: Annotated[
-        bool, typer.Option("--skip-lost", help="Go on where retention was faster: the archive has a gap then.")
+        bool, typer.Option("--skip-lost", help="Continue where retention was faster: the archive has a gap then.")
     ] = False,
     sweep: Annotated[
         bool, typer.Option("--sweep", help="Then remove what killed exports left, if it is older than a day.")
@@ -52,7 +52,7 @@ def export(
     """Write the records that a group has applied, and that the archive does not have yet, to the archive.
 
     Raw, as the log has them, up to the stored offsets. Run it as often as you like, also twice at once; whatever ends
-    it, the next one goes on behind what was committed.
+    it, the next one continues after what was committed.
     """
     with (
         _job(context, target, group, on) as (of, name),

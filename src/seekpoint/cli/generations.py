@@ -22,7 +22,7 @@ def enable(
     actor: Actor = None,
     ledger: LedgerOptions,
 ) -> None:
-    """Keep a table in generations from now on: it becomes the first one, and a view takes its name. Workers go on.
+    """Keep a table in generations from now on: it becomes the first one, and a view takes its name. Workers continue.
 
     Once for each table, as its owner. Not a table that a handler writes: its SQL cannot write to a view. Exits with 1
     if it cannot be, with every reason; it is as it was then.
@@ -56,7 +56,7 @@ def disable(
 ) -> None:
     """Make the generation that counts a plain table again, in the place of the view, and drop the others.
 
-    Waits up to 30 seconds for readers of an earlier generation. Exits with 1 while one goes on, or a reload is open.
+    Waits up to 30 seconds for readers of an earlier generation. Exits with 1 if one still reads, or a reload is open.
     """
     Generations(ledger.engine(), schema=ledger.schema, actor=actor).disable(name)
     answer({"table": name}, f"{name} is a plain table again", as_json=ledger.as_json)

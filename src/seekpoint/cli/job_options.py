@@ -82,7 +82,7 @@ def refuse_extras(context: typer.Context, target: str) -> None:
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """SIGTERM is heard as Ctrl-C is: the command says what it leaves behind, and how to go on."""
+    """Treat SIGTERM as Ctrl-C: the command says what it leaves open, and how to resume it."""
 
     def hear(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""The door: says what is missing where the extra ``cli`` was not installed."""
+"""The command's entry point: says what is missing where the extra ``cli`` was not installed."""
 
 from __future__ import annotations
 

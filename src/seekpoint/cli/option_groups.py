@@ -36,7 +36,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def command(function: Command) -> Command:
-    """The function as Typer needs it: errors are explained, and a dataclass's fields stand as options in its place."""
+    """The function as Typer needs it: errors are explained, and a dataclass's fields become options."""
     hints = get_type_hints(function, include_extras=True)
     groups = {name: kind for name, kind in hints.items() if inspect.isclass(kind) and is_dataclass(kind)}
     parameters: list[inspect.Parameter] = []

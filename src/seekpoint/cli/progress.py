@@ -17,7 +17,7 @@ KEYS = {"warming up"}  # what is counted in keys, not in records
 class Shown:
     """What a job calls with ``(what, done, total)``, in records (or keys); ``total`` 0: not known. For a ``with``.
 
-    Programs that read JSON get nothing of it, unless somebody looks on at a terminal.
+    With ``as_json`` nothing is shown, unless stderr is a terminal.
     """
 
     def __init__(self, *, as_json: bool = False) -> None:
@@ -56,7 +56,7 @@ class Shown:
             typer.echo(f"{what}: {said}" if said else what, err=True)
 
     def _is_news(self, what: str, said: str, *, is_new: bool, is_last: bool, now: float) -> bool:
-        """What comes again and again (a cut-over that is tried once more) is told with its numbers, or not at all."""
+        """A step that repeats, such as a retried cut-over, is reported once, or with its numbers."""
         if not said:
             return what not in self._heard
         return is_new or is_last or now - self._told_at >= EVERY

@@ -82,18 +82,16 @@ def run(
     *,
     strategy: Annotated[Strategy, typer.Option(help="How the rebuilt rows become the live ones.")] = "merge",
     reason: Reason = "reload",
-    resume: Annotated[
-        UUID | None, typer.Option(metavar="ID", help="Go on with this run, from where it stands.")
-    ] = None,
+    resume: Annotated[UUID | None, typer.Option(metavar="ID", help="Resume this run from where it is.")] = None,
     cut_over: CutOverOptions,
     servers: ServerOptions,
     archive: ArchiveRoot = None,
     actor: Actor = None,
     as_json: AsJson = False,
 ) -> None:
-    """Rebuild the tables of these pipelines from the log and cut over to them, in one transaction; workers go on.
+    """Rebuild the tables of these pipelines from the log and cut over to them, in one transaction; workers continue.
 
-    Ctrl-C leaves the run open, and says how to go on with it. Exits with 1 if the run was refused or failed; then
+    Ctrl-C leaves the run open, and says how to resume it. Exits with 1 if the run was refused or failed; then
     nothing live was touched.
     """
     with (
@@ -136,7 +134,7 @@ def status(
     ledger: LedgerOptions,
     limit: Annotated[int, typer.Option(help="At most so many runs.", min=1)] = 20,
 ) -> None:
-    """List the runs of reloads and batches, the newest first; or show where one stands, and what can be done next.
+    """List the runs of reloads and batches, the newest first; or show the progress of one, and what can be done next.
 
     Reads the database alone: no brokers are asked, workers and drivers are not disturbed.
     """
@@ -188,7 +186,7 @@ def sweep(
         str, typer.Option(metavar="TIME", help="A driver not heard of for so long is gone: 90s, 30m, 12h, 7d.")
     ] = "1d",
 ) -> None:
-    """Drop what ended runs left behind, and fail the runs whose driver was not heard of for a day.
+    """Drop the staging schemas of ended runs, and fail the runs whose driver was not heard of for a day.
 
     Exits with 1 if something is in use still: it is left for the next time.
     """
@@ -291,7 +289,7 @@ def _opened(reload: Reload, resume: UUID | None, strategy: Strategy, reason: str
 
 @contextmanager
 def left_open(driver: Driver) -> Iterator[None]:
-    """Say how to go on with a run that its driver leaves: by Ctrl-C, or by an error that another one may get over."""
+    """Say how to resume a run that its driver leaves open, after Ctrl-C or an error that may not happen again."""
     try:
         yield
     except KeyboardInterrupt:

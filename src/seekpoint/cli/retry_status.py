@@ -33,7 +33,7 @@ class RetryStatus:
 
     @classmethod
     def of(cls, at: Position) -> Self | None:
-        """What the row says; None for a partition that waits for nothing but records."""
+        """What the row says; None for a partition that waits only for records."""
         if at.attempt_offset is None or at.attempts < 1 or at.attempt_offset < at.next_offset:
             return None
         return cls(
@@ -50,7 +50,7 @@ class RetryStatus:
 
     @property
     def has_stopped(self) -> bool:
-        """Whether it waits for somebody to decide."""
+        """Whether it waits for an operator."""
         return not self.running and self.retry_at is None and self.error is not None
 
     def as_dict(self) -> dict[str, Any]:

@@ -122,5 +122,5 @@ def _set_up_logging() -> None:
     handler.setFormatter(_Masking("%(asctime)s %(levelname)-7s %(name)s %(message)s"))
     root.addHandler(handler)
     logging.getLogger("seekpoint").setLevel(logging.INFO)
-    # It warns of each statement behind one that failed in the same pipeline: a handler's, while a record is searched.
+    # It warns of each statement after one that failed in the same pipeline: a handler's, while a record is searched.
     logging.getLogger("psycopg").setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""Runs of reloads and batches on a terminal and for programs: where they stand, and what can be done next."""
+"""Runs of reloads and batches on a terminal and for programs: their progress, and what can be done next."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def print_list(runs: Sequence[Run]) -> None:
 
 
 def state(run: Run) -> str:
-    """The state, and what is left behind; of a verify that came to its end, that it did."""
+    """The state, and whether something is left to sweep; ``verified`` for a verify that ended."""
     word = "verified" if run.is_verified else run.state
     return word if run.is_open or run.swept else f"{word}, not swept"
 
@@ -137,7 +137,7 @@ def begin(run: Run) -> str:
 
 
 def resume(run: Run) -> str:
-    """The command that goes on with it."""
+    """The command that resumes it."""
     return f"{_command(run)} --resume {run.id}"
 
 

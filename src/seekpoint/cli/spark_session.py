@@ -94,7 +94,7 @@ def _started(
 
 
 def require_master(master: str) -> None:
-    """Raise ConfigError for what Spark would not take as a master, before Java starts; nobody is asked."""
+    """Raise ConfigError for what Spark would not take as a master, before Java starts. No server is asked."""
     if _MASTER.fullmatch(master) is None:
         raise ConfigError(
             f"--spark {master!r} names no master: local, local[4], local[*], local[4,2] (tries), "

@@ -1,4 +1,4 @@
-"""``seekpoint status``: where a group stands, partition by partition."""
+"""``seekpoint status``: the positions of a group, partition by partition."""
 
 from __future__ import annotations
 
@@ -28,12 +28,11 @@ KAFKA_TIMEOUT = 10.0  # seconds
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One partition. ``end`` is behind the last record that can be read; it and ``lag`` need the brokers.
+    """One partition. ``end`` is after the last record that can be read; it and ``lag`` need the brokers.
 
-    ``lag`` is None, too, where ``next`` is past ``end``: it is not known. ``dead`` counts its open dead letters;
-    ``waits`` tells of the record that it waits in front of, ``stop`` why it is stopped; ``suspects_left``
-    counts the offsets that may hold a record which crashes its process; ``reload`` is one of the group
-    that workers of a newer version stand by for.
+    ``lag`` is None, too, where ``next`` is past ``end``: it is not known. ``retry`` is the record
+    that it waits in front of, ``stop`` why it is stopped; ``suspects_left`` counts the offsets that may hold a record
+    which crashes its process; ``reload`` is one of the group that workers of a newer version wait for.
     """
 
     topic: str
@@ -89,11 +88,11 @@ def status(
     ledger: LedgerOptions,
     brokers: KafkaOptions,
 ) -> None:
-    """Show where a group stands: next offset, end of the log, lag, open dead letters, epoch, owner of each partition.
+    """Show the positions of a group: next offset, end of log, lag, open dead letters, epoch, owner of each partition.
 
     Below, who paused the group and why; what each stopped partition stopped for, with the choices; a line for each
     partition that waits in front of a record that failed: why, and when it is tried again; and for a reload that
-    workers of a newer handler version stand by for. Without brokers (--kafka, --kafka-config), or where none answers,
+    workers of a newer handler version wait for. Without brokers (--kafka, --kafka-config), or where none answers,
     end and lag are empty. Reads only; workers are not disturbed. Exits with 1 where a partition is stopped, or is past
     the end of its log, where no broker answers, and where a topic is gone or was created again.
     """
@@ -148,7 +147,7 @@ def _ends_or_doubt(
 
 
 def _pause(engine: Engine, group: str, schema: str) -> dict[str, str | None] | None:
-    """By whom the group is paused, and why: a batch that nobody drives any more is found by it."""
+    """By whom the group is paused, and why: an abandoned batch is found by it."""
     at = consumer_group.c
     asked = select(at.paused_by, at.paused_reason).where(at.name == group, at.paused)
     with engine.connect() as connection:
@@ -169,7 +168,7 @@ def known_group(engine: Engine, group: str, schema: str) -> None:
 def _ends(positions: Sequence[Position], settings: Mapping[str, Any]) -> tuple[dict[Partition, int], list[str]]:
     """Where the logs end, of topics that are still the ones that were read; and what is strange about the others."""
     identity = Identity(settings, KAFKA_TIMEOUT)
-    identity.cluster_id()  # brokers that are away are told first, and in one sentence
+    identity.cluster_id()  # brokers that do not answer are reported first
     ids = identity.ask({at.partition.topic for at in positions}).result()
     doubts = {}
     for at in positions:

@@ -1,4 +1,4 @@
-"""``seekpoint verify``: are the tables what the log says? Nothing is touched, and workers go on."""
+"""``seekpoint verify``: are the tables what the log says? Nothing is changed, and workers continue."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _print_some(of: Difference, kind: str) -> None:
 
 
 def _sides(sample: Sample) -> Iterator[str]:
-    """Both rows; of two, the columns that differ, and what tells where a row comes from is among the others."""
+    """Both rows; of two, the columns that differ, among them its provenance."""
     live, rebuilt = sample.live, sample.rebuilt
     if live is None or rebuilt is None:
         yield f"{'rebuilt' if live is None else 'live':<8}{_row(live or rebuilt or {})}"

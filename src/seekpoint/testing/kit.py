@@ -63,7 +63,7 @@ def record(
 
 
 def batch(*records: Record[Any, Any]) -> Batch[Any, Any]:
-    """A batch as handlers get it; its spans reach from each partition's first record to behind its last."""
+    """A batch as handlers get it; its spans reach from each partition's first record to after its last."""
     spans: dict[Partition, Span] = {}
     for one in records:
         at = Partition(one.topic, one.partition)

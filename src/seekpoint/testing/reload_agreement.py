@@ -66,7 +66,7 @@ def assert_reload_agrees(
 
 
 class _Trial:
-    """Copies of one pipeline's tables in a schema that nobody will ever see."""
+    """Copies of one pipeline's tables in a schema that is rolled back."""
 
     def __init__(self, connection: HandlerConnection, source: Source) -> None:
         self._connection, self._source = connection, source

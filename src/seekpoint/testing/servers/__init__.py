@@ -4,5 +4,5 @@
 - ``seekpoint.testing.servers.kafka.start_kafka``: one that is given, one in a container, or Apache Kafka's own jars.
 - ``seekpoint.testing.servers.pair.start_pair``: both at the same time.
 
-What is started here dies with the process that started it, and leaves no folder behind. Linux and macOS.
+What is started here dies with the process that started it, and leaves no folder. Linux and macOS.
 """

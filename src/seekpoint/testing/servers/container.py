@@ -1,4 +1,4 @@
-"""The same servers in containers, for machines where a Docker engine answers."""
+"""Throwaway servers in containers, for machines where a Docker engine answers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Apache Kafka's published jars: found by name in ``kafka-jars.lock``, fetched once, checked by SHA-256.
 
-``python -m seekpoint.testing.servers.jars`` resolves the release anew and prints the lock.
+``python -m seekpoint.testing.servers.jars`` resolves the release again and prints the lock.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class KafkaServer(Server):
     """A running broker; ``bootstrap`` is its ``bootstrap.servers``.
 
     Started with ``proxied`` ports it has a second listener, and ``proxied_bootstrap`` is the address for clients
-    that shall stay behind the proxy: they learn no other one from the broker's metadata.
+    that always use the proxy: the broker's metadata has no other one for them.
     """
 
     variable = BROKERS_VARIABLE
@@ -171,7 +171,7 @@ class _Listeners:
             "controller.listener.names": "CONTROLLER",
             "inter.broker.listener.name": "PLAINTEXT",
             "listeners": ",".join(
-                # Nobody but the broker itself talks to its controller.
+                # Only the broker itself talks to its controller.
                 f"{name}://{'127.0.0.1' if name == 'CONTROLLER' else host}:{port}"
                 for name, port in listen.items()
             ),

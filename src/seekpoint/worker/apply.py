@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import repeat
@@ -179,7 +179,7 @@ def _apply_parts(
 def _decoded(pipeline: Pipeline, chunks: Iterable[Sequence[RawRecord]], batch: OpenBatch) -> Iterator[DecodedChunk]:
     """Each chunk, decoded: its rows at once, where values alone make them; else its records, one by one."""
     for raw in chunks:
-        each = _decode_each(pipeline, raw, batch)  # begins where its records are asked for
+        each = _decode_each(pipeline, raw, batch, batch.admitted)  # begins where its records are asked for
         rows = None if batch.buffer.unreadable else pipeline.rows_at_once(raw)
         yield raw, rows, [] if rows is not None else [*each]
 
@@ -233,7 +233,7 @@ def _stream(
 def _written(pipeline: Pipeline, batch: OpenBatch) -> Iterator[RawRecord]:
     """The record of each row that was streamed, made again: nothing of it was kept. Begins when it is asked."""
     for raw in batch.buffer.replay():
-        for one in _decode_each(pipeline, raw, batch):
+        for one in _decode_each(pipeline, raw, batch, batch.admitted):
             yield from repeat(one.raw, len(one.rows[0]))
 
 
@@ -269,10 +269,15 @@ def decode_record(pipeline: Pipeline, raw: RawRecord, unreadable: Exception | No
     return DecodedRecord(raw, record, rows)
 
 
-def _decode_each(pipeline: Pipeline, raw: Sequence[RawRecord], batch: OpenBatch) -> Iterator[DecodedRecord]:
+def _decode_each(
+    pipeline: Pipeline,
+    raw: Sequence[RawRecord],
+    batch: OpenBatch,
+    admitted: Callable[[Sequence[RawRecord]], Iterable[RawRecord]],
+) -> Iterator[DecodedRecord]:
     """Each record with its rows for each sink; for one that has none, the failure policy decides."""
     unreadable = batch.buffer.unreadable
-    for one in batch.admitted(raw):
+    for one in admitted(raw):
         unread = unreadable.get((Partition(one.topic, one.partition), one.offset)) if unreadable else None
         try:
             decoded = decode_record(pipeline, one, unread)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
+from typing import Self
 
 from seekpoint.errors import HandlerMisuse, PartitionStopped
 from seekpoint.kafka.identity import Answer
@@ -261,6 +262,12 @@ class OpenBatch:
     is_single: bool = False
     is_transient: bool = False
     suspects: SuspectRange | None = None
+
+    def blocking(self, keys: DeadKeys | None) -> Self:
+        """This batch, with the records blocked that come after an open dead letter of their key."""
+        if keys is not None:
+            self.outcome.block_keys(keys)
+        return self
 
     def chunks(self) -> Iterator[Sequence[RawRecord]]:
         """The records that are to be applied, chunk by chunk, as they are drawn."""

@@ -31,7 +31,7 @@ from seekpoint.worker.apply import Mode, apply
 from seekpoint.worker.bisect import Strides
 from seekpoint.worker.dead_letter_limits import DeadLetterLimitCheck
 from seekpoint.worker.failure_policy import fail
-from seekpoint.worker.open_batch import OpenBatch, Result
+from seekpoint.worker.open_batch import DeadKeys, OpenBatch, Result
 from seekpoint.worker.recovery import (
     DropPartitions,
     GiveUp,
@@ -144,9 +144,9 @@ class Committer:
         began = monotonic()
         self._announce(events.BatchOpened(attempt=mode.attempt))
         with self._session.transaction() as tx:
-            held = self._hold(tx, batch)
+            held, dead_keys = self._hold(tx, batch.buffer.starts)
             with self._stopwatch.running():
-                result = apply(tx, self._pipeline, batch, mode, self._strides)
+                result = apply(tx, self._pipeline, batch.blocking(dead_keys), mode, self._strides)
             self._announce(events.Applied(records=result.applied))
             counts = self._limits.check(result, result.applied)
             self._insert_dead_letters(tx, result)
@@ -166,14 +166,14 @@ class Committer:
         self._announce_dead_letters(result)
         self._end_at_stops(result)
 
-    def _hold(self, tx: HandlerConnection, batch: OpenBatch) -> str:
-        """Hold every active partition; with key order, also block the keys that have open dead letters."""
-        expected = self._holder.expected(batch.buffer.starts)
+    def _hold(self, tx: HandlerConnection, starts: Mapping[Partition, int]) -> tuple[str, DeadKeys | None]:
+        """Hold every active partition; with key order, also find the keys that dead letters block."""
+        expected = self._holder.expected(starts)
         held = self._ledger.hold(tx, expected)
         self._announce(events.Held(partitions=len(expected)))
-        if self._pipeline.keep_key_order:
-            batch.outcome.block_keys(self._dead_letters.open_keys(tx, [e.claim.partition for e in expected]))
-        return held
+        if not self._pipeline.keep_key_order:
+            return held, None
+        return held, self._dead_letters.open_keys(tx, [e.claim.partition for e in expected])
 
     def _recover(self, error: Exception, batch: OpenBatch, mode: Mode) -> Mode | None:
         """Do what the error asks for; returns how to try again, None if another attempt would not help."""

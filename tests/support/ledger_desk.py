@@ -10,7 +10,7 @@ from uuid import UUID, uuid4
 from sqlalchemy import BigInteger, Column, Connection, Engine, Integer, MetaData, Table, Text, select, text
 
 from seekpoint.ledger import Claim, Claimed, Expected, Ledger, Move
-from seekpoint.ledger.tables import DEFAULT_SCHEMA, in_schema, partition_offset
+from seekpoint.ledger.tables import DEFAULT_SCHEMA, admin_action, in_schema, partition_offset
 from seekpoint.records import Partition
 from support.waiting import until
 
@@ -94,6 +94,12 @@ class Desk:
         )
         with self.ledger.engine.connect() as tx:
             return tx.execute(query, execution_options=in_schema(self.ledger.schema)).one()
+
+    def actions(self) -> list[Any]:
+        """The rows of ``admin_action``, in their order."""
+        query = admin_action.select().order_by(admin_action.c.id)
+        with self.ledger.engine.connect() as tx:
+            return list(tx.execute(query, execution_options=in_schema(self.ledger.schema)))
 
     def exactly(self, ends: Mapping[int, int]) -> None:
         """Each partition stands there, and each record before it was written once: none lost, none twice."""

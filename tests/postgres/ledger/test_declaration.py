@@ -14,7 +14,7 @@ from sqlalchemy import Engine, text
 from seekpoint.errors import DeclarationDiffers, Fenced, HandlerOutdated
 from seekpoint.ledger.claim import Claimant, claim
 from seekpoint.ledger.declaration import Declaration
-from seekpoint.ledger.tables import admin_action, group_topic, in_schema
+from seekpoint.ledger.tables import group_topic, in_schema
 from support.ledger_desk import CLUSTER, Desk, backend, wait_until_blocked
 
 Desks = Callable[..., Desk]
@@ -24,12 +24,6 @@ def stored(desk: Desk) -> dict[str, tuple[int, list[str] | None, int]]:
     with desk.ledger.engine.connect() as tx:
         rows = tx.execute(group_topic.select(), execution_options=in_schema(desk.ledger.schema))
         return {row.topic: (row.version, row.tables, row.replaced) for row in rows}
-
-
-def actions(desk: Desk) -> list[tuple[str, str]]:
-    with desk.ledger.engine.connect() as tx:
-        query = admin_action.select().order_by(admin_action.c.id)
-        return [(a.action, a.reason) for a in tx.execute(query, execution_options=in_schema(desk.ledger.schema))]
 
 
 @pytest.fixture
@@ -138,7 +132,8 @@ def test_a_declaration_that_is_accepted_fences_and_outdates_those_before_it(
     assert accepting.ledger.differs(["t"]) is None
     accepting.claim(0)
     assert stored(accepting) == {"t": (1, [two], 1)}
-    assert actions(accepting) == [("declaration", f"records of topic 't': {one} -> {two}")]
+    [action] = accepting.actions()
+    assert (action.action, action.reason) == ("declaration", f"records of topic 't': {one} -> {two}")
     del running.claims[0]
     with pytest.raises(Fenced), seekpoint_engine.begin() as tx:
         running.hold(tx)

@@ -10,17 +10,11 @@ import pytest
 from sqlalchemy import Engine
 
 from seekpoint.errors import ClusterChanged, ConfigError, Fenced, GroupPaused, HandlerOutdated, TopicRecreated
-from seekpoint.ledger.tables import admin_action, consumer_group, in_schema
+from seekpoint.ledger.tables import consumer_group, in_schema
 from seekpoint.records import Partition
 from support.ledger_desk import Desk
 
 Desks = Callable[..., Desk]
-
-
-def actions(desk: Desk) -> list[Any]:
-    with desk.ledger.engine.connect() as tx:
-        query = admin_action.select().order_by(admin_action.c.id)
-        return list(tx.execute(query, execution_options=in_schema(desk.ledger.schema)))
 
 
 def group_row(desk: Desk) -> Any:
@@ -62,7 +56,7 @@ def test_a_newer_handler_takes_over(desk: Desks, seekpoint_engine: Engine) -> No
     refused_at_hold(older, seekpoint_engine)  # partition 1, which nobody else has claimed
     with pytest.raises(HandlerOutdated):
         older.claim(1)
-    [action] = actions(newer)
+    [action] = newer.actions()
     assert (action.action, action.reason) == ("version", "handler version 1 -> 2")
     assert action.actor == f"worker {newer.ledger.owner}"
     newer.claim(1)
@@ -76,7 +70,7 @@ def test_the_same_version_raises_nothing(desk: Desks) -> None:
     one.claim(0)
     two.claim(1)
     one.commit({0: 1})
-    assert actions(one) == []
+    assert one.actions() == []
 
 
 # -- pause --------------------------------------------------------------------------------------------------
@@ -99,7 +93,7 @@ def test_a_pause_fences_and_a_resume_lets_go_on(desk: Desks, seekpoint_engine: E
     worker.claim(0, 1)
     worker.commit({0: 4})
     worker.exactly({0: 4, 1: 0})
-    assert [(a.action, a.actor, a.reason) for a in actions(worker)] == [
+    assert [(a.action, a.actor, a.reason) for a in worker.actions()] == [
         ("pause", "alice", "index rebuild"),
         ("resume", "bob", "done"),
     ]

@@ -12,7 +12,7 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import Engine
 
-from postgres.ledger.test_group import actions, refused_at_hold
+from postgres.ledger.test_group import refused_at_hold
 from seekpoint.errors import ConfigError, Fenced
 from seekpoint.ledger.tables import in_schema, lost_range
 from seekpoint.pipeline.policy import Limits
@@ -44,7 +44,7 @@ def test_a_move_leaves_a_row(desk: Desks) -> None:
     worker.claim(0)
     worker.commit({0: 5})
     worker.ledger.reset_offset("t", 0, to=2, log=None, reason="bug 17", actor="alice")
-    [action] = actions(worker)
+    [action] = worker.actions()
     assert (action.action, action.topic, action.partition) == ("reset", "t", 0)
     assert (action.from_offset, action.to_offset, action.actor, action.reason) == (5, 2, "alice", "bug 17")
     assert action.at is not None
@@ -63,7 +63,7 @@ def test_a_move_waits_for_the_transaction_in_flight(
         wait_until_blocked(seekpoint_engine, by=backend(tx))
         assert not moving.done()
     assert moving.result().next_offset == 2
-    assert actions(worker)[0].from_offset == 5
+    assert worker.actions()[0].from_offset == 5
 
 
 def test_a_move_of_an_expected_position_is_a_comparison(desk: Desks) -> None:
@@ -75,7 +75,7 @@ def test_a_move_of_an_expected_position_is_a_comparison(desk: Desks) -> None:
     with pytest.raises(Fenced, match=r"t/0 stands at 5, not at the expected 4: look again"):
         worker.ledger.reset_offset("t", 0, to=2, expected=4, log=None, reason="late")
     assert worker.row() == before
-    assert actions(worker) == []
+    assert worker.actions() == []
     assert worker.ledger.reset_offset("t", 0, to=2, expected=5, log=None, reason="in time").next_offset == 2
 
 
@@ -168,7 +168,7 @@ def test_a_reason_is_required(desk: Desks, reason: Any) -> None:
         worker.ledger.reset_offset("t", 0, to=1, log=None, reason=reason)
     with pytest.raises(ConfigError, match="reason= is required"):
         worker.ledger.pause(reason=reason)
-    assert actions(worker) == []
+    assert worker.actions() == []
 
 
 def test_what_gives_up_nothing_is_refused(desk: Desks) -> None:

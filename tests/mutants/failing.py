@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mutants.breakages import Breakage, Edit
+from mutants.breakages import Breakage, Edit, breakage
 
 ISOLATION = "tests/kafka/test_isolation.py"
 MATRIX = "tests/postgres/test_failure_matrix.py::test_where_a_record_ends"
@@ -12,111 +12,74 @@ KILLERS = "tests/kafka/test_crashing_records.py"
 ONE_RECORD = "tests/kafka/test_errors_of_one_record.py"
 
 FAILING = (
-    Breakage(
+    breakage(
         "a mistake of the program blamed on a record without another one applied",
-        (
-            Edit(
-                "worker/apply.py",
-                "        if is_proven:\n            return failed.cause\n",
-                "        if True:\n            return failed.cause\n",
-            ),
-        ),
-        (
-            f"{ONE_RECORD}::test_a_mistake_that_every_record_meets_ends_the_worker_and_moves_nothing",
-            f"{ONE_RECORD}::test_a_batch_of_one_proves_nothing_and_stops_its_partition_alone",
-        ),
+        "worker/apply.py",
+        "        if is_proven:\n            return failed.cause\n",
+        "        if True:\n            return failed.cause\n",
+        f"{ONE_RECORD}::test_a_mistake_that_every_record_meets_ends_the_worker_and_moves_nothing",
+        f"{ONE_RECORD}::test_a_batch_of_one_proves_nothing_and_stops_its_partition_alone",
     ),
-    Breakage(
+    breakage(
         "a transient error makes a dead letter",
-        (
-            Edit(
-                "worker/failure_policy.py",
-                "NEVER_PASSED = frozenset({Cause.TRANSIENT, Cause.PROGRAM})\n",
-                "NEVER_PASSED = frozenset({Cause.PROGRAM})\n",
-            ),
-        ),
-        (f"{ONE_RECORD}::test_a_transient_error_of_one_record_is_an_attempt_and_the_last_one_stops",),
+        "worker/failure_policy.py",
+        "NEVER_PASSED = frozenset({Cause.TRANSIENT, Cause.PROGRAM})\n",
+        "NEVER_PASSED = frozenset({Cause.PROGRAM})\n",
+        f"{ONE_RECORD}::test_a_transient_error_of_one_record_is_an_attempt_and_the_last_one_stops",
     ),
-    Breakage(
+    breakage(
         "dead letters parked in another transaction",
-        (
-            Edit(
-                "worker/unit_of_work.py",
-                "            self._dead_letters.insert(tx, dead_letters, topic_ids, self._pipeline.version)\n",
-                "            with self._ledger.engine.begin() as other:\n"
-                "                self._dead_letters.insert(other, dead_letters, topic_ids, self._pipeline.version)\n",
-            ),
-        ),
-        (f"{ISOLATION}::test_i1_a_dead_letter_becomes_visible_with_the_offset_that_passes_it",),
+        "worker/unit_of_work.py",
+        "            self._dead_letters.insert(tx, dead_letters, topic_ids, self._pipeline.version)\n",
+        "            with self._ledger.engine.begin() as other:\n"
+        "                self._dead_letters.insert(other, dead_letters, topic_ids, self._pipeline.version)\n",
+        f"{ISOLATION}::test_i1_a_dead_letter_becomes_visible_with_the_offset_that_passes_it",
     ),
-    Breakage(
+    breakage(
         "offset not passed over a parked record",
-        (
-            Edit(
-                "worker/failure_policy.py",
-                "        outcome.add_dead_letter(NewDeadLetter(raw, failure, state))\n",
-                "        outcome.add_dead_letter(NewDeadLetter(raw, failure, state))\n"
-                "        outcome.stop_at(poison_stop(raw, failure))\n",
-            ),
-        ),
-        (f"{MATRIX}[CHECK-streamed Append-dead_letter]",),
+        "worker/failure_policy.py",
+        "        outcome.add_dead_letter(NewDeadLetter(raw, failure, state))\n",
+        "        outcome.add_dead_letter(NewDeadLetter(raw, failure, state))\n"
+        "        outcome.stop_at(poison_stop(raw, failure))\n",
+        f"{MATRIX}[CHECK-streamed Append-dead_letter]",
     ),
-    Breakage(
+    breakage(
         "offset passed over a cut record",
-        (
-            Edit(
-                "worker/open_batch.py",
-                "    if stop is None:\n        return read.move()\n",
-                "    if stop is None or stop.offset:\n        return read.move()\n",
-            ),
-        ),
-        (f"{MATRIX}[CHECK-streamed Append-stop]", f"{PROPERTY}[2]"),
+        "worker/open_batch.py",
+        "    if stop is None:\n        return read.move()\n",
+        "    if stop is None or stop.offset:\n        return read.move()\n",
+        f"{MATRIX}[CHECK-streamed Append-stop]",
+        f"{PROPERTY}[2]",
     ),
-    Breakage(
+    breakage(
         "parked without a row",
-        (
-            Edit(
-                "worker/unit_of_work.py",
-                "        if dead_letters := result.dead_letters:\n",
-                "        if dead_letters := []:\n",
-            ),
-        ),
-        (f"{PROPERTY}[0]",),
+        "worker/unit_of_work.py",
+        "        if dead_letters := result.dead_letters:\n",
+        "        if dead_letters := []:\n",
+        f"{PROPERTY}[0]",
     ),
-    Breakage(
+    breakage(
         "held key not checked",
-        (
-            Edit(
-                "worker/open_batch.py",
-                "        return first is not None and first < record.offset\n",
-                "        return first is not None and first < 0\n",
-            ),
-        ),
-        (f"{PROPERTY}[0]",),
+        "worker/open_batch.py",
+        "        return first is not None and first < record.offset\n",
+        "        return first is not None and first < 0\n",
+        f"{PROPERTY}[0]",
     ),
-    Breakage(
+    breakage(
         "dead keys forgotten between batches",
-        (
-            Edit(
-                "worker/unit_of_work.py",
-                "        return held, self._dead_letters.open_keys(tx, [e.claim.partition for e in expected])\n",
-                "        return held, {}\n",
-            ),
-        ),
-        ("tests/postgres/test_replay_order.py",),
+        "worker/unit_of_work.py",
+        "        return held, self._dead_letters.open_keys(tx, [e.claim.partition for e in expected])\n",
+        "        return held, {}\n",
+        "tests/postgres/test_replay_order.py",
     ),
-    Breakage(
+    breakage(
         "attempt not noted before a lone try",
-        (
-            Edit(
-                "worker/single_attempts.py",
-                "            if not self._is_recorded(lambda: self._ledger.record_attempts_alone([(single.claim, "
-                "attempt)])):\n"
-                "                return\n",
-                "",
-            ),
-        ),
-        (f"{PROPERTY}[6]",),
+        "worker/single_attempts.py",
+        "            if not self._is_recorded(lambda: self._ledger.record_attempts_alone([(single.claim, "
+        "attempt)])):\n"
+        "                return\n",
+        "",
+        f"{PROPERTY}[6]",
     ),
     Breakage(
         "part of a suspect range not on record before it is tried",
@@ -158,16 +121,12 @@ FAILING = (
         ),
         ("tests/postgres/ledger/test_attempts.py::test_i2_a_suspect_range_is_noted_under_the_claim_alone",),
     ),
-    Breakage(
+    breakage(
         "supersede left out of a move",
-        (
-            Edit(
-                "ledger/admin_actions.py",
-                '        to_offset=to,\n        actor=actor,\n        reason=f"moved',
-                '        to_offset=2**62,\n        actor=actor,\n        reason=f"moved',
-            ),
-        ),
-        ("tests/postgres/test_dead_letter_store.py::test_a_move_supersedes_what_will_be_read_again",),
+        "ledger/admin_actions.py",
+        '        to_offset=to,\n        actor=actor,\n        reason=f"moved',
+        '        to_offset=2**62,\n        actor=actor,\n        reason=f"moved',
+        "tests/postgres/test_dead_letter_store.py::test_a_move_supersedes_what_will_be_read_again",
     ),
     Breakage(
         "replay without locks and without a look at the state",
@@ -190,28 +149,19 @@ FAILING = (
         ),
         ("tests/postgres/test_replay.py::test_two_operators_at_once_apply_it_once",),
     ),
-    Breakage(
+    breakage(
         "wait not honoured",
-        (
-            Edit(
-                "worker/assignment/backlog.py",
-                "            wait = max(wait, self._retry_at - at.steady)\n",
-                "            wait = max(wait, 0.0)\n",
-            ),
-        ),
-        ("tests/kafka/test_retry_waits.py::test_the_schedule_is_kept_and_told_and_the_others_go_on",),
+        "worker/assignment/backlog.py",
+        "            wait = max(wait, self._retry_at - at.steady)\n",
+        "            wait = max(wait, 0.0)\n",
+        "tests/kafka/test_retry_waits.py::test_the_schedule_is_kept_and_told_and_the_others_go_on",
     ),
-    Breakage(
+    breakage(
         "records set aside kept when their partition is dropped",
-        (
-            Edit(
-                "worker/open_batch.py",
-                "        self._dead_letters = {at: one for at, one in self._dead_letters.items() if at[0] not in "
-                "partitions}\n",
-                "",
-            ),
-        ),
-        (f"{ISOLATION}::test_i4_what_was_set_aside_of_a_partition_that_is_refused_goes_with_it",),
+        "worker/open_batch.py",
+        "        self._dead_letters = {at: one for at, one in self._dead_letters.items() if at[0] not in partitions}\n",
+        "",
+        f"{ISOLATION}::test_i4_what_was_set_aside_of_a_partition_that_is_refused_goes_with_it",
     ),
     Breakage(
         "quarantine counted before COMMIT",
@@ -225,26 +175,19 @@ FAILING = (
         ),
         (f"{ISOLATION}::test_an_attempt_that_was_not_committed_counts_for_no_limit",),
     ),
-    Breakage(
+    breakage(
         "isolation without savepoints",
-        (
-            Edit(
-                "worker/apply.py",
-                "            self._tx.savepoints.undo()\n            return self._failure(failed, part)",
-                "            return self._failure(failed, part)",
-            ),
-        ),
-        (f"{MATRIX}[CHECK-execute-dead_letter]",),
+        "worker/apply.py",
+        "            self._tx.savepoints.undo()\n            return self._failure(failed, part)",
+        "            return self._failure(failed, part)",
+        f"{MATRIX}[CHECK-execute-dead_letter]",
     ),
-    Breakage(
+    breakage(
         "records behind a retry go on without it",
-        (
-            Edit(
-                "worker/failure_policy.py",
-                "        outcome.stop_at(later)\n",
-                "        outcome.stop_at(later)\n        outcome.stops[partition].offset += 1\n",
-            ),
-        ),
-        ("tests/kafka/test_retry_waits.py", f"{PROPERTY}[8]"),
+        "worker/failure_policy.py",
+        "        outcome.stop_at(later)\n",
+        "        outcome.stop_at(later)\n        outcome.stops[partition].offset += 1\n",
+        "tests/kafka/test_retry_waits.py",
+        f"{PROPERTY}[8]",
     ),
 )

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 from sqlalchemy import Engine, text
 
@@ -17,6 +16,7 @@ from seekpoint.jobs.export import Archive, ChainedReader, Export
 from seekpoint.jobs.export.manifest import transaction
 from seekpoint.kafka.ranges import Piece, Range, read_range, topic_ids
 from seekpoint.records import RawRecord
+from support.log_changes import trim
 
 
 @dataclass(frozen=True)
@@ -98,10 +98,9 @@ class Vault:
     def admin(self) -> AdminClient:
         return AdminClient({"bootstrap.servers": self.brokers, "log_level": 0})
 
-    def trim(self, topic: str, to: int, number: int = 0) -> None:
+    def trim(self, topic: str, to: int) -> None:
         """What retention does: ``to`` is the first offset that is left."""
-        admin, at = self.admin, TopicPartition(topic, number, to)
-        admin.delete_records([at])[at].result(20)
+        trim(self.admin, topic, to)
 
     def spans(self, topic: str, number: int = 0) -> list[tuple[int, int, int]]:
         """The manifest's rows of a partition: from, to, records."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import shutil
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
@@ -40,23 +41,36 @@ def refused(vault: Vault, name: str, why: str) -> None:
     assert len(vault.archived(name, 0, 20) + vault.archived(name, 40, 60)) == 40
 
 
-def test_a_file_that_is_gone(vault: Vault, name: str) -> None:
-    Path(vault.archive.files()[1]).unlink()
-    refused(vault, name, "it is not there: bring it back from a copy")
+def recorded_as(vault: Vault, name: str, file: Path) -> None:
+    """The manifest takes this file for the second, as far as its size and its checksum say."""
+    vault.execute(
+        "UPDATE {schema}.export_manifest SET bytes = :size, sha256 = NULL WHERE from_offset = 20 AND topic = :topic",
+        size=file.stat().st_size,
+        topic=name,
+    )
 
 
-def test_a_file_that_was_cut(vault: Vault, name: str) -> None:
-    file = Path(vault.archive.files()[1])
+def cut(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-10])
-    refused(vault, name, r"it has \d+ bytes, and \d+ were written: it was cut, or replaced")
 
 
-def test_a_file_with_a_flipped_bit(vault: Vault, name: str) -> None:
-    file = Path(vault.archive.files()[1])
+def flip(file: Path) -> None:
     content = bytearray(file.read_bytes())
     content[len(content) // 2 - 200] ^= 1
     file.write_bytes(bytes(content))
-    refused(vault, name, "its SHA-256 is not that of what was written")
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (Path.unlink, "it is not there: bring it back from a copy"),
+        (cut, r"it has \d+ bytes, and \d+ were written: it was cut, or replaced"),
+        (flip, "its SHA-256 is not that of what was written"),
+    ],
+)
+def test_a_file_that_is_gone_or_changed(vault: Vault, name: str, damage: Callable[[Path], None], why: str) -> None:
+    damage(Path(vault.archive.files()[1]))
+    refused(vault, name, why)
 
 
 def test_any_flipped_bit(tmp_path: Path) -> None:
@@ -88,32 +102,23 @@ def test_a_file_without_a_checksum(vault: Vault, name: str) -> None:
 def test_a_file_that_is_no_parquet(vault: Vault, name: str) -> None:
     file = Path(vault.archive.files()[1])
     file.write_bytes(b"\0" * file.stat().st_size)
-    vault.execute("UPDATE {schema}.export_manifest SET sha256 = NULL")
+    recorded_as(vault, name, file)
     refused(vault, name, "it cannot be read .*bring it back from a copy, or fix the storage")
 
 
 def test_the_content_of_another_file(vault: Vault, name: str) -> None:
     one, other = map(Path, vault.archive.files()[:2])
     shutil.copy(one, other)
-    vault.execute(
-        "UPDATE {schema}.export_manifest SET bytes = :size, sha256 = NULL WHERE from_offset = 20",
-        size=one.stat().st_size,
-    )
+    recorded_as(vault, name, one)
     refused(vault, name, r"it is another file's content \(from_offset 0, to_offset 20; topic id .* was written\)")
 
 
 def test_the_content_of_another_topic_id(vault: Vault, name: str) -> None:
-    other = vault.topic()
-    vault.produce(other, ["x"] * 40)
-    vault.stand(other, {0: 40})
+    other = vault.filled(["x"] * 40)
     vault.export(topics=other, range_records=20).run()
     file = Path(vault.archive.files(other)[1])
     shutil.copy(file, vault.archive.files(name)[1])
-    vault.execute(
-        "UPDATE {schema}.export_manifest SET bytes = :size, sha256 = NULL WHERE from_offset = 20 AND topic = :topic",
-        size=file.stat().st_size,
-        topic=name,
-    )
+    recorded_as(vault, name, file)
     refused(vault, name, rf"another file's content \(topic {other}, topic_id {vault.id_of(other)}")
 
 
@@ -128,10 +133,7 @@ def test_other_columns(vault: Vault, name: str) -> None:
     at = table.schema.get_field_index("timestamp_ms")
     other = table.set_column(at, "timestamp_ms", table["timestamp_ms"].cast("int32", safe=False))
     pq.write_table(other.replace_schema_metadata(table.schema.metadata), file)
-    vault.execute(
-        "UPDATE {schema}.export_manifest SET bytes = :size, sha256 = NULL WHERE from_offset = 20",
-        size=file.stat().st_size,
-    )
+    recorded_as(vault, name, file)
     refused(vault, name, "its columns are not those of an export")
 
 

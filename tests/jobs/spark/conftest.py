@@ -27,11 +27,12 @@ def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def surroundings(seekpoint_dsn: str, modules: Path) -> Iterator[None]:
-    """What Spark's workers inherit: where modules are, and the database's address under a name of its own."""
-    path = os.pathsep.join([str(modules), *filter(None, [os.environ.get("PYTHONPATH")])])
+    """What Spark's processes inherit: where modules are, the database's address, and a Java that starts quickly."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", path)
+        patch.setenv("PYTHONPATH", str(modules), prepend=os.pathsep)
         patch.setenv(DATABASE.name, seekpoint_dsn)
+        # Half of the processor time of a session that lives for seconds is for its optimizing compiler.
+        patch.setenv("JDK_JAVA_OPTIONS", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1")
         yield
 
 

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from jobs.spark.orders import BEHIND_COMMIT, DATABASE, DEPLOYED, IN_A_ROW, expected
 from seekpoint.errors import ConfigError, RangeLost, ReloadOver, ReloadRefused, TopicRecreated
-from seekpoint.jobs.reload import Driver, Reload, Stager
+from seekpoint.jobs.reload import Driver, Reload
 from seekpoint.jobs.spark.task_errors import TaskEnded, ending_of
 from seekpoint.jobs.staging.consolidate import coverage
 from seekpoint.jobs.staging.stage import Task, begin_staging
@@ -49,11 +49,6 @@ class Job:
 @pytest.fixture
 def job(shop: Shop, spark: SparkSession, named: Callable[[str], str]) -> Callable[..., Job]:
     return lambda source=PLAIN: Job(shop, spark, named(source))
-
-
-def test_a_stager_is_one() -> None:
-    stager: type[Stager] = SparkStager
-    assert stager
 
 
 def test_a_secret_that_spark_would_log_is_refused() -> None:

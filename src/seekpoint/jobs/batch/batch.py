@@ -1,4 +1,4 @@
-"""A batch from its opening to its last transaction; whoever takes the run goes on where it stands."""
+"""A batch from its opening to its last transaction; a driver that takes the run over resumes it where it is."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ ROUNDS = 3  # of staging; what is missing then is not to be had
 class BatchDone:
     """What a batch applied. ``run`` is its id; None where nothing was new, and nothing was touched.
 
-    ``records`` were passed, ``dead_letters`` of them set aside; ``rows`` were made for each table (of an Upsert more
-    than it has changed: several of one key are folded). ``offsets``: ``topic/partition`` to where the group stands now.
+    ``records`` were passed, ``dead_letters`` of them dead-lettered; ``rows`` were made for each table, of an Upsert
+    more than it has changed: several of one key are deduplicated. ``offsets``: ``topic/partition`` to the next offset.
     """
 
     run: UUID | None
@@ -79,7 +79,7 @@ class BatchJob:
     What a worker's one long transaction would write, and no more: rows, dead letters and offsets become visible
     together. ``pipeline`` is an object or ``module:name``, with sinks alone; ``kafka`` is the workers' own
     configuration. ``stager`` says who reads the log (by default this process). While it runs the group is paused in its
-    name, so that workers wait; they go on from the new offsets. Making one does no I/O.
+    name, so that workers wait; they resume from the new offsets. Making one does no I/O.
     """
 
     def __init__(
@@ -107,13 +107,13 @@ class BatchJob:
         self._range_records, self._progress = range_records, progress or (lambda *_: None)
 
     def run(self, *, reason: str = "batch", pause: bool = False) -> BatchDone:
-        """Apply everything that can be read now. Where nothing is new, nothing is touched and nobody is disturbed.
+        """Apply everything that can be read now. Where nothing is new, nothing is written and no worker is disturbed.
 
-        ``pause`` stops workers that are at it, in front of their next commit; they go on afterwards. Without it a group
+        ``pause`` stops running workers before their next commit; they resume afterwards. Without it a group
         that has workers is refused. ``reason`` is kept on record.
 
         Raises BatchRefused with its reasons, TopicRecreated, RangeLost, TooManyDeadLetters (then nothing is written and
-        the workers go on), ReloadOver, and what a claim raises. Where database or brokers are away the run stays open
+        the workers resume), ReloadOver, and what a claim raises. Where database or brokers are away the run stays open
         and its group paused: the error's note names the run, for :meth:`take_over`, or ``Runs.abort``.
         """
         brokers = Brokers(self.kafka, self.pipeline, self.limits.kafka_timeout)
@@ -136,9 +136,9 @@ class BatchJob:
         return self._drive(Driver(self.engine, self.schema, run_of(row), self.limits), claims)
 
     def take_over(self, run: UUID, *, pause: bool = False) -> BatchDone:
-        """Go on with an open batch from where it stands; its driver before, if it is alive, fails at its next step.
+        """Resume an open batch where it is; its driver before, if it is alive, fails at its next step.
 
-        Raises as :meth:`run` does; BatchRefused, too, where the group has been gone on with since: that run is ended,
+        Raises as :meth:`run` does; BatchRefused, too, where workers have advanced the group since: that run is ended,
         and nothing of it is written. ConfigError where this pipeline is not the run's: then it has not changed hands.
         """
         if (found := self.runs.get(run)).is_open:
@@ -242,7 +242,7 @@ class BatchJob:
 
 
 def _refusal(error: Exception) -> BatchRefused | None:
-    """As which end of the batch an error counts; None where whoever takes the run may get over it."""
+    """The error that ends the batch; None for one that the next driver of the run may not meet."""
     if isinstance(error, ReloadRefused):
         return BatchRefused(error.reasons)
     if isinstance(error, Fenced):

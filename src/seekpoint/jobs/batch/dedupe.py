@@ -31,7 +31,7 @@ def by_sink(tx: Tx, source: Source) -> list[Target]:
 
 
 def fold(driver: Driver, source: Source) -> None:
-    """Check that every range is staged once, and fold what Upserts are to write: one transaction, nothing live touched.
+    """Check that every range is staged once, and dedupe what Upserts are to write: one transaction, no live table.
 
     Leaves the run as it is where a range is missing: late attempts of a driver before, in other pieces, may count in
     the place of ours. Raises ReloadRefused where rows are missing, TooManyDeadLetters.

@@ -40,11 +40,11 @@ class Brokers:
         return {topic: topic_id for topic, topic_id in found.items() if topic_id is not None}
 
     def start(self, topic: str) -> Mapping[Partition, int]:
-        """The first positions of a topic that nobody has read, as the pipeline's StartAt says."""
+        """The first positions of a topic that the group has not read, as the pipeline's StartAt says."""
         return self._readable.resolve(topic, self._pipeline.start, self._pipeline.group)
 
     def ends(self) -> dict[Partition, int]:
-        """Behind the last record that can be read now."""
+        """The offsets after the last records that can be read now."""
         return {at: edge.offset for at, edge in self._readable.ends(self.partitions).items()}
 
     def plan(self, claims: Mapping[Partition, Claim]) -> dict[Partition, int]:

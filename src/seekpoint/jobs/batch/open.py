@@ -85,7 +85,7 @@ def _keep_workers_away(scope: GroupConnection, group: Row[Any], source: Source, 
 
 
 def require_no_held_keys(scope: GroupConnection, pipeline: Pipeline, ids: Mapping[str, UUID]) -> None:
-    """Refuse where records would have to be kept behind a dead letter of their key: whose they are is found one by one.
+    """Refuse where records would be blocked by a dead letter of their key: that is found record by record.
 
     Raises BatchRefused.
     """
@@ -138,7 +138,7 @@ def open_batch(tx: Tx, source: Source, brokers: Brokers, run: UUID, *, pause: bo
 
 
 def stale(tx: Tx, run: UUID, claims: Claims) -> list[str]:
-    """Where the group is no longer where the run's ranges begin: somebody else has gone on with it, or moved it."""
+    """Partitions whose offset is not where the run's ranges begin: a worker advanced it, or an operator reset it."""
     return [
         f"{at.partition}: group {at.group!r} stands at offset {claims[at.partition].next_offset} by now, and the batch "
         f"began at {at.first_offset}: run another one"

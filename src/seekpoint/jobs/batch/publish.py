@@ -34,11 +34,10 @@ from seekpoint.sinks.upsert.upsert import Upsert
 
 
 def publish(driver: Driver, source: Source, claims: Claims, tries: int = TRIES) -> None:
-    """Write the rows, move the offsets, let the workers go on, and close the run: together, or not at all.
+    """Write the rows, advance the offsets, resume the workers, and close the run: together, or not at all.
 
     What was rolled back (a lost connection, a lock timeout) is tried again; a COMMIT without an answer is looked up in
-    the run's row first. Raises Fenced where somebody has claimed or moved a partition since, ReloadOver, and the last
-    error.
+    the run's row first. Raises Fenced where a partition was claimed or reset since, ReloadOver, and the last error.
     """
 
     def step() -> None:
@@ -94,7 +93,7 @@ def _write(tx: Step, staging: Staging, source: Source) -> None:
 
 
 class _FromFolded(Statements):
-    """An Upsert's own statements, with a folded table in the place of the session's stage."""
+    """An Upsert's own statements, with the table of the newest rows in the place of the session's stage."""
 
     def __init__(self, target: Target, layout: Layout, folded: Path) -> None:
         super().__init__(target, layout)

@@ -37,10 +37,10 @@ def batch(
 
     ``pipeline`` is ``module:name``: tasks import it. ``kafka``, ``database`` and ``schema`` are as for
     :class:`SparkStager`. The group's workers wait meanwhile: ``pause=True`` stops those that are at it, otherwise a
-    group that has workers is refused. ``resume`` goes on with the run of that id, whose driver is gone.
+    group that has workers is refused. ``resume`` continues the run of that id, whose driver is gone.
 
     Raises as :meth:`seekpoint.jobs.batch.BatchJob.run` does, ConfigError, and Spark's own exception where a task
-    failed too often: the run is open then, and its note says how to go on.
+    failed too often: the run is open then, and its note says how to resume it.
     """
     if not isinstance(pipeline, str):
         raise ConfigError(f"tasks import the pipeline: name it as 'module:name', instead of giving {pipeline!r}")

@@ -20,10 +20,10 @@ OWNERS = (
     .group_by(_offset.owner)
     .order_by(_offset.owner)
 )
-# For a moment, under the group's lock, so that nobody sees it: a claim asks whether the group is paused, and by reason
-# and name the pause stays whose it is.
+# For a moment, under the group's lock, so that no other session sees it: a claim asks whether the group is paused.
+# The pause keeps its reason and its name.
 SET_PAUSED = update(consumer_group).where(consumer_group.c.name == GROUP).values(paused=bindparam("to_paused"))
-# Open letters with a key: behind them, records of that key are held.
+# Open dead letters with a key: they block later records of that key.
 HELD_KEYS = select(func.count()).where(
     _dead_letter.consumer_group == GROUP,
     IS_OPEN,

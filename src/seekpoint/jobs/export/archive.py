@@ -44,7 +44,7 @@ class Archive:
 
     @classmethod
     def of(cls, spec: str, engine: Engine | URL | str) -> Archive:
-        """The archive that :meth:`spec` told of, with this process's own way to the database."""
+        """The archive that :meth:`spec` describes, with this process's own connection to the database."""
         told = json.loads(spec)
         return cls(told["root"], engine, schema=told["schema"])
 
@@ -67,7 +67,7 @@ class Archive:
             return [entry for entry in tx.all() if topic in {None, entry.partition.topic}]
 
     def files(self, topic: str | None = None, topic_id: UUID | None = None) -> Sequence[str]:
-        """The files that count (of one topic, of one of its ids), for whoever reads them with other tools."""
+        """The files that count (of one topic, of one of its ids), for readers with other tools."""
         found = self.entries(topic)
         return [below(self.root, e.file) for e in found if e.file and topic_id in {None, e.topic_id}]
 

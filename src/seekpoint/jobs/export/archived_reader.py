@@ -16,7 +16,7 @@ from seekpoint.records import offsets_of
 
 
 def chained(kafka: Mapping[str, Any], archive: str | None, engine: Engine) -> ChainedReader:
-    """The reader of a run whose archive is on record as :meth:`Archive.spec` tells it; None: it has none."""
+    """The reader of a run with this archive, as :meth:`Archive.spec` describes it; None: the run has none."""
     return ChainedReader(kafka, None if archive is None else Archive.of(archive, engine))
 
 
@@ -32,7 +32,7 @@ class ChainedReader:
     def read(self, range_: Range) -> Iterator[Piece]:
         """Every record of the range, in pieces; they count once the iteration has ended without an error.
 
-        Retention may pass while it is read: then it goes on in the archive. Raises what ``kafka.ranges.read_range``
+        Retention may pass while it is read: then it continues in the archive. Raises what ``kafka.ranges.read_range``
         and ``Archive.read_range`` raise: RangeLost where neither has the next record.
         """
         if self._archive is None:

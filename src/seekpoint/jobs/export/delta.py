@@ -45,7 +45,7 @@ class DeltaLog:
     def add(self, written: Written) -> None:
         """Commit one file to the table, with the partition's end as its transaction id.
 
-        Raises deltalake's CommitFailedError where somebody else has committed the partition meanwhile.
+        Raises deltalake's CommitFailedError where another process has committed the partition meanwhile.
         """
         from deltalake.transaction import AddAction, CommitProperties, Transaction  # noqa: PLC0415
 

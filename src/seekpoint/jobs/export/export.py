@@ -47,11 +47,11 @@ class Export:
 
     They are those of ``[first_offset, next_offset)`` of each partition, as of one moment: raw, as the log has them,
     whatever became of them in the tables. A range is in the archive from the commit of its row in the manifest on; an
-    export that is killed leaves nothing but files that no row names, and the next one goes on behind the last row.
-    Workers go on, and any number of exports may run at once. ``kafka`` is the workers' own configuration.
+    export that is killed leaves only files that no row names, and the next one continues after the last row.
+    Workers keep running, and any number of exports may run at once. ``kafka`` is the workers' own configuration.
 
     ``format="delta"`` makes a Delta table of each topic, too (``<root>/<topic>``, extra ``delta``). ``range_records``
-    are the offsets of one file at most. ``skip_lost`` goes on where retention has passed records that no export has
+    are the offsets of one file at most. ``skip_lost`` continues where retention has passed records that no export has
     written: the archive has a gap then. ``writer`` says who writes (by default this process). Making one does no I/O.
     """
 
@@ -194,7 +194,7 @@ class Export:
         return True
 
     def _commit_to_table(self, tx: Tx, written: Written) -> bool:
-        """The same in the Delta table, first; False where it has it already, and the manifest now, too.
+        """Add it to the Delta table, first; False where that has it already, and the manifest now, too.
 
         It is asked of a range without records as well: the table may have a wider one, that begins with this.
         """

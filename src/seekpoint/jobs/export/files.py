@@ -165,7 +165,7 @@ def _piece(partition: Partition, batch: pa.RecordBatch, start: int, end: int) ->
 
 
 def file_name(range_: Range, run: UUID, attempt: UUID) -> str:
-    """A new file's place below the root: nobody else's, and found again by :func:`range_of`."""
+    """A new file's unique place below the root, which :func:`range_of` parses."""
     at = range_.partition
     return (
         f"{at.topic}/{range_.topic_id}/{at.number}/{range_.start:020}-{range_.end:020}-{run.hex}-{attempt.hex}.parquet"

@@ -69,7 +69,7 @@ class Tx(SchemaConnection):
         self._archive = archive
 
     def alone(self, topic: str) -> None:
-        """From here to the end of the transaction nobody else adds to this topic's chains, or removes a file of it."""
+        """Until the transaction ends, no other adds to this topic's chains, or removes a file of it."""
         self.execute(ALONE, name=f"seekpoint export {self._archive} {topic}")
 
     def within(self, range_: Range) -> list[Entry]:

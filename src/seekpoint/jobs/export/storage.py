@@ -25,7 +25,7 @@ DBFS = "/dbfs"  # where Databricks shows dbfs:/ as a folder
 def named(root: str | Path) -> str:
     """The root as an absolute path, or a URL without a slash at its end; ``dbfs:/`` is the folder ``/dbfs``.
 
-    Raises ConfigError for a URL with a password, which would stand in the manifest and in plans of jobs, and for one
+    Raises ConfigError for a URL with a password, which would be in the manifest and in plans of jobs, and for one
     that is none (``s3:/bucket``).
     """
     text = str(root)
@@ -70,7 +70,7 @@ def place(root: str) -> str:
 
 
 def below(root: str, name: str) -> str:
-    """A file or a folder below a root, as other tools are told of it; a URL's options stay at its end."""
+    """A file or a folder below a root, as other tools name it; a URL's options stay at its end."""
     if "://" not in root:
         return f"{root}/{name}"
     path, mark, options = root.partition("?")

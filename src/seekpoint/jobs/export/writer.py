@@ -13,7 +13,7 @@ from seekpoint.kafka.ranges import Range, read_range
 
 
 class Writer(Protocol):
-    """Writes ranges of the log as files below a root; ``run``, the export's id, stands in their names."""
+    """Writes ranges of the log as files below a root; ``run``, the export's id, is part of their names."""
 
     def write(self, root: str, run: UUID, ranges: Sequence[Range]) -> Iterable[Written]:
         """Write each of them, in whatever order; what was written, as it is done. Raises what reading them raises."""
@@ -33,7 +33,7 @@ class LocalWriter:
 
 
 def write_range(kafka: Mapping[str, Any], storage: Storage, run: UUID, range_: Range) -> Written:
-    """Write the range's records to a file that nobody else has; none, if there are none.
+    """Write the range's records to a file of its own; none, if there are none.
 
     Raises what ``kafka.ranges.read_range`` raises, and then leaves no file.
     """

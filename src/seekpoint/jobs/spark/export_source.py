@@ -15,9 +15,7 @@ from seekpoint.jobs.spark.task_source import MessageSource, Plan
 class ExportSource(MessageSource):
     """Spark's ``seekpoint-export``; made by :func:`seekpoint.spark.export`."""
 
-    @classmethod
-    def name(cls) -> str:
-        return "seekpoint-export"
+    format = "seekpoint-export"
 
     @classmethod
     def messages(cls, plan: Plan, task: Sequence[Any]) -> Iterator[Any]:

@@ -37,7 +37,7 @@ def read(
     end: Offsets | None = None,
     smallest: int = SMALLEST,
 ) -> DataFrame:
-    """The records that a group has applied, as a DataFrame: exactly those, however long its workers go on.
+    """The records that a group has applied, as a DataFrame: exactly those, though its workers continue.
 
     Columns: ``topic`` string, ``partition`` int, ``offset`` bigint, ``timestamp`` timestamp, ``key`` and ``value``
     binary, ``headers`` array of (``key`` string, ``value`` binary), null where the client cannot read them.

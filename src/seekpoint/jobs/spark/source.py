@@ -1,4 +1,4 @@
-"""The Python data source behind ``read``: each task reads its ranges, and hands them over as Arrow batches."""
+"""The Python data source behind ``read``: each task reads its ranges as Arrow batches."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.types import ArrayType, BinaryType, IntegerType, LongType, StringType, StructType, TimestampType
 
-from seekpoint.jobs.export import ChainedReader, chained
+from seekpoint.jobs.export import ChainedReader, chained, files
 from seekpoint.jobs.export.record_batches import record_batches
 from seekpoint.jobs.spark.settings import range_of, resolved
 from seekpoint.jobs.spark.task_source import Plan, TaskSource
@@ -34,26 +34,16 @@ _HEADERS = pa.list_(
     )
 )
 ARROW = pa.schema(
-    [
-        pa.field("topic", pa.string(), nullable=False),
-        pa.field("partition", pa.int32(), nullable=False),
-        pa.field("offset", pa.int64(), nullable=False),
-        pa.field("timestamp", pa.timestamp("us", tz="UTC")),
-        pa.field("key", pa.binary()),
-        pa.field("value", pa.binary()),
-        pa.field("headers", _HEADERS),
-    ]
+    [files.SCHEMA.field(name) for name in ("topic", "partition", "offset", "timestamp", "key", "value")]
+    + [pa.field("headers", _HEADERS)]
 )
 
 
 class Source(TaskSource):
     """Spark's ``seekpoint``; made by :func:`seekpoint.spark.read`. A task is some ranges, one after the other."""
 
+    format = "seekpoint"
     columns = SCHEMA
-
-    @classmethod
-    def name(cls) -> str:
-        return "seekpoint"
 
     @classmethod
     def run(cls, plan: Plan, task: Sequence[Any]) -> Iterator[pa.RecordBatch]:

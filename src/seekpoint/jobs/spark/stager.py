@@ -1,7 +1,7 @@
 """A reload's ranges, staged by Spark's tasks: each reads, decodes, makes rows and copies them by itself.
 
-Spark only schedules. What a task commits is on record in the database, which counts; Spark's answer tells that it is
-over. Attempts that are repeated, speculated on or late do no harm: each has tables of its own (see ``reload.staging``).
+Spark only schedules. What a task commits is on record in the database, which counts; Spark's answer only ends the
+wait. Attempts that are repeated, speculated on or late do no harm: each has tables of its own (see ``stage``).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class SparkStager:
     ``kafka`` is the workers' own configuration, with :class:`Env` for passwords; ``database`` the URL of the ledger's
     database, by the name of an environment variable, and ``schema`` the ledger's. The reload's pipelines must be given
     by name (``module:name``): tasks import them. The executors need this package, the pipelines' modules, and the
-    variables. A task that fails is tried again as often as Spark is told to (``local[2]``: never; ``local[2,4]``).
+    variables. A task that fails is tried again as often as Spark is set to (``local[2]``: never; ``local[2,4]``).
     A cluster that gives no executor for ``patience`` seconds, because it has died or has no room, ends the staging.
     """
 
@@ -79,11 +79,11 @@ class SparkStager:
         compute(driver, given, frames, self._spark, kafka=self._kafka, database=self._database)
 
     def stage(self, run: Run, tasks: Sequence[Task]) -> Generator[Staged, None, None]:
-        """Stage each at least once; each is told once, soon after it was committed.
+        """Stage each at least once; yields each once, soon after it was committed.
 
         Raises what ends the staging as a task raised it (ReloadRefused, ReloadOver, RangeLost, RangeStuck,
         TopicRecreated, ArchiveDamaged, ConfigError), ConnectionError where the cluster gives no executor, and Spark's
-        own exception where a task failed too often. Whoever stops iterating cancels the rest.
+        own exception where a task failed too often. A caller that stops iterating cancels the rest.
         """
         if not tasks:
             return
@@ -226,7 +226,7 @@ class _Executors:
 
 
 def _packed(tasks: Sequence[Task], smallest: int) -> list[list[Task]]:
-    """The same in their order, in packs of at least ``smallest`` offsets, or more where there would be too many."""
+    """The tasks in their order, in packs of ``smallest`` offsets or more, as many as ``MOST_TASKS`` packs need."""
     width = sum(task.range.records_at_most for task in tasks)
     size = max(smallest, -(-width // MOST_TASKS))
     packs: list[list[Task]] = []

@@ -21,9 +21,7 @@ from seekpoint.worker.target import load_pipeline
 class StagingSource(MessageSource):
     """Spark's ``seekpoint-staging``; made by ``SparkStager``. A task is some ranges, each with its group."""
 
-    @classmethod
-    def name(cls) -> str:
-        return "seekpoint-staging"
+    format = "seekpoint-staging"
 
     @classmethod
     def messages(cls, plan: Plan, task: Sequence[Any]) -> Iterator[Any]:

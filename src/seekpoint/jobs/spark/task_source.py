@@ -18,7 +18,12 @@ Plan = Mapping[str, Any]  # JSON, as the driver wrote it
 class TaskSource(DataSource):
     """A data source that only the driver's code makes, by :meth:`frame`."""
 
+    format: ClassVar[str]  # as Spark knows it
     columns: ClassVar[StructType]
+
+    @classmethod
+    def name(cls) -> str:
+        return cls.format
 
     @classmethod
     def run(cls, plan: Plan, task: Sequence[Any]) -> Iterator[Any]:

@@ -41,7 +41,7 @@ class AttemptSink:
 
     @property
     def columns(self) -> tuple[str, ...] | None:
-        """The columns that were written; None while nobody knows."""
+        """The columns that were written; None before the first row."""
         written: tuple[str, ...] | None = self._sink.written
         return written
 

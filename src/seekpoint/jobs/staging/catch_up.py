@@ -17,8 +17,8 @@ from seekpoint.kafka.ranges import stable_ends, topic_ids
 from seekpoint.ledger.tables import dead_letter
 from seekpoint.records import Partition, State
 
-LARGE = 200_000  # records that are left for the rounds at most; tasks read more than that faster
-STUCK = 10  # rounds in a row that did not shrink
+LARGE = 200_000  # records that are left for the catch-up passes at most; tasks read more than that faster
+STUCK = 10  # passes in a row that did not shrink
 
 Key = tuple[str, Partition]
 
@@ -30,7 +30,7 @@ class Shrinking:
         self._last, self._stuck = -1, 0
 
     def take(self, records: int) -> None:
-        """A round of so many records. Raises ReloadRefused where ten in a row did not shrink."""
+        """A pass of so many records. Raises ReloadRefused where ten in a row did not shrink."""
         self._stuck = self._stuck + 1 if 0 <= self._last <= records else 0
         self._last = records
         if self._stuck >= STUCK:
@@ -74,12 +74,12 @@ def require_unmoved(
 def extend(driver: Driver, sources: Sequence[Source], kafka: Mapping[str, Any], large: int = LARGE) -> int:
     """Move the snapshot offsets to the groups' offsets where those are over ``large`` records ahead; by how much.
 
-    What opens a run is asked of the added ranges, too: the topics' ids, that nobody moved a position by hand, that the
+    What opens a run is asked of the added ranges, too: the topics' ids, that no position was reset by hand, that the
     records can be read; and dead letters in them are left out. Partitions that a group has got since come in. Where a
     record that was left out has been replayed meanwhile, they stay: what came after them is for the catch-up passes,
     which apply it first. Raises ReloadRefused, KafkaUnavailable, and ReloadOver.
     """
-    groups = [source.group for source in sources if not source.has_handler]  # handlers are run in rounds
+    groups = [source.group for source in sources if not source.has_handler]  # handlers are run in catch-up passes
     with driver.step("staging", isolation=SERIALIZABLE_ENOUGH) as tx:
         positions = {(at.group, at.partition): at for at in tx.positions() if at.group in groups}
         offsets = tx.execute(sql.OFFSETS, groups=groups).all()
@@ -87,7 +87,7 @@ def extend(driver: Driver, sources: Sequence[Source], kafka: Mapping[str, Any], 
     if moved <= large:
         return 0
     require_unmoved(positions, offsets, {source.group: source.pipeline.topics for source in sources})
-    _require_readable(kafka, offsets)  # behind the offsets: the stable end only grows
+    _require_readable(kafka, offsets)  # after the offsets were read: the stable end only grows
     with driver.step("staging", isolation=SERIALIZABLE_ENOUGH) as tx:  # what is replayed, and what is left out: at once
         staging = Staging(tx.run.staging_schema)
         if _has_replayed(tx, staging, offsets):

@@ -1,4 +1,4 @@
-"""From what the tasks staged to one table each: choose one attempt per offset, check, fold, index."""
+"""From what the tasks staged to one table each: choose one attempt per offset, check, dedupe, index."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def coverage(tx: Step, width: int = RANGE, *, without: Collection[str] = ()) -> 
     """One attempt for each offset up to the snapshot offsets, and tasks of this width for the offsets that have none.
 
     Of attempts that overlap (of another width, of a task that was late) those count that leave the fewest offsets
-    without any. Groups ``without`` tasks are left to the driver's own rounds.
+    without any. Groups ``without`` tasks are left to the driver's own catch-up passes.
     """
     staged = {place: list(attempts) for place, attempts in groupby(all_staged(tx, tx.run.id), lambda one: one.place)}
     chosen: list[Staged] = []
@@ -177,7 +177,7 @@ _INDEXES = text(
 def index(driver: Driver, sources: Sequence[Source], kafka: Mapping[str, object]) -> None:
     """Give the rebuilt tables their key, and where they will replace the live ones all their indexes.
 
-    A record whose row the live table's foreign keys and unique indexes refuse is set aside, as a worker would. Raises
+    A record whose row the live table's foreign keys and unique indexes refuse is dead-lettered, as by a worker. Raises
     ReloadRefused where the policy stops at one, and where a topic was recreated meanwhile.
     """
     check_topics(kafka, driver)

@@ -22,7 +22,7 @@ from seekpoint.kafka.ranges import Range
 from seekpoint.records import Cause, Partition, RawRecord
 from seekpoint.worker.apply import Failed
 
-MOST = 1_000  # records of one run that are set aside in this way; more are no exception, but a mistake
+MOST = 1_000  # records of one run that are dead-lettered in this way; more are a mistake in the pipeline or the table
 
 Place = tuple[str, Partition]  # group and partition
 _Key = tuple[int, int]  # the number of the place, and the offset
@@ -114,7 +114,7 @@ def _repeated(tx: Tx, target: Target, known: Path, unique: Sequence[Composable])
 
 
 class Rejects:
-    """Sets records aside after their ranges were staged, as the pipeline's policy says."""
+    """Dead-letters records after their ranges were staged, as the pipeline's policy says."""
 
     def __init__(self, engine: Engine, sources: Sequence[Source], kafka: Mapping[str, object]) -> None:
         self._engine, self._kafka = engine, kafka
@@ -148,7 +148,7 @@ class Rejects:
     def _newest(
         self, tx: Step, staging: Staging, at: StagedPosition, raws: Sequence[RawRecord]
     ) -> dict[bytes | None, int]:
-        """The offset of the newest record of each of these records' keys that was staged and not set aside."""
+        """The offset of the newest record of each of these records' keys that was staged and not dead-lettered."""
         keys = {raw.key for raw in raws if raw.key is not None}
         rest = Range(at.partition, at.topic_id, raws[0].offset + 1, at.end_offset)
         if not keys or rest.start >= rest.end:

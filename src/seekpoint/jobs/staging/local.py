@@ -17,7 +17,7 @@ from seekpoint.jobs.tables.targets import Source
 class LocalStager:
     """Stages each range here, in turn, or in so many ``processes`` of this machine; ``sources`` are the run's.
 
-    Processes import the pipelines by their names (``module:name``) and connect by the engine's URL, which they are told
+    Processes import the pipelines by their names (``module:name``) and connect by the engine's URL, which they get
     through a pipe: what an engine has beside it (``creator=``, ``connect_args=``, events) is not theirs.
     """
 
@@ -37,10 +37,10 @@ class LocalStager:
         self._names, self._processes = {source.group: source.name for source in sources}, processes
 
     def stage(self, run: Run, tasks: Sequence[Task]) -> Iterator[Staged]:
-        """Stage each; each is told when it is committed. Here in the order given, by processes as they are done.
+        """Stage each; yields each when it is committed: here in the order given, by processes as they are done.
 
         A process that is killed is replaced, and its range is staged again; ChildProcessError where they die again and
-        again. Whoever stops iterating ends them: what they have in hand is rolled back.
+        again. A caller that stops iterating ends them: what they have in hand is rolled back.
         """
         if self._processes:
             with Pool(self._plan(run, tasks), self._processes) as pool:

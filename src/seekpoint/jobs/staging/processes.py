@@ -21,14 +21,14 @@ from seekpoint.records import one_line
 from seekpoint.worker.target import load_pipeline
 
 CRASHES = 3  # of processes, in a row and for each: no range was staged between
-PATIENCE = 5.0  # seconds for a process to end by itself once it is told to
+PATIENCE = 5.0  # seconds for a process to end by itself after SIGTERM
 
 _SPAWN = multiprocessing.get_context("spawn")  # a fork would share connections, and Kafka's threads would be missing
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What each process is told first, through its pipe: no argument and no environment shows the database's URL."""
+    """What each process gets first, through its pipe: no argument and no environment shows the database's URL."""
 
     url: str
     schema: str
@@ -102,7 +102,7 @@ class _WorkerProcess:
         self._tell(plan)
 
     def _tell(self, what: object) -> None:
-        with suppress(OSError):  # of a dead one: the pipe's end says so to whoever waits for the answer
+        with suppress(OSError):  # of a dead one: its answer is the end of the pipe
             self.pipe.send(what)
 
     def give(self, task: Task) -> None:
@@ -146,15 +146,15 @@ def _why(member: _WorkerProcess, task: Task | None, deaths: int) -> str:
 
 
 def _serve(pipe: Connection) -> None:
-    """The process: ranges in, answers out, until nobody asks any more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's; whoever started us ends us
+    """The process: ranges in, answers out, until the pipe ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's; the parent process ends this one
     plan: Plan = pipe.recv()
     engine = postgres_engine(plan.url)
     while True:
         try:
             task: Task = pipe.recv()
             pipe.send(_answer(plan, engine, task))
-        except (EOFError, OSError):  # whoever asked is gone
+        except (EOFError, OSError):  # the parent process is gone
             return
 
 

@@ -1,4 +1,4 @@
-"""Records into tables, part by part under savepoints: what the database refuses is found, and set aside for the run."""
+"""Records into tables, part by part under savepoints: what the database refuses is found, and is dead-lettered."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Parts:
                     made, self._waiting = self._waiting, []
                     rows = [row for one in made for row in one.rows[0]]
                     self.outcome.applied += len(made)
-                else:  # nobody looks at a record
+                else:  # from the values alone
                     self.outcome.applied += len(rows)
                 writer.write(rows)
                 self.outcome.rows[0] += len(rows)
@@ -118,7 +118,7 @@ class Parts:
         return self.outcome
 
     def _write(self, part: Sequence[DecodedRecord], *, ahead: bool = True) -> None:
-        """All of them, or those that can be: halved until the others stand alone, unless the database names them.
+        """All of them, or those that can be: halved until each of the others is alone, unless the database names them.
 
         A handler's statements are sent ahead at first; once something has failed, each is awaited.
         """

@@ -1,6 +1,6 @@
 """Staging: ranges of the log become rows in tables of their own, one transaction per attempt at a range.
 
-Any process may stage, as often as it likes: an attempt writes tables that nobody else has, and records itself in the
+Any process may stage, as often as it likes: an attempt writes tables of its own, and records itself in the
 same transaction, whose last statement asks whether the run still wants it. What counts is decided by the driver.
 """
 

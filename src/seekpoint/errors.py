@@ -189,7 +189,7 @@ class CodecUnavailable(SeekpointError):  # noqa: N818
     """What a codec needs for decoding does not answer: no record is to blame, and the worker waits.
 
     ``ask`` asks the same again: it returns once there is an answer, whatever that is, and raises CodecUnavailable as
-    long as there is none. Without one, it is over as soon as the loop goes on.
+    long as there is none. Without one, it is over as soon as the loop continues.
     """
 
     def __init__(self, message: str, ask: Callable[[], object] | None = None) -> None:

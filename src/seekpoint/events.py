@@ -230,7 +230,7 @@ class Activated(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Revoked(Event):
-    """Kafka took partitions away; ``lost`` where it says that somebody else may already have them."""
+    """Kafka took partitions away; ``lost`` where it says that another member may already have them."""
 
     level = logging.INFO
     partitions: tuple[Partition, ...]
@@ -263,7 +263,7 @@ class Stalled(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionStopped(Event):
-    """The partition is not read until the cause is gone or somebody decides; the others go on."""
+    """The partition is not read until the cause is gone or an operator decides; the others continue."""
 
     level = logging.ERROR
     partition: Partition
@@ -365,7 +365,7 @@ class SessionReplaced(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteStrategyChanged(Event):
-    """Large transactions reach an ``Upsert``'s table by another road from now on: ``"copy"`` or ``"stage"``.
+    """Large transactions reach an ``Upsert``'s table by another write strategy from now on: ``"copy"`` or ``"stage"``.
 
     ``rows`` came in the first of them; ``conflicts`` counts how often COPY into the table met a key that was there.
     """
@@ -414,7 +414,7 @@ class RetryScheduled(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetrySucceeded(Event):
-    """A record that had failed was applied at its ``attempt``-th try; its partition goes on."""
+    """A record that had failed was applied at its ``attempt``-th try; its partition continues."""
 
     level = logging.INFO
     text = "{partition} at offset {offset} was applied at its try {attempt}"
@@ -494,7 +494,7 @@ class Refused(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimLost(Event):
-    """The claim is somebody else's now."""
+    """Another process has the claim now."""
 
     level = logging.WARNING
     text = "{partition}: another process has the claim now, or the offset was reset"
@@ -503,7 +503,7 @@ class ClaimLost(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resynced(Event):
-    """The ledger's position is not the reader's; reading goes on from the ledger's.
+    """The ledger's position is not the reader's; reading resumes at the ledger's.
 
     ``cause``: ``reply lost`` (the ledger is ahead: an unanswered COMMIT took effect) or ``rolled back``
     (the ledger is behind: a failover or a crash without synchronous commit lost its tail).

@@ -86,7 +86,7 @@ RawRecord = Record[bytes | None, bytes | None]
 class LazyRecords(Sequence[RawRecord]):
     """Records as they were read, of which values and offsets are at hand: the rest is made at the first look at one.
 
-    Where rows stream into a table, nobody looks at a record that does not fail, and a million of them take longer to
+    Where rows stream into a table, records that do not fail are never read, and a million of them take longer to
     make than their values to decode. ``topic`` is that of all of them, None where they may be of several; ``size`` the
     bytes of their keys and values. ``make`` makes them all, and is called once.
     """
@@ -147,7 +147,7 @@ class Cause(StrEnum):
 
     DECODE = "decode"  # a codec could not read key, value or headers
     ROW = "row"  # row= or rows= of a sink raised, or made something that is no row
-    HANDLER = "handler"  # the handler raised, and goes on raising when the record is tried again
+    HANDLER = "handler"  # the handler raised, and raises again when the record is tried again
     POISON = "poison"  # the handler said so itself
     DATABASE = "database"  # the database refused what was made of it
     CRASHED = "crashed"  # the process that tried it never came back
@@ -267,7 +267,7 @@ def one_line(error: BaseException) -> str:
     """``type: message`` on one line, bounded in length, storable."""
     try:
         said = str(error)
-    except Exception as failed:  # noqa: BLE001 -- parking must not fail because of how an error tells itself
+    except Exception as failed:  # noqa: BLE001 -- dead-lettering must not fail because of an error's own __str__
         said = f"(its message cannot be told: {type(failed).__name__})"
     return storable(" ".join(f"{type(error).__name__}: {_bounded(said)}".split()).rstrip(":"))
 

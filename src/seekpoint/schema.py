@@ -129,7 +129,7 @@ def downgrade(
     Refused by the SQL itself, online and in offline scripts, while a step would drop rows of ``partition_offset``,
     open dead letters or rows of ``lost_range``: the error names the groups and what would follow. ``drop`` are the
     groups whose rows may be dropped; so are those of ``alembic -x seekpoint_drop=GROUP,...`` and of the environment
-    variable ``SEEKPOINT_DROP``. The schema itself stays: it may be somebody else's, with grants on it. ``target``,
+    variable ``SEEKPOINT_DROP``. The schema itself stays: it may be another owner's, with grants on it. ``target``,
     ``schema`` and errors are those of :func:`upgrade`, and ConfigError for such a refusal; ``since`` is where an
     offline script starts.
     """
@@ -333,7 +333,7 @@ def _context(**options: Any) -> MigrationContext:
 
 
 def _locked_revision(context: MigrationContext, schema: str) -> str:
-    """Wait for whoever else is migrating this schema, then say where it stands."""
+    """Wait until no other session migrates this schema; returns its revision."""
     connection = context.connection
     assert connection is not None, "only an offline script has no connection"
     _refuse_other_database(connection.dialect)

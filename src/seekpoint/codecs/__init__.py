@@ -4,7 +4,7 @@ A codec is a callable ``bytes -> V``, or an object with ``decode(record) -> V`` 
 whole record (headers, topic). Null never reaches a callable: a null key is None; a null value (a tombstone)
 is poison unless the codec declares ``tombstones=True``, and is then None. Whatever a codec raises makes its
 record a poison record, but CodecUnavailable: then what it needs does not answer, and the worker waits for that. Do not
-put ``pickle.loads`` here: whoever can write to the topic could then run code.
+put ``pickle.loads`` here: a producer of the topic could then run code.
 """
 
 from __future__ import annotations

@@ -201,7 +201,7 @@ class Protobuf(_Registered[V_co]):
 
     ``registry``, ``options`` (for ``ProtobufDeserializer``), ``tombstones`` and errors are as in :class:`Avro`. A
     record that was written as a message of another name is that record's fault: its bytes could be read as this one.
-    With ``registry=None`` nobody is asked, and the name is not looked at.
+    With ``registry=None`` no request is sent, and the name is not looked at.
 
     ``type`` is what msgspec can convert a dict of the message's fields to, or ``dict``: a field that tracks whether it
     was set is None if it was not; enums are names; ``Timestamp`` is aware and in UTC, cut to microseconds;

@@ -41,7 +41,7 @@ def shown(registry: Registry | None) -> str:
 
 
 def check(registry: Registry) -> None:
-    """Raise ConfigError for what can be no registry; looks at it, and asks nobody."""
+    """Raise ConfigError for what can be no registry; looks at it, and sends no request."""
     given: object = registry
     if callable(given):
         return
@@ -134,9 +134,9 @@ class Asked:
             return
 
     def _judged(self, name: str, args: tuple[Any, ...], error: Any) -> Exception | None:
-        """What an answer that is no success means: the record's fault, the configuration's, or (None) nobody's.
+        """What an answer that is no success means: the record's fault, the configuration's, or (None) neither's.
 
-        A status without the registry's own code (40403 and the like) is a gateway's, and tells of no schema.
+        A status without the registry's own code (40403 and the like) is a gateway's, and says nothing of a schema.
         """
         status, code = error.http_status_code, error.error_code
         said = _without(self._secrets, str(error))
@@ -154,7 +154,7 @@ class Asked:
 
 
 def _secrets(conf: Mapping[str, Any]) -> tuple[str, ...]:
-    """The texts of a configuration that nobody may read, the longest first."""
+    """The texts of a configuration that must not be shown, the longest first."""
     found: set[str] = set()
     for name, value in conf.items():
         if not isinstance(value, str):

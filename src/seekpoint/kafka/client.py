@@ -96,7 +96,7 @@ class Client:
     # -- placement ------------------------------------------------------------------------------------
 
     def assign(self, fresh: Mapping[Partition, tuple[int, int | None]], others: Mapping[Partition, int]) -> None:
-        """Read ``fresh`` partitions from (offset, leader epoch) on; ``others`` go on at their cursors.
+        """Read ``fresh`` partitions from (offset, leader epoch) on; ``others`` continue at their cursors.
 
         Whatever the client had buffered of a fresh partition is thrown away.
         """
@@ -114,7 +114,7 @@ class Client:
                     self._seek(_at(p, offset, epoch))
 
     def _assign(self, fresh: list[_TopicPartition], others: Mapping[Partition, int]) -> None:
-        """The whole assignment anew; what was paused stays so."""
+        """Make the whole assignment again; what was paused stays so."""
         self._consumer.assign(fresh + [_at(p, offset) for p, offset in others.items()])
         if paused := [_TopicPartition(*p) for p in others if p in self._paused]:
             self._consumer.pause(paused)
@@ -167,14 +167,14 @@ class Client:
                 self._seek(_at(p, *cursor))
 
     def continue_reading(self, cursors: Mapping[Partition, tuple[int, int | None]]) -> None:
-        """Behind a rebalance: read what stays with us on at once, from (offset, leader epoch of the record before it).
+        """After a rebalance: read what stays with us on at once, from (offset, leader epoch of the record before it).
 
         Where assignments change by differences, the client stops reading all of them around a callback, throws away
         what it had, and begins again when it next looks, up to a second later. A seek makes it look.
         """
         with self._turn:
             self.rebalanced = False
-            if self._eager:  # assigned anew, all of it
+            if self._eager:  # all of it is assigned again
                 return
             for p in self._assigned(cursors):
                 if p not in self._paused:

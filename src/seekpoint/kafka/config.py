@@ -103,7 +103,7 @@ def is_eager(config: Mapping[str, Any]) -> bool:
 def admin_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a consumer's configuration that an admin client understands.
 
-    It logs only what is critical: brokers that are away are told once, by the consumer.
+    It logs only what is critical: brokers that are away are reported once, by the consumer.
     """
     kept = {key: value for key, value in config.items() if key.startswith(_ADMIN_PREFIXES)}
     return {"log_level": 2, **kept}

@@ -1,4 +1,4 @@
-"""Who the topics and the cluster are: their ids, asked for anew, never remembered (I4).
+"""Who the topics and the cluster are: their ids, asked for each time, never remembered (I4).
 
 A topic that was deleted and created again is read on at the old offset without an error in any protocol; only
 its id tells. An id never comes back, so asking between the last read and COMMIT shows that everything in the
@@ -61,8 +61,8 @@ class Answer:
 class _Reason:
     """The client's last reason: refused, not resolved, no handshake ...
 
-    It knows nobody: a client that is referred to by its own callback would be left to the garbage collector, which may
-    come by on the client's own thread, and a client that is ended from there takes the process with it.
+    It refers to no client: one that its own callback refers to would be left to the garbage collector, which may
+    run on the client's own thread, and a client that is ended from there takes the process with it.
     """
 
     def __init__(self) -> None:
@@ -82,8 +82,8 @@ class Identity:
 
     def __init__(self, config: Mapping[str, Any], timeout: float) -> None:
         self._why = _Reason()
-        told: Mapping[str, Any] = {"error_cb": self._why.note}
-        self.admin = make_admin(config, **told)
+        callbacks: Mapping[str, Any] = {"error_cb": self._why.note}
+        self.admin = make_admin(config, **callbacks)
         self.timeout = timeout
         self._servers = config.get("bootstrap.servers") or config.get("metadata.broker.list")
 

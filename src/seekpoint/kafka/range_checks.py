@@ -1,4 +1,4 @@
-"""What the brokers say of a range before, behind and beside its records, and the errors that follow from it."""
+"""What the brokers say of a range before, after and beside its records, and the errors that follow from it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _GONE = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION, KafkaE
 def bounded_config(kafka: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration of a consumer that reads ranges: the live worker's, without its group.
 
-    Raises ConfigError as ``consumer_config`` does. An end of the log is told at once (``fetch.wait.max.ms`` 10) unless
-    the mapping says otherwise.
+    Raises ConfigError as ``consumer_config`` does. An end of the log is reported at once (``fetch.wait.max.ms`` 10)
+    unless the mapping says otherwise.
     """
     require_mapping(kafka)
     kept = {
@@ -36,7 +36,7 @@ def bounded_config(kafka: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def require_known(kafka: Mapping[str, Any]) -> None:
-    """Refuse what a consumer of ranges would refuse, before anything is on record; nobody is waited for.
+    """Refuse what a consumer of ranges would refuse, before anything is on record; no broker is waited for.
 
     Raises ConfigError, also for a key or a value that librdkafka does not know.
     """

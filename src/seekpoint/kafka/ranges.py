@@ -3,7 +3,7 @@
 No group is joined, nothing is committed, and neither end is a guess: both are numbers from the ledger. A range ends at
 a record or an end of the log at or past ``end``, never by a count, so holes left by compaction, aborted transactions
 and control records are no riddle. What was read belongs to the topic of that id only if the iteration came to its end:
-a topic that was deleted and created again is read on without an error, and only its id tells (see ``identity``).
+a topic that was deleted and created again is read on without an error, and only its id shows it (see ``identity``).
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def read_range(kafka: Mapping[str, Any], range_: Range, *, chunk: int = CHUNK, i
     """Every record of the range that a live worker of the same ``kafka`` mapping would see, in pieces.
 
     **What was handed out counts only once the iteration ended without an error**: the topic's id is looked at before
-    the first record and after the last. An empty range connects to nobody. ``idle`` is how many seconds the brokers may
-    say nothing; where they say that the log ends before the range does, it is given up after 3 s at the latest.
+    the first record and after the last. An empty range opens no connection. ``idle`` is how many seconds the brokers
+    may say nothing; where they say that the log ends before the range does, it is given up after 3 s at the latest.
 
     Raises RangeLost (retention or a truncation took it, or the topic is gone), RangeStuck (an open transaction stands
     in it, or nothing comes), TopicRecreated, KafkaUnavailable, ConfigError, and the client's own KafkaException.
@@ -120,7 +120,7 @@ def _read(client: Client, outlook: RangeChecks, range_: Range, chunk: int, patie
                 outlook.raise_for(error, range_.partition, range_.topic_id, position, end)
         if taken:
             yield _piece(taken, range_.partition)
-            patience.renew()  # whoever took the piece may have been slow with it
+            patience.renew()  # the caller may have been slow with the piece
         elif patience.is_over and position < end:
             raise outlook.stuck(range_.partition, range_.topic_id, position, end)
 
@@ -160,7 +160,7 @@ class Follower:
 
         ``idle`` is how many seconds the brokers may say nothing, here and to each question about the topics. As
         with :func:`read_range`, they count once the iteration has ended without an error, and it raises the same.
-        After an error, or if you drop the iteration, go on with :meth:`reassign`.
+        After an error, or if you drop the iteration, continue with :meth:`reassign`.
         """
         if strangers := sorted(ends.keys() - self._positions.keys()):
             raise ConfigError(f"not followed: {', '.join(map(str, strangers))}; reassign() takes partitions in")
@@ -197,7 +197,7 @@ class Follower:
                 continue  # of an assignment before
             if (error := message.error()) is None:
                 if (offset := _offset(message)) < self._known[at]:
-                    continue  # it was kept, or handed out, before the client was told where to go on
+                    continue  # it was kept, or handed out, before the client got its new position
                 self._known[at] = offset + 1
                 if at in ends and offset < ends[at]:
                     taken.append(message)

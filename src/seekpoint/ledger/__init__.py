@@ -3,7 +3,7 @@
 The protocol in three sentences. A *claim* draws a new token for a partition and answers its committed
 position, waiting for any transaction in flight. *Hold*, the first statement of every transaction, locks the
 rows where token and position are exactly what the reader believes; *advance*, the last, moves them under the
-same condition. Whoever moves a position without owning it draws a new token, and so fences the owner.
+same condition. A process that moves a position without owning it draws a new token, and so fences the owner.
 """
 
 from seekpoint.ledger.admin_actions import LastReset

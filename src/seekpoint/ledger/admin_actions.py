@@ -1,4 +1,4 @@
-"""Moves by hands that do not own the partition: loud, recorded, and fencing whoever is at work (I5)."""
+"""Resets and pauses by processes that do not own the partition: recorded, and the owner is fenced (I5)."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def reset_offset(
     Dead letters at or past the new position are superseded: their records will be read again.
 
     Shares the group row with claims, so that other partitions are claimed while this one's batch is waited for; a
-    pause, or whoever else takes the group as a whole, still comes before or after it.
+    pause, or another statement that locks the whole group, still comes before or after it.
     """
     _require_offset(partition, to, log)
     actor, reason = storable(actor), required("reason", reason)
@@ -89,7 +89,7 @@ def reset_offset(
     _record_loss(tx, row, _loss(row, to, log, lost, topic_id if is_recreated else None), actor)
     steps = [(row.next_offset, to)]
     if is_recreated and to > 0:
-        # Of the topic that is adopted nothing was read: whoever waits for a record in front of `to` must be told.
+        # Of the topic that is adopted nothing was read: a wait for a record in front of `to` must end with that reason.
         steps = [(row.next_offset, 0), (0, to)]
     for from_offset, to_offset in steps:
         record_action(
@@ -101,7 +101,7 @@ def reset_offset(
         at_partition=partition.number,
         to_offset=to,
         to_topic_id=topic_id or row.topic_id,
-        to_token=uuid4(),  # I5: whoever reads on under the old token is refused
+        to_token=uuid4(),  # I5: a worker that reads on under the old token is refused
     ).one()
     tx.execute(
         sql.SUPERSEDE,
@@ -205,7 +205,7 @@ def required(name: str, given: Any) -> str:
 
 
 def set_paused(tx: GroupConnection, paused: bool, *, actor: str, reason: str) -> None:
-    """Pause or resume the group; all its tokens are drawn anew, so that running workers notice (I5)."""
+    """Pause or resume the group; all its tokens are drawn again, so that running workers notice (I5)."""
     actor, reason = storable(actor), required("reason", reason)
     if tx.execute(sql.LOCK_GROUP).one_or_none() is None:
         raise ConfigError(f"there is no group {tx.group!r} in the ledger: check the name, or start a worker once")

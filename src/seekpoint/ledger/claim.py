@@ -100,7 +100,7 @@ class Claimant:
 
 
 StartOffsets = Callable[[str], Mapping[Partition, int]]
-"""The first positions of a topic nobody has read yet: one for every partition of it."""
+"""The first positions of a topic that the group has not read yet: one for every partition of it."""
 
 
 def prepare(tx: GroupConnection, claimant: Claimant, start: StartOffsets) -> None:

@@ -300,7 +300,7 @@ class Ledger:
         topic_id: UUID | None = None,
         lost: str | None = None,
     ) -> Position:
-        """Put a partition at offset ``to``; a running worker is fenced and goes on from there.
+        """Put a partition at offset ``to``; a running worker is fenced and resumes there.
 
         Records who, from where, to where and why; ``reason`` may not be empty. ``log`` is the range of offsets that
         the brokers answer now, ``(start, end)``, and ``to`` must lie in it; ``log=None`` moves without that check.
@@ -341,7 +341,7 @@ class Ledger:
             admin_actions.set_paused(tx, True, actor=actor or getpass.getuser(), reason=reason)
 
     def resume(self, *, reason: str = "resumed", actor: str | None = None) -> None:
-        """Let the group's workers go on."""
+        """Let the group's workers resume."""
         with self.begin(lock_wait=self.limits.transaction_age) as tx:
             admin_actions.set_paused(tx, False, actor=actor or getpass.getuser(), reason=reason)
 

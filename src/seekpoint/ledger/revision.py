@@ -28,7 +28,7 @@ def check(connection: Connection, schema: str = DEFAULT_SCHEMA) -> None:
     """Pass in silence if the ledger's tables are at :data:`HEAD`, the revision this library works with.
 
     Raises :class:`SchemaMismatch` when they are missing, older or newer, naming both revisions and the
-    command that mends it; and where the database's encoding is not UTF8, so cannot hold every error's text.
+    command that fixes it; and where the database's encoding is not UTF8, so cannot hold every error's text.
     Reads ``<schema>.alembic_version`` and nothing else.
     """
     refuse_other_encoding(connection)
@@ -74,16 +74,16 @@ def refuse_other_encoding(connection: Connection) -> None:
 
 
 def difference(schema: str, found: str | None) -> str:
-    """Say how the database differs from this library, and what mends it."""
+    """Say how the database differs from this library, and what fixes it."""
     command = "seekpoint db upgrade"
     if schema != DEFAULT_SCHEMA:
         command += f" --schema {shlex.quote(schema)}"
-    mend = f"run `{command}`, or your own Alembic's upgrade if it carries the ledger"
+    fix = f"run `{command}`, or your own Alembic's upgrade if it carries the ledger"
     if found is None:
-        return f"schema {schema!r} has no ledger tables, and this library needs revision {HEAD}: {mend}"
+        return f"schema {schema!r} has no ledger tables, and this library needs revision {HEAD}: {fix}"
     where = f"the ledger in schema {schema!r} is at revision {found}"
     if not re.fullmatch(r"\d{4}", found):
         return f"{where}, which is none of Seekpoint's ({HEAD}): {STRANGER}"
     if found < HEAD:
-        return f"{where}, older than revision {HEAD}, which this library needs: {mend}"
+        return f"{where}, older than revision {HEAD}, which this library needs: {fix}"
     return f"{where}, newer than revision {HEAD} of this library: update Seekpoint to the version that made it"

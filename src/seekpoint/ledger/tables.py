@@ -69,7 +69,7 @@ def _optional(**kinds: Any) -> list[Column[Any]]:
     return [Column(name, kind) for name, kind in kinds.items()]
 
 
-# The row that whoever speaks for the whole group locks first, and whose FOR SHARE lock every claim and move takes.
+# The row that statements about the whole group lock first, and whose FOR SHARE lock every claim and move takes.
 consumer_group = Table(
     "consumer_group",
     metadata,
@@ -168,7 +168,7 @@ dead_letter = Table(
     CheckConstraint("cardinality(header_names) = cardinality(header_values)", name="headers"),
 )
 _dead_letter = dead_letter.c
-# Somebody has to decide. Literals, so that the planner knows the indexes' predicate again in a prepared statement.
+# An operator has to decide. Literals, so that the planner knows the indexes' predicate again in a prepared statement.
 IS_OPEN = _dead_letter.state.in_([literal_column("'dead_lettered'"), literal_column("'blocked'")])
 # The open ones, in the order of their records: per batch where keys are held, and for people.
 Index(
@@ -179,7 +179,7 @@ Index(
     _dead_letter.record_offset,
     postgresql_where=IS_OPEN,
 )
-# From key to key, and the first open one of each. By the topic's id: letters of an earlier topic are not walked over.
+# From key to key, and the first open one of each. By the topic's id: those of an earlier topic are not read.
 # Not the key itself: one of more than 2,700 bytes fits no index, and could not be parked.
 Index(
     "dead_letter_key_idx",
@@ -228,7 +228,7 @@ Index(
     postgresql_where=IS_RESET,
 )
 
-# One reload: the tables of the groups that write them, built anew beside the live ones. Whoever drives it holds this
+# One reload: the tables of the groups that write them, built again beside the live ones. Its driver holds this
 # row's lock through each step; a driver that comes later raises the epoch, and the earlier one's next step fails.
 RELOAD_STATES = ("opened", "staging", "staged", "indexed", "catching_up", "compared", "cut_over", "aborted", "failed")
 RELOAD_CLOSED = ("cut_over", "aborted", "failed")

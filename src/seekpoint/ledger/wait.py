@@ -36,7 +36,7 @@ _asked = bindparam("asked_offset", type_=BigInteger)
 _row = sql.is_at(_offset)
 PASSED_YET = select(_offset.next_offset, _offset.topic_id).where(*_row)
 
-# The last move that went over the offset, in either direction: forwards, nobody has read the record since;
+# The last move that went over the offset, in either direction: forwards, the record was not read since;
 # backwards, it was read again before the position could lie behind it once more.
 _crossing = (
     select(_action.actor, _action.reason, (_action.from_offset < _action.to_offset).label("forwards"))
@@ -99,7 +99,7 @@ class Passed:
     """The position of a partition lies behind an offset; and what became of the record there.
 
     ``position`` is the partition's ``next_offset``, ``state`` that of the record's dead letter, None where it has
-    none; ``unread`` says why nobody read it (somebody moved the position over it, or the group began behind it),
+    none; ``unread`` says why it was not read (the position was moved over it, or the group began behind it),
     None where it was read. ``str()`` is one sentence for people.
     """
 
@@ -179,7 +179,7 @@ def pause(waited: float) -> float:
 
 
 def _passed(look: Look, wanted: Wanted, topic_id: UUID) -> Passed | None:
-    """What became of the record; None if somebody moved the position back to it in this very moment."""
+    """What became of the record; None if the position was moved back to it in this very moment."""
     row = wanted.ask(look, BECAME, asked_offset=wanted.offset)
     if row is None or row.topic_id != topic_id or row.next_offset <= wanted.offset:
         return None

@@ -70,7 +70,7 @@ class Pipeline(Generic[V, K]):
     of ``sinks`` and ``handle`` says what is done; sinks write in their order, then ``handle(tx, batch)`` runs
     with the transaction's SQLAlchemy connection: everything in one transaction with the offset (I1).
     ``writes`` names the tables the handler writes. ``version`` is the handler's version: once a worker of a
-    higher one has claimed, older ones stand down. ``start`` is where a topic begins that nobody has read.
+    higher one has claimed, older ones stand down. ``start`` is where a topic begins that the group has not read.
 
     A record whose handler raises is tried again as ``retry`` says; one that can never be applied is a poison
     record. ``on_poison="stop"``: it stops its partition in front of it, the records before it are committed, the

@@ -26,7 +26,7 @@ class Limits:
     ``transaction_age`` a worker keeps its partitions while a handler runs, however long it takes.
     ``start_wait`` (seconds) is how long a worker that starts waits for brokers and a database that do not answer; None
     sets no limit. ``kafka_timeout`` (seconds) bounds every question put to brokers. ``idle_check`` (seconds) is how
-    often a quiet worker looks whether somebody moved its positions, ``lag_check`` (seconds) how often it samples its
+    often a quiet worker looks whether its positions were reset, ``lag_check`` (seconds) how often it samples its
     lag.
     """
 
@@ -103,7 +103,7 @@ class StartAt:
 class OnPoison(StrEnum):
     """What becomes of a record that can never be applied."""
 
-    STOP = "stop"  # its partition waits in front of it until somebody decides; the others go on
+    STOP = "stop"  # its partition waits in front of it until an operator decides; the others continue
     DEAD_LETTER = "dead_letter"  # it is kept, whole, in the transaction that passes its offset
     SKIP = "skip"  # it is passed; a row says so, without its value (I4)
 
@@ -115,7 +115,7 @@ class Retry:
     A record is tried ``attempts`` times in all; then it is a poison record. The wait behind the n-th failure is
     ``wait_initial * multiplier ** (n - 1)`` seconds, at most ``wait_max``; of each wait the share ``jitter`` is
     drawn at random, so that what failed together does not come back together. Meanwhile its partition waits in
-    front of it, with no transaction open; the other partitions go on. ``on`` names the exceptions that are
+    front of it, with no transaction open; the other partitions continue. ``on`` names the exceptions that are
     worth another try; others are poison at once, as data errors (a codec's, ``Poison``, a value or constraint
     that the database refuses) always are. Transient errors of the database (a deadlock, a lost connection) are apart
     from this: the whole transaction is tried again, without limit, while the claim holds. Only where one record alone

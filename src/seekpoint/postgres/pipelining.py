@@ -1,4 +1,4 @@
-"""Statements that a handler sends ahead: nobody waits for their answers before somebody asks.
+"""Pipelined statements of a handler: their answers are awaited only when one is asked for.
 
 A statement that writes and returns no rows goes to the server, and the next one follows at once (libpq's pipeline
 mode). Whatever needs an answer (rows, ``rowcount``, a savepoint, COPY, the end of the handler) waits for all of them
@@ -66,7 +66,7 @@ class PipelinedStatements:
         self._driver, self.handlers = driver, sent or Sent()
         self._mode = ExitStack()
         self._is_open, self._has_ended = False, not is_pipelined
-        self._depth = 0  # of savepoints: whoever may catch an error gets it at its own statement
+        self._depth = 0  # of savepoints: code that may catch an error gets it at its own statement
         self._lap = 0  # counts how often all answers were awaited
         self._last: psycopg.Cursor[Any] | None = None  # whose statement was sent last, if it was the cursor's only one
         self.deferred_error: BaseException | None = None
@@ -74,7 +74,7 @@ class PipelinedStatements:
 
     @staticmethod
     def suits(driver: object) -> bool:
-        """Whether statements can be sent ahead on this connection; not with cursors of somebody else's."""
+        """Whether statements can be sent ahead on this connection; not with cursors of another class."""
         return (
             isinstance(driver, psycopg.Connection)
             and driver.cursor_factory is psycopg.Cursor

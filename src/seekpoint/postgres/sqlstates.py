@@ -163,7 +163,7 @@ def fault_of(error: BaseException) -> Fault | None:
 
 
 def connection_lost(error: BaseException) -> bool:
-    """Whether the server's answer is missing, so that nobody knows what became of a COMMIT."""
+    """Whether the server's answer is missing, so that it is unknown what became of a COMMIT."""
     code = sqlstate(error)
     return is_transient(error) and not _pool_is_busy(error) and (code is None or code[:2] in {"08", "57"})
 

@@ -1,7 +1,7 @@
 """Dead letters: records that were passed and not applied, whole, in the transaction that passed them (I1, I4).
 
 The one place that writes ``dead_letter``, but for a move, which supersedes those at or past its position. Two others
-read a row of it: who waits for a record (``ledger.wait``), and who asks for a letter's group (``admin.statements``).
+read a row of it: a wait for a record (``ledger.wait``), and a look-up of its group (``admin.statements``).
 """
 
 from seekpoint.ledger.dead_letters.dead_letter import DeadLetter, name_bytes

@@ -40,7 +40,7 @@ _GIVEN = [column for column in dead_letter.columns if column.name not in _OWN]
 
 # Run once per record, in a pipeline: values of many megabytes would make one array of them larger than a message
 # may be, and arrays of headers are ragged. A record that was passed before (the position was moved back, or a
-# failover lost the tail) opens its letter anew: what was decided then was about another reading of it.
+# failover lost the tail) opens its dead letter again: what was decided then was about another reading of it.
 _insert = (
     postgresql.insert(dead_letter)
     .inline()
@@ -57,10 +57,10 @@ INSERT_DEAD_LETTERS = _insert.on_conflict_do_update(
     },
 )
 
-# The keys that have an open letter, of the topic as it is today: offsets of an earlier one come before nothing. From
-# key to key along dead_letter_key_idx, one descent each: of a key that holds back 300,000 records, one is read. Each
+# The keys that have an open dead letter, of the topic as it is today: offsets of an earlier one come before nothing.
+# From key to key along dead_letter_key_idx, one descent each: of a key that blocks 300,000 records, one is read. Each
 # step asks for the next entry of the index, whosever it is, and then whether it is of this partition: with the
-# partition among the conditions, a planner without statistics would find all of its letters first, and sort them.
+# partition among the conditions, a planner without statistics would find all of its dead letters first, and sort them.
 _today = (
     select(_offset.topic_id)
     .where(*is_row_of(ASKED))
@@ -113,7 +113,7 @@ COUNT_OPEN = (
 
 
 def _whole(value: ColumnElement[Any]) -> list[ColumnElement[Any]]:
-    """A letter's columns; the value may be left out, its size is always told."""
+    """A dead letter's columns; the value may be left out, its size is always there."""
     columns: list[ColumnElement[Any]] = []
     for each in dead_letter.columns:
         if each.name == "value":
@@ -134,7 +134,7 @@ def _if_given(name: str, kind: Any, condition: ColumnElement[bool]) -> ColumnEle
 
 
 _order = (_dead_letter.topic, _dead_letter.partition, _dead_letter.record_offset, _dead_letter.id)
-# By its place, not by its id: the last letter of the page before may have been deleted meanwhile.
+# By its place, not by its id: the last dead letter of the page before may have been deleted meanwhile.
 _after = [bindparam(f"after_{each.name}", type_=each.type) for each in _order]
 LIST_DEAD_LETTERS = (
     select(*_whole(case((bindparam("with_values", type_=Boolean), _dead_letter.value))))
@@ -154,10 +154,10 @@ LIST_DEAD_LETTERS = (
     .limit(bindparam("most", type_=BigInteger))
 )
 
-# -- redrive and discard -----------------------------------------------------------------------------------------
+# -- replay and discard  -----------------------------------------------------------------------------------------
 
-# The topic id is the letter's own: a key's order means something within one life of the topic. Grouped, so that the
-# planner does not look for the least offset by walking over all keys.
+# The topic id is the dead letter's own: a key's order means something within one life of the topic. Grouped, so that
+# the planner does not look for the least offset by walking over all keys.
 FIRST_OF_KEY = (
     select(func.min(_dead_letter.record_offset))
     .where(

@@ -19,7 +19,7 @@ from seekpoint.ledger.sql.worker import ASKED, SHARE_GROUP, arrays
 from seekpoint.ledger.tables import LARGEST_BIGINT, LARGEST_INTEGER
 from seekpoint.records import Cause, Failure, NewDeadLetter, Partition, State, storable
 
-# What people may do to an open letter, and what admin_action calls it.
+# What people may do to an open dead letter, and what admin_action calls it.
 _ACTIONS = {State.REPLAYED: "replay", State.DISCARDED: "discard"}
 
 
@@ -40,7 +40,7 @@ class DeadLetters:
     ) -> None:
         """Keep the records that were set aside, whole; those that were skipped without their values (I1, I4).
 
-        ``version`` is the handler's. A record that has a letter already, whatever became of that, gets it anew.
+        ``version`` is the handler's. A record that has a dead letter already, in whatever state, has it opened again.
         """
         if not dead_letters:
             return
@@ -53,9 +53,9 @@ class DeadLetters:
         )
 
     def open_keys(self, tx: Connection, partitions: Iterable[Partition]) -> dict[tuple[Partition, bytes], int]:
-        """The keys that have open letters in these partitions, and the first offset of each; after hold.
+        """The keys that have open dead letters in these partitions, and the first offset of each; after hold.
 
-        Null keys are none, and letters of a topic that was recreated since hold nothing back.
+        Null keys are none, and dead letters of a topic that was recreated since hold nothing back.
         """
         asked = arrays(ASKED, sorted(partitions))
         rows = self.ledger.group_connection(tx).execute(sql.OPEN_KEYS, **asked)
@@ -64,12 +64,12 @@ class DeadLetters:
     # -- for people -----------------------------------------------------------------------------------
 
     def count_open(self) -> Mapping[Partition, int]:
-        """How many letters wait for a decision, by partition; partitions without any are left out."""
+        """How many dead letters wait for a decision, by partition; partitions without any are left out."""
         with self.ledger.begin() as tx:
             return {Partition(r.topic, r.partition): r.n for r in tx.execute(sql.COUNT_OPEN)}
 
     def get(self, id: int) -> DeadLetter:  # noqa: A002 -- the column's name, which people type
-        """One letter, whole. Raises ConfigError where the group has none of that id."""
+        """One dead letter, whole. Raises ConfigError where the group has none of that id."""
         self._refuse_no_id(id)
         with self.ledger.begin() as tx:
             found = tx.execute(sql.GET_DEAD_LETTER, id=id).one_or_none()
@@ -92,12 +92,12 @@ class DeadLetters:
         after: DeadLetter | None = None,
         with_values: bool = True,
     ) -> Sequence[DeadLetter]:
-        """Letters that meet every condition given, in the order of topic, partition and offset; ``limit`` at most.
+        """Dead letters that meet every condition given, in the order of topic, partition and offset; ``limit`` at most.
 
         ``to_offset`` is the first one not meant; ``error`` a part of the error's text, in its own case; ``since`` the
-        earliest time of parking (aware). ``after`` is the last letter of the page before. Without ``with_values``
-        the values stay in the database, and ``record`` raises. Raises ConfigError for a condition that Postgres cannot
-        be asked: a NUL in a text, a number beyond its column's type.
+        earliest time of dead-lettering (aware). ``after`` is the last dead letter of the page before. Without
+        ``with_values`` the values stay in the database, and ``record`` raises. Raises ConfigError for a condition that
+        Postgres cannot be asked: a NUL in a text, a number beyond its column's type.
         """
         _refuse_texts(topic=topic, error=error)
         _refuse_numbers(LARGEST_INTEGER, partition=partition)
@@ -119,14 +119,14 @@ class DeadLetters:
             )
             return [dead_letter_of(each) for each in rows]
 
-    # -- redrive and discard ----------------------------------------------------------------------------
+    # -- replay and discard  ----------------------------------------------------------------------------
 
     def lock(self, tx: Connection, id: int) -> DeadLetter:  # noqa: A002
-        """Take a letter in hand, whole, as it is after whoever else had it; the first statement of the transaction.
+        """Lock a dead letter and return it whole; the first statement of the transaction.
 
-        Locks in the house's order: the group's row, shared; the partition's offset, so that no batch of it runs and
-        none is moved meanwhile; the letter. Waits for a batch in hand, at most ``Limits.transaction_age`` seconds.
-        The transaction is made durable. Whether the letter is still open is for the caller to ask. Raises ConfigError
+        Locks in the ledger's order: the group's row, shared; the partition's offset, so that no batch of it runs and
+        none is moved meanwhile; the dead letter. Waits for a batch in hand, at most ``Limits.transaction_age`` seconds.
+        The transaction is made durable. Whether it is still open is for the caller to ask. Raises ConfigError
         where the group has none of that id.
         """
         self._refuse_no_id(id)
@@ -141,9 +141,9 @@ class DeadLetters:
         raise self._unknown(id)
 
     def first_open_of_key(self, tx: Connection, dead_letter: DeadLetter) -> int | None:
-        """The offset of the first open letter of its key in its partition; None for a null key, or where none is open.
+        """The offset of the first open dead letter of its key and partition; None for a null key or where none is open.
 
-        Where keys are held, only that one may be redriven.
+        Where keys are blocked, only that one may be replayed.
         """
         if dead_letter.key is None:
             return None
@@ -160,7 +160,7 @@ class DeadLetters:
         return found
 
     def close(self, tx: Connection, dead_letter: DeadLetter, state: State, actor: str, reason: str) -> None:
-        """Close an open letter as replayed or discarded, and write who did it and why to ``admin_action``.
+        """Close an open dead letter as replayed or discarded, and write who did it and why to ``admin_action``.
 
         Raises Fenced where it is not open any more, and then nothing may be committed.
         """
@@ -189,9 +189,9 @@ class DeadLetters:
         )
 
     def failed_again(self, tx: Connection, dead_letter: DeadLetter, failure: Failure) -> None:
-        """Keep the error of a replay that failed beside the first one; the letter stays open.
+        """Keep the error of a replay that failed beside the first one; the dead letter stays open.
 
-        Runs when what the replay wrote is rolled back. Raises Fenced where the letter is not open any more.
+        Runs when what the replay wrote is rolled back. Raises Fenced where the dead letter is not open any more.
         """
         kept = self.ledger.group_connection(tx).execute(sql.FAILED_AGAIN, failing=dead_letter.id, **explained(failure))
         if kept.rowcount != 1:
@@ -224,7 +224,7 @@ def _refuse_numbers(largest: int, **conditions: int | None) -> None:
 
 
 def _place(last: DeadLetter | None) -> dict[str, Any]:
-    """Where a letter stands among others, as the statement wants it."""
+    """Where a dead letter stands among others, as the statement wants it."""
     return {
         "after_topic": None if last is None else last.topic,
         "after_partition": None if last is None else last.partition,

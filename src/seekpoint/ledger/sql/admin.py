@@ -104,7 +104,7 @@ OPEN_RELOADS = (
 )
 OUTCOME_OF_RUN = select(_run.state, _run.error).where(_run.id == bindparam("its_run", type_=Uuid))
 
-# -- topics that nobody has read yet ---------------------------------------------------------------------------
+# -- topics that have no row yet -------------------------------------------------------------------------------
 
 NEW = unnest("new", topic=Text, partition=Integer, topic_id=Uuid, start=BigInteger, token=Uuid)
 INSERT_ROWS = insert(partition_offset).from_select(FIRST_COLUMNS, first_rows(NEW, NEW.c.start, 0))
@@ -215,7 +215,7 @@ SUPERSEDE = (
         closed_reason=bindparam("reason", type_=Text),
     )
 )
-# A pause or resume is a move too: every token of the group is drawn anew, so running workers notice. The rows
+# A pause or resume is a move too: every token of the group is drawn again, so running workers notice. The rows
 # are locked in order first: workers hold them in that order at the same time.
 _all = (
     select(offset.topic, offset.partition)
@@ -234,5 +234,5 @@ LAST_RESET = (
 )
 RECORD_LOSS = insert(lost_range)
 
-# Whoever takes this name is alone with it until its transaction ends: a lock where there may be no row yet to lock.
+# One session at a time has this name, until its transaction ends: a lock where there may be no row yet to lock.
 ALONE = select(func.pg_advisory_xact_lock(func.hashtextextended(bindparam("name", type_=Text), 0)))

@@ -15,7 +15,7 @@ import statistics
 import sys
 from typing import Any
 
-from seekpoint.testing.processes import Report
+from seekpoint.testing.child_process import Report
 from stage import BenchProcess, Stage, arguments, median_ms, say, servers
 
 BATCH = 1000  # records of a transaction

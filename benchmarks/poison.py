@@ -31,7 +31,7 @@ from demo.flights import TOPIC, Feed, Flight, table
 from demo.wire import create_topic
 from seekpoint import Append, Batch, Json, Pipeline, Poison, Worker, events, schema
 from seekpoint.pipeline.policy import DeadLetterLimits, Retry
-from seekpoint.testing.servers.pair import start_pair
+from seekpoint.testing.servers.kafka_and_postgres import start_pair
 
 SHARES = (0, 100_000, 1_000, 100, 10)  # 0: none
 SUBJECTS = {

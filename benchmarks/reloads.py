@@ -22,7 +22,7 @@ from demo.reload.show import Timed
 from peers import kinds
 from rebuild import KAFKA
 from seekpoint.jobs.reload import Generations, LocalStager, Reload
-from seekpoint.jobs.reload.rounds import CatchUp
+from seekpoint.jobs.reload.catch_up import CatchUp
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from setting import DSN, RECORDS
 from stage import arguments, say

@@ -26,7 +26,7 @@ from sqlalchemy import Connection, text
 
 from seekpoint import Append, Batch, Json, Pipeline, Upsert, Worker, events
 from seekpoint.pipeline.policy import DeadLetterLimits, Limits, Retry
-from seekpoint.testing.processes import Reporter, obey, plain_event, receive, report
+from seekpoint.testing.child_process import Reporter, obey, plain_event, receive, report
 from stage import TABLE, percentile
 
 KINDS = ("transfer", "card payment", "refund", "standing order")

@@ -24,7 +24,7 @@ PUBLIC_MODULES = [
     "seekpoint.sinks.arrow",
     "seekpoint.spark",
     "seekpoint.testing",
-    "seekpoint.testing.processes",
+    "seekpoint.testing.child_process",
     "seekpoint.testing.servers",
     "seekpoint.worker.assignment",
     "seekpoint.worker.health",

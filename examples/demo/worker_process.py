@@ -13,7 +13,7 @@ from demo.flights import pipeline
 from seekpoint import events
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import Limits
-from seekpoint.testing.processes import Reporter, receive
+from seekpoint.testing.child_process import Reporter, receive
 from seekpoint.worker.worker import Worker
 
 

@@ -46,7 +46,7 @@ from sqlalchemy.schema import CreateSchema, CreateTable, DropTable
 from sqlalchemy.sql import quoted_name
 
 from seekpoint.errors import ConfigError, SchemaMismatch
-from seekpoint.ledger.revision import (
+from seekpoint.ledger.schema_revision import (
     HEAD,
     VERSION_TABLE,
     check,

@@ -98,7 +98,7 @@ def test_an_empty_environment_needs_nothing_but_the_wheel(
 
 
 TESTED = """
-import seekpoint.testing.servers.pair
+import seekpoint.testing.servers.kafka_and_postgres
 from seekpoint import Json, Pipeline
 from seekpoint.testing import batch, process, raw, record
 

@@ -16,7 +16,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from seekpoint import Limits, Partition, Worker, events
 from seekpoint.errors import SchemaMismatch
-from seekpoint.testing.processes import NotReached
+from seekpoint.testing.child_process import NotReached
 from seekpoint.testing.servers.postgres import PostgresServer
 from support.events import Gate
 from support.kafka_postgres import PROTOCOLS, QUICK, Scene, Way

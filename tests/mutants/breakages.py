@@ -528,7 +528,7 @@ BREAKAGES = (
     ),
     breakage(
         "a generation is dropped under readers with older snapshots",
-        "jobs/tables/generations/tables.py",
+        "jobs/tables/generations/generation_tables.py",
         "return old, not (old and still_reading(tx, turned))",
         "return old, True",
         f"{GENERATIONS}::test_an_older_snapshot_reads_the_older_generation",
@@ -542,7 +542,7 @@ BREAKAGES = (
     ),
     breakage(
         "a round applies what a worker holds behind the run's own dead letters",
-        "jobs/reload/rounds.py",
+        "jobs/reload/catch_up.py",
         "        parts = Parts(tx.connection, pipeline, self._seen(tx, group), held=self._held(tx, group))\n",
         "        parts = Parts(tx.connection, pipeline, self._seen(tx, group))\n",
         "tests/jobs/reload/test_constraints.py::test_a_key_is_held_behind_it",

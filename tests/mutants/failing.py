@@ -101,7 +101,7 @@ FAILING = (
         "suspect range drawn at each claim",
         (
             Edit(
-                "worker/assignment/backlogs.py",
+                "worker/assignment/scheduler.py",
                 "        new = [c for c in claims if c.suspect_end is None and c.unreleased >= retry.crashes]\n",
                 "        new = [c for c in claims if c.unreleased >= retry.crashes]\n",
             ),

@@ -10,7 +10,7 @@ from sqlalchemy import create_engine
 from seekpoint import Pipeline
 from seekpoint.jobs.batch import BatchJob
 from seekpoint.jobs.batch import batch as job
-from seekpoint.testing.processes import report
+from seekpoint.testing.child_process import report
 from support.processes import JobProcess, Standing
 from support.reload_orders import Shop, pipeline
 

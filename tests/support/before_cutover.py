@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 
 from seekpoint.jobs.reload import CutOver, Driver, Reload
-from seekpoint.jobs.reload.rounds import CatchUp
+from seekpoint.jobs.reload.catch_up import CatchUp
 from support.events import Run
 from support.reload_orders import Shop, gone, of
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from seekpoint.jobs.reload import Driver
 from seekpoint.jobs.run.run import Tx
-from seekpoint.testing.processes import ChildProcess, report
+from seekpoint.testing.child_process import ChildProcess, report
 from support.archive import Vault
 from support.forked_process import Forked
 from support.reload_orders import Shop

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, create_engine
 
 from seekpoint import Batch, Json, Pipeline
 from seekpoint.jobs.reload import Reload, cutover
-from seekpoint.testing.processes import report
+from seekpoint.testing.child_process import report
 from support.handler_reload import WRITES, by_core
 from support.processes import JobProcess, Standing, stand
 from support.reload_orders import Order, Shop, pipeline

@@ -15,7 +15,7 @@ import psutil
 from sqlalchemy import Connection, create_engine, text
 
 from seekpoint import Batch, Limits, Retry, Worker
-from seekpoint.testing.processes import ChildProcess, Reporter, report
+from seekpoint.testing.child_process import ChildProcess, Reporter, report
 from support.crashing_handlers import Deadly
 from support.forked_process import Forked
 from support.recorded_rows import Book

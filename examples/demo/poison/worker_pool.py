@@ -11,7 +11,7 @@ from typing import Any
 from demo.poison.handling import EXITED
 from demo.worker_pool import WorkerPool, WorkerProcess
 from seekpoint.records import Cause
-from seekpoint.testing.processes import Report
+from seekpoint.testing.child_process import Report
 
 #: How a worker ends that was killed by a record, by its exit code.
 CRASHES = {EXITED: "os._exit", -signal.SIGSEGV: "segfault"}

@@ -20,7 +20,8 @@ from seekpoint.cli.option_groups import KafkaOptions, command
 from seekpoint.cli.options import AsJson, OptionalDatabaseUrl, kafka_settings, names_brokers, one_off_engine
 from seekpoint.cli.output import answer, numbered, print_table
 from seekpoint.errors import ConfigError, KafkaUnavailable
-from seekpoint.testing.servers import lines, running_pair
+from seekpoint.testing.servers import record_lines as lines
+from seekpoint.testing.servers import running_pair
 from seekpoint.testing.servers.running_pair import RunningPair
 from seekpoint.testing.servers.topics import Produced, create_topic
 from seekpoint.testing.servers.topics import produce as produce_records
@@ -41,7 +42,7 @@ def dev(context: typer.Context) -> None:
     if context.invoked_subcommand is not None:
         return
     # The extra `dev` may be missing: then only this command is.
-    from seekpoint.testing.servers.pair import start_pair  # noqa: PLC0415
+    from seekpoint.testing.servers.kafka_and_postgres import start_pair  # noqa: PLC0415
     from seekpoint.testing.servers.process import Folder  # noqa: PLC0415
 
     stopped = threading.Event()

@@ -19,7 +19,7 @@ from seekpoint.cli.progress import Shown
 from seekpoint.errors import ConfigError
 from seekpoint.jobs.export import Archive, Export, Exported
 from seekpoint.jobs.export.export import RANGE
-from seekpoint.worker.target import load_pipeline
+from seekpoint.worker.load_pipeline import load_pipeline
 
 
 @command

@@ -24,9 +24,9 @@ from seekpoint.cli.options import AsJson
 from seekpoint.cli.output import answer
 from seekpoint.cli.progress import Shown
 from seekpoint.errors import ConfigError, ReloadOver
+from seekpoint.jobs.manage_runs.progress import progress_of
 from seekpoint.jobs.reload import CutOver, Driver, Reload, Report, Run, Runs
 from seekpoint.jobs.reload.cutover_limits import MAX_DELETES, MAX_WAIT
-from seekpoint.jobs.runs.progress import progress_of
 
 app = typer.Typer(
     help="Tables rebuilt from the log: run, resume, status, abort, sweep; enable-, disable- and list generations.",

@@ -16,7 +16,7 @@ from seekpoint.errors import ConfigError, Fenced, PartitionStopped, RetryLater
 from seekpoint.events import Announcer, Observer
 from seekpoint.kafka.identity import Answer
 from seekpoint.ledger import Claim, Expected, Ledger
-from seekpoint.ledger.revision import check
+from seekpoint.ledger.schema_revision import check
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.pipeline.batch import Batch
 from seekpoint.pipeline.pipeline import Pipeline

@@ -27,7 +27,7 @@ from seekpoint.kafka.client import KafkaException, raise_if_fatal
 from seekpoint.kafka.config import consumer_config, make_consumer
 from seekpoint.kafka.identity import CHECK_KAFKA, Identity, Refused
 from seekpoint.ledger import Ledger
-from seekpoint.ledger.revision import check
+from seekpoint.ledger.schema_revision import check
 from seekpoint.pipeline.pipeline import Pipeline, shown_handler
 from seekpoint.postgres import pooler
 from seekpoint.postgres.backoff import Backoff
@@ -36,9 +36,9 @@ from seekpoint.postgres.user_code_time import Stopwatch
 from seekpoint.records import RawRecord, one_line, running_line
 from seekpoint.worker.assignment import Chunk, Resources, Standby, WorkerAssignment
 from seekpoint.worker.heartbeat import Heartbeat
+from seekpoint.worker.next_records import Source
 from seekpoint.worker.open_batch import CHUNK, Buffer, OpenBatch
 from seekpoint.worker.single_attempts import SingleAttempts
-from seekpoint.worker.source import Source
 from seekpoint.worker.start_errors import is_transient_at_start
 from seekpoint.worker.unit_of_work import Committer
 

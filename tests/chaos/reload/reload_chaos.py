@@ -27,7 +27,7 @@ from chaos.reload.load_and_reader import OFFSETS, PARTITIONS, VERSION, Load, Rea
 from chaos.reload.reload_process import DATABASE, OUTDATED, start
 from seekpoint import schema as ledger_schema
 from seekpoint.jobs.reload import Generations
-from seekpoint.testing.processes import ChildProcess, NotReached
+from seekpoint.testing.child_process import ChildProcess, NotReached
 from seekpoint.testing.servers.postgres import PostgresServer
 
 STRATEGIES = ("merge", "swap", "generation")

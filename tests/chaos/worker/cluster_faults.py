@@ -14,7 +14,7 @@ from chaos.worker.worker_pool import SESSION_MS
 from seekpoint import Ledger
 from seekpoint.ledger.admin_actions import reset_offset
 from seekpoint.records import Partition
-from seekpoint.testing.processes import NotReached
+from seekpoint.testing.child_process import NotReached
 
 STORM = 8  # in a storm
 SESSIONS = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE starts_with(application_name, %s)"

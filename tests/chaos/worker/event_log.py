@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
-from seekpoint.testing.processes import NotReached
+from seekpoint.testing.child_process import NotReached
 
 SECONDS = 30.0  # a deadline for what takes a second or a few
 

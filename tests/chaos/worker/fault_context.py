@@ -12,7 +12,7 @@ from chaos.worker.environment import PARTITIONS, Environment
 from chaos.worker.event_log import SECONDS, EventLog, WorkerEvent
 from chaos.worker.load import Load
 from chaos.worker.worker_pool import WorkerPool, WorkerProcess
-from seekpoint.testing.processes import NotReached
+from seekpoint.testing.child_process import NotReached
 
 EVERY = frozenset(range(PARTITIONS))
 

@@ -9,7 +9,7 @@ from typing import Self
 
 from confluent_kafka import KafkaError, Message, Producer
 
-from seekpoint.testing.processes import NotReached
+from seekpoint.testing.child_process import NotReached
 
 BACKLOG = 4000  # records that may wait unapplied before the load pauses
 TICK = 0.01  # seconds between portions

@@ -10,7 +10,7 @@ from typing import Literal
 from chaos.worker.fault_context import FaultContext, Injected
 from chaos.worker.schedule import Fault
 from chaos.worker.worker_pool import WorkerProcess
-from seekpoint.testing.processes import NotReached
+from seekpoint.testing.child_process import NotReached
 
 # -- the process ----------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from chaos.worker.environment import PARTITIONS
 from chaos.worker.event_log import WorkerEvent
 from chaos.worker.fault_context import FaultContext, Injected
 from chaos.worker.schedule import Fault
-from seekpoint.testing.processes import NotReached
+from seekpoint.testing.child_process import NotReached
 
 MOST_CRASHES = 12
 

@@ -26,7 +26,7 @@ from chaos.worker.load import Load
 from chaos.worker.report import Report
 from chaos.worker.schedule import KILLS, KINDS, Fault, Round, deal
 from chaos.worker.worker_pool import WorkerPool
-from seekpoint.testing.processes import NotReached
+from seekpoint.testing.child_process import NotReached
 
 _PLAIN = (
     process_faults.kill_at_random,

@@ -9,7 +9,7 @@ from typing import Any
 
 from chaos.worker.event_log import EventLog, WorkerEvent
 from chaos.worker.schedule import WORKERS, PoolPlan
-from seekpoint.testing.processes import Break, ChildProcess, NotReached, Report, start_python
+from seekpoint.testing.child_process import Break, ChildProcess, NotReached, Report, start_python
 from support.proxy import PostgresProxy
 
 SESSION_MS = 1000  # after so long without a heartbeat a worker has lost its partitions

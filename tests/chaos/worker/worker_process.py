@@ -15,7 +15,7 @@ from seekpoint import Append, Bytes, Limits, Pipeline, Poison, Worker
 from seekpoint.events import BatchOpened, ChunkRead, Committed, Event, Held, LagSampled
 from seekpoint.pipeline.policy import DeadLetterLimits
 from seekpoint.records import Record
-from seekpoint.testing.processes import Reporter, receive
+from seekpoint.testing.child_process import Reporter, receive
 
 
 class ChaosReporter(Reporter):

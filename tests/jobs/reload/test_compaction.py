@@ -13,8 +13,8 @@ from confluent_kafka import KafkaError, KafkaException
 from seekpoint import Upsert
 from seekpoint.errors import ConfigError, KafkaUnavailable, ReloadRefused
 from seekpoint.jobs.reload import Reload
+from seekpoint.jobs.reload.catch_up import CatchUp
 from seekpoint.jobs.reload.compare import prepare
-from seekpoint.jobs.reload.rounds import CatchUp
 from seekpoint.jobs.staging import compaction
 from seekpoint.kafka.topic_config import _answer
 from support.before_cutover import diffed, reloaded, settled, staged, started

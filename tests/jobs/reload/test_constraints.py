@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Connection, text
 
 from seekpoint.errors import ReloadRefused
-from seekpoint.jobs.reload.rounds import CatchUp
+from seekpoint.jobs.reload.catch_up import CatchUp
 from support.before_cutover import applied_by, reloaded, settled, staged, started, working
 from support.handler_reload import Books, Handle
 from support.reload_orders import Shop, doubled, gone, of

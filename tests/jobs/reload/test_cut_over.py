@@ -14,8 +14,8 @@ from sqlalchemy import Connection, create_engine, text
 from seekpoint import Limits, Partition, Text, Upsert, events
 from seekpoint.errors import ConfigError, HandlerOutdated, ReloadOver, ReloadRefused
 from seekpoint.jobs.reload import cutover
+from seekpoint.jobs.reload.catch_up import CatchUp
 from seekpoint.jobs.reload.cutover import took_effect
-from seekpoint.jobs.reload.rounds import CatchUp
 from seekpoint.jobs.tables.dependencies import DDL_WAIT
 from seekpoint.postgres.sqlstates import connection_lost
 from support.before_cutover import FIRST, applied_by, diffed, reloaded, settled, staged, started

@@ -9,7 +9,7 @@ import pytest
 
 from seekpoint.errors import ReloadRefused
 from seekpoint.jobs.reload import Reload, Run
-from seekpoint.jobs.staging.local import LocalStager
+from seekpoint.jobs.staging.local_stager import LocalStager
 from support.before_cutover import applied_by, resume, settled, widen, working
 from support.reload_orders import Shop, doubled, of
 

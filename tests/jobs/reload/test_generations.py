@@ -19,8 +19,8 @@ from seekpoint.errors import ConfigError, ReloadRefused
 from seekpoint.jobs.batch import BatchJob
 from seekpoint.jobs.reload import Driver, Generation, Generations, Reload
 from seekpoint.jobs.run.run import transaction
+from seekpoint.jobs.tables.generations import generation_tables as leaves
 from seekpoint.jobs.tables.generations import generations as adopting
-from seekpoint.jobs.tables.generations import tables as leaves
 from seekpoint.sinks.copy import driver_of
 from support.before_cutover import FIRST, applied_by, diffed, reloaded, settled, started
 from support.ledger_desk import backend

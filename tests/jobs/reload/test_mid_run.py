@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient
 from seekpoint.errors import HandlerOutdated, RangeLost, ReloadRefused, TopicRecreated
 from seekpoint.jobs.reload import Driver, Reload, cutover
 from seekpoint.jobs.reload import reload as job
-from seekpoint.jobs.reload.rounds import CatchUp
+from seekpoint.jobs.reload.catch_up import CatchUp
 from seekpoint.kafka.ranges import IDLE
 from seekpoint.testing.servers.kafka import KafkaServer
 from support.before_cutover import FIRST, applied_by, diffed, settled, staged, started, widen

@@ -17,7 +17,7 @@ from sqlalchemy.exc import OperationalError
 from seekpoint import Json, Ledger, Pipeline, Upsert
 from seekpoint.errors import ConfigError, ReloadOver, ReloadRefused, SchemaMismatch
 from seekpoint.jobs.reload import Reload, Runs, stage_range
-from seekpoint.jobs.reload.rounds import CatchUp
+from seekpoint.jobs.reload.catch_up import CatchUp
 from seekpoint.jobs.staging.consolidate import coverage
 from seekpoint.jobs.tables.dependencies import hanging
 from support.before_cutover import reloaded, settled, staged, started

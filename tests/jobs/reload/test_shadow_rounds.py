@@ -8,8 +8,8 @@ import pytest
 from sqlalchemy import Connection
 
 from seekpoint import Append, Batch, Json, Pipeline
+from seekpoint.jobs.reload.catch_up import CatchUp
 from seekpoint.jobs.reload.handlers import MOST, _next_size
-from seekpoint.jobs.reload.rounds import CatchUp
 from support.before_cutover import diffed, staged, started
 from support.handler_reload import Books, Handle, booked, by_core
 from support.reload_orders import Order, OrderKey, Shop, of

@@ -13,7 +13,7 @@ from seekpoint.errors import ConfigError, ReloadOver, ReloadRefused
 from seekpoint.jobs.reload import Driver, Reload, Staged, stage_range
 from seekpoint.jobs.staging import stage as staging
 from seekpoint.jobs.staging.consolidate import consolidate, coverage, index
-from seekpoint.jobs.staging.local import LocalStager
+from seekpoint.jobs.staging.local_stager import LocalStager
 from seekpoint.jobs.staging.stage import Task, begin_staging
 from seekpoint.jobs.tables.targets import sources
 from seekpoint.records import State

@@ -27,23 +27,23 @@ from seekpoint.jobs.batch.dedupe import fold
 from seekpoint.jobs.batch.offsets import Brokers
 from seekpoint.jobs.batch.open import Claims, occupy, open_batch, stale
 from seekpoint.jobs.batch.publish import publish, totals
+from seekpoint.jobs.manage_runs.runs import Runs
 from seekpoint.jobs.reload import LocalStager, Stager
 from seekpoint.jobs.run import statements as sql
 from seekpoint.jobs.run.run import Driver, Progress, Run, Step, run_of, this_driver, transaction
-from seekpoint.jobs.runs.runs import Runs
 from seekpoint.jobs.staging.consolidate import RANGE, check_topics, require_width, stage_missing
 from seekpoint.jobs.staging.stage import begin_staging
 from seekpoint.jobs.tables.targets import sources, targets
 from seekpoint.ledger import Ledger
 from seekpoint.ledger.positions import Position
-from seekpoint.ledger.revision import check
+from seekpoint.ledger.schema_revision import check
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.engine import postgres_engine
 from seekpoint.postgres.sqlstates import connection_lost, is_data_error
 from seekpoint.records import one_line
-from seekpoint.worker.target import load_pipeline
+from seekpoint.worker.load_pipeline import load_pipeline
 
 ENDS = (BatchRefused, RangeLost, TopicRecreated, TooManyDeadLetters)  # what no other driver would get over
 ROUNDS = 3  # of staging; what is missing then is not to be had

@@ -11,7 +11,7 @@ from seekpoint.errors import TooManyDeadLetters
 from seekpoint.jobs.run.run import Driver, Tx
 from seekpoint.jobs.staging.consolidate import Coverage, check_dead_letters, coverage
 from seekpoint.jobs.staging.staged_rows import StagedRows
-from seekpoint.jobs.tables.compose import name, names, rows, run
+from seekpoint.jobs.tables.sql_templates import name, names, rows, run
 from seekpoint.jobs.tables.staging_schema import Staging, remember_columns, unlogged
 from seekpoint.jobs.tables.targets import Path, Source, Target, targets
 from seekpoint.ledger.tables import dead_letter

@@ -16,7 +16,7 @@ from seekpoint.jobs.reload.cutover import take_over_dead_letters, took_effect
 from seekpoint.jobs.run.run import Driver, Step, Tx, let_go, pauser
 from seekpoint.jobs.staging.consolidate import coverage
 from seekpoint.jobs.staging.staged_rows import StagedRows
-from seekpoint.jobs.tables.compose import name, rows
+from seekpoint.jobs.tables.sql_templates import name, rows
 from seekpoint.jobs.tables.staging_schema import Staging, remembered_columns
 from seekpoint.jobs.tables.targets import Path, Source, aimed
 from seekpoint.jobs.tables.targets import Target as TargetTable

@@ -1,11 +1,11 @@
 """Reload: the tables of some pipelines, built anew from the log at the stored offsets, and put in place at once."""
 
+from seekpoint.jobs.manage_runs.runs import Runs
 from seekpoint.jobs.reload.compare import Difference, Report, Sample
 from seekpoint.jobs.reload.cutover import CutOver
 from seekpoint.jobs.reload.reload import Reload
 from seekpoint.jobs.run.run import Driver, Run, StagedPosition
-from seekpoint.jobs.runs.runs import Runs
-from seekpoint.jobs.staging.local import LocalStager
+from seekpoint.jobs.staging.local_stager import LocalStager
 from seekpoint.jobs.staging.stage import Staged, Stager, Task, stage_range
 from seekpoint.jobs.tables.generations.generations import Generation, Generations
 

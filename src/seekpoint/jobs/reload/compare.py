@@ -9,12 +9,12 @@ from typing import Any
 from psycopg import sql as ident
 from sqlalchemy import func, select
 
-from seekpoint.jobs.reload.rounds import CatchUp
+from seekpoint.jobs.reload.catch_up import CatchUp
 from seekpoint.jobs.run import statements as sql
 from seekpoint.jobs.run.run import SERIALIZABLE_ENOUGH, Driver, Tx
-from seekpoint.jobs.tables.compose import Composable, composed, names
-from seekpoint.jobs.tables.copies import watch
+from seekpoint.jobs.tables.sql_templates import Composable, composed, names
 from seekpoint.jobs.tables.staging_schema import Staging, TargetTables
+from seekpoint.jobs.tables.table_copies import watch
 from seekpoint.jobs.tables.targets import Target
 
 SAMPLES = 20  # rows of each kind that are shown

@@ -11,14 +11,14 @@ from psycopg import sql as ident
 from sqlalchemy.exc import DBAPIError
 
 from seekpoint.errors import CutOverRefused, KafkaUnavailable, RangeStuck, ReloadOver, ReloadRefused
+from seekpoint.jobs.reload.catch_up import CatchUp
 from seekpoint.jobs.reload.cutover_limits import Budget, OverBudget, Plan
 from seekpoint.jobs.reload.forecast import allow_wait, others
 from seekpoint.jobs.reload.merge import merge
 from seekpoint.jobs.reload.publish import attach, make_current, swap
-from seekpoint.jobs.reload.rounds import CatchUp
 from seekpoint.jobs.run import statements as sql
 from seekpoint.jobs.run.run import Driver, Run, Step, Tx, run_of, told, transaction
-from seekpoint.jobs.tables.compose import composed, names, run
+from seekpoint.jobs.tables.sql_templates import composed, names, run
 from seekpoint.jobs.tables.staging_schema import Staging
 from seekpoint.ledger.admin_actions import record_action
 from seekpoint.ledger.group_connection import GroupConnection

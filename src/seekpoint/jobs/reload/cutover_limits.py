@@ -9,7 +9,7 @@ from time import monotonic
 from sqlalchemy import Connection
 
 from seekpoint.errors import ConfigError
-from seekpoint.jobs.tables.compose import run
+from seekpoint.jobs.tables.sql_templates import run
 from seekpoint.jobs.tables.targets import Path
 
 MAX_WAIT = 2.0  # seconds

@@ -13,8 +13,8 @@ from seekpoint.jobs.reload.compare import Difference
 from seekpoint.jobs.reload.cutover_limits import Bounds
 from seekpoint.jobs.reload.merge import lost, of_deletes, reaches
 from seekpoint.jobs.run.run import Driver, Tx
-from seekpoint.jobs.tables.compose import Part, composed, names
 from seekpoint.jobs.tables.dependencies import MERGE, ties, without_generations
+from seekpoint.jobs.tables.sql_templates import Part, composed, names
 from seekpoint.jobs.tables.staging_schema import Staging, TargetTables
 from seekpoint.jobs.tables.targets import Target
 

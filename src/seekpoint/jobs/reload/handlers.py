@@ -8,11 +8,11 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Row, delete
 
-from seekpoint.jobs.reload.rounds import CatchUp
+from seekpoint.jobs.reload.catch_up import CatchUp
 from seekpoint.jobs.run.run import Driver, StagedPosition
-from seekpoint.jobs.staging.catch_up import Shrinking, key_of
-from seekpoint.jobs.tables.compose import run
+from seekpoint.jobs.staging.extend_snapshot import Shrinking, key_of
 from seekpoint.jobs.tables.constraints import breaks, check_references, references
+from seekpoint.jobs.tables.sql_templates import run
 from seekpoint.jobs.tables.staging_schema import Staging
 from seekpoint.jobs.tables.targets import REPLACING, Source, Target
 from seekpoint.postgres.backoff import retried

@@ -15,9 +15,9 @@ from seekpoint.jobs.reload.compare import DIFFERENT_KEY, differing, distinct
 from seekpoint.jobs.reload.cutover_limits import ROW_WAIT, Bounds, Budget, Plan
 from seekpoint.jobs.reload.merge_check import Kept
 from seekpoint.jobs.run.run import Driver, Step
-from seekpoint.jobs.tables.compose import Part, composed, names, regclass, run
 from seekpoint.jobs.tables.constraints import foreign_keys
 from seekpoint.jobs.tables.dependencies import of_inheritance, referencing
+from seekpoint.jobs.tables.sql_templates import Part, composed, names, regclass, run
 from seekpoint.jobs.tables.staging_schema import Staging, TargetTables, same_key
 from seekpoint.jobs.tables.targets import Target
 from seekpoint.postgres.sqlstates import is_transient

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import Connection, text
 
 from seekpoint.errors import ReloadRefused
-from seekpoint.jobs.tables.compose import Composable, composed, names
+from seekpoint.jobs.tables.sql_templates import Composable, composed, names
 from seekpoint.jobs.tables.staging_schema import TargetTables
 from seekpoint.jobs.tables.targets import Path
 from seekpoint.sinks.catalog import quoted

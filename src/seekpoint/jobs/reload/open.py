@@ -10,19 +10,19 @@ from sqlalchemy import Row
 
 from seekpoint.errors import ReloadRefused
 from seekpoint.jobs.export import Archive
+from seekpoint.jobs.manage_runs.runs import Runs
 from seekpoint.jobs.reload.merge_check import hides_rows
 from seekpoint.jobs.run import statements as sql
 from seekpoint.jobs.run.run import Driver, Tx, position_of, run_of, this_driver, transaction
-from seekpoint.jobs.runs.runs import Runs
-from seekpoint.jobs.staging.catch_up import beyond
 from seekpoint.jobs.staging.compaction import of_compaction
+from seekpoint.jobs.staging.extend_snapshot import beyond
 from seekpoint.jobs.tables.dependencies import notes, of_inheritance, prefix_of, ties, unidentified, without_generations
 from seekpoint.jobs.tables.staging_schema import GENERATION
 from seekpoint.jobs.tables.targets import COMPARED, Source, Target, resolve, targets
 from seekpoint.kafka.range_checks import require_known
 from seekpoint.kafka.ranges import Range, log_starts, stable_ends, topic_ids
 from seekpoint.ledger.dead_letters.statements import COUNT_OPEN
-from seekpoint.ledger.revision import check
+from seekpoint.ledger.schema_revision import check
 from seekpoint.ledger.sql.admin import ALONE
 from seekpoint.records import Partition, storable
 

@@ -12,6 +12,9 @@ from sqlalchemy import URL, Engine
 
 from seekpoint.errors import ConfigError, RangeLost, ReloadRefused, TopicRecreated, WroteLiveTable
 from seekpoint.jobs.export import Archive
+from seekpoint.jobs.manage_runs.runs import Runs
+from seekpoint.jobs.manage_runs.sweep import drop_attempts
+from seekpoint.jobs.reload.catch_up import CatchUp
 from seekpoint.jobs.reload.compare import Report, prepare, recall
 from seekpoint.jobs.reload.cutover import CutOver, cut_over
 from seekpoint.jobs.reload.cutover_limits import MAX_DELETES, MAX_WAIT, Bounds, Plan
@@ -19,17 +22,14 @@ from seekpoint.jobs.reload.forecast import forecast, require_allowed, require_no
 from seekpoint.jobs.reload.handlers import MOST, rebuild
 from seekpoint.jobs.reload.merge import warm
 from seekpoint.jobs.reload.open import open_run
-from seekpoint.jobs.reload.rounds import CatchUp
 from seekpoint.jobs.run.run import SERIALIZABLE_ENOUGH, VERIFIED, Driver, Progress, Run, transaction
-from seekpoint.jobs.runs.runs import Runs
-from seekpoint.jobs.runs.sweep import drop_attempts
-from seekpoint.jobs.staging.catch_up import LARGE, Shrinking, distance, extend
 from seekpoint.jobs.staging.consolidate import RANGE, check_topics, consolidate, index, require_width, stage_missing
+from seekpoint.jobs.staging.extend_snapshot import LARGE, Shrinking, distance, extend
 from seekpoint.jobs.staging.group_tables import writes_other_tables
-from seekpoint.jobs.staging.local import LocalStager
+from seekpoint.jobs.staging.local_stager import LocalStager
 from seekpoint.jobs.staging.stage import Stager, begin_staging
 from seekpoint.jobs.tables.dependencies import notes
-from seekpoint.jobs.tables.frames import Frame, FrameStager, resolve_frames
+from seekpoint.jobs.tables.frame_targets import Frame, FrameStager, resolve_frames
 from seekpoint.jobs.tables.targets import Source, sources, targets
 from seekpoint.kafka.range_checks import require_known
 from seekpoint.ledger.tables import DEFAULT_SCHEMA, PUBLISHING

@@ -22,9 +22,9 @@ from seekpoint.jobs.run.run import Driver, StagedPosition, Tx, transaction
 from seekpoint.jobs.spark.read import frame_of, require_this_python
 from seekpoint.jobs.spark.settings import Env, portable, resolved
 from seekpoint.jobs.spark.task_errors import ENDS, TaskEnded, ending_of
-from seekpoint.jobs.tables.compose import Statements, names
 from seekpoint.jobs.tables.create_like import Sequences, make_like
-from seekpoint.jobs.tables.frames import Frame, resolve_frames
+from seekpoint.jobs.tables.frame_targets import Frame, resolve_frames
+from seekpoint.jobs.tables.sql_templates import Statements, names
 from seekpoint.jobs.tables.staging_schema import Staging
 from seekpoint.jobs.tables.targets import Path, Source, Target, targets
 from seekpoint.kafka.range_plan import check

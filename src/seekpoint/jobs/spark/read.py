@@ -71,7 +71,7 @@ def frame_of(
     """
     tasks = [[carried_range(range_) for range_ in task] for task in split(ranges, smallest=smallest)]
     with required("Spark needs pyspark", "spark"):
-        from seekpoint.jobs.spark.source import Source  # noqa: PLC0415 -- pyspark, which planning does without
+        from seekpoint.jobs.spark.read_source import Source  # noqa: PLC0415 -- pyspark, which planning does without
     return Source.frame(spark, {"kafka": carried, "tasks": tasks, "archive": archive})
 
 

@@ -24,7 +24,7 @@ from seekpoint.jobs.spark.settings import Env, carried_range, portable, require_
 from seekpoint.jobs.spark.task_errors import ending_of
 from seekpoint.jobs.staging.stage import Staged, Task, all_staged
 from seekpoint.jobs.staging.task_errors import endings
-from seekpoint.jobs.tables.frames import Frame
+from seekpoint.jobs.tables.frame_targets import Frame
 from seekpoint.jobs.tables.targets import Source
 from seekpoint.kafka.range_plan import MOST_TASKS, SMALLEST
 from seekpoint.ledger.tables import DEFAULT_SCHEMA

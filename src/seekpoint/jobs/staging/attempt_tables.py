@@ -11,9 +11,9 @@ from psycopg import sql as ident
 from sqlalchemy import Connection
 
 from seekpoint.errors import ReloadRefused
-from seekpoint.jobs.tables.compose import name, names, run
 from seekpoint.jobs.tables.constraints import may_be_refused
 from seekpoint.jobs.tables.create_like import Sequences, make_like
+from seekpoint.jobs.tables.sql_templates import name, names, run
 from seekpoint.jobs.tables.staging_schema import KEY, LINE, OFFSET, Staging, unlogged
 from seekpoint.jobs.tables.targets import Path, Target, aimed
 from seekpoint.pipeline.pipeline import Pipeline

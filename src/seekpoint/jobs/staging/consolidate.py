@@ -16,12 +16,12 @@ from seekpoint.jobs.run.run import Driver, Progress, Run, StagedPosition, Step, 
 from seekpoint.jobs.staging.constraint_rejects import Rejects, refused
 from seekpoint.jobs.staging.stage import Staged, Stager, Task, all_staged
 from seekpoint.jobs.staging.staged_rows import StagedRows
-from seekpoint.jobs.tables.compose import Statements, name, rows, run
 from seekpoint.jobs.tables.constraints import check_references, references
-from seekpoint.jobs.tables.copies import make_copy
 from seekpoint.jobs.tables.create_like import Sequences, make_like
-from seekpoint.jobs.tables.generations import tables as leaves
+from seekpoint.jobs.tables.generations import generation_tables as leaves
+from seekpoint.jobs.tables.sql_templates import Statements, name, rows, run
 from seekpoint.jobs.tables.staging_schema import Staging, remember_columns
+from seekpoint.jobs.tables.table_copies import make_copy
 from seekpoint.jobs.tables.targets import REPLACING, Source, Target, targets
 from seekpoint.kafka.ranges import Range, topic_ids
 from seekpoint.ledger.tables import dead_letter

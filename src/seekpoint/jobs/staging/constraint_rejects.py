@@ -14,8 +14,8 @@ from seekpoint.jobs.export import chained
 from seekpoint.jobs.run.run import StagedPosition, Step, Tx
 from seekpoint.jobs.staging.savepoints import dead_letter_of
 from seekpoint.jobs.staging.stage import keep_dead_letters, left_out_of
-from seekpoint.jobs.tables.compose import Composable, Statements, name, names, rows, run
 from seekpoint.jobs.tables.constraints import ForeignKey, breaks, references, uniques
+from seekpoint.jobs.tables.sql_templates import Composable, Statements, name, names, rows, run
 from seekpoint.jobs.tables.staging_schema import LINE, OFFSET, PLACE, Staging, unlogged
 from seekpoint.jobs.tables.targets import Path, Source, Target
 from seekpoint.kafka.ranges import Range

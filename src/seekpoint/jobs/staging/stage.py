@@ -22,8 +22,8 @@ from seekpoint.jobs.staging.attempt_tables import attempt_sinks
 from seekpoint.jobs.staging.group_tables import remember_writes, writes_of
 from seekpoint.jobs.staging.savepoints import LeftOut, Outcome, Parts, all_of, nothing_left_out
 from seekpoint.jobs.staging.task_errors import make_endings
-from seekpoint.jobs.tables.compose import run
-from seekpoint.jobs.tables.redirect import hush
+from seekpoint.jobs.tables.handler_redirect import hush
+from seekpoint.jobs.tables.sql_templates import run
 from seekpoint.jobs.tables.staging_schema import UNLOGGED, Staging, remember_columns, unlogged
 from seekpoint.jobs.tables.targets import Source, aimed_pipeline, targets
 from seekpoint.kafka.ranges import Piece, Range

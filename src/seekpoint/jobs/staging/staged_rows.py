@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 
 from seekpoint.errors import ReloadRefused
 from seekpoint.jobs.staging.stage import Staged
-from seekpoint.jobs.tables.compose import Composable, name, names, rows, run
+from seekpoint.jobs.tables.sql_templates import Composable, name, names, rows, run
 from seekpoint.jobs.tables.staging_schema import KEY, LINE, OFFSET, PLACE, Staging, remembered_columns
 from seekpoint.jobs.tables.targets import Feed, Path, Source, Target
 from seekpoint.records import Partition

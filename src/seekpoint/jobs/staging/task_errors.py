@@ -21,7 +21,7 @@ from seekpoint.errors import (
 )
 from seekpoint.jobs.run import statements as sql
 from seekpoint.jobs.run.run import Tx, transaction
-from seekpoint.jobs.tables.compose import rows, run
+from seekpoint.jobs.tables.sql_templates import rows, run
 from seekpoint.jobs.tables.staging_schema import is_there, unlogged
 from seekpoint.records import Partition
 

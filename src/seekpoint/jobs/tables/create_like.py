@@ -9,7 +9,7 @@ from typing import Any
 from psycopg import sql as ident
 from sqlalchemy import Connection, Row, text
 
-from seekpoint.jobs.tables.compose import Composable, Part, composed, name, regclass, rows, run
+from seekpoint.jobs.tables.sql_templates import Composable, Part, composed, name, regclass, rows, run
 from seekpoint.jobs.tables.staging_schema import Staging, is_there, unlogged
 from seekpoint.jobs.tables.targets import Path, Target
 from seekpoint.sinks.catalog import quoted

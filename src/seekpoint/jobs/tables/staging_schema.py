@@ -11,7 +11,7 @@ from zlib import crc32
 from psycopg import sql as ident
 from sqlalchemy import BigInteger, Column, Connection, Integer, MetaData, Table, Text, text
 
-from seekpoint.jobs.tables.compose import Composable, Statements, composed, names, run
+from seekpoint.jobs.tables.sql_templates import Composable, Statements, composed, names, run
 from seekpoint.jobs.tables.targets import Path, Target
 from seekpoint.ledger.tables import dead_letter
 from seekpoint.sinks.catalog import quoted

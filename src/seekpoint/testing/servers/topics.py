@@ -14,7 +14,7 @@ from confluent_kafka.cimpl import NewTopic
 from seekpoint.errors import ConfigError, KafkaUnavailable
 from seekpoint.kafka.config import admin_config
 from seekpoint.kafka.identity import Identity
-from seekpoint.testing.servers.lines import Outgoing
+from seekpoint.testing.servers.record_lines import Outgoing
 
 TIMEOUT = 10.0  # seconds: for an answer of the brokers, and until a record is delivered
 _WRONG = {

@@ -12,8 +12,8 @@ from seekpoint.kafka.offset_loss import unknown
 from seekpoint.ledger import Claim
 from seekpoint.pipeline.policy import StartAt
 from seekpoint.records import Partition
-from seekpoint.worker.assignment.backlogs import Scheduler
 from seekpoint.worker.assignment.resources import Resources
+from seekpoint.worker.assignment.scheduler import Scheduler
 
 # A broker that has lost the controller answers from old metadata until it is fenced, after 9 s by default
 # (broker.session.timeout.ms); one that has just started, for less. A topic that is unknown for longer is gone.

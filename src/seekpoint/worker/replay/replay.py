@@ -20,7 +20,7 @@ from seekpoint.postgres.session import Session
 from seekpoint.records import storable
 from seekpoint.worker.replay.dead_letters import DeadLetterAdmin, open_at
 from seekpoint.worker.replay.preconditions import behind, check_group, check_topic, keeps_order, refused
-from seekpoint.worker.replay.replayer import Replayer
+from seekpoint.worker.replay.replay_one import Replayer
 from seekpoint.worker.replay.results import Planned, Replayed, Summary
 from seekpoint.worker.replay.selection import Chosen, Where, chosen_dead_letters, lean, rank
 

@@ -17,11 +17,11 @@ from sqlalchemy.exc import DBAPIError
 from seekpoint.errors import ConfigError, ReloadRefused
 from seekpoint.jobs.run import statements as sql
 from seekpoint.jobs.run.run import Tx, transaction
-from seekpoint.jobs.tables.compose import Part, run
 from seekpoint.jobs.tables.dependencies import DDL_WAIT, hanging
+from seekpoint.jobs.tables.generations import generation_tables as leaves
 from seekpoint.jobs.tables.generations import sequences as numbers
-from seekpoint.jobs.tables.generations import tables as leaves
 from seekpoint.jobs.tables.generations import view
+from seekpoint.jobs.tables.sql_templates import Part, run
 from seekpoint.jobs.tables.staging_schema import fitted
 from seekpoint.jobs.tables.targets import TABLE, Path, resolve
 from seekpoint.ledger.admin_actions import record_action

@@ -9,9 +9,9 @@ from typing import Any
 from psycopg import sql as ident
 from sqlalchemy import Connection, Row, text
 
-from seekpoint.jobs.tables.compose import Part, name, run
 from seekpoint.jobs.tables.create_like import next_of, options, position, set_default, set_position
-from seekpoint.jobs.tables.generations.tables import grants
+from seekpoint.jobs.tables.generations.generation_tables import grants
+from seekpoint.jobs.tables.sql_templates import Part, name, run
 from seekpoint.jobs.tables.targets import Path
 from seekpoint.sinks.catalog import quoted
 

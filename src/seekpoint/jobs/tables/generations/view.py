@@ -6,7 +6,7 @@ from psycopg import sql as ident
 from sqlalchemy import text
 
 from seekpoint.jobs.run.run import Tx
-from seekpoint.jobs.tables.compose import names, run
+from seekpoint.jobs.tables.sql_templates import names, run
 from seekpoint.jobs.tables.targets import Path
 from seekpoint.ledger.tables import generation
 from seekpoint.sinks.catalog import quoted

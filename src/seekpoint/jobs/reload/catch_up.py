@@ -11,13 +11,13 @@ from sqlalchemy import Row, delete
 
 from seekpoint.jobs.export import chained
 from seekpoint.jobs.run.run import Driver, StagedPosition, Step
-from seekpoint.jobs.staging.catch_up import Key, add_positions, key_of, require_unmoved
+from seekpoint.jobs.staging.extend_snapshot import Key, add_positions, key_of, require_unmoved
 from seekpoint.jobs.staging.savepoints import Parts, all_of
 from seekpoint.jobs.staging.stage import keep_dead_letters, leave_out, left_out_of
-from seekpoint.jobs.tables.compose import rows
-from seekpoint.jobs.tables.copies import owned_columns
-from seekpoint.jobs.tables.redirect import Redirect
+from seekpoint.jobs.tables.handler_redirect import Redirect
+from seekpoint.jobs.tables.sql_templates import rows
 from seekpoint.jobs.tables.staging_schema import Staging, remember_columns, remembered_columns
+from seekpoint.jobs.tables.table_copies import owned_columns
 from seekpoint.jobs.tables.targets import Source, Target, aimed, aimed_pipeline, targets
 from seekpoint.kafka.ranges import IDLE, Follower, Piece, Range
 from seekpoint.ledger.dead_letters.dead_letter import dead_letter_of

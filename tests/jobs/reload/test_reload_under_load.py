@@ -15,7 +15,7 @@ from seekpoint import Limits, events
 from seekpoint.errors import HandlerOutdated
 from seekpoint.jobs.reload import Generations
 from seekpoint.postgres.sqlstates import sqlstate
-from seekpoint.testing.processes import NotReached
+from seekpoint.testing.child_process import NotReached
 from support.reload_orders import Shop, of
 from support.reload_process import Reloader
 

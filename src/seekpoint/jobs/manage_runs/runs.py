@@ -12,6 +12,7 @@ from sqlalchemy import URL, Engine, Row
 from sqlalchemy.exc import DBAPIError
 
 from seekpoint.errors import ConfigError, ReloadOver
+from seekpoint.jobs.manage_runs.sweep import sweep
 from seekpoint.jobs.run import statements as sql
 from seekpoint.jobs.run.run import (
     Driver,
@@ -24,8 +25,7 @@ from seekpoint.jobs.run.run import (
     told,
     transaction,
 )
-from seekpoint.jobs.runs.sweep import sweep
-from seekpoint.ledger.revision import check
+from seekpoint.ledger.schema_revision import check
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.pipeline.policy import Limits
 from seekpoint.postgres.engine import postgres_engine

@@ -5,8 +5,8 @@ from __future__ import annotations
 from sqlalchemy import Connection, text
 
 from seekpoint.errors import ReloadRefused
-from seekpoint.jobs.tables.compose import composed, names, run
 from seekpoint.jobs.tables.create_like import LIKE, Sequences, make_like
+from seekpoint.jobs.tables.sql_templates import composed, names, run
 from seekpoint.jobs.tables.staging_schema import Staging, TargetTables
 from seekpoint.jobs.tables.targets import Target
 from seekpoint.sinks.catalog import quoted

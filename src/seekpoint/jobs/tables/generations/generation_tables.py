@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Row, text
 from seekpoint.errors import ReloadRefused
 from seekpoint.jobs.run import statements as sql
 from seekpoint.jobs.run.run import Run, Tx
-from seekpoint.jobs.tables.compose import Part, name, run
+from seekpoint.jobs.tables.sql_templates import Part, name, run
 from seekpoint.jobs.tables.staging_schema import Staging
 from seekpoint.jobs.tables.targets import Path, Target
 from seekpoint.sinks.catalog import quoted

@@ -9,9 +9,9 @@ from uuid import UUID
 
 from sqlalchemy import Engine, Row, Uuid, bindparam, func, select
 
+from seekpoint.jobs.manage_runs.runs import Runs
 from seekpoint.jobs.run import statements as sql
 from seekpoint.jobs.run.run import Run, transaction
-from seekpoint.jobs.runs.runs import Runs
 from seekpoint.ledger.tables import reload_run
 from seekpoint.records import Partition
 

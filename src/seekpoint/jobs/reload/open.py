@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from sqlalchemy import Row
 
@@ -71,29 +71,39 @@ def open_run(
         reasons = [reason for source in sources for reason in _of_version(source, known.get(source.group))]
         if reasons := reasons + _of_runs(tx, [target.name for target in found]):
             raise ReloadRefused(reasons)
-        prefix = GENERATION if strategy == "generation" else "seekpoint_reload_"
-        row = {
-            "id": run,
-            "groups": groups,
-            "tables": [target.name for target in found],
-            "strategy": strategy,
-            "pipelines": [source.name for source in sources],
-            "version_from": [known[group].version for group in groups],
-            "version_to": [source.pipeline.version for source in sources],
-            "state": "opened",
-            "driver_epoch": 1,
-            "driver": storable(this_driver()),
-            # The other strategies publish their tables: those are logged.
-            "staging_schema": (prefix_of(tx.connection, prefix) if strategy in COMPARED else prefix) + run.hex[:12],
-            "actor": storable(actor),
-            "reason": storable(reason),
-            "archive": archive and archive.spec(),
-        }
-        tx.execute(sql.INSERT_RUN, [row])
+        why = {"actor": storable(actor), "reason": storable(reason), "archive": archive and archive.spec()}
+        tx.execute(sql.INSERT_RUN, [_row(tx, run, sources, found, known, strategy=strategy) | why])
         tx.add_positions(run, [position_of(row, end=row.next_offset) for row in offsets])
         driver = Driver(runs.engine, runs.schema, run_of(tx.execute(sql.GET_RUN, its_run=run).one()), runs.limits)
         driver.notes = tuple(notes(tx.connection, found)) if strategy == "merge" else ()
         return driver
+
+
+def _row(
+    tx: Tx,
+    run: UUID,
+    sources: Sequence[Source],
+    found: Sequence[Target],
+    known: Mapping[str, Row[Any]],
+    *,
+    strategy: str,
+) -> dict[str, Any]:
+    """The row of a run that is opened now."""
+    prefix = GENERATION if strategy == "generation" else "seekpoint_reload_"
+    return {
+        "id": run,
+        "groups": [source.group for source in sources],
+        "tables": [target.name for target in found],
+        "strategy": strategy,
+        "pipelines": [source.name for source in sources],
+        "version_from": [known[source.group].version for source in sources],
+        "version_to": [source.pipeline.version for source in sources],
+        "state": "opened",
+        "driver_epoch": 1,
+        "driver": storable(this_driver()),
+        # The other strategies publish their tables: those are logged.
+        "staging_schema": (prefix_of(tx.connection, prefix) if strategy in COMPARED else prefix) + run.hex[:12],
+    }
 
 
 def _of_groups(given: Sequence[Source], known: Mapping[str, Row[Any]], offsets: Sequence[Row[Any]]) -> list[str]:

@@ -224,7 +224,7 @@ BREAKAGES = (
             Edit(
                 "worker/assignment/partitions.py",
                 "Read(placed.claim, placed.cursor, placed.cursor)",
-                "Read(active.claim, active.claim.next_offset, active.cursor)",
+                "Read(placed.claim, placed.claim.next_offset, placed.cursor)",
             ),
             Edit(
                 "worker/assignment/worker_assignment.py",
@@ -352,14 +352,14 @@ BREAKAGES = (
         "buffered records kept after a revocation",
         "worker/assignment/partitions.py",
         "offset < placed.cursor or at in self.revoked",
-        "offset < active.cursor",
+        "offset < placed.cursor",
         "tests/unit/test_accept_messages.py",
     ),
     breakage(
         "a buffered run kept after a revocation",
         "worker/assignment/partitions.py",
         "placed.backlog is not None or at in self.revoked",
-        "active.backlog is not None",
+        "placed.backlog is not None",
         "tests/unit/test_accept_messages.py",
     ),
     breakage(
@@ -373,7 +373,7 @@ BREAKAGES = (
         "last processed instead of next",
         "worker/assignment/partitions.py",
         "        placed.cursor = read.end = last + 1\n",
-        "        active.cursor, read.end = last + 1, last\n",
+        "        placed.cursor, read.end = last + 1, last\n",
         f"{WORKER}::test_one_record_is_written_at_once_in_a_transaction_of_its_own",
     ),
     breakage(

@@ -32,7 +32,6 @@ BOUNDS = "tests/jobs/reload/test_bounds.py"
 COMPACTION = "tests/jobs/reload/test_compaction.py"
 MERGE = "tests/jobs/reload/test_merge.py"
 MOVED = "tests/jobs/reload/test_moved_tables.py"
-IDLE_REWIND = f"{INTERLEAVINGS}::test_a_rewind_under_an_idle_worker"
 DROPPED = f"{INTERLEAVINGS}::test_a_dropped_chunk_is_a_refusal_and_not_a_gap"
 RECREATED = f"{KAFKA}::test_i4_a_topic_recreated_while_a_batch_is_applied_rolls_it_back"
 
@@ -232,7 +231,7 @@ BREAKAGES = (
                 "Expected(at.claim, at.claim.next_offset)",
             ),
         ),
-        (f"{INTERLEAVINGS}::test_one_of_two_partitions_in_a_batch_is_refused", DROPPED),
+        (DROPPED,),
     ),
     Breakage(
         "no topic id check",
@@ -484,7 +483,7 @@ BREAKAGES = (
                 "CACHE: dict[Partition, int] = {}\n\n\nclass Claiming:\n",
             ),
         ),
-        (IDLE_REWIND, f"{REBALANCE}::test_members_that_join_and_leave_hand_their_partitions_over"),
+        (f"{REBALANCE}::test_members_that_join_and_leave_hand_their_partitions_over",),
     ),
     breakage(
         "a late error that the handler caught is forgotten",

@@ -4,8 +4,8 @@
 
 Each mutant is a copy of the package with one breakage (:mod:`mutants.breakages`, :mod:`mutants.failing`), against
 which the tests that guard the line run on real servers. Prints ``killed NAME by TEST`` or ``survived NAME`` for
-each; exit code 1 if one survives, if a breakage no longer fits the code, or if the tests do not pass on the unbroken
-package.
+each; exit code 1 if one survives, if a breakage no longer fits the code (``stale NAME``; its text is not there, or the
+broken code uses a name that is not defined), or if the tests do not pass on the unbroken package.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ from seekpoint.testing.servers.kafka_and_postgres import start_pair  # noqa: E40
 
 BREAKAGES = (*breakages.BREAKAGES, *failing.FAILING)
 TESTS_FAILED = 1  # pytest's exit code; 2 and above mean that it could not run
+UNUSABLE = re.compile(
+    r"(?<![.\w])(?:NameError|SyntaxError|ImportError|ModuleNotFoundError): .*"
+)  # Python's own, not SQL's
 MOST_SECONDS = 240  # a mutant may hang: that is a failure of its test, too
 
 
@@ -77,6 +80,9 @@ def _judge(breakage: Breakage, folder: Path, servers: dict[str, str]) -> bool:
         return True
     finally:
         shutil.rmtree(home, ignore_errors=True)
+    if unusable := UNUSABLE.search(output):  # any test fails on that
+        print(f"stale {breakage.name}: {unusable[0]}", flush=True)
+        return False
     failed = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
     if code == TESTS_FAILED and failed:
         print(f"killed {breakage.name} by {failed[1]}", flush=True)

@@ -9,9 +9,11 @@ from sqlalchemy import Engine
 
 from seekpoint import Partition, events
 from seekpoint.pipeline.policy import Limits
+from seekpoint.worker.apply import TRIES
 from support.events import Gate, Run
 from support.kafka_postgres import Scene
 from support.ledger_desk import scalar, wait_until_blocked
+from support.manual_worker import actions
 from support.proxy import PostgresProxy
 from support.waiting import until
 
@@ -59,6 +61,22 @@ def test_a_commit_that_never_arrived(scene: Scene, proxy: PostgresProxy) -> None
     assert again.attempt == 2
     goes_on(scene, run, name, stored)
     assert run.seen.all(events.Resynced) == []
+
+
+def test_a_commit_that_never_arrives_however_often_it_is_tried(scene: Scene, proxy: PostgresProxy) -> None:
+    """I1, I3: positions are taken over after COMMIT only: the next claim finds no position that went back."""
+
+    def cut(event: events.Event) -> None:
+        if isinstance(event, events.Advanced) and proxy.counts["before_commit"] < TRIES:
+            proxy.arm("before_commit")
+
+    name, stored = scene.log(10)
+    run = scene.worker(name, engine=proxy.dsn, observe=[cut])
+    run.reached(name, 10)
+    assert proxy.counts["before_commit"] == TRIES
+    goes_on(scene, run, name, stored)
+    assert run.seen.all(events.Resynced) == []
+    assert actions(scene) == []
 
 
 def in_doubt(engine: Engine, schema: str) -> int:

@@ -13,7 +13,10 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection
 
-from seekpoint import Batch, Limits, events
+from seekpoint import Batch, Limits, Partition, events
+from seekpoint.kafka.client import Client
+from seekpoint.worker.assignment import resources
+from seekpoint.worker.open_batch import CHUNK
 from support.events import Gate, Run
 from support.kafka_postgres import Scene
 
@@ -126,6 +129,31 @@ def test_a_rebalance_while_the_handler_runs_commits_or_is_fenced(scene: Scene, p
     second.stop()
     assert first.seen.all(events.Committed)
     scene.book.assert_holds(name, stored)
+
+
+def test_an_open_batch_reads_nothing_more_once_a_partition_is_revoked(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I2: the next owner waits for what was read, and not until the batch is full."""
+    name, revoke = scene.topic(2), []
+    scene.produce(name, 5 * CHUNK, partition=0)
+
+    class RevokingClient(Client):
+        def subscribe(self, topics: Any, on_assigned: Any, on_revoked: Any) -> None:
+            revoke.append(lambda: on_revoked([Partition(name, 1)], False))
+            super().subscribe(topics, on_assigned, on_revoked)
+
+    def rebalance(event: events.Event) -> None:
+        if isinstance(event, events.ChunkRead) and event.records == CHUNK and revoke:
+            revoke.pop()()
+
+    monkeypatch.setattr(resources, "Client", RevokingClient)
+    run = scene.worker(name, limits=Limits(batch_records=100 * CHUNK, batch_age=60.0), observe=[rebalance])
+    run.seen.wait_for(events.Released)
+    run.stop()
+    happened = [e for e in run.seen.events if isinstance(e, events.ChunkRead | events.Revoked | events.Released)]
+    at = next(n for n, e in enumerate(happened) if isinstance(e, events.Revoked))
+    assert isinstance(happened[at + 1], events.Released)
 
 
 # -- a handler that takes longer than the group would wait ---------------------------------------------------

@@ -99,14 +99,14 @@ BREAKAGES = (
     breakage(
         "a worker that was given up releases its claims",
         "worker/loop.py",
-        "            self._held.client.close(LEAVE)\n            return\n        try:\n",
-        "            self._held.client.close(LEAVE)\n        try:\n",
+        "            self._assignment.client.close(LEAVE)\n            return\n        try:\n",
+        "            self._assignment.client.close(LEAVE)\n        try:\n",
         f"{LIFECYCLE}::test_i2_a_worker_that_was_given_up_releases_no_claim_when_its_handler_returns",
     ),
     breakage(
         "a client that was made after its worker was given up stays open",
         "worker/loop.py",
-        "            self._held.client.close(LEAVE)\n            return\n",
+        "            self._assignment.client.close(LEAVE)\n            return\n",
         "            return\n",
         f"{LIFECYCLE}::test_a_worker_that_is_given_up_while_it_looks_whether_it_may_join_leaves_no_member",
     ),
@@ -269,6 +269,20 @@ BREAKAGES = (
         (f"{LOST}::test_the_connection_is_cut_before_each_statement",),
     ),
     breakage(
+        "claims taken over before COMMIT",
+        "worker/unit_of_work.py",
+        "            self._announce(events.Advanced(spans=result.spans))\n        self._holder.accept(moved)\n",
+        "            self._holder.accept(moved)\n            self._announce(events.Advanced(spans=result.spans))\n",
+        f"{LOST}::test_a_commit_that_never_arrives_however_often_it_is_tried",
+    ),
+    breakage(
+        "an open batch is filled after a revocation",
+        "worker/loop.py",
+        "None if self._assignment.has_revoked or self._stopping",
+        "None if self._stopping",
+        f"{REBALANCE}::test_an_open_batch_reads_nothing_more_once_a_partition_is_revoked",
+    ),
+    breakage(
         "a handler ends the transaction by its driver's connection",
         "postgres/handler_guard.py",
         'partial(misuse, "commit()"), close',
@@ -400,7 +414,7 @@ BREAKAGES = (
     breakage(
         "a worker that is given up stays in its group",
         "worker/loop.py",
-        "        if is_open:\n            self._held.client.close(LEAVE)\n",
+        "        if is_open:\n            self._assignment.client.close(LEAVE)\n",
         "        if is_open:\n            pass\n",
         "tests/kafka/test_lifecycle.py::test_i2_a_worker_whose_handler_never_returns_is_given_up_after_the_grace",
     ),

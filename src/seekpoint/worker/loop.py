@@ -75,7 +75,7 @@ class Loop:
         self._waits = Backoff().waits(self._chance)
         self._ask_codec: Callable[[], object] | None = None  # what a codec got no answer to
         announce.add(self._watch)
-        self._held: WorkerAssignment
+        self._assignment: WorkerAssignment
         self._committer: Committer
         self._heartbeat: Heartbeat
         self._source: Source
@@ -119,7 +119,7 @@ class Loop:
             self._heartbeat.stop()
         self._announce.end(events.WorkerStopped(error=self._given_up))
         if is_open:
-            self._held.client.close(LEAVE)
+            self._assignment.client.close(LEAVE)
 
     def _unended(self, grace: float) -> str:
         """What has not returned, and where its thread is."""
@@ -239,32 +239,32 @@ class Loop:
         consumer = make_consumer(self._config, error_cb=self._on_client_error)
         pipeline = self._pipeline
         resources = Resources.of(consumer, self._config, self._ledger, self._announce)
-        self._held = WorkerAssignment(resources, pipeline.topics, pipeline.start, self._partitions, pipeline)
+        self._assignment = WorkerAssignment(resources, pipeline.topics, pipeline.start, self._partitions, pipeline)
         max_poll = int(self._config.get("max.poll.interval.ms", 300_000)) / 1000
-        self._heartbeat = Heartbeat(self._held.client, max_poll, self._limits.transaction_age, self._announce)
-        self._committer = Committer(self._ledger, pipeline, self._held, self._announce, stopwatch=self._stopwatch)
-        self._source = Source(self._held, self._announce)
+        self._heartbeat = Heartbeat(self._assignment.client, max_poll, self._limits.transaction_age, self._announce)
+        self._committer = Committer(self._ledger, pipeline, self._assignment, self._announce, stopwatch=self._stopwatch)
+        self._source = Source(self._assignment, self._announce)
         self._singles = SingleAttempts(
             pipeline,
             self._ledger,
-            self._held,
+            self._assignment,
             self._committer,
             heartbeat=self._heartbeat,
             announce=self._announce,
             keeps_claims=lambda: self._given_up is not None,
         )
         self._is_open = True
-        self._held.join()
+        self._assignment.join()
         self._announce(events.Started(group=self._pipeline.group, owner=self._ledger.owner.hex))
 
     def _close(self) -> None:
         self._heartbeat.stop()
         self._committer.close()
         if self._given_up is not None:  # the claims stay; a client that was made since then is closed here
-            self._held.client.close(LEAVE)
+            self._assignment.client.close(LEAVE)
             return
         try:
-            self._held.leave()
+            self._assignment.leave()
         except Exception as error:
             if not is_transient(error):
                 raise
@@ -298,7 +298,7 @@ class Loop:
                 self._back_off(events.DatabaseTrouble(error=error))
 
     def _step(self) -> None:
-        self._held.maintain()
+        self._assignment.maintain()
         self._recovered()
         self._raise_if_strict()
         self._sample_lag()
@@ -306,7 +306,7 @@ class Loop:
         if (chunk := self._source.read(self._limits.batch_records, 0 if has_tried else POLL)) is None:
             self._took = 0.0
             return
-        buffer = Buffer(chunk, lambda: self._draw(buffer.room), self._held.identity.ask, self._limits)
+        buffer = Buffer(chunk, lambda: self._draw(buffer.room), self._assignment.identity.ask, self._limits)
         began = monotonic()
         with self._heartbeat:
             self._committer.commit(OpenBatch(buffer))
@@ -315,10 +315,10 @@ class Loop:
 
     def _draw(self, most: int) -> Chunk[RawRecord] | None:
         """What more is there for the open batch; None once a partition was taken away or the end was asked for."""
-        return None if self._held.has_revoked or self._stopping.is_set() else self._source.read(most, 0)
+        return None if self._assignment.has_revoked or self._stopping.is_set() else self._source.read(most, 0)
 
     def _raise_if_strict(self) -> None:
-        if self._pipeline.strict and (stopped := self._held.stopped):
+        if self._pipeline.strict and (stopped := self._assignment.stopped):
             raise next(iter(stopped.values()))
 
     def _sample_lag(self) -> None:
@@ -327,11 +327,11 @@ class Loop:
             return
         self._lag_at = now + self._limits.lag_check
         try:
-            lag, unknown = self._held.lag()
+            lag, unknown = self._assignment.lag()
         except KafkaUnavailable as error:  # one partition without a leader keeps no other from being read
             self._announce(events.KafkaTrouble(error=str(error)))
             return
-        self._announce(events.LagSampled(lag=lag, not_due=self._held.scheduler.not_due(), unknown=unknown))
+        self._announce(events.LagSampled(lag=lag, not_due=self._assignment.scheduler.not_due(), unknown=unknown))
 
     def _attempt_singles(self) -> bool:
         """Try what is due and has a transaction of its own, for about as long as the last batch; whether any was."""
@@ -348,10 +348,10 @@ class Loop:
         """Read nothing and let rebalances run for a while; then claim again: the ledger says where to resume."""
         wait = next(self._waits)
         self._announce(replace(trouble, wait=wait))
-        self._held.suspend()
+        self._assignment.suspend()
         until = monotonic() + wait
         while not self._stopping.is_set() and (left := until - monotonic()) > 0:
-            self._held.accept_messages(self._held.client.read(CHUNK, min(left, POLL)))
+            self._assignment.accept_messages(self._assignment.client.read(CHUNK, min(left, POLL)))
 
     def _watch(self, event: events.Event) -> None:
         """Note a trouble, so that its end is announced here."""
@@ -362,8 +362,8 @@ class Loop:
 
     def _recovered(self) -> None:
         """Say when it is over: everything is claimed, and the brokers answer (a quiet topic would not show it)."""
-        if self._in_trouble and not self._held.is_claiming:
-            self._held.identity.cluster_id()  # KafkaUnavailable: it is not over
+        if self._in_trouble and not self._assignment.is_claiming:
+            self._assignment.identity.cluster_id()  # KafkaUnavailable: it is not over
             if self._ask_codec is not None:
                 self._ask_codec()  # CodecUnavailable: nor is this, and no transaction is opened to find it out
                 self._ask_codec = None

@@ -692,7 +692,7 @@ BREAKAGES = (
     breakage(
         "rows whose records compaction took are deleted",
         "jobs/reload/reload.py",
-        "        require_no_extra(rounds.targets, found)",
+        "        require_no_extra(passes.targets, found)",
         "        pass",
         f"{COMPACTION}::test_a_run_that_is_killed_before_the_refusal_is_refused_when_it_is_resumed",
     ),

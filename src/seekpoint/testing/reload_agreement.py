@@ -17,7 +17,7 @@ from seekpoint.jobs.tables.handler_redirect import Redirect
 from seekpoint.jobs.tables.sql_templates import name, rows, run
 from seekpoint.jobs.tables.staging_schema import Staging
 from seekpoint.jobs.tables.table_copies import make_copy, owned_columns
-from seekpoint.jobs.tables.targets import Source, Target, aimed, aimed_pipeline, sources, targets
+from seekpoint.jobs.tables.targets import PipelineSource, Target, aimed, aimed_pipeline, sources, targets
 from seekpoint.kafka.ranges import Piece
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.pipeline.pipeline import Pipeline
@@ -68,7 +68,7 @@ def assert_reload_agrees(
 class _Trial:
     """Copies of one pipeline's tables in a schema that is rolled back."""
 
-    def __init__(self, connection: HandlerConnection, source: Source) -> None:
+    def __init__(self, connection: HandlerConnection, source: PipelineSource) -> None:
         self._connection, self._source = connection, source
         self._staging = Staging(f"seekpoint_trial_{uuid4().hex[:12]}")
         self.targets = targets(connection, [source])

@@ -133,7 +133,7 @@ def test_deltas_that_do_not_shrink_end_the_run(shop: Shop) -> None:
     happens = [grown(shop, worker, more)] * 20
     stager = reload._stager = Meanwhile(reload, *happens)
     driver = reload.open()
-    with pytest.raises(ReloadRefused, match=r"faster than the rebuild follows: 10 records in the last round, and 10"):
+    with pytest.raises(ReloadRefused, match=r"faster than the rebuild follows: 10 records in the last pass, and 10"):
         reload.stage(driver)
     worker.stop()
     assert len(stager.plans) == 11

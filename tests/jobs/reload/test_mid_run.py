@@ -143,7 +143,7 @@ def test_rounds_that_do_not_shrink_end_the_run(full: Shop, monkeypatch: pytest.M
     with CatchUp(driver, reload.sources, reload.kafka) as rounds, pytest.raises(ReloadRefused) as refused:
         reload.catch_up(driver, rounds)
     worker.stop()
-    assert "20 records in the last round, and 10 in a row did not shrink" in str(refused.value)
+    assert "20 records in the last pass, and 10 in a row did not shrink" in str(refused.value)
     assert (end - began) == 11 * len(LATER)
     assert "faster than the rebuild follows" in failed(reload, driver)
     assert full.rows() == doubled(FIRST + LATER, by=1)

@@ -13,7 +13,7 @@ from seekpoint.jobs.staging.consolidate import Coverage, check_dead_letters, cov
 from seekpoint.jobs.staging.staged_rows import StagedRows
 from seekpoint.jobs.tables.sql_templates import name, names, rows, run
 from seekpoint.jobs.tables.staging_schema import Staging, remember_columns, unlogged
-from seekpoint.jobs.tables.targets import Path, Source, Target, targets
+from seekpoint.jobs.tables.targets import Path, PipelineSource, Target, targets
 from seekpoint.ledger.tables import dead_letter
 from seekpoint.pipeline.pipeline import Pipeline
 from seekpoint.sinks.catalog import DELETED, LINE
@@ -24,13 +24,13 @@ def folded_path(staging: Staging, target: Target) -> Path:
     return staging.schema, f"folded_{target.feeds[0].number}"
 
 
-def by_sink(tx: Tx, source: Source) -> list[Target]:
+def by_sink(tx: Tx, source: PipelineSource) -> list[Target]:
     """The tables that the pipeline writes, one for each sink, in the sinks' order."""
     found = [replace(target, feeds=(feed,)) for target in targets(tx.connection, [source]) for feed in target.feeds]
     return sorted(found, key=lambda target: target.feeds[0].number)
 
 
-def fold(driver: Driver, source: Source) -> None:
+def fold(driver: Driver, source: PipelineSource) -> None:
     """Check that every range is staged once, and dedupe what Upserts are to write: one transaction, no live table.
 
     Leaves the run as it is where a range is missing: late attempts of a driver before, in other pieces, may count in

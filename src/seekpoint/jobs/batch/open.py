@@ -14,7 +14,7 @@ from seekpoint.jobs.batch.offsets import Brokers
 from seekpoint.jobs.run import statements as runs
 from seekpoint.jobs.run.run import PAUSER, StagedPosition, Tx, let_go, pauser, this_driver
 from seekpoint.jobs.tables.dependencies import prefix_of
-from seekpoint.jobs.tables.targets import Source, targets
+from seekpoint.jobs.tables.targets import PipelineSource, targets
 from seekpoint.ledger import Claim
 from seekpoint.ledger.admin_actions import set_paused
 from seekpoint.ledger.claim import Claimant, claim, needs_preparing, prepare, refused
@@ -29,7 +29,7 @@ Claims = Mapping[Partition, Claim]
 
 
 def occupy(
-    tx: Tx, source: Source, brokers: Brokers, run: UUID, partitions: Sequence[Partition], *, pause: bool
+    tx: Tx, source: PipelineSource, brokers: Brokers, run: UUID, partitions: Sequence[Partition], *, pause: bool
 ) -> Claims:
     """Keep workers away and claim these partitions, as a worker would; the claims count from COMMIT on.
 
@@ -57,7 +57,9 @@ def occupy(
     return granted
 
 
-def _keep_workers_away(scope: GroupConnection, group: Row[Any], source: Source, run: UUID, *, pause: bool) -> None:
+def _keep_workers_away(
+    scope: GroupConnection, group: Row[Any], source: PipelineSource, run: UUID, *, pause: bool
+) -> None:
     if group.paused:
         by = group.paused_by or ""
         if by != pauser(run) and by.startswith(PAUSER):
@@ -100,7 +102,9 @@ def require_no_held_keys(scope: GroupConnection, pipeline: Pipeline, ids: Mappin
         raise BatchRefused([why])
 
 
-def open_batch(tx: Tx, source: Source, brokers: Brokers, run: UUID, *, pause: bool, actor: str, reason: str) -> Claims:
+def open_batch(
+    tx: Tx, source: PipelineSource, brokers: Brokers, run: UUID, *, pause: bool, actor: str, reason: str
+) -> Claims:
     """Take the group, and put the run on record with its ranges; no claims where there is nothing to read.
 
     Raises as :func:`occupy` does, and RangeLost.

@@ -18,7 +18,7 @@ from seekpoint.jobs.staging.consolidate import coverage
 from seekpoint.jobs.staging.staged_rows import StagedRows
 from seekpoint.jobs.tables.sql_templates import name, rows
 from seekpoint.jobs.tables.staging_schema import Staging, remembered_columns
-from seekpoint.jobs.tables.targets import Path, Source, aimed
+from seekpoint.jobs.tables.targets import Path, PipelineSource, aimed
 from seekpoint.jobs.tables.targets import Target as TargetTable
 from seekpoint.ledger.admin_actions import record_action
 from seekpoint.ledger.advance import Expected, Move, Settings, advance, hold
@@ -33,7 +33,7 @@ from seekpoint.sinks.upsert.statements import Statements
 from seekpoint.sinks.upsert.upsert import Upsert
 
 
-def publish(driver: Driver, source: Source, claims: Claims, tries: int = TRIES) -> None:
+def publish(driver: Driver, source: PipelineSource, claims: Claims, tries: int = TRIES) -> None:
     """Write the rows, advance the offsets, resume the workers, and close the run: together, or not at all.
 
     What was rolled back (a lost connection, a lock timeout) is tried again; a COMMIT without an answer is looked up in
@@ -50,7 +50,7 @@ def publish(driver: Driver, source: Source, claims: Claims, tries: int = TRIES) 
     retried(step, tries=tries)
 
 
-def _attempt(driver: Driver, source: Source, claims: Claims) -> None:
+def _attempt(driver: Driver, source: PipelineSource, claims: Claims) -> None:
     pipeline, group = source.pipeline, source.group
     with driver.step("staged") as tx:
         scope = GroupConnection(tx.connection, tx.schema, group)
@@ -82,7 +82,7 @@ def _attempt(driver: Driver, source: Source, claims: Claims) -> None:
         let_go(tx.connection, tx.schema, driver.run.id, [group], "the batch is applied")
 
 
-def _write(tx: Step, staging: Staging, source: Source) -> None:
+def _write(tx: Step, staging: Staging, source: PipelineSource) -> None:
     """Sink by sink in their order, as a worker's transaction would."""
     staged = StagedRows(tx.connection, staging, [source], coverage(tx).chosen)
     for target in by_sink(tx, source):
@@ -114,7 +114,7 @@ def _merge(tx: Tx, folded: Path, into: TargetTable) -> None:
         driver_of(tx.connection).execute(statements.merge)
 
 
-def totals(tx: Step, source: Source) -> Mapping[str, Any]:
+def totals(tx: Step, source: PipelineSource) -> Mapping[str, Any]:
     """What the batch did, of what is on record: records, rows by table, dead letters and the offsets after it."""
     chosen = coverage(tx).chosen
     written: dict[str, int] = dict.fromkeys(tx.run.tables, 0)

@@ -19,10 +19,10 @@ from seekpoint.jobs.run.run import (
     Run,
     StagedPosition,
     Tx,
+    how_it_ended,
     let_go,
     run_of,
     this_driver,
-    told,
     transaction,
 )
 from seekpoint.ledger.schema_revision import check
@@ -63,7 +63,7 @@ class Runs:
             row = tx.execute(sql.TAKE_OVER, its_run=id, driver_name=storable(driver or this_driver())).one_or_none()
             if row is None:
                 run = self._known(id, tx.execute(sql.GET_RUN, its_run=id).one_or_none())
-                raise ReloadOver(f"reload {id} is {told(run)}: open another one")
+                raise ReloadOver(f"reload {id} is {how_it_ended(run)}: open another one")
             return Driver(self.engine, self.schema, run_of(row), self.limits)
 
     def abort(self, id: UUID, reason: str) -> Run:  # noqa: A002
@@ -76,7 +76,7 @@ class Runs:
             closed = tx.execute(sql.CLOSE, its_run=id, to_state="aborted", its_error=storable(reason)).one_or_none()
             if closed is None:
                 run = self._known(id, tx.execute(sql.GET_RUN, its_run=id).one_or_none())
-                raise ReloadOver(f"reload {id} is {told(run)}")
+                raise ReloadOver(f"reload {id} is {how_it_ended(run)}")
             let_go(tx.connection, self.schema, id, closed.groups, reason)
         self.drop(id)
         return self.get(id)

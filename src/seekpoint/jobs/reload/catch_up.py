@@ -18,7 +18,7 @@ from seekpoint.jobs.tables.handler_redirect import Redirect
 from seekpoint.jobs.tables.sql_templates import rows
 from seekpoint.jobs.tables.staging_schema import Staging, remember_columns, remembered_columns
 from seekpoint.jobs.tables.table_copies import owned_columns
-from seekpoint.jobs.tables.targets import Source, Target, aimed, aimed_pipeline, targets
+from seekpoint.jobs.tables.targets import PipelineSource, Target, aimed, aimed_pipeline, targets
 from seekpoint.kafka.ranges import IDLE, Follower, Piece, Range
 from seekpoint.ledger.dead_letters.dead_letter import dead_letter_of
 from seekpoint.ledger.dead_letters.statements import GET_DEAD_LETTER
@@ -34,7 +34,7 @@ from seekpoint.worker.apply import DecodedRecord
 class CatchUp:
     """One driver's warm consumers, and the sinks that write the rebuilt tables. Close it, or use ``with``."""
 
-    def __init__(self, driver: Driver, sources: Sequence[Source], kafka: Mapping[str, Any]) -> None:
+    def __init__(self, driver: Driver, sources: Sequence[PipelineSource], kafka: Mapping[str, Any]) -> None:
         self._driver, self._kafka = driver, kafka
         self._sources = {source.group: source for source in sources}
         self._followers: dict[str, Follower] = {}

@@ -76,7 +76,7 @@ class Report:
         return asdict(self) | {"is_empty": self.is_empty}
 
 
-def prepare(driver: Driver, rounds: CatchUp) -> Report:
+def prepare(driver: Driver, passes: CatchUp) -> Report:
     """Take the rebuilt tables to the ledger's positions and compare, in one snapshot; keep the keys that differ.
 
     No lock is taken on anything live: workers continue.
@@ -84,8 +84,8 @@ def prepare(driver: Driver, rounds: CatchUp) -> Report:
     with driver.step("catching_up", "compared", isolation=SERIALIZABLE_ENOUGH) as tx:
         staging = Staging(tx.run.staging_schema)
         offsets = tx.offsets()
-        rounds.apply(tx, offsets)
-        found = tuple(_compare(TargetTables(tx.connection, staging, target)) for target in rounds.targets)
+        passes.apply(tx, offsets)
+        found = tuple(_compare(TargetTables(tx.connection, staging, target)) for target in passes.targets)
         dead_letters = _dead_letters(tx, staging)
         tx.execute(sql.DIFFED, its_run=driver.run.id)
     offset_of = {f"{row.consumer_group} {row.topic}/{row.partition}": row.next_offset for row in offsets}

@@ -17,7 +17,7 @@ from seekpoint.jobs.reload.forecast import allow_wait, others
 from seekpoint.jobs.reload.merge import merge
 from seekpoint.jobs.reload.publish import attach, make_current, swap
 from seekpoint.jobs.run import statements as sql
-from seekpoint.jobs.run.run import Driver, Run, Step, Tx, run_of, told, transaction
+from seekpoint.jobs.run.run import Driver, Run, Step, Tx, how_it_ended, run_of, transaction
 from seekpoint.jobs.tables.sql_templates import composed, names, run
 from seekpoint.jobs.tables.staging_schema import Staging
 from seekpoint.ledger.admin_actions import record_action
@@ -46,7 +46,7 @@ class CutOver:
 
 
 def cut_over(
-    driver: Driver, rounds: CatchUp, catch_up: Callable[[], object], plan: Plan | None = None, *, tries: int = TRIES
+    driver: Driver, passes: CatchUp, catch_up: Callable[[], object], plan: Plan | None = None, *, tries: int = TRIES
 ) -> CutOver:
     """Publish the rebuilt tables, raise versions and epochs, and close the run: together, or not at all.
 
@@ -65,8 +65,8 @@ def cut_over(
         try:
             catch_up()
             if driver.run.strategy == "generation":
-                attach(driver, rounds.targets)
-            records, keys = _attempt(driver, rounds, budget, plan)
+                attach(driver, passes.targets)
+            records, keys = _attempt(driver, passes, budget, plan)
         except (DBAPIError, psycopg.Error, RangeStuck, KafkaUnavailable, OverBudget) as error:
             used = budget.used
             if connection_lost(error) and took_effect(driver):
@@ -75,7 +75,7 @@ def cut_over(
                 waits.append(used)
                 if len(waits) == LONG_TRIES or attempt == tries:
                     raise _too_long(
-                        driver, rounds, waits, plan, by_others=sqlstate(error) == LOCK_NOT_AVAILABLE
+                        driver, passes, waits, plan, by_others=sqlstate(error) == LOCK_NOT_AVAILABLE
                     ) from error
                 longer_pause(len(waits))
                 continue
@@ -96,7 +96,7 @@ def _was_too_long(error: BaseException, budget: Budget, driver: Driver) -> bool:
     return ended or (sqlstate(error) == LOCK_NOT_AVAILABLE and driver.run.strategy == "merge")
 
 
-def _too_long(driver: Driver, rounds: CatchUp, waits: list[float], plan: Plan, *, by_others: bool) -> CutOverRefused:
+def _too_long(driver: Driver, passes: CatchUp, waits: list[float], plan: Plan, *, by_others: bool) -> CutOverRefused:
     seen = f"{len(waits)} tries were rolled back after {', '.join(f'{each:.1f} s' for each in waits)}"
     predicted = "" if plan.predicted is None else f" ({plan.predicted:.1f} s were predicted)"
     if by_others and max(waits) < plan.bounds.max_wait:
@@ -106,7 +106,7 @@ def _too_long(driver: Driver, rounds: CatchUp, waits: list[float], plan: Plan, *
         )
         return CutOverRefused([reason], predicted=plan.predicted, waits=waits)
     with driver.step("compared", "catching_up") as tx:
-        how = f"; {others(tx, rounds.targets)}" if driver.run.strategy == "merge" else ""
+        how = f"; {others(tx, passes.targets)}" if driver.run.strategy == "merge" else ""
     reason = (
         f"workers would wait for longer than the {plan.bounds.max_wait:g} s that are allowed: {seen}{predicted}: "
         f"{allow_wait(driver, max(waits))}{how}"
@@ -114,7 +114,7 @@ def _too_long(driver: Driver, rounds: CatchUp, waits: list[float], plan: Plan, *
     return CutOverRefused([reason], predicted=plan.predicted, waits=waits)
 
 
-def _attempt(driver: Driver, rounds: CatchUp, budget: Budget, plan: Plan) -> tuple[int, int]:
+def _attempt(driver: Driver, passes: CatchUp, budget: Budget, plan: Plan) -> tuple[int, int]:
     states = ("compared",) if driver.run.strategy == "merge" else ("catching_up",)
     with driver.step(*states) as tx:
         staging = Staging(tx.run.staging_schema)
@@ -126,11 +126,11 @@ def _attempt(driver: Driver, rounds: CatchUp, budget: Budget, plan: Plan) -> tup
         budget.locked_at = monotonic()
         budget.bound(tx.connection)
         offsets = tx.offsets()
-        records = rounds.apply(tx, offsets, idle=min(IDLE, budget.left))
+        records = passes.apply(tx, offsets, idle=min(IDLE, budget.left))
         keys = 0
         if tx.run.strategy == "merge":
-            keys = merge(tx, rounds.targets, plan, budget)
-        for target in rounds.targets if tx.run.strategy != "merge" else ():
+            keys = merge(tx, passes.targets, plan, budget)
+        for target in passes.targets if tx.run.strategy != "merge" else ():
             budget.bound(tx.connection)
             if tx.run.strategy == "swap":
                 swap(tx, staging, target)
@@ -138,7 +138,7 @@ def _attempt(driver: Driver, rounds: CatchUp, budget: Budget, plan: Plan) -> tup
                 make_current(tx, staging, target)
         budget.bound(tx.connection)
         take_over_dead_letters(tx, staging)
-        _raise(tx)
+        _raise_versions(tx)
         driver.transition(tx, "cut_over")
         budget.bound(tx.connection)
         run(tx.connection, "SET CONSTRAINTS ALL IMMEDIATE")  # what is deferred runs now: no timeout ends a COMMIT
@@ -156,7 +156,7 @@ def _lock_groups(tx: Step) -> None:
             )
 
 
-def _raise(tx: Step) -> None:
+def _raise_versions(tx: Step) -> None:
     """Whoever reads on under an old token or an old version is refused (I5)."""
     for group, to in sorted(zip(tx.run.groups, tx.run.version_to, strict=True)):
         tx.execute(sql.RAISE_VERSION, group=group, to_version=to)
@@ -204,5 +204,5 @@ def took_effect(driver: Driver) -> bool:
         driver.run = now
         return True
     if not now.is_open:
-        raise ReloadOver(f"reload {now.id} is {told(now)}")
+        raise ReloadOver(f"reload {now.id} is {how_it_ended(now)}")
     return False

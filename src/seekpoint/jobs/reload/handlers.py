@@ -10,11 +10,11 @@ from sqlalchemy import ColumnElement, Row, delete
 
 from seekpoint.jobs.reload.catch_up import CatchUp
 from seekpoint.jobs.run.run import Driver, StagedPosition
-from seekpoint.jobs.staging.extend_snapshot import Shrinking, key_of
+from seekpoint.jobs.staging.extend_snapshot import CatchUpProgress, key_of
 from seekpoint.jobs.tables.constraints import breaks, check_references, references
 from seekpoint.jobs.tables.sql_templates import run
 from seekpoint.jobs.tables.staging_schema import Staging
-from seekpoint.jobs.tables.targets import REPLACING, Source, Target
+from seekpoint.jobs.tables.targets import REPLACING, PipelineSource, Target
 from seekpoint.postgres.backoff import retried
 from seekpoint.postgres.sqlstates import is_conflict
 
@@ -24,7 +24,7 @@ LONG = 20.0  # seconds that one takes at most, or fewer records are taken: whoev
 
 def rebuild(
     driver: Driver,
-    sources: Sequence[Source],
+    sources: Sequence[PipelineSource],
     kafka: Mapping[str, Any],
     progress: Callable[[str, int, int], None],
     most: int = MOST,
@@ -37,10 +37,10 @@ def rebuild(
     handled = {source.group for source in sources if source.has_handler}
     if not handled:
         return
-    with CatchUp(driver, sources, kafka) as rounds:
-        _catch_up(driver, handled, rounds, progress, most)
-        if driver.run.strategy not in REPLACING and _begins_again(driver, handled, rounds.targets):
-            _catch_up(driver, handled, rounds, progress, most)
+    with CatchUp(driver, sources, kafka) as passes:
+        _catch_up(driver, handled, passes, progress, most)
+        if driver.run.strategy not in REPLACING and _begins_again(driver, handled, passes.targets):
+            _catch_up(driver, handled, passes, progress, most)
 
 
 def _begins_again(driver: Driver, handled: Collection[str], found: Sequence[Target]) -> bool:
@@ -78,15 +78,15 @@ def _of(at: StagedPosition, columns: Any) -> tuple[ColumnElement[bool], ...]:
 
 
 def _catch_up(
-    driver: Driver, handled: Collection[str], rounds: CatchUp, progress: Callable[[str, int, int], None], most: int
+    driver: Driver, handled: Collection[str], passes: CatchUp, progress: Callable[[str, int, int], None], most: int
 ) -> None:
-    shrinking, size = Shrinking(), min(FIRST, most)
+    pace, size = CatchUpProgress(), min(FIRST, most)
 
     def part() -> tuple[Sequence[Row[Any]], list[StagedPosition], float]:
         with driver.step("staged") as tx:  # a handler gets rows that others write as they are then, as in a worker
             began = monotonic()
             offsets = tx.offsets()
-            rounds.part(tx, offsets, size)
+            passes.part(tx, offsets, size)
             positions = [at for at in tx.positions() if at.group in handled]
         return offsets, positions, monotonic() - began
 
@@ -101,7 +101,7 @@ def _catch_up(
         left = sum(int(its[at.group, at.partition].next_offset) - at.next_offset for at in positions)
         if left <= most:
             return
-        shrinking.take(left)
+        pace.require_shrinking(left)
 
 
 def _next_size(size: int, most: int, seconds: float) -> int:

@@ -26,7 +26,7 @@ FEW = 5  # a difference of less than a fifth of the table is looked up key by ke
 WARM = 16  # pages of a difference, about a thousand keys: what is looked up and locked at once
 
 
-def warm(driver: Driver, found: Sequence[Target], told: Callable[[int, int], object]) -> None:
+def warm(driver: Driver, found: Sequence[Target], progress: Callable[[int, int], object]) -> None:
     """Have the pages in memory, and logged, that the cut-over is going to change, before workers wait for it.
 
     A row lock writes to its page as an update does: the first one after a checkpoint logs the page as a whole
@@ -39,13 +39,13 @@ def warm(driver: Driver, found: Sequence[Target], told: Callable[[int, int], obj
     """
     try:
         for target in found:
-            _warm(driver, target, told)
+            _warm(driver, target, progress)
     except (DBAPIError, psycopg.Error) as error:
         if not is_transient(error):
             raise
 
 
-def _warm(driver: Driver, target: Target, told: Callable[[int, int], object]) -> None:
+def _warm(driver: Driver, target: Target, progress: Callable[[int, int], object]) -> None:
     """Some pages of the difference at a time; nothing where it is so large that many of its rows share a page."""
     with driver.step("compared") as tx:
         staging = Staging(tx.run.staging_schema)
@@ -58,7 +58,7 @@ def _warm(driver: Driver, target: Target, told: Callable[[int, int], object]) ->
     if not (by_key and pages):
         return
     for page in range(0, pages, WARM):
-        told(keys * page // pages, keys)
+        progress(keys * page // pages, keys)
         with driver.step("compared") as tx:
             _plan_by_key(tx.connection, True)
             for locked in ("", "FOR KEY SHARE OF live SKIP LOCKED"):  # read first: no row waits for a disk, locked
@@ -69,7 +69,7 @@ def _warm(driver: Driver, target: Target, told: Callable[[int, int], object]) ->
                     first=f"({page},0)",
                     end=f"({page + WARM},0)",
                 )
-    told(keys, keys)
+    progress(keys, keys)
 
 
 def merge(tx: Step, found: Sequence[Target], plan: Plan, budget: Budget) -> int:

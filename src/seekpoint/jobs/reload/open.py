@@ -18,7 +18,7 @@ from seekpoint.jobs.staging.compaction import of_compaction
 from seekpoint.jobs.staging.extend_snapshot import beyond
 from seekpoint.jobs.tables.dependencies import notes, of_inheritance, prefix_of, ties, unidentified, without_generations
 from seekpoint.jobs.tables.staging_schema import GENERATION
-from seekpoint.jobs.tables.targets import COMPARED, Source, Target, resolve, targets
+from seekpoint.jobs.tables.targets import COMPARED, PipelineSource, Target, resolve, targets
 from seekpoint.kafka.range_checks import require_known
 from seekpoint.kafka.ranges import Range, log_starts, stable_ends, topic_ids
 from seekpoint.ledger.dead_letters.statements import COUNT_OPEN
@@ -30,7 +30,7 @@ from seekpoint.records import Partition, storable
 def open_run(
     runs: Runs,
     kafka: Mapping[str, Any],
-    sources: Sequence[Source],
+    sources: Sequence[PipelineSource],
     *,
     strategy: str,
     actor: str,
@@ -82,7 +82,7 @@ def open_run(
 def _row(
     tx: Tx,
     run: UUID,
-    sources: Sequence[Source],
+    sources: Sequence[PipelineSource],
     found: Sequence[Target],
     known: Mapping[str, Row[Any]],
     *,
@@ -106,7 +106,9 @@ def _row(
     }
 
 
-def _of_groups(given: Sequence[Source], known: Mapping[str, Row[Any]], offsets: Sequence[Row[Any]]) -> list[str]:
+def _of_groups(
+    given: Sequence[PipelineSource], known: Mapping[str, Row[Any]], offsets: Sequence[Row[Any]]
+) -> list[str]:
     reasons = []
     for source in given:
         mine = {row.topic for row in offsets if row.consumer_group == source.group}
@@ -119,7 +121,7 @@ def _of_groups(given: Sequence[Source], known: Mapping[str, Row[Any]], offsets: 
     return reasons
 
 
-def _of_version(source: Source, group: Row[Any] | None) -> list[str]:
+def _of_version(source: PipelineSource, group: Row[Any] | None) -> list[str]:
     if group is None:
         return [f"group {source.group!r} has no offsets in the ledger: start a worker once, then reload"]
     if group.version > source.pipeline.version:

@@ -24,13 +24,13 @@ from seekpoint.jobs.reload.merge import warm
 from seekpoint.jobs.reload.open import open_run
 from seekpoint.jobs.run.run import SERIALIZABLE_ENOUGH, VERIFIED, Driver, Progress, Run, transaction
 from seekpoint.jobs.staging.consolidate import RANGE, check_topics, consolidate, index, require_width, stage_missing
-from seekpoint.jobs.staging.extend_snapshot import LARGE, Shrinking, distance, extend
+from seekpoint.jobs.staging.extend_snapshot import LARGE, CatchUpProgress, distance, extend
 from seekpoint.jobs.staging.group_tables import writes_other_tables
 from seekpoint.jobs.staging.local_stager import LocalStager
 from seekpoint.jobs.staging.stage import Stager, begin_staging
 from seekpoint.jobs.tables.dependencies import notes
 from seekpoint.jobs.tables.frame_targets import Frame, FrameStager, resolve_frames
-from seekpoint.jobs.tables.targets import Source, sources, targets
+from seekpoint.jobs.tables.targets import PipelineSource, sources, targets
 from seekpoint.kafka.range_checks import require_known
 from seekpoint.ledger.tables import DEFAULT_SCHEMA, PUBLISHING
 from seekpoint.pipeline.pipeline import Pipeline
@@ -86,7 +86,7 @@ class Reload:
         allow_inheritance: bool = False,
         compared: Told | None = None,
     ) -> None:
-        self.sources: Sequence[Source] = sources(pipelines)
+        self.sources: Sequence[PipelineSource] = sources(pipelines)
         self.engine, self.kafka, self.schema = postgres_engine(engine), dict(kafka), schema
         self.limits, self.actor = limits or Limits(), actor or getpass.getuser()
         self.runs = Runs(self.engine, schema, self.limits)
@@ -191,25 +191,25 @@ class Reload:
                 index(driver, self.sources, self.kafka)
                 drop_attempts(self.engine, self.schema, driver.run)
 
-    def catch_up(self, driver: Driver, rounds: CatchUp) -> int:
+    def catch_up(self, driver: Driver, passes: CatchUp) -> int:
         """Bring the rebuilt tables close to the live ones; returns the records of the last round."""
         with self._ending(driver):
-            shrinking = Shrinking()
+            pace = CatchUpProgress()
             while True:
-                read = self._round(driver, rounds)
+                read = self._round(driver, passes)
                 if read <= SMALL:
                     return read
-                shrinking.take(read)
+                pace.require_shrinking(read)
 
-    def compare(self, driver: Driver, rounds: CatchUp) -> Report:
+    def compare(self, driver: Driver, passes: CatchUp) -> Report:
         """Compare rebuilt and live tables at the same offsets, and keep what differs for the cut-over."""
         with self._ending(driver):
             self._progress("comparing", 0, 0)
-            report = retried(lambda: prepare(driver, rounds), is_conflict)
+            report = retried(lambda: prepare(driver, passes), is_conflict)
             self._progress("comparing", 1, 1)
             return report
 
-    def cut_over(self, driver: Driver, rounds: CatchUp) -> CutOver:
+    def cut_over(self, driver: Driver, passes: CatchUp) -> CutOver:
         """Put the rebuilt tables in the place of the live ones, raise versions and epochs, and close the run: in one
         transaction.
 
@@ -218,26 +218,26 @@ class Reload:
         """
         _require_publishing(driver)
         with self._ending(driver):
-            plan = self._plan(driver, rounds) if driver.run.strategy == "merge" else Plan(bounds=self.bounds)
+            plan = self._plan(driver, passes) if driver.run.strategy == "merge" else Plan(bounds=self.bounds)
             if driver.run.strategy == "merge":
-                warm(driver, rounds.targets, lambda done, total: self._progress("warming up", done, total))
+                warm(driver, passes.targets, lambda done, total: self._progress("warming up", done, total))
             self._progress("cutting over", 0, 0)
-            outcome = cut_over(driver, rounds, lambda: self.catch_up(driver, rounds), plan)
+            outcome = cut_over(driver, passes, lambda: self.catch_up(driver, passes), plan)
             read = max(outcome.records, 0)  # where COMMIT had no answer, nobody was told
             self._progress("cutting over", read, read)
             return outcome
 
-    def _plan(self, driver: Driver, rounds: CatchUp) -> Plan:
+    def _plan(self, driver: Driver, passes: CatchUp) -> Plan:
         """Report what a merge is going to change, and refuse what is not allowed, before any lock is taken."""
-        report = recall(driver, rounds.targets)
+        report = recall(driver, passes.targets)
         self._compared(report)
         found = report.tables
-        require_no_extra(rounds.targets, found)  # here, because a resumed run does not compare again
-        predicted = forecast(driver, rounds.targets, found)
-        require_allowed(driver, rounds.targets, found, predicted, self.bounds)
+        require_no_extra(passes.targets, found)  # here, because a resumed run does not compare again
+        predicted = forecast(driver, passes.targets, found)
+        require_allowed(driver, passes.targets, found, predicted, self.bounds)
         return Plan(
             bounds=self.bounds,
-            live={target.path: one.live for target, one in zip(rounds.targets, found, strict=True)},
+            live={target.path: one.live for target, one in zip(passes.targets, found, strict=True)},
             predicted=predicted,
         )
 
@@ -248,11 +248,11 @@ class Reload:
         """
         _require_publishing(driver)
         self.stage(driver)
-        with CatchUp(driver, self.sources, self.kafka) as rounds:
-            self.catch_up(driver, rounds)
+        with CatchUp(driver, self.sources, self.kafka) as passes:
+            self.catch_up(driver, passes)
             if driver.run.strategy == "merge" and driver.run.state == "catching_up":
-                self.compare(driver, rounds)
-            outcome = self.cut_over(driver, rounds)
+                self.compare(driver, passes)
+            outcome = self.cut_over(driver, passes)
         self.runs.drop(driver.run.id)
         return outcome
 
@@ -265,9 +265,9 @@ class Reload:
         ended = "broken off before the tables were compared"
         try:
             self.stage(driver)
-            with CatchUp(driver, self.sources, self.kafka) as rounds:
-                self.catch_up(driver, rounds)
-                report = self.compare(driver, rounds)
+            with CatchUp(driver, self.sources, self.kafka) as passes:
+                self.catch_up(driver, passes)
+                report = self.compare(driver, passes)
             ended = VERIFIED
             return report
         finally:
@@ -284,26 +284,26 @@ class Reload:
 
     def _stage_what_came_meanwhile(self, driver: Driver) -> None:
         """By tasks, as long as it is much: the rounds are one process."""
-        shrinking = Shrinking()
+        pace = CatchUpProgress()
         while records := extend(driver, self.sources, self.kafka, self._large):
-            shrinking.take(records)
+            pace.require_shrinking(records)
             self._stage_ranges(driver)
 
-    def _round(self, driver: Driver, rounds: CatchUp) -> int:
+    def _round(self, driver: Driver, passes: CatchUp) -> int:
         states = ("indexed", "catching_up", "compared")
         with driver.step(*states) as tx:
             offsets = tx.offsets()
             behind = distance({(at.group, at.partition): at for at in tx.positions()}, offsets)
         self._progress("catching_up", 0, behind)  # between two steps: whoever is told may take its time
-        read = retried(lambda: self._apply(driver, rounds, states), is_conflict)
+        read = retried(lambda: self._apply(driver, passes, states), is_conflict)
         self._progress("catching_up", behind, behind)
         return read
 
-    def _apply(self, driver: Driver, rounds: CatchUp, states: Sequence[str]) -> int:
+    def _apply(self, driver: Driver, passes: CatchUp, states: Sequence[str]) -> int:
         # A handler may lock rows that others write: as in a worker, it gets them as they are then.
         handles = any(source.has_handler for source in self.sources)
         with driver.step(*states, isolation="READ COMMITTED" if handles else SERIALIZABLE_ENOUGH) as tx:
-            read = rounds.apply(tx, tx.offsets())
+            read = passes.apply(tx, tx.offsets())
             if driver.run.state == "indexed":
                 driver.transition(tx, "catching_up")
         return read

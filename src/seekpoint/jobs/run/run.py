@@ -283,7 +283,7 @@ class Driver:
                 f"{self.epoch}): leave it to that driver, or take it again"
             )
         if not now.is_open:
-            raise ReloadOver(f"reload {now.id} is {told(now)}")
+            raise ReloadOver(f"reload {now.id} is {how_it_ended(now)}")
         if now.state not in states:
             raise ReloadOver(f"reload {now.id} is {now.state}, and this step follows {' or '.join(states)}")
         self.run = now
@@ -330,7 +330,7 @@ class Driver:
 _OPEN = ("opened", "staging", "staged", "indexed", "catching_up", "compared")
 
 
-def told(run: Run) -> str:
+def how_it_ended(run: Run) -> str:
     """What became of a run that has ended."""
     word = {"cut_over": "cut over", "aborted": "aborted", "failed": "failed"}[run.state]
     return f"{word}: {run.error}" if run.error else word

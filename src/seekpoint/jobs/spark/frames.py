@@ -26,7 +26,7 @@ from seekpoint.jobs.tables.create_like import Sequences, make_like
 from seekpoint.jobs.tables.frame_targets import Frame, resolve_frames
 from seekpoint.jobs.tables.sql_templates import Statements, names
 from seekpoint.jobs.tables.staging_schema import Staging
-from seekpoint.jobs.tables.targets import Path, Source, Target, targets
+from seekpoint.jobs.tables.targets import Path, PipelineSource, Target, targets
 from seekpoint.kafka.range_plan import check
 from seekpoint.kafka.ranges import Range
 from seekpoint.postgres.engine import postgres_engine
@@ -42,7 +42,7 @@ WRITTEN = "attempt string, rows bigint"  # what a task reports: its table, and h
 
 def compute(
     driver: Driver,
-    given: Sequence[Source],
+    given: Sequence[PipelineSource],
     frames: Mapping[str, Frame],
     spark: SparkSession,
     *,

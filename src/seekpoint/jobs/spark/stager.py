@@ -25,7 +25,7 @@ from seekpoint.jobs.spark.task_errors import ending_of
 from seekpoint.jobs.staging.stage import Staged, Task, all_staged
 from seekpoint.jobs.staging.task_errors import endings
 from seekpoint.jobs.tables.frame_targets import Frame
-from seekpoint.jobs.tables.targets import Source
+from seekpoint.jobs.tables.targets import PipelineSource
 from seekpoint.kafka.range_plan import MOST_TASKS, SMALLEST
 from seekpoint.ledger.tables import DEFAULT_SCHEMA
 from seekpoint.postgres.engine import postgres_engine
@@ -69,7 +69,7 @@ class SparkStager:
         self._kafka, self._database, self._patience = portable(kafka), database, patience
         require_no_secret(spark, self._database, self._kafka)
 
-    def compute(self, driver: Driver, given: Sequence[Source], frames: Mapping[str, Frame]) -> None:
+    def compute(self, driver: Driver, given: Sequence[PipelineSource], frames: Mapping[str, Frame]) -> None:
         """Fill the copies of a handler's tables with what ``frames`` make of the records before the stop offsets.
 
         Raises ConfigError, ReloadRefused, ReloadOver, what reading raises, and Spark's own exception.

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Row
 
-from seekpoint.jobs.tables.targets import COMPARED, Source
+from seekpoint.jobs.tables.targets import COMPARED, PipelineSource
 from seekpoint.kafka.topic_config import compacted
 from seekpoint.sinks.base import TableSink
 from seekpoint.sinks.upsert.upsert import Upsert
@@ -15,7 +15,7 @@ from seekpoint.sinks.upsert.upsert import Upsert
 
 def of_compaction(
     kafka: Mapping[str, Any],
-    sources: Sequence[Source],
+    sources: Sequence[PipelineSource],
     offsets: Sequence[Row[Any]],
     letters: Mapping[tuple[str, str], int],
     strategy: str,
@@ -56,7 +56,7 @@ def _of_declared(group: str, topic: str, letters: int, strategy: str) -> Iterato
         )
 
 
-def _made_of_every_record(source: Source, topic: str) -> Iterator[str]:
+def _made_of_every_record(source: PipelineSource, topic: str) -> Iterator[str]:
     if source.has_handler:
         yield f"the handler of group {source.group!r}"
     for sink in source.pipeline.sinks:

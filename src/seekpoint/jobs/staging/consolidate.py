@@ -22,7 +22,7 @@ from seekpoint.jobs.tables.generations import generation_tables as leaves
 from seekpoint.jobs.tables.sql_templates import Statements, name, rows, run
 from seekpoint.jobs.tables.staging_schema import Staging, remember_columns
 from seekpoint.jobs.tables.table_copies import make_copy
-from seekpoint.jobs.tables.targets import REPLACING, Source, Target, targets
+from seekpoint.jobs.tables.targets import REPLACING, PipelineSource, Target, targets
 from seekpoint.kafka.ranges import Range, topic_ids
 from seekpoint.ledger.tables import dead_letter
 from seekpoint.records import Partition
@@ -113,7 +113,7 @@ def stage_missing(
         driver.heartbeat()
 
 
-def consolidate(driver: Driver, sources: Sequence[Source]) -> None:
+def consolidate(driver: Driver, sources: Sequence[PipelineSource]) -> None:
     """Put what was staged into one table per target, and move the rebuild's position: one transaction.
 
     Raises ReloadRefused where an attempt's table has not the rows that it reported, or a range is missing.
@@ -174,7 +174,7 @@ _INDEXES = text(
 )
 
 
-def index(driver: Driver, sources: Sequence[Source], kafka: Mapping[str, object]) -> None:
+def index(driver: Driver, sources: Sequence[PipelineSource], kafka: Mapping[str, object]) -> None:
     """Give the rebuilt tables their key, and where they will replace the live ones all their indexes.
 
     A record whose row the live table's foreign keys and unique indexes refuse is dead-lettered, as by a worker. Raises

@@ -17,7 +17,7 @@ from seekpoint.jobs.staging.stage import keep_dead_letters, left_out_of
 from seekpoint.jobs.tables.constraints import ForeignKey, breaks, references, uniques
 from seekpoint.jobs.tables.sql_templates import Composable, Statements, name, names, rows, run
 from seekpoint.jobs.tables.staging_schema import LINE, OFFSET, PLACE, Staging, unlogged
-from seekpoint.jobs.tables.targets import Path, Source, Target
+from seekpoint.jobs.tables.targets import Path, PipelineSource, Target
 from seekpoint.kafka.ranges import Range
 from seekpoint.records import Cause, Partition, RawRecord
 from seekpoint.worker.apply import Failed
@@ -116,7 +116,7 @@ def _repeated(tx: Tx, target: Target, known: Path, unique: Sequence[Composable])
 class Rejects:
     """Dead-letters records after their ranges were staged, as the pipeline's policy says."""
 
-    def __init__(self, engine: Engine, sources: Sequence[Source], kafka: Mapping[str, object]) -> None:
+    def __init__(self, engine: Engine, sources: Sequence[PipelineSource], kafka: Mapping[str, object]) -> None:
         self._engine, self._kafka = engine, kafka
         self._pipelines = {source.group: source.pipeline for source in sources}
         self._dead_letters: set[tuple[Place, int]] = set()

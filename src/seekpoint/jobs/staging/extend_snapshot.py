@@ -12,7 +12,7 @@ from seekpoint.jobs.run import statements as sql
 from seekpoint.jobs.run.run import SERIALIZABLE_ENOUGH, Driver, StagedPosition, Step, Tx, position_of
 from seekpoint.jobs.staging.stage import leave_out
 from seekpoint.jobs.tables.staging_schema import Staging
-from seekpoint.jobs.tables.targets import Source
+from seekpoint.jobs.tables.targets import PipelineSource
 from seekpoint.kafka.ranges import stable_ends, topic_ids
 from seekpoint.ledger.tables import dead_letter
 from seekpoint.records import Partition, State
@@ -23,18 +23,18 @@ STUCK = 10  # passes in a row that did not shrink
 Key = tuple[str, Partition]
 
 
-class Shrinking:
-    """Whether the distance to the groups gets smaller, round by round."""
+class CatchUpProgress:
+    """Whether the distance to the groups' positions gets smaller from pass to pass."""
 
     def __init__(self) -> None:
         self._last, self._stuck = -1, 0
 
-    def take(self, records: int) -> None:
+    def require_shrinking(self, records: int) -> None:
         """A pass of so many records. Raises ReloadRefused where ten in a row did not shrink."""
         self._stuck = self._stuck + 1 if 0 <= self._last <= records else 0
         self._last = records
         if self._stuck >= STUCK:
-            why = f"{records} records in the last round, and {STUCK} in a row did not shrink"
+            why = f"{records} records in the last pass, and {STUCK} in a row did not shrink"
             raise ReloadRefused(
                 [f"the workers write faster than the rebuild follows: {why}; reload when less is written"]
             )
@@ -71,7 +71,7 @@ def require_unmoved(
         raise ReloadRefused([*reasons, "abort this run and open another one"])
 
 
-def extend(driver: Driver, sources: Sequence[Source], kafka: Mapping[str, Any], large: int = LARGE) -> int:
+def extend(driver: Driver, sources: Sequence[PipelineSource], kafka: Mapping[str, Any], large: int = LARGE) -> int:
     """Move the snapshot offsets to the groups' offsets where those are over ``large`` records ahead; by how much.
 
     What opens a run is asked of the added ranges, too: the topics' ids, that no position was reset by hand, that the

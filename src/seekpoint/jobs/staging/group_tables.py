@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from seekpoint.jobs.run.run import Tx
 from seekpoint.jobs.tables.sql_templates import rows, run
 from seekpoint.jobs.tables.staging_schema import is_there, unlogged
-from seekpoint.jobs.tables.targets import Source, targets
+from seekpoint.jobs.tables.targets import PipelineSource, targets
 
 _TABLE = "writes"
 
 
-def remember_writes(tx: Tx, staging_schema: str, sources: Sequence[Source]) -> None:
+def remember_writes(tx: Tx, staging_schema: str, sources: Sequence[PipelineSource]) -> None:
     """Keep what the driver's code writes, group by group."""
     table = (staging_schema, _TABLE)
     run(
@@ -37,7 +37,7 @@ def writes_of(tx: Tx, staging_schema: str, group: str) -> set[str] | None:
     return {row[0] for row in rows(tx.connection, statement, table=table, group=group)}
 
 
-def writes_other_tables(tx: Tx, staging_schema: str, source: Source) -> bool:
+def writes_other_tables(tx: Tx, staging_schema: str, source: PipelineSource) -> bool:
     """Whether this code of a group writes others of the run's tables than the code that the run began with."""
     theirs = writes_of(tx, staging_schema, source.group)
     return theirs is not None and theirs != {target.name for target in targets(tx.connection, [source])}

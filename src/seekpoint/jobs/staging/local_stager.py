@@ -11,7 +11,7 @@ from seekpoint.errors import ConfigError
 from seekpoint.jobs.run.run import Run
 from seekpoint.jobs.staging.processes import Plan, Pool
 from seekpoint.jobs.staging.stage import Staged, Task, stage_range
-from seekpoint.jobs.tables.targets import Source
+from seekpoint.jobs.tables.targets import PipelineSource
 
 
 class LocalStager:
@@ -26,7 +26,7 @@ class LocalStager:
         engine: Engine,
         schema: str,
         kafka: Mapping[str, Any],
-        sources: Sequence[Source],
+        sources: Sequence[PipelineSource],
         *,
         processes: int = 0,
     ) -> None:

@@ -22,10 +22,10 @@ from seekpoint.jobs.staging.attempt_tables import attempt_sinks
 from seekpoint.jobs.staging.group_tables import remember_writes, writes_of
 from seekpoint.jobs.staging.savepoints import LeftOut, Outcome, Parts, all_of, nothing_left_out
 from seekpoint.jobs.staging.task_errors import make_endings
-from seekpoint.jobs.tables.handler_redirect import hush
+from seekpoint.jobs.tables.handler_redirect import silence_notify
 from seekpoint.jobs.tables.sql_templates import run
 from seekpoint.jobs.tables.staging_schema import UNLOGGED, Staging, remember_columns, unlogged
-from seekpoint.jobs.tables.targets import Source, aimed_pipeline, targets
+from seekpoint.jobs.tables.targets import PipelineSource, aimed_pipeline, targets
 from seekpoint.kafka.ranges import Piece, Range
 from seekpoint.ledger.dead_letters import dead_letter as letters
 from seekpoint.ledger.dead_letters.statements import INSERT_DEAD_LETTERS
@@ -77,7 +77,7 @@ class Stager(Protocol):
         """Stage each of them at least once; what was staged, as it is done. Raises what ends the run."""
 
 
-def begin_staging(driver: Driver, sources: Sequence[Source]) -> None:
+def begin_staging(driver: Driver, sources: Sequence[PipelineSource]) -> None:
     """Make the run's schema, with the records that are to be left out: its first step."""
     with driver.step("opened") as tx:
         staging = Staging(tx.run.staging_schema)
@@ -90,7 +90,7 @@ def begin_staging(driver: Driver, sources: Sequence[Source]) -> None:
         _make_dead_letters(tx, staging)
         make_endings(tx, staging.schema)
         if any(source.has_handler for source in sources):
-            hush(tx.connection, staging.schema)
+            silence_notify(tx.connection, staging.schema)
         remember_writes(tx, staging.schema, sources)
         ends = {(at.group, at.partition): at for at in tx.positions()}
         for source in sources:
@@ -196,7 +196,7 @@ def _attempt(
     if now is None or now.state != "staging":
         what = "gone" if now is None else now.state
         raise ReloadOver(f"reload {run_id} is {what}: it takes no more ranges")
-    found = targets(tx.connection, [Source("", pipeline)])
+    found = targets(tx.connection, [PipelineSource("", pipeline)])
     staging = Staging(now.staging_schema)
     _require_the_runs(tx, run_of(now), pipeline, {target.name for target in found})
     attempt = f"r{range_.partition.number}_{uuid4().hex[:16]}"

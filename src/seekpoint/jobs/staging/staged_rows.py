@@ -11,7 +11,7 @@ from seekpoint.errors import ReloadRefused
 from seekpoint.jobs.staging.stage import Staged
 from seekpoint.jobs.tables.sql_templates import Composable, name, names, rows, run
 from seekpoint.jobs.tables.staging_schema import KEY, LINE, OFFSET, PLACE, Staging, remembered_columns
-from seekpoint.jobs.tables.targets import Feed, Path, Source, Target
+from seekpoint.jobs.tables.targets import Feed, Path, PipelineSource, Target
 from seekpoint.records import Partition
 from seekpoint.sinks.catalog import DELETED
 from seekpoint.sinks.upsert.upsert import Upsert
@@ -22,7 +22,9 @@ _UNION = ident.SQL(" UNION ALL ")
 class StagedRows:
     """The rows of the attempts that count. ``places`` are their partitions, by the numbers that rows have of them."""
 
-    def __init__(self, connection: Connection, staging: Staging, sources: Sequence[Source], chosen: Sequence[Staged]):
+    def __init__(
+        self, connection: Connection, staging: Staging, sources: Sequence[PipelineSource], chosen: Sequence[Staged]
+    ):
         self._connection, self._staging, self._sources, self._chosen = connection, staging, sources, chosen
         self.places = list(dict.fromkeys(one.place for one in chosen))
 

@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 
 from seekpoint.errors import ConfigError
 from seekpoint.jobs.run.run import Driver
-from seekpoint.jobs.tables.targets import Path, Source, Target, resolve
+from seekpoint.jobs.tables.targets import Path, PipelineSource, Target, resolve
 
 Frame = Callable[[Any], Any]  # of a DataFrame of records to one of rows
 
@@ -18,7 +18,7 @@ Frame = Callable[[Any], Any]  # of a DataFrame of records to one of rows
 class FrameStager(Protocol):
     """A stager that computes frames, too."""
 
-    def compute(self, driver: Driver, given: Sequence[Source], frames: Mapping[str, Frame]) -> None:
+    def compute(self, driver: Driver, given: Sequence[PipelineSource], frames: Mapping[str, Frame]) -> None:
         """Fill the copies of a handler's tables with what ``frames`` make of the records before the stop offsets.
 
         In one transaction of the driver with the groups' positions; a group that is rebuilt in part already is left
@@ -27,7 +27,7 @@ class FrameStager(Protocol):
 
 
 def resolve_frames(
-    connection: Connection, given: Sequence[Source], found: Sequence[Target], frames: Mapping[str, Frame]
+    connection: Connection, given: Sequence[PipelineSource], found: Sequence[Target], frames: Mapping[str, Frame]
 ) -> list[tuple[int, Target, Frame]]:
     """Each frame with its table and the number of the source whose records it is made of.
 
@@ -60,7 +60,7 @@ def resolve_frames(
     return made
 
 
-def _written(connection: Connection, n: int, source: Source, found: Sequence[Target]) -> list[Target]:
+def _written(connection: Connection, n: int, source: PipelineSource, found: Sequence[Target]) -> list[Target]:
     named = {resolve(connection, each) for each in source.pipeline.writes}
     return [
         target

@@ -45,7 +45,7 @@ _LEAD_BACK = text("SELECT set_config('search_path', :before, true)")
 _OWN = frozenset(table.name for table in metadata.tables.values())
 
 
-def hush(connection: Connection, staging: str) -> None:
+def silence_notify(connection: Connection, staging: str) -> None:
     """Give the run's schema, which its handlers' names are looked up in first, a ``pg_notify`` that sends nothing."""
     run(
         connection,

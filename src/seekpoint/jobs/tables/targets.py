@@ -25,7 +25,7 @@ COMPARED = ("merge", "verify")  # strategies that look for differences, row by r
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class PipelineSource:
     """A pipeline and the name it is imported by; ``name`` is empty where it was given as an object."""
 
     name: str
@@ -123,11 +123,14 @@ class Target:
         return any(isinstance(feed.sink, Upsert) for feed in self.feeds)
 
 
-def sources(given: Sequence[Pipeline | str]) -> tuple[Source, ...]:
+def sources(given: Sequence[Pipeline | str]) -> tuple[PipelineSource, ...]:
     """Pipelines, or their names, in the order of their groups. Raises ConfigError for what no task can rebuild."""
     if isinstance(given, str | Pipeline):
         raise ConfigError(f"a reload takes a list of pipelines, or of their names: Reload([{given!r}], ...)")
-    made = [Source(each, load_pipeline(each)) if isinstance(each, str) else Source("", each) for each in given]
+    made = [
+        PipelineSource(each, load_pipeline(each)) if isinstance(each, str) else PipelineSource("", each)
+        for each in given
+    ]
     if not made:
         raise ConfigError("a reload needs at least one pipeline")
     if len({each.group for each in made}) < len(made):
@@ -191,7 +194,7 @@ def resolve(connection: Connection, name: str) -> Path | None:
     return None if row is None else (row.schema, row.name)
 
 
-def targets(connection: Connection, given: Sequence[Source]) -> tuple[Target, ...]:
+def targets(connection: Connection, given: Sequence[PipelineSource]) -> tuple[Target, ...]:
     """The tables that these pipelines write, as they are now. Raises ConfigError for one that cannot be rebuilt."""
     feeds: dict[Path, list[Feed]] = {}
     handled: dict[Path, Path] = {}

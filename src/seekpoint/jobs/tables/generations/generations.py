@@ -67,7 +67,7 @@ class Generations:
     def list(self) -> Sequence[Generation]:
         """Every table of this database that is kept in generations."""
         with transaction(self.engine, self.schema) as tx:
-            return [_told(tx, row) for row in tx.execute(sql.GENERATIONS).all()]
+            return [_generation(tx, row) for row in tx.execute(sql.GENERATIONS).all()]
 
     def enable(self, table: str | tuple[str, str]) -> Generation:
         """Make a plain table the first generation of a view of its name; one that is adopted already stays as it is.
@@ -80,7 +80,7 @@ class Generations:
         path = self._resolved(table)
         with transaction(self.engine, self.schema) as tx:
             if (known := leaves.pointer(tx, path)) is not None:
-                return _told(tx, known)
+                return _generation(tx, known)
             _require(_reasons(tx, path))
         self._retry_locked(lambda tx: _mark(tx, path))
         try:
@@ -117,7 +117,7 @@ class Generations:
         with transaction(self.engine, self.schema) as tx:
             if (row := leaves.pointer(tx, path)) is None:
                 raise ConfigError(f"{'.'.join(path)} is not kept in generations: enable them first")
-            return _told(tx, row)
+            return _generation(tx, row)
 
     def _record(self, tx: Tx, path: Path, action: str, step: Callable[[Tx, Path], None]) -> None:
         """Do it, and say to each group that writes the table who did."""
@@ -147,7 +147,7 @@ class Generations:
         retried(alone, tries=TRIES)
 
 
-def _told(tx: Tx, row: Any) -> Generation:
+def _generation(tx: Tx, row: Any) -> Generation:
     others = [one for one in leaves.partitions(tx, (row.table_schema, row.parent)) if one != row.current]
     names = (row.table_name, row.current, row.parent, *others)
     table, current, parent, *rest = (f"{row.table_schema}.{name}" for name in names)
@@ -195,20 +195,20 @@ _MAY_READ = text(
 
 def _reasons(tx: Tx, path: Path) -> list[str]:
     """Why the table cannot be kept in generations, every one with what would help."""
-    connection, told = tx.connection, ".".join(path)
+    connection, shown = tx.connection, ".".join(path)
     kind = connection.execute(TABLE, {"name": quoted(*path)}).one().kind
     if kind != "r":
-        return [f"{told} is no plain table"]
+        return [f"{shown} is no plain table"]
     reasons = [
-        f"{told} belongs to another role: enable generations as its owner"
+        f"{shown} belongs to another role: enable generations as its owner"
         if what == OTHER_OWNER
-        else f"{told} has {what}, which would hang on one generation and not on the view: drop it (views can be made "
+        else f"{shown} has {what}, which would hang on one generation and not on the view: drop it (views can be made "
         "anew, on top of the enabled table), or reload by 'merge'"
         for what in [*hanging(connection, path), *_inherited(connection, path)]
     ]
     mark = connection.execute(_MARK, {"name": quoted(*path), "column": COLUMN}).one()
     if mark.has_column and not mark.is_ours:
-        reasons.append(f"{told} has a column {COLUMN} of its own: rename it")
+        reasons.append(f"{shown} has a column {COLUMN} of its own: rename it")
     reasons += [
         f"there is a table {'.'.join(other)} already, a name that is needed: rename it"
         for other in _names(path)
@@ -218,7 +218,7 @@ def _reasons(tx: Tx, path: Path) -> list[str]:
     for row in leaves.grants(connection, path):
         asked = {"role": row.role, "table": pointers, "schema": tx.schema}
         if row.what in {"INSERT", "UPDATE"} and (row.is_public or not connection.execute(_MAY_READ, asked).scalar()):
-            reasons.append(f"role {row.role} may write {told}, and must know where: GRANT SELECT ON {pointers} TO it")
+            reasons.append(f"role {row.role} may write {shown}, and must know where: GRANT SELECT ON {pointers} TO it")
     return reasons + _of_runs(tx, path)
 
 
@@ -291,12 +291,12 @@ def _enable(tx: Tx, path: Path) -> None:
     numbers.own(connection, kept, parent)
     view.make(tx, path, parent, FIRST)
     leaves.grant_alike(connection, leaf, path)
-    _tell_alike(connection, leaf, path)
+    _copy_comments(connection, leaf, path)
     row = {"table_schema": path[0], "table_name": path[1], "number": FIRST, "current": leaf[1], "parent": parent[1]}
     tx.execute(sql.INSERT_GENERATION, [row])
 
 
-_TOLD = text(
+_COMMENTS = text(
     """
     SELECT a.attname AS column, d.description AS said FROM pg_description d
     LEFT JOIN pg_attribute a ON a.attrelid = d.objoid AND a.attnum = d.objsubid AND d.objsubid > 0
@@ -305,10 +305,10 @@ _TOLD = text(
 )
 
 
-def _tell_alike(connection: Connection, given: Path, to: Path) -> None:
+def _copy_comments(connection: Connection, given: Path, to: Path) -> None:
     """Comments of the table and its columns."""
     kind = connection.execute(TABLE, {"name": quoted(*to)}).one().kind
-    for row in connection.execute(_TOLD, {"name": quoted(*given)}).all():
+    for row in connection.execute(_COMMENTS, {"name": quoted(*given)}).all():
         what = "COLUMN" if row.column is not None else "VIEW" if kind == "v" else "TABLE"
         run(
             connection,
@@ -327,8 +327,8 @@ def _require_forgotten(tx: Tx, path: Path, row: Row[Any] | None, patience: float
     if row is None or row.run is None:
         return
     if pids := leaves.still_reading(tx, row.turned, patience):
-        told = f"{'.'.join(path)}: somebody reads in a snapshot from before the last cut-over, after {patience:g} s"
-        raise ReloadRefused([f"{told}: wait for the sessions of pid {', '.join(map(str, pids))}, or end them"])
+        shown = f"{'.'.join(path)}: somebody reads in a snapshot from before the last cut-over, after {patience:g} s"
+        raise ReloadRefused([f"{shown}: wait for the sessions of pid {', '.join(map(str, pids))}, or end them"])
 
 
 def _disable(tx: Tx, path: Path) -> None:
@@ -341,7 +341,7 @@ def _disable(tx: Tx, path: Path) -> None:
     _hold(tx, path)
     leaves.grant_alike(connection, path, leaf)
     run(connection, "COMMENT ON TABLE {leaf} IS NULL", leaf=leaf)  # a reload notes there what it writes
-    _tell_alike(connection, path, leaf)
+    _copy_comments(connection, path, leaf)
     try:  # before what is behind it, as readers lock them: or each of us would have what the other waits for
         run(connection, "DROP VIEW {view}", view=path)
     except psycopg.errors.DependentObjectsStillExist as error:

@@ -287,3 +287,26 @@ def test_a_statement_that_fails_undoes_those_before_it(pair: running_pair.Runnin
     assert 'error: Postgres: relation "no_such_table" does not exist' in failed.stderr
     left = seekpoint("sql", f"SELECT to_regclass('{seekpoint_schema}.half') AS half", "--json")
     assert json.loads(left.stdout) == [{"half": None}]
+
+
+def test_sql_prints_values_that_python_and_json_do_not_have(pair: running_pair.RunningPair) -> None:
+    columns = (
+        "'infinity'::timestamptz AS a, '0044-03-15 BC'::date AS b, 'NaN'::float8 AS c, ARRAY['-Infinity'::float4] AS d"
+    )
+    found = json.loads(seekpoint("sql", f"SELECT {columns}, 0.5::float8 AS e", "--json").stdout)
+    assert found == [{"a": "infinity", "b": "0044-03-15 BC", "c": "NaN", "d": ["-Infinity"], "e": 0.5}]
+    assert "0044-03-15 BC" in seekpoint("sql", f"SELECT {columns}").stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["COPY (SELECT 1) TO STDOUT"], "`seekpoint dev sql` does not run COPY from or to the client: use psql"),
+        (["SELECT 1 AS a, 2 AS a", "--json"], "--json needs a name of its own for each column: 'a' is there twice"),
+    ],
+)
+def test_sql_refuses_what_it_cannot_print(pair: running_pair.RunningPair, command: list[str], message: str) -> None:
+    refused = seekpoint("sql", *command)
+    assert refused.exit_code == 2
+    assert refused.stderr.startswith(f"error: {message}")
+    assert len(refused.output.splitlines()) == 1

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import signal
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from decimal import Decimal
@@ -15,6 +17,10 @@ from typing import Annotated, Any, BinaryIO
 import msgspec
 import psycopg
 import typer
+from psycopg.abc import Buffer
+from psycopg.pq import TransactionStatus
+from psycopg.types.numeric import FloatLoader
+from psycopg.types.string import TextLoader
 
 from seekpoint.cli.option_groups import KafkaOptions, command
 from seekpoint.cli.options import AsJson, OptionalDatabaseUrl, kafka_settings, names_brokers, one_off_engine
@@ -158,7 +164,18 @@ def sql(
         )
     with one_off_engine(url).begin() as tx:
         driver: Any = tx.connection.driver_connection  # SQLAlchemy would read : and % as the start of a parameter
-        cursor = driver.execute(statements)
+        for name in ("date", "interval", "time", "timestamp", "timestamptz"):
+            driver.adapters.register_loader(name, TextLoader)  # Python has no 'infinity' and no year before 1
+        if as_json:
+            for name in ("float4", "float8"):
+                driver.adapters.register_loader(name, _JsonFloatLoader)
+        try:
+            cursor = driver.execute(statements)
+        except psycopg.ProgrammingError:
+            if driver.info.transaction_status != TransactionStatus.ACTIVE:
+                raise
+            tx.invalidate()  # the server waits for the COPY's end: a ROLLBACK would fail
+            raise ConfigError("`seekpoint dev sql` does not run COPY from or to the client: use psql") from None
         while True:
             _print_rows(cursor, as_json=as_json)
             if not cursor.nextset():
@@ -238,6 +255,14 @@ def _print_produced(produced: Produced, *, as_json: bool) -> None:
     )
 
 
+class _JsonFloatLoader(FloatLoader):
+    """Floats; as text where JSON has no number: NaN, Infinity."""
+
+    def load(self, data: Buffer) -> Any:
+        value = super().load(data)
+        return value if math.isfinite(value) else bytes(data).decode()
+
+
 def _print_rows(cursor: psycopg.Cursor[tuple[Any, ...]], *, as_json: bool) -> None:
     if cursor.description is None:
         if not as_json:
@@ -245,6 +270,8 @@ def _print_rows(cursor: psycopg.Cursor[tuple[Any, ...]], *, as_json: bool) -> No
         return
     names, rows = [column.name for column in cursor.description], cursor.fetchall()
     if as_json:
+        if twice := [name for name, count in Counter(names).items() if count > 1]:
+            raise ConfigError(f"--json needs a name of its own for each column: {twice[0]!r} is there twice; use AS")
         found = [dict(zip(names, row, strict=True)) for row in rows]
         typer.echo(msgspec.json.format(msgspec.json.encode(found, enc_hook=str), indent=2))
         return

@@ -160,14 +160,14 @@ def _database(error: DBAPIError | psycopg.Error) -> str:
     diag, state = getattr(original, "diag", None), getattr(original, "sqlstate", None)
     if diag is None or diag.message_primary is None:
         lines = [line.strip() for line in str(original).splitlines() if line.strip()]
-        return f"{' '.join(lines)}; {_unconnected(lines)}"
+        said = " ".join(lines)
+        return f"{said}; {_unconnected(said)}" if isinstance(original, psycopg.OperationalError) else said
     remedy = diag.message_hint or _REMEDIES.get(state or "")
     return f"{diag.message_primary}; {remedy}" if remedy else str(diag.message_primary)
 
 
-def _unconnected(lines: list[str]) -> str:
-    """A connection that was refused carries no SQLSTATE: only the server's words tell why."""
-    said = " ".join(lines)
+def _unconnected(said: str) -> str:
+    """The remedy for a connection that failed: it has no SQLSTATE, only the message says why."""
     if "authentication failed" in said or "no password supplied" in said:
         return _REMEDIES[INVALID_PASSWORD]
     if re.search(r'database "[^"]*" does not exist', said):

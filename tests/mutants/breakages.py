@@ -134,15 +134,15 @@ BREAKAGES = (
     breakage(
         "an unknown topic taken for the one that was claimed",
         "worker/assignment/topic_ids.py",
-        "            if active is None or now == active.claim.topic_id:",
-        "            if active is None or now in {None, active.claim.topic_id}:",
+        "        if at is None or topic_id == at.claim.topic_id:",
+        "        if at is None or topic_id in {None, at.claim.topic_id}:",
         UNKNOWN,
     ),
     breakage(
         "an unknown topic's part of the batch is passed",
         "worker/assignment/topic_ids.py",
-        "                found[partition] = None",
-        "                pass",
+        "            found[partition] = None",
+        "            pass",
         f"{KAFKA}::test_i4_while_a_topic_is_unknown_nothing_of_it_commits_and_the_others_do",
     ),
     breakage(
@@ -240,8 +240,8 @@ BREAKAGES = (
             Edit(_STATEMENTS, "    where=offset.topic_id == _claim.excluded.topic_id,\n", ""),
             Edit(
                 "worker/assignment/topic_ids.py",
-                "            if active is None or now == active.claim.topic_id:",
-                "            if True:",
+                "        if at is None or topic_id == at.claim.topic_id:",
+                "        if True:",
             ),
         ),
         (f"{GROUP}::test_a_recreated_topic_stops_its_partitions_alone", RECREATED),
@@ -274,6 +274,27 @@ BREAKAGES = (
         "            self._announce(events.Advanced(spans=result.spans))\n        self._holder.accept(moved)\n",
         "            self._holder.accept(moved)\n            self._announce(events.Advanced(spans=result.spans))\n",
         f"{LOST}::test_a_commit_that_never_arrives_however_often_it_is_tried",
+    ),
+    breakage(
+        "the lost claim of a revoked partition is forgotten",
+        "worker/assignment/partitions.py",
+        "            self._unreleased.append(waiting.known)\n\n",
+        "            pass\n\n",
+        "tests/unit/test_reconcile.py::test_a_lost_claim_of_a_revoked_partition_is_released",
+    ),
+    breakage(
+        "a revoked partition is read again after a refusal",
+        "worker/assignment/reconcile.py",
+        "        if partition in self._partitions.revoked:",
+        "        if False:",
+        "tests/unit/test_reconcile.py::test_a_revoked_partition_is_not_read_again",
+    ),
+    breakage(
+        "a move under a replaced claim is taken over",
+        "worker/assignment/worker_assignment.py",
+        " and at.claim.token == claim.token:",
+        ":",
+        "tests/unit/test_reconcile.py::test_a_claim_that_was_replaced_before_accept_is_not_taken_over",
     ),
     breakage(
         "an open batch is filled after a revocation",

@@ -1,19 +1,24 @@
-"""Where the ledger is, compared with where the reader is: the five cases, from values alone."""
+"""Reconciling active partitions with the ledger's rows: the five cases, and partitions revoked meanwhile."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
 import pytest
 
+from seekpoint.events import Announcer
 from seekpoint.ledger import Claim
+from seekpoint.pipeline.policy import Limits, StartAt
 from seekpoint.records import Partition
-from seekpoint.worker.assignment.partitions import ActivePartition
+from seekpoint.worker.assignment import Resources, WorkerAssignment
+from seekpoint.worker.assignment.partitions import ActivePartition, AssignedPartitions
 from seekpoint.worker.assignment.reconcile import Standing, classify
 
-CLAIM = Claim(Partition("t", 0), uuid4(), 1, 5, None, uuid4())
+P = Partition("t", 0)
+CLAIM = Claim(P, uuid4(), 1, 5, None, uuid4())
 
 
 @pytest.mark.parametrize(
@@ -38,3 +43,60 @@ def test_a_row_is_classified(stored: int, cursor: int, start: int | None, standi
 @pytest.mark.parametrize("row", [None, SimpleNamespace(token=uuid4(), next_offset=5)])
 def test_a_claim_that_is_not_ours_is_lost(row: Any) -> None:
     assert classify(row, ActivePartition(CLAIM, 5), 5) is Standing.LOST
+
+
+class Client:
+    """Keeps which partitions it was asked to read."""
+
+    def __init__(self) -> None:
+        self.assigned: list[Partition] = []
+
+    def assign(self, fresh: Collection[Partition], _others: Mapping[Partition, int]) -> None:
+        self.assigned += fresh
+
+    def unassign(self, _partitions: Collection[Partition], _others: Mapping[Partition, int]) -> None: ...
+
+
+class OneWorker:
+    """A worker that reads P under CLAIM up to offset 9, and the ledger's row of P."""
+
+    def __init__(self, **row: Any) -> None:
+        stored = SimpleNamespace(owner=uuid4(), attempt_offset=None, leader_epoch=None, epoch=1, **row)
+        ledger = SimpleNamespace(limits=Limits(), owner=uuid4(), positions_of=lambda _: {P: stored})
+        self.client = Client()
+        client: Any = self.client
+        self.partitions = AssignedPartitions(client, Announcer())
+        unused = None
+        parts: Any = (self.partitions, self.client, ledger, unused, unused, Announcer())
+        self.assignment = WorkerAssignment(Resources(*parts), ["t"], StartAt.earliest(), None)
+        self.partitions.activate({P: CLAIM})
+        self.partitions.active[P].cursor = 9
+        self.client.assigned.clear()
+
+
+def test_a_lost_claim_of_a_revoked_partition_is_released() -> None:
+    """I2: an unreleased claim would count as a crash of the process; released once, also if P was assigned again."""
+    worker = OneWorker(token=uuid4(), next_offset=5)
+    worker.partitions.on_revoked([P], False)
+    worker.partitions.on_assigned([P])
+    assert worker.assignment.reconcile({}) == {P}
+    assert worker.partitions.claiming[P].known is None
+    assert worker.partitions.claims() == [CLAIM]
+    assert worker.partitions.forget_revoked() == [CLAIM]
+    assert worker.partitions.forget_revoked() == []
+
+
+def test_a_revoked_partition_is_not_read_again() -> None:
+    """I2: the client must not assign itself what another member may read by now."""
+    worker = OneWorker(token=CLAIM.token, next_offset=5)
+    worker.partitions.on_revoked([P], False)
+    assert worker.assignment.reconcile({}) == {P}
+    assert worker.client.assigned == []
+    assert worker.partitions.forget_revoked() == [CLAIM]
+
+
+def test_a_claim_that_was_replaced_before_accept_is_not_taken_over() -> None:
+    """I2: the owner of a loop may accept what it committed after the next poll, under an earlier token."""
+    worker = OneWorker(token=CLAIM.token, next_offset=5)
+    worker.assignment.accept([Claim(P, uuid4(), 1, 9, None, CLAIM.topic_id)])
+    assert worker.partitions.active[P].claim == CLAIM

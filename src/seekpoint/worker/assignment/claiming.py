@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from time import monotonic
 
 from seekpoint import events
-from seekpoint.errors import GroupPaused
+from seekpoint.errors import GroupPaused, PartitionStopped
 from seekpoint.kafka.identity import NO_ID
 from seekpoint.kafka.offset_loss import unknown
 from seekpoint.ledger import Claim
 from seekpoint.pipeline.policy import StartAt
 from seekpoint.records import Partition
+from seekpoint.worker.assignment.partitions import ClaimingPartition
 from seekpoint.worker.assignment.resources import Resources
 from seekpoint.worker.assignment.scheduler import Scheduler
 
@@ -98,6 +100,17 @@ class Claiming:
                 events.KafkaTrouble(error=f"topic {topic!r} is unknown to the broker that was asked; asking again")
             )
         at.answers, at.last = at.answers + 1, now
+
+    def stop_or_reclaim(self, stops: Mapping[Partition, PartitionStopped | None]) -> None:
+        """Stop these partitions; those without a stop are claimed again when the brokers know their topics again."""
+        for topic in sorted({p.topic for p, stop in stops.items() if stop is None}):
+            self.note_unknown(topic, monotonic())
+        for partition, stop in stops.items():
+            if stop is not None:
+                self._partitions.stop(partition, stop)
+            elif (active := self._partitions.active.get(partition)) is not None:
+                self._partitions.deactivate([partition])
+                self._partitions.claim_later(partition, ClaimingPartition(known=active.claim))
 
     def _await_topics(self, partitions: Sequence[Partition], now: float) -> None:
         """Ask again for topics that are unknown, and stop their partitions where they are unknown for long."""

@@ -1,4 +1,4 @@
-"""What a worker looks for where it writes nothing: resets, pauses, recreated topics (I5), failovers, lost records."""
+"""Checks of partitions without traffic: resets and pauses (I5), recreated topics and lost records (I4), failovers."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from seekpoint.kafka.identity import NO_ID, Answer
 from seekpoint.kafka.offset_loss import classify as classify_loss
 from seekpoint.ledger import Move, Position
 from seekpoint.records import Partition
+from seekpoint.worker.assignment.claiming import Claiming
 from seekpoint.worker.assignment.partitions import ClaimingPartition
 from seekpoint.worker.assignment.reconcile import Reconciler
 from seekpoint.worker.assignment.resources import Resources
-from seekpoint.worker.assignment.topic_ids import TopicIds
+from seekpoint.worker.assignment.topic_ids import topic_id_mismatches
 
 
 class IdleChecks:
     """The checks of one consumer's partitions, run every ``Limits.idle_check`` seconds."""
 
     def __init__(
-        self, resources: Resources, topics: Collection[str], topic_ids: TopicIds, reconciler: Reconciler
+        self, resources: Resources, topics: Collection[str], claiming: Claiming, reconciler: Reconciler
     ) -> None:
         self._partitions, _, self._ledger, self._identity, self._watermarks, self._announce = resources
-        self._topics, self._topic_ids, self._reconciler = topics, topic_ids, reconciler
+        self._topics, self._claiming, self._reconciler = topics, claiming, reconciler
         self._next = 0.0  # when they run next, by the monotonic clock
 
     def run_soon(self) -> None:
@@ -58,7 +59,7 @@ class IdleChecks:
     def _check_topic_ids(self, answer: Answer, quiet: Sequence[Partition]) -> None:
         """Stop quiet partitions whose topic was recreated."""
         try:
-            self._topic_ids.stop_or_reclaim(self._topic_ids.mismatches(answer, quiet))
+            self._claiming.stop_or_reclaim(topic_id_mismatches(self._partitions.active, answer, quiet))
         except KafkaUnavailable as error:
             self._announce(events.KafkaTrouble(error=str(error)))
 
@@ -76,8 +77,8 @@ class IdleChecks:
                 # No record was applied at this end: only the epoch that the broker has *there* may be kept.
                 epoch = edge.leader_epoch if edge.offset == at.end else None
                 moves.append(Move(at.claim, at.cursor, at.end, epoch))
-        if mismatches := self._topic_ids.mismatches(answer, partitions):
-            self._topic_ids.stop_or_reclaim(mismatches)
+        if mismatches := topic_id_mismatches(active, answer, partitions):
+            self._claiming.stop_or_reclaim(mismatches)
             return
         try:
             moved = self._ledger.advance_alone(moves)
@@ -124,10 +125,10 @@ class IdleChecks:
         missing = {p: one.cursor for p, one in at.items() if one.position == one.cursor}
         if not missing:
             return
-        mismatches = self._topic_ids.mismatches(self._identity.ask({p.topic for p in missing}), missing)
-        self._topic_ids.stop_or_reclaim(mismatches)
+        mismatches = topic_id_mismatches(active, self._identity.ask({p.topic for p in missing}), missing)
+        self._claiming.stop_or_reclaim(mismatches)
         lost = {p: cursor for p, cursor in missing.items() if p not in mismatches}
         resets = {p: self._ledger.last_reset(p) for p in lost}
         by_hand = {p: str(reset) for p, reset in resets.items() if reset is not None and reset.to == lost[p]}
-        self._topic_ids.stop_or_reclaim(classify_loss(lost, self._watermarks, by_hand))
+        self._claiming.stop_or_reclaim(classify_loss(lost, self._watermarks, by_hand))
         self._partitions.out_of_range = at.keys() - missing.keys()

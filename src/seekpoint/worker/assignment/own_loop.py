@@ -110,7 +110,7 @@ class Assignment:
         if mismatches := self._worker.topic_id_mismatches(answer, reads):
             if stop := next(filter(None, mismatches.values()), None):
                 raise stop
-            self.stop_or_reclaim(mismatches)  # claimed again by a later accept_poll()
+            self._worker.stop_or_reclaim(mismatches)  # claimed again by a later accept_poll()
             topics = ", ".join(sorted({p.topic for p in mismatches}))
             raise KafkaUnavailable(f"unknown to the broker that was asked: {topics}")
         return self._ledger.advance(tx, [r.move() for r in reads.values()], transaction)
@@ -135,10 +135,6 @@ class Assignment:
     def stop(self, partition: Partition, stop: PartitionStopped) -> None:
         """Stop reading one partition until its offset is reset or it is assigned again; the others are read on."""
         self._worker.stop_or_reclaim({partition: stop})
-
-    def stop_or_reclaim(self, stops: Mapping[Partition, PartitionStopped | None]) -> None:
-        """Stop these partitions; those without a stop are claimed again when the brokers know their topics again."""
-        self._worker.stop_or_reclaim(stops)
 
     def suspend(self) -> None:
         """The database or the brokers are away: read nothing, stay in the group, claim everything again later."""

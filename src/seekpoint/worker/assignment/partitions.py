@@ -200,10 +200,8 @@ class AssignedPartitions:
             self._announce(events.Activated(partition=partition, offset=claim.next_offset, epoch=claim.epoch))
 
     def continue_reading(self) -> None:
-        """After a rebalance: what stays ours is read on from its cursor."""
-        self._client.continue_reading(
-            {p: (at.cursor, at.last_epoch) for p, at in self.active.items() if p not in self.revoked}
-        )
+        """After a rebalance: continue to read the partitions that are still assigned, from their cursors."""
+        self._client.continue_reading({p: (at.cursor, at.last_epoch) for p, at in self.active.items()})
 
     def deactivate(self, partitions: Collection[Partition]) -> None:
         """Stop reading these, and throw away what the client has buffered of them."""
@@ -217,9 +215,11 @@ class AssignedPartitions:
             self.backlogged.pop(partition, None)
 
     def claim_later(self, partition: Partition, waiting: ClaimingPartition) -> None:
-        """Claim it later, unless Kafka took it away: then claiming it again would only disturb its new owner."""
+        """Claim it later; where it is revoked, release the claim instead: another one would fence its new owner."""
         if partition not in self.revoked:
             self.claiming[partition] = waiting
+        elif waiting.known is not None:
+            self._unreleased.append(waiting.known)
 
     def postpone(self, partitions: Iterable[Partition], until: float, *, is_stalled: bool = False) -> None:
         """Claim these not before ``until``; ``is_stalled``: another transaction holds their rows."""

@@ -26,7 +26,7 @@ from seekpoint.worker.assignment.partitions import ActivePartition, ClaimingPart
 from seekpoint.worker.assignment.reconcile import Reconciler
 from seekpoint.worker.assignment.resources import Resources
 from seekpoint.worker.assignment.scheduler import Scheduler
-from seekpoint.worker.assignment.topic_ids import TopicIds
+from seekpoint.worker.assignment.topic_ids import topic_id_mismatches
 
 
 class WorkerAssignment:
@@ -50,9 +50,8 @@ class WorkerAssignment:
         self._fixed = None if partitions is None else [Partition(*p) for p in partitions]
         self.scheduler = Scheduler(resources, pipeline)
         self._claiming = Claiming(resources, start, self.scheduler)
-        self._topic_ids = TopicIds(self._partitions, self._claiming)
         self._reconciler = Reconciler(resources, self._claiming, has_group=self._fixed is None)
-        self._checks = IdleChecks(resources, self._topics, self._topic_ids, self._reconciler)
+        self._checks = IdleChecks(resources, self._topics, self._claiming, self._reconciler)
 
     @property
     def active(self) -> Mapping[Partition, ActivePartition]:
@@ -199,8 +198,8 @@ class WorkerAssignment:
         self, answer: Answer, partitions: Iterable[Partition]
     ) -> Mapping[Partition, PartitionStopped | None]:
         """Those whose topic is not the one that was claimed; None where its id is unknown at this moment."""
-        return self._topic_ids.mismatches(answer, partitions)
+        return topic_id_mismatches(self.active, answer, partitions)
 
     def stop_or_reclaim(self, stops: Mapping[Partition, PartitionStopped | None]) -> None:
         """Stop these partitions; those without a stop are claimed again when the brokers know their topics again."""
-        self._topic_ids.stop_or_reclaim(stops)
+        self._claiming.stop_or_reclaim(stops)

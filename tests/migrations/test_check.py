@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from sqlalchemy import Engine, inspect, text
 
@@ -22,12 +24,6 @@ def complaint(engine: Engine, name: str = "seekpoint") -> str:
     return str(caught.value)
 
 
-def test_at_head_it_passes(engine: Engine) -> None:
-    schema.upgrade(engine)
-    with engine.connect() as connection:
-        schema.check(connection)
-
-
 def test_missing(engine: Engine) -> None:
     said = complaint(engine)
     assert "schema 'seekpoint' has no ledger tables" in said
@@ -40,24 +36,11 @@ def test_missing_under_another_name_the_command_is_ready_to_paste(engine: Engine
     assert """`seekpoint db upgrade --schema 'my ledger'`""" in complaint(engine, "my ledger")
 
 
-def test_a_schema_without_tables_is_missing_too(engine: Engine) -> None:
+@pytest.mark.parametrize("empty", [schema.downgrade, stamp], ids=["no tables", "no version"])
+def test_an_empty_schema_is_missing_too(engine: Engine, empty: Callable[[Engine], None]) -> None:
     schema.upgrade(engine)
-    schema.downgrade(engine)
+    empty(engine)
     assert "has no ledger tables" in complaint(engine)
-
-
-def test_an_empty_version_table_is_missing_too(engine: Engine) -> None:
-    schema.upgrade(engine)
-    stamp(engine)
-    assert "has no ledger tables" in complaint(engine)
-
-
-def test_older(engine: Engine) -> None:
-    schema.upgrade(engine)
-    stamp(engine, "0000")
-    said = complaint(engine)
-    assert f"at revision 0000, older than revision {schema.HEAD}" in said
-    assert "run `seekpoint db upgrade`" in said
 
 
 def test_newer(engine: Engine) -> None:
@@ -76,13 +59,6 @@ def test_somebody_elses_version_table(engine: Engine, revisions: list[str]) -> N
     said = complaint(engine)
     assert "3f2a9c01d7e4" in said
     assert "give the ledger a schema of its own" in said
-
-
-def test_current_is_the_revision_or_none(engine: Engine) -> None:
-    with engine.begin() as connection:
-        assert schema.current(connection) is None
-        schema.upgrade(connection)
-        assert schema.current(connection) == schema.HEAD
 
 
 @pytest.mark.parametrize("encoding", ["LATIN1", "EUC_JP"])

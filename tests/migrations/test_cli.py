@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import Engine, make_url, text
 from typer.testing import CliRunner, Result
 
+from migrations.test_check import stamp
 from seekpoint import schema
 from seekpoint.cli.db import app
 
@@ -20,11 +21,6 @@ def db(*arguments: str, url: str | None = None) -> Result:
     result = CliRunner().invoke(app, list(arguments), env={VARIABLE: url, "COLUMNS": "200", "NO_COLOR": "1"})
     assert result.exception is None or isinstance(result.exception, SystemExit), "no traceback for the user"
     return result
-
-
-def stamp(engine: Engine, revision: str) -> None:
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE seekpoint.alembic_version SET version_num = :it"), {"it": revision})
 
 
 def test_upgrade_and_check(database_url: str) -> None:

@@ -14,8 +14,8 @@ from alembic import command
 from sqlalchemy import Engine, text
 
 from migrations.test_cli import db
-from migrations.test_host import Host, run_script
-from migrations.test_install import LETTER, ODD_NAMES, ROWS, ROWS_NOW, asked, at
+from migrations.test_host import Host
+from migrations.test_install import LETTER, ODD_NAMES, ROWS, ROWS_NOW, asked, at, run_script
 from seekpoint import schema
 from seekpoint.errors import ConfigError
 

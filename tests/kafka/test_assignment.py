@@ -33,14 +33,12 @@ def test_i6_positions_come_from_the_ledger_whatever_was_committed_to_kafka(scene
     commit_to_kafka(scene, {(name, 0): 17, (name, 1): 3})  # before the first start …
     run = scene.worker(name, **way(name, 2))
     run.reached(name, 30, 0)
-    run.reached(name, 20, 1)
-    run.stop()
+    run.finish(name, 20, 1)
     commit_to_kafka(scene, {(name, 0): 1, (name, 1): 20})  # … and between two
     stored += scene.produce(name, 5, partition=0) + scene.produce(name, 5, partition=1)
     again = scene.worker(name, **way(name, 2))
     again.reached(name, 35, 0)
-    again.reached(name, 25, 1)
-    again.stop()
+    again.finish(name, 25, 1)
     assert {e.partition.number: e.offset for e in again.seen.all(events.Activated)} == {0: 30, 1: 20}
     scene.book.assert_holds(name, stored)
 
@@ -49,12 +47,10 @@ def test_a_restart_goes_on_where_the_ledger_was_moved_to(scene: Scene, way: Way)
     """I6: nothing is remembered elsewhere."""
     name, stored = scene.log(20)
     run = scene.worker(name, **way(name, 1))
-    run.reached(name, 20)
-    run.stop()
+    run.finish(name, 20)
     scene.ledger.reset_offset(name, 0, 15, log=None, reason="again")
     again = scene.worker(name, **way(name, 1))
-    again.reached(name, 20)
-    again.stop()
+    again.finish(name, 20)
     assert scene.book.written(name) == [*stored, *stored[15:]]
 
 
@@ -68,8 +64,7 @@ def test_without_a_group_the_newest_claim_wins_and_the_older_worker_ends(scene: 
     with pytest.raises(Fenced, match="newest claim wins"):
         older.stop()
     stored += scene.produce(name, 10)
-    newer.reached(name, 20)
-    newer.stop()
+    newer.finish(name, 20)
     scene.book.assert_holds(name, stored)
 
 
@@ -106,8 +101,7 @@ def test_start_at_is_resolved_once_to_numbers_and_stored(case: str, scene: Scene
     run.placed()
     assert scene.ledger.read()[0].first_offset == first
     scene.produce(name, 1)
-    run.reached(name, 21)
-    run.stop()
+    run.finish(name, 21)
     scene.book.assert_holds(name, [(0, offset) for offset in range(first, 21)])
 
     later = scene.worker(scene.pipeline(name, start=StartAt.earliest()))  # too late to matter
@@ -146,8 +140,7 @@ def test_partitions_added_later_are_read_from_their_beginning_even_with_start_at
     stored += scene.produce(name, ["after"], partition=0)
     run.reached(name, 2, 1)
     run.reached(name, 1, 2)
-    run.reached(name, 2, 0)
-    run.stop()
+    run.finish(name, 2, 0)
     scene.book.assert_holds(name, stored)
 
 

@@ -641,8 +641,7 @@ def applied(place: Place, lines: None, run_worker: Callable[..., Run], produce: 
     place.produce(["one", "two", "three"])
     sink = Append((place.schema, "lines"), columns=["line"], row=lambda r: (r.value,))
     worker = run_worker(Pipeline(place.group, topics=place.topic, value=Text(), sinks=[sink]))
-    worker.reached(place.topic, 3)
-    worker.stop()
+    worker.finish(place.topic, 3)
     place.produce(["four"])
     return place
 

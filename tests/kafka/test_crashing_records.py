@@ -125,8 +125,7 @@ def test_under_stop_the_partition_stops_in_front_of_the_killer_and_the_worker_li
     scene.book.assert_holds(name, [stored[0], *other])
     # It is mended, and started again: the record is tried once more.
     run = scene.worker(scene.pipeline(name, on_poison="stop"), partitions=[(name, 0), (name, 1)])
-    run.reached(name, 3)
-    run.stop()
+    run.finish(name, 3)
     scene.book.assert_holds(name, [*stored, *other])
 
 
@@ -139,8 +138,7 @@ def test_suspected_records_that_are_innocent_are_applied_once_and_suspicion_ends
     assert (suspicious.partition, suspicious.crashes, suspicious.until) == (Partition(name, 0), 2, 10)
     run.reached(name, 20)
     stored += scene.produce(name, 5)
-    run.reached(name, 25)
-    run.stop()
+    run.finish(name, 25)
     assert [e.offset for e in run.seen.all(events.SingleRecordAttempt)] == list(range(10))
     scene.book.assert_holds(name, stored)
     assert not scene.dead_letters("state", "cause")
@@ -170,8 +168,7 @@ def test_a_stop_in_the_middle_of_a_try_is_no_death(scene: Scene) -> None:
     row = scene.ledger.read()[0]
     assert (row.attempt_crashes, row.unreleased_claims) == (0, 0)
     again = scene.worker(scene.pipeline(name, retry=Retry(crashes=1)))
-    scene.wait_until_caught_up(name, stored)
-    again.stop()
+    scene.finish(again, name, stored)
     scene.book.assert_holds(name, stored)
     assert not scene.dead_letters("state", "cause")
 
@@ -187,8 +184,7 @@ def test_a_trouble_of_the_database_in_the_middle_of_a_try_is_no_death(scene: Sce
     with scene.engine.connect() as connection:
         connection.execute(ours, {"ours": f"seekpoint %{scene.group[:40]}%"})
     tried.open()
-    run.reached(name, 3)
-    run.stop()
+    run.finish(name, 3)
     scene.book.assert_holds(name, stored)
     assert not scene.dead_letters("state", "cause")
 
@@ -221,8 +217,7 @@ def test_a_move_in_the_middle_of_a_try_is_obeyed(scene: Scene) -> None:
     run = wait_for_a_try(scene, name, gate)
     scene.ledger.reset_offset(name, 0, 2, log=None, reason="not this one", lost="poison")
     gate.open()
-    run.reached(name, 3)
-    run.stop()
+    run.finish(name, 3)
     scene.book.assert_holds(name, [stored[0], stored[2]])
     assert not scene.dead_letters("state", "cause")
 
@@ -234,8 +229,7 @@ def test_neither_a_suspected_partition_nor_a_busy_one_starves_the_other(scene: S
         scene.killed_process(name, partitions=[(name, 0)], stop_at=("Applied", 1))
     busy = scene.produce(name, 30_000, partition=1)
     run = scene.worker(name, partitions=[(name, 0), (name, 1)], limits=Limits(batch_records=1000))
-    scene.wait_until_caught_up(name, [*stored, *busy], 60)
-    run.stop()
+    scene.finish(run, name, [*stored, *busy], 60)
     batches = [e for e in run.seen.all(events.Committed) if any(s.partition.number == 1 for s in e.spans)]
     tries = run.seen.all(events.SuspectPartAttempt)
     assert 100 <= len(tries) <= 110
@@ -260,8 +254,7 @@ def test_two_kills_at_the_start_cost_a_hundred_transactions(scene: Scene) -> Non
     name, stored = scene.log(6000)
     kill_twice(scene, name)
     run = scene.worker(name, partitions=[(name, 0)], limits=Limits(batch_records=1000))
-    scene.wait_until_caught_up(name, stored)
-    run.stop()
+    scene.finish(run, name, stored)
     suspicious = run.seen.wait_for(events.CrashSuspected)
     assert (suspicious.crashes, suspicious.until) == (2, 1000)
     parts = run.seen.all(events.SuspectPartAttempt)
@@ -309,8 +302,7 @@ def test_kills_within_a_suspect_range_neither_redraw_nor_extend_it(scene: Scene)
         process = scene.killed_process(name, partitions=[(name, 0)], stop_at=stop_at, limits={"batch_records": 2000})
         processes.append(process)
     run = scene.worker(name, partitions=[(name, 0)], limits=Limits(batch_records=2000))
-    scene.wait_until_caught_up(name, stored)
-    run.stop()
+    scene.finish(run, name, stored)
     assert {e["until"] for process in processes for e in process.all("CrashSuspected")} == {2000}
     assert run.seen.wait_for(events.CrashSuspected).until == 2000
     assert processes[2].all("SingleRecordAttempt"), "a part that has seen a crash goes record by record"
@@ -348,8 +340,7 @@ def test_a_claim_that_is_refused_takes_the_careful_mode_from_no_other_partition(
     gate.wait()
     assert {row.partition.number: row.suspect_end for row in scene.ledger.read()} == {0: None, 1: 400}
     gate.open()
-    scene.wait_until_caught_up(name, stored)
-    run.stop()
+    scene.finish(run, name, stored)
     assert {e.partition.number for e in run.seen.all(events.CrashSuspected)} == {1}
     scene.book.assert_holds(name, stored)
 
@@ -369,8 +360,7 @@ def test_a_part_that_has_seen_a_crash_goes_record_by_record_also_after_a_refusal
         f"attempt_running = false, attempt_error = NULL WHERE topic = '{name}'",
     )
     gate.open()
-    scene.wait_until_caught_up(name, stored)
-    run.stop()
+    scene.finish(run, name, stored)
     assert [e.offset for e in run.seen.all(events.SingleRecordAttempt)] == [*range(11), *range(5, 20)]
     assert run.seen.all(events.SuspectPartAttempt)[0].start == 20
     scene.book.assert_holds(name, stored)
@@ -390,8 +380,7 @@ def test_a_graceful_stop_in_a_suspect_range_is_no_crash_in_its_part(scene: Scene
     again = scene.worker(name, partitions=[(name, 0)], limits=limits)
     first = again.seen.wait_for(events.CrashSuspected)
     assert first.until == 1000
-    scene.wait_until_caught_up(name, stored)
-    again.stop()
+    scene.finish(again, name, stored)
     assert not again.seen.all(events.SingleRecordAttempt)
     scene.book.assert_holds(name, stored)
 
@@ -405,6 +394,5 @@ def test_health_says_how_many_suspects_are_left(scene: Scene) -> None:
     left = 1000 - scene.positions()[Partition(name, 0)]
     assert run.health().suspects == {Partition(name, 0): left}
     gate.open()
-    scene.wait_until_caught_up(name, stored)
-    run.stop()
+    scene.finish(run, name, stored)
     assert run.health().suspects == {}

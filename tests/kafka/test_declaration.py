@@ -68,8 +68,7 @@ def test_the_second_pipeline_waits_outside_and_enters_when_its_tables_match(
         tx.execute(text(f"UPDATE {tables.schema}.group_topic SET tables = NULL"))
     second.seen.wait_for(events.Started)
     produce(tables.topic, values(4), partition=0)
-    second.reached(tables.topic, 3, 0)
-    second.stop()
+    second.finish(tables.topic, 3, 0)
     assert (tables.rows("one"), tables.rows("two")) == ([0, 1, 2, 3], [4])
 
 

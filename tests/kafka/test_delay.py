@@ -135,8 +135,7 @@ def test_what_waits_costs_no_processor_time_and_survives_a_restart(scene: Scene)
     assert sum(seen.cpu_times()[:2]) - spent < 0.5, "it spins"
     process.kill()
     run = scene.worker(delayed(scene, name, 6, handle=handler), kafka=PROTOCOLS["cooperative"])
-    run.reached(name, 300)
-    run.stop()
+    run.finish(name, 300)
     scene.book.assert_holds(name, stored)
     assert now + 6 <= min(handler.handled.values()) + 0.001
 
@@ -152,8 +151,7 @@ def test_a_timestamp_in_the_future_waits_no_longer_than_the_delay_though_the_wor
     assert not first.seen.all(events.Committed)
     second = scene.worker(delayed(scene, name, 8))
     done = second.seen.wait_for(events.Committed).at
-    second.reached(name, 20)
-    second.stop()
+    second.finish(name, 20)
     assert seen + 7.9 <= done < seen + 8 + SLACK, "else it began anew"
     scene.book.assert_holds(name, stored)
     assert not second.seen.all(events.SingleRecordAttempt)
@@ -172,8 +170,7 @@ def test_a_rebalance_neither_loses_nor_hastens_what_waits(scene: Scene, protocol
     second.placed()
     second.seen.wait_for(events.ChunkRead)
     clock.ahead = HOUR
-    scene.wait_until_caught_up(name, stored)
-    first.stop()
+    scene.finish(first, name, stored)
     second.stop()
     scene.book.assert_holds(name, stored)
     assert now + HOUR <= min(handler.handled.values()) + 0.001
@@ -198,8 +195,7 @@ def test_more_than_a_backlog_holds_is_read_once_and_memory_is_bounded(
     assert 0 < pulled(run) <= most, "the backlog is bounded"
     assert not run.seen.all(events.Committed)
     clock.ahead = HOUR
-    run.reached(name, many)
-    run.stop()
+    run.finish(name, many)
     assert pulled(run) == many, "nothing is read twice"
     assert not run.seen.all(events.Revoked)[:-1], "it was a member all the time"
     scene.book.assert_holds(name, stored)
@@ -212,8 +208,7 @@ def test_a_move_while_records_wait_is_obeyed(scene: Scene) -> None:
     run = scene.worker(delayed(scene, name, 3600))
     run.seen.wait_for(events.ChunkRead)
     scene.ledger.reset_offset(name, 0, 20, log=None, reason="not these", lost="not wanted")
-    run.reached(name, 25)
-    run.stop()
+    run.finish(name, 25)
     scene.book.assert_holds(name, old)
 
 
@@ -236,8 +231,7 @@ def test_a_full_backlog_stays_paused_while_another_partition_is_placed_anew(
     scene.wait(lambda: time.time() > until)
     assert pulled(run) <= 10 + 5 + 10 + 1500
     clock.ahead = HOUR
-    run.reached(name, many)
-    run.stop()
+    run.finish(name, many)
     assert pulled(run) == many + 10 + 5 + 10, "nothing of it is read twice"
     assert scene.book.written(name)[:25] == [*other, *other[5:], *other]
     assert scene.book.written(name)[25:] == stored
@@ -253,6 +247,5 @@ def test_a_suspended_worker_forgets_what_waits_and_reads_it_again(scene: Scene, 
     scene.ledger.resume()
     run.seen.wait_for(events.ChunkRead, count=2)
     clock.ahead = HOUR
-    run.reached(name, 20)
-    run.stop()
+    run.finish(name, 20)
     scene.book.assert_holds(name, stored)

@@ -64,8 +64,7 @@ def test_one_record_of_many_is_a_dead_letter(scene: Scene, sqlstate: str, way: s
     refuse(scene, sqlstate)
     name, stored = scene.log([*map(str, range(150)), "bad", *map(str, range(149))])
     run = scene.worker(made(scene, name, way), **fixed(name, 1))
-    run.reached(name, 300)
-    run.stop()
+    run.finish(name, 300)
     assert scene.dead_letters("sqlstate") == [(0, 150, sqlstate)]
     scene.book.assert_holds(name, [at for at in stored if at != (0, 150)])
 
@@ -91,8 +90,7 @@ def test_many_bad_records_before_a_good_one_are_each_judged(scene: Scene, way: s
     refuse(scene, "42883")
     name, stored = scene.log(["bad"] * 20 + ["good"] * 20)
     run = scene.worker(made(scene, name, way), **fixed(name, 1))
-    run.reached(name, 40)
-    run.stop()
+    run.finish(name, 40)
     assert scene.dead_letters("sqlstate") == [(0, n, "42883") for n in range(20)]
     scene.book.assert_holds(name, stored[20:])
 
@@ -116,8 +114,7 @@ def test_a_batch_of_one_proves_nothing_and_stops_its_partition_alone(scene: Scen
 
     stored = scene.produce(name, 3)  # together with these, it is shown to be the record
     again = scene.worker(made(scene, name, way), **fixed(name, 2))
-    again.reached(name, 4)
-    again.stop()
+    again.finish(name, 4)
     assert scene.dead_letters("sqlstate") == [(0, 0, "42883")]
     scene.book.assert_holds(name, [*others, *stored])
 
@@ -147,8 +144,7 @@ def test_kills_of_a_worker_that_has_stopped_in_front_of_a_record_are_not_its_rec
 
     stored = scene.produce(name, ["ok"] * 3)
     again = scene.worker(made(scene, name, "handler"), **fixed(name, 1))
-    again.reached(name, 4)
-    again.stop()
+    again.finish(name, 4)
     assert scene.dead_letters("sqlstate") == [(0, 0, "42883")]
     scene.book.assert_holds(name, stored)
 
@@ -170,15 +166,13 @@ def test_a_transient_error_of_one_record_is_an_attempt_and_the_last_one_stops(
     assert [(e.offset, e.attempt, e.then) for e in waits] == [(30, 1, "stop"), (30, 2, "stop")]
     run.reached(name, 50, 1)
     others += scene.produce(name, 5, partition=1)
-    run.reached(name, 55, 1)
-    run.stop()
+    run.finish(name, 55, 1)
     assert scene.dead_letters("sqlstate") == []
     scene.book.assert_holds(name, [*stored[:30], *others])
 
     accept(scene)
     again = scene.worker(made(scene, name, way), **fixed(name, 2))
-    again.reached(name, 41)
-    again.stop()
+    again.finish(name, 41)
     scene.book.assert_holds(name, [*stored, *others])
 
 
@@ -194,8 +188,7 @@ def test_an_outage_of_the_server_is_no_attempt_of_a_record_that_is_tried_alone(s
     raise_always(scene, outage)
     run.seen.wait_for(events.SingleRecordAttempt, since=since, count=slow.attempts + 1)
     raise_always(scene, None)
-    run.reached(name, 2)
-    run.stop()
+    run.finish(name, 2)
     assert run.seen.all(events.PartitionStopped) == []
     assert {e.attempt for e in run.seen.all(events.SingleRecordAttempt)} == {2}
     scene.book.assert_holds(name, stored)
@@ -250,8 +243,7 @@ def test_a_wait_for_one_rows_lock_is_its_records_alone_and_makes_no_part_smaller
     run.reached(name, size)
     sizes.clear()
     stored += scene.produce(name, ["none"] * size, partition=1)
-    run.reached(name, 10 + size, 1)
-    run.stop()
+    run.finish(name, 10 + size, 1)
     engine.dispose()
     assert sum(sizes.values()) <= 16, f"no part is as small as one record: {sizes}"
     scene.book.assert_holds(name, stored)

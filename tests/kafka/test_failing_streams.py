@@ -197,8 +197,7 @@ def test_each_kind_stops_its_partition_until_it_is_passed_by_hand(
         assert (parked.partition, parked.error.offset) == (Partition(stream.topic, 0), offset)
         assert re.search(stream.kinds[offset].said, str(parked.error))
         ledger.reset_offset(stream.topic, 0, offset + 1, expected=offset, lost="poison", log=None, reason="a test")
-    run.reached(stream.topic, stream.ends[Partition(stream.topic, 0)], 0)
-    run.stop()
+    run.finish(stream.topic, stream.ends[Partition(stream.topic, 0)], 0)
     holds(ground, stream, failed)
     assert select(ground, LETTERS, group=pipeline.group) == []
     lost = select(ground, "SELECT from_offset FROM lost_range WHERE consumer_group = :group", group=pipeline.group)

@@ -107,8 +107,7 @@ def test_a_skip_under_a_running_worker(scene: Scene) -> None:
     scene.ledger.reset_offset(name, 0, 7, log=None, reason="known to be bad", lost="skipped")
     gate.open()
     run.seen.wait_for(events.Refused)
-    run.reached(name, 10)
-    run.stop()
+    run.finish(name, 10)
     scene.book.assert_holds(name, stored[7:])
     query = f"SELECT from_offset || '-' || to_offset FROM {scene.schema}.lost_range"
     assert scalar(scene.engine, query) == "0-7"

@@ -52,8 +52,7 @@ def test_errors_that_pass_use_up_no_attempts(scene: Scene, sqlstate: str) -> Non
 
     stored = scene.produce(name, 10)
     run = scene.worker(scene.pipeline(name, handle=handle, retry=TWICE, on_poison="dead_letter"), **fixed(name))
-    run.reached(name, 10)
-    run.stop()
+    run.finish(name, 10)
     assert len(run.seen.all(events.DatabaseTrouble)) >= 3
     assert not run.seen.all(events.RetryScheduled)
     scene.book.assert_holds(name, stored)
@@ -91,8 +90,7 @@ def test_a_real_deadlock_with_another_writer_is_run_again(scene: Scene) -> None:
     stored = scene.produce(name, 3)
     writer.start()
     run = scene.worker(scene.pipeline(name, handle=handle, retry=Retry(attempts=1)), **fixed(name))
-    run.reached(name, 3)
-    run.stop()
+    run.finish(name, 3)
     writer.join(30)
     assert any("deadlock detected" in str(e.error) for e in run.seen.all(events.DatabaseTrouble))
     scene.book.assert_holds(name, stored)
@@ -123,8 +121,7 @@ def test_what_takes_too_long_is_written_in_smaller_parts_from_then_on(scene: Sce
     scene.wait_until_caught_up(name, stored)
     mark = run.seen.mark()
     stored += scene.produce(name, 60)
-    run.reached(name, 180)
-    run.stop()
+    run.finish(name, 180)
     assert run.seen.all(events.DatabaseTrouble)
     assert not [e for e in run.seen.all(events.DatabaseTrouble) if e.wait], "no batch was given back"
     assert not run.seen.all(events.DatabaseTrouble, since=mark), "what was learned is kept"
@@ -175,8 +172,7 @@ def test_a_streamed_copy_that_takes_too_long_is_written_in_parts(scene: Scene) -
     engine = create_engine(scene.dsn, connect_args={"options": "-c statement_timeout=150"})
     stored = scene.produce(name, 100)
     run = scene.worker(name, engine=engine, **fixed(name))
-    run.reached(name, 100)
-    run.stop()
+    run.finish(name, 100)
     engine.dispose()
     assert run.seen.all(events.DatabaseTrouble)
     scene.book.assert_holds(name, stored)
@@ -202,8 +198,7 @@ def test_a_plan_that_a_changed_table_made_stale_is_made_anew(scene: Scene) -> No
         run.reached(name, n + 1)
     scene.sql(f'ALTER TABLE "{scene.schema}".rate ALTER n TYPE text')
     stored += scene.produce(name, 1)
-    run.reached(name, 9)
-    run.stop()
+    run.finish(name, 9)
     (trouble,) = run.seen.all(events.DatabaseTrouble)
     assert "cached plan must not change result type" in str(trouble.error)
     assert (seen[0], seen[-1]) == (7, "7")
@@ -273,8 +268,7 @@ def test_too_many_dead_letters_end_the_worker_with_nothing_of_the_batch_written(
     assert [offset for _, offset, _ in scene.dead_letters("cause")] == [n for n in range(position) if is_bad(str(n))]
 
     mended = scene.worker(scene.pipeline(name, handle=scene.book.enter, **options), **fixed(name))
-    mended.reached(name, 60)
-    mended.stop()
+    mended.finish(name, 60)
     assert len(scene.book.written(name)) + len(scene.dead_letters("cause")) == 60, "none is lost"
 
 
@@ -320,8 +314,7 @@ def test_i1_a_dead_letter_becomes_visible_with_the_offset_that_passes_it(scene: 
         {Partition(name, 0): 0},
     )
     gate.open()
-    run.reached(name, 3)
-    run.stop()
+    run.finish(name, 3)
     assert scene.dead_letters("cause") == [(0, 1, "poison")]
     scene.book.assert_holds(name, [(0, 0), (0, 2)])
     assert scene.positions() == {Partition(name, 0): 3}
@@ -337,8 +330,7 @@ def test_i4_what_was_set_aside_of_a_partition_that_is_refused_goes_with_it(scene
     gate.wait()
     scene.ledger.reset_offset(name, 0, 5, lost="poison", log=None, reason="the first five are not wanted")
     gate.open()
-    scene.wait_until_caught_up(name, stored)
-    run.stop()
+    scene.finish(run, name, stored)
     assert run.seen.all(events.Refused)
     assert scene.dead_letters("cause") == [(1, 1, "poison")]
     scene.book.assert_holds(name, [(0, 5), (0, 6), (0, 7), (1, 0), (1, 2)])
@@ -360,8 +352,7 @@ def test_what_is_left_of_a_batch_is_not_blamed_for_what_was_refused(scene: Scene
     gate.wait()
     scene.ledger.reset_offset(name, 0, 1, lost="poison", log=None, reason="nobody wants it")
     gate.open()
-    run.reached(name, 1, 1)
-    run.stop()
+    run.finish(name, 1, 1)
     assert run.seen.all(events.Refused)
     assert not scene.dead_letters("cause")
     scene.book.assert_holds(name, [(1, 0)])
@@ -387,7 +378,6 @@ def test_an_attempt_that_was_not_committed_counts_for_no_limit(scene: Scene) -> 
         dead_letter_limits=DeadLetterLimits(consecutive=5, ratio=None),
     )
     run = scene.worker(pipeline, observe=[cut], **fixed(name))
-    run.reached(name, 3)
-    run.stop()
+    run.finish(name, 3)
     assert run.seen.all(events.CommitUnknown)
     assert [offset for _, offset, _ in scene.dead_letters("cause")] == [0, 1, 2]

@@ -63,8 +63,7 @@ def test_i4_retention_past_the_stored_offset_stops_the_partition_until_it_is_dec
     """I4: nothing jumps by itself: the partition stops, and the other goes on."""
     name, stored = scene.log(10, 2)
     run = scene.worker(name)
-    scene.wait_until_caught_up(name, stored)
-    run.stop()
+    scene.finish(run, name, stored)
     late = scene.produce(name, 40, partition=0)
     trim(scene, name, 30)
     run = scene.worker(name)
@@ -99,8 +98,7 @@ def test_i4_retention_that_overtakes_a_running_reader_stops_it_where_it_stands(s
     assert 0 < stop.offset < 95
     assert "the first offset left is 95" in str(stop)
     scene.ledger.reset_offset(name, 0, 95, log=None, reason="go on", lost="retention")
-    run.reached(name, 100)
-    run.stop()
+    run.finish(name, 100)
     assert lost_ranges(scene) == [(stop.offset, 95, "retention")]
     scene.book.assert_holds(name, stored[: stop.offset] + stored[95:])
 
@@ -121,8 +119,7 @@ def test_a_position_behind_the_end_of_the_log_stops_the_partition(scene: Scene) 
     scene.ledger.reset_offset(name, 0, 10, log=(0, 10), reason="corrected")
     assert lost_ranges(scene) == []  # nothing was read up to there
     stored += scene.produce(name, 5)
-    run.reached(name, 15)
-    run.stop()
+    run.finish(name, 15)
     scene.book.assert_holds(name, stored)
 
 
@@ -149,8 +146,7 @@ def test_i4_a_truncated_log_is_noticed_by_the_stored_leader_epoch(
         shutil.copytree(log, tmp_path / "older")
     scene.produce(name, 50)  # under a higher leader epoch
     run = scene.worker(name, kafka=protocol)
-    run.reached(name, 100)
-    run.stop()
+    run.finish(name, 100)
     with stopped(own_kafka):
         shutil.rmtree(log)
         shutil.copytree(tmp_path / "older", log)
@@ -161,8 +157,7 @@ def test_i4_a_truncated_log_is_noticed_by_the_stored_leader_epoch(
     assert "the log was truncated before it and written again" in str(stop)
     assert len(scene.book.written(name)) == 100
     scene.ledger.reset_offset(name, 0, 50, log=None, reason="read what stands there now")
-    run.reached(name, 150)
-    run.stop()
+    run.finish(name, 150)
     assert scene.book.written(name) == [(0, n) for n in range(100)] + [(0, n) for n in range(50, 150)]
 
 
@@ -195,8 +190,7 @@ def test_i4_a_topic_recreated_under_an_idle_worker_is_not_read_on(scene: Scene, 
     assert isinstance(stop, PartitionStopped)
     assert scene.book.written(name) == stored
     decide_for(scene, run, name, stop)
-    run.reached(name, 50)
-    run.stop()
+    run.finish(name, 50)
     assert scene.book.written(name) == stored + new
     assert lost_ranges(scene) == [(10, None, "topic recreated")]
 
@@ -205,15 +199,13 @@ def test_i4_a_topic_recreated_while_the_worker_is_down_is_not_read_on(scene: Sce
     """I4: the claim compares the topic's id with the stored one."""
     name, stored = scene.log(["old"] * 10)
     run = scene.worker(name, kafka=protocol)
-    run.reached(name, 10)
-    run.stop()
+    run.finish(name, 10)
     new = recreate(scene, name, 50)
     run = scene.worker(name, kafka=protocol)
     stop = stop_of(run)
     assert scene.book.written(name) == stored
     decide_for(scene, run, name, stop)
-    run.reached(name, 50)
-    run.stop()
+    run.finish(name, 50)
     assert scene.book.written(name) == stored + new
 
 
@@ -232,8 +224,7 @@ def test_i4_a_topic_recreated_while_a_batch_is_applied_rolls_it_back(scene: Scen
     assert not run.seen.all(events.Committed)
     assert scene.book.written(name) == []
     decide_for(scene, run, name, stop)
-    run.reached(name, 50)
-    run.stop()
+    run.finish(name, 50)
     assert stored
     assert scene.book.written(name) == new
 
@@ -241,14 +232,12 @@ def test_i4_a_topic_recreated_while_a_batch_is_applied_rolls_it_back(scene: Scen
 def test_adopting_a_recreated_topic_goes_on_at_the_offset_that_was_chosen(scene: Scene) -> None:
     name, stored = scene.log(["old"] * 10)
     run = scene.worker(name)
-    run.reached(name, 10)
-    run.stop()
+    run.finish(name, 10)
     new = recreate(scene, name, 50)
     run = scene.worker(name)
     stop_of(run)
     scene.ledger.reset_offset(name, 0, 10, topic_id=scene.topic_id(name), log=None, reason="the first ten are the same")
-    run.reached(name, 50)
-    run.stop()
+    run.finish(name, 50)
     assert scene.book.written(name) == stored + new[10:]
 
 
@@ -260,8 +249,7 @@ def test_a_deleted_topic_stops_its_partitions_and_the_others_go_on(scene: Scene,
     scene.admin.delete_topics([doomed])[doomed].result(20)
     run.seen.wait_for((events.PartitionStopped, events.Revoked))
     kept = scene.produce(other, 5)
-    run.reached(other, 5)
-    run.stop()
+    run.finish(other, 5)
     scene.book.assert_holds(doomed, stored)
     scene.book.assert_holds(other, kept)
 
@@ -280,8 +268,7 @@ def test_a_topic_that_comes_back_after_its_deletion_was_seen_is_told_from_the_ol
     scene.topic(name=name)
     new = scene.produce(name, 20)
     decide_for(scene, run, name, stop_of(run, since=mark))
-    run.reached(name, 20)
-    run.stop()
+    run.finish(name, 20)
     assert scene.book.written(name) == stored + new
     assert [row.owner for row in scene.ledger.read()] == [None]
 
@@ -358,8 +345,7 @@ def test_i4_nothing_of_a_topic_that_was_deleted_after_the_last_read_commits(scen
     stop = run.seen.wait_for(events.PartitionStopped).error
     assert isinstance(stop, PartitionStopped)
     decide_for(scene, run, name, stop)
-    run.reached(name, 20)
-    run.stop()
+    run.finish(name, 20)
     assert scene.book.written(name) == new
 
 
@@ -420,8 +406,7 @@ def test_a_quiet_worker_is_healthy_again_when_its_broker_is_back(scene_on: Scene
     run.seen.wait_for(events.Recovered)
     run.ready()
     stored = scene.produce(name, 5)
-    run.reached(name, 5)
-    run.stop()
+    run.finish(name, 5)
     scene.book.assert_holds(name, stored)
 
 
@@ -436,8 +421,7 @@ def test_a_frozen_broker_is_waited_for(scene_on: SceneOn, own_kafka: KafkaServer
         own_kafka.thaw()
         mark = run.seen.mark()
         run.seen.wait_for(events.Committed, count=5, since=mark)
-    scene.wait_until_caught_up(name, stream.stored)
-    run.stop()
+    scene.finish(run, name, stream.stored)
     scene.book.assert_holds(name, stream.stored)
 
 

@@ -82,8 +82,7 @@ def test_a_second_signal_throws_the_open_transaction_away(scene: Scene) -> None:
     assert scene.book.written(name) == []
     assert [row.owner for row in scene.ledger.read()] == [None]
     heir = scene.worker(name)
-    heir.reached(name, 100)
-    heir.stop()
+    heir.finish(name, 100)
     scene.book.assert_holds(name, stored)
 
 
@@ -402,8 +401,7 @@ def test_i2_a_worker_whose_handler_never_returns_is_given_up_after_the_grace(
     endless.released.set()
     assert endless.left.wait(30)
     stored += scene.produce(name, 10)
-    heir.reached(name, 20)
-    heir.stop()
+    heir.finish(name, 20)
     assert endless.late
     assert seen.mark() == mark
     scene.book.assert_holds(name, stored)
@@ -567,8 +565,7 @@ def test_a_stop_while_paused_is_counted_as_no_crash(scene: Scene) -> None:
         scene.ledger.resume()
         stored += scene.produce(name, 10)
     heir = scene.worker(name)
-    scene.wait_until_caught_up(name, stored)
-    heir.stop()
+    scene.finish(heir, name, stored)
     assert not heir.seen.all(events.CrashSuspected)
     scene.book.assert_holds(name, stored)
 

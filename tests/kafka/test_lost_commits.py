@@ -34,8 +34,7 @@ def commit_through(scene: Scene, proxy: PostgresProxy, name: str, when: Any, **o
 def goes_on(scene: Scene, run: Run, name: str, stored: list[tuple[int, int]]) -> None:
     """More records come, and all of them are there once."""
     stored = stored + scene.produce(name, 5)
-    run.reached(name, len(stored))
-    run.stop()
+    run.finish(name, len(stored))
     scene.book.assert_holds(name, stored)
     assert scene.positions() == {Partition(name, 0): len(stored)}
     assert run.seen.all(events.CommitUnknown)
@@ -141,8 +140,7 @@ def test_the_connection_is_cut_before_each_statement(
     proxy.arm("at_statement", STATEMENTS[statement])
     gate.open()
     assert proxy.fired.wait(20), f"no statement with {STATEMENTS[statement]!r} came: the cut was not made"
-    run.reached(name, records)
-    run.stop()
+    run.finish(name, records)
     assert proxy.counts["at_statement"] == 1
     scene.book.assert_holds(name, stored)
     assert scene.positions() == {Partition(name, 0): records}

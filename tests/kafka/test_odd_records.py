@@ -62,8 +62,7 @@ def test_a_header_name_that_is_not_text_stops_its_partition_alone(scene: Scene) 
     parked = run.seen.wait_for(events.PartitionStopped)
     assert (parked.partition, parked.error.offset) == (Partition(name, 0), 2_000)
     assert "headers" in str(parked.error)
-    scene.wait_until_caught_up(name, first + other)
-    run.stop()
+    scene.finish(run, name, first + other)
     scene.book.assert_holds(name, first + other)
 
 

@@ -95,8 +95,7 @@ def apply(
         produce(name, values, partition=0)
         pipeline = Pipeline(group, topics=name, value=Json(), **options)
         worker = run_worker(pipeline, limits=Limits(batch_records=size))
-        worker.reached(name, len(values))
-        worker.stop()
+        worker.finish(name, len(values))
         assert ground.positions(pipeline) == {Partition(name, 0): len(values)}
         return worker
 

@@ -84,8 +84,7 @@ def test_a_connection_cut_at_a_statement_costs_one_more_try(
     gate.open()
     assert proxy.fired.wait(20)
     run.seen.wait_for(events.DatabaseTrouble)
-    run.reached(name, 1_000)
-    run.stop()
+    run.finish(name, 1_000)
     assert proxy.counts["at_statement"] == 1
     scene.book.assert_holds(name, stored)
 
@@ -126,8 +125,7 @@ def test_a_connection_cut_in_mid_copy_writes_nothing_of_it(scene: Scene, proxy: 
     assert proxy.cut() > 0
     gate.open()
     run.seen.wait_for(events.DatabaseTrouble)
-    run.reached(name, 5_000)
-    run.stop()
+    run.finish(name, 5_000)
     scene.book.assert_holds(name, stored)
 
 
@@ -157,8 +155,7 @@ def test_an_unanswered_commit_is_looked_up_in_the_ledger(
     proxy.arm(when)
     gate.open()
     run.seen.wait_for(events.CommitUnknown)
-    scene.wait_until_caught_up(name, stored)
-    run.stop()
+    scene.finish(run, name, stored)
     assert proxy.counts[when] == 1
     assert bool([e for e in run.seen.all(events.Resynced) if e.cause == "reply lost"]) == (when == "after_commit")
     scene.book.assert_holds(name, stored)
@@ -206,8 +203,7 @@ def test_a_worker_drains_while_the_database_is_away(scene: Scene, proxy: Postgre
     run.stop()
     heir = scene.worker(name)
     stored += scene.produce(name, 10)
-    heir.reached(name, 20)
-    heir.stop()
+    heir.finish(name, 20)
     scene.book.assert_holds(name, stored)
 
 
@@ -247,8 +243,7 @@ def test_a_frozen_postgres_is_waited_for(scene_on: SceneOn, own_postgres: Postgr
         own_postgres.thaw()
         mark = run.seen.mark()
         run.seen.wait_for(events.Committed, count=5, since=mark)
-    scene.wait_until_caught_up(name, stream.stored)
-    run.stop()
+    scene.finish(run, name, stream.stored)
     assert not [e for e in run.seen.all(events.Revoked) if e.lost]
     scene.book.assert_holds(name, stream.stored)
 
@@ -271,8 +266,7 @@ def test_a_third_signal_ends_a_worker_whose_database_never_answers(
     assert process.ended() == -signal.SIGTERM
     own_postgres.thaw()
     heir = scene.worker(name, kafka=PROTOCOLS["eager"], limits=Limits(claim_wait=0.5))
-    scene.wait_until_caught_up(name, stored)
-    heir.stop()
+    scene.finish(heir, name, stored)
     scene.book.assert_holds(name, stored)
 
 
@@ -303,8 +297,7 @@ def test_i1_without_synchronous_commit_a_crash_takes_rows_and_offsets_together(
     assert len(before) == 150
     assert len(after) < 150, "the crash took the tail"
     assert rolled_back.partition == Partition(name, 1)
-    scene.wait_until_caught_up(name, stored)
-    run.stop()
+    scene.finish(run, name, stored)
     scene.book.assert_holds(name, stored)
     with scene.engine.connect() as connection:
         table = f'"{scene.schema}".admin_action'

@@ -52,8 +52,7 @@ def test_members_that_join_and_leave_hand_their_partitions_over(scene: Scene, pr
         second.stop()
         third.stop()
         first.seen.wait_for(events.Committed, writes_all, since=mark)
-    scene.wait_until_caught_up(name, stream.stored)
-    first.stop()
+    scene.finish(first, name, stream.stored)
     scene.book.assert_holds(name, stream.stored)
     assert [row.owner for row in scene.ledger.read()] == [None] * PARTITIONS, "everybody has left in order"
 
@@ -69,8 +68,7 @@ def test_the_partitions_of_a_killed_member_are_taken_over(scene: Scene, protocol
         mark = heir.seen.mark()
         doomed.kill()
         heir.seen.wait_for(events.Committed, writes_all, since=mark)
-    scene.wait_until_caught_up(name, stream.stored)
-    heir.stop()
+    scene.finish(heir, name, stream.stored)
     scene.book.assert_holds(name, stream.stored)
 
 
@@ -85,8 +83,7 @@ def test_a_member_frozen_past_its_session_is_fenced_when_it_wakes(scene: Scene, 
         frozen.thaw()
         frozen.wait_for("Refused")
         frozen.wait_for("Activated", count=PARTITIONS + 1)  # it is a member again, with a part of the partitions
-    scene.wait_until_caught_up(name, stream.stored)
-    heir.stop()
+    scene.finish(heir, name, stream.stored)
     scene.book.assert_holds(name, stream.stored)
 
 
@@ -103,8 +100,7 @@ def test_a_member_frozen_inside_its_transaction_holds_its_successor_up_only_so_l
         heir.seen.wait_for(events.Committed)
         frozen.thaw()
         frozen.wait_for("DatabaseTrouble")  # the server has ended its transaction: nothing of it was written
-    scene.wait_until_caught_up(name, stream.stored)
-    heir.stop()
+    scene.finish(heir, name, stream.stored)
     scene.book.assert_holds(name, stream.stored)
 
 
@@ -124,8 +120,7 @@ def test_a_rebalance_while_the_handler_runs_commits_or_is_fenced(scene: Scene, p
     stored += scene.produce(name, 50, partition=0) + scene.produce(name, 50, partition=1)
     go_on.set()
     second.placed()
-    scene.wait_until_caught_up(name, stored)
-    first.stop()
+    scene.finish(first, name, stored)
     second.stop()
     assert first.seen.all(events.Committed)
     scene.book.assert_holds(name, stored)
@@ -168,8 +163,7 @@ def test_a_handler_longer_than_the_poll_interval_keeps_its_partitions(scene: Sce
     gate.wait()
     run.seen.wait_for(events.MembershipRenewed, count=5)  # a third of the interval each: well past it
     gate.open()
-    run.reached(name, 3)
-    run.stop()
+    run.finish(name, 3)
     assert not run.seen.all(events.Refused)
     assert not [e for e in run.seen.all(events.Revoked) if e.lost]
     assert len(run.seen.all(events.Activated)) == 1
@@ -189,7 +183,6 @@ def test_a_handler_past_the_keepers_deadline_loses_its_partitions_and_is_refused
     gate.open()
     run.seen.wait_for(events.Refused)
     stored += scene.produce(name, 1)
-    scene.wait_until_caught_up(name, stored)
-    run.stop()
+    scene.finish(run, name, stored)
     heir.stop()
     scene.book.assert_holds(name, stored)

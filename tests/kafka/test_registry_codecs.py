@@ -131,8 +131,7 @@ def test_avro_becomes_typed_rows(stand: Stand) -> None:
     (late,) = encode(registry, name, NEW, order(700, note="x"), headers=headers)
     stand.produce(name, [late], headers=headers)
     run = stand.work(stand.pipeline)
-    run.reached(name, 701)
-    run.stop()
+    run.finish(name, 701)
     assert stand.rows() == [(n, Decimal("12.30"), AT, UID) for n in range(701)]
     asked = [path.split("?")[0].split("/")[2] for path in registry.asked if path.startswith("/schemas")]
     assert asked == ["ids", "guids"]
@@ -153,8 +152,7 @@ def test_keys_and_messages_reach_a_handler(stand: Stand, group: str) -> None:
     codec = Protobuf(SHOP["Item"], registry=registry.url, tombstones=True)
     key_codec, written = Avro(int, registry=registry.url), f"{stand.schema}.orders"
     run = stand.work(Pipeline(group, topics=name, key=key_codec, value=codec, handle=handle, writes=[written]))
-    run.reached(name, 2)
-    run.stop()
+    run.finish(name, 2)
     assert seen == [(2**40, SHOP["Item"](sku="s", count=3)), (None, None)]
 
 
@@ -166,8 +164,7 @@ def test_a_bad_record_is_a_dead_letter_and_the_others_are_applied(stand: Stand) 
     unknown = b"\x00" + struct.pack(">I", 77) + b"\x0a\x0a"
     stand.produce(name, [good[0], b'{"id": 1}', unknown, good[1], number, other, None, good[2]])
     run = stand.work(stand.pipeline)
-    run.reached(name, 8)
-    run.stop()
+    run.finish(name, 8)
     assert stand.ids() == [0, 1, 2]
     aside = run.seen.all(events.DeadLettered)
     assert {one.failure.cause for one in aside} == {Cause.DECODE}

@@ -42,8 +42,7 @@ def test_the_schedule_is_kept_and_told_and_the_others_go_on(scene: Scene) -> Non
         busy = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE :ours AND xact_start IS NOT NULL"
         ours = f"%{scene.group}"[:40] + "%"
         scene.wait(lambda: connection.execute(text(busy), {"ours": ours}).scalar_one() == 0)
-    run.reached(name, 11, 0)
-    run.stop()
+    run.finish(name, 11, 0)
     waits = run.seen.all(events.RetryScheduled)
     assert [(e.offset, e.attempt, e.attempts, e.wait, e.then) for e in waits] == [
         (5, 1, 5, 0.5, "dead_letter"),
@@ -66,8 +65,7 @@ def test_after_the_last_attempt_it_is_poison(scene: Scene) -> None:
     name, deadly = scene.topic(), Deadly(scene.book)
     stored = scene.produce(name, ["ok", "fail", "ok", "fail", "fail", "ok"])
     run = scene.worker(observe=[deadly.watch], of=pipeline(scene, name, deadly, Retry(attempts=3, wait_initial=0.1)))
-    run.reached(name, 6)
-    run.stop()
+    run.finish(name, 6)
     scene.book.assert_holds(name, [stored[0], stored[2], stored[5]])
     assert scene.dead_letters("state", "cause", "attempts") == [
         (0, at, "dead_lettered", "handler", 3) for at in (1, 3, 4)
@@ -86,8 +84,7 @@ def test_under_stop_the_partition_stops_in_front_of_it_and_a_new_worker_tries_on
     mended = Deadly(scene.book)
     mended.failed[0, 1] = 2
     again = scene.worker(pipeline(scene, name, mended, retry, "stop"))
-    again.reached(name, 3)
-    again.stop()
+    again.finish(name, 3)
     assert [e.attempt for e in again.seen.all(events.SingleRecordAttempt)] == [3]
     scene.book.assert_holds(name, stored)
 
@@ -105,8 +102,7 @@ def test_a_wait_is_no_longer_than_its_schedule_though_the_databases_clock_was_se
     heir = Deadly(scene.book)
     again = scene.worker(pipeline(scene, name, heir, retry, "stop"), observe=[heir.watch])
     assert again.seen.wait_for(events.RetryScheduled).wait <= 2.0
-    again.reached(name, 3)
-    again.stop()
+    again.finish(name, 3)
     scene.book.assert_holds(name, stored)
 
 
@@ -175,8 +171,7 @@ def test_what_comes_behind_a_waiting_record_is_read_once_and_bounded(scene: Scen
     stored += scene.produce(name, 100, partition=1)
     run.reached(name, 100, 1)
     assert sum(e.records for e in run.seen.all(events.ChunkRead)) <= 100 + 1000 + 1000
-    run.reached(name, many)
-    run.stop()
+    run.finish(name, many)
     assert sum(e.records for e in run.seen.all(events.ChunkRead)) == many + 100
     scene.book.assert_holds(name, stored)
 
@@ -189,8 +184,7 @@ def test_many_partitions_that_fail_at_once_each_keep_their_own_schedule(scene: S
     options: dict[str, Any] = {} if delay is None else {"delay": timedelta(seconds=delay)}
     made = pipeline(scene, name, deadly, Retry(attempts=4, wait_initial=0.2, wait_max=0.3), **options)
     run = scene.worker(made, observe=[deadly.watch])
-    scene.wait_until_caught_up(name, stored)
-    run.stop()
+    scene.finish(run, name, stored)
     scene.book.assert_holds(name, stored)
     for partition in {Partition(name, n) for n in range(6)}:
         numbers = [(e.offset, e.attempt) for e in run.seen.all(events.SingleRecordAttempt) if e.partition == partition]

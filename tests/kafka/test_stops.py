@@ -70,8 +70,7 @@ def test_a_poison_record_stops_with_its_lag_and_its_choices(scene: Scene) -> Non
     scene.ledger.reset_offset(name, 0, 4, log=(0, 10), expected=3, reason="not an order", lost="poison")
     assert [row.stop for row in scene.ledger.read()] == [None]
     again = scene.worker(refusing(scene, name), limits=LOOKS)
-    again.reached(name, 10)
-    again.stop()
+    again.finish(name, 10)
     assert status(scene).exit_code == 0
 
 
@@ -127,8 +126,7 @@ def test_a_position_past_the_log_is_no_lag_of_zero(scene: Scene) -> None:
 def test_a_claim_that_is_refused_leaves_its_stop(scene: Scene) -> None:
     name, _ = scene.log(5)
     run = scene.worker(name)
-    run.reached(name, 5)
-    run.stop()
+    run.finish(name, 5)
     scene.ledger.reset_offset(name, 0, 5, topic_id=uuid4(), log=None, reason="a test")
     run = scene.worker(name, limits=LOOKS)
     stop = run.seen.wait_for(events.PartitionStopped).error

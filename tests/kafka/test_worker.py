@@ -35,8 +35,7 @@ def test_many_records_are_written_in_big_batches(scene: Scene) -> None:
     name = scene.topic(3)
     stored = [at for number in range(3) for at in scene.produce(name, 10_000, partition=number)]
     run = scene.worker(name)
-    scene.wait_until_caught_up(name, stored)
-    run.stop()
+    scene.finish(run, name, stored)
     sizes = [e.records for e in run.seen.all(events.Committed)]
     assert sum(sizes) == 30_000
     assert max(sizes) > 2_000
@@ -50,8 +49,7 @@ def test_limits_bound_the_records_of_a_transaction(scene: Scene, handler: bool, 
     name, stored = scene.log(4_000)
     pipeline = scene.pipeline(name, handle=scene.book.enter) if handler else scene.pipeline(name)
     run = scene.worker(pipeline, limits=Limits(batch_records=most))
-    run.reached(name, 4_000)
-    run.stop()
+    run.finish(name, 4_000)
     assert 100 < max(e.records for e in run.seen.all(events.Committed)) <= most
     scene.book.assert_holds(name, stored)
 
@@ -59,8 +57,7 @@ def test_limits_bound_the_records_of_a_transaction(scene: Scene, handler: bool, 
 def test_limits_bound_the_bytes_of_a_transaction(scene: Scene) -> None:
     name, stored = scene.log(["x" * 10_000] * 3_000)
     run = scene.worker(name, limits=Limits(batch_bytes=1_000_000))
-    run.reached(name, 3_000)
-    run.stop()
+    run.finish(name, 3_000)
     # The size of a chunk is known when it is read: the last one may go beyond the limit.
     assert max(e.records for e in run.seen.all(events.Committed)) <= 100 + 500
     scene.book.assert_holds(name, stored)
@@ -76,8 +73,7 @@ def test_the_handler_gets_whole_batches_in_the_order_of_the_log(scene: Scene) ->
 
     stored = scene.produce(name, 300, partition=0) + scene.produce(name, 300, partition=1)
     run = scene.worker(scene.pipeline(name, handle=keep))
-    scene.wait_until_caught_up(name, stored)
-    run.stop()
+    scene.finish(run, name, stored)
     for batch in batches:
         for span in batch.spans:
             assert [r.offset for r in batch.by_partition()[span.partition]] == list(range(span.start, span.end))
@@ -137,8 +133,7 @@ def test_i3_aborted_records_and_control_records_are_gaps_not_losses(scene: Scene
     again = scene.worker(name)
     again.placed()
     scene.produce(name, ["d"])
-    again.reached(name, 9)
-    again.stop()
+    again.finish(name, 9)
     assert [e.offset for e in again.seen.all(events.Activated)] == [8]
     assert not again.seen.all(events.PartitionStopped)
     scene.book.assert_holds(name, [(0, 0), (0, 1), (0, 6), (0, 8)])
@@ -188,8 +183,7 @@ def test_a_compacted_log_is_read_across_its_holes(scene: Scene) -> None:
     scene.produce(name, [("last", "0")])
     scene.wait(lambda: len(log(scene, name)) < 40, 90)
     run = scene.worker(name)
-    run.reached(name, 61)
-    run.stop()
+    run.finish(name, 61)
     assert not run.seen.all(events.PartitionStopped)
     written = scene.book.written(name)
     assert len(written) < 40, "the log was compacted before it was read"
@@ -197,8 +191,7 @@ def test_a_compacted_log_is_read_across_its_holes(scene: Scene) -> None:
     assert set(log(scene, name)) <= set(written)
     scene.ledger.reset_offset(name, 0, 1, log=None, reason="read again, from an offset that was compacted away")
     again = scene.worker(name)
-    again.reached(name, 61)
-    again.stop()
+    again.finish(name, 61)
     assert not again.seen.all(events.PartitionStopped)
 
 

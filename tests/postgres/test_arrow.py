@@ -535,6 +535,5 @@ def test_a_worker_streams_tables(
     name, path = topic(partitions=1), ground.create("id bigint, v text")
     produce(name, [ipc(numbered(*range(n * 10, n * 10 + 10), v=["x"] * 10)) for n in range(300)])
     run = run_worker(Pipeline(group, topics=name, value=Arrow(), sinks=[AppendArrow(path)]))
-    run.reached(name, 300)
-    run.stop()
+    run.finish(name, 300)
     assert [n for (n,) in ground.rows("id")] == list(range(3000))

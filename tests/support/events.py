@@ -180,6 +180,11 @@ class Run:
 
         self.seen.wait_for(Committed, there)
 
+    def finish(self, topic: str, offset: int, partition: int = 0) -> None:
+        """Wait until it has committed up to this offset of the partition, and drain it."""
+        self.reached(topic, offset, partition)
+        self.stop()
+
     def stop(self) -> None:
         """Drain it; raises the error that ended it early, if one did. Gates are opened first."""
         running, self._running = self._running, None

@@ -150,6 +150,11 @@ class Scene:
         wanted = {Partition(topic, number): end for number, end in ends(stored).items()}
         self.wait(lambda: wanted.items() <= self.positions().items(), timeout)
 
+    def finish(self, run: Run, topic: str, stored: Stored, timeout: float = SECONDS) -> None:
+        """Wait until the ledger stands after the last of these records in every partition, and drain this worker."""
+        self.wait_until_caught_up(topic, stored, timeout)
+        run.stop()
+
     def topic_id(self, topic: str) -> UUID:
         """The id that the brokers answer now."""
         found = self.admin.describe_topics(TopicCollection([topic]))[topic].result(20).topic_id

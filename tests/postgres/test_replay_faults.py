@@ -143,9 +143,7 @@ depot.redrive("killed").replay(what["id"])
 @pytest.mark.parametrize("at", ["handler", "closed"])
 def test_an_operator_killed_in_mid_replay(depot: Depot, at: str) -> None:
     """I1: nothing of it remains, and the next one applies it once."""
-    depot.bad = {b"b"}
-    (letter,) = depot.park(*orders(b"b"))
-    depot.bad.clear()
+    letter = depot.parked(b"b")
     dsn = depot.engine.url.render_as_string(hide_password=False)
     what = {"dsn": dsn, "schema": depot.schema, "id": letter.id, "at": at}
     with subprocess.Popen(
@@ -174,9 +172,7 @@ class Wire:
     def __init__(self, depot: Depot, proxy: PostgresProxy, elsewhere: ThreadPoolExecutor) -> None:
         self.depot, self.proxy, self._elsewhere = depot, proxy, elsewhere
         self._engine = create_engine(proxy.dsn)
-        depot.bad = {b"b"}
-        (self.letter,) = depot.park(*orders(b"b"))
-        depot.bad.clear()
+        self.letter = depot.parked(b"b")
         depot.batches.clear()
         depot.on_record = self.halt = Halt()
 

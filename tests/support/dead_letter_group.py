@@ -122,6 +122,13 @@ class Depot:
         self.process(records, **options)
         return self.open()
 
+    def parked(self, *values: bytes, **options: Any) -> DeadLetter:
+        """Apply records with these values, of which ``b"b"`` fails this once; returns its dead letter."""
+        self.bad = {b"b"}
+        (letter,) = self.park(*orders(*values), **options)
+        self.bad.clear()
+        return letter
+
     def redrive(self, actor: str = "ada", *, engine: Any = None, **options: Any) -> DeadLetterReplay:
         """A person at work."""
         limits = Limits(transaction_age=20.0)

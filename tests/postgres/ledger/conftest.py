@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -15,12 +15,22 @@ from support.ledger_desk import Desk, make_table
 
 @pytest.fixture
 def desk(seekpoint_engine: Engine, seekpoint_schema: str) -> Callable[..., Desk]:
-    """``desk(**options of Ledger)`` is one more worker of the group ``g``, over the topic ``t`` that all share."""
+    """``desk(**options of Ledger)`` is one more worker of the group ``g``, over the topic ``t`` that all share.
+
+    With ``at={partition: offset}`` it has claimed these partitions and applied their records up to these offsets.
+    """
     make_table(seekpoint_engine, seekpoint_schema)
     topic_id: UUID = uuid4()
 
-    def make(group: str = "g", *, topic_id: UUID = topic_id, **options: Any) -> Desk:
+    def make(
+        group: str = "g", *, topic_id: UUID = topic_id, at: Mapping[int, int] | None = None, **options: Any
+    ) -> Desk:
         given = {"engine": seekpoint_engine, "schema": seekpoint_schema, **options}
-        return Desk(Ledger(group=group, **given), topic_id=topic_id)
+        desk = Desk(Ledger(group=group, **given), topic_id=topic_id)
+        if at:
+            desk.claim(*at)
+        if ends := {number: end for number, end in (at or {}).items() if end}:
+            desk.commit(ends)
+        return desk
 
     return make

@@ -36,8 +36,7 @@ def on_record(desk: Desk) -> Attempt:
 
 def test_a_failure_is_noted_behind_the_advance_and_told_to_its_heir(desk: Desks, seekpoint_engine: Engine) -> None:
     """I1, I4: progress in front of the record and the record's own count become visible together."""
-    worker, successor = desk(), desk()
-    worker.claim(0, 1)
+    worker, successor = desk(at={0: 0, 1: 0}), desk()
     with seekpoint_engine.begin() as tx:
         moved = worker.work(tx, {0: 3, 1: 9})
         [noted] = worker.ledger.record_attempts(tx, [(worker.claims[0], FAILED)])
@@ -55,8 +54,7 @@ def test_a_failure_is_noted_behind_the_advance_and_told_to_its_heir(desk: Desks,
 
 def test_an_abort_takes_the_note_away(desk: Desks, seekpoint_engine: Engine) -> None:
     """I1: the attempt is counted with the batch, or not at all."""
-    worker = desk()
-    worker.claim(0)
+    worker = desk(at={0: 0})
     with seekpoint_engine.connect() as tx:
         worker.work(tx, {0: 3})
         worker.ledger.record_attempts(tx, [(worker.claims[0], FAILED)])
@@ -147,9 +145,7 @@ def test_failures_are_no_crashes(desk: Desks) -> None:
 
 def test_an_attempt_beyond_the_position_is_told_and_one_before_it_is_not(desk: Desks) -> None:
     """I3: compaction may have taken what lies between position and record; what was passed is over."""
-    worker = desk()
-    worker.claim(0)
-    worker.commit({0: 5})
+    worker = desk(at={0: 5})
     worker.ledger.record_attempts_alone([(worker.claims[0], Attempt(8, 1, "x"))])
     assert on_record(worker).offset == 8
     worker.ledger.record_attempts_alone([(worker.claims[0], Attempt(5, 1, "x"))])
@@ -194,9 +190,7 @@ def test_progress_and_moves_clear_it_and_nothing_else_does(desk: Desks, event: s
 
 def test_a_zombies_note_is_refused(desk: Desks, seekpoint_engine: Engine) -> None:
     """I2: whoever lost one of its partitions writes nothing of any, alone or within its transaction."""
-    zombie, successor = desk(), desk()
-    zombie.claim(0, 1)
-    successor.claim(0)
+    zombie, successor = desk(at={0: 0, 1: 0}), desk(at={0: 0})
     before = successor.row(0), successor.row(1)
     notes = [(zombie.claims[n], FAILED) for n in (0, 1)]
     with pytest.raises(Fenced, match="the claim is not the expected one; attempts noted: 1"):

@@ -37,9 +37,7 @@ def test_a_claim_waits_for_a_commit_in_flight(
     desk: Desks, seekpoint_engine: Engine, elsewhere: ThreadPoolExecutor
 ) -> None:
     """I2, I3: the successor begins behind what the transaction in flight commits, not before it."""
-    worker, successor = desk(), desk(limits=PATIENT)
-    worker.claim(0, 1)
-    worker.commit({0: 3})
+    worker, successor = desk(at={0: 3, 1: 0}), desk(limits=PATIENT)
     with seekpoint_engine.begin() as tx:
         worker.work(tx, {0: 8})
         claiming = elsewhere.submit(successor.claim, 0, 1)
@@ -57,9 +55,7 @@ def test_a_claim_waits_for_a_transaction_that_aborts(
     desk: Desks, seekpoint_engine: Engine, elsewhere: ThreadPoolExecutor
 ) -> None:
     """I1, I3: the transaction in flight comes to nothing: the successor begins where the last COMMIT ended."""
-    worker, successor = desk(), desk(limits=PATIENT)
-    worker.claim(0)
-    worker.commit({0: 3})
+    worker, successor = desk(at={0: 3}), desk(limits=PATIENT)
     with seekpoint_engine.connect() as tx:
         worker.work(tx, {0: 8})
         claiming = elsewhere.submit(successor.claim, 0)
@@ -131,9 +127,7 @@ def test_an_added_partition_begins_at_its_first_record(desk: Desks) -> None:
 
 def test_a_strangers_claim_is_not_released(desk: Desks) -> None:
     """I2: a worker that lost its partition long ago releases; the new owner's row does not change."""
-    worker, successor = desk(), desk()
-    worker.claim(0, 1)
-    successor.claim(0)
+    worker, successor = desk(at={0: 0, 1: 0}), desk(at={0: 0})
     before = successor.row()
     worker.ledger.release(worker.claims.values())
     assert successor.row() == before
@@ -148,8 +142,7 @@ def test_a_strangers_claim_is_not_released(desk: Desks) -> None:
 
 def test_a_claim_is_released_whatever_token_a_move_has_drawn_since(desk: Desks) -> None:
     """I5: a move keeps the owner, who leaves without a crash; what another process has claimed since is its own."""
-    worker, successor = desk(), desk()
-    worker.claim(0, 1, 2)
+    worker, successor = desk(at={0: 0, 1: 0, 2: 0}), desk()
     worker.ledger.pause(reason="a test")
     worker.ledger.resume()
     successor.claim(1)

@@ -39,8 +39,7 @@ def tables(seekpoint_engine: Engine, seekpoint_schema: str) -> tuple[str, str]:
 def test_the_first_claim_stores_the_tables_and_another_set_is_refused(desk: Desks, tables: tuple[str, str]) -> None:
     """I2: two pipelines under one group name must not divide a topic: the refusal names both sets and the choices."""
     one, two = tables
-    here, other = desk(tables=[one]), desk(tables=[two])
-    here.claim(0)
+    here, other = desk(tables=[one], at={0: 0}), desk(tables=[two])
     assert stored(here) == {"t": (1, [one], 0)}
     before = here.row(0)
     with pytest.raises(DeclarationDiffers, match=f"of topic 't' to {one}, this pipeline writes them to {two}") as met:
@@ -57,8 +56,7 @@ def test_the_first_claim_stores_the_tables_and_another_set_is_refused(desk: Desk
 def test_what_is_stored_between_the_two_steps_of_a_claim_is_compared_too(desk: Desks, tables: tuple[str, str]) -> None:
     """I2: the comparison is part of the claim's own transaction."""
     one, two = tables
-    here = desk(tables=[one])
-    here.claim(0)
+    here = desk(tables=[one], at={0: 0})
     claimant = Claimant("g", uuid4(), 1, CLUSTER, {"t": here.topic_id}, Declaration.of([two]))
     with here.ledger.begin() as tx, pytest.raises(DeclarationDiffers):
         claim(tx, claimant, [here.at(1)])
@@ -87,8 +85,7 @@ def test_two_first_claims_at_once_store_one_set(
 def test_any_set_matches_where_none_is_known(desk: Desks, tables: tuple[str, str], seekpoint_engine: Engine) -> None:
     """A ledger from before has none, and a Ledger without tables declares none; the first that does stores its own."""
     one, two = tables
-    silent = desk()
-    silent.claim(0)
+    silent = desk(at={0: 0})
     assert stored(silent) == {}
     desk(tables=[one]).claim(0)
     silent.claim(0)
@@ -111,8 +108,7 @@ def test_a_topic_of_another_pipeline_is_not_compared(desk: Desks, tables: tuple[
 
 def test_a_higher_version_replaces_the_tables(desk: Desks, tables: tuple[str, str]) -> None:
     one, two = tables
-    older, newer = desk(tables=[one]), desk(tables=[two], version=2)
-    older.claim(0)
+    older, newer = desk(tables=[one], at={0: 0}), desk(tables=[two], version=2)
     assert newer.ledger.differs(["t"]) is None
     newer.claim(0)
     assert stored(newer) == {"t": (2, [two], 0)}
@@ -125,8 +121,7 @@ def test_a_declaration_that_is_accepted_fences_and_outdates_those_before_it(
 ) -> None:
     """I5: tokens are drawn again; processes from before are outdated, later ones wait."""
     one, two = tables
-    running, waiting = desk(tables=[one]), desk(tables=[one, two])
-    running.claim(0, 1)
+    running, waiting = desk(tables=[one], at={0: 0, 1: 0}), desk(tables=[one, two])
     assert waiting.ledger.differs(["t"]) is not None
     accepting = desk(tables=[two], accept_declaration=True)
     assert accepting.ledger.differs(["t"]) is None
@@ -143,8 +138,7 @@ def test_a_declaration_that_is_accepted_fences_and_outdates_those_before_it(
         waiting.ledger.differs(["t"])
     with pytest.raises(DeclarationDiffers):
         desk(tables=[one]).claim(1)
-    back = desk(tables=[one], accept_declaration=True)
-    back.claim(0)
+    desk(tables=[one], accept_declaration=True, at={0: 0})
     with pytest.raises(HandlerOutdated):  # it accepts its own declaration at its start, and not again
         accepting.claim(0)
 
@@ -175,8 +169,7 @@ def test_names_are_compared_by_the_catalog(
 
 def test_a_pause_is_met_before_the_tables_are_compared(desk: Desks, tables: tuple[str, str]) -> None:
     one, two = tables
-    here = desk(tables=[one])
-    here.claim(0)
+    here = desk(tables=[one], at={0: 0})
     here.ledger.pause(reason="a test")
     here.ledger.resume()
     with pytest.raises(DeclarationDiffers):
@@ -187,8 +180,7 @@ def test_the_tables_are_stored_under_the_group_rows_lock(
     desk: Desks, tables: tuple[str, str], seekpoint_engine: Engine, elsewhere: ThreadPoolExecutor
 ) -> None:
     one, _ = tables
-    here = desk()
-    here.claim(0)
+    here = desk(at={0: 0})
     declaring = desk(tables=[one])
     with seekpoint_engine.begin() as tx:
         tx.execute(text(f'SELECT FROM "{here.ledger.schema}".consumer_group FOR SHARE'))

@@ -16,8 +16,7 @@ Desks = Callable[..., Desk]
 
 def test_a_counter_that_comes_back_after_a_failover_lets_nobody_in(desk: Desks, seekpoint_engine: Engine) -> None:
     """I2, I5: the old owner's epoch is drawn a second time, by another worker; its token is not."""
-    first, old, new = desk(), desk(), desk()
-    first.claim(0)
+    first, old, new = desk(at={0: 0}), desk(), desk()
     before = first.row()
     old.claim(0)
     with seekpoint_engine.begin() as tx:  # the standby had not heard of the old owner's claim
@@ -33,8 +32,7 @@ def test_a_counter_that_comes_back_after_a_failover_lets_nobody_in(desk: Desks, 
 
 def test_a_moves_counter_comes_back_too(desk: Desks, seekpoint_engine: Engine) -> None:
     """I5: a move after the failover draws the epoch that a claim lost by it had; the lost claim stays outside."""
-    first, old = desk(), desk()
-    first.claim(0)
+    first, old = desk(at={0: 0}), desk()
     before = first.row()
     old.claim(0)
     with seekpoint_engine.begin() as tx:

@@ -22,8 +22,7 @@ Desks = Callable[..., Desk]
 
 def test_rows_and_offsets_appear_together(desk: Desks, seekpoint_engine: Engine) -> None:
     """I1: nobody sees the one without the other, at any moment."""
-    worker = desk()
-    worker.claim(0, 1)
+    worker = desk(at={0: 0, 1: 0})
     with seekpoint_engine.begin() as tx:
         moved = worker.work(tx, {0: 3, 1: 5})
         worker.exactly({0: 0, 1: 0})  # as seen from another connection
@@ -33,8 +32,7 @@ def test_rows_and_offsets_appear_together(desk: Desks, seekpoint_engine: Engine)
 
 def test_an_abort_leaves_neither(desk: Desks, seekpoint_engine: Engine) -> None:
     """I1: what is rolled back is gone, rows and offsets, and the same claim goes on from there."""
-    worker = desk()
-    worker.claim(0)
+    worker = desk(at={0: 0})
     with seekpoint_engine.connect() as tx:
         worker.work(tx, {0: 3})
         tx.rollback()
@@ -45,9 +43,7 @@ def test_an_abort_leaves_neither(desk: Desks, seekpoint_engine: Engine) -> None:
 
 def test_a_zombie_is_refused_at_hold(desk: Desks, seekpoint_engine: Engine) -> None:
     """I2: after a new claim the old one writes nothing, although the position is still what it read."""
-    zombie, successor = desk(), desk()
-    zombie.claim(0)
-    successor.claim(0)
+    zombie, successor = desk(at={0: 0}), desk(at={0: 0})
     with pytest.raises(Fenced, match="rows held: 0"), seekpoint_engine.begin() as tx:
         zombie.hold(tx)
     successor.commit({0: 2})
@@ -56,9 +52,7 @@ def test_a_zombie_is_refused_at_hold(desk: Desks, seekpoint_engine: Engine) -> N
 
 def test_a_zombie_is_refused_at_advance(desk: Desks, seekpoint_engine: Engine) -> None:
     """I2, I1: without hold the same fence stands at advance, and takes the rows away again."""
-    zombie, successor = desk(), desk()
-    zombie.claim(0)
-    successor.claim(0)
+    zombie, successor = desk(at={0: 0}), desk(at={0: 0})
     with seekpoint_engine.connect() as tx:
         zombie.write(tx, 0, 0, 3)
         with pytest.raises(Fenced, match="rows advanced: 0"):
@@ -71,8 +65,7 @@ def test_a_zombie_that_waits_for_the_claim_is_refused_when_it_ends(
     desk: Desks, seekpoint_engine: Engine, elsewhere: ThreadPoolExecutor
 ) -> None:
     """I2: hold reads the row as it is after the wait, not as it was when it began to wait."""
-    zombie, successor = desk(), desk()
-    zombie.claim(0)
+    zombie, successor = desk(at={0: 0}), desk()
 
     def late() -> None:
         with seekpoint_engine.begin() as tx:
@@ -92,9 +85,7 @@ def test_a_zombie_that_waits_for_the_claim_is_refused_when_it_ends(
 @pytest.mark.parametrize("position", [9, 11], ids=["behind", "ahead"])
 def test_another_position_is_refused(desk: Desks, seekpoint_engine: Engine, position: int) -> None:
     """I3: with the right claim, and a position that is not the ledger's: neither a gap nor a repetition."""
-    worker = desk()
-    worker.claim(0)
-    worker.commit({0: 10})
+    worker = desk(at={0: 10})
     claim = worker.claims[0]
     with pytest.raises(Fenced), seekpoint_engine.begin() as tx:
         worker.ledger.hold(tx, [Expected(claim, position)])
@@ -132,8 +123,7 @@ def test_one_refused_partition_refuses_the_whole_statement(desk: Desks, seekpoin
 
 def test_a_refusal_comes_before_a_commit_that_is_already_on_its_way(desk: Desks, seekpoint_engine: Engine) -> None:
     """I1: in a pipeline COMMIT is sent before any answer is read; the fence must be shut by the server itself."""
-    worker = desk()
-    worker.claim(0)
+    worker = desk(at={0: 0})
     compiled = statements.ADVANCE.compile(dialect=seekpoint_engine.dialect)
     given = {f"moving_{name}": [value] for name, value in asdict(worker.move(0, 3)).items() if name != "claim"}
     where = {"moving_topic": ["t"], "moving_partition": [0], "moving_token": [uuid4()]}
@@ -156,8 +146,7 @@ def test_a_refusal_comes_before_a_commit_that_is_already_on_its_way(desk: Desks,
 
 def test_advance_belongs_to_the_transaction_of_hold(desk: Desks, seekpoint_engine: Engine) -> None:
     """I1: after a literal COMMIT between the two, rows and offset would part: advance refuses."""
-    worker = desk()
-    worker.claim(0)
+    worker = desk(at={0: 0})
     with seekpoint_engine.connect() as tx:
         transaction = worker.hold(tx)
         tx.exec_driver_sql("COMMIT")
@@ -169,8 +158,7 @@ def test_advance_belongs_to_the_transaction_of_hold(desk: Desks, seekpoint_engin
 
 def test_a_savepoint_between_the_two_does_no_harm(desk: Desks, seekpoint_engine: Engine) -> None:
     """I1: savepoints have transaction ids of their own; the comparison is of the outermost one."""
-    worker = desk()
-    worker.claim(0)
+    worker = desk(at={0: 0})
     with seekpoint_engine.begin() as tx:
         transaction = worker.hold(tx)
         with tx.begin_nested():
@@ -182,8 +170,7 @@ def test_a_savepoint_between_the_two_does_no_harm(desk: Desks, seekpoint_engine:
 
 def test_a_row_that_is_missing_is_refused(desk: Desks, seekpoint_engine: Engine) -> None:
     """I2: no row, no right: a claim of a partition that the ledger does not know moves nothing."""
-    worker = desk()
-    worker.claim(0)
+    worker = desk(at={0: 0})
     stranger = replace(worker.claims[0], partition=worker.at(5))
     with pytest.raises(Fenced, match="rows held: 0"), seekpoint_engine.begin() as tx:
         worker.ledger.hold(tx, [Expected(stranger, 0)])
@@ -192,9 +179,7 @@ def test_a_row_that_is_missing_is_refused(desk: Desks, seekpoint_engine: Engine)
 
 def test_the_same_names_in_another_group_are_other_rows(desk: Desks) -> None:
     """I2: groups do not see each other: a claim in one fences nobody in the other."""
-    here, there = desk("g"), desk("h")
-    here.claim(0)
-    there.claim(0)
+    here, there = desk("g", at={0: 0}), desk("h", at={0: 0})
     here.commit({0: 3})
     assert here.stands() == {0: 3}
     assert there.stands() == {0: 0}
@@ -203,9 +188,7 @@ def test_the_same_names_in_another_group_are_other_rows(desk: Desks) -> None:
 
 def test_an_end_without_records_is_advanced_alone(desk: Desks) -> None:
     """I2, I3: the step over trailing control records stands behind the same fence."""
-    worker, other = desk(), desk()
-    worker.claim(0)
-    worker.commit({0: 3})
+    worker, other = desk(at={0: 3}), desk()
     assert worker.row().leader_epoch == 7
     [moved] = worker.ledger.advance_alone([Move(worker.claims[0], 3, 5)])
     assert (moved.next_offset, moved.leader_epoch) == (5, None)

@@ -33,8 +33,7 @@ def refused_at_hold(desk: Desk, engine: Engine) -> None:
 
 def test_an_older_handler_is_refused(desk: Desks) -> None:
     """I5: the refusal names both versions, and the newer worker's claim is as it was."""
-    newer, older = desk(version=3), desk(version=2)
-    newer.claim(0)
+    newer, older = desk(version=3, at={0: 0}), desk(version=2)
     before = newer.row()
     with pytest.raises(HandlerOutdated, match=r"at handler version 3, this process runs version 2: deploy version 3"):
         older.claim(0)
@@ -44,9 +43,7 @@ def test_an_older_handler_is_refused(desk: Desks) -> None:
 
 def test_a_newer_handler_takes_over(desk: Desks, seekpoint_engine: Engine) -> None:
     """I5: its claim fences the older workers everywhere, not only where it claims, and leaves a row that says so."""
-    older, newer = desk(version=1), desk(version=2)
-    older.claim(0, 1)
-    older.commit({0: 3, 1: 3})
+    older, newer = desk(version=1, at={0: 3, 1: 3}), desk(version=2)
     before = older.row(1)
     newer.claim(0)
     assert group_row(newer).version == 2
@@ -66,9 +63,8 @@ def test_a_newer_handler_takes_over(desk: Desks, seekpoint_engine: Engine) -> No
 
 def test_the_same_version_raises_nothing(desk: Desks) -> None:
     """I5: a second worker of the version that the group has fences nobody by coming."""
-    one, two = desk(version=2), desk(version=2)
-    one.claim(0)
-    two.claim(1)
+    one = desk(version=2, at={0: 0})
+    desk(version=2, at={1: 0})
     one.commit({0: 1})
     assert one.actions() == []
 
@@ -78,9 +74,7 @@ def test_the_same_version_raises_nothing(desk: Desks) -> None:
 
 def test_a_pause_fences_and_a_resume_lets_go_on(desk: Desks, seekpoint_engine: Engine) -> None:
     """I5: pausing draws every token anew: a worker in full run is refused; positions stay where they are."""
-    worker = desk()
-    worker.claim(0, 1)
-    worker.commit({0: 3})
+    worker = desk(at={0: 3, 1: 0})
     before = worker.row(1)
     worker.ledger.pause(reason="index rebuild", actor="alice")
     refused_at_hold(worker, seekpoint_engine)
@@ -111,8 +105,7 @@ def test_a_group_that_is_not_there_cannot_be_paused(desk: Desks) -> None:
 
 def test_another_cluster_is_refused(desk: Desks) -> None:
     """I4: offsets of one cluster mean nothing in another; the refusal names both and the choices."""
-    worker, stranger = desk(), desk()
-    worker.claim(0)
+    worker, stranger = desk(at={0: 0}), desk()
     stranger.cluster_id = "cluster-2"
     with pytest.raises(ClusterChanged, match="cluster cluster-1, these brokers are cluster cluster-2") as caught:
         stranger.claim(0)
@@ -122,9 +115,7 @@ def test_another_cluster_is_refused(desk: Desks) -> None:
 
 def test_a_recreated_topic_stops_its_partitions_alone(desk: Desks) -> None:
     """I4: the offset belongs to the topic's earlier life: refused with the choices; the row is not touched."""
-    worker, other = desk(), desk()
-    worker.claim(0)
-    worker.commit({0: 5})
+    worker, other = desk(at={0: 5}), desk()
     before = worker.row()
     renewed = uuid4()
     wanted, ids = [Partition("t", 0), Partition("u", 0)], {"t": renewed, "u": uuid4()}
@@ -142,9 +133,7 @@ def test_a_recreated_topic_stops_its_partitions_alone(desk: Desks) -> None:
 
 def test_a_move_adopts_the_recreated_topic(desk: Desks, seekpoint_engine: Engine) -> None:
     """I4, I5: the operator's decision binds the row to the new topic; the old life's reader is fenced."""
-    worker, successor = desk(), desk()
-    worker.claim(0)
-    worker.commit({0: 5})
+    worker, successor = desk(at={0: 5}), desk()
     successor.topic_id = uuid4()
     assert successor.at(0) in successor.claim(0).refused
     successor.ledger.reset_offset(

@@ -23,9 +23,7 @@ Desks = Callable[..., Desk]
 
 def test_a_move_fences_the_owner(desk: Desks, seekpoint_engine: Engine) -> None:
     """I5: rewound or not, even to where it stands: the owner's token is no longer good, and it is still the owner."""
-    worker = desk()
-    worker.claim(0, 1)
-    worker.commit({0: 5, 1: 5})
+    worker = desk(at={0: 5, 1: 5})
     before = worker.row()
     moved = worker.ledger.reset_offset("t", 0, to=5, log=None, reason="look again", actor="alice")
     after = worker.row()
@@ -40,9 +38,7 @@ def test_a_move_fences_the_owner(desk: Desks, seekpoint_engine: Engine) -> None:
 
 def test_a_move_leaves_a_row(desk: Desks) -> None:
     """I5: who, from where, to where, why."""
-    worker = desk()
-    worker.claim(0)
-    worker.commit({0: 5})
+    worker = desk(at={0: 5})
     worker.ledger.reset_offset("t", 0, to=2, log=None, reason="bug 17", actor="alice")
     [action] = worker.actions()
     assert (action.action, action.topic, action.partition) == ("reset", "t", 0)
@@ -54,8 +50,7 @@ def test_a_move_waits_for_the_transaction_in_flight(
     desk: Desks, seekpoint_engine: Engine, elsewhere: ThreadPoolExecutor
 ) -> None:
     """I1, I5: the batch in hand is finished, and the move starts from what it committed."""
-    worker = desk()
-    worker.claim(0)
+    worker = desk(at={0: 0})
     operator = desk().ledger
     with seekpoint_engine.begin() as tx:
         worker.work(tx, {0: 5})
@@ -68,9 +63,7 @@ def test_a_move_waits_for_the_transaction_in_flight(
 
 def test_a_move_of_an_expected_position_is_a_comparison(desk: Desks) -> None:
     """I5: what was looked up an hour ago may no longer be so: nothing is moved, nothing recorded."""
-    worker = desk()
-    worker.claim(0)
-    worker.commit({0: 5})
+    worker = desk(at={0: 5})
     before = worker.row()
     with pytest.raises(Fenced, match=r"t/0 stands at 5, not at the expected 4: look again"):
         worker.ledger.reset_offset("t", 0, to=2, expected=4, log=None, reason="late")
@@ -81,9 +74,7 @@ def test_a_move_of_an_expected_position_is_a_comparison(desk: Desks) -> None:
 
 def test_a_skip_writes_what_is_lost(desk: Desks) -> None:
     """I4: the range that is given up is a row, in the same transaction."""
-    worker = desk()
-    worker.claim(0)
-    worker.commit({0: 5})
+    worker = desk(at={0: 5})
     worker.ledger.reset_offset("t", 0, to=8, log=None, reason="cannot be decoded", actor="alice", lost="poison")
     with worker.ledger.engine.connect() as tx:
         [lost] = tx.execute(lost_range.select(), execution_options=in_schema(worker.ledger.schema))
@@ -111,9 +102,7 @@ def test_what_was_not_read_of_a_recreated_topic_is_a_row(desk: Desks, to: int) -
 @pytest.mark.parametrize("to", [2, 3])
 def test_what_a_truncation_took_is_a_row(desk: Desks, to: int) -> None:
     """I4: the offsets between the log's end and the position will be those of other records."""
-    worker = desk()
-    worker.claim(0)
-    worker.commit({0: 5})
+    worker = desk(at={0: 5})
     worker.ledger.reset_offset("t", 0, to=to, log=(0, 3), reason="unclean leader election")
     assert lost_ranges(worker) == [(3, 5, "rewritten", f"go on at {to}", True)]
     worker.ledger.reset_offset("t", 0, to=1, log=(0, 3), reason="read again")
@@ -122,17 +111,14 @@ def test_what_a_truncation_took_is_a_row(desk: Desks, to: int) -> None:
 
 def test_what_retention_took_is_a_row_where_the_log_is_known(desk: Desks) -> None:
     """I4: also where the move does not say that anything is lost."""
-    worker = desk()
-    worker.claim(0)
-    worker.commit({0: 5})
+    worker = desk(at={0: 5})
     worker.ledger.reset_offset("t", 0, to=9, log=(8, 20), reason="go on")
     assert lost_ranges(worker) == [(5, 8, "retention", "go on at 9", True)]
 
 
 def test_a_move_past_the_log_is_refused(desk: Desks) -> None:
     """I5: a number that no broker answered is refused, unless it is said that the brokers were not asked."""
-    worker = desk()
-    worker.claim(0)
+    worker = desk(at={0: 0})
     for to in (1, 11, 10**6):
         with pytest.raises(
             ConfigError, match=rf"t/0 to offset {to}: the brokers answered offsets 2 to 10\. .*log=None"
@@ -154,16 +140,14 @@ def test_a_move_past_the_log_is_refused(desk: Desks) -> None:
 
 @pytest.mark.parametrize("log", [(5, 2), (-1, 5), (0,), (0, 1, 2), "09", 7, (0, "9"), (True, 9)])
 def test_a_log_that_is_none_is_refused(desk: Desks, log: Any) -> None:
-    worker = desk()
-    worker.claim(0)
+    worker = desk(at={0: 0})
     with pytest.raises(ConfigError, match="log= is the range of offsets that the brokers answered for t/0"):
         worker.ledger.reset_offset("t", 0, to=1, log=log, reason="x")
 
 
 @pytest.mark.parametrize("reason", ["", "  ", "\n", None, 7])
 def test_a_reason_is_required(desk: Desks, reason: Any) -> None:
-    worker = desk()
-    worker.claim(0)
+    worker = desk(at={0: 0})
     with pytest.raises(ConfigError, match="reason= is required"):
         worker.ledger.reset_offset("t", 0, to=1, log=None, reason=reason)
     with pytest.raises(ConfigError, match="reason= is required"):
@@ -173,17 +157,14 @@ def test_a_reason_is_required(desk: Desks, reason: Any) -> None:
 
 def test_what_gives_up_nothing_is_refused(desk: Desks) -> None:
     """I4: a range that is empty, or ends before it begins, says nothing of what was lost."""
-    worker = desk()
-    worker.claim(0)
-    worker.commit({0: 5})
+    worker = desk(at={0: 5})
     with pytest.raises(ConfigError, match=r"lost='x' gives up nothing: t/0 is at 5, and a move to 3 passes no"):
         worker.ledger.reset_offset("t", 0, to=3, log=None, reason="x", lost="x")
 
 
 def test_orders_that_cannot_be_meant_are_refused(desk: Desks) -> None:
     """I5: a misspelled topic or an impossible offset is an error that says so."""
-    worker = desk()
-    worker.claim(0)
+    worker = desk(at={0: 0})
     with pytest.raises(ConfigError, match=r"group 'g' has no stored offset for t/7"):
         worker.ledger.reset_offset("t", 7, to=0, log=None, reason="x")
     with pytest.raises(ConfigError, match=r"cannot move t/0 to offset -1"):
@@ -198,8 +179,7 @@ def test_a_move_that_waits_lets_other_partitions_be_claimed(
     desk: Desks, seekpoint_engine: Engine, elsewhere: ThreadPoolExecutor
 ) -> None:
     """I5: an order for a busy partition costs nobody else: another is claimed, and a trace is written, meanwhile."""
-    worker, other = desk(), desk(limits=Limits(claim_wait=0.5))
-    worker.claim(0, 1)
+    worker, other = desk(at={0: 0, 1: 0}), desk(limits=Limits(claim_wait=0.5))
     with seekpoint_engine.begin() as tx:
         transaction = worker.hold(tx, 0)
         worker.write(tx, 0, 0, 5)

@@ -51,8 +51,7 @@ def show(tx: Connection, setting: str) -> str:
 @pytest.mark.parametrize("durable", [True, False])
 def test_a_batch_commits_as_the_pipeline_says(desk: Desks, careless: Engine, durable: bool) -> None:
     """I1: rows and offset vanish together, so both settings are right; COMMIT runs under the one that was asked for."""
-    worker = desk(engine=careless, synchronous_commit=durable)
-    worker.claim(0)
+    worker = desk(engine=careless, synchronous_commit=durable, at={0: 0})
     with at_commit(careless, "synchronous_commit") as seen:
         worker.commit({0: 2})
     assert seen == ["on" if durable else "off"]
@@ -80,8 +79,7 @@ ORDERS: dict[str, Callable[[Ledger], object]] = {
 @pytest.mark.parametrize("order", ORDERS)
 def test_claims_and_moves_are_durable_whatever_the_batches_are(desk: Desks, careless: Engine, order: str) -> None:
     """I5: a crash may take a batch back, never an order: its token would be good again."""
-    worker = desk(engine=careless, synchronous_commit=False)
-    worker.claim(0)
+    worker = desk(engine=careless, synchronous_commit=False, at={0: 0})
     with at_commit(careless, "synchronous_commit") as seen:
         ORDERS[order](worker.ledger)
     assert seen
@@ -91,8 +89,7 @@ def test_claims_and_moves_are_durable_whatever_the_batches_are(desk: Desks, care
 @pytest.mark.parametrize("order", ORDERS)
 def test_an_order_waits_as_long_as_a_batch_may_take(desk: Desks, seekpoint_engine: Engine, order: str) -> None:
     """I5: a claim gives up soon and comes again; what an operator orders waits for the batch in hand."""
-    worker = desk(limits=Limits(claim_wait=3.0, transaction_age=90.0))
-    worker.claim(0)
+    worker = desk(limits=Limits(claim_wait=3.0, transaction_age=90.0), at={0: 0})
     with at_commit(seekpoint_engine, "lock_timeout") as seen:
         ORDERS[order](worker.ledger)
     assert set(seen) - {"3s"} == ({"90s"} if order in {"move", "pause", "resume"} else set()), seen
@@ -100,8 +97,7 @@ def test_an_order_waits_as_long_as_a_batch_may_take(desk: Desks, seekpoint_engin
 
 def test_a_transaction_is_bounded_and_named(desk: Desks, seekpoint_engine: Engine) -> None:
     """I2: what its successor, and whoever looks at pg_stat_activity, finds it by; and when the server ends it."""
-    worker = desk(limits=Limits(transaction_age=12.5))
-    worker.claim(0)
+    worker = desk(limits=Limits(transaction_age=12.5), at={0: 0})
     with seekpoint_engine.begin() as tx:
         worker.hold(tx)
         assert show(tx, "application_name") == f"seekpoint {worker.ledger.owner.hex[:8]} g"
@@ -149,8 +145,7 @@ def test_odd_names_are_names(seekpoint_engine: Engine, odd_schema: str) -> None:
 
 def test_a_long_group_has_a_name_too(desk: Desks, seekpoint_engine: Engine) -> None:
     """I2: the server cuts names at 63 bytes; its successor finds it all the same."""
-    worker = desk("ü" * 200)
-    worker.claim(0)
+    worker = desk("ü" * 200, at={0: 0})
     with seekpoint_engine.begin() as tx:
         worker.hold(tx)
         assert show(tx, "application_name").startswith(f"seekpoint {worker.ledger.owner.hex[:8]} ")

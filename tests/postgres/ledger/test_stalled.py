@@ -31,8 +31,7 @@ def stall(worker: Desk, tx: Connection, number: int) -> int:
 
 def test_only_the_stalled_partition_waits(desk: Desks, seekpoint_engine: Engine) -> None:
     """I2: three of four are claimed at once; the fourth is left to its holder, who may still commit."""
-    worker, successor = desk(), desk(limits=QUICK)
-    worker.claim(0, 1, 2, 3)
+    worker, successor = desk(at={0: 0, 1: 0, 2: 0, 3: 0}), desk(limits=QUICK)
     with seekpoint_engine.begin() as tx:
         pid = stall(worker, tx, 1)
         claimed = successor.claim(0, 1, 2, 3)
@@ -49,8 +48,7 @@ def test_only_the_stalled_partition_waits(desk: Desks, seekpoint_engine: Engine)
 
 def test_an_abandoned_transaction_is_ended(desk: Desks, seekpoint_engine: Engine) -> None:
     """I1, I2: older than `transaction_age`: the server ends the session, and nothing of it remains."""
-    worker, strict, successor = desk(), desk(limits=STRICT), desk()
-    worker.claim(0, 1)
+    worker, strict, successor = desk(at={0: 0, 1: 0}), desk(limits=STRICT), desk()
     with seekpoint_engine.connect() as tx:
         pid = stall(worker, tx, 1)
         claimed = strict.claim(0, 1)
@@ -68,8 +66,7 @@ def test_an_abandoned_transaction_is_ended(desk: Desks, seekpoint_engine: Engine
 
 def test_a_stranger_that_locks_the_row_is_not_ended(desk: Desks, seekpoint_engine: Engine) -> None:
     """I2: only sessions of ours are ended: somebody's psql is waited for."""
-    worker, strict = desk(), desk(limits=STRICT)
-    worker.claim(0, 1)
+    worker, strict = desk(at={0: 0, 1: 0}), desk(limits=STRICT)
     with seekpoint_engine.begin() as tx:
         tx.execute(text("SET LOCAL application_name = 'psql'"))
         tx.execute(text(f"UPDATE {worker.ledger.schema}.partition_offset SET owner = owner WHERE partition = 1"))
@@ -82,8 +79,7 @@ def test_a_stranger_that_locks_the_row_is_not_ended(desk: Desks, seekpoint_engin
 
 def test_the_server_ends_a_transaction_that_is_too_old(desk: Desks, seekpoint_engine: Engine) -> None:
     """I1: the server's own limit needs no successor; what the transaction wrote is gone."""
-    worker = desk(limits=Limits(transaction_age=4.0))
-    worker.claim(0)
+    worker = desk(limits=Limits(transaction_age=4.0), at={0: 0})
     with seekpoint_engine.connect() as tx:
         pid = stall(worker, tx, 0)
         until(lambda: not alive(seekpoint_engine, pid), "the end of the session that is idle in its transaction")
@@ -97,8 +93,7 @@ def test_the_server_ends_a_busy_transaction_too(desk: Desks, seekpoint_engine: E
     """I1: busy in the database past its age, where the server has transaction_timeout (17)."""
     if (seekpoint_engine.dialect.server_version_info or (17,)) < (17,):
         pytest.skip("transaction_timeout came with Postgres 17")
-    worker = desk(limits=Limits(transaction_age=0.3))
-    worker.claim(0)
+    worker = desk(limits=Limits(transaction_age=0.3), at={0: 0})
 
     def work_on(tx: Connection) -> None:
         stall(worker, tx, 0)

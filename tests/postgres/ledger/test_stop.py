@@ -25,8 +25,7 @@ def stored(desk: Desk, number: int = 0) -> Stop | None:
 
 
 def test_a_stop_is_stored_and_keeps_its_time(desk: Desks) -> None:
-    worker = desk()
-    worker.claim(0, 1)
+    worker = desk(at={0: 0, 1: 0})
     worker.ledger.stop([stop_of(worker)])
     first = stored(worker)
     assert first is not None
@@ -42,9 +41,7 @@ def test_a_stop_is_stored_and_keeps_its_time(desk: Desks) -> None:
 def test_a_row_that_another_session_has_locked_is_left_out_and_the_others_are_stored(
     desk: Desks, seekpoint_engine: Engine
 ) -> None:
-    worker, other = desk(), desk()
-    worker.claim(0)
-    other.claim(1)
+    worker, other = desk(at={0: 0}), desk(at={1: 0})
     with seekpoint_engine.begin() as tx:
         worker.work(tx, {0: 3})
         assert worker.ledger.stop([stop_of(worker), stop_of(other, number=1)]) == {worker.at(0)}
@@ -57,8 +54,7 @@ def test_a_row_that_another_session_has_locked_is_left_out_and_the_others_are_st
 @pytest.mark.parametrize("by", ["claim", "move"])
 def test_a_stop_under_another_claim_is_not_stored(desk: Desks, by: str) -> None:
     """I2: the partition is another's by now, or an operator has decided: the stop is over."""
-    worker, other = desk(), desk()
-    worker.claim(0)
+    worker, other = desk(at={0: 0}), desk()
     late = stop_of(worker)
     if by == "claim":
         other.claim(0)
@@ -70,8 +66,7 @@ def test_a_stop_under_another_claim_is_not_stored(desk: Desks, by: str) -> None:
 
 @pytest.mark.parametrize("by", ["claim", "move", "commit"])
 def test_a_stop_ends_with_the_next_claim_move_or_commit(desk: Desks, by: str) -> None:
-    worker = desk()
-    worker.claim(0)
+    worker = desk(at={0: 0})
     worker.ledger.stop([stop_of(worker)])
     assert stored(worker) is not None
     match by:
@@ -86,8 +81,7 @@ def test_a_stop_ends_with_the_next_claim_move_or_commit(desk: Desks, by: str) ->
 
 def test_a_release_keeps_the_stop(desk: Desks) -> None:
     """A worker that leaves decides nothing: the stop is seen until the next claim."""
-    worker = desk()
-    worker.claim(0)
+    worker = desk(at={0: 0})
     worker.ledger.stop([stop_of(worker)])
     worker.ledger.release(worker.claims.values())
     assert stored(worker) is not None

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError
 
-from seekpoint.errors import ConfigError
+from seekpoint.errors import ArchiveDamaged, ConfigError
+from seekpoint.jobs.export import Archive
 from seekpoint.jobs.export.delta import DeltaLog
 from seekpoint.jobs.export.manifest import Tx
 from seekpoint.jobs.export.storage import Storage
@@ -67,6 +70,47 @@ def test_an_export_that_is_killed_writes_nothing_twice(vault: Vault, at: str) ->
     vault.archive.sweep(timedelta(0))
     assert vault.strays() == []
     assert table(vault, name) == whole()
+
+
+def test_a_sweep_leaves_a_file_that_only_the_table_names(vault: Vault) -> None:
+    """Its export was killed after the table's commit: the next export takes it over."""
+    name = settled(vault)
+    Exporter(vault, "its row", format="delta", range_records=25).kill_where_it_waits()
+    assert vault.archive.strays(timedelta(0)) == []
+    assert vault.archive.sweep(timedelta(0)) == []
+    vault.export(format="delta", range_records=25).run()
+    assert table(vault, name) == whole()
+    assert vault.archived(name, 0, 60) == vault.logged(name, 0, 60)
+
+
+def test_a_file_that_the_table_names_since_the_strays_were_listed_is_not_removed(
+    vault: Vault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = settled(vault)
+    Exporter(vault, "its row", format="delta", range_records=25).kill_where_it_waits()
+    (file,) = (str(stray.relative_to(vault.archive.root)) for stray in vault.strays())
+    monkeypatch.setattr(Archive, "strays", lambda *_: [file])
+    assert vault.archive.sweep(timedelta(0)) == []
+    assert len(table(vault, name)) == 25
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (Path.unlink, r"it is not there: bring it back from a copy"),
+        (lambda file: file.write_bytes(b"PAR1"), r"it has 4 bytes, and \d+ were written: bring it back from a copy"),
+    ],
+)
+def test_a_damaged_file_of_the_table_is_not_taken_over(
+    vault: Vault, damage: Callable[[Path], object], why: str
+) -> None:
+    name = settled(vault)
+    Exporter(vault, "its row", format="delta", range_records=25).kill_where_it_waits()
+    (file,) = vault.strays()
+    damage(file)
+    with pytest.raises(ArchiveDamaged, match=rf"{file.name}, which has {name}/0 \[0, 25\): {why}"):
+        vault.export(format="delta", range_records=25).run()
+    assert vault.spans(name) == []
 
 
 def test_a_manifest_that_was_lost_is_made_again_of_the_table(vault: Vault) -> None:

@@ -112,11 +112,13 @@ class Archive:
                 yield from read(self.storage, entry, max(entry.start, range_.start), min(entry.end, range_.end))
 
     def strays(self, older_than: timedelta = DAY) -> Sequence[str]:
-        """Files of this ledger's exports that the manifest does not know: those of exports that were killed.
+        """Files of this ledger's exports that neither the manifest nor a Delta table names: killed exports left them.
 
-        Younger ones may be about to be committed. Files of runs that this ledger has not on record are never among
-        them: they are another database's, whatever its name is.
+        Younger ones may be about to be committed. A file that only the Delta table names is no stray: the next export
+        adds it to the manifest. Files of runs that this ledger has not recorded belong to another database, whatever
+        its name is. Raises ConfigError where there is a Delta table and the extra ``delta`` is not installed.
         """
+        from seekpoint.jobs.export.delta import files_of_table  # noqa: PLC0415 -- pyarrow
         from seekpoint.jobs.export.files import range_of  # noqa: PLC0415
 
         since = datetime.now(UTC) - older_than
@@ -128,18 +130,27 @@ class Archive:
             old = written is None or written <= since
             if file not in known and its is not None and its[1] in runs and old:
                 found.append(file)
-        return sorted(found)
+        tables = {topic: files_of_table(self.storage, topic) for topic in set(map(_topic_of, found))}
+        return sorted(file for file in found if file not in tables[_topic_of(file)])
 
     def sweep(self, older_than: timedelta = DAY) -> Sequence[str]:
         """Remove the :meth:`strays`; returns which. An export whose file goes while it writes says so, and fails."""
+        from seekpoint.jobs.export.delta import files_of_table  # noqa: PLC0415 -- pyarrow
+
         removed = []
         for file in self.strays(older_than):
+            topic = _topic_of(file)
             with manifest_of(self) as tx:
-                tx.alone(file.partition("/")[0])
-                if not tx.has(file):  # committed since they were listed
+                tx.alone(topic)
+                # Either may have been committed since the strays were listed.
+                if not tx.has(file) and file not in files_of_table(self.storage, topic):
                     self.storage.remove(file)
                     removed.append(file)
         return removed
+
+
+def _topic_of(file: str) -> str:
+    return file.partition("/")[0]
 
 
 def manifest_of(archive: Archive) -> AbstractContextManager[Tx]:

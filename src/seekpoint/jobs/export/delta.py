@@ -8,7 +8,7 @@ what it has instead of writing it twice.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from time import time
 from typing import Any
@@ -16,7 +16,7 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from seekpoint.errors import ConfigError, needs_extra
+from seekpoint.errors import ArchiveDamaged, ConfigError, needs_extra
 from seekpoint.jobs.export.files import SCHEMA, range_of
 from seekpoint.jobs.export.manifest import Entry, Written
 from seekpoint.jobs.export.storage import Storage, below
@@ -37,6 +37,11 @@ class DeltaLog:
         self._storage = storage
         self._uri, self._topic = uri if storage.is_local else uri.partition("?")[0], topic
         self._table: Any = deltalake.DeltaTable.create(self._uri, SCHEMA, mode="ignore", name=topic)
+
+    def files(self) -> Mapping[str, Any]:
+        """What the table has, by the files' paths below the archive's root."""
+        actions = pa.table(self._table.get_add_actions(flatten=True)).to_pylist()
+        return {f"{self._topic}/{action['path']}": action for action in actions}
 
     def end(self, partition: Partition, topic_id: UUID) -> int:
         """The offset up to which the table says that it has the partition; 0 where it has nothing of it."""
@@ -79,15 +84,34 @@ class DeltaLog:
             )
 
     def _of(self, range_: Range) -> Iterator[Written]:
-        """The files that have something of the range."""
-        for action in pa.table(self._table.get_add_actions(flatten=True)).to_pylist():
-            file = f"{self._topic}/{action['path']}"
+        """The files that have something of the range. Raises ArchiveDamaged for one that is missing or cut."""
+        for file, action in self.files().items():
             if (found := range_of(file)) is None:
                 continue
             its = found[0]
             same = (its.partition, its.topic_id) == (range_.partition, range_.topic_id)
             if same and its.start < range_.end and its.end > range_.start:
+                self._require_whole(its, file, action["size_bytes"])
                 yield Written(its, file, action["num_records"], action["size_bytes"], self._storage.sha256(file))
+
+    def _require_whole(self, range_: Range, file: str, size: int) -> None:
+        found = self._storage.size(file)
+        if found == size:
+            return
+        why = "it is not there" if found is None else f"it has {found} bytes, and {size} were written"
+        raise ArchiveDamaged(
+            range_.partition,
+            range_.start,
+            range_.end,
+            self._storage.path(file),
+            f"{why}: bring it back from a copy and run the export again (the Delta table {self._uri} names the file, "
+            "the manifest does not yet), or export into another archive",
+        )
+
+
+def files_of_table(storage: Storage, topic: str) -> Collection[str]:
+    """The files that the topic's Delta table names; none where there is no such table."""
+    return DeltaLog(storage, topic).files() if storage.has_folder(f"{topic}/_delta_log") else ()
 
 
 def _application(partition: Partition, topic_id: UUID) -> str:

@@ -127,6 +127,10 @@ class Storage:
         found = self.fs.get_file_info(self.path(file))
         return int(found.size) if found.type == self._fs.FileType.File else None
 
+    def has_folder(self, folder: str) -> bool:
+        """Whether there are files below this folder."""
+        return bool(self.fs.get_file_info(self.path(folder)).type == self._fs.FileType.Directory)
+
     def sha256(self, file: str) -> str:
         """Of its bytes, all of which are read."""
         with self.fs.open_input_stream(self.path(file)) as stream:

@@ -457,17 +457,18 @@ def test_a_record_that_cannot_be_decoded_ends_a_strict_worker(place: Place, line
     assert place.lines() == ["one", "two"], "what came before it is committed"
 
 
+FAILING = """\
+def post(tx, batch):
+    return 1 / 0
+from seekpoint import Retry
+retry = Retry(attempts=2, wait_initial=0.01)
+pipe = Pipeline("{group}", topics="{topic}", value=Text(), handle=post, retry=retry, strict=True)
+"""
+
+
 def test_a_handler_that_raises_names_its_line(place: Place) -> None:
     place.produce(["one"])
-    module = place.module(
-        """\
-        def post(tx, batch):
-            return 1 / 0
-        from seekpoint import Retry
-        retry = Retry(attempts=2, wait_initial=0.01)
-        pipe = Pipeline("{group}", topics="{topic}", value=Text(), handle=post, retry=retry, strict=True)
-        """
-    )
+    module = place.module(FAILING)
     result = place.run(module)
     assert result.exit_code == 1
     assert f"error: {place.topic}/0 stopped at offset 0: the handler failed on it: ZeroDivisionError" in result.stderr
@@ -475,21 +476,11 @@ def test_a_handler_that_raises_names_its_line(place: Place) -> None:
 
 
 def test_a_mistake_of_the_program_names_its_line(place: Place) -> None:
-    place.produce(["one"])
-    module = place.module(
-        """\
-        from seekpoint.errors import ConfigError
-        class Mistake(ConfigError): pass
-        def post(tx, batch):
-            raise RuntimeError("of the program") from None
-        def worker():
-            return 1 / 0
-        """
-    )
+    module = place.module("def worker():", "    return 1 / 0")
     shown = CliRunner().invoke(app, ["--traceback", "run", f"{module}:worker", *place.options()])
     assert shown.exit_code == 1
     assert "Traceback (most recent call last)" in shown.stderr
-    assert f"error: {module}.py:7 in worker: ZeroDivisionError" in shown.stderr
+    assert f"error: {module}.py:3 in worker: ZeroDivisionError" in shown.stderr
 
 
 # -- as a process ----------------------------------------------------------------------------------------
@@ -573,15 +564,7 @@ def test_a_stopped_partition_is_told_and_the_others_go_on(place: Place, lines: N
 
 def test_a_record_that_fails_is_told_with_its_line_its_try_and_what_follows(place: Place) -> None:
     place.produce(["one"])
-    module = place.module(
-        """\
-        def post(tx, batch):
-            return 1 / 0
-        from seekpoint import Retry
-        retry = Retry(attempts=2, wait_initial=0.01)
-        pipe = Pipeline("{group}", topics="{topic}", value=Text(), handle=post, retry=retry, on_poison="skip")
-        """
-    )
+    module = place.module(FAILING.replace("strict=True", 'on_poison="skip"'))
     process = place.start("run", f"{module}:pipe", *place.options())
     failed = f"{place.topic}/0 at offset 0: %sZeroDivisionError: division by zero (at {module}.py:3 in post)"
     process.wait_for("Bisecting: a batch failed, and runs again in parts: ZeroDivisionError: division by zero")
@@ -623,12 +606,11 @@ def test_without_the_extra_the_command_says_what_to_install() -> None:
     assert done.stderr == "error: the command needs Typer and Rich: pip install '/path/to/seekpoint[cli]'\n"
 
 
-@pytest.mark.parametrize(("missing", "command", "extra"), [("psutil", "dev", "dev")])
-def test_without_another_extra_only_its_commands_are_missing(missing: str, command: str, extra: str) -> None:
-    code = f"import sys; sys.modules[{missing!r}] = None; from seekpoint.cli.main import main; main()"
-    done = subprocess.run([sys.executable, "-c", code, command], capture_output=True, text=True, check=False)
+def test_without_another_extra_only_its_commands_are_missing() -> None:
+    code = "import sys; sys.modules['psutil'] = None; from seekpoint.cli.main import main; main()"
+    done = subprocess.run([sys.executable, "-c", code, "dev"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert f"pip install '/path/to/seekpoint[{extra}]'" in done.stderr
+    assert "pip install '/path/to/seekpoint[dev]'" in done.stderr
     assert "Traceback" not in done.stderr
 
 

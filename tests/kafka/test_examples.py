@@ -142,8 +142,7 @@ def test_an_own_loop_stops_in_front_of_a_recreated_topic_and_goes_on_when_it_is_
     with looping(scene, name, in_schema(scene.dsn), {**QUICK, "group.protocol": "consumer"}):
         stored = scene.produce(name, ["old"] * 10)
         scene.wait_until_caught_up(name, stored)
-        scene.admin.delete_topics([name])[name].result(20)
-        scene.wait(lambda: name not in scene.admin.list_topics(timeout=10).topics)
+        scene.delete_topic(name)
         scene.topic(name=name)
         stored = scene.produce(name, ["new"] * 50)
         new = scene.topic_id(name)

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, create_engine, text
+from sqlalchemy import Connection, text
 from sqlalchemy.exc import OperationalError
 
 from seekpoint import Batch, Json, Limits, Partition, Pipeline, Poison, events
 from seekpoint.errors import TooManyDeadLetters
 from seekpoint.pipeline.policy import DeadLetterLimits, Retry
 from support.events import Gate
+from support.fixtures import NewEngine
 from support.kafka_postgres import QUICK, Scene
 from support.ledger_desk import backend, wait_until_blocked
 from support.sink_tables import TOPIC, Ground, orders
@@ -160,7 +161,7 @@ def test_a_transaction_that_takes_too_long_is_told_with_the_remedy(scene: Scene)
     assert scene.positions() == {Partition(name, 0): 0}
 
 
-def test_a_streamed_copy_that_takes_too_long_is_written_in_parts(scene: Scene) -> None:
+def test_a_streamed_copy_that_takes_too_long_is_written_in_parts(scene: Scene, new_engine: NewEngine) -> None:
     """``statement_timeout`` counts all the time that a COPY is open: a trigger makes its rows slow here."""
     name = scene.topic()
     scene.sql(
@@ -169,11 +170,10 @@ def test_a_streamed_copy_that_takes_too_long_is_written_in_parts(scene: Scene) -
         f'CREATE TRIGGER slow BEFORE INSERT ON "{scene.schema}".book FOR EACH ROW '
         f'EXECUTE FUNCTION "{scene.schema}".slow()',
     )
-    engine = create_engine(scene.dsn, connect_args={"options": "-c statement_timeout=150"})
+    engine = new_engine(scene.dsn, connect_args={"options": "-c statement_timeout=150"})
     stored = scene.produce(name, 100)
     run = scene.worker(name, engine=engine, **fixed(name))
     run.finish(name, 100)
-    engine.dispose()
     assert run.seen.all(events.DatabaseTrouble)
     scene.book.assert_holds(name, stored)
 

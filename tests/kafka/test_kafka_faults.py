@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from confluent_kafka import Producer, TopicPartition
@@ -29,16 +29,17 @@ pytestmark = pytest.mark.usefixtures("short_backoff")
 
 Protocol = Mapping[str, Any]
 SceneOn = Callable[..., Scene]
+Stop = TypeVar("Stop", bound=PartitionStopped)
 
 # Fetches of one record at a time: the client has nothing in store when the log changes under it.
 SMALL_FETCHES = {**QUICK, "queued.min.messages": 1, "fetch.message.max.bytes": 60_000}
 LARGE = ["x" * 50_000]
 
 
-def stop_of(run: Run, since: int = 0) -> PartitionStopped:
-    """The stop that the worker announced."""
+def stop_of(run: Run, kind: type[Stop], since: int = 0) -> Stop:
+    """The stop that the worker announced, which is of this kind."""
     error = run.seen.wait_for(events.PartitionStopped, since=since).error
-    assert isinstance(error, PartitionStopped)
+    assert isinstance(error, kind)
     return error
 
 
@@ -67,8 +68,7 @@ def test_i4_retention_past_the_stored_offset_stops_the_partition_until_it_is_dec
     late = scene.produce(name, 40, partition=0)
     trim(scene, name, 30)
     run = scene.worker(name)
-    stop = stop_of(run)
-    assert isinstance(stop, OffsetLost)
+    stop = stop_of(run, OffsetLost)
     assert (stop.partition, stop.offset) == (Partition(name, 0), 10)
     assert "retention has passed it: the first offset left is 30" in str(stop)
     assert any(f"Ledger.reset_offset('{name}', 0, to=30, log=(30, " in choice for choice in stop.choices)
@@ -93,8 +93,7 @@ def test_i4_retention_that_overtakes_a_running_reader_stops_it_where_it_stands(s
     gate.wait()
     trim(scene, name, 95)
     gate.open()
-    stop = stop_of(run)
-    assert isinstance(stop, OffsetLost)
+    stop = stop_of(run, OffsetLost)
     assert 0 < stop.offset < 95
     assert "the first offset left is 95" in str(stop)
     scene.ledger.reset_offset(name, 0, 95, log=None, reason="go on", lost="retention")
@@ -108,8 +107,7 @@ def test_a_position_behind_the_end_of_the_log_stops_the_partition(scene: Scene) 
     run = scene.worker(name)
     run.reached(name, 10)
     scene.ledger.reset_offset(name, 0, 1000, log=None, reason="a slip of the hand", actor="ada")
-    stop = stop_of(run)
-    assert isinstance(stop, OffsetLost)
+    stop = stop_of(run, OffsetLost)
     assert re.search(
         r"it is past the end of the log \(10\): ada moved it to 1000 on .*\(a slip of the hand\)", str(stop)
     )
@@ -152,8 +150,7 @@ def test_i4_a_truncated_log_is_noticed_by_the_stored_leader_epoch(
         shutil.copytree(tmp_path / "older", log)
     scene.produce(name, 100)  # the log is longer than before, and other records stand at 50 to 99
     run = scene.worker(name, kafka=protocol)
-    stop = stop_of(run)
-    assert isinstance(stop, OffsetLost)
+    stop = stop_of(run, OffsetLost)
     assert "the log was truncated before it and written again" in str(stop)
     assert len(scene.book.written(name)) == 100
     scene.ledger.reset_offset(name, 0, 50, log=None, reason="read what stands there now")
@@ -166,15 +163,13 @@ def test_i4_a_truncated_log_is_noticed_by_the_stored_leader_epoch(
 
 def recreate(scene: Scene, name: str, records: int) -> list[tuple[int, int]]:
     """Delete the topic, and create it anew with more records than it had."""
-    scene.admin.delete_topics([name])[name].result(20)
-    scene.wait(lambda: name not in scene.admin.list_topics(timeout=10).topics)
+    scene.delete_topic(name)
     scene.topic(name=name)
     return scene.produce(name, (f"new {n}" for n in range(records)))
 
 
-def decide_for(scene: Scene, run: Run, name: str, stop: PartitionStopped) -> None:
+def decide_for(scene: Scene, name: str, stop: TopicRecreated) -> None:
     """Take the choice ``restart`` that the stop spells out."""
-    assert isinstance(stop, TopicRecreated)
     new = scene.topic_id(name)
     assert f"to=0, topic_id=UUID('{new}')" in stop.choices[0]
     scene.ledger.reset_offset(name, 0, 0, topic_id=new, log=None, reason="restart", lost="topic recreated")
@@ -187,9 +182,9 @@ def test_i4_a_topic_recreated_under_an_idle_worker_is_not_read_on(scene: Scene, 
     run.reached(name, 10)
     new = recreate(scene, name, 50)
     stop = run.seen.wait_for(events.PartitionStopped, lambda e: isinstance(e.error, TopicRecreated)).error
-    assert isinstance(stop, PartitionStopped)
+    assert isinstance(stop, TopicRecreated)
     assert scene.book.written(name) == stored
-    decide_for(scene, run, name, stop)
+    decide_for(scene, name, stop)
     run.finish(name, 50)
     assert scene.book.written(name) == stored + new
     assert lost_ranges(scene) == [(10, None, "topic recreated")]
@@ -202,9 +197,9 @@ def test_i4_a_topic_recreated_while_the_worker_is_down_is_not_read_on(scene: Sce
     run.finish(name, 10)
     new = recreate(scene, name, 50)
     run = scene.worker(name, kafka=protocol)
-    stop = stop_of(run)
+    stop = stop_of(run, TopicRecreated)
     assert scene.book.written(name) == stored
-    decide_for(scene, run, name, stop)
+    decide_for(scene, name, stop)
     run.finish(name, 50)
     assert scene.book.written(name) == stored + new
 
@@ -220,10 +215,10 @@ def test_i4_a_topic_recreated_while_a_batch_is_applied_rolls_it_back(scene: Scen
     new = recreate(scene, name, 50)
     gate.open()
     stop = run.seen.wait_for(events.PartitionStopped, lambda e: isinstance(e.error, TopicRecreated)).error
-    assert isinstance(stop, PartitionStopped)
+    assert isinstance(stop, TopicRecreated)
     assert not run.seen.all(events.Committed)
     assert scene.book.written(name) == []
-    decide_for(scene, run, name, stop)
+    decide_for(scene, name, stop)
     run.finish(name, 50)
     assert stored
     assert scene.book.written(name) == new
@@ -235,7 +230,7 @@ def test_adopting_a_recreated_topic_goes_on_at_the_offset_that_was_chosen(scene:
     run.finish(name, 10)
     new = recreate(scene, name, 50)
     run = scene.worker(name)
-    stop_of(run)
+    stop_of(run, TopicRecreated)
     scene.ledger.reset_offset(name, 0, 10, topic_id=scene.topic_id(name), log=None, reason="the first ten are the same")
     run.finish(name, 50)
     assert scene.book.written(name) == stored + new[10:]
@@ -261,13 +256,12 @@ def test_a_topic_that_comes_back_after_its_deletion_was_seen_is_told_from_the_ol
     run = scene.worker(name, partitions=[(name, 0)])  # nobody assigns it anew
     run.reached(name, 10)
     scene.admin.delete_topics([name])[name].result(20)
-    stop = stop_of(run)
-    assert isinstance(stop, TopicUnknown)
+    stop = stop_of(run, TopicUnknown)
     assert "does not exist any more" in str(stop)
     mark = run.seen.mark()
     scene.topic(name=name)
     new = scene.produce(name, 20)
-    decide_for(scene, run, name, stop_of(run, since=mark))
+    decide_for(scene, name, stop_of(run, TopicRecreated, since=mark))
     run.finish(name, 20)
     assert scene.book.written(name) == stored + new
     assert [row.owner for row in scene.ledger.read()] == [None]
@@ -335,16 +329,14 @@ def test_i4_nothing_of_a_topic_that_was_deleted_after_the_last_read_commits(scen
     run.placed()
     scene.produce(name, 5)
     gate.wait()
-    scene.admin.delete_topics([name])[name].result(20)
-    scene.wait(lambda: name not in scene.admin.list_topics(timeout=10).topics)
+    scene.delete_topic(name)
     gate.open()
     run.seen.wait_for(events.KafkaTrouble, is_unknown)
     assert scene.book.written(name) == []
     scene.topic(name=name)
     new = scene.produce(name, 20)
-    stop = run.seen.wait_for(events.PartitionStopped).error
-    assert isinstance(stop, PartitionStopped)
-    decide_for(scene, run, name, stop)
+    stop = stop_of(run, TopicRecreated)
+    decide_for(scene, name, stop)
     run.finish(name, 20)
     assert scene.book.written(name) == new
 
@@ -356,8 +348,7 @@ def test_a_stop_by_an_unknown_topic_is_over_when_the_stored_id_is_answered_again
     run = scene.worker(name, limits=Limits(idle_check=0.1))
     run.reached(name, 5)
     lagging.add(name)
-    stop = stop_of(run)
-    assert isinstance(stop, TopicUnknown)
+    stop_of(run, TopicUnknown)
     assert list(run.health().stopped) == [Partition(name, 0)]
     lagging.clear()
     stored += scene.produce(name, 5)

@@ -33,15 +33,7 @@ def nothing(tx: Connection, batch: Batch[str, Any]) -> None:
     """A handler that writes nothing."""
 
 
-def test_making_a_worker_does_no_io() -> None:
-    Worker(
-        Pipeline("g", topics="t", value=Text(), handle=nothing),
-        engine="postgresql://nobody:secret@192.0.2.1:1/none",
-        kafka={"bootstrap.servers": "192.0.2.1:1"},
-    )
-
-
-def test_the_repr_of_a_worker_hides_the_password() -> None:
+def test_making_a_worker_does_no_io_and_its_repr_hides_the_password() -> None:
     worker = Worker(
         Pipeline("g", topics="t", value=Text(), handle=nothing),
         engine="postgresql://nobody:secret@192.0.2.1:1/none",

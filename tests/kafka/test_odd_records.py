@@ -6,11 +6,10 @@ import socket
 import struct
 from datetime import UTC, datetime, timedelta
 
-from sqlalchemy import create_engine
-
 from seekpoint import Ledger, Partition, events
 from seekpoint.pipeline.policy import Limits
 from seekpoint.records import EPOCH
+from support.fixtures import NewEngine
 from support.kafka_postgres import Scene
 
 _POLYNOMIAL = 0x82F63B78  # CRC-32C, reflected: what Kafka's record batches are checked with
@@ -66,16 +65,15 @@ def test_a_header_name_that_is_not_text_stops_its_partition_alone(scene: Scene) 
     scene.book.assert_holds(name, first + other)
 
 
-def test_a_time_at_the_end_of_the_calendar_is_read_in_any_zone(scene: Scene) -> None:
+def test_a_time_at_the_end_of_the_calendar_is_read_in_any_zone(scene: Scene, new_engine: NewEngine) -> None:
     """I4: the ledger keeps the record's time; a database whose zone lies east of UTC must not end the worker by it."""
     name = scene.topic(config={"message.timestamp.after.max.ms": str(2**63 - 1)})  # brokers refuse it by default
     late = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
     produce_by_hand(scene.broker, name, b"late", b"h", round((late - EPOCH) / timedelta(milliseconds=1)))
-    east = create_engine(scene.dsn, connect_args={"options": "-c TimeZone=Europe/Berlin"})
+    east = new_engine(scene.dsn, connect_args={"options": "-c TimeZone=Europe/Berlin"})
     run = scene.worker(name, engine=east, limits=Limits(idle_check=0.1, lag_check=0.5))
     run.seen.wait_for(events.Committed)
     run.seen.wait_for(events.LagSampled, count=2)  # a look at the quiet partition has come in between
     run.stop()
     ledger = Ledger(east, scene.group, schema=scene.schema)
     assert [p.record_time for p in ledger.read()] == [late]
-    east.dispose()

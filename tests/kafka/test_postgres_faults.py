@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import Engine, text
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from seekpoint import Limits, Partition, Worker, events
@@ -19,6 +19,7 @@ from seekpoint.errors import SchemaMismatch
 from seekpoint.testing.child_process import NotReached
 from seekpoint.testing.servers.postgres import PostgresServer
 from support.events import Gate
+from support.fixtures import NewEngine
 from support.kafka_postgres import PROTOCOLS, QUICK, Scene, Way
 from support.proxy import PostgresProxy, When
 
@@ -29,11 +30,9 @@ SceneOn = Callable[..., Scene]
 
 
 @pytest.fixture
-def through(proxy: PostgresProxy) -> Iterator[Engine]:
+def through(proxy: PostgresProxy, new_engine: NewEngine) -> Engine:
     """An engine that goes through the proxy."""
-    engine = create_engine(proxy.dsn, pool_pre_ping=True)
-    yield engine
-    engine.dispose()
+    return new_engine(proxy.dsn, pool_pre_ping=True)
 
 
 # -- the connection ------------------------------------------------------------------------------------------------
@@ -90,9 +89,9 @@ def test_a_connection_cut_at_a_statement_costs_one_more_try(
 
 
 @pytest.mark.parametrize("before", [0, 100], ids=["first batch", "later"])
-def test_a_pool_that_the_host_keeps_busy_is_waited_for(scene: Scene, before: int) -> None:
+def test_a_pool_that_the_host_keeps_busy_is_waited_for(scene: Scene, new_engine: NewEngine, before: int) -> None:
     name, stored = scene.log(before)
-    engine = create_engine(scene.dsn, pool_size=3, max_overflow=0, pool_timeout=0.05)
+    engine = new_engine(scene.dsn, pool_size=3, max_overflow=0, pool_timeout=0.05)
     run = scene.worker(name, engine=engine, limits=Limits(idle_check=0.05))
     run.placed()
     if before:
@@ -112,7 +111,6 @@ def test_a_pool_that_the_host_keeps_busy_is_waited_for(scene: Scene, before: int
     run.reached(name, before + 100)
     run.ready()
     run.stop()
-    engine.dispose()
     scene.book.assert_holds(name, stored)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -26,7 +26,7 @@ from seekpoint.errors import CodecUnavailable, ConfigError
 from seekpoint.records import Cause
 from seekpoint.testing import process, raw
 from support.events import Run
-from support.schema_registry import SchemaRegistry, a_registry, shop
+from support.schema_registry import SchemaRegistry, shop
 
 
 class Order(msgspec.Struct):
@@ -53,12 +53,6 @@ NEW = json.dumps(
 )
 AT, UID = datetime(2024, 1, 2, 3, 4, 5, 678901, tzinfo=UTC), UUID(int=7)
 SHOP = shop()
-
-
-@pytest.fixture
-def registry() -> Iterator[SchemaRegistry]:
-    with a_registry() as made:
-        yield made
 
 
 def order(number: int, **more: Any) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from seekpoint.ledger.claim import Attempt
 from seekpoint.ledger.group_connection import GroupConnection
 from seekpoint.ledger.tables import dead_letter, in_schema
 from seekpoint.records import State
+from support.fixtures import NewEngine
 from support.kafka_postgres import Scene
 from support.ledger_desk import Desk, make_table, scalar
 
@@ -117,15 +118,14 @@ def test_nothing_is_held_between_two_looks(desk: Desk, reader: Reader, monkeypat
         assert connection.get_isolation_level() == connection.default_isolation_level == "READ COMMITTED"
 
 
-def test_many_wait_at_once_with_few_connections(desk: Desk) -> None:
-    engine = create_engine(desk.ledger.engine.url, pool_size=2, max_overflow=0)
+def test_many_wait_at_once_with_few_connections(desk: Desk, new_engine: NewEngine) -> None:
+    engine = new_engine(desk.ledger.engine.url, pool_size=2, max_overflow=0)
     ledger = Ledger(engine, "g", schema=desk.ledger.schema)
     with ThreadPoolExecutor(30) as pool:
         waiting = [pool.submit(ledger.wait_until_applied, "t", 0, 5 + n, 20) for n in range(30)]
         for end in range(6, 36):
             desk.commit({0: end})
         assert [one.result(20).offset for one in waiting] == list(range(5, 35))
-    engine.dispose()
 
 
 def test_the_pause_grows_with_the_time_waited_within_bounds() -> None:

@@ -8,23 +8,23 @@ from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy import Connection, Engine, event, text
 from sqlalchemy.exc import DBAPIError
 
 from seekpoint import Append, Batch, Poison
 from seekpoint.postgres.session import Session
 from seekpoint.postgres.transaction_errors import CommitRefused
+from support.fixtures import NewEngine
 from support.round_trips import trips
 from support.service import Service, driver
 from support.sink_tables import Ground
 
 
 @pytest.fixture
-def service(seekpoint_engine: Engine, seekpoint_schema: str, group: str) -> Iterator[Service]:
-    engine = create_engine(seekpoint_engine.url, pool_size=2, max_overflow=0)
+def service(seekpoint_engine: Engine, seekpoint_schema: str, group: str, new_engine: NewEngine) -> Iterator[Service]:
+    engine = new_engine(seekpoint_engine.url, pool_size=2, max_overflow=0)
     service = Service(Ground(seekpoint_engine, seekpoint_schema), engine, group)
     yield service
-    engine.dispose()
     if service.clear:
         service.ground.sql(service.clear)
 
@@ -59,10 +59,12 @@ MEANWHILE = (
 
 
 @pytest.mark.parametrize("statement", MEANWHILE)
-def test_the_next_part_of_a_batch_finds_its_tables_where_the_first_did(service: Service, statement: str) -> None:
+def test_the_next_part_of_a_batch_finds_its_tables_where_the_first_did(
+    service: Service, new_engine: NewEngine, statement: str
+) -> None:
     """I1: a handler's search_path, or its temporary table, takes no rows of the sink in the parts that follow."""
     schema = service.ground.schema
-    service.engine = create_engine(
+    service.engine = new_engine(
         service.engine.url, connect_args={"options": f"-c search_path={schema},public"}, pool_size=2
     )
     service.ground.sql(f'CREATE SCHEMA "tenant_of_{schema}"; CREATE TABLE "tenant_of_{schema}".t (id bigint, v text)')
@@ -77,7 +79,6 @@ def test_the_next_part_of_a_batch_finds_its_tables_where_the_first_did(service: 
 
     sink = Append("t", columns=["id", "v"], row=lambda r: (r.offset, r.value))
     service.run(handle, ["a", "b", "bad", "c", "d"], ["e"], sinks=[sink], on_poison="dead_letter")
-    service.engine.dispose()
     assert service.ground.rows("v") == [("a",), ("b",), ("c",), ("d",), ("e",)]
     assert len(paths) == 3
     assert all(path.startswith(schema) for path in paths)
@@ -189,9 +190,11 @@ def test_no_call_finds_a_setting_of_the_one_before(service: Service, name: str) 
     assert len(service.changed()) == 3
 
 
-def test_a_session_that_takes_backslashes_in_strings_is_looked_at_the_same_way(service: Service) -> None:
+def test_a_session_that_takes_backslashes_in_strings_is_looked_at_the_same_way(
+    service: Service, new_engine: NewEngine
+) -> None:
     options = {"options": "-c standard_conforming_strings=off"}
-    service.engine = create_engine(service.engine.url, connect_args=options, pool_size=2)
+    service.engine = new_engine(service.engine.url, connect_args=options, pool_size=2)
     statement = by_function(service)
 
     def handle(tx: Connection, batch: Batch[Any, Any]) -> None:
@@ -200,7 +203,6 @@ def test_a_session_that_takes_backslashes_in_strings_is_looked_at_the_same_way(s
             tx.exec_driver_sql(statement)
 
     service.run(handle, ["a"], ["b"], ["c"])
-    service.engine.dispose()
     assert service.changed() == [("setting app.tenant",)]
     assert service.ground.rows("v") == [("a",), ("b",), ("c",)]
 

@@ -8,13 +8,14 @@ from time import monotonic
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, create_engine, text
+from sqlalchemy import Connection, text
 
 from seekpoint import Append, Batch, Bytes, Json, Ledger, Pipeline, events
 from seekpoint.errors import ConfigError, Fenced, HandlerOutdated, SchemaMismatch
 from seekpoint.events import Observer
 from seekpoint.records import Partition, RawRecord, Span
 from seekpoint.testing import Processed, batch, process, raw, record
+from support.fixtures import NewEngine
 from support.sink_tables import TOPIC, Ground, orders
 
 
@@ -154,14 +155,10 @@ def test_a_newer_version_of_the_handler_stays_in_its_right(ground: Ground, pipel
         ground.process(pipeline, *orders(b"", start=1))
 
 
-def test_a_database_without_the_ledger(seekpoint_dsn: str, group: str) -> None:
-    engine = create_engine(seekpoint_dsn)
+def test_a_database_without_the_ledger(seekpoint_dsn: str, group: str, new_engine: NewEngine) -> None:
     pipeline = Pipeline(group, topics=TOPIC, value=Json(), sinks=[Append("t", columns=["id"])])
-    try:
-        with pytest.raises(SchemaMismatch, match="seekpoint db upgrade"):
-            process(pipeline, engine, orders(b"1"), schema="no_such_schema")
-    finally:
-        engine.dispose()
+    with pytest.raises(SchemaMismatch, match="seekpoint db upgrade"):
+        process(pipeline, new_engine(seekpoint_dsn), orders(b"1"), schema="no_such_schema")
 
 
 def test_a_partition_that_somebody_writes_is_not_waited_for_for_ever(ground: Ground, pipeline: Pipeline) -> None:

@@ -21,6 +21,7 @@ from seekpoint.errors import HandlerMisuse, PoisonStop
 from seekpoint.records import Cause
 from seekpoint.sinks.small_append import FEW
 from seekpoint.testing import Processed, process
+from support.fixtures import NewEngine
 from support.ledger_desk import backend, wait_until_blocked
 from support.proxy import PostgresProxy
 from support.round_trips import Trips, trips
@@ -62,6 +63,11 @@ class Counter:
             schema=self.ground.schema,
             observe=(self.seen.append,),
         )
+
+    @property
+    def sink(self) -> Append:
+        """Writes a row per record."""
+        return Append((self.ground.schema, "t"), columns=["id", "v"], row=lambda r: (r.offset, r.value))
 
     def each(self, tx: Tx, batch: Batch[Any, Any]) -> None:
         """A row per record, by a statement per record."""
@@ -508,14 +514,10 @@ def test_a_deadlock_is_tried_again(counter: Counter, seekpoint_engine: Engine) -
 
 @pytest.mark.parametrize("skip", [0, 3, 9])
 def test_a_connection_cut_among_statements_costs_one_more_try(
-    counter: Counter, proxy: PostgresProxy, skip: int
+    counter: Counter, proxy: PostgresProxy, new_engine: NewEngine, skip: int
 ) -> None:
-    engine = create_engine(proxy.dsn)
     proxy.arm("at_statement", f"INSERT INTO {counter.t}", skip=skip)
-    try:
-        assert counter.run(counter.each, *HUNDRED[:10], engine=engine).records == 10
-    finally:
-        engine.dispose()
+    assert counter.run(counter.each, *HUNDRED[:10], engine=new_engine(proxy.dsn)).records == 10
     assert proxy.fired.is_set()
     assert counter.calls == [10, 10]
     assert [n for n, _ in counter.rows()] == list(range(10))
@@ -523,19 +525,14 @@ def test_a_connection_cut_among_statements_costs_one_more_try(
     assert not any(isinstance(e, events.CommitUnknown | events.Bisecting) for e in counter.seen)
 
 
-def test_a_cut_that_is_caught_is_heard(counter: Counter, proxy: PostgresProxy) -> None:
-    engine = create_engine(proxy.dsn)
-
+def test_a_cut_that_is_caught_is_heard(counter: Counter, proxy: PostgresProxy, new_engine: NewEngine) -> None:
     def handle(tx: Tx, batch: Batch[Any, Any]) -> None:
         counter.each(tx, batch)
         with suppress(OperationalError):
             tx.execute(text("SELECT 1"))
 
     proxy.arm("at_statement", f"INSERT INTO {counter.t}", skip=3)
-    try:
-        counter.run(handle, *HUNDRED[:10], engine=engine)
-    finally:
-        engine.dispose()
+    counter.run(handle, *HUNDRED[:10], engine=new_engine(proxy.dsn))
     assert proxy.fired.is_set()
     assert [n for n, _ in counter.rows()] == list(range(10))
 
@@ -607,38 +604,28 @@ def unit_of_work(counter: Counter, count: int, **options: Any) -> int:
     return found[-1].count
 
 
-def test_a_few_records_take_three_round_trips(counter: Counter) -> None:
+@pytest.mark.parametrize(
+    ("count", "by", "options", "expected"),
+    [
+        (1, "sink", {}, 3),
+        (FEW, "sink", {}, 3),
+        (FEW + 1, "sink", {}, 6),
+        (30, "handler", {}, 3),
+        (1, "sink", {"pipeline_mode": False}, 6),
+    ],
+    ids=["one row", "few rows", "by COPY", "by a handler", "each awaited"],
+)
+def test_round_trips_of_a_transaction(
+    counter: Counter, count: int, by: str, options: dict[str, Any], expected: int
+) -> None:
     """BEGIN with hold, the rows with advance, COMMIT; more rows go by COPY, whose begin and end are awaited."""
-    sink = Append((counter.ground.schema, "t"), columns=["id", "v"], row=lambda r: (r.offset, r.value))
-    assert unit_of_work(counter, 1, sinks=[sink]) == 3
-    assert len(counter.rows()) == 2
-
-
-def test_up_to_twenty_rows_are_few(counter: Counter) -> None:
-    sink = Append((counter.ground.schema, "t"), columns=["id", "v"], row=lambda r: (r.offset, r.value))
-    assert (FEW, unit_of_work(counter, FEW, sinks=[sink])) == (20, 3)
-    assert len(counter.rows()) == 2 * FEW
-
-
-def test_more_rows_go_by_copy(counter: Counter) -> None:
-    sink = Append((counter.ground.schema, "t"), columns=["id", "v"], row=lambda r: (r.offset, r.value))
-    assert unit_of_work(counter, FEW + 1, sinks=[sink]) == 6
-    assert len(counter.rows()) == 2 * FEW + 2
-
-
-def test_a_handlers_last_statements_are_awaited_with_the_offset(counter: Counter) -> None:
-    assert unit_of_work(counter, 30, handle=counter.each) == 3
-    assert len(counter.rows()) == 60
-
-
-def test_without_sending_ahead_each_is_awaited(counter: Counter) -> None:
-    sink = Append((counter.ground.schema, "t"), columns=["id", "v"], row=lambda r: (r.offset, r.value))
-    assert unit_of_work(counter, 1, sinks=[sink], pipeline_mode=False) == 6
+    how: dict[str, Any] = {"sinks": [counter.sink]} if by == "sink" else {"handle": counter.each}
+    assert unit_of_work(counter, count, **how, **options) == expected
+    assert len(counter.rows()) == 2 * count
 
 
 def appended(counter: Counter, *values: str, **options: Any) -> Processed:
-    sink = Append((counter.ground.schema, "t"), columns=["id", "v"], row=lambda r: (r.offset, r.value))
-    pipeline = Pipeline(counter.group, topics="orders", value=Utf8(), sinks=[sink], **options)
+    pipeline = Pipeline(counter.group, topics="orders", value=Utf8(), sinks=[counter.sink], **options)
     given = orders(*map(str.encode, values))
     return process(pipeline, counter.ground.engine, given, schema=counter.ground.schema, observe=(counter.seen.append,))
 
@@ -687,15 +674,14 @@ def test_a_row_that_speaks_like_the_fence_is_no_refusal(counter: Counter, by: st
 
 
 @pytest.mark.parametrize("words", ['INSERT INTO "', "WITH moving"])
-def test_a_connection_cut_between_rows_and_offset(counter: Counter, proxy: PostgresProxy, words: str) -> None:
-    counter.ground.engine = create_engine(proxy.dsn)
+def test_a_connection_cut_between_rows_and_offset(
+    counter: Counter, proxy: PostgresProxy, new_engine: NewEngine, words: str
+) -> None:
+    counter.ground.engine = new_engine(proxy.dsn)
     proxy.arm("at_statement", words)
-    try:
-        assert appended(counter, "v0", "v1").records == 2
-        assert proxy.fired.is_set()
-        assert counter.rows() == [(0, "v0"), (1, "v1")]
-    finally:
-        counter.ground.engine.dispose()
+    assert appended(counter, "v0", "v1").records == 2
+    assert proxy.fired.is_set()
+    assert counter.rows() == [(0, "v0"), (1, "v1")]
     assert [e.attempt for e in counter.seen if isinstance(e, events.BatchOpened)] == [1, 2]
     assert not any(isinstance(e, events.CommitUnknown | events.Bisecting) for e in counter.seen)
 

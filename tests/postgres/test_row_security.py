@@ -8,13 +8,14 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 
 from seekpoint import Append, Json, Pipeline, Upsert
 from seekpoint.events import DatabaseTrouble, Event
 from seekpoint.records import Partition, RawRecord
 from seekpoint.sinks.arrow import AppendArrow, copy_into
+from support.fixtures import NewEngine
 from support.sink_tables import TOPIC, Ground, orders
 
 NASTY = [
@@ -43,13 +44,13 @@ def owner(seekpoint_engine: Engine, seekpoint_schema: str) -> Ground:
 
 
 @pytest.fixture
-def limited(owner: Ground) -> Iterator[Ground]:
+def limited(owner: Ground, new_engine: NewEngine) -> Iterator[Ground]:
     """The same, as a role with rights on the ledger, which is subject to row security."""
     role, schema = f"{owner.schema}_limited", owner.schema
     owner.sql(f"CREATE ROLE {role}; GRANT USAGE ON SCHEMA {schema} TO {role}")
     owner.sql(f"GRANT ALL ON ALL TABLES IN SCHEMA {schema} TO {role}")
     owner.sql(f"GRANT ALL ON ALL SEQUENCES IN SCHEMA {schema} TO {role}")
-    engine = create_engine(owner.engine.url, connect_args={"options": f"-crole={role}"})
+    engine = new_engine(owner.engine.url, connect_args={"options": f"-crole={role}"})
     yield Ground(engine, schema)
     engine.dispose()
     owner.sql(f"DROP OWNED BY {role}; DROP ROLE {role}")

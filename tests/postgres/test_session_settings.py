@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from sqlalchemy import create_engine, make_url
+from sqlalchemy import make_url
 
 from seekpoint import Json, Ledger, Pipeline, Worker, schema
 from seekpoint.errors import ConfigError
 from seekpoint.sinks import Append
+from support.fixtures import NewEngine
 
 REFUSED = pytest.mark.parametrize(
     ("query", "said"),
@@ -21,29 +22,32 @@ REFUSED = pytest.mark.parametrize(
 
 
 @REFUSED
-def test_refused(seekpoint_dsn: str, seekpoint_schema: str, group: str, query: dict[str, str], said: str) -> None:
+def test_refused(  # noqa: PLR0917 -- fixtures
+    seekpoint_dsn: str,
+    seekpoint_schema: str,
+    group: str,
+    new_engine: NewEngine,
+    query: dict[str, str],
+    said: str,
+) -> None:
     url = make_url(seekpoint_dsn).update_query_dict(query)
-    own = create_engine(url)
+    own = new_engine(url)
     pipeline = Pipeline(group, topics="t", value=Json(), sinks=[Append("t", columns=["id"])])
     kafka = {"bootstrap.servers": "127.0.0.1:1"}
-    try:
+    with pytest.raises(ConfigError, match=said):
+        schema.upgrade(own, schema=seekpoint_schema)
+    for engine in (url, own):
         with pytest.raises(ConfigError, match=said):
-            schema.upgrade(own, schema=seekpoint_schema)
-        for engine in (url, own):
-            with pytest.raises(ConfigError, match=said):
-                Ledger(engine, group, schema=seekpoint_schema).read()
-            with pytest.raises(ConfigError, match=said):
-                Worker(pipeline, engine=engine, kafka=kafka, schema=seekpoint_schema).run()
-    finally:
-        own.dispose()
+            Ledger(engine, group, schema=seekpoint_schema).read()
+        with pytest.raises(ConfigError, match=said):
+            Worker(pipeline, engine=engine, kafka=kafka, schema=seekpoint_schema).run()
 
 
-def test_iso_in_any_order_of_the_date_is_read(seekpoint_dsn: str, seekpoint_schema: str, group: str) -> None:
+def test_iso_in_any_order_of_the_date_is_read(
+    seekpoint_dsn: str, seekpoint_schema: str, group: str, new_engine: NewEngine
+) -> None:
     url = make_url(seekpoint_dsn).update_query_dict({"options": "-cDateStyle=ISO,DMY"})
-    engine = create_engine(url)
-    try:
-        schema.upgrade(engine, schema=seekpoint_schema)
-        assert Ledger(engine, group, schema=seekpoint_schema).read() == []
-        schema.downgrade(engine, schema=seekpoint_schema)
-    finally:
-        engine.dispose()
+    engine = new_engine(url)
+    schema.upgrade(engine, schema=seekpoint_schema)
+    assert Ledger(engine, group, schema=seekpoint_schema).read() == []
+    schema.downgrade(engine, schema=seekpoint_schema)

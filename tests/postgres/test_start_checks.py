@@ -13,6 +13,7 @@ from seekpoint import Append, Json, Limits, Pipeline, Upsert, events
 from seekpoint.errors import ConfigError
 from seekpoint.sinks.arrow import AppendArrow
 from support.events import Run
+from support.fixtures import NewEngine
 from support.sink_tables import Ground
 
 NOISY = """
@@ -131,16 +132,13 @@ def test_a_table_of_a_handler_that_is_missing(ground: Ground, start_handler: Cal
 
 
 def test_a_table_of_a_handler_without_a_schema_is_looked_for_on_the_search_path(
-    ground: Ground, start_handler: Callable[..., Run]
+    ground: Ground, start_handler: Callable[..., Run], new_engine: NewEngine
 ) -> None:
     ground.create("v text", "written")
     with pytest.raises(ConfigError, match=r"writes='written': relation 'written' does not exist; .*search_path"):
         start_handler("written")
-    engine = create_engine(ground.engine.url, connect_args={"options": f"-csearch_path={ground.schema}"})
-    try:
-        start_handler("written", engine=engine).stop()
-    finally:
-        engine.dispose()
+    engine = new_engine(ground.engine.url, connect_args={"options": f"-csearch_path={ground.schema}"})
+    start_handler("written", engine=engine).stop()
 
 
 def test_a_table_of_a_handler_is_looked_for_where_the_engine_translates_its_name(

@@ -20,6 +20,7 @@ from seekpoint.ledger.tables import DEFAULT_SCHEMA, in_schema
 from seekpoint.pipeline.batch import Batch
 from seekpoint.records import Partition
 from seekpoint.testing import Processed, process, raw
+from support.fixtures import NewEngine
 from support.ledger_desk import applied, make_table, scalar
 
 Handler = Callable[[Connection, Batch[Any, Any]], None]
@@ -344,10 +345,10 @@ def test_an_engine_that_commits_by_itself_is_refused(work: Work, made: Callable[
 
 
 @pytest.mark.parametrize("how", ["options", "driver"])
-def test_a_connection_that_commits_by_itself_is_refused(work: Work, how: str) -> None:
+def test_a_connection_that_commits_by_itself_is_refused(work: Work, new_engine: NewEngine, how: str) -> None:
     """I1: also where people own their loop, and the engine says nothing of it."""
     given = {"connect_args": {"autocommit": True}} if how == "driver" else {}
-    engine = create_engine(work.engine.url, **given)
+    engine = new_engine(work.engine.url, **given)
     ledger = Ledger(engine, work.group, schema=work.schema)
     with engine.connect() as tx:
         if how == "options":
@@ -356,7 +357,6 @@ def test_a_connection_that_commits_by_itself_is_refused(work: Work, how: str) ->
             ledger.hold(tx, [])
         with pytest.raises(ConfigError, match="the connection is set to AUTOCOMMIT"):
             ledger.advance(tx, [])
-    engine.dispose()
 
 
 @pytest.mark.parametrize("isolating", [False, True])

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from psycopg.types.json import Jsonb
-from sqlalchemy import Connection, create_engine, text
+from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
 from seekpoint import Append, Bytes, DeadLetterLimits, Json, Pipeline, Text, events
@@ -29,6 +29,7 @@ from seekpoint.sinks.catalog import stage_name
 from seekpoint.sinks.upsert import strategy as roads
 from seekpoint.sinks.upsert.strategy import WriteStrategy, Wrote
 from seekpoint.testing import raw, record
+from support.fixtures import NewEngine
 from support.ledger_desk import backend, wait_until_blocked
 from support.sink_tables import TOPIC, Ground, orders, stopped_at
 
@@ -489,13 +490,13 @@ def test_two_writers_of_the_same_keys_in_any_order_never_deadlock(ground: Ground
     assert set(last) in ({("0-14",)}, {("1-14",)})
 
 
-def test_a_deadlock_between_new_keys_turns_to_the_stage(ground: Ground) -> None:
+def test_a_deadlock_between_new_keys_turns_to_the_stage(ground: Ground, new_engine: NewEngine) -> None:
     """On ``copy`` the order is the records'. The rival is patient, so it is ours that the server ends.
 
     Whoever waits looks for a deadlock once: a third one holds ours up on its way until the rival waits for it.
     """
-    patient = create_engine(ground.engine.url, connect_args={"options": "-c deadlock_timeout=60s"})
-    ours = Ground(create_engine(ground.engine.url, connect_args={"options": "-c deadlock_timeout=20ms"}), ground.schema)
+    patient = new_engine(ground.engine.url, connect_args={"options": "-c deadlock_timeout=60s"})
+    ours = Ground(new_engine(ground.engine.url, connect_args={"options": "-c deadlock_timeout=20ms"}), ground.schema)
     sink = upsert(ground, columns=["id", "v"])
     found: list[Wrote] = []
     theirs = text(f"INSERT INTO \"{ground.schema}\".t VALUES (:id, 'theirs')")
@@ -518,8 +519,6 @@ def test_a_deadlock_between_new_keys_turns_to_the_stage(ground: Ground) -> None:
         going_on.join(30)
     assert found[0].fell_back
     assert ground.rows("id", "v") == [(n, "ours") for n in range(MANY)]
-    patient.dispose()
-    ours.engine.dispose()
 
 
 def test_partitioned_tables_row_security_and_views(ground: Ground) -> None:
@@ -545,11 +544,9 @@ def test_partitioned_tables_row_security_and_views(ground: Ground) -> None:
 
 
 @pytest.fixture
-def one_connection(ground: Ground) -> Iterator[Ground]:
-    """The same ground, every transaction on the same session."""
-    engine = create_engine(ground.engine.url, pool_size=1, max_overflow=0)
-    yield Ground(engine, ground.schema)
-    engine.dispose()
+def one_connection(ground: Ground, new_engine: NewEngine) -> Ground:
+    """Tables for sinks, with every transaction on the same session."""
+    return Ground(new_engine(ground.engine.url, pool_size=1, max_overflow=0), ground.schema)
 
 
 def staged(ground: Ground, sink: Upsert) -> Any:

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, text
 
 from seekpoint.ledger import Ledger
 from seekpoint.ledger.dead_letters import DeadLetters
 from seekpoint.ledger.dead_letters import statements as deadletters
 from seekpoint.ledger.sql import admin as administration
 from seekpoint.records import Cause, Failure, NewDeadLetter, Partition, RawRecord, State
-from support.plans import Plan, filled_ledger, flush_counts, plan_of, prepared_plan, rows_read, scans, sequential_scans
+from support.plans import (
+    Filled,
+    Plan,
+    filled_ledger,
+    flush_counts,
+    plan_of,
+    prepared_plan,
+    rows_read,
+    scans,
+    sequential_scans,
+)
 
 PARTITIONS = 100
 TOPIC = UUID(int=1)
@@ -48,19 +57,12 @@ GIVEN: Mapping[str, Mapping[str, Any]] = {
 STATEMENTS = {**vars(administration), **vars(deadletters)}
 
 
-@dataclass(frozen=True)
-class Pile:
-    """A ledger with 10,000 dead letters in 100 partitions, a third of them open."""
-
-    engine: Engine
-    schema: str
-
-
 @pytest.fixture(scope="module", params=[True, False], ids=["analyzed", "never analyzed"])
-def pile(request: pytest.FixtureRequest, seekpoint_dsn: str) -> Iterator[Pile]:
+def pile(request: pytest.FixtureRequest, seekpoint_dsn: str) -> Iterator[Filled]:
+    """A ledger with 10,000 dead letters in 100 partitions, a third of them open."""
     tables = ("dead_letter", "partition_offset")
-    with filled_ledger(seekpoint_dsn, tables, FILL, request.param, topic_id=TOPIC) as (engine, name):
-        yield Pile(engine, name)
+    with filled_ledger(seekpoint_dsn, tables, FILL, request.param, topic_id=TOPIC) as filled:
+        yield filled
 
 
 def assert_found_by_an_index(plan: Plan) -> None:
@@ -70,7 +72,7 @@ def assert_found_by_an_index(plan: Plan) -> None:
 
 
 @pytest.mark.parametrize("name", GIVEN)
-def test_letters_are_found_by_an_index(pile: Pile, name: str) -> None:
+def test_letters_are_found_by_an_index(pile: Filled, name: str) -> None:
     """I1, I4: what a batch or a redrive asks costs what it answers, not what lies there."""
     with pile.engine.connect() as tx:
         plan = plan_of(tx, pile.schema, STATEMENTS[name], {"group": "g", **GIVEN[name]})
@@ -78,7 +80,7 @@ def test_letters_are_found_by_an_index(pile: Pile, name: str) -> None:
     assert_found_by_an_index(plan)
 
 
-def test_the_first_of_a_key_is_found_by_the_key(pile: Pile) -> None:
+def test_the_first_of_a_key_is_found_by_the_key(pile: Filled) -> None:
     """I4: to redrive many letters of one partition costs as many lookups, not the square of them (once analyzed)."""
     with pile.engine.connect() as tx:
         tx.execute(text(f"ANALYZE {pile.schema}.dead_letter"))
@@ -89,13 +91,13 @@ def test_the_first_of_a_key_is_found_by_the_key(pile: Pile) -> None:
 
 
 @pytest.mark.parametrize("name", GIVEN)
-def test_the_prepared_statement_is_planned_the_same(pile: Pile, name: str) -> None:
+def test_the_prepared_statement_is_planned_the_same(pile: Filled, name: str) -> None:
     """I1, I4: psycopg prepares what is repeated; the partial indexes fit without the values, too."""
     with pile.engine.connect() as tx:
         assert_found_by_an_index(prepared_plan(tx, pile.schema, STATEMENTS[name]))
 
 
-def test_batches_that_ask_for_keys_and_park_do_not_read_the_table(pile: Pile) -> None:
+def test_batches_that_ask_for_keys_and_park_do_not_read_the_table(pile: Filled) -> None:
     """I1: what the server itself counts, over many batches of 100 partitions."""
     letters = DeadLetters(Ledger(pile.engine, "g", schema=pile.schema))
     partitions = [Partition("t", n) for n in range(PARTITIONS)]
@@ -126,7 +128,7 @@ ONE_KEY = """
 
 
 @pytest.fixture
-def crowded(pile: Pile) -> Iterator[tuple[Pile, Connection]]:
+def crowded(pile: Filled) -> Iterator[tuple[Filled, Connection]]:
     """10,000 open letters of one key, and three of others; as many of an earlier topic. Rolled back."""
     with pile.engine.connect() as tx:
         tx.execute(
@@ -144,7 +146,7 @@ def crowded(pile: Pile) -> Iterator[tuple[Pile, Connection]]:
 
 
 @pytest.mark.parametrize("analyzed", [True, False], ids=["statistics of now", "statistics of before"])
-def test_a_key_is_read_once_however_many_letters_it_has(crowded: tuple[Pile, Connection], analyzed: bool) -> None:
+def test_a_key_is_read_once_however_many_letters_it_has(crowded: tuple[Filled, Connection], analyzed: bool) -> None:
     """I4: what each transaction of a pipeline with keep_key_order asks costs the keys that are held, not the
     letters.
     """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -15,7 +14,7 @@ from seekpoint.ledger import Expected, Ledger, Move
 from seekpoint.ledger.dead_letters import statements as deadletters
 from seekpoint.ledger.sql import worker as statements
 from seekpoint.records import Partition
-from support.plans import Plan, filled_ledger, flush_counts, plan_of, prepared_plan, scans, sequential_scans
+from support.plans import Filled, Plan, filled_ledger, flush_counts, plan_of, prepared_plan, scans, sequential_scans
 
 ROWS = 10_000
 COUNTS = (6, 1_000)
@@ -43,28 +42,20 @@ FILL = """
     FROM generate_series(0, :rows - 1) n ORDER BY random()"""
 
 
-@dataclass(frozen=True)
-class Crowd:
-    """A ledger of 10,000 rows in which the group ``g`` has ``ours`` of them."""
-
-    engine: Engine
-    schema: str
-
-
 @pytest.fixture(
     scope="module",
     params=[(ROWS, True), (ROWS, False), (1_000, True), (1_000, False)],
     ids=["one group, analyzed", "one group, never analyzed", "ten groups, analyzed", "ten groups, never analyzed"],
 )
-def crowd(request: pytest.FixtureRequest, seekpoint_dsn: str) -> Iterator[Crowd]:
-    """Rows in random order, with the planner's statistics or none, and no autovacuum to change that."""
+def crowd(request: pytest.FixtureRequest, seekpoint_dsn: str) -> Iterator[Filled]:
+    """10,000 rows in random order, of which the group ``g`` has ``ours``; analyzed or not, and never by autovacuum."""
     ours, analyzed = request.param
     how = filled_ledger(seekpoint_dsn, ("partition_offset",), FILL, analyzed, ours=ours, rows=ROWS)
-    with how as (engine, name):
-        yield Crowd(engine, name)
+    with how as filled:
+        yield filled
 
 
-def ours(tx: Connection, crowd: Crowd, count: int) -> list[Row[Any]]:
+def ours(tx: Connection, crowd: Filled, count: int) -> list[Row[Any]]:
     query = f"SELECT partition, token, topic_id FROM {crowd.schema}.partition_offset WHERE consumer_group = 'g'"
     return list(tx.execute(text(f"{query} ORDER BY partition LIMIT {count}")))
 
@@ -126,7 +117,7 @@ def skip_unless_known(name: str, engine: Engine) -> None:
 
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("name", NAMES)
-def test_rows_are_found_by_the_primary_key(crowd: Crowd, name: str, count: int) -> None:
+def test_rows_are_found_by_the_primary_key(crowd: Filled, name: str, count: int) -> None:
     """I2, I3: the fence costs a lookup per partition, for 6 of 10,000 rows and for 1,000 of them."""
     skip_unless_known(name, crowd.engine)
     with crowd.engine.connect() as tx:
@@ -136,14 +127,14 @@ def test_rows_are_found_by_the_primary_key(crowd: Crowd, name: str, count: int) 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_prepared_statement_is_planned_the_same(crowd: Crowd, name: str) -> None:
+def test_the_prepared_statement_is_planned_the_same(crowd: Filled, name: str) -> None:
     """I2, I3: psycopg prepares what is repeated; the plan that no longer sees the values is by the key as well."""
     skip_unless_known(name, crowd.engine)
     with crowd.engine.connect() as tx:
         assert_by_key_alone(prepared_plan(tx, crowd.schema, STATEMENTS[name]), name)
 
 
-def test_a_thousand_partitions_are_worked_without_reading_the_table(crowd: Crowd) -> None:
+def test_a_thousand_partitions_are_worked_without_reading_the_table(crowd: Filled) -> None:
     """I2, I3: what the server itself counts, over many rounds of everything that a worker does."""
     ledger = Ledger(crowd.engine, "g", schema=crowd.schema)
     with crowd.engine.connect() as tx:

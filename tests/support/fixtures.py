@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import URL, Engine, create_engine
 
 from seekpoint import schema
 from seekpoint.postgres.backoff import Backoff
@@ -20,8 +21,12 @@ from support.dead_letter_group import Depot
 from support.kafka_postgres import PROTOCOLS, Scene, Way
 from support.proxy import PostgresProxy
 from support.reload_orders import Shop
+from support.schema_registry import SchemaRegistry
 from support.sink_tables import Ground
 from support.worker_process import WorkerProcess
+
+NewEngine = Callable[..., Engine]
+"""``new_engine(url, **options)``, as the fixture makes it."""
 
 
 @pytest.fixture(params=PROTOCOLS)
@@ -59,6 +64,28 @@ def proxy(seekpoint_dsn: str) -> Iterator[PostgresProxy]:
     """A proxy in front of the shared database, whose connections can be cut."""
     with PostgresProxy.in_front_of(seekpoint_dsn) as proxy:
         yield proxy
+
+
+@pytest.fixture
+def new_engine() -> Iterator[NewEngine]:
+    """``new_engine(url, **options)`` makes an engine of the test's own; its pool is closed after the test."""
+    with ExitStack() as made:
+
+        def make(url: URL | str, **options: Any) -> Engine:
+            engine = create_engine(url, **options)
+            made.callback(engine.dispose)
+            return engine
+
+        yield make
+
+
+@pytest.fixture
+def registry() -> Iterator[SchemaRegistry]:
+    """A schema registry over HTTP, without schemas."""
+    registry = SchemaRegistry()
+    yield registry
+    registry.silent.clear()
+    registry.stop()
 
 
 @pytest.fixture

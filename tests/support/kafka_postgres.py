@@ -89,6 +89,11 @@ class Scene:
         """A new topic."""
         return self._make_topic(partitions, bootstrap=self._bootstrap, **options)
 
+    def delete_topic(self, topic: str) -> None:
+        """Delete it, and wait until the brokers do not list it any more."""
+        self.admin.delete_topics([topic])[topic].result(20)
+        self.wait(lambda: topic not in self.admin.list_topics(timeout=10).topics)
+
     def produce(self, topic: str, values: int | Iterable[Any], *, partition: int = 0) -> list[tuple[int, int]]:
         """Append these values, or so many records, and wait for all of them."""
         many = map(str, range(values)) if isinstance(values, int) else values
@@ -151,7 +156,7 @@ class Scene:
         self.wait(lambda: wanted.items() <= self.positions().items(), timeout)
 
     def finish(self, run: Run, topic: str, stored: Stored, timeout: float = SECONDS) -> None:
-        """Wait until the ledger stands after the last of these records in every partition, and drain this worker."""
+        """Wait until each position is after the last of these records, and drain this worker."""
         self.wait_until_caught_up(topic, stored, timeout)
         run.stop()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from sqlalchemy import Connection, Engine, create_engine, text
@@ -17,10 +17,15 @@ from seekpoint import schema
 Plan = Mapping[str, Any]
 
 
+class Filled(NamedTuple):
+    """A ledger with rows in it."""
+
+    engine: Engine
+    schema: str
+
+
 @contextmanager
-def filled_ledger(
-    dsn: str, tables: tuple[str, ...], fill: str, analyzed: bool, **given: Any
-) -> Iterator[tuple[Engine, str]]:
+def filled_ledger(dsn: str, tables: tuple[str, ...], fill: str, analyzed: bool, **given: Any) -> Iterator[Filled]:
     """A ledger's schema with rows of ``fill``, analyzed once or never: autovacuum does not change that."""
     engine, name = create_engine(dsn), f"plans_{secrets.token_hex(6)}"
     schema.upgrade(engine, schema=name)
@@ -31,7 +36,7 @@ def filled_ledger(
             tx.execute(text(statement), given)
         if analyzed:
             tx.execute(text(f"ANALYZE {', '.join(f'{name}.{table}' for table in tables)}"))
-    yield engine, name
+    yield Filled(engine, name)
     with engine.begin() as tx:
         tx.execute(DropSchema(name, cascade=True))
     engine.dispose()

@@ -120,12 +120,9 @@ class Proxy:
     def _new_client(self) -> Side:
         return self._new_link().client
 
-    async def _connect(self, server: Side) -> None:
-        await self.loop.create_connection(lambda: server, *self.upstream)
-
     async def _reach(self, link: Link) -> None:
         try:
-            await self._connect(link.server)
+            await self.loop.create_connection(lambda: link.server, *self.upstream)
         except OSError:
             self.counts["unreachable"] += 1
             link.drop()
@@ -198,7 +195,6 @@ class _Fault:
     when: When
     text: str | None
     skip: int
-    freeze: bool
 
     def meets(self, sql: str, commit: bool) -> bool:
         wanted = (self.text is None or self.text in sql) if self.when == "at_statement" else commit
@@ -217,8 +213,7 @@ class PostgresProxy(Proxy):
     are understood; an implicit commit (autocommit) is no COMMIT. Requests for TLS are refused, so the upstream
     must let this machine in without it and the client may not insist (``sslmode=require``).
 
-    ``in_front_of(dsn)`` builds one from a SQLAlchemy URL, and ``dsn`` is that URL through the proxy. An
-    ``upstream_host`` that starts with ``/`` is the directory of a Unix socket.
+    ``in_front_of(dsn)`` builds one from a SQLAlchemy URL, and ``dsn`` is that URL through the proxy.
     """
 
     def __init__(self, upstream_host: str, upstream_port: int) -> None:
@@ -252,7 +247,7 @@ class PostgresProxy(Proxy):
         through = self._url.difference_update_query(["host", "port"]).set(host=_HOST, port=self.port)
         return through.render_as_string(hide_password=False)
 
-    def arm(self, when: When, text: str | None = None, *, skip: int = 0, freeze: bool = False) -> None:
+    def arm(self, when: When, text: str | None = None, *, skip: int = 0) -> None:
         """Break the next matching statement, replacing what was armed before; ``fired`` is cleared.
 
         - ``before_commit``: the COMMIT is not forwarded and both sides are cut. It has not taken effect; the
@@ -265,23 +260,14 @@ class PostgresProxy(Proxy):
         - ``at_statement``: both sides are cut in front of a statement whose SQL contains ``text`` (None: of any
           statement, so that a test can try every ``skip``). The transaction is rolled back.
 
-        ``skip`` lets that many matches pass first. With ``freeze`` the proxy freezes instead of cutting, with the
-        statement held back: ``thaw()`` lets it go on. Only for ``before_commit`` and ``at_statement``.
+        ``skip`` lets that many matches pass first.
 
         What psycopg raises is the same in all four cases, out of ``commit()`` or ``execute()``:
         ``psycopg.OperationalError`` with ``sqlstate`` None ("server closed the connection unexpectedly"), and
         ``connection.broken`` is true. So nothing tells a COMMIT that took effect from one that did not.
         SQLAlchemy wraps it as ``sqlalchemy.exc.OperationalError`` with ``connection_invalidated`` true.
         """
-        if text is not None and when != "at_statement":
-            raise ConfigError(f"text= belongs to at_statement; {when} looks for COMMIT")
-        if freeze and when.startswith("after"):
-            raise ConfigError(f"freeze=True holds a statement back, which {when} cannot mean")
-        self._call(self._arm, _Fault(when, text, skip, freeze))
-
-    def disarm(self) -> bool:
-        """Call the armed fault off; False if there is none (any more)."""
-        return self._call(self._disarm)
+        self._call(self._arm, _Fault(when, text, skip))
 
     def deliver(self, timeout: float = 10.0) -> str:
         """Send the oldest COMMIT held back by ``after_commit_delayed`` and give the server's answer.
@@ -307,9 +293,6 @@ class PostgresProxy(Proxy):
             return False
         if fault.when == "after_commit_delayed":
             self._hold(link, piece)
-        elif fault.freeze:
-            self._hush(True)
-            link.send_server(piece.raw)
         else:
             link.drop()
         self._happened(fault)
@@ -318,10 +301,6 @@ class PostgresProxy(Proxy):
     def _arm(self, fault: _Fault) -> None:
         self._armed = fault
         self.fired.clear()
-
-    def _disarm(self) -> bool:
-        armed, self._armed = self._armed, None
-        return armed is not None
 
     def _happened(self, fault: _Fault) -> None:
         self.counts[fault.when] += 1
@@ -365,10 +344,3 @@ class PostgresProxy(Proxy):
 
     def _new_link(self) -> Link:
         return PostgresLink(self)
-
-    async def _connect(self, server: Side) -> None:
-        host, port = self.upstream
-        if host.startswith("/"):
-            await self.loop.create_unix_connection(lambda: server, f"{host}/.s.PGSQL.{port}")
-        else:
-            await super()._connect(server)

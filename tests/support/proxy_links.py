@@ -86,8 +86,7 @@ class Side(asyncio.Protocol):
     def reset(self) -> None:
         if self.transport is not None and not self.gone.done():
             sock = self.transport.get_extra_info("socket")
-            if sock.family != socket.AF_UNIX:
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
             self.transport.abort()
 
 

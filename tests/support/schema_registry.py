@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from uuid import uuid4
@@ -87,17 +85,6 @@ class SchemaRegistry:
         if not found:
             return 404, b'{"error_code": 40403, "message": "Schema not found"}'
         return 200, json.dumps(found[-1]).encode()
-
-
-@contextmanager
-def a_registry() -> Iterator[SchemaRegistry]:
-    """For the length of a ``with`` block."""
-    registry = SchemaRegistry()
-    try:
-        yield registry
-    finally:
-        registry.silent.clear()
-        registry.stop()
 
 
 def _message(name: str, *fields: tuple[str, int, dict[str, Any]]) -> descriptor_pb2.DescriptorProto:

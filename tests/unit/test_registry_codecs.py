@@ -6,7 +6,6 @@ import json
 import os
 import pickle
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
@@ -26,7 +25,7 @@ from seekpoint.codecs import key_decoder, value_decoder
 from seekpoint.codecs.registry import Avro, Protobuf
 from seekpoint.errors import CodecUnavailable, ConfigError, Poison
 from seekpoint.testing import raw
-from support.schema_registry import SchemaRegistry, a_registry, shop
+from support.schema_registry import SchemaRegistry, shop
 
 ORDER = {
     "type": "record",
@@ -99,13 +98,6 @@ SHOP = shop()
 def client() -> SchemaRegistryClient:
     """A registry in memory."""
     return SchemaRegistryClient.new_client({"url": "mock://"})
-
-
-@pytest.fixture
-def registry() -> Iterator[SchemaRegistry]:
-    """One over HTTP."""
-    with a_registry() as made:
-        yield made
 
 
 def context(field: str = "value", headers: list[Any] | None = None) -> SerializationContext:

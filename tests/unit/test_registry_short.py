@@ -37,7 +37,7 @@ from seekpoint.codecs.protobuf import plain
 from seekpoint.codecs.registry import Avro, Protobuf
 from seekpoint.codecs.wire_format import Frames, protobuf_frame, schema_id
 from seekpoint.testing import raw
-from support.schema_registry import SchemaRegistry, a_registry, shop
+from support.schema_registry import SchemaRegistry, shop
 
 SHOP = shop()
 VALUE = SerializationContext("t", MessageField.VALUE)
@@ -244,17 +244,6 @@ def test_the_readers_schema_is_resolved_the_short_way_too(client: SchemaRegistry
     }  # fmt: skip
 
 
-def test_defaults_are_not_shared_between_records(client: SchemaRegistryClient) -> None:
-    """Who changes one record's list must not change the next one's more than the long way would."""
-    serialize = AvroSerializer(client, '{"type": "record", "name": "R", "fields": [{"name": "id", "type": "int"}]}')
-    data = serialized(serialize, {"id": 1})
-    codec: Any = Avro(registry=lambda: client)
-    made = [codec.decode(raw(data, topic="t")) for _ in range(3)]
-    made[1]["id"] = 5
-    assert [one["id"] for one in made] == [1, 5, 1]
-    assert shortened(codec)
-
-
 def test_a_readers_schema_that_nothing_resolves_to_fails_as_before(client: SchemaRegistryClient) -> None:
     def small(kind: str) -> str:
         return json.dumps({"type": "record", "name": "R", "fields": [{"name": "id", "type": ["null", kind]}]})
@@ -317,12 +306,7 @@ def test_schemas_with_rules_and_options_that_ask_more_go_the_long_way(client: Sc
     assert not shortened(latest)
 
 
-def test_frames_of_topics_keys_and_guids_are_kept_apart_and_asked_once() -> None:
-    with a_registry() as registry:
-        _apart_and_asked_once(registry)
-
-
-def _apart_and_asked_once(registry: SchemaRegistry) -> None:
+def test_frames_of_topics_keys_and_guids_are_kept_apart_and_asked_once(registry: SchemaRegistry) -> None:
     client = SchemaRegistryClient({"url": registry.url})
     headers: list[Any] = []
     key = AvroSerializer(client, '"long"')(7, SerializationContext("t", MessageField.KEY))

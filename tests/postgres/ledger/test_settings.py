@@ -8,24 +8,23 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy import Connection, Engine, event, text
 from sqlalchemy.schema import DropSchema
 
 from seekpoint import schema
 from seekpoint.ledger import Ledger, Move
 from seekpoint.pipeline.policy import Limits
 from seekpoint.records import Partition
+from support.fixtures import NewEngine
 from support.ledger_desk import Desk, make_table
 
 Desks = Callable[..., Desk]
 
 
 @pytest.fixture
-def careless(seekpoint_engine: Engine) -> Iterator[Engine]:
+def careless(seekpoint_engine: Engine, new_engine: NewEngine) -> Engine:
     """An engine whose sessions do not wait for the disk, whatever ours say."""
-    engine = create_engine(seekpoint_engine.url, connect_args={"options": "-c synchronous_commit=off"})
-    yield engine
-    engine.dispose()
+    return new_engine(seekpoint_engine.url, connect_args={"options": "-c synchronous_commit=off"})
 
 
 @contextmanager

@@ -359,7 +359,7 @@ def test_a_table_is_adopted_turned_and_given_up(terminal: Terminal, shop: Shop) 
 def test_what_cannot_be_adopted_says_why(terminal: Terminal, shop: Shop) -> None:
     shop.execute("CREATE VIEW {schema}.large AS SELECT * FROM {schema}.orders WHERE amount > 50")
     result = terminal.run("reload", "enable-generations", f"{shop.schema}.orders", *terminal.ledger, exits=1)
-    assert "drop it (views can be made anew, on top of the enabled table)" in result.stderr
+    assert "drop it (views can be created again, on the enabled table)" in result.stderr
     gone = terminal.run("reload", "enable-generations", f"{shop.schema}.none", *terminal.ledger, exits=2)
     assert f"there is no table {shop.schema}.none" in gone.stderr
     never = terminal.run("reload", "disable-generations", f"{shop.schema}.orders", *terminal.ledger, exits=2)

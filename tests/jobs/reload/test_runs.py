@@ -75,7 +75,7 @@ def test_a_recreated_topic_is_refused(full: Shop, topic: Callable[..., str]) -> 
 
 def test_positions_beyond_what_can_be_read_are_refused(full: Shop) -> None:
     full.ledger().reset_offset(full.topic, 0, 1000, log=None, reason="a test")
-    with pytest.raises(ReloadRefused, match="stands at 1000, and what can be read ends at 30"):
+    with pytest.raises(ReloadRefused, match="is at 1000, and what can be read ends at 30"):
         full.reload().open()
 
 

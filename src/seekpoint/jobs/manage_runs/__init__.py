@@ -1,1 +1,1 @@
-"""The runs of a ledger: list them, report their progress, sweep what dead runs left."""
+"""The runs of a ledger: list, take over, abort, sweep, and report their progress."""

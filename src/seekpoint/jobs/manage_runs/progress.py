@@ -1,4 +1,4 @@
-"""How far a run is and what is left of it, from the database alone: no brokers are asked, and nobody is disturbed."""
+"""A run's progress, read from the database alone: without the brokers, and without a lock that others wait for."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from seekpoint.ledger.tables import reload_run
 from seekpoint.records import Partition
 
 _NOW = select(func.clock_timestamp())
-# A step writes the run's row, so its lock tells that one is under way, of which nothing is to be seen before it ends.
+# A step locks the run's row until it ends: a locked row means that a step is running.
 _IDLE = (
     select(reload_run.c.id)
     .where(reload_run.c.id == bindparam("its_run", type_=Uuid))
@@ -26,7 +26,7 @@ _IDLE = (
 
 @dataclass(frozen=True, slots=True)
 class PartitionProgress:
-    """One partition of a run. Offsets are the next to read: of the rebuild, at E0 (``end``), of the group (``live``).
+    """One partition of a run. ``next`` is its position, ``end`` its snapshot offset, ``live`` the group's position.
 
     ``staged``: offsets before ``end`` that tasks have committed, and that are in no rebuilt table yet.
     """
@@ -40,14 +40,14 @@ class PartitionProgress:
     staged: int
 
     def left(self, strategy: str) -> int:
-        """Offsets that are still to be read; a batch ends at its end, the others where the group stands."""
+        """Offsets that are still to be read: a batch job ends at ``end``, other jobs at the group's position."""
         until = self.end if strategy == "batch" else max(self.end, self.live)
         return max(0, until - self.next - self.staged)
 
 
 @dataclass(frozen=True, slots=True)
 class RunProgress:
-    """A run at one moment. ``silent`` is how long nothing was heard of its driver; ``in_step``: it works right now."""
+    """A run at one moment. ``silent``: the time since its driver's last heartbeat; ``in_step``: a step is running."""
 
     run: Run
     silent: timedelta
@@ -56,12 +56,12 @@ class RunProgress:
 
     @property
     def left(self) -> int | None:
-        """Offsets that are still to be read, in all partitions; None where nobody reads on."""
+        """Offsets that are still to be read, in all partitions; None of a run that has ended."""
         return sum(place.left(self.run.strategy) for place in self.places) if self.run.is_open else None
 
 
 def progress_of(engine: Engine, schema: str, id: UUID) -> RunProgress:  # noqa: A002 -- the column's name
-    """Where a run stands. Raises ConfigError where there is none of that id."""
+    """The progress of a run. Raises ConfigError where there is none of that id."""
     run = Runs(engine, schema).get(id)
     with transaction(engine, schema, isolation="REPEATABLE READ") as tx:
         positions = tx.positions_of(id)
@@ -89,7 +89,7 @@ def progress_of(engine: Engine, schema: str, id: UUID) -> RunProgress:  # noqa: 
 
 
 def _covered(rows: Sequence[Row[tuple[object, ...]]]) -> Mapping[tuple[str, Partition], int]:
-    """How many offsets the attempts cover; what several have staged counts once. The rows come in their order."""
+    """How many offsets the attempts cover; what several have staged counts once. Rows are ordered by offset."""
     covered: dict[tuple[str, Partition], int] = {}
     cursors: dict[tuple[str, Partition], int] = {}
     for row in rows:

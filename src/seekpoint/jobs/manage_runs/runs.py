@@ -34,13 +34,13 @@ from seekpoint.records import storable
 
 
 class Runs:
-    """All runs of one ledger: look at them, take one over, abort, sweep."""
+    """The runs of one ledger: list them, take one over, abort, sweep."""
 
     def __init__(self, engine: Engine | URL | str, schema: str = DEFAULT_SCHEMA, limits: Limits | None = None) -> None:
         self.engine, self.schema, self.limits = postgres_engine(engine), schema, limits or Limits()
 
     def list(self) -> Sequence[Run]:
-        """Every run on record, the newest first."""
+        """Every run, the newest first."""
         with self._begin() as tx:
             return [run_of(row) for row in tx.execute(sql.ALL_RUNS)]
 
@@ -50,12 +50,12 @@ class Runs:
             return self._known(id, tx.execute(sql.GET_RUN, its_run=id).one_or_none())
 
     def positions(self, id: UUID) -> Sequence[StagedPosition]:  # noqa: A002
-        """How far a run's rebuild is, partition by partition."""
+        """The run's position in each partition."""
         with self._begin() as tx:
             return tx.positions_of(id)
 
     def take_over(self, id: UUID, driver: str | None = None) -> Driver:  # noqa: A002
-        """Drive this run from now on: the driver before fails at its next step. Waits for the step in hand.
+        """Become the driver of this run: the previous one fails at its next step. Waits for a running step.
 
         Raises ReloadOver where the run has ended, ConfigError where there is none.
         """
@@ -67,7 +67,7 @@ class Runs:
             return Driver(self.engine, self.schema, run_of(row), self.limits)
 
     def abort(self, id: UUID, reason: str) -> Run:  # noqa: A002
-        """End an open run and drop what it staged; tables and offsets are left as they are. Waits for a step in hand.
+        """End an open run and drop what it staged; tables and positions do not change. Waits for a running step.
 
         Raises ReloadOver where it has ended already, ConfigError where there is none. What cannot be dropped at once
         (a task is still writing) is left to :meth:`sweep`.
@@ -82,30 +82,27 @@ class Runs:
         return self.get(id)
 
     def drop(self, id: UUID) -> bool:  # noqa: A002
-        """Drop what an ended run left behind; whether nothing of it is left. Raises ReloadOver for one that is open."""
+        """Drop what an ended run has left; returns whether all is dropped. Raises ReloadOver for one that is open."""
         run = self.get(id)
         if run.is_open:
             raise ReloadOver(f"reload {id} is {run.state}: abort it, or bring it to its end")
-        return run.swept or self._sweep(run)
+        return run.swept or sweep(self.engine, self.schema, run)
 
     def sweep(self, gone_after: timedelta = timedelta(days=1)) -> Sequence[UUID]:
-        """Fail the runs whose driver was not heard of for so long, and drop what ended runs left behind.
+        """End runs without a heartbeat for so long as failed, and drop what ended runs have left.
 
-        Returns the runs of which nothing is left now; what is still in use is left for the next time.
+        Returns the runs of which nothing is left; what is still in use is dropped by a later sweep.
         """
         with self._begin() as tx:
             for gone in tx.execute(sql.GONE, age=gone_after).all():
                 let_go(tx.connection, self.schema, gone.id, gone.groups, "its driver is gone")
         with self._begin() as tx:
             left = [run_of(row) for row in tx.execute(sql.UNSWEPT)]
-        return [run.id for run in left if self._sweep(run)]
-
-    def _sweep(self, run: Run) -> bool:
-        return sweep(self.engine, self.schema, run)
+        return [run.id for run in left if sweep(self.engine, self.schema, run)]
 
     @contextmanager
     def _begin(self, lock_wait: float = 30.0) -> Iterator[Tx]:
-        """A transaction; where the ledger's tables are not there, SchemaMismatch says so."""
+        """A transaction. Raises SchemaMismatch where the ledger's tables do not exist."""
         try:
             with transaction(self.engine, self.schema, lock_wait=lock_wait) as tx:
                 yield tx

@@ -1,4 +1,4 @@
-"""Dropping what a run left behind: table by table, with short waits, until its schema is gone."""
+"""Drops what a run has left: table by table, with short waits for locks, and its schema at last."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from seekpoint.jobs.tables.sql_templates import composed
 from seekpoint.postgres.sqlstates import DEPENDENT_OBJECTS_STILL_EXIST, UNDEFINED_TABLE, is_transient, sqlstate
 from seekpoint.sinks.copy import driver_of
 
-WAIT = 0.3  # seconds for a table that somebody reads or writes; whoever comes behind us waits as long
+WAIT = 0.3  # seconds for the lock of a table in use; sessions that queue after this one wait as long
 _TABLES = text(
     "SELECT c.relname FROM pg_class c WHERE c.relnamespace = to_regnamespace(quote_ident(:schema)) "
     "AND c.relkind IN ('r', 'p') ORDER BY c.relname"
@@ -27,11 +27,11 @@ _DROP_TABLE = "DROP TABLE IF EXISTS {table}"
 
 
 def sweep(engine: Engine, schema: str, run: Run) -> bool:
-    """Drop a run's staging schema; whether nothing of it is left.
+    """Drop a run's staging schema; returns whether nothing of it is left.
 
-    One by one, each in a transaction of its own: one that dropped thousands would need a lock for each at a time.
-    A task that still writes keeps its table, and the schema, for now; so does what somebody made of a table that was
-    swapped away (a view, a function of its rows): nothing of others is dropped.
+    Each table in a transaction of its own: one that dropped thousands would need all their locks at a time.
+    A task that still writes keeps its table, and the schema, for now; so does an object of other users that depends on
+    a table that was swapped (a view, a function of its rows): such objects are never dropped.
     """
     with transaction(engine, schema) as tx:
         generations, may_go = left_behind(tx, run)
@@ -40,7 +40,7 @@ def sweep(engine: Engine, schema: str, run: Run) -> bool:
     commands = [composed(_DROP_TABLE, table=(run.staging_schema, table)) for table in tables]
     commands += [composed("DROP FUNCTION IF EXISTS {it}", it=ident.SQL(function)) for function in functions]
     if may_go:
-        # Readers hold a lock on each partition: sessions that ask for one after us wait as long as we do.
+        # Readers hold a lock on each partition: sessions that queue after this one wait as long as it does.
         commands += [composed(_DROP_TABLE, table=path) for path in generations]
     commands.append(composed("DROP SCHEMA IF EXISTS {schema}", schema=(run.staging_schema,)))
     # Without ``may_go`` a session reads in a snapshot from before the cut-over.
@@ -49,13 +49,13 @@ def sweep(engine: Engine, schema: str, run: Run) -> bool:
     with transaction(engine, schema) as tx:
         tx.execute(sql.SWEPT, its_run=run.id)
         parents = parents_of(tx, run)
-    for parent in parents:  # nobody else does, of a partitioned table; the planner joins by what it finds there
+    for parent in parents:  # autovacuum does not analyze partitioned tables, and the planner needs the statistics
         _run(engine, schema, composed("ANALYZE {parent}", parent=parent))
     return True
 
 
 def drop_attempts(engine: Engine, schema: str, run: Run) -> None:
-    """Drop what the tasks staged, once it stands in the rebuilt tables: it takes as much room as they do."""
+    """Drop what the tasks staged, once it is in the rebuilt tables: it takes as much space as they do."""
     with transaction(engine, schema) as tx:
         attempts = {row.table_name for row in tx.execute(sql.STAGED, its_run=run.id)}
         tables = tx.connection.execute(_TABLES, {"schema": run.staging_schema}).scalars().all()

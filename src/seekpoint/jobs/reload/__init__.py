@@ -1,4 +1,4 @@
-"""Reload: the tables of some pipelines, built anew from the log at the stored offsets, and put in place at once."""
+"""Reload: build the rows of pipelines' tables from the log again, and publish them in one transaction."""
 
 from seekpoint.jobs.manage_runs.runs import Runs
 from seekpoint.jobs.reload.compare import Difference, Report, Sample

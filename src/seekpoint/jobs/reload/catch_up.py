@@ -1,4 +1,4 @@
-"""Keeping the rebuilt tables up with the live ones: rounds of records, each in one transaction with its position."""
+"""Catch-up passes: each applies records to the rebuilt tables and advances the run's positions, in one transaction."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from seekpoint.worker.apply import DecodedRecord
 
 
 class CatchUp:
-    """One driver's warm consumers, and the sinks that write the rebuilt tables. Close it, or use ``with``."""
+    """A driver's open consumers, and the sinks that write the rebuilt tables. Close it, or use ``with``."""
 
     def __init__(self, driver: Driver, sources: Sequence[PipelineSource], kafka: Mapping[str, Any]) -> None:
         self._driver, self._kafka = driver, kafka
@@ -68,18 +68,18 @@ class CatchUp:
         self.close()
 
     def close(self) -> None:
-        """Let the connections to the brokers go."""
+        """Close the consumers."""
         for follower in self._followers.values():
             follower.close()
         self._followers.clear()
 
     def apply(self, tx: Step, offsets: Sequence[Row[Any]], *, idle: float = IDLE) -> int:
-        """Take the rebuilt tables to these rows of ``partition_offset``, in this transaction; returns the records.
+        """Apply the records up to these rows of ``partition_offset`` to the rebuilt tables; returns how many.
 
-        ``idle`` is how many seconds the brokers may say nothing.
+        All of it is in this transaction. ``idle`` is how many seconds the brokers may send nothing.
 
-        Raises ReloadRefused where somebody moved a position by hand since the run was opened, or a topic is another
-        one: then the run is of no use any more. After any error the consumers go on where the tables stand.
+        Raises ReloadRefused where an operator has reset a position since the run was opened, or a topic was recreated:
+        then the run cannot be used any more. After any error the consumers continue at the run's stored positions.
         """
         positions = self._positions(tx, offsets)
         ends = {key_of(row): row.next_offset for row in offsets}
@@ -89,7 +89,7 @@ class CatchUp:
                 mine = {at: p for (of, at), p in positions.items() if of == group}
                 read += self._group(tx, group, mine, {at: ends[group, at] for at in mine}, idle)
         except BaseException:
-            self.close()  # whatever they have read, the tables stand where the ledger of the run says
+            self.close()  # they may have read ahead of the run's positions, which are rolled back
             raise
         tx.advance(ends)
         for target in self.targets:
@@ -97,9 +97,9 @@ class CatchUp:
         return read
 
     def part(self, tx: Step, offsets: Sequence[Row[Any]], most: int) -> Mapping[Key, int]:
-        """One round of the groups with handlers, of ``most`` records at most, in this transaction; where it ends.
+        """One pass of the groups with handlers, of ``most`` records at most, in this transaction; returns its ends.
 
-        What lies before E0 comes first: it is read from the log range by range, and its dead letters are on record.
+        Records before the snapshot offset come first: they are read range by range, without those left out of the run.
         Raises as :meth:`apply` does.
         """
         positions = self._positions(tx, offsets)
@@ -127,7 +127,7 @@ class CatchUp:
     def _before(
         self, tx: Step, group: str, mine: Mapping[Partition, StagedPosition], ends: Mapping[Partition, int]
     ) -> None:
-        """Ranges before E0, one partition after the other."""
+        """Apply ranges before the snapshot offset, one partition after the other."""
         pipeline = self._pipelines[group]
         parts = Parts(tx.connection, pipeline, held=self._held(tx, group))
         reader = chained(self._kafka, tx.run.archive, self._driver.engine)
@@ -143,7 +143,7 @@ class CatchUp:
         self._shadows[group].check(tx)
 
     def _written(self, tx: Step, target: Target) -> tuple[str, ...] | None:
-        """The columns that are the pipelines', as far as anybody knows."""
+        """The columns that the pipelines write; None where that is not known."""
         if target.by_handler:
             is_compared = tx.run.strategy != "swap"
             return owned_columns(tx.connection, self._staging, target) if is_compared else None
@@ -151,11 +151,10 @@ class CatchUp:
         return next((sink.written for sink in sinks), None)
 
     def _positions(self, tx: Step, offsets: Sequence[Row[Any]]) -> dict[Key, StagedPosition]:
-        """How far the rebuilt tables are; raises where these offsets are none that they could be taken to."""
+        """The run's positions; raises ReloadRefused where the rebuilt tables cannot catch up to these offsets."""
         positions = {(at.group, at.partition): at for at in tx.positions()}
-        if new := [
-            row for row in offsets if key_of(row) not in positions
-        ]:  # the groups have got these partitions since
+        # Partitions that the groups have got since the run was opened.
+        if new := [row for row in offsets if key_of(row) not in positions]:
             add_positions(tx, new)
             positions = {(at.group, at.partition): at for at in tx.positions()}
         require_unmoved(positions, offsets, {name: one.pipeline.topics for name, one in self._sources.items()})
@@ -182,7 +181,7 @@ class CatchUp:
         return parts.outcome.applied + len(parts.outcome.dead_letters)
 
     def _held(self, tx: Step, group: str) -> dict[tuple[str, bytes], int]:
-        """The keys of the run's own dead letters, where the pipeline holds later records of them, with offsets."""
+        """The keys of the run's own dead letters with their first offsets, if the pipeline keeps the order of keys."""
         if not self._pipelines[group].keep_key_order:
             return {}
         found = rows(
@@ -195,7 +194,7 @@ class CatchUp:
         return {(topic, bytes(key)): offset for topic, key, offset in found}
 
     def _follower(self, group: str, mine: Mapping[Partition, StagedPosition], ids: Mapping[str, UUID]) -> Follower:
-        """The warm consumer of a group; a new one where its partitions are others, or after an error."""
+        """The open consumer of a group; a new one where its partitions have changed, or after an error."""
         wanted = {at: p.next_offset for at, p in mine.items()}
         follower = self._followers.get(group)
         if follower is not None and follower.positions == wanted:
@@ -209,10 +208,10 @@ class CatchUp:
         return follower
 
     def _replayed(self, tx: Step, group: str, ids: Mapping[str, UUID]) -> list[RawRecord]:
-        """Records that were dead letters when they were passed, and have been replayed since: they have rows now.
+        """Records that were left out as dead letters, and have been replayed since: they have rows now.
 
-        They come before the round's own records: a replay is applied at the position of its moment, and where keys
-        are held nothing of its key was applied between.
+        They come before the pass's own records: a replay is applied at the position of that moment, and where the order
+        of keys is kept, no record of its key was applied in between.
         """
         out, live = self._staging.left_out, dead_letter.c
         is_same = [live[each] == out.c[each] for each in ("consumer_group", "topic", "partition", "record_offset")]
@@ -226,7 +225,7 @@ class CatchUp:
         return sorted(records, key=lambda record: (record.topic, record.partition, record.offset))
 
     def _seen(self, tx: Step, group: str) -> Callable[[Sequence[DecodedRecord]], None] | None:
-        """Once there is a difference: keep which keys were touched since."""
+        """After the comparison: store which keys a pass has written since."""
         if tx.run.state != "compared":
             return None
 

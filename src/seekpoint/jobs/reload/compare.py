@@ -1,4 +1,4 @@
-"""The rebuilt table beside the live one, at the same offsets: which rows are missing, extra or different."""
+"""Compares the rebuilt tables with the live ones at the same offsets: rows that are missing, extra or different."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DIFFERENT_KEY = "different key"  # a kind: the keys are equal (=), and not the s
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One row that differs: its key, the columns that are written as the live table has them, and as they should be."""
+    """One row that differs: its key, and its written columns in the live and in the rebuilt table."""
 
     kind: str
     key: Mapping[str, Any]
@@ -54,7 +54,7 @@ class Difference:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the live table is what the log says."""
+        """Whether the live and the rebuilt rows are equal."""
         return not self.changes
 
 
@@ -68,7 +68,7 @@ class Report:
 
     @property
     def is_empty(self) -> bool:
-        """Whether all tables are what the log says."""
+        """Whether the live and the rebuilt rows of all tables are equal."""
         return all(table.is_empty for table in self.tables)
 
     def as_dict(self) -> dict[str, Any]:
@@ -77,7 +77,7 @@ class Report:
 
 
 def prepare(driver: Driver, passes: CatchUp) -> Report:
-    """Take the rebuilt tables to the ledger's positions and compare, in one snapshot; keep the keys that differ.
+    """Catch up to the stored positions and compare, in one database snapshot; stores the keys that differ.
 
     No lock is taken on anything live: workers continue.
     """
@@ -134,10 +134,10 @@ def _compare(tables: TargetTables) -> Difference:
 
 
 def _keep_seen(tables: TargetTables) -> None:
-    """Keep which transactions' rows are in this snapshot, of those that began when another one was open already.
+    """Store which transactions' rows are in this snapshot, of those that began when another one was open already.
 
-    By these, and not by the snapshot's oldest open transaction, a later look knows what was written since: that one
-    may be in another database, and open for hours. A row's subtransaction is in no snapshot's list; here it is.
+    The merge finds by these, and not by the snapshot's oldest open transaction, what was written since: that one may
+    be in another database, and open for hours. A snapshot does not list subtransactions; the rows' xmin does.
     """
     tables.run(
         "CREATE {unlogged} TABLE {seen} AS SELECT DISTINCT live.xmin::text::bigint AS xid FROM {live} AS live "
@@ -148,7 +148,7 @@ def _keep_seen(tables: TargetTables) -> None:
 
 
 def recall(driver: Driver, found: Sequence[Target]) -> Report:
-    """What the comparison of this run has found, for a later driver; samples and offsets are those of now."""
+    """The stored result of this run's comparison, for a later driver; samples and offsets are read now."""
     with driver.step("compared") as tx:
         staging = Staging(tx.run.staging_schema)
         tables = tuple(_counted(TargetTables(tx.connection, staging, target)) for target in found)
@@ -197,7 +197,7 @@ def _sides(
     live_texts: Sequence[str | None],
     built_texts: Sequence[str | None],
 ) -> tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]:
-    """Both rows as JSON has them; as text where JSON takes two values for one (1.0 and 1.00)."""
+    """Both rows as JSON; a value as text where its JSON is equal on both sides and its text is not (1.0 and 1.00)."""
     if live is None or built is None:
         return ({one: row[one] for one in columns} if row is not None else None for row in (live, built))  # type: ignore[return-value]
     alike = {

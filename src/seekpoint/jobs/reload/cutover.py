@@ -1,4 +1,4 @@
-"""The cut-over: one transaction in which the rebuilt tables become the live ones, at the groups' positions of now."""
+"""The cut-over: one transaction that catches up, publishes the rebuilt rows, sets versions and draws new tokens."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from seekpoint.ledger.tables import dead_letter
 from seekpoint.postgres.backoff import TRIES, longer_pause, pause, retried
 from seekpoint.postgres.sqlstates import LOCK_NOT_AVAILABLE, QUERY_CANCELED, connection_lost, is_transient, sqlstate
 
-IDLE = 3.0  # seconds at most that the brokers may say nothing while all workers wait
+IDLE = 3.0  # seconds at most that the brokers may send nothing while all workers wait
 LONG_TRIES = 5  # tries that take longer than workers may wait
 
 
@@ -35,8 +35,8 @@ LONG_TRIES = 5  # tries that take longer than workers may wait
 class CutOver:
     """How a cut-over went. ``lock_seconds``: from the locks on the offsets to the answer of COMMIT.
 
-    ``records`` were read under the lock; ``keys`` were looked at there (0 for a swap); ``tries`` it took. Both
-    are -1 where COMMIT had no answer, and the run's row says that it took effect.
+    ``records`` were read under the lock, ``keys`` were checked there (0 for a swap), and it took ``tries`` tries.
+    ``records`` and ``keys`` are -1 where COMMIT had no answer, and the run's row shows that it took effect.
     """
 
     lock_seconds: float
@@ -48,15 +48,15 @@ class CutOver:
 def cut_over(
     driver: Driver, passes: CatchUp, catch_up: Callable[[], object], plan: Plan | None = None, *, tries: int = TRIES
 ) -> CutOver:
-    """Publish the rebuilt tables, raise versions and epochs, and close the run: together, or not at all.
+    """Publish the rebuilt tables, raise versions and epochs, and close the run, in one transaction.
 
-    Offsets stay where they are. Running workers are refused at their next batch, claim again, and go on: those of an
-    older handler version stand down. ``catch_up`` runs the rounds that keep the part under the lock short.
+    Positions do not change. Running workers are fenced at their next batch, claim again and continue; those of an older
+    handler version exit as outdated. ``catch_up`` runs the catch-up passes that keep the part under the lock short.
 
-    A reply that was lost is looked up in the run's row; what was rolled back (a lock timeout, a lost connection) is
-    tried again. A try that would make workers wait for longer than the plan's bounds allow is rolled back, too; after
-    five of these CutOverRefused is raised, and the run stays open. Raises ReloadRefused where the run is of no use any
-    more, ReloadOver, and the last error.
+    After an unknown commit the run's row is read; what was rolled back (a lock timeout, a lost connection) is tried
+    again. A try that would make workers wait for longer than the plan's bounds allow is rolled back, too; after five of
+    these CutOverRefused is raised, and the run stays open. Raises ReloadRefused where the run cannot be used any more,
+    ReloadOver, and the last error.
     """
     plan = plan or Plan()
     waits: list[float] = []
@@ -70,7 +70,7 @@ def cut_over(
         except (DBAPIError, psycopg.Error, RangeStuck, KafkaUnavailable, OverBudget) as error:
             used = budget.used
             if connection_lost(error) and took_effect(driver):
-                records = keys = -1  # nobody was told
+                records = keys = -1  # the counts were lost with the answer
             elif _was_too_long(error, budget, driver):
                 waits.append(used)
                 if len(waits) == LONG_TRIES or attempt == tries:
@@ -157,7 +157,7 @@ def _lock_groups(tx: Step) -> None:
 
 
 def _raise_versions(tx: Step) -> None:
-    """Whoever reads on under an old token or an old version is refused (I5)."""
+    """Fence every worker with an old token or an older handler version (I5)."""
     for group, to in sorted(zip(tx.run.groups, tx.run.version_to, strict=True)):
         tx.execute(sql.RAISE_VERSION, group=group, to_version=to)
         tx.execute(REDRAW, group=group)
@@ -170,7 +170,7 @@ _OWN |= {"closed_at", "closed_by", "closed_reason"}
 
 
 def take_over_dead_letters(tx: Tx, staging: Staging) -> None:
-    """What the rebuild could not apply is a dead letter of the group from now on, opened anew where it was one (I4)."""
+    """Insert the run's dead letters into the group's; one that the group has already is opened again (I4)."""
     given = [column.name for column in dead_letter.columns if column.name not in _OWN]
     anew = {"dead_lettered_at": "clock_timestamp()", "replays": "0"}
     anew |= dict.fromkeys(sorted(_OWN - {"id", *anew}), "NULL")
@@ -188,9 +188,9 @@ def take_over_dead_letters(tx: Tx, staging: Staging) -> None:
 
 
 def took_effect(driver: Driver) -> bool:
-    """What became of a COMMIT without an answer: the run's own row is the marker. Waits for one that is under way.
+    """Whether an unknown commit took effect, by the run's row. Waits for a COMMIT that has not ended.
 
-    A database that is away is asked again. Raises ReloadOver, and the last error.
+    Repeated while the database cannot be reached. Raises ReloadOver, and the last error.
     """
 
     def settled() -> Run:

@@ -1,4 +1,4 @@
-"""What a cut-over may do: how long workers may wait, how many live rows a merge may delete, and what it may reach."""
+"""Limits of a cut-over: how long workers may wait, and which live rows and other tables a merge may change."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a cut-over goes by. ``live``: the rows of each table, as counted; ``predicted``: the wait, in seconds."""
+    """A cut-over's bounds and estimates. ``live``: the rows of each table; ``predicted``: the wait in seconds."""
 
     bounds: Bounds = field(default_factory=Bounds)
     live: Mapping[Path, int] = field(default_factory=dict)
@@ -47,9 +47,9 @@ class OverBudget(Exception):  # noqa: N818 -- inside the package; people get Cut
 
 
 class Budget:
-    """The time of one try, which begins with its first lock; ``seconds`` is all of it.
+    """The time limit of one try: ``seconds`` from its first lock on.
 
-    ``locked_at`` is when it had the locks of all offsets, by the monotonic clock.
+    ``locked_at`` is when it had the locks of all positions, by the monotonic clock.
     """
 
     locked_at = 0.0
@@ -59,7 +59,7 @@ class Budget:
         self._began: float | None = None
 
     def begin(self) -> None:
-        """Before the first lock that a worker may wait for."""
+        """Start the time, before the first lock that a worker may wait for."""
         self._began = monotonic()
 
     @property
@@ -75,7 +75,7 @@ class Budget:
         return left
 
     def bound(self, connection: Connection, *, lock_wait: float | None = None) -> None:
-        """The next statements take no longer than what is left, and wait for each lock at most ``lock_wait``."""
+        """Limit each of the next statements to what is left, and its wait for a lock to ``lock_wait`` seconds."""
         left = self.left
         # Without a limit of its own a wait ends with its statement: which of two equal ones is reported is chance.
         lock = 0 if lock_wait is None or lock_wait >= left else lock_wait

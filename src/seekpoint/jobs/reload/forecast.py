@@ -1,4 +1,4 @@
-"""Before a merge takes its locks: how long workers would wait, and whether it may do what it would do."""
+"""Checks before a merge takes its locks: how long workers would wait, and whether its changes are allowed."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _timed(tables: TargetTables, statement: str, **parts: Part) -> tuple[float, 
 
 
 def require_no_extra(found: Sequence[Target], differences: Sequence[Difference]) -> None:
-    """A row whose record compaction took looks like one that is to be deleted. Raises ReloadRefused."""
+    """Raise ReloadRefused for extra rows of a compacted topic's table: compaction may have deleted their records."""
     pairs = zip(found, differences, strict=True)
     if reasons := [lost(target, each.extra) for target, each in pairs if target.is_compacted and each.extra]:
         raise ReloadRefused(reasons)

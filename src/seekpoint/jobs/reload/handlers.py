@@ -1,4 +1,4 @@
-"""Rebuilding what handlers write: from the first record on, in rounds of a bounded size, by the driver itself."""
+"""Rebuilds what handlers write: the driver applies the log from the first record on, in passes of a bounded size."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from seekpoint.postgres.backoff import retried
 from seekpoint.postgres.sqlstates import is_conflict
 
 FIRST, MOST = 5_000, 50_000  # records of one transaction
-LONG = 20.0  # seconds that one takes at most, or fewer records are taken: whoever aborts the run waits for it
+LONG = 20.0  # seconds; a pass that takes longer is followed by a smaller one, because an abort waits for its end
 
 
 def rebuild(
@@ -29,9 +29,9 @@ def rebuild(
     progress: Callable[[str, int, int], None],
     most: int = MOST,
 ) -> None:
-    """Run the handlers until their copies are less than one round behind the groups' positions.
+    """Run the handlers until less than one pass is left up to the groups' positions.
 
-    Each round is one transaction with the rebuild's position: whoever takes the run goes on behind the last one. Raises
+    Each pass is one transaction with the run's positions: a driver that takes over continues after the last one. Raises
     ReloadRefused, WroteLiveTable, and what reading the log raises.
     """
     handled = {source.group for source in sources if source.has_handler}
@@ -44,10 +44,10 @@ def rebuild(
 
 
 def _begins_again(driver: Driver, handled: Collection[str], found: Sequence[Target]) -> bool:
-    """Where rows refer to none at the end: from the first record again, and each is checked when it is written.
+    """Whether the handlers have to run from the first record again, because rows of the copies break foreign keys.
 
-    Not from the beginning: a row that was right when it was written may refer to one that is gone by now, if a later
-    record took it away, too.
+    Then each row is checked when it is written. The first time only the result is checked: a row may refer to one that
+    is deleted by now, if a later record deletes the row itself, too.
     """
     with driver.step("staged") as tx:
         staging = Staging(tx.run.staging_schema)
@@ -105,5 +105,5 @@ def _catch_up(
 
 
 def _next_size(size: int, most: int, seconds: float) -> int:
-    """How many records the next round takes, where one of ``size`` took so long: fewer at once, more by and by."""
+    """How many records the next pass takes, after one of ``size`` took so long: at most twice as many."""
     return max(1, min(most, 2 * size, int(size * LONG / max(seconds, 0.001))))

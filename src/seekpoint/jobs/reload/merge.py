@@ -1,4 +1,4 @@
-"""Taking live tables to the rebuilt ones row by row, in the cut-over's transaction; and making that short before it."""
+"""Publish strategy ``merge``: insert, update and delete the live rows that differ from the rebuilt ones."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from seekpoint.jobs.tables.staging_schema import Staging, TargetTables, same_key
 from seekpoint.jobs.tables.targets import Target
 from seekpoint.postgres.sqlstates import is_transient
 
-FEW = 5  # a difference of less than a fifth of the table is looked up key by key
-WARM = 16  # pages of a difference, about a thousand keys: what is looked up and locked at once
+FEW = 5  # a difference of less than a fifth of the table is read by index look-ups
+WARM = 16  # pages of a difference, about a thousand keys, whose rows are read and locked at once
 
 
 def warm(driver: Driver, found: Sequence[Target], progress: Callable[[int, int], object]) -> None:
-    """Have the pages in memory, and logged, that the cut-over is going to change, before workers wait for it.
+    """Read and log the pages that the cut-over is going to change, before workers wait for it.
 
     A row lock writes to its page as an update does: the first one after a checkpoint logs the page as a whole
     (``full_page_writes``), later ones do not. Of the four modes this is the weakest, on about a thousand rows at a
     time: for those milliseconds only a transaction waits that deletes such a row, sets a column of a unique index or
-    takes it ``FOR UPDATE``. What others hold so is left out. ``told`` is called with the keys done, and how many there
-    are.
+    takes it ``FOR UPDATE``. Rows that others have locked are skipped. ``progress`` is called with the keys done, and
+    how many there are.
 
-    What cannot be had now (the lock of a table, the database) is left: the cut-over does without, and tries again.
+    A transient error (the lock of a table, a lost connection) ends it: the cut-over does without.
     """
     try:
         for target in found:
@@ -46,7 +46,7 @@ def warm(driver: Driver, found: Sequence[Target], progress: Callable[[int, int],
 
 
 def _warm(driver: Driver, target: Target, progress: Callable[[int, int], object]) -> None:
-    """Some pages of the difference at a time; nothing where it is so large that many of its rows share a page."""
+    """Some pages of the difference at a time; none where it is so large that many of its rows share a page."""
     with driver.step("compared") as tx:
         staging = Staging(tx.run.staging_schema)
         tables = TargetTables(tx.connection, staging, target)
@@ -73,9 +73,9 @@ def _warm(driver: Driver, target: Target, progress: Callable[[int, int], object]
 
 
 def merge(tx: Step, found: Sequence[Target], plan: Plan, budget: Budget) -> int:
-    """Take the live tables to the rebuilt ones, at the keys where they may differ; returns how many those are.
+    """Make the live rows equal to the rebuilt ones at all keys where they may differ; returns how many those are.
 
-    Where one of them refers to another by a foreign key, rows are added before what refers to them, and deleted after.
+    Rows that others refer to by a foreign key are inserted before those, and deleted after them.
     A row that another session has locked is waited for only shortly. Raises CutOverRefused for what is not allowed.
     """
 
@@ -83,7 +83,7 @@ def merge(tx: Step, found: Sequence[Target], plan: Plan, budget: Budget) -> int:
         budget.bound(tx.connection, lock_wait=ROW_WAIT)
 
     bound()
-    run(tx.connection, "SET CONSTRAINTS ALL DEFERRED")  # rows that exchange values break them only on the way
+    run(tx.connection, "SET CONSTRAINTS ALL DEFERRED")  # rows that exchange values break them only meanwhile
     ordered, referenced = _parents_first(tx.connection, found)
     work = []
     for target in ordered:
@@ -147,7 +147,7 @@ def of_deletes(target: Target, deletes: int, live: int, bounds: Bounds) -> list[
 
 
 def reaches(tables: TargetTables, bounds: Bounds, *, deletes: int, touched: bool = False) -> list[str]:
-    """Why changes of this table are not made, for what they do to other tables."""
+    """Why this table may not be changed, because of what that changes in other tables."""
     target = tables.target
     reasons = [] if bounds.allow_inheritance else of_inheritance(tables.connection, target)
     if bounds.allow_cascades:
@@ -177,7 +177,7 @@ def _changed(tables: TargetTables, columns: Sequence[str], *, touched: bool) -> 
 
 
 def _require_allowed(tables: TargetTables, by_key: bool, plan: Plan) -> None:
-    """The bounds are checked once more under the lock, with what was written since."""
+    """Check the bounds again under the lock, with what was written since."""
     target = tables.target
     _plan_by_key(tables.connection, by_key)
     written = composed(
@@ -206,7 +206,7 @@ def _require_allowed(tables: TargetTables, by_key: bool, plan: Plan) -> None:
 
 
 def _parents_first(connection: Connection, found: Sequence[Target]) -> tuple[list[Target], set[Target]]:
-    """The tables, each behind those that it refers to, as far as that can be; and those that are referred to."""
+    """The tables, each after those that it refers to, as far as there is no cycle; and those that are referred to."""
     graph: dict[Target, set[Target]] = {target: set() for target in found}
     referenced: set[Target] = set()
     for key in foreign_keys(connection, found):
@@ -222,14 +222,14 @@ def _parents_first(connection: Connection, found: Sequence[Target]) -> tuple[lis
 
 
 def _prepared(tx: Step, tables: TargetTables, bound: Callable[[], None]) -> tuple[int, bool]:
-    """Add to the prepared keys what changed since; returns how many keys are looked at, and whether one by one.
+    """Add the keys written since the comparison to the prepared ones; returns how many, and whether to use the index.
 
-    Those are the prepared ones, those that the rounds since have touched, and those of live rows that were written
-    since by anybody: an older handler may have written keys that the newer one never touches. For these the whole
-    table is read and counted (0.15 s per million rows).
+    The added keys are those that catch-up passes have touched, and those of live rows that any session has written
+    since: an older handler may have written keys that the newer one never touches. To find those, the whole table is
+    read and counted (0.15 s per million rows).
     """
     assert tx.run.diff_xid is not None
-    # Written since the comparison's snapshot, as a whole: not what was only written since its oldest transaction.
+    # Written since the comparison's snapshot; rows since its oldest transaction that it has seen are left out.
     is_late = (
         "(age(live.xmin) <= age({oldest}::xid8::xid) AND NOT EXISTS "
         "(SELECT FROM {seen} AS seen WHERE seen.xid = live.xmin::text::bigint))"
@@ -249,7 +249,7 @@ def _prepared(tx: Step, tables: TargetTables, bound: Callable[[], None]) -> tupl
 
 
 def _counted(tables: TargetTables) -> tuple[int, bool]:
-    """How many keys there are, and whether so few that each is looked up by itself."""
+    """How many keys there are, and whether so few that index look-ups are faster."""
     [(keys, total)] = tables.rows(
         "SELECT (SELECT count(*) FROM {diff}), "
         "(SELECT greatest(c.reltuples, 0)::bigint FROM pg_class c WHERE c.oid = {its})",
@@ -259,12 +259,12 @@ def _counted(tables: TargetTables) -> tuple[int, bool]:
 
 
 def _add_deleted(tables: TargetTables) -> None:
-    """The keys of live rows that were deleted since, by any session: no trace of them is left in the table.
+    """Add the keys of live rows that any session has deleted since the comparison; found by counting.
 
-    Only live rows that are as they were when the tables were compared are counted: one that came since, after our look
-    or under a NULL, would hide one that is gone. Each of them was compared: it is rebuilt, too, or known by its kind.
-    So there can be no more of them than of rebuilt ones, and equal numbers are equal keys. Only touched keys are looked
-    up.
+    Only live rows that are as they were when the tables were compared are counted: one that was inserted since would
+    hide one that was deleted. Each of them was compared, so it is in the rebuilt table, too, or in the difference.
+    There can be no more of them than of rebuilt ones, and where the numbers are equal, the keys are. Only touched keys
+    are looked up.
     """
     [(live, built)] = tables.rows(
         "SELECT (SELECT count(*) FROM {live} AS live WHERE NOT {is_late}) "
@@ -295,7 +295,7 @@ _INSERT = (
 
 
 def _rewrite(tables: TargetTables, statements: Sequence[str], *, bound: Callable[[], None]) -> None:
-    """Delete, change or add: what was prepared as it stands in the diff, what was touched as it is now."""
+    """Delete, update or insert: prepared keys with the values in ``diff``, touched ones with the rebuilt rows'."""
     target, columns, others = tables.target, tables.columns, tables.others
     kinds = {"extra": "extra", "different": "different", "different_key": DIFFERENT_KEY, "missing": "missing"}
     optional = {

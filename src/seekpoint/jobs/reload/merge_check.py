@@ -1,4 +1,4 @@
-"""Whether a merge took effect: triggers, rules and row security may keep a live row as it was, without an error."""
+"""Checks that a merge took effect: triggers, rules and row security may leave a live row unchanged without an error."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def hides_rows(connection: Connection, table: Path) -> bool:
 
 
 class Kept:
-    """Checks whether one table's merge took effect, where something on the table may prevent it."""
+    """Checks that one table's merge took effect, if the table has triggers, rules or row security."""
 
     def __init__(self, tables: TargetTables) -> None:
         self._tables = tables

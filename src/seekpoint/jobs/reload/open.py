@@ -1,4 +1,4 @@
-"""Opening a run: E0, the positions of all groups as of one moment, and every reason why it cannot be."""
+"""Opens a run: stores the groups' snapshot offsets, or lists every reason why it cannot."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def open_run(
     archive: Archive | None = None,
     allow_inheritance: bool = False,
 ) -> Driver:
-    """Record a new run at the groups' positions of this moment; nothing else is touched.
+    """Record a new run at the groups' current positions; nothing else is changed.
 
-    Raises ReloadRefused with every reason why these tables cannot be reloaded as things stand, SchemaMismatch,
+    Raises ReloadRefused with every reason why these tables cannot be reloaded now, SchemaMismatch,
     KafkaUnavailable, and ConfigError for brokers' settings that no consumer takes and an archive that has nothing.
     """
     require_known(kafka)
@@ -57,7 +57,7 @@ def open_run(
         letters = _open_letters(tx, groups)
     if archive is not None:
         archive.require_known()
-    # Behind E0: the stable end only grows, and must not be older than the positions that it bounds.
+    # After the positions were read: the end offset only grows, and must not be older than the positions it bounds.
     reasons += _of_logs(kafka, offsets, archive)
     reasons += of_compaction(kafka, sources, offsets, letters, strategy)
     if reasons:
@@ -193,7 +193,7 @@ def _of_logs(kafka: Mapping[str, Any], offsets: Sequence[Row[Any]], archive: Arc
 
 
 def _of_retention(row: Row[Any], log_start: int, archive: Archive | None) -> list[str]:
-    """The log has lost the beginning of what was applied: unless an archive has it, to the last offset."""
+    """Why a log that begins after the group's first offset cannot be reloaded, unless an archive has the rest."""
     at = Partition(row.topic, row.partition)
     lost = Range(at, row.topic_id, row.first_offset, min(log_start, row.next_offset))
     gaps = [(lost.start, lost.end)] if archive is None else archive.gaps(lost)

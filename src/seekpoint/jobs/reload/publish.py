@@ -1,4 +1,4 @@
-"""Making rebuilt tables the live ones in the cut-over's transaction, by name or by pointer; and why that cannot be."""
+"""Publish strategies ``swap`` and ``generation``, in the cut-over's transaction, and why they are refused."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from seekpoint.sinks.catalog import quoted
 
 
 def attach(driver: Driver, targets: Sequence[Target]) -> None:
-    """Make the rebuilt tables partitions beside those that count, in a step of its own before the cut-over's locks.
+    """Attach the rebuilt tables as partitions beside the current ones, in a step before the cut-over's locks.
 
-    What it waits for is not in front of any reader or writer: only another such step, or maintenance.
+    No reader or writer waits for it: its lock conflicts only with another such step and with maintenance.
     """
     with driver.step("catching_up") as tx:
         staging = Staging(tx.run.staging_schema)
@@ -32,7 +32,7 @@ def attach(driver: Driver, targets: Sequence[Target]) -> None:
 
 
 def make_current(tx: Step, staging: Staging, target: Target) -> None:
-    """Turn the pointer to the rebuilt table: one row, whatever the size, and no lock that readers hold."""
+    """Make the rebuilt table the current generation: updates one row, and takes no lock that readers hold."""
     _require_likeness(tx.connection, staging, target)
     leaves.point(tx, staging, target, tx.run.id)
 
@@ -44,7 +44,7 @@ def _require_likeness(connection: Connection, staging: Staging, target: Target) 
 
 
 def swap(tx: Tx, staging: Staging, target: Target) -> None:
-    """Put the rebuilt table in the place of the live one, which goes to the staging schema, and is swept with it."""
+    """Rename the rebuilt table into the place of the live one, which is moved to the staging schema and swept."""
     connection = tx.connection
     run(connection, "SET LOCAL lock_timeout = {wait}", wait=f"{DDL_WAIT}ms")
     run(connection, "LOCK TABLE {live} IN ACCESS EXCLUSIVE MODE", live=target.path)
@@ -69,7 +69,7 @@ def swap(tx: Tx, staging: Staging, target: Target) -> None:
 
 
 def _unaltered(connection: Connection, staging: Staging, target: Target) -> list[str]:
-    """The live table's indexes, if it is still what the rebuilt one was made like: what it got since would be lost."""
+    """The live table's indexes. Raises ReloadRefused if it was altered since the run created the rebuilt one."""
     live, built = ({"name": quoted(*path)} for path in (target.path, staging.table(target)))
     indexes = connection.execute(_INDEXES, live).all()
     made = {row.relname: row.what for row in connection.execute(_INDEXES, built)}

@@ -1,4 +1,4 @@
-"""A reload from its opening to its cut-over, step by step; each step can be repeated by whoever takes the run."""
+"""A reload from its opening to its cut-over, in steps; a driver that takes over the run can repeat each step."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ from seekpoint.postgres.engine import postgres_engine
 from seekpoint.postgres.sqlstates import is_conflict, is_data_error
 from seekpoint.records import one_line
 
-SMALL = 2_000  # records of a round, below which the locks may be taken
-ENDS = (ReloadRefused, RangeLost, TopicRecreated, WroteLiveTable)  # what no other driver would get over
+SMALL = 2_000  # records of a catch-up pass; after one of at most so many the cut-over may take its locks
+ENDS = (ReloadRefused, RangeLost, TopicRecreated, WroteLiveTable)  # would recur under another driver
 
 Told = Callable[[Report], object]
 
 
 class Reload:
-    """Builds the tables of some pipelines anew from the log, beside the live ones, and puts them in their place.
+    """Rebuilds the tables of some pipelines from the log, beside the live ones, and publishes the rebuilt rows.
 
     ``pipelines`` are all pipelines that write the tables, as objects or as ``module:name``; ``kafka`` is the workers'
     own configuration. ``stager`` says who reads the log: by default this process, or so many ``processes`` of this
@@ -108,7 +108,7 @@ class Reload:
         self._range_records, self._progress = range_records, progress or (lambda *_: None)
 
     def open(self, *, strategy: str = "merge", reason: str = "reload") -> Driver:
-        """Record a new run at the groups' positions of now. Raises ReloadRefused with every reason, KafkaUnavailable.
+        """Record a new run at the groups' current positions. Raises ReloadRefused with every reason, KafkaUnavailable.
 
         ``notes`` of the driver list what a merge may reach: foreign keys with an action, and inheriting tables.
         """
@@ -132,10 +132,10 @@ class Reload:
         )
 
     def take_over(self, run: UUID) -> Driver:
-        """Drive an open run from where it stands; its driver before, if it is alive, fails at its next step.
+        """Take over an open run in its present state; its previous driver, if it is alive, fails at its next step.
 
         Raises ConfigError where these pipelines are not the run's (other groups, versions or tables), or no consumer
-        takes ``kafka``; then it has not changed hands. Raises ReloadOver where it has ended.
+        takes ``kafka``; then its driver stays the same. Raises ReloadOver where it has ended.
         """
         if (found := self.runs.get(run)).is_open:
             require_known(self.kafka)
@@ -147,7 +147,7 @@ class Reload:
         return driver
 
     def _require_its_code(self, run: Run) -> None:
-        """Before it is taken: the driver that it has, with the right code, goes on."""
+        """Checked before the take-over, so that a driver with the right code may continue."""
         self._require_its_versions(run)
         with transaction(self.engine, self.schema) as tx:
             written = tuple(target.name for target in targets(tx.connection, self.sources))
@@ -176,7 +176,7 @@ class Reload:
             )
 
     def stage(self, driver: Driver) -> None:
-        """Go on until everything up to E0 is in the rebuilt tables, and they are indexed. Raises what ends the run."""
+        """Stage everything up to the snapshot offsets, build and index the tables. Raises what ends the run."""
         with self._ending(driver):
             if driver.run.state == "opened":
                 begin_staging(driver, self.sources)
@@ -192,7 +192,7 @@ class Reload:
                 drop_attempts(self.engine, self.schema, driver.run)
 
     def catch_up(self, driver: Driver, passes: CatchUp) -> int:
-        """Bring the rebuilt tables close to the live ones; returns the records of the last round."""
+        """Run catch-up passes until one is small; returns the records of the last one."""
         with self._ending(driver):
             pace = CatchUpProgress()
             while True:
@@ -210,8 +210,7 @@ class Reload:
             return report
 
     def cut_over(self, driver: Driver, passes: CatchUp) -> CutOver:
-        """Put the rebuilt tables in the place of the live ones, raise versions and epochs, and close the run: in one
-        transaction.
+        """Publish the rebuilt rows, raise versions and epochs, and close the run, in one transaction.
 
         Stored offsets do not change. Raises CutOverRefused where workers would wait longer than the bounds allow (the
         run stays open), ReloadRefused where the run cannot be used any more, ReloadOver, and the last database error.
@@ -223,7 +222,7 @@ class Reload:
                 warm(driver, passes.targets, lambda done, total: self._progress("warming up", done, total))
             self._progress("cutting over", 0, 0)
             outcome = cut_over(driver, passes, lambda: self.catch_up(driver, passes), plan)
-            read = max(outcome.records, 0)  # where COMMIT had no answer, nobody was told
+            read = max(outcome.records, 0)  # -1 where COMMIT had no answer
             self._progress("cutting over", read, read)
             return outcome
 
@@ -242,7 +241,7 @@ class Reload:
         )
 
     def run(self, driver: Driver) -> CutOver:
-        """Take a run from wherever it stands through its cut-over, and drop what it staged.
+        """Carry out the rest of a run, to its cut-over, and drop what it staged.
 
         Raises ConfigError for one that was opened to verify: nothing of it is to be published.
         """
@@ -257,7 +256,7 @@ class Reload:
         return outcome
 
     def verify(self, *, reason: str = "verify") -> Report:
-        """Rebuild the tables beside the live ones and compare, without touching anything live; workers go on.
+        """Rebuild the tables beside the live ones and compare, without changing anything live; workers continue.
 
         Leaves an aborted run on record, and nothing in the database. Raises as :meth:`open` does.
         """
@@ -283,7 +282,7 @@ class Reload:
         stage_missing(driver, self._stager, self._range_records, self._progress, without=handled)
 
     def _stage_what_came_meanwhile(self, driver: Driver) -> None:
-        """By tasks, as long as it is much: the rounds are one process."""
+        """Stage by tasks as long as there is much to read: catch-up passes run in one process."""
         pace = CatchUpProgress()
         while records := extend(driver, self.sources, self.kafka, self._large):
             pace.require_shrinking(records)
@@ -294,7 +293,7 @@ class Reload:
         with driver.step(*states) as tx:
             offsets = tx.offsets()
             behind = distance({(at.group, at.partition): at for at in tx.positions()}, offsets)
-        self._progress("catching_up", 0, behind)  # between two steps: whoever is told may take its time
+        self._progress("catching_up", 0, behind)  # between two steps: the callback may be slow
         read = retried(lambda: self._apply(driver, passes, states), is_conflict)
         self._progress("catching_up", behind, behind)
         return read
@@ -310,9 +309,10 @@ class Reload:
 
     @contextmanager
     def _ending(self, driver: Driver) -> Iterator[None]:
-        """What no driver could get over ends the run, with its reason on record.
+        """End the run, with the reason stored, by an error that would recur under every driver.
 
-        Raises ConfigError for a driver that is not this code's (``Runs.take_over`` asks nobody); the run goes on then.
+        Raises ConfigError for a driver with another version of the code (``Runs.take_over`` does not check it); then
+        the run stays open.
         """
         self._require_its_versions(driver.run)
         with driver.ending(ENDS, _refusal):
@@ -320,7 +320,7 @@ class Reload:
 
 
 def _refusal(error: Exception) -> ReloadRefused | None:
-    """As which end of the run an error counts; None where the database or the brokers are away: the run stays open."""
+    """The refusal that an error ends the run with; None where database or brokers are unavailable: it stays open."""
     return (
         ReloadRefused([f"the database refuses the rebuilt rows: {one_line(error)}"]) if is_data_error(error) else None
     )

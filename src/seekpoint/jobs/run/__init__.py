@@ -1,1 +1,1 @@
-"""A job's run: its rows in the ledger, its transactions, retries and pauses."""
+"""A job's run: its rows in the ledger, its driver and its transactions."""

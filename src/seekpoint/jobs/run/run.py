@@ -1,4 +1,4 @@
-"""A run in the database: who drives it, how far it is, and how it ends. Every step is one transaction under its row."""
+"""A run in the database: its driver, state and positions. Each step is one transaction that locks the run's row."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ from seekpoint.records import Partition, storable
 from seekpoint.sinks.copy import driver_of
 
 SERIALIZABLE_ENOUGH = "REPEATABLE READ"  # one snapshot for all that a step reads
-VERIFIED = "nothing was to be published"  # how a verify ends that came to its end
-
+VERIFIED = "nothing was to be published"  # ends the error text of a verify that was completed
 
 CRASH_CHECK = "crash_check"  # a table with one row, until Postgres crashes: that empties every unlogged table
 _STAGED = text(
@@ -45,7 +44,7 @@ _STAGED = text(
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One row of ``reload_run``. ``state`` is where it stands; times are the database's."""
+    """One row of ``reload_run``. Times are the database's."""
 
     id: UUID
     groups: tuple[str, ...]
@@ -69,18 +68,18 @@ class Run:
 
     @property
     def is_open(self) -> bool:
-        """Whether it can go on."""
+        """Whether it has not ended."""
         return self.state not in sql.CLOSED
 
     @property
     def is_verified(self) -> bool:
-        """Whether it was a verify that came to its end: nothing was wrong with it, whatever it found."""
+        """Whether it was a verify that was completed, with or without differences."""
         return self.strategy == "verify" and self.state == "aborted" and (self.error or "").endswith(VERIFIED)
 
 
 @dataclass(frozen=True, slots=True)
 class StagedPosition:
-    """How far the rebuild of one partition is: ``next_offset`` is the next one that it reads."""
+    """A run's position in one partition: ``next_offset`` is the next one that it reads."""
 
     group: str
     partition: Partition
@@ -93,7 +92,7 @@ class StagedPosition:
 
 
 def position_of(row: Row[Any], *, end: int) -> StagedPosition:
-    """Where the rebuild of a row of ``OFFSETS`` begins: at the first offset that its group has applied."""
+    """A run's first position for a row of ``OFFSETS``: the first offset that its group has applied."""
     at, first = Partition(row.topic, row.partition), row.first_offset
     return StagedPosition(row.consumer_group, at, row.topic_id, first, end, first, row.epoch, row.resets)
 
@@ -109,7 +108,7 @@ def run_of(row: Row[Any]) -> Run:
 
 
 def this_driver() -> str:
-    """This process, as people would look for it."""
+    """This process as ``user@host:pid``."""
     return f"{getpass.getuser()}@{socket.gethostname()}:{os.getpid()}"
 
 
@@ -119,18 +118,18 @@ class Tx(SchemaConnection):
     connection: HandlerConnection
 
     def positions_of(self, run: UUID) -> list[StagedPosition]:
-        """The rebuild's positions, in the order of locks."""
+        """The run's positions, in the order of locks."""
         rows = (tuple(row) for row in self.execute(sql.POSITIONS, its_run=run))
         return [StagedPosition(row[1], Partition(*row[2:4]), *row[4:]) for row in rows]
 
     def add_positions(self, run: UUID, positions: Iterable[StagedPosition]) -> None:
-        """Put on record where the rebuild of these partitions begins, where it ends for now, and how far it is."""
+        """Store a run's positions: where it begins, ends for now, and is."""
         columns = reload_position.columns.keys()
         given = [(run, at.group, at.partition.topic, at.partition.number, *astuple(at)[2:]) for at in positions]
         self.execute(sql.INSERT_POSITIONS, [dict(zip(columns, values, strict=True)) for values in given])
 
     def move_positions(self, statement: Update, run: UUID, ends: Mapping[tuple[str, Partition], int]) -> None:
-        """Set an offset of these positions, next or last as the statement says."""
+        """Set an offset of these positions: ``next_offset`` or ``end_offset``, as the statement says."""
         ordered = sorted(ends)
         self.execute(
             statement,
@@ -150,7 +149,7 @@ class Step(Tx):
         self.run = run
 
     def positions(self) -> list[StagedPosition]:
-        """The rebuild's positions, in the order of locks."""
+        """The run's positions, in the order of locks."""
         return self.positions_of(self.run.id)
 
     def offsets(self) -> Sequence[Row[Any]]:
@@ -158,7 +157,7 @@ class Step(Tx):
         return self.execute(sql.OFFSETS, groups=list(self.run.groups)).all()
 
     def advance(self, ends: Mapping[tuple[str, Partition], int]) -> None:
-        """Move the rebuild's positions, in the transaction that adds its rows."""
+        """Move the run's positions, in the transaction that adds its rows."""
         self.move_positions(sql.ADVANCE_STAGED, self.run.id, ends)
 
 
@@ -166,7 +165,7 @@ class Step(Tx):
 def transaction(
     engine: Engine, schema: str, *, lock_wait: float = 30.0, isolation: str = "READ COMMITTED"
 ) -> Iterator[Tx]:
-    """A durable transaction with bounded waits for locks (seconds); thrown away, connection and all, on any error."""
+    """A durable transaction with bounded waits for locks (seconds); after an error its connection is closed."""
     connection = HandlerConnection(engine)
     try:
         connection.execution_options(isolation_level=isolation)
@@ -188,24 +187,24 @@ def transaction(
 def _drop(connection: HandlerConnection) -> None:
     try:
         connection.drop()
-    except DBAPIError:  # it was already beyond telling; the pool discards it
+    except DBAPIError:  # the connection was lost already; the pool discards it
         return
 
 
-# -- what a batch holds of its group: the pause that keeps workers away, and its name as the owner -----------------
+# -- a batch job pauses its group and is its partitions' owner ------------------------------------------------------
 
-PAUSER = "batch "  # and the run's id: who paused the group, as its row says
+PAUSER = "batch "  # begins ``paused_by`` of a group that a batch job has paused; the run's id follows
 
 
 def pauser(run: UUID) -> str:
-    """Who paused the group, as its row says: by this it is known which pause a batch takes back."""
+    """``paused_by`` of a group that this run has paused: only such a pause is ended with the run."""
     return f"{PAUSER}{run}"
 
 
 def let_go(connection: Connection, schema: str, run: UUID, groups: Sequence[str], reason: str) -> None:
-    """Give the groups back, in the transaction that ends a batch: workers claim, and go on where it ended.
+    """Release the groups, in the transaction that ends a batch job: workers claim, and continue where it ended.
 
-    A pause by anybody else stays. Of a run that is no batch there is nothing to give back.
+    A pause by another actor stays. For a run of another job this does nothing.
     """
     for group in sorted(groups):
         scope = GroupConnection(connection, schema, group)
@@ -219,9 +218,9 @@ def let_go(connection: Connection, schema: str, run: UUID, groups: Sequence[str]
 
 
 class Driver:
-    """One driver's right to take a run's next step: it ends when another one takes the run.
+    """One driver's right to take a run's next step: it ends when another driver takes over the run.
 
-    ``run`` is the row as the last step left it. ``notes`` say what a merge's changes may reach beside its tables.
+    ``run`` is the row as of the last step. ``notes`` say what a merge's changes may reach beside its tables.
     """
 
     notes: tuple[str, ...] = ()
@@ -232,9 +231,9 @@ class Driver:
 
     @contextmanager
     def step(self, *states: str, isolation: str = "READ COMMITTED") -> Iterator[Step]:
-        """One step, in one transaction that holds the run's row: allowed in these states, and to the newest driver.
+        """One step, in one transaction that locks the run's row: allowed in these states, and to the newest driver.
 
-        Raises ReloadOver where the run has ended, or another driver took it; then nothing is written. Raises
+        Raises ReloadOver where the run has ended, or another driver took it over; then nothing is written. Raises
         ReloadRefused where what was staged is lost, or published; that ends the run.
         """
         wait = self.limits.transaction_age
@@ -249,7 +248,7 @@ class Driver:
             raise refused
 
     def _lost(self, tx: Tx) -> str | None:
-        """Why what was staged is of no use any more; None where it is."""
+        """Why what was staged cannot be used any more; None where it can."""
         now = tx.connection.execute(_STAGED, {"schema": self.run.staging_schema}).one()
         if not now.is_unlogged:
             if not now.is_staged or now.published is None:
@@ -268,7 +267,7 @@ class Driver:
         except DBAPIError as error:
             if sqlstate(error) != SERIALIZATION_FAILURE:
                 raise
-            # Somebody wrote the row while we waited for it, and our snapshot is of before: ask what it says now.
+            # Another transaction wrote the row while this one waited for it: read it in a newer snapshot.
             with transaction(self.engine, self.schema) as now:
                 self._admit(now.execute(sql.GET_RUN, its_run=self.run.id).one_or_none(), _OPEN)
             raise
@@ -293,7 +292,7 @@ class Driver:
         tx.execute(sql.TRANSITION, its_run=self.run.id, to_state=state)
 
     def heartbeat(self) -> None:
-        """Say that the driver is alive; raises as :meth:`step` does."""
+        """Store a heartbeat of the driver; raises as :meth:`step` does."""
         with self.step(*_OPEN):
             pass
 
@@ -301,9 +300,9 @@ class Driver:
     def ending(
         self, ends: tuple[type[Exception], ...], refusal: Callable[[Exception], Exception | None]
     ) -> Iterator[None]:
-        """End the run, with the reason on record, by an error that no other driver could get over.
+        """End the run, with the reason stored, by an error that would recur under every driver.
 
-        That is one of ``ends``, or what ``refusal`` makes of another one, which is raised in its place.
+        That is one of ``ends``, or what ``refusal`` returns for another one, which is raised in its place.
         """
         try:
             yield
@@ -317,7 +316,7 @@ class Driver:
             raise refused from error
 
     def fail(self, error: BaseException) -> None:
-        """End the run, if it is this driver's still; what is staged is swept later."""
+        """End the run, unless another driver has taken it over; what is staged is swept later."""
         said = storable(f"{type(error).__name__}: {error}")
         with transaction(self.engine, self.schema) as tx:
             row = tx.execute(sql.STEP, its_run=self.run.id).one_or_none()
@@ -331,7 +330,7 @@ _OPEN = ("opened", "staging", "staged", "indexed", "catching_up", "compared")
 
 
 def how_it_ended(run: Run) -> str:
-    """What became of a run that has ended."""
+    """How a run has ended, with its error."""
     word = {"cut_over": "cut over", "aborted": "aborted", "failed": "failed"}[run.state]
     return f"{word}: {run.error}" if run.error else word
 

@@ -65,11 +65,10 @@ INSERT_POSITIONS = insert(reload_position)
 OPEN_RUNS = select(reload_run).where(_is_open).order_by(_run.opened_at)
 ALL_RUNS = select(reload_run).order_by(_run.opened_at.desc(), _run.id)
 GET_RUN = select(reload_run).where(_run.id == _ID)
-# A lost reply: waits for the transaction that may still be on its way.
+# After an unknown commit: waits for the transaction, if it has not ended.
 SETTLED_RUN = GET_RUN.with_for_update(read=True)
 _update = update(reload_run).where(_run.id == _ID)
-# The first statement of each step. It writes the row, so it holds its lock until the step has ended, and says at the
-# same time that the driver is alive.
+# The first statement of each step. It locks the run's row until the step has ended, and is the driver's heartbeat.
 STEP = _update.values(changed_at=func.clock_timestamp()).returning(reload_run)
 TAKE_OVER = (
     _update.where(_is_open)
@@ -92,7 +91,7 @@ CLOSE = (
     .returning(_run.id, _run.groups)
 )
 SWEPT = _update.values(swept=true())
-# A run that is locked is in a step: its driver is not gone.
+# A run whose row is locked is in a step: its driver is alive.
 _unheard = (
     select(_run.id)
     .where(_is_open, _run.changed_at < func.clock_timestamp() - cast(bindparam("age"), Interval))
@@ -116,12 +115,12 @@ def _guard(state: str) -> Select[Any]:
 
 # The last statement of every transaction that stages: a run that is over takes no more rows.
 GUARD = _guard("staging")
-# For what frames write: they stand in for the driver's own rounds, after the ranges.
+# For what frames write: they replace the driver's passes over handlers, after the ranges were staged.
 GUARD_FRAMES = _guard("staged")
 
 # -- positions -----------------------------------------------------------------------------------------------
 
-# E0: every offset of all groups as of one moment, with the moves that are known of each.
+# Snapshot offsets: every position of all groups as of one moment, with the number of its resets.
 _resets = (
     select(func.count())
     .where(
@@ -150,10 +149,10 @@ _move = update(reload_position).where(
     _at.partition == _moving.c.partition,
 )
 ADVANCE_STAGED = _move.values(next_offset=_moving.c.to_offset)
-# E0, of a run that stages still.
+# The snapshot offsets of a run that is still staging.
 EXTEND_STAGED = _move.values(end_offset=_moving.c.to_offset)
 
-# A batch claims under its run's id. An owner that is left behind would pass for a worker that is alive.
+# A batch job claims under its run's id. An owner that stays after the run would look like a worker.
 DISOWN = (
     update(partition_offset)
     .where(partition_offset.c.consumer_group == GROUP, partition_offset.c.owner == bindparam("its_run", type_=Uuid))
@@ -208,7 +207,7 @@ _gen = generation.c
 _of_view = and_(
     _gen.table_schema == bindparam("of_schema", type_=Text), _gen.table_name == bindparam("of_table", type_=Text)
 )
-# ``turned``: by which transaction. A snapshot that is older reads what was before.
+# ``turned``: the transaction that made it current. An older snapshot reads the previous generation.
 _generations = select(generation, literal_column("generation.xmin::text", Text).label("turned"))
 GENERATIONS = _generations.order_by(_gen.table_schema, _gen.table_name)
 GENERATION = _generations.where(_of_view)

@@ -150,7 +150,7 @@ def _require_readable(kafka: Mapping[str, Any], offsets: Sequence[Row[Any]]) -> 
 def beyond(offsets: Sequence[Row[Any]], ends: Mapping[Partition, int]) -> list[str]:
     """Why these offsets cannot be rebuilt: the readable log ends before them."""
     return [
-        f"{at}: group {group!r} stands at {row.next_offset}, and what can be read ends at {ends[at]}: a transaction is "
+        f"{at}: group {group!r} is at {row.next_offset}, and what can be read ends at {ends[at]}: a transaction is "
         "open in front of it, or these are other brokers"
         for row, (group, at) in ((row, key_of(row)) for row in offsets)
         if row.next_offset > ends[at]

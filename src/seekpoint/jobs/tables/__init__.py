@@ -1,1 +1,1 @@
-"""Handlers that are rebuilt: copies of their tables, and what keeps them there; frames that stand in for the past."""
+"""Live tables and a run's copies of them: targets, constraints, generations, handlers' redirected statements."""

@@ -1,4 +1,4 @@
-"""Foreign keys and unique indexes of live tables, kept by the rebuilt ones: by the same indexes, and by triggers."""
+"""Foreign keys and unique indexes of live tables, enforced on the rebuilt ones by equal indexes and by triggers."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class ForeignKey:
 
     @property
     def violation(self) -> str:
-        """What Postgres says of a row that refers to none."""
+        """Postgres' message for a row that refers to none."""
         table = "" if self.of is None else self.of.name
         return f'insert or update on table "{table}" violates foreign key constraint "{self.name}"'
 
@@ -126,7 +126,7 @@ def _checked(connection: Connection, target: Target) -> list[ForeignKey]:
 
 
 def uniques(connection: Connection, target: Target) -> Sequence[Composable]:
-    """What follows the table's name in the definition of each unique index but the one of its key."""
+    """The definition after the table's name of each unique index but the one of its key."""
     found = []
     for row in _others(connection, target):
         _, using, rest = row.definition.partition(" USING ")
@@ -142,12 +142,12 @@ def _others(connection: Connection, target: Target) -> list[Row[Any]]:
 
 
 def may_be_refused(connection: Connection, pipeline: Pipeline, found: Sequence[Target]) -> bool:
-    """Whether a table may refuse a row for what other rows are: then it must be known of which record a row is."""
+    """Whether a constraint may refuse a row because of other rows: then each row must be traced to its record."""
     return any(_checked(connection, target) or _may_repeat(connection, target, pipeline) for target in found)
 
 
 def _may_repeat(connection: Connection, target: Target, pipeline: Pipeline) -> bool:
-    """Whether two records may make rows that a unique index takes for the same."""
+    """Whether two records may make rows that are equal in a unique index."""
     if any(isinstance(feed.sink, Upsert) for feed in target.feeds):
         return bool(_others(connection, target))
     sinks = [sink for sink in pipeline.sinks if isinstance(sink, TableSink)]

@@ -1,4 +1,4 @@
-"""Tables like a live one that depend on nothing of it: no default of theirs draws from a live table's sequence."""
+"""Creates tables like a live one, with sequences of their own: no default draws from a live table's sequence."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ WITHOUT_INDEXES = f"{LIKE} EXCLUDING INDEXES"
 
 
 class Sequences(Enum):
-    """What becomes of the numbers that sequences fill in.
+    """How columns are filled that draw from a sequence in the live table.
 
-    ``IGNORED``: they are not read, and defaults that call functions of the host are left out. ``OWN``: the table has
+    ``IGNORED``: they are not read, and defaults that call functions of users are left out. ``OWN``: the table has
     sequences of its own. ``CONTINUED``: those begin where the live ones are, for the table is to replace the live one.
     """
 
@@ -30,7 +30,7 @@ class Sequences(Enum):
     CONTINUED = auto()
 
 
-# ``sequences`` are those that the default draws from; ``calls``: it depends on functions or relations of the host.
+# ``sequences`` are those that the default draws from; ``calls``: it depends on functions of users.
 _DEFAULTS = text(
     """
     SELECT a.attname AS column, pg_get_expr(d.adbin, d.adrelid) AS expression,
@@ -90,7 +90,7 @@ def make_like(
 
 
 def draw_from_live(connection: Connection, staging: Staging, target: Target) -> None:
-    """Before the rebuilt table replaces the live one: it draws from the live sequences, after its own numbers."""
+    """Before the rebuilt table replaces the live one: make it draw from the live sequences, after its own numbers."""
     built = staging.table(target)
     for n, row in enumerate(_defaults(connection, target.path)):
         own = (built[0], f"{staging.sequences(target)}_s{n}")

@@ -11,10 +11,10 @@ from seekpoint.jobs.tables.staging_schema import UNLOGGED
 from seekpoint.jobs.tables.targets import Path, Target
 from seekpoint.sinks.catalog import quoted
 
-DDL_WAIT = 300  # milliseconds for the lock of a swap: whoever comes behind us waits as long
+DDL_WAIT = 300  # milliseconds for the lock of a swap: sessions that queue after this one wait as long
 
 
-# From the catalogs alone: the view pg_publication_tables fails where anybody drops a publication meanwhile.
+# From the catalogs alone: the view pg_publication_tables fails where a publication is dropped meanwhile.
 _TIES = text(
     """
     SELECT 'view ' || CAST(CAST(r.ev_class AS regclass) AS text) AS what
@@ -63,7 +63,7 @@ MERGE = "use strategy 'merge', the default"
 
 
 def ties(connection: Connection, target: Target) -> list[str]:
-    """What a renaming would break: everything that hangs on the table itself and not on its name."""
+    """What a rename would break: everything that depends on the table itself and not on its name."""
     if target.view is not None:
         return [f"{target.name} is kept in generations, and cannot be swapped: use strategy 'generation' or 'merge'"]
     found = _hanging_on(connection, target.path)
@@ -85,7 +85,7 @@ def _hanging_on(connection: Connection, table: Path) -> list[str]:
 
 def without_generations(connection: Connection, target: Target) -> list[str]:
     """Why there can be no new generation of this table."""
-    if target.handled_as is not None:  # adopting it would help nobody: a handler cannot write a view
+    if target.handled_as is not None:  # enabling generations would not help: a handler cannot write a view
         others = "'merge'" if target.view is not None else "'merge' or 'swap'"
         return [f"{target.name} is written by a handler, and its copy is no generation: use strategy {others}"]
     if target.view is None:
@@ -116,7 +116,7 @@ def referencing(connection: Connection, target: Target) -> list[ForeignKey]:
 
 
 def inheriting(connection: Connection, target: Target) -> list[str]:
-    """The tables that inherit from this one: their rows are found in it, compared with it, and deleted from it."""
+    """The tables that inherit from this one: a merge reads, compares and deletes their rows, too."""
     return list(connection.execute(_INHERITING, {"name": quoted(*target.path)}).scalars())
 
 
@@ -129,7 +129,7 @@ def of_inheritance(connection: Connection, target: Target) -> list[str]:
 
 
 def notes(connection: Connection, found: Sequence[Target]) -> Iterator[str]:
-    """What a merge of these tables may reach, for people."""
+    """What a merge of these tables may change beside them, as text."""
     for target in found:
         for key in referencing(connection, target):
             yield f"{target.name}: {key}"

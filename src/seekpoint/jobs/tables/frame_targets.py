@@ -1,4 +1,4 @@
-"""Which DataFrames stand in for a handler: all tables of a group have one, or none has."""
+"""Which DataFrames replace a handler up to the snapshot offsets: all tables of a group have one, or none has."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Frame = Callable[[Any], Any]  # of a DataFrame of records to one of rows
 
 @runtime_checkable
 class FrameStager(Protocol):
-    """A stager that computes frames, too."""
+    """A stager that can also compute ``frames=``."""
 
     def compute(self, driver: Driver, given: Sequence[PipelineSource], frames: Mapping[str, Frame]) -> None:
         """Fill the copies of a handler's tables with what ``frames`` make of the records before the stop offsets.
@@ -32,7 +32,7 @@ def resolve_frames(
     """Each frame with its table and the number of the source whose records it is made of.
 
     Raises ConfigError for frames of other tables, and where some tables of a group with frames have none: the handler
-    goes on from where the frames end, with all of its tables.
+    continues from where the frames end, with all of its tables.
     """
     paths: dict[Path, Frame] = {}
     for named, frame in frames.items():

@@ -1,8 +1,8 @@
-"""Handlers that rebuild: they run as always, on copies of the tables that they write, and are kept off the live ones.
+"""Redirected statements: a rebuild's handlers write copies of their tables, and an access to a live one is refused.
 
-A copy has its table's name. Statements that name a table without a schema find it by ``search_path``; SQLAlchemy's
-tables with a schema are told where to go. What names ``schema.table`` itself reaches the live table, and is noticed by
-the locks that the transaction holds.
+A copy has its table's name. Statements that name a table without a schema find it by ``search_path``; for SQLAlchemy's
+tables with a schema the schema is replaced. A statement that names ``schema.table`` itself reaches the live table,
+which is detected by the locks that the transaction holds.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _OWN = frozenset(table.name for table in metadata.tables.values())
 
 
 def silence_notify(connection: Connection, staging: str) -> None:
-    """Give the run's schema, which its handlers' names are looked up in first, a ``pg_notify`` that sends nothing."""
+    """Create a ``pg_notify`` that sends nothing in the run's schema, which is first in the handlers' search_path."""
     run(
         connection,
         "CREATE FUNCTION {it}(text, text) RETURNS void LANGUAGE sql AS 'SELECT'",
@@ -55,7 +55,7 @@ def silence_notify(connection: Connection, staging: str) -> None:
 
 
 class Redirect:
-    """One group's handler, led to the copies in a run's schema."""
+    """Redirects one group's handler to the copies in a run's schema."""
 
     def __init__(self, group: str, staging: str, found: Sequence[Target]) -> None:
         self._group, self._staging = group, staging
@@ -67,7 +67,7 @@ class Redirect:
         self._marked = re.compile(rf'\b{re.escape(staging)}_of_(\d+)\.("(?:[^"]|"")+"|[\w$]+)')
 
     def handler(self, handle: Handler) -> Handler:
-        """The handler, with its tables led to the copies while it runs."""
+        """The handler, with its statements redirected to the copies while it runs."""
 
         def led(tx: Connection, batch: Batch[Any, Any]) -> None:
             try:
@@ -81,7 +81,7 @@ class Redirect:
 
     @contextmanager
     def _leading(self, tx: Connection) -> Iterator[None]:
-        """Where the block fails, the savepoint around it takes the setting back."""
+        """Redirect statements in the block; where it fails, the savepoint around it restores the setting."""
         given = tx.get_execution_options().get("schema_translate_map") or {}
         led = {schema: self._markers.get(to, to) for schema, to in given.items()}
         tx.execution_options(schema_translate_map={**self._markers, **led})
@@ -106,7 +106,7 @@ class Redirect:
         self, _connection: Any, _cursor: Any, statement: str, parameters: Any, _context: Any, _many: bool
     ) -> tuple[str, Any]:
         """Tables that are rebuilt go to their copies, all others of these schemas to where they are."""
-        if _NOTIFY.match(statement):  # the live listeners have heard of these records
+        if _NOTIFY.match(statement):  # the live listeners were notified of these records
             return "SELECT 1 WHERE false", parameters
         return self._marked.sub(self._place, statement), parameters
 
@@ -119,7 +119,7 @@ class Redirect:
     def check(self, tx: Tx, *, reading: bool = True) -> None:
         """Raise WroteLiveTable where the transaction has written a table that is no copy, or read one that has a copy.
 
-        To be asked before anything live is touched for other reasons; ``reading=False`` where some was read before.
+        Call it before the transaction uses live tables for other reasons; ``reading=False`` where it has read some.
         """
         for row in tx.connection.execute(_TOUCHED, {"staging": self._staging}):
             path = (row.schema, row.name)
@@ -128,7 +128,7 @@ class Redirect:
                 raise self._refusal(path, "wrote" if row.written else "read")
 
     def _refuse_blamed(self, error: Exception) -> None:
-        """A constraint of a live table is broken only by who writes there: that is no record's fault."""
+        """Raise WroteLiveTable for a violated constraint of a live table: the handler wrote there."""
         told = error.orig if isinstance(error, DBAPIError) else error
         diagnosis = getattr(told, "diag", None)
         schema, table = getattr(diagnosis, "schema_name", None), getattr(diagnosis, "table_name", None)

@@ -12,9 +12,8 @@ from seekpoint.sinks.catalog import quoted
 from seekpoint.sinks.copy import driver_of
 
 Composable = ident.Composable
-Part = (
-    Composable | tuple[str, ...] | str | int | float | list[int] | list[str] | None
-)  # SQL; a tuple is a name; all else is a value
+# SQL; a tuple is a name; all else is a value
+Part = Composable | tuple[str, ...] | str | int | float | list[int] | list[str] | None
 
 
 def name(*parts: str) -> ident.Identifier:
@@ -49,7 +48,7 @@ def run(connection: Connection, statement: str, **parts: Part) -> int:
 
 
 def rows(connection: Connection, statement: str, **parts: Part) -> list[tuple[Any, ...]]:
-    """The rows that a query answers."""
+    """The rows of a query."""
     return driver_of(connection).execute(composed(statement, **parts)).fetchall()
 
 
@@ -64,7 +63,7 @@ class Statements:
         return run(self.connection, statement, **self.parts | more)
 
     def rows(self, statement: str, **more: Part) -> list[tuple[Any, ...]]:
-        """The rows that a query answers."""
+        """The rows of a query."""
         return rows(self.connection, statement, **self.parts | more)
 
     def value(self, statement: str, **more: Part) -> Any:

@@ -1,4 +1,4 @@
-"""What a run keeps in its staging schema, and how it is called."""
+"""The names of the tables in a run's staging schema, and statements on them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def unlogged(schema: str) -> ident.SQL:
     return ident.SQL("UNLOGGED" if schema.startswith(UNLOGGED) else "")
 
 
-LONGEST = 63  # bytes of a name, and room for an index's behind it
+LONGEST = 63  # bytes of a name; ROOM is for the ending of an index's
 ROOM = len("_i999")
 
 
@@ -45,7 +45,7 @@ GENERATION = "seekpoint_generation_"  # begins the schema's name of a run whose 
 
 
 class Staging:
-    """The names in one run's schema; and beside the live tables, where the rebuilt ones are to be generations."""
+    """The names of one run's tables: in its schema, or beside the live tables if they are to be generations."""
 
     def __init__(self, schema: str) -> None:
         self.schema = schema
@@ -63,12 +63,12 @@ class Staging:
 
     @property
     def is_generation(self) -> bool:
-        """Whether the rebuilt tables are to be generations: they are never moved, for readers lock them early."""
+        """Whether the rebuilt tables are to be generations: they are never moved, because readers lock them early."""
         return self.schema.startswith(GENERATION)
 
     @property
     def ending(self) -> str:
-        """Of the names of such tables: no other run's ends so."""
+        """The ending of such tables' names, which only this run has."""
         return f"_g{self.schema.removeprefix(GENERATION)}"
 
     def table(self, target: Target) -> Path:
@@ -82,7 +82,7 @@ class Staging:
         return f"{self.sequences(target)}_i{number}"
 
     def sequences(self, target: Target) -> str:
-        """Begins the names of the rebuilt table's sequences."""
+        """The prefix of the names of the rebuilt table's sequences."""
         return self.table(target)[1] if self.is_generation else target.staged
 
     def attempt_rows(self, attempt: str, number: int) -> Path:
@@ -148,8 +148,8 @@ def same_key(target: Target, left: str, right: str) -> Composable:
 
 
 def remember_columns(connection: Connection, path: Path, columns: Sequence[str] | None) -> None:
-    """Keep which columns of a table were written: sinks learn that from the first row, and other processes read on."""
-    # Not for nothing: in a cut-over it would wait for whoever analyzes the table.
+    """Store which columns of a table were written, as its comment: sinks learn that from the first row."""
+    # Only where it changes: in a cut-over it would wait for a session that analyzes the table.
     if columns is not None and remembered_columns(connection, path) != tuple(columns):
         run(connection, "COMMENT ON TABLE {table} IS {columns}", table=path, columns=json.dumps(list(columns)))
 
@@ -164,12 +164,12 @@ def is_there(connection: Connection, path: Path) -> bool:
 
 
 def comment(connection: Connection, path: Path) -> str | None:
-    """What is said of a table."""
+    """The comment of a table."""
     said: str | None = connection.execute(_COMMENT, {"name": quoted(*path)}).scalar()
     return said
 
 
 def remembered_columns(connection: Connection, path: Path) -> tuple[str, ...] | None:
-    """Which columns were written, as far as anybody knows."""
+    """Which columns were written; None where that is not known."""
     said = comment(connection, path)
     return None if said is None else tuple(json.loads(said))

@@ -1,4 +1,4 @@
-"""Copies of live tables for handlers to write: with the indexes and names that their statements rely on."""
+"""Copies of live tables that handlers write in a rebuild, with the same names and indexes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def make_copy(connection: Connection, staging: Staging, target: Target, numbers:
     if [row.what for row in live] != [row.what for row in made]:
         raise ReloadRefused([f"{target.name}: its copy has other indexes than the table: report this as a bug"])
     called = [(old.name, new.name) for new, old in zip(live, made, strict=True)]
-    for n, (old, _) in enumerate(called):  # by way of names that none of them has
+    for n, (old, _) in enumerate(called):  # through names that none of them has
         _rename(connection, staging, old, f"{target.staged}_n{n}")
     for n, (_, new) in enumerate(called):
         _rename(connection, staging, f"{target.staged}_n{n}", new)
@@ -59,7 +59,7 @@ def tag_indexes(connection: Connection, staging: Staging, target: Target, live: 
 
 
 def owned_columns(connection: Connection, staging: Staging, target: Target) -> tuple[str, ...]:
-    """The columns whose values are the handler's: all but those that the database has numbered.
+    """The columns whose values the handler sets: all but those that were filled from a sequence.
 
     Raises ReloadRefused where the key is one of these, as the rebuilt rows have other numbers than the live ones.
     """
@@ -75,7 +75,7 @@ def owned_columns(connection: Connection, staging: Staging, target: Target) -> t
 
 
 def watch(tables: TargetTables) -> None:
-    """From now on, keep which keys of the copy are written: only the database knows what a handler's SQL touches."""
+    """From now on, store which keys of the copy are written, by triggers: a handler's SQL may write any."""
     old, new = (names(tables.target.key, side) for side in ("old", "new"))
     body = composed(
         "IF TG_OP = 'TRUNCATE' THEN INSERT INTO {touched} SELECT {key} FROM {built}; RETURN NULL; END IF; "

@@ -1,4 +1,4 @@
-"""The tables of a reload: which sinks of which pipelines write them, by which key; and the sinks aimed elsewhere."""
+"""The tables that a run rebuilds: which sinks of which pipelines write them, and by which key rows are compared."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class PipelineSource:
 
     @property
     def group(self) -> str:
-        """Whose offsets it is rebuilt at."""
+        """The group of the pipeline."""
         return self.pipeline.group
 
     @property
     def has_handler(self) -> bool:
-        """Whether its records are applied by the driver itself, in rounds: no task runs a handler."""
+        """Whether the driver applies its records, in catch-up passes: no task runs a handler."""
         return self.pipeline.handle is not None
 
 
@@ -55,7 +55,7 @@ class Feed:
 class Column:
     """A column of the live table; ``is_exact``: two of its values that are equal (``=``) are the same bytes.
 
-    ``is_numbered``: a sequence fills it where nobody does.
+    ``is_numbered``: its default draws from a sequence.
     """
 
     name: str
@@ -78,8 +78,8 @@ class Target:
     key: tuple[str, ...]
     feeds: tuple[Feed, ...]
     handled_as: Path | None = None
-    by_handler: bool = False  # its SQL writes the table, so nobody knows which columns
-    view: Path | None = None  # over its generations; ``path`` is the one that counts
+    by_handler: bool = False  # its SQL writes the table, so the written columns are not known
+    view: Path | None = None  # over its generations; ``path`` is the current one
 
     @property
     def built(self) -> str:
@@ -88,12 +88,12 @@ class Target:
 
     @property
     def name(self) -> str:
-        """As people write it."""
+        """The qualified name in messages."""
         return ".".join(self.shown)
 
     @property
     def shown(self) -> Path:
-        """What people read: the table, or the view over its generations."""
+        """What services read: the table, or the view over its generations."""
         return self.view or self.path
 
     @property
@@ -109,7 +109,7 @@ class Target:
 
     @property
     def order_by(self) -> str | None:
-        """The column that tells which row of a key is newer, where the sinks name one."""
+        """``order_by=`` of the sinks: the column by which the newer row of a key is found."""
         return next((f.sink.order_by for f in self.feeds if isinstance(f.sink, Upsert) and f.sink.order_by), None)
 
     @property
@@ -119,7 +119,7 @@ class Target:
 
     @property
     def dedupes(self) -> bool:
-        """Whether of several rows of one key the newest counts."""
+        """Whether rows are deduped by key."""
         return any(isinstance(feed.sink, Upsert) for feed in self.feeds)
 
 
@@ -199,7 +199,7 @@ def targets(connection: Connection, given: Sequence[PipelineSource]) -> tuple[Ta
     feeds: dict[Path, list[Feed]] = {}
     handled: dict[Path, Path] = {}
     by_handler: set[Path] = set()
-    live: dict[Path, Path] = {}  # of the tables that are kept in generations, the one that counts
+    live: dict[Path, Path] = {}  # of tables that are kept in generations, the current one
     for n, source in enumerate(given):
         for number, sink in enumerate(source.pipeline.sinks):
             assert isinstance(sink, TableSink)
@@ -228,7 +228,7 @@ def targets(connection: Connection, given: Sequence[PipelineSource]) -> tuple[Ta
 
 
 def _plain(connection: Connection, who: str, named: Sequence[str], live: dict[Path, Path] | None = None) -> Path:
-    """The table that is named so, also where it is kept in generations: then ``live`` learns which one counts."""
+    """The table that is named so, also where it is kept in generations: then ``live`` gets the current one."""
     row = connection.execute(TABLE, {"name": quoted(*named)}).one_or_none()
     if live is not None and row is not None and row.kind == "v" and (current := _current(connection, named)):
         live[row.schema, row.name] = current
@@ -247,18 +247,17 @@ def _current(connection: Connection, view: Sequence[str]) -> Path | None:
     return None if path is None else (path[0], path[1])
 
 
-RUNS_OWN = frozenset(
-    {"left_out", "lost", "dead_letter", "endings", "crash_check"}
-)  # tables of a run, beside what it builds
+# Tables of a run, beside what it builds.
+RUNS_OWN = frozenset({"left_out", "lost", "dead_letter", "endings", "crash_check"})
 
 
 def _require_own_names(connection: Connection, handled: Collection[Path]) -> None:
-    """Copies for handlers have the names of what they stand for, in one schema, which handlers look through first."""
+    """Refuse tables with equal names: the copies for handlers are in one schema, under the names of their tables."""
     seen: dict[str, Path] = {}
     hidden = [path for own in sorted(RUNS_OWN - {"dead_letter"}) if (path := resolve(connection, own))]
     if handled and hidden:
         raise ConfigError(
-            f"{'.'.join(hidden[0])} stands on the search_path, and a handler that is rebuilt would find a run's own "
+            f"{'.'.join(hidden[0])} is on the search_path, and a handler that is rebuilt would find a run's own "
             "table of that name in its place: rename it, or take its schema from the path"
         )
     for path in handled:
@@ -315,7 +314,7 @@ def _key_by_handler(columns: Sequence[Column], keys: Sequence[tuple[str, ...]]) 
 
 
 def aimed(sink: TableSink, path: Path) -> TableSink:
-    """The same sink for another table; it learns columns and conflicts anew."""
+    """A copy of a sink for another table, without what it has learned of columns and conflicts."""
     other = copy.copy(sink)
     other.path = path
     other._shapes = {}  # noqa: SLF001 -- made of the columns that the sink knows, which are its own
@@ -325,7 +324,7 @@ def aimed(sink: TableSink, path: Path) -> TableSink:
 
 
 def aimed_pipeline(pipeline: Pipeline, sinks: Sequence[Any]) -> Pipeline:
-    """The same codecs with other sinks, one for each of its own."""
+    """A copy of a pipeline with other sinks, one for each of its own."""
     other = copy.copy(pipeline)
     other.sinks = tuple(sinks)
     other.by_value = other.only_by_value()

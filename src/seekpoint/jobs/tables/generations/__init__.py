@@ -1,1 +1,1 @@
-"""Tables in generations: a view with a pointer, and the tables behind it."""
+"""Tables in generations: a view, the tables that it may select from, and the row that names the current one."""

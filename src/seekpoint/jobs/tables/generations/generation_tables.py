@@ -1,4 +1,4 @@
-"""The tables of one view's generations: how they are made and attached, and which of them nobody needs any more."""
+"""The tables of one view's generations: create, attach, make current, and find those that no session reads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from seekpoint.sinks.target_table import COLUMN
 
 
 def pointer(tx: Tx, view: Path) -> Row[Any] | None:
-    """The row that says which generation of this view counts."""
+    """The row of ``generation`` that names a view's current generation."""
     return tx.execute(sql.GENERATION, of_schema=view[0], of_table=view[1]).one_or_none()
 
 
@@ -44,7 +44,7 @@ def partitions(tx: Tx, parent: Path) -> Mapping[str, int]:
 
 
 def number(tx: Tx, table: Path, generation: int) -> None:
-    """Say which generation a table is: what is written to it need not, and attaching it reads nothing."""
+    """Set a table's generation as default and CHECK: writers need not set it, and attaching the table reads no row."""
     parts: dict[str, Part] = {"table": table, "column": (COLUMN,), "number": generation}
     run(tx.connection, "ALTER TABLE {table} ALTER {column} SET DEFAULT {number}::bigint", **parts)
     run(tx.connection, "ALTER TABLE {table} DROP CONSTRAINT IF EXISTS {column}", **parts)
@@ -52,7 +52,7 @@ def number(tx: Tx, table: Path, generation: int) -> None:
 
 
 def make(tx: Tx, staging: Staging, target: Target) -> None:
-    """The rebuilt table, still empty, is to be the next generation."""
+    """Prepare the rebuilt table, still empty, as the next generation."""
     assert target.view is not None
     if (now := pointer(tx, target.view)) is None:
         raise ReloadRefused([f"{target.name} is not kept in generations any more: end this run"])
@@ -81,7 +81,7 @@ def number_of(tx: Tx, table: Path) -> int:
 
 
 def attach(tx: Tx, staging: Staging, target: Target) -> None:
-    """Make the rebuilt table a partition, beside the one that counts; readers of the view go on, and see none of it."""
+    """Attach the rebuilt table as a partition beside the current one; readers of the view continue without its rows."""
     assert target.view is not None
     built, now = staging.table(target), pointer(tx, target.view)
     if now is None or now.current != target.path[1]:
@@ -111,12 +111,12 @@ _GRANTS = text(
 
 
 def grants(connection: Connection, table: Path) -> Sequence[Row[Any]]:
-    """Who else may do what with it."""
+    """The privileges of roles other than its owner."""
     return connection.execute(_GRANTS, {"name": quoted(*table)}).all()
 
 
 def grant_alike(connection: Connection, given: Path, to: Path) -> None:
-    """Whoever may do something with the one may do it with the other."""
+    """Grant the privileges on one table on the other, too."""
     for row in grants(connection, given):
         run(
             connection,
@@ -129,14 +129,14 @@ def grant_alike(connection: Connection, given: Path, to: Path) -> None:
 
 
 def point(tx: Tx, staging: Staging, target: Target, run_id: UUID) -> None:
-    """From this transaction's COMMIT on, this is the generation that counts."""
+    """Make the rebuilt table the current generation, at this transaction's COMMIT."""
     assert target.view is not None
     (schema, view), built = target.view, staging.table(target)
     to = {"to_number": number_of(tx, built), "to_current": built[1], "by_run": run_id}
     tx.execute(sql.POINT, of_schema=schema, of_table=view, **to)
 
 
-# -- those that nobody needs -------------------------------------------------------------------------------------
+# -- earlier generations -----------------------------------------------------------------------------------------
 
 _BUILT = text(
     """
@@ -149,11 +149,10 @@ _BUILT = text(
 
 
 def left_behind(tx: Tx, ended: Run) -> tuple[Sequence[Path], bool]:
-    """The tables of generations that an ended run leaves behind, and whether they may be dropped now.
+    """The tables of generations that an ended run has left, and whether they may be dropped now.
 
-    A run that was cut over leaves the generations before its own. Who reads in a snapshot from before the cut-over
-    still reads them: they are dropped when the last of those has ended. The table that another run built was never
-    read.
+    A run that was cut over leaves the earlier generations. Transactions with a snapshot from before the cut-over still
+    read them: they are dropped when the last of those has ended. A table of a run that ended otherwise was never read.
     """
     staging = Staging(ended.staging_schema)
     if not staging.is_generation:
@@ -163,19 +162,19 @@ def left_behind(tx: Tx, ended: Run) -> tuple[Sequence[Path], bool]:
         return [(schema, table) for schema, table in found], True
     old: list[Path] = []
     turned = ""
-    for row in tx.execute(sql.GENERATIONS_OF_RUN, by_run=ended.id):  # all turned by one transaction
+    for row in tx.execute(sql.GENERATIONS_OF_RUN, by_run=ended.id):  # all made current by one transaction
         tables, turned = partitions(tx, (row.table_schema, row.parent)), row.turned
         old += [(row.table_schema, one) for one, n in tables.items() if n < row.number]
     return old, not (old and still_reading(tx, turned))
 
 
 def parents_of(tx: Tx, ended: Run) -> Sequence[Path]:
-    """The partitioned tables in which an ended run has put the generation that counts."""
+    """The partitioned tables whose current generation an ended run has built."""
     return [(row.table_schema, row.parent) for row in tx.execute(sql.GENERATIONS_OF_RUN, by_run=ended.id)]
 
 
-# Transactions that may read in a snapshot from before the last turn of a pointer. Whose snapshots we may not see is
-# told by the missing state; then every transaction that is open now may be one.
+# Transactions that may read in a snapshot from before the current generation was made current. If this role may not
+# see the state of a session, its open transaction is one of them.
 _READERS = text(
     """
     SELECT l.virtualtransaction, l.pid FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
@@ -187,19 +186,19 @@ _READERS = text(
                OR (a.backend_xmin IS NOT NULL AND age(a.backend_xmin) >= age(CAST(:turned AS xid))))
     """
 )
-# A transaction sees all sessions as they were when it first asked for one, until it asks for them anew.
-_LOOK_ANEW = text("SELECT pg_stat_clear_snapshot()")
-PATIENCE = 1.0  # seconds for readers that began before a cut-over; whoever sweeps next waits again
+# A transaction reads pg_stat_activity as of its first look, unless it clears that.
+_CLEAR_SNAPSHOT = text("SELECT pg_stat_clear_snapshot()")
+PATIENCE = 1.0  # seconds for readers that began before a cut-over; a later sweep waits again
 
 
 def still_reading(tx: Tx, turned: str, patience: float = PATIENCE) -> list[int]:
-    """The sessions, by pid, that may read in a snapshot from before this transaction, which turned a pointer.
+    """The sessions, by pid, that may read in a snapshot from before this transaction, which made a generation current.
 
-    Those that come to an end, or on to a newer snapshot, within so many seconds are not among them.
+    Those that end, or take a newer snapshot, within so many seconds are not among them.
     """
 
     def readers() -> set[tuple[str, int]]:
-        tx.connection.execute(_LOOK_ANEW)
+        tx.connection.execute(_CLEAR_SNAPSHOT)
         return {(row.virtualtransaction, row.pid) for row in tx.connection.execute(_READERS, {"turned": turned})}
 
     deadline, left = monotonic() + patience, readers()

@@ -1,4 +1,4 @@
-"""Tables that are kept in generations: a view that people read, and tables behind it of which one counts."""
+"""Enables, lists and disables generations: a view that services read, and the tables of which it reads one."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from seekpoint.sinks.target_table import COLUMN
 
 FIRST = 1
 OTHER_OWNER = "another owner"
-READERS_WAIT = 30.0  # seconds that giving up waits for readers of an earlier generation
+READERS_WAIT = 30.0  # seconds that ``disable`` waits for readers of an earlier generation
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A table that is kept in generations, as it stands: ``table`` is the view, ``current`` the table that counts.
+    """A table that is kept in generations: ``table`` is the view, ``current`` the table that it reads.
 
     ``run`` is the reload that put it in place; ``others`` are tables that are being built, or are to be dropped.
     """
@@ -55,9 +55,9 @@ class Generation:
 
 
 class Generations:
-    """Keeps tables in generations, so that a reload may turn from one to the next by writing one row.
+    """Keeps tables in generations, so that a reload can make the next one current by writing one row.
 
-    ``enable`` is called once for each table, by its owner; workers go on. Making one does no I/O.
+    ``enable`` is called once for each table, by its owner; workers continue. Making one does no I/O.
     """
 
     def __init__(self, engine: Engine | URL | str, *, schema: str = DEFAULT_SCHEMA, actor: str | None = None) -> None:
@@ -70,12 +70,12 @@ class Generations:
             return [_generation(tx, row) for row in tx.execute(sql.GENERATIONS).all()]
 
     def enable(self, table: str | tuple[str, str]) -> Generation:
-        """Make a plain table the first generation of a view of its name; one that is adopted already stays as it is.
+        """Make a plain table the first generation of a view of its name; does nothing where that is done already.
 
-        The table gets a column with a constant, which is looked through without a lock that workers or readers wait
-        for, and is then renamed under a lock that is waited for in short steps. A worker that meets the change runs
-        its transaction once more. Raises ReloadRefused with every reason why it cannot be, ConfigError where there is
-        no such table, and the last error where the lock could not be had; the table is as it was then.
+        The table gets a column with a constant, which is validated without a lock that workers or readers wait for, and
+        is then renamed under a lock that is waited for in short steps. A worker that meets the change runs its
+        transaction once more. Raises ReloadRefused with every reason why it cannot be, ConfigError where there is no
+        such table, and the last error where the lock was not granted; then the table has not changed.
         """
         path = self._resolved(table)
         with transaction(self.engine, self.schema) as tx:
@@ -84,7 +84,7 @@ class Generations:
             _require(_reasons(tx, path))
         self._retry_locked(lambda tx: _mark(tx, path))
         try:
-            with transaction(self.engine, self.schema) as tx:  # readers and writers go on meanwhile
+            with transaction(self.engine, self.schema) as tx:  # readers and writers continue meanwhile
                 run(tx.connection, "ALTER TABLE {table} VALIDATE CONSTRAINT {column}", **_marked(path))
             self._retry_locked(lambda tx: self._record(tx, path, "enable generations", _enable))
         except BaseException as error:
@@ -96,20 +96,20 @@ class Generations:
                 )
             raise
         made = self._get(path)
-        with transaction(self.engine, self.schema) as tx:  # nobody else does, of a partitioned table
+        with transaction(self.engine, self.schema) as tx:  # autovacuum does not analyze partitioned tables
             run(tx.connection, "ANALYZE {parent}", parent=_names(path)[0])
         return made
 
     def disable(self, table: str | tuple[str, str]) -> None:
-        """Make the generation that counts the plain table again, and drop the others.
+        """Make the current generation a plain table again, and drop the others.
 
-        Waits up to 30 seconds for whoever still reads an earlier generation, in a snapshot from before the last
-        cut-over. Raises ReloadRefused where one of them goes on reading (by its pid), a reload is open, or a view
-        stands on this one, and ConfigError where the table is not kept in generations.
+        Waits up to 30 seconds for sessions that read an earlier generation, in a snapshot from before the last
+        cut-over. Raises ReloadRefused where one of them does not end (with its pid), a reload is open, or another view
+        selects from this one, and ConfigError where the table is not kept in generations.
         """
         path = self._resolved(table)
         self._get(path)
-        with transaction(self.engine, self.schema) as tx:  # in front of the lock that whoever opens a reload waits for
+        with transaction(self.engine, self.schema) as tx:  # before the lock that the opening of a reload waits for
             _require_forgotten(tx, path, leaves.pointer(tx, path), READERS_WAIT)
         self._retry_locked(lambda tx: self._record(tx, path, "disable generations", _disable))
 
@@ -120,7 +120,7 @@ class Generations:
             return _generation(tx, row)
 
     def _record(self, tx: Tx, path: Path, action: str, step: Callable[[Tx, Path], None]) -> None:
-        """Do it, and say to each group that writes the table who did."""
+        """Do it, and record an admin action for each group that writes the table."""
         step(tx, path)
         for group in _groups(tx, path):
             group_tx = GroupConnection(tx.connection, tx.schema, group)
@@ -137,7 +137,7 @@ class Generations:
         return row.schema, row.name
 
     def _retry_locked(self, step: Callable[[Tx], None]) -> None:
-        """One transaction, again and again where a lock cannot be had (see :func:`_hold`)."""
+        """Run the step in one transaction; retried where a lock is not granted in time (see :func:`_hold`)."""
 
         def alone() -> None:
             with transaction(self.engine, self.schema) as tx:
@@ -166,10 +166,10 @@ def _groups(tx: Tx, path: Path) -> Sequence[str]:
 
 
 def _hold(tx: Tx, path: Path) -> None:
-    """Wait until no worker is writing the table, and keep them from it: then its lock is only readers' to give.
+    """Lock the workers' positions, so that none writes the table: then only readers can hold its lock.
 
-    In the order of everybody who takes these locks (see :mod:`seekpoint.jobs.reload.cutover`). The wait for the workers
-    is as long as their batches are. The wait for the table is short from here on: new readers wait until it is over.
+    Locks are taken in the same order as by a cut-over (see :mod:`seekpoint.jobs.reload.cutover`). The wait for the
+    workers is as long as their batches are. The wait for the table is short: new readers wait until it is over.
     """
     groups = _groups(tx, path)
     for group in groups:
@@ -194,7 +194,7 @@ _MAY_READ = text(
 
 
 def _reasons(tx: Tx, path: Path) -> list[str]:
-    """Why the table cannot be kept in generations, every one with what would help."""
+    """Every reason why the table cannot be kept in generations, with its remedy."""
     connection, shown = tx.connection, ".".join(path)
     kind = connection.execute(TABLE, {"name": quoted(*path)}).one().kind
     if kind != "r":
@@ -202,8 +202,8 @@ def _reasons(tx: Tx, path: Path) -> list[str]:
     reasons = [
         f"{shown} belongs to another role: enable generations as its owner"
         if what == OTHER_OWNER
-        else f"{shown} has {what}, which would hang on one generation and not on the view: drop it (views can be made "
-        "anew, on top of the enabled table), or reload by 'merge'"
+        else f"{shown} has {what}, which would hang on one generation and not on the view: drop it (views can be "
+        "created again, on the enabled table), or reload by 'merge'"
         for what in [*hanging(connection, path), *_inherited(connection, path)]
     ]
     mark = connection.execute(_MARK, {"name": quoted(*path), "column": COLUMN}).one()
@@ -245,7 +245,7 @@ def _names(path: Path) -> tuple[Path, Path]:
     return (path[0], fitted(path[1], "_generations")), (path[0], fitted(path[1], f"_g{FIRST}"))
 
 
-# -- there ---------------------------------------------------------------------------------------------------------
+# -- enable -------------------------------------------------------------------------------------------------------
 
 
 def _marked(path: Path) -> dict[str, Part]:
@@ -253,7 +253,7 @@ def _marked(path: Path) -> dict[str, Part]:
 
 
 def _mark(tx: Tx, path: Path) -> None:
-    """A constant for the rows that are there, at no cost; that it holds for them is looked up later."""
+    """Add the column, with a constant for existing rows; its CHECK is validated later."""
     _require(_reasons(tx, path))
     _hold(tx, path)
     run(
@@ -272,7 +272,7 @@ def _unmark(tx: Tx, path: Path) -> None:
 
 
 def _enable(tx: Tx, path: Path) -> None:
-    """The table becomes a partition, and a view takes its name: at once, for everybody."""
+    """Make the table a partition, and give its name to a view, in one transaction."""
     connection = tx.connection
     _hold(tx, path)
     run(connection, "LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE", table=path)
@@ -306,7 +306,7 @@ _COMMENTS = text(
 
 
 def _copy_comments(connection: Connection, given: Path, to: Path) -> None:
-    """Comments of the table and its columns."""
+    """Copy the comments of the table and its columns."""
     kind = connection.execute(TABLE, {"name": quoted(*to)}).one().kind
     for row in connection.execute(_COMMENTS, {"name": quoted(*given)}).all():
         what = "COLUMN" if row.column is not None else "VIEW" if kind == "v" else "TABLE"
@@ -319,20 +319,20 @@ def _copy_comments(connection: Connection, given: Path, to: Path) -> None:
         )
 
 
-# -- and back ------------------------------------------------------------------------------------------------------
+# -- disable -------------------------------------------------------------------------------------------------------
 
 
 def _require_forgotten(tx: Tx, path: Path, row: Row[Any] | None, patience: float) -> None:
-    """Refuse where somebody goes on reading an earlier generation."""
+    """Raise ReloadRefused where a session still reads an earlier generation."""
     if row is None or row.run is None:
         return
     if pids := leaves.still_reading(tx, row.turned, patience):
-        shown = f"{'.'.join(path)}: somebody reads in a snapshot from before the last cut-over, after {patience:g} s"
+        shown = f"{'.'.join(path)}: a session reads in a snapshot from before the last cut-over, after {patience:g} s"
         raise ReloadRefused([f"{shown}: wait for the sessions of pid {', '.join(map(str, pids))}, or end them"])
 
 
 def _disable(tx: Tx, path: Path) -> None:
-    _require(_of_runs(tx, path))  # so the pointer stays what it is
+    _require(_of_runs(tx, path))  # so that the current generation does not change
     connection, row = tx.connection, leaves.pointer(tx, path)
     if row is None:  # the try before took effect
         return
@@ -342,7 +342,7 @@ def _disable(tx: Tx, path: Path) -> None:
     leaves.grant_alike(connection, path, leaf)
     run(connection, "COMMENT ON TABLE {leaf} IS NULL", leaf=leaf)  # a reload notes there what it writes
     _copy_comments(connection, path, leaf)
-    try:  # before what is behind it, as readers lock them: or each of us would have what the other waits for
+    try:  # the view before its tables, in the order in which readers lock them: else there could be a deadlock
         run(connection, "DROP VIEW {view}", view=path)
     except psycopg.errors.DependentObjectsStillExist as error:
         raise ReloadRefused([f"{'.'.join(path)}: {error.diag.message_detail}: drop that first"]) from error

@@ -1,4 +1,4 @@
-"""Columns that a sequence fills: kept going from one generation of a table to the next."""
+"""Columns that draw from a sequence: all generations of a table share it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Numbered:
 
 
 def kept(connection: Connection, table: Path) -> Sequence[Numbered]:
-    """The columns whose sequences hang on this table."""
+    """The columns whose sequences this table owns."""
     return [
         Numbered(row.column, (row.schema, row.name), row.said.removeprefix(_NOTE) if _is_noted(row) else None)
         for row in _sequences(connection, table)
@@ -51,7 +51,7 @@ def kept(connection: Connection, table: Path) -> Sequence[Numbered]:
 
 
 def loosen(connection: Connection, table: Path) -> Sequence[Numbered]:
-    """Give each identity column a sequence of its own, where it was: several tables can draw from that."""
+    """Replace each identity by a sequence of the same name, because several tables can draw from that."""
     for row in _sequences(connection, table):
         if row.identity:
             _loosen(connection, table, row)
@@ -59,7 +59,7 @@ def loosen(connection: Connection, table: Path) -> Sequence[Numbered]:
 
 
 def own(connection: Connection, columns: Sequence[Numbered], table: Path) -> None:
-    """The sequences hang on this table from now on, and are dropped with it alone."""
+    """Make this table the owner of the sequences, so that they are dropped with it alone."""
     for one in columns:
         run(
             connection,
@@ -70,7 +70,7 @@ def own(connection: Connection, columns: Sequence[Numbered], table: Path) -> Non
 
 
 def tighten(connection: Connection, columns: Sequence[Numbered], table: Path) -> None:
-    """Make identity columns of those that were."""
+    """Make columns identities again that were."""
     for one in columns:
         if one.identity is None:
             continue
@@ -114,7 +114,7 @@ def _loosen(connection: Connection, table: Path, row: Row[Any]) -> None:
     set_position(connection, sequence, last, called)
     set_default(connection, table, row.column, next_of(quoted(*sequence)))
     run(connection, "COMMENT ON SEQUENCE {sequence} IS {note}", **parts, note=_NOTE + row.identity)
-    # An identity asks nobody for a right on its sequence; a default does.
+    # An identity column needs no privilege on its sequence; a default does.
     for grant in grants(connection, table):
         if grant.what == "INSERT":
             run(

@@ -1,4 +1,4 @@
-"""The view that a table in generations is read through, and the functions that it asks."""
+"""Creates the view that reads the current generation of a table, and the functions that it calls."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ _PLANNED = (
     """
     CREATE OR REPLACE FUNCTION {schema}.generation_turned() RETURNS bigint LANGUAGE plpgsql PARALLEL SAFE AS $$BEGIN
         RAISE EXCEPTION USING ERRCODE = '40001', MESSAGE = 'this transaction has planned its statement before the '
-            'table''s next generation was attached, which counts now: begin the transaction anew';
+            'table''s next generation was attached, which counts now: begin the transaction again';
     END$$
     """,
 )
 
 
 def make(tx: Tx, path: Path, parent: Path, first: int) -> None:
-    """The rows of the generation that counts, in the snapshot of whoever reads: the first, where that is older.
+    """Create the view: it reads the generation that is current in the reader's snapshot, the first in an older one.
 
-    The second thing that it selects from is nothing, and costs nothing: but for it Postgres would take rows that
-    somebody inserts into the view, and find no generation for them. So it refuses them, and says why.
+    It also selects from an empty subquery, at no cost: that makes the view not updatable, so that Postgres refuses an
+    INSERT into it instead of finding no generation for the row.
 
-    A transaction that holds its locks since before a table was attached hears nothing of it while it runs prepared
-    statements and functions, and would find no rows behind the cut-over. What was attached when a plan was made is a
-    constant of that plan: such a statement fails with 40001, and finds the rows in another transaction.
+    A transaction that has held its locks since before a table was attached uses its old plans for prepared statements
+    and functions, and would find no rows after the cut-over. The generation that was attached last is a constant of
+    each plan: such a statement fails with 40001, and finds the rows in another transaction.
     """
     for body in _PLANNED:
         run(tx.connection, body, schema=(tx.schema,))

@@ -44,8 +44,8 @@ class Shelf(Desk):
             moved = self.ledger.advance(tx, moves, transaction)
         self.accept(moved)
 
-    def parked(self, one: NewDeadLetter) -> DeadLetter:
-        """Park this record; returns the only dead letter that there is then."""
+    def dead_lettered(self, one: NewDeadLetter) -> DeadLetter:
+        """Dead-letter this record; returns the only dead letter that there is then."""
         self.park(one)
         [letter] = self.all()
         return letter
@@ -102,10 +102,10 @@ def aside(
     return NewDeadLetter(RawRecord("t", partition, offset, 1_700_000_000_000, key, value, **more), failure, state)
 
 
-def parked(shelf: Shelves, offset: int, *given: Any, **options: Any) -> tuple[Shelf, DeadLetter]:
-    """A worker that has parked one record, and its dead letter."""
+def dead_lettered(shelf: Shelves, offset: int, *given: Any, **options: Any) -> tuple[Shelf, DeadLetter]:
+    """A worker that has dead-lettered one record, and its dead letter."""
     worker = shelf()
-    return worker, worker.parked(aside(offset, *given, **options))
+    return worker, worker.dead_lettered(aside(offset, *given, **options))
 
 
 # -- nothing of a record is lost ------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ def test_any_header_comes_back_and_any_error_is_stored(
     )
     failure = replace(FAILURE, error=error, traceback=error)
     worker.rewind(0)
-    letter = worker.parked(aside(0, headers=headers, failure=failure))
+    letter = worker.dead_lettered(aside(0, headers=headers, failure=failure))
     assert letter.headers == headers
     stored = error.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode()
     assert (letter.error, letter.traceback) == (stored, stored)
@@ -197,7 +197,7 @@ def test_none_is_no_statement(shelf: Shelves) -> None:
 
 def test_a_skipped_record_leaves_a_row_without_its_value(shelf: Shelves) -> None:
     """I4: who was skipped, and why; what it said is not kept."""
-    worker, letter = parked(shelf, 0, b"k", b"secret", state=State.SKIPPED)
+    worker, letter = dead_lettered(shelf, 0, b"k", b"secret", state=State.SKIPPED)
     assert (letter.state, letter.key, letter.value, letter.is_open) == (State.SKIPPED, b"k", None, False)
     with pytest.raises(
         ConfigError, match=r"dead letter \d+ \(t/0 offset 0\) has no whole record: its value was not kept"
@@ -224,7 +224,9 @@ def test_a_value_that_was_not_asked_for_is_no_null(shelf: Shelves) -> None:
 def test_a_record_that_fails_again_opens_its_letter_anew(shelf: Shelves, before: State) -> None:
     """I4: after a rewind what counts is the new reading; the row is the same."""
     worker = shelf()
-    first = worker.parked(aside(0, value=b"v", state=State.SKIPPED if before is State.SKIPPED else State.DEAD_LETTERED))
+    first = worker.dead_lettered(
+        aside(0, value=b"v", state=State.SKIPPED if before is State.SKIPPED else State.DEAD_LETTERED)
+    )
     if before in {State.DISCARDED, State.REPLAYED}:
         worker.close(first.id, before)
     worker.rewind(0)
@@ -324,7 +326,7 @@ def test_letters_of_others_are_not_the_first_of_a_key(shelf: Shelves) -> None:
     """I4: another group's, and those of an earlier topic of this name, come before nothing."""
     worker, other = shelf(), shelf("h")
     other.park(aside(0))
-    early = worker.parked(aside(1))
+    early = worker.dead_lettered(aside(1))
     assert worker.first_of_key(early) == 1
     worker.topic_id = uuid4()
     worker.ledger.reset_offset("t", 0, 0, log=None, reason="recreated", topic_id=worker.topic_id)
@@ -428,7 +430,7 @@ def test_no_letter_has_an_id_beyond_its_column(shelf: Shelves, letter_id: int) -
 def test_any_actor_and_reason_can_be_kept(shelf: Shelves) -> None:
     """I5: whatever people type; what Postgres cannot hold is written out."""
     worker = shelf()
-    letter = worker.parked(aside(0))
+    letter = worker.dead_lettered(aside(0))
     with worker.ledger.engine.begin() as tx:
         worker.letters.close(tx, letter, State.DISCARDED, "al\0ice", "why \udc80")
     closed = worker.letters.get(letter.id)
@@ -467,7 +469,7 @@ def actions(worker: Shelf) -> list[tuple[Any, ...]]:
 @pytest.mark.parametrize(("state", "word"), [(State.REPLAYED, "replay"), (State.DISCARDED, "discard")])
 def test_closing_says_who_and_why(shelf: Shelves, state: State, word: str) -> None:
     """I5: in the letter and in admin_action, in the transaction of whatever was done with it."""
-    worker, letter = parked(shelf, 7)
+    worker, letter = dead_lettered(shelf, 7)
     worker.close(letter.id, state)
     now = worker.letters.get(letter.id)
     assert (now.state, now.closed_by, now.closed_reason, now.is_open) == (state, "alice", "a test", False)
@@ -480,7 +482,7 @@ def test_closing_says_who_and_why(shelf: Shelves, state: State, word: str) -> No
 @pytest.mark.parametrize("state", [State.DEAD_LETTERED, State.BLOCKED, State.SKIPPED])
 def test_open_is_no_way_of_closing(shelf: Shelves, state: State) -> None:
     """I4: a letter is closed as something that ends it."""
-    worker, letter = parked(shelf, 0)
+    worker, letter = dead_lettered(shelf, 0)
     with pytest.raises(ConfigError, match=f"not as {state}"):
         worker.close(letter.id, state)
     assert worker.letters.get(letter.id) == letter
@@ -488,7 +490,7 @@ def test_open_is_no_way_of_closing(shelf: Shelves, state: State) -> None:
 
 def test_a_replay_that_fails_keeps_the_letter_with_both_errors(shelf: Shelves) -> None:
     """I4: the new error beside the old one; the letter stays open."""
-    worker, letter = parked(shelf, 0)
+    worker, letter = dead_lettered(shelf, 0)
     for n in (1, 2):
         with worker.ledger.engine.begin() as tx:
             locked = worker.letters.lock(tx, letter.id)
@@ -507,7 +509,7 @@ def test_two_operators_at_once_decide_once(
     shelf: Shelves, seekpoint_engine: Engine, elsewhere: ThreadPoolExecutor
 ) -> None:
     """I4: the second waits for the first, sees what it did, and is refused."""
-    worker, letter = parked(shelf, 0)
+    worker, letter = dead_lettered(shelf, 0)
     with seekpoint_engine.begin() as tx:
         locked = worker.letters.lock(tx, letter.id)
         second = elsewhere.submit(worker.close, letter.id, State.REPLAYED)
@@ -522,7 +524,7 @@ def test_a_redrive_waits_for_the_batch_in_hand_and_holds_the_next_one(
     shelf: Shelves, seekpoint_engine: Engine, elsewhere: ThreadPoolExecutor
 ) -> None:
     """I2: a letter and the records behind it are never at work side by side; other partitions go on."""
-    worker, letter = parked(shelf, 0)
+    worker, letter = dead_lettered(shelf, 0)
 
     def lock() -> DeadLetter:
         with seekpoint_engine.begin() as mine:
@@ -545,7 +547,7 @@ def test_a_rewind_and_a_redrive_come_one_after_the_other(
     shelf: Shelves, seekpoint_engine: Engine, elsewhere: ThreadPoolExecutor
 ) -> None:
     """I4: a letter that a move supersedes is seen as such by whoever comes next: the worker applies it, once."""
-    worker, letter = parked(shelf, 0)
+    worker, letter = dead_lettered(shelf, 0)
     other = shelf(claim=False, limits=Limits(transaction_age=60.0))
     with other.ledger.begin() as tx:
         other.letters.lock(tx.connection, letter.id)

@@ -23,7 +23,7 @@ from support.ledger_desk import scalar, wait_until_blocked
 
 def test_a_replay_applies_the_record_and_closes_its_letter(depot: Depot) -> None:
     """I1, I4: as a batch of one record, with who did it and why."""
-    letter = depot.parked(b"a", b"b", b"c")
+    letter = depot.dead_lettered(b"a", b"b", b"c")
     assert depot.applied() == [0, 2]
     done = depot.redrive().replay(letter.id, reason="ticket 7")
     assert done.is_applied
@@ -40,7 +40,7 @@ def test_a_replay_applies_the_record_and_closes_its_letter(depot: Depot) -> None
 
 def test_a_replay_that_fails_again_keeps_both_errors(depot: Depot) -> None:
     """I4: what it wrote is rolled back, the letter stays open, and says how often it was tried."""
-    letter = depot.parked(b"b")
+    letter = depot.dead_lettered(b"b")
     first = letter.error
 
     def worse(tx: Connection, record: object) -> None:
@@ -102,7 +102,7 @@ def test_whatever_is_wrong_with_it_is_told_again(
 
 def test_an_error_that_passes_is_tried_again(depot: Depot) -> None:
     """I1: a deadlock is nobody's fault: the whole transaction is run again, and applied once."""
-    letter = depot.parked(b"b")
+    letter = depot.dead_lettered(b"b")
     tries: list[int] = []
 
     def deadlock(tx: Connection, record: object) -> None:
@@ -125,7 +125,7 @@ def test_the_handler_runs_as_in_a_worker(depot: Depot) -> None:
 
     with depot.engine.connect() as tx:
         plain = tuple(tx.exec_driver_sql(f"SHOW {name}").scalar_one() for name in ("TimeZone", "lock_timeout"))
-    letter = depot.parked(b"b", synchronous_commit=False)
+    letter = depot.dead_lettered(b"b", synchronous_commit=False)
     depot.on_record = look
     zoned = depot.engine.execution_options()
     assert depot.redrive(engine=zoned, synchronous_commit=False).replay(letter.id).is_applied
@@ -156,7 +156,7 @@ def test_what_a_handler_sets_for_one_dead_letter_is_not_there_for_the_next(depot
 
 def test_a_handler_that_ends_the_transaction_is_found(depot: Depot) -> None:
     """I1: a bug of the program and not of the record: the letter stays open."""
-    letter = depot.parked(b"b")
+    letter = depot.dead_lettered(b"b")
     depot.on_record = lambda tx, record: tx.exec_driver_sql("ROLLBACK; BEGIN")
     with pytest.raises(HandlerMisuse, match=f"dead letter {letter.id} stays open"):
         depot.redrive().replay(letter.id)
@@ -197,7 +197,7 @@ def refusal(work: Callable[[], object]) -> str:
 
 def test_another_version_of_the_handler_is_refused(depot: Depot) -> None:
     """I5: an older one as a worker's would be; a newer one until a worker has raised the group to it."""
-    letter = depot.parked(b"b", version=2)
+    letter = depot.dead_lettered(b"b", version=2)
     older, newer = depot.redrive(version=1), depot.redrive(version=3)
     with pytest.raises(HandlerOutdated, match="is at handler version 2, this pipeline is version 1"):
         older.replay(letter.id)
@@ -228,7 +228,7 @@ def test_a_paused_group_is_left_alone(depot: Depot) -> None:
 
 def test_letters_of_an_earlier_topic_are_refused(depot: Depot) -> None:
     """I4: their offsets are other records' now; they can be exported and discarded."""
-    letter = depot.parked(b"a", b"b")
+    letter = depot.dead_lettered(b"a", b"b")
     depot.ledger.reset_offset(TOPIC, 0, to=0, topic_id=uuid4(), log=None, reason="created anew")
     (planned,) = depot.redrive().plan()
     said = refusal(lambda: depot.redrive().replay(letter.id))
@@ -268,7 +268,7 @@ def test_other_letters_that_cannot_be_replayed(depot: Depot) -> None:
 
 def test_two_operators_at_once_apply_it_once(depot: Depot, elsewhere: ThreadPoolExecutor) -> None:
     """I1: the second one waits, and is told who was quicker, and when."""
-    letter = depot.parked(b"b")
+    letter = depot.dead_lettered(b"b")
     depot.on_record = halt = Halt()
     first = elsewhere.submit(depot.redrive("ada").replay, letter.id, reason="mine")
     halt.wait()
@@ -283,7 +283,7 @@ def test_two_operators_at_once_apply_it_once(depot: Depot, elsewhere: ThreadPool
 
 def test_a_second_operator_goes_on_where_the_first_one_failed(depot: Depot, elsewhere: ThreadPoolExecutor) -> None:
     """I1: nobody's failure closes it."""
-    letter = depot.parked(b"b")
+    letter = depot.dead_lettered(b"b")
     halt = Halt()
 
     def halt_and_fail(tx: Connection, record: object) -> None:
@@ -306,7 +306,7 @@ def test_a_second_operator_goes_on_where_the_first_one_failed(depot: Depot, else
 
 def test_a_letter_that_was_rewound_past_belongs_to_the_stream(depot: Depot) -> None:
     """I1, I5: park, rewind past it, replay: applied once, by the worker that reads it again."""
-    letter = depot.parked(b"a", b"b", b"c")
+    letter = depot.dead_lettered(b"a", b"b", b"c")
     depot.ledger.reset_offset(TOPIC, 0, to=1, actor="eve", log=None, reason="ticket 9")
     said = refusal(lambda: depot.redrive().replay(letter.id))
     assert "was superseded by eve at 20" in said
@@ -319,7 +319,7 @@ def test_a_letter_that_was_rewound_past_belongs_to_the_stream(depot: Depot) -> N
 
 def test_a_rewind_waits_for_a_replay_in_hand(depot: Depot, elsewhere: ThreadPoolExecutor) -> None:
     """I5: and a replay that comes behind it finds the letter superseded."""
-    letter = depot.parked(b"b")
+    letter = depot.dead_lettered(b"b")
     depot.on_record = halt = Halt()
     replay = elsewhere.submit(depot.redrive().replay, letter.id)
     halt.wait()

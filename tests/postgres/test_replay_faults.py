@@ -143,7 +143,7 @@ depot.redrive("killed").replay(what["id"])
 @pytest.mark.parametrize("at", ["handler", "closed"])
 def test_an_operator_killed_in_mid_replay(depot: Depot, at: str) -> None:
     """I1: nothing of it remains, and the next one applies it once."""
-    letter = depot.parked(b"b")
+    letter = depot.dead_lettered(b"b")
     dsn = depot.engine.url.render_as_string(hide_password=False)
     what = {"dsn": dsn, "schema": depot.schema, "id": letter.id, "at": at}
     with subprocess.Popen(
@@ -172,7 +172,7 @@ class Wire:
     def __init__(self, depot: Depot, proxy: PostgresProxy, elsewhere: ThreadPoolExecutor) -> None:
         self.depot, self.proxy, self._elsewhere = depot, proxy, elsewhere
         self._engine = create_engine(proxy.dsn)
-        self.letter = depot.parked(b"b")
+        self.letter = depot.dead_lettered(b"b")
         depot.batches.clear()
         depot.on_record = self.halt = Halt()
 

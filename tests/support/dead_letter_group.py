@@ -122,7 +122,7 @@ class Depot:
         self.process(records, **options)
         return self.open()
 
-    def parked(self, *values: bytes, **options: Any) -> DeadLetter:
+    def dead_lettered(self, *values: bytes, **options: Any) -> DeadLetter:
         """Apply records with these values, of which ``b"b"`` fails this once; returns its dead letter."""
         self.bad = {b"b"}
         (letter,) = self.park(*orders(*values), **options)

@@ -16,7 +16,7 @@ import pytest
 from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
-from seekpoint import Batch, Ledger, Limits, Partition, Pipeline, Text, Worker, events
+from seekpoint import Batch, Ledger, Limits, Partition, Pipeline, Poison, Text, Worker, events
 from seekpoint.errors import ConfigError, HandlerOutdated, KafkaUnavailable, PoisonStop, SchemaMismatch, StopTimeout
 from seekpoint.kafka.config import make_consumer
 from seekpoint.kafka.identity import Identity
@@ -126,6 +126,24 @@ def test_an_error_in_the_block_drains_the_worker_and_passes(scene: Scene) -> Non
     with pytest.raises(ZeroDivisionError), worker.running():
         _ = 1 / 0
     assert not worker.health().live
+
+
+def test_an_error_of_the_release_does_not_replace_the_one_that_ended_the_worker(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_tx: Connection, _batch: Batch[str, Any]) -> None:
+        raise Poison("no")
+
+    def no_release(*_: object) -> None:
+        raise RuntimeError("no release")
+
+    monkeypatch.setattr(Ledger, "release", no_release)
+    name, seen = scene.log(1)[0], Recorder()
+    worker = make(scene, scene.pipeline(name, handle=refuse, strict=True), observe=[seen])
+    with pytest.raises(PoisonStop):
+        worker.run()
+    assert isinstance(seen.wait_for(events.WorkerStopped).error, PoisonStop)
+    assert "no release" in str(seen.all(events.DatabaseTrouble)[-1].error)
 
 
 def test_a_fatal_error_turns_live_false_at_once_and_is_raised_on_leaving(scene: Scene) -> None:

@@ -146,14 +146,16 @@ class Loop:
         met: StandbyRequired | DeclarationDiffers | None = None  # opened, or stored, after we had looked
         while standby.until_free(met):
             self._open()
+            has_failed = True
             try:
                 self._work()
                 self._announce(events.Draining())
+                has_failed = False
                 return
             except (StandbyRequired, DeclarationDiffers) as error:
-                met = error
+                met, has_failed = error, False
             finally:
-                self._close()
+                self._close(has_failed=has_failed)
         self._announce(events.Draining())
 
     def _check(self) -> None:
@@ -257,7 +259,8 @@ class Loop:
         self._assignment.join()
         self._announce(events.Started(group=self._pipeline.group, owner=self._ledger.owner.hex))
 
-    def _close(self) -> None:
+    def _close(self, *, has_failed: bool) -> None:
+        """Release the claims and leave the group. An error of that does not replace the one that ended the worker."""
         self._heartbeat.stop()
         self._committer.close()
         if self._given_up is not None:  # the claims stay; a client that was made since then is closed here
@@ -266,9 +269,9 @@ class Loop:
         try:
             self._assignment.leave()
         except Exception as error:
-            if not is_transient(error):
+            if not has_failed and not is_transient(error):
                 raise
-            # The claims stay until another worker claims: nothing is lost but a count.
+            # The claims stay until another worker claims: only a crash is counted that was none.
             self._announce(events.DatabaseTrouble(error=error))
 
     def _on_client_error(self, error: Any) -> None:

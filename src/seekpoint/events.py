@@ -1,6 +1,6 @@
 """What can happen, as frozen values: one list for logs, health, metrics, test waits and crash points.
 
-Observers get every event, in order, on the worker's thread (``MembershipRenewed`` alone comes from the keeper's, in
+Observers get every event, in order, on the worker's thread (``MembershipRenewed`` alone comes from the heartbeat's, in
 between): ``Worker(..., observe=[print])``. The events of one transaction come as ``ChunkRead`` (its first records),
 ``BatchOpened, Held, ChunkRead…, Applied, Advanced, Committed``; killing the process inside an observer is how
 the chaos suite stops a worker at a named step.

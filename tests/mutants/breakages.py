@@ -37,7 +37,7 @@ RECREATED = f"{KAFKA}::test_i4_a_topic_recreated_while_a_batch_is_applied_rolls_
 
 
 class Edit(NamedTuple):
-    """Replace ``old`` by ``new`` in a file of the package; it must stand there exactly ``times`` times."""
+    """Replace ``old`` by ``new`` in a file of the package; it must be there exactly ``times`` times."""
 
     file: str
     old: str
@@ -75,7 +75,7 @@ _POSITION = (
 _COUNTER = 'func.lpad(func.to_hex(offset.epoch + 1), 32, "0").cast(Uuid)'
 _NO_LOOK_BEFORE_COMMIT = Edit(
     "worker/unit_of_work.py",
-    "        if mismatches := self._holder.topic_id_mismatches(identity, list(result.reads)):",
+    "        if mismatches := self._owner.topic_id_mismatches(identity, list(result.reads)):",
     "        if mismatches := {}:",
 )
 
@@ -261,9 +261,9 @@ BREAKAGES = (
             ),
             Edit(
                 "worker/unit_of_work.py",
-                "        self._holder.accept(moved)\n",
+                "        self._owner.accept(moved)\n",
                 "        moved = self._ledger.advance_alone(result.moves) if result.moves else []\n"
-                "        self._holder.accept(moved)\n",
+                "        self._owner.accept(moved)\n",
             ),
         ),
         (f"{LOST}::test_the_connection_is_cut_before_each_statement",),
@@ -271,8 +271,8 @@ BREAKAGES = (
     breakage(
         "claims taken over before COMMIT",
         "worker/unit_of_work.py",
-        "            self._announce(events.Advanced(spans=result.spans))\n        self._holder.accept(moved)\n",
-        "            self._holder.accept(moved)\n            self._announce(events.Advanced(spans=result.spans))\n",
+        "            self._announce(events.Advanced(spans=result.spans))\n        self._owner.accept(moved)\n",
+        "            self._owner.accept(moved)\n            self._announce(events.Advanced(spans=result.spans))\n",
         f"{LOST}::test_a_commit_that_never_arrives_however_often_it_is_tried",
     ),
     breakage(
@@ -350,7 +350,7 @@ BREAKAGES = (
         (
             Edit(
                 "worker/unit_of_work.py",
-                "                    batch.drop(self._holder.reconcile(batch.buffer.starts))\n",
+                "                    batch.drop(self._owner.reconcile(batch.buffer.starts))\n",
                 "                    pass\n",
             ),
             Edit(

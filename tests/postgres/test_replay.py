@@ -259,7 +259,7 @@ def test_other_letters_that_cannot_be_replayed(depot: Depot) -> None:
     with depot.engine.begin() as tx:
         tx.execute(text(f'UPDATE "{depot.schema}".partition_offset SET next_offset = 1'))
     said = refusal(lambda: depot.redrive().replay(letter.id))
-    assert said.endswith("the partition stands in front of it, at 1: it will be read again")
+    assert said.endswith("the position is in front of it, at 1: it will be read again")
     assert depot.applied() == []
 
 

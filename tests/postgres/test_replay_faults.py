@@ -104,7 +104,7 @@ def test_a_replay_does_not_wait_for_ever(beside: Beside, elsewhere: ThreadPoolEx
     with pytest.raises(OperationalError, match="lock timeout") as late:
         impatient.replay(beside.letter.id)
     assert late.value.__notes__ == [
-        "a batch of this partition is being written, or somebody else has it in hand: try again"
+        "a batch of this partition is being written, or another session has locked it: try again"
     ]
     halt.open()
     beside.run.reached(depot.topic, 4)

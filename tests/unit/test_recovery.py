@@ -20,7 +20,7 @@ from seekpoint.worker.recovery import (
     DropPartitions,
     GiveUp,
     Isolate,
-    Retry,
+    RunAgain,
     Shrink,
     TopicIdMismatch,
     recovery_for,
@@ -62,7 +62,7 @@ def test_a_record_that_is_named_is_known_and_one_that_is_not_is_searched_for() -
 def test_an_error_that_may_pass_is_tried_as_a_whole_first() -> None:
     error = pg.DeadlockDetected("no")
     deadlock = failed(error)
-    assert recovery_for(deadlock, FIRST) == Retry(events.DatabaseTrouble(error=error))
+    assert recovery_for(deadlock, FIRST) == RunAgain(events.DatabaseTrouble(error=error))
     recovery = recovery_for(deadlock, LAST)
     assert isinstance(recovery, Isolate)
     assert recovery.known is None
@@ -83,20 +83,20 @@ def test_a_mistake_of_the_program_is_searched_for() -> None:
 
 def test_brokers_that_do_not_answer_are_asked_again_and_then_given_up() -> None:
     recovery = recovery_for(KafkaUnavailable("none"), FIRST)
-    assert isinstance(recovery, Retry)
+    assert isinstance(recovery, RunAgain)
     assert recovery.ask_topic_ids
     assert recovery_for(KafkaUnavailable("none"), LAST) == GiveUp()
 
 
 @pytest.mark.parametrize("error", [LOST, CommitUnanswered(LOST)])
 def test_a_lost_connection_asks_the_ledger_and_runs_the_same_again(error: Exception) -> None:
-    assert recovery_for(error, FIRST) == Retry(events.DatabaseTrouble(error=LOST), reconcile=True)
+    assert recovery_for(error, FIRST) == RunAgain(events.DatabaseTrouble(error=LOST), reconcile=True)
     assert recovery_for(error, LAST) == GiveUp()
 
 
 def test_a_stale_plan_needs_another_connection_and_nothing_else() -> None:
-    assert recovery_for(STALE, FIRST) == Retry(events.DatabaseTrouble(error=STALE))
-    assert recovery_for(failed(STALE), FIRST) == Retry(events.DatabaseTrouble(error=STALE))
+    assert recovery_for(STALE, FIRST) == RunAgain(events.DatabaseTrouble(error=STALE))
+    assert recovery_for(failed(STALE), FIRST) == RunAgain(events.DatabaseTrouble(error=STALE))
 
 
 def test_a_deferred_constraint_that_refuses_commit_is_checked_after_each_part() -> None:
@@ -109,7 +109,7 @@ def test_a_deferred_constraint_that_refuses_commit_is_checked_after_each_part() 
 
 def test_a_commit_that_may_pass_is_tried_again_and_then_searched() -> None:
     error = pg.SerializationFailure("no")
-    assert recovery_for(CommitRefused(error), FIRST) == Retry(events.DatabaseTrouble(error=error))
+    assert recovery_for(CommitRefused(error), FIRST) == RunAgain(events.DatabaseTrouble(error=error))
     recovery = recovery_for(CommitRefused(error), LAST)
     assert isinstance(recovery, Isolate)
     assert recovery.checks_deferred
@@ -120,7 +120,7 @@ def test_a_deferred_error_is_a_records_where_the_statement_was() -> None:
     assert isinstance(recovery, Isolate)
     assert recovery.known is not None
     assert recovery.known.is_deferred, "it is run again with each statement awaited"
-    assert recovery_for(DeferredFailure(LOST), FIRST) == Retry(events.DatabaseTrouble(error=LOST), reconcile=True)
+    assert recovery_for(DeferredFailure(LOST), FIRST) == RunAgain(events.DatabaseTrouble(error=LOST), reconcile=True)
 
 
 @pytest.mark.parametrize("error", [HandlerMisuse("no"), ValueError("no"), pg.UndefinedTable("no")])

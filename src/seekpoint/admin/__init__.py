@@ -1,4 +1,4 @@
-"""What people do to a group's dead letters: look, replay, discard, export. Each has a plan first, then applies it."""
+"""A group's dead letters, for operators: list, replay, discard, export. Changes can be planned first."""
 
 from seekpoint.worker.replay.dead_letters import DeadLetterAdmin, group_of
 from seekpoint.worker.replay.json_export import portable

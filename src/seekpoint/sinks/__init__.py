@@ -1,4 +1,4 @@
-"""Sinks: tables that records are written to, inside the transaction that moves the offset."""
+"""Sinks: tables that records are written to, inside the transaction that advances the position."""
 
 from seekpoint.sinks.append import Append
 from seekpoint.sinks.upsert.upsert import Upsert

@@ -1,4 +1,4 @@
-"""Append: every record becomes new rows, by COPY in the offset's transaction."""
+"""Append: every record becomes new rows, by COPY, in the transaction that advances the position."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class Target:
 class Deduped:
     """What to write: rows and tombstones, each with its line, the place (from 1) at which it came.
 
-    ``is_folded``: no key twice, rows sorted by key, and no key among both. Otherwise ``rows`` has everything in order.
+    ``is_deduped``: no key twice, rows sorted by key, and no key among both. Otherwise ``rows`` has everything in order.
     """
 
     is_deduped: bool

@@ -116,7 +116,7 @@ def target_path(tx: Connection, path: Sequence[str]) -> Iterator[tuple[str, ...]
         _forget(tx, name)
         refused.add(found)
         raise psycopg.errors.SerializationFailure(
-            f"{'.'.join(name)} is not what it was when this session looked ({cause}): it is looked at anew"
+            f"{'.'.join(name)} is not what it was when this session looked ({cause}): it will be read again"
         ) from error
 
 

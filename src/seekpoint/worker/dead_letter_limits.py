@@ -1,4 +1,4 @@
-"""The limits on dead letters: a worker stops, instead of draining a topic into them."""
+"""The limits on dead letters, as a streak and as a share of the records: a worker at a limit stops."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from seekpoint.pipeline.policy import DeadLetterLimits
 from seekpoint.records import NewDeadLetter, Partition, State
 from seekpoint.worker.open_batch import Result
 
-Failed = Mapping[Partition, Mapping[int, NewDeadLetter]]
+FailedByOffset = Mapping[Partition, Mapping[int, NewDeadLetter]]
 """The dead letters of one batch, by partition and offset."""
 
 
@@ -58,40 +58,40 @@ class DeadLetterLimitCheck:
 
 
 class ConsecutiveFailures:
-    """With how many failures in a row each partition ends, over all batches so far; an applied record ends a row."""
+    """The streak with which each partition ends, over all batches so far; an applied record ends a streak."""
 
-    def __init__(self, rows: Mapping[Partition, int]) -> None:
-        self._rows = rows
+    def __init__(self, streaks: Mapping[Partition, int]) -> None:
+        self._streaks = streaks
 
-    def exceeds(self, most: int, batch: Result, failed: Failed) -> NewDeadLetter | None:
-        """The first dead letter of the batch that makes a row longer than ``most``, or None."""
-        if not any(self._rows.get(at, 0) + len(found) > most for at, found in failed.items()):
+    def exceeds(self, most: int, batch: Result, failed: FailedByOffset) -> NewDeadLetter | None:
+        """The first dead letter of the batch that makes a streak longer than ``most``, or None."""
+        if not any(self._streaks.get(at, 0) + len(found) > most for at, found in failed.items()):
             return None
-        rows = dict(self._rows)
+        streaks = dict(self._streaks)
         for record in batch.passed():
             at = Partition(record.topic, record.partition)
             one = failed[at].get(record.offset) if at in failed else None
-            rows[at] = 0 if one is None else rows.get(at, 0) + 1
-            if one is not None and rows[at] > most:
+            streaks[at] = 0 if one is None else streaks.get(at, 0) + 1
+            if one is not None and streaks[at] > most:
                 return one
         return None
 
-    def after(self, batch: Result, failed: Failed) -> ConsecutiveFailures:
-        """The rows once the batch is committed. A batch that is stopped in front of all its records changes none."""
-        rows, added = dict(self._rows), dict.fromkeys(failed, 0)
-        growing = {*failed, *(at for at in rows if at in batch.reads)}
+    def after(self, batch: Result, failed: FailedByOffset) -> ConsecutiveFailures:
+        """The streaks once the batch is committed. A batch that is stopped in front of all its records changes none."""
+        streaks, added = dict(self._streaks), dict.fromkeys(failed, 0)
+        growing = {*failed, *(at for at in streaks if at in batch.reads)}
         for record in batch.passed(newest_first=True) if growing else ():
             at = Partition(record.topic, record.partition)
             if at in growing and at in failed and record.offset in failed[at]:
                 added[at] += 1
             elif at in growing:
                 growing.remove(at)
-                rows.pop(at, None)
+                streaks.pop(at, None)
             if not growing:
                 break
         for at, count in added.items():
-            rows[at] = rows.get(at, 0) + count
-        return ConsecutiveFailures(rows)
+            streaks[at] = streaks.get(at, 0) + count
+        return ConsecutiveFailures(streaks)
 
 
 def _by_offset(dead_letters: Sequence[NewDeadLetter]) -> dict[Partition, dict[int, NewDeadLetter]]:

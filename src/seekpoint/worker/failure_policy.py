@@ -1,6 +1,6 @@
-"""What becomes of a record that failed: tried again, a dead letter, passed, or its partition stops.
+"""What becomes of a record that failed: retried, dead-lettered, skipped, or its partition stopped.
 
-The policy in one place; isolation finds the records, the commit writes down what was decided here.
+The policy in one place; bisecting finds the records, and their transaction records the decision.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _chance = random.Random()  # noqa: S311 -- jitter
 
 
 class CrashingRecord(Exception):  # noqa: N818 -- named after what the record did
-    """The record was tried so often, and the process that tried it never came back."""
+    """Each attempt at the record ended with its process."""
 
     def __init__(self, crashes: int) -> None:
         super().__init__(f"it was tried {crashes} times, and each time the process ended before it was done")
@@ -36,7 +36,7 @@ def fail(pipeline: Pipeline, outcome: Outcome, raw: RawRecord, error: BaseExcept
     partition = Partition(raw.topic, raw.partition)
     tried = outcome.tries.get((partition, raw.offset), 0)
     failure = Failure.of(error, cause, attempts=tried + (cause is not Cause.CRASHED))  # a crash was counted before
-    if is_worth_another_try(pipeline.retry, error, failure.attempts, cause):
+    if has_attempts_left(pipeline.retry, error, failure.attempts, cause):
         later = _later(pipeline.retry, partition, raw.offset, failure)
         later.__cause__ = error
         outcome.stop_at(later)
@@ -47,7 +47,7 @@ def fail(pipeline: Pipeline, outcome: Outcome, raw: RawRecord, error: BaseExcept
         outcome.add_dead_letter(NewDeadLetter(raw, failure, state))
 
 
-def is_worth_another_try(retry: Retry, error: BaseException, attempts: int, cause: Cause = Cause.HANDLER) -> bool:
+def has_attempts_left(retry: Retry, error: BaseException, attempts: int, cause: Cause = Cause.HANDLER) -> bool:
     """Whether the schedule has another try for a record that failed with this error, ``attempts`` times by now."""
     if attempts >= retry.attempts:
         return False
@@ -69,7 +69,7 @@ def _later(retry: Retry, partition: Partition, offset: int, failure: Failure) ->
 def poison_stop(raw: RawRecord, failure: Failure) -> PoisonStop:
     """The error that stops a partition in front of this record, with what can be decided."""
     call = f"Ledger.reset_offset({raw.topic!r}, {raw.partition}, to={raw.offset + 1}"
-    keep_aside = "keep such records aside and go on: Pipeline(on_poison='dead_letter')"
+    keep_aside = "dead-letter such records and continue: Pipeline(on_poison='dead_letter')"
     times = "" if failure.attempts <= 1 else f" (tried {failure.attempts} times)"
     return PoisonStop(
         Partition(raw.topic, raw.partition),

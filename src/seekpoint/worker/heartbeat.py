@@ -21,7 +21,7 @@ class Heartbeat:
         self._client, self._every, self._deadline, self._announce = client, max_poll / 3, deadline, announce
         self._busy_since: float | None = None
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="seekpoint-keeper", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="seekpoint-heartbeat", daemon=True)
         self._thread.start()
 
     def __enter__(self) -> None:

@@ -1,4 +1,4 @@
-"""From ``module:name`` to the pipeline or worker that is meant, for commands, jobs and the tasks of a cluster."""
+"""Imports the pipeline or worker that ``module:name`` names, for commands, jobs and the tasks of a cluster."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ from seekpoint.postgres.user_code_time import Stopwatch
 from seekpoint.records import RawRecord, one_line, running_line
 from seekpoint.worker.assignment import Chunk, Resources, Standby, WorkerAssignment
 from seekpoint.worker.heartbeat import Heartbeat
-from seekpoint.worker.next_records import Source
+from seekpoint.worker.next_records import DueAndNew
 from seekpoint.worker.open_batch import CHUNK, Buffer, OpenBatch
 from seekpoint.worker.single_attempts import SingleAttempts
 from seekpoint.worker.start_errors import is_transient_at_start
@@ -68,7 +68,7 @@ class Loop:
         self._partitions = partitions
         self._stopwatch = stopwatch or Stopwatch()
         self._in_trouble = False
-        self._said: dict[int, float] = {}  # the client's errors of this trouble: code -> when it was announced
+        self._announced_at: dict[int, float] = {}  # the client's errors of this trouble, by code
         self._lag_at = 0.0
         self._took = 0.0  # seconds of the last batch: as long, single-record attempts may take before others are read
         self._chance = random.Random()  # noqa: S311 -- jitter
@@ -78,7 +78,7 @@ class Loop:
         self._assignment: WorkerAssignment
         self._committer: Committer
         self._heartbeat: Heartbeat
-        self._source: Source
+        self._source: DueAndNew
         self._singles: SingleAttempts
         self._is_open = False  # these three are in use
         self._ending = threading.Lock()  # its holder announces the end: this thread, or the one that gives it up
@@ -91,7 +91,7 @@ class Loop:
         """Work until ``stopping`` is set, finishing the batch in hand. Raises what another attempt would not fix."""
         error: BaseException | None = None
         self._thread = threading.get_ident()
-        self._ledger.draw_owner()  # here, and not when the worker was made: a fork in between makes two of us
+        self._ledger.draw_owner()  # not when the worker was made: a fork in between makes two processes
         try:
             if self._start():
                 self._live()
@@ -129,19 +129,19 @@ class Loop:
         frame = sys._current_frames().get(self._thread)  # noqa: SLF001 -- its documented name
         at = running_line(frame) if frame is not None else None
         place = "" if at is None else f", and is at {at}"
-        said = (
+        message = (
             f"group {self._pipeline.group!r}: {who} has not returned within {grace:g} s after the worker was asked to "
         )
-        said += f"stop{place}"
+        message += f"stop{place}"
         if not self._is_open:  # at its start, it waits for an answer of its servers
-            return said
+            return message
         return (
-            f"{said}. Its connection is closed: nothing of the batch in hand is committed, and the next owners of its "
-            "partitions count a crash"
+            f"{message}. Its connection is closed: nothing of the batch in hand is committed, and the next owners of "
+            "its partitions count a crash"
         )
 
     def _live(self) -> None:
-        """In the group until the end; outside of it while a reload to our version is open, or our tables differ."""
+        """Work in the group until the end; outside it, wait for an open reload to this version, or for equal tables."""
         standby = Standby(self._ledger, self._pipeline.topics, self._announce, self._stopping)
         met: StandbyRequired | DeclarationDiffers | None = None  # opened, or stored, after we had looked
         while standby.until_free(met):
@@ -159,7 +159,7 @@ class Loop:
         self._announce(events.Draining())
 
     def _check(self) -> None:
-        """Everything that can be wrong before the first record is said now, in one sentence."""
+        """Check everything that can be wrong before the first record; each error is one sentence."""
         with self._ledger.engine.connect() as connection:
             check(connection, self._ledger.schema)
             if (found := pooler.found(connection)) is not None:
@@ -245,7 +245,7 @@ class Loop:
         max_poll = int(self._config.get("max.poll.interval.ms", 300_000)) / 1000
         self._heartbeat = Heartbeat(self._assignment.client, max_poll, self._limits.transaction_age, self._announce)
         self._committer = Committer(self._ledger, pipeline, self._assignment, self._announce, stopwatch=self._stopwatch)
-        self._source = Source(self._assignment, self._announce)
+        self._source = DueAndNew(self._assignment, self._announce)
         self._singles = SingleAttempts(
             pipeline,
             self._ledger,
@@ -277,8 +277,8 @@ class Loop:
     def _on_client_error(self, error: Any) -> None:
         """Brokers that are away are reported dozens of times a second: once in a while, and at the first, is enough."""
         now = monotonic()
-        if now - self._said.get(error.code(), -REPEAT) >= REPEAT:
-            self._said[error.code()] = now
+        if now - self._announced_at.get(error.code(), -REPEAT) >= REPEAT:
+            self._announced_at[error.code()] = now
             self._announce(events.KafkaTrouble(error=error.str()))
 
     # -- the loop -------------------------------------------------------------------------------------
@@ -317,7 +317,7 @@ class Loop:
         self._recovered()
 
     def _draw(self, most: int) -> Chunk[RawRecord] | None:
-        """What more is there for the open batch; None once a partition was taken away or the end was asked for."""
+        """More records for the open batch; None once a partition was taken away or the end was asked for."""
         return None if self._assignment.has_revoked or self._stopping.is_set() else self._source.read(most, 0)
 
     def _raise_if_strict(self) -> None:
@@ -364,13 +364,13 @@ class Loop:
             self._in_trouble = False
 
     def _recovered(self) -> None:
-        """Say when it is over: everything is claimed, and the brokers answer (a quiet topic would not show it)."""
+        """Announce that a trouble has ended: everything is claimed, and the brokers answer, also for an idle topic."""
         if self._in_trouble and not self._assignment.is_claiming:
             self._assignment.identity.cluster_id()  # KafkaUnavailable: it is not over
             if self._ask_codec is not None:
                 self._ask_codec()  # CodecUnavailable: nor is this, and no transaction is opened to find it out
                 self._ask_codec = None
             self._in_trouble = False
-            self._said.clear()
+            self._announced_at.clear()
             self._waits = Backoff().waits(self._chance)
             self._announce(events.Recovered())

@@ -1,4 +1,4 @@
-"""What a worker reads next: records that were kept back and are due, merged with what the client has."""
+"""What a worker reads next: delayed and failed records that are due, and new ones of the client."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from seekpoint.worker.assignment import Chunk, WorkerAssignment
 from seekpoint.worker.open_batch import CHUNK
 
 
-class Source:
-    """Merges the scheduler of one assignment with its client, chunk by chunk."""
+class DueAndNew:
+    """Reads chunks of due records from the scheduler, and of new ones from the client."""
 
     def __init__(self, assignment: WorkerAssignment, announce: Announcer) -> None:
         self._assignment, self._announce = assignment, announce

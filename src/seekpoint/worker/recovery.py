@@ -25,7 +25,7 @@ class TopicIdMismatch(Exception):  # noqa: N818 -- control: rolls the transactio
         self.mismatches = mismatches
 
 
-class Retry(NamedTuple):
+class RunAgain(NamedTuple):
     """Run the same transaction again. ``reconcile``: ask the ledger first, for COMMIT may have taken effect."""
 
     event: Trouble
@@ -68,7 +68,7 @@ class GiveUp(NamedTuple):
     """Raise the error: another attempt at once would not help."""
 
 
-Recovery = Retry | Isolate | Shrink | DropPartitions | GiveUp
+Recovery = RunAgain | Isolate | Shrink | DropPartitions | GiveUp
 
 
 def recovery_for(error: Exception, attempt: Mode) -> Recovery:
@@ -84,7 +84,7 @@ def recovery_for(error: Exception, attempt: Mode) -> Recovery:
         case Failed():
             return _of_failed(error, is_last=is_last)
         case KafkaUnavailable() if not is_last:
-            return Retry(events.KafkaTrouble(error=str(error)), ask_topic_ids=True)
+            return RunAgain(events.KafkaTrouble(error=str(error)), ask_topic_ids=True)
         case CommitRefused() if not attempt.checks_deferred and fault_of(error.error) is not None:
             return _of_commit(error.error, is_last=is_last)
         case _:
@@ -94,7 +94,7 @@ def recovery_for(error: Exception, attempt: Mode) -> Recovery:
 def _of_commit(error: Exception, *, is_last: bool) -> Recovery:
     """A deferred constraint refused the rows, or the error may pass."""
     if is_transient(error) and not is_last:
-        return Retry(events.DatabaseTrouble(error=error))
+        return RunAgain(events.DatabaseTrouble(error=error))
     return Isolate(events.Bisecting(error=error), checks_deferred=True)
 
 
@@ -102,7 +102,7 @@ def _of_any(error: Exception, *, is_last: bool) -> Recovery:
     """Whether the same transaction may succeed when it is run again at once."""
     if is_last or not (is_transient(error) or sqlstate(error) == STALE_PLAN):
         return GiveUp()
-    return Retry(events.DatabaseTrouble(error=error), reconcile=connection_lost(error))
+    return RunAgain(events.DatabaseTrouble(error=error), reconcile=connection_lost(error))
 
 
 def _of_failed(failed: Failed, *, is_last: bool) -> Recovery:
@@ -118,7 +118,7 @@ def _of_failed(failed: Failed, *, is_last: bool) -> Recovery:
         return Shrink(events.DatabaseTrouble(error=error), failed)
     if failed.fault is Fault.TRANSIENT or sqlstate(failed.error) == STALE_PLAN:
         trouble = events.DatabaseTrouble(error=error)
-        return Isolate(trouble, known=_known(failed)) if is_last else Retry(trouble)
+        return Isolate(trouble, known=_known(failed)) if is_last else RunAgain(trouble)
     return Isolate(events.Bisecting(error=error), known=_known(failed))
 
 

@@ -1,4 +1,4 @@
-"""One unit of work: hold, apply, insert dead letters, advance, record attempts, COMMIT; and what to do when that fails.
+"""One transaction of a worker: hold, apply, insert dead letters, advance, record attempts, COMMIT; and its retry.
 
 The only place where a worker commits rows (I1).
 """
@@ -37,7 +37,7 @@ from seekpoint.worker.recovery import (
     GiveUp,
     Isolate,
     Recovery,
-    Retry,
+    RunAgain,
     Shrink,
     TopicIdMismatch,
     recovery_for,
@@ -50,8 +50,8 @@ TOO_LONG = (
 )
 
 
-class Holder(Protocol):
-    """Knows which partitions are active: the assignment, or the test kit."""
+class PartitionOwner(Protocol):
+    """Knows which partitions are active: the assignment of a worker, or fixed claims of the test kit."""
 
     def expected(self, starts: Mapping[Partition, int]) -> list[Expected]:
         """Every active partition, each at its position; those of the batch at where its reading began."""
@@ -75,18 +75,18 @@ class Holder(Protocol):
 
 
 class Committer:
-    """Brings one batch after the other to its end, in order, one transaction at a time."""
+    """Applies one batch after the other, in order, each in one transaction."""
 
     def __init__(
         self,
         ledger: Ledger,
         pipeline: Pipeline,
-        holder: Holder,
+        owner: PartitionOwner,
         announce: Announcer,
         *,
         stopwatch: Stopwatch | None = None,
     ) -> None:
-        self._ledger, self._pipeline, self._holder, self._announce = ledger, pipeline, holder, announce
+        self._ledger, self._pipeline, self._owner, self._announce = ledger, pipeline, owner, announce
         self._stopwatch = stopwatch or Stopwatch()
         self._session = Session(
             ledger.engine,
@@ -124,7 +124,7 @@ class Committer:
                     raised = raised_by(error)
                     batch.note(raised)
                     raise raised from raised.__cause__
-            except SystemExit as error:  # Python ends the process without a word about where it came from
+            except SystemExit as error:  # Python ends the process without a message about where it was raised
                 batch.note(error)
                 at = users_line(error) or "code of a handler, row= or codec"
                 logger.error(
@@ -156,7 +156,7 @@ class Committer:
             tx.deferred.catch_up()
             self._require_same_topics(result)
             self._announce(events.Advanced(spans=result.spans))
-        self._holder.accept(moved)
+        self._owner.accept(moved)
         self._limits.count(counts)
         self._announce(events.Committed(spans=result.spans, records=result.applied, seconds=monotonic() - began))
         self._announce_handlers(tx, result, mode)
@@ -168,7 +168,7 @@ class Committer:
 
     def _hold(self, tx: HandlerConnection, starts: Mapping[Partition, int]) -> tuple[str, DeadKeys | None]:
         """Hold every active partition; with key order, also find the keys that dead letters block."""
-        expected = self._holder.expected(starts)
+        expected = self._owner.expected(starts)
         held = self._ledger.hold(tx, expected)
         self._announce(events.Held(partitions=len(expected)))
         if not self._pipeline.keep_key_order:
@@ -203,21 +203,21 @@ class Committer:
             case DropPartitions():
                 if not self._drop(recovery, batch):
                     return None
-            case Retry():
+            case RunAgain():
                 self._announce(recovery.event)
                 if recovery.ask_topic_ids:
                     batch.buffer.ask_again()
                 if recovery.reconcile:  # waits for the end of that transaction, and no longer than it may
-                    batch.drop(self._holder.reconcile(batch.buffer.starts))
+                    batch.drop(self._owner.reconcile(batch.buffer.starts))
         return again
 
     def _drop(self, drop: DropPartitions, batch: OpenBatch) -> bool:
-        """Leave partitions out, to be read again from the stored position; False where another attempt is in vain."""
+        """Leave partitions out, to be read again from the stored position; False where a retry would not help."""
         if drop.mismatches is None:
             self._announce(events.Refused(reason=drop.reason))
-            dropped = self._holder.reconcile(batch.buffer.starts)
+            dropped = self._owner.reconcile(batch.buffer.starts)
         else:
-            self._holder.stop_or_reclaim(drop.mismatches)
+            self._owner.stop_or_reclaim(drop.mismatches)
             dropped = set(drop.mismatches)
         batch.drop(dropped)
         return bool(dropped) or not drop.gives_up
@@ -263,14 +263,14 @@ class Committer:
             self._ledger.record_suspects(tx, [SuspectNote(claim, None) for claim in found])
 
     def _require_same_topics(self, result: Result) -> None:
-        """The topics still are who they were after the last read: the records belong to the offsets (I4)."""
+        """Since the last read, no topic was recreated: the records belong to the offsets (I4)."""
         identity = result.batch.buffer.identity
         assert identity is not None
-        if mismatches := self._holder.topic_id_mismatches(identity, list(result.reads)):
+        if mismatches := self._owner.topic_id_mismatches(identity, list(result.reads)):
             raise TopicIdMismatch(mismatches)
 
     def _announce_handlers(self, tx: HandlerConnection, result: Result, mode: Mode) -> None:
-        """What is odd about the handler's part of a transaction, and no error."""
+        """Announce what is unexpected in the handler's part of a transaction, and no error."""
         if changed := self._session.changed:
             self._announce(events.SessionReplaced(group=self._pipeline.group, changed=changed))
         if tx.wrote_nothing and not mode.is_bisecting:
@@ -292,7 +292,7 @@ class Committer:
 
     def _end_at_stops(self, result: Result) -> None:
         if stops := {p: stop for p, stop in result.stops.items() if not isinstance(stop, RetryLater)}:
-            self._holder.stop_or_reclaim(stops)
+            self._owner.stop_or_reclaim(stops)
         for partition, stop in result.stops.items():
             if not isinstance(stop, RetryLater):
                 continue
@@ -308,4 +308,4 @@ class Committer:
                 )
             )
             rest = list(result.batch.buffer.records_of(partition, stop.offset))
-            self._holder.schedule_retry(stop, rest, result.position(partition))
+            self._owner.schedule_retry(stop, rest, result.position(partition))

@@ -697,7 +697,7 @@ def test_explain_looks_behind_the_view(shop: Shop) -> None:
     adopt(shop)
     adopt(shop, "entries")
     for kind, road in (
-        ("upsert", "COPY into the table, behind a savepoint"),
+        ("upsert", "COPY into the table, after a savepoint"),
         ("append", "always: COPY into the table"),
     ):
         (sink,) = describe(shop.pipeline(kind=kind), shop.engine)["sinks"]

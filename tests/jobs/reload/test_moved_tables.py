@@ -69,7 +69,7 @@ def test_a_table_that_moves_between_the_first_look_and_the_rows(
     with an_engine(shop, pool) as engine:
         with _begun(engine, sink, rows_of(table)) as write:
             move(shop, table)
-            with pytest.raises(psycopg.errors.SerializationFailure, match="it is looked at anew"):
+            with pytest.raises(psycopg.errors.SerializationFailure, match="it will be read again"):
                 write()
         with engine.begin() as tx, sink.open(tx) as writer:
             writer.write(rows_of(table))

@@ -39,7 +39,7 @@ def described(*, direct: bool) -> dict[WriteStrategy, str]:
     """The write strategies, and when each is used; ``direct``: COPY may go into the table itself."""
     return {
         WriteStrategy.UNNEST: f"fewer than {SMALL} rows in a transaction: one INSERT .. ON CONFLICT",
-        WriteStrategy.COPY: "more rows, while all their keys are new: COPY into the table, behind a savepoint"
+        WriteStrategy.COPY: "more rows, while all their keys are new: COPY into the table, after a savepoint"
         if direct
         else "never: the table has row security, or is a view",
         WriteStrategy.TEMP_TABLE: "more rows otherwise: COPY into a temporary table, then one INSERT .. ON CONFLICT",

@@ -20,7 +20,7 @@ from seekpoint.sinks.dedupe import Deleted, Target
 from seekpoint.sinks.upsert.strategy import WriteStrategies, WriteStrategy
 
 if TYPE_CHECKING:
-    from seekpoint.sinks.upsert.writer import Known
+    from seekpoint.sinks.upsert.writer import CachedLayout
 
 
 class Upsert(TableSink[V_contra, K_contra]):
@@ -83,7 +83,7 @@ class Upsert(TableSink[V_contra, K_contra]):
         self._tombstone, self._tombstone_key = tombstone, tombstone_key
         self.strategies = WriteStrategies()
         self._announced: WriteStrategy | None = None
-        self._known: Known | None = None
+        self._known: CachedLayout | None = None
         self._needed: tuple[tuple[str, int], ...] = ()
         super().__init__(
             table,
@@ -136,9 +136,9 @@ class Upsert(TableSink[V_contra, K_contra]):
     def open(self, tx: Connection) -> Iterator[Writer]:
         """Take the rows as they come; they are in the table when the block is left."""
         from seekpoint.sinks.target_table import target_path  # noqa: PLC0415
-        from seekpoint.sinks.upsert.writer import Known, UpsertWriter  # noqa: PLC0415 -- a declaration needs no driver
+        from seekpoint.sinks.upsert.writer import CachedLayout, UpsertWriter  # noqa: PLC0415 -- a declaration needs no driver
 
-        self._known = self._known or Known()
+        self._known = self._known or CachedLayout()
         with (
             target_path(tx, self.path) as path,
             UpsertWriter(tx, lambda: self._aim(path), self._known, self.strategies) as writer,
@@ -202,7 +202,7 @@ class Upsert(TableSink[V_contra, K_contra]):
             found = dict(zip(names, given, strict=True))
         elif isinstance(given, bytes) and self._tombstone_key is None:
             raise ConfigError(
-                f"{self!r}: a tombstone's key is bytes, and nobody says what they mean; give the pipeline a codec "
+                f"{self!r}: a tombstone's key is bytes, and no codec decodes them; give the pipeline a codec "
                 "(key=Text(), key=Json(...)), or the sink tombstone_key=, a function of the record"
             )
         elif len(names) == 1:

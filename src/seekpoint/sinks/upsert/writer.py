@@ -23,7 +23,7 @@ from seekpoint.sinks.upsert.temp_table import TempTable
 
 
 @dataclass(slots=True)
-class Known:
+class CachedLayout:
     """A table's statements, kept from one transaction to the next; they notice it where the table was altered."""
 
     statements: Statements | None = None
@@ -44,7 +44,9 @@ class UpsertWriter:
     refused is a RowRefused, with the row's place where that is known.
     """
 
-    def __init__(self, tx: Connection, target: Callable[[], Target], known: Known, roads: WriteStrategies) -> None:
+    def __init__(
+        self, tx: Connection, target: Callable[[], Target], known: CachedLayout, roads: WriteStrategies
+    ) -> None:
         self._tx, self._target_now, self._known, self._strategies = tx, target, known, roads
         self._driver = driver_of(tx)
         self._stage: Stage | None = None

@@ -1,4 +1,4 @@
-"""From claiming to active: claims asked for, granted, read from the ledger's position, and given back (I2, I6)."""
+"""Claims assigned partitions, activates them at the ledger's position, and releases them (I2, I6)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _Unknown:
 
 
 class Claiming:
-    """Claims what waits, for one assignment."""
+    """Claims, activates and releases the partitions of one consumer."""
 
     def __init__(self, resources: Resources, start: StartAt, scheduler: Scheduler) -> None:
         self._partitions, _, self._ledger, self._identity, self._watermarks, self._announce = resources
@@ -44,8 +44,8 @@ class Claiming:
         self._unknown: dict[str, _Unknown] = {}
 
     def release(self, claims: Sequence[Claim]) -> None:
-        """Give these back."""
-        self._to_release += claims  # kept for the next time if the database is away
+        """Release these; where the database does not answer, with the next call."""
+        self._to_release += claims
         if self._to_release:
             self._ledger.release(self._to_release)
             self._announce(events.Released(partitions=tuple(c.partition for c in self._to_release)))
@@ -144,11 +144,7 @@ class Claiming:
         self._partitions.activate(claims)
         self._scheduler.begin(claims.values(), suspects)
 
-    def resynced(self, partition: Partition, expected: int, found: int, cause: str) -> None:
-        """The ledger is not where the reader is."""
-        self._announce(events.Resynced(partition=partition, expected=expected, found=found, cause=cause))
-
     def rolled_back(self, partition: Partition, known: int, found: int) -> None:
-        """The database went back in time, rows and offset together; Kafka replays the rest. Leave a trace."""
-        self.resynced(partition, known, found, "rolled back")
+        """A failover lost commits, rows and position together: record it. The records are read again from the log."""
+        self._announce(events.Resynced(partition=partition, expected=known, found=found, cause="rolled back"))
         self._ledger.record("rolled back", partition, known, found, reason="the database lost what was committed here")

@@ -1,4 +1,4 @@
-"""The partitions of one consumer, for people who own their loop: what they read, and the offsets they advance."""
+"""The partitions of one consumer, for a program with its own loop: what it reads, and the offsets it advances."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from seekpoint.worker.assignment.worker_assignment import WorkerAssignment
 
 
 class Assignment:
-    """The partitions of one consumer, read from the ledger's offsets. For people who own their loop.
+    """The partitions of one consumer, read from the ledger's offsets, for a program with its own loop.
 
     ``consumer`` is a ``confluent_kafka.Consumer`` made with :func:`seekpoint.consumer_config`, ``kafka`` that
     same configuration (for an admin client that asks for topic ids). With ``partitions=[(topic, number), ...]``

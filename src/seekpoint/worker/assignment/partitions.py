@@ -1,4 +1,4 @@
-"""The state of each assigned partition: claiming, active, or stopped until an operator decides."""
+"""Assigned partitions by state: claiming, active or stopped."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ class ActivePartition:
     backlog: Backlog | None = None
     leader_epoch: int | None = None  # of the last record that went into the backlog
     is_paused: bool = False  # its backlog is full: the client reads no more of it
-    unreadable: dict[int, Exception] = field(default_factory=dict)  # what the client said of records read
+    unreadable: dict[int, Exception] = field(
+        default_factory=dict
+    )  # the client's errors for records that were read, by offset
 
     @property
     def position(self) -> int:
@@ -63,7 +65,7 @@ class ActivePartition:
 
 @dataclass(slots=True)
 class ClaimingPartition:
-    """A partition that is ours by Kafka's word and not yet claimed. ``known`` is the claim we had of it before."""
+    """A partition that is assigned and not claimed yet. ``known``: this worker's previous claim."""
 
     not_before: float = 0.0
     stalled: bool = False  # another transaction held its row
@@ -72,7 +74,7 @@ class ClaimingPartition:
 
 @dataclass(slots=True)
 class StoppedPartition:
-    """A partition that is not read; ``claim`` is ours where it was active before."""
+    """A partition that is not read; ``claim`` is this worker's claim, where it was active before."""
 
     stop: PartitionStopped
     claim: Claim | None = None
@@ -134,9 +136,9 @@ def _runs(messages: list[Message]) -> Iterator[tuple[tuple[str | None, int | Non
 class AssignedPartitions:
     """The state of every assigned partition, and the client kept in step with it. Does not know the ledger.
 
-    ``gone`` are partitions that Kafka took away and that were not released yet; ``troubled`` those whose
-    position the broker refused; ``backlogged`` those of the active ones that have a backlog, in the order of their
-    turns.
+    ``revoked`` are partitions that Kafka took away and that were not released yet; ``out_of_range`` those whose
+    position is out of range at the broker; ``backlogged`` the active ones that have a backlog, in the order in which
+    the scheduler reads from them.
     """
 
     def __init__(self, client: Client, announce: Announcer) -> None:
@@ -146,18 +148,18 @@ class AssignedPartitions:
         self.stopped: dict[Partition, StoppedPartition] = {}
         self.revoked: set[Partition] = set()
         self.out_of_range: set[Partition] = set()
-        self._unreleased: list[Claim] = []  # claims of what Kafka took away, not yet given back
+        self._unreleased: list[Claim] = []  # claims of revoked partitions
         self._client, self._announce = client, announce
 
     # -- what the callbacks record --------------------------------------------------------------------
 
     def on_assigned(self, partitions: list[Partition]) -> None:
-        """Kafka says that these are ours."""
+        """Kafka assigned these to this worker."""
         self.claiming.update((p, ClaimingPartition()) for p in partitions)
         self._announce(events.Assigned(partitions=tuple(partitions)))
 
     def on_revoked(self, partitions: list[Partition], is_lost: bool) -> None:
-        """Kafka says that these are ours no longer."""
+        """Kafka revoked these from this worker."""
         for partition in partitions:
             waiting = self.claiming.pop(partition, None)
             if waiting is not None and waiting.known is not None:
@@ -168,20 +170,20 @@ class AssignedPartitions:
     # -- changes of state, made by the loop -----------------------------------------------------------
 
     def forget_revoked(self) -> list[Claim]:
-        """Drop what Kafka took away; returns the claims to give back."""
+        """Drop the revoked partitions; returns the claims to release."""
         self._drop_revoked()
         left, self._unreleased = self._unreleased, []
         return left
 
     def _drop_revoked(self) -> None:
-        gone, self.revoked = self.revoked, set()
-        self._forget_backlogs(gone)
-        self._unreleased += [self.active.pop(p).claim for p in gone if p in self.active]
-        parked = [self.stopped.pop(p).claim for p in gone if p in self.stopped]
-        self._unreleased += [claim for claim in parked if claim is not None]
+        revoked, self.revoked = self.revoked, set()
+        self._forget_backlogs(revoked)
+        self._unreleased += [self.active.pop(p).claim for p in revoked if p in self.active]
+        stopped = [self.stopped.pop(p).claim for p in revoked if p in self.stopped]
+        self._unreleased += [claim for claim in stopped if claim is not None]
 
     def claims(self) -> list[Claim]:
-        """Every claim we have."""
+        """Every claim of this worker."""
         others = [at.claim for at in self.stopped.values()] + [at.known for at in self.claiming.values()]
         return [at.claim for at in self.active.values()] + [c for c in others if c is not None] + self._unreleased
 
@@ -256,7 +258,7 @@ class AssignedPartitions:
     # -- backlogs -------------------------------------------------------------------------------------
 
     def set_backlog(self, partition: Partition, backlog: Backlog | None) -> None:
-        """What is read of an active partition waits in there from now on; None: it need not wait any more."""
+        """Put what is read of an active partition into this backlog from now on; None: into none."""
         placed = self.active[partition]
         placed.backlog = backlog
         if backlog is None:
@@ -265,7 +267,7 @@ class AssignedPartitions:
             self.backlogged[partition] = placed
 
     def rotate(self, partition: Partition) -> None:
-        """It has given something: the others are first now."""
+        """Move it to the end of the order: records of it were read."""
         self.backlogged[partition] = self.backlogged.pop(partition)
 
     # -- reading --------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
-"""After a refusal, or a COMMIT without an answer: where the ledger is, compared with where the reader is (I2, I3, I6).
+"""Reconcile after a refusal or an unknown commit: compare the stored rows with the active partitions (I2, I3, I6).
 
-``classify`` says which of five cases it is, from values alone; ``Reconciler`` does what each case asks for.
+``classify`` returns one of five cases, from values alone; ``Reconciler`` acts on it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from seekpoint.worker.assignment.resources import Resources
 
 
 class Standing(Enum):
-    """Where the ledger's row is, compared with one reader's partition. The claim is ours in all cases but LOST."""
+    """The stored position of an active partition, compared with the expected one; only LOST is under another claim."""
 
     IN_STEP = auto()  # where the batch began, or where the reader is: the same records may be tried again
     COMMITTED_UNSEEN = auto()  # further than we know: a COMMIT took effect, and its answer was lost
@@ -78,7 +78,9 @@ class Reconciler:
             elif standing is not Standing.IN_STEP and (claim := self._reread(active.claim, row)) is not None:
                 fresh[partition] = claim
             if standing is Standing.COMMITTED_UNSEEN:
-                self._claiming.resynced(partition, expected, row.next_offset, "reply lost")
+                self._announce(
+                    events.Resynced(partition=partition, expected=expected, found=row.next_offset, cause="reply lost")
+                )
             elif standing is Standing.ROLLED_BACK:
                 self._claiming.rolled_back(partition, known, row.next_offset)
         self._claiming.activate(fresh)
@@ -88,7 +90,7 @@ class Reconciler:
         """The claim at the ledger's position, to be read from there; None where it is claimed again, or revoked."""
         partition = claim.partition
         known = replace(claim, next_offset=row.next_offset, leader_epoch=row.leader_epoch, epoch=row.epoch)
-        if row.attempt_offset is not None:  # when it is due, and how often it was tried, the next claim will say
+        if row.attempt_offset is not None:  # the next claim returns when it is due, and how often it was tried
             self._partitions.deactivate([partition])
             self._partitions.claim_later(partition, ClaimingPartition(known=known))
             return None

@@ -1,4 +1,4 @@
-"""What the parts of one consumer's assignment work with."""
+"""The objects that the parts of one consumer's assignment share: client, ledger, brokers, events."""
 
 from __future__ import annotations
 

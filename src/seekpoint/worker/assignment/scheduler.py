@@ -1,4 +1,4 @@
-"""The scheduler: the backlogs of all active partitions, made, bounded, and given to the worker when due."""
+"""Which delayed or failed records may be applied now, over all active partitions."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class SuspectPart:
 
 
 class Scheduler:
-    """The backlogs of one assignment. Partitions that have one take turns; those that have none are not touched."""
+    """The backlogs of one assignment, read one after the other; partitions without a backlog are not touched."""
 
     def __init__(self, resources: Resources, pipeline: Pipeline | None) -> None:
         self._partitions, self._client, self._ledger, _, self._watermarks, self._announce = resources

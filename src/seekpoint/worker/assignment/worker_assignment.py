@@ -2,7 +2,7 @@
 
 Callbacks of Kafka's client only record; :meth:`WorkerAssignment.maintain` acts. A partition is *claiming* (assigned,
 not yet claimed), *active* (claimed, read from the ledger's offset on) or *stopped* (claimed, not read until an operator
-decides). What Kafka says of ownership is a hint; only the ledger decides (I2, I6).
+decides). Kafka's assignment is a hint; the ledger decides who owns a partition (I2, I6).
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Dead letters selected, replayed and discarded; ``seekpoint.admin`` is the public face."""
+"""Dead letters selected, replayed and discarded; ``seekpoint.admin`` is the public module."""

@@ -1,4 +1,4 @@
-"""A group's dead letters, for people: list, get, discard, export. Needs no pipeline: nothing is applied."""
+"""A group's dead letters, for operators: list, get, discard, export. Needs no pipeline: nothing is applied."""
 
 from __future__ import annotations
 

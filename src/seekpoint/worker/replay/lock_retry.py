@@ -1,4 +1,4 @@
-"""Errors of the database that may pass, for an operator who waits at a terminal: a few tries, then the error."""
+"""Retries a transaction after transient errors of the database, a few times: an operator waits for it."""
 
 from __future__ import annotations
 
@@ -25,6 +25,6 @@ def retry_locked(transaction: Callable[[], T]) -> T:
 
 def _may_pass(error: BaseException) -> bool:
     if sqlstate(error) == LOCK_NOT_AVAILABLE:
-        error.add_note("a batch of this partition is being written, or somebody else has it in hand: try again")
+        error.add_note("a batch of this partition is being written, or another session has locked it: try again")
         return False
     return is_transient(error)

@@ -57,7 +57,7 @@ def refused(dead_letter: DeadLetter, position: Position | None) -> Fenced | None
             "discard it"
         )
     if position is not None and position.next_offset <= dead_letter.offset:
-        return Fenced(f"{name}: the partition stands in front of it, at {position.next_offset}: it will be read again")
+        return Fenced(f"{name}: the position is in front of it, at {position.next_offset}: it will be read again")
     if dead_letter.cause is Cause.DECODE and dead_letter.error.startswith(f"{Unreadable.__name__}: "):
         return Fenced(
             f"{name} is not whole: {dead_letter.error.partition(': ')[2]}, and are not kept. Produce the record again "
@@ -85,7 +85,7 @@ def closed(dead_letter: DeadLetter) -> Fenced:
     if dead_letter.state is State.SKIPPED:
         return Fenced(
             f"{name} was skipped, and its value is not kept: to apply the record, move the partition back to "
-            f"{dead_letter.offset}; that reads everything behind it again, too"
+            f"{dead_letter.offset}; that reads everything after it again, too"
         )
     when = "" if dead_letter.closed_at is None else f" at {dead_letter.closed_at:%Y-%m-%d %H:%M:%S %Z}"
     why = f": {dead_letter.closed_reason}" if dead_letter.closed_reason else ""

@@ -1,4 +1,4 @@
-"""One dead letter through a pipeline, in the transaction that closes it."""
+"""Applies one dead letter by its pipeline, in the transaction that closes it."""
 
 from __future__ import annotations
 
@@ -60,23 +60,23 @@ class Replayer:
             if before and before[-1].committing and self._took_effect(before[-1]):
                 assert before[-1].dead_letter is not None
                 return Replayed(lean(before[-1].dead_letter))
-            before.append(road := _Attempt())
-            return self._once(id, reason, road)
+            before.append(attempt := _Attempt())
+            return self._once(id, reason, attempt)
 
         try:
             outcome = retry_locked(once)
         except DBAPIError as error:
             if before and before[-1].committing and connection_lost(error):
                 error.add_note(
-                    f"COMMIT had no answer, and nobody could be asked: `show {id}` says whether dead letter {id} was "
-                    "replayed; to replay it again is safe, for it is applied once"
+                    f"COMMIT had no answer, and the server could not be asked: `show {id}` says whether dead letter "
+                    f"{id} was replayed; to replay it again is safe, for it is applied once"
                 )
             raise
         return outcome, before[-1].following if outcome.is_applied else None
 
-    def _once(self, id: int, reason: str, road: _Attempt) -> Replayed:  # noqa: A002
+    def _once(self, id: int, reason: str, attempt: _Attempt) -> Replayed:  # noqa: A002
         try:
-            self._transaction(id, reason, road)
+            self._transaction(id, reason, attempt)
         except Failed as failed:
             if failed.fault is not Fault.DATA:  # one record alone cannot say whether it is to blame
                 raise failed.error from failed
@@ -87,30 +87,30 @@ class Replayer:
                 raise error from error.__cause__
             failure = Failure.of(error, Cause.DATABASE)  # a deferred constraint, checked at COMMIT
         else:
-            assert road.dead_letter is not None
-            return Replayed(lean(road.dead_letter))
-        assert road.dead_letter is not None
-        dead_letter = road.dead_letter
+            assert attempt.dead_letter is not None
+            return Replayed(lean(attempt.dead_letter))
+        assert attempt.dead_letter is not None
+        dead_letter = attempt.dead_letter
         retry_locked(lambda: self._keep(dead_letter, failure))
         return Replayed(lean(dead_letter), failure)
 
-    def _transaction(self, id: int, reason: str, road: _Attempt) -> None:  # noqa: A002
+    def _transaction(self, id: int, reason: str, attempt: _Attempt) -> None:  # noqa: A002
         with self._session.transaction() as tx:
             settings = tx.execute(sql.REMEMBER_SESSION).mappings().one()
-            road.dead_letter = dead_letter = self._dead_letters.lock(tx, id)
+            attempt.dead_letter = dead_letter = self._dead_letters.lock(tx, id)
             self._admit(tx, dead_letter)
-            road.transaction = self._as_worker(tx, dict(settings))
+            attempt.transaction = self._as_worker(tx, dict(settings))
             made = decode_record(self._pipeline, dead_letter.record)
             write(tx, self._pipeline, [made], [Span(dead_letter.at, dead_letter.offset, dead_letter.offset + 1)])
-            if tx.execute(sql.CURRENT_TRANSACTION).scalar_one() != road.transaction:
+            if tx.execute(sql.CURRENT_TRANSACTION).scalar_one() != attempt.transaction:
                 raise HandlerMisuse(
-                    "the handler ended the transaction it was lent: what it wrote before may be half done, and dead "
+                    "the handler ended the transaction it was lent: what it wrote before may be half done, and "
                     f"dead letter {id} stays open"
                 )
             self._dead_letters.close(tx, dead_letter, State.REPLAYED, self._actor, reason)
             if keeps_order(self._pipeline, dead_letter):
-                road.following = self._dead_letters.first_open_of_key(tx, dead_letter)
-            road.committing = True
+                attempt.following = self._dead_letters.first_open_of_key(tx, dead_letter)
+            attempt.committing = True
 
     def _as_worker(self, tx: HandlerConnection, before: Mapping[str, str]) -> str:
         """Set the session as a worker sets it for its handler; the transaction stays durable. Returns its id."""
@@ -143,17 +143,17 @@ class Replayer:
                 raise closed(now)
             self._dead_letters.failed_again(tx.connection, now, failure)
 
-    def _took_effect(self, road: _Attempt) -> bool:
+    def _took_effect(self, attempt: _Attempt) -> bool:
         """What became of a COMMIT without an answer: False if nothing was written; Fenced if another one closed it.
 
         The lock waits for a COMMIT that is still under way.
         """
-        assert road.dead_letter is not None
+        assert attempt.dead_letter is not None
         with self._ledger.begin() as tx:
-            now = self._dead_letters.lock(tx.connection, road.dead_letter.id)
+            now = self._dead_letters.lock(tx.connection, attempt.dead_letter.id)
             if now.is_open:
                 return False
-            status = tx.connection.execute(sql.TRANSACTION_STATUS, {"transaction": road.transaction}).scalar()
+            status = tx.connection.execute(sql.TRANSACTION_STATUS, {"transaction": attempt.transaction}).scalar()
         if now.state is State.REPLAYED and status == "committed":
             return True
         raise closed(now)

@@ -1,4 +1,4 @@
-"""What would become of a dead letter, and what became of it: plain values."""
+"""The results of planning, replaying and discarding dead letters: plain values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from seekpoint.records import Failure
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A dead letter that is meant, without value and tracebacks; ``refusal``: why it would be left as it is, or None.
+    """A chosen dead letter, without value and tracebacks; ``refusal``: why it would not be replayed, or None.
 
     ``after`` is the id of the dead letter of its key that draws it along, where it was not chosen itself.
     """

@@ -1,4 +1,4 @@
-"""Which dead letters are meant: by their ids, or by what they have in common."""
+"""Which dead letters are chosen: by their ids, or by conditions."""
 
 from __future__ import annotations
 
